@@ -1,0 +1,1 @@
+"""Back ends: our code for the hardware, one file a device kind."""

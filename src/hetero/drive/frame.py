@@ -1,0 +1,53 @@
+"""What a running task can know of itself: its device, rank and checkpoints.
+
+In: the runner enters a frame around each call. Out: `current()` for the functions that users call inside a task.
+"""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass
+from typing import Any
+
+from hetero.engines.base import Channel
+from hetero.model.device import Device
+
+__all__ = ["Frame", "current", "enter"]
+
+
+@dataclass(slots=True)
+class Frame:
+    """One attempt of one task, seen from inside.
+
+    Attributes
+    ----------
+    device : the device that runs it
+    backend : the open back end of that device
+    task, attempt : ids
+    task_key : names the task's checkpoints, '' for none
+    channel : how to talk to the other members of a group task, None outside of one
+    used_namespace : True once the task asked for the device's array namespace
+    """
+
+    device: Device
+    backend: Any
+    task: int = 0
+    attempt: int = 0
+    task_key: str = ""
+    channel: Channel | None = None
+    used_namespace: bool = False
+
+
+_local = threading.local()
+
+
+def current() -> Frame | None:
+    """Give the frame of the task that this thread runs, None outside of tasks."""
+    return getattr(_local, "frame", None)
+
+
+def enter(frame: Frame | None) -> Frame | None:
+    """Make a frame the current one; gives the one before, to be entered again afterwards."""
+    before = current()
+    _local.frame = frame
+    return before

@@ -1,0 +1,1 @@
+"""Engines: who executes commands. An engine never chooses."""

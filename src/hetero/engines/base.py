@@ -1,0 +1,260 @@
+"""The interface of an engine, and the calls that it executes.
+
+In: commands with the calls that belong to them. Out: events, through `report`.
+An engine executes what the core decided, keeps the bytes of data items, and never chooses a device.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol
+
+from hetero.floor.clock import Clock
+from hetero.model.commands import Cancel, Discard, Free, Launch, StartWorker, Transfer, Withdraw
+from hetero.model.device import Device
+from hetero.model.events import Event
+
+__all__ = ["Call", "Channel", "Engine", "EngineOrder", "Function", "ItemRef", "NodeUsage", "Outcome", "Report", "Runner", "WorkerEntry"]
+
+Report = Callable[[Sequence[Event]], None]
+"""How an engine tells events, from whichever of its threads learned them."""
+
+EngineOrder = Withdraw | Cancel | Transfer | Free | StartWorker | Discard
+"""The commands that come without a call."""
+
+
+class ItemRef(NamedTuple):
+    """Stands in a call's arguments for the value of a data item."""
+
+    item: int
+
+
+@dataclass(slots=True)
+class Function:
+    """A user's function with its implementations.
+
+    Attributes
+    ----------
+    key : unique per version of the function: module, name and a digest of the code
+    name : for people
+    default : the plain Python function, None when there are implementations only
+    implementations : function or kernel per device word
+    blob : all of this pickled once, empty until an engine needs it
+    """
+
+    key: str
+    name: str
+    default: Callable[..., Any] | None
+    implementations: Mapping[str, Any] = field(default_factory=dict)
+    blob: bytes = b""
+
+
+@dataclass(slots=True)
+class Call:
+    """What a worker needs to execute one task.
+
+    Attributes
+    ----------
+    function : the function
+    args, kwargs : the arguments; an `ItemRef` stands for a data item, also inside lists, tuples and dicts
+    refs : ids of the items that occur in the arguments
+    encoded : the arguments as an engine's workers need them; set by `Engine.encode`, opaque to others
+    task_key : names the task's checkpoints, the same after a restart of the program; '' keeps none
+    keep : whatever must stay alive until the task ends (the futures among the arguments)
+    """
+
+    function: Function
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    refs: tuple[int, ...] = ()
+    encoded: Any = None
+    task_key: str = ""
+    keep: tuple[Any, ...] = ()
+
+
+class Channel(Protocol):
+    """How the members of one group task talk."""
+
+    rank: int
+    world_size: int
+
+    def send(self, value: Any, rank: int) -> None:
+        """Send a value to the member of this rank."""
+        ...
+
+    def recv(self, rank: int) -> Any:
+        """Wait for the next value from the member of this rank; gives up when the group fails."""
+        ...
+
+
+class Outcome(NamedTuple):
+    """What a runner gives back for one attempt that returned.
+
+    Attributes
+    ----------
+    value : the result; arrays of the device stay where they are when `resident` is True
+    seconds : s on the wall, throttling included
+    resident : True when the value holds arrays that live on the device's own memory node
+    nbytes : bytes of those arrays
+    """
+
+    value: Any
+    seconds: float
+    resident: bool = False
+    nbytes: int = 0
+
+
+class Runner(Protocol):
+    """Runs calls on one device, one at a time; made by a `WorkerEntry`.
+
+    A user's exception passes through `run` as itself.
+    """
+
+    def run(
+        self,
+        function: Function,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        *,
+        task: int,
+        attempt: int,
+        task_key: str = "",
+        channel: Channel | None = None,
+    ) -> Outcome:
+        """Run one attempt with its items already in place of the references."""
+        ...
+
+    def to_host(self, value: Any) -> Any:
+        """Give a resident value with its arrays copied to NumPy arrays."""
+        ...
+
+    def to_device(self, value: Any) -> Any:
+        """Give a value with its NumPy arrays copied to the device's memory node."""
+        ...
+
+    def classify(self, error: BaseException) -> str:
+        """Say what kind of failure an exception is: 'exception', 'out_of_memory' or 'missing_package'."""
+        ...
+
+    def close(self) -> None:
+        """Close the device."""
+        ...
+
+
+class WorkerEntry(Protocol):
+    """How an engine comes by workers without importing the room above it.
+
+    Attributes
+    ----------
+    module : module to start as `python -m MODULE` for a worker process
+    """
+
+    module: str
+
+    def make(self, device: Device) -> Runner:
+        """Open the device in this process; raises DeviceError when it cannot be opened."""
+        ...
+
+
+class NodeUsage(NamedTuple):
+    """How full a memory node is.
+
+    Attributes
+    ----------
+    capacity_bytes, used_bytes, peak_bytes : bytes
+    fragmentation_frac : 0..1; 1 - largest free block / free bytes
+    """
+
+    capacity_bytes: int
+    used_bytes: int
+    peak_bytes: int
+    fragmentation_frac: float
+
+
+class Engine(ABC):
+    """Executes commands on workers, one worker a device.
+
+    Every method but `load` returns at once. None of them may call `report` from the calling thread:
+    what follows from a command is told later, from the engine's own threads or from `pump`.
+
+    Attributes
+    ----------
+    name : the word by which users choose it
+    """
+
+    name: str
+
+    @abstractmethod
+    def start(self, devices: Sequence[Device], worker: WorkerEntry, clock: Clock, report: Report) -> None:
+        """Start a worker for each device, without waiting: `DeviceReady` or `DeviceLost` tells how it went."""
+
+    @abstractmethod
+    def encode(self, call: Call) -> None:
+        """Capture the arguments as they are now and set `call.encoded`, where workers need bytes.
+
+        Raises
+        ------
+        SerialisationError
+            The function or an argument cannot travel; nothing is kept.
+        """
+
+    @abstractmethod
+    def run(self, device: str, launches: Sequence[tuple[Launch, Call]]) -> None:
+        """Run these attempts on the device, one after the other in this order.
+
+        Each is answered by one `TaskFinished`, `TaskFailed` or `TaskWithdrawn`, or by the device's `DeviceLost`.
+        """
+
+    @abstractmethod
+    def run_group(self, devices: Sequence[str], launch: Launch, call: Call) -> None:
+        """Run one attempt on all devices together; the position of a device is its rank.
+
+        Every member answers for itself; the result that counts is that of rank 0.
+        """
+
+    @abstractmethod
+    def submit(self, order: EngineOrder) -> None:
+        """Carry out a command that has no call."""
+
+    @abstractmethod
+    def put(self, item: int, value: Any) -> int:
+        """Keep a value as a data item on the host's memory node, copied at once; give its bytes.
+
+        Raises
+        ------
+        SerialisationError
+            The value cannot travel.
+        """
+
+    @abstractmethod
+    def commit(self, task: int, attempt: int) -> None:
+        """Make the result of this attempt the data item `task`; later results of the task are dropped."""
+
+    @abstractmethod
+    def load(self, item: int) -> Any:
+        """Give the value of a data item, from wherever it is; may wait for a copy.
+
+        Raises
+        ------
+        SerialisationError
+            The value cannot be read here.
+        DeviceLostError
+            The only replica was lost.
+        """
+
+    @abstractmethod
+    def forget(self, item: int) -> None:
+        """Drop a data item everywhere: nobody will ask for it again. Unknown ids are fine."""
+
+    @abstractmethod
+    def usage(self) -> Mapping[str, NodeUsage]:
+        """Give how full each memory node is."""
+
+    def pump(self) -> None:  # noqa: B027
+        """Do work that waits for the caller's thread (the inline engine runs its tasks here)."""
+
+    @abstractmethod
+    def stop(self) -> None:
+        """End every worker and give back every resource; safe to call twice."""

@@ -1,0 +1,150 @@
+"""The tree of exceptions: every mistake that a user can make, worded once.
+
+In: the value that was given, what is allowed, what to do. Out: one line for people.
+It must not print, exit or import anything of hetero.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+__all__ = [
+    "BadValueError",
+    "ConfigError",
+    "DeviceError",
+    "DeviceLostError",
+    "EngineError",
+    "HeteroError",
+    "HistoryError",
+    "NothingFitsError",
+    "OutOfDeviceMemoryError",
+    "RemoteTracebackError",
+    "SerialisationError",
+    "TaskCancelledError",
+    "TaskLostError",
+    "TaskTimeoutError",
+    "TraceError",
+    "did_you_mean",
+]
+
+
+class HeteroError(Exception):
+    """A mistake or a failure that hetero can name.
+
+    Attributes
+    ----------
+    exit_code : int
+        What the command line exits with: 1 a task failed, 2 usage, 3 configuration, 4 nothing fits.
+
+    Examples
+    --------
+    >>> print(HeteroError("no device is named 'cpu:9'", remedy="run 'hetero devices'"))
+    no device is named 'cpu:9'; run 'hetero devices'
+    """
+
+    exit_code = 1
+
+    def __init__(self, problem: str, *, remedy: str = "") -> None:
+        self.problem = problem
+        self.remedy = remedy
+        super().__init__(f"{problem}; {remedy}" if remedy else problem)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        """Pickle by the two parts, so that the error crosses processes whole."""
+        return (_rebuild, (type(self), self.problem, self.remedy))
+
+
+def _rebuild(kind: type[HeteroError], problem: str, remedy: str) -> HeteroError:
+    return kind(problem, remedy=remedy)
+
+
+class BadValueError(HeteroError, ValueError):
+    """An argument or option has a value that is not allowed."""
+
+    exit_code = 2
+
+
+class ConfigError(HeteroError, ValueError):
+    """A configuration is wrong; the message begins with file:line."""
+
+    exit_code = 3
+
+
+class HistoryError(HeteroError):
+    """The file of measured times cannot be read."""
+
+    exit_code = 3
+
+
+class TraceError(HeteroError):
+    """A trace cannot be read."""
+
+    exit_code = 3
+
+
+class NothingFitsError(HeteroError):
+    """No device can meet the request; the message gives the reason per device."""
+
+    exit_code = 4
+
+
+class DeviceError(HeteroError):
+    """A device cannot be opened or used."""
+
+    exit_code = 4
+
+
+class DeviceLostError(DeviceError):
+    """A device or its worker went away."""
+
+    exit_code = 1
+
+
+class OutOfDeviceMemoryError(HeteroError, MemoryError):
+    """A task did not fit into the memory of any device that may run it."""
+
+
+class EngineError(HeteroError):
+    """An engine could not start or carry out a command."""
+
+
+class SerialisationError(HeteroError, TypeError):
+    """A function, an argument or a result cannot travel to or from a worker."""
+
+
+class TaskTimeoutError(HeteroError, TimeoutError):
+    """A task ran longer than its request allows."""
+
+
+class TaskCancelledError(HeteroError):
+    """A task was cancelled."""
+
+
+class TaskLostError(HeteroError):
+    """A task was given up after its worker died too often."""
+
+
+class RemoteTracebackError(Exception):
+    """The traceback of a task's own exception, as text, attached as its cause."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        super().__init__(text)
+
+    def __str__(self) -> str:
+        return f'\n"""\n{self.text}"""'
+
+
+def did_you_mean(given: object, allowed: Iterable[str]) -> str:
+    """Give '; did you mean …?' when the value resembles an allowed word, else ''.
+
+    Examples
+    --------
+    >>> did_you_mean("round_robbin", ["eft", "round_robin"])
+    "; did you mean 'round_robin'?"
+    >>> did_you_mean("zzz", ["eft"])
+    ''
+    """
+    close = difflib.get_close_matches(str(given), list(allowed), n=1, cutoff=0.6)
+    return f"; did you mean {close[0]!r}?" if close else ""

@@ -1,0 +1,103 @@
+"""Every environment switch of hetero, registered once.
+
+In: the environment. Out: typed values. Nothing else in the package reads `os.environ`.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from hetero.floor.errors import BadValueError
+
+__all__ = ["SWITCHES", "Switch", "check_level", "debug_level", "default_devices", "default_engine", "home", "read", "required", "seed", "test_data", "trace_path"]
+
+
+@dataclass(frozen=True, slots=True)
+class Switch:
+    """One environment variable: its name, its default and what it does, in words."""
+
+    name: str
+    default: str
+    meaning: str
+
+
+SWITCHES: tuple[Switch, ...] = (
+    Switch("HETERO_DEBUG", "0", "1 devices found and why others not; 2 placements and transfers; 3 events and commands; 4 policy scores"),
+    Switch("HETERO_TRACE", "", "file that the trace of every run is written to"),
+    Switch("HETERO_CHECK", "0", "1 checks every invariant of the core after every event"),
+    Switch("HETERO_DEVICES", "", "the fleet, as in 'cpu:1,cpu:1*0.25,null:8'; default: every sound device of this host"),
+    Switch("HETERO_ENGINE", "", "engine when none is named: inline, local or ray"),
+    Switch("HETERO_SEED", "0", "seed of every random choice"),
+    Switch("HETERO_HOME", "~/.hetero", "folder of measured times, probes and checkpoints"),
+    Switch("HETERO_REQUIRE", "", "what must be present in a test run, as in 'opencl,vulkan,netns,chromium'; absent means failure"),
+    Switch("HETERO_TEST_DATA", "", "folder of the data that tests and benchmarks read"),
+)
+
+_BY_NAME = {switch.name: switch for switch in SWITCHES}
+
+
+def read(name: str) -> str:
+    """Give the text of a registered switch, or its default.
+
+    Examples
+    --------
+    >>> read("HETERO_SEED").isdigit()
+    True
+    """
+    return os.environ.get(name, "").strip() or _BY_NAME[name].default
+
+
+def _whole(name: str, least: int, most: int) -> int:
+    text = read(name)
+    if not text.isdigit() or not least <= int(text) <= most:
+        raise BadValueError(f"{name}={text!r} is not a whole number from {least} to {most}", remedy=f"set {name}={_BY_NAME[name].default}")
+    return int(text)
+
+
+def debug_level() -> int:
+    """Give HETERO_DEBUG, 0 to 4."""
+    return _whole("HETERO_DEBUG", 0, 4)
+
+
+def check_level() -> int:
+    """Give HETERO_CHECK, 0 or 1."""
+    return _whole("HETERO_CHECK", 0, 1)
+
+
+def seed() -> int:
+    """Give HETERO_SEED."""
+    return _whole("HETERO_SEED", 0, 2**32 - 1)
+
+
+def home() -> Path:
+    """Give the folder of everything that hetero keeps between runs."""
+    return Path(read("HETERO_HOME")).expanduser()
+
+
+def trace_path() -> Path | None:
+    """Give the file named by HETERO_TRACE, or None."""
+    text = read("HETERO_TRACE")
+    return Path(text).expanduser() if text else None
+
+
+def default_devices() -> str:
+    """Give HETERO_DEVICES as it was written, or ''."""
+    return read("HETERO_DEVICES")
+
+
+def default_engine() -> str:
+    """Give HETERO_ENGINE, or ''."""
+    return read("HETERO_ENGINE")
+
+
+def required() -> tuple[str, ...]:
+    """Give the parts that a test run must find, from HETERO_REQUIRE."""
+    return tuple(word.strip() for word in read("HETERO_REQUIRE").split(",") if word.strip())
+
+
+def test_data() -> Path | None:
+    """Give the folder named by HETERO_TEST_DATA, or None."""
+    text = read("HETERO_TEST_DATA")
+    return Path(text) if text else None

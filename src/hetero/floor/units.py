@@ -1,0 +1,160 @@
+"""Quantities with units: people's words in, SI out, and back.
+
+In: '8GB', '25GiB/s', '1.5ms'. Out: bytes, bytes/s, seconds as numbers. Decimal prefixes are powers
+of 1000, binary ones (KiB, MiB, …) powers of 1024. It must not guess: an unknown unit is an error.
+"""
+
+from __future__ import annotations
+
+import re
+
+from hetero.floor.errors import BadValueError, did_you_mean
+
+__all__ = ["format_bytes", "format_rate", "format_seconds", "parse_bandwidth", "parse_bytes", "parse_seconds"]
+
+_DECIMAL = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "P": 10**15}
+_BYTES = {f"{prefix}B": factor for prefix, factor in _DECIMAL.items()} | {
+    f"{prefix}iB": 1024**power for power, prefix in enumerate("KMGTP", start=1)
+}
+_SECONDS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
+_BITS = {f"{prefix}b": factor / 8 for prefix, factor in _DECIMAL.items()}
+_NUMBER = re.compile(r"\s*([+-]?\d+(?:\.\d+)?(?:[eE][+-]?\d+)?)\s*([A-Za-zµ/]*)\s*")
+
+
+def _parse(given: object, units: dict[str, float], what: str, example: str, bare: float | None) -> float:
+    if isinstance(given, bool) or not isinstance(given, str | int | float):
+        raise BadValueError(f"{given!r} is not {what}", remedy=f"write it like {example!r}")
+    if isinstance(given, int | float):
+        match_number, unit = float(given), ""
+    else:
+        match = _NUMBER.fullmatch(given)
+        if match is None:
+            raise BadValueError(f"{given!r} is not {what}", remedy=f"write it like {example!r}")
+        match_number, unit = float(match[1]), match[2]
+    if match_number < 0 or match_number != match_number or match_number == float("inf"):
+        raise BadValueError(f"{given!r} is not {what}: it must be a finite number, zero or more", remedy=f"write it like {example!r}")
+    if unit == "" and bare is not None:
+        return match_number * bare
+    factor = _lookup(unit, units)
+    if factor is None:
+        allowed = ", ".join(units)
+        raise BadValueError(f"{given!r} has no known unit{did_you_mean(unit, units)}", remedy=f"allowed units: {allowed}")
+    return match_number * factor
+
+
+def _lookup(unit: str, units: dict[str, float]) -> float | None:
+    if unit in units:
+        return units[unit]
+    same = {factor for name, factor in units.items() if name.casefold() == unit.casefold()}
+    return same.pop() if len(same) == 1 else None
+
+
+def parse_bytes(given: object) -> int:
+    """Read an amount of memory.
+
+    Parameters
+    ----------
+    given : text like '8GB', or a whole number of bytes
+
+    Returns
+    -------
+    int
+        bytes
+
+    Raises
+    ------
+    BadValueError
+        The number or the unit cannot be read.
+
+    Examples
+    --------
+    >>> parse_bytes("2GB"), parse_bytes("1 KiB"), parse_bytes(512)
+    (2000000000, 1024, 512)
+    >>> parse_bytes("8GBB")
+    Traceback (most recent call last):
+    hetero.floor.errors.BadValueError: '8GBB' has no known unit; did you mean 'GB'?; allowed units: B, KB, MB, GB, TB, PB, KiB, MiB, GiB, TiB, PiB
+    """
+    return int(_parse(given, {k: float(v) for k, v in _BYTES.items()}, "an amount of memory", "8GB", 1.0))
+
+
+def parse_bandwidth(given: object) -> float:
+    """Read a bandwidth, in bytes ('25GB/s') or bits ('100Gb/s', which is 12.5 GB/s).
+
+    Returns
+    -------
+    float
+        bytes/s, one direction
+
+    Raises
+    ------
+    BadValueError
+        The number or the unit cannot be read.
+
+    Examples
+    --------
+    >>> parse_bandwidth("400Gb/s") / 1e9
+    50.0
+    """
+    units = {f"{unit}/s": float(factor) for unit, factor in (_BYTES | _BITS).items()}
+    return _parse(given, units, "a bandwidth", "25GB/s", None)
+
+
+def parse_seconds(given: object) -> float:
+    """Read a duration.
+
+    Returns
+    -------
+    float
+        s; a bare number is seconds
+
+    Raises
+    ------
+    BadValueError
+        The number or the unit cannot be read.
+
+    Examples
+    --------
+    >>> parse_seconds("1.5ms"), parse_seconds(3)
+    (0.0015, 3.0)
+    """
+    return _parse(given, _SECONDS, "a duration", "30s", 1.0)
+
+
+def _scaled(value: float, steps: tuple[tuple[float, str], ...]) -> str:
+    for size, unit in steps:
+        if abs(value) >= size:
+            return f"{value / size:.3g} {unit}" if abs(value) / size < 999.5 else f"{value / size:.0f} {unit}"
+    return f"{value / steps[-1][0]:.3g} {steps[-1][1]}"
+
+
+def format_bytes(amount_bytes: float) -> str:
+    """Write bytes for people.
+
+    Examples
+    --------
+    >>> format_bytes(64_000_000), format_bytes(0)
+    ('64 MB', '0 B')
+    """
+    return _scaled(amount_bytes, ((1e15, "PB"), (1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "KB"), (1.0, "B")))
+
+
+def format_rate(amount_per_s: float, unit: str) -> str:
+    """Write a rate for people.
+
+    Examples
+    --------
+    >>> format_rate(2.5e9, "FLOP/s")
+    '2.5 GFLOP/s'
+    """
+    return _scaled(amount_per_s, tuple((factor, prefix + unit) for prefix, factor in reversed(_DECIMAL.items())))
+
+
+def format_seconds(duration_s: float) -> str:
+    """Write a duration for people.
+
+    Examples
+    --------
+    >>> format_seconds(0.0123), format_seconds(125)
+    ('12.3 ms', '2.08 min')
+    """
+    return _scaled(duration_s, ((3600.0, "h"), (60.0, "min"), (1.0, "s"), (1e-3, "ms"), (1e-6, "µs")))

@@ -1,0 +1,155 @@
+"""Devices: one schedulable compute unit each, as a value.
+
+In: facts from a probe or a configuration. Out: a frozen value. It must not talk to hardware.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+__all__ = ["HOST_NODE", "KINDS", "Device", "DeviceType", "DeviceStatus", "silicon_overlap"]
+
+HOST_NODE = "h0/ram"
+"""The memory node of this host's main memory."""
+
+KINDS = ("cpu", "cuda", "rocm", "xpu", "mps", "tpu", "npu", "hpu", "neuron", "fpga", "opencl", "vulkan", "null")
+"""The device kinds that hetero knows."""
+
+
+class DeviceType(str):
+    """The broad type of a device, 'CPU', 'GPU', 'TPU', …; it compares without regard to case.
+
+    Examples
+    --------
+    >>> DeviceType("GPU") == "gpu", DeviceType("GPU") in ("cpu", "gpu"), DeviceType("GPU") != "Gpu"
+    (True, True, False)
+    """
+
+    __slots__ = ()
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, str) and self.casefold() == other.casefold()
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+    def __hash__(self) -> int:
+        return hash(self.casefold())
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """One schedulable compute unit.
+
+    Attributes
+    ----------
+    id : 'host/label:index', as in 'h0/cuda:1'
+        The label is the kind, or the back end's own label where one silicon has several runtimes
+        ('h0/torch-cpu:0').
+    kind : one of `KINDS`
+    type : 'CPU', 'GPU', 'TPU', 'NPU', 'FPGA' or 'NULL'; compares without regard to case
+    backend : name under which the back end is registered
+    index : the back end's own number of this device
+    name : what the maker calls it
+    memory_node : id of the memory node that its data lives on
+    memory_bytes : bytes of that node, None where unknown
+    memory_limit_bytes : the most of it that hetero may use, None for all
+    cores : CPU cores or compute units
+    cpus : the host's CPU numbers that the device is bound to, empty where it is not bound
+    silicon : ids of the cores or chips it uses; devices that share one exclude one another
+    throttle_frac : 0 < f <= 1; below 1 the device is slowed down on purpose, and says so
+    simulated : True where nothing is computed
+    driver : driver and its version, '' where unknown
+    flop_per_s, bytes_per_s : measured or catalogued speed, None where unknown
+    isolation : 'process' or 'thread'
+    python : the Python that its worker runs in, '' for this one
+    link_bytes_per_s, link_latency_s : an emulated slow link to the host, 0 where there is none
+    rack : where the host stands, for affinity
+    """
+
+    id: str
+    kind: str
+    type: DeviceType
+    backend: str
+    index: int = 0
+    name: str = ""
+    memory_node: str = HOST_NODE
+    memory_bytes: int | None = None
+    memory_limit_bytes: int | None = None
+    cores: int = 1
+    cpus: tuple[int, ...] = ()
+    silicon: tuple[str, ...] = ()
+    throttle_frac: float = 1.0
+    simulated: bool = False
+    driver: str = ""
+    flop_per_s: float | None = None
+    bytes_per_s: float | None = None
+    isolation: str = "process"
+    python: str = ""
+    link_bytes_per_s: float = 0.0
+    link_latency_s: float = 0.0
+    rack: str = ""
+
+    @property
+    def host(self) -> str:
+        """The host part of the id."""
+        return self.id.partition("/")[0]
+
+    @property
+    def label(self) -> str:
+        """The label part of the id, as in 'cuda' or 'torch-cpu'."""
+        return self.id.partition("/")[2].partition(":")[0]
+
+    @property
+    def short(self) -> str:
+        """The id without its host, as in 'cuda:1'."""
+        return self.id.partition("/")[2]
+
+    @property
+    def model_key(self) -> str:
+        """What devices that should run alike have in common: the key of measured times."""
+        cores = f"x{self.cores}" if self.kind == "cpu" else ""
+        throttle = f"*{self.throttle_frac:g}" if self.throttle_frac < 1.0 else ""
+        return f"{self.label}/{self.name}{cores}{throttle}"
+
+    @property
+    def words(self) -> frozenset[str]:
+        """Every word by which a request or an implementation may name this device, in lower case."""
+        return frozenset({self.id, self.short, self.label, self.kind, self.backend, self.type.casefold(), "any"})
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceStatus:
+    """What a device reports of itself now; a field that is unknown is None, never 0.
+
+    Attributes
+    ----------
+    used_bytes, free_bytes : bytes
+    utilisation_frac : 0..1
+    temperature_c : degrees Celsius
+    power_w : W
+    """
+
+    used_bytes: int | None = None
+    free_bytes: int | None = None
+    utilisation_frac: float | None = None
+    temperature_c: float | None = None
+    power_w: float | None = None
+
+    def as_dict(self) -> dict[str, Any]:
+        """Give the fields by name."""
+        return {name: getattr(self, name) for name in self.__slots__}
+
+
+def silicon_overlap(one: Device, other: Device) -> tuple[str, ...]:
+    """Give the silicon ids that two devices share, sorted.
+
+    Examples
+    --------
+    >>> a = Device("h0/cpu:0", "cpu", DeviceType("CPU"), "cpu", silicon=("core0", "core1"))
+    >>> b = Device("h0/opencl:0", "opencl", DeviceType("CPU"), "opencl", silicon=("core1",))
+    >>> silicon_overlap(a, b)
+    ('core1',)
+    """
+    return tuple(sorted(set(one.silicon) & set(other.silicon)))

@@ -1,0 +1,112 @@
+"""Tasks and requests, as the core sees them: ids, sizes and wishes, never functions or arrays.
+
+In: what the session derived from a call. Out: frozen values. It must not hold anything of the user's.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+__all__ = ["SCOPES", "Failure", "FailureKind", "Near", "Request", "Task"]
+
+SCOPES = ("device", "host", "rack", "link")
+"""How near 'near' is: the same device, host, rack, or a device reached by a link of a named kind."""
+
+FailureKind = Literal[
+    "exception", "crash", "timeout", "out_of_memory", "unserialisable", "missing_package", "cancelled", "nothing_fits"
+]
+
+
+class Near(NamedTuple):
+    """One affinity or anti-affinity.
+
+    Attributes
+    ----------
+    scope : 'device', 'host', 'rack', or 'link:KIND' as in 'link:nvlink'
+    task : id of the other task, 0 where a workload is named
+    workload : name of the other workload, '' where a task is named
+    """
+
+    scope: str
+    task: int = 0
+    workload: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What a task asks of the device that runs it.
+
+    Attributes
+    ----------
+    on : words that a device must answer to, any one of them: a kind, a type, a label, an id; empty for any
+    implemented : words of the kinds that the function has code for; empty means plain Python, which runs
+        on every device that runs Python
+    not_on : words of devices that must not run it
+    devices : number of devices that the task takes together; rank and world_size are known inside
+    memory_bytes : bytes that it needs on the device's memory node beyond its inputs
+    min_cores : cores that the device must have
+    near, apart : affinities and anti-affinities
+    workload : the named workload that the task belongs to, '' for none
+    exclusive : True when nothing else may run on the same host meanwhile
+    timeout_s : s of run time after which it is stopped, 0 for no limit
+    retries : times that an exception of its own is retried
+    crashes : times that a death of its worker is retried
+    priority : higher goes first
+    splittable : True when the function says how to cut the task into smaller ones
+    """
+
+    on: tuple[str, ...] = ()
+    implemented: tuple[str, ...] = ()
+    not_on: tuple[str, ...] = ()
+    devices: int = 1
+    memory_bytes: int = 0
+    min_cores: int = 0
+    near: tuple[Near, ...] = ()
+    apart: tuple[Near, ...] = ()
+    workload: str = ""
+    exclusive: bool = False
+    timeout_s: float = 0.0
+    retries: int = 0
+    crashes: int = 3
+    priority: int = 0
+    splittable: bool = False
+
+
+class Task(NamedTuple):
+    """One call of a function: the atom of scheduling.
+
+    Attributes
+    ----------
+    id : > 0, unique in a run, ascending in the order of submission; its result is the data item of the same id
+    name : the function's name, for people
+    signature : the key of its measured times: function, shapes and types of the arguments
+    size : >= 0, what its time is expected to grow with: bytes of arrays plus the numbers given
+    inputs : ids of the data items that it reads
+    after : ids of the tasks whose results it needs
+    request : what it asks of its device
+    """
+
+    id: int
+    name: str
+    signature: str
+    size: float
+    inputs: tuple[int, ...]
+    after: tuple[int, ...]
+    request: Request
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Why an attempt, or a task, failed.
+
+    Attributes
+    ----------
+    kind : one of `FailureKind`
+    message : one line for people
+    payload : the exception itself in whatever form the engine carries it; never looked at by the core
+    """
+
+    kind: FailureKind
+    message: str
+    payload: object = None

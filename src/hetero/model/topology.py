@@ -1,0 +1,104 @@
+"""Topology: memory nodes and the directed links between them.
+
+In: probed or configured facts. Out: seconds for a transfer. It must not measure anything itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from hetero.model.device import HOST_NODE
+
+__all__ = ["Link", "MemoryNode", "Topology"]
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryNode:
+    """An address space that holds data.
+
+    Attributes
+    ----------
+    id : as in 'h0/ram', 'h0/cuda:0'
+    capacity_bytes : bytes that hetero may use there
+    """
+
+    id: str
+    capacity_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """One directed connection of two memory nodes.
+
+    Attributes
+    ----------
+    src, dst : ids of memory nodes
+    latency_s : s
+    bandwidth_bytes_per_s : bytes/s, one direction
+    bus : links with the same bus share its bandwidth; '' for a link of its own
+    kind : 'memory', 'pcie', 'nvlink', 'network', 'emulated'
+    """
+
+    src: str
+    dst: str
+    latency_s: float
+    bandwidth_bytes_per_s: float
+    bus: str = ""
+    kind: str = "memory"
+
+    def seconds(self, nbytes: int) -> float:
+        """Give latency + bytes / bandwidth.
+
+        Examples
+        --------
+        >>> Link("a", "b", 0.001, 1e9).seconds(1_000_000)
+        0.002
+        """
+        return self.latency_s + nbytes / self.bandwidth_bytes_per_s
+
+
+@dataclass(frozen=True, slots=True)
+class Topology:
+    """All memory nodes and links of a fleet.
+
+    Notes
+    -----
+    Between two nodes without a link of their own a transfer goes through the host's memory, and costs
+    the sum of both hops.
+    """
+
+    nodes: tuple[MemoryNode, ...] = ()
+    links: tuple[Link, ...] = ()
+    _by_pair: dict[tuple[str, str], Link] = field(default_factory=dict, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        self._by_pair.update({(link.src, link.dst): link for link in self.links})
+
+    def link(self, src: str, dst: str) -> Link | None:
+        """Give the direct link, or None."""
+        return self._by_pair.get((src, dst))
+
+    def route(self, src: str, dst: str) -> tuple[Link, ...]:
+        """Give the links that a transfer crosses: none, one, or two through the host's memory."""
+        if src == dst:
+            return ()
+        direct = self._by_pair.get((src, dst))
+        if direct is not None:
+            return (direct,)
+        hops = (self._by_pair.get((src, HOST_NODE)), self._by_pair.get((HOST_NODE, dst)))
+        return tuple(hop for hop in hops if hop is not None)
+
+    def seconds(self, nbytes: int, src: str, dst: str) -> float:
+        """Give the seconds that a transfer takes on idle links.
+
+        Examples
+        --------
+        >>> Topology((), (Link("a", "b", 0.0, 1e6),)).seconds(500_000, "a", "b")
+        0.5
+        """
+        return sum(link.seconds(nbytes) for link in self.route(src, dst))
+
+    def extended(self, nodes: Iterable[MemoryNode], links: Iterable[Link]) -> Topology:
+        """Give a topology with further nodes and links."""
+        return Topology((*self.nodes, *nodes), (*self.links, *links))

@@ -1,0 +1,1 @@
+"""Policies: rules that propose placements, one file each."""

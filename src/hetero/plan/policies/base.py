@@ -1,0 +1,123 @@
+"""The interface of a policy, and what a policy sees.
+
+In: a `View` of the fleet and the ready tasks. Out: proposals, which the core accepts or not.
+A policy is pure: what it wants to remember is handed in and out. It must not change the view.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hetero.model.device import Device
+
+__all__ = ["Memory", "Policy", "Proposal", "ReadyTask", "View", "Waiting"]
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+Memory = object
+"""Whatever a policy remembers between two calls: an immutable value, None at the start."""
+
+
+class ReadyTask(NamedTuple):
+    """One task that could start now.
+
+    Attributes
+    ----------
+    id : task id
+    seconds : shape (n_devices,), s; estimated run time on each device, inf where it must not run now
+    arrive_s : shape (n_devices,), s, or None when no input has to travel; time until all inputs are there
+    key : what tasks that belong together share (function and argument shapes); consistent hashing uses it
+    """
+
+    id: int
+    seconds: Floats
+    arrive_s: Floats | None
+    key: str
+
+
+class Waiting(NamedTuple):
+    """One task that is placed on a device and not yet sent to it, so that it may still be moved."""
+
+    task: ReadyTask
+    device: int
+
+
+class Proposal(NamedTuple):
+    """Put this task on this device; for a waiting task: move it there.
+
+    Attributes
+    ----------
+    task : task id
+    device : index into `View.devices`
+    """
+
+    task: int
+    device: int
+
+
+@dataclass(slots=True)
+class View:
+    """The fleet as columns, one entry a device; read-only for policies.
+
+    Attributes
+    ----------
+    now_s : s
+    devices : the devices, in the order of the columns
+    ready : shape (n_devices,), bool; the device's worker takes tasks
+    available_s : shape (n_devices,), s; when the work already accepted is estimated to end, never before now
+    queued : shape (n_devices,); attempts accepted and not finished, those waiting in the core included
+    room : shape (n_devices,); how many more tasks the core would send to the device right now
+    busy_frac : shape (n_devices,), 0..1; use of the device by others, 0 where unknown
+    backlog : number of ready tasks, those beyond the ones that the policy is shown included
+    waiting : placed tasks that may still be moved, in the order of their placement
+    """
+
+    now_s: float
+    devices: tuple[Device, ...]
+    ready: NDArray[np.bool_]
+    available_s: Floats
+    queued: Ints
+    room: Ints
+    busy_frac: Floats
+    backlog: int
+    waiting: tuple[Waiting, ...] = ()
+
+
+class Policy(Protocol):
+    """A rule that proposes placements.
+
+    Attributes
+    ----------
+    name : the word by which users choose it
+    """
+
+    name: str
+
+    def propose(
+        self, view: View, ready: Sequence[ReadyTask], memory: Memory
+    ) -> tuple[Sequence[Proposal], Memory]:
+        """Propose devices for some of the ready tasks.
+
+        Parameters
+        ----------
+        view : the fleet now
+        ready : the first ready tasks in order of priority and age; `view.backlog` counts them all
+        memory : what the last call gave back, None at first
+
+        Returns
+        -------
+        tuple
+            Proposals in the order in which they should be accepted, and what to remember. A task left out
+            stays ready. A task proposed for a device without room waits there, in the core, and can be moved.
+
+        Notes
+        -----
+        Deterministic; ties are broken by (value, task id, device index).
+        """
+        ...

@@ -1,0 +1,1 @@
+"""Stores: bytes at rest. The history of measured times, checkpoints."""

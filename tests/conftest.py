@@ -1,0 +1,125 @@
+"""What every test stands on: a home of its own, settings of its own, seeds, leak checks and golden files."""
+
+from __future__ import annotations
+
+import gc
+import os
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import hypothesis
+import numpy as np
+import psutil
+import pytest
+
+from hetero.floor import settings
+from tests.needs import PARTS, PROJECT
+
+GOLDEN = PROJECT / "tests" / "golden"
+GRACE_S = 5.0
+
+hypothesis.settings.register_profile("hetero", deadline=None, derandomize=True, database=None)
+hypothesis.settings.load_profile("hetero")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--accept", action="store_true", help="write what the golden tests got over what they expected")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    unknown = [part for part in settings.required() if part not in PARTS]
+    if unknown:
+        raise pytest.UsageError(f"HETERO_REQUIRE names {', '.join(unknown)}; known: {', '.join(PARTS)}")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def own_settings(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Give the tests a home of their own, none of the developer's switches, and the core's invariants checked."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("HETERO_DEVICES", "HETERO_ENGINE", "HETERO_TRACE", "HETERO_DEBUG"):
+            patch.delenv(name, raising=False)
+        home = tmp_path_factory.mktemp("hetero-home")
+        patch.setenv("HETERO_HOME", str(home))
+        patch.setenv("HETERO_CHECK", os.environ.get("HETERO_CHECK", "1"))
+        yield home
+
+
+@pytest.fixture
+def rng() -> np.random.Generator:
+    """Give random numbers that HETERO_SEED decides."""
+    return np.random.default_rng(settings.seed())
+
+
+@pytest.fixture
+def golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
+    """Give `golden(name, text)`, which compares a text with the file of that name in tests/golden."""
+    accept = bool(request.config.getoption("--accept"))
+
+    def compare(name: str, text: str) -> None:
+        path = GOLDEN / name
+        if accept:
+            path.write_text(text, encoding="utf-8")
+        expected = path.read_text(encoding="utf-8") if path.exists() else ""
+        assert text == expected, f"{name} differs; if the new text is right: pytest {request.node.nodeid} --accept"
+
+    return compare
+
+
+def _descendants() -> set[int]:
+    return {child.pid for child in psutil.Process().children(recursive=True)}
+
+
+def _files() -> dict[int, str]:
+    """Give the open file descriptors of this process and what they point to."""
+    folder, found = Path("/proc/self/fd"), {}
+    for name in os.listdir(folder):
+        try:
+            found[int(name)] = os.readlink(folder / name)
+        except FileNotFoundError:
+            continue
+    return {fd: target for fd, target in found.items() if not target.startswith(("/proc/", "/dev/urandom"))}
+
+
+def _blocks() -> set[str]:
+    return set(os.listdir("/dev/shm"))
+
+
+def _held_by_others(block: str) -> bool:
+    """Tell whether a process that is not of this test's family maps or opens a shared-memory block."""
+    family = _descendants() | {os.getpid()}
+    for process in psutil.process_iter():
+        if process.pid in family:
+            continue
+        try:
+            maps = {row.path for row in process.memory_maps()} | {row.path for row in process.open_files()}
+        except (psutil.Error, OSError):
+            continue
+        if f"/dev/shm/{block}" in maps:
+            return True
+    return False
+
+
+def _left_behind(children: set[int], files: dict[int, str], blocks: set[str]) -> list[str]:
+    new_files = [f"file descriptor {fd} -> {to}" for fd, to in _files().items() if files.get(fd) != to]
+    new_children = [f"process {pid}" for pid in sorted(_descendants() - children)]
+    return new_children + new_files + [f"/dev/shm/{name}" for name in sorted(_blocks() - blocks)]
+
+
+@pytest.fixture
+def no_leaks() -> Iterator[None]:
+    """Fail when a test leaves a child process, a file descriptor or a shared-memory block behind.
+
+    What goes away within five seconds is not left behind; neither are blocks that other programs hold.
+    """
+    gc.collect()
+    before = _descendants(), _files(), _blocks()
+    yield
+    deadline = time.monotonic() + GRACE_S
+    left = _left_behind(*before)
+    while left and time.monotonic() < deadline:
+        time.sleep(0.05)
+        gc.collect()
+        left = _left_behind(*before)
+    left = [item for item in left if not (item.startswith("/dev/shm/") and _held_by_others(item[9:]))]
+    assert not left, "left behind: " + "; ".join(left)

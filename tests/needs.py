@@ -1,0 +1,124 @@
+"""What only a system package, a device or a data folder gives to a test.
+
+In: the name of a part. Out: nothing when it is there; a skip with one clear line when it is absent, and a
+failure where `HETERO_REQUIRE` names it. It must not take a part's word for it: each probe uses the part.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from hetero.floor import settings
+
+__all__ = ["PARTS", "PROJECT", "absent", "chromium", "data_folder", "need"]
+
+PROJECT = Path(__file__).resolve().parent.parent
+_BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
+
+_OPENCL = "import pyopencl as cl; assert any(p.get_devices() for p in cl.get_platforms())"
+_VULKAN = (
+    "import wgpu; assert any(a.info['backend_type'] == 'Vulkan' for a in wgpu.gpu.enumerate_adapters_sync()),"
+    " 'no Vulkan adapter'"
+)
+_CUDA = "import torch; assert torch.cuda.is_available(), 'torch finds no CUDA device'"
+
+
+def _outcome(command: list[str], timeout_s: float = 60.0) -> str:
+    """Run a command; give '' when it succeeds, else the last line of what it said."""
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return str(error)
+    if done.returncode == 0:
+        return ""
+    said = (done.stderr.strip() or done.stdout.strip() or f"exit status {done.returncode}").splitlines()
+    return said[-1]
+
+
+def _namespace_trouble() -> str:
+    name = f"hetero-probe-{os.getpid()}"
+    trouble = _outcome(["ip", "netns", "add", name])
+    return trouble or _outcome(["ip", "netns", "delete", name])
+
+
+def _browser() -> str | None:
+    return next((path for path in map(shutil.which, _BROWSERS) if path), None)
+
+
+def _browser_trouble() -> str:
+    path = _browser()
+    return _outcome([path, "--version"]) if path else f"none of {', '.join(_BROWSERS)} is on the PATH"
+
+
+def _data() -> Path:
+    return settings.test_data() or PROJECT.parent / "shared" / "data"
+
+
+def _data_trouble() -> str:
+    return "" if _data().is_dir() else f"{_data()} is not a folder"
+
+
+PARTS: dict[str, tuple[str, Callable[[], str]]] = {
+    "opencl": (
+        "an OpenCL platform with a device (Debian: pocl-opencl-icd)",
+        lambda: _outcome([sys.executable, "-c", _OPENCL]),
+    ),
+    "vulkan": (
+        "a Vulkan adapter (Debian: mesa-vulkan-drivers)",
+        lambda: _outcome([sys.executable, "-c", _VULKAN]),
+    ),
+    "cuda": ("an NVIDIA GPU that torch can use", lambda: _outcome([sys.executable, "-c", _CUDA])),
+    "netns": ("network namespaces (root, and Debian: iproute2)", _namespace_trouble),
+    "chromium": ("Chromium (Debian: chromium)", _browser_trouble),
+    "data": ("the test data (HETERO_TEST_DATA, or shared/data beside the checkout)", _data_trouble),
+}
+"""What can be needed: in words with the way to get it, and the probe that gives '' or the trouble."""
+
+
+@functools.cache
+def absent(part: str) -> str:
+    """Give '' when the part is there and works, else one line: what is absent, and why."""
+    words, trouble = PARTS[part]
+    found = trouble()
+    return f"needs {words}: {found}" if found else ""
+
+
+def _is_required(part: str) -> bool:
+    in_ci = os.environ.get("CI", "").lower() in ("1", "true")
+    return part in settings.required() or (part == "data" and in_ci)
+
+
+def need(part: str) -> None:
+    """Go on when the part is there; else skip, or fail where `HETERO_REQUIRE` names it.
+
+    Parameters
+    ----------
+    part : one of `PARTS`
+    """
+    if part not in PARTS:
+        raise ValueError(f"{part!r} is not something that a test can need; known: {', '.join(PARTS)}")
+    line = absent(part)
+    if line and _is_required(part):
+        pytest.fail(line, pytrace=False)
+    if line:
+        pytest.skip(line)
+
+
+def data_folder() -> Path:
+    """Give the folder of other people's data; skips where it is absent, fails in continuous integration."""
+    need("data")
+    return _data()
+
+
+def chromium() -> str:
+    """Give the path of the browser; skips or fails where there is none."""
+    need("chromium")
+    return _browser() or ""

@@ -1,0 +1,1 @@
+"""Benchmarks: one file a claim, its rivals in the same run."""

@@ -1,0 +1,45 @@
+"""The commands start quickly: `hetero --help` beside importing typer, `hetero devices` beside the core dependencies.
+
+Whole processes, alternated; every package's byte code is compiled before the first counted round.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from benchmarks.common import Bench, alternate, arguments, process_s, ratio
+
+CORE = "array_api_compat, cloudpickle, numpy, psutil, pydantic, rich, threadpoolctl, typer, yaml"
+
+
+def main() -> None:
+    """Measure and print."""
+    given = arguments(__doc__.splitlines()[0])
+    python, hetero = sys.executable, str(Path(sys.executable).with_name("hetero"))
+    commands = {
+        "hetero --help": [hetero, "--help"],
+        "import typer": [python, "-c", "import typer"],
+        "hetero devices": [hetero, "devices"],
+        "import the core dependencies": [python, "-c", f"import {CORE}"],
+        "python -c pass": [python, "-c", "pass"],
+    }
+    times_s = alternate(
+        {name: lambda command=command: process_s(command) for name, command in commands.items()},
+        rounds=2 if given.quick else 15,
+    )
+    bench = Bench("cold_start", "whole processes, from start to exit", ("typer", "pydantic", "rich"), given.out)
+    for name, samples in times_s.items():
+        bench.measure(name, samples)
+    for ours, theirs, at_most in (
+        ("hetero --help", "import typer", 2.0),
+        ("hetero devices", "import the core dependencies", 1.5),
+    ):
+        bench.claim(f"`{ours}`", ratio(times_s[ours], times_s[theirs]), rival=f"`{theirs}`", at_most=at_most)
+    bench.finish()
+
+
+if __name__ == "__main__":
+    main()

@@ -5,6 +5,7 @@ Whole processes, alternated; every package's byte code is compiled before the fi
 
 from __future__ import annotations
 
+import functools
 import sys
 from pathlib import Path
 
@@ -17,7 +18,7 @@ CORE = "array_api_compat, cloudpickle, numpy, psutil, pydantic, rich, threadpool
 
 def main() -> None:
     """Measure and print."""
-    given = arguments(__doc__.splitlines()[0])
+    given = arguments(str(__doc__).splitlines()[0])
     python, hetero = sys.executable, str(Path(sys.executable).with_name("hetero"))
     commands = {
         "hetero --help": [hetero, "--help"],
@@ -27,7 +28,7 @@ def main() -> None:
         "python -c pass": [python, "-c", "pass"],
     }
     times_s = alternate(
-        {name: lambda command=command: process_s(command) for name, command in commands.items()},
+        {name: functools.partial(process_s, command) for name, command in commands.items()},
         rounds=2 if given.quick else 15,
     )
     bench = Bench("cold_start", "whole processes, from start to exit", ("typer", "pydantic", "rich"), given.out)

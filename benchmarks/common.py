@@ -141,7 +141,7 @@ def alternate(
     """
     samples: dict[str, list[float]] = {name: [] for name in contestants}
     for turn in range(warm_up + rounds):
-        order = list(contestants) if turn % 2 == 0 else list(reversed(contestants))
+        order = list(contestants)[:: 1 if turn % 2 == 0 else -1]
         for name in order:
             begin_s = time.perf_counter()
             own = contestants[name]()

@@ -6,12 +6,29 @@ In: the environment. Out: typed values. Nothing else in the package reads `os.en
 from __future__ import annotations
 
 import os
+import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
 from hetero.floor.errors import BadValueError
 
-__all__ = ["SWITCHES", "Switch", "check_level", "debug_level", "default_devices", "default_engine", "home", "read", "required", "seed", "test_data", "trace_path"]
+__all__ = [
+    "SWITCHES",
+    "Switch",
+    "check_level",
+    "debug_level",
+    "default_config",
+    "default_devices",
+    "default_engine",
+    "home",
+    "overrides",
+    "read",
+    "required",
+    "seed",
+    "switch_on",
+    "test_data",
+    "trace_path",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,14 +41,30 @@ class Switch:
 
 
 SWITCHES: tuple[Switch, ...] = (
-    Switch("HETERO_DEBUG", "0", "1 devices found and why others not; 2 placements and transfers; 3 events and commands; 4 policy scores"),
+    Switch(
+        "HETERO_DEBUG",
+        "0",
+        "1 devices found and why others not; 2 placements and transfers; 3 events and commands; 4 policy scores",
+    ),
     Switch("HETERO_TRACE", "", "file that the trace of every run is written to"),
     Switch("HETERO_CHECK", "0", "1 checks every invariant of the core after every event"),
-    Switch("HETERO_DEVICES", "", "the fleet, as in 'cpu:1,cpu:1*0.25,null:8'; default: every sound device of this host"),
+    Switch(
+        "HETERO_DEVICES", "", "the fleet, as in 'cpu:1,cpu:1*0.25,null:8'; default: every sound device of this host"
+    ),
     Switch("HETERO_ENGINE", "", "engine when none is named: inline, local or ray"),
+    Switch("HETERO_CONFIG", "", "configuration file when none is named"),
+    Switch(
+        "HETERO_SET",
+        "",
+        "settings laid over the configuration, as in 'policy=eft devices.0.cores=2'; quoted as for a shell",
+    ),
     Switch("HETERO_SEED", "0", "seed of every random choice"),
     Switch("HETERO_HOME", "~/.hetero", "folder of measured times, probes and checkpoints"),
-    Switch("HETERO_REQUIRE", "", "what must be present in a test run, as in 'opencl,vulkan,netns,chromium'; absent means failure"),
+    Switch(
+        "HETERO_REQUIRE",
+        "",
+        "what must be present in a test run, as in 'opencl,vulkan,netns,chromium'; absent means failure",
+    ),
     Switch("HETERO_TEST_DATA", "", "folder of the data that tests and benchmarks read"),
 )
 
@@ -52,7 +85,10 @@ def read(name: str) -> str:
 def _whole(name: str, least: int, most: int) -> int:
     text = read(name)
     if not text.isdigit() or not least <= int(text) <= most:
-        raise BadValueError(f"{name}={text!r} is not a whole number from {least} to {most}", remedy=f"set {name}={_BY_NAME[name].default}")
+        raise BadValueError(
+            f"{name}={text!r} is not a whole number from {least} to {most}",
+            remedy=f"set {name}={_BY_NAME[name].default}",
+        )
     return int(text)
 
 
@@ -90,6 +126,33 @@ def default_devices() -> str:
 def default_engine() -> str:
     """Give HETERO_ENGINE, or ''."""
     return read("HETERO_ENGINE")
+
+
+def default_config() -> Path | None:
+    """Give the file named by HETERO_CONFIG, or None."""
+    text = read("HETERO_CONFIG")
+    return Path(text).expanduser() if text else None
+
+
+def overrides() -> tuple[str, ...]:
+    """Give the 'key=value' settings of HETERO_SET.
+
+    Raises
+    ------
+    BadValueError
+        A quotation mark is not closed.
+    """
+    try:
+        return tuple(shlex.split(read("HETERO_SET")))
+    except ValueError as error:
+        raise BadValueError(
+            f"HETERO_SET={read('HETERO_SET')!r} cannot be read: {error}", remedy="quote it as for a shell"
+        ) from error
+
+
+def switch_on(name: str, text: str) -> None:
+    """Set a registered switch for this process and for those that it starts."""
+    os.environ[_BY_NAME[name].name] = text
 
 
 def required() -> tuple[str, ...]:

@@ -6,11 +6,12 @@ of 1000, binary ones (KiB, MiB, …) powers of 1024. It must not guess: an unkno
 
 from __future__ import annotations
 
+import math
 import re
 
 from hetero.floor.errors import BadValueError, did_you_mean
 
-__all__ = ["format_bytes", "format_rate", "format_seconds", "parse_bandwidth", "parse_bytes", "parse_seconds"]
+__all__ = ["format_bytes", "format_rate", "format_seconds", "parse_bandwidth", "parse_bytes", "parse_seconds", "shown"]
 
 _DECIMAL = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "P": 10**15}
 _BYTES = {f"{prefix}B": factor for prefix, factor in _DECIMAL.items()} | {
@@ -18,28 +19,48 @@ _BYTES = {f"{prefix}B": factor for prefix, factor in _DECIMAL.items()} | {
 }
 _SECONDS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 _BITS = {f"{prefix}b": factor / 8 for prefix, factor in _DECIMAL.items()}
+_MOST = float(2**63)
 _NUMBER = re.compile(r"\s*([+-]?\d+(?:\.\d+)?(?:[eE][+-]?\d+)?)\s*([A-Za-zµ/]*)\s*")
 
 
 def _parse(given: object, units: dict[str, float], what: str, example: str, bare: float | None) -> float:
-    if isinstance(given, bool) or not isinstance(given, str | int | float):
-        raise BadValueError(f"{given!r} is not {what}", remedy=f"write it like {example!r}")
-    if isinstance(given, int | float):
-        match_number, unit = float(given), ""
-    else:
-        match = _NUMBER.fullmatch(given)
-        if match is None:
-            raise BadValueError(f"{given!r} is not {what}", remedy=f"write it like {example!r}")
-        match_number, unit = float(match[1]), match[2]
-    if match_number < 0 or match_number != match_number or match_number == float("inf"):
-        raise BadValueError(f"{given!r} is not {what}: it must be a finite number, zero or more", remedy=f"write it like {example!r}")
-    if unit == "" and bare is not None:
-        return match_number * bare
-    factor = _lookup(unit, units)
+    remedy = f"write it like {example!r}"
+    number, unit = _split(given, what, remedy)
+    factor = bare if unit == "" and bare is not None else _lookup(unit, units)
     if factor is None:
-        allowed = ", ".join(units)
-        raise BadValueError(f"{given!r} has no known unit{did_you_mean(unit, units)}", remedy=f"allowed units: {allowed}")
-    return match_number * factor
+        unknown = f"no known unit{did_you_mean(unit, units)}" if unit else "no unit"
+        raise BadValueError(f"{shown(given)} has {unknown}", remedy=f"allowed units: {', '.join(units)}")
+    if not 0 <= number * factor < _MOST:
+        raise BadValueError(
+            f"{shown(given)} is not {what}: it must be zero or more and below {_MOST:.2g}", remedy=remedy
+        )
+    return number * factor
+
+
+def _split(given: object, what: str, remedy: str) -> tuple[float, str]:
+    if isinstance(given, bool) or not isinstance(given, str | int | float):
+        raise BadValueError(f"{shown(given)} is not {what}", remedy=remedy)
+    if isinstance(given, int | float):
+        return (float(given) if abs(given) < _MOST else math.inf), ""
+    match = _NUMBER.fullmatch(given)
+    if match is None:
+        raise BadValueError(f"{shown(given)} is not {what}", remedy=remedy)
+    return float(match[1]), match[2]
+
+
+def shown(given: object) -> str:
+    """Write a wrong value for a message: its repr on one line, cut after 60 characters.
+
+    Examples
+    --------
+    >>> shown("8GBB"), len(shown("x" * 1000))
+    ("'8GBB'", 60)
+    """
+    try:
+        text = repr(given)
+    except (ValueError, RecursionError):
+        text = f"<{type(given).__name__}>"
+    return text if len(text) <= 60 else f"{text[:59]}…"
 
 
 def _lookup(unit: str, units: dict[str, float]) -> float | None:
@@ -70,9 +91,9 @@ def parse_bytes(given: object) -> int:
     --------
     >>> parse_bytes("2GB"), parse_bytes("1 KiB"), parse_bytes(512)
     (2000000000, 1024, 512)
-    >>> parse_bytes("8GBB")
+    >>> parse_bytes("8GBB")  # doctest: +ELLIPSIS
     Traceback (most recent call last):
-    hetero.floor.errors.BadValueError: '8GBB' has no known unit; did you mean 'GB'?; allowed units: B, KB, MB, GB, TB, PB, KiB, MiB, GiB, TiB, PiB
+    hetero.floor.errors.BadValueError: '8GBB' has no known unit; did you mean 'GB'?; allowed units: B, KB, ...
     """
     return int(_parse(given, {k: float(v) for k, v in _BYTES.items()}, "an amount of memory", "8GB", 1.0))
 

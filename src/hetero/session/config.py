@@ -1,0 +1,229 @@
+"""A configuration: YAML, a dict, settings and arguments in; one frozen value out.
+
+In: what the user wrote, wherever. Out: `Config` in SI units, or one ConfigError that lists every mistake.
+It must not look for devices: whether a fleet is here is asked in `fleet` and `config_here`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hetero.floor import settings
+from hetero.floor.errors import ConfigError
+from hetero.floor.units import shown
+from hetero.session.config_yaml import Tree, lay_over, read_yaml, tree_of
+
+if TYPE_CHECKING:
+    from hetero.session.config_schema import DeviceKeys, Mistake, Root
+    from hetero.session.fleet import DeviceEntry
+
+__all__ = ["Communication", "Config", "load", "parse", "read_file"]
+
+Source = str | Path | Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Communication:
+    """How the members of a group task talk.
+
+    Attributes
+    ----------
+    protocol : 'auto', 'shared_memory', 'tcp', 'rdma' or 'nccl'
+    buffer_size_bytes : bytes; a message is cut into pieces of at most this size
+    """
+
+    protocol: str = "auto"
+    buffer_size_bytes: int = 4_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """A checked configuration; what was not given is None.
+
+    Attributes
+    ----------
+    source : the file, or what stands for it in messages; '' when there is none
+    devices : the wanted fleet, None for every sound device of this host
+    communication : how group tasks talk
+    engine, policy, isolation : words
+    memory_pool_size_bytes : bytes of the pool that arrays travel through
+    trace : file that the trace is written to
+    name : name of the run, under which checkpoints are found again
+    timeout_s : s; limit of every task that has none of its own
+    """
+
+    source: str = ""
+    devices: tuple[DeviceEntry, ...] | None = None
+    communication: Communication = field(default_factory=Communication)
+    engine: str | None = None
+    policy: str | None = None
+    isolation: str | None = None
+    memory_pool_size_bytes: int | None = None
+    trace: Path | None = None
+    name: str | None = None
+    timeout_s: float | None = None
+
+
+def load(
+    source: Source | Config | None = None, *, set: Sequence[str] | Mapping[str, Any] = (), **arguments: Any
+) -> Config:
+    """Bring together everything that says how a run should be.
+
+    Parameters
+    ----------
+    source : a YAML file, a dict of the same form, or None for the file that HETERO_CONFIG names
+    set : settings laid over it, 'key.path=value' each, or a mapping of paths to values
+    **arguments : keys of the configuration given as keyword arguments of `Context`; None means not given
+
+    Returns
+    -------
+    Config
+        Later in this list wins: HETERO_ENGINE, HETERO_DEVICES and HETERO_TRACE; the source; HETERO_SET;
+        `set`; the arguments.
+
+    Raises
+    ------
+    ConfigError
+        Something is wrong; the message has a line for each mistake, with its place.
+
+    Examples
+    --------
+    >>> load({"communication": {"protocol": "TCP"}}, set=["policy=eft"]).communication.protocol
+    'tcp'
+    """
+    if isinstance(source, Config):
+        if not set and all(value is None for value in arguments.values()):
+            return source
+        raise ConfigError(
+            "a Config takes no further settings", remedy="give the file or the dict that it was made from"
+        )
+    tree = _tree(source)
+    for setting in (*settings.overrides(), *_settings(set)):
+        lay_over(tree, setting)
+    if isinstance(tree.value, dict):
+        _put(tree, arguments)
+        _put_defaults(tree)
+    return parse(tree)
+
+
+def parse(tree: Tree) -> Config:
+    """Check a tree and give the configuration, or raise ConfigError with every mistake."""
+    root, mistakes = examine(tree)
+    if root is None:
+        raise ConfigError("\n".join(map(str, mistakes)))
+    return root
+
+
+def examine(tree: Tree) -> tuple[Config | None, tuple[Mistake, ...]]:
+    """Check a tree; gives the configuration, or every mistake in the order of the lines."""
+    from hetero.session.config_schema import check
+
+    root, mistakes = check(tree)
+    return (None if root is None else _config(root, tree.name)), mistakes
+
+
+def read_file(path: str | Path) -> Tree:
+    """Read a YAML file as a tree.
+
+    Raises
+    ------
+    ConfigError
+        There is no such file, it cannot be read, or it is not YAML.
+    """
+    try:
+        data = Path(path).expanduser().read_bytes()
+    except OSError as error:
+        remedy = "check the path" if isinstance(error, FileNotFoundError) else ""
+        raise ConfigError(f"{path}: the configuration cannot be read: {error.strerror}", remedy=remedy) from error
+    except ValueError as error:
+        raise ConfigError(f"{shown(str(path))} cannot name a file: {error}") from error
+    try:
+        return read_yaml(data.decode("utf-8-sig"), str(path))
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        raise ConfigError(f"{path}:{line}: this is not UTF-8 text", remedy="give a YAML file") from error
+
+
+def _tree(source: Source | None) -> Tree:
+    if source is None:
+        source = settings.default_config()
+    match source:
+        case None:
+            return Tree({}, {}, "")
+        case str() | Path():
+            return read_file(source)
+        case Mapping():
+            return tree_of(source, "Context(config={...})")
+    raise ConfigError(
+        f"{shown(source)} is not a configuration", remedy="give the path of a YAML file, or a dict of the same form"
+    )
+
+
+def _settings(given: Sequence[str] | Mapping[str, Any]) -> list[str]:
+    import json
+
+    if isinstance(given, Mapping):
+        return [f"{key}={json.dumps(value, default=str)}" for key, value in given.items()]
+    return [given] if isinstance(given, str) else [str(setting) for setting in given]
+
+
+def _put(tree: Tree, arguments: Mapping[str, Any]) -> None:
+    for key, value in arguments.items():
+        if value is not None:
+            tree.value[key] = str(value) if isinstance(value, Path) else value
+            for known in [known for known in tree.places if known[:1] == (key,)]:
+                del tree.places[known]
+            tree.places[(key,)] = f"Context({key}={shown(value)})"
+
+
+def _put_defaults(tree: Tree) -> None:
+    switches = {"engine": "HETERO_ENGINE", "devices": "HETERO_DEVICES", "trace": "HETERO_TRACE"}
+    for key, switch in switches.items():
+        text = settings.read(switch)
+        if text and tree.value.get(key) is None:
+            tree.value[key] = text
+            tree.places[(key,)] = switch
+
+
+def _config(root: Root, source: str) -> Config:
+    return Config(
+        source=source,
+        devices=None if root.devices is None else tuple(map(_entry, root.devices)),
+        communication=_communication(root),
+        engine=root.engine,
+        policy=root.policy,
+        isolation=root.isolation,
+        memory_pool_size_bytes=root.memory_pool_size,
+        trace=None if root.trace is None else Path(root.trace).expanduser(),
+        name=root.name,
+        timeout_s=root.timeout,
+    )
+
+
+def _communication(root: Root) -> Communication:
+    talk, usual = root.communication, Communication()
+    if talk is None:
+        return usual
+    return Communication(talk.protocol or usual.protocol, talk.buffer_size or usual.buffer_size_bytes)
+
+
+def _entry(keys: DeviceKeys) -> DeviceEntry:
+    from hetero.session.fleet import DeviceEntry
+
+    link = keys.link
+    given = {
+        "id": keys.id,
+        "cores": keys.cores,
+        "memory_limit_bytes": keys.memory_limit,
+        "throttle_frac": keys.throttle,
+        "optional": keys.optional,
+        "isolation": keys.isolation,
+        "python": keys.python,
+        "link_bytes_per_s": link and link.bandwidth,
+        "link_latency_s": link and link.latency,
+        "backend": keys.backend,
+    }
+    return DeviceEntry(type=keys.type, **{key: value for key, value in given.items() if value is not None})

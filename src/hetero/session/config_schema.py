@@ -1,0 +1,239 @@
+"""What a configuration may say, key by key, and the wording of every mistake in it.
+
+In: a tree of plain values. Out: checked values in SI units, or all mistakes at once.
+It must not open files or look for devices; only this module imports pydantic.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Annotated, Any, NamedTuple
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
+
+from hetero.floor.errors import BadValueError, HeteroError, did_you_mean
+from hetero.floor.units import parse_bandwidth, parse_bytes, parse_seconds, shown
+from hetero.session.config_words import ENGINES, ISOLATIONS, PROTOCOLS, backend_words, device_words, policy_words
+from hetero.session.config_yaml import Key, Tree
+
+__all__ = ["Mistake", "Root", "check"]
+
+
+class Mistake(NamedTuple):
+    """One thing that is wrong in a configuration.
+
+    Attributes
+    ----------
+    place : 'file:line', or what stands for it
+    key : the path as `--set` takes it, '' for the whole
+    problem : the value that was given and what is allowed
+    remedy : what to do, '' where that is plain
+    """
+
+    place: str
+    key: str
+    problem: str
+    remedy: str = ""
+
+    def __str__(self) -> str:
+        key = "" if f"{self.key}=" in self.place else self.key
+        parts = (self.place, key, f"{self.problem}; {self.remedy}" if self.remedy else self.problem)
+        return ": ".join(part for part in parts if part)
+
+
+def one_of(what: str, allowed: Callable[[], Iterable[str]]) -> Callable[[object], str]:
+    """Make a check for a word, without regard to case."""
+
+    def check_word(given: object) -> str:
+        words = tuple(allowed())
+        word = given.strip().casefold().replace("-", "_").replace(" ", "_") if isinstance(given, str) else ""
+        known = {other.casefold().replace("-", "_"): other for other in words}
+        if word in known:
+            return known[word]
+        raise BadValueError(
+            f"{shown(given)} is not {what}{did_you_mean(word, known)}", remedy=f"allowed: {', '.join(words)}"
+        )
+
+    return check_word
+
+
+def _whole(least: int, what: str) -> Callable[[object], int]:
+    def check_whole(given: object) -> int:
+        if isinstance(given, bool) or not isinstance(given, int) or not least <= given < 2**31:
+            raise BadValueError(f"{shown(given)} is not {what}", remedy=f"give a whole number, {least} or more")
+        return given
+
+    return check_whole
+
+
+def _bytes_from(least_bytes: int, least: str) -> Callable[[object], int]:
+    def check_bytes(given: object) -> int:
+        amount_bytes = parse_bytes(given)
+        if amount_bytes < least_bytes:
+            raise BadValueError(f"{shown(given)} is too little", remedy=f"at least {least}")
+        return amount_bytes
+
+    return check_bytes
+
+
+def _fraction(given: object) -> float:
+    if isinstance(given, bool) or not isinstance(given, int | float) or not 0 < given <= 1:
+        raise BadValueError(
+            f"{shown(given)} is not a share of a device's speed", remedy="give a number above 0, at most 1, like 0.25"
+        )
+    return float(given)
+
+
+def _truth(given: object) -> bool:
+    if not isinstance(given, bool):
+        raise BadValueError(f"{shown(given)} is neither true nor false", remedy="write true or false")
+    return given
+
+
+def _text(given: object) -> str:
+    if isinstance(given, bool) or not isinstance(given, str | int | float) or not str(given).strip():
+        raise BadValueError(f"{shown(given)} is not text", remedy="give a word or a path")
+    return str(given).strip()
+
+
+def _run_name(given: object) -> str:
+    text = _text(given)
+    if not all(sign.isalnum() or sign in "._-" for sign in text) or len(text) > 100 or text.startswith("."):
+        raise BadValueError(
+            f"{shown(text)} cannot name a run", remedy="use at most 100 letters, digits, '.', '_' and '-'"
+        )
+    return text
+
+
+def _device_id(given: object) -> int | str:
+    return _text(given) if isinstance(given, str) else _whole(0, "the number or the id of a device")(given)
+
+
+def _positive(parse: Callable[[object], float]) -> Callable[[object], float]:
+    def check_positive(given: object) -> float:
+        value = parse(given)
+        if value <= 0:
+            raise BadValueError(f"{shown(given)} is too little", remedy="give more than zero")
+        return value
+
+    return check_positive
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", arbitrary_types_allowed=True)
+
+
+class LinkKeys(_Strict):
+    """Keys of an emulated link."""
+
+    bandwidth: Annotated[float | None, BeforeValidator(_positive(parse_bandwidth))] = None
+    latency: Annotated[float | None, BeforeValidator(parse_seconds)] = None
+
+
+class DeviceKeys(_Strict):
+    """Keys of one entry of `devices`."""
+
+    type: Annotated[str, BeforeValidator(one_of("a device type", device_words))]
+    id: Annotated[int | str | None, BeforeValidator(_device_id)] = None
+    memory_limit: Annotated[int | None, BeforeValidator(_bytes_from(1, "1B"))] = None
+    cores: Annotated[int | None, BeforeValidator(_whole(1, "a number of cores"))] = None
+    optional: Annotated[bool | None, BeforeValidator(_truth)] = None
+    throttle: Annotated[float | None, BeforeValidator(_fraction)] = None
+    isolation: Annotated[str | None, BeforeValidator(one_of("an isolation", lambda: ISOLATIONS))] = None
+    python: Annotated[str | None, BeforeValidator(_text)] = None
+    link: LinkKeys | None = None
+    backend: Annotated[str | None, BeforeValidator(one_of("a back end", backend_words))] = None
+
+
+class CommunicationKeys(_Strict):
+    """Keys of `communication`."""
+
+    protocol: Annotated[str | None, BeforeValidator(one_of("a protocol", lambda: PROTOCOLS))] = None
+    buffer_size: Annotated[int | None, BeforeValidator(_bytes_from(1000, "1KB"))] = None
+
+
+class Root(_Strict):
+    """Keys of a configuration."""
+
+    devices: list[DeviceKeys] | None = None
+    communication: CommunicationKeys | None = None
+    engine: Annotated[str | None, BeforeValidator(one_of("an engine", lambda: ENGINES))] = None
+    policy: Annotated[str | None, BeforeValidator(one_of("a policy", policy_words))] = None
+    isolation: Annotated[str | None, BeforeValidator(one_of("an isolation", lambda: ISOLATIONS))] = None
+    memory_pool_size: Annotated[int | None, BeforeValidator(_bytes_from(1_000_000, "1MB"))] = None
+    trace: Annotated[str | None, BeforeValidator(_text)] = None
+    name: Annotated[str | None, BeforeValidator(_run_name)] = None
+    timeout: Annotated[float | None, BeforeValidator(_positive(parse_seconds))] = None
+
+
+def check(tree: Tree) -> tuple[Root | None, tuple[Mistake, ...]]:
+    """Check a tree; gives the checked values, or every mistake in the order of the places."""
+    value = without_blanks(tree.value)
+    if not isinstance(value, dict):
+        remedy = "write 'key: value' lines, as in 'devices:'"
+        return None, (Mistake(tree.place(()), "", f"{shown(value)} is not a mapping of keys to values", remedy),)
+    if value.get("devices") == []:
+        remedy = "name a device, or leave the key out to take every sound device of this host"
+        return None, (Mistake(tree.place(("devices",)), "devices", "an empty fleet runs nothing", remedy),)
+    try:
+        return Root.model_validate(value), ()
+    except ValidationError as error:
+        found = [_mistake(tree, dict(detail)) for detail in error.errors(include_url=False)]
+        return None, tuple(sorted(dict.fromkeys(found), key=_by_line))
+
+
+def without_blanks(value: Any) -> Any:
+    """Drop keys that have no value: a key left blank is a key not given."""
+    if isinstance(value, dict):
+        return {key: without_blanks(child) for key, child in value.items() if child is not None}
+    if isinstance(value, list):
+        return [without_blanks(child) for child in value]
+    return value
+
+
+def _by_line(mistake: Mistake) -> tuple[str, int, str]:
+    name, _, line = mistake.place.rpartition(":")
+    return (name, int(line), mistake.key) if line.isdigit() else (mistake.place, 0, mistake.key)
+
+
+def _mistake(tree: Tree, detail: dict[str, Any]) -> Mistake:
+    key: Key = detail["loc"]
+    problem, remedy = _worded(key, detail)
+    return Mistake(tree.place(key), ".".join(map(str, key)), problem, remedy)
+
+
+def _worded(key: Key, detail: dict[str, Any]) -> tuple[str, str]:
+    cause = detail.get("ctx", {}).get("error")
+    if isinstance(cause, HeteroError):
+        return cause.problem, cause.remedy
+    match detail["type"]:
+        case "extra_forbidden":
+            allowed = _keys_beside(key)
+            return f"there is no such key{did_you_mean(key[-1], allowed)}", f"allowed keys: {', '.join(allowed)}"
+        case "missing":
+            return "this key is missing", "every device has a type, as in 'type: CPU'"
+        case "list_type":
+            return f"{shown(detail['input'])} is not a list", "begin each entry with '- '"
+        case "model_type":
+            return (
+                f"{shown(detail['input'])} is not a mapping of keys to values",
+                f"allowed keys: {', '.join(_keys_of(key))}",
+            )
+    return f"{shown(detail['input'])}: {detail['msg']}", ""
+
+
+def _keys_of(key: Key) -> tuple[str, ...]:
+    match key:
+        case ("devices", int(), "link"):
+            model: type[_Strict] = LinkKeys
+        case ("devices", int()):
+            model = DeviceKeys
+        case ("communication",):
+            model = CommunicationKeys
+        case _:
+            model = Root
+    return tuple(model.model_fields)
+
+
+def _keys_beside(key: Key) -> tuple[str, ...]:
+    return _keys_of(key[:-1])

@@ -1,0 +1,260 @@
+"""Named bytes as files: temporary file, fsync, rename, directory fsync, checksum in the header.
+
+In: keys and bytes. Out: the same bytes after any crash, or an error that names the damaged file.
+It must not interpret what it keeps, and must not remove a file that it did not write.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import secrets
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from hetero.floor.clock import wall_time_s
+from hetero.floor.errors import BadValueError, HeteroError
+from hetero.stores.base import Store
+
+__all__ = ["Disk", "FileStore"]
+
+_KEY = re.compile(r"[A-Za-z0-9._-]+(?:/[A-Za-z0-9._-]+)*")
+_MAX_PART = 200
+_MAGIC = b"hetero-store 1 "
+_HEADER = re.compile(rb"hetero-store 1 ([0-9a-f]{64}) (\d+)\n")
+_HEADER_MAX = 128
+_SUFFIX = "="
+"""Ends the name of every value's file: no part of a key has it, so that 'a' and 'a/b' live side by side."""
+_SPARE = "=tmp"
+_STALE_S = 3600.0
+_TRIES = 8
+
+
+class Disk:
+    """The operations on files that a store needs, one method a system call.
+
+    A test hands in one that records them, to replay what a power cut would have left.
+    """
+
+    def make_folder(self, path: Path) -> None:
+        """Make a folder whose parent exists; one that exists already is fine."""
+        path.mkdir(exist_ok=True)
+
+    def create(self, path: Path, *pieces: bytes) -> None:
+        """Make a new file with this content."""
+        with path.open("xb") as file:
+            for piece in pieces:
+                file.write(piece)
+
+    def sync(self, path: Path) -> None:
+        """Wait until the content of a file is on the disk."""
+        handle = os.open(path, os.O_RDWR)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+
+    def sync_folder(self, path: Path) -> None:
+        """Wait until the names in a folder are on the disk; a no-op where the system has no such call."""
+        try:
+            handle = os.open(path, os.O_RDONLY)
+        except PermissionError:
+            return
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+
+    def rename(self, src: Path, dst: Path) -> None:
+        """Give a file its final name, in place of whatever had it."""
+        os.replace(src, dst)
+
+    def link(self, src: Path, dst: Path) -> None:
+        """Give a file a second name; raises FileExistsError when the name is taken."""
+        os.link(src, dst)
+
+    def remove(self, path: Path) -> None:
+        """Remove a file; a missing one is fine."""
+        path.unlink(missing_ok=True)
+
+    def remove_folder(self, path: Path) -> bool:
+        """Remove an empty folder; False when it is not empty or not there."""
+        try:
+            path.rmdir()
+        except OSError:
+            return False
+        return True
+
+
+class FileStore(Store):
+    """Named bytes below one folder, one file a key.
+
+    Parameters
+    ----------
+    root : folder; made by the first `put`
+    disk : the file operations, replaced in tests of power cuts
+
+    Notes
+    -----
+    `put` writes a temporary file, waits for it (fsync), renames it, and waits for the folder. `put_if_absent`
+    gives the temporary file its name by a hard link, which fails when the name is taken: exactly one of
+    several writers wins, and its bytes are complete.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> store = FileStore(Path(tempfile.mkdtemp()))
+    >>> store.put("run/1", b"state")
+    >>> store.get("run/1"), store.get("run/2"), store.list()
+    (b'state', None, ('run/1',))
+    """
+
+    def __init__(self, root: Path | str, disk: Disk | None = None) -> None:
+        self.root = Path(root)
+        self._disk = disk or Disk()
+        self._made: set[Path] = set()
+
+    def put(self, key: str, data: bytes) -> None:
+        """Write durably, in place of what was there.
+
+        Raises
+        ------
+        BadValueError
+            The key is not made of letters, digits, '.', '_', '-' and '/'.
+        HeteroError
+            The file system refuses.
+        """
+        path = self._path(key)
+        with _worded(path):
+            spare = self._spare(data)
+            self._settle(lambda: self._disk.rename(spare, path), path)
+
+    def put_if_absent(self, key: str, data: bytes) -> bool:
+        """Write unless something is there; True when written. Exactly one of several writers wins."""
+        path = self._path(key)
+        if path.exists():
+            return False
+        with _worded(path):
+            spare = self._spare(data)
+            try:
+                self._settle(lambda: self._disk.link(spare, path), path)
+            except FileExistsError:
+                self._disk.sync_folder(path.parent)
+                return False
+            finally:
+                self._disk.remove(spare)
+        return True
+
+    def get(self, key: str) -> bytes | None:
+        """Give the bytes, or None when there are none; raises HeteroError when they are damaged."""
+        path = self._path(key)
+        with _worded(path):
+            try:
+                content = path.read_bytes()
+            except (FileNotFoundError, NotADirectoryError):
+                return None
+        header = _HEADER.match(content[:_HEADER_MAX])
+        if header is not None:
+            data = content[header.end() :]
+            if len(data) == int(header[2]) and hashlib.sha256(data).hexdigest().encode() == header[1]:
+                return data
+        raise HeteroError(f"{path} is damaged: its bytes do not match their checksum", remedy="remove the file")
+
+    def list(self, prefix: str = "") -> tuple[str, ...]:
+        """Give all keys that begin with the prefix, sorted."""
+        above = prefix.rpartition("/")[0]
+        start = self._folder(above) if above else self.root
+        keys = []
+        for folder, folders, files in os.walk(start):
+            if _SPARE in folders:
+                folders.remove(_SPARE)
+            parts = Path(folder).relative_to(self.root).parts
+            keys += ["/".join((*parts, name[: -len(_SUFFIX)])) for name in files if name.endswith(_SUFFIX)]
+        return tuple(sorted(key for key in keys if key.startswith(prefix)))
+
+    def delete(self, key: str) -> None:
+        """Remove; a missing key is fine. Folders that become empty go with it."""
+        path = self._path(key)
+        if not path.exists():
+            return
+        with _worded(path):
+            self._disk.remove(path)
+            folder = path.parent
+            while folder != self.root and self._disk.remove_folder(folder):
+                self._made.discard(folder)
+                folder = folder.parent
+            self._disk.sync_folder(folder)
+
+    def _path(self, key: str) -> Path:
+        above, _, last = key.rpartition("/")
+        _check_key(key)
+        return (self._folder(above) if above else self.root) / f"{last}{_SUFFIX}"
+
+    def _folder(self, key: str) -> Path:
+        _check_key(key)
+        return self.root.joinpath(*key.split("/"))
+
+    def _spare(self, data: bytes) -> Path:
+        folder = self.root / _SPARE
+        if folder not in self._made:
+            self._make(folder)
+            self._drop_stale(folder)
+        path = folder / secrets.token_hex(8)
+        header = _MAGIC + hashlib.sha256(data).hexdigest().encode() + b" %d\n" % len(data)
+        try:
+            self._disk.create(path, header, data)
+            self._disk.sync(path)
+        except OSError:
+            self._disk.remove(path)
+            raise
+        return path
+
+    def _settle(self, name_it: Callable[[], None], path: Path) -> None:
+        for left in reversed(range(_TRIES)):
+            self._make(path.parent)
+            try:
+                name_it()
+            except FileNotFoundError:  # another process removed the folder, which was empty
+                self._made.clear()
+                if not left:
+                    raise
+            else:
+                break
+        self._disk.sync_folder(path.parent)
+
+    def _make(self, folder: Path) -> None:
+        if folder in self._made:
+            return
+        for each in reversed([folder, *folder.parents]):
+            missing = not each.exists()
+            if missing:
+                self._disk.make_folder(each)
+            if missing or each == self.root or self.root in each.parents:
+                self._disk.sync_folder(each.parent)
+        self._made.add(folder)
+
+    def _drop_stale(self, folder: Path) -> None:
+        for left in folder.iterdir():
+            with suppress(FileNotFoundError):
+                if wall_time_s() - left.stat().st_mtime > _STALE_S:
+                    self._disk.remove(left)
+
+
+def _check_key(key: str) -> None:
+    parts = key.split("/")
+    if not _KEY.fullmatch(key) or any(part in (".", "..") or len(part) > _MAX_PART for part in parts):
+        raise BadValueError(
+            f"{key!r} is not a key",
+            remedy=f"use parts of at most {_MAX_PART} letters, digits, '.', '_' and '-', joined by '/'",
+        )
+
+
+@contextmanager
+def _worded(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        problem = f"{path} cannot be used: {error.strerror or error}"
+        raise HeteroError(problem, remedy="set HETERO_HOME to a folder that can be written") from error

@@ -1,0 +1,368 @@
+"""What differs between operating systems: shared memory, mappings, signals, CPU binding, durable files.
+
+In: sizes, file descriptors, paths, process ids. Out: the same behaviour everywhere, faster where the system helps.
+It must not know tasks or devices. Linux is where this ran; the other branches are the fall-backs that the tests
+reach by switching off a flag of `FEATURES`.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+import signal
+import sys
+import tempfile
+import weakref
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from hetero.floor.errors import EngineError
+
+__all__ = [
+    "FEATURES",
+    "PAGE_BYTES",
+    "Features",
+    "SharedMemory",
+    "atomic_write",
+    "available_cpus",
+    "bind_to_cpus",
+    "describe_exit",
+    "die_with_parent",
+    "free_bytes",
+    "hard_kill",
+    "make_private",
+    "open_process",
+    "private_view",
+    "same_bytes",
+    "set_environment",
+    "shared_memory",
+    "spill_file",
+    "sync_folder",
+]
+
+PAGE_BYTES = mmap.ALLOCATIONGRANULARITY
+"""Blocks of shared memory begin at multiples of this."""
+
+_PR_SET_PDEATHSIG = 1
+_PROT_READ_WRITE = 0x03
+_MAP_PRIVATE = 0x02
+
+
+@dataclass(slots=True)
+class Features:
+    """What this operating system can do; a flag set to False leads to the fall-back.
+
+    Attributes
+    ----------
+    memfd : anonymous files in memory that need no room in `shm_dir`
+    parent_death_signal : a child can ask to be killed when its parent dies
+    affinity : a process can be bound to CPUs
+    private_mapping : a part of a file can be mapped copy-on-write without a descriptor of its own
+    dir_fsync : a folder can be flushed to disk
+    pidfd : the death of a child can be waited for like input
+    fd_passing : sockets and open files can be handed to a child process
+    shm_dir : folder that lives in memory, '' where there is none
+    """
+
+    memfd: bool = sys.platform == "linux"
+    parent_death_signal: bool = sys.platform == "linux"
+    affinity: bool = sys.platform == "linux"
+    private_mapping: bool = sys.platform == "linux"
+    dir_fsync: bool = sys.platform != "win32"
+    pidfd: bool = sys.platform == "linux"
+    fd_passing: bool = sys.platform != "win32"
+    shm_dir: str = "/dev/shm" if sys.platform == "linux" else ""
+
+    def as_dict(self) -> dict[str, Any]:
+        """Give the flags by name."""
+        return asdict(self)
+
+    def adopt(self, flags: Mapping[str, Any]) -> None:
+        """Take over another process's flags."""
+        for name, value in flags.items():
+            setattr(self, name, value)
+
+
+FEATURES = Features()
+"""The flags of this process."""
+
+
+class SharedMemory:
+    """An open file without a name that several processes map.
+
+    Attributes
+    ----------
+    fd : file descriptor
+    nbytes : bytes
+    note : '' for memory proper, else one line that says what it is instead, for the user
+    """
+
+    __slots__ = ("fd", "nbytes", "note")
+
+    def __init__(self, fd: int, nbytes: int, note: str = "") -> None:
+        self.fd = fd
+        self.nbytes = nbytes
+        self.note = note
+
+    def map(self) -> mmap.mmap:
+        """Map all of it, shared: what one process writes, the others see."""
+        return mmap.mmap(self.fd, self.nbytes)
+
+    def close(self) -> None:
+        """Close the file; mappings stay until they are closed themselves."""
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1
+
+
+def free_bytes(folder: str | Path) -> int:
+    """Give the bytes that a folder's file system has room for."""
+    if sys.platform == "win32":
+        import shutil
+
+        return shutil.disk_usage(folder).free
+    stat = os.statvfs(folder)
+    return stat.f_bavail * stat.f_frsize
+
+
+def _memfd(nbytes: int) -> SharedMemory | None:
+    if sys.platform != "linux" or not FEATURES.memfd:
+        return None
+    try:
+        fd = os.memfd_create("hetero", os.MFD_CLOEXEC)
+        os.ftruncate(fd, nbytes)
+    except OSError:
+        return None
+    return SharedMemory(fd, nbytes)
+
+
+def _unlinked(folder: str, nbytes: int, note: str) -> SharedMemory:
+    fd, path = tempfile.mkstemp(prefix="hetero-", dir=folder)
+    os.unlink(path) if sys.platform != "win32" else None
+    os.ftruncate(fd, nbytes)
+    return SharedMemory(fd, nbytes, note)
+
+
+def shared_memory(nbytes: int) -> SharedMemory:
+    """Make memory that child processes can share; nothing is left of it when the last of them ends.
+
+    Parameters
+    ----------
+    nbytes : bytes, > 0
+
+    Raises
+    ------
+    EngineError
+        Neither memory nor the temporary folder has room.
+
+    Notes
+    -----
+    In order: an anonymous memory file; an unlinked file in `FEATURES.shm_dir` where that has room (containers
+    often give it 64 MB, and writing past the end kills the process); an unlinked file in the temporary folder.
+    """
+    memory = _memfd(nbytes)
+    if memory is not None:
+        return memory
+    shm = FEATURES.shm_dir
+    if shm and Path(shm).is_dir() and free_bytes(shm) >= nbytes:
+        return _unlinked(shm, nbytes, "")
+    folder = tempfile.gettempdir()
+    there = shm and Path(shm).is_dir()
+    room = f"{shm} has room for {free_bytes(shm)} bytes" if there else "there is no folder in memory"
+    if free_bytes(folder) < nbytes:
+        raise EngineError(
+            f"no room for a memory pool of {nbytes} bytes: {room}, {folder} has room for {free_bytes(folder)} bytes",
+            remedy="make memory_pool_size smaller",
+        )
+    return _unlinked(folder, nbytes, f"the memory pool of {nbytes} bytes lies in a file under {folder}, because {room}")
+
+
+def spill_file(nbytes: int) -> SharedMemory:
+    """Make an unlinked file of this size with its room taken on the disk.
+
+    Raises
+    ------
+    EngineError
+        The disk has no room.
+    """
+    folder = tempfile.gettempdir()
+    if free_bytes(folder) < nbytes:
+        raise EngineError(f"no room for {nbytes} bytes under {folder}", remedy="make memory_pool_size larger")
+    memory = _unlinked(folder, nbytes, "")
+    if sys.platform == "linux":
+        try:
+            os.posix_fallocate(memory.fd, 0, nbytes)
+        except OSError as error:
+            memory.close()
+            raise EngineError(f"no room for {nbytes} bytes under {folder}: {error.strerror}") from error
+    return memory
+
+
+def _c_library() -> ctypes.CDLL:
+    library = ctypes.CDLL("msvcrt" if sys.platform == "win32" else None, use_errno=True)
+    library.memcmp.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
+    library.memcmp.restype = ctypes.c_int
+    if sys.platform != "win32":
+        library.mmap.argtypes = (
+            ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_ssize_t,
+        )  # fmt: skip
+        library.mmap.restype = ctypes.c_void_p
+        library.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
+        library.munmap.restype = ctypes.c_int
+    return library
+
+
+_C = _c_library()
+
+
+def _unmap(address: int, nbytes: int, keep: object) -> None:
+    _C.munmap(address, nbytes)
+
+
+def private_view(memory: SharedMemory, offset: int, nbytes: int, keep: object = None) -> Any:
+    """Give a writable buffer with the bytes of a part of shared memory; writing to it changes no other's.
+
+    Parameters
+    ----------
+    memory : the shared memory
+    offset : bytes, a multiple of `PAGE_BYTES`
+    nbytes : bytes, > 0
+    keep : kept alive as long as the buffer
+
+    Notes
+    -----
+    Where the system can, this is a copy-on-write mapping: nothing is copied until it is written to. Until then
+    it shows what is in the shared memory, so `keep` must hold the part back from its next user, or
+    `make_private` be called. Elsewhere it is a copy.
+    """
+    if FEATURES.private_mapping:
+        address = _C.mmap(None, nbytes, _PROT_READ_WRITE, _MAP_PRIVATE, memory.fd, offset)
+        if address not in (None, ctypes.c_void_p(-1).value):
+            view = (ctypes.c_char * nbytes).from_address(address)
+            weakref.finalize(view, _unmap, address, nbytes, keep).atexit = False
+            return view
+    with mmap.mmap(memory.fd, nbytes, access=mmap.ACCESS_READ, offset=offset) as source:
+        return (ctypes.c_char * nbytes).from_buffer_copy(source)
+
+
+def make_private(view: Any) -> None:
+    """Copy what a buffer of `private_view` still shares, so that it outlives its part of the shared memory."""
+    pages = memoryview(view).cast("B")[:: mmap.PAGESIZE]
+    pages[:] = bytes(pages)
+
+
+def same_bytes(address: int, other: int, nbytes: int) -> bool:
+    """Compare two parts of this process's memory."""
+    return bool(_C.memcmp(address, other, nbytes) == 0)
+
+
+def die_with_parent(parent: int) -> bool:
+    """Ask to be killed when the parent dies; False when the parent is gone already.
+
+    Notes
+    -----
+    Linux sends the signal when the thread ends that started this process, so that thread must live as long
+    as the program. Elsewhere the end of the socket to the parent is the only sign.
+    """
+    if sys.platform == "linux" and FEATURES.parent_death_signal:
+        _C.prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
+    return os.getppid() == parent
+
+
+def bind_to_cpus(cpus: Iterable[int]) -> bool:
+    """Bind the calling thread, and what it starts later, to these CPUs; False where that is not possible."""
+    if sys.platform == "linux" and FEATURES.affinity:
+        try:
+            os.sched_setaffinity(0, set(cpus))
+        except OSError:
+            return False
+        return True
+    return False
+
+
+def available_cpus() -> tuple[int, ...]:
+    """Give the CPUs that this process may use, ascending."""
+    if sys.platform == "linux" and FEATURES.affinity:
+        return tuple(sorted(os.sched_getaffinity(0)))
+    return tuple(range(os.cpu_count() or 1))
+
+
+def set_environment(values: Mapping[str, str]) -> None:
+    """Set environment variables of this process that are not set yet."""
+    for name, value in values.items():
+        os.environ.setdefault(name, value)
+
+
+def open_process(pid: int) -> int:
+    """Give a descriptor that becomes readable when the child ends, or -1 where there is none."""
+    if sys.platform == "linux" and FEATURES.pidfd:
+        try:
+            return os.pidfd_open(pid)
+        except OSError:
+            return -1
+    return -1
+
+
+def hard_kill(pid: int) -> None:
+    """End a child at once; one that has ended is fine."""
+    with suppress(ProcessLookupError):
+        if sys.platform == "win32":
+            os.kill(pid, signal.SIGTERM)
+        else:
+            os.kill(pid, signal.SIGKILL)
+
+
+def describe_exit(code: int | None) -> str:
+    """Say how a process ended.
+
+    Examples
+    --------
+    >>> describe_exit(-9), describe_exit(3), describe_exit(0), describe_exit(None)
+    ('was killed by SIGKILL', 'ended with exit code 3', 'ended by itself', 'closed its connection')
+    """
+    if code is None:
+        return "closed its connection"
+    if code == 0:
+        return "ended by itself"
+    if code > 0:
+        return f"ended with exit code {code}"
+    try:
+        return f"was killed by {signal.Signals(-code).name}"
+    except ValueError:
+        return f"was killed by signal {-code}"
+
+
+def sync_folder(folder: Path) -> None:
+    """Flush a folder's entries to disk, so that a new name in it survives a power cut."""
+    if not FEATURES.dir_fsync:
+        return
+    fd = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def atomic_write(path: Path, data: bytes) -> None:
+    """Write a file durably: afterwards it holds all of the data, and at no time a part of it.
+
+    Notes
+    -----
+    Temporary file in the same folder, fsync, rename over the old file, fsync of the folder.
+    """
+    path = Path(path)
+    fd, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    try:
+        with os.fdopen(fd, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+    sync_folder(path.parent)

@@ -188,7 +188,6 @@ def machine() -> dict[str, Any]:
             {key: pool.get(key) for key in ("internal_api", "version", "architecture", "num_threads")}
             for pool in threadpoolctl.threadpool_info()
         ],
-        "load_1_5_15_min": list(psutil.getloadavg()),
     }
 
 
@@ -237,7 +236,7 @@ class Bench:
     measured: dict[str, Measured] = field(default_factory=dict)
     claims: list[Claim] = field(default_factory=list)
     notes: dict[str, Any] = field(default_factory=dict)
-    _machine: dict[str, Any] = field(default_factory=machine)
+    _load: tuple[float, float, float] = field(default_factory=psutil.getloadavg)
 
     def measure(self, what: str, samples: Sequence[float], unit: str = "s") -> None:
         """Keep the samples of one contestant."""
@@ -268,7 +267,7 @@ class Bench:
             "command": f"python benchmarks/{self.name}.py {shlex.join(sys.argv[1:])}".rstrip(),
             "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
             "versions": versions(self.packages),
-            "machine": {**self._machine, "load_at_end": list(psutil.getloadavg())},
+            "machine": {**machine(), "load_at_start": self._load, "load_at_end": psutil.getloadavg()},
             "measured": {what: asdict(row) for what, row in self.measured.items()},
             "claims": [{**asdict(row), "aim": row.aim, "verdict": row.verdict} for row in self.claims],
             "notes": self.notes,

@@ -18,6 +18,7 @@ from tests.needs import PARTS, PROJECT
 
 GOLDEN = PROJECT / "tests" / "golden"
 GRACE_S = 5.0
+KEPT_SWITCHES = {"HETERO_REQUIRE", "HETERO_TEST_DATA", "HETERO_SEED", "HETERO_CHECK"}
 
 hypothesis.settings.register_profile("hetero", deadline=None, derandomize=True, database=None)
 hypothesis.settings.load_profile("hetero")
@@ -37,7 +38,7 @@ def pytest_configure(config: pytest.Config) -> None:
 def own_settings(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """Give the tests a home of their own, none of the developer's switches, and the core's invariants checked."""
     with pytest.MonkeyPatch.context() as patch:
-        for name in ("HETERO_DEVICES", "HETERO_ENGINE", "HETERO_TRACE", "HETERO_DEBUG"):
+        for name in {switch.name for switch in settings.SWITCHES} - KEPT_SWITCHES:
             patch.delenv(name, raising=False)
         home = tmp_path_factory.mktemp("hetero-home")
         patch.setenv("HETERO_HOME", str(home))

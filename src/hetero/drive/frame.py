@@ -27,6 +27,7 @@ class Frame:
     task_key : names the task's checkpoints, '' for none
     channel : how to talk to the other members of a group task, None outside of one
     used_namespace : True once the task asked for the device's array namespace
+    loops : where its resumable loops stand, None before the first
     """
 
     device: Device
@@ -36,6 +37,7 @@ class Frame:
     task_key: str = ""
     channel: Channel | None = None
     used_namespace: bool = False
+    loops: Any = None
 
 
 _local = threading.local()

@@ -18,6 +18,7 @@ __all__ = [
     "Fail",
     "Free",
     "Launch",
+    "Recommit",
     "Run",
     "RunGroup",
     "SetTimer",
@@ -108,6 +109,14 @@ class Commit(NamedTuple):
     device: str
 
 
+class Recommit(NamedTuple):
+    """Driver: the result of a committed task, lost with its device, is there again from this attempt."""
+
+    task: int
+    attempt: int
+    device: str
+
+
 class Fail(NamedTuple):
     """Driver: the task failed for good; said once per task."""
 
@@ -143,6 +152,7 @@ Command = (
     | StartWorker
     | Discard
     | Commit
+    | Recommit
     | Fail
     | Split
     | SetTimer
@@ -159,6 +169,7 @@ COMMANDS: tuple[type, ...] = (
     StartWorker,
     Discard,
     Commit,
+    Recommit,
     Fail,
     Split,
     SetTimer,

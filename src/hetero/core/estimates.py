@@ -1,0 +1,160 @@
+"""Rows of estimated seconds: one array over the devices for each class of tasks.
+
+In: the cost model and the devices. Out: rows, refreshed as the model learns. It must not place anything.
+"""
+
+from __future__ import annotations
+
+from math import frexp, inf, isfinite
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hetero.core.eligible import obstacle
+from hetero.core.state import DeviceState, TaskState
+from hetero.floor.units import format_seconds
+from hetero.model.device import Device
+from hetero.model.tasks import Request
+from hetero.model.topology import Topology
+from hetero.plan.cost import CostModel
+
+__all__ = ["Row", "Rows"]
+
+KNOWN = frozenset({"history", "regression", "relative"})
+"""Origins of estimates that are good enough to send several tasks at once."""
+
+
+class Row:
+    """Estimated seconds of one class of tasks on every device; inf where it cannot run.
+
+    Attributes
+    ----------
+    seconds : shape (n_devices,), s
+    best : index of the fastest device, -1 when there is none
+    known : True when the estimate on the fastest device rests on measurements
+    high_s : s, a pessimistic run time on the slowest device that is estimated
+    out_bytes : bytes of the largest result seen
+    """
+
+    __slots__ = ("best", "dirty", "high_s", "key", "known", "out_bytes", "request", "seconds", "size", "stale")
+
+    def __init__(self, key: str, size: float, request: Request) -> None:
+        self.key = key
+        self.size = size
+        self.request = request
+        self.seconds: NDArray[np.float64] = np.empty(0)
+        self.best = -1
+        self.known = False
+        self.high_s = inf
+        self.out_bytes = 0
+        self.dirty = 0
+        self.stale = True
+
+
+class Rows:
+    """All rows, by signature, request and size.
+
+    Notes
+    -----
+    A row is computed anew when an estimate moved; on a large fleet only after as many moves as a sixteenth
+    of the devices, so that the cost of learning stays constant per finished task.
+    """
+
+    def __init__(self, cost: CostModel, devices: list[DeviceState], topology: Topology) -> None:
+        self._cost = cost
+        self._devices = devices
+        self._capacity = {node.id: node.capacity_bytes for node in topology.nodes}
+        self._rows: dict[tuple[str, int, tuple[float, int]], Row] = {}
+        self._by_signature: dict[str, list[Row]] = {}
+        self._absent: dict[str, frozenset[str]] = {}
+
+    def of(self, state: TaskState) -> Row:
+        """Give the row of a task's class."""
+        row = state.row
+        if row is None:
+            row = state.row = self._find(state)
+        assert isinstance(row, Row)
+        if row.stale:
+            self._fill(row)
+        return row
+
+    def _find(self, state: TaskState) -> Row:
+        task = state.task
+        mantissa, exponent = frexp(task.size)
+        key = (task.signature, id(task.request), (round(mantissa, 1), exponent))
+        row = self._rows.get(key)
+        if row is None:
+            row = self._rows[key] = Row(task.signature, task.size, task.request)
+            self._by_signature.setdefault(task.signature, []).append(row)
+            if len(self._rows) > 4096:
+                self._forget_oldest()
+        return row
+
+    def _forget_oldest(self) -> None:
+        for key in list(self._rows)[:1024]:
+            row = self._rows.pop(key)
+            left = self._by_signature[row.key]
+            left.remove(row)
+            if not left:
+                del self._by_signature[row.key]
+
+    def capacity(self, device: Device) -> int | None:
+        """Give the bytes of a device's memory node, None where unknown."""
+        return self._capacity.get(device.memory_node, device.memory_bytes)
+
+    def obstacle(self, device: Device, signature: str, request: Request) -> str:
+        """Say why a device cannot run this class, '' when it can."""
+        lacking = self._absent.get(signature.partition("|")[0])
+        if lacking and device.label in lacking:
+            return "a package that the task imports is not installed there"
+        return obstacle(device, request, self.capacity(device))
+
+    def _fill(self, row: Row) -> None:
+        values = np.full(len(self._devices), inf)
+        row.high_s, row.known, best = 0.0, False, inf
+        for state in self._devices:
+            device = state.device
+            if self.obstacle(device, row.key, row.request):
+                continue
+            estimate = self._cost.estimate(row.key, row.size, device)
+            values[state.index] = estimate.seconds
+            row.high_s = max(row.high_s, estimate.high_s if estimate.origin in KNOWN else inf)
+            if estimate.seconds < best:
+                best, row.known = estimate.seconds, estimate.origin in KNOWN
+        row.seconds = values
+        row.best = int(values.argmin()) if best < inf else -1
+        row.stale, row.dirty = False, 0
+
+    def learned(self, signature: str) -> None:
+        """Take note that the model's estimates of a signature moved."""
+        threshold = len(self._devices) // 16
+        for row in self._by_signature.get(signature, ()):
+            row.dirty += 1
+            if row.dirty > threshold:
+                row.stale = True
+
+    def refresh(self) -> None:
+        """Take note that everything may have moved: the fleet changed, or a device's speed did."""
+        for row in self._rows.values():
+            row.stale = True
+
+    def why_idle(self, index: int) -> str:
+        """Say why a device got nothing to do, from the tasks seen last."""
+        for row in reversed(self._rows.values()):
+            name = row.key.partition("|")[0].rpartition(".")[2].partition("#")[0]
+            if row.stale or row.best < 0 or row.best == index:
+                continue
+            if isfinite(row.seconds[index]):
+                best = self._devices[row.best].name
+                there, here = format_seconds(row.seconds[index]), format_seconds(row.seconds[row.best])
+                return f"a task of {name} would take {there} there against {here} on {best}"
+            reason = self.obstacle(self._devices[index].device, row.key, row.request)
+            if reason:
+                return f"{name}: {reason}"
+        return "the other devices were enough"
+
+    def leave_out(self, signature: str, label: str) -> None:
+        """Take note that devices with this label lack a package that the function needs."""
+        function = signature.partition("|")[0]
+        self._absent[function] = self._absent.get(function, frozenset()) | {label}
+        self.refresh()

@@ -1,0 +1,170 @@
+"""The fleet as the core sees it: device states, their columns, and how much work each has accepted.
+
+In: devices that come and go, work accepted and ended. Out: the `View` that policies see. It must not place.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hetero.core.state import Batch, DevicePhase, DeviceState, TaskState
+from hetero.model.device import HOST_NODE, Device
+from hetero.plan.policies.base import Ints, View, Waiting
+
+__all__ = ["LOOKAHEAD_S", "Fleet"]
+
+LOOKAHEAD_S = 2e-3
+"""A device is sent more work while what it has would end sooner than this; above, tasks go one at a time."""
+
+OVERDUE = 1.5
+"""A task that has taken this many times its estimate is expected to take half as long again as it has."""
+
+
+class Fleet:
+    """All devices, with one column entry each.
+
+    `pending_s` is the estimated work accepted and not finished; `head_s` of it is the task that runs now,
+    since `since_s`. When a device would end is worked out from the three at the moment a view is made.
+    """
+
+    def __init__(self) -> None:
+        self.states: list[DeviceState] = []
+        self.by_id: dict[str, DeviceState] = {}
+        self.devices: tuple[Device, ...] = ()
+        self.pending_s: NDArray[np.float64] = np.empty(0)
+        self.head_s: NDArray[np.float64] = np.empty(0)
+        self.since_s: NDArray[np.float64] = np.empty(0)
+        self.busy_frac: NDArray[np.float64] = np.empty(0)
+        self.ready: NDArray[np.bool_] = np.empty(0, dtype=np.bool_)
+        self.queued: Ints = np.empty(0, dtype=np.int64)
+        self.live = 0
+        self.nodes: tuple[str, ...] = ()
+        self.own_nodes = False
+        self._blocked: set[int] = set()
+
+    def add(self, device: Device) -> DeviceState:
+        """Add a device whose worker is starting; a device that was there before starts again."""
+        state = self.by_id.get(device.id)
+        if state is not None:
+            state.device, state.phase = device, DevicePhase.STARTING
+            self.devices = tuple(entry.device for entry in self.states)
+            return state
+        state = DeviceState(device, len(self.states))
+        self.states.append(state)
+        self.by_id[device.id] = state
+        self.devices = (*self.devices, device)
+        self.nodes = tuple(dict.fromkeys(entry.memory_node for entry in self.devices))
+        self.own_nodes = self.nodes != (HOST_NODE,)
+        if state.index >= len(self.pending_s):
+            self._grow(max(8, 2 * state.index + 2))
+        return state
+
+    def _grow(self, size: int) -> None:
+        for name in ("pending_s", "head_s", "since_s", "busy_frac", "ready", "queued"):
+            old = getattr(self, name)
+            new = np.zeros(size, dtype=old.dtype)
+            new[: len(old)] = old
+            setattr(self, name, new)
+
+    def set_phase(self, state: DeviceState, phase: DevicePhase) -> None:
+        """Move a device to another phase."""
+        was, now = state.phase is DevicePhase.READY, phase is DevicePhase.READY
+        state.phase = phase
+        self.ready[state.index] = now
+        self.live += now - was
+
+    def block(self, state: DeviceState) -> None:
+        """Take note that a device is held, or has an attempt that is being stopped, or no longer."""
+        if state.held_by or state.stopping:
+            self._blocked.add(state.index)
+        else:
+            self._blocked.discard(state.index)
+
+    def room(self, state: DeviceState) -> int:
+        """Give how many more launches the device would be sent now: 0 or 1."""
+        if state.phase is not DevicePhase.READY or state.held_by or state.stopping:
+            return 0
+        if state.batches == 0 and not state.placed:
+            return 1
+        if state.batches == 1 and not state.placed:
+            own = state.device.memory_node != HOST_NODE
+            return int(own or self.pending_s[state.index] < LOOKAHEAD_S)
+        return 0
+
+    def accept(self, state: DeviceState, task: TaskState, now_s: float) -> None:
+        """Count a task that was placed on a device."""
+        index = state.index
+        if not state.sent and not state.placed:
+            self.since_s[index] = now_s
+            self.head_s[index] = task.predicted_s
+        self.pending_s[index] += task.predicted_s
+        self.queued[index] += 1
+
+    def send(self, state: DeviceState, task: TaskState, batch: Batch, now_s: float) -> None:
+        """Count a task that leaves for the device's worker."""
+        if not state.sent:
+            state.started_s = now_s
+            self.since_s[state.index] = now_s
+            self.head_s[state.index] = task.predicted_s
+        state.placed.remove(task)
+        state.sent[task.task.id] = (task, batch)
+        if batch.left == 0:
+            state.batches += 1
+        batch.left += 1
+
+    def drop(self, state: DeviceState, task: TaskState, now_s: float) -> None:
+        """Uncount a task that ended on a device or left its queue."""
+        index = state.index
+        sent = state.sent.pop(task.task.id, None)
+        if sent is not None:
+            batch = sent[1]
+            batch.left -= 1
+            if batch.left == 0:
+                state.batches -= 1
+        else:
+            state.placed.remove(task)
+        queued = self.queued[index] - 1
+        self.queued[index] = queued
+        if queued == 0:
+            self.pending_s[index] = self.head_s[index] = 0.0
+            return
+        self.pending_s[index] -= task.predicted_s
+        head = next(iter(state.sent.values()))[0] if state.sent else state.placed[0]
+        if state.started_s != now_s or self.head_s[index] != head.predicted_s:
+            state.started_s = now_s
+            self.since_s[index] = now_s
+            self.head_s[index] = head.predicted_s
+
+    def available_s(self, now_s: float) -> NDArray[np.float64]:
+        """Give when each device's accepted work is estimated to end: shape (n_devices,), s.
+
+        Notes
+        -----
+        remaining = max(head - elapsed, 0), and elapsed / 2 once elapsed > 1.5 head: a task that is late is
+        expected to stay late in proportion.
+        """
+        n = len(self.states)
+        busy = self.queued[:n] > 0
+        elapsed = np.where(busy, now_s - self.since_s[:n], 0.0)
+        head = self.head_s[:n]
+        remaining = np.where(elapsed > OVERDUE * head, 0.5 * elapsed, np.maximum(head - elapsed, 0.0))
+        result: NDArray[np.float64] = now_s + remaining + np.maximum(self.pending_s[:n] - head, 0.0)
+        return result
+
+    def view(self, now_s: float, backlog: int, waiting: tuple[Waiting, ...]) -> View:
+        """Make the view that a policy sees."""
+        n = len(self.states)
+        room = np.fromiter((self.room(state) for state in self.states), np.int64, n) if n < 64 else self._rooms()
+        return View(
+            now_s, self.devices, self.ready[:n], self.available_s(now_s), self.queued[:n], room,
+            self.busy_frac[:n], backlog, waiting,
+        )  # fmt: skip
+
+    def _rooms(self) -> Ints:
+        n = len(self.states)
+        room: Ints = (self.ready[:n] & (self.queued[:n] == 0)).astype(np.int64)
+        for index in np.flatnonzero((self.queued[:n] > 0) & (self.pending_s[:n] < LOOKAHEAD_S)):
+            room[index] = self.room(self.states[index])
+        room[sorted(self._blocked)] = 0
+        return room

@@ -1,0 +1,599 @@
+"""The core: one pure state machine. `handle(event)` is the only door through which its state changes.
+
+In: events. Out: commands. It knows no clock, no chance and no input or output: time arrives inside the events.
+What placing, memory and estimates need is in the rooms beside; here are the lives of tasks and devices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from heapq import heappop
+from math import inf, isfinite
+from typing import Any
+
+from hetero.core.eligible import refusal
+from hetero.core.estimates import Rows
+from hetero.core.fleet import Fleet
+from hetero.core.memory import Item, Replicas
+from hetero.core.placing import Placer
+from hetero.core.state import DevicePhase, DeviceState, Phase, TaskState
+from hetero.model.commands import (
+    Cancel,
+    Command,
+    Commit,
+    Discard,
+    Fail,
+    Recommit,
+    Run,
+    SetTimer,
+    Split,
+    StartWorker,
+    Warn,
+    Withdraw,
+)
+from hetero.model.device import HOST_NODE
+from hetero.model.events import (
+    CancelRequested,
+    DeviceAdded,
+    DeviceLost,
+    DeviceReady,
+    Event,
+    ItemPut,
+    ItemReleased,
+    TaskFailed,
+    TaskFinished,
+    TaskSubmitted,
+    TaskWithdrawn,
+    TimerFired,
+    TransferFailed,
+    TransferFinished,
+    UtilisationReported,
+)
+from hetero.model.tasks import Failure, Request
+from hetero.model.topology import Topology
+from hetero.plan.cost import CostModel, Estimate
+from hetero.plan.policies.base import Policy
+
+__all__ = ["Counts", "Machine", "Rules"]
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """The bounds on waiting.
+
+    Attributes
+    ----------
+    starts : times that a worker is started again without having finished a task
+    stall_s, stall_factor : an attempt that has run longer than stall_s + stall_factor × its pessimistic
+        estimate is given up and tried again; without a measured estimate it is never given up
+    sweep_s : s between two looks for such attempts
+    retry_s : s after which an idle device is considered again although the policy left it idle
+    """
+
+    starts: int = 5
+    stall_s: float = 60.0
+    stall_factor: float = 20.0
+    sweep_s: float = 5.0
+    retry_s: float = 0.05
+
+
+@dataclass(slots=True)
+class Counts:
+    """What became of the tasks: submitted = open + committed + failed."""
+
+    submitted: int = 0
+    committed: int = 0
+    failed: int = 0
+    retried: int = 0
+    late: int = 0
+
+
+class Machine:
+    """Decides what runs where, and remembers what happened.
+
+    Parameters
+    ----------
+    policy : proposes placements
+    cost : learns and estimates run times
+    topology : memory nodes and links
+    rules : bounds on waiting
+
+    Examples
+    --------
+    >>> from hetero.model.device import Device, DeviceType
+    >>> from hetero.model.tasks import Task
+    >>> from hetero.plan.policies.registry import get
+    >>> machine = Machine(get("eft"), CostModel(), Topology())
+    >>> _ = machine.handle(DeviceAdded(0.0, Device("h0/cpu:0", "cpu", DeviceType("CPU"), "cpu")))
+    >>> _ = machine.handle(DeviceReady(0.0, "h0/cpu:0"))
+    >>> machine.handle(TaskSubmitted(0.0, Task(1, "f", "f|", 0.0, (), (), Request())))[0].device
+    'h0/cpu:0'
+    """
+
+    def __init__(self, policy: Policy, cost: CostModel, topology: Topology, rules: Rules | None = None) -> None:
+        self.rules = rules or Rules()
+        self.cost = cost
+        self.counts = Counts()
+        self.fleet = Fleet()
+        self.rows = Rows(cost, self.fleet.states, topology)
+        self.replicas = Replicas(topology)
+        self.placer = Placer(self.fleet, self.rows, self.replicas, topology, policy)
+        self.tasks: dict[int, TaskState] = {}
+        self._reduced = False
+        self._timer_s = inf
+        self._sweep_at_s = 0.0
+        self._handlers: dict[type, Callable[[Any], list[Command]]] = {
+            TaskSubmitted: self._submitted,
+            CancelRequested: self._cancel_requested,
+            TaskFinished: self._finished,
+            TaskFailed: self._failed,
+            TaskWithdrawn: self._withdrawn,
+            DeviceAdded: self._device_added,
+            DeviceReady: self._device_ready,
+            DeviceLost: self._device_lost,
+            UtilisationReported: self._utilisation_reported,
+            ItemPut: self._item_put,
+            ItemReleased: self._item_released,
+            TransferFinished: self._transfer_finished,
+            TransferFailed: self._transfer_failed,
+            TimerFired: self._timer_fired,
+        }
+
+    def handle(self, event: Event) -> list[Command]:
+        """Take one fact; give the orders that follow from it, in the order in which they must be carried out."""
+        commands = self._handlers[type(event)](event)
+        now_s = event.at_s
+        placer = self.placer
+        if placer.ready.count or placer.groups or placer.parked:
+            commands.extend(placer.dispatch(now_s))
+            if placer.starved:
+                self._wake(now_s + self.rules.retry_s, commands)
+        if commands:
+            self._arm(commands, now_s)
+        if self.tasks and now_s >= self._sweep_at_s:
+            self._sweep_at_s = now_s + self.rules.sweep_s
+            self._wake(self._sweep_at_s, commands)
+        return commands
+
+    def _arm(self, commands: list[Command], now_s: float) -> None:
+        """Ask to be woken for what was just sent: a time limit, or a batch that may get stuck behind its first."""
+        if self.placer.deadlines:
+            self._wake(self.placer.deadlines[0][0], commands)
+        if self.fleet.live > 1 and any(type(c) is Run and len(c.launches) > 1 for c in commands):
+            self._wake(now_s + self.rules.retry_s, commands)
+
+    def _wake(self, at_s: float, commands: list[Command]) -> None:
+        if at_s < self._timer_s:
+            self._timer_s = at_s
+            commands.append(SetTimer(at_s))
+
+    # questions
+
+    def obstacles(self, signature: str, request: Request) -> list[tuple[str, str]]:
+        """Say for each device why it can never run a request, '' where it can."""
+        return [
+            (state.name, "it was lost" if state.phase is DevicePhase.GONE else self.rows.obstacle(state.device, signature, request))
+            for state in self.fleet.states
+        ]  # fmt: skip
+
+    def refuse(self, name: str, signature: str, request: Request) -> str:
+        """Say why the fleet can never meet a request, '' when it can."""
+        obstacles = self.obstacles(signature, request)
+        able = sum(1 for _, reason in obstacles if not reason)
+        return refusal(name, request, obstacles) if able < request.devices or not able else ""
+
+    def estimates(self, signature: str, size: float) -> list[tuple[str, Estimate]]:
+        """Give the estimate of one run on each device."""
+        return [(state.name, self.cost.estimate(signature, size, state.device)) for state in self.fleet.states]
+
+    def left_out(self) -> list[tuple[str, str]]:
+        """Give the sound devices that finished no task while others did, with the reason."""
+        total = sum(state.finished for state in self.fleet.states)
+        idle = [s for s in self.fleet.states if s.phase is DevicePhase.READY and not s.finished and not s.sent]
+        if not total:
+            return []
+        return [(state.name, self.rows.why_idle(state.index)) for state in idle]
+
+    # tasks
+
+    def _submitted(self, event: TaskSubmitted) -> list[Command]:
+        task = event.task
+        commands: list[Command] = []
+        state = self.tasks.get(task.id)
+        if state is None:
+            self.counts.submitted += 1
+            state = self.tasks[task.id] = TaskState(task)
+        else:
+            state.task, state.row, state.waits_for, state.excluded = task, None, 0, frozenset()
+        for parent in dict.fromkeys(task.after):
+            waited = self.tasks.get(parent)
+            if waited is not None:
+                state.waits_for += 1
+                if waited.dependents is None:
+                    waited.dependents = []
+                waited.dependents.append(state)
+        if not state.waits_for:
+            self._make_ready(state, commands)
+        return commands
+
+    def _make_ready(self, state: TaskState, commands: list[Command], *, first: bool = False) -> None:
+        request = state.task.request
+        reason = self.refuse(state.task.name, state.task.signature, request) if self._reduced else ""
+        if reason:
+            self._fail(state, Failure("nothing_fits", reason), commands)
+        elif request.devices > 1 or request.exclusive:
+            state.phase = Phase.READY
+            (self.placer.groups.appendleft if first else self.placer.groups.append)(state)
+        else:
+            self.placer.ready.push(state, first=first)
+
+    def _finished(self, event: TaskFinished) -> list[Command]:
+        state = self.tasks.get(event.task)
+        device = self.fleet.by_id[event.device]
+        if state is None or state.attempt != event.attempt or event.task not in device.sent:
+            self._late(device, event.task, event.attempt)
+            return [Discard(event.device, event.task, event.attempt)]
+        if state.devices:
+            return self._member_finished(state, device, event)
+        commands: list[Command] = []
+        self.placer.unplace(state, event.at_s, commands)
+        self._learn(state, device, event)
+        self._commit(state, event, commands)
+        self.placer.flush(device, event.at_s, commands)
+        return commands
+
+    def _learn(self, state: TaskState, device: DeviceState, event: TaskFinished) -> None:
+        device.finished += 1
+        device.starts = 0
+        task = state.task
+        if self.cost.observe(task.signature, task.size, device.device, event.seconds):
+            self.rows.learned(task.signature)
+        if event.nbytes:
+            row = self.rows.of(state)
+            row.out_bytes = max(row.out_bytes, event.nbytes)
+
+    def _commit(self, state: TaskState, event: TaskFinished, commands: list[Command]) -> None:
+        task = state.task
+        state.phase = Phase.FINISHED
+        del self.tasks[task.id]
+        if state.recomputed:
+            commands.append(Recommit(task.id, event.attempt, event.device))
+        else:
+            self.counts.committed += 1
+            commands.append(Commit(task.id, event.attempt, event.device))
+        if event.nbytes:
+            commands.extend(self.replicas.add(task.id, event.nbytes, event.node, state))
+        dependents, state.dependents = state.dependents, None
+        for dependent in dependents or ():
+            dependent.waits_for -= 1
+            if not dependent.waits_for and dependent.phase is Phase.SUBMITTED:
+                self._make_ready(dependent, commands)
+
+    def _member_finished(self, state: TaskState, device: DeviceState, event: TaskFinished) -> list[Command]:
+        commands: list[Command] = []
+        rank = state.devices.index(device.index)
+        state.group_left -= 1
+        self.fleet.drop(device, state, event.at_s)
+        if rank == 0:
+            state.result = event
+        elif event.nbytes:
+            commands.append(Discard(event.device, event.task, event.attempt))
+        if state.group_left:
+            return commands
+        first = self.fleet.states[state.devices[0]]
+        self.placer.unplace(state, event.at_s, commands)
+        assert state.result is not None
+        self._learn(state, first, state.result)
+        self._commit(state, state.result, commands)
+        return commands
+
+    def _failed(self, event: TaskFailed) -> list[Command]:
+        state = self.tasks.get(event.task)
+        device = self.fleet.by_id[event.device]
+        if state is None or state.attempt != event.attempt or event.task not in device.sent:
+            self._late(device, event.task, event.attempt)
+            return []
+        commands: list[Command] = []
+        self._cancel_others(state, device, commands)
+        self.placer.unplace(state, event.at_s, commands)
+        self._after_failure(state, device, event.failure, commands)
+        self.placer.flush(device, event.at_s, commands)
+        return commands
+
+    def _late(self, device: DeviceState, task: int, attempt: int) -> None:
+        """Count news of an attempt that was given up; if it was being stopped, its device is free now."""
+        self.counts.late += 1
+        if device.stopping.get(task) == attempt:
+            del device.stopping[task]
+            self.fleet.block(device)
+            self.placer.offer(device)
+
+    def _cancel_others(self, state: TaskState, failed: DeviceState, commands: list[Command]) -> None:
+        for index in state.devices:
+            member = self.fleet.states[index]
+            if member is not failed and state.task.id in member.sent:
+                commands.append(Cancel(member.name, state.task.id, state.attempt))
+                member.stopping[state.task.id] = state.attempt
+                self.fleet.block(member)
+
+    def _after_failure(
+        self, state: TaskState, device: DeviceState, failure: Failure, commands: list[Command]
+    ) -> None:
+        request = state.task.request
+        if failure.kind == "exception" and state.retries < request.retries:
+            state.retries += 1
+            self._again(state, commands)
+        elif failure.kind == "missing_package":
+            self.rows.leave_out(state.task.signature, device.device.label)
+            commands.append(Warn(f"{state.task.name} is not run on {device.device.label} devices: {failure.message}"))
+            self._elsewhere(state, failure, commands)
+            self._refuse_stranded(commands)
+        elif failure.kind == "out_of_memory":
+            self._out_of_memory(state, device, failure, commands)
+        else:
+            self._fail(state, failure, commands)
+
+    def _again(self, state: TaskState, commands: list[Command]) -> None:
+        self.counts.retried += 1
+        self._make_ready(state, commands, first=True)
+
+    def _elsewhere(self, state: TaskState, failure: Failure, commands: list[Command]) -> None:
+        """Try on another device; where none is left, the failure is the task's."""
+        obstacles = self.obstacles(state.task.signature, state.task.request)
+        able = [i for i, (_, reason) in enumerate(obstacles) if not reason and i not in state.excluded]
+        if len(able) >= state.task.request.devices:
+            self._again(state, commands)
+        elif failure.kind == "out_of_memory" and state.task.request.splittable:
+            state.phase, state.waits_for = Phase.SUBMITTED, 1
+            commands.append(Split(state.task.id))
+        else:
+            self._fail(state, failure, commands)
+
+    def _out_of_memory(
+        self, state: TaskState, device: DeviceState, failure: Failure, commands: list[Command]
+    ) -> None:
+        """Drop what can be dropped and try there once more; then elsewhere, then smaller."""
+        freed = self.replicas.evict(device.device.memory_node)
+        commands.extend(freed)
+        if freed and not state.out_of_memory:
+            state.out_of_memory += 1
+            self._again(state, commands)
+            return
+        state.excluded |= {device.index}
+        self._elsewhere(state, failure, commands)
+
+    def _fail(self, state: TaskState, failure: Failure, commands: list[Command]) -> None:
+        """Fail a task that is in no queue, and every task that waits for its result."""
+        doomed = [state]
+        while doomed:
+            state = doomed.pop()
+            if self.tasks.pop(state.task.id, None) is None:
+                continue
+            state.phase = Phase.FAILED
+            self.counts.failed += not state.recomputed
+            commands.append(Fail(state.task.id, failure))
+            doomed.extend(state.dependents or ())
+            state.dependents = None
+
+    def _withdrawn(self, event: TaskWithdrawn) -> list[Command]:
+        state = self.tasks.get(event.task)
+        if state is None or state.attempt != event.attempt or state.phase is not Phase.RUNNING:
+            return []
+        commands: list[Command] = []
+        self.placer.unplace(state, event.at_s, commands)
+        self._make_ready(state, commands, first=True)
+        return commands
+
+    def _cancel_requested(self, event: CancelRequested) -> list[Command]:
+        state = self.tasks.get(event.task)
+        if state is None:
+            return []
+        return self._stop(state, event.at_s, Failure("cancelled", f"{state.task.name} was cancelled"))
+
+    def _stop(self, state: TaskState, now_s: float, failure: Failure) -> list[Command]:
+        """Fail a task wherever it stands, and stop its attempt."""
+        commands: list[Command] = []
+        if state.phase is Phase.RUNNING:
+            names = [self.fleet.states[i].name for i in state.devices or (state.device,)]
+            commands.extend(Cancel(name, state.task.id, state.attempt) for name in names)
+            self._keep_busy(state, now_s, commands)
+        elif state.phase is Phase.PLACED:
+            self.placer.unplace(state, now_s, commands)
+        elif state.phase is Phase.READY:
+            self._unqueue(state, commands)
+        self._fail(state, failure, commands)
+        return commands
+
+    def _unqueue(self, state: TaskState, commands: list[Command]) -> None:
+        if state in self.placer.groups:
+            self.placer.groups.remove(state)
+            self.placer.let_go(state)
+            commands.extend(self.replicas.unplace(state))
+        else:
+            self.placer.ready.remove(state, Phase.SUBMITTED)
+
+    def _keep_busy(self, state: TaskState, now_s: float, commands: list[Command]) -> None:
+        """Count a stopped attempt's device as busy until the engine has answered for it."""
+        for index in state.devices or (state.device,):
+            device = self.fleet.states[index]
+            if state.task.id in device.sent:
+                device.stopping[state.task.id] = state.attempt
+                self.fleet.block(device)
+        self.placer.unplace(state, now_s, commands)
+
+    # devices
+
+    def _device_added(self, event: DeviceAdded) -> list[Command]:
+        self.fleet.set_phase(self.fleet.add(event.device), DevicePhase.STARTING)
+        self.rows.refresh()
+        return []
+
+    def _device_ready(self, event: DeviceReady) -> list[Command]:
+        state = self.fleet.by_id.get(event.device)
+        if state is None or state.phase in (DevicePhase.READY, DevicePhase.GONE):
+            return []
+        self.fleet.set_phase(state, DevicePhase.READY)
+        self.placer.offer_all()
+        return []
+
+    def _device_lost(self, event: DeviceLost) -> list[Command]:
+        device = self.fleet.by_id.get(event.device)
+        if device is None or device.phase is DevicePhase.GONE:
+            return []
+        commands: list[Command] = []
+        wanted = bool(device.stopping)
+        device.stopping.clear()
+        self.fleet.block(device)
+        device.starts += not wanted
+        gone = event.permanent or device.starts > self.rules.starts
+        self.fleet.set_phase(device, DevicePhase.GONE if gone else DevicePhase.LOST)
+        victims = [state for state, _ in device.sent.values()]
+        for position, state in enumerate(victims):
+            self._lose_attempt(state, device, event, commands, running=position == 0 and not wanted)
+        for state in list(device.placed):
+            self.placer.unplace(state, event.at_s, commands)
+            self._make_ready(state, commands, first=True)
+        for group in list(self.placer.groups):
+            if device.index in group.devices:
+                self.placer.let_go(group)
+                commands.extend(self.replicas.unplace(group))
+        if device.device.memory_node != HOST_NODE:
+            self._lose_node(device.device.memory_node, event.at_s, commands)
+        self.placer.offer(device)
+        if gone:
+            self._device_gone(device, event, commands)
+        else:
+            commands.append(StartWorker(device.name))
+        return commands
+
+    def _lose_attempt(
+        self, state: TaskState, device: DeviceState, event: DeviceLost, commands: list[Command], *, running: bool
+    ) -> None:
+        self._cancel_others(state, device, commands)
+        self.placer.unplace(state, event.at_s, commands)
+        state.crashes += running
+        if state.crashes > state.task.request.crashes:
+            text = f"{state.task.name} was given up: its worker died {state.crashes} times, last on {device.name}: {event.reason}"
+            self._fail(state, Failure("crash", text), commands)
+        else:
+            self._again(state, commands)
+
+    def _device_gone(self, device: DeviceState, event: DeviceLost, commands: list[Command]) -> None:
+        commands.append(Warn(f"{device.name} is not used any more: {event.reason}"))
+        self.rows.refresh()
+        self._refuse_stranded(commands)
+
+    def _refuse_stranded(self, commands: list[Command]) -> None:
+        """Fail the ready tasks that no device can run any more; later ones fail when they become ready."""
+        self._reduced = True
+        for state in [s for s in self.tasks.values() if s.phase is Phase.READY]:
+            reason = self.refuse(state.task.name, state.task.signature, state.task.request)
+            if reason and state.phase is Phase.READY:
+                self._unqueue(state, commands)
+                self._fail(state, Failure("nothing_fits", reason), commands)
+
+    def _lose_node(self, node: str, now_s: float, commands: list[Command]) -> None:
+        orphans, broken = self.replicas.lose(node)
+        for item, src, dst in broken:
+            commands.extend(self._transfer_failed(TransferFailed(now_s, item, src, dst, "a memory node was lost")))
+        for entry in orphans:
+            self._recompute(entry, now_s, commands)
+
+    def _recompute(self, entry: Item, now_s: float, commands: list[Command]) -> None:
+        """Run the task of a lost result again; whoever needs the result waits for it."""
+        producer = entry.producer
+        if producer is None or entry.id in self.tasks:
+            return
+        self.replicas.forget(entry)
+        producer.recomputed = True
+        producer.excluded, producer.dependents = frozenset(), []
+        for state in self.tasks.values():
+            if entry.id in state.task.inputs and state.phase in (Phase.READY, Phase.PLACED, Phase.SUBMITTED):
+                if state.phase is Phase.PLACED:
+                    self.placer.unplace(state, now_s, commands)
+                elif state.phase is Phase.READY:
+                    self._unqueue(state, commands)
+                state.phase = Phase.SUBMITTED
+                state.waits_for += 1
+                producer.dependents.append(state)
+        self.tasks[entry.id] = producer
+        self._make_ready(producer, commands, first=True)
+
+    def _utilisation_reported(self, event: UtilisationReported) -> list[Command]:
+        state = self.fleet.by_id.get(event.device)
+        if state is not None:
+            self.fleet.busy_frac[state.index] = event.busy_frac
+        return []
+
+    # data
+
+    def _item_put(self, event: ItemPut) -> list[Command]:
+        return self.replicas.add(event.item, event.nbytes, event.node, None)
+
+    def _item_released(self, event: ItemReleased) -> list[Command]:
+        return self.replicas.release(event.item)
+
+    def _transfer_finished(self, event: TransferFinished) -> list[Command]:
+        waiters, commands = self.replicas.arrived(event.item, event.src, event.dst)
+        for state in waiters:
+            if not state.missing and state.phase is Phase.PLACED:
+                self.placer.flush(self.fleet.states[state.device], event.at_s, commands)
+        self.placer.offer_all()
+        return commands
+
+    def _transfer_failed(self, event: TransferFailed) -> list[Command]:
+        commands: list[Command] = []
+        for state in self.replicas.failed(event.item, event.src, event.dst):
+            if state.phase is Phase.PLACED:
+                self.placer.unplace(state, event.at_s, commands)
+                self._make_ready(state, commands, first=True)
+        return commands
+
+    # time
+
+    def _timer_fired(self, event: TimerFired) -> list[Command]:
+        self._timer_s = inf
+        commands: list[Command] = []
+        self.placer.offer_all()
+        while self.placer.deadlines and self.placer.deadlines[0][0] <= event.at_s:
+            _, task, attempt = heappop(self.placer.deadlines)
+            state = self.tasks.get(task)
+            if state is not None and state.attempt == attempt and state.phase is Phase.RUNNING:
+                limit = state.task.request.timeout_s
+                failure = Failure("timeout", f"{state.task.name} ran longer than its limit of {limit:g} s")
+                commands.extend(self._stop(state, event.at_s, failure))
+        if self.fleet.live > 1:
+            self._rescue(event.at_s, commands)
+        if event.at_s >= self._sweep_at_s:
+            self._sweep(event.at_s, commands)
+        if self.placer.deadlines:
+            self._wake(self.placer.deadlines[0][0], commands)
+        return commands
+
+    def _rescue(self, now_s: float, commands: list[Command]) -> None:
+        """Take back the small tasks that are stuck behind one which turned out long."""
+        for device in self.fleet.states:
+            if len(device.sent) < 2:
+                continue
+            head, *others = [state for state, _ in device.sent.values()]
+            if now_s - device.started_s > max(10 * head.predicted_s, self.rules.retry_s / 2):
+                commands.extend(Withdraw(device.name, state.task.id, state.attempt) for state in others)
+
+    def _sweep(self, now_s: float, commands: list[Command]) -> None:
+        """Give up attempts that have run absurdly long against what is known of them."""
+        for device in self.fleet.states:
+            if not device.sent:
+                continue
+            state = next(iter(device.sent.values()))[0]
+            limit = self.rules.stall_s + self.rules.stall_factor * self.rows.of(state).high_s
+            if isfinite(limit) and now_s - device.started_s > limit:
+                commands.append(Warn(f"{state.task.name} hangs on {device.name} and is tried again"))
+                commands.append(Cancel(device.name, state.task.id, state.attempt))
+                self._cancel_others(state, device, commands)
+                self._keep_busy(state, now_s, commands)
+                state.crashes += 1
+                if state.crashes > state.task.request.crashes:
+                    self._fail(state, Failure("crash", f"{state.task.name} hung {state.crashes} times"), commands)
+                else:
+                    self._again(state, commands)

@@ -1,0 +1,283 @@
+"""Replicas: which data item lies on which memory node, what must travel, what may be dropped.
+
+In: items, placements, finished transfers. Out: transfers and frees as commands. It knows bytes, never values.
+Small values travel inside messages and are not items here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from math import inf
+
+from hetero.core.state import TaskState
+from hetero.model.commands import Command, Free, Transfer
+from hetero.model.device import HOST_NODE
+from hetero.model.topology import Topology
+
+__all__ = ["Item", "Replicas"]
+
+
+class Item:
+    """One data item: its bytes and its replicas.
+
+    Attributes
+    ----------
+    valid : nodes with a finished replica, in the order of their arrival
+    arriving : nodes to which a transfer is under way, with the node that it comes from
+    pins : per node, how many placed tasks need the replica there
+    producer : the task that can compute it again, None where it came from outside
+    heirs : items that would need this one to be computed again
+    """
+
+    __slots__ = ("arriving", "heirs", "id", "nbytes", "parents", "pins", "producer", "released", "valid", "waiters")
+
+    def __init__(self, item: int, nbytes: int, producer: TaskState | None) -> None:
+        self.id = item
+        self.nbytes = nbytes
+        self.valid: list[str] = []
+        self.arriving: dict[str, str] = {}
+        self.pins: dict[str, int] = {}
+        self.waiters: dict[str, list[TaskState]] = {}
+        self.producer = producer
+        self.parents: tuple[int, ...] = ()
+        self.heirs = 0
+        self.released = False
+
+
+class Replicas:
+    """All data items of a run.
+
+    The host's memory node has no hard limit here: the engine falls back to a file mapping when its pool is
+    full. Every other node has the capacity that the topology states; a placement reserves what it needs,
+    replicas that exist elsewhere too are dropped first, oldest use first, and the last replica of an item is
+    copied to the host before it is dropped.
+    """
+
+    def __init__(self, topology: Topology) -> None:
+        self._topology = topology
+        self._capacity: dict[str, float] = {node.id: float(node.capacity_bytes) for node in topology.nodes}
+        self._capacity[HOST_NODE] = inf
+        self.items: dict[int, Item] = {}
+        self.used: dict[str, int] = dict.fromkeys(self._capacity, 0)
+        self.peak: dict[str, int] = dict.fromkeys(self._capacity, 0)
+        self._on: dict[str, dict[int, Item]] = {node: {} for node in self._capacity}
+
+    def capacity(self, node: str) -> float:
+        """Give the bytes that a node may hold, inf for the host."""
+        return self._capacity.get(node, inf)
+
+    def add(self, item: int, nbytes: int, node: str, producer: TaskState | None) -> list[Command]:
+        """Take note of an item that came to be on a node; gives what must be dropped for it."""
+        entry = self.items.get(item)
+        if entry is None:
+            entry = self.items[item] = Item(item, nbytes, producer)
+            if producer is not None and node != HOST_NODE:
+                entry.parents = producer.task.inputs
+                for parent in entry.parents:
+                    if parent in self.items:
+                        self.items[parent].heirs += 1
+        commands = self._make_room(node, nbytes, ())[1] if self._lacks(node, nbytes) else []
+        if node not in entry.valid:
+            entry.valid.append(node)
+            self._take(node, nbytes)
+            self._on.setdefault(node, {})[item] = entry
+        return commands
+
+    def _take(self, node: str, nbytes: int) -> None:
+        used = self.used.get(node, 0) + nbytes
+        self.used[node] = used
+        if used > self.peak.get(node, 0):
+            self.peak[node] = used
+
+    def _lacks(self, node: str, nbytes: int) -> bool:
+        return self.used.get(node, 0) + nbytes > self.capacity(node)
+
+    def seconds(self, inputs: Iterable[int], node: str) -> float:
+        """Give the seconds until all inputs would be on a node, one after the other, 0 when they are there."""
+        total = 0.0
+        for item in inputs:
+            entry = self.items.get(item)
+            if entry is not None and node not in entry.valid:
+                total += self._cheapest(entry, node)[0]
+        return total
+
+    def _cheapest(self, entry: Item, node: str) -> tuple[float, str]:
+        sources = entry.valid or list(entry.arriving)
+        return min(((self._topology.seconds(entry.nbytes, src, node), src) for src in sources), default=(0.0, HOST_NODE))
+
+    def place(self, state: TaskState, node: str, extra_bytes: int) -> tuple[bool, list[Command]]:
+        """Pin a task's inputs on a node and order what must travel.
+
+        Parameters
+        ----------
+        extra_bytes : bytes reserved for the task itself
+
+        Returns
+        -------
+        tuple
+            False when there is no room for it now, and what to do. `state.missing` counts the inputs under way.
+        """
+        entries = [self.items[item] for item in dict.fromkeys(state.task.inputs) if item in self.items]
+        absent = [entry for entry in entries if node not in entry.valid and node not in entry.arriving]
+        needed = extra_bytes + sum(entry.nbytes for entry in absent)
+        commands: list[Command] = []
+        if self._lacks(node, needed):
+            fits, commands = self._make_room(node, needed, state.task.inputs)
+            if not fits:
+                return False, commands
+        for entry in absent:
+            source = self._cheapest(entry, node)[1]
+            entry.arriving[node] = source
+            entry.pins[source] = entry.pins.get(source, 0) + 1
+            self._take(node, entry.nbytes)
+            commands.append(Transfer(entry.id, source, node, entry.nbytes))
+        state.missing = 0
+        for entry in entries:
+            entry.pins[node] = entry.pins.get(node, 0) + 1
+            if node not in entry.valid:
+                state.missing += 1
+                entry.waiters.setdefault(node, []).append(state)
+        state.reserved_bytes = extra_bytes
+        self._take(node, extra_bytes)
+        state.node = node
+        return True, commands
+
+    def _make_room(self, node: str, needed: int, keep: tuple[int, ...]) -> tuple[bool, list[Command]]:
+        commands: list[Command] = []
+        held = self._on.setdefault(node, {})
+        for entry in list(held.values()):
+            if not self._lacks(node, needed):
+                break
+            if entry.pins.get(node) or entry.id in keep or len(entry.valid) < 2:
+                continue
+            commands.extend(self._drop(entry, node))
+        if not self._lacks(node, needed):
+            return True, commands
+        for entry in held.values():
+            if not entry.pins.get(node) and entry.id not in keep and HOST_NODE not in entry.arriving:
+                entry.arriving[HOST_NODE] = node
+                entry.pins[node] = entry.pins.get(node, 0) + 1
+                self._take(HOST_NODE, entry.nbytes)
+                commands.append(Transfer(entry.id, node, HOST_NODE, entry.nbytes))
+        return False, commands
+
+    def _drop(self, entry: Item, node: str) -> list[Command]:
+        entry.valid.remove(node)
+        self.used[node] -= entry.nbytes
+        del self._on[node][entry.id]
+        return [Free(entry.id, node)]
+
+    def unplace(self, state: TaskState) -> list[Command]:
+        """Undo a placement: unpin the inputs and give back the reservation."""
+        node, state.node = state.node, ""
+        if not node:
+            return []
+        self.used[node] = self.used.get(node, 0) - state.reserved_bytes
+        state.reserved_bytes = 0
+        state.missing = 0
+        commands: list[Command] = []
+        for item in dict.fromkeys(state.task.inputs):
+            entry = self.items.get(item)
+            if entry is None:
+                continue
+            waiters = entry.waiters.get(node)
+            if waiters and state in waiters:
+                waiters.remove(state)
+            commands.extend(self._unpin(entry, node))
+        return commands
+
+    def _unpin(self, entry: Item, node: str) -> list[Command]:
+        left = entry.pins.get(node, 0) - 1
+        if left > 0:
+            entry.pins[node] = left
+            return []
+        entry.pins.pop(node, None)
+        held = self._on.get(node)
+        if held is not None and entry.id in held:
+            held[entry.id] = held.pop(entry.id)
+        return self._collect(entry)
+
+    def arrived(self, item: int, src: str, dst: str) -> tuple[list[TaskState], list[Command]]:
+        """Take note of a finished transfer: who waited for it, and what can be dropped now."""
+        entry = self.items.get(item)
+        if entry is None or entry.arriving.get(dst) != src:
+            return [], [Free(item, dst)] if entry is None else []
+        del entry.arriving[dst]
+        entry.valid.append(dst)
+        self._on.setdefault(dst, {})[item] = entry
+        waiters = entry.waiters.pop(dst, [])
+        for state in waiters:
+            state.missing -= 1
+        return waiters, self._unpin(entry, src)
+
+    def failed(self, item: int, src: str, dst: str) -> list[TaskState]:
+        """Take note of a transfer that did not happen; gives the tasks that waited for it."""
+        entry = self.items.get(item)
+        if entry is None or entry.arriving.get(dst) != src:
+            return []
+        del entry.arriving[dst]
+        self.used[dst] -= entry.nbytes
+        self._unpin(entry, src)
+        return entry.waiters.pop(dst, [])
+
+    def release(self, item: int) -> list[Command]:
+        """Take note that nobody outside holds an item."""
+        entry = self.items.get(item)
+        if entry is None:
+            return []
+        entry.released = True
+        return self._collect(entry)
+
+    def _let_go(self, item: int) -> list[Command]:
+        entry = self.items.get(item)
+        if entry is None:
+            return []
+        entry.heirs -= 1
+        return self._collect(entry)
+
+    def _collect(self, entry: Item) -> list[Command]:
+        if not entry.released or entry.heirs > 0 or entry.pins or entry.arriving:
+            return []
+        if self.items.pop(entry.id, None) is None:
+            return []
+        commands: list[Command] = []
+        for node in list(entry.valid):
+            commands.extend(self._drop(entry, node))
+        for parent in entry.parents:
+            commands.extend(self._let_go(parent))
+        return commands
+
+    def evict(self, node: str) -> list[Command]:
+        """Drop every replica on a node that nothing pins and that exists elsewhere too."""
+        commands: list[Command] = []
+        for entry in list(self._on.get(node, {}).values()):
+            if node != HOST_NODE and not entry.pins.get(node) and len(entry.valid) > 1:
+                commands.extend(self._drop(entry, node))
+        return commands
+
+    def forget(self, entry: Item) -> None:
+        """Strike an item that has no replica left, to be added again when it was computed anew."""
+        self.items.pop(entry.id, None)
+
+    def lose(self, node: str) -> tuple[list[Item], list[tuple[int, str, str]]]:
+        """Take note that a node's content is gone.
+
+        Returns
+        -------
+        tuple
+            Items that have no replica left, and the (item, src, dst) of transfers that broke off.
+        """
+        broken = [
+            (entry.id, src, dst)
+            for entry in self.items.values()
+            for dst, src in entry.arriving.items()
+            if node in (src, dst)
+        ]
+        orphans: list[Item] = []
+        for entry in list(self._on.get(node, {}).values()):
+            entry.valid.remove(node)
+            self.used[node] -= entry.nbytes
+            del self._on[node][entry.id]
+            if not entry.valid:
+                orphans.append(entry)
+        return orphans, broken

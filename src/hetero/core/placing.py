@@ -1,0 +1,340 @@
+"""Placement: from ready tasks to `Run` commands, through the policy.
+
+In: the ready queue, the fleet, the rows, the replicas. Out: commands. The policy proposes; what is accepted,
+how many small tasks travel together, and who must wait for a whole group, is decided here.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from heapq import heappush
+from itertools import islice
+from math import ceil, inf, isfinite
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hetero.core.affinity import Affinities
+from hetero.core.estimates import Row, Rows
+from hetero.core.fleet import LOOKAHEAD_S, Fleet
+from hetero.core.memory import Replicas
+from hetero.core.state import Batch, DevicePhase, DeviceState, Phase, ReadyQueue, TaskState
+from hetero.model.commands import Command, Launch, Run, RunGroup
+from hetero.model.device import HOST_NODE
+from hetero.model.topology import Topology
+from hetero.plan.policies.base import Policy, ReadyTask, Waiting
+
+__all__ = ["Placer"]
+
+WINDOW = 128
+"""Ready tasks that a policy is shown at once."""
+
+CHUNK_S = 2e-3
+"""Small tasks travel together until they are worth this many seconds …"""
+
+CHUNK_TASKS = 256
+"""… or there are this many of them."""
+
+
+class Placer:
+    """Accepts proposals and sends work.
+
+    A device that the policy left without work is not offered again until the backlog has grown by a
+    quarter, the fleet or the estimates have changed, or its turn comes by the clock: so a useless device
+    costs nothing per event.
+    """
+
+    def __init__(self, fleet: Fleet, rows: Rows, replicas: Replicas, topology: Topology, policy: Policy) -> None:
+        self.ready = ReadyQueue()
+        self.groups: deque[TaskState] = deque()
+        self.policy = policy
+        self._memory: object = None
+        self._fleet = fleet
+        self._rows = rows
+        self._replicas = replicas
+        self._open: set[int] = set()
+        self._declined_at = 0
+        self.parked = 0
+        self.deadlines: list[tuple[float, int, int]] = []
+        self._lazy = policy.name == "eft"
+        self.affinities = Affinities(fleet, topology)
+
+    # what changed
+
+    def offer(self, state: DeviceState) -> None:
+        """Take note that a device may take more."""
+        if self._fleet.room(state):
+            self._open.add(state.index)
+        else:
+            self._open.discard(state.index)
+
+    def offer_all(self) -> None:
+        """Take note that every device is to be considered anew."""
+        for state in self._fleet.states:
+            self.offer(state)
+        self._declined_at = 0
+
+    @property
+    def starved(self) -> bool:
+        """True when tasks are ready and the policy left them so although a device was idle."""
+        return self.ready.count > 0 and self._declined_at > 0
+
+    # the loop
+
+    def dispatch(self, now_s: float) -> list[Command]:
+        """Place what the policy proposes, as long as it proposes."""
+        commands: list[Command] = []
+        if self.groups:
+            self._gather(self.groups[0], now_s, commands)
+        ready = self.ready
+        if not ready.count and (self._lazy or not self.parked):
+            self._declined_at = 0
+            return commands
+        if self._declined_at and ready.count > 1.25 * self._declined_at + 1:
+            self.offer_all()
+        if ready.count == 1 and self._lazy and not self._fleet.own_nodes and self._lone(now_s, commands):
+            return commands
+        while self._open and (ready.count or (self.parked and not self._lazy)):
+            if not self._round(now_s, commands):
+                self._declined_at = max(1, ready.count)
+                self._open.clear()
+        return commands
+
+    def _lone(self, now_s: float, commands: list[Command]) -> bool:
+        """Send a lone task to the fastest device when that one is idle: what the default policy would do."""
+        state = next(iter(self.ready))
+        request = state.task.request
+        row = self._rows.of(state)
+        if row.best < 0 or request.near or request.apart or state.excluded:
+            return False
+        device = self._fleet.states[row.best]
+        if device.sent or not self._fleet.room(device) or not self._accept(state, device, row, now_s, commands):
+            return False
+        self.flush(device, now_s, commands)
+        return True
+
+    def _round(self, now_s: float, commands: list[Command]) -> bool:
+        """Ask the policy once; True when a task was accepted from the ready queue or something was sent."""
+        window = {state.task.id: state for state in islice(iter(self.ready), WINDOW)}
+        waiting = self._waiting()
+        at = {entry.task.id: entry.device for entry in waiting}
+        view = self._fleet.view(now_s, self.ready.count, waiting)
+        proposals, self._memory = self.policy.propose(view, [self._show(s) for s in window.values()], self._memory)
+        before, sent = self.ready.count, len(commands)
+        touched: dict[int, DeviceState] = {}
+        for task_id, index in proposals:
+            state, device = window.get(task_id), self._fleet.states[index]
+            if device.phase is not DevicePhase.READY or device.held_by:
+                continue
+            if state is None and at.get(task_id, index) != index:
+                state = self._take_back(task_id, at[task_id], now_s, commands)
+                before += state is not None
+            if state is None or state.phase is not Phase.READY:
+                continue
+            row = self._rows.of(state)
+            if isfinite(self._seconds(state, row)[index]) and self._accept(state, device, row, now_s, commands):
+                touched[index] = device
+        for device in touched.values():
+            self.flush(device, now_s, commands)
+        return self.ready.count < before or any(type(command) is Run for command in commands[sent:])
+
+    def _show(self, state: TaskState) -> ReadyTask:
+        row = self._rows.of(state)
+        arrive = self._arrivals(state) if state.task.inputs and self._fleet.own_nodes else None
+        return ReadyTask(state.task.id, self._seconds(state, row), arrive, state.task.signature)
+
+    def _seconds(self, state: TaskState, row: Row) -> NDArray[np.float64]:
+        request = state.task.request
+        if not (request.near or request.apart or state.excluded):
+            return row.seconds
+        seconds = row.seconds.copy()
+        for index in state.excluded:
+            seconds[index] = inf
+        self.affinities.narrow(seconds, request)
+        return seconds
+
+    def _arrivals(self, state: TaskState) -> NDArray[np.float64] | None:
+        by_node = {node: self._replicas.seconds(state.task.inputs, node) for node in self._fleet.nodes}
+        if not any(by_node.values()):
+            return None
+        return np.array([by_node[device.memory_node] for device in self._fleet.devices])
+
+    def _waiting(self) -> tuple[Waiting, ...]:
+        if self._lazy or not self.parked:
+            return ()
+        return tuple(
+            Waiting(self._show(task), state.index)
+            for state in self._fleet.states
+            for task in state.placed
+            if not task.missing
+        )
+
+    # accepting and sending
+
+    def _take_back(self, task_id: int, index: int, now_s: float, commands: list[Command]) -> TaskState | None:
+        for state in self._fleet.states[index].placed:
+            if state.task.id == task_id:
+                self.unplace(state, now_s, commands)
+                self.ready.push(state, first=True)
+                return state
+        return None
+
+    def unplace(self, state: TaskState, now_s: float, commands: list[Command]) -> None:
+        """Take a placed or running task off its devices, inputs and all; the caller sets its phase."""
+        for index in state.devices or (state.device,):
+            device = self._fleet.states[index]
+            if state.task.id in device.sent or state.phase is Phase.PLACED:
+                self.parked -= state.task.id not in device.sent
+                self._fleet.drop(device, state, now_s)
+            self.offer(device)
+        if state.node:
+            commands.extend(self._replicas.unplace(state))
+        if state.task.request.workload:
+            self.affinities.left(state.task.request.workload, state.device)
+        if state.devices:
+            self.let_go(state)
+        state.device = -1
+
+    def _accept(
+        self, state: TaskState, device: DeviceState, row: Row, now_s: float, commands: list[Command]
+    ) -> bool:
+        request = state.task.request
+        if self._fleet.own_nodes:
+            node = device.device.memory_node
+            extra = request.memory_bytes or (0 if node == HOST_NODE else row.out_bytes)
+            fits, orders = self._replicas.place(state, node, extra)
+            commands.extend(orders)
+            if not fits:
+                return False
+        self.ready.remove(state, Phase.PLACED)
+        state.device = device.index
+        state.predicted_s = float(row.seconds[device.index])
+        self._fleet.accept(device, state, now_s)
+        device.placed.append(state)
+        self.parked += 1
+        self.affinities.came(state.task.id, request.workload, device.index)
+        return True
+
+    def flush(self, device: DeviceState, now_s: float, commands: list[Command]) -> None:
+        """Send what waits at a device, as one command, with further small tasks of the same class."""
+        busy = device.batches
+        pending = self._fleet.pending_s[device.index]
+        launches: list[Launch] = []
+        if device.phase is DevicePhase.READY and not device.held_by and busy < 2:
+            batch, worth = Batch(), 0.0
+            while device.placed and len(launches) < CHUNK_TASKS:
+                state = next((task for task in device.placed if not task.missing), None)
+                small = state is not None and self._small(state)
+                if state is None or (launches and worth + state.predicted_s > CHUNK_S):
+                    break
+                if (not small and (busy or launches)) or (busy and pending - state.predicted_s > LOOKAHEAD_S):
+                    break
+                worth += state.predicted_s
+                self._launch(state, device, batch, launches, now_s)
+                if not small:
+                    break
+                if not device.placed:
+                    self._fill(state, device, batch, launches, worth, now_s, commands)
+        if launches:
+            commands.append(Run(device.name, tuple(launches)))
+        self.offer(device)
+
+    def _small(self, state: TaskState) -> bool:
+        return state.predicted_s < CHUNK_S and self._rows.of(state).known and not state.task.request.timeout_s
+
+    def _fill(
+        self,
+        like: TaskState,
+        device: DeviceState,
+        batch: Batch,
+        launches: list[Launch],
+        worth: float,
+        now_s: float,
+        commands: list[Command],
+    ) -> None:
+        """Add ready tasks of the same class while they are worth less than a chunk, up to an equal share."""
+        row = self._rows.of(like)
+        if row.request.near or row.request.apart or self._fleet.own_nodes:
+            return
+        limit = min(CHUNK_TASKS, ceil((self.ready.count + len(launches)) / max(1, self._fleet.live)))
+        for state in self.ready:
+            if len(launches) >= limit or worth + like.predicted_s > CHUNK_S:
+                return
+            if self._rows.of(state) is not row or state.excluded:
+                return
+            self._accept(state, device, row, now_s, commands)
+            worth += state.predicted_s
+            self._launch(state, device, batch, launches, now_s)
+
+    def _launch(
+        self, state: TaskState, device: DeviceState, batch: Batch, launches: list[Launch], now_s: float
+    ) -> None:
+        state.phase = Phase.RUNNING
+        state.attempt += 1
+        self.parked -= 1
+        self._fleet.send(device, state, batch, now_s)
+        self._limit(state, now_s)
+        launches.append(Launch(state.task.id, state.attempt, state.predicted_s))
+
+    def _limit(self, state: TaskState, now_s: float) -> None:
+        if state.task.request.timeout_s:
+            heappush(self.deadlines, (now_s + state.task.request.timeout_s, state.task.id, state.attempt))
+
+    # groups, and tasks that want a host for themselves
+
+    def _gather(self, state: TaskState, now_s: float, commands: list[Command]) -> None:
+        """Hold devices for the oldest group until all of them are idle, then run it on all at once."""
+        if not state.devices and not self._hold(state, now_s, commands):
+            return
+        held = [device for device in self._fleet.states if device.held_by == state.task.id]
+        if state.missing or any(device.sent or device.stopping for device in held):
+            return
+        self.groups.popleft()
+        state.phase = Phase.RUNNING
+        state.attempt += 1
+        state.device = state.devices[0]
+        state.group_left = len(state.devices)
+        for index in state.devices:
+            device = self._fleet.states[index]
+            self._fleet.accept(device, state, now_s)
+            device.placed.append(state)
+            self._fleet.send(device, state, Batch(), now_s)
+        request = state.task.request
+        self._limit(state, now_s)
+        self.affinities.came(state.task.id, request.workload, state.device)
+        launch = Launch(state.task.id, state.attempt, state.predicted_s)
+        names = tuple(self._fleet.states[index].name for index in state.devices)
+        commands.append(RunGroup(names, launch) if request.devices > 1 else Run(names[0], (launch,)))
+
+    def _hold(self, state: TaskState, now_s: float, commands: list[Command]) -> bool:
+        row = self._rows.of(state)
+        seconds = np.where(self._fleet.ready[: len(self._fleet.states)], self._seconds(state, row), inf)
+        finish = seconds + self._fleet.available_s(now_s)
+        order = np.lexsort((np.arange(len(finish)), finish))
+        wanted = state.task.request.devices
+        if len(order) < wanted or not isfinite(finish[order[wanted - 1]]):
+            return False
+        if self._fleet.own_nodes:
+            _, orders = self._replicas.place(state, HOST_NODE, 0)
+            commands.extend(orders)
+        state.devices = tuple(int(index) for index in order[:wanted])
+        state.predicted_s = float(max(seconds[index] for index in state.devices))
+        hosts = {self._fleet.devices[index].host for index in state.devices}
+        for device in self._fleet.states:
+            if device.index in state.devices or (state.task.request.exclusive and device.device.host in hosts):
+                device.held_by = state.task.id
+                self._fleet.block(device)
+                self._open.discard(device.index)
+                for parked in [task for task in device.placed if task is not state]:
+                    self.unplace(parked, now_s, commands)
+                    self.ready.push(parked, first=True)
+        return True
+
+    def let_go(self, state: TaskState) -> None:
+        """Give back the devices that were held for a group."""
+        state.devices = ()
+        for device in self._fleet.states:
+            if device.held_by == state.task.id:
+                device.held_by = 0
+                self._fleet.block(device)
+                self.offer(device)

@@ -20,7 +20,9 @@ __all__ = [
     "default_config",
     "default_devices",
     "default_engine",
+    "device_variables",
     "home",
+    "offer",
     "overrides",
     "read",
     "required",
@@ -164,3 +166,17 @@ def test_data() -> Path | None:
     """Give the folder named by HETERO_TEST_DATA, or None."""
     text = read("HETERO_TEST_DATA")
     return Path(text) if text else None
+
+
+_DEVICE_PREFIXES = ("CUDA_", "HIP_", "ROCR_", "GPU_", "HSA_", "ONEAPI_", "ZE_", "SYCL_", "JAX_", "XLA_", "TPU_", "PJRT_")
+_DEVICE_PREFIXES += ("OCL_", "OPENCL_", "POCL_", "VK_", "WGPU_", "PYTORCH_", "LD_LIBRARY_PATH")
+
+
+def device_variables() -> tuple[str, ...]:
+    """Give the environment variables, as 'NAME=value', by which others' runtimes choose devices and drivers."""
+    return tuple(f"{name}={value}" for name, value in sorted(os.environ.items()) if name.startswith(_DEVICE_PREFIXES))
+
+
+def offer(name: str, value: str) -> None:
+    """Set a variable of another program's runtime for this process, unless the user has set it."""
+    os.environ.setdefault(name, value)

@@ -11,7 +11,16 @@ import re
 
 from hetero.floor.errors import BadValueError, did_you_mean
 
-__all__ = ["format_bytes", "format_rate", "format_seconds", "parse_bandwidth", "parse_bytes", "parse_seconds", "shown"]
+__all__ = [
+    "exact",
+    "format_bytes",
+    "format_rate",
+    "format_seconds",
+    "parse_bandwidth",
+    "parse_bytes",
+    "parse_seconds",
+    "shown",
+]
 
 _DECIMAL = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "P": 10**15}
 _BYTES = {f"{prefix}B": factor for prefix, factor in _DECIMAL.items()} | {
@@ -179,3 +188,24 @@ def format_seconds(duration_s: float) -> str:
     ('12.3 ms', '2.08 min')
     """
     return _scaled(duration_s, ((3600.0, "h"), (60.0, "min"), (1.0, "s"), (1e-3, "ms"), (1e-6, "µs")))
+
+
+def exact(value: float, unit: str) -> str:
+    """Write a quantity as a configuration takes it, with nothing rounded away.
+
+    Parameters
+    ----------
+    value : SI
+    unit : 'B', 'B/s' or 's'
+
+    Examples
+    --------
+    >>> exact(64_000_000, "B"), exact(2**30, "B"), exact(12.5e9, "B/s"), exact(0.0015, "s"), exact(1_234_567, "B")
+    ('64MB', '1GiB', '12.5GB/s', '1.5ms', '1234567B')
+    """
+    steps = dict(_SECONDS) if unit == "s" else {f"{name}{unit[1:]}": float(size) for name, size in _BYTES.items()}
+    texts = (
+        f"{value / size:.4g}{name}" for name, size in sorted(steps.items(), key=lambda step: -step[1]) if value >= size
+    )
+    same = (text for text in texts if "e" not in text and _parse(text, steps, "", "", None) == value)
+    return next(same, f"{value}{unit}")

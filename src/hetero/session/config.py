@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 from hetero.floor import settings
 from hetero.floor.errors import ConfigError
 from hetero.floor.units import shown
-from hetero.session.config_yaml import Tree, lay_over, read_yaml, tree_of
+from hetero.session.config_yaml import Tree, copied, lay_over, lay_value, read_yaml, tree_of
 
 if TYPE_CHECKING:
-    from hetero.session.config_schema import DeviceKeys, Mistake, Root
+    from hetero.session.config_schema import DeviceKeys, Root
     from hetero.session.fleet import DeviceEntry
 
 __all__ = ["Communication", "Config", "load", "parse", "read_file"]
@@ -101,28 +101,39 @@ def load(
             "a Config takes no further settings", remedy="give the file or the dict that it was made from"
         )
     tree = _tree(source)
-    for setting in (*settings.overrides(), *_settings(set)):
+    for setting in settings.overrides():
         lay_over(tree, setting)
+    _lay_all(tree, set)
     if isinstance(tree.value, dict):
         _put(tree, arguments)
         _put_defaults(tree)
-    return parse(tree)
+    return parse(tree)[0]
 
 
-def parse(tree: Tree) -> Config:
-    """Check a tree and give the configuration, or raise ConfigError with every mistake."""
-    root, mistakes = examine(tree)
-    if root is None:
-        raise ConfigError("\n".join(map(str, mistakes)))
-    return root
+def parse(tree: Tree) -> tuple[Config, dict[str, Any]]:
+    """Check a tree.
+
+    Returns
+    -------
+    tuple
+        The configuration, and its normal form: the keys as users write them, amounts in bytes, bytes/s and s.
+
+    Raises
+    ------
+    ConfigError
+        Its `mistakes` are listed in the order of the lines.
+    """
+    from hetero.session.config_schema import check, normal_form
+
+    root = check(tree)
+    return _config(root, tree), normal_form(root)
 
 
-def examine(tree: Tree) -> tuple[Config | None, tuple[Mistake, ...]]:
-    """Check a tree; gives the configuration, or every mistake in the order of the lines."""
-    from hetero.session.config_schema import check
+def check_here(config: Config) -> None:
+    """Raise ConfigError when this host lacks something that a configuration names."""
+    from hetero.session.config_here import choose_protocol
 
-    root, mistakes = check(tree)
-    return (None if root is None else _config(root, tree.name)), mistakes
+    choose_protocol(config.communication.protocol, config.source)
 
 
 def read_file(path: str | Path) -> Tree:
@@ -162,18 +173,19 @@ def _tree(source: Source | None) -> Tree:
     )
 
 
-def _settings(given: Sequence[str] | Mapping[str, Any]) -> list[str]:
-    import json
-
+def _lay_all(tree: Tree, given: Sequence[str] | Mapping[str, Any]) -> None:
     if isinstance(given, Mapping):
-        return [f"{key}={json.dumps(value, default=str)}" for key, value in given.items()]
-    return [given] if isinstance(given, str) else [str(setting) for setting in given]
+        for path, value in given.items():
+            lay_value(tree, str(path), value, f"Context(set={{{path!r}: ...}})")
+        return
+    for setting in [given] if isinstance(given, str) else given:
+        lay_over(tree, str(setting))
 
 
 def _put(tree: Tree, arguments: Mapping[str, Any]) -> None:
     for key, value in arguments.items():
         if value is not None:
-            tree.value[key] = str(value) if isinstance(value, Path) else value
+            tree.value[key] = str(value) if isinstance(value, Path) else copied(value, f"Context({key}=...)")
             for known in [known for known in tree.places if known[:1] == (key,)]:
                 del tree.places[known]
             tree.places[(key,)] = f"Context({key}={shown(value)})"
@@ -188,9 +200,9 @@ def _put_defaults(tree: Tree) -> None:
             tree.places[(key,)] = switch
 
 
-def _config(root: Root, source: str) -> Config:
+def _config(root: Root, tree: Tree) -> Config:
     return Config(
-        source=source,
+        source=tree.name,
         devices=None if root.devices is None else tuple(map(_entry, root.devices)),
         communication=_communication(root),
         engine=root.engine,

@@ -11,12 +11,12 @@ from typing import Annotated, Any, NamedTuple
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
 
-from hetero.floor.errors import BadValueError, HeteroError, did_you_mean
+from hetero.floor.errors import BadValueError, ConfigError, HeteroError, did_you_mean
 from hetero.floor.units import parse_bandwidth, parse_bytes, parse_seconds, shown
 from hetero.session.config_words import ENGINES, ISOLATIONS, PROTOCOLS, backend_words, device_words, policy_words
 from hetero.session.config_yaml import Key, Tree
 
-__all__ = ["Mistake", "Root", "check"]
+__all__ = ["DeviceKeys", "Mistake", "MistakesError", "Root", "check", "normal_form"]
 
 
 class Mistake(NamedTuple):
@@ -166,20 +166,47 @@ class Root(_Strict):
     timeout: Annotated[float | None, BeforeValidator(_positive(parse_seconds))] = None
 
 
-def check(tree: Tree) -> tuple[Root | None, tuple[Mistake, ...]]:
-    """Check a tree; gives the checked values, or every mistake in the order of the places."""
+class MistakesError(ConfigError):
+    """Everything that is wrong in one configuration, a line each."""
+
+    mistakes: tuple[Mistake, ...] = ()
+
+    @classmethod
+    def of(cls, mistakes: Iterable[Mistake]) -> MistakesError:
+        """Make the error that lists these mistakes."""
+        listed = tuple(mistakes)
+        error = cls("\n".join(map(str, listed)))
+        error.mistakes = listed
+        return error
+
+
+def check(tree: Tree) -> Root:
+    """Check a tree; gives the checked values.
+
+    Raises
+    ------
+    MistakesError
+        Every mistake, in the order of the places.
+    """
     value = without_blanks(tree.value)
     if not isinstance(value, dict):
-        remedy = "write 'key: value' lines, as in 'devices:'"
-        return None, (Mistake(tree.place(()), "", f"{shown(value)} is not a mapping of keys to values", remedy),)
+        remedy = "write 'key: value' lines, as in 'engine: local'"
+        raise MistakesError.of(
+            [Mistake(tree.place(()), "", f"{shown(value)} is not a mapping of keys to values", remedy)]
+        )
     if value.get("devices") == []:
         remedy = "name a device, or leave the key out to take every sound device of this host"
-        return None, (Mistake(tree.place(("devices",)), "devices", "an empty fleet runs nothing", remedy),)
+        raise MistakesError.of([Mistake(tree.place(("devices",)), "devices", "an empty fleet runs nothing", remedy)])
     try:
-        return Root.model_validate(value), ()
+        return Root.model_validate(value)
     except ValidationError as error:
         found = [_mistake(tree, dict(detail)) for detail in error.errors(include_url=False)]
-        return None, tuple(sorted(dict.fromkeys(found), key=_by_line))
+        raise MistakesError.of(sorted(dict.fromkeys(found), key=_by_line)) from None
+
+
+def normal_form(root: Root) -> dict[str, Any]:
+    """Give the checked values under their keys: amounts in bytes, bytes/s and seconds."""
+    return root.model_dump(exclude_none=True)
 
 
 def without_blanks(value: Any) -> Any:

@@ -15,7 +15,7 @@ import yaml
 from hetero.floor.errors import ConfigError
 from hetero.floor.units import shown
 
-__all__ = ["Key", "Tree", "lay_over", "read_yaml", "tree_of"]
+__all__ = ["Key", "Tree", "copied", "lay_over", "lay_value", "read_yaml", "tree_of"]
 
 Key = tuple[str | int, ...]
 """The path of a value: ('devices', 0, 'cores')."""
@@ -105,9 +105,8 @@ def _compose(text: str, name: str) -> tuple[Any, _Loader]:
         return loader.get_single_node(), loader
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
-        line = f":{mark.line + 1}" if mark is not None else ""
         problem = " ".join(str(error.problem or error.context).split())
-        raise ConfigError(f"{name}{line}: this is not YAML: {problem}", remedy=_yaml_remedy(problem)) from error
+        raise ConfigError(f"{_place(name, mark)}: this is not YAML: {problem}", remedy=_yaml_remedy(problem)) from error
     except yaml.reader.ReaderError as error:
         line_number = text.count("\n", 0, error.position) + 1
         raise ConfigError(
@@ -115,6 +114,11 @@ def _compose(text: str, name: str) -> tuple[Any, _Loader]:
         ) from error
     except (yaml.YAMLError, ValueError, OverflowError) as error:
         raise ConfigError(f"{name}: this is not YAML: {' '.join(str(error).split())}") from error
+
+
+def _place(name: str, mark: Any) -> str:
+    """Give 'file:line'; a setting has no lines."""
+    return name if mark is None or name.startswith("--set ") else f"{name}:{mark.line + 1}"
 
 
 def _yaml_remedy(problem: str) -> str:
@@ -143,7 +147,7 @@ class _Walk:
             raise self.wrong(node, f"aliases make this more than {_MOST_VALUES} values", "write the values out")
         if len(key) > _DEEPEST:
             raise self.wrong(node, f"this is nested deeper than {_DEEPEST} levels", "a configuration needs four")
-        self.tree.places.setdefault(key, f"{self.name}:{node.start_mark.line + 1}")
+        self.tree.places.setdefault(key, _place(self.name, node.start_mark))
         if isinstance(node, yaml.MappingNode):
             return self.mapping(node, key)
         if isinstance(node, yaml.SequenceNode):
@@ -162,7 +166,7 @@ class _Walk:
                 raise self.wrong(
                     key_node, f"the key {shown(word)} is here twice, first in line {first}", "keep one of them"
                 )
-            self.tree.places[(*key, word)] = f"{self.name}:{key_node.start_mark.line + 1}"
+            self.tree.places[(*key, word)] = _place(self.name, key_node.start_mark)
             given[word] = self.value(child, (*key, word))
         return given
 
@@ -184,21 +188,22 @@ class _Walk:
 
     def wrong(self, node: Any, problem: str, remedy: str) -> ConfigError:
         """Word a mistake with its place."""
-        return ConfigError(f"{self.name}:{node.start_mark.line + 1}: {problem}", remedy=remedy)
+        return ConfigError(f"{_place(self.name, node.start_mark)}: {problem}", remedy=remedy)
 
 
 def tree_of(value: Mapping[str, Any], name: str) -> Tree:
     """Take a configuration that is already a dict, copied as far as settings may change it."""
-    return Tree(_copied(value, name, 0), {(): name}, name)
+    return Tree(copied(value, name), {(): name}, name)
 
 
-def _copied(value: Any, name: str, depth: int) -> Any:
+def copied(value: Any, name: str, depth: int = 0) -> Any:
+    """Give a copy of nested mappings and lists as dicts and lists; refuses what contains itself."""
     if depth > _DEEPEST:
         raise ConfigError(f"{name}: this is nested deeper than {_DEEPEST} levels")
     if isinstance(value, Mapping):
-        return {str(key): _copied(child, name, depth + 1) for key, child in value.items()}
+        return {str(key): copied(child, name, depth + 1) for key, child in value.items()}
     if isinstance(value, list | tuple):
-        return [_copied(child, name, depth + 1) for child in value]
+        return [copied(child, name, depth + 1) for child in value]
     return value
 
 
@@ -218,15 +223,26 @@ def lay_over(tree: Tree, setting: str) -> None:
     {'devices': [{'type': 'cpu', 'cores': 2}]}
     """
     path, equals, text = setting.partition("=")
-    words = path.strip().split(".")
     name = f"--set {shown(setting)[1:-1]}"
-    if not equals or not all(words):
-        raise ConfigError(
-            f"--set {shown(setting)} is not of the form key.path=value", remedy="write it like devices.0.cores=2"
-        )
+    if not equals:
+        raise _formless(setting)
     node, loader = _compose(text, name)
-    value = None if node is None else _Walk(loader, Tree(None), name).value(node, tuple(words))
-    _assign(tree, words, value, name)
+    key = tuple(path.strip().split("."))
+    lay_value(tree, path, None if node is None else _Walk(loader, Tree(None), name).value(node, key), name)
+
+
+def lay_value(tree: Tree, path: str, value: Any, name: str) -> None:
+    """Lay a value over a tree at 'key.path'; messages call it `name`."""
+    words = path.strip().split(".")
+    if not all(words) or len(words) > _DEEPEST:
+        raise _formless(path)
+    _assign(tree, words, copied(value, name), name)
+
+
+def _formless(setting: str) -> ConfigError:
+    return ConfigError(
+        f"--set {shown(setting)} is not of the form key.path=value", remedy="write it like devices.0.cores=2"
+    )
 
 
 def _assign(tree: Tree, words: list[str], value: Any, name: str) -> None:

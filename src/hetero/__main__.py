@@ -1,0 +1,6 @@
+"""`python -m hetero` is the command `hetero`."""
+
+from hetero.cli.main import entry
+
+if __name__ == "__main__":
+    entry()

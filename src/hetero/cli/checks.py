@@ -1,0 +1,174 @@
+"""What `hetero doctor` looks at: the interpreter, packages, drivers and limits of this host.
+
+In: nothing. Out: findings, each with what to do about it. It imports no framework and opens no device.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import shutil
+import sys
+from collections.abc import Iterable, Iterator
+from importlib import metadata
+from pathlib import Path
+from typing import NamedTuple
+
+from hetero.floor import settings
+from hetero.floor.units import format_bytes
+
+__all__ = ["Finding", "findings"]
+
+_DISTRIBUTION = "hetero-core"
+_EXTRAS_OF_USERS = ("torch", "jax", "opencl", "vulkan", "nvidia", "ray", "joblib")
+_ROOMY_BYTES = 1_000_000_000
+
+
+class Finding(NamedTuple):
+    """One thing that was looked at.
+
+    Attributes
+    ----------
+    group : heading under which it stands
+    name : what was looked at
+    state : 'ok', 'poor' (works, but will bite) or 'missing'
+    found : what is there
+    remedy : what to do, '' where nothing is to be done
+    """
+
+    group: str
+    name: str
+    state: str
+    found: str
+    remedy: str = ""
+
+
+def findings() -> tuple[Finding, ...]:
+    """Look at everything."""
+    return (*_python(), *_packages(), *_drivers(), *_limits(), *_places())
+
+
+def _python() -> Iterator[Finding]:
+    yield Finding("Python", "python", "ok", f"{platform.python_version()} ({sys.executable})")
+    yield Finding("Python", "hetero", "ok", metadata.version(_DISTRIBUTION))
+    compiler = next((path for path in map(shutil.which, ("cc", "gcc", "clang")) if path), "")
+    remedy = "" if compiler else "packages that come as source, and torch.compile, need one: apt install gcc"
+    yield Finding("Python", "C compiler", "ok" if compiler else "missing", compiler or "none on the PATH", remedy)
+
+
+def _packages() -> Iterator[Finding]:
+    for extra in _EXTRAS_OF_USERS:
+        for package in _needed_by(extra):
+            version = _version(package)
+            remedy = "" if version else f"pip install 'hetero-core[{extra}]'"
+            yield Finding("Packages", package, "ok" if version else "missing", version or "not installed", remedy)
+
+
+def _needed_by(extra: str) -> Iterable[str]:
+    for line in metadata.requires(_DISTRIBUTION) or ():
+        wanted, _, condition = line.partition(";")
+        if re.search(rf"extra == ['\"]{extra}['\"]", condition):
+            yield re.split(r"[\s<>=!~\[(]", wanted.strip())[0]
+
+
+def _version(package: str) -> str:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return ""
+
+
+def _drivers() -> Iterator[Finding]:
+    yield _listed(
+        "OpenCL drivers", "*.icd", ["/etc/OpenCL/vendors"], "apt install pocl-opencl-icd (any CPU), or the maker's"
+    )
+    folders = ["/usr/share/vulkan/icd.d", "/etc/vulkan/icd.d"]
+    yield _listed("Vulkan drivers", "*.json", folders, "apt install mesa-vulkan-drivers, or the maker's")
+    yield _library("NVIDIA driver", "libnvidia-ml.so.1", "only where there is an NVIDIA GPU: install its driver")
+
+
+def _listed(name: str, pattern: str, folders: list[str], remedy: str) -> Finding:
+    found = sorted(path.stem for folder in folders for path in Path(folder).glob(pattern))
+    if found:
+        return Finding("Drivers", name, "ok", ", ".join(found))
+    return Finding("Drivers", name, "missing", f"none in {' or '.join(folders)}", remedy)
+
+
+def _library(name: str, file: str, remedy: str) -> Finding:
+    import ctypes
+
+    try:
+        ctypes.CDLL(file)
+    except OSError:
+        return Finding("Drivers", name, "missing", f"no {file}", remedy)
+    return Finding("Drivers", name, "ok", file)
+
+
+def _limits() -> Iterator[Finding]:
+    yield Finding("Limits", "CPUs", "ok", _cpus())
+    yield Finding("Limits", "memory", "ok", _memory())
+    yield _open_files()
+
+
+def _cpus() -> str:
+    usable, all_of_them = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 0, os.cpu_count() or 0
+    quota = _cgroup("cpu.max").split()
+    share = f", limited to {int(quota[0]) / int(quota[1]):g} by its cgroup" if quota and quota[0].isdigit() else ""
+    return f"{usable or all_of_them} of {all_of_them}{share}"
+
+
+def _memory() -> str:
+    import psutil
+
+    limit = _cgroup("memory.max")
+    share = f", limited to {format_bytes(int(limit))} by its cgroup" if limit.isdigit() else ""
+    memory = psutil.virtual_memory()
+    return f"{format_bytes(memory.total)}, {format_bytes(memory.available)} available{share}"
+
+
+def _cgroup(name: str) -> str:
+    """Give a limit of this process's cgroup (version 2), '' where there is none."""
+    try:
+        lines = Path("/proc/self/cgroup").read_text().splitlines()
+        path = next(line.partition("::")[2] for line in lines if line.startswith("0::"))
+        return (Path("/sys/fs/cgroup") / path.lstrip("/") / name).read_text().strip()
+    except (OSError, StopIteration):
+        return ""
+
+
+def _open_files() -> Finding:
+    try:
+        import resource
+    except ImportError:
+        return Finding("Limits", "open files", "ok", "no limit known on this system")
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    poor = soft < 1024
+    remedy = f"ulimit -n {min(hard, 4096)}" if poor else ""
+    return Finding("Limits", "open files", "poor" if poor else "ok", f"{soft}, at most {hard}", remedy)
+
+
+def _places() -> Iterator[Finding]:
+    shm = Path("/dev/shm")
+    if shm.is_dir():
+        remedy = "arrays go through a file instead; docker run --shm-size=2g gives more"
+        yield _room("Places", "/dev/shm", shm, remedy)
+    else:
+        yield Finding("Places", "/dev/shm", "missing", "no such folder", "arrays go through a file instead")
+    yield _home()
+
+
+def _home() -> Finding:
+    home = settings.home()
+    nearest = next(folder for folder in (home, *home.parents) if folder.exists())
+    if not nearest.is_dir() or not os.access(nearest, os.W_OK | os.X_OK):
+        remedy = "set HETERO_HOME to a folder that you may write to"
+        return Finding("Places", "HETERO_HOME", "missing", f"{home} cannot be written to", remedy)
+    return _room("Places", f"HETERO_HOME ({home})", nearest, "set HETERO_HOME to a folder on a disk with room")
+
+
+def _room(group: str, name: str, folder: Path, remedy: str) -> Finding:
+    usage = shutil.disk_usage(folder)
+    poor = usage.free < _ROOMY_BYTES
+    found = f"{format_bytes(usage.free)} free of {format_bytes(usage.total)}"
+    return Finding(group, name, "poor" if poor else "ok", found, remedy if poor else "")

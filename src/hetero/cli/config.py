@@ -1,0 +1,89 @@
+"""`hetero config check`: says what a configuration means, or everything that is wrong with it.
+
+In: a YAML file and settings laid over it. Out: the configuration in one normal form, or all mistakes.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from hetero.cli.output import print_json
+
+__all__ = ["app"]
+
+app = typer.Typer(help="Check a configuration.", rich_markup_mode=None, no_args_is_help=True)
+
+
+@app.callback()
+def _config() -> None:
+    """Check a configuration."""
+
+
+@app.command("check")
+def check(
+    file: Annotated[Path, typer.Argument(help="Configuration file.")],
+    set_: Annotated[list[str] | None, typer.Option("--set", help="Setting, key.path=value; may be repeated.")] = None,
+    here: Annotated[bool, typer.Option("--here", help="Also check that this host has what it names.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+) -> None:
+    """Print what a configuration means, or all its mistakes; exits 3 when there are any."""
+    from hetero.floor.errors import ConfigError
+
+    try:
+        checked = _checked(file, set_ or [], here)
+    except ConfigError as error:
+        if not json:
+            raise
+        print_json({"valid": False, "mistakes": _mistakes(error)})
+        raise typer.Exit(error.exit_code) from None
+    print_json({"valid": True, "configuration": checked}) if json else print(_as_yaml(checked), end="")
+
+
+def _checked(file: Path, set_: list[str], here: bool) -> dict[str, Any]:
+    from hetero.session.config import check_here, parse, read_file
+    from hetero.session.config_yaml import lay_over
+
+    tree = read_file(file)
+    for setting in set_:
+        lay_over(tree, setting)
+    config, normal = parse(tree)
+    if here:
+        check_here(config)
+    return normal
+
+
+def _mistakes(error: Any) -> list[dict[str, str]]:
+    found = getattr(error, "mistakes", ())
+    if found:
+        return [mistake._asdict() for mistake in found]
+    return [{"place": "", "key": "", "problem": error.problem, "remedy": error.remedy}]
+
+
+def _as_yaml(normal: dict[str, Any]) -> str:
+    """Write the normal form as YAML that reads back as the same."""
+    import yaml
+
+    return (
+        yaml.safe_dump(_for_people(normal), sort_keys=False, allow_unicode=True) if normal else "{}  # all defaults\n"
+    )
+
+
+def _for_people(value: Any, key: str = "") -> Any:
+    from hetero.floor.units import exact
+
+    if isinstance(value, dict):
+        return {name: _for_people(child, name) for name, child in value.items()}
+    if isinstance(value, list):
+        return [_for_people(child) for child in value]
+    units = {
+        "memory_limit": "B",
+        "memory_pool_size": "B",
+        "buffer_size": "B",
+        "bandwidth": "B/s",
+        "latency": "s",
+        "timeout": "s",
+    }
+    return exact(value, units[key]) if key in units else value

@@ -1,0 +1,53 @@
+"""The devices of a host as rows: one for each that was found, and one for each that was not.
+
+In: what the back ends found, and the choice made among it. Out: rows, and the same as plain values.
+It must not print.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+from hetero.backends.base import Found
+from hetero.model.device import Device
+
+__all__ = ["Row", "rows_of"]
+
+_FIELDS = ("id", "name", "kind", "type", "backend", "cores", "memory_bytes", "memory_limit_bytes", "driver")
+_MORE_FIELDS = ("flop_per_s", "bytes_per_s", "throttle_frac", "simulated", "silicon")
+
+
+class Row(NamedTuple):
+    """One line of the list.
+
+    Attributes
+    ----------
+    device : what is known of the device, None when nothing enumerated
+    backend : name of the back end
+    status : 'ready', 'left out', 'broken' or 'missing'
+    reason : why it is not ready, '' when it is
+    remedy : how to get it, '' when nothing helps
+    """
+
+    device: Device | None
+    backend: str
+    status: str
+    reason: str = ""
+    remedy: str = ""
+
+    def as_dict(self) -> dict[str, Any]:
+        """Give plain values; what is unknown is None."""
+        facts = {field: getattr(self.device, field, None) for field in (*_FIELDS, *_MORE_FIELDS)}
+        return {**facts, "backend": self.backend, "status": self.status, "reason": self.reason, "remedy": self.remedy}
+
+
+def rows_of(found: Iterable[Found], chosen: Sequence[Device], left_out: Sequence[Found]) -> tuple[Row, ...]:
+    """Give the devices in use, those left out, the broken and the missing, in this order."""
+    unsound = [each for each in found if each.reason]
+    return (
+        *(Row(device, device.backend, "ready") for device in chosen),
+        *(Row(each.device, each.backend, "left out", each.reason, each.remedy) for each in left_out),
+        *(Row(each.device, each.backend, "broken", each.reason, each.remedy) for each in unsound if each.device),
+        *(Row(None, each.backend, "missing", each.reason, each.remedy) for each in unsound if each.device is None),
+    )

@@ -1,0 +1,56 @@
+"""What every command says and how: tables for people, one JSON document for programs, one line for a mistake.
+
+In: values and errors. Out: text on standard output or standard error. It must not decide anything.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import TYPE_CHECKING, Any
+
+from hetero.floor import settings
+from hetero.floor.errors import HeteroError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+__all__ = ["console", "print_json", "tell_error", "tell_warning"]
+
+
+def print_json(value: Any) -> None:
+    """Print one JSON document on standard output."""
+    print(json.dumps(value, indent=2, ensure_ascii=False, default=str))
+
+
+def console() -> Console:
+    """Give a console for standard output, 80 columns wide where nobody can tell."""
+    from rich.console import Console
+
+    return Console(highlight=False, soft_wrap=False)
+
+
+def tell_error(error: HeteroError) -> int:
+    """Print a mistake on standard error, a line each; gives the exit code.
+
+    With HETERO_DEBUG of 1 or more the traceback stands before it.
+    """
+    if _wants_traceback():
+        import traceback
+
+        traceback.print_exception(error)
+    for line in str(error).splitlines():
+        print(f"hetero: {line}", file=sys.stderr)
+    return error.exit_code
+
+
+def tell_warning(text: str) -> None:
+    """Print a warning on standard error."""
+    print(f"hetero: warning: {text}", file=sys.stderr)
+
+
+def _wants_traceback() -> bool:
+    try:
+        return settings.debug_level() >= 1
+    except HeteroError:
+        return False

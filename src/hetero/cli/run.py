@@ -1,0 +1,103 @@
+"""`hetero run`: runs a script with the fleet, engine and settings of the command line.
+
+In: a script, its arguments, options. Out: what the script does, and its exit code.
+It must not import the script as a module: the script is `__main__`, as under `python SCRIPT`.
+"""
+
+from __future__ import annotations
+
+import sys
+import types
+from pathlib import Path
+from typing import Annotated, NoReturn
+
+import typer
+
+from hetero.cli.output import tell_error
+from hetero.floor import settings
+from hetero.floor.errors import BadValueError, HeteroError
+
+__all__ = ["run"]
+
+
+def run(
+    script: Annotated[str, typer.Argument(help="Python file to run; '-' reads it from standard input.")],
+    args: Annotated[list[str] | None, typer.Argument(help="Arguments of the script.")] = None,
+    config: Annotated[Path | None, typer.Option(help="Configuration file.")] = None,
+    devices: Annotated[str | None, typer.Option(help="Fleet, as in 'cpu:1,cpu:1*0.25,null:8'.")] = None,
+    engine: Annotated[str | None, typer.Option(help="local, inline or ray.")] = None,
+    policy: Annotated[str | None, typer.Option(help="Policy by name; 'auto' chooses.")] = None,
+    trace: Annotated[Path | None, typer.Option(help="File to write the trace to.")] = None,
+    set_: Annotated[list[str] | None, typer.Option("--set", help="Setting, key.path=value; may be repeated.")] = None,
+) -> None:
+    """Run a script on the devices of this host.
+
+    The options are the defaults of every hetero.Context() in the script.
+    What the script itself gives to Context wins over the options, and the options win over
+    the configuration file.
+    """
+    code = _compiled(script)
+    options = {"devices": devices, "engine": engine, "policy": policy, "trace": trace and str(trace.absolute())}
+    chosen = [f"{key}={_quoted(value)}" for key, value in options.items() if value is not None]
+    _hand_down(config, [*chosen, *(set_ or [])])
+    _execute(code, script, args or [])
+
+
+def _compiled(script: str) -> types.CodeType:
+    try:
+        source = sys.stdin.buffer.read() if script == "-" else Path(script).read_bytes()
+    except OSError as error:
+        raise BadValueError(
+            f"{script}: the script cannot be read: {error.strerror}", remedy="check the path"
+        ) from error
+    try:
+        return compile(source, "<stdin>" if script == "-" else script, "exec")
+    except SyntaxError as error:
+        _end_with_traceback(error, own_frames=1)
+    except ValueError as error:
+        raise BadValueError(f"{script}: this is not Python: {error}") from error
+
+
+def _quoted(value: str) -> str:
+    """Write text so that YAML reads it as text."""
+    return "'" + value.replace("'", "''") + "'"
+
+
+def _hand_down(config: Path | None, chosen: list[str]) -> None:
+    """Tell every Context of this process and its children, after a check that finds mistakes at once."""
+    import shlex
+
+    if config is not None:
+        settings.switch_on("HETERO_CONFIG", str(config.absolute()))
+    if chosen:
+        settings.switch_on("HETERO_SET", shlex.join([*settings.overrides(), *chosen]))
+    if config is not None or chosen:
+        from hetero.session.config import load
+
+        load(config)
+
+
+def _execute(code: types.CodeType, script: str, args: list[str]) -> None:
+    main = types.ModuleType("__main__")
+    main.__dict__.update(__file__="<stdin>" if script == "-" else script, __builtins__=__builtins__, __cached__=None)
+    sys.argv = [script, *args]
+    sys.path[0] = "" if script == "-" else str(Path(script).resolve().parent)
+    sys.modules["__main__"] = main
+    try:
+        exec(code, main.__dict__)
+    except HeteroError as error:
+        raise typer.Exit(tell_error(error)) from None
+    except KeyboardInterrupt:
+        print("hetero: interrupted", file=sys.stderr)
+        raise typer.Exit(130) from None
+    except Exception as error:  # noqa: BLE001  the script's own, told as python tells it
+        _end_with_traceback(error, own_frames=1)
+
+
+def _end_with_traceback(error: Exception, own_frames: int) -> NoReturn:
+    """Tell an exception without our own frames, as python would, and exit 1."""
+    trace = error.__traceback__
+    for _ in range(own_frames):
+        trace = trace.tb_next if trace is not None else None
+    sys.excepthook(type(error), error, trace)
+    raise typer.Exit(1)

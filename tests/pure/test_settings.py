@@ -1,0 +1,50 @@
+"""The environment switches."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from hetero.floor import settings
+from hetero.floor.errors import BadValueError
+
+
+@pytest.mark.parametrize(
+    ("switch", "text"), [("HETERO_DEBUG", "5"), ("HETERO_DEBUG", "yes"), ("HETERO_CHECK", "2"), ("HETERO_SEED", "-1")]
+)
+def test_a_switch_out_of_range_names_itself_and_the_range(
+    switch: str, text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(switch, text)
+    read = {"HETERO_DEBUG": settings.debug_level, "HETERO_CHECK": settings.check_level, "HETERO_SEED": settings.seed}
+    with pytest.raises(BadValueError, match=f"{switch}='{text}' is not a whole number from 0 to"):
+        read[switch]()
+
+
+def test_a_switch_that_is_blank_has_its_default(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HETERO_SEED", "  ")
+    assert settings.seed() == 0
+
+
+def test_settings_laid_over_are_split_as_a_shell_would(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HETERO_SET", "policy=eft 'trace=a b.jsonl'")
+    assert settings.overrides() == ("policy=eft", "trace=a b.jsonl")
+
+
+def test_an_open_quotation_mark_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HETERO_SET", "name='x")
+    with pytest.raises(BadValueError, match="HETERO_SET"):
+        settings.overrides()
+
+
+def test_paths_are_paths_or_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("HETERO_CONFIG", raising=False)
+    monkeypatch.setenv("HETERO_TRACE", "~/t.jsonl")
+    assert settings.default_config() is None
+    assert settings.trace_path() == Path.home() / "t.jsonl"
+
+
+def test_only_a_registered_switch_can_be_set() -> None:
+    with pytest.raises(KeyError):
+        settings.switch_on("HETERO_NONSENSE", "1")

@@ -6,16 +6,19 @@ In: arrays and calls. Out: arrays, status, speeds. A back end knows nothing of t
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from hetero.floor.errors import DeviceError
-from hetero.model.device import Device, DeviceStatus
+from hetero.backends.measuring import best_s, grow
+from hetero.backends.wording import one_line
+from hetero.floor.errors import BadValueError, DeviceError, HeteroError, OutOfDeviceMemoryError
+from hetero.model.device import HOST_NODE, Device, DeviceStatus
 from hetero.model.topology import Link
 
 __all__ = ["Backend", "Found", "Kernel", "Speed"]
@@ -45,10 +48,13 @@ class Speed(NamedTuple):
     ----------
     flop_per_s : float32 matrix product, FLOP/s
     bytes_per_s : streaming copy, read plus write, bytes/s
+    in_bytes_per_s, out_bytes_per_s : copy from and to the host's memory, bytes/s, None where data is shared
     """
 
     flop_per_s: float
     bytes_per_s: float
+    in_bytes_per_s: float | None = None
+    out_bytes_per_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +73,8 @@ class Kernel:
     -----
     Arguments are bound in the order of the call, then the outputs. Arrays become buffers; Python and NumPy
     scalars become kernel arguments (OpenCL) or fields of one uniform block, in order, as 32-bit words (WGSL).
+    In WGSL the arrays of the call have `@group(0) @binding(0)` and up, the outputs follow, and the uniform
+    block, where there are scalars, comes last.
 
     Examples
     --------
@@ -87,12 +95,26 @@ class Kernel:
 class Backend(ABC):
     """One open device of one kind.
 
-    Subclasses give `name`, `kinds` and the underscore methods. `probe` is the only thing that is called
+    Subclasses give the class attributes and the underscore methods. `probe` is the only thing that is called
     without a device. Public methods check their arguments and turn a failure into `DeviceError`.
+
+    Attributes
+    ----------
+    name : the word under which it is registered
+    kinds : device kinds that it can find
+    labels : words before the ':' in the ids of its devices
+    requires : Python packages that it needs; absent ones are a reason, found without importing anything
+    remedy : how to get what it needs
+    heavy : True when its packages are slow or dangerous to import, so that it is probed in a child process
+    runs_python : True when tasks without an implementation of their own run on its devices
     """
 
     name: ClassVar[str]
     kinds: ClassVar[tuple[str, ...]]
+    labels: ClassVar[tuple[str, ...]]
+    requires: ClassVar[tuple[str, ...]] = ()
+    remedy: ClassVar[str] = ""
+    heavy: ClassVar[bool] = True
     runs_python: ClassVar[bool] = True
 
     def __init__(self, device: Device) -> None:
@@ -100,21 +122,33 @@ class Backend(ABC):
         self.is_open = False
 
     @classmethod
+    def missing(cls) -> tuple[str, ...]:
+        """Give the packages that it needs and that are not installed here."""
+        return tuple(package for package in cls.requires if find_spec(package) is None)
+
+    @classmethod
     def probe(cls) -> list[Found]:
         """Find this back end's devices. Never raises: whatever goes wrong is a `Found` with its reason."""
         try:
-            return cls._probe()
+            missing = cls.missing()
+            if missing:
+                return [Found(None, cls.name, f"the Python package {missing[0]!r} is not installed", cls.remedy)]
+            return list(cls._probe())
         except Exception as error:  # noqa: BLE001  vendor packages raise anything
-            return [Found(None, cls.name, f"{type(error).__name__}: {error}".splitlines()[0])]
+            return [Found(None, cls.name, one_line(error), cls.remedy)]
 
     def open(self) -> None:
-        """Open the device and run a tiny kernel on it; raises DeviceError when that fails."""
-        try:
+        """Open the device and run a tiny kernel on it; nothing happens when it is open.
+
+        Raises
+        ------
+        DeviceError
+            The device cannot be opened, or cannot compute.
+        """
+        if self.is_open:
+            return
+        with self._worded("cannot be opened"):
             self._open()
-        except DeviceError:
-            raise
-        except Exception as error:
-            raise DeviceError(f"{self.device.id} cannot be opened: {type(error).__name__}: {error}") from error
         self.is_open = True
 
     def close(self) -> None:
@@ -142,19 +176,186 @@ class Backend(ABC):
         """Tell whether a value is an array of this device."""
         return False
 
+    def copy_in(self, array: NDArray[Any]) -> Any:
+        """Bring a NumPy array to the device's memory node.
+
+        Parameters
+        ----------
+        array : any shape, strides and order; a device that shares the host's memory may share its bytes
+
+        Raises
+        ------
+        BadValueError
+            It is no array, or its dtype cannot live on this device.
+        OutOfDeviceMemoryError
+            There is no room for it.
+        DeviceError
+            The device is closed, or the copy failed.
+        """
+        self._check_open()
+        if not isinstance(array, np.ndarray):
+            raise BadValueError(f"{self.device.id} was given a {type(array).__name__!r} to copy", remedy="give a NumPy array")
+        self._check_dtype(array.dtype)
+        with self._worded(f"cannot take an array of {array.nbytes} bytes"):
+            return self._copy_in(array)
+
+    def copy_out(self, array: Any) -> NDArray[Any]:
+        """Give an array of this device as a NumPy array; raises as `copy_in` does."""
+        self._check_open()
+        if not self.owns(array):
+            raise BadValueError(
+                f"a {type(array).__name__!r} is no array of {self.device.id}", remedy="give what its copy_in or run gave"
+            )
+        with self._worded("cannot copy an array back"):
+            return self._copy_out(array)
+
+    def alloc(self, shape: tuple[int, ...], dtype: Any) -> Any:
+        """Give a new array of this device with undefined contents; raises as `copy_in` does."""
+        self._check_open()
+        wanted = np.dtype(dtype)
+        self._check_dtype(wanted)
+        if any(length < 0 for length in shape):
+            raise BadValueError(f"{shape} is no shape", remedy="every length must be zero or more")
+        with self._worded(f"cannot allocate {shape} of {wanted}"):
+            return self._alloc(tuple(shape), wanted)
+
+    def free(self, array: Any) -> None:
+        """Give an array's memory back at once, where the device can; the array must not be used again."""
+        self._check_open()
+        if self.owns(array):
+            self._free(array)
+
+    def run(self, implementation: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None) -> Any:
+        """Call a function, or launch a `Kernel`, on this device.
+
+        Raises
+        ------
+        BadValueError
+            This device does not run such an implementation, or the arguments do not suit the kernel.
+        DeviceError
+            A kernel could not be built or launched. What a function raises passes through as itself.
+        """
+        self._check_open()
+        if isinstance(implementation, Kernel) == self.runs_python:
+            given, takes = ("a kernel", "Python functions") if self.runs_python else ("a Python function", "kernels")
+            raise BadValueError(
+                f"{self.device.id} takes {takes} and was given {given}",
+                remedy=f"register an implementation for {self.device.kind!r} that suits it",
+            )
+        if self.runs_python:
+            return self._run(implementation, tuple(args), kwargs or {})
+        with self._worded(f"cannot run kernel {implementation.entry!r}"):
+            return self._run(implementation, tuple(args), kwargs or {})
+
+    def synchronize(self) -> None:
+        """Wait until everything that was started has ended; raises DeviceError when some of it failed."""
+        self._check_open()
+        with self._worded("failed in work that was started earlier"):
+            self._synchronize()
+
+    def transfer(self, array: Any, peer: Backend) -> Any:
+        """Copy an array of this device to another open device; give the other's array.
+
+        Goes directly where both back ends know how, else through the host's memory.
+        """
+        self._check_open()
+        peer._check_open()
+        if not self.owns(array):
+            raise BadValueError(f"a {type(array).__name__!r} is no array of {self.device.id}")
+        with self._worded(f"cannot copy to {peer.device.id}"):
+            direct = self._transfer(array, peer)
+        return direct if direct is not None else peer.copy_in(self.copy_out(array))
+
+    def as_buffer(self, array: Any) -> NDArray[Any] | None:
+        """Give a NumPy array that shares the memory of an array of this device, None where a copy is needed."""
+        return self._as_buffer(array) if self.owns(array) else None
+
+    def links(self) -> tuple[Link, ...]:
+        """Give the links between this device's memory node and others, as far as the device tells them."""
+        try:
+            return tuple(self._links())
+        except Exception:  # noqa: BLE001  an unknown link is measured or assumed by others
+            return ()
+
+    def is_out_of_memory(self, error: BaseException) -> bool:
+        """Tell whether an exception, or what it came from, means that memory ran out."""
+        seen: BaseException | None = error
+        while seen is not None:
+            if isinstance(seen, MemoryError) or self._is_out_of_memory(seen):
+                return True
+            seen = seen.__cause__
+        return False
+
+    def measure(self) -> Speed:
+        """Measure the device in about 50 ms after warming up.
+
+        Notes
+        -----
+        flop_per_s = 2 n^3 / s for the product of two n x n float32 matrices; bytes_per_s = 2 b / s for the
+        copy of b bytes. n and b double until one call takes 4 ms; the best of the calls counts.
+
+        Raises
+        ------
+        DeviceError
+            The device is closed, or computes nothing.
+        """
+        self._check_open()
+        if self.device.simulated:
+            raise DeviceError(f"{self.device.id} computes nothing, so it has no speed")
+        with self._worded("cannot be measured"), self.activate():
+            n, product_s = grow(self._product, self._synchronize, 256, 4096)
+            nbytes, copy_s = grow(self._stream, self._synchronize, 1 << 24, 1 << 28)
+        speed = Speed(2.0 * n**3 / product_s, 2.0 * nbytes / copy_s)
+        return speed if self.device.memory_node == HOST_NODE else self._with_link(speed)
+
+    def _with_link(self, speed: Speed) -> Speed:
+        host = np.zeros(1 << 22, np.float32)
+        there = self.copy_in(host)
+        in_s = best_s(lambda: self.copy_in(host), self._synchronize)
+        out_s = best_s(lambda: self.copy_out(there), self._synchronize)
+        return speed._replace(in_bytes_per_s=host.nbytes / in_s, out_bytes_per_s=host.nbytes / out_s)
+
+    def _check_open(self) -> None:
+        if not self.is_open:
+            raise DeviceError(f"{self.device.id} is not open", remedy="call open() first")
+
+    def _check_dtype(self, dtype: np.dtype[Any]) -> None:
+        if not self._dtype_ok(dtype):
+            raise BadValueError(
+                f"an array of dtype {dtype} cannot live on {self.device.id}", remedy="convert it with astype() first"
+            )
+
+    @contextmanager
+    def _worded(self, doing: str) -> Iterator[None]:
+        try:
+            yield
+        except HeteroError:
+            raise
+        except Exception as error:
+            kind = OutOfDeviceMemoryError if self.is_out_of_memory(error) else DeviceError
+            raise kind(f"{self.device.id} {doing}: {one_line(error)}") from error
+
     @classmethod
     @abstractmethod
     def _probe(cls) -> list[Found]:
         """Find devices; may raise anything."""
 
     @abstractmethod
-    def _open(self) -> None: ...
+    def _open(self) -> None:
+        """Open the device and run a tiny kernel on it; may raise anything."""
 
     @abstractmethod
-    def _close(self) -> None: ...
+    def _close(self) -> None:
+        """Give everything back, also what is process-wide."""
 
     def _status(self) -> DeviceStatus:
         return DeviceStatus()
+
+    def _alloc(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any:
+        return self._copy_in(np.empty(shape, dtype))
+
+    def _free(self, array: Any) -> None:  # noqa: B027  garbage collection frees what a device does not
+        pass
 
     @abstractmethod
     def _copy_in(self, array: NDArray[Any]) -> Any:
@@ -168,11 +369,29 @@ class Backend(ABC):
     def _synchronize(self) -> None:
         """Wait until everything that was started has ended."""
 
-    def _run(self, kernel: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        return kernel(*args, **kwargs)
+    def _run(self, implementation: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        return implementation(*args, **kwargs)
+
+    def _transfer(self, array: Any, peer: Backend) -> Any:
+        """Copy directly to a peer, or give None."""
+        return None
+
+    def _as_buffer(self, array: Any) -> NDArray[Any] | None:
+        return None
 
     def _links(self) -> Sequence[Link]:
         return ()
 
     def _dtype_ok(self, dtype: np.dtype[Any]) -> bool:
         return dtype.kind in "biufc"
+
+    def _is_out_of_memory(self, error: BaseException) -> bool:
+        return False
+
+    def _product(self, n: int) -> Callable[[], Any]:
+        """Give a call that multiplies two n x n float32 matrices."""
+        raise NotImplementedError(f"{self.name} measures no matrix product")
+
+    def _stream(self, nbytes: int) -> Callable[[], Any]:
+        """Give a call that copies this many bytes on the device."""
+        raise NotImplementedError(f"{self.name} measures no copy")

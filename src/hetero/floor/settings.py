@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import os
 import shlex
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,6 +24,7 @@ __all__ = [
     "default_engine",
     "device_variables",
     "home",
+    "lent",
     "offer",
     "overrides",
     "read",
@@ -180,3 +183,15 @@ def device_variables() -> tuple[str, ...]:
 def offer(name: str, value: str) -> None:
     """Set a variable of another program's runtime for this process, unless the user has set it."""
     os.environ.setdefault(name, value)
+
+
+@contextmanager
+def lent(name: str, value: str) -> Iterator[None]:
+    """Set a variable that the user has not set, for the `with` block only."""
+    unset = name not in os.environ
+    offer(name, value)
+    try:
+        yield
+    finally:
+        if unset:
+            os.environ.pop(name, None)

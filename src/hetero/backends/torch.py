@@ -1,0 +1,235 @@
+"""Devices through torch: CUDA, ROCm, XPU, MPS and whatever else `torch.accelerator` knows; a CPU when asked.
+
+In: NumPy arrays. Out: tensors of the device. On a CPU both share their bytes. It must not import torch at the
+top, nor change which device is torch's current one outside of `activate`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from importlib import import_module
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hetero.backends import host, nvidia
+from hetero.backends.base import Backend, Found
+from hetero.backends.cpu import CpuLoad, cpu_device, hold_threads, release_threads
+from hetero.backends.gpus import gpu_status, pci_addresses
+from hetero.backends.wording import one_line
+from hetero.model.device import KINDS, Device, DeviceStatus, DeviceType
+from hetero.model.topology import Link
+
+__all__ = ["TorchBackend"]
+
+_TYPES = {"npu": "NPU", "tpu": "TPU"}
+
+
+class TorchBackend(Backend):
+    """One device of torch."""
+
+    name: ClassVar[str] = "torch"
+    kinds: ClassVar[tuple[str, ...]] = ("cuda", "rocm", "xpu", "mps", "npu", "hpu", "cpu")
+    labels: ClassVar[tuple[str, ...]] = ("cuda", "rocm", "xpu", "mps", "npu", "hpu", "torch-cpu")
+    requires: ClassVar[tuple[str, ...]] = ("torch",)
+    remedy: ClassVar[str] = "pip install 'hetero-core[torch]'"
+
+    @classmethod
+    def _probe(cls) -> list[Found]:
+        torch = import_module("torch")
+        found = [cls._try(torch, cpu_device("torch-cpu", cls.name, 0, host.cpus(), f"torch {torch.__version__}"))]
+        kind = _accelerator_kind(torch)
+        if kind is None:
+            return found + _unused_gpus(torch)
+        addresses = pci_addresses(kind)
+        for index in range(torch.accelerator.device_count()):
+            device = _describe(torch, kind, index, addresses[index] if index < len(addresses) else "")
+            found.append(cls._try(torch, device))
+        return found
+
+    @classmethod
+    def _try(cls, torch: Any, device: Device) -> Found:
+        try:
+            ones = torch.ones((8, 8), device=_place(torch, device))
+            total = float((ones @ ones).sum().cpu())
+        except Exception as error:  # noqa: BLE001  a broken driver raises anything
+            return Found(device, cls.name, f"it enumerates and cannot compute: {one_line(error)}", cls.remedy)
+        reason = "" if total == 512.0 else f"it computes wrongly: 8 x 8 ones gave {total} and not 512"
+        return Found(device, cls.name, reason)
+
+    def _open(self) -> None:
+        self._torch = import_module("torch")
+        self._place = _place(self._torch, self.device)
+        if self._on_cpu:
+            hold_threads(self.device.cores, self._torch.get_num_threads, self._torch.set_num_threads)
+            self._load = CpuLoad(self.device.cpus)
+        elif self.device.memory_limit_bytes and self.device.memory_bytes and self._has("set_per_process_memory_fraction"):
+            share = min(1.0, self.device.memory_limit_bytes / self.device.memory_bytes)
+            self._module.set_per_process_memory_fraction(share, self.device.index)
+        (self._torch.ones(4, device=self._place) + 1).cpu()
+
+    def _close(self) -> None:
+        if self._on_cpu:
+            release_threads(self.device.cores, self._torch.set_num_threads)
+            return
+        if self.device.memory_limit_bytes and self._has("set_per_process_memory_fraction"):
+            self._module.set_per_process_memory_fraction(1.0, self.device.index)
+        if self._has("empty_cache"):
+            self._module.empty_cache()
+
+    @property
+    def _on_cpu(self) -> bool:
+        return self.device.kind == "cpu"
+
+    @property
+    def _module(self) -> Any:
+        """torch.cuda, torch.xpu, torch.mps: what torch has for this kind of device."""
+        return getattr(self._torch, self._place.type, None)
+
+    def _has(self, function: str) -> bool:
+        return hasattr(self._module, function)
+
+    def _status(self) -> DeviceStatus:
+        if self.device.kind == "cpu":
+            return host.cpu_status(self._load.busy_frac() if self.is_open else None)
+        status = gpu_status(self.device)
+        if self.is_open and status.used_bytes is None and self._has("mem_get_info"):
+            free, total = self._module.mem_get_info(self.device.index)
+            status = DeviceStatus(total - free, free, status.utilisation_frac, status.temperature_c, status.power_w)
+        return status
+
+    def _links(self) -> Sequence[Link]:
+        nodes = {silicon: self.device.memory_node for silicon in self.device.silicon}
+        return nvidia.links_of(nvidia.read(), nodes) if self.device.kind == "cuda" else ()
+
+    def namespace(self) -> Any:
+        """Give torch as an array-API module; inside `activate` it makes its arrays on this device."""
+        return import_module("array_api_compat.torch")
+
+    def activate(self) -> AbstractContextManager[Any]:
+        """Make this device torch's current one, and the place of new tensors."""
+        return nullcontext() if self._on_cpu else self._current()
+
+    @contextmanager
+    def _current(self) -> Iterator[None]:
+        accelerator, index = self._torch.accelerator, self.device.index
+        before = accelerator.current_device_index()
+        accelerator.set_device_index(index)
+        try:
+            with self._place:
+                yield
+        finally:
+            accelerator.set_device_index(before)
+
+    def owns(self, value: Any) -> bool:
+        """Tell whether a value is a tensor on this device."""
+        if not self.is_open or not isinstance(value, self._torch.Tensor):
+            return False
+        return bool(value.device.type == self._place.type and value.device.index == self._place.index)
+
+    def _dtype_ok(self, dtype: np.dtype[Any]) -> bool:
+        if self._place.type == "mps" and dtype in (np.float64, np.complex128):
+            return False
+        return dtype.kind in "biufc" and dtype.itemsize <= 16 and dtype.isnative and dtype != np.longdouble
+
+    def _copy_in(self, array: NDArray[Any]) -> Any:
+        dense = np.ascontiguousarray(array).reshape(array.shape)  # torch ends the process on negative strides
+        tensor = self._torch.from_dlpack(dense)
+        return tensor if self._on_cpu else tensor.to(self._place)
+
+    def _copy_out(self, array: Any) -> NDArray[Any]:
+        plain = array.detach().resolve_conj().resolve_neg().cpu()
+        return np.asarray(plain.numpy())
+
+    def _as_buffer(self, array: Any) -> NDArray[Any] | None:
+        plain = self._on_cpu and not (array.is_conj() or array.is_neg() or array.layout != self._torch.strided)
+        return np.asarray(array.detach().numpy()) if plain else None
+
+    def _alloc(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any:
+        like = self._torch.from_dlpack(np.empty(0, dtype))
+        return self._torch.empty(shape, dtype=like.dtype, device=self._place)
+
+    def _transfer(self, array: Any, peer: Backend) -> Any:
+        return array.to(peer._place) if isinstance(peer, TorchBackend) and not peer._on_cpu else None
+
+    def _synchronize(self) -> None:
+        if not self._on_cpu:
+            self._torch.accelerator.synchronize(self.device.index)
+
+    def _is_out_of_memory(self, error: BaseException) -> bool:
+        if type(error).__name__ == "OutOfMemoryError" and isinstance(error, RuntimeError):
+            return True
+        text = str(error).lower()
+        return isinstance(error, RuntimeError) and ("can't allocate memory" in text or "out of memory" in text)
+
+    def _product(self, n: int) -> Callable[[], Any]:
+        one = self._torch.ones((n, n), device=self._place)
+        out = self._torch.empty_like(one)
+        return lambda: self._torch.matmul(one, one, out=out)
+
+    def _stream(self, nbytes: int) -> Callable[[], Any]:
+        src = self._torch.ones(nbytes // 4, device=self._place)
+        dst = self._torch.empty_like(src)
+        return lambda: dst.copy_(src)
+
+
+def _place(torch: Any, device: Device) -> Any:
+    if device.kind == "cpu":
+        return torch.device("cpu")
+    return torch.device("cuda" if device.kind == "rocm" else device.kind, device.index)
+
+
+def _accelerator_kind(torch: Any) -> str | None:
+    if not torch.accelerator.is_available():
+        return None
+    kind = torch.accelerator.current_accelerator().type
+    kind = "rocm" if kind == "cuda" and torch.version.hip else kind
+    return kind if kind in KINDS else None
+
+
+def _describe(torch: Any, kind: str, index: int, address: str) -> Device:
+    module = getattr(torch, "cuda" if kind == "rocm" else kind, None)
+    facts = module.get_device_properties(index) if hasattr(module, "get_device_properties") else None
+    memory = getattr(facts, "total_memory", None)
+    if memory is None and hasattr(module, "recommended_max_memory"):
+        memory = module.recommended_max_memory()
+    units = getattr(facts, "multi_processor_count", None) or getattr(facts, "gpu_subslice_count", None)
+    return Device(
+        id=f"h0/{kind}:{index}",
+        kind=kind,
+        type=DeviceType(_TYPES.get(kind, "GPU")),
+        backend=TorchBackend.name,
+        index=index,
+        name=str(getattr(facts, "name", f"{kind} device {index}")),
+        memory_node=f"h0/{kind}:{index}",
+        memory_bytes=memory,
+        cores=units or 1,
+        silicon=(host.pci_silicon(address) if address else f"h0/{kind}{index}",),
+        driver=f"torch {torch.__version__}",
+    )
+
+
+def _unused_gpus(torch: Any) -> list[Found]:
+    """List GPUs that NVIDIA's driver knows and this build of torch cannot use."""
+    return [
+        Found(
+            Device(
+                f"h0/cuda:{index}",
+                "cuda",
+                DeviceType("GPU"),
+                TorchBackend.name,
+                index,
+                gpu.name,
+                f"h0/cuda:{index}",
+                gpu.total_bytes,
+                silicon=(host.pci_silicon(gpu.pci),),
+                driver=gpu.driver,
+            ),
+            TorchBackend.name,
+            f"torch {torch.__version__} was built without CUDA, or cannot use driver {gpu.driver}",
+            "install a torch with CUDA: https://pytorch.org/get-started/locally",
+        )
+        for index, gpu in enumerate(nvidia.read())
+    ]

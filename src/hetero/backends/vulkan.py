@@ -1,0 +1,341 @@
+"""Devices through WebGPU on Vulkan (Metal and DirectX 12 elsewhere): any GPU, and CPUs by lavapipe.
+
+In: NumPy arrays, numbers and kernels in WGSL. Out: `DeviceArray`s. It must not import wgpu at the top.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
+from tempfile import gettempdir
+from typing import Any, ClassVar, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hetero.backends import host
+from hetero.backends.array import Budget, DeviceArray, outputs, sort_arguments, work_items
+from hetero.backends.base import Backend, Found, Kernel
+from hetero.backends.gpus import gpu_status
+from hetero.floor.errors import BadValueError, DeviceError
+from hetero.floor.settings import lent
+from hetero.model.device import Device, DeviceStatus, DeviceType
+
+__all__ = ["VulkanBackend"]
+
+_DRIVER = "apt-get install mesa-vulkan-drivers, or the vendor's Vulkan driver"
+_TYPES = {"CPU": "CPU", "DiscreteGPU": "GPU", "IntegratedGPU": "GPU", "VirtualGPU": "GPU"}
+_BINDING = re.compile(r"@group\(0\)\s*@binding\((\d+)\)\s*var\s*<\s*(storage|uniform)\s*(?:,\s*(\w+)\s*)?>")
+_GROUP = re.compile(r"@workgroup_size\(([^)]*)\)[^{]*?fn\s+(\w+)\s*\(")
+_WIDE = {"f8": "float32", "i8": "int32", "u8": "uint32", "c16": "complex64"}
+_LIMITS = (
+    "max-buffer-size",
+    "max-storage-buffer-binding-size",
+    "max-storage-buffers-per-shader-stage",
+    "max-compute-workgroup-storage-size",
+    "max-compute-invocations-per-workgroup",
+    "max-compute-workgroup-size-x",
+    "max-compute-workgroup-size-y",
+    "max-compute-workgroups-per-dimension",
+)
+_TINY = Kernel(
+    """@group(0) @binding(0) var<storage, read> x: array<f32>;
+@group(0) @binding(1) var<storage, read_write> y: array<f32>;
+@compute @workgroup_size(4) fn tiny(@builtin(global_invocation_id) id: vec3<u32>) { y[id.x] = x[id.x] + 1.0; }""",
+    "tiny",
+    out=lambda x: (x.shape, x.dtype),
+    global_size=lambda x: x.shape,
+)
+_PRODUCT = """
+@group(0) @binding(0) var<storage, read> a: array<f32>;
+@group(0) @binding(1) var<storage, read_write> c: array<f32>;
+@group(0) @binding(2) var<uniform> n: u32;
+var<workgroup> x: array<array<f32, 8>, 8>;
+var<workgroup> y: array<array<f32, 8>, 8>;
+@compute @workgroup_size(8, 8) fn product(@builtin(global_invocation_id) id: vec3<u32>,
+                                          @builtin(local_invocation_id) at: vec3<u32>) {
+  var sum = 0.0;
+  for (var t = 0u; t < n; t += 8u) {
+    x[at.y][at.x] = a[id.y * n + t + at.x];
+    y[at.y][at.x] = a[(t + at.y) * n + id.x];
+    workgroupBarrier();
+    for (var k = 0u; k < 8u; k += 1u) { sum += x[at.y][k] * y[k][at.x]; }
+    workgroupBarrier();
+  }
+  c[id.y * n + id.x] = sum;
+}
+"""
+
+
+class _Built(NamedTuple):
+    """A compiled kernel: its pipeline, the layout of its bindings, its work-group and its binding numbers."""
+
+    pipeline: Any
+    layout: Any
+    group: tuple[int, int, int]
+    bindings: tuple[int, ...]
+
+
+class VulkanBackend(Backend):
+    """One adapter of wgpu."""
+
+    name: ClassVar[str] = "vulkan"
+    kinds: ClassVar[tuple[str, ...]] = ("vulkan",)
+    labels: ClassVar[tuple[str, ...]] = ("vulkan",)
+    requires: ClassVar[tuple[str, ...]] = ("wgpu",)
+    remedy: ClassVar[str] = "pip install 'hetero-core[vulkan]'"
+    runs_python: ClassVar[bool] = False
+
+    @classmethod
+    def _probe(cls) -> list[Found]:
+        adapters = _adapters()
+        if not adapters:
+            return [Found(None, cls.name, "no Vulkan driver is installed", _DRIVER)]
+        found = []
+        for device in _describe(adapters):
+            backend = cls(device)
+            try:
+                backend.open()
+                backend.close()
+            except DeviceError as error:
+                reason = f"it enumerates and cannot compute: {error.problem}"
+                found.append(Found(device, cls.name, reason, _DRIVER))
+            else:
+                found.append(Found(device, cls.name))
+        return found
+
+    def _open(self) -> None:
+        self._wgpu = import_module("wgpu")
+        adapter = _adapters()[self.device.index]
+        limits = {name: adapter.limits[name] for name in _LIMITS if name in adapter.limits}
+        features = [name for name in ("shader-f16",) if name in adapter.features]
+        self._gpu = adapter.request_device_sync(required_features=features, required_limits=limits)
+        self._most_groups = int(limits.get("max-compute-workgroups-per-dimension", 65535))
+        self._half = bool(features)
+        self._budget = Budget(self.device.id, self.device.memory_limit_bytes)
+        self._kernels: dict[tuple[str, str], _Built] = {}
+        self.is_open = True
+        try:
+            got = self.copy_out(self.run(_TINY, (np.arange(4, dtype=np.float32),)))
+        finally:
+            self.is_open = False
+        if got.tolist() != [1.0, 2.0, 3.0, 4.0]:
+            raise DeviceError(f"{self.device.id} computes wrongly: adding 1 to 0, 1, 2, 3 gave {got.tolist()}")
+
+    def _close(self) -> None:
+        self._kernels.clear()
+        self._gpu.destroy()
+        del self._gpu
+
+    def _status(self) -> DeviceStatus:
+        return host.cpu_status(None) if self.device.type == "CPU" else gpu_status(self.device)
+
+    def owns(self, value: Any) -> bool:
+        """Tell whether a value is an array of this device."""
+        return isinstance(value, DeviceArray) and value.backend is self
+
+    def _alloc(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> DeviceArray:
+        array = DeviceArray(self, None, shape, dtype)
+        self._budget.take(array.nbytes)
+        weakref.finalize(array, self._budget.give, array.nbytes)
+        usage = self._wgpu.BufferUsage
+        flags = usage.STORAGE | usage.COPY_SRC | usage.COPY_DST
+        array.handle = self._gpu.create_buffer(size=_padded(array.nbytes), usage=flags)
+        return array
+
+    def _free(self, array: Any) -> None:
+        array.handle.destroy()
+
+    def _copy_in(self, array: NDArray[Any]) -> DeviceArray:
+        there = self._alloc(array.shape, array.dtype)
+        if array.nbytes:
+            flat = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+            if flat.nbytes % 4:
+                flat = np.concatenate((flat, np.zeros(4 - flat.nbytes % 4, np.uint8)))
+            self._gpu.queue.write_buffer(there.handle, 0, flat)
+        return there
+
+    def _copy_out(self, array: Any) -> NDArray[Any]:
+        if not array.nbytes:
+            return np.empty(array.shape, array.dtype)
+        data = self._gpu.queue.read_buffer(array.handle, 0, _padded(array.nbytes))
+        return np.frombuffer(data, np.uint8)[: array.nbytes].copy().view(array.dtype).reshape(array.shape)
+
+    def _synchronize(self) -> None:
+        self._gpu.queue.on_submitted_work_done_sync()
+
+    def _run(self, implementation: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        kernel: Kernel = implementation
+        if kwargs:
+            raise BadValueError(f"kernel {kernel.entry!r} was given {', '.join(kwargs)} by name", remedy="give it in order")
+        given = sort_arguments(self, kernel, args)
+        described, single = outputs(kernel, given.ordered)
+        for dtype in (*(array.dtype for array in given.arrays), *(dtype for _, dtype in described)):
+            self._check_wgsl(kernel, dtype)
+        results = tuple(self.alloc(shape, dtype) for shape, dtype in described)
+        buffers = [array.handle for array in (*given.arrays, *results)]
+        if given.scalars:
+            buffers.append(self._uniform(given.scalars))
+        built = self._built(kernel)
+        if len(built.bindings) != len(buffers):
+            raise BadValueError(
+                f"kernel {kernel.entry!r} declares {len(built.bindings)} bindings and the call gives {len(buffers)}",
+                remedy="declare the arrays of the call, then the outputs, then one uniform block if there are numbers",
+            )
+        groups = self._groups(kernel, built, work_items(kernel, given.ordered))
+        if all(groups):
+            self._dispatch(built, buffers, groups)
+        return results[0] if single else results
+
+    def _dispatch(self, built: _Built, buffers: Sequence[Any], groups: tuple[int, int, int]) -> None:
+        entries = [
+            {"binding": number, "resource": {"buffer": buffer, "offset": 0, "size": buffer.size}}
+            for number, buffer in zip(built.bindings, buffers, strict=True)
+        ]
+        bound = self._gpu.create_bind_group(layout=built.layout, entries=entries)
+        encoder = self._gpu.create_command_encoder()
+        compute = encoder.begin_compute_pass()
+        compute.set_pipeline(built.pipeline)
+        compute.set_bind_group(0, bound)
+        compute.dispatch_workgroups(*groups)
+        compute.end()
+        self._gpu.queue.submit([encoder.finish()])
+
+    def _check_wgsl(self, kernel: Kernel, dtype: np.dtype[Any]) -> None:
+        narrower = _WIDE.get(dtype.str[1:])
+        if narrower is not None:
+            raise BadValueError(
+                f"kernel {kernel.entry!r} was given {dtype}, and WGSL has no 64-bit numbers",
+                remedy=f"convert with astype({narrower!r}) first, or run this task on another kind of device",
+            )
+        if dtype.itemsize < 4 and not (dtype == np.float16 and self._half):
+            raise BadValueError(
+                f"kernel {kernel.entry!r} was given {dtype}, which WGSL does not store on {self.device.id}",
+                remedy="convert to a 32-bit type first",
+            )
+
+    def _uniform(self, scalars: Sequence[Any]) -> Any:
+        words = b"".join(_word(value) for value in scalars)
+        padded = words.ljust(-(-len(words) // 16) * 16, b"\0")
+        return self._gpu.create_buffer_with_data(data=padded, usage=self._wgpu.BufferUsage.UNIFORM)
+
+    def _groups(self, kernel: Kernel, built: _Built, items: tuple[int, ...]) -> tuple[int, int, int]:
+        x, y, z = (math.ceil(n / size) for n, size in zip((*items, 1, 1)[:3], built.group, strict=True))
+        if max(x, y, z) > self._most_groups:
+            raise BadValueError(
+                f"kernel {kernel.entry!r} needs {x} x {y} x {z} work-groups and {self.device.id} takes at most"
+                f" {self._most_groups} a dimension",
+                remedy="use a larger @workgroup_size, or a second dimension",
+            )
+        return x, y, z
+
+    def _built(self, kernel: Kernel) -> _Built:
+        key = (kernel.source, kernel.entry)
+        if key not in self._kernels:
+            self._kernels[key] = self._build(kernel)
+        return self._kernels[key]
+
+    def _build(self, kernel: Kernel) -> _Built:
+        declared = sorted((int(number), space, access) for number, space, access in _BINDING.findall(kernel.source))
+        layout = self._gpu.create_bind_group_layout(entries=[self._entry(*row) for row in declared])
+        try:
+            module = self._gpu.create_shader_module(code=kernel.source)
+            pipeline = self._gpu.create_compute_pipeline(
+                layout=self._gpu.create_pipeline_layout(bind_group_layouts=[layout]),
+                compute={"module": module, "entry_point": kernel.entry},
+            )
+        except Exception as error:
+            text = str(error).strip()
+            raise DeviceError(f"kernel {kernel.entry!r} was not built for {self.device.id}: {text}") from error
+        return _Built(pipeline, layout, _group_size(kernel), tuple(number for number, _, _ in declared))
+
+    def _entry(self, number: int, space: str, access: str) -> dict[str, Any]:
+        types = self._wgpu.BufferBindingType
+        kind = types.uniform if space == "uniform" else types.storage if access == "read_write" else types.read_only_storage
+        return {"binding": number, "visibility": self._wgpu.ShaderStage.COMPUTE, "buffer": {"type": kind}}
+
+    def _dtype_ok(self, dtype: np.dtype[Any]) -> bool:
+        return dtype.kind in "biufc" and dtype.isnative
+
+    def _is_out_of_memory(self, error: BaseException) -> bool:
+        return "out of memory" in str(error).lower() or "not enough memory" in str(error).lower()
+
+    def _product(self, n: int) -> Callable[[], Any]:
+        kernel = Kernel(
+            _PRODUCT, "product", out=lambda a, n: (a.shape, a.dtype), global_size=lambda a, n: (int(n), int(n))
+        )
+        one = self.copy_in(np.ones((n, n), np.float32))
+        return lambda: self.run(kernel, (one, np.uint32(n)))
+
+    def _stream(self, nbytes: int) -> Callable[[], Any]:
+        src, dst = self.alloc((nbytes,), np.uint8), self.alloc((nbytes,), np.uint8)
+
+        def copy() -> None:
+            encoder = self._gpu.create_command_encoder()
+            encoder.copy_buffer_to_buffer(src.handle, 0, dst.handle, 0, nbytes)
+            self._gpu.queue.submit([encoder.finish()])
+
+        return copy
+
+
+def _padded(nbytes: int) -> int:
+    return max(4, -(-nbytes // 4) * 4)
+
+
+def _word(value: Any) -> bytes:
+    if isinstance(value, bool | np.bool_ | int | np.signedinteger):
+        try:
+            return int(value).to_bytes(4, "little", signed=True)
+        except OverflowError as error:
+            raise BadValueError(f"{value!r} does not fit a 32-bit word of the uniform block") from error
+    if isinstance(value, np.unsignedinteger):
+        return np.uint32(value).tobytes()
+    return np.float32(value).tobytes()
+
+
+def _group_size(kernel: Kernel) -> tuple[int, int, int]:
+    for sizes, entry in _GROUP.findall(kernel.source):
+        if entry == kernel.entry:
+            given = [word.strip().rstrip("u") for word in sizes.split(",") if word.strip()]
+            if all(word.isdigit() for word in given):
+                x, y, z = (*(int(word) for word in given), 1, 1)[:3]
+                return x, y, z
+    raise BadValueError(
+        f"kernel {kernel.entry!r} states no work-group size in numbers", remedy="write @compute @workgroup_size(64)"
+    )
+
+
+def _adapters() -> list[Any]:
+    wgpu = import_module("wgpu")
+    with lent("XDG_RUNTIME_DIR", gettempdir()):  # without it Mesa complains on standard error of hosts without a screen
+        adapters = wgpu.gpu.enumerate_adapters_sync()
+    return [adapter for adapter in adapters if adapter.info["backend_type"] != "OpenGL"]
+
+
+def _describe(adapters: Sequence[Any]) -> list[Device]:
+    devices: list[Device] = []
+    seen: dict[tuple[int, int], int] = {}
+    for index, adapter in enumerate(adapters):
+        info = adapter.info
+        model = (int(info["vendor_id"]), int(info["device_id"]))
+        ordinal = seen[model] = seen.get(model, -1) + 1
+        on_cpu = info["adapter_type"] == "CPU"
+        devices.append(
+            Device(
+                id=f"h0/vulkan:{index}",
+                kind="vulkan",
+                type=DeviceType(_TYPES.get(info["adapter_type"], "GPU")),
+                backend=VulkanBackend.name,
+                index=index,
+                name=str(info["device"]),
+                memory_node=f"h0/vulkan:{index}",
+                memory_bytes=host.ram_bytes() if on_cpu else None,
+                cores=len(host.cpus()) if on_cpu else 1,
+                silicon=host.core_ids(host.cpus()) if on_cpu else (host.chip(*model, ordinal),),
+                driver=str(info["description"]),
+            )
+        )
+    return devices

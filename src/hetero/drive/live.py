@@ -234,6 +234,11 @@ class Driver:
                     raise
                 sleep(0.01)
 
+    def where(self, item: int) -> str:
+        """Give the memory node that an item came to be on; '' for a small value, which travels in messages."""
+        entry = self.machine.replicas.items.get(item)
+        return entry.valid[0] if entry is not None and entry.valid else ""
+
     def explain(self, signature: str, size: float, request: Request) -> list[Explanation]:
         """Say for each device what is expected of it for a task, or why it cannot run it."""
         obstacles = self.machine.obstacles(signature, request)

@@ -29,7 +29,7 @@ _LEAST_S = 1e-9
 _SEEDS = 8
 _SOURCES = 8
 _STEADY = 3
-_STEADY_SPREAD = 1.6
+_STEADY_CEIL = 1.8
 _VAGUE = 50.0
 _STEERS_S = 100e-6
 """A change smaller than this (s) says nothing of the device's other signatures."""
@@ -149,10 +149,9 @@ class CostModel:
             if window is not None and window.factor == state.factor and window.own:
                 x = seconds if window.b == 0.0 else seconds / max(size, 1.0) ** window.b
                 if window.floor < x < window.ceil and window.count + 1 < window.due:
-                    window.put(size, seconds)
-                    window.fresh += 1
                     if window.streak:
-                        window.streak.clear()
+                        window.calm()
+                    window.put(size, seconds)
                     return False
         else:
             state = self._state(device)
@@ -200,7 +199,7 @@ class CostModel:
             window.put(size, max(seconds, _LEAST_S))
             self._ran(signature, model)
         for window in touched.values():
-            window.weigh()
+            window.calm()
         self._version += 1
 
     def new_samples(self) -> tuple[Sample, ...]:
@@ -251,17 +250,15 @@ class CostModel:
             window.first = False
             if window.scaled(size, seconds) < window.middle:
                 window.seconds, window.sizes, window.count, window.fresh = [], [], 0, 0
-        x = window.scaled(size, seconds)
-        window.put(size, seconds)
-        window.fresh += 1
-        if window.count > 1 and not window.floor < x < window.ceil:
-            if window.off(x):
+        if window.is_off(window.scaled(size, seconds)):
+            if window.off(size, seconds):
                 self._change(state, window)
-        elif window.streak:
-            window.streak.clear()
-        if window.count >= window.due or window.count <= 1:
-            self._share(state, signature, window, size, seconds)
-        window.weigh()
+            return self._moved(window)
+        due = window.count + 1 >= window.due
+        window.put(size, seconds)
+        window.calm()
+        if due:
+            self._share(state, signature, window)
         return self._moved(window)
 
     def _begin(self, state: _State, signature: str) -> Window:
@@ -271,12 +268,13 @@ class CostModel:
             window.b = shared.b
             for size, seconds in shared.latest(_SEEDS):
                 window.put(size, seconds * state.factor)
-            window.weigh()
+            window.calm()
+            window.fresh = 0
             window.moved()
         forget_oldest(state.windows, SIGNATURES)
         return window
 
-    def _share(self, state: _State, signature: str, window: Window, size: float, seconds: float) -> None:
+    def _share(self, state: _State, signature: str, window: Window) -> None:
         """Tell the devices of the same kind; a first run only where nothing better is known."""
         shared = state.model.make(signature)
         self._ran(signature, state.model)
@@ -297,7 +295,7 @@ class CostModel:
     def _change(self, state: _State, window: Window) -> None:
         """Believe a new speed of one signature, and suspect it of the whole device where the old one was steady."""
         before = window.at(window.size)
-        steady = window.high <= _STEADY_SPREAD * window.low and window.count - len(window.streak) >= _STEADY
+        steady = window.count >= _STEADY and window.ceil <= _STEADY_CEIL * window.middle
         window.restart()
         now = window.at(window.size)
         if steady and abs(now - before) > _STEERS_S:

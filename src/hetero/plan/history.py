@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from math import ceil
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -28,13 +29,15 @@ __all__ = [
 ]
 
 CHANGE_RATIO = 1.4
-"""A sample is off when it is this many times above or below the median, and outside the 10th to 90th percentile."""
+"""A sample is off when it is this many times above or below the median, and outside the fences of the window."""
 
 SURE_RATIO = 2.0
 """Two samples in a row that are off by more than this, and agree, are a change; below it takes three."""
 
 NOISE_S = 20e-6
 """Differences below this are the clock's and the dispatcher's, not the device's (s)."""
+
+_RANKS = (0.1, 0.25, 0.5, 0.75, 0.9)
 
 CurveKind = Literal["constant", "power", "affine"]
 
@@ -70,7 +73,7 @@ def quantile(values: Sequence[float], frac: float) -> float:
     (4.0, 1.0)
     """
     ordered = sorted(values)
-    return ordered[max(0, math.ceil(frac * len(ordered) - 1e-9) - 1)]
+    return ordered[max(0, ceil(frac * len(ordered) - 1e-9) - 1)]
 
 
 class Summary(NamedTuple):
@@ -97,22 +100,30 @@ def summary(values: Sequence[float], noise: float = NOISE_S) -> Summary:
     values : at least one, > 0
     noise : in the unit of the values; a sample nearer to the median than this is never off
 
+    Notes
+    -----
+    The fences are Tukey's on logarithms: 1.5 times the distance of the quartiles beyond them.
+
+    References
+    ----------
+    J. W. Tukey, "Exploratory Data Analysis", Addison-Wesley 1977, chapter 2.
+
     Examples
     --------
     >>> summary([0.1] * 40).median, round(summary([0.1] * 40).ceil, 5)
     (0.1, 0.14002)
     """
     ordered = sorted(values)
-    count = len(ordered)
-    middle = ordered[(count - 1) // 2]
-    low, high = ordered[max(0, math.ceil(0.1 * count) - 1)], ordered[max(0, math.ceil(0.9 * count - 1e-9) - 1)]
-    few = 1.0 + 0.5 / count
+    last = len(ordered)
+    tenth, quarter, middle, upper, most = (ordered[max(0, ceil(frac * last - 1e-9) - 1)] for frac in _RANKS)
+    few = 1.0 + 0.5 / last
+    fence = (upper / quarter) ** 1.5
     return Summary(
         middle,
-        min(low, middle / few),
-        max(high, middle * few),
-        min(low, middle / CHANGE_RATIO) - noise,
-        max(high, middle * CHANGE_RATIO) + noise,
+        min(tenth, middle / few),
+        max(most, middle * few),
+        min(quarter / fence, middle / CHANGE_RATIO) - noise,
+        max(upper * fence, middle * CHANGE_RATIO) + noise,
     )
 
 

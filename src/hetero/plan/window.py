@@ -37,7 +37,7 @@ class Window:
     middle, low, high : median, 10th and 90th percentile of seconds / size**b
     floor, ceil : a sample of seconds / size**b outside of them is off
     size : the latest size
-    streak : seconds / size**b of the samples that were off in a row, on one side
+    streak : (size, seconds) of the samples that were off in a row, on one side; they are not in the ring yet
     first : True while the only sample is the first run of a signature on a device
     factor : the device's speed change up to which the samples are true
     own : True once the device itself ran it; before, the samples are those of its like
@@ -75,7 +75,7 @@ class Window:
         self.middle = self.low = self.high = 0.0
         self.floor, self.ceil = 0.0, 0.0
         self.size = 0.0
-        self.streak: list[float] = []
+        self.streak: list[tuple[float, float]] = []
         self.first = False
         self.factor = factor
         self.own = False
@@ -93,6 +93,7 @@ class Window:
             self.seconds[at] = seconds
             self.sizes[at] = size
         self.count += 1
+        self.fresh += 1
         self.size = size
 
     def latest(self, most: int) -> list[tuple[float, float]]:
@@ -119,10 +120,7 @@ class Window:
 
     def _explain(self, values: Sequence[float]) -> None:
         varies = max(values) > 1.3 * min(values) and max(values) - min(values) > 2.0 * NOISE_S
-        b = exponent(self.sizes, values) if varies else 0.0
-        if b != self.b:
-            self.b = b
-            self.streak.clear()
+        self.b = exponent(self.sizes, values) if varies else 0.0
 
     def scaled(self, size: float, seconds: float) -> float:
         """Give seconds / size**b."""
@@ -132,30 +130,40 @@ class Window:
         """Give the median for a size, s."""
         return self.middle if self.b == 0.0 else float(self.middle * max(size, 1.0) ** self.b)
 
-    def off(self, x: float) -> bool:
-        """Take note of the newest sample, which is off; True when the speed changed."""
-        if self.streak and (self.streak[0] > self.middle) is not (x > self.middle):
-            self.streak.clear()
-        self.streak.append(x)
-        if self.count < ENOUGH and max(self.sizes) > 1.1 * min(self.sizes):
+    def is_off(self, x: float) -> bool:
+        """Tell whether a sample of seconds / size**b is too far from the median to be chance."""
+        return self.count > 0 and not self.floor < x < self.ceil
+
+    def off(self, size: float, seconds: float) -> bool:
+        """Take a sample that is off, outside of the ring until others show what it was; True when the speed changed."""
+        sizes = [*self.sizes, *(other for other, _ in self.streak), size]
+        if self.count < ENOUGH and max(sizes) > 1.1 * min(sizes):
+            self.put(size, seconds)
+            self.calm()
             return False
-        return is_change(self.streak, self.middle)
+        slow = self.scaled(size, seconds) > self.middle
+        if self.streak and (self.scaled(*self.streak[0]) > self.middle) is not slow:
+            self.calm()
+        self.streak.append((size, seconds))
+        return is_change([self.scaled(*run) for run in self.streak], self.middle)
+
+    def calm(self) -> None:
+        """Take the samples that were off for what they were: spikes."""
+        for size, seconds in self.streak:
+            self.put(size, seconds)
+        self.streak = []
+        self.weigh()
 
     def restart(self) -> None:
-        """Forget all but the samples of the streak, which are the newest."""
-        kept = self.latest(len(self.streak))
+        """Forget all but the samples that were off."""
         self.seconds, self.sizes, self.count = [], [], 0
-        self.streak = []
-        for size, seconds in kept:
-            self.put(size, seconds)
-        self.fresh = min(self.fresh, self.count)
-        self.weigh()
+        self.fresh = 0
+        self.calm()
 
     def scale(self, ratio: float) -> None:
         """Multiply all samples."""
         self.seconds = [seconds * ratio for seconds in self.seconds]
-        self.streak.clear()
-        self.weigh()
+        self.calm()
 
     def moved(self) -> bool:
         """Tell whether the estimate moved by more than a tenth since this last said so."""

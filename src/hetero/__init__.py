@@ -1,1 +1,113 @@
-"""hetero: the runtime for machines whose processors are unequal. Public names only, loaded when first used."""
+"""hetero: one Python program of tasks, run over every unequal device of a host.
+
+In: names that users write. Out: the objects that they stand for, imported when first used.
+`import hetero` must stay quick: nothing of the package is imported here.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from concurrent.futures import ALL_COMPLETED, FIRST_COMPLETED, FIRST_EXCEPTION, as_completed, wait
+
+    from hetero import errors
+    from hetero.backends.base import Kernel
+    from hetero.drive.checkpoints import checkpoint, restore, resumable
+    from hetero.floor.errors import HeteroError
+    from hetero.model.device import Device
+    from hetero.session.context import Context
+    from hetero.session.executor import Executor
+    from hetero.session.futures import Future
+    from hetero.session.inside import (
+        get_current_device,
+        get_device_list,
+        get_memory_usage,
+        namespace,
+        rank,
+        recv,
+        send,
+        set_log_level,
+        world_size,
+    )
+    from hetero.session.joblib import register_joblib
+    from hetero.session.tasks import TaskFunction, task
+
+__all__ = [
+    "ALL_COMPLETED",
+    "FIRST_COMPLETED",
+    "FIRST_EXCEPTION",
+    "Context",
+    "Device",
+    "Executor",
+    "Future",
+    "HeteroError",
+    "Kernel",
+    "TaskFunction",
+    "as_completed",
+    "checkpoint",
+    "errors",
+    "get_current_device",
+    "get_device_list",
+    "get_memory_usage",
+    "namespace",
+    "rank",
+    "recv",
+    "register_joblib",
+    "restore",
+    "resumable",
+    "send",
+    "set_log_level",
+    "task",
+    "wait",
+    "world_size",
+]
+
+_HOMES = {
+    "concurrent.futures": ("ALL_COMPLETED", "FIRST_COMPLETED", "FIRST_EXCEPTION", "as_completed", "wait"),
+    "hetero.backends.base": ("Kernel",),
+    "hetero.drive.checkpoints": ("checkpoint", "restore", "resumable"),
+    "hetero.floor.errors": ("HeteroError",),
+    "hetero.model.device": ("Device",),
+    "hetero.session.context": ("Context",),
+    "hetero.session.executor": ("Executor",),
+    "hetero.session.futures": ("Future",),
+    "hetero.session.inside": (
+        "get_current_device",
+        "get_device_list",
+        "get_memory_usage",
+        "namespace",
+        "rank",
+        "recv",
+        "send",
+        "set_log_level",
+        "world_size",
+    ),
+    "hetero.session.joblib": ("register_joblib",),
+    "hetero.session.tasks": ("TaskFunction", "task"),
+}
+_HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
+
+
+def __getattr__(name: str) -> Any:
+    if name == "errors":
+        return import_module("hetero.errors")
+    if name == "__version__":
+        from importlib.metadata import version
+
+        return version("hetero-core")
+    home = _HOME_OF.get(name)
+    if home is None:
+        import difflib
+
+        close = difflib.get_close_matches(name, __all__, n=1)
+        hint = f"; did you mean {close[0]!r}?" if close else ""
+        raise AttributeError(f"hetero has no {name!r}{hint}")
+    value = getattr(import_module(home), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

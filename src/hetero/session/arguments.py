@@ -1,0 +1,134 @@
+"""Arguments of a call: futures become references to data items, and what cannot be an argument is refused.
+
+In: the arguments as given. Out: `Bound`. It must not copy or pickle a value.
+"""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+from hetero.engines.base import ItemRef
+from hetero.floor.errors import BadValueError
+from hetero.session.futures import Future
+
+__all__ = ["Bound", "bind"]
+
+
+class Bound(NamedTuple):
+    """The arguments of one call, ready to travel.
+
+    Attributes
+    ----------
+    args, kwargs : as given, with an `ItemRef` for each future
+    refs : ids of the items
+    after : ids of those that are results of tasks
+    keep : the futures
+    failed : a future among them that has failed already, else None
+    """
+
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    refs: tuple[int, ...] = ()
+    after: tuple[int, ...] = ()
+    keep: tuple[Future, ...] = ()
+    failed: Future | None = None
+
+
+_ONE_PASS = (
+    types.GeneratorType,
+    types.AsyncGeneratorType,
+    types.CoroutineType,
+    map,
+    filter,
+    zip,
+    enumerate,
+    reversed,
+)
+_CONTAINERS = frozenset({list, tuple, dict})
+_REFUSED = frozenset(_ONE_PASS)
+_INTERESTING = _CONTAINERS | _REFUSED | {Future}
+
+
+def bind(name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], resolve: Callable[[Future], Any]) -> Bound:
+    """Put references in place of futures, at any depth of lists, tuples and dicts.
+
+    Parameters
+    ----------
+    name : of the function, for messages
+    resolve : gives an `ItemRef`, or the value of a future that belongs to another Context
+
+    Raises
+    ------
+    BadValueError
+        A generator, or a container that contains itself.
+    """
+    if _INTERESTING.isdisjoint(map(type, args)) and _INTERESTING.isdisjoint(map(type, kwargs.values())):
+        return Bound(args, kwargs)
+    binder = _Binder(name, resolve)
+    new_args = tuple([binder.replace(value, f"argument {i}") for i, value in enumerate(args, start=1)])
+    new_kwargs = {word: binder.replace(value, f"argument {word}=") for word, value in kwargs.items()}
+    futures = tuple(binder.found.values())
+    return Bound(
+        new_args,
+        new_kwargs,
+        tuple(binder.found),
+        tuple([item for item, found in binder.found.items() if found.task_id is not None]),
+        futures,
+        next((found for found in futures if found.has_failed()), None),
+    )
+
+
+class _Binder:
+    def __init__(self, name: str, resolve: Callable[[Future], Any]) -> None:
+        self.name = name
+        self.resolve = resolve
+        self.found: dict[int, Future] = {}
+        self.open: set[int] = set()
+
+    def replace(self, value: Any, place: str) -> Any:
+        kind = type(value)
+        if kind is Future:
+            return self._reference(value)
+        if kind in _CONTAINERS:
+            return self._container(value, place)
+        if kind in _REFUSED:
+            raise BadValueError(
+                f"{place} of {self.name} is a {kind.__name__}, which can be read only once and here only",
+                remedy=f"give a list: list(…), or call ctx.map({self.name}, …) to run once an item",
+            )
+        return value
+
+    def _reference(self, value: Future) -> Any:
+        reference = self.resolve(value)
+        if type(reference) is ItemRef:
+            self.found[reference.item] = value
+        return reference
+
+    def _container(self, value: Any, place: str) -> Any:
+        if id(value) in self.open:
+            raise BadValueError(
+                f"{place} of {self.name} contains itself",
+                remedy="a task cannot wait for its own argument: break the circle",
+            )
+        items = value.values() if type(value) is dict else value
+        if _INTERESTING.isdisjoint(map(type, items)):
+            return value
+        self.open.add(id(value))
+        try:
+            return self._rebuilt(value, place)
+        except RecursionError:
+            raise BadValueError(f"{place} of {self.name} is nested too deeply", remedy="give flatter lists") from None
+        finally:
+            self.open.discard(id(value))
+
+    def _rebuilt(self, value: Any, place: str) -> Any:
+        if type(value) is dict:
+            fresh: Any = {key: self.replace(item, place) for key, item in value.items()}
+            same = all(fresh[key] is value[key] for key in value)
+        else:
+            fresh = [self.replace(item, place) for item in value]
+            same = all(map(lambda one, other: one is other, fresh, value))
+            fresh = tuple(fresh) if type(value) is tuple else fresh
+        return value if same else fresh

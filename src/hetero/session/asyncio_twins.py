@@ -1,0 +1,51 @@
+"""The verbs of a Context for coroutines.
+
+In: the same functions and arguments. Out: awaitables; a future can also be awaited as it is.
+It must not block the event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from hetero.session.futures import Future
+
+__all__ = ["AsyncTwins"]
+
+_END = object()
+
+
+class AsyncTwins:
+    """`asubmit`, `arun`, `amap` and `agather`: as their namesakes, without blocking the event loop."""
+
+    if TYPE_CHECKING:
+        submit: Callable[..., Future]
+        map: Callable[..., Iterator[Any]]
+
+    async def asubmit(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future:
+        """Hand in one call; the arguments are copied in another thread."""
+        return await asyncio.to_thread(self.submit, function, *args, **kwargs)
+
+    async def arun(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+        """Run one call and give its result; cancelled, it stops the task."""
+        return await (await self.asubmit(function, *args, **kwargs))
+
+    async def agather(self, futures: Iterable[Future]) -> list[Any]:
+        """Give the values of futures as a list; cancelled, it stops their tasks."""
+        return list(await asyncio.gather(*futures))
+
+    async def amap(
+        self,
+        function: Callable[..., Any],
+        /,
+        *iterables: Iterable[Any],
+        chunk: int | str = "auto",
+        timeout: float | None = None,
+    ) -> AsyncIterator[Any]:
+        """Run a function over the items and give the results in order, as they are there."""
+        results = await asyncio.to_thread(self.map, function, *iterables, chunk=chunk, timeout=timeout)
+        while (result := await asyncio.to_thread(next, results, _END)) is not _END:
+            yield result

@@ -1,0 +1,432 @@
+"""The Context: a fleet, and the verbs by which a program gives it work.
+
+In: a configuration, functions and arguments. Out: futures and results.
+It must not choose devices: it hands tasks to the driver, which asks the core.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import itertools
+import os
+import re
+import threading
+import uuid
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from hetero.engines.base import Call, ItemRef, NodeUsage
+from hetero.floor import settings
+from hetero.floor.errors import BadValueError, SerialisationError
+from hetero.model.tasks import Failure, Request, Task
+from hetero.session.arguments import bind
+from hetero.session.asyncio_twins import AsyncTwins
+from hetero.session.callbacks import Callbacks
+from hetero.session.futures import Future
+from hetero.session.signature import describe, describe_value
+from hetero.session.tasks import TaskFunction, as_task
+
+if TYPE_CHECKING:
+    from hetero.drive.live import Driver
+    from hetero.model.device import Device
+    from hetero.session.config import Config
+    from hetero.session.executor import Executor
+    from hetero.session.explain import Explained
+
+__all__ = ["Context", "open_contexts"]
+
+_contexts: weakref.WeakSet[Context] = weakref.WeakSet()
+_UNFIT = re.compile(r"[^A-Za-z0-9_-]+")
+
+
+class Context(AsyncTwins):
+    """A fleet that takes tasks.
+
+    Parameters
+    ----------
+    config : a YAML file, a dict of the same form, or None
+    devices : the fleet, as in 'cpu:1,cpu:1*0.25', or a list of devices as in the file; every sound device
+        of this host where nothing names any
+    engine : 'local', 'inline' or 'ray'
+    policy : name of a policy; 'auto' chooses
+    isolation : 'process' or 'thread'
+    memory_pool_size : of the memory that arrays travel through, as in '2GB'
+    name : of the run; checkpoints of an earlier run of the same name are found again
+    trace : file that the trace is written to
+    set : settings laid over the file, 'key.path=value'
+    history : False neither reads nor writes the times measured in other runs
+    progress : True shows the tasks done on each device, as they are done
+
+    Raises
+    ------
+    ConfigError
+        The configuration is wrong, or names devices that are not here; the message lists everything.
+
+    Notes
+    -----
+    A keyword wins over `set`, that over the file, and the file over the environment. As a `with` block it
+    waits for its tasks at the end and brings their results into the program; left by an exception, or at the
+    end of the program, it stops them. It cannot be used inside a task.
+
+    Examples
+    --------
+    >>> import hetero
+    >>> with hetero.Context(devices="cpu:1", engine="inline") as ctx:
+    ...     ctx.run(sum, [1, 2, 3])
+    6
+    """
+
+    def __init__(
+        self,
+        config: str | Path | Mapping[str, Any] | Config | None = None,
+        *,
+        devices: str | Sequence[Any] | None = None,
+        engine: str | None = None,
+        policy: str | None = None,
+        isolation: str | None = None,
+        memory_pool_size: str | int | None = None,
+        name: str | None = None,
+        trace: str | Path | None = None,
+        set: Sequence[str] | Mapping[str, Any] = (),
+        history: bool = True,
+        progress: bool = False,
+    ) -> None:
+        from hetero.session.config import load
+        from hetero.session.opening import Opened
+
+        keys: dict[str, Any] = {"devices": devices, "engine": engine, "policy": policy, "isolation": isolation}
+        keys |= {"memory_pool_size": memory_pool_size, "name": name, "trace": trace}
+        self.config = load(config, set=set, **keys)
+        self.name = self.config.name or ""
+        self._run_key = self.name or f"run-{os.getpid()}-{uuid.uuid4().hex[:8]}"
+        self._numbers: dict[str, tuple[str, itertools.count[int]]] = {}
+        self._live: dict[int, weakref.ref[Future]] = {}
+        self._lock = threading.Lock()
+        self._callbacks = Callbacks()
+        self._with_timeout: dict[Request, Request] = {}
+        self.closed = True
+        this = weakref.ref(self)
+        self._opened = Opened(self.config, lambda item: _cut_later(this(), item), history=history, progress=progress)
+        self.driver: Driver = self._opened.driver
+        self.closed = False
+        _contexts.add(self)
+
+    # --- giving work ---------------------------------------------------------------------------------------
+
+    def submit(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future:
+        """Hand in one call of a function and give its future at once.
+
+        Parameters
+        ----------
+        function : a task, or a plain function
+        *args, **kwargs : its arguments, taken as they are now; a future, also inside lists, tuples and dicts,
+            makes the task wait for it. A future of another Context is waited for here, and its value passed.
+
+        Raises
+        ------
+        SerialisationError
+            The function or an argument cannot travel to a worker; the message says which.
+        NothingFitsError
+            No device of the fleet can meet the request; the message gives the reason per device.
+        BadValueError
+            An argument is a generator or contains itself, or the Context is closed.
+        """
+        return self.submit_call(as_task(function), args, kwargs)
+
+    def submit_call(self, task: TaskFunction[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Future:
+        """Hand in one call of a task, its arguments as a tuple and a mapping."""
+        if self.closed:
+            self._refuse()
+        driver, source = self.driver, task.source
+        function = source.current()
+        future = Future(self, driver.new_id(), task.name)
+        if task.request.splittable:
+            future.cut = (task, args, kwargs)
+        if args or kwargs:
+            signature, size = describe(source.model_key, args, kwargs)
+            bound = bind(task.name, args, kwargs, self._reference)
+            if bound.failed is not None:
+                return _fail_alike(future, bound.failed)
+            args, kwargs, refs, after, keep, _ = bound
+        else:
+            signature, size, refs, after, keep = f"{source.model_key}|", 0.0, (), (), ()
+        request = task.request if self.config.timeout_s is None else self._limited(task.request)
+        item = future.item
+        call = Call(function, args, kwargs, refs, None, self._checkpoint_key(task.name), keep)
+        self._live[item] = weakref.ref(future)
+        try:
+            driver.submit(Task(item, task.name, signature, size, refs, after, request), call, future)
+        except SerialisationError as error:
+            self._blame(error, task, args, kwargs)
+        return future
+
+    def run(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+        """Run one call of a function and give its result; interrupted, it stops the task.
+
+        Raises
+        ------
+        Exception
+            Whatever the function raised, with the remote traceback as its cause; and whatever `submit` raises.
+        """
+        future = self.submit_call(as_task(function), args, kwargs)
+        try:
+            return future.result()
+        except KeyboardInterrupt:
+            future.cancel()
+            raise
+
+    def map(
+        self,
+        function: Callable[..., Any],
+        /,
+        *iterables: Iterable[Any],
+        chunk: int | str = "auto",
+        timeout: float | None = None,
+    ) -> Iterator[Any]:
+        """Run a function over the items and give the results in order, as `concurrent.futures` does.
+
+        Parameters
+        ----------
+        iterables : read at once; the function gets one item of each, as long as the shortest lasts
+        chunk : how many items make a task; 'auto' measures some items first and makes tasks of 2 ms or more,
+            at least four for each device
+        timeout : s from now within which each result must be there
+
+        Raises
+        ------
+        BadValueError
+            The chunk is no whole number from 1.
+        TimeoutError
+            From the iterator: a result was not there in time.
+
+        Notes
+        -----
+        The tasks are handed in before the iterator is read. An exception of the function comes from the iterator
+        in place of the first result of its chunk. An iterator that is closed early stops the tasks left.
+        """
+        from hetero.session.mapping import start_map
+
+        return start_map(self, as_task(function), iterables, chunk, timeout)
+
+    def put(self, value: Any) -> Future:
+        """Keep a value for many tasks, so that it travels once; give it to them as an argument.
+
+        Raises
+        ------
+        SerialisationError
+            The value cannot travel.
+        """
+        if self.closed:
+            self._refuse()
+        driver = self.driver
+        item = driver.put(value)
+        future = Future(self, item, type(value).__name__, is_task=False)
+        future.described = describe_value(value)
+        future.committed(lambda: driver.load(item))
+        return future
+
+    def gather(self, futures: Any) -> list[Any]:
+        """Wait for futures and give their values as a list; lists, tuples and dicts inside keep their form.
+
+        Raises
+        ------
+        Exception
+            The first exception of a task, in the order of the futures.
+        """
+        from hetero.session.gathering import gather
+
+        return gather(futures)
+
+    def reduce(self, function: Callable[[Any, Any], Any], futures: Iterable[Any], *, ordered: bool = True) -> Future:
+        """Combine the values of futures two by two and give the future of the total.
+
+        Parameters
+        ----------
+        function : of two values, associative
+        futures : at least one; values that are no futures are put first
+        ordered : True keeps the order of the operands; False also lets the function swap them, so that all
+            that lies on one memory node is combined there first
+
+        Raises
+        ------
+        BadValueError
+            There is nothing to combine.
+
+        Notes
+        -----
+        Waits for the futures, since only then it is known where they lie. Neighbours on one memory node are
+        combined first, without a transfer; what is left is combined as a tree.
+        """
+        from hetero.session.gathering import reduce
+
+        return reduce(self, as_task(function), futures, ordered)
+
+    def explain(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Explained:
+        """Say for each device how long this call would take, how that is known, and which would be chosen."""
+        from hetero.session.explain import Explained
+
+        task = as_task(function)
+        task.source.current()
+        signature, size = describe(task.source.model_key, args, kwargs)
+        return Explained(task.name, tuple(self.driver.explain(signature, size, task.request)))
+
+    def executor(self) -> Executor:
+        """Give a `concurrent.futures.Executor` over this Context."""
+        from hetero.session.executor import Executor
+
+        return Executor(self)
+
+    # --- seeing --------------------------------------------------------------------------------------------
+
+    @property
+    def devices(self) -> tuple[Device, ...]:
+        """The devices of the fleet."""
+        return self._opened.devices
+
+    @property
+    def usage(self) -> Mapping[str, NodeUsage]:
+        """How full each memory node is."""
+        return {} if self.closed else self.driver.usage()
+
+    def __repr__(self) -> str:
+        state = "closed" if self.closed else f"{self._opened.engine_name} engine"
+        return f"<hetero.Context {', '.join(device.short for device in self.devices)}; {state}>"
+
+    def _repr_html_(self) -> str:
+        from hetero.session.notebook import context_html
+
+        return context_html(self)
+
+    # --- opening and closing -------------------------------------------------------------------------------
+
+    def let_go(self, item: int) -> None:
+        """Take note that nobody holds an item any more; may be called by the garbage collector."""
+        self._live.pop(item, None)
+        self.driver.release(item)
+
+    def call_soon(self, function: Callable[[], None]) -> None:
+        """Call a function from the Context's own thread for users' callbacks."""
+        self._callbacks.call_soon(function)
+
+    def close(self, wait: bool = True) -> None:
+        """End the workers and give everything back; safe to call twice.
+
+        Parameters
+        ----------
+        wait : True waits for the tasks and brings their results into the program; False stops them
+        """
+        with self._lock:
+            if self.closed:
+                return
+            if wait:
+                self._bring_home()
+            self.closed = True
+        _contexts.discard(self)
+        self._opened.close(wait)
+        for future in self._futures():
+            future.abandoned()
+        self._callbacks.close()
+        self._forget_checkpoints()
+
+    def __enter__(self) -> Context:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        self.close(wait=kind is None)
+
+    def __del__(self) -> None:
+        if not self.__dict__.get("closed", True):
+            self.close(wait=False)
+
+    def __reduce__(self) -> NoReturn:
+        raise SerialisationError(
+            "a Context cannot travel to a worker", remedy="use it in the program, and give tasks values or futures"
+        )
+
+    # --- below ---------------------------------------------------------------------------------------------
+
+    def future_of(self, item: int) -> Future | None:
+        """Give the future of a task as long as somebody holds it."""
+        reference = self._live.get(item)
+        return None if reference is None else reference()
+
+    def _futures(self) -> list[Future]:
+        return [future for reference in list(self._live.values()) if (future := reference()) is not None]
+
+    def _bring_home(self) -> None:
+        seen: set[int] = set()
+        while new := [future for future in self._futures() if future.item not in seen]:
+            for future in new:
+                seen.add(future.item)
+                with contextlib.suppress(Exception):
+                    future.result()
+            self._callbacks.settle()
+
+    def _forget_checkpoints(self) -> None:
+        if not self.name and (settings.home() / "checkpoints" / self._run_key).is_dir():
+            from hetero.drive.checkpoints import clear
+
+            clear(self._run_key)
+
+    def _reference(self, future: Future) -> Any:
+        return ItemRef(future.item) if future.owner is self else future.result()
+
+    def _limited(self, request: Request) -> Request:
+        if request.timeout_s:
+            return request
+        limited = self._with_timeout.get(request)
+        if limited is None:
+            import dataclasses
+
+            limited = dataclasses.replace(request, timeout_s=self.config.timeout_s or 0.0)
+            self._with_timeout[request] = limited
+        return limited
+
+    def _checkpoint_key(self, name: str) -> str:
+        entry = self._numbers.get(name)
+        if entry is None:
+            entry = self._numbers[name] = (f"{self._run_key}/{_UNFIT.sub('_', name)[:80]}", itertools.count(1))
+        return f"{entry[0]}-{next(entry[1])}"
+
+    def _blame(self, error: SerialisationError, task: TaskFunction[..., Any], args: Any, kwargs: Any) -> NoReturn:
+        from hetero.session.blame import blamed
+
+        raise blamed(error, task, args, kwargs) from error
+
+    def _refuse(self) -> NoReturn:
+        raise BadValueError("this Context is closed", remedy="open another one: ctx = hetero.Context()")
+
+
+def open_contexts() -> tuple[Context, ...]:
+    """Give the Contexts that are open in this process."""
+    return tuple(ctx for ctx in _contexts if not ctx.closed)
+
+
+def _cut_later(ctx: Context | None, item: int) -> bool:
+    future = None if ctx is None else ctx.future_of(item)
+    if ctx is None or future is None or future.cut is None:
+        return False
+    from hetero.session.splitting import cut
+
+    ctx.call_soon(lambda: cut(ctx, future))
+    return True
+
+
+def _fail_alike(future: Future, other: Future) -> Future:
+    error = other.exception() if not other.cancelled() else None
+    if error is not None:
+        future.failed(Failure("exception", str(error), error))
+    else:
+        future.failed(
+            Failure("cancelled", f"{future.name} needs task {other.item} ({other.name}), which was cancelled")
+        )
+    return future
+
+
+@atexit.register
+def _close_all() -> None:
+    for ctx in open_contexts():
+        ctx.close(wait=False)

@@ -1,0 +1,272 @@
+"""Futures: what a submitted task will give, and a data item for as long as somebody wants it.
+
+In: the driver's word that a task was committed or failed. Out: the value, loaded once, or the task's exception.
+It must not schedule anything, and must not call users' code from the driver's threads.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+from collections.abc import Callable, Generator, Mapping
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol
+
+from hetero.drive.frame import current
+from hetero.floor.errors import (
+    BadValueError,
+    HeteroError,
+    NothingFitsError,
+    OutOfDeviceMemoryError,
+    SerialisationError,
+    TaskCancelledError,
+    TaskLostError,
+    TaskTimeoutError,
+)
+from hetero.model.tasks import Failure
+from hetero.session.signature import Described, register
+
+if TYPE_CHECKING:
+    from hetero.drive.live import Driver
+
+__all__ = ["Future", "Owner"]
+
+_PENDING = "PENDING"
+_FINISHED = "FINISHED"
+_CANCELLED = "CANCELLED_AND_NOTIFIED"
+_UNKNOWN: Described = ("future", 0.0)
+
+_ERRORS: dict[str, type[HeteroError]] = {
+    "crash": TaskLostError,
+    "timeout": TaskTimeoutError,
+    "out_of_memory": OutOfDeviceMemoryError,
+    "unserialisable": SerialisationError,
+    "missing_package": HeteroError,
+    "cancelled": TaskCancelledError,
+    "nothing_fits": NothingFitsError,
+    "exception": HeteroError,
+}
+
+
+class Owner(Protocol):
+    """The Context of a future, as far as a future knows it."""
+
+    driver: Driver
+
+    def let_go(self, item: int) -> None:
+        """Take note that nobody holds an item any more."""
+        ...
+
+    def call_soon(self, function: Callable[[], None]) -> None:
+        """Call a function from the Context's own thread for users' callbacks."""
+        ...
+
+
+class Future(concurrent.futures.Future[Any]):
+    """The result of a task, or a value that was put, on whichever device it lies.
+
+    It works wherever a `concurrent.futures.Future` does, and can be awaited. Given as an argument to another
+    task, also inside lists, tuples and dicts, it makes that task wait for this one, and the value goes from
+    device to device without passing through the program.
+
+    Attributes
+    ----------
+    task_id : id of the task, None for a value that was put
+    name : the function's name
+    described : the value's part of a signature
+    cut : the task and its arguments where it can be cut into parts, else None
+
+    Notes
+    -----
+    The value is brought into the program when it is first asked for. A task's own exception comes as itself,
+    with the remote traceback as its cause. `cancel` also stops a task that is running.
+    """
+
+    def __init__(self, owner: Owner, item: int, name: str, is_task: bool = True) -> None:
+        super().__init__()
+        self.owner = owner
+        self.item = item
+        self.name = name
+        self.task_id = item if is_task else None
+        self.described = _UNKNOWN
+        self.cut: tuple[Any, tuple[Any, ...], Mapping[str, Any]] | None = None
+        self._load: Callable[[], Any] | None = None
+
+    def result(self, timeout: float | None = None) -> Any:
+        """Give the value, waiting for it if need be.
+
+        Parameters
+        ----------
+        timeout : s, None to wait as long as it takes
+
+        Raises
+        ------
+        TimeoutError
+            It was not there in time; the task goes on.
+        concurrent.futures.CancelledError
+            The task was cancelled.
+        """
+        if self._state == _PENDING:
+            self._wait(timeout)
+        if self._load is not None:
+            self._fetch()
+        return super().result(0)
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        """Give the exception that the task raised, or None, waiting for its end if need be."""
+        if self._state == _PENDING:
+            self._wait(timeout)
+        if self._load is not None and not self._condition._is_owned():  # type: ignore[attr-defined]
+            self._fetch()
+        return super().exception(0)
+
+    def add_done_callback(self, fn: Callable[[Any], object]) -> None:
+        """Call a function with this future once it has ended, from the Context's own thread."""
+        super().add_done_callback(fn)
+
+    def cancel(self) -> bool:
+        """Stop the task, also while it runs; True unless it had ended before."""
+        with self._condition:
+            if self._state != _PENDING:
+                return self._state == _CANCELLED
+            self._state = _CANCELLED
+            for waiter in self._waiters:
+                waiter.add_cancelled(self)
+            self._condition.notify_all()
+        self._invoke_callbacks()
+        self.owner.driver.cancel(self.item)
+        return True
+
+    def has_failed(self) -> bool:
+        """Tell whether the task has failed or was cancelled."""
+        return self._state == _CANCELLED or self._exception is not None
+
+    def committed(self, load: Callable[[], Any]) -> None:
+        """Take note that the value is there; called by the driver, once."""
+        with self._condition:
+            if self._state == _PENDING:
+                self._load = load
+                self._end()
+        self._invoke_callbacks()
+
+    def failed(self, failure: Failure) -> None:
+        """Take note that the task failed for good; called by the driver, once."""
+        error = _exception_of(failure, self.item, self.name)
+        with self._condition:
+            if self._state == _PENDING:
+                self._exception = error
+                self._end()
+        self._invoke_callbacks()
+
+    def abandoned(self) -> None:
+        """Take note that the Context was closed, so that a value which was not read cannot be any more."""
+        with self._condition:
+            if self._load is not None:
+                self._load = self._gone
+
+    def _gone(self) -> NoReturn:
+        raise HeteroError(
+            f"the Context was closed before the value of task {self.item} ({self.name}) was read",
+            remedy="read it before, or close with wait=True",
+        )
+
+    def _end(self) -> None:
+        self._state = _FINISHED
+        for waiter in self._waiters:
+            if self._exception is None:
+                waiter.add_result(self)
+            else:
+                waiter.add_exception(self)
+        self._condition.notify_all()
+
+    def _invoke_callbacks(self) -> None:
+        if self._done_callbacks:  # type: ignore[attr-defined]
+            self.owner.call_soon(super()._invoke_callbacks)  # type: ignore[misc]
+
+    def _wait(self, timeout: float | None) -> None:
+        frame = current()
+        if frame is not None and not self.done():
+            raise BadValueError(
+                f"task {frame.task} would wait for task {self.item} ({self.name}) and keep its device from running it",
+                remedy="give the future to a task as an argument",
+            )
+        with self._condition:
+            if self._state == _PENDING:
+                self._condition.wait(timeout)
+            if self._state == _PENDING:
+                raise TimeoutError(f"task {self.item} ({self.name}) has not ended within {timeout:g} s")
+
+    def _fetch(self) -> None:
+        with self._condition:
+            load = self._load
+            if load is None:
+                return
+            try:
+                self._result = load()
+            except Exception as error:  # noqa: BLE001  handed on by result() and exception()
+                self._exception = error
+            self._load = None
+
+    def __await__(self) -> Generator[Any, None, Any]:
+        return self._awaited().__await__()
+
+    async def _awaited(self) -> Any:
+        if self._state == _PENDING:
+            loop = asyncio.get_running_loop()
+            ended = loop.create_future()
+            self.add_done_callback(lambda _: _tell(loop, ended))
+            try:
+                await ended
+            except asyncio.CancelledError:
+                self.cancel()
+                raise
+        if self._load is not None:
+            return await asyncio.to_thread(self.result)
+        return self.result()
+
+    def __reduce__(self) -> NoReturn:
+        raise SerialisationError(
+            f"the future of task {self.item} ({self.name}) cannot travel inside a function or an object",
+            remedy="give it as an argument, or in a list, tuple or dict",
+        )
+
+    def __del__(self) -> None:
+        owner = self.__dict__.get("owner")
+        if owner is not None:
+            owner.let_go(self.item)
+
+    def __repr__(self) -> str:
+        return f"<Future {self.item} {self.name}: {self._word()}>"
+
+    def _repr_html_(self) -> str:
+        from html import escape
+
+        return f"<code>{escape(self.name)}</code> task {self.item}: <b>{self._word()}</b>"
+
+    def _word(self) -> str:
+        if self._state == _PENDING:
+            return "not finished"
+        if self._state == _CANCELLED:
+            return "cancelled"
+        return f"failed, {type(self._exception).__name__}" if self._exception is not None else "finished"
+
+
+def _tell(loop: asyncio.AbstractEventLoop, ended: asyncio.Future[None]) -> None:
+    if not loop.is_closed():
+        loop.call_soon_threadsafe(_end_wait, ended)
+
+
+def _end_wait(ended: asyncio.Future[None]) -> None:
+    if not ended.done():
+        ended.set_result(None)
+
+
+def _exception_of(failure: Failure, task: int, name: str) -> BaseException:
+    if isinstance(failure.payload, BaseException):
+        error = failure.payload
+        if not getattr(error, "__notes__", None):
+            error.add_note(f"raised by task {task} ({name})")
+        return error
+    return _ERRORS.get(failure.kind, HeteroError)(failure.message)
+
+
+register(Future, lambda future: future.described)

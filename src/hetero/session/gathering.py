@@ -1,0 +1,64 @@
+"""Collecting results: gather, and reduce as a tree over the memory nodes.
+
+In: futures. Out: values in the form in which the futures were given, or the future of a total.
+It must not fetch what is only combined.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+from collections.abc import Iterable
+from itertools import groupby
+from typing import TYPE_CHECKING, Any
+
+from hetero.floor.errors import BadValueError
+from hetero.session.futures import Future
+from hetero.session.tasks import TaskFunction
+
+if TYPE_CHECKING:
+    from hetero.session.context import Context
+
+__all__ = ["gather", "reduce"]
+
+
+def gather(futures: Any) -> list[Any]:
+    """Give the values of futures as a list; lists, tuples and dicts inside keep their form."""
+    if isinstance(futures, concurrent.futures.Future):
+        raise BadValueError(f"{futures!r} is one future", remedy="give a list of futures, or call its result()")
+    if isinstance(futures, dict) or not isinstance(futures, Iterable):
+        raise BadValueError(
+            f"a {type(futures).__name__} is no list of futures", remedy="give a list: ctx.gather([a, b])"
+        )
+    return [_value(item) for item in futures]
+
+
+def _value(item: Any) -> Any:
+    if isinstance(item, concurrent.futures.Future):
+        return item.result()
+    if type(item) in (list, tuple):
+        return type(item)(_value(each) for each in item)
+    if type(item) is dict:
+        return {key: _value(each) for key, each in item.items()}
+    return item
+
+
+def reduce(ctx: Context, task: TaskFunction[..., Any], futures: Iterable[Any], ordered: bool) -> Future:
+    """Combine futures two by two, those on one memory node first; gives the future of the total."""
+    leaves = [leaf if isinstance(leaf, Future) and leaf.owner is ctx else ctx.put(_value(leaf)) for leaf in futures]
+    if not leaves:
+        raise BadValueError("there is nothing to combine", remedy="give at least one future")
+    concurrent.futures.wait(leaves)
+    located = [(ctx.driver.where(leaf.item), leaf) for leaf in leaves]
+    if not ordered:
+        located.sort(key=lambda pair: pair[0])
+    partial = [_tree(ctx, task, [leaf for _, leaf in group]) for _, group in groupby(located, key=lambda pair: pair[0])]
+    return _tree(ctx, task, partial)
+
+
+def _tree(ctx: Context, task: TaskFunction[..., Any], leaves: list[Future]) -> Future:
+    while len(leaves) > 1:
+        pairs = [
+            ctx.submit(task, *leaves[i : i + 2]) if i + 1 < len(leaves) else leaves[i] for i in range(0, len(leaves), 2)
+        ]
+        leaves = pairs
+    return leaves[0]

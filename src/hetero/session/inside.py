@@ -1,0 +1,197 @@
+"""What users call inside tasks, and about this host: the current device, group members, memory, logging.
+
+In: the frame of the running task, or this host outside of one. Out: values.
+It must not start workers.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+from typing import Any
+
+from hetero.drive.frame import current
+from hetero.engines.base import Channel, NodeUsage
+from hetero.floor.errors import BadValueError, did_you_mean
+from hetero.model.device import Device
+
+__all__ = [
+    "get_current_device",
+    "get_device_list",
+    "get_memory_usage",
+    "namespace",
+    "rank",
+    "recv",
+    "send",
+    "set_log_level",
+    "world_size",
+]
+
+_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
+
+
+def get_current_device() -> Device:
+    """Give the device that runs this task; outside of tasks this host's CPU.
+
+    Examples
+    --------
+    >>> get_current_device().type == "cpu"
+    True
+    """
+    frame = current()
+    return _host_device() if frame is None else frame.device
+
+
+@functools.cache
+def _host_device() -> Device:
+    from hetero.session.fleet import host_device
+
+    return host_device()
+
+
+def get_device_list() -> list[Device]:
+    """Give every sound device of this host, whether or not a Context is open."""
+    from hetero.session.fleet import survey
+
+    return [found.device for found in survey() if found.device is not None and not found.reason]
+
+
+def namespace() -> Any:
+    """Give the array-API module of the current device: NumPy's, torch's, JAX's or CuPy's.
+
+    Raises
+    ------
+    BadValueError
+        The device takes kernels and has no arrays of its own.
+
+    Examples
+    --------
+    >>> xp = namespace()
+    >>> float(xp.sum(xp.ones(3)))
+    3.0
+    """
+    frame = current()
+    if frame is None:
+        import array_api_compat.numpy
+
+        return array_api_compat.numpy
+    module = frame.backend.namespace()
+    if module is None:
+        raise BadValueError(
+            f"{frame.device.id} takes kernels and has no array namespace", remedy="give the task a hetero.Kernel for it"
+        )
+    frame.used_namespace = True
+    return module
+
+
+def rank() -> int:
+    """Give the number of this member of a group task, 0 outside of one."""
+    frame = current()
+    return 0 if frame is None or frame.channel is None else frame.channel.rank
+
+
+def world_size() -> int:
+    """Give how many members the group task has, 1 outside of one."""
+    frame = current()
+    return 1 if frame is None or frame.channel is None else frame.channel.world_size
+
+
+def send(value: Any, to: int) -> None:
+    """Send a value to another member of this group task.
+
+    Parameters
+    ----------
+    to : rank of the other member
+
+    Raises
+    ------
+    BadValueError
+        There is no such member, or this is no group task.
+    """
+    channel = _channel("send", to)
+    channel.send(value, to)
+
+
+def recv(from_: int) -> Any:
+    """Wait for the next value that another member of this group task sends.
+
+    Parameters
+    ----------
+    from_ : rank of the other member
+
+    Raises
+    ------
+    BadValueError
+        There is no such member, or this is no group task.
+    """
+    channel = _channel("recv", from_)
+    return channel.recv(from_)
+
+
+def _channel(word: str, other: int) -> Channel:
+    frame = current()
+    channel = None if frame is None else frame.channel
+    if channel is None:
+        raise BadValueError(f"{word}() works only inside a group task", remedy="declare it: @hetero.task(devices=2)")
+    if (
+        isinstance(other, bool)
+        or not isinstance(other, int)
+        or not 0 <= other < channel.world_size
+        or other == channel.rank
+    ):
+        others = ", ".join(str(each) for each in range(channel.world_size) if each != channel.rank)
+        raise BadValueError(f"{word}(): rank {other!r} is no other member", remedy=f"the others are {others}")
+    return channel
+
+
+def get_memory_usage() -> dict[str, NodeUsage]:
+    """Give for each memory node of the open Contexts its capacity, bytes in use, peak and fragmentation.
+
+    Returns
+    -------
+    dict
+        by memory node; where several Contexts use one node, their bytes are added up
+    """
+    from hetero.session.context import open_contexts
+
+    total: dict[str, NodeUsage] = {}
+    for ctx in open_contexts():
+        for node, usage in ctx.usage.items():
+            total[node] = _added(total[node], usage) if node in total else usage
+    return total
+
+
+def _added(one: NodeUsage, other: NodeUsage) -> NodeUsage:
+    return NodeUsage(
+        one.capacity_bytes + other.capacity_bytes,
+        one.used_bytes + other.used_bytes,
+        one.peak_bytes + other.peak_bytes,
+        max(one.fragmentation_frac, other.fragmentation_frac),
+    )
+
+
+def set_log_level(level: str | int) -> None:
+    """Say how much hetero's loggers tell: 'DEBUG', 'INFO', 'WARNING', 'ERROR' or 'CRITICAL'.
+
+    Raises
+    ------
+    BadValueError
+        There is no such level.
+
+    Examples
+    --------
+    >>> set_log_level("warning")
+    >>> logging.getLogger("hetero").level == logging.WARNING
+    True
+    """
+    word = logging.getLevelName(level) if isinstance(level, int) else str(level).strip().upper()
+    if word not in _LEVELS:
+        raise BadValueError(
+            f"{level!r} is no log level{did_you_mean(word, _LEVELS)}", remedy=f"allowed: {', '.join(_LEVELS)}"
+        )
+    logger = logging.getLogger("hetero")
+    logger.setLevel(word)
+    if not logger.handlers and not logging.getLogger().handlers:
+        handler = logging.StreamHandler()
+        handler.setFormatter(logging.Formatter("%(asctime)s %(name)s %(levelname)s: %(message)s", "%H:%M:%S"))
+        logger.addHandler(handler)

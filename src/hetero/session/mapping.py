@@ -1,0 +1,220 @@
+"""`ctx.map`: items in chunks, so that a task is worth its dispatch.
+
+In: a task and iterables. Out: an iterator of results in order. Chunks are sized by measured cost.
+It must not hold more than the results that are not read yet.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from hetero.floor.clock import monotonic_s
+from hetero.floor.errors import BadValueError
+from hetero.session.functions import Source
+from hetero.session.futures import Future
+from hetero.session.tasks import TaskFunction
+
+if TYPE_CHECKING:
+    from hetero.session.context import Context
+
+__all__ = ["ChunkRunner", "Results", "chunk_size", "start_map"]
+
+WORTH_S = 2e-3
+"""Seconds that a chunk should be worth."""
+
+CHUNKS_A_DEVICE = 4
+
+
+class ChunkRunner:
+    """Runs a function over the items of one chunk; gives the seconds of an item and the results."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self.function = function
+
+    def __call__(self, *columns: Sequence[Any]) -> tuple[float, list[Any]]:
+        """Run the function over the columns' items."""
+        begin = monotonic_s()
+        results = list(map(self.function, *columns))
+        return (monotonic_s() - begin) / max(1, len(results)), results
+
+
+def start_map(
+    ctx: Context,
+    task: TaskFunction[..., Any],
+    iterables: Sequence[Iterable[Any]],
+    chunk: int | str,
+    timeout_s: float | None,
+) -> Iterator[Any]:
+    """Hand in the chunks and give the iterator of their results."""
+    if chunk != "auto" and (isinstance(chunk, bool) or not isinstance(chunk, int) or chunk < 1):
+        raise BadValueError(f"chunk={chunk!r} is not allowed", remedy="give 'auto' or a whole number from 1")
+    if not iterables:
+        raise BadValueError(f"map got no items for {task.name}", remedy=f"write ctx.map({task.name}, items)")
+    columns = [_column(iterable) for iterable in iterables]
+    length = min(map(len, columns))
+    until_s = None if timeout_s is None else monotonic_s() + timeout_s
+    results = Results(ctx, task, columns, length, until_s)
+    results.start(chunk if isinstance(chunk, int) else None)
+    return results
+
+
+def chunk_size(item_s: float, left: int, devices: int) -> int:
+    """Give the items of a chunk: worth 2 ms, but at least four chunks a device.
+
+    Parameters
+    ----------
+    item_s : s, one item
+    left : items left
+    devices : >= 1
+
+    Examples
+    --------
+    >>> chunk_size(1e-4, 10_000, 2), chunk_size(1e-6, 800, 2), chunk_size(0.1, 800, 2)
+    (20, 100, 1)
+    """
+    worth = math.ceil(WORTH_S / max(item_s, 1e-9))
+    return max(1, min(worth, left // (CHUNKS_A_DEVICE * devices)))
+
+
+def _column(iterable: Iterable[Any]) -> Sequence[Any]:
+    if isinstance(iterable, list | tuple | range) or (isinstance(iterable, np.ndarray) and iterable.ndim):
+        return iterable  # type: ignore[return-value]
+    if not isinstance(iterable, Iterable):
+        raise BadValueError(
+            f"map got a {type(iterable).__name__} for its items", remedy="give a list or another iterable"
+        )
+    return list(iterable)
+
+
+class Results(Iterator[Any]):
+    """The results of a map, in order; closed or dropped half read, it stops the tasks that are left."""
+
+    def __init__(
+        self,
+        ctx: Context,
+        task: TaskFunction[..., Any],
+        columns: list[Sequence[Any]],
+        length: int,
+        until_s: float | None,
+    ) -> None:
+        self._ctx = ctx
+        self._task = task
+        self._chunked: TaskFunction[..., Any] | None = None
+        self._columns = columns
+        self._length = length
+        self._until_s = until_s
+        self._given = 0
+        self._futures: deque[tuple[Future, bool]] = deque()
+        self._ready: deque[Any] = deque()
+        self._more = threading.Condition()
+        self._waiting_for_probe = False
+        self._trouble: Exception | None = None
+        self._reading = False
+        self._closed = False
+
+    def start(self, size: int | None) -> None:
+        """Hand in everything, or, where the size is to be measured, one item a device."""
+        if size is None and not _can_be_chunked(self._task):
+            size = 1
+        if size is not None:
+            self._hand_in(size, self._length)
+            return
+        self._chunked = _chunked(self._task)
+        probes = min(self._length, len(self._ctx.devices))
+        self._waiting_for_probe = probes < self._length
+        futures = [self._submit_chunk(i, i + 1) for i in range(probes)]
+        self._given = probes
+        if self._waiting_for_probe:
+            for future in futures:
+                future.add_done_callback(self._probed)
+
+    def _probed(self, future: Future) -> None:
+        """Hand in the rest, once the first item has been measured."""
+        with self._more:
+            first, self._waiting_for_probe = self._waiting_for_probe, False
+            if first and not self._closed:
+                try:
+                    item_s = 1.0 if future.cancelled() or future.exception() is not None else future.result()[0]
+                    self._hand_in(chunk_size(item_s, self._length - self._given, len(self._ctx.devices)), self._length)
+                except Exception as error:  # noqa: BLE001  told to the reader
+                    self._trouble = error
+            self._more.notify_all()
+
+    def _hand_in(self, size: int, end: int) -> None:
+        if size == 1 and self._chunked is None:
+            for items in itertools.islice(zip(*self._columns, strict=False), self._given, end):
+                self._futures.append((self._ctx.submit_call(self._task, items, {}), False))
+        else:
+            self._chunked = self._chunked or _chunked(self._task)
+            for begin in range(self._given, end, size):
+                self._submit_chunk(begin, min(begin + size, end))
+        self._given = end
+
+    def _submit_chunk(self, begin: int, end: int) -> Future:
+        assert self._chunked is not None
+        future = self._ctx.submit_call(self._chunked, tuple([column[begin:end] for column in self._columns]), {})
+        self._futures.append((future, True))
+        return future
+
+    def __next__(self) -> Any:
+        self._reading = True
+        if not self._ready:
+            self._take()
+        return self._ready.popleft()
+
+    def _take(self) -> None:
+        if not self._futures:
+            with self._more:
+                self._more.wait_for(lambda: not self._waiting_for_probe, self._left_s())
+        if self._trouble is not None:
+            raise self._trouble
+        if not self._futures:
+            if self._waiting_for_probe:
+                raise TimeoutError("map: the first results were not there in time")
+            raise StopIteration
+        future, is_chunk = self._futures.popleft()
+        try:
+            result = future.result(self._left_s())
+        except BaseException:
+            future.cancel()
+            self.close()
+            raise
+        self._ready.extend(result[1] if is_chunk else (result,))
+
+    def _left_s(self) -> float | None:
+        return None if self._until_s is None else max(0.0, self._until_s - monotonic_s())
+
+    def close(self) -> None:
+        """Stop the tasks that are left."""
+        with self._more:
+            self._closed = True
+            while self._futures:
+                self._futures.popleft()[0].cancel()
+
+    def __del__(self) -> None:
+        if self.__dict__.get("_reading"):
+            self.close()
+
+
+def _can_be_chunked(task: TaskFunction[..., Any]) -> bool:
+    request = task.request
+    kernels = any(not callable(code) for code in task.source.implementations.values())
+    return not (kernels or task.source.callable is None or request.devices > 1 or request.timeout_s or request.retries)
+
+
+def _chunked(task: TaskFunction[..., Any]) -> TaskFunction[..., Any]:
+    source = task.source
+    if source.chunked is None:
+        shipped: Any = source.callable if source.shipped is None else source.shipped
+        runners = {word: ChunkRunner(code) for word, code in source.implementations.items()}
+        source.chunked = Source(ChunkRunner(shipped), runners, task.name, of=source)
+    chunked: TaskFunction[..., Any] = TaskFunction(source.chunked.callable, {"name": task.name}, source.chunked)
+    chunked.request = task.request
+    return chunked

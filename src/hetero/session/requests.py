@@ -1,0 +1,193 @@
+"""Options of a task, as users write them, turned into a request.
+
+In: keyword options with units and words. Out: a frozen `Request`, or one error that names the option.
+It must not know a fleet: whether a device can meet the request is asked at submission.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from hetero.floor.errors import BadValueError, did_you_mean
+from hetero.floor.units import parse_bytes, parse_seconds
+from hetero.model.device import KINDS
+from hetero.model.tasks import SCOPES, Near, Request
+
+__all__ = ["KERNEL_KINDS", "OPTIONS", "build_request", "check_word", "implemented_words"]
+
+KERNEL_KINDS = ("opencl", "vulkan", "fpga")
+"""Kinds that take kernels and no Python."""
+
+OPTIONS = (
+    "on",
+    "kinds",
+    "not_on",
+    "devices",
+    "memory",
+    "min_cores",
+    "near",
+    "apart",
+    "workload",
+    "exclusive",
+    "timeout",
+    "retries",
+    "crashes",
+    "priority",
+    "split",
+    "merge",
+    "name",
+)
+"""Every option of `hetero.task` and of `.options`."""
+
+_TYPES = ("cpu", "gpu", "tpu", "npu", "fpga", "null", "any")
+_PYTHON_KINDS = tuple(kind for kind in KINDS if kind not in KERNEL_KINDS)
+
+
+def build_request(options: Mapping[str, Any], implementations: Iterable[str], has_plain: bool) -> Request:
+    """Check the options of a task and give its request.
+
+    Parameters
+    ----------
+    options : options by name, those not given left out
+    implementations : device words that the task has code of its own for
+    has_plain : True where it has a plain Python function, too
+
+    Raises
+    ------
+    BadValueError
+        An option is unknown, or its value is not allowed.
+
+    Examples
+    --------
+    >>> request = build_request({"on": "GPU", "memory": "2GB", "timeout": "1.5s"}, (), True)
+    >>> request.on, request.memory_bytes, request.timeout_s
+    (('gpu',), 2000000000, 1.5)
+    """
+    for name in options:
+        if name not in OPTIONS:
+            allowed = ", ".join(OPTIONS)
+            raise BadValueError(
+                f"{name!r} is no option of a task{did_you_mean(name, OPTIONS)}", remedy=f"allowed: {allowed}"
+            )
+    if "on" in options and "kinds" in options:
+        raise BadValueError("on= and kinds= say the same", remedy="give one of them")
+    return Request(
+        on=_words("on", options.get("on", options.get("kinds", ()))),
+        implemented=implemented_words(implementations, has_plain),
+        not_on=_words("not_on", options.get("not_on", ())),
+        devices=_whole("devices", options.get("devices", 1), 1),
+        memory_bytes=parse_bytes(options.get("memory", 0)),
+        min_cores=_whole("min_cores", options.get("min_cores", 0), 0),
+        near=_nears("near", options.get("near", ())),
+        apart=_nears("apart", options.get("apart", ())),
+        workload=_text("workload", options.get("workload", "")),
+        exclusive=_flag("exclusive", options.get("exclusive", False)),
+        timeout_s=parse_seconds(options.get("timeout") or 0),
+        retries=_whole("retries", options.get("retries", 0), 0),
+        crashes=_whole("crashes", options.get("crashes", 3), 0),
+        priority=_whole("priority", options.get("priority", 0), None),
+        splittable=_split(options),
+    )
+
+
+def implemented_words(implementations: Iterable[str], has_plain: bool) -> tuple[str, ...]:
+    """Give the device words that a task has code for; empty where plain Python is all it needs.
+
+    Examples
+    --------
+    >>> implemented_words(["opencl"], False), implemented_words(["cuda"], True)
+    (('opencl',), ())
+    >>> "opencl" in implemented_words(["opencl"], True), "cpu" in implemented_words(["opencl"], True)
+    (True, True)
+    """
+    words = tuple(implementations)
+    if not has_plain:
+        return words
+    return () if set(words) <= set(_PYTHON_KINDS) else (*_PYTHON_KINDS, *(w for w in words if w not in _PYTHON_KINDS))
+
+
+def check_word(option: str, word: object) -> str:
+    """Give a device word in lower case, or say what was probably meant.
+
+    Examples
+    --------
+    >>> check_word("on", "CUDA")
+    'cuda'
+    >>> check_word("on", "cudda")
+    Traceback (most recent call last):
+    hetero.floor.errors.BadValueError: on='cudda' is no kind or type of device; did you mean 'cuda'?; …
+    """
+    if not isinstance(word, str) or not word.strip():
+        raise BadValueError(
+            f"{option}={word!r} is no word for a device", remedy="write a kind, a type or an id, as in 'cuda'"
+        )
+    given = word.strip().casefold()
+    known = (*KINDS, *_TYPES)
+    hint = did_you_mean(given, known)
+    if given not in known and hint and not set(given) & set(":/-"):
+        raise BadValueError(
+            f"{option}={word!r} is no kind or type of device{hint}",
+            remedy=f"allowed: {', '.join(dict.fromkeys(known))}, or an id",
+        )
+    return given
+
+
+def _words(option: str, given: Any) -> tuple[str, ...]:
+    words = (given,) if isinstance(given, str) else given
+    if not isinstance(words, Iterable):
+        raise BadValueError(f"{option}={given!r} is no word for a device", remedy="write a word or a list of words")
+    return tuple(check_word(option, getattr(word, "id", word)) for word in words)
+
+
+def _whole(option: str, given: Any, least: int | None) -> int:
+    if isinstance(given, bool) or not isinstance(given, int) or (least is not None and given < least):
+        limit = "" if least is None else f" of {least} or more"
+        raise BadValueError(f"{option}={given!r} is not allowed", remedy=f"give a whole number{limit}")
+    return given
+
+
+def _text(option: str, given: Any) -> str:
+    if not isinstance(given, str):
+        raise BadValueError(f"{option}={given!r} is not allowed", remedy="give a text")
+    return given
+
+
+def _flag(option: str, given: Any) -> bool:
+    if not isinstance(given, bool):
+        raise BadValueError(f"{option}={given!r} is not allowed", remedy="give True or False")
+    return given
+
+
+def _split(options: Mapping[str, Any]) -> bool:
+    for option in ("split", "merge"):
+        given: Callable[..., Any] | None = options.get(option)
+        if given is not None and not callable(given):
+            raise BadValueError(f"{option}={given!r} is not allowed", remedy="give a function")
+    if (options.get("split") is None) != (options.get("merge") is None):
+        raise BadValueError(
+            "split= and merge= belong together", remedy="give both: how to cut the arguments, how to join the results"
+        )
+    return options.get("split") is not None
+
+
+def _nears(option: str, given: Any) -> tuple[Near, ...]:
+    targets = given if isinstance(given, list) else [given] if given != () else []
+    return tuple(_near(option, target) for target in targets)
+
+
+def _near(option: str, target: Any) -> Near:
+    scope, other = target if isinstance(target, tuple) and len(target) == 2 else ("device", target)
+    if not isinstance(scope, str) or (scope not in SCOPES[:3] and not scope.startswith("link:")):
+        raise BadValueError(
+            f"{option}={target!r} has no known scope{did_you_mean(scope, SCOPES)}",
+            remedy="write a future, or (scope, future) with 'device', 'host', 'rack' or 'link:KIND'",
+        )
+    if isinstance(other, str):
+        return Near(scope, 0, other)
+    task = getattr(other, "task_id", None)
+    if not isinstance(task, int):
+        raise BadValueError(
+            f"{option}={target!r} names no task", remedy="give a future of a task or the name of a workload"
+        )
+    return Near(scope, task, "")

@@ -1,0 +1,232 @@
+"""Tasks: functions with what they ask of a device, as `@hetero.task` makes them.
+
+In: a function or a kernel, and options. Out: a callable that a Context can submit.
+It must not start anything: a task knows no fleet until it is submitted.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any, Generic, ParamSpec, TypeVar, overload
+
+from hetero.floor.errors import BadValueError, SerialisationError
+from hetero.model.tasks import Request
+from hetero.session.functions import Source, source_of, travels_by_name
+from hetero.session.requests import build_request, check_word
+
+__all__ = ["TaskFunction", "as_task", "task"]
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class TaskFunction(Generic[P, R]):
+    """A function that can be submitted, with what it asks of its device.
+
+    Called directly it runs the plain function here and now. `options` gives a copy with other wishes,
+    `implementation` adds code of its own for some devices.
+
+    Attributes
+    ----------
+    source : the function and its implementations
+    request : what it asks of its device
+    name : for people
+
+    Examples
+    --------
+    >>> twice = TaskFunction(lambda x: 2 * x, {"name": "twice", "memory": "1GB"})
+    >>> twice(4), twice, twice.options(on="gpu").request.on
+    (8, <task twice>, ('gpu',))
+    """
+
+    def __init__(self, plain: Callable[P, R] | None, options: Mapping[str, Any], source: Source | None = None) -> None:
+        given = {option: value for option, value in options.items() if value is not None}
+        name = given.get("name", getattr(plain, "__name__", type(plain).__name__))
+        self._options = given
+        self.source = source if source is not None else Source(plain, {}, name)
+        self.name: str = name
+        self.request: Request = build_request(given, self.source.implementations, self.source.callable is not None)
+        if source is None and plain is not None:
+            functools.update_wrapper(self, plain)
+            self.source.shipped = self if _is_module_level(plain) else None
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        """Run the plain function here and now."""
+        plain = self.source.callable
+        if plain is None:
+            raise BadValueError(f"{self.name} has kernels only", remedy=f"run it with ctx.run({self.name}, …)")
+        result: R = plain(*args, **kwargs)
+        return result
+
+    @property
+    def split(self) -> Callable[..., Any] | None:
+        """How to cut the arguments of one call, None where it cannot be cut."""
+        return self._options.get("split")
+
+    @property
+    def merge(self) -> Callable[..., Any] | None:
+        """How to join the results of the parts."""
+        return self._options.get("merge")
+
+    def options(self, **options: Any) -> TaskFunction[P, R]:
+        """Give the same task with other options, those of `hetero.task`; what is not named stays.
+
+        Raises
+        ------
+        BadValueError
+            An option is unknown, or its value is not allowed.
+        """
+        if "kinds" in options:
+            options["on"] = options.pop("kinds")
+        merged = {option: value for option, value in {**self._options, **options}.items() if value is not None}
+        return TaskFunction(self.source.callable, merged, self.source)
+
+    @overload
+    def implementation(self, *words: str) -> Callable[[Any], Any]: ...
+    @overload
+    def implementation(self, *words: Any) -> Any: ...
+    def implementation(self, *words: Any) -> Any:
+        """Add code for some devices, as a decorator or directly.
+
+        Parameters
+        ----------
+        *words : device words (kinds, types, labels); a function or a `hetero.Kernel` may follow them
+
+        Examples
+        --------
+        >>> area = TaskFunction(lambda r: 3.14 * r * r, {"name": "area"})
+        >>> @area.implementation("cuda")
+        ... def on_cuda(r):
+        ...     return 3.14159 * r * r
+        >>> sorted(area.source.implementations)
+        ['cuda']
+        """
+        if words and not isinstance(words[-1], str):
+            return self._add(words[:-1], words[-1])
+        return lambda code: self._add(words, code)
+
+    def _add(self, words: tuple[str, ...], code: Any) -> Any:
+        if not words:
+            raise BadValueError(
+                f"an implementation of {self.name} names no device", remedy=f'write {self.name}.implementation("cuda")'
+            )
+        if not callable(code) and not _is_kernel(code):
+            raise BadValueError(f"{code!r} is no implementation", remedy="give a function or a hetero.Kernel")
+        for word in words:
+            self.source.implementations[check_word("implementation", word)] = code
+        self.source.changed()
+        self.request = build_request(self._options, self.source.implementations, self.source.callable is not None)
+        return code
+
+    def __reduce__(self) -> str | tuple[Any, ...]:
+        """Travel by name where a worker can import it, else with the function."""
+        if travels_by_name(self):
+            return str(getattr(self, "__qualname__"))  # noqa: B009
+        return _rebuilt, (self.source.callable, self.source.implementations, self._travelling())
+
+    def _travelling(self) -> dict[str, Any]:
+        return {option: value for option, value in self._options.items() if option not in ("near", "apart")}
+
+    def __repr__(self) -> str:
+        return f"<task {self.name}>"
+
+
+def _rebuilt(plain: Any, implementations: dict[str, Any], options: dict[str, Any]) -> TaskFunction[..., Any]:
+    made: TaskFunction[..., Any] = TaskFunction(plain, options)
+    for word, code in implementations.items():
+        made.implementation(word, code)
+    return made
+
+
+def _is_module_level(plain: Any) -> bool:
+    return getattr(plain, "__module__", "__main__") != "__main__" and "<" not in getattr(plain, "__qualname__", "<")
+
+
+def _is_kernel(code: Any) -> bool:
+    return hasattr(code, "source") and hasattr(code, "entry")
+
+
+@overload
+def task(function: Callable[P, R], /) -> TaskFunction[P, R]: ...
+@overload
+def task(function: None = None, /, **options: Any) -> Callable[[Callable[P, R]], TaskFunction[P, R]]: ...
+@overload
+def task(function: Any, /, **options: Any) -> TaskFunction[..., Any]: ...
+def task(function: Any = None, /, **options: Any) -> Any:
+    """Make a task of a function, bare or with options.
+
+    Parameters
+    ----------
+    function : a function, or a `hetero.Kernel` with `on=` the kind that it is written for
+    on, kinds : word or words of devices that may run it: a kind ('cuda'), a type ('GPU'), an id ('cpu:0')
+    not_on : words of devices that must not run it
+    devices : how many devices it takes together; `hetero.rank()` and `hetero.world_size()` tell inside
+    memory : bytes it needs beyond its arguments, as in '2GB'
+    min_cores : cores that its device must have
+    near, apart : a future or a workload, or (scope, that) with 'device', 'host', 'rack' or 'link:KIND'
+    workload : name of the workload that it belongs to
+    exclusive : True when nothing else may run on its host meanwhile
+    timeout : how long it may run, as in '30s'
+    retries, crashes : how often its own exception, and the death of its worker, is retried
+    priority : higher goes first
+    split, merge : split(*args, **kwargs) gives a list of tuples of arguments, merge(results) the result;
+        used when it does not fit into memory
+    name : for people, when the function's own does not serve
+
+    Raises
+    ------
+    BadValueError
+        An option is unknown, or its value is not allowed.
+
+    Examples
+    --------
+    >>> import hetero
+    >>> @hetero.task(on="gpu", timeout="30s")
+    ... def train(x):
+    ...     return x + 1
+    >>> train(1)
+    2
+    """
+    if function is None:
+        build_request(options, (), True)
+        return lambda plain: task(plain, **options)
+    if isinstance(function, TaskFunction):
+        return function.options(**options)
+    if _is_kernel(function):
+        return _kernel_task(function, options)
+    if not callable(function):
+        raise BadValueError(f"{function!r} is no function", remedy="put @hetero.task above a function")
+    return TaskFunction(function, options)
+
+
+def _kernel_task(kernel: Any, options: dict[str, Any]) -> TaskFunction[..., Any]:
+    words = options.pop("on", options.pop("kinds", None))
+    if words is None:
+        raise BadValueError(
+            f"the kernel {kernel.entry} names no device", remedy='write hetero.task(kernel, on="opencl")'
+        )
+    made: TaskFunction[..., Any] = TaskFunction(None, {"name": kernel.entry, **options})
+    made.implementation(*((words,) if isinstance(words, str) else words), kernel)
+    return made
+
+
+def as_task(function: Any) -> TaskFunction[..., Any]:
+    """Give a task as it is, and a plain function as a task without wishes; the same one each time.
+
+    Raises
+    ------
+    SerialisationError
+        It cannot be called.
+    """
+    if isinstance(function, TaskFunction):
+        return function
+    if not callable(function):
+        raise SerialisationError(
+            f"{function!r} is no function", remedy="give a function and its arguments: ctx.submit(f, x)"
+        )
+    source = source_of(function)
+    if source.plain_task is None:
+        source.plain_task = TaskFunction(function, {"name": source.name}, source)
+    made: TaskFunction[..., Any] = source.plain_task
+    return made

@@ -61,7 +61,7 @@ def _packages() -> Iterator[Finding]:
     for extra in _EXTRAS_OF_USERS:
         for package in _needed_by(extra):
             version = _version(package)
-            remedy = "" if version else f"pip install 'hetero-core[{extra}]'"
+            remedy = "" if version else f"pip install {package}"
             yield Finding("Packages", package, "ok" if version else "missing", version or "not installed", remedy)
 
 
@@ -89,7 +89,7 @@ def _drivers() -> Iterator[Finding]:
 
 
 def _listed(name: str, pattern: str, folders: list[str], remedy: str) -> Finding:
-    found = sorted(path.stem for folder in folders for path in Path(folder).glob(pattern))
+    found = sorted(path.stem.partition("_icd")[0] for folder in folders for path in Path(folder).glob(pattern))
     if found:
         return Finding("Drivers", name, "ok", ", ".join(found))
     return Finding("Drivers", name, "missing", f"none in {' or '.join(folders)}", remedy)
@@ -164,11 +164,11 @@ def _home() -> Finding:
     if not nearest.is_dir() or not os.access(nearest, os.W_OK | os.X_OK):
         remedy = "set HETERO_HOME to a folder that you may write to"
         return Finding("Places", "HETERO_HOME", "missing", f"{home} cannot be written to", remedy)
-    return _room("Places", f"HETERO_HOME ({home})", nearest, "set HETERO_HOME to a folder on a disk with room")
+    return _room("Places", "HETERO_HOME", nearest, "set HETERO_HOME to a folder on a disk with room", f" at {home}")
 
 
-def _room(group: str, name: str, folder: Path, remedy: str) -> Finding:
+def _room(group: str, name: str, folder: Path, remedy: str, where: str = "") -> Finding:
     usage = shutil.disk_usage(folder)
     poor = usage.free < _ROOMY_BYTES
-    found = f"{format_bytes(usage.free)} free of {format_bytes(usage.total)}"
+    found = f"{format_bytes(usage.free)} free of {format_bytes(usage.total)}{where}"
     return Finding(group, name, "poor" if poor else "ok", found, remedy if poor else "")

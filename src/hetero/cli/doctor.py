@@ -56,4 +56,4 @@ def _summary(found: tuple[Finding, ...]) -> str:
     poor = sum(finding.state == "poor" for finding in found)
     if not missing and not poor:
         return "Nothing is missing."
-    return f"{missing} not here, {poor} short of room: only what your program uses matters. Next: hetero devices"
+    return f"{missing} missing, {poor} short of room. What your program does not use does not matter."

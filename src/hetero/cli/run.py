@@ -6,6 +6,7 @@ It must not import the script as a module: the script is `__main__`, as under `p
 
 from __future__ import annotations
 
+import re
 import sys
 import types
 from pathlib import Path
@@ -18,6 +19,8 @@ from hetero.floor import settings
 from hetero.floor.errors import BadValueError, HeteroError
 
 __all__ = ["run"]
+
+_PLAIN = re.compile(r"[A-Za-z/][\w./*,-]*(:[\w./*,-]+)*")
 
 
 def run(
@@ -37,7 +40,12 @@ def run(
     the configuration file.
     """
     code = _compiled(script)
-    options = {"devices": devices, "engine": engine, "policy": policy, "trace": trace and str(trace.absolute())}
+    options = {
+        "devices": devices,
+        "engine": engine,
+        "policy": policy,
+        "trace": str(trace.absolute()) if trace else None,
+    }
     chosen = [f"{key}={_quoted(value)}" for key, value in options.items() if value is not None]
     _hand_down(config, [*chosen, *(set_ or [])])
     _execute(code, script, args or [])
@@ -60,7 +68,8 @@ def _compiled(script: str) -> types.CodeType:
 
 def _quoted(value: str) -> str:
     """Write text so that YAML reads it as text."""
-    return "'" + value.replace("'", "''") + "'"
+    plain = _PLAIN.fullmatch(value) and value.casefold() not in ("null", "true", "false", "yes", "no", "on", "off")
+    return value if plain else "'" + value.replace("'", "''") + "'"
 
 
 def _hand_down(config: Path | None, chosen: list[str]) -> None:
@@ -99,5 +108,5 @@ def _end_with_traceback(error: Exception, own_frames: int) -> NoReturn:
     trace = error.__traceback__
     for _ in range(own_frames):
         trace = trace.tb_next if trace is not None else None
-    sys.excepthook(type(error), error, trace)
+    sys.excepthook(type(error), error.with_traceback(trace), trace)
     raise typer.Exit(1)

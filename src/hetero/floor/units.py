@@ -37,24 +37,30 @@ def _parse(given: object, units: dict[str, float], what: str, example: str, bare
     number, unit = _split(given, what, remedy)
     factor = bare if unit == "" and bare is not None else _lookup(unit, units)
     if factor is None:
-        unknown = f"no known unit{did_you_mean(unit, units)}" if unit else "no unit"
+        unknown = f"no known unit{_meant(unit, units)}" if unit else "no unit"
         raise BadValueError(f"{shown(given)} has {unknown}", remedy=f"allowed units: {', '.join(units)}")
     if not 0 <= number * factor < _MOST:
-        raise BadValueError(
-            f"{shown(given)} is not {what}: it must be zero or more and below {_MOST:.2g}", remedy=remedy
-        )
+        why = "it is below zero" if number < 0 else "it is too large"
+        raise BadValueError(f"{shown(given)} is not {what}: {why}", remedy=remedy)
     return number * factor
 
 
 def _split(given: object, what: str, remedy: str) -> tuple[float, str]:
-    if isinstance(given, bool) or not isinstance(given, str | int | float):
+    if isinstance(given, bool) or not isinstance(given, str | int | float) or given != given:
         raise BadValueError(f"{shown(given)} is not {what}", remedy=remedy)
     if isinstance(given, int | float):
-        return (float(given) if abs(given) < _MOST else math.inf), ""
+        return (float(given) if abs(given) < _MOST else math.inf * (1 if given > 0 else -1)), ""
     match = _NUMBER.fullmatch(given)
     if match is None:
         raise BadValueError(f"{shown(given)} is not {what}", remedy=remedy)
     return float(match[1]), match[2]
+
+
+def _meant(unit: str, units: dict[str, float]) -> str:
+    same = [name for name in units if name.casefold() == unit.casefold()]
+    if not same:
+        return did_you_mean(unit, units)
+    return f"; did you mean {' or '.join(map(repr, same))} (b is a bit, B a byte)?"
 
 
 def shown(given: object) -> str:

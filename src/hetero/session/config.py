@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hetero.floor import settings
-from hetero.floor.errors import ConfigError
+from hetero.floor.errors import ConfigError, did_you_mean
 from hetero.floor.units import shown
 from hetero.session.config_yaml import Tree, copied, lay_over, lay_value, read_yaml, tree_of
 
@@ -147,7 +147,7 @@ def read_file(path: str | Path) -> Tree:
     try:
         data = Path(path).expanduser().read_bytes()
     except OSError as error:
-        remedy = "check the path" if isinstance(error, FileNotFoundError) else ""
+        remedy = f"check the path{_beside(Path(path))}" if isinstance(error, FileNotFoundError) else ""
         raise ConfigError(f"{path}: the configuration cannot be read: {error.strerror}", remedy=remedy) from error
     except ValueError as error:
         raise ConfigError(f"{shown(str(path))} cannot name a file: {error}") from error
@@ -156,6 +156,13 @@ def read_file(path: str | Path) -> Tree:
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
         raise ConfigError(f"{path}:{line}: this is not UTF-8 text", remedy="give a YAML file") from error
+
+
+def _beside(path: Path) -> str:
+    """Give '; did you mean …?' when a YAML file of a similar name lies in the same folder."""
+    folder = path.expanduser().parent
+    names = sorted(entry.name for entry in folder.glob("*.y*ml")) if folder.is_dir() else []
+    return did_you_mean(path.name, names)
 
 
 def _tree(source: Source | None) -> Tree:

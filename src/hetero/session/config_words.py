@@ -6,25 +6,28 @@ It must not open a device.
 
 from __future__ import annotations
 
-from hetero.model.device import KINDS
+from hetero.backends import registry as backends
+from hetero.plan.policies import registry as policies
 
 __all__ = ["ENGINES", "ISOLATIONS", "PROTOCOLS", "backend_words", "device_words", "policy_words"]
 
 ENGINES = ("local", "inline", "ray")
 ISOLATIONS = ("process", "thread")
+_BROAD = ("cpu", "gpu", "tpu", "npu", "fpga")
 PROTOCOLS = ("auto", "shared_memory", "tcp", "rdma", "nccl")
 
 
 def policy_words() -> tuple[str, ...]:
     """Give the names of the policies that are installed."""
-    return ("auto", "eft", "least_loaded", "round_robin", "consistent_hashing", "work_stealing", "migration")
+    return policies.names()
 
 
 def backend_words() -> tuple[str, ...]:
     """Give the names of the back ends that are installed."""
-    return ("cpu", "torch", "jax", "opencl", "vulkan", "null")
+    return backends.names()
 
 
 def device_words() -> tuple[str, ...]:
-    """Give the words that name a kind of device: broad types, kinds and back ends."""
-    return tuple(dict.fromkeys(("cpu", "gpu", "tpu", "npu", "fpga", *KINDS, *backend_words())))
+    """Give the words that name devices: broad types, kinds, then the labels of back ends."""
+    others = sorted(set(backends.device_words()) - set(_BROAD), key=lambda word: ("-" in word, word))
+    return (*_BROAD, *others)

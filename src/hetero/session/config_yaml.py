@@ -106,6 +106,8 @@ def _compose(text: str, name: str) -> tuple[Any, _Loader]:
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         problem = " ".join(str(error.problem or error.context).split())
+        if error.problem and error.context and error.context_mark is not None:
+            problem += f" {error.context}, begun in line {error.context_mark.line + 1}"
         raise ConfigError(f"{_place(name, mark)}: this is not YAML: {problem}", remedy=_yaml_remedy(problem)) from error
     except yaml.reader.ReaderError as error:
         line_number = text.count("\n", 0, error.position) + 1

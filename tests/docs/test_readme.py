@@ -18,8 +18,6 @@ from tests.needs import PROJECT
 BIN = Path(sys.executable).parent
 _UNIT = r"(?:ns|µs|ms|s|min|%|×|[KMGT]i?B(?:/s)?|[KMGT]?FLOP/s)(?!\w)"
 QUANTITY = re.compile(r"\d[\d,]*(?:\.\d+)?(?:e[-+]?\d+)? ?" + _UNIT)
-    r"\d[\d,]*(?:\.\d+)?(?:e[-+]?\d+)? ?(?:ns|µs|ms|s|min|%|×|[KMGT]i?B(?:/s)?|[KMGT]?FLOP/s)(?![\w])"
-)
 SETTING = re.compile(r"^(\w+=\S+) ")
 
 

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from hetero.floor.clock import wall_time_s
 from hetero.floor.errors import BadValueError, HeteroError
+from hetero.floor.platform import sync_folder
 from hetero.stores.base import Store
 
 __all__ = ["Disk", "FileStore"]
@@ -57,15 +58,8 @@ class Disk:
             os.close(handle)
 
     def sync_folder(self, path: Path) -> None:
-        """Wait until the names in a folder are on the disk; a no-op where the system has no such call."""
-        try:
-            handle = os.open(path, os.O_RDONLY)
-        except PermissionError:
-            return
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
+        """Wait until the names in a folder are on the disk."""
+        sync_folder(path)
 
     def rename(self, src: Path, dst: Path) -> None:
         """Give a file its final name, in place of whatever had it."""

@@ -1,0 +1,289 @@
+"""The trace of a run: every event and command, written to a file as they happen.
+
+In: records from under the driver's lock. Out: lines of JSON, gzipped where the file's name ends in '.gz'.
+It must never drop a record, never stop the run, and never write what is the user's (payloads, arguments).
+"""
+
+from __future__ import annotations
+
+import atexit
+import json
+import platform
+import threading
+import zlib
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import MISSING, fields
+from datetime import UTC, datetime
+from importlib import metadata
+from math import isfinite
+from pathlib import Path
+from typing import Any
+
+from hetero.drive.trace_format import END, FORMAT, LAYOUTS, REQUEST, STRING, VERSION, Column, Layout
+from hetero.drive.trace_read import Trace, TraceSummary, read_trace, summary
+from hetero.floor.clock import wall_time_s
+from hetero.floor.errors import BadValueError
+from hetero.model.device import Device
+from hetero.model.tasks import Failure, Request
+from hetero.model.topology import Topology
+
+__all__ = ["Trace", "TraceSummary", "TraceWriter", "read_trace", "summary"]
+
+_WAITING_MAX = 65_536
+"""Records that may wait; whoever brings one more writes some of them out himself."""
+_CHUNK = 4096
+_PERIOD_S = 0.25
+_TABLE_MAX = 65_536
+_TEXT_MAX = 200
+
+
+class TraceWriter:
+    """Takes events and commands, and writes them from a thread of its own.
+
+    Parameters
+    ----------
+    path : file to write, in place of what was there; a name that ends in '.gz' is compressed as it is written
+    devices, topology, policy, run : what the head of the trace tells about the run
+    clock_origin_s : what the host's monotonic clock showed at second 0 of the run
+
+    Attributes
+    ----------
+    path : the file
+    problem : '' or one line: why writing stopped (a full disk)
+
+    Raises
+    ------
+    BadValueError
+        The file cannot be written.
+
+    Notes
+    -----
+    `write` only appends to a queue. The thread wakes four times a second while records come, and sleeps
+    when none do. While more than 65,536 records wait, each caller writes some of them out himself, so memory
+    stays constant and nothing is dropped. A killed program loses what it did in its last quarter of a second.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> from hetero.model.commands import Commit
+    >>> path = Path(tempfile.mkdtemp()) / "run.trace.jsonl"
+    >>> writer = TraceWriter(path, policy="eft")
+    >>> writer.write((0.5, Commit(1, 1, "h0/cpu:0")))
+    >>> writer.close()
+    >>> list(read_trace(path))
+    [(0.5, Commit(task=1, attempt=1, device='h0/cpu:0'))]
+    """
+
+    def __init__(
+        self,
+        path: Path | str,
+        *,
+        devices: Iterable[Device] = (),
+        topology: Topology | None = None,
+        policy: str = "",
+        run: str = "",
+        clock_origin_s: float = 0.0,
+    ) -> None:
+        self.path = Path(path)
+        self.problem = ""
+        self._waiting: deque[tuple[object, ...]] = deque()
+        self._writing = threading.Lock()
+        self._wake = threading.Event()
+        self._asleep = False
+        self._closing = threading.Event()
+        self._encoder = _Encoder()
+        self._zip = zlib.compressobj(1, zlib.DEFLATED, 31) if self.path.suffix == ".gz" else None
+        try:
+            self._file = self.path.open("wb", buffering=0)
+        except OSError as error:
+            problem = f"the trace {self.path} cannot be written: {error.strerror}"
+            raise BadValueError(problem, remedy="name a file in a folder that exists") from error
+        self._append([json.dumps(_head(devices, topology or Topology(), policy, run, clock_origin_s))])
+        self._thread = threading.Thread(target=self._loop, name="hetero-trace", daemon=True)
+        self._thread.start()
+        atexit.register(self.close)
+
+    def write(self, record: tuple[object, ...]) -> None:
+        """Take `(at_s, event or command)`."""
+        self._waiting.append(record)
+        if self._asleep:
+            self._asleep = False
+            self._wake.set()
+        elif len(self._waiting) > _WAITING_MAX:
+            self._write_chunk()
+
+    def flush(self) -> None:
+        """Write what waits to the file."""
+        for _ in range(0, len(self._waiting), _CHUNK):
+            self._write_chunk()
+
+    def close(self) -> None:
+        """Write what waits, mark the end, and close the file; safe to call twice."""
+        if self._closing.is_set():
+            return
+        self._closing.set()
+        self._wake.set()
+        self._thread.join()
+        atexit.unregister(self.close)
+        self.flush()
+        with self._writing:
+            self._waiting = deque(maxlen=0)
+            self._append([f'["{END}",{self._encoder.count}]'], last=True)
+            self._file.close()
+
+    def _loop(self) -> None:
+        while not self._closing.is_set():
+            self._asleep = True
+            if self._waiting:
+                self._asleep = False
+            else:
+                self._wake.wait()
+            self._wake.clear()
+            self._closing.wait(_PERIOD_S)
+            self.flush()
+
+    def _write_chunk(self) -> None:
+        with self._writing:
+            count = min(_CHUNK, len(self._waiting))
+            self._append(self._encoder.lines(self._waiting.popleft() for _ in range(count)))
+
+    def _append(self, lines: list[str], last: bool = False) -> None:
+        if self.problem or not lines:
+            return
+        data = "\n".join([*lines, ""]).encode()
+        if self._zip is not None:
+            data = self._zip.compress(data) + self._zip.flush(zlib.Z_FINISH if last else zlib.Z_SYNC_FLUSH)
+        try:
+            view = memoryview(data)
+            while view:
+                view = view[self._file.write(view) :]
+        except OSError as error:
+            self.problem = f"the trace {self.path} ends early: {error.strerror}"
+
+
+def _head(devices: Iterable[Device], topology: Topology, policy: str, run: str, origin_s: float) -> dict[str, Any]:
+    return {
+        "format": FORMAT,
+        "version": VERSION,
+        "hetero": metadata.version("hetero-core"),
+        "python": platform.python_version(),
+        "host": platform.node(),
+        "started": datetime.fromtimestamp(wall_time_s(), UTC).isoformat(timespec="milliseconds"),
+        "clock_origin_s": origin_s,
+        "run": run,
+        "policy": policy,
+        "fleet": [_changed(device) for device in devices],
+        "topology": {
+            "nodes": [_changed(node) for node in topology.nodes],
+            "links": [_changed(link) for link in topology.links],
+        },
+        "records": {each.code: [each.record.__name__, [list(column) for column in each.columns]] for each in LAYOUTS},
+    }
+
+
+def _changed(value: Any) -> dict[str, Any]:
+    """Give the fields of a dataclass that differ from their defaults."""
+    found = {field.name: (getattr(value, field.name), field.default) for field in fields(value)}
+    return {name: each for name, (each, default) in found.items() if default is MISSING or each != default}
+
+
+class _Encoder:
+    """Turns records into lines, each text and each request written once, before its first use.
+
+    Attributes
+    ----------
+    count : records so far
+    """
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._lines: list[str] = []
+        self._texts: dict[str, int] = {}
+        self._requests: dict[Request, int] = {}
+        self._request_ids: dict[int, int] = {}
+        self._by_type = {each.record: self._line_of(each) for each in LAYOUTS}
+
+    def lines(self, records: Iterable[tuple[Any, ...]]) -> list[str]:
+        """Give the lines of some records, and of the texts and requests that they are the first to use."""
+        lines = self._lines = []
+        for at_s, record in records:
+            lines.append(self._by_type[type(record)](at_s, record))
+            self.count += 1
+        return lines
+
+    def _line_of(self, layout: Layout) -> Callable[[float, Any], str]:
+        columns = (Column("at_s", "float"), *layout.columns)
+        template = f'["{layout.code}",' + ",".join(_piece(column) for column in columns) + "]"
+        shaped = [(place, self._shape(column.kind)) for place, column in enumerate(columns) if _is_shaped(column)]
+        floats = [place for place, column in enumerate(columns) if column.kind == "float"]
+
+        def line(at_s: float, record: Any) -> str:
+            values = [record[0], *(record[1] if layout.nested else record[1:])] if layout.timed else [at_s, *record]
+            for place, shape in shaped:
+                values[place] = shape(values[place])
+            text = template % tuple(values)
+            return text if "inf" not in text and "nan" not in text else _not_finite(template, values, floats)
+
+        return line
+
+    def _shape(self, kind: str) -> Callable[[Any], object]:
+        shapes: dict[str, Callable[[Any], object]] = {
+            "str": self._text,
+            "ints": lambda numbers: "[" + ",".join(map(str, numbers)) + "]" if numbers else "[]",
+            "strs": lambda texts: "[" + ",".join(str(self._text(text)) for text in texts) + "]",
+            "request": self._request,
+            "launch": _launch,
+            "launches": lambda launches: "[" + ",".join(map(_launch, launches)) + "]",
+            "failure": self._failure,
+            "device": lambda device: json.dumps(_changed(device)),
+        }
+        return shapes[kind]
+
+    def _text(self, text: str) -> object:
+        number = self._texts.get(text)
+        if number is not None:
+            return number
+        if len(text) > _TEXT_MAX or len(self._texts) >= _TABLE_MAX:
+            return json.dumps(text)
+        number = self._texts[text] = len(self._texts)
+        self._lines.append(f'["{STRING}",{number},{json.dumps(text)}]')
+        return number
+
+    def _request(self, request: Request) -> object:
+        number = self._request_ids.get(id(request))
+        if number is None:
+            number = self._requests.get(request)
+        if number is not None:
+            return number
+        if len(self._requests) >= _TABLE_MAX:
+            return json.dumps(_changed(request))
+        number = self._requests[request] = self._request_ids[id(request)] = len(self._requests)
+        self._lines.append(f'["{REQUEST}",{number},{json.dumps(_changed(request))}]')
+        return number
+
+    def _failure(self, failure: Failure) -> str:
+        return f"[{self._text(failure.kind)},{self._text(failure.message)}]"
+
+
+def _piece(column: Column) -> str:
+    if column.kind == "float":
+        return "%.7f" if column.name in ("at_s", "started_s") else "%.7g"
+    return "%s" if _is_shaped(column) else "%d"
+
+
+def _is_shaped(column: Column) -> bool:
+    return column.kind not in ("int", "bool", "float")
+
+
+def _launch(launch: tuple[int, int, float]) -> str:
+    task, attempt, predicted_s = launch
+    number = f"{predicted_s:.7g}" if isfinite(predicted_s) else f'"{predicted_s}"'
+    return f"[{task},{attempt},{number}]"
+
+
+def _not_finite(template: str, values: list[Any], floats: list[int]) -> str:
+    """Write a line whose numbers may not be finite, which JSON has no words for."""
+    for place in floats:
+        values[place] = f"{values[place]:.9g}" if isfinite(values[place]) else f'"{values[place]}"'
+    return template.replace("%.7f", "%s").replace("%.7g", "%s") % tuple(values)

@@ -1,0 +1,331 @@
+"""Reading a trace: its head, its events and commands in order, and a summary.
+
+In: a file, plain or gzipped, whole or cut off by a kill. Out: typed records, or one line that says what is wrong.
+It must not depend on who wrote the file: what a record holds stands in the file's own head.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import zlib
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import IO, Any, NamedTuple
+
+from hetero.drive.trace_format import END, FORMAT, LAYOUTS, REQUEST, STRING, VERSION, Layout
+from hetero.floor.errors import TraceError
+from hetero.model.commands import Commit, Fail, Launch
+from hetero.model.device import Device, DeviceType
+from hetero.model.events import TaskFailed, TaskFinished, TaskSubmitted, TransferFinished
+from hetero.model.tasks import Failure, Near, Request, Task
+
+__all__ = ["Trace", "TraceSummary", "Unknown", "read_trace", "summary"]
+
+_READ_BYTES = 1 << 18
+_LAYOUTS = {each.record.__name__: each for each in LAYOUTS}
+
+
+class Unknown(NamedTuple):
+    """A record that this version does not know: its name and its columns as they stand in the file."""
+
+    name: str
+    values: dict[str, Any]
+
+
+class Trace:
+    """A trace that was opened; iterate over it, as often as wanted, for `(at_s, event or command)` in order.
+
+    Attributes
+    ----------
+    path : the file
+    head : the first line: who ran what on which fleet, and which records there are
+    """
+
+    def __init__(self, path: Path, head: Mapping[str, Any]) -> None:
+        self.path = path
+        self.head = head
+        self._torn: bool | None = None
+
+    @property
+    def torn(self) -> bool:
+        """True when the program ended without closing the trace: its last moments may be missing."""
+        if self._torn is None:
+            for _ in self._records():
+                pass
+        return bool(self._torn)
+
+    def __iter__(self) -> Iterator[tuple[float, Any]]:
+        """Give the events and commands; what this version does not know is left out."""
+        return (each for each in self._records() if not isinstance(each[1], Unknown))
+
+    def unknown(self) -> Iterator[tuple[float, Unknown]]:
+        """Give the records that this version does not know."""
+        return (each for each in self._records() if isinstance(each[1], Unknown))
+
+    def devices(self) -> tuple[Device, ...]:
+        """Give the fleet of the run; raises TraceError when the head does not tell it."""
+        try:
+            return tuple(_device(each) for each in self.head.get("fleet", ()))
+        except (TypeError, AttributeError, KeyError) as error:
+            raise TraceError(f"{self.path}:1: the fleet cannot be read: {error}", remedy=_REMEDY) from error
+
+    def _records(self) -> Iterator[tuple[float, Any]]:
+        decoder = _Decoder(self.head)
+        self._torn = None
+        ended = False
+        for number, line in _lines(self.path):
+            if number == 1:
+                continue
+            try:
+                code, *values = json.loads(line)
+                if code == END:
+                    ended = True
+                    _check_count(values[0], decoder.count)
+                    continue
+                found = decoder.record(code, values)
+            except _BROKEN as error:
+                problem = f"{self.path}:{number}: not a record of a trace"
+                raise TraceError(problem, remedy=f"what stands before it can be kept: head -n {number - 1}") from error
+            if found is not None:
+                yield found
+        self._torn = not ended
+
+
+_BROKEN = (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError, OverflowError)
+_REMEDY = "give a file that hetero wrote with --trace or HETERO_TRACE"
+
+
+def read_trace(path: Path | str) -> Trace:
+    """Open a trace.
+
+    Parameters
+    ----------
+    path : the file, plain or gzipped, whatever its name; it may still be written
+
+    Returns
+    -------
+    Trace
+        its head, and its records when iterated over
+
+    Raises
+    ------
+    TraceError
+        The file cannot be read, is no trace, or was written by a newer version. Iterating raises it
+        with the number of the line where the file is corrupt.
+    """
+    path = Path(path)
+    first = next(_lines(path), None)
+    if first is None:
+        problem = f"{path} is empty or was cut off before its first line ended"
+        raise TraceError(problem, remedy=_REMEDY)
+    try:
+        head = json.loads(first[1])
+        is_trace = head["format"] == FORMAT and isinstance(head["records"], dict)
+        version = int(head["version"])
+    except _BROKEN as error:
+        raise TraceError(f"{path}:1: not the head of a trace", remedy=_REMEDY) from error
+    if not is_trace:
+        raise TraceError(f"{path}:1: not the head of a trace", remedy=_REMEDY)
+    if version > VERSION:
+        problem = f"{path} was written by a newer hetero: trace version {version}, this one reads up to {VERSION}"
+        raise TraceError(problem, remedy="upgrade hetero-core")
+    return Trace(path, head)
+
+
+def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
+    """Give the complete lines with their numbers; what follows the last line end was torn off and is left out."""
+    number, rest = 0, b""
+    try:
+        with path.open("rb") as file:
+            for chunk in _chunks(file):
+                *whole, rest = (rest + chunk).split(b"\n")
+                for line in whole:
+                    number += 1
+                    yield number, line
+    except zlib.error as error:
+        raise TraceError(f"{path}: the compressed bytes after line {number} are damaged") from error
+    except OSError as error:
+        raise TraceError(f"{path} cannot be read: {error.strerror}", remedy="check the path") from error
+
+
+def _chunks(file: IO[bytes]) -> Iterator[bytes]:
+    chunk = file.read(_READ_BYTES)
+    unzip = zlib.decompressobj(31) if chunk.startswith(b"\x1f\x8b") else None
+    while chunk:
+        yield chunk if unzip is None else unzip.decompress(chunk)
+        chunk = file.read(_READ_BYTES)
+
+
+def _check_count(told: object, found: int) -> None:
+    if told != found:
+        raise ValueError(f"the trace tells of {told} records, {found} are there")
+
+
+class _Decoder:
+    """Turns lines back into records, by the layouts in the file's head."""
+
+    def __init__(self, head: Mapping[str, Any]) -> None:
+        self.count = 0
+        self._texts: dict[int, str] = {}
+        self._requests: dict[int, Request] = {}
+        self._head = head
+        self._makers: dict[str, Callable[[list[Any]], Any]] = {}
+
+    def record(self, code: str, values: list[Any]) -> tuple[float, Any] | None:
+        """Give the time and the record of a line; None for a line of the tables."""
+        if code == STRING:
+            self._texts[values[0]] = str(values[1])
+            return None
+        if code == REQUEST:
+            self._requests[values[0]] = _request(values[1])
+            return None
+        maker = self._makers.get(code)
+        if maker is None:
+            maker = self._makers[code] = self._maker(code)
+        self.count += 1
+        return float(values[0]), maker(values)
+
+    def _maker(self, code: str) -> Callable[[list[Any]], Any]:
+        name, columns = self._head["records"][code]
+        places = {column: place for place, (column, _) in enumerate(columns, start=1)}
+        layout = _LAYOUTS.get(name)
+        kinds = dict(columns)
+        if layout is None or any(kinds.get(column) != kind for column, kind in layout.columns):
+            return lambda values: Unknown(name, {column: values[place] for column, place in places.items()})
+        return self._typed(layout, [(places[column], self._read(kind)) for column, kind in layout.columns])
+
+    def _typed(self, layout: Layout, reads: list[tuple[int, Callable[[Any], Any]]]) -> Callable[[list[Any]], Any]:
+        record: Callable[..., Any] = layout.record
+
+        def make(values: list[Any]) -> Any:
+            found = [read(values[place]) for place, read in reads]
+            if layout.nested:
+                return record(float(values[0]), Task(*found))
+            return record(float(values[0]), *found) if layout.timed else record(*found)
+
+        return make
+
+    def _read(self, kind: str) -> Callable[[Any], Any]:
+        reads: dict[str, Callable[[Any], Any]] = {
+            "int": int,
+            "bool": bool,
+            "float": float,
+            "str": self._text,
+            "ints": lambda numbers: tuple(int(each) for each in numbers),
+            "strs": lambda texts: tuple(self._text(each) for each in texts),
+            "request": lambda given: _request(given) if isinstance(given, dict) else self._requests[given],
+            "launch": _launch,
+            "launches": lambda launches: tuple(_launch(each) for each in launches),
+            "failure": lambda given: Failure(self._text(given[0]), self._text(given[1])),  # type: ignore[arg-type]
+            "device": _device,
+        }
+        return reads[kind]
+
+    def _text(self, given: int | str) -> str:
+        return given if isinstance(given, str) else self._texts[given]
+
+
+def _launch(given: list[Any]) -> Launch:
+    task, attempt, predicted_s = given
+    return Launch(int(task), int(attempt), float(predicted_s))
+
+
+def _request(given: Mapping[str, Any]) -> Request:
+    known = {name: _tuples(each) for name, each in given.items() if name in Request.__slots__}
+    for name in ("near", "apart"):
+        known[name] = tuple(Near(*each) for each in known.get(name, ()))
+    return Request(**known)
+
+
+def _device(given: Mapping[str, Any]) -> Device:
+    known = {name: _tuples(each) for name, each in given.items() if name in Device.__slots__}
+    return Device(**{**known, "type": DeviceType(known["type"])})
+
+
+def _tuples(value: Any) -> Any:
+    return tuple(_tuples(each) for each in value) if isinstance(value, list) else value
+
+
+class TraceSummary(NamedTuple):
+    """What a trace amounts to.
+
+    Attributes
+    ----------
+    tasks, failed : number of tasks committed, and failed for good
+    makespan_s : s, last finish minus first start; 0 where nothing ran
+    busy_s : per device id, s spent in attempts, whether they were committed or not
+    attempts : per device id, number of attempts that ended there
+    functions : per function name, number of tasks committed
+    bytes_moved : bytes that travelled between memory nodes
+    torn : True when the program ended without closing the trace
+    """
+
+    tasks: int
+    failed: int
+    makespan_s: float
+    busy_s: dict[str, float]
+    attempts: dict[str, int]
+    functions: dict[str, int]
+    bytes_moved: int
+    torn: bool
+
+
+def summary(path: Path | str, names: Iterable[str] = ()) -> TraceSummary:
+    """Sum up a trace.
+
+    Parameters
+    ----------
+    path : the file
+    names : functions that count, with the transfers from the first submission of one to the last finish;
+        empty for all
+
+    Returns
+    -------
+    TraceSummary
+        counts, seconds and bytes
+
+    Raises
+    ------
+    TraceError
+        The trace cannot be read.
+    """
+    trace, wanted = read_trace(path), frozenset(names)
+    tasks: dict[int, str] = {}
+    ended: list[TaskFinished | TaskFailed] = []
+    moved: list[tuple[float, int]] = []
+    functions, failed, from_s = Counter[str](), 0, math.inf
+    for at_s, record in trace:
+        if isinstance(record, TaskSubmitted) and (not wanted or record.task.name in wanted):
+            tasks[record.task.id] = record.task.name
+            from_s = min(from_s, at_s)
+        elif isinstance(record, TaskFinished | TaskFailed) and record.task in tasks:
+            ended.append(record)
+        elif isinstance(record, Commit) and record.task in tasks:
+            functions[tasks[record.task]] += 1
+        elif isinstance(record, Fail) and record.task in tasks:
+            failed += 1
+        elif isinstance(record, TransferFinished):
+            moved.append((at_s, record.nbytes))
+    until_s = max((each.started_s + each.seconds for each in ended), default=-math.inf)
+    busy_s, attempts = _by_device(ended)
+    return TraceSummary(
+        tasks=functions.total(),
+        failed=failed,
+        makespan_s=max(0.0, until_s - min((each.started_s for each in ended), default=math.inf)),
+        busy_s=busy_s,
+        attempts=attempts,
+        functions=dict(sorted(functions.items())),
+        bytes_moved=sum(nbytes for at_s, nbytes in moved if not wanted or from_s <= at_s <= until_s),
+        torn=trace.torn,
+    )
+
+
+def _by_device(ended: Iterable[TaskFinished | TaskFailed]) -> tuple[dict[str, float], dict[str, int]]:
+    busy_s: dict[str, float] = {}
+    attempts: dict[str, int] = {}
+    for each in ended:
+        busy_s[each.device] = busy_s.get(each.device, 0.0) + each.seconds
+        attempts[each.device] = attempts.get(each.device, 0) + 1
+    return dict(sorted(busy_s.items())), dict(sorted(attempts.items()))

@@ -47,6 +47,7 @@ class Config:
     ----------
     source : the file, or what stands for it in messages; '' when there is none
     devices : the wanted fleet, None for every sound device of this host
+    spec : the wanted fleet where it was written in one line, '' where it was not
     communication : how group tasks talk
     engine, policy, isolation : words
     memory_pool_size_bytes : bytes of the pool that arrays travel through
@@ -65,6 +66,7 @@ class Config:
     trace: Path | None = None
     name: str | None = None
     timeout_s: float | None = None
+    spec: str = ""
 
 
 def load(
@@ -219,6 +221,7 @@ def _config(root: Root, tree: Tree) -> Config:
         trace=None if root.trace is None else Path(root.trace).expanduser(),
         name=root.name,
         timeout_s=root.timeout,
+        spec=root.spec,
     )
 
 

@@ -7,9 +7,9 @@ It must not open files or look for devices; only this module imports pydantic.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, NamedTuple, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, PrivateAttr, ValidationError
 
 from hetero.floor.errors import BadValueError, ConfigError, HeteroError, did_you_mean
 from hetero.floor.units import parse_bandwidth, parse_bytes, parse_seconds, shown
@@ -165,6 +165,18 @@ class Root(_Strict):
     name: Annotated[str | None, BeforeValidator(_run_name)] = None
     timeout: Annotated[float | None, BeforeValidator(_positive(parse_seconds))] = None
 
+    _spec: str = PrivateAttr("")
+
+    @property
+    def spec(self) -> str:
+        """The fleet where it was written in one line, '' where it was not."""
+        return self._spec
+
+    def with_spec(self, spec: str) -> Self:
+        """Keep a fleet that was written in one line."""
+        self._spec = spec
+        return self
+
 
 class MistakesError(ConfigError):
     """Everything that is wrong in one configuration, a line each."""
@@ -197,16 +209,29 @@ def check(tree: Tree) -> Root:
     if value.get("devices") == []:
         remedy = "name a device, or leave the key out to take every sound device of this host"
         raise MistakesError.of([Mistake(tree.place(("devices",)), "devices", "an empty fleet runs nothing", remedy)])
+    spec = value.pop("devices") if isinstance(value.get("devices"), str) else None
+    if spec is not None:
+        _check_spec(tree, spec)
     try:
-        return Root.model_validate(value)
+        return Root.model_validate(value).with_spec(spec or "")
     except ValidationError as error:
         found = [_mistake(tree, dict(detail)) for detail in error.errors(include_url=False)]
         raise MistakesError.of(sorted(dict.fromkeys(found), key=_by_line)) from None
 
 
+def _check_spec(tree: Tree, spec: str) -> None:
+    from hetero.session.fleet_build import parse_spec
+
+    try:
+        parse_spec(spec, device_words())
+    except BadValueError as error:
+        mistake = Mistake(tree.place(("devices",)), "devices", error.problem, error.remedy)
+        raise MistakesError.of([mistake]) from None
+
+
 def normal_form(root: Root) -> dict[str, Any]:
     """Give the checked values under their keys: amounts in bytes, bytes/s and seconds."""
-    return root.model_dump(exclude_none=True)
+    return root.model_dump(exclude_none=True) | ({"devices": root.spec} if root.spec else {})
 
 
 def without_blanks(value: Any) -> Any:

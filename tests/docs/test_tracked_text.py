@@ -9,7 +9,7 @@ import pytest
 
 from tests.needs import PROJECT
 
-_DEVELOPERS_FOLDER = re.compile(r"(?<![\w./~<-])/(?:root|home/\w+|Users/\w+|work|opt/\w+|mnt|data)/[\w.-]+")
+_DEVELOPERS_FOLDER = re.compile(r"(?<![\w./~<-])/(?:root|home/\w+|Users/\w+|work|mnt)/[\w.-]+")
 _REGISTRY = re.compile(
     r"(?:https?|file)://[^\s)>\"']*(?:/simple\b|/whl\b|artifactory|nexus|pypi|pythonhosted|/wheels?\b)"
     r"|(?:--(?:extra-)?index-url|--find-links|--trusted-host)[ =]\S*(?:://|\w\.\w)"

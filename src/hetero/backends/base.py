@@ -79,7 +79,8 @@ class Kernel:
     Examples
     --------
     >>> twice = Kernel(
-    ...     "__kernel void twice(__global const float *x, __global float *y) {int i = get_global_id(0); y[i] = 2*x[i];}",
+    ...     "__kernel void twice(__global const float *x, __global float *y)"
+    ...     "{ int i = get_global_id(0); y[i] = 2 * x[i]; }",
     ...     "twice", out=lambda x: (x.shape, x.dtype), global_size=lambda x: x.shape)
     >>> twice.entry
     'twice'
@@ -194,7 +195,9 @@ class Backend(ABC):
         """
         self._check_open()
         if not isinstance(array, np.ndarray):
-            raise BadValueError(f"{self.device.id} was given a {type(array).__name__!r} to copy", remedy="give a NumPy array")
+            raise BadValueError(
+                f"{self.device.id} was given a {type(array).__name__!r} to copy", remedy="give a NumPy array"
+            )
         self._check_dtype(array.dtype)
         with self._worded(f"cannot take an array of {array.nbytes} bytes"):
             return self._copy_in(array)
@@ -204,7 +207,8 @@ class Backend(ABC):
         self._check_open()
         if not self.owns(array):
             raise BadValueError(
-                f"a {type(array).__name__!r} is no array of {self.device.id}", remedy="give what its copy_in or run gave"
+                f"a {type(array).__name__!r} is no array of {self.device.id}",
+                remedy="give what its copy_in or run gave",
             )
         with self._worded("cannot copy an array back"):
             return self._copy_out(array)
@@ -221,7 +225,6 @@ class Backend(ABC):
 
     def free(self, array: Any) -> None:
         """Give an array's memory back at once, where the device can; the array must not be used again."""
-        self._check_open()
         if self.owns(array):
             self._free(array)
 
@@ -287,7 +290,7 @@ class Backend(ABC):
         return False
 
     def measure(self) -> Speed:
-        """Measure the device in about 50 ms after warming up.
+        """Measure the device in about 50 ms once it is warm.
 
         Notes
         -----

@@ -53,8 +53,7 @@ def hold_threads(cores: int, get: Callable[[], int] | None = None, put: SetThrea
     """
     with _held.lock:
         if get is not None and put is not None:
-            before, own = _held.own.setdefault(put, (get(), []))
-            own.append(cores)
+            _held.own.setdefault(put, (get(), []))[1].append(cores)
         _held.cores.append(cores)
         _limit_blas()
         if put is not None:
@@ -72,6 +71,7 @@ def release_threads(cores: int, put: SetThreads | None = None) -> None:
             put(max(own, default=before))
             if not own:
                 del _held.own[put]
+
 
 SHORTEST_S = 0.05
 """Seconds that a measured utilisation must cover: the kernel counts in hundredths."""

@@ -10,6 +10,7 @@ import os
 import platform
 from collections.abc import Iterable, Sequence
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
@@ -119,7 +120,7 @@ def groups(numbers: Sequence[int], most: int = 8) -> tuple[tuple[int, ...], ...]
     count = next((n for n in range(most, most // 2 - 1, -1) if total % n == 0), most)
     size, extra = divmod(total, count)
     starts = [index * size + min(index, extra) for index in range(count + 1)]
-    return tuple(tuple(numbers[start:end]) for start, end in zip(starts, starts[1:], strict=False))
+    return tuple(tuple(numbers[start:end]) for start, end in pairwise(starts))
 
 
 def core_ids(numbers: Iterable[int]) -> tuple[str, ...]:
@@ -160,7 +161,9 @@ def _cpu_temperature_c() -> float | None:
     if not hasattr(psutil, "sensors_temperatures"):
         return None
     sensors = psutil.sensors_temperatures()
-    found = [entry.current for name in ("coretemp", "k10temp", "zenpower", "cpu_thermal") for entry in sensors.get(name, ())]
+    found = [
+        entry.current for name in ("coretemp", "k10temp", "zenpower", "cpu_thermal") for entry in sensors.get(name, ())
+    ]
     return float(max(found)) if found else None
 
 
@@ -215,7 +218,6 @@ def driver_facts(root: Path = ROOT) -> tuple[str, ...]:
     for pattern in ("etc/OpenCL/vendors/*", "usr/share/vulkan/icd.d/*", "etc/vulkan/icd.d/*"):
         facts += [f"{path}@{path.stat().st_mtime_ns}" for path in sorted(root.glob(pattern)) if path.exists()]
     return tuple(facts)
-
 
 
 def chip(vendor_id: int, device_id: int | None, ordinal: int, root: Path = ROOT) -> str:

@@ -13,11 +13,11 @@ from hetero.floor.clock import monotonic_s
 __all__ = ["best_s", "grow"]
 
 LONG_ENOUGH_S = 0.004
-BUDGET_S = 0.010
+BUDGET_S = 0.020
 
 
 def best_s(call: Callable[[], Any], wait: Callable[[], Any]) -> float:
-    """Give the shortest of up to five timed calls, or of as many as fit into 10 ms, after one that warms up.
+    """Give the shortest of up to ten timed calls, or of as many as fit into 20 ms, after one that warms up.
 
     Returns
     -------
@@ -27,7 +27,7 @@ def best_s(call: Callable[[], Any], wait: Callable[[], Any]) -> float:
     call()
     wait()
     best, begun = float("inf"), monotonic_s()
-    for _ in range(5):
+    for _ in range(10):
         start = monotonic_s()
         call()
         wait()

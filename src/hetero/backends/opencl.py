@@ -144,7 +144,9 @@ class OpenclBackend(Backend):
     def _run(self, implementation: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         kernel: Kernel = implementation
         if kwargs:
-            raise BadValueError(f"kernel {kernel.entry!r} was given {', '.join(kwargs)} by name", remedy="give it in order")
+            raise BadValueError(
+                f"kernel {kernel.entry!r} was given {', '.join(kwargs)} by name", remedy="give it in order"
+            )
         sorted_args = sort_arguments(self, kernel, args)
         described, single = outputs(kernel, sorted_args.ordered)
         results = tuple(self.alloc(shape, dtype) for shape, dtype in described)
@@ -152,7 +154,7 @@ class OpenclBackend(Backend):
         bound = [*sorted_args.ordered, *results]
         if built.num_args != len(bound):
             raise BadValueError(
-                f"kernel {kernel.entry!r} takes {built.num_args} arguments and was given {len(bound)}, outputs included",
+                f"kernel {kernel.entry!r} takes {built.num_args} arguments and got {len(bound)}, outputs included",
                 remedy="bind the call's arguments first, then one argument an output",
             )
         built.set_args(*(self._bind(built, position, value) for position, value in enumerate(bound)))
@@ -190,7 +192,9 @@ class OpenclBackend(Backend):
         try:
             return program.build(options=["-cl-kernel-arg-info"], cache_dir=False)
         except self._cl.Error as error:
-            raise DeviceError(f"kernel {kernel.entry!r} was not built for {self.device.id}: {str(error).strip()}") from error
+            raise DeviceError(
+                f"kernel {kernel.entry!r} was not built for {self.device.id}: {str(error).strip()}"
+            ) from error
 
     def _dtype_ok(self, dtype: np.dtype[Any]) -> bool:
         return dtype.kind in "biufc" and dtype.isnative

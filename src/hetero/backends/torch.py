@@ -65,7 +65,9 @@ class TorchBackend(Backend):
         if self._on_cpu:
             hold_threads(self.device.cores, self._torch.get_num_threads, self._torch.set_num_threads)
             self._load = CpuLoad(self.device.cpus)
-        elif self.device.memory_limit_bytes and self.device.memory_bytes and self._has("set_per_process_memory_fraction"):
+        elif (
+            self.device.memory_limit_bytes and self.device.memory_bytes and self._has("set_per_process_memory_fraction")
+        ):
             share = min(1.0, self.device.memory_limit_bytes / self.device.memory_bytes)
             self._module.set_per_process_memory_fraction(share, self.device.index)
         (self._torch.ones(4, device=self._place) + 1).cpu()
@@ -101,7 +103,7 @@ class TorchBackend(Backend):
         return status
 
     def _links(self) -> Sequence[Link]:
-        nodes = {silicon: self.device.memory_node for silicon in self.device.silicon}
+        nodes = dict.fromkeys(self.device.silicon, self.device.memory_node)
         return nvidia.links_of(nvidia.read(), nodes) if self.device.kind == "cuda" else ()
 
     def namespace(self) -> Any:
@@ -190,7 +192,7 @@ def _accelerator_kind(torch: Any) -> str | None:
 
 
 def _describe(torch: Any, kind: str, index: int, address: str) -> Device:
-    module = getattr(torch, "cuda" if kind == "rocm" else kind, None)
+    module: Any = getattr(torch, "cuda" if kind == "rocm" else kind, None)
     facts = module.get_device_properties(index) if hasattr(module, "get_device_properties") else None
     memory = getattr(facts, "total_memory", None)
     if memory is None and hasattr(module, "recommended_max_memory"):

@@ -117,6 +117,7 @@ class VulkanBackend(Backend):
         self._half = bool(features)
         self._budget = Budget(self.device.id, self.device.memory_limit_bytes)
         self._kernels: dict[tuple[str, str], _Built] = {}
+        self._mark = self._gpu.create_buffer(size=4, usage=self._wgpu.BufferUsage.COPY_SRC)
         self.is_open = True
         try:
             got = self.copy_out(self.run(_TINY, (np.arange(4, dtype=np.float32),)))
@@ -127,6 +128,7 @@ class VulkanBackend(Backend):
 
     def _close(self) -> None:
         self._kernels.clear()
+        self._mark.destroy()
         self._gpu.destroy()
         del self._gpu
 
@@ -162,15 +164,18 @@ class VulkanBackend(Backend):
         if not array.nbytes:
             return np.empty(array.shape, array.dtype)
         data = self._gpu.queue.read_buffer(array.handle, 0, _padded(array.nbytes))
-        return np.frombuffer(data, np.uint8)[: array.nbytes].copy().view(array.dtype).reshape(array.shape)
+        out = np.frombuffer(data, np.uint8)[: array.nbytes].copy()
+        return np.asarray(out.view(array.dtype).reshape(array.shape))
 
     def _synchronize(self) -> None:
-        self._gpu.queue.on_submitted_work_done_sync()
+        self._gpu.queue.read_buffer(self._mark)  # the queue works in order; wgpu's own wait fails in version 0.32
 
     def _run(self, implementation: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         kernel: Kernel = implementation
         if kwargs:
-            raise BadValueError(f"kernel {kernel.entry!r} was given {', '.join(kwargs)} by name", remedy="give it in order")
+            raise BadValueError(
+                f"kernel {kernel.entry!r} was given {', '.join(kwargs)} by name", remedy="give it in order"
+            )
         given = sort_arguments(self, kernel, args)
         described, single = outputs(kernel, given.ordered)
         for dtype in (*(array.dtype for array in given.arrays), *(dtype for _, dtype in described)):
@@ -254,7 +259,13 @@ class VulkanBackend(Backend):
 
     def _entry(self, number: int, space: str, access: str) -> dict[str, Any]:
         types = self._wgpu.BufferBindingType
-        kind = types.uniform if space == "uniform" else types.storage if access == "read_write" else types.read_only_storage
+        kind = (
+            types.uniform
+            if space == "uniform"
+            else types.storage
+            if access == "read_write"
+            else types.read_only_storage
+        )
         return {"binding": number, "visibility": self._wgpu.ShaderStage.COMPUTE, "buffer": {"type": kind}}
 
     def _dtype_ok(self, dtype: np.dtype[Any]) -> bool:

@@ -9,11 +9,11 @@ __all__ = ["one_line"]
 
 
 def one_line(error: BaseException) -> str:
-    """Word an exception in one line of at most 300 characters.
+    r"""Word an exception in one line of at most 300 characters.
 
     Examples
     --------
-    >>> one_line(ValueError("bad\\nlog"))
+    >>> one_line(ValueError("bad\nlog"))
     'ValueError: bad log'
     """
     text = " ".join(str(error).split())

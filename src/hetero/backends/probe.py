@@ -1,0 +1,157 @@
+"""Probes and measurements in a child process, so that a vendor's library that crashes or hangs is a reason.
+
+In: names of back ends, devices. Out: findings and speeds. The parent imports no framework; the child is
+`python -m hetero.backends.probe` and prints one JSON document.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from hetero.backends import registry
+from hetero.backends.base import Found, Speed
+from hetero.backends.portable import device_from, device_to, found_from, found_to
+from hetero.floor.clock import monotonic_s
+from hetero.floor.errors import HeteroError
+from hetero.model.device import Device
+
+__all__ = ["Answer", "ask", "measure", "probe"]
+
+DEADLINE_S = 60.0
+
+
+class Answer(NamedTuple):
+    """What a child said: its JSON document, or why there is none."""
+
+    document: Any
+    trouble: str = ""
+
+
+def ask(questions: Sequence[Sequence[str]], python: str = "", deadline_s: float = DEADLINE_S) -> tuple[Answer, ...]:
+    """Ask one child a question, all at the same time.
+
+    Parameters
+    ----------
+    questions : arguments of each child
+    python : the Python that they run in, '' for this one
+    deadline_s : s that all of them together have; later ones are killed
+    """
+    end = monotonic_s() + deadline_s
+    children: list[subprocess.Popen[str] | OSError] = []
+    for question in questions:
+        command = [python or sys.executable, "-m", "hetero.backends.probe", *question]
+        pipe, null = subprocess.PIPE, subprocess.DEVNULL
+        try:
+            children.append(
+                subprocess.Popen(command, stdin=null, stdout=pipe, stderr=pipe, text=True, errors="replace")
+            )
+        except OSError as error:
+            children.append(error)
+    try:
+        return tuple(_answer(child, end - monotonic_s(), deadline_s) for child in children)
+    finally:
+        for child in children:
+            if isinstance(child, subprocess.Popen) and child.poll() is None:
+                child.kill()
+                child.wait()
+
+
+def _answer(child: subprocess.Popen[str] | OSError, left_s: float, deadline_s: float) -> Answer:
+    if isinstance(child, OSError):
+        return Answer(None, f"no Python to ask: {child}")
+    try:
+        out, err = child.communicate(timeout=max(left_s, 0.01))
+    except subprocess.TimeoutExpired:
+        child.kill()
+        child.communicate()
+        return Answer(None, f"the probe gave no answer within {deadline_s:g} s")
+    if child.returncode == 0:
+        try:
+            return Answer(json.loads(out))
+        except ValueError:
+            return Answer(None, "the probe's answer cannot be read")
+    return Answer(None, _death(child.returncode, err))
+
+
+def _death(code: int, said: str) -> str:
+    if code < 0:
+        return f"the probe died of {signal.Signals(-code).name}"
+    lines = said.strip().splitlines()
+    return f"the probe failed: {lines[-1][:200] if lines else f'exit status {code}'}"
+
+
+def probe(
+    names: Sequence[str], python: str = "", deadline_s: float = DEADLINE_S
+) -> dict[str, tuple[list[Found], bool]]:
+    """Probe back ends, each in a child of its own.
+
+    Returns
+    -------
+    dict
+        by name: what was found, and whether the child answered
+    """
+    answers = ask([("probe", name) for name in names], python, deadline_s)
+    return {name: _findings(name, answer) for name, answer in zip(names, answers, strict=True)}
+
+
+def _findings(name: str, answer: Answer) -> tuple[list[Found], bool]:
+    trouble = answer.trouble
+    if not trouble:
+        try:
+            return [found_from(plain) for plain in answer.document], True
+        except (KeyError, TypeError, ValueError):
+            trouble = "the probe's answer cannot be read"
+    return [Found(None, name, trouble, registry.load(name).remedy)], False
+
+
+def measure(device: Device, deadline_s: float = DEADLINE_S) -> Speed | None:
+    """Measure a device in a child that is bound to the device's CPUs; None where it cannot be measured."""
+    (answer,) = ask([("measure", json.dumps(device_to(device)))], device.python, deadline_s)
+    try:
+        return Speed(*answer.document)
+    except TypeError:
+        return None
+
+
+def _child_probe(name: str) -> Any:
+    return [found_to(found) for found in registry.load(name).probe()]
+
+
+def _child_measure(text: str) -> Any:
+    device = device_from(json.loads(text))
+    if device.cpus and hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, device.cpus)
+    backend = registry.backend_of(device)
+    backend.open()
+    speed = backend.measure()
+    backend.close()
+    return list(speed)
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Answer one question on standard output; whatever else a library prints goes to standard error."""
+    out = os.dup(1)
+    os.dup2(2, 1)
+    what, given = arguments
+    try:
+        document = _child_probe(given) if what == "probe" else _child_measure(given)
+    except HeteroError as error:
+        sys.stderr.write(f"{error}\n")
+        return error.exit_code
+    with os.fdopen(out, "w", encoding="utf-8") as stream:
+        json.dump(document, stream)
+    sys.stdout.flush()
+    return 0
+
+
+if __name__ == "__main__":
+    # A driver's library may crash while it unloads, after the answer was given.
+    code = main(sys.argv[1:])
+    sys.stderr.flush()
+    os._exit(code)

@@ -1,0 +1,131 @@
+"""Which back ends there are: the built-in ones, and those of other packages.
+
+In: names. Out: back end classes. It must not import a framework: back ends import theirs inside functions.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from importlib import import_module
+from importlib.metadata import EntryPoint, entry_points
+from typing import NamedTuple
+
+from hetero.backends.base import Backend, Found
+from hetero.backends.wording import one_line
+from hetero.floor.errors import BadValueError, did_you_mean
+from hetero.model.device import Device
+
+__all__ = ["GROUP", "backend_of", "broken", "device_words", "load", "loaded", "names"]
+
+GROUP = "hetero.backends"
+"""The group of entry points by which other packages offer back ends: name = 'module:Class'."""
+
+_BUILT_IN = {
+    "cpu": "CpuBackend",
+    "torch": "TorchBackend",
+    "jax": "JaxBackend",
+    "opencl": "OpenclBackend",
+    "vulkan": "VulkanBackend",
+    "null": "NullBackend",
+}
+
+
+class _Registered(NamedTuple):
+    classes: dict[str, type[Backend]]
+    broken: tuple[Found, ...]
+
+
+@cache
+def loaded() -> _Registered:
+    """Load every back end once; the built-in ones first, in the order in which they are preferred."""
+    classes = {name: getattr(import_module(f"hetero.backends.{name}"), word) for name, word in _BUILT_IN.items()}
+    broken: list[Found] = []
+    for entry in sorted(entry_points(group=GROUP), key=lambda entry: (entry.name, entry.value)):
+        reason = _take(entry, classes)
+        if reason:
+            where = f"entry point {entry.name!r} = {entry.value!r}"
+            broken.append(Found(None, entry.name, f"{where}: {reason}", "repair or uninstall the package"))
+    return _Registered(classes, tuple(broken))
+
+
+def _take(entry: EntryPoint, classes: dict[str, type[Backend]]) -> str:
+    """Load one entry point into `classes`; give why not, '' when it is there."""
+    if entry.name in classes:
+        return f"the name {entry.name!r} is taken"
+    try:
+        given = entry.load()
+    except Exception as error:  # noqa: BLE001  others' packages raise anything
+        return one_line(error)
+    if not (isinstance(given, type) and issubclass(given, Backend)):
+        return f"{given!r} is no subclass of hetero.backends.base.Backend"
+    if getattr(given, "name", None) != entry.name:
+        return f"its class is named {getattr(given, 'name', None)!r}"
+    classes[entry.name] = given
+    return ""
+
+
+def names() -> tuple[str, ...]:
+    """Give the names of the back ends, the preferred first.
+
+    Examples
+    --------
+    >>> names()[0], "null" in names()
+    ('cpu', True)
+    """
+    return tuple(loaded().classes)
+
+
+def broken() -> tuple[Found, ...]:
+    """Give the entry points that could not be loaded, each with its reason."""
+    return loaded().broken
+
+
+def load(name: str) -> type[Backend]:
+    """Give a back end's class.
+
+    Raises
+    ------
+    BadValueError
+        No back end has this name.
+
+    Examples
+    --------
+    >>> load("cpu").kinds
+    ('cpu',)
+    >>> load("cuda")
+    Traceback (most recent call last):
+    hetero.floor.errors.BadValueError: 'cuda' is no back end; back ends: cpu, torch, jax, opencl, vulkan, null
+    """
+    classes = loaded().classes
+    if name not in classes:
+        raise BadValueError(
+            f"{name!r} is no back end{did_you_mean(name, classes)}", remedy=f"back ends: {', '.join(classes)}"
+        )
+    return classes[name]
+
+
+def backend_of(device: Device) -> Backend:
+    """Give the back end of a device, not yet open."""
+    return load(device.backend)(device)
+
+
+def device_words() -> dict[str, tuple[str, ...]]:
+    """Give each word that names devices, labels before kinds before types, with the back ends that may find some.
+
+    Examples
+    --------
+    >>> device_words()["torch-cpu"], device_words()["null"]
+    (('torch',), ('null',))
+    """
+    words: dict[str, list[str]] = {}
+    for name, backend in loaded().classes.items():
+        for label in backend.labels:
+            words.setdefault(label, []).append(name)
+    for name, backend in loaded().classes.items():
+        for kind in backend.kinds:
+            if kind != "cpu" and name not in words.setdefault(kind, []):
+                words[kind].append(name)
+    others = [name for name, backend in loaded().classes.items() if backend.heavy]
+    for word in ("gpu", "tpu", "npu", "fpga"):
+        words[word] = list(dict.fromkeys([*words.get(word, ()), *others]))
+    return {word: tuple(found) for word, found in words.items()}

@@ -1,0 +1,253 @@
+"""The fleet: which devices this host has, and which of them a program uses.
+
+In: probes, a fleet written in one line, entries of a configuration. Out: devices, and notes for people.
+It must not open a device in this process, nor use a simulated one that nobody named.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from hetero.backends import probe, registry
+from hetero.backends.base import Found
+from hetero.backends.portable import found_from, found_to
+from hetero.floor.clock import wall_time_s
+from hetero.floor.errors import BadValueError
+from hetero.model.device import Device
+from hetero.session.fleet_build import Builder, DeviceEntry, Wanted, parse_spec, refuse_absent
+from hetero.session.fleet_speed import measure, status, topology
+from hetero.session.kept import Kept, backend_key, digest
+
+__all__ = [
+    "DeviceEntry",
+    "build",
+    "choose",
+    "from_spec",
+    "measure",
+    "remarks",
+    "status",
+    "survey",
+    "topology",
+]
+
+FAILED_PROBE_KEPT_S = 600.0
+"""How long the trouble of a child that crashed or hung is believed; an answer holds until something changes."""
+
+
+def survey(refresh: bool = False, only: Iterable[str] | None = None, python: str = "") -> tuple[Found, ...]:
+    """Find every device of this host, sound or not.
+
+    Parameters
+    ----------
+    refresh : True to probe again what is remembered
+    only : names of back ends, None for all
+    python : the Python whose packages count, '' for this one
+
+    Returns
+    -------
+    tuple
+        in the order of the registry; what is broken or missing carries its reason and remedy
+
+    Notes
+    -----
+    Back ends whose packages are heavy are probed in child processes, all at once, and what they answered is
+    remembered under HETERO_HOME until the host, a driver, a package or a variable that they read changes.
+    """
+    wanted = registry.names() if only is None else tuple(name for name in registry.names() if name in set(only))
+    heavy = [name for name in wanted if registry.load(name).heavy and (python or not registry.load(name).missing())]
+    kept = Kept("probes.json")
+    found = {} if refresh else _remembered(kept.read(), heavy, python)
+    fresh = probe.probe([name for name in heavy if name not in found], python)
+    if fresh:
+        kept.update({_place(name, python): _entry(name, *answer) for name, answer in fresh.items()})
+    found |= {name: answer[0] for name, answer in fresh.items()}
+    listed = [one for name in wanted for one in (found[name] if name in found else registry.load(name).probe())]
+    return (*listed, *(registry.broken() if only is None else ()))
+
+
+def _place(name: str, python: str) -> str:
+    return f"{name} in {digest(python)}" if python else name
+
+
+def _entry(name: str, found: Sequence[Found], answered: bool) -> dict[str, Any]:
+    return {
+        "key": backend_key(registry.load(name)),
+        "at_s": wall_time_s(),
+        "answered": answered,
+        "found": [found_to(one) for one in found],
+    }
+
+
+def _remembered(kept: dict[str, Any], names: Iterable[str], python: str) -> dict[str, list[Found]]:
+    known: dict[str, list[Found]] = {}
+    for name in names:
+        try:
+            entry = kept[_place(name, python)]
+            young = entry["answered"] or 0.0 <= wall_time_s() - entry["at_s"] < FAILED_PROBE_KEPT_S
+            if young and entry["key"] == backend_key(registry.load(name)):
+                known[name] = [found_from(plain) for plain in entry["found"]]
+        except (KeyError, TypeError, ValueError):
+            continue
+    return known
+
+
+def choose(found: Iterable[Found]) -> tuple[tuple[Device, ...], tuple[tuple[Device, str], ...]]:
+    """Choose the devices that a program uses when it names none.
+
+    Parameters
+    ----------
+    found : of a survey, the preferred back ends first
+
+    Returns
+    -------
+    tuple
+        the chosen devices, and (device, reason) for each sound one that is left out: of several runtimes on
+        one silicon the first counts, and what computes nothing is never chosen
+
+    Examples
+    --------
+    >>> from hetero.model.device import DeviceType
+    >>> cpu = Device("h0/cpu:0", "cpu", DeviceType("CPU"), "cpu", silicon=("h0/core0",))
+    >>> cl = Device("h0/opencl:0", "opencl", DeviceType("CPU"), "opencl", silicon=("h0/core0",))
+    >>> chosen, left_out = choose([Found(cpu, "cpu"), Found(cl, "opencl")])
+    >>> [device.id for device in chosen], left_out[0][1]
+    (['h0/cpu:0'], 'same silicon as h0/cpu:0')
+    """
+    chosen: list[Device] = []
+    left_out: list[tuple[Device, str]] = []
+    users: dict[str, str] = {}
+    for one in found:
+        if one.device is None or one.reason:
+            continue
+        same = list(dict.fromkeys(users[chip] for chip in one.device.silicon if chip in users))
+        if one.device.simulated:
+            left_out.append((one.device, "it computes nothing, and is used when it is named"))
+        elif same:
+            left_out.append((one.device, f"same silicon as {_some(same)}"))
+        else:
+            chosen.append(one.device)
+            users.update(dict.fromkeys(one.device.silicon, one.device.id))
+    return tuple(chosen), tuple(left_out)
+
+
+def _some(ids: Sequence[str]) -> str:
+    return ", ".join(ids) if len(ids) <= 3 else f"{ids[0]}, {ids[1]} and {len(ids) - 2} more"
+
+
+def remarks(devices: Sequence[Device]) -> tuple[str, ...]:
+    """Say what a reader of a result must know of these devices: simulated, throttled, or sharing silicon."""
+    lines = [
+        f"{device.id} is throttled to {device.throttle_frac:g}" for device in devices if device.throttle_frac < 1.0
+    ]
+    unreal = [device.id for device in devices if device.simulated]
+    if unreal:
+        lines.append(f"nothing is computed on {_some(unreal)}: results are None and times mean nothing")
+    users: dict[str, list[str]] = {}
+    for device in devices:
+        for chip in device.silicon:
+            users.setdefault(chip, []).append(device.id)
+    shared: dict[tuple[str, ...], list[str]] = {}
+    for chip, ids in users.items():
+        if len(ids) > 1:
+            shared.setdefault(tuple(ids), []).append(chip)
+    lines += [f"{_some(ids)} share {_some(chips)} and slow each other down" for ids, chips in shared.items()]
+    return tuple(lines)
+
+
+def _survey_for(words: Iterable[str], python: str = "") -> tuple[Found, ...]:
+    """Survey the back ends that the words name: by their own name, or by that of devices they may find."""
+    by_word = registry.device_words()
+    names = {name for word in words for name in (word, *by_word.get(word, ()))}
+    return survey(only=names, python=python)
+
+
+def from_spec(spec: str) -> tuple[Device, ...]:
+    """Make the fleet that one line describes.
+
+    Parameters
+    ----------
+    spec : entries with commas between them; `kind`, `kind:n` or `kind:n*f`. For `cpu` and other runtimes on
+        the CPU (`torch-cpu`, `jax-cpu`) it is one device of n cores, and all cores without n; for other kinds
+        it is n devices, and all of them without n. f throttles: 0 < f <= 1. Cores are handed out in turn.
+
+    Raises
+    ------
+    BadValueError
+        An entry cannot be read, or this host has no such device.
+
+    Examples
+    --------
+    >>> [(device.id, device.cores, device.throttle_frac) for device in from_spec("cpu:1,cpu:1*0.25,null:2")]
+    [('h0/cpu:0', 1, 1.0), ('h0/cpu:1', 1, 0.25), ('h0/null:0', 1, 1.0), ('h0/null:1', 1, 1.0)]
+    """
+    wanted = parse_spec(spec, registry.device_words())
+    found = _survey_for(one.word for one in wanted)
+    builder = Builder(found, choose(found)[0])
+    devices: list[Device] = []
+    for one in wanted:
+        absent = builder.add(one, devices)
+        if absent:
+            raise BadValueError(f"{one.text!r} is absent: {absent}", remedy=f"here: {_here()}")
+    return tuple(devices)
+
+
+def _here() -> str:
+    sound = [one.device.label for one in survey() if one.device is not None and not one.reason]
+    return ", ".join(dict.fromkeys(sound))
+
+
+def build(entries: Sequence[DeviceEntry], notes: list[str] | None = None) -> tuple[Device, ...]:
+    """Make the fleet that a configuration describes.
+
+    Parameters
+    ----------
+    entries : one an entry of `devices`, () for what `choose` takes of this host
+    notes : lines for people are added to it: what was left out, and why
+
+    Raises
+    ------
+    ConfigError
+        Devices are absent that are not optional: all of them at once, with a configuration that works here.
+    """
+    if not entries:
+        return choose(survey())[0]
+    said = [] if notes is None else notes
+    devices: list[Device] = []
+    absent: list[tuple[DeviceEntry, str]] = []
+    builders: dict[str, Builder] = {}
+    words = [(word, entry.python) for entry in entries for word in (entry.word, entry.backend)]
+    for entry in entries:
+        if entry.python not in builders:
+            found = _survey_for((word for word, python in words if python == entry.python), entry.python)
+            builders[entry.python] = Builder(found, choose(found)[0])
+        first = len(devices)
+        reason = builders[entry.python].add(Wanted.of(entry), devices)
+        devices[first:] = [_adjusted(device, entry, said) for device in devices[first:]]
+        if reason and entry.optional:
+            said.append(f"{entry.shown} is left out: {reason}")
+        elif reason:
+            absent.append((entry, reason))
+    if absent:
+        refuse_absent(absent, entries)
+    if not devices:
+        said.append("none of the optional devices is here: this host's own are used")
+        return choose(survey())[0]
+    return tuple(devices)
+
+
+def _adjusted(device: Device, entry: DeviceEntry, notes: list[str]) -> Device:
+    limit = entry.memory_limit_bytes
+    if limit is not None and device.memory_bytes is not None and limit > device.memory_bytes:
+        notes.append(f"{device.id} has {device.memory_bytes} bytes, less than its memory_limit of {limit}")
+    device = replace(
+        device,
+        memory_limit_bytes=limit,
+        isolation=entry.isolation,
+        python=entry.python,
+        link_bytes_per_s=entry.link_bytes_per_s,
+        link_latency_s=entry.link_latency_s,
+    )
+    emulated = entry.link_bytes_per_s > 0.0 or entry.link_latency_s > 0.0
+    return replace(device, memory_node=f"{device.id}.mem") if emulated else device

@@ -1,0 +1,98 @@
+"""What is remembered of probes and measurements between runs: one small JSON file each.
+
+In: keys and plain values. Out: the same values. A file that is damaged or cannot be written is as good as absent.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import sys
+import tempfile
+from collections.abc import Mapping
+from contextlib import suppress
+from importlib import metadata
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from hetero.backends import host
+from hetero.backends.base import Backend
+from hetero.floor import settings
+
+__all__ = ["Kept", "backend_key", "digest"]
+
+
+class Kept:
+    """A dictionary in a file under HETERO_HOME.
+
+    Parameters
+    ----------
+    name : the file's name
+    """
+
+    def __init__(self, name: str) -> None:
+        self.path: Path = settings.home() / name
+
+    def read(self) -> dict[str, Any]:
+        """Give everything; {} where the file is absent or damaged."""
+        try:
+            values = json.loads(self.path.read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return {}
+        return values if isinstance(values, dict) else {}
+
+    def update(self, values: Mapping[str, Any]) -> None:
+        """Add or replace some entries; readers see the old file or the new one, never a part."""
+        text = json.dumps(self.read() | dict(values), indent=1, sort_keys=True)
+        with suppress(OSError):
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            handle, temporary = tempfile.mkstemp(dir=self.path.parent, prefix=f".{self.path.name}.")
+            try:
+                with os.fdopen(handle, "w", encoding="utf-8") as file:
+                    file.write(text)
+                os.replace(temporary, self.path)
+            except OSError:
+                os.unlink(temporary)
+                raise
+
+
+def digest(*parts: object) -> str:
+    """Give a short name for some values, the same in every process.
+
+    Examples
+    --------
+    >>> digest("a", 1) == digest("a", 1), digest("a", 1) == digest("a", 2)
+    (True, False)
+    """
+    return hashlib.sha256(json.dumps(parts, default=str).encode()).hexdigest()[:24]
+
+
+def backend_key(backend: type[Backend]) -> str:
+    """Name everything that a probe's result depends on: host, drivers, packages, variables, and our own code."""
+    folders = [path for path in sys.path if path.endswith("-packages")]
+    return digest(
+        backend.name,
+        [_version(package) for package in backend.requires],
+        [_changed(folder) for folder in folders],
+        _changed(getattr(sys.modules.get(backend.__module__), "__file__", None)),
+        host.driver_facts(),
+        settings.device_variables(),
+        (sys.executable, sys.version),
+    )
+
+
+def _version(package: str) -> str:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        spec = find_spec(package)
+        return "" if spec is None else f"{spec.origin}@{_changed(spec.origin)}"
+
+
+def _changed(path: str | None) -> int:
+    try:
+        return os.stat(path or "").st_mtime_ns
+    except OSError:
+        return 0

@@ -1,0 +1,24 @@
+"""Testing: the public conformance kits of the four interfaces. A kit raises AssertionError with one clear sentence."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from hetero.testing.backend import check_backend
+    from hetero.testing.engine import check_engine
+    from hetero.testing.policy import check_policy
+    from hetero.testing.store import check_store
+
+__all__ = ["check_backend", "check_engine", "check_policy", "check_store"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module 'hetero.testing' has no attribute {name!r}")
+    return getattr(import_module(f"hetero.testing.{name.removeprefix('check_')}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

@@ -119,7 +119,7 @@ def test_all_mistakes_are_told_at_once_in_the_order_of_the_lines(file: Any) -> N
             "a.yaml:1: communication.buffer_size: '8GBB' has no known unit; did you mean",
         ),
         ("memory_limit: 8GB", "did you mean 'memory_pool_size'"),
-        ("policy: round_robbin", "'round_robbin' is not a policy; did you mean 'round_robin'?; allowed: auto,"),
+        ("policy: round_robbin", "'round_robbin' is not a policy; did you mean 'round_robin'?; allowed: eft,"),
         ("devices: [{type: cpu, throttle: -1}]", "devices.0.throttle: -1 is not a share of a device's speed"),
         ("devices: [{type: cpu, optional: maybe}]", "'maybe' is neither true nor false; write true or false"),
         ("devices: []", "an empty fleet runs nothing; name a device, or leave the key out"),

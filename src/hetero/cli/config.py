@@ -43,7 +43,8 @@ def check(
 
 
 def _checked(file: Path, set_: list[str], here: bool) -> dict[str, Any]:
-    from hetero.session.config import check_here, parse, read_file
+    from hetero.session.config import parse, read_file
+    from hetero.session.config_here import find_devices
     from hetero.session.config_yaml import lay_over
 
     tree = read_file(file)
@@ -51,7 +52,7 @@ def _checked(file: Path, set_: list[str], here: bool) -> dict[str, Any]:
         lay_over(tree, setting)
     config, normal = parse(tree)
     if here:
-        check_here(config)
+        find_devices(config)
     return normal
 
 

@@ -31,7 +31,7 @@ def console() -> Console:
 
 
 def tell_error(error: HeteroError) -> int:
-    """Print a mistake on standard error, a line each; gives the exit code.
+    """Print a mistake on standard error, each of several on its own line; gives the exit code.
 
     With HETERO_DEBUG of 1 or more the traceback stands before it.
     """
@@ -39,8 +39,8 @@ def tell_error(error: HeteroError) -> int:
         import traceback
 
         traceback.print_exception(error)
-    for line in str(error).splitlines():
-        print(f"hetero: {line}", file=sys.stderr)
+    text = "\nhetero: ".join(map(str, getattr(error, "mistakes", ()))) or str(error)
+    print(f"hetero: {text}", file=sys.stderr)
     return error.exit_code
 
 

@@ -18,7 +18,7 @@ from hetero.session.config_yaml import Tree, copied, lay_over, lay_value, read_y
 
 if TYPE_CHECKING:
     from hetero.session.config_schema import DeviceKeys, Root
-    from hetero.session.fleet import DeviceEntry
+    from hetero.session.fleet_build import DeviceEntry
 
 __all__ = ["Communication", "Config", "load", "parse", "read_file"]
 
@@ -131,13 +131,6 @@ def parse(tree: Tree) -> tuple[Config, dict[str, Any]]:
     return _config(root, tree), normal_form(root)
 
 
-def check_here(config: Config) -> None:
-    """Raise ConfigError when this host lacks something that a configuration names."""
-    from hetero.session.config_here import choose_protocol
-
-    choose_protocol(config.communication.protocol, config.source)
-
-
 def read_file(path: str | Path) -> Tree:
     """Read a YAML file as a tree.
 
@@ -212,7 +205,7 @@ def _put_defaults(tree: Tree) -> None:
 def _config(root: Root, tree: Tree) -> Config:
     return Config(
         source=tree.name,
-        devices=None if root.devices is None else tuple(map(_entry, root.devices)),
+        devices=None if root.devices is None else _entries(root, tree),
         communication=_communication(root),
         engine=root.engine,
         policy=root.policy,
@@ -232,20 +225,25 @@ def _communication(root: Root) -> Communication:
     return Communication(talk.protocol or usual.protocol, talk.buffer_size or usual.buffer_size_bytes)
 
 
-def _entry(keys: DeviceKeys) -> DeviceEntry:
-    from hetero.session.fleet import DeviceEntry
+def _entries(root: Root, tree: Tree) -> tuple[DeviceEntry, ...]:
+    entries = enumerate(root.devices or ())
+    return tuple(_entry(keys, root.isolation, tree.place(("devices", index))) for index, keys in entries)
+
+
+def _entry(keys: DeviceKeys, isolation: str | None, where: str) -> DeviceEntry:
+    from hetero.session.fleet_build import DeviceEntry
 
     link = keys.link
-    given = {
+    given: dict[str, Any] = {
         "id": keys.id,
         "cores": keys.cores,
         "memory_limit_bytes": keys.memory_limit,
         "throttle_frac": keys.throttle,
         "optional": keys.optional,
-        "isolation": keys.isolation,
+        "isolation": keys.isolation or isolation,
         "python": keys.python,
         "link_bytes_per_s": link and link.bandwidth,
         "link_latency_s": link and link.latency,
         "backend": keys.backend,
     }
-    return DeviceEntry(type=keys.type, **{key: value for key, value in given.items() if value is not None})
+    return DeviceEntry(type=keys.type, where=where, **{key: value for key, value in given.items() if value is not None})

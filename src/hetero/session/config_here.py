@@ -1,16 +1,22 @@
-"""What this host offers of the ways in which the members of a group task can talk.
+"""What this host has of what a configuration names: its devices, and its way to talk between them.
 
-In: a protocol by name. Out: the protocol to use, or ConfigError with what is here instead.
-It must not open a connection.
+In: a configuration. Out: devices and a protocol, or one ConfigError that lists everything that is absent.
+It must not open a device or a connection.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from hetero.floor.errors import ConfigError
 
-__all__ = ["available_protocols", "choose_protocol", "why_absent"]
+if TYPE_CHECKING:
+    from hetero.model.device import Device
+    from hetero.session.config import Config
+
+__all__ = ["available_protocols", "choose_protocol", "find_devices", "why_absent"]
 
 _INFINIBAND = Path("/sys/class/infiniband")
 
@@ -74,3 +80,47 @@ def choose_protocol(protocol: str, source: str = "") -> str:
             f"{place}communication.protocol: {protocol!r} is not available: {reason}", remedy=f"available here: {here}"
         )
     return protocol
+
+
+def find_devices(config: Config, notes: list[str] | None = None) -> tuple[Device, ...]:
+    """Give the devices of this host that a configuration names.
+
+    Parameters
+    ----------
+    config : whose devices, spec, isolation and protocol count
+    notes : lines for people are added to it: what was left out, and why
+
+    Raises
+    ------
+    ConfigError
+        Something that is not optional is absent: every such device, and the protocol, with what would work here.
+    BadValueError
+        A device of a fleet in one line is absent.
+    """
+    trouble = None
+    try:
+        choose_protocol(config.communication.protocol, config.source)
+    except ConfigError as error:
+        trouble = error
+    try:
+        devices = _devices(config, notes)
+    except ConfigError as error:
+        raise (error if trouble is None else _both(error, trouble)) from None
+    if trouble is not None:
+        raise trouble
+    return devices
+
+
+def _devices(config: Config, notes: list[str] | None) -> tuple[Device, ...]:
+    from hetero.session import fleet
+
+    if config.devices is not None:
+        return fleet.build(config.devices, notes)
+    devices = fleet.from_spec(config.spec) if config.spec else fleet.build((), notes)
+    isolation = config.isolation
+    return devices if isolation is None else tuple(replace(device, isolation=isolation) for device in devices)
+
+
+def _both(absent: ConfigError, protocol: ConfigError) -> ConfigError:
+    problem = f"{absent.problem}; {protocol.problem}"
+    return ConfigError(problem, remedy=f"{absent.remedy}\ncommunication:\n  protocol: auto")

@@ -15,6 +15,7 @@ from hetero.floor.errors import BadValueError, ConfigError, HeteroError, did_you
 from hetero.floor.units import parse_bandwidth, parse_bytes, parse_seconds, shown
 from hetero.session.config_words import ENGINES, ISOLATIONS, PROTOCOLS, backend_words, device_words, policy_words
 from hetero.session.config_yaml import Key, Tree
+from hetero.session.fleet_build import parse_spec
 
 __all__ = ["DeviceKeys", "Mistake", "MistakesError", "Root", "check", "normal_form"]
 
@@ -206,32 +207,33 @@ def check(tree: Tree) -> Root:
         raise MistakesError.of(
             [Mistake(tree.place(()), "", f"{shown(value)} is not a mapping of keys to values", remedy)]
         )
-    if value.get("devices") == []:
-        remedy = "name a device, or leave the key out to take every sound device of this host"
-        raise MistakesError.of([Mistake(tree.place(("devices",)), "devices", "an empty fleet runs nothing", remedy)])
-    spec = value.pop("devices") if isinstance(value.get("devices"), str) else None
-    if spec is not None:
-        _check_spec(tree, spec)
+    line = value.pop("devices") if value.get("devices") == [] or isinstance(value.get("devices"), str) else None
+    found = [] if line is None else _wrong_line(tree, line)
+    root = None
     try:
-        return Root.model_validate(value).with_spec(spec or "")
+        root = Root.model_validate(value)
     except ValidationError as error:
-        found = [_mistake(tree, dict(detail)) for detail in error.errors(include_url=False)]
-        raise MistakesError.of(sorted(dict.fromkeys(found), key=_by_line)) from None
+        found += [_mistake(tree, dict(detail)) for detail in error.errors(include_url=False)]
+    if root is None or found:
+        raise MistakesError.of(sorted(dict.fromkeys(found), key=_by_line))
+    return root.with_spec(line or "")
 
 
-def _check_spec(tree: Tree, spec: str) -> None:
-    from hetero.session.fleet_build import parse_spec
-
+def _wrong_line(tree: Tree, line: object) -> list[Mistake]:
+    """Give what is wrong with a fleet that is written in one line, or is empty."""
     try:
-        parse_spec(spec, device_words())
+        if not isinstance(line, str):
+            remedy = "name a device, or leave the key out to take every sound device of this host"
+            raise BadValueError("an empty fleet runs nothing", remedy=remedy)
+        parse_spec(line, device_words())
     except BadValueError as error:
-        mistake = Mistake(tree.place(("devices",)), "devices", error.problem, error.remedy)
-        raise MistakesError.of([mistake]) from None
+        return [Mistake(tree.place(("devices",)), "devices", error.problem, error.remedy)]
+    return []
 
 
 def normal_form(root: Root) -> dict[str, Any]:
     """Give the checked values under their keys: amounts in bytes, bytes/s and seconds."""
-    return root.model_dump(exclude_none=True) | ({"devices": root.spec} if root.spec else {})
+    return ({"devices": root.spec} if root.spec else {}) | root.model_dump(exclude_none=True)
 
 
 def without_blanks(value: Any) -> Any:

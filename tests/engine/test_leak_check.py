@@ -1,0 +1,54 @@
+"""The leak check sees what it is for."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.needs import PROJECT
+
+LEAKS = {
+    "process": "import subprocess, sys; KEPT.append(subprocess.Popen([sys.executable, '-c', 'input()'], stdin=-1))",
+    "file descriptor": "import os; KEPT.append(os.open('/dev/null', os.O_RDONLY))",
+    "/dev/shm/": "open(f'/dev/shm/hetero-leak-check-{__import__(\"os\").getpid()}', 'wb').close()",
+}
+PROGRAM = """
+import glob, os
+import tests.conftest as house
+from tests.conftest import no_leaks, own_settings
+
+house.GRACE_S = 0.2
+KEPT = []
+
+def test_something(no_leaks):
+    {leak}
+
+def teardown_module():
+    for process in KEPT:
+        if hasattr(process, "kill"):
+            process.kill()
+    for path in glob.glob(f"/dev/shm/hetero-leak-check-{{os.getpid()}}"):
+        os.unlink(path)
+"""
+
+
+def _outcome(leak: str, folder: Path) -> str:
+    file = folder / "test_leak.py"
+    file.write_text(PROGRAM.format(leak=leak), encoding="utf-8")
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--rootdir", str(folder), str(file)]
+    done = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, timeout=60, check=False)
+    return done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("what", LEAKS)
+def test_what_a_test_leaves_behind_fails_it(what: str, tmp_path: Path) -> None:
+    out = _outcome(LEAKS[what], tmp_path)
+    assert f"left behind: {what}" in out
+    assert "1 passed, 1 error" in out
+
+
+def test_a_test_that_leaves_nothing_passes(tmp_path: Path) -> None:
+    assert "1 passed" in _outcome("pass", tmp_path)

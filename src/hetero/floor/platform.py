@@ -13,6 +13,7 @@ import os
 import signal
 import sys
 import tempfile
+import threading
 import weakref
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
@@ -23,6 +24,7 @@ from typing import Any
 from hetero.floor.errors import EngineError
 
 __all__ = [
+    "CANCEL_SIGNAL",
     "FEATURES",
     "PAGE_BYTES",
     "Features",
@@ -30,13 +32,18 @@ __all__ = [
     "atomic_write",
     "available_cpus",
     "bind_to_cpus",
+    "child_environment",
     "describe_exit",
     "die_with_parent",
     "free_bytes",
     "hard_kill",
+    "hold_interrupt",
+    "interrupt_main_thread",
     "make_private",
     "open_process",
     "private_view",
+    "raise_in_thread",
+    "restore_standard_error",
     "same_bytes",
     "set_environment",
     "shared_memory",
@@ -295,6 +302,45 @@ def set_environment(values: Mapping[str, str]) -> None:
     """Set environment variables of this process that are not set yet."""
     for name, value in values.items():
         os.environ.setdefault(name, value)
+
+
+if sys.platform == "win32":
+    CANCEL_SIGNAL = signal.SIGBREAK
+else:
+    CANCEL_SIGNAL = signal.SIGUSR2
+
+
+def interrupt_main_thread() -> None:
+    """Let the main thread run its handler of `CANCEL_SIGNAL`, also out of a system call that waits."""
+    if sys.platform == "win32":
+        signal.raise_signal(CANCEL_SIGNAL)
+    else:
+        signal.pthread_kill(threading.main_thread().ident or 0, CANCEL_SIGNAL)
+
+
+def raise_in_thread(ident: int, exception: type[BaseException]) -> None:
+    """Raise an exception in another thread as soon as it runs Python code."""
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(ident), ctypes.py_object(exception))
+
+
+def hold_interrupt(hold: bool) -> None:
+    """Hold Ctrl-C back from the calling thread and the processes that it starts, or let it through again."""
+    if sys.platform != "win32":
+        signal.pthread_sigmask(signal.SIG_BLOCK if hold else signal.SIG_UNBLOCK, {signal.SIGINT})
+
+
+def restore_standard_error(fd: int) -> None:
+    """Make this descriptor the standard error output; -1 leaves it as it is."""
+    if fd >= 0:
+        sys.stderr.flush()
+        os.dup2(fd, 2)
+        os.close(fd)
+
+
+def child_environment(folder: str) -> dict[str, str]:
+    """Give this process's environment with a folder in front of where Python looks for modules."""
+    path = os.environ.get("PYTHONPATH", "")
+    return {**os.environ, "PYTHONPATH": f"{folder}{os.pathsep}{path}" if path else folder}
 
 
 def open_process(pid: int) -> int:

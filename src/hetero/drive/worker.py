@@ -1,0 +1,172 @@
+"""The worker's entry point: opens a device, and runs calls on it one after the other.
+
+In: a device, functions with arguments. Out: values, left on the device where it has memory of its own.
+It must not know which engine it works for, and it imports nothing heavy before the device needs it.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from hetero.drive.frame import Frame, enter
+from hetero.engines.base import Channel, Function, Outcome
+from hetero.floor import clock, platform
+from hetero.floor.errors import HeteroError
+from hetero.model.device import HOST_NODE, Device
+
+if TYPE_CHECKING:
+    from hetero.backends.base import Backend
+
+__all__ = ["DeviceRunner", "WorkerFactory", "main"]
+
+_THREAD_COUNTS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS")
+
+
+class DeviceRunner:
+    """Runs calls on one open device; see `hetero.engines.base.Runner`."""
+
+    def __init__(self, device: Device, backend: Backend) -> None:
+        self.device = device
+        self.backend = backend
+        self._own_memory = device.memory_node != HOST_NODE
+        self._idle_per_cpu_s = 1.0 / device.throttle_frac - 1.0
+        words = (device.id, device.short, device.label, device.kind, device.backend, device.type.casefold(), "any")
+        self._words = tuple(dict.fromkeys(words))
+
+    def run(
+        self,
+        function: Function,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        *,
+        task: int,
+        attempt: int,
+        task_key: str = "",
+        channel: Channel | None = None,
+    ) -> Outcome:
+        """Run one attempt."""
+        implementation = self._choose(function) if function.implementations else function.default
+        backend = self.backend
+        frame = Frame(self.device, backend, task, attempt, task_key, channel)
+        before = enter(frame)
+        cpu_s = clock.thread_cpu_s() if self._idle_per_cpu_s else 0.0
+        started_s = clock.monotonic_s()
+        try:
+            with backend.activate():
+                value = backend.run(implementation, args, kwargs)
+            if backend.heavy:
+                backend.synchronize()
+        finally:
+            if self._idle_per_cpu_s:
+                clock.sleep(self._idle_per_cpu_s * (clock.thread_cpu_s() - cpu_s))
+            enter(before)
+        if value is not None and (self._own_memory or frame.used_namespace or not backend.runs_python):
+            return self._outcome(value, started_s)
+        return Outcome(value, clock.monotonic_s() - started_s)
+
+    def _outcome(self, value: Any, started_s: float) -> Outcome:
+        owned_bytes = _sum_bytes(value, self.backend.owns) if self._own_memory else 0
+        resident = owned_bytes > 0
+        value = value if resident else self.to_host(value)
+        return Outcome(value, clock.monotonic_s() - started_s, resident, owned_bytes)
+
+    def _choose(self, function: Function) -> Any:
+        for word in self._words:
+            if word in function.implementations:
+                return function.implementations[word]
+        if function.default is None:
+            known = ", ".join(sorted(function.implementations))
+            raise HeteroError(
+                f"{function.name!r} has no implementation for {self.device.id}", remedy=f"it has some for: {known}"
+            )
+        return function.default
+
+    def to_host(self, value: Any) -> Any:
+        """Give a value with the device's arrays as NumPy arrays."""
+        return _mapped(value, self.backend.owns, self.backend.copy_out)
+
+    def to_device(self, value: Any) -> Any:
+        """Give a value with its NumPy arrays on the device, those whose dtype can live there."""
+        import numpy as np
+
+        backend = self.backend
+
+        def fits(one: Any) -> bool:
+            return type(one) is np.ndarray and backend._dtype_ok(one.dtype)
+
+        return _mapped(value, fits, backend.copy_in)
+
+    def classify(self, error: BaseException) -> str:
+        """Say what kind of failure an exception is."""
+        if isinstance(error, ImportError):
+            return "missing_package"
+        return "out_of_memory" if self.backend.is_out_of_memory(error) else "exception"
+
+    def close(self) -> None:
+        """Close the device."""
+        self.backend.close()
+
+
+def _mapped(value: Any, wanted: Callable[[Any], bool], change: Callable[[Any], Any]) -> Any:
+    kind = type(value)
+    if kind is list or kind is tuple:
+        return kind([_mapped(item, wanted, change) for item in value])
+    if kind is dict:
+        return {key: _mapped(item, wanted, change) for key, item in value.items()}
+    return change(value) if wanted(value) else value
+
+
+def _sum_bytes(value: Any, wanted: Callable[[Any], bool]) -> int:
+    kind = type(value)
+    if kind is list or kind is tuple:
+        return sum([_sum_bytes(item, wanted) for item in value])
+    if kind is dict:
+        return sum([_sum_bytes(item, wanted) for item in value.values()])
+    return int(getattr(value, "nbytes", 0)) if wanted(value) else 0
+
+
+class WorkerFactory:
+    """How engines come by runners; see `hetero.engines.base.WorkerEntry`."""
+
+    module = "hetero.drive.worker"
+
+    def make(self, device: Device) -> DeviceRunner:
+        """Open the device in this process.
+
+        Raises
+        ------
+        DeviceError
+            It cannot be opened.
+        """
+        from hetero.backends.registry import backend_of
+
+        backend = backend_of(device)
+        backend.open()
+        return DeviceRunner(device, backend)
+
+
+def main(data_fd: str, control_fd: str, threads: str, cpus: str) -> None:
+    """Be a worker process.
+
+    Parameters
+    ----------
+    data_fd, control_fd : the two sockets to the program
+    threads : how many threads numerical libraries may use, '0' for as many as they like
+    cpus : CPU numbers to be bound to, separated by commas, '' for all
+    """
+    if cpus:
+        platform.bind_to_cpus(map(int, cpus.split(",")))
+    if threads != "0":
+        platform.set_environment(dict.fromkeys(_THREAD_COUNTS, threads))
+    from hetero.engines.local.child import serve
+
+    serve(WorkerFactory(), int(data_fd), int(control_fd))
+
+
+if __name__ == "__main__":
+    # The module that tasks see as hetero.drive.worker must be this one, not a second copy of it.
+    from hetero.drive import worker
+
+    worker.main(*sys.argv[1:])

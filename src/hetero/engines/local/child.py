@@ -1,0 +1,311 @@
+"""The worker's side of the local engine: reads messages, runs calls in the main thread, answers.
+
+In: frames from the program. Out: frames back, arrays in shared memory. It must not import the user's main module,
+and it imports nothing heavy before a task needs it.
+"""
+
+from __future__ import annotations
+
+import pickle
+import platform as python_platform
+import select
+import signal
+import socket
+import sys
+import threading
+from contextlib import suppress
+from typing import Any
+
+from hetero.engines.base import Function, Outcome, Runner, WorkerEntry
+from hetero.engines.local import messages as say
+from hetero.engines.local.control import Control
+from hetero.engines.local.lending import Lender, store
+from hetero.engines.local.messages import Cancelled, Job
+from hetero.engines.local.wire import NONE, Frames, Outbox, Wire, dump_error, frame, load, one_line
+from hetero.floor import clock, platform
+from hetero.floor.errors import HeteroError
+from hetero.model.device import Device
+
+__all__ = ["Server", "serve"]
+
+
+class Server:
+    """One worker process: the state of its main thread."""
+
+    def __init__(self, data: socket.socket, control: socket.socket, hello: say.Hello, frames: Frames) -> None:
+        self.data = data
+        self.hello = hello
+        self.device: Device = hello.device
+        self.clock = clock.WallClock(hello.origin_s)
+        self.segments = Lender(hello.pool_fd, hello.pool_bytes)
+        self.control = Control(control, self)
+        self.outbox = Outbox(self._send_rows, clock.sleep, clock.monotonic_s)
+        self.runner: Runner
+        self.running = 0
+        self._frames = frames
+        self._pending: list[Any] = []
+        self._functions: dict[str, Any] = {}
+        self._send_lock = threading.Lock()
+        self._shielded = 0
+        self._cancel_wanted = False
+
+    # -- the socket -------------------------------------------------------------------------------------------
+
+    def send(self, message: tuple[Any, ...]) -> None:
+        """Send one message to the program."""
+        data = frame(message)
+        with self._send_lock:
+            self.data.sendall(data)
+
+    def _send_rows(self, rows: list[Any]) -> None:
+        self.send((say.DONE, rows))
+
+    def _group_message(self, seq: int) -> tuple[int, int, Any]:
+        """Give the next message for the running member of a group; later runs keep their turn.
+
+        A cancellation is heard only while nothing has been half read.
+        """
+        while True:
+            for position, message in enumerate(self._pending):
+                if message[0] in (say.SAY, say.LEFT) and message[1] == seq:
+                    del self._pending[position]
+                    return message[0], message[2], message[3]
+            select.select([self.data], [], [])
+            with self.shield():
+                self._read()
+
+    def _read(self) -> None:
+        chunk = self.data.recv(1 << 18)
+        if not chunk:
+            raise EOFError
+        self._frames.feed(chunk)
+        while (message := self._frames.next()) is not None:
+            self._pending.append(message)
+
+    def _next(self) -> Any:
+        while not self._pending:
+            message = self._frames.next()
+            if message is not None:
+                return message
+            chunk = self.data.recv(1 << 18)
+            if not chunk:
+                raise EOFError
+            self._frames.feed(chunk)
+        return self._pending.pop(0)
+
+    # -- cancelling -------------------------------------------------------------------------------------------
+
+    def shield(self) -> _Shield:
+        """Hold a cancellation back while a message is half read or half written."""
+        return _Shield(self)
+
+    def on_cancel_signal(self, *_: object) -> None:
+        """Stop the running call, in the main thread, where the control thread asked for it."""
+        if self.running and self.running == self.control.cancelling:
+            if self._shielded:
+                self._cancel_wanted = True
+            else:
+                raise Cancelled
+
+    def enter_shield(self) -> None:
+        """Begin a part that must not be interrupted."""
+        self._shielded += 1
+
+    def leave_shield(self) -> None:
+        """End it; what was held back comes now."""
+        self._shielded -= 1
+        if self._cancel_wanted and not self._shielded:
+            self._cancel_wanted = False
+            raise Cancelled
+
+    # -- running ----------------------------------------------------------------------------------------------
+
+    def loop(self) -> None:
+        """Run what comes until the program closes the connection."""
+        while True:
+            message = self._next()
+            if message[0] == say.RUN:
+                self._batch(message[1], message[2])
+
+    def _batch(self, functions: list[tuple[str, bytes]], jobs: list[tuple[Any, ...]]) -> None:
+        for key, blob in functions:
+            if blob:
+                self._functions[key] = blob
+            else:
+                self._functions.pop(key, None)
+        last = len(jobs) - 1
+        for position, fields in enumerate(jobs):
+            row = self._attempt(Job._make(fields))
+            self.outbox.add(row, jobs[position + 1][say.PREDICTED] if position < last else None)
+
+    def _attempt(self, job: Job) -> tuple[Any, ...]:
+        told = self.control.before(job.seq)
+        if told:
+            return (job.seq, 0.0, 0.0, told)
+        started_s = self.clock.now_s()
+        views: list[Any] = []
+        try:
+            outcome = self._call(job, views)
+            row = (job.seq, started_s, outcome.seconds, *self._result(job, outcome))
+            del outcome
+        except Cancelled:
+            row = (job.seq, started_s, self.clock.now_s() - started_s, say.FAILED, "cancelled", "cancelled", None, "")
+        except say.UnserialisableError as error:
+            row = (job.seq, started_s, error.seconds, say.FAILED, "unserialisable", str(error), None, "")
+        except BaseException as error:  # noqa: BLE001  whatever a task raises is its own
+            row = (job.seq, started_s, self.clock.now_s() - started_s, *self._failure(error))
+            error.__traceback__ = None
+        finally:
+            self.running = 0
+            self._cancel_wanted = False
+            self._shielded = 0
+        if views:
+            self.segments.release(views)
+        return row
+
+    def _call(self, job: Job, views: list[Any]) -> Outcome:
+        function = self._function(job.key)
+        self.running = job.seq
+        try:
+            if job.wire[1] or job.items:
+                args, kwargs = self._arguments(job, views)
+            else:
+                args, kwargs = load(job.wire[0])
+            channel = self._channel(job) if job.group else None
+            return self.runner.run(
+                function, args, kwargs, task=job.task, attempt=job.attempt, task_key=job.task_key, channel=channel
+            )
+        finally:
+            self.running = 0
+
+    def _channel(self, job: Job) -> say.GroupChannel:
+        assert job.group is not None
+
+        def send(rank: int, value: Any) -> None:
+            with self.shield():
+                wire = store(value, self.segments, lambda sizes: self._room(job.seq, sizes))
+                self.send((say.SAY, job.seq, rank, tuple(wire)))
+
+        return say.GroupChannel(*job.group, send, lambda: self._group_message(job.seq), self._heard)
+
+    def _arguments(self, job: Job, views: list[Any]) -> Any:
+        items = {}
+        travelled = sum([place[2] for place in job.wire[1]])
+        for item, (wire, key) in job.items.items():
+            if wire is None:
+                items[item] = self.control.kept(key)
+            else:
+                items[item] = self.segments.value(wire, views)
+                travelled += sum([place[2] for place in wire[1]])
+        self.slow_link(travelled)
+        return self.segments.value(job.wire, views, items)
+
+    def slow_link(self, nbytes: int) -> None:
+        """Take the time of the emulated link to this device, where there is one."""
+        if self.device.link_bytes_per_s > 0 and nbytes:
+            clock.sleep(self.device.link_latency_s + nbytes / self.device.link_bytes_per_s)
+
+    def _result(self, job: Job, outcome: Outcome) -> tuple[Any, ...]:
+        if outcome.value is None:
+            return say.VALUE, (NONE, ())
+        if outcome.resident:
+            self.control.keep((job.task, job.attempt), outcome.value)
+            return say.RESIDENT, outcome.nbytes
+        try:
+            wire = store(outcome.value, self.segments, lambda sizes: self._room(job.seq, sizes))
+        except say.NoRoomError as error:
+            return say.FAILED, "out_of_memory", str(error), None, ""
+        except Exception as error:
+            raise say.UnserialisableError(
+                f"the result of task {job.task} cannot travel back: {one_line(error)}", outcome.seconds
+            ) from None
+        self.slow_link(sum([place.nbytes for place in wire.places]))
+        return say.VALUE, tuple(wire)
+
+    def _room(self, lease: int, sizes: list[int]) -> list[Any]:
+        self.send((say.ROOM, lease, sizes))
+        while True:
+            for position, message in enumerate(self._pending):
+                if message[0] == say.ROOM:
+                    return say.granted(self._pending.pop(position)[1])
+            self._read()
+
+    def _failure(self, error: BaseException) -> tuple[Any, ...]:
+        blob, text = dump_error(error)
+        return say.FAILED, self.runner.classify(error), one_line(error), blob, text
+
+    def _function(self, key: str) -> Function:
+        known = self._functions.get(key)
+        if isinstance(known, Function):
+            return known
+        if known is None:
+            raise HeteroError(f"the function {key!r} did not reach this worker")
+        name, default, implementations = pickle.loads(known)
+        function = Function(key, name, default, implementations)
+        self._functions[key] = function
+        return function
+
+    def _heard(self, wire: Any) -> Any:
+        """Read what another member sent, independent of shared memory, and give its place there back."""
+        views: list[Any] = []
+        value = self.segments.value(Wire(*wire), views)
+        if views:
+            self.segments.release(views)
+            self.send((say.HEARD, wire[1]))
+        return value
+
+
+class _Shield:
+    __slots__ = ("_server",)
+
+    def __init__(self, server: Server) -> None:
+        self._server = server
+
+    def __enter__(self) -> None:
+        self._server.enter_shield()
+
+    def __exit__(self, *_: object) -> None:
+        self._server.leave_shield()
+
+
+def _hello(data: socket.socket, frames: Frames) -> say.Hello:
+    while (message := frames.next()) is None:
+        chunk = data.recv(1 << 16)
+        if not chunk:
+            sys.exit(0)
+        frames.feed(chunk)
+    return say.Hello(*message)
+
+
+def _settle(hello: say.Hello) -> None:
+    """Make this process a worker: its flags, its end, and where modules are found."""
+    platform.FEATURES.adopt(hello.features)
+    if not platform.die_with_parent(hello.parent):
+        sys.exit(0)
+    known = set(sys.path)
+    sys.path[:] = hello.path if hello.whole_path else [*sys.path, *(p for p in hello.path if p not in known)]
+
+
+def serve(entry: WorkerEntry, data_fd: int, control_fd: int) -> None:
+    """Be a worker process until the program closes the connection."""
+    signal.signal(signal.SIGINT, lambda *_: None)
+    platform.hold_interrupt(False)
+    data, control = socket.socket(fileno=data_fd), socket.socket(fileno=control_fd)
+    for one in (data, control):
+        one.set_inheritable(False)
+    frames = Frames()
+    hello = _hello(data, frames)
+    _settle(hello)
+    server = Server(data, control, hello, frames)
+    server.control.cancel_by_signal(server.on_cancel_signal)
+    try:
+        server.runner = entry.make(hello.device)
+    except Exception as error:  # noqa: BLE001  the program words it
+        server.send((say.BROKEN, one_line(error) if not isinstance(error, HeteroError) else str(error)))
+        return
+    server.control.start()
+    with suppress(EOFError, ConnectionError):
+        server.send((say.READY, python_platform.python_version()))
+        platform.restore_standard_error(hello.stderr_fd)
+        server.loop()
+    server.runner.close()

@@ -1,0 +1,148 @@
+"""The second thread of a worker process: cancels, withdraws, and copies between the host and the device.
+
+In: frames on the control socket. Out: answers on it. What it copies travels while the main thread computes.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import threading
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from hetero.engines.local import messages as say
+from hetero.engines.local.lending import store
+from hetero.engines.local.wire import Frames, Wire, frame, fresh, one_line
+from hetero.floor import clock, platform
+
+if TYPE_CHECKING:
+    from hetero.engines.local.child import Server
+
+__all__ = ["Control"]
+
+GRACE_S = 1.0
+"""How long a running task may go on after the program has gone."""
+
+
+class Control:
+    """Listens beside the main thread.
+
+    Attributes
+    ----------
+    cancelling : number of the attempt that is being cancelled
+    """
+
+    def __init__(self, connection: socket.socket, server: Server) -> None:
+        self.cancelling = 0
+        self._socket = connection
+        self._server = server
+        self._frames = Frames()
+        self._fds: deque[int] = deque()
+        self._aside: deque[Any] = deque()
+        self._unwanted: dict[int, int] = {}
+        self._started = 0
+        self._kept: dict[Any, Any] = {}
+
+    def start(self) -> None:
+        """Start listening."""
+        threading.Thread(target=self._listen, name="hetero-control", daemon=True).start()
+
+    def cancel_by_signal(self, handler: Callable[..., None]) -> None:
+        """Let a signal interrupt the main thread."""
+        signal.signal(platform.CANCEL_SIGNAL, handler)
+
+    def before(self, seq: int) -> int:
+        """Note that an attempt is about to start; give WITHDRAWN or CANCELLED where it must not."""
+        self._started = seq
+        return self._unwanted.pop(seq, 0) if self._unwanted else 0
+
+    def keep(self, key: Any, value: Any) -> None:
+        """Keep a value on this device's memory node."""
+        self._kept[key] = value
+
+    def kept(self, key: Any) -> Any:
+        """Give a kept value, its NumPy arrays copied."""
+        return fresh(self._kept[tuple(key)])
+
+    def _listen(self) -> None:
+        with suppress(OSError):
+            while (message := self._next()) is not None:
+                self._handle(message)
+        clock.sleep(GRACE_S)
+        os._exit(1)
+
+    def _next(self) -> Any:
+        return self._aside.popleft() if self._aside else self._receive()
+
+    def _receive(self) -> Any:
+        while (message := self._frames.next()) is None:
+            chunk, fds, _, _ = socket.recv_fds(self._socket, 1 << 16, 16)
+            self._fds.extend(fds)
+            if not chunk:
+                return None
+            self._frames.feed(chunk)
+        return message
+
+    def _handle(self, message: tuple[Any, ...]) -> None:
+        tag = message[0]
+        if tag in (say.WITHDRAW, say.CANCEL):
+            self._unwant(tag, message[1])
+        elif tag == say.SEGMENT:
+            self._server.segments.add(message[1], self._fds.popleft(), message[2])
+        elif tag == say.CLOSE:
+            self._server.segments.close(message[1])
+        elif tag == say.DROP:
+            self._kept.pop(message[1], None)
+        else:
+            self._copy(tag, *message[1:])
+
+    def _unwant(self, tag: int, seq: int) -> None:
+        for old in [old for old in self._unwanted if old <= self._started]:
+            self._unwanted.pop(old, None)
+        if seq > self._started:
+            self._unwanted[seq] = say.WITHDRAWN if tag == say.WITHDRAW else say.CANCELLED
+        elif tag == say.CANCEL and self._server.running == seq:
+            self.cancelling = seq
+            platform.interrupt_main_thread()
+
+    def _copy(self, tag: int, order: int, key: Any, *rest: Any) -> None:
+        started_s = self._server.clock.now_s()
+        try:
+            answer = self._import(key, *rest) if tag == say.IMPORT else self._export(order, key)
+        except Exception as error:  # noqa: BLE001  the program words it
+            self._send((say.TROUBLE, order, one_line(error)))
+            return
+        done = say.IMPORTED if tag == say.IMPORT else say.EXPORTED
+        self._send((done, order, started_s, self._server.clock.now_s() - started_s, answer))
+
+    def _import(self, key: Any, wire: tuple[Any, ...]) -> None:
+        views: list[Any] = []
+        travelling = Wire(*wire)
+        self._server.slow_link(sum([place[2] for place in travelling.places]))
+        value = self._server.runner.to_device(self._server.segments.value(travelling, views))
+        self._server.segments.release(views)
+        self._kept[key] = value
+
+    def _export(self, order: int, key: Any) -> tuple[Any, ...]:
+        value = self._server.runner.to_host(self._kept[key])
+        wire = store(value, self._server.segments, lambda sizes: self._room(order, sizes))
+        self._server.slow_link(sum([place.nbytes for place in wire.places]))
+        return tuple(wire)
+
+    def _room(self, order: int, sizes: list[int]) -> list[Any]:
+        self._send((say.ROOM, -order, sizes))
+        while (message := self._receive()) is not None:
+            if message[0] == say.ROOM:
+                return say.granted(message[1])
+            if message[0] == say.SEGMENT:
+                self._handle(message)
+            else:
+                self._aside.append(message)
+        raise EOFError
+
+    def _send(self, message: tuple[Any, ...]) -> None:
+        self._socket.sendall(frame(message))

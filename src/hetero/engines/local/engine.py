@@ -1,0 +1,301 @@
+"""The local engine: carries out commands on the workers of this host, in processes and threads.
+
+In: commands and calls. Out: events. It never chooses a device.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import threading
+import weakref
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from typing import Any
+
+from hetero.engines.base import Call, Engine, EngineOrder, NodeUsage, Report, WorkerEntry
+from hetero.engines.local.arena import Arena, Payload
+from hetero.engines.local.groups import Group
+from hetero.engines.local.house import House
+from hetero.engines.local.hub import Hub
+from hetero.engines.local.items import MISSING, Item, Items, Meter, Replica
+from hetero.engines.local.process import START_S, ProcessWorker
+from hetero.engines.local.threads import ThreadWorker
+from hetero.engines.local.wire import as_bytes, one_line
+from hetero.floor.clock import Clock, WallClock
+from hetero.floor.errors import DeviceLostError, EngineError, HeteroError, SerialisationError
+from hetero.floor.platform import FEATURES
+from hetero.model.commands import Cancel, Discard, Free, Launch, StartWorker, Transfer, Withdraw
+from hetero.model.device import HOST_NODE, Device
+from hetero.model.events import TransferFailed, TransferFinished
+
+__all__ = ["LocalEngine"]
+
+Worker = ProcessWorker | ThreadWorker
+
+
+
+class LocalEngine(Engine):
+    """Runs tasks on this host, one worker a device.
+
+    Parameters
+    ----------
+    memory_pool_bytes : bytes of the pool through which arrays travel
+    isolation : 'process' or 'thread' for all devices, '' for what each device says
+    start_s : s that a worker may take to start
+    note : told what the user should know, in one line each
+
+    Attributes
+    ----------
+    counters : how often things happened: copies, copied_bytes, shared, messages, transfers, spills, spilled_bytes
+    """
+
+    name = "local"
+
+    def __init__(
+        self,
+        memory_pool_bytes: int = 1 << 30,
+        isolation: str = "",
+        start_s: float = START_S,
+        note: Callable[[str], None] = lambda text: None,
+    ) -> None:
+        self.counters: Counter[str] = Counter()
+        self._pool_bytes = memory_pool_bytes
+        self._isolation = isolation
+        self._start_s = start_s
+        self._note = note
+        self._house: House
+        self._devices: dict[str, Device] = {}
+        self._workers: dict[str, Worker] = {}
+        self._bytes_needed = False
+        self._pid = 0
+        self._stop_lock = threading.Lock()
+
+    def start(self, devices: Sequence[Device], worker: WorkerEntry, clock: Clock, report: Report) -> None:
+        """Start a worker for each device, without waiting."""
+        arena, meter, hub = Arena(self._pool_bytes, self._note, self.counters), Meter(), Hub(report)
+        origin_s = WallClock(0.0).now_s() - clock.now_s()
+        items = Items(arena, meter)
+        self._house = House(
+            hub, arena, items, meter, clock, self.counters, worker, report, origin_s, self._start_s
+        )  # fmt: skip
+        arena.closed_segments = self._segment_closed
+        self._pid = os.getpid()
+        self._devices = {device.id: device for device in devices}
+        self._bytes_needed = any(self._in_process(device) for device in devices)
+        if not FEATURES.fd_passing and any(self._wants_process(device) for device in devices):
+            self._note("this system cannot hand open files to a worker process: every device gets a thread instead")
+        hub.start()
+        atexit.register(_stop_at_exit, weakref.ref(self))
+        for device in devices:
+            self._workers[device.id] = self._make(device)
+
+    def _wants_process(self, device: Device) -> bool:
+        return (self._isolation or device.isolation) == "process"
+
+    def _in_process(self, device: Device) -> bool:
+        return self._wants_process(device) and FEATURES.fd_passing
+
+    def _make(self, device: Device) -> Worker:
+        kind = ProcessWorker if self._in_process(device) else ThreadWorker
+        return kind(self._house, device)
+
+    def encode(self, call: Call) -> None:
+        """Capture the arguments as they are now, where a worker process may run the call."""
+        if not self._bytes_needed:
+            return
+        function = call.function
+        if not function.blob:
+            try:
+                function.blob = as_bytes((function.name, function.default, dict(function.implementations)))
+            except Exception as error:
+                raise SerialisationError(
+                    f"the function {function.name!r} cannot travel to a worker: {one_line(error)}",
+                    remedy="create what cannot be pickled inside the function, or use isolation: thread",
+                ) from error
+        call.encoded = self._payload((call.args, dict(call.kwargs)), f"an argument of {function.name!r}")
+
+    def _payload(self, value: Any, what: str) -> Payload:
+        try:
+            return self._house.arena.payload(value)
+        except EngineError:
+            raise
+        except Exception as error:
+            raise SerialisationError(
+                f"{what} cannot travel to a worker: {one_line(error)}",
+                remedy="give arrays, numbers, strings or plain containers, or use isolation: thread",
+            ) from error
+
+    def run(self, device: str, launches: Sequence[tuple[Launch, Call]]) -> None:
+        """Run these attempts on the device, one after the other in this order."""
+        self._workers[device].run(launches)
+
+    def run_group(self, devices: Sequence[str], launch: Launch, call: Call) -> None:
+        """Run one attempt on all devices together; the position of a device is its rank."""
+        group = Group(launch.task, [self._workers[device] for device in devices])
+        with group.lock:
+            for rank, device in enumerate(devices):
+                self._workers[device].run([(launch, call)], group, rank)
+
+    def submit(self, order: EngineOrder) -> None:
+        """Carry out a command that has no call."""
+        if isinstance(order, Withdraw):
+            self._workers[order.device].withdraw(order.task, order.attempt)
+        elif isinstance(order, Cancel):
+            self._workers[order.device].cancel(order.task, order.attempt)
+        elif isinstance(order, Discard):
+            self._house.items.discard(order.task, order.attempt)
+        elif isinstance(order, Free):
+            self._house.items.free(order.item, order.node, order.node == HOST_NODE)
+        elif isinstance(order, StartWorker):
+            self._replace(order.device)
+        else:
+            self._house.hub.call(lambda: self._transfer(order))
+
+    def _replace(self, device: str) -> None:
+        self._workers[device] = self._make(self._devices[device])
+
+    # -- data -------------------------------------------------------------------------------------------------
+
+    def put(self, item: int, value: Any) -> int:
+        """Keep a value as a data item on the host; give its bytes in the pool, 0 where it travels in messages."""
+        payload = self._payload(value, "the value")
+        self._house.items.put(item, Item(payload))
+        return payload.nbytes
+
+    def commit(self, task: int, attempt: int) -> None:
+        """Make the result of this attempt the data item `task`."""
+        self._house.items.commit(task, attempt)
+
+    def load(self, item: int) -> Any:
+        """Give the value of a data item, from wherever it is; may wait for a copy."""
+        found = self._house.items.find(item)
+        value, payload = found.value, found.payload
+        if value is not MISSING:
+            return value
+        if payload is None:
+            return self._fetch(item, found.replicas[0])
+        return self._read(item, payload)
+
+    def _read(self, item: int, payload: Payload) -> Any:
+        try:
+            return payload.value()
+        except Exception as error:
+            raise SerialisationError(f"the result of task {item} cannot be read here: {one_line(error)}") from error
+
+    def _fetch(self, item: int, replica: Replica) -> Any:
+        done, answers = threading.Event(), []
+
+        def arrived(problem: str, started_s: float, seconds: float, answer: Item | None) -> None:
+            answers.append((problem, answer))
+            done.set()
+
+        self._worker_of(replica).give_out(replica.key, arrived)
+        self._house.hub.wait(done)
+        problem, answer = answers[0]
+        if answer is None:
+            raise DeviceLostError(f"the result of task {item} cannot be had: {problem}")
+        return answer.value if answer.payload is None else self._read(item, answer.payload)
+
+    def forget(self, item: int) -> None:
+        """Drop a data item everywhere."""
+        self._house.items.forget(item)
+
+    def usage(self) -> Mapping[str, NodeUsage]:
+        """Give how full each memory node is."""
+        found = {HOST_NODE: self._house.arena.usage()}
+        for device in self._devices.values():
+            if device.memory_node != HOST_NODE:
+                found[device.memory_node] = self._house.meter.usage(device)
+        return found
+
+    # -- transfers, in the hub's thread -----------------------------------------------------------------------
+
+    def _transfer(self, order: Transfer) -> None:
+        now_s = self._house.clock.now_s()
+        try:
+            item = self._house.items.find(order.item)
+            if order.dst == HOST_NODE or not item.on_host:
+                replica = next(r for r in item.replicas if r.holder.device.memory_node == order.src)
+                self._worker_of(replica).give_out(replica.key, lambda *answer: self._came_out(order, *answer))
+            else:
+                self._bring(order, item, now_s, 0.0)
+        except StopIteration:
+            self._transfer_failed(order, f"data item {order.item} is not on {order.src}")
+        except HeteroError as error:
+            self._transfer_failed(order, str(error))
+
+    def _came_out(self, order: Transfer, problem: str, started_s: float, seconds: float, answer: Item | None) -> None:
+        if answer is None:
+            self._transfer_failed(order, problem)
+        elif order.dst == HOST_NODE:
+            with suppress(DeviceLostError):
+                item = self._house.items.find(order.item)
+                item.payload, item.value = answer.payload, answer.value
+            self._arrived(order, started_s, seconds)
+        else:
+            self._bring(order, answer, started_s, seconds)
+
+    def _bring(self, order: Transfer, item: Item, started_s: float, so_far_s: float) -> None:
+        worker = next((w for w in self._workers.values() if w.device.memory_node == order.dst), None)
+        if worker is None:
+            self._transfer_failed(order, f"no worker has the memory node {order.dst}")
+            return
+        key = (order.item, 0, order.dst)
+
+        def arrived(problem: str, start: float, seconds: float, _: object) -> None:
+            if problem:
+                self._transfer_failed(order, problem)
+                return
+            self._house.items.add_replica(order.item, Replica(worker, key, order.nbytes))
+            self._arrived(order, started_s if so_far_s else start, so_far_s + seconds)
+
+        if isinstance(worker, ThreadWorker):
+            worker.take_in(key, item.value if item.payload is None else item.payload, arrived)
+        else:
+            payload = item.payload or self._payload(item.value, f"data item {order.item}")
+            worker.take_in(key, payload, arrived)
+
+    def _arrived(self, order: Transfer, started_s: float, seconds: float) -> None:
+        now_s = self._house.clock.now_s()
+        self._house.hub.tell(
+            TransferFinished(now_s, order.item, order.src, order.dst, order.nbytes, started_s, seconds)
+        )
+
+    def _transfer_failed(self, order: Transfer, reason: str) -> None:
+        self._house.hub.tell(
+            TransferFailed(self._house.clock.now_s(), order.item, order.src, order.dst, reason)
+        )
+
+    def _worker_of(self, replica: Replica) -> Worker:
+        assert isinstance(replica.holder, ProcessWorker | ThreadWorker)
+        return replica.holder
+
+    def _segment_closed(self, number: int) -> None:
+        for worker in self._workers.values():
+            worker.drop_segment(number)
+
+    # -- the end ----------------------------------------------------------------------------------------------
+
+    def stop(self) -> None:
+        """End every worker and give back every resource; safe to call twice."""
+        with self._stop_lock:
+            if self._pid != os.getpid():
+                return
+            self._pid = 0
+        for worker in self._workers.values():
+            worker.ask_to_stop()
+        self._house.hub.stop()
+        for worker in self._workers.values():
+            worker.stop()
+        self._house.items.clear()
+        self._house.arena.close()
+
+
+def _stop_at_exit(reference: weakref.ref[LocalEngine]) -> None:
+    engine = reference()
+    if engine is not None:
+        engine.stop()
+
+

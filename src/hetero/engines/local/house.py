@@ -1,0 +1,48 @@
+"""What all parts of one local engine share.
+
+In: nothing. Out: the hub, the memory, the items, the clock and the counters, by name.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+
+from hetero.engines.base import Report, WorkerEntry
+from hetero.engines.local.arena import Arena
+from hetero.engines.local.hub import Hub
+from hetero.engines.local.items import Items, Meter
+from hetero.floor.clock import Clock
+from hetero.model.commands import Launch
+from hetero.model.events import TaskFailed
+from hetero.model.tasks import Failure
+
+__all__ = ["House"]
+
+
+@dataclass(slots=True)
+class House:
+    """One running engine.
+
+    Attributes
+    ----------
+    origin_s : the clock's zero on the host's monotonic clock, so that workers agree
+    start_s : s that a worker may take to start
+    """
+
+    hub: Hub
+    arena: Arena
+    items: Items
+    meter: Meter
+    clock: Clock
+    counters: Counter[str]
+    entry: WorkerEntry
+    report: Report
+    origin_s: float
+    start_s: float
+
+    def refuse(self, device: str, launch: Launch, failure: Failure) -> None:
+        """Tell that an attempt could not be sent."""
+        now_s = self.clock.now_s()
+        event = TaskFailed(now_s, launch.task, launch.attempt, device, now_s, 0.0, failure)
+        self.hub.call(lambda: self.hub.tell(event))

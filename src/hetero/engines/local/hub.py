@@ -1,0 +1,124 @@
+"""The program's one thread for all worker processes: input, timers, and telling events.
+
+In: file descriptors and functions to call. Out: events, a list at a time. It never waits for anything but input.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import os
+import selectors
+import threading
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+from hetero.engines.base import Report
+from hetero.floor import clock, platform
+from hetero.model.events import Event
+
+__all__ = ["Hub"]
+
+
+class Hub:
+    """Waits for input on many descriptors and calls their handlers.
+
+    Methods other than `call`, `at` and `wait` belong to handlers.
+    """
+
+    def __init__(self, report: Report) -> None:
+        self._report = report
+        self._selector = selectors.DefaultSelector()
+        self._wake_out, self._wake_in = os.pipe()
+        os.set_blocking(self._wake_out, False)
+        os.set_blocking(self._wake_in, False)
+        self._calls: deque[Callable[[], None]] = deque()
+        self._timers: list[tuple[float, int, Callable[[], None]]] = []
+        self._numbers = itertools.count()
+        self._events: list[Event] = []
+        self._open = True
+        self._thread = threading.Thread(target=self._run, name="hetero-hub", daemon=True)
+        self._selector.register(self._wake_out, selectors.EVENT_READ, self._woken)
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread.start()
+
+    def call(self, function: Callable[[], None]) -> None:
+        """Call a function in the hub's thread, soon."""
+        self._calls.append(function)
+        if threading.current_thread() is not self._thread:
+            self._wake()
+
+    def at(self, delay_s: float, function: Callable[[], None]) -> None:
+        """Call a function in the hub's thread after a while."""
+        due_s = clock.monotonic_s() + delay_s
+        self.call(lambda: heapq.heappush(self._timers, (due_s, next(self._numbers), function)))
+
+    def tell(self, event: Event) -> None:
+        """Tell an event with the others of this round."""
+        self._events.append(event)
+
+    def watch(self, fd: int, handler: Callable[[int], None], writing: bool = False) -> None:
+        """Call the handler with a mask of selector events whenever a descriptor is ready."""
+        mask = selectors.EVENT_READ | (selectors.EVENT_WRITE if writing else 0)
+        if fd in self._selector.get_map():
+            self._selector.modify(fd, mask, handler)
+        else:
+            self._selector.register(fd, mask, handler)
+
+    def unwatch(self, fd: int) -> None:
+        """Stop calling a descriptor's handler."""
+        with suppress(KeyError, ValueError):
+            self._selector.unregister(fd)
+
+    def wait(self, done: threading.Event) -> None:
+        """Wait until something is done that the hub's thread does; in that thread, do it meanwhile."""
+        if threading.current_thread() is not self._thread:
+            done.wait()
+            return
+        while not done.is_set():
+            self._step()
+
+    def stop(self) -> None:
+        """End the thread; what was to be told is dropped."""
+        self._open = False
+        self._wake()
+        if self._thread.is_alive() and threading.current_thread() is not self._thread:
+            self._thread.join(5.0)
+        self._selector.close()
+        for fd in (self._wake_out, self._wake_in):
+            with suppress(OSError):
+                os.close(fd)
+
+    def _run(self) -> None:
+        platform.hold_interrupt(True)
+        while self._open:
+            self._step()
+            while self._events and self._open:
+                events, self._events = self._events, []
+                self._report(events)
+
+    def _step(self) -> None:
+        for key, mask in self._selector.select(self._patience()):
+            if key.fd in self._selector.get_map():
+                key.data(mask)
+        while self._timers and self._timers[0][0] <= clock.monotonic_s():
+            heapq.heappop(self._timers)[2]()
+        while self._calls:
+            self._calls.popleft()()
+
+    def _patience(self) -> float | None:
+        if self._calls or self._events:
+            return 0.0
+        return max(0.0, self._timers[0][0] - clock.monotonic_s()) if self._timers else None
+
+    def _wake(self) -> None:
+        with suppress(BlockingIOError, OSError):
+            os.write(self._wake_in, b"!")
+
+    def _woken(self, mask: int) -> Any:
+        with suppress(BlockingIOError):
+            os.read(self._wake_out, 1 << 16)

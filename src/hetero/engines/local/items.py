@@ -1,0 +1,243 @@
+"""Where the value of each data item is: as bytes on the host, as an object of this process, or on devices.
+
+In: results, commits, losses. Out: values, and what to send to a worker. It must not start a copy by itself.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple, Protocol
+
+from hetero.engines.base import NodeUsage
+from hetero.engines.local.arena import Arena, Payload
+from hetero.engines.local.wire import Wire
+from hetero.floor.errors import DeviceLostError, SerialisationError
+from hetero.model.device import Device
+
+__all__ = ["MISSING", "Holder", "Item", "Items", "Meter", "Replica"]
+
+
+class _Missing:
+    __slots__ = ()
+
+
+MISSING = _Missing()
+
+
+class Holder(Protocol):
+    """A worker that keeps values on its device's memory node."""
+
+    device: Device
+
+    def drop(self, key: Any) -> None:
+        """Forget a kept value."""
+        ...
+
+
+class Replica(NamedTuple):
+    """A value kept by a worker under a key."""
+
+    holder: Holder
+    key: Any
+    nbytes: int
+
+
+class Meter:
+    """How much lies on each memory node of a device."""
+
+    def __init__(self) -> None:
+        self._used: dict[str, int] = {}
+        self._peak: dict[str, int] = {}
+        self._lock = threading.Lock()
+
+    def add(self, node: str, nbytes: int) -> None:
+        """Count bytes that came, or went when negative."""
+        with self._lock:
+            used = self._used[node] = self._used.get(node, 0) + nbytes
+            self._peak[node] = max(used, self._peak.get(node, 0))
+
+    def usage(self, device: Device) -> NodeUsage:
+        """Give the use of a device's node."""
+        capacity = device.memory_limit_bytes or device.memory_bytes or 0
+        return NodeUsage(capacity, self._used.get(device.memory_node, 0), self._peak.get(device.memory_node, 0), 0.0)
+
+
+class Item:
+    """One value: any of its three forms may be there."""
+
+    __slots__ = ("payload", "replicas", "value")
+
+    def __init__(self, payload: Payload | None = None, value: Any = MISSING, replica: Replica | None = None) -> None:
+        self.payload = payload
+        self.value = value
+        self.replicas = (replica,) if replica else ()
+
+    @property
+    def on_host(self) -> bool:
+        """Tell whether the host has it."""
+        return self.payload is not None or self.value is not MISSING
+
+    def on(self, holder: Holder) -> Replica | None:
+        """Give the replica that a worker keeps."""
+        return next((replica for replica in self.replicas if replica.holder is holder), None)
+
+
+class Items:
+    """All data items and uncommitted results of one engine."""
+
+    def __init__(self, arena: Arena, meter: Meter) -> None:
+        self._arena = arena
+        self._meter = meter
+        self._items: dict[int, Item] = {}
+        self._results: dict[int, list[tuple[int, Item]]] = {}
+        self._lock = threading.Lock()
+
+    def finished(self, task: int, attempt: int, item: Item) -> None:
+        """Keep a result until it is committed or discarded."""
+        with self._lock:
+            results = self._results.get(task)
+            if results is None:
+                self._results[task] = [(attempt, item)]
+            else:
+                results.append((attempt, item))
+        for replica in item.replicas:
+            self._meter.add(replica.holder.device.memory_node, replica.nbytes)
+
+    def commit(self, task: int, attempt: int) -> None:
+        """Make a result the data item; drop the task's others."""
+        with self._lock:
+            results = self._results.pop(task, ())
+            before = self._items.get(task)
+            unwanted = [item for number, item in results if number != attempt]
+            for number, item in results:
+                if number == attempt:
+                    self._items[task] = item
+                    unwanted.extend([before] if before else [])
+        for item in unwanted:
+            self._drop(item)
+
+    def discard(self, task: int, attempt: int) -> None:
+        """Drop the result of one attempt."""
+        with self._lock:
+            results = self._results.pop(task, [])
+            rest = [row for row in results if row[0] != attempt]
+            if rest:
+                self._results[task] = rest
+        for number, item in results:
+            if number == attempt:
+                self._drop(item)
+
+    def put(self, number: int, item: Item) -> None:
+        """Keep a value of the user's."""
+        self._items[number] = item
+
+    def forget(self, number: int) -> None:
+        """Drop an item, and what was not committed of its task."""
+        with self._lock:
+            item = self._items.pop(number, None)
+            results = self._results.pop(number, ())
+        for dropped in ([item] if item else []) + [row[1] for row in results]:
+            self._drop(dropped)
+
+    def find(self, number: int) -> Item:
+        """Give an item.
+
+        Raises
+        ------
+        DeviceLostError
+            It is not there, or not any more.
+        """
+        item = self._items.get(number)
+        if item is None or not (item.on_host or item.replicas):
+            raise DeviceLostError(f"data item {number} is not there any more: the device that held it was lost")
+        return item
+
+    def add_replica(self, number: int, replica: Replica) -> None:
+        """Note that a worker now keeps an item."""
+        with self._lock:
+            item = self._items.get(number)
+            if item is not None:
+                item.replicas = (*item.replicas, replica)
+        if item is None:
+            replica.holder.drop(replica.key)
+        else:
+            self._meter.add(replica.holder.device.memory_node, replica.nbytes)
+
+    def free(self, number: int, node: str, on_host: bool) -> None:
+        """Drop an item's replica on one memory node."""
+        item = self._items.get(number)
+        if item is None:
+            return
+        if on_host:
+            item.payload, item.value = None, MISSING
+            return
+        with self._lock:
+            gone = [replica for replica in item.replicas if replica.holder.device.memory_node == node]
+            item.replicas = tuple([replica for replica in item.replicas if replica not in gone])
+        self._release(gone)
+
+    def lost(self, holder: Holder) -> None:
+        """Forget what a worker that went away had kept."""
+        with self._lock:
+            for item in self._all():
+                for replica in item.replicas:
+                    if replica.holder is holder:
+                        self._meter.add(holder.device.memory_node, -replica.nbytes)
+                item.replicas = tuple([replica for replica in item.replicas if replica.holder is not holder])
+
+    def payload(self, number: int) -> Payload:
+        """Give an item as bytes, which are made when a thread had left it as an object.
+
+        Raises
+        ------
+        DeviceLostError, SerialisationError
+            It is not on the host, or cannot travel.
+        """
+        item = self.find(number)
+        if item.payload is None:
+            if item.value is MISSING:
+                raise DeviceLostError(f"data item {number} is not on the host")
+            try:
+                item.payload = self._arena.payload(item.value)
+            except Exception as error:
+                raise SerialisationError(f"data item {number} cannot travel to a worker process: {error}") from error
+        return item.payload
+
+    def for_worker(self, number: int, holder: Holder) -> tuple[tuple[Wire | None, Any], Payload | None]:
+        """Give how an item goes to a worker, and what must be kept until the worker is done."""
+        replica = self.find(number).on(holder)
+        if replica is not None:
+            return (None, replica.key), None
+        payload = self.payload(number)
+        return (payload.wire(), None), payload
+
+    def for_thread(self, number: int, kept: Callable[[Any], Any], holder: Holder) -> Any:
+        """Give the value of an item to a worker thread."""
+        item = self.find(number)
+        replica = item.on(holder)
+        if replica is not None:
+            return kept(replica.key)
+        if item.value is not MISSING:
+            return item.value
+        return self.payload(number).value()
+
+    def clear(self) -> None:
+        """Forget everything."""
+        self._items.clear()
+        self._results.clear()
+
+    def _all(self) -> Iterator[Item]:
+        yield from self._items.values()
+        for rows in self._results.values():
+            for _, item in rows:
+                yield item
+
+    def _drop(self, item: Item) -> None:
+        self._release(item.replicas)
+        item.payload, item.value, item.replicas = None, MISSING, ()
+
+    def _release(self, replicas: tuple[Replica, ...] | list[Replica]) -> None:
+        for replica in replicas:
+            self._meter.add(replica.holder.device.memory_node, -replica.nbytes)
+            replica.holder.drop(replica.key)

@@ -1,0 +1,86 @@
+"""Shared memory as a worker sees it: parts are lent to it, and looked at privately.
+
+In: places. Out: buffers and values. It takes no part for itself: the program gives it places.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from hetero.engines.local.arena import POOL, Segment
+from hetero.engines.local.wire import LARGE_BYTES, Place, Wire, dump, load
+from hetero.floor.platform import SharedMemory, make_private
+
+__all__ = ["Lender", "store"]
+
+
+class Lender:
+    """The segments that a worker has mapped."""
+
+    def __init__(self, pool_fd: int, pool_bytes: int) -> None:
+        self._segments = {POOL: Segment(POOL, SharedMemory(pool_fd, pool_bytes))}
+        self._changed = threading.Condition()
+
+    def add(self, number: int, fd: int, nbytes: int) -> None:
+        """Map a further segment."""
+        with self._changed:
+            self._segments[number] = Segment(number, SharedMemory(fd, nbytes))
+            self._changed.notify_all()
+
+    def close(self, number: int) -> None:
+        """Unmap a segment that the program has given up."""
+        with self._changed:
+            segment = self._segments.pop(number, None)
+        if segment is not None:
+            segment.close()
+
+    def segment(self, number: int) -> Segment:
+        """Give a segment; one that was announced on the other socket is waited for."""
+        with self._changed:
+            self._changed.wait_for(lambda: number in self._segments)
+            return self._segments[number]
+
+    def value(self, wire: Wire, views: list[Any], items: Mapping[int, Any] | None = None) -> Any:
+        """Read a value; weak references to the buffers that it looks at are added to `views`."""
+        body, places = wire
+        buffers = [self.segment(place[0]).view(place[1], place[2]) for place in places]
+        views.extend(map(weakref.ref, buffers))
+        return load(buffers.pop(0), buffers, items) if body is None else load(body, buffers, items)
+
+    def release(self, views: list[Any]) -> None:
+        """Copy what is still looked at, because its place will be used again."""
+        for view in views:
+            alive = view()
+            if alive is not None:
+                make_private(alive)
+
+    def write(self, place: Place, buffer: memoryview) -> None:
+        """Copy bytes to a place that was lent."""
+        self.segment(place.segment).part(place.offset, place.nbytes)[:] = np.frombuffer(buffer, np.uint8)
+
+
+def store(value: Any, lender: Lender, room: Callable[[list[int]], list[Place]]) -> Wire:
+    """Turn a value into what travels, its large buffers into shared memory.
+
+    Raises
+    ------
+    NoRoomError
+        There is no room for them.
+    Exception
+        Whatever the value's pickling raises.
+    """
+    body, buffers = dump(value)
+    large = len(body) >= LARGE_BYTES
+    if large:
+        buffers.insert(0, memoryview(body))
+    if not buffers:
+        return Wire(body)
+    granted = room([buffer.nbytes for buffer in buffers])
+    for place, buffer in zip(granted, buffers, strict=True):
+        lender.write(place, buffer)
+    return Wire(None if large else body, tuple(granted))

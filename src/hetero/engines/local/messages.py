@@ -1,0 +1,136 @@
+"""The messages between the program and its worker processes, and the channel of a group's member.
+
+In: nothing. Out: tags and tuples that both sides agree on.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from hetero.engines.local.wire import Place, Wire
+from hetero.floor.errors import BadValueError, HeteroError
+
+__all__ = ["Cancelled", "GroupChannel", "GroupError", "Hello", "Job", "NoRoomError", "UnserialisableError", "granted"]
+
+# On the data socket, in both directions.
+HELLO, READY, BROKEN, RUN, DONE, ROOM, SAY, LEFT, HEARD = range(9)
+# On the control socket, in both directions.
+WITHDRAW, CANCEL, IMPORT, EXPORT, DROP, SEGMENT, CLOSE, IMPORTED, EXPORTED, TROUBLE = range(20, 30)
+# How an attempt ended.
+VALUE, RESIDENT, FAILED, WITHDRAWN, CANCELLED = range(1, 6)
+
+PREDICTED = 3
+"""Position of `predicted_s` in a `Job`."""
+
+
+class Hello(NamedTuple):
+    """The first message to a worker."""
+
+    device: Any
+    parent: int
+    origin_s: float
+    pool_fd: int
+    pool_bytes: int
+    stderr_fd: int
+    features: dict[str, Any]
+    path: list[str]
+    whole_path: bool
+
+
+class Job(NamedTuple):
+    """One attempt on its way to a worker.
+
+    Attributes
+    ----------
+    items : item id to its wire and None, or to None and the key under which the worker keeps it
+    group : rank and world size, None outside of groups
+    """
+
+    seq: int
+    task: int
+    attempt: int
+    predicted_s: float
+    key: str
+    task_key: str
+    wire: Wire
+    items: dict[int, Any]
+    group: tuple[int, int] | None
+
+
+class Cancelled(BaseException):  # noqa: N818  no error, and `except Exception` of a task must not catch it
+    """Raised inside a task to stop it."""
+
+
+class UnserialisableError(Exception):
+    """A result cannot be pickled."""
+
+    def __init__(self, message: str, seconds: float) -> None:
+        super().__init__(message)
+        self.seconds = seconds
+
+
+class GroupError(HeteroError):
+    """Another member of the group failed, so this one gives up."""
+
+
+class NoRoomError(Exception):
+    """Neither the pool nor the disk has room."""
+
+
+def granted(answer: Any) -> list[Place]:
+    """Give the places that were granted, or raise what stands in the way."""
+    if isinstance(answer, str):
+        raise NoRoomError(answer)
+    return [Place(*place) for place in answer]
+
+
+class GroupChannel:
+    """How one member of a group talks; see `hetero.engines.base.Channel`.
+
+    Parameters
+    ----------
+    send : sends a value to a rank
+    receive : waits for the next (SAY, sender, content) or (LEFT, sender, reason)
+    read : gives the value of a content
+    """
+
+    def __init__(
+        self,
+        rank: int,
+        world_size: int,
+        send: Callable[[int, Any], None],
+        receive: Callable[[], Any],
+        read: Callable[[Any], Any],
+    ) -> None:
+        self.rank = rank
+        self.world_size = world_size
+        self._send = send
+        self._receive = receive
+        self._read = read
+        self._inbox: list[deque[Any]] = [deque() for _ in range(world_size)]
+        self._left: dict[int, str] = {}
+
+    def send(self, value: Any, rank: int) -> None:
+        """Send a value to the member of this rank."""
+        self._check(rank)
+        self._send(rank, value)
+
+    def recv(self, rank: int) -> Any:
+        """Wait for the next value from the member of this rank."""
+        self._check(rank)
+        while not self._inbox[rank]:
+            failed = next((reason for reason in self._left.values() if reason), self._left.get(rank))
+            if failed is not None:
+                raise GroupError(failed or f"rank {rank} ended without sending what rank {self.rank} waits for")
+            tag, sender, content = self._receive()
+            if tag == SAY:
+                self._inbox[sender].append(content)
+            else:
+                self._left[sender] = content
+        return self._read(self._inbox[rank].popleft())
+
+    def _check(self, rank: int) -> None:
+        if not 0 <= rank < self.world_size:
+            raise BadValueError(f"there is no rank {rank!r}", remedy=f"ranks go from 0 to {self.world_size - 1}")

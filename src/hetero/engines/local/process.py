@@ -1,0 +1,556 @@
+"""A worker process as the program sees it: starting, sending, reading, and noticing its end.
+
+In: attempts and copies to make. Out: events, through the hub. Reading and ending happen in the hub's thread.
+"""
+
+from __future__ import annotations
+
+import os
+import selectors
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+from collections import OrderedDict, deque
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import hetero
+from hetero.engines.base import Call
+from hetero.engines.local import messages as say
+from hetero.engines.local.arena import Block, Payload, claim
+from hetero.engines.local.groups import Group
+from hetero.engines.local.house import House
+from hetero.engines.local.items import Item, Replica
+from hetero.engines.local.wire import Frames, Place, Wire, frame, load_error
+from hetero.floor import platform
+from hetero.floor.errors import EngineError, HeteroError, SerialisationError
+from hetero.model.commands import Launch
+from hetero.model.device import HOST_NODE, Device
+from hetero.model.events import DeviceLost, DeviceReady, TaskFailed, TaskFinished, TaskWithdrawn
+from hetero.model.tasks import Failure
+
+__all__ = ["ProcessWorker"]
+
+START_S = 120.0
+CANCEL_S = 0.2
+STOP_S = 1.0
+FUNCTIONS_KEPT = 512
+_STDERR_TAIL = 2000
+_TRAVELS = "return arrays, numbers, strings, or lists, tuples and dicts of these"
+
+_LAUNCHER = (
+    "import sys, importlib.util as u; "
+    "s = u.spec_from_file_location('hetero', sys.argv[1] + '/__init__.py', submodule_search_locations=[sys.argv[1]]); "
+    "m = u.module_from_spec(s); sys.modules['hetero'] = m; s.loader.exec_module(m); "
+    "import runpy; sys.argv[0:2] = ['hetero']; runpy.run_module({module!r}, run_name='__main__')"
+)
+
+
+class Flight(NamedTuple):
+    """An attempt that the worker has not answered for."""
+
+    launch: Launch
+    call: Call
+    holds: tuple[Payload, ...]
+    group: Group | None
+    rank: int
+
+
+class _Pipe:
+    """A socket to the worker that never makes the sender wait."""
+
+    def __init__(self, house: House, end: socket.socket, handler: Callable[[int], None]) -> None:
+        end.setblocking(False)
+        self.socket = end
+        self._hub = house.hub
+        self._counters = house.counters
+        self._backlog: deque[tuple[memoryview, list[int]]] = deque()
+        self._handler = handler
+        self._lock = threading.Lock()
+
+    def send(self, message: tuple[Any, ...], fds: Sequence[int] = ()) -> None:
+        """Send a message now, or as soon as the worker reads."""
+        data = memoryview(frame(message))
+        with self._lock:
+            self._counters["messages"] += 1
+            self._backlog.append((data, list(fds)))
+            if len(self._backlog) == 1:
+                self._push()
+            if self._backlog:
+                self._hub.call(self._watch)
+
+    def on_ready(self, mask: int) -> None:
+        """Go on sending, and read."""
+        if mask & selectors.EVENT_WRITE:
+            with self._lock:
+                self._push()
+            self._watch()
+        if mask & selectors.EVENT_READ:
+            self._handler(mask)
+
+    def close(self) -> None:
+        """Close the socket."""
+        if self.socket.fileno() >= 0:
+            self._hub.unwatch(self.socket.fileno())
+            with self._lock:
+                self._backlog.clear()
+                self.socket.close()
+
+    def _watch(self) -> None:
+        if self.socket.fileno() >= 0:
+            self._hub.watch(self.socket.fileno(), self.on_ready, writing=bool(self._backlog))
+
+    def _push(self) -> None:
+        while self._backlog:
+            data, fds = self._backlog[0]
+            try:
+                sent = socket.send_fds(self.socket, [data], fds) if fds else self.socket.send(data)
+            except BlockingIOError:
+                return
+            except OSError:
+                self._backlog.clear()
+                return
+            if sent == len(data):
+                self._backlog.popleft()
+            else:
+                self._backlog[0] = (data[sent:], [])
+
+
+class ProcessWorker:
+    """One worker process of one device; a new one is made for each start."""
+
+    def __init__(self, house: House, device: Device) -> None:
+        self.device = device
+        self._house = house
+        self._node = device.memory_node
+        self._lock = threading.Lock()
+        self._flights: dict[int, Flight] = {}
+        self._seqs: dict[tuple[int, int], int] = {}
+        self._groups: dict[int, int] = {}
+        self._next = 0
+        self._shipped: OrderedDict[str, None] = OrderedDict()
+        self._segments: set[int] = set()
+        self._leases: dict[int, dict[Place, Block]] = {}
+        self._said: dict[Place, Payload] = {}
+        self._orders: dict[int, Callable[..., None]] = {}
+        self._process: subprocess.Popen[bytes] | None = None
+        self._pidfd = -1
+        self._stderr: Any = None
+        self._frames = (Frames(), Frames())
+        self._ready = False
+        self._ended = False
+        self._stopping = False
+        self._why = ""
+        house.hub.call(self._start)
+
+    # -- starting ---------------------------------------------------------------------------------------------
+
+    def _start(self) -> None:
+        if self._stopping:
+            return
+        data, child_data = socket.socketpair()
+        control, child_control = socket.socketpair()
+        self._data = _Pipe(self._house, data, self._on_data)
+        self._control = _Pipe(self._house, control, self._on_control)
+        try:
+            with child_data, child_control:
+                self._spawn(child_data.fileno(), child_control.fileno())
+        except OSError as error:
+            self._end(f"its Python {self._python()!r} cannot be started: {error.strerror}")
+            return
+        assert self._process is not None
+        self._house.hub.watch(data.fileno(), self._data.on_ready)
+        self._house.hub.watch(control.fileno(), self._control.on_ready)
+        self._pidfd = platform.open_process(self._process.pid)
+        if self._pidfd >= 0:
+            self._house.hub.watch(self._pidfd, lambda mask: self._gone())
+        self._house.hub.at(self._house.start_s, self._too_late)
+
+    def _python(self) -> str:
+        return self.device.python or sys.executable
+
+    def _spawn(self, data_fd: int, control_fd: int) -> None:
+        device, pool = self.device, self._house.arena.pool.memory
+        root = Path(hetero.__file__).parent
+        module = self._house.entry.module
+        launch = ["-P", "-m", module] if not device.python else ["-c", _LAUNCHER.format(module=module), str(root)]
+        threads = str(device.cores) if device.cpus or device.kind == "cpu" else "0"
+        cpus = ",".join(map(str, device.cpus))
+        try:
+            stderr_fd = os.dup(2)
+        except OSError:
+            stderr_fd = -1
+        self._stderr = tempfile.TemporaryFile()  # noqa: SIM115  read when the start fails
+        try:
+            self._process = subprocess.Popen(
+                [self._python(), *launch, str(data_fd), str(control_fd), threads, cpus],
+                stdin=subprocess.DEVNULL,
+                stderr=self._stderr,
+                pass_fds=[data_fd, control_fd, pool.fd, *([stderr_fd] if stderr_fd >= 0 else [])],
+                env=platform.child_environment(str(root.parent)) if not device.python else None,
+            )
+        finally:
+            if stderr_fd >= 0:
+                os.close(stderr_fd)
+        path = [entry for entry in sys.path if entry] if not device.python else _own_path()
+        hello = say.Hello(
+            device, os.getpid(), self._house.origin_s, pool.fd, pool.nbytes, stderr_fd,
+            platform.FEATURES.as_dict(), path, not device.python,
+        )  # fmt: skip
+        self._data.send(tuple(hello))
+
+    def _too_late(self) -> None:
+        if not self._ready and not self._ended:
+            self._kill(f"it was not ready after {self._house.start_s:g} s")
+
+    # -- what the engine asks ---------------------------------------------------------------------------------
+
+    def run(self, launches: Sequence[tuple[Launch, Call]], group: Group | None = None, rank: int = 0) -> None:
+        """Send attempts."""
+        with self._lock:
+            functions: list[tuple[str, bytes]] = []
+            jobs = [job for launch, call in launches if (job := self._job(launch, call, functions, group, rank))]
+            if jobs and not self._ended:
+                if len(self._shipped) > FUNCTIONS_KEPT:
+                    self._retire(functions, {job[4] for job in jobs})
+                self._data.send((say.RUN, functions, jobs))
+
+    def _job(
+        self, launch: Launch, call: Call, functions: list[tuple[str, bytes]], group: Group | None, rank: int
+    ) -> tuple[Any, ...] | None:
+        encoded: Payload = call.encoded
+        holds, items = [encoded], {}
+        try:
+            for item in call.refs:
+                items[item], payload = self._house.items.for_worker(item, self)
+                if payload is not None:
+                    holds.append(payload)
+        except HeteroError as error:
+            self._house.refuse(self.device.id, launch, Failure("crash", str(error), error))
+            return None
+        for hold in holds:
+            self._announce(hold)
+        key = call.function.key
+        if key in self._shipped:
+            self._shipped.move_to_end(key)
+        else:
+            self._shipped[key] = None
+            functions.append((key, call.function.blob))
+        self._next += 1
+        self._flights[self._next] = Flight(launch, call, tuple(holds), group, rank)
+        self._seqs[launch.task, launch.attempt] = self._next
+        if group is not None:
+            self._groups[launch.task] = self._next
+        member = (rank, group.size) if group is not None else None
+        return (self._next, *launch, key, call.task_key, tuple(encoded.wire()), items, member)
+
+    def _retire(self, functions: list[tuple[str, bytes]], needed: set[str]) -> None:
+        for key in list(self._shipped)[: len(self._shipped) - FUNCTIONS_KEPT]:
+            if key not in needed:
+                del self._shipped[key]
+                functions.append((key, b""))
+
+    def _announce(self, payload: Payload) -> None:
+        """Hand the worker the files among a payload's segments."""
+        for block in payload.blocks:
+            number = block.place.segment
+            if number and number not in self._segments:
+                self._segments.add(number)
+                self._control.send((say.SEGMENT, number, block.segment.memory.nbytes), [block.segment.memory.fd])
+
+    def withdraw(self, task: int, attempt: int) -> None:
+        """Ask for an attempt back."""
+        seq = self._seqs.get((task, attempt))
+        if seq is not None and self._ready:
+            self._control.send((say.WITHDRAW, seq))
+
+    def cancel(self, task: int, attempt: int) -> None:
+        """Stop an attempt: by an exception first, then by ending the worker."""
+        seq = self._seqs.get((task, attempt))
+        if seq is not None and self._ready:
+            self._control.send((say.CANCEL, seq))
+            self._house.hub.at(CANCEL_S, lambda: self._insist(seq, running=self._is_first(seq)))
+
+    def _is_first(self, seq: int) -> bool:
+        return next(iter(self._flights), 0) == seq
+
+    def _insist(self, seq: int, running: bool) -> None:
+        if self._ended or seq not in self._flights:
+            return
+        if running:
+            self._kill(f"it was ended to stop task {self._flights[seq].launch.task}")
+        else:
+            self._house.hub.at(CANCEL_S, lambda: self._insist(seq, self._is_first(seq)))
+
+    def take_in(self, key: Any, payload: Payload, done: Callable[..., None]) -> None:
+        """Copy a value to the device's memory node; `done(error, started_s, seconds, answer)` in the hub's thread."""
+        self._announce(payload)
+        self._order(say.IMPORT, done, key, tuple(payload.wire()))
+
+    def give_out(self, key: Any, done: Callable[..., None]) -> None:
+        """Copy a kept value to the host; the answer of `done` is an `Item`."""
+        self._order(say.EXPORT, done, key)
+
+    def _order(self, tag: int, done: Callable[..., None], key: Any, *rest: Any) -> None:
+        with self._lock:
+            self._next += 1
+            number = self._next
+            self._orders[number] = done
+            ended = self._ended
+        if ended:
+            self._house.hub.call(self._fail_orders)
+        else:
+            self._control.send((tag, number, key, *rest))
+
+    def drop(self, key: Any) -> None:
+        """Forget a kept value."""
+        if self._ready and not self._ended:
+            self._control.send((say.DROP, key))
+
+    def drop_segment(self, number: int) -> None:
+        """Unmap a file that is not used any more."""
+        if number in self._segments:
+            self._segments.discard(number)
+            if not self._ended:
+                self._control.send((say.CLOSE, number))
+
+    def hear(self, task: int, sender: int, content: Any) -> None:
+        """Take a value from another member of a group."""
+        seq = self._groups.get(task)
+        if seq is None:
+            return
+        payload = content if isinstance(content, Payload) else self._house.arena.payload(content)
+        for block in payload.blocks[:1]:
+            self._said[block.place] = payload
+        self._announce(payload)
+        self._data.send((say.SAY, seq, sender, tuple(payload.wire())))
+
+    def hear_left(self, task: int, sender: int, reason: str) -> None:
+        """Learn that another member of a group has ended."""
+        seq = self._groups.get(task)
+        if seq is not None:
+            self._data.send((say.LEFT, seq, sender, reason))
+
+    # -- what the worker says ---------------------------------------------------------------------------------
+
+    def _on_data(self, mask: int) -> None:
+        if not self._pull(self._data, self._frames[0]):
+            self._closed()
+
+    def _on_control(self, mask: int) -> None:
+        if not self._pull(self._control, self._frames[1]):
+            self._house.hub.unwatch(self._control.socket.fileno())
+
+    def _pull(self, pipe: _Pipe, frames: Frames) -> bool:
+        """Read what is there; False at the end of the stream."""
+        try:
+            chunk = pipe.socket.recv(1 << 18)
+        except BlockingIOError:
+            return True
+        except OSError:
+            return False
+        frames.feed(chunk)
+        while (message := frames.next()) is not None:
+            self._handle(pipe, message)
+        return bool(chunk)
+
+    def _handle(self, pipe: _Pipe, message: tuple[Any, ...]) -> None:
+        tag = message[0]
+        if tag == say.DONE:
+            for row in message[1]:
+                self._answered(*row)
+        elif tag == say.ROOM:
+            pipe.send((say.ROOM, self._lend(message[1], message[2])))
+        elif tag in (say.IMPORTED, say.EXPORTED):
+            self._copied(*message)
+        elif tag == say.TROUBLE:
+            self._leases.pop(-message[1], None)
+            self._orders.pop(message[1])(message[2], 0.0, 0.0, None)
+        elif tag == say.SAY:
+            flight = self._flights[message[1]]
+            assert flight.group is not None
+            flight.group.say(flight.rank, message[2], claim(Wire(*message[3]), self._leases.get(message[1], {})))
+        elif tag == say.HEARD:
+            self._said.pop(Place(*message[1][0]), None)
+        elif tag == say.READY:
+            self._greeted(message[1])
+        elif tag == say.BROKEN:
+            self._why = message[1]
+
+    def _greeted(self, version: str) -> None:
+        own = ".".join(map(str, sys.version_info[:2]))
+        if version.split(".")[:2] != own.split("."):
+            self._kill(f"its Python is {version} and the program's is {own}: functions cannot travel between them")
+            return
+        self._ready = True
+        self._stderr.close()
+        self._house.hub.tell(DeviceReady(self._house.clock.now_s(), self.device.id))
+
+    def _lend(self, lease: int, sizes: list[int]) -> Any:
+        try:
+            blocks = [self._house.arena.take(nbytes) for nbytes in sizes]
+        except EngineError as error:
+            return str(error)
+        self._announce(Payload(b"", tuple(blocks)))
+        self._leases.setdefault(lease, {}).update({block.place: block for block in blocks})
+        return [tuple(block.place) for block in blocks]
+
+    def _copied(self, tag: int, order: int, started_s: float, seconds: float, answer: Any) -> None:
+        leases = self._leases.pop(-order, {})
+        item = None
+        if tag == say.EXPORTED:
+            item = Item(claim(Wire(answer[0], tuple(Place(*place) for place in answer[1])), leases))
+        self._house.counters["transfers"] += 1
+        self._orders.pop(order)("", started_s, seconds, item)
+
+    def _answered(self, seq: int, started_s: float, seconds: float, how: int, *rest: Any) -> None:
+        with self._lock:
+            flight = self._flights.pop(seq, None)
+            leases = self._leases.pop(seq, {})
+            if flight is None:
+                return
+            task, attempt = flight.launch.task, flight.launch.attempt
+            self._seqs.pop((task, attempt), None)
+        now_s, device, house = self._house.clock.now_s(), self.device.id, self._house
+        if how == say.VALUE:
+            payload = claim(Wire(*rest[0]), leases) if leases else Payload(rest[0][0])
+            nbytes = payload.nbytes
+            if not flight.rank:
+                house.items.finished(task, attempt, Item(payload))
+            node = HOST_NODE if nbytes else ""
+            house.hub.tell(TaskFinished(now_s, task, attempt, device, started_s, seconds, nbytes, node))
+        elif how == say.RESIDENT:
+            self._resident(flight, rest[0])
+            house.hub.tell(TaskFinished(now_s, task, attempt, device, started_s, seconds, rest[0], self._node))
+        elif how == say.WITHDRAWN:
+            house.hub.tell(TaskWithdrawn(now_s, task, attempt, device))
+        else:
+            failure = _failure(*rest) if how == say.FAILED else Failure("cancelled", "cancelled before it started")
+            house.hub.tell(TaskFailed(now_s, task, attempt, device, started_s, seconds, failure))
+        if flight.group is not None:
+            self._groups.pop(task, None)
+            flight.group.leave(flight.rank, "" if how in (say.VALUE, say.RESIDENT) else f"rank {flight.rank} failed")
+
+    def _resident(self, flight: Flight, nbytes: int) -> None:
+        key = (flight.launch.task, flight.launch.attempt)
+        if flight.rank:
+            self.drop(key)
+        else:
+            self._house.items.finished(*key, Item(replica=Replica(self, key, nbytes)))
+
+    # -- the end ----------------------------------------------------------------------------------------------
+
+    def _kill(self, why: str) -> None:
+        self._why = why
+        if self._process is not None:
+            platform.hard_kill(self._process.pid)
+
+    def _closed(self) -> None:
+        self._house.hub.unwatch(self._data.socket.fileno())
+        if self._pidfd < 0:
+            self._gone()
+        else:
+            self._house.hub.at(STOP_S, lambda: None if self._ended else self._kill(self._why))
+
+    def _gone(self) -> None:
+        """Read what is left, and tell how it ended."""
+        assert self._process is not None
+        try:
+            code = self._process.wait(STOP_S)
+        except subprocess.TimeoutExpired:
+            platform.hard_kill(self._process.pid)
+            code = self._process.wait()
+        while self._data.socket.fileno() >= 0 and self._left_over():
+            pass
+        self._end(self._why or f"its worker {platform.describe_exit(code)}")
+
+    def _left_over(self) -> bool:
+        try:
+            chunk = self._data.socket.recv(1 << 18)
+        except OSError:
+            return False
+        self._frames[0].feed(chunk)
+        while (message := self._frames[0].next()) is not None:
+            if message[0] in (say.DONE, say.BROKEN):
+                self._handle(self._data, message)
+        return bool(chunk)
+
+    def _end(self, why: str) -> None:
+        with self._lock:
+            if self._ended:
+                return
+            self._ended = True
+            flights, self._flights = self._flights, {}
+        if not self._ready:
+            why = f"its worker did not start: {why}{self._tail()}"
+        self._give_back()
+        self._house.items.lost(self)
+        if not self._stopping:
+            self._house.hub.tell(DeviceLost(self._house.clock.now_s(), self.device.id, why, not self._ready))
+        for flight in flights.values():
+            if flight.group is not None:
+                flight.group.leave(flight.rank, f"rank {flight.rank} was lost")
+        self._fail_orders()
+
+    def _tail(self) -> str:
+        if self._stderr is None or self._stderr.closed:
+            return ""
+        self._stderr.seek(max(0, self._stderr.seek(0, os.SEEK_END) - _STDERR_TAIL))
+        lines = [line for line in self._stderr.read().decode(errors="replace").splitlines() if line.strip()]
+        return f" ({lines[-1].strip()})" if lines else ""
+
+    def _fail_orders(self) -> None:
+        with self._lock:
+            orders, self._orders = self._orders, {}
+        for done in orders.values():
+            done(f"the worker of {self.device.id} went away", 0.0, 0.0, None)
+
+    def _give_back(self) -> None:
+        self._data.close()
+        self._control.close()
+        if self._pidfd >= 0:
+            self._house.hub.unwatch(self._pidfd)
+            os.close(self._pidfd)
+            self._pidfd = -1
+        if self._stderr is not None:
+            self._stderr.close()
+        self._leases.clear()
+        self._said.clear()
+        self._segments.clear()
+
+    def ask_to_stop(self) -> None:
+        """Let the worker end: it reads the end of the stream."""
+        self._stopping = True
+        if self._process is not None and not self._ended:
+            for pipe in (self._data, self._control):
+                with suppress(OSError):
+                    pipe.socket.shutdown(socket.SHUT_WR)
+
+    def stop(self) -> None:
+        """See to it that it has ended; called after the hub has stopped."""
+        if self._process is not None:
+            try:
+                self._process.wait(STOP_S)
+            except subprocess.TimeoutExpired:
+                platform.hard_kill(self._process.pid)
+                self._process.wait()
+            self._give_back()
+            self._ended = True
+
+
+def _own_path() -> list[str]:
+    """Give the folders of the user's own modules, for another Python: not this one's library."""
+    library = (sys.prefix, sys.base_prefix, str(Path(hetero.__file__).parent.parent))
+    return [entry for entry in sys.path if entry and not entry.startswith(library)]
+
+
+def _failure(kind: Any, message: str, blob: bytes | None, text: str) -> Failure:
+    if kind == "cancelled":
+        return Failure("cancelled", message)
+    if kind == "unserialisable":
+        return Failure(kind, message, SerialisationError(message, remedy=_TRAVELS))
+    return Failure(kind, message, load_error(blob, message, text))

@@ -1,0 +1,316 @@
+"""A worker thread of this process: arguments and results by reference, the shortest way there is.
+
+In: attempts. Out: events, told from the worker's own thread. It cannot be ended by force: a thread that does not
+heed a cancellation is left alone, and its answers are dropped.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from hetero.engines.base import Call, ItemRef, Outcome, Runner
+from hetero.engines.local import messages as say
+from hetero.engines.local.arena import Payload
+from hetero.engines.local.groups import Group
+from hetero.engines.local.house import House
+from hetero.engines.local.items import Item, Replica
+from hetero.engines.local.messages import Cancelled, GroupChannel
+from hetero.engines.local.wire import LARGE_BYTES, Outbox, fresh, one_line
+from hetero.floor import clock, platform
+from hetero.floor.errors import HeteroError
+from hetero.model.commands import Launch
+from hetero.model.device import HOST_NODE, Device
+from hetero.model.events import DeviceLost, DeviceReady, Event, TaskFailed, TaskFinished, TaskWithdrawn
+from hetero.model.tasks import Failure
+
+__all__ = ["ThreadWorker", "resolve", "sizeof"]
+
+CANCEL_S = 0.2
+STOP_S = 1.0
+
+Batch = tuple[Sequence[tuple[Launch, Call]], Group | None, int]
+
+
+def resolve(value: Any, values: Mapping[int, Any]) -> Any:
+    """Put the values of items in place of their references, inside lists, tuples and dicts."""
+    kind = type(value)
+    if kind is ItemRef:
+        return values[value.item]
+    if kind is list:
+        return [resolve(item, values) for item in value]
+    if kind is tuple:
+        return tuple([resolve(item, values) for item in value])
+    if kind is dict:
+        return {key: resolve(item, values) for key, item in value.items()}
+    return value
+
+
+def sizeof(value: Any) -> int:
+    """Give the bytes of the arrays in a value, 0 where they are few enough for a message."""
+    if isinstance(value, list | tuple):
+        total = sum([sizeof(item) for item in value]) if len(value) <= 4096 else 0
+    elif isinstance(value, dict):
+        total = sum([sizeof(item) for item in value.values()]) if len(value) <= 4096 else 0
+    else:
+        nbytes = getattr(value, "nbytes", 0)
+        total = nbytes if isinstance(nbytes, int) else 0
+    return total if total >= LARGE_BYTES else 0
+
+
+class ThreadWorker:
+    """One worker thread of one device; a new one is made for each start."""
+
+    def __init__(self, house: House, device: Device) -> None:
+        self.device = device
+        self._house = house
+        self._queue: queue.SimpleQueue[Batch | None] = queue.SimpleQueue()
+        self._copies: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._copier: threading.Thread | None = None
+        self._guard = threading.Lock()
+        self._waiting: set[tuple[int, int]] = set()
+        self._unwanted: dict[tuple[int, int], int] = {}
+        self._current: tuple[int, int] | None = None
+        self._cancelling = False
+        self._abandoned = False
+        self._inboxes: dict[int, queue.SimpleQueue[Any]] = {}
+        self._kept: dict[Any, Any] = {}
+        self._runner: Runner
+        self._outbox = Outbox(self._tell, clock.sleep, clock.monotonic_s)
+        self._thread = threading.Thread(target=self._serve, name=f"hetero-{device.short}", daemon=True)
+        self._thread.start()
+
+    # -- what the engine asks ---------------------------------------------------------------------------------
+
+    def run(self, launches: Sequence[tuple[Launch, Call]], group: Group | None = None, rank: int = 0) -> None:
+        """Queue attempts."""
+        for launch, _ in launches:
+            self._waiting.add((launch.task, launch.attempt))
+            if group is not None:
+                self._inboxes[launch.task] = queue.SimpleQueue()
+        self._queue.put((launches, group, rank))
+
+    def withdraw(self, task: int, attempt: int) -> None:
+        """Give an attempt back if it has not started."""
+        with self._guard:
+            if (task, attempt) in self._waiting:
+                self._unwanted[task, attempt] = say.WITHDRAWN
+
+    def cancel(self, task: int, attempt: int) -> None:
+        """Stop an attempt: by an exception, and by giving the thread up where that does not help."""
+        with self._guard:
+            if self._current == (task, attempt):
+                self._cancelling = True
+                platform.raise_in_thread(self._thread.ident or 0, Cancelled)
+            elif (task, attempt) in self._waiting:
+                self._unwanted[task, attempt] = say.CANCELLED
+                return
+        self._house.hub.at(CANCEL_S, lambda: self._insist((task, attempt)))
+
+    def _insist(self, which: tuple[int, int]) -> None:
+        with self._guard:
+            if self._current != which or self._abandoned:
+                return
+            self._abandoned = True
+        self._queue.put(None)
+        self._house.items.lost(self)
+        reason = f"its thread was given up to stop task {which[0]}; what it runs goes on unseen"
+        self._house.hub.tell(DeviceLost(self._house.clock.now_s(), self.device.id, reason, permanent=False))
+
+    def take_in(self, key: Any, value: Any, done: Callable[..., None]) -> None:
+        """Copy a value to the device's memory node; `done(error, started_s, seconds, answer)` in the hub's thread."""
+        self._copy(done, lambda: self._import(key, value))
+
+    def give_out(self, key: Any, done: Callable[..., None]) -> None:
+        """Copy a kept value to the host; the answer of `done` is an `Item`."""
+        self._copy(done, lambda: self._export(key))
+
+    def drop(self, key: Any) -> None:
+        """Forget a kept value."""
+        self._kept.pop(key, None)
+
+    def drop_segment(self, number: int) -> None:
+        """Do nothing: the files are this process's own."""
+
+    def hear(self, task: int, sender: int, content: Any) -> None:
+        """Take a value from another member of a group."""
+        self._post(task, (say.SAY, sender, content))
+
+    def hear_left(self, task: int, sender: int, reason: str) -> None:
+        """Learn that another member of a group has ended."""
+        self._post(task, (say.LEFT, sender, reason))
+
+    def _post(self, task: int, message: tuple[int, int, Any]) -> None:
+        inbox = self._inboxes.get(task)
+        if inbox is not None:
+            inbox.put(message)
+
+    def ask_to_stop(self) -> None:
+        """Let the thread end after what it runs."""
+        self._abandoned = True
+        self._queue.put(None)
+        self._copies.put(None)
+
+    def stop(self) -> None:
+        """Wait a little for the threads."""
+        for thread in (self._thread, self._copier):
+            if thread is not None and thread is not threading.current_thread():
+                thread.join(STOP_S)
+
+    # -- the thread -------------------------------------------------------------------------------------------
+
+    def _tell(self, events: list[Event]) -> None:
+        if not self._abandoned:
+            self._house.report(events)
+
+    def _serve(self) -> None:
+        if self.device.cpus:
+            platform.bind_to_cpus(self.device.cpus)
+        now_s = self._house.clock.now_s
+        try:
+            self._runner = self._house.entry.make(self.device)
+        except Exception as error:  # noqa: BLE001  back ends raise anything
+            why = str(error) if isinstance(error, HeteroError) else one_line(error)
+            self._tell([DeviceLost(now_s(), self.device.id, why, permanent=True)])
+            return
+        self._tell([DeviceReady(now_s(), self.device.id)])
+        self._loop()
+        self._outbox.close()
+        self._runner.close()
+
+    def _loop(self) -> None:
+        get, add = self._queue.get, self._outbox.add
+        while (batch := get()) is not None:
+            launches, group, rank = batch
+            last = len(launches) - 1
+            for position, (launch, call) in enumerate(launches):
+                event = self._attempt(launch, call, group, rank)
+                if self._abandoned:
+                    return
+                add(event, launches[position + 1][0].predicted_s if position < last else None)
+
+    def _attempt(self, launch: Launch, call: Call, group: Group | None, rank: int) -> Event:
+        which = (launch.task, launch.attempt)
+        with self._guard:
+            self._waiting.discard(which)
+            told = self._unwanted.pop(which, 0) if self._unwanted else 0
+            self._current = None if told else which
+        if told:
+            return self._not_started(launch, told)
+        started_s = self._house.clock.now_s()
+        try:
+            outcome = self._call(launch, call, group, rank)
+        except BaseException as error:  # noqa: BLE001  whatever a task raises is its own
+            event = self._failed(launch, started_s, error)
+        else:
+            event = self._finished(launch, started_s, outcome, rank)
+        if group is not None:
+            self._inboxes.pop(launch.task, None)
+            group.leave(rank, "" if type(event) is TaskFinished else f"rank {rank} failed")
+        return event
+
+    def _call(self, launch: Launch, call: Call, group: Group | None, rank: int) -> Outcome:
+        try:
+            args, kwargs = call.args, call.kwargs
+            if call.refs:
+                args, kwargs = self._arguments(call)
+            return self._runner.run(
+                call.function,
+                args,
+                kwargs,
+                task=launch.task,
+                attempt=launch.attempt,
+                task_key=call.task_key,
+                channel=self._channel(launch.task, group, rank) if group is not None else None,
+            )
+        finally:
+            with self._guard:
+                self._current = None
+            while self._cancelling:  # the exception is on its way
+                clock.sleep(1e-4)
+
+    def _arguments(self, call: Call) -> tuple[Any, Any]:
+        items = self._house.items
+        values = {item: items.for_thread(item, lambda key: fresh(self._kept[key]), self) for item in call.refs}
+        return resolve(call.args, values), resolve(dict(call.kwargs), values)
+
+    def _channel(self, task: int, group: Group, rank: int) -> GroupChannel:
+        def send(to: int, value: Any) -> None:
+            group.say(rank, to, fresh(value))
+
+        def read(content: Any) -> Any:
+            return content.value() if isinstance(content, Payload) else content
+
+        return GroupChannel(rank, group.size, send, self._inboxes[task].get, read)
+
+    def _finished(self, launch: Launch, started_s: float, outcome: Outcome, rank: int) -> Event:
+        task, attempt, _ = launch
+        house, device = self._house, self.device
+        value = outcome.value
+        if outcome.resident:
+            nbytes, node = outcome.nbytes, device.memory_node
+            self._kept[task, attempt] = value
+            item = Item(replica=Replica(self, (task, attempt), nbytes))
+        else:
+            nbytes = 0 if value is None else sizeof(value)
+            node = HOST_NODE if nbytes else ""
+            item = Item(value=value)
+        if not rank:
+            house.items.finished(task, attempt, item)
+        return TaskFinished(house.clock.now_s(), task, attempt, device.id, started_s, outcome.seconds, nbytes, node)
+
+    def _failed(self, launch: Launch, started_s: float, error: BaseException) -> Event:
+        now_s = self._house.clock.now_s()
+        if isinstance(error, Cancelled):
+            self._cancelling = False
+            failure = Failure("cancelled", "cancelled")
+        else:
+            kind: Any = self._runner.classify(error)
+            failure = Failure(kind, one_line(error), error)
+        return TaskFailed(now_s, launch.task, launch.attempt, self.device.id, started_s, now_s - started_s, failure)
+
+    def _not_started(self, launch: Launch, told: int) -> Event:
+        now_s = self._house.clock.now_s()
+        if told == say.WITHDRAWN:
+            return TaskWithdrawn(now_s, launch.task, launch.attempt, self.device.id)
+        failure = Failure("cancelled", "cancelled before it started")
+        return TaskFailed(now_s, launch.task, launch.attempt, self.device.id, now_s, 0.0, failure)
+
+    # -- copies -----------------------------------------------------------------------------------------------
+
+    def _copy(self, done: Callable[..., None], work: Callable[[], Any]) -> None:
+        if self._copier is None:
+            self._copier = threading.Thread(target=self._copy_loop, name="hetero-copies", daemon=True)
+            self._copier.start()
+        self._copies.put(lambda: self._timed(done, work))
+
+    def _copy_loop(self) -> None:
+        while (work := self._copies.get()) is not None:
+            work()
+
+    def _timed(self, done: Callable[..., None], work: Callable[[], Any]) -> None:
+        started_s = self._house.clock.now_s()
+        problem, answer = "", None
+        try:
+            answer = work()
+            self._house.counters["transfers"] += 1
+        except Exception as error:  # noqa: BLE001  back ends raise anything
+            problem = one_line(error)
+        seconds = self._house.clock.now_s() - started_s
+        self._house.hub.call(lambda: done(problem, started_s, seconds, answer))
+
+    def _slow_link(self, nbytes: int) -> None:
+        if self.device.link_bytes_per_s > 0 and nbytes:
+            clock.sleep(self.device.link_latency_s + nbytes / self.device.link_bytes_per_s)
+
+    def _import(self, key: Any, value: Any) -> None:
+        plain = value.value() if isinstance(value, Payload) else fresh(value)
+        self._slow_link(sizeof(plain))
+        self._kept[key] = self._runner.to_device(plain)
+
+    def _export(self, key: Any) -> Item:
+        value = fresh(self._runner.to_host(self._kept[key]))
+        self._slow_link(sizeof(value))
+        return Item(value=value)

@@ -1,0 +1,359 @@
+"""How values, exceptions and messages become bytes and back.
+
+In: Python values. Out: a pickle with its large buffers apart, or frames on a socket.
+NumPy's own pickle format is not used for arrays: the other side may have another version of NumPy.
+"""
+
+from __future__ import annotations
+
+import functools
+import io
+import pickle
+import struct
+import sys
+import threading
+import traceback
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from types import FunctionType
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hetero.engines.base import ItemRef
+from hetero.floor.errors import HeteroError, RemoteTracebackError, SerialisationError
+
+__all__ = [
+    "LARGE_BYTES",
+    "NONE",
+    "Frames",
+    "Outbox",
+    "Place",
+    "Wire",
+    "as_bytes",
+    "dump",
+    "dump_error",
+    "fresh",
+    "frame",
+    "load",
+    "load_error",
+    "one_line",
+]
+
+LARGE_BYTES = 64 * 1024
+"""Buffers of this size and more travel through shared memory."""
+
+_HEADER = struct.Struct("<Q")
+_PLAIN_KINDS = frozenset("biufc")
+_TEXT_KINDS = frozenset("MmSU")
+
+
+class Place(NamedTuple):
+    """Where in shared memory a buffer lies."""
+
+    segment: int
+    offset: int
+    nbytes: int
+
+
+class Wire(NamedTuple):
+    """A value as it travels: its pickle, and where its large buffers lie; a body of None is the first of them."""
+
+    body: bytes | None
+    places: tuple[Place, ...] = ()
+
+
+class _NotPlainError(Exception):
+    """The value needs cloudpickle."""
+
+
+_items = threading.local()
+
+
+def _item(item: int) -> Any:
+    return _items.values[item]
+
+
+def _array(data: Any, dtype: str, shape: tuple[int, ...], order: Any) -> NDArray[Any]:
+    if 0 in shape:
+        return np.empty(shape, dtype)
+    flat: NDArray[Any] = np.frombuffer(data, dtype)
+    return (flat if flat.flags.writeable else flat.copy()).reshape(shape, order=order)
+
+
+def _scalar(dtype: str, data: bytes) -> Any:
+    return np.frombuffer(data, dtype)[0]
+
+
+def _tensor(array: NDArray[Any]) -> Any:
+    import torch
+
+    return torch.from_numpy(array)
+
+
+@functools.lru_cache(maxsize=256)
+def _named(dtype: np.dtype[Any]) -> bool:
+    """Tell whether the text of a dtype says all about it."""
+    return dtype.kind in _PLAIN_KINDS | _TEXT_KINDS and dtype.itemsize > 0 and np.dtype(dtype.str) == dtype
+
+
+def _reduce_array(array: NDArray[Any]) -> Any:
+    if not _named(array.dtype):
+        return array.__reduce_ex__(5)
+    order = "F" if array.flags.f_contiguous and not array.flags.c_contiguous else "C"
+    whole = array if array.flags.c_contiguous or order == "F" else np.ascontiguousarray(array)
+    plain = whole if array.dtype.kind in _PLAIN_KINDS else whole.ravel(order="K").view(np.uint8)
+    return _array, (pickle.PickleBuffer(plain), array.dtype.str, array.shape, order)
+
+
+def _reduce_own(value: Any) -> Any:
+    """Reduce what both picklers know: arrays, NumPy scalars, references to items."""
+    kind = type(value)
+    if kind is np.ndarray:
+        return _reduce_array(value)
+    if kind is ItemRef:
+        return _item, (value.item,)
+    if isinstance(value, np.generic) and _named(value.dtype):
+        return _scalar, (value.dtype.str, value.tobytes())
+    return NotImplemented
+
+
+class _PlainPickler(pickle.Pickler):
+    def reducer_override(self, value: Any) -> Any:
+        reduced = _reduce_own(value)
+        if reduced is NotImplemented and not (type(value) is FunctionType and value.__module__ == __name__):
+            raise _NotPlainError
+        return reduced
+
+
+@functools.cache
+def _cloud_pickler() -> Any:
+    import cloudpickle
+
+    class CloudPickler(cloudpickle.Pickler):  # type: ignore[misc]
+        def reducer_override(self, value: Any) -> Any:
+            reduced = _reduce_own(value)
+            if reduced is NotImplemented and type(value).__module__ == "torch":
+                reduced = _reduce_tensor(value)
+            return super().reducer_override(value) if reduced is NotImplemented else reduced
+
+    return CloudPickler
+
+
+def _reduce_tensor(value: Any) -> Any:
+    if type(value).__name__ != "Tensor" or value.requires_grad or value.device.type != "cpu":
+        return NotImplemented
+    try:
+        return _tensor, (value.numpy(),)
+    except (TypeError, RuntimeError):
+        return NotImplemented
+
+
+NONE = pickle.dumps(None, 5)
+
+
+def dump(value: Any) -> tuple[bytes, list[memoryview]]:
+    """Pickle a value; give the pickle and the large buffers that belong to it, in order.
+
+    Raises
+    ------
+    Exception
+        Whatever the value's own pickling raises.
+    """
+    if value is None:
+        return NONE, []
+    buffers: list[memoryview] = []
+
+    def keep(buffer: pickle.PickleBuffer) -> bool:
+        raw = buffer.raw()
+        if raw.nbytes < LARGE_BYTES:
+            return True
+        buffers.append(raw)
+        return False
+
+    file = io.BytesIO()
+    try:
+        _PlainPickler(file, 5, buffer_callback=keep).dump(value)
+    except _NotPlainError:
+        buffers.clear()
+        file = io.BytesIO()
+        _cloud_pickler()(file, 5, buffer_callback=keep).dump(value)
+    return file.getvalue(), buffers
+
+
+def as_bytes(value: Any) -> bytes:
+    """Pickle a value with everything inside."""
+    file = io.BytesIO()
+    _cloud_pickler()(file, 5).dump(value)
+    return file.getvalue()
+
+
+def load(body: Any, buffers: Sequence[Any] = (), items: Mapping[int, Any] | None = None) -> Any:
+    """Read a value back, with the values of the items that it refers to."""
+    if not items:
+        return pickle.loads(body, buffers=buffers)
+    _items.values = items
+    try:
+        return pickle.loads(body, buffers=buffers)
+    finally:
+        _items.values = None
+
+
+def fresh(value: Any) -> Any:
+    """Give a value whose NumPy arrays, also inside lists, tuples and dicts, are copies."""
+    kind = type(value)
+    if kind is np.ndarray:
+        return value.copy()
+    if kind is list or kind is tuple:
+        return kind(map(fresh, value))
+    if kind is dict:
+        return {key: fresh(item) for key, item in value.items()}
+    return value
+
+
+def one_line(error: BaseException) -> str:
+    """Say what an exception says, on one line."""
+    text = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {text[0]}" if text else type(error).__name__
+
+
+def dump_error(error: BaseException) -> tuple[bytes | None, str]:
+    """Give an exception as bytes, None where it cannot be pickled and read back, and its traceback as text."""
+    text = "".join(traceback.format_exception(error))
+    try:
+        blob = as_bytes(error)
+        pickle.loads(blob)
+    except Exception:  # noqa: BLE001  a user's exception may raise anything when pickled
+        return None, text
+    return blob, text
+
+
+def load_error(blob: bytes | None, message: str, text: str) -> BaseException:
+    """Give the exception back with the remote traceback as its cause."""
+    error: BaseException
+    try:
+        error = pickle.loads(blob) if blob is not None else HeteroError(message)
+        assert isinstance(error, BaseException)
+    except Exception:  # noqa: BLE001  its class may not exist here
+        error = HeteroError(message)
+    error.__cause__ = RemoteTracebackError(text)
+    return error
+
+
+def frame(message: tuple[Any, ...]) -> bytes:
+    """Give a message as bytes with its length in front.
+
+    Raises
+    ------
+    SerialisationError
+        It is too large for this machine's memory.
+    """
+    try:
+        body = pickle.dumps(message, 5)
+    except MemoryError as error:
+        raise SerialisationError("a message to a worker does not fit into memory") from error
+    return _HEADER.pack(len(body)) + body
+
+
+class Frames:
+    """Cuts a stream of bytes into messages."""
+
+    __slots__ = ("_data", "_ready")
+
+    def __init__(self) -> None:
+        self._data = bytearray()
+        self._ready: deque[Any] = deque()
+
+    def feed(self, chunk: bytes) -> None:
+        """Take the next bytes of the stream."""
+        data = self._data
+        data += chunk
+        start = 0
+        while len(data) - start >= _HEADER.size:
+            end = start + _HEADER.size + _HEADER.unpack_from(data, start)[0]
+            if end > len(data):
+                break
+            with memoryview(data) as view, view[start + _HEADER.size : end] as body:
+                self._ready.append(pickle.loads(body))
+            start = end
+        if start:
+            del data[:start]
+
+    def next(self) -> Any:
+        """Give the next whole message, or None."""
+        return self._ready.popleft() if self._ready else None
+
+
+class Outbox:
+    """Gathers answers so that many small tasks need few messages, and none waits behind a long task.
+
+    Parameters
+    ----------
+    send : called with the answers, from the thread that adds them or from the outbox's own
+    sleep, now_s : the clock's
+
+    Notes
+    -----
+    An answer leaves at once when no task follows, or when the next one is expected to take longer than
+    `WINDOW_S` or an unknown time; else with others, `WINDOW_S` after the first of them at the latest.
+    """
+
+    WINDOW_S = 1e-3
+
+    def __init__(
+        self, send: Callable[[list[Any]], None], sleep: Callable[[float], None], now_s: Callable[[], float]
+    ) -> None:
+        self._send = send
+        self._sleep = sleep
+        self._now_s = now_s
+        self._rows: list[Any] = []
+        self._lock = threading.Lock()
+        self._waiting = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._flushed_s = 0.0
+
+    def add(self, row: Any, next_s: float | None) -> None:
+        """Take an answer; `next_s` is the expected time of the task that follows, None when none does."""
+        with self._lock:
+            self._rows.append(row)
+        if next_s is None or not 0.0 < next_s <= self.WINDOW_S:
+            self.flush()
+        elif self._now_s() - self._flushed_s > self.WINDOW_S:
+            self.flush()
+        elif not self._waiting.is_set():
+            self._arm()
+
+    def flush(self) -> None:
+        """Send what was gathered."""
+        with self._lock:
+            rows, self._rows = self._rows, []
+            if rows:
+                self._send(rows)
+                self._flushed_s = self._now_s()
+
+    def _arm(self) -> None:
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._late, name="hetero-outbox", daemon=True)
+            self._thread.start()
+        self._waiting.set()
+
+    def close(self) -> None:
+        """Send what was gathered and end the thread."""
+        self.flush()
+        if self._thread is not None:
+            self._now_s, thread, self._thread = _never, self._thread, None
+            self._waiting.set()
+            if thread is not threading.current_thread():
+                thread.join(1.0)
+
+    def _late(self) -> None:
+        while self._now_s is not _never:
+            self._waiting.wait()
+            self._sleep(self.WINDOW_S)
+            self._waiting.clear()
+            self.flush()
+
+
+def _never() -> float:
+    return sys.float_info.max

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hetero.core.fleet import Fleet
+from hetero.core.state import DevicePhase
 from hetero.model.tasks import Near, Request
 from hetero.model.topology import Topology
 
@@ -46,14 +47,31 @@ class Affinities:
     def narrow(self, seconds: NDArray[np.float64], request: Request) -> None:
         """Set the seconds of devices that a request rules out now to inf, in place."""
         for near in request.near:
-            home = self._where.get(near.task)
-            if home is not None:
-                self._rule_out(seconds, (home,), near, inside=False)
+            homes = (*self._home(near), *self._occupied(near.workload))
+            if homes:
+                self._rule_out(seconds, homes, near, inside=False)
         for near in request.apart:
-            homes = [index for index, count in self._workloads.get(near.workload, {}).items() if count]
-            if near.task in self._where:
-                homes.append(self._where[near.task])
-            self._rule_out(seconds, tuple(homes), near, inside=True)
+            self._rule_out(seconds, (*self._home(near), *self._occupied(near.workload)), near, inside=True)
+
+    def settled(self, request: Request) -> frozenset[int]:
+        """Give the devices that a request rules out for good, because of where single tasks ran."""
+        seconds = np.zeros(len(self._fleet.devices))
+        for near in request.near:
+            if homes := self._home(near):
+                self._rule_out(seconds, homes, near, inside=False)
+        for near in request.apart:
+            self._rule_out(seconds, self._home(near), near, inside=True)
+        return frozenset(np.flatnonzero(seconds == inf).tolist())
+
+    def _home(self, near: Near) -> tuple[int, ...]:
+        """Give where a task runs or ran; a device that is gone binds nobody."""
+        home = self._where.get(near.task)
+        if home is None or self._fleet.states[home].phase is DevicePhase.GONE:
+            return ()
+        return (home,)
+
+    def _occupied(self, workload: str) -> tuple[int, ...]:
+        return tuple(index for index, count in self._workloads.get(workload, {}).items() if count)
 
     def _rule_out(self, seconds: NDArray[np.float64], homes: tuple[int, ...], near: Near, *, inside: bool) -> None:
         for index in range(len(seconds)):

@@ -57,7 +57,8 @@ class Rows:
     Notes
     -----
     A row is computed anew when an estimate moved; on a large fleet only after as many moves as a sixteenth
-    of the devices, so that the cost of learning stays constant per finished task.
+    of the devices, so that the cost of learning stays constant per finished task, and until then only the
+    entry of the device that moved.
     """
 
     def __init__(self, cost: CostModel, devices: list[DeviceState], topology: Topology) -> None:
@@ -73,7 +74,6 @@ class Rows:
         row = state.row
         if row is None:
             row = state.row = self._find(state)
-        assert isinstance(row, Row)
         if row.stale:
             self._fill(row)
         return row
@@ -125,13 +125,16 @@ class Rows:
         row.best = int(values.argmin()) if best < inf else -1
         row.stale, row.dirty = False, 0
 
-    def learned(self, signature: str) -> None:
-        """Take note that the model's estimates of a signature moved."""
+    def learned(self, signature: str, state: DeviceState) -> None:
+        """Take note that the model's estimate of a signature moved on a device."""
         threshold = len(self._devices) // 16
         for row in self._by_signature.get(signature, ()):
             row.dirty += 1
             if row.dirty > threshold:
                 row.stale = True
+            elif not row.stale and isfinite(row.seconds[state.index]):
+                row.seconds[state.index] = self._cost.estimate(row.key, row.size, state.device).seconds
+                row.best = int(row.seconds.argmin())
 
     def refresh(self) -> None:
         """Take note that everything may have moved: the fleet changed, or a device's speed did."""

@@ -38,16 +38,17 @@ class Fleet:
         self.busy_frac: NDArray[np.float64] = np.empty(0)
         self.ready: NDArray[np.bool_] = np.empty(0, dtype=np.bool_)
         self.queued: Ints = np.empty(0, dtype=np.int64)
+        self.rooms: Ints = np.empty(0, dtype=np.int64)
         self.live = 0
         self.nodes: tuple[str, ...] = ()
         self.own_nodes = False
-        self._blocked: set[int] = set()
 
     def add(self, device: Device) -> DeviceState:
         """Add a device whose worker is starting; a device that was there before starts again."""
         state = self.by_id.get(device.id)
         if state is not None:
-            state.device, state.phase = device, DevicePhase.STARTING
+            state.device, state.starts = device, 0
+            self.set_phase(state, DevicePhase.STARTING)
             self.devices = tuple(entry.device for entry in self.states)
             return state
         state = DeviceState(device, len(self.states))
@@ -61,7 +62,7 @@ class Fleet:
         return state
 
     def _grow(self, size: int) -> None:
-        for name in ("pending_s", "head_s", "since_s", "busy_frac", "ready", "queued"):
+        for name in ("pending_s", "head_s", "since_s", "busy_frac", "ready", "queued", "rooms"):
             old = getattr(self, name)
             new = np.zeros(size, dtype=old.dtype)
             new[: len(old)] = old
@@ -74,13 +75,6 @@ class Fleet:
         self.ready[state.index] = now
         self.live += now - was
 
-    def block(self, state: DeviceState) -> None:
-        """Take note that a device is held, or has an attempt that is being stopped, or no longer."""
-        if state.held_by or state.stopping:
-            self._blocked.add(state.index)
-        else:
-            self._blocked.discard(state.index)
-
     def room(self, state: DeviceState) -> int:
         """Give how many more launches the device would be sent now: 0 or 1."""
         if state.phase is not DevicePhase.READY or state.held_by or state.stopping:
@@ -91,6 +85,17 @@ class Fleet:
             own = state.device.memory_node != HOST_NODE
             return int(own or self.pending_s[state.index] < LOOKAHEAD_S)
         return 0
+
+    def measure(self, state: DeviceState) -> int:
+        """Bring the column of room up to date for one device, and give it."""
+        room = self.rooms[state.index] = self.room(state)
+        return room
+
+    def first(self, state: DeviceState) -> TaskState | None:
+        """Give the task that a device runs now, or will run first."""
+        for task, _ in state.sent.values():
+            return task
+        return state.placed[0] if state.placed else None
 
     def accept(self, state: DeviceState, task: TaskState, now_s: float) -> None:
         """Count a task that was placed on a device."""
@@ -116,6 +121,7 @@ class Fleet:
     def drop(self, state: DeviceState, task: TaskState, now_s: float) -> None:
         """Uncount a task that ended on a device or left its queue."""
         index = state.index
+        was_first = self.first(state) is task
         sent = state.sent.pop(task.task.id, None)
         if sent is not None:
             batch = sent[1]
@@ -130,8 +136,8 @@ class Fleet:
             self.pending_s[index] = self.head_s[index] = 0.0
             return
         self.pending_s[index] -= task.predicted_s
-        head = next(iter(state.sent.values()))[0] if state.sent else state.placed[0]
-        if state.started_s != now_s or self.head_s[index] != head.predicted_s:
+        head = self.first(state)
+        if was_first and head is not None:
             state.started_s = now_s
             self.since_s[index] = now_s
             self.head_s[index] = head.predicted_s
@@ -155,16 +161,7 @@ class Fleet:
     def view(self, now_s: float, backlog: int, waiting: tuple[Waiting, ...]) -> View:
         """Make the view that a policy sees."""
         n = len(self.states)
-        room = np.fromiter((self.room(state) for state in self.states), np.int64, n) if n < 64 else self._rooms()
         return View(
-            now_s, self.devices, self.ready[:n], self.available_s(now_s), self.queued[:n], room,
+            now_s, self.devices, self.ready[:n], self.available_s(now_s), self.queued[:n], self.rooms[:n],
             self.busy_frac[:n], backlog, waiting,
         )  # fmt: skip
-
-    def _rooms(self) -> Ints:
-        n = len(self.states)
-        room: Ints = (self.ready[:n] & (self.queued[:n] == 0)).astype(np.int64)
-        for index in np.flatnonzero((self.queued[:n] > 0) & (self.pending_s[:n] < LOOKAHEAD_S)):
-            room[index] = self.room(self.states[index])
-        room[sorted(self._blocked)] = 0
-        return room

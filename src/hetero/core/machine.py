@@ -18,6 +18,7 @@ from hetero.core.fleet import Fleet
 from hetero.core.memory import Item, Replicas
 from hetero.core.placing import Placer
 from hetero.core.state import DevicePhase, DeviceState, Phase, TaskState
+from hetero.floor.units import format_bytes
 from hetero.model.commands import (
     Cancel,
     Command,
@@ -25,7 +26,6 @@ from hetero.model.commands import (
     Discard,
     Fail,
     Recommit,
-    Run,
     SetTimer,
     Split,
     StartWorker,
@@ -122,7 +122,8 @@ class Machine:
         self.tasks: dict[int, TaskState] = {}
         self._reduced = False
         self._timer_s = inf
-        self._sweep_at_s = 0.0
+        self._sweep_at_s = inf
+        self._epoch = 0
         self._handlers: dict[type, Callable[[Any], list[Command]]] = {
             TaskSubmitted: self._submitted,
             CancelRequested: self._cancel_requested,
@@ -149,19 +150,15 @@ class Machine:
             commands.extend(placer.dispatch(now_s))
             if placer.starved:
                 self._wake(now_s + self.rules.retry_s, commands)
-        if commands:
-            self._arm(commands, now_s)
-        if self.tasks and now_s >= self._sweep_at_s:
-            self._sweep_at_s = now_s + self.rules.sweep_s
+        if placer.deadlines:
+            self._wake(placer.deadlines[0][0], commands)
+        if placer.crowded and self.fleet.live > 1:
+            self._wake(now_s + self.rules.retry_s, commands)
+        if self.tasks:
+            if self._sweep_at_s == inf:
+                self._sweep_at_s = now_s + self.rules.sweep_s
             self._wake(self._sweep_at_s, commands)
         return commands
-
-    def _arm(self, commands: list[Command], now_s: float) -> None:
-        """Ask to be woken for what was just sent: a time limit, or a batch that may get stuck behind its first."""
-        if self.placer.deadlines:
-            self._wake(self.placer.deadlines[0][0], commands)
-        if self.fleet.live > 1 and any(type(c) is Run and len(c.launches) > 1 for c in commands):
-            self._wake(now_s + self.rules.retry_s, commands)
 
     def _wake(self, at_s: float, commands: list[Command]) -> None:
         if at_s < self._timer_s:
@@ -172,16 +169,39 @@ class Machine:
 
     def obstacles(self, signature: str, request: Request) -> list[tuple[str, str]]:
         """Say for each device why it can never run a request, '' where it can."""
+        obstacle, gone = self.rows.obstacle, DevicePhase.GONE
         return [
-            (state.name, "it was lost" if state.phase is DevicePhase.GONE else self.rows.obstacle(state.device, signature, request))
+            (state.name, "it was lost" if state.phase is gone else obstacle(state.device, signature, request))
             for state in self.fleet.states
-        ]  # fmt: skip
+        ]
 
     def refuse(self, name: str, signature: str, request: Request) -> str:
         """Say why the fleet can never meet a request, '' when it can."""
         obstacles = self.obstacles(signature, request)
         able = sum(1 for _, reason in obstacles if not reason)
         return refusal(name, request, obstacles) if able < request.devices or not able else ""
+
+    def _stranded(self, state: TaskState) -> str:
+        """Say why no device can ever run a task as things stand, '' when one can."""
+        task = state.task
+        request = task.request
+        obstacles = self.obstacles(task.signature, request)
+        if self.fleet.own_nodes and request.devices == 1:
+            needed = self.replicas.nbytes(task.inputs) + request.memory_bytes
+            for index, device in enumerate(self.fleet.devices):
+                if needed > self.replicas.capacity(device.memory_node):
+                    text = f"its inputs and its own {format_bytes(needed)} exceed the memory there"
+                    obstacles[index] = (device.id, obstacles[index][1] or text)
+        for index in state.excluded:
+            name, reason = obstacles[index]
+            obstacles[index] = (name, reason or "it ran out of memory there")
+        if request.near or request.apart:
+            far = self.placer.affinities.settled(request)
+            for index in far:
+                name, reason = obstacles[index]
+                obstacles[index] = (name, reason or "its affinities rule it out")
+        able = sum(1 for _, reason in obstacles if not reason)
+        return refusal(task.name, request, obstacles) if able < request.devices or not able else ""
 
     def estimates(self, signature: str, size: float) -> list[tuple[str, Estimate]]:
         """Give the estimate of one run on each device."""
@@ -206,23 +226,29 @@ class Machine:
             state = self.tasks[task.id] = TaskState(task)
         else:
             state.task, state.row, state.waits_for, state.excluded = task, None, 0, frozenset()
-        for parent in dict.fromkeys(task.after):
-            waited = self.tasks.get(parent)
-            if waited is not None:
-                state.waits_for += 1
-                if waited.dependents is None:
-                    waited.dependents = []
-                waited.dependents.append(state)
+        if task.after or task.inputs:
+            for parent in dict.fromkeys(task.after + task.inputs):
+                waited = self.tasks.get(parent)
+                if waited is not None and waited is not state:
+                    self._wait(state, waited)
         if not state.waits_for:
             self._make_ready(state, commands)
         return commands
 
+    @staticmethod
+    def _wait(state: TaskState, waited: TaskState) -> None:
+        state.waits_for += 1
+        if waited.dependents is None:
+            waited.dependents = []
+        waited.dependents.append(state)
+
     def _make_ready(self, state: TaskState, commands: list[Command], *, first: bool = False) -> None:
         request = state.task.request
-        reason = self.refuse(state.task.name, state.task.signature, request) if self._reduced else ""
+        picky = self._reduced or state.excluded or request.near or request.apart or self.fleet.own_nodes
+        reason = self._stranded(state) if picky else ""
         if reason:
             self._fail(state, Failure("nothing_fits", reason), commands)
-        elif request.devices > 1 or request.exclusive:
+        elif state.is_group:
             state.phase = Phase.READY
             (self.placer.groups.appendleft if first else self.placer.groups.append)(state)
         else:
@@ -232,11 +258,12 @@ class Machine:
         state = self.tasks.get(event.task)
         device = self.fleet.by_id[event.device]
         if state is None or state.attempt != event.attempt or event.task not in device.sent:
-            self._late(device, event.task, event.attempt)
-            return [Discard(event.device, event.task, event.attempt)]
+            commands = self._late(device, event)
+            kept = state is not None and state.result is not None and state.result[1:4] == event[1:4]
+            return commands if kept else [*commands, Discard(event.device, event.task, event.attempt)]
         if state.devices:
             return self._member_finished(state, device, event)
-        commands: list[Command] = []
+        commands = self._keep(state, event)
         self.placer.unplace(state, event.at_s, commands)
         self._learn(state, device, event)
         self._commit(state, event, commands)
@@ -248,10 +275,18 @@ class Machine:
         device.starts = 0
         task = state.task
         if self.cost.observe(task.signature, task.size, device.device, event.seconds):
-            self.rows.learned(task.signature)
-        if event.nbytes:
-            row = self.rows.of(state)
-            row.out_bytes = max(row.out_bytes, event.nbytes)
+            self.rows.learned(task.signature, device)
+        if self.cost.epoch != self._epoch:
+            self._epoch = self.cost.epoch
+            self.rows.refresh()
+
+    def _keep(self, state: TaskState, event: TaskFinished) -> list[Command]:
+        """Take note of the data item that a result is."""
+        if not event.nbytes:
+            return []
+        row = self.rows.of(state)
+        row.out_bytes = max(row.out_bytes, event.nbytes)
+        return self.replicas.add(event.task, event.nbytes, event.node, state)
 
     def _commit(self, state: TaskState, event: TaskFinished, commands: list[Command]) -> None:
         task = state.task
@@ -259,11 +294,13 @@ class Machine:
         del self.tasks[task.id]
         if state.recomputed:
             commands.append(Recommit(task.id, event.attempt, event.device))
+            commands.extend(self.replicas.unclaim(task.inputs))
         else:
             self.counts.committed += 1
             commands.append(Commit(task.id, event.attempt, event.device))
-        if event.nbytes:
-            commands.extend(self.replicas.add(task.id, event.nbytes, event.node, state))
+        if state.released:
+            commands.extend(self.replicas.release(task.id))
+        state.result = None
         dependents, state.dependents = state.dependents, None
         for dependent in dependents or ():
             dependent.waits_for -= 1
@@ -281,19 +318,19 @@ class Machine:
             commands.append(Discard(event.device, event.task, event.attempt))
         if state.group_left:
             return commands
-        first = self.fleet.states[state.devices[0]]
+        first, result = self.fleet.states[state.devices[0]], state.result
+        assert result is not None
+        commands.extend(self._keep(state, result))
         self.placer.unplace(state, event.at_s, commands)
-        assert state.result is not None
-        self._learn(state, first, state.result)
-        self._commit(state, state.result, commands)
+        self._learn(state, first, result)
+        self._commit(state, result, commands)
         return commands
 
     def _failed(self, event: TaskFailed) -> list[Command]:
         state = self.tasks.get(event.task)
         device = self.fleet.by_id[event.device]
         if state is None or state.attempt != event.attempt or event.task not in device.sent:
-            self._late(device, event.task, event.attempt)
-            return []
+            return self._late(device, event)
         commands: list[Command] = []
         self._cancel_others(state, device, commands)
         self.placer.unplace(state, event.at_s, commands)
@@ -301,21 +338,25 @@ class Machine:
         self.placer.flush(device, event.at_s, commands)
         return commands
 
-    def _late(self, device: DeviceState, task: int, attempt: int) -> None:
+    def _late(self, device: DeviceState, event: TaskFinished | TaskFailed | TaskWithdrawn) -> list[Command]:
         """Count news of an attempt that was given up; if it was being stopped, its device is free now."""
         self.counts.late += 1
-        if device.stopping.get(task) == attempt:
-            del device.stopping[task]
-            self.fleet.block(device)
-            self.placer.offer(device)
+        commands: list[Command] = []
+        if device.stopping.get(event.task) == event.attempt:
+            del device.stopping[event.task]
+            self.placer.flush(device, event.at_s, commands)
+        return commands
 
     def _cancel_others(self, state: TaskState, failed: DeviceState, commands: list[Command]) -> None:
+        """Stop the other members of a group, and drop the result that one of them may have given."""
         for index in state.devices:
             member = self.fleet.states[index]
             if member is not failed and state.task.id in member.sent:
                 commands.append(Cancel(member.name, state.task.id, state.attempt))
                 member.stopping[state.task.id] = state.attempt
-                self.fleet.block(member)
+        if state.result is not None:
+            commands.append(Discard(state.result.device, state.task.id, state.attempt))
+            state.result = None
 
     def _after_failure(
         self, state: TaskState, device: DeviceState, failure: Failure, commands: list[Command]
@@ -373,16 +414,21 @@ class Machine:
             state.phase = Phase.FAILED
             self.counts.failed += not state.recomputed
             commands.append(Fail(state.task.id, failure))
+            if state.recomputed:
+                commands.extend(self.replicas.unclaim(state.task.inputs))
+                commands.extend(self.replicas.give_up(state.task.id))
             doomed.extend(state.dependents or ())
             state.dependents = None
 
     def _withdrawn(self, event: TaskWithdrawn) -> list[Command]:
         state = self.tasks.get(event.task)
-        if state is None or state.attempt != event.attempt or state.phase is not Phase.RUNNING:
-            return []
+        device = self.fleet.by_id[event.device]
+        if state is None or state.attempt != event.attempt or event.task not in device.sent:
+            return self._late(device, event)
         commands: list[Command] = []
         self.placer.unplace(state, event.at_s, commands)
         self._make_ready(state, commands, first=True)
+        self.placer.flush(device, event.at_s, commands)
         return commands
 
     def _cancel_requested(self, event: CancelRequested) -> list[Command]:
@@ -398,15 +444,13 @@ class Machine:
             names = [self.fleet.states[i].name for i in state.devices or (state.device,)]
             commands.extend(Cancel(name, state.task.id, state.attempt) for name in names)
             self._keep_busy(state, now_s, commands)
-        elif state.phase is Phase.PLACED:
-            self.placer.unplace(state, now_s, commands)
-        elif state.phase is Phase.READY:
-            self._unqueue(state, commands)
+        else:
+            self._take_off(state, now_s, commands)
         self._fail(state, failure, commands)
         return commands
 
     def _unqueue(self, state: TaskState, commands: list[Command]) -> None:
-        if state in self.placer.groups:
+        if state.is_group:
             self.placer.groups.remove(state)
             self.placer.let_go(state)
             commands.extend(self.replicas.unplace(state))
@@ -419,14 +463,15 @@ class Machine:
             device = self.fleet.states[index]
             if state.task.id in device.sent:
                 device.stopping[state.task.id] = state.attempt
-                self.fleet.block(device)
         self.placer.unplace(state, now_s, commands)
 
     # devices
 
     def _device_added(self, event: DeviceAdded) -> list[Command]:
-        self.fleet.set_phase(self.fleet.add(event.device), DevicePhase.STARTING)
-        self.rows.refresh()
+        known = self.fleet.by_id.get(event.device.id)
+        if known is None or known.phase is DevicePhase.GONE:
+            self.fleet.add(event.device)
+            self.rows.refresh()
         return []
 
     def _device_ready(self, event: DeviceReady) -> list[Command]:
@@ -444,14 +489,13 @@ class Machine:
         commands: list[Command] = []
         wanted = bool(device.stopping)
         device.stopping.clear()
-        self.fleet.block(device)
         device.starts += not wanted
         gone = event.permanent or device.starts > self.rules.starts
         self.fleet.set_phase(device, DevicePhase.GONE if gone else DevicePhase.LOST)
         victims = [state for state, _ in device.sent.values()]
         for position, state in enumerate(victims):
             self._lose_attempt(state, device, event, commands, running=position == 0 and not wanted)
-        for state in list(device.placed):
+        for state in list(device.placed)[::-1]:
             self.placer.unplace(state, event.at_s, commands)
             self._make_ready(state, commands, first=True)
         for group in list(self.placer.groups):
@@ -474,7 +518,8 @@ class Machine:
         self.placer.unplace(state, event.at_s, commands)
         state.crashes += running
         if state.crashes > state.task.request.crashes:
-            text = f"{state.task.name} was given up: its worker died {state.crashes} times, last on {device.name}: {event.reason}"
+            deaths = f"its worker died {state.crashes} times, last on {device.name}: {event.reason}"
+            text = f"{state.task.name} was given up: {deaths}"
             self._fail(state, Failure("crash", text), commands)
         else:
             self._again(state, commands)
@@ -487,43 +532,69 @@ class Machine:
     def _refuse_stranded(self, commands: list[Command]) -> None:
         """Fail the ready tasks that no device can run any more; later ones fail when they become ready."""
         self._reduced = True
+        able: dict[tuple[str, int], bool] = {}
         for state in [s for s in self.tasks.values() if s.phase is Phase.READY]:
-            reason = self.refuse(state.task.name, state.task.signature, state.task.request)
+            key = (state.task.signature.partition("|")[0], id(state.task.request))
+            special = state.excluded or state.task.request.near or state.task.request.apart or state.task.inputs
+            if not special and able.get(key):
+                continue
+            reason = self._stranded(state)
+            able[key] = not reason
             if reason and state.phase is Phase.READY:
+                self._unqueue(state, commands)
+                self._fail(state, Failure("nothing_fits", reason), commands)
+
+    def _refuse_ruled_out(self, commands: list[Command]) -> None:
+        """Fail the ready tasks that wait for a place which their affinities leave nowhere."""
+        for state in self.placer.picky():
+            reason = self._stranded(state)
+            if reason:
                 self._unqueue(state, commands)
                 self._fail(state, Failure("nothing_fits", reason), commands)
 
     def _lose_node(self, node: str, now_s: float, commands: list[Command]) -> None:
         orphans, broken = self.replicas.lose(node)
         for item, src, dst in broken:
-            commands.extend(self._transfer_failed(TransferFailed(now_s, item, src, dst, "a memory node was lost")))
-        for entry in orphans:
-            self._recompute(entry, now_s, commands)
+            waiters, orders = self.replicas.failed(item, src, dst)
+            commands.extend(orders)
+            for state in waiters:
+                self._take_off(state, now_s, commands)
+                self._make_ready(state, commands, first=True)
+        needed = {item for state in self.tasks.values() for item in state.task.inputs} if orphans else set()
+        wanted = [entry for entry in orphans if not entry.released or entry.id in needed]
+        again = self._begin_again([entry for entry in wanted if entry.id in self.replicas.items])
+        for state in list(self.tasks.values()) if again else ():
+            lost = [again[item] for item in dict.fromkeys(state.task.inputs) if item in again]
+            if not lost or state.phase is Phase.RUNNING:
+                continue
+            self._take_off(state, now_s, commands)
+            state.phase = Phase.SUBMITTED
+            for producer in lost:
+                self._wait(state, producer)
+        for producer in again.values():
+            if not producer.waits_for:
+                self._make_ready(producer, commands, first=True)
 
-    def _recompute(self, entry: Item, now_s: float, commands: list[Command]) -> None:
-        """Run the task of a lost result again; whoever needs the result waits for it."""
-        producer = entry.producer
-        if producer is None or entry.id in self.tasks:
-            return
-        self.replicas.forget(entry)
-        producer.recomputed = True
-        producer.excluded, producer.dependents = frozenset(), []
-        for state in self.tasks.values():
-            if entry.id in state.task.inputs and state.phase in (Phase.READY, Phase.PLACED, Phase.SUBMITTED):
-                if state.phase is Phase.PLACED:
-                    self.placer.unplace(state, now_s, commands)
-                elif state.phase is Phase.READY:
-                    self._unqueue(state, commands)
-                state.phase = Phase.SUBMITTED
-                state.waits_for += 1
-                producer.dependents.append(state)
-        self.tasks[entry.id] = producer
-        self._make_ready(producer, commands, first=True)
+    def _begin_again(self, orphans: list[Item]) -> dict[int, TaskState]:
+        """Open the tasks of lost results again, and of those that their inputs need."""
+        again: dict[int, TaskState] = {}
+        while orphans:
+            entry = orphans.pop()
+            producer = entry.producer
+            if producer is None or entry.awaited:
+                continue
+            entry.awaited = True
+            producer.recomputed, producer.excluded, producer.dependents = True, frozenset(), None
+            producer.phase, producer.waits_for = Phase.SUBMITTED, 0
+            self.tasks[entry.id] = again[entry.id] = producer
+            orphans.extend(self.replicas.claim(producer.task.inputs))
+        return again
 
     def _utilisation_reported(self, event: UtilisationReported) -> list[Command]:
         state = self.fleet.by_id.get(event.device)
         if state is not None:
             self.fleet.busy_frac[state.index] = event.busy_frac
+            self.placer.offer_all()
         return []
 
     # data
@@ -532,6 +603,10 @@ class Machine:
         return self.replicas.add(event.item, event.nbytes, event.node, None)
 
     def _item_released(self, event: ItemReleased) -> list[Command]:
+        state = self.tasks.get(event.item)
+        if state is not None and not state.recomputed:
+            state.released = True
+            return []
         return self.replicas.release(event.item)
 
     def _transfer_finished(self, event: TransferFinished) -> list[Command]:
@@ -539,16 +614,28 @@ class Machine:
         for state in waiters:
             if not state.missing and state.phase is Phase.PLACED:
                 self.placer.flush(self.fleet.states[state.device], event.at_s, commands)
-        self.placer.offer_all()
+        if self.placer.starved:
+            self.placer.offer_all()
         return commands
 
     def _transfer_failed(self, event: TransferFailed) -> list[Command]:
-        commands: list[Command] = []
-        for state in self.replicas.failed(event.item, event.src, event.dst):
-            if state.phase is Phase.PLACED:
-                self.placer.unplace(state, event.at_s, commands)
+        waiters, commands = self.replicas.failed(event.item, event.src, event.dst)
+        for state in waiters:
+            self._take_off(state, event.at_s, commands)
+            state.crashes += 1
+            if state.crashes > state.task.request.crashes:
+                text = f"{state.task.name} was given up: its input {event.item} could not be copied: {event.reason}"
+                self._fail(state, Failure("crash", text), commands)
+            else:
                 self._make_ready(state, commands, first=True)
         return commands
+
+    def _take_off(self, state: TaskState, now_s: float, commands: list[Command]) -> None:
+        """Take a task that does not run yet out of whatever queue it is in."""
+        if state.phase is Phase.PLACED:
+            self.placer.unplace(state, now_s, commands)
+        elif state.phase is Phase.READY:
+            self._unqueue(state, commands)
 
     # time
 
@@ -556,6 +643,7 @@ class Machine:
         self._timer_s = inf
         commands: list[Command] = []
         self.placer.offer_all()
+        self.placer.crowded = False
         while self.placer.deadlines and self.placer.deadlines[0][0] <= event.at_s:
             _, task, attempt = heappop(self.placer.deadlines)
             state = self.tasks.get(task)
@@ -566,9 +654,9 @@ class Machine:
         if self.fleet.live > 1:
             self._rescue(event.at_s, commands)
         if event.at_s >= self._sweep_at_s:
+            self._sweep_at_s = inf
             self._sweep(event.at_s, commands)
-        if self.placer.deadlines:
-            self._wake(self.placer.deadlines[0][0], commands)
+        self._refuse_ruled_out(commands)
         return commands
 
     def _rescue(self, now_s: float, commands: list[Command]) -> None:
@@ -576,6 +664,7 @@ class Machine:
         for device in self.fleet.states:
             if len(device.sent) < 2:
                 continue
+            self.placer.crowded = True
             head, *others = [state for state, _ in device.sent.values()]
             if now_s - device.started_s > max(10 * head.predicted_s, self.rules.retry_s / 2):
                 commands.extend(Withdraw(device.name, state.task.id, state.attempt) for state in others)

@@ -27,9 +27,25 @@ class Item:
     pins : per node, how many placed tasks need the replica there
     producer : the task that can compute it again, None where it came from outside
     heirs : items that would need this one to be computed again
+    claims : tasks that run again and need it for that
+    awaited : True while it is computed again
+    released : True when nobody outside holds it; without a replica only its task is remembered, for its heirs
     """
 
-    __slots__ = ("arriving", "heirs", "id", "nbytes", "parents", "pins", "producer", "released", "valid", "waiters")
+    __slots__ = (
+        "arriving",
+        "awaited",
+        "claims",
+        "heirs",
+        "id",
+        "nbytes",
+        "parents",
+        "pins",
+        "producer",
+        "released",
+        "valid",
+        "waiters",
+    )
 
     def __init__(self, item: int, nbytes: int, producer: TaskState | None) -> None:
         self.id = item
@@ -41,6 +57,8 @@ class Item:
         self.producer = producer
         self.parents: tuple[int, ...] = ()
         self.heirs = 0
+        self.claims = 0
+        self.awaited = False
         self.released = False
 
 
@@ -72,16 +90,35 @@ class Replicas:
         if entry is None:
             entry = self.items[item] = Item(item, nbytes, producer)
             if producer is not None and node != HOST_NODE:
-                entry.parents = producer.task.inputs
+                entry.parents = tuple(parent for parent in dict.fromkeys(producer.task.inputs) if parent in self.items)
                 for parent in entry.parents:
-                    if parent in self.items:
-                        self.items[parent].heirs += 1
-        commands = self._make_room(node, nbytes, ())[1] if self._lacks(node, nbytes) else []
-        if node not in entry.valid:
-            entry.valid.append(node)
-            self._take(node, nbytes)
-            self._on.setdefault(node, {})[item] = entry
+                    self.items[parent].heirs += 1
+        if producer is not None:
+            self._give_back(producer)
+        entry.awaited = False
+        commands: list[Command] = []
+        if node not in entry.valid and node not in entry.arriving:
+            if not entry.valid:
+                entry.nbytes = nbytes
+            if self._lacks(node, entry.nbytes):
+                commands = self._make_room(node, entry.nbytes, ())[1]
+            self._take(node, entry.nbytes)
+            self._keep(entry, node)
+        if node == HOST_NODE and entry.parents:
+            commands.extend(self._let_go(entry))
+        if entry.released:
+            commands.extend(self._collect(entry))
         return commands
+
+    def _keep(self, entry: Item, node: str) -> None:
+        entry.valid.append(node)
+        self._on.setdefault(node, {})[entry.id] = entry
+
+    def _give_back(self, state: TaskState) -> None:
+        """Give back what was reserved for a task's own use."""
+        if state.reserved_bytes:
+            self.used[state.node] -= state.reserved_bytes
+            state.reserved_bytes = 0
 
     def _take(self, node: str, nbytes: int) -> None:
         used = self.used.get(node, 0) + nbytes
@@ -91,6 +128,10 @@ class Replicas:
 
     def _lacks(self, node: str, nbytes: int) -> bool:
         return self.used.get(node, 0) + nbytes > self.capacity(node)
+
+    def nbytes(self, inputs: Iterable[int]) -> int:
+        """Give the bytes of all inputs together."""
+        return sum(self.items[item].nbytes for item in dict.fromkeys(inputs) if item in self.items)
 
     def seconds(self, inputs: Iterable[int], node: str) -> float:
         """Give the seconds until all inputs would be on a node, one after the other, 0 when they are there."""
@@ -102,8 +143,8 @@ class Replicas:
         return total
 
     def _cheapest(self, entry: Item, node: str) -> tuple[float, str]:
-        sources = entry.valid or list(entry.arriving)
-        return min(((self._topology.seconds(entry.nbytes, src, node), src) for src in sources), default=(0.0, HOST_NODE))
+        seconds = self._topology.seconds
+        return min(((seconds(entry.nbytes, src, node), src) for src in entry.valid), default=(0.0, HOST_NODE))
 
     def place(self, state: TaskState, node: str, extra_bytes: int) -> tuple[bool, list[Command]]:
         """Pin a task's inputs on a node and order what must travel.
@@ -153,13 +194,23 @@ class Replicas:
             commands.extend(self._drop(entry, node))
         if not self._lacks(node, needed):
             return True, commands
-        for entry in held.values():
-            if not entry.pins.get(node) and entry.id not in keep and HOST_NODE not in entry.arriving:
+        self._write_back(node, needed, keep, commands)
+        return False, commands
+
+    def _write_back(self, node: str, needed: int, keep: tuple[int, ...], commands: list[Command]) -> None:
+        """Copy as many last replicas to the host as must be dropped, those under way included."""
+        short = self.used.get(node, 0) + needed - self.capacity(node)
+        for entry in self._on[node].values():
+            if short <= 0:
+                return
+            if entry.arriving.get(HOST_NODE) == node and entry.pins.get(node) == 1:
+                short -= entry.nbytes
+            elif not entry.pins.get(node) and entry.id not in keep and HOST_NODE not in entry.arriving:
                 entry.arriving[HOST_NODE] = node
-                entry.pins[node] = entry.pins.get(node, 0) + 1
+                entry.pins[node] = 1
                 self._take(HOST_NODE, entry.nbytes)
                 commands.append(Transfer(entry.id, node, HOST_NODE, entry.nbytes))
-        return False, commands
+                short -= entry.nbytes
 
     def _drop(self, entry: Item, node: str) -> list[Command]:
         entry.valid.remove(node)
@@ -169,12 +220,10 @@ class Replicas:
 
     def unplace(self, state: TaskState) -> list[Command]:
         """Undo a placement: unpin the inputs and give back the reservation."""
-        node, state.node = state.node, ""
-        if not node:
+        if not state.node:
             return []
-        self.used[node] = self.used.get(node, 0) - state.reserved_bytes
-        state.reserved_bytes = 0
-        state.missing = 0
+        self._give_back(state)
+        node, state.node, state.missing = state.node, "", 0
         commands: list[Command] = []
         for item in dict.fromkeys(state.task.inputs):
             entry = self.items.get(item)
@@ -203,22 +252,21 @@ class Replicas:
         if entry is None or entry.arriving.get(dst) != src:
             return [], [Free(item, dst)] if entry is None else []
         del entry.arriving[dst]
-        entry.valid.append(dst)
-        self._on.setdefault(dst, {})[item] = entry
+        self._keep(entry, dst)
         waiters = entry.waiters.pop(dst, [])
         for state in waiters:
             state.missing -= 1
-        return waiters, self._unpin(entry, src)
+        commands = self._let_go(entry) if dst == HOST_NODE else []
+        return waiters, commands + self._unpin(entry, src)
 
-    def failed(self, item: int, src: str, dst: str) -> list[TaskState]:
-        """Take note of a transfer that did not happen; gives the tasks that waited for it."""
+    def failed(self, item: int, src: str, dst: str) -> tuple[list[TaskState], list[Command]]:
+        """Take note of a transfer that did not happen: who waited for it, and what can be dropped now."""
         entry = self.items.get(item)
         if entry is None or entry.arriving.get(dst) != src:
-            return []
+            return [], []
         del entry.arriving[dst]
         self.used[dst] -= entry.nbytes
-        self._unpin(entry, src)
-        return entry.waiters.pop(dst, [])
+        return entry.waiters.pop(dst, []), self._unpin(entry, src)
 
     def release(self, item: int) -> list[Command]:
         """Take note that nobody outside holds an item."""
@@ -228,24 +276,37 @@ class Replicas:
         entry.released = True
         return self._collect(entry)
 
-    def _let_go(self, item: int) -> list[Command]:
-        entry = self.items.get(item)
-        if entry is None:
-            return []
-        entry.heirs -= 1
-        return self._collect(entry)
-
     def _collect(self, entry: Item) -> list[Command]:
-        if not entry.released or entry.heirs > 0 or entry.pins or entry.arriving:
-            return []
-        if self.items.pop(entry.id, None) is None:
-            return []
+        """Drop what nobody needs any more; for the heirs of an item its task is remembered, not its bytes."""
         commands: list[Command] = []
-        for node in list(entry.valid):
-            commands.extend(self._drop(entry, node))
-        for parent in entry.parents:
-            commands.extend(self._let_go(parent))
+        idle = [entry]
+        while idle:
+            entry = idle.pop()
+            if not entry.released or entry.claims or entry.awaited or entry.pins or entry.arriving:
+                continue
+            if entry.heirs and entry.producer is None:
+                continue
+            nodes = list(entry.valid)
+            for node in nodes:
+                commands.extend(self._drop(entry, node))
+            if entry.heirs or self.items.pop(entry.id, None) is None:
+                continue
+            if not nodes:
+                commands.append(Free(entry.id, HOST_NODE))
+            idle.extend(self._disown(entry))
         return commands
+
+    def _disown(self, entry: Item) -> list[Item]:
+        """Cut an item off its parents; gives them."""
+        parents = [self.items[parent] for parent in entry.parents]
+        entry.parents = ()
+        for parent in parents:
+            parent.heirs -= 1
+        return parents
+
+    def _let_go(self, entry: Item) -> list[Command]:
+        """Take note that an item is on the host, and never has to be computed again."""
+        return [command for parent in self._disown(entry) for command in self._collect(parent)]
 
     def evict(self, node: str) -> list[Command]:
         """Drop every replica on a node that nothing pins and that exists elsewhere too."""
@@ -255,9 +316,30 @@ class Replicas:
                 commands.extend(self._drop(entry, node))
         return commands
 
-    def forget(self, entry: Item) -> None:
-        """Strike an item that has no replica left, to be added again when it was computed anew."""
-        self.items.pop(entry.id, None)
+    def claim(self, inputs: Iterable[int]) -> list[Item]:
+        """Keep the inputs of a task that runs again; gives those that have no replica left."""
+        entries = [self.items[item] for item in dict.fromkeys(inputs) if item in self.items]
+        for entry in entries:
+            entry.claims += 1
+        return [entry for entry in entries if not entry.valid]
+
+    def unclaim(self, inputs: Iterable[int]) -> list[Command]:
+        """Take note that a task that ran again needs its inputs no more."""
+        commands: list[Command] = []
+        for item in dict.fromkeys(inputs):
+            entry = self.items.get(item)
+            if entry is not None:
+                entry.claims -= 1
+                commands.extend(self._collect(entry))
+        return commands
+
+    def give_up(self, item: int) -> list[Command]:
+        """Take note that a lost item cannot be computed again."""
+        entry = self.items.get(item)
+        if entry is None:
+            return []
+        entry.awaited, entry.producer = False, None
+        return self._let_go(entry) + self._collect(entry)
 
     def lose(self, node: str) -> tuple[list[Item], list[tuple[int, str, str]]]:
         """Take note that a node's content is gone.

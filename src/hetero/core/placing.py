@@ -55,6 +55,7 @@ class Placer:
         self._open: set[int] = set()
         self._declined_at = 0
         self.parked = 0
+        self.crowded = False
         self.deadlines: list[tuple[float, int, int]] = []
         self._lazy = policy.name == "eft"
         self.affinities = Affinities(fleet, topology)
@@ -63,21 +64,25 @@ class Placer:
 
     def offer(self, state: DeviceState) -> None:
         """Take note that a device may take more."""
-        if self._fleet.room(state):
+        if self._fleet.measure(state):
             self._open.add(state.index)
         else:
             self._open.discard(state.index)
 
     def offer_all(self) -> None:
-        """Take note that every device is to be considered anew."""
-        for state in self._fleet.states:
-            self.offer(state)
+        """Take note that every device with room is to be considered anew."""
+        self._open.update(np.flatnonzero(self._fleet.rooms).tolist())
         self._declined_at = 0
 
     @property
     def starved(self) -> bool:
-        """True when tasks are ready and the policy left them so although a device was idle."""
-        return self.ready.count > 0 and self._declined_at > 0
+        """True when tasks were left waiting although a device may be idle: by the policy, or as a group."""
+        return len(self.groups) > 0 or (self._declined_at > 0 and self.ready.count > 0)
+
+    def picky(self) -> list[TaskState]:
+        """Give the ready tasks, of those next in order, that have affinities."""
+        near = (*islice(iter(self.ready), WINDOW), *self.groups)
+        return [state for state in near if state.task.request.near or state.task.request.apart]
 
     # the loop
 
@@ -85,7 +90,7 @@ class Placer:
         """Place what the policy proposes, as long as it proposes."""
         commands: list[Command] = []
         if self.groups:
-            self._gather(self.groups[0], now_s, commands)
+            self._gather(next((group for group in self.groups if group.devices), self.groups[0]), now_s, commands)
         ready = self.ready
         if not ready.count and (self._lazy or not self.parked):
             self._declined_at = 0
@@ -102,7 +107,9 @@ class Placer:
 
     def _lone(self, now_s: float, commands: list[Command]) -> bool:
         """Send a lone task to the fastest device when that one is idle: what the default policy would do."""
-        state = next(iter(self.ready))
+        state = self.ready.first()
+        if state is None:
+            return False
         request = state.task.request
         row = self._rows.of(state)
         if row.best < 0 or request.near or request.apart or state.excluded:
@@ -128,7 +135,6 @@ class Placer:
                 continue
             if state is None and at.get(task_id, index) != index:
                 state = self._take_back(task_id, at[task_id], now_s, commands)
-                before += state is not None
             if state is None or state.phase is not Phase.READY:
                 continue
             row = self._rows.of(state)
@@ -201,7 +207,7 @@ class Placer:
         request = state.task.request
         if self._fleet.own_nodes:
             node = device.device.memory_node
-            extra = request.memory_bytes or (0 if node == HOST_NODE else row.out_bytes)
+            extra = request.memory_bytes or self._spare(row.out_bytes, state, node)
             fits, orders = self._replicas.place(state, node, extra)
             commands.extend(orders)
             if not fits:
@@ -215,12 +221,18 @@ class Placer:
         self.affinities.came(state.task.id, request.workload, device.index)
         return True
 
+    def _spare(self, out_bytes: int, state: TaskState, node: str) -> int:
+        """Give what can be reserved for a result whose size is only expected."""
+        if node == HOST_NODE or not out_bytes:
+            return 0
+        return int(min(out_bytes, max(0, self._replicas.capacity(node) - self._replicas.nbytes(state.task.inputs))))
+
     def flush(self, device: DeviceState, now_s: float, commands: list[Command]) -> None:
         """Send what waits at a device, as one command, with further small tasks of the same class."""
         busy = device.batches
         pending = self._fleet.pending_s[device.index]
         launches: list[Launch] = []
-        if device.phase is DevicePhase.READY and not device.held_by and busy < 2:
+        if device.phase is DevicePhase.READY and not device.held_by and not device.stopping and busy < 2:
             batch, worth = Batch(), 0.0
             while device.placed and len(launches) < CHUNK_TASKS:
                 state = next((task for task in device.placed if not task.missing), None)
@@ -237,6 +249,8 @@ class Placer:
                     self._fill(state, device, batch, launches, worth, now_s, commands)
         if launches:
             commands.append(Run(device.name, tuple(launches)))
+            if len(device.sent) > 1:
+                self.crowded = True
         self.offer(device)
 
     def _small(self, state: TaskState) -> bool:
@@ -257,10 +271,9 @@ class Placer:
         if row.request.near or row.request.apart or self._fleet.own_nodes:
             return
         limit = min(CHUNK_TASKS, ceil((self.ready.count + len(launches)) / max(1, self._fleet.live)))
-        for state in self.ready:
-            if len(launches) >= limit or worth + like.predicted_s > CHUNK_S:
-                return
-            if self._rows.of(state) is not row or state.excluded:
+        while len(launches) < limit and worth + like.predicted_s <= CHUNK_S:
+            state = self.ready.first()
+            if state is None or self._rows.of(state) is not row or state.excluded:
                 return
             self._accept(state, device, row, now_s, commands)
             worth += state.predicted_s
@@ -308,7 +321,8 @@ class Placer:
 
     def _hold(self, state: TaskState, now_s: float, commands: list[Command]) -> bool:
         row = self._rows.of(state)
-        seconds = np.where(self._fleet.ready[: len(self._fleet.states)], self._seconds(state, row), inf)
+        free = [device.phase is DevicePhase.READY and not device.held_by for device in self._fleet.states]
+        seconds = np.where(free, self._seconds(state, row), inf)
         finish = seconds + self._fleet.available_s(now_s)
         order = np.lexsort((np.arange(len(finish)), finish))
         wanted = state.task.request.devices
@@ -323,9 +337,8 @@ class Placer:
         for device in self._fleet.states:
             if device.index in state.devices or (state.task.request.exclusive and device.device.host in hosts):
                 device.held_by = state.task.id
-                self._fleet.block(device)
-                self._open.discard(device.index)
-                for parked in [task for task in device.placed if task is not state]:
+                self.offer(device)
+                for parked in list(device.placed)[::-1]:
                     self.unplace(parked, now_s, commands)
                     self.ready.push(parked, first=True)
         return True
@@ -336,5 +349,4 @@ class Placer:
         for device in self._fleet.states:
             if device.held_by == state.task.id:
                 device.held_by = 0
-                self._fleet.block(device)
                 self.offer(device)

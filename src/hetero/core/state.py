@@ -5,13 +5,17 @@ In: changes by the rooms of the core. Out: plain attributes. It must not decide 
 
 from __future__ import annotations
 
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Iterator
 from enum import IntEnum
+from typing import TYPE_CHECKING
 
 from hetero.model.device import Device
 from hetero.model.events import TaskFinished
 from hetero.model.tasks import Task
+
+if TYPE_CHECKING:
+    from hetero.core.estimates import Row
 
 __all__ = ["Batch", "DevicePhase", "DeviceState", "Phase", "ReadyQueue", "TaskState"]
 
@@ -63,11 +67,11 @@ class TaskState:
         "phase",
         "predicted_s",
         "recomputed",
+        "released",
         "reserved_bytes",
         "result",
         "retries",
         "row",
-        "serial",
         "task",
         "waits_for",
     )
@@ -79,7 +83,7 @@ class TaskState:
         self.device = -1
         self.devices: tuple[int, ...] = ()
         self.group_left = 0
-        self.row: object = None
+        self.row: Row | None = None
         self.predicted_s = 0.0
         self.deadline_s = 0.0
         self.waits_for = 0
@@ -91,9 +95,14 @@ class TaskState:
         self.retries = 0
         self.out_of_memory = 0
         self.excluded: frozenset[int] = frozenset()
-        self.serial = 0
         self.recomputed = False
+        self.released = False
         self.result: TaskFinished | None = None
+
+    @property
+    def is_group(self) -> bool:
+        """True when the task holds devices before it runs: a group, or one that wants a host for itself."""
+        return self.task.request.devices > 1 or self.task.request.exclusive
 
 
 class DeviceState:
@@ -143,14 +152,13 @@ class DeviceState:
 class ReadyQueue:
     """Ready tasks by priority (higher first), then in the order of their arrival; retried ones go first.
 
-    Taking a task from the middle leaves a mark that is skipped later, so that every operation is O(1)
-    amortised.
+    Every operation takes a constant time, also taking a task from the middle.
     """
 
     __slots__ = ("_lanes", "_order", "count")
 
     def __init__(self) -> None:
-        self._lanes: dict[int, deque[tuple[TaskState, int]]] = {}
+        self._lanes: dict[int, OrderedDict[int, TaskState]] = {}
         self._order: list[int] = []
         self.count = 0
 
@@ -159,24 +167,30 @@ class ReadyQueue:
         priority = state.task.request.priority
         lane = self._lanes.get(priority)
         if lane is None:
-            lane = self._lanes[priority] = deque()
+            lane = self._lanes[priority] = OrderedDict()
             self._order = sorted(self._lanes, reverse=True)
         state.phase = Phase.READY
-        state.serial += 1
-        (lane.appendleft if first else lane.append)((state, state.serial))
+        lane[state.task.id] = state
+        if first:
+            lane.move_to_end(state.task.id, last=False)
         self.count += 1
 
     def remove(self, state: TaskState, phase: Phase) -> None:
         """Take a task out; its phase becomes the one given."""
+        priority = state.task.request.priority
+        lane = self._lanes[priority]
+        del lane[state.task.id]
+        if not lane and len(self._order) > 1:
+            del self._lanes[priority]
+            self._order.remove(priority)
         state.phase = phase
         self.count -= 1
 
+    def first(self) -> TaskState | None:
+        """Give the task that is next in order, None when none is ready."""
+        return next(iter(self), None)
+
     def __iter__(self) -> Iterator[TaskState]:
-        """Give the ready tasks in order."""
+        """Give the ready tasks in order; the queue must not change meanwhile."""
         for priority in self._order:
-            lane = self._lanes[priority]
-            while lane and (lane[0][0].phase is not Phase.READY or lane[0][0].serial != lane[0][1]):
-                lane.popleft()
-            for state, serial in lane:
-                if state.phase is Phase.READY and state.serial == serial:
-                    yield state
+            yield from self._lanes[priority].values()

@@ -255,7 +255,7 @@ runs = st.lists(
 
 
 @given(runs)
-def test_estimates_are_finite_ordered_and_the_same_for_the_same_story(story: list[tuple[int, int, float, float]]) -> None:
+def test_estimates_are_finite_ordered_and_repeatable(story: list[tuple[int, int, float, float]]) -> None:
     devices = (CPU, TWIN, device("gpu", flop_per_s=1e12, bytes_per_s=1e11))
 
     def live() -> list[object]:
@@ -280,7 +280,12 @@ def test_answers_do_not_depend_on_the_hash_seed() -> None:
     )
     said = {
         subprocess.run(
-            [sys.executable, "-c", program], env={"PYTHONHASHSEED": seed}, capture_output=True, text=True, check=True, timeout=60
+            [sys.executable, "-c", program],
+            env={"PYTHONHASHSEED": seed},
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=60,
         ).stdout
         for seed in ("0", "1", "77")
     }

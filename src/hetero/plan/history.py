@@ -185,7 +185,7 @@ class Curve(NamedTuple):
         """Give the spread at a size, wider the farther it lies outside of what was measured."""
         size = max(size, 1.0)
         outside = max(self.least / size, size / max(self.most, 1.0), 1.0)
-        return self.spread * outside**0.3
+        return self.spread * math.pow(outside, 0.3)
 
 
 def curve(sizes: Sequence[float], seconds: Sequence[float]) -> Curve | None:

@@ -1,0 +1,192 @@
+"""The conformance kit of policies: whoever writes one finds out here whether the core can rely on it.
+
+In: a policy or the name of one. Out: nothing, or an AssertionError of one sentence that says what is wrong.
+It must not judge how good a placement is, nor how fast: that is a benchmark.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from copy import deepcopy
+
+import numpy as np
+
+from hetero.model.device import Device, DeviceType
+from hetero.plan.policies.base import Floats, Memory, Policy, Proposal, ReadyTask, View, Waiting
+from hetero.plan.policies.registry import get
+
+__all__ = ["check_policy"]
+
+_STEPS = 40
+_LARGE = 10_000
+
+
+def check_policy(policy: Policy | str, seed: int = 0) -> None:
+    """Check what the core relies on in a policy.
+
+    It is deterministic and keeps nothing to itself; it leaves the view, the tasks and its memory as they were;
+    it proposes only tasks that it was shown, each once, for ready devices that can run them; it makes
+    progress: a task that exactly one idle device can run is proposed for it, if not at once; and it takes
+    fleets of any size, from none to 10,000 devices.
+
+    Parameters
+    ----------
+    policy : a policy, or a name that the registry knows
+    seed : of the fleets and tasks that it is shown
+
+    Raises
+    ------
+    AssertionError
+        One sentence: the policy, and what it did that it must not.
+
+    Examples
+    --------
+    >>> check_policy("eft")
+    """
+    made = get(policy) if isinstance(policy, str) else policy
+    name = getattr(made, "name", None)
+    named = isinstance(name, str) and name != ""
+    assert named, f"{type(made).__name__} has no name: give it a class attribute 'name'"
+    for devices in (1, 2, 5):
+        first = _story(made, seed, devices)
+        again = _same(_story(made, seed, devices), first)
+        assert again, f"{name} answered the same calls differently the second time: it keeps a state of its own"
+    _check_nothing_to_do(made)
+    _check_progress(made)
+    large = _Fleet(np.random.default_rng(seed), _LARGE)
+    _asked(made, large.view(64), large.tasks(64), None)
+
+
+class _Fleet:
+    """Random fleets, tasks and queues."""
+
+    def __init__(self, rng: np.random.Generator, count: int) -> None:
+        self._rng = rng
+        self.devices = tuple(
+            Device(f"h0/null:{index}", "null", DeviceType("NULL"), "null", index, name=f"kind {index % 3}")
+            for index in range(count)
+        )
+        self._next = 1
+        self._now_s = 0.0
+
+    def tasks(self, count: int) -> list[ReadyTask]:
+        """Give new tasks; some devices cannot run some of them, some have inputs to wait for."""
+        made = []
+        for _ in range(count):
+            seconds = self._rng.uniform(0.001, 10.0, len(self.devices))
+            seconds[self._rng.random(len(self.devices)) < 0.2] = np.inf
+            arrive = self._rng.uniform(0.0, 1.0, len(self.devices)) if self._rng.random() < 0.5 else None
+            made.append(ReadyTask(self._next, seconds, arrive, f"f{self._next % 4}|"))
+            self._next += 1
+        return made
+
+    def view(self, backlog: int) -> View:
+        """Give a fleet in a random state, with some tasks waiting at its devices."""
+        count, rng = len(self.devices), self._rng
+        self._now_s += float(rng.uniform(0.0, 2.0))
+        queued = rng.integers(0, 3, count)
+        waiting = tuple(
+            Waiting(task._replace(seconds=_able(task.seconds, home)), home)
+            for task, home in zip(self.tasks(4), rng.integers(0, count, 4).tolist(), strict=True)
+        )
+        return View(
+            now_s=self._now_s,
+            devices=self.devices,
+            ready=rng.random(count) < 0.8,
+            available_s=self._now_s + np.where(queued > 0, rng.uniform(0.0, 5.0, count), 0.0),
+            queued=queued,
+            room=np.maximum(2 - queued, 0),
+            busy_frac=np.where(rng.random(count) < 0.3, rng.random(count), 0.0),
+            backlog=backlog,
+            waiting=waiting,
+        )
+
+
+def _able(seconds: Floats, device: int) -> Floats:
+    able = seconds.copy()
+    able[device] = 1.0
+    return able
+
+
+def _story(policy: Policy, seed: int, devices: int) -> list[object]:
+    """Give the answers to a number of calls, each checked."""
+    fleet, memory = _Fleet(np.random.default_rng(seed), devices), None
+    told: list[object] = []
+    for step in range(_STEPS):
+        shown = fleet.tasks(step % 7)
+        proposals, memory = _asked(policy, fleet.view(len(shown) * (1 + step % 3)), shown, memory)
+        told.append((list(proposals), memory))
+    return told
+
+
+def _asked(policy: Policy, view: View, ready: Sequence[ReadyTask], memory: Memory) -> tuple[Sequence[Proposal], Memory]:
+    """Ask twice; check the answer, and that nothing was changed."""
+    before = deepcopy((view, list(ready), memory), {id(view.devices): view.devices})
+    first = policy.propose(view, ready, memory)
+    for what, old, new in zip(("view", "tasks", "memory"), before, (view, list(ready), memory), strict=True):
+        assert _same(old, new), f"{policy.name} changed the {what} that it was handed: it must be pure"
+    second = policy.propose(view, ready, memory)
+    again = _same(list(first[0]), list(second[0])) and _same(first[1], second[1])
+    assert again, f"{policy.name} answered the same call in two ways: it must be deterministic"
+    _check_proposals(policy.name, view, ready, first[0])
+    return first
+
+
+def _check_proposals(name: str, view: View, ready: Sequence[ReadyTask], proposals: Sequence[Proposal]) -> None:
+    shown = {task.id: task for task in (*ready, *(entry.task for entry in view.waiting))}
+    seen: set[int] = set()
+    for task, device in proposals:
+        assert task in shown, f"{name} proposed task {task}, which it was not shown"
+        assert task not in seen, f"{name} proposed task {task} twice in one call"
+        assert 0 <= device < len(view.devices), f"{name} proposed device {device} of {len(view.devices)}"
+        assert view.ready[device], f"{name} proposed task {task} for {view.devices[device].id}, which is not ready"
+        assert np.isfinite(shown[task].seconds[device]), (
+            f"{name} proposed task {task} for {view.devices[device].id}, which cannot run it"
+        )
+        seen.add(task)
+
+
+def _check_nothing_to_do(policy: Policy) -> None:
+    for devices in (0, 3):
+        proposals, _ = _asked(policy, _idle(devices), (), None)
+        assert not proposals, f"{policy.name} proposed a task when there was none"
+        nowhere = ReadyTask(1, np.full(devices, np.inf), None, "f|")
+        proposals, _ = _asked(policy, _idle(devices), (nowhere,), None)
+        assert not proposals, f"{policy.name} proposed a task that no device can run"
+
+
+def _check_progress(policy: Policy) -> None:
+    """One task, one idle device that can run it: it has to be proposed within a few rounds."""
+    for able in range(4):
+        memory: Memory = None
+        task = ReadyTask(7, np.where(np.arange(4) == able, 1.0, np.inf), None, "f|")
+        for turn in range(16):
+            proposals, memory = _asked(policy, _idle(4, float(turn)), (task,), memory)
+            if proposals:
+                break
+        else:
+            raise AssertionError(f"{policy.name} never proposed, in 16 calls, a task that only the idle device can run")
+
+
+def _idle(count: int, now_s: float = 0.0) -> View:
+    return View(
+        now_s=now_s,
+        devices=_Fleet(np.random.default_rng(0), count).devices,
+        ready=np.ones(count, dtype=np.bool_),
+        available_s=np.full(count, now_s),
+        queued=np.zeros(count, dtype=np.int64),
+        room=np.ones(count, dtype=np.int64),
+        busy_frac=np.zeros(count),
+        backlog=1,
+    )
+
+
+def _same(one: object, other: object) -> bool:
+    """Compare values in which arrays may be nested."""
+    if isinstance(one, np.ndarray):
+        return isinstance(other, np.ndarray) and np.array_equal(one, other)
+    if isinstance(one, View) and isinstance(other, View):
+        return all(_same(getattr(one, name), getattr(other, name)) for name in View.__slots__)
+    if isinstance(one, list | tuple) and isinstance(other, list | tuple):
+        return len(one) == len(other) and all(_same(a, b) for a, b in zip(one, other, strict=True))
+    return bool(one == other)

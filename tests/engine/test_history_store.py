@@ -1,0 +1,159 @@
+from __future__ import annotations
+
+import os
+import sqlite3
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from hetero.floor.errors import HistoryError
+from hetero.model.device import Device, DeviceType
+from hetero.plan.cost import KEPT, CostModel, Sample
+from hetero.stores.history import FILE, VERSION, HistoryStore
+
+CPU = Device("h0/cpu:0", "cpu", DeviceType("CPU"), "cpu", name="x")
+
+
+def samples(count: int, signature: str = "f|", key: str = "cpu/x", first: int = 1) -> list[Sample]:
+    return [Sample(signature, key, 8.0, float(number)) for number in range(first, first + count)]
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "home" / FILE
+
+
+def test_samples_come_back_in_order_for_the_kinds_asked_for_only(path: Path) -> None:
+    store = HistoryStore(path)
+    store.add(samples(3) + samples(2, key="cuda/y"))
+    store.add(samples(1, signature="g|"))
+    assert store.load(["cpu/x"]) == tuple(samples(3) + samples(1, signature="g|"))
+    assert store.load(["cuda/y", "absent", "cuda/y"]) == tuple(samples(2, key="cuda/y"))
+    assert store.load([]) == ()
+
+
+def test_only_the_newest_of_each_signature_on_each_kind_of_device_are_kept(path: Path) -> None:
+    store = HistoryStore(path)
+    for begin in (1, 11, 21):
+        store.add(samples(10, first=begin) + samples(1, signature="g|", first=begin))
+    kept = store.load(["cpu/x"])
+    assert [row.seconds for row in kept if row.signature == "f|"] == [float(n) for n in range(31 - KEPT, 31)]
+    assert [row.seconds for row in kept if row.signature == "g|"] == [1.0, 11.0, 21.0]
+
+
+def test_what_a_model_learned_is_known_to_the_next_run(path: Path) -> None:
+    model = CostModel([CPU])
+    for value in (9.0, 0.1, 0.1, 0.1):
+        model.observe("f|", 8.0, CPU, value)
+    HistoryStore(path).add(model.new_samples())
+    later = CostModel([CPU])
+    later.load(HistoryStore(path).load([CPU.model_key]))
+    found = later.estimate("f|", 8.0, CPU)
+    assert (found.seconds, found.origin) == (0.1, "history")
+
+
+def test_a_set_of_samples_with_a_bad_one_is_refused_whole(path: Path) -> None:
+    store = HistoryStore(path)
+    with pytest.raises(HistoryError, match=r"history\.sqlite refused a sample.*above 0"):
+        store.add([*samples(2), Sample("f|", "cpu/x", 8.0, -1.0)])
+    assert store.load(["cpu/x"]) == ()
+
+
+def test_four_processes_that_write_at_once_lose_nothing(path: Path) -> None:
+    program = (
+        "import sys; from pathlib import Path\n"
+        "from hetero.stores.history import *; from hetero.plan.cost import Sample\n"
+        "for n in range(15): HistoryStore(Path(sys.argv[1])).add([Sample(f'{sys.argv[2]}.{n}|', 'cpu/x', 1.0, 1.0)])\n"
+    )
+    writers = [subprocess.Popen([sys.executable, "-c", program, str(path), str(number)]) for number in range(4)]
+    try:
+        assert [writer.wait(timeout=60) for writer in writers] == [0] * 4
+    finally:
+        for writer in writers:
+            writer.kill()
+            writer.wait()
+    assert len(HistoryStore(path).load(["cpu/x"])) == 60
+
+
+@pytest.mark.parametrize(
+    "content", [b"this is no database, but long enough to be one" * 20, b"SQLite format 3\0" + b"\1" * 600]
+)
+def test_a_damaged_file_is_named_with_the_remedy_and_left_as_it_is(path: Path, content: bytes) -> None:
+    path.parent.mkdir()
+    path.write_bytes(content)
+    with pytest.raises(HistoryError, match=r"history\.sqlite is damaged .*; move it away") as caught:
+        HistoryStore(path)
+    assert "\n" not in str(caught.value)
+    assert path.read_bytes() == content
+
+
+def test_damage_in_the_middle_of_the_file_is_noticed_on_opening(path: Path) -> None:
+    HistoryStore(path).add([Sample(f"f{n}|", "cpu/x", 1.0, 1.0) for n in range(3000)])
+    with sqlite3.connect(path) as connection:
+        connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    connection.close()
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2 : len(content) // 2 + 8192] = b"\xff" * 8192
+    path.write_bytes(content)
+    with pytest.raises(HistoryError, match="is damaged"):
+        HistoryStore(path)
+
+
+def test_a_damaged_file_is_set_aside_and_never_overwritten(path: Path) -> None:
+    path.parent.mkdir()
+    for content, aside in ((b"first " * 200, f"{FILE}.damaged"), (b"second " * 200, f"{FILE}.2.damaged")):
+        path.write_bytes(content)
+        store, warning = HistoryStore.open_or_aside(path)
+        assert aside in warning
+        assert path.with_name(aside).read_bytes() == content
+        store.add(samples(1))
+        assert len(store.load(["cpu/x"])) == 1
+        path.unlink()
+    assert path.with_name(f"{FILE}.damaged").read_bytes() == b"first " * 200
+
+
+def test_a_sound_file_is_opened_without_a_warning(path: Path) -> None:
+    HistoryStore(path).add(samples(1))
+    store, warning = HistoryStore.open_or_aside(path)
+    assert (len(store.load(["cpu/x"])), warning) == (1, "")
+
+
+def test_a_file_of_a_newer_version_is_refused_and_not_set_aside(path: Path) -> None:
+    HistoryStore(path)
+    with sqlite3.connect(path) as connection:
+        connection.execute(f"PRAGMA user_version = {VERSION + 1}")
+    connection.close()
+    with pytest.raises(HistoryError, match=rf"written by a newer hetero \(version {VERSION + 1}.*HETERO_HOME"):
+        HistoryStore.open_or_aside(path)
+    assert path.exists()
+
+
+def test_a_folder_that_cannot_be_made_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(HistoryError, match=r"cannot be made: .*; set HETERO_HOME"):
+        HistoryStore(tmp_path / "file" / FILE)
+
+
+def test_a_path_that_is_a_folder_is_one_line(tmp_path: Path) -> None:
+    with pytest.raises(HistoryError, match="cannot be used"):
+        HistoryStore.open_or_aside(tmp_path)
+
+
+def test_a_table_that_lost_its_columns_is_damage(path: Path) -> None:
+    HistoryStore(path)
+    with sqlite3.connect(path) as connection:
+        connection.execute("DROP TABLE samples")
+    connection.close()
+    with pytest.raises(HistoryError, match="is damaged"):
+        HistoryStore(path).load(["cpu/x"])
+
+
+def test_no_file_descriptor_stays_open(path: Path) -> None:
+    store = HistoryStore(path)
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(5):
+        store.add(samples(1))
+        store.load(["cpu/x"])
+    assert len(os.listdir("/proc/self/fd")) == before

@@ -1,0 +1,131 @@
+"""Options of a task become its request, and every wrong one is told in one line."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import hetero
+from hetero.backends.base import Kernel
+from hetero.errors import BadValueError
+from hetero.model.tasks import Near
+
+
+def f(x: int) -> int:
+    return x + 1
+
+
+def kernel() -> Kernel:
+    return Kernel("source", "entry", out=lambda x: (x.shape, x.dtype), global_size=lambda x: x.shape)
+
+
+def test_a_bare_task_asks_for_nothing_and_can_be_called() -> None:
+    assert hetero.task(f)(1) == 2
+    assert hetero.task(f).request == hetero.task()(f).request
+
+
+def test_options_with_units_and_words_become_a_request() -> None:
+    made = hetero.task(
+        on=["GPU", "cpu:0"], not_on="vulkan", memory="2GB", min_cores=4, timeout="1.5s", retries=2, priority=-1,
+        exclusive=True, workload="night", devices=2,
+    )(f)  # fmt: skip
+    request = made.request
+    assert request.on == ("gpu", "cpu:0")
+    assert request.not_on == ("vulkan",)
+    assert (request.memory_bytes, request.min_cores, request.timeout_s) == (2_000_000_000, 4, 1.5)
+    assert (request.retries, request.priority, request.exclusive) == (2, -1, True)
+    assert (request.workload, request.devices) == ("night", 2)
+
+
+def test_options_for_one_call_leave_the_task_as_it_was() -> None:
+    made = hetero.task(f, on="gpu", retries=1)
+    other = made.options(on="cpu")
+    assert (made.request.on, other.request.on, other.request.retries) == (("gpu",), ("cpu",), 1)
+    assert other.source is made.source
+
+
+def test_an_option_set_to_none_is_not_given() -> None:
+    assert hetero.task(f, on="gpu").options(on=None).request.on == ()
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"onn": "gpu"}, ["'onn'", "did you mean 'on'?"]),
+        ({"on": "cudda"}, ["'cudda'", "did you mean 'cuda'?"]),
+        ({"on": 3}, ["3", "write a word"]),
+        ({"on": "gpu", "kinds": "cpu"}, ["on= and kinds="]),
+        ({"memory": "8GBB"}, ["8GBB", "did you mean 'GB'?"]),
+        ({"timeout": "soon"}, ["soon", "30s"]),
+        ({"devices": 0}, ["devices=0", "1 or more"]),
+        ({"devices": True}, ["devices=True"]),
+        ({"retries": -1}, ["retries=-1"]),
+        ({"priority": 1.5}, ["priority=1.5"]),
+        ({"exclusive": "yes"}, ["exclusive='yes'", "True or False"]),
+        ({"near": 5}, ["near=5", "future"]),
+        ({"near": ("hosst", "w")}, ["did you mean 'host'?"]),
+        ({"split": lambda x: [x]}, ["belong together"]),
+        ({"split": 1, "merge": sum}, ["split=1"]),
+    ],
+)
+def test_a_wrong_option_is_told_with_its_value_and_the_remedy(options: dict[str, Any], words: list[str]) -> None:
+    with pytest.raises(BadValueError) as caught:
+        hetero.task(f, **options)
+    message = str(caught.value)
+    assert "\n" not in message
+    assert all(word in message for word in words)
+
+
+def test_a_wrong_option_is_told_where_the_decorator_stands() -> None:
+    with pytest.raises(BadValueError, match="did you mean 'retries'"):
+        hetero.task(retrys=1)
+
+
+def test_near_and_apart_take_workloads_and_scopes() -> None:
+    request = hetero.task(f, near=("host", "a"), apart=["b", ("rack", "c")]).request
+    assert request.near == (Near("host", 0, "a"),)
+    assert request.apart == (Near("device", 0, "b"), Near("rack", 0, "c"))
+
+
+def test_a_plain_function_with_python_implementations_still_runs_everywhere() -> None:
+    made = hetero.task(f)
+    made.implementation("cuda", f)
+    assert made.request.implemented == ()
+
+
+def test_a_kernel_beside_a_plain_function_adds_its_kind() -> None:
+    made = hetero.task(f)
+    made.implementation("opencl", kernel())
+    assert {"opencl", "cpu", "cuda"} <= set(made.request.implemented)
+    assert "vulkan" not in made.request.implemented
+
+
+def test_a_task_of_kernels_only_runs_on_their_kinds_and_not_here() -> None:
+    made = hetero.task(kernel(), on="opencl")
+    made.implementation("vulkan", kernel())
+    assert made.request.implemented == ("opencl", "vulkan")
+    assert made.name == "entry"
+    with pytest.raises(BadValueError, match="kernels only"):
+        made(1)
+
+
+def test_a_kernel_without_a_kind_is_refused() -> None:
+    with pytest.raises(BadValueError, match="names no device"):
+        hetero.task(kernel())
+
+
+def test_an_implementation_decorator_gives_the_function_back() -> None:
+    made = hetero.task(f)
+
+    @made.implementation("cuda", "rocm")
+    def other(x: int) -> int:
+        return x
+
+    assert other(3) == 3
+    assert sorted(made.source.implementations) == ["cuda", "rocm"]
+
+
+def test_an_implementation_for_a_misspelt_kind_is_refused() -> None:
+    with pytest.raises(BadValueError, match="did you mean 'opencl'"):
+        hetero.task(f).implementation("opencll", kernel())

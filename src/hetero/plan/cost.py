@@ -384,5 +384,5 @@ def _roofline(device: Device | None, size: float) -> Estimate:
     """Bytes over bytes/s where that alone takes longer than the guess for what is unknown, else the guess."""
     if device is None or not device.bytes_per_s or size <= 0.0:
         return _UNKNOWN
-    least = size / (device.bytes_per_s * device.throttle_frac)
+    least = size / device.bytes_per_s
     return Estimate(max(least, UNKNOWN_S), min(least, UNKNOWN_S), 1000.0 * max(least, UNKNOWN_S), "roofline", 0)

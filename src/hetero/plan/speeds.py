@@ -109,8 +109,8 @@ def ratio(source: Model, target: Model, signature: str, bound: Bound | None) -> 
     Notes
     -----
     The median ratio over the signatures of the same function that ran on both; else over all signatures that
-    ran on both; else the ratio of bytes/s where the signature is bound by data, else that of FLOP/s, both as
-    throttled; else that of the throttles alone.
+    ran on both; else the ratio of bytes/s where the signature is bound by data, else that of FLOP/s (a device's
+    speeds are those that its tasks get, throttled as it is); else that of the throttles.
     """
     function = signature.partition("|")[0]
     own = _ratios(source, target, function)
@@ -140,7 +140,7 @@ def by_rate(models: Sequence[Model], signature: str) -> Bound | None:
         window, device = model.settled(signature), model.device
         if window is None or device is None or not device.bytes_per_s or window.size <= 0.0:
             continue
-        reached = window.size / window.at(window.size) / (device.bytes_per_s * device.throttle_frac)
+        reached = window.size / window.at(window.size) / device.bytes_per_s
         if reached >= _NEAR_FRAC:
             return "data"
         if reached < _FAR_FRAC:
@@ -180,7 +180,7 @@ def _ratios(source: Model, target: Model, function: str) -> list[float]:
 def _speed(device: Device | None, bound: Bound | None) -> float:
     if device is None:
         return 0.0
-    return ((device.bytes_per_s if bound == "data" else device.flop_per_s) or 0.0) * device.throttle_frac
+    return (device.bytes_per_s if bound == "data" else device.flop_per_s) or 0.0
 
 
 def _catalogued(source: Device | None, target: Device | None, bound: Bound | None) -> Ratio:

@@ -44,16 +44,20 @@ def get_current_device() -> Device:
 
 @functools.cache
 def _host_device() -> Device:
-    from hetero.session.fleet import host_device
+    from hetero.session.fleet import survey
 
-    return host_device()
+    found = survey(only=("cpu",))
+    device = found[0].device
+    assert device is not None, "every host has a CPU"
+    return device
 
 
 def get_device_list() -> list[Device]:
-    """Give every sound device of this host, whether or not a Context is open."""
+    """Give every sound device of this host, whether or not a Context is open; none that computes nothing."""
     from hetero.session.fleet import survey
 
-    return [found.device for found in survey() if found.device is not None and not found.reason]
+    sound = (found.device for found in survey() if not found.reason)
+    return [device for device in sound if device is not None and not device.simulated]
 
 
 def namespace() -> Any:

@@ -116,7 +116,7 @@ def check_word(option: str, word: object) -> str:
     'cuda'
     >>> check_word("on", "cudda")
     Traceback (most recent call last):
-    hetero.floor.errors.BadValueError: on='cudda' is no kind or type of device; did you mean 'cuda'?; …
+    hetero.floor.errors.BadValueError: on='cudda' is no kind or type of device; did you mean 'cuda'?; ...
     """
     if not isinstance(word, str) or not word.strip():
         raise BadValueError(

@@ -10,7 +10,8 @@ from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 from hetero.backends.base import Found
-from hetero.model.device import Device
+from hetero.model.device import Device, DeviceStatus
+from hetero.session.fleet_speed import status
 
 __all__ = ["Row", "rows_of"]
 
@@ -28,6 +29,7 @@ class Row(NamedTuple):
     status : 'ready', 'left out', 'broken' or 'missing'
     reason : why it is not ready, '' when it is
     remedy : how to get it, '' when nothing helps
+    now : what the device reports of itself
     """
 
     device: Device | None
@@ -35,19 +37,27 @@ class Row(NamedTuple):
     status: str
     reason: str = ""
     remedy: str = ""
+    now: DeviceStatus = DeviceStatus()
 
     def as_dict(self) -> dict[str, Any]:
         """Give plain values; what is unknown is None."""
         facts = {field: getattr(self.device, field, None) for field in (*_FIELDS, *_MORE_FIELDS)}
-        return {**facts, "backend": self.backend, "status": self.status, "reason": self.reason, "remedy": self.remedy}
+        said = {"backend": self.backend, "status": self.status, "reason": self.reason, "remedy": self.remedy}
+        return {**facts, **said, "now": self.now.as_dict()}
 
 
-def rows_of(found: Iterable[Found], chosen: Sequence[Device], left_out: Sequence[Found]) -> tuple[Row, ...]:
+def rows_of(
+    found: Iterable[Found], chosen: Sequence[Device], left_out: Sequence[tuple[Device, str]]
+) -> tuple[Row, ...]:
     """Give the devices in use, those left out, the broken and the missing, in this order."""
     unsound = [each for each in found if each.reason]
     return (
-        *(Row(device, device.backend, "ready") for device in chosen),
-        *(Row(each.device, each.backend, "left out", each.reason, each.remedy) for each in left_out),
+        *(Row(device, device.backend, "ready", now=now) for device, now in zip(chosen, status(chosen), strict=True)),
+        *(Row(device, device.backend, "left out", reason, _by_name(device)) for device, reason in left_out),
         *(Row(each.device, each.backend, "broken", each.reason, each.remedy) for each in unsound if each.device),
         *(Row(None, each.backend, "missing", each.reason, each.remedy) for each in unsound if each.device is None),
     )
+
+
+def _by_name(device: Device) -> str:
+    return f"to use it, name it, as in: --devices {device.label}"

@@ -5,8 +5,8 @@ In: rows. Out: what rich prints, fitted to the width of the terminal.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from rich import box
 from rich.markup import escape
@@ -28,30 +28,49 @@ _UNKNOWN = "–"
 
 
 def table(rows: Sequence[Row], width: int) -> Table:
-    """Make the table of all devices that enumerated."""
-    shown = Table(box=box.SIMPLE_HEAD, pad_edge=False, header_style="bold")
-    shown.add_column("Device", no_wrap=True)
-    shown.add_column("Name", no_wrap=True, overflow="ellipsis", min_width=8, max_width=max(10, width - 62))
-    for title in ("Memory", "Cores", "GFLOP/s", "GB/s"):
-        shown.add_column(title, justify="right", no_wrap=True)
-    shown.add_column("Status", no_wrap=True)
-    for row in rows:
-        if row.device is not None:
-            shown.add_row(*_cells(row, row.device), style="" if row.status == "ready" else "dim")
+    """Make the table of all devices that enumerated; a wide terminal shows more columns, a narrow one cuts names."""
+    listed = [row for row in rows if row.device is not None]
+    columns = [
+        column for column in _COLUMNS if width >= column.needs_width and (column.always or _says(column, listed))
+    ]
+    texts = {column.title: [str(column.cell(row)) for row in listed] for column in columns}
+    widths = {title: max(map(len, [title, *cells])) for title, cells in texts.items()}
+    room = width - sum(widths.values()) + widths["Name"] - 2 * (len(columns) - 1)
+    widths["Name"] = max(8, min(room, widths["Name"]))
+    shown = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0), show_edge=False, header_style="bold")
+    for column in columns:
+        size = widths[column.title]
+        shown.add_column(column.title, justify=column.justify, no_wrap=True, width=size, overflow="ellipsis")
+    for row in listed:
+        shown.add_row(*(column.cell(row) for column in columns), style="" if row.status == "ready" else "dim")
     return shown
 
 
-def _cells(row: Row, device: Device) -> tuple[RenderableType, ...]:
-    memory_bytes = device.memory_limit_bytes or device.memory_bytes
-    return (
-        device.short,
-        Text(" ".join(device.name.split()) or device.kind),
-        format_bytes(memory_bytes) if memory_bytes else _UNKNOWN,
-        str(device.cores),
-        _billions(device.flop_per_s),
-        _billions(device.bytes_per_s),
-        Text(_status(row, device), style=_STYLES[row.status]),
-    )
+def _says(column: _Column, rows: Sequence[Row]) -> bool:
+    return any(str(column.cell(row)) != _UNKNOWN for row in rows)
+
+
+def _of(row: Row) -> Device:
+    assert row.device is not None
+    return row.device
+
+
+def _name(row: Row) -> Text:
+    return Text(" ".join(_of(row).name.split()) or _UNKNOWN)
+
+
+def _memory(row: Row) -> str:
+    size_bytes = _of(row).memory_limit_bytes or _of(row).memory_bytes
+    return format_bytes(size_bytes) if size_bytes else _UNKNOWN
+
+
+def _busy(row: Row) -> str:
+    busy_frac = row.now.utilisation_frac
+    return _UNKNOWN if busy_frac is None else f"{busy_frac:.0%}"
+
+
+def _warmth(row: Row) -> str:
+    return _UNKNOWN if row.now.temperature_c is None else f"{row.now.temperature_c:.0f}"
 
 
 def _billions(per_s: float | None) -> str:
@@ -60,30 +79,64 @@ def _billions(per_s: float | None) -> str:
     return f"{per_s / 1e9:.0f}" if per_s >= 1e11 else f"{per_s / 1e9:.3g}"
 
 
-def _status(row: Row, device: Device) -> str:
-    if row.status != "ready":
-        return row.status
-    if device.simulated:
-        return "simulated"
-    return f"throttled × {device.throttle_frac:g}" if device.throttle_frac < 1 else "ready"
+def _status(row: Row) -> Text:
+    device, text = _of(row), row.status
+    if row.status == "ready" and device.simulated:
+        text = "simulated"
+    elif row.status == "ready" and device.throttle_frac < 1:
+        text = f"× {device.throttle_frac:g}"
+    return Text(text, style=_STYLES[row.status])
 
 
-def notes(rows: Sequence[Row]) -> Iterator[RenderableType]:
-    """Give what stands below the table: who is not in use, why, and what would change it."""
+class _Column(NamedTuple):
+    """One column: what it shows, from which width of the terminal on, and whether also when nothing is known."""
+
+    title: str
+    cell: Callable[[Row], Text | str]
+    justify: Literal["left", "right"] = "left"
+    needs_width: int = 0
+    always: bool = True
+
+
+_COLUMNS = (
+    _Column("Device", lambda row: _of(row).short),
+    _Column("Name", _name),
+    _Column("Kind", lambda row: _of(row).kind, needs_width=100),
+    _Column("Memory", _memory, "right"),
+    _Column("Cores", lambda row: str(_of(row).cores), "right"),
+    _Column("GFLOP/s", lambda row: _billions(_of(row).flop_per_s), "right"),
+    _Column("GB/s", lambda row: _billions(_of(row).bytes_per_s), "right"),
+    _Column("Busy", _busy, "right", 100, False),
+    _Column("°C", _warmth, "right", 100, False),
+    _Column("Status", _status),
+)
+
+
+def notes(rows: Sequence[Row], remarks: Sequence[str] = ()) -> Iterator[RenderableType]:
+    """Give what stands below the table: remarks, who is not in use, why, and what would change it."""
+    if remarks:
+        yield Text("\n" + "\n".join(remarks))
     for status, title in (("left out", "Left out"), ("broken", "Broken"), ("missing", "Not here")):
         here = [row for row in rows if row.status == status]
         if here:
-            yield Text(title, style="bold")
+            yield Text(f"\n{title}", style="bold")
             yield _reasons(here)
-    if any(row.status == "ready" and row.device and row.device.flop_per_s is None for row in rows):
-        yield Text("Speeds are measured by: hetero devices --probe", style="dim")
+    if any(row.status == "ready" and row.device and _unmeasured(row.device) for row in rows):
+        yield Text("\nSpeeds are measured by: hetero devices --probe", style="dim")
+
+
+def _unmeasured(device: Device) -> bool:
+    return device.flop_per_s is None and not device.simulated
 
 
 def _reasons(rows: Sequence[Row]) -> Table:
+    """List who is not in use, with one line for all that share a reason."""
     grid = Table.grid(padding=(0, 2))
-    grid.add_column(no_wrap=True)
+    grid.add_column(overflow="fold", max_width=24)
     grid.add_column(overflow="fold")
-    for row in rows:
-        remedy = f"\n[dim]→ {escape(row.remedy)}[/]" if row.remedy else ""
-        grid.add_row(f"  {row.device.short if row.device else row.backend}", escape(row.reason) + remedy)
+    for reason in dict.fromkeys(row.reason for row in rows):
+        alike = [row for row in rows if row.reason == reason]
+        names = "\n".join(row.device.short if row.device else row.backend for row in alike)
+        remedy = f"\n[dim]→ {escape(alike[0].remedy)}[/]" if alike[0].remedy else ""
+        grid.add_row(names, escape(reason) + remedy)
     return grid

@@ -18,7 +18,7 @@ from hetero.model.device import HOST_NODE, Device, DeviceStatus
 from hetero.model.topology import Link, MemoryNode, Topology
 from hetero.session.kept import Kept, digest
 
-__all__ = ["measure", "status", "topology"]
+__all__ = ["measure", "recall", "status", "topology"]
 
 UNKNOWN_LINK_BYTES_PER_S = 12e9
 """Assumed for a link that is neither measured nor told: what PCIe 3 x16 gives in practice. Its kind is 'assumed'."""
@@ -70,6 +70,13 @@ def measure(devices: Sequence[Device], refresh: bool = False) -> tuple[Device, .
     if fresh:
         kept.update({key: list(speed) for key, speed in fresh.items()})
     return tuple(_with_speed(device, None if device.simulated else known.get(_key(device))) for device in devices)
+
+
+def recall(devices: Sequence[Device]) -> tuple[Device, ...]:
+    """Give the devices with the speeds that were measured before, without measuring."""
+    kept = Kept("speeds.json").read()
+    speeds = [None if device.simulated else _speed(kept.get(_key(device))) for device in devices]
+    return tuple(_with_speed(device, speed) for device, speed in zip(devices, speeds, strict=True))
 
 
 def _with_speed(device: Device, speed: Speed | None) -> Device:

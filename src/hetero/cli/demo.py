@@ -5,8 +5,40 @@ In: options. Out: what the demonstration prints, or its result as JSON. The work
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from hetero.cli.output import print_json
+
 __all__ = ["demo"]
 
 
-def demo() -> None:
+def demo(
+    config: Annotated[Path | None, typer.Option(help="Configuration file.")] = None,
+    devices: Annotated[str | None, typer.Option(help="Fleet, as in 'cpu:1,cpu:1*0.25'.")] = None,
+    policy: Annotated[str | None, typer.Option(help="Policy by name; 'auto' chooses.")] = None,
+    size: Annotated[int, typer.Option(help="Rows of the matrix, a multiple of 192.")] = 3072,
+    field: Annotated[Path | None, typer.Option(help="File with a field that diffuses; synthetic without one.")] = None,
+    trace: Annotated[Path | None, typer.Option(help="File to write the trace to.")] = None,
+    set_: Annotated[list[str] | None, typer.Option("--set", help="Setting, key.path=value; may be repeated.")] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+) -> None:
     """Run real computations on this host's devices and check them."""
+    from hetero.demo import run
+
+    found = run(
+        None if config is None else str(config),
+        devices=devices,
+        size=size,
+        field=field,
+        trace=trace,
+        quiet=json,
+        policy=policy,
+        set=set_ or (),
+    )
+    if json:
+        print_json(found.as_dict())
+    if not found.ok:
+        raise typer.Exit(1)

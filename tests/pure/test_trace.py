@@ -22,7 +22,15 @@ from hetero.drive.trace_format import CODES, KINDS, LAYOUTS, layout
 from hetero.floor.errors import BadValueError, TraceError
 from hetero.model.commands import COMMANDS, Commit, Launch, Run, SetTimer, Warn
 from hetero.model.device import Device, DeviceType
-from hetero.model.events import EVENTS, DeviceAdded, TaskFailed, TaskFinished, TaskSubmitted, TransferFinished
+from hetero.model.events import (
+    EVENTS,
+    DeviceAdded,
+    TaskFailed,
+    TaskFinished,
+    TaskSubmitted,
+    TimerFired,
+    TransferFinished,
+)
 from hetero.model.tasks import Failure, Near, Request, Task
 from hetero.model.topology import Link, MemoryNode, Topology
 from tests.needs import PROJECT
@@ -75,6 +83,14 @@ def test_every_event_and_command_comes_back_as_it_was_in_order(tmp_path: Path, n
     assert list(trace) == records, "a trace can be read twice"
     assert not trace.torn
     assert list(trace.unknown()) == []
+
+
+def test_a_bare_command_has_the_time_of_the_event_before_it(tmp_path: Path) -> None:
+    writer = TraceWriter(tmp_path / "a")
+    for record in (TimerFired(1.5), Commit(1, 1, "d"), TimerFired(2.5), Commit(2, 1, "d"), Commit(3, 1, "d")):
+        writer.write(record)
+    writer.close()
+    assert [at_s for at_s, _ in read_trace(tmp_path / "a")] == [1.5, 1.5, 2.5, 2.5, 2.5]
 
 
 def test_a_gzipped_trace_is_read_whatever_its_name(tmp_path: Path) -> None:
@@ -271,7 +287,7 @@ def test_a_corrupt_line_is_named_and_what_stands_before_it_is_given(tmp_path: Pa
     path.write_bytes(b"\n".join(lines))
     trace = read_trace(path)
     assert [record.task for _, record in itertools.islice(trace, 8)] == list(range(8))
-    with pytest.raises(TraceError, match="a:11: not a record of a trace; what stands before it .* head -n 10"):
+    with pytest.raises(TraceError, match=r"a:11: not a record of a trace; what stands before it .* head -n 10"):
         list(trace)
 
 

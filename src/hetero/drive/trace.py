@@ -67,12 +67,16 @@ class TraceWriter:
     --------
     >>> import tempfile
     >>> from hetero.model.commands import Commit
+    >>> from hetero.model.events import DeviceReady
     >>> path = Path(tempfile.mkdtemp()) / "run.trace.jsonl"
     >>> writer = TraceWriter(path, policy="eft")
-    >>> writer.write((0.5, Commit(1, 1, "h0/cpu:0")))
+    >>> writer.write(DeviceReady(0.5, "h0/cpu:0"))
+    >>> writer.write(Commit(1, 1, "h0/cpu:0"))
     >>> writer.close()
-    >>> list(read_trace(path))
-    [(0.5, Commit(task=1, attempt=1, device='h0/cpu:0'))]
+    >>> for at_s, record in read_trace(path):
+    ...     print(at_s, record)
+    0.5 DeviceReady(at_s=0.5, device='h0/cpu:0')
+    0.5 Commit(task=1, attempt=1, device='h0/cpu:0')
     """
 
     def __init__(
@@ -105,7 +109,7 @@ class TraceWriter:
         atexit.register(self.close)
 
     def write(self, record: tuple[object, ...]) -> None:
-        """Take `(at_s, event or command)`."""
+        """Take one event or command, bare or as `(at_s, record)`; a bare command has the time of the last event."""
         self._waiting.append(record)
         if self._asleep:
             self._asleep = False
@@ -198,17 +202,25 @@ class _Encoder:
 
     def __init__(self) -> None:
         self.count = 0
+        self._at_s = 0.0
         self._lines: list[str] = []
         self._texts: dict[str, int] = {}
         self._requests: dict[Request, int] = {}
         self._request_ids: dict[int, int] = {}
         self._by_type = {each.record: self._line_of(each) for each in LAYOUTS}
+        self._timed = {each.record for each in LAYOUTS if each.timed}
 
-    def lines(self, records: Iterable[tuple[Any, ...]]) -> list[str]:
+    def lines(self, records: Iterable[Any]) -> list[str]:
         """Give the lines of some records, and of the texts and requests that they are the first to use."""
         lines = self._lines = []
-        for at_s, record in records:
-            lines.append(self._by_type[type(record)](at_s, record))
+        for record in records:
+            kind = type(record)
+            if kind is tuple:
+                self._at_s, record = record
+                kind = type(record)
+            elif kind in self._timed:
+                self._at_s = record[0]
+            lines.append(self._by_type[kind](self._at_s, record))
             self.count += 1
         return lines
 

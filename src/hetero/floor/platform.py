@@ -318,9 +318,10 @@ def interrupt_main_thread() -> None:
         signal.pthread_kill(threading.main_thread().ident or 0, CANCEL_SIGNAL)
 
 
-def raise_in_thread(ident: int, exception: type[BaseException]) -> None:
-    """Raise an exception in another thread as soon as it runs Python code."""
-    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(ident), ctypes.py_object(exception))
+def raise_in_thread(ident: int, exception: type[BaseException] | None) -> None:
+    """Raise an exception in a thread as soon as it runs Python code; None takes back one that has not come yet."""
+    given = None if exception is None else ctypes.py_object(exception)
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(ident), given)
 
 
 def hold_interrupt(hold: bool) -> None:

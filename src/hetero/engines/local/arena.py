@@ -8,7 +8,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections import Counter, OrderedDict, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
@@ -20,7 +20,7 @@ from hetero.engines.local.pool import Allocator
 from hetero.engines.local.wire import LARGE_BYTES, Place, Wire, dump, load
 from hetero.floor.platform import PAGE_BYTES, SharedMemory, private_view, same_bytes, shared_memory, spill_file
 
-__all__ = ["POOL", "Arena", "Block", "Payload", "Segment", "claim", "places"]
+__all__ = ["POOL", "Arena", "Block", "Payload", "Segment", "claim"]
 
 POOL = 0
 """The segment number of the pool; higher numbers are files of one block each."""
@@ -167,7 +167,9 @@ class Arena:
         if not buffers and len(body) < LARGE_BYTES:
             return Payload(body)
         blocks = tuple([self.keep(buffer) for buffer in buffers])
-        return Payload(body, blocks) if len(body) < LARGE_BYTES else Payload(None, (self.keep(memoryview(body)), *blocks))
+        if len(body) < LARGE_BYTES:
+            return Payload(body, blocks)
+        return Payload(None, (self.keep(memoryview(body)), *blocks))
 
     def segment(self, number: int) -> Segment:
         """Give a segment that is in use."""
@@ -178,8 +180,8 @@ class Arena:
         with self._lock:
             self._drain()
             pool = self._allocator.usage()
-            spilled = sum([segment.memory.nbytes for segment in self._spills.values()])
-        return pool._replace(used_bytes=pool.used_bytes + spilled, peak_bytes=max(pool.peak_bytes, pool.used_bytes + spilled))
+            used = pool.used_bytes + sum([segment.memory.nbytes for segment in self._spills.values()])
+        return pool._replace(used_bytes=used, peak_bytes=max(pool.peak_bytes, used))
 
     def drop_copies(self) -> None:
         """Forget the copies of arguments that are kept for their next use."""
@@ -220,8 +222,8 @@ class Arena:
         if self.counters["spills"] == 1:
             used = self._allocator.usage()
             self._note(
-                f"the memory pool is full ({used.used_bytes} of {used.capacity_bytes} bytes): what does not fit goes to "
-                "files in the temporary folder; make memory_pool_size larger"
+                f"the memory pool is full ({used.used_bytes} of {used.capacity_bytes} bytes): what does not fit "
+                "goes to files in the temporary folder; make memory_pool_size larger"
             )
         return segment
 
@@ -238,8 +240,3 @@ class Arena:
 def claim(wire: Wire, leased: dict[Place, Block]) -> Payload:
     """Make a payload of what a worker sent, with the blocks that it had been given."""
     return Payload(wire.body, tuple([leased.pop(place) for place in wire.places]))
-
-
-def places(blocks: Sequence[Block]) -> list[Place]:
-    """Give where blocks lie."""
-    return [block.place for block in blocks]

@@ -215,7 +215,7 @@ class Server:
             wire = store(outcome.value, self.segments, lambda sizes: self._room(job.seq, sizes))
         except say.NoRoomError as error:
             return say.FAILED, "out_of_memory", str(error), None, ""
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001  a value's pickling may raise anything
             raise say.UnserialisableError(
                 f"the result of task {job.task} cannot travel back: {one_line(error)}", outcome.seconds
             ) from None

@@ -119,13 +119,14 @@ class Control:
         done = say.IMPORTED if tag == say.IMPORT else say.EXPORTED
         self._send((done, order, started_s, self._server.clock.now_s() - started_s, answer))
 
-    def _import(self, key: Any, wire: tuple[Any, ...]) -> None:
+    def _import(self, key: Any, wire: tuple[Any, ...]) -> tuple[Any, ...]:
         views: list[Any] = []
         travelling = Wire(*wire)
         self._server.slow_link(sum([place[2] for place in travelling.places]))
         value = self._server.runner.to_device(self._server.segments.value(travelling, views))
         self._server.segments.release(views)
         self._kept[key] = value
+        return ()
 
     def _export(self, order: int, key: Any) -> tuple[Any, ...]:
         value = self._server.runner.to_host(self._kept[key])

@@ -185,7 +185,8 @@ class LocalEngine(Engine):
             raise SerialisationError(f"the result of task {item} cannot be read here: {one_line(error)}") from error
 
     def _fetch(self, item: int, replica: Replica) -> Any:
-        done, answers = threading.Event(), []
+        done = threading.Event()
+        answers: list[tuple[str, Item | None]] = []
 
         def arrived(problem: str, started_s: float, seconds: float, answer: Item | None) -> None:
             answers.append((problem, answer))

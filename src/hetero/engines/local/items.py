@@ -71,7 +71,7 @@ class Item:
     def __init__(self, payload: Payload | None = None, value: Any = MISSING, replica: Replica | None = None) -> None:
         self.payload = payload
         self.value = value
-        self.replicas = (replica,) if replica else ()
+        self.replicas: tuple[Replica, ...] = (replica,) if replica else ()
 
     @property
     def on_host(self) -> bool:

@@ -59,8 +59,8 @@ class Job(NamedTuple):
     group: tuple[int, int] | None
 
 
-class Cancelled(BaseException):  # noqa: N818  no error, and `except Exception` of a task must not catch it
-    """Raised inside a task to stop it."""
+class Cancelled(BaseException):
+    """Raised inside a task to stop it; no `Exception`, so that a task does not catch it by mistake."""
 
 
 class UnserialisableError(Exception):

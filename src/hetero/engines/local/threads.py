@@ -213,23 +213,27 @@ class ThreadWorker:
 
     def _call(self, launch: Launch, call: Call, group: Group | None, rank: int) -> Outcome:
         try:
-            args, kwargs = call.args, call.kwargs
-            if call.refs:
-                args, kwargs = self._arguments(call)
+            args, kwargs = (call.args, call.kwargs) if not call.refs else self._arguments(call)
+            channel = self._channel(launch.task, group, rank) if group is not None else None
             return self._runner.run(
-                call.function,
-                args,
-                kwargs,
-                task=launch.task,
-                attempt=launch.attempt,
-                task_key=call.task_key,
-                channel=self._channel(launch.task, group, rank) if group is not None else None,
-            )
+                call.function, args, kwargs, task=launch.task, attempt=launch.attempt, task_key=call.task_key,
+                channel=channel,
+            )  # fmt: skip
+        except Cancelled:
+            self._cancelling = False
+            raise
         finally:
             with self._guard:
                 self._current = None
-            while self._cancelling:  # the exception is on its way
-                clock.sleep(1e-4)
+            if self._cancelling:
+                self._await_cancellation()
+
+    def _await_cancellation(self) -> None:
+        """Let an exception that is on its way arrive here, where it does no harm."""
+        for _ in range(20):
+            clock.sleep(1e-3)
+        platform.raise_in_thread(threading.get_ident(), None)
+        self._cancelling = False
 
     def _arguments(self, call: Call) -> tuple[Any, Any]:
         items = self._house.items

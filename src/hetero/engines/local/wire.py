@@ -34,8 +34,8 @@ __all__ = [
     "as_bytes",
     "dump",
     "dump_error",
-    "fresh",
     "frame",
+    "fresh",
     "load",
     "load_error",
     "one_line",
@@ -103,7 +103,7 @@ def _reduce_array(array: NDArray[Any]) -> Any:
         return array.__reduce_ex__(5)
     order = "F" if array.flags.f_contiguous and not array.flags.c_contiguous else "C"
     whole = array if array.flags.c_contiguous or order == "F" else np.ascontiguousarray(array)
-    plain = whole if array.dtype.kind in _PLAIN_KINDS else whole.ravel(order="K").view(np.uint8)
+    plain: Any = whole if array.dtype.kind in _PLAIN_KINDS else whole.ravel(order="K").view(np.uint8)
     return _array, (pickle.PickleBuffer(plain), array.dtype.str, array.shape, order)
 
 
@@ -317,9 +317,8 @@ class Outbox:
         """Take an answer; `next_s` is the expected time of the task that follows, None when none does."""
         with self._lock:
             self._rows.append(row)
-        if next_s is None or not 0.0 < next_s <= self.WINDOW_S:
-            self.flush()
-        elif self._now_s() - self._flushed_s > self.WINDOW_S:
+        long = next_s is None or not 0.0 < next_s <= self.WINDOW_S
+        if long or self._now_s() - self._flushed_s > self.WINDOW_S:
             self.flush()
         elif not self._waiting.is_set():
             self._arm()

@@ -1,0 +1,201 @@
+"""The inline engine: tasks run in the thread that waits for them, so that a debugger sees everything.
+
+In: commands and calls. Out: events, from `pump`. It must not start a thread or a process.
+"""
+
+from __future__ import annotations
+
+import copy
+import sys
+import traceback
+from collections import deque
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from hetero.engines.base import Call, Engine, EngineOrder, NodeUsage, Report, Runner, WorkerEntry
+from hetero.engines.local.threads import resolve, sizeof
+from hetero.engines.local.wire import one_line
+from hetero.floor.clock import Clock
+from hetero.floor.errors import BadValueError, DeviceLostError, HeteroError, SerialisationError
+from hetero.model.commands import Cancel, Discard, Launch, StartWorker, Transfer, Withdraw
+from hetero.model.device import HOST_NODE, Device
+from hetero.model.events import (
+    DeviceLost,
+    DeviceReady,
+    Event,
+    TaskFailed,
+    TaskFinished,
+    TaskWithdrawn,
+    TransferFinished,
+)
+from hetero.model.tasks import Failure
+
+__all__ = ["InlineEngine"]
+
+
+class InlineEngine(Engine):
+    """Runs one task after the other in `pump`; values are handed over by reference.
+
+    Parameters
+    ----------
+    debug : True opens the debugger where a task fails; None does when standard input is a terminal
+    """
+
+    name = "inline"
+
+    def __init__(self, debug: bool | None = None) -> None:
+        self._debug = sys.stdin is not None and sys.stdin.isatty() if debug is None else debug
+        self._devices: dict[str, Device] = {}
+        self._runners: dict[str, Runner] = {}
+        self._queue: deque[tuple[str, Launch, Call]] = deque()
+        self._events: list[Event] = []
+        self._values: dict[int, Any] = {}
+        self._results: dict[tuple[int, int], Any] = {}
+        self._pumping = False
+
+    def start(self, devices: Sequence[Device], worker: WorkerEntry, clock: Clock, report: Report) -> None:
+        """Open each device; whether that went well is told by the next `pump`."""
+        self._worker, self._clock, self._report = worker, clock, report
+        for device in devices:
+            self._devices[device.id] = device
+            self._open(device)
+
+    def _open(self, device: Device) -> None:
+        now_s = self._clock.now_s()
+        try:
+            self._runners[device.id] = self._worker.make(device)
+        except Exception as error:  # noqa: BLE001  back ends raise anything
+            why = str(error) if isinstance(error, HeteroError) else one_line(error)
+            self._events.append(DeviceLost(now_s, device.id, why, permanent=True))
+        else:
+            self._events.append(DeviceReady(now_s, device.id))
+
+    def encode(self, call: Call) -> None:
+        """Do nothing: arguments are handed over by reference."""
+
+    def run(self, device: str, launches: Sequence[tuple[Launch, Call]]) -> None:
+        """Queue attempts for the next `pump`."""
+        self._queue.extend([(device, launch, call) for launch, call in launches])
+
+    def run_group(self, devices: Sequence[str], launch: Launch, call: Call) -> None:
+        """Queue a group of one; larger groups need members that run at the same time."""
+        if len(devices) == 1:
+            self._queue.append((devices[0], launch, call))
+            return
+        now_s = self._clock.now_s()
+        error = BadValueError(
+            f"task {launch.task} takes {len(devices)} devices together, and the inline engine runs one at a time",
+            remedy="use engine: local",
+        )
+        failure = Failure("exception", str(error), error)
+        self._events.extend(
+            [TaskFailed(now_s, launch.task, launch.attempt, device, now_s, 0.0, failure) for device in devices]
+        )
+
+    def submit(self, order: EngineOrder) -> None:
+        """Carry out a command that has no call."""
+        now_s = self._clock.now_s()
+        if isinstance(order, Withdraw | Cancel):
+            self._withdraw(order)
+        elif isinstance(order, Discard):
+            self._results.pop((order.task, order.attempt), None)
+        elif isinstance(order, Transfer):
+            self._events.append(
+                TransferFinished(now_s, order.item, order.src, order.dst, order.nbytes, now_s, 0.0)
+            )
+        elif isinstance(order, StartWorker):
+            self._open(self._devices[order.device])
+
+    def _withdraw(self, order: Withdraw | Cancel) -> None:
+        now_s = self._clock.now_s()
+        for entry in list(self._queue):
+            launch = entry[1]
+            if (launch.task, launch.attempt) == (order.task, order.attempt):
+                self._queue.remove(entry)
+                event: Event = TaskWithdrawn(now_s, *launch[:2], order.device)
+                if isinstance(order, Cancel):
+                    failure = Failure("cancelled", "cancelled before it started")
+                    event = TaskFailed(now_s, *launch[:2], order.device, now_s, 0.0, failure)
+                self._events.append(event)
+
+    def put(self, item: int, value: Any) -> int:
+        """Keep a copy of a value as a data item."""
+        try:
+            self._values[item] = copy.deepcopy(value)
+        except Exception as error:
+            raise SerialisationError(f"the value cannot be copied: {one_line(error)}") from error
+        return sizeof(value)
+
+    def commit(self, task: int, attempt: int) -> None:
+        """Make the result of this attempt the data item `task`."""
+        if (task, attempt) in self._results:
+            self._values[task] = self._results.pop((task, attempt))
+
+    def load(self, item: int) -> Any:
+        """Give the value of a data item."""
+        if item not in self._values:
+            raise DeviceLostError(f"data item {item} is not there")
+        return self._values[item]
+
+    def forget(self, item: int) -> None:
+        """Drop a data item."""
+        self._values.pop(item, None)
+
+    def usage(self) -> Mapping[str, NodeUsage]:
+        """Give the bytes of the arrays that are kept."""
+        used = sum([sizeof(value) for value in self._values.values()])
+        return {HOST_NODE: NodeUsage(0, used, used, 0.0)}
+
+    def pump(self) -> None:
+        """Run what is queued, and tell how it went; a task that is run here may not run others."""
+        if self._pumping:
+            return
+        self._pumping = True
+        try:
+            while self._events or self._queue:
+                if not self._events:
+                    self._events.append(self._attempt(*self._queue.popleft()))
+                events, self._events = self._events, []
+                self._report(events)
+        finally:
+            self._pumping = False
+
+    def _attempt(self, device: str, launch: Launch, call: Call) -> Event:
+        started_s = self._clock.now_s()
+        runner = self._runners[device]
+        try:
+            outcome = runner.run(
+                call.function,
+                resolve(call.args, self._values),
+                resolve(dict(call.kwargs), self._values),
+                task=launch.task,
+                attempt=launch.attempt,
+                task_key=call.task_key,
+            )
+        except (Exception, SystemExit) as error:  # noqa: BLE001  whatever a task raises is its own
+            return self._failed(device, launch, started_s, error)
+        self._results[launch.task, launch.attempt] = runner.to_host(outcome.value) if outcome.resident else outcome.value
+        nbytes = sizeof(self._results[launch.task, launch.attempt])
+        node = HOST_NODE if nbytes else ""
+        return TaskFinished(self._clock.now_s(), *launch[:2], device, started_s, outcome.seconds, nbytes, node)
+
+    def _failed(self, device: str, launch: Launch, started_s: float, error: BaseException) -> Event:
+        now_s = self._clock.now_s()
+        kind: Any = self._runners[device].classify(error)
+        if self._debug:
+            import pdb
+
+            traceback.print_exception(error)
+            pdb.post_mortem(error.__traceback__)
+        failure = Failure(kind, one_line(error), error)
+        return TaskFailed(now_s, *launch[:2], device, started_s, now_s - started_s, failure)
+
+    def stop(self) -> None:
+        """Close every device; safe to call twice."""
+        for runner in self._runners.values():
+            runner.close()
+        self._runners.clear()
+        self._queue.clear()
+        self._events.clear()
+        self._values.clear()
+        self._results.clear()

@@ -1,0 +1,41 @@
+from __future__ import annotations
+
+import pdb
+from typing import Any
+
+import pytest
+
+from hetero.engines.inline import InlineEngine
+from hetero.model.events import TaskFailed
+from hetero.testing import check_engine
+from hetero.testing.engine import Bench
+
+
+def _fail() -> None:
+    raise ValueError("broken")
+
+
+def test_the_inline_engine_keeps_what_the_driver_relies_on(no_leaks: None) -> None:
+    check_engine(lambda: InlineEngine(debug=False), processes=False, concurrent=False)
+
+
+def test_a_failing_task_opens_the_debugger_where_it_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Any] = []
+    monkeypatch.setattr(pdb, "post_mortem", seen.append)
+    bench = Bench(InlineEngine(debug=True))
+    bench.ready()
+    assert bench.failure(_fail).failure.kind == "exception"
+    last = seen[0]
+    while last.tb_next:
+        last = last.tb_next
+    assert last.tb_frame.f_code.co_name == "_fail"
+    bench.engine.stop()
+
+
+def test_a_group_of_two_is_refused_with_the_remedy() -> None:
+    bench = Bench(InlineEngine(debug=False))
+    bench.ready()
+    task = bench.launch_group(bench.call(_fail))
+    event = bench.expect(TaskFailed, lambda event: event.task == task)
+    assert "engine: local" in event.failure.message
+    bench.engine.stop()

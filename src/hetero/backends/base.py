@@ -74,7 +74,7 @@ class Kernel:
     Arguments are bound in the order of the call, then the outputs. Arrays become buffers; Python and NumPy
     scalars become kernel arguments (OpenCL) or fields of one uniform block, in order, as 32-bit words (WGSL).
     In WGSL the arrays of the call have `@group(0) @binding(0)` and up, the outputs follow, and the uniform
-    block, where there are scalars, comes last.
+    block, where there are scalars, comes last; numbers take the types that the source declares.
 
     Examples
     --------

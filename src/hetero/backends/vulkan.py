@@ -30,6 +30,8 @@ _DRIVER = "apt-get install mesa-vulkan-drivers, or the vendor's Vulkan driver"
 _TYPES = {"CPU": "CPU", "DiscreteGPU": "GPU", "IntegratedGPU": "GPU", "VirtualGPU": "GPU"}
 _BINDING = re.compile(r"@group\(0\)\s*@binding\((\d+)\)\s*var\s*<\s*(storage|uniform)\s*(?:,\s*(\w+)\s*)?>")
 _GROUP = re.compile(r"@workgroup_size\(([^)]*)\)[^{]*?fn\s+(\w+)\s*\(")
+_UNIFORM = re.compile(r"var\s*<\s*uniform\s*>\s*\w+\s*:\s*(\w+)")
+_WORDS = {"f32": "<f4", "i32": "<i4", "u32": "<u4"}
 _WIDE = {"f8": "float32", "i8": "int32", "u8": "uint32", "c16": "complex64"}
 _LIMITS = (
     "max-buffer-size",
@@ -71,12 +73,13 @@ var<workgroup> y: array<array<f32, 8>, 8>;
 
 
 class _Built(NamedTuple):
-    """A compiled kernel: its pipeline, the layout of its bindings, its work-group and its binding numbers."""
+    """A compiled kernel: its pipeline, its layout, its work-group, its binding numbers, the types of its numbers."""
 
     pipeline: Any
     layout: Any
     group: tuple[int, int, int]
     bindings: tuple[int, ...]
+    scalars: tuple[str, ...]
 
 
 class VulkanBackend(Backend):
@@ -182,9 +185,9 @@ class VulkanBackend(Backend):
             self._check_wgsl(kernel, dtype)
         results = tuple(self.alloc(shape, dtype) for shape, dtype in described)
         buffers = [array.handle for array in (*given.arrays, *results)]
-        if given.scalars:
-            buffers.append(self._uniform(given.scalars))
         built = self._built(kernel)
+        if given.scalars:
+            buffers.append(self._uniform(kernel, built.scalars, given.scalars))
         if len(built.bindings) != len(buffers):
             raise BadValueError(
                 f"kernel {kernel.entry!r} declares {len(built.bindings)} bindings and the call gives {len(buffers)}",
@@ -222,8 +225,13 @@ class VulkanBackend(Backend):
                 remedy="convert to a 32-bit type first",
             )
 
-    def _uniform(self, scalars: Sequence[Any]) -> Any:
-        words = b"".join(_word(value) for value in scalars)
+    def _uniform(self, kernel: Kernel, types: Sequence[str], scalars: Sequence[Any]) -> Any:
+        if len(types) != len(scalars):
+            raise BadValueError(
+                f"kernel {kernel.entry!r} declares {len(types)} numbers in its uniform block and got {len(scalars)}",
+                remedy="declare one f32, i32 or u32 for each, in the order of the call",
+            )
+        words = b"".join(_word(kind, value) for kind, value in zip(types, scalars, strict=True))
         padded = words.ljust(-(-len(words) // 16) * 16, b"\0")
         return self._gpu.create_buffer_with_data(data=padded, usage=self._wgpu.BufferUsage.UNIFORM)
 
@@ -255,7 +263,13 @@ class VulkanBackend(Backend):
         except Exception as error:
             text = str(error).strip()
             raise DeviceError(f"kernel {kernel.entry!r} was not built for {self.device.id}: {text}") from error
-        return _Built(pipeline, layout, _group_size(kernel), tuple(number for number, _, _ in declared))
+        return _Built(
+            pipeline,
+            layout,
+            _group_size(kernel),
+            tuple(number for number, _, _ in declared),
+            _uniform_types(kernel.source),
+        )
 
     def _entry(self, number: int, space: str, access: str) -> dict[str, Any]:
         types = self._wgpu.BufferBindingType
@@ -296,15 +310,24 @@ def _padded(nbytes: int) -> int:
     return max(4, -(-nbytes // 4) * 4)
 
 
-def _word(value: Any) -> bytes:
-    if isinstance(value, bool | np.bool_ | int | np.signedinteger):
-        try:
-            return int(value).to_bytes(4, "little", signed=True)
-        except OverflowError as error:
-            raise BadValueError(f"{value!r} does not fit a 32-bit word of the uniform block") from error
-    if isinstance(value, np.unsignedinteger):
-        return np.uint32(value).tobytes()
-    return np.float32(value).tobytes()
+def _uniform_types(source: str) -> tuple[str, ...]:
+    """Give the types of the numbers that the uniform block declares, in order."""
+    block = _UNIFORM.search(source)
+    if block is None:
+        return ()
+    if block[1] in _WORDS:
+        return (block[1],)
+    fields = re.search(rf"struct\s+{block[1]}\s*\{{([^}}]*)\}}", source)
+    return tuple(re.findall(r":\s*(\w+)", fields[1])) if fields else ()
+
+
+def _word(kind: str, value: Any) -> bytes:
+    if kind not in _WORDS:
+        raise BadValueError(f"a uniform block of {kind!r} cannot be filled", remedy="declare f32, i32 or u32")
+    try:
+        return np.array(value, dtype=_WORDS[kind]).tobytes()
+    except OverflowError as error:
+        raise BadValueError(f"{value!r} does not fit {kind!r}, a 32-bit word of the uniform block") from error
 
 
 def _group_size(kernel: Kernel) -> tuple[int, int, int]:

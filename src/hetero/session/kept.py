@@ -79,7 +79,7 @@ def backend_key(backend: type[Backend]) -> str:
         _changed(getattr(sys.modules.get(backend.__module__), "__file__", None)),
         host.driver_facts(),
         settings.device_variables(),
-        (sys.executable, sys.version),
+        (sys.prefix, sys.version),
     )
 
 

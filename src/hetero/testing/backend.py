@@ -129,9 +129,9 @@ def sample_arrays() -> Iterable[NDArray[Any]]:
     """Give arrays that copy badly where something is wrong: many dtypes, empty, scalar, reversed, transposed, odd."""
     for dtype in _DTYPES:
         yield (np.arange(24) % 7).astype(dtype).reshape(2, 3, 4)
-    base = np.arange(60, dtype=np.float32).reshape(6, 10)
+    base: NDArray[Any] = np.arange(60, dtype=np.float32).reshape(6, 10)
     yield from (base.T, base[::-1, ::3], base[1:4, 2:5], np.asfortranarray(base), np.broadcast_to(base[0], (3, 10)))
-    yield from (np.zeros((0, 3), np.float32), np.float32(3.5).reshape(()), np.arange(7, dtype=np.uint8))
+    yield from (np.zeros((0, 3), np.float32), np.array(3.5, np.float32), np.arange(7, dtype=np.uint8))
     yield np.array([np.nan, -0.0, np.inf, np.finfo(np.float32).tiny / 2], np.float32)
     locked = np.arange(5.0)
     locked.flags.writeable = False

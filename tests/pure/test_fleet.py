@@ -1,0 +1,231 @@
+"""The fleet as values: one-line fleets, what is chosen, what is handed out, what is said."""
+
+from __future__ import annotations
+
+import pytest
+
+from hetero.backends.base import Found
+from hetero.floor.errors import BadValueError, ConfigError
+from hetero.model.device import Device, DeviceType
+from hetero.session import fleet
+from hetero.session.fleet_build import Builder, DeviceEntry, Wanted, parse_spec, refuse_absent
+from hetero.session.fleet_speed import topology
+
+WORDS = ("cpu", "torch-cpu", "cuda", "opencl", "null", "gpu")
+CORES = (0, 1, 2, 3)
+
+
+def cpu(index: int) -> Device:
+    return Device(
+        f"h0/cpu:{index}", "cpu", DeviceType("CPU"), "cpu", index, cpus=(index,), silicon=(f"h0/core{index}",)
+    )
+
+
+def card(label: str, index: int, kind: str = "", backend: str = "torch", silicon: str = "") -> Device:
+    return Device(
+        f"h0/{label}:{index}",
+        kind or label,
+        DeviceType("GPU"),
+        backend,
+        index,
+        memory_node=f"h0/{label}:{index}",
+        memory_bytes=8 * 10**9,
+        silicon=(silicon or f"h0/{label}{index}",),
+    )
+
+
+TORCH_CPU = Device(
+    "h0/torch-cpu:0",
+    "cpu",
+    DeviceType("CPU"),
+    "torch",
+    cpus=CORES,
+    cores=4,
+    silicon=tuple(f"h0/core{n}" for n in CORES),
+)
+FOUND = tuple(
+    Found(device, device.backend)
+    for device in (
+        *(cpu(index) for index in CORES),
+        card("cuda", 0, silicon="h0/pci:0000:01:00.0"),
+        card("cuda", 1, silicon="h0/pci:0000:02:00.0"),
+        TORCH_CPU,
+        card("jax-cuda", 0, kind="cuda", backend="jax", silicon="h0/pci:0000:01:00.0"),
+        Device("h0/null:0", "null", DeviceType("NULL"), "null", silicon=("h0/null0",), simulated=True),
+    )
+)
+
+
+def made(spec: str) -> list[Device]:
+    builder = Builder(FOUND, fleet.choose(FOUND)[0], CORES)
+    devices: list[Device] = []
+    for wanted in parse_spec(spec, WORDS):
+        reason = builder.add(wanted, devices)
+        assert not reason, reason
+    return devices
+
+
+def short(devices: list[Device]) -> list[str]:
+    return [device.short for device in devices]
+
+
+def test_cores_are_handed_out_in_turn_also_between_runtimes() -> None:
+    devices = made("cpu:1,torch-cpu:2,cpu:1*0.5")
+    assert [(device.short, device.cpus, device.throttle_frac) for device in devices] == [
+        ("cpu:0", (0,), 1.0),
+        ("torch-cpu:0", (1, 2), 1.0),
+        ("cpu:1", (3,), 0.5),
+    ]
+    assert devices[1].silicon == ("h0/core1", "h0/core2")
+
+
+def test_cores_overlap_only_when_they_run_out_and_a_remark_says_so() -> None:
+    devices = made("cpu:4,cpu:1")
+    assert devices[1].cpus == (0,)
+    assert fleet.remarks(devices) == ("h0/cpu:0, h0/cpu:1 share h0/core0 and slow each other down",)
+    assert fleet.remarks(made("cpu:2,cpu:2")) == ()
+
+
+def test_a_number_counts_devices_where_the_kind_is_no_cpu() -> None:
+    assert short(made("cuda:2*0.5")) == ["cuda:0", "cuda:1"]
+    assert short(made("cuda:1,cuda:1*0.5")) == ["cuda:0", "cuda:1"]
+    assert short(made("null:3,null:1")) == ["null:0", "null:1", "null:2", "null:3"]
+
+
+def test_a_word_without_a_number_means_every_one() -> None:
+    assert short(made("cpu,cuda")) == ["cpu:0", "cpu:1", "cpu:2", "cpu:3", "cuda:0", "cuda:1"]
+
+
+def test_a_type_means_the_preferred_runtime_of_each_card() -> None:
+    assert short(made("gpu")) == ["cuda:0", "cuda:1"]
+
+
+@pytest.mark.parametrize(
+    ("spec", "words"),
+    [
+        ("", "empty fleet"),
+        (" , ", "empty fleet"),
+        ("cup:1", "did you mean 'cpu'"),
+        ("cpu:0", "whole number above zero"),
+        ("cpu:-1", "whole number above zero"),
+        ("cpu:1.5", "whole number above zero"),
+        ("cpu:1*0", "above 0 and at most 1"),
+        ("cpu:1*-0.5", "above 0 and at most 1"),
+        ("cpu:1*1.01", "above 0 and at most 1"),
+        ("cpu:1*nan", "above 0 and at most 1"),
+        ("cpu:1*x", "above 0 and at most 1"),
+        ("cpu:1,,cpu:1", "is no entry"),
+        ("cpu 1", "is no entry"),
+    ],
+)
+def test_a_fleet_that_cannot_be_read_says_what_to_write(spec: str, words: str) -> None:
+    with pytest.raises(BadValueError, match=words):
+        parse_spec(spec, WORDS)
+
+
+def test_words_are_read_in_any_case_and_with_spaces() -> None:
+    assert short(made(" CPU : 1 * 0.5 , Cuda:1")) == ["cpu:0", "cuda:0"]
+
+
+def test_more_than_there_is_is_absent_with_what_there_is() -> None:
+    builder = Builder(FOUND, fleet.choose(FOUND)[0], CORES)
+    devices: list[Device] = []
+    assert "asks for 9 cores and this host has 4" in builder.add(Wanted("cpu:9", "cpu", 9, 9, 1.0), devices)
+    assert builder.add(Wanted("cuda:3", "cuda", 3, 3, 1.0), devices) == "this host has cuda:0, cuda:1"
+    assert builder.add(Wanted("x", "opencl", 1, 1, 1.0), devices) == "this host has none"
+    assert devices == []
+
+
+def test_a_device_is_chosen_once_and_the_native_runtime_wins() -> None:
+    chosen, left_out = fleet.choose(FOUND)
+    assert short(list(chosen)) == ["cpu:0", "cpu:1", "cpu:2", "cpu:3", "cuda:0", "cuda:1"]
+    assert {device.short: why for device, why in left_out} == {
+        "torch-cpu:0": "same silicon as h0/cpu:0, h0/cpu:1 and 2 more",
+        "jax-cuda:0": "same silicon as h0/cuda:0",
+        "null:0": "it computes nothing, and is used when it is named",
+    }
+
+
+def test_a_broken_device_is_never_chosen() -> None:
+    broken = Found(card("cuda", 0), "torch", "it enumerates and cannot compute", "new driver")
+    assert fleet.choose([broken]) == ((), ())
+
+
+def test_simulated_and_throttled_devices_are_remarked() -> None:
+    assert fleet.remarks(made("cpu:1*0.25,null:5")) == (
+        "h0/cpu:0 is throttled to 0.25",
+        "nothing is computed on h0/null:0, h0/null:1 and 3 more: results are None and times mean nothing",
+    )
+
+
+def test_an_id_names_one_device_and_naming_it_twice_is_refused() -> None:
+    builder = Builder(FOUND, fleet.choose(FOUND)[0], CORES)
+    devices: list[Device] = []
+    for given in (1, "cuda:0"):
+        assert builder.add(Wanted.of(DeviceEntry("GPU", id=given)), devices) == ""
+    assert short(devices) == ["cuda:1", "cuda:0"]
+    assert builder.add(Wanted.of(DeviceEntry("cuda", id=0)), devices) == "h0/cuda:0 is named twice"
+    assert builder.add(Wanted.of(DeviceEntry("GPU", id=7)), devices) == "this host has cuda:0, cuda:1"
+
+
+def test_a_back_end_can_be_named_beside_a_type() -> None:
+    builder = Builder(FOUND, fleet.choose(FOUND)[0], CORES)
+    devices: list[Device] = []
+    assert builder.add(Wanted.of(DeviceEntry("GPU", backend="jax")), devices) == ""
+    assert builder.add(Wanted.of(DeviceEntry("CPU", backend="torch", cores=2)), devices) == ""
+    assert short(devices) == ["jax-cuda:0", "torch-cpu:0"]
+
+
+def test_every_absent_device_is_in_one_error_with_a_file_that_works_here() -> None:
+    entries = [
+        DeviceEntry("GPU", id=0, where="fleet.yaml:2"),
+        DeviceEntry("CPU", cores=64, where="fleet.yaml:5"),
+        DeviceEntry("null"),
+    ]
+    with pytest.raises(ConfigError) as caught:
+        refuse_absent([(entries[0], "this host has none"), (entries[1], "it asks for 64 cores")], entries)
+    text = str(caught.value)
+    assert "2 configured devices are absent" in text
+    assert "fleet.yaml:2: GPU 0: this host has none" in text
+    assert "fleet.yaml:5: CPU with 64 cores" in text
+    assert text.partition("devices:\n")[2].startswith("- type: 'null'\n- type: CPU\n  cores: ")
+
+
+def test_the_file_that_works_here_is_read_and_built_here() -> None:
+    from hetero.session.config import parse
+    from hetero.session.config_yaml import read_yaml
+
+    with pytest.raises(ConfigError) as caught:
+        fleet.build([DeviceEntry("CPU", cores=10_000), DeviceEntry("null", throttle_frac=0.5)])
+    text = "devices:\n" + str(caught.value).partition("devices:\n")[2]
+    devices = fleet.build(parse(read_yaml(text, "advice"))[0].devices or ())
+    assert [device.short for device in devices] == ["null:0", "cpu:0"]
+
+
+def test_optional_devices_are_left_out_with_a_note() -> None:
+    notes: list[str] = []
+    devices = fleet.build([DeviceEntry("CPU", cores=1), DeviceEntry("CPU", cores=10_000, optional=True)], notes)
+    assert short(list(devices)) == ["cpu:0"]
+    assert len(notes) == 1
+    assert notes[0].startswith("CPU with 10000 cores is left out: it asks for 10000 cores")
+
+
+def test_an_emulated_link_gives_a_device_a_memory_node_of_its_own() -> None:
+    entry = DeviceEntry("CPU", cores=1, link_bytes_per_s=1e6, link_latency_s=0.01, memory_limit_bytes=5000)
+    (device,) = fleet.build([entry])
+    assert device.memory_node == "h0/cpu:0.mem"
+    found = topology([device])
+    assert [(node.id, node.capacity_bytes) for node in found.nodes][1:] == [("h0/cpu:0.mem", 5000)]
+    assert {(link.src, link.dst, link.kind) for link in found.links} == {
+        ("h0/ram", "h0/cpu:0.mem", "emulated"),
+        ("h0/cpu:0.mem", "h0/ram", "emulated"),
+    }
+    assert found.seconds(1_000_000, "h0/ram", "h0/cpu:0.mem") == pytest.approx(1.01)
+
+
+def test_an_unknown_link_is_marked_as_assumed_and_an_unknown_size_is_no_limit() -> None:
+    found = topology(
+        [Device("h0/xpu:0", "xpu", DeviceType("GPU"), "torch", memory_node="h0/xpu:0", silicon=("h0/xpu0",))]
+    )
+    assert {(link.kind, link.bandwidth_bytes_per_s) for link in found.links} == {("assumed", 12e9)}
+    assert found.nodes[1].capacity_bytes > 10**15

@@ -174,8 +174,9 @@ class InlineEngine(Engine):
             )
         except (Exception, SystemExit) as error:  # noqa: BLE001  whatever a task raises is its own
             return self._failed(device, launch, started_s, error)
-        self._results[launch.task, launch.attempt] = runner.to_host(outcome.value) if outcome.resident else outcome.value
-        nbytes = sizeof(self._results[launch.task, launch.attempt])
+        value = runner.to_host(outcome.value) if outcome.resident else outcome.value
+        self._results[launch.task, launch.attempt] = value
+        nbytes = sizeof(value)
         node = HOST_NODE if nbytes else ""
         return TaskFinished(self._clock.now_s(), *launch[:2], device, started_s, outcome.seconds, nbytes, node)
 

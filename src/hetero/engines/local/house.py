@@ -7,17 +7,20 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
+from typing import Any
 
 from hetero.engines.base import Report, WorkerEntry
 from hetero.engines.local.arena import Arena
 from hetero.engines.local.hub import Hub
 from hetero.engines.local.items import Items, Meter
+from hetero.engines.local.wire import load_error
 from hetero.floor.clock import Clock
+from hetero.floor.errors import SerialisationError
 from hetero.model.commands import Launch
 from hetero.model.events import TaskFailed
 from hetero.model.tasks import Failure
 
-__all__ = ["House"]
+__all__ = ["House", "failure_of"]
 
 
 @dataclass(slots=True)
@@ -46,3 +49,13 @@ class House:
         now_s = self.clock.now_s()
         event = TaskFailed(now_s, launch.task, launch.attempt, device, now_s, 0.0, failure)
         self.hub.call(lambda: self.hub.tell(event))
+
+
+def failure_of(kind: Any, message: str, blob: bytes | None, text: str) -> Failure:
+    """Give the failure that a worker process told."""
+    if kind == "cancelled":
+        return Failure("cancelled", message)
+    if kind == "unserialisable":
+        remedy = "return arrays, numbers, strings, or lists, tuples and dicts of these"
+        return Failure(kind, message, SerialisationError(message, remedy=remedy))
+    return Failure(kind, message, load_error(blob, message, text))

@@ -5,29 +5,25 @@ In: attempts and copies to make. Out: events, through the hub. Reading and endin
 
 from __future__ import annotations
 
-import os
-import selectors
 import socket
-import subprocess
 import sys
-import tempfile
 import threading
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from pathlib import Path
 from typing import Any, NamedTuple
 
-import hetero
 from hetero.engines.base import Call
 from hetero.engines.local import messages as say
 from hetero.engines.local.arena import Block, Payload, claim
 from hetero.engines.local.groups import Group
-from hetero.engines.local.house import House
+from hetero.engines.local.house import House, failure_of
 from hetero.engines.local.items import Item, Replica
-from hetero.engines.local.wire import Frames, Place, Wire, frame, load_error
+from hetero.engines.local.launching import STOP_S, Child
+from hetero.engines.local.pipe import Pipe
+from hetero.engines.local.wire import Frames, Place, Wire
 from hetero.floor import platform
-from hetero.floor.errors import EngineError, HeteroError, SerialisationError
+from hetero.floor.errors import EngineError, HeteroError
 from hetero.model.commands import Launch
 from hetero.model.device import HOST_NODE, Device
 from hetero.model.events import DeviceLost, DeviceReady, TaskFailed, TaskFinished, TaskWithdrawn
@@ -37,18 +33,7 @@ __all__ = ["ProcessWorker"]
 
 START_S = 120.0
 CANCEL_S = 0.2
-STOP_S = 1.0
 FUNCTIONS_KEPT = 512
-_STDERR_TAIL = 2000
-_TRAVELS = "return arrays, numbers, strings, or lists, tuples and dicts of these"
-
-_LAUNCHER = (
-    "import sys, importlib.util as u; "
-    "s = u.spec_from_file_location('hetero', sys.argv[1] + '/__init__.py', submodule_search_locations=[sys.argv[1]]); "
-    "m = u.module_from_spec(s); sys.modules['hetero'] = m; s.loader.exec_module(m); "
-    "import runpy; sys.argv[0:2] = ['hetero']; runpy.run_module({module!r}, run_name='__main__')"
-)
-
 
 class Flight(NamedTuple):
     """An attempt that the worker has not answered for."""
@@ -58,66 +43,6 @@ class Flight(NamedTuple):
     holds: tuple[Payload, ...]
     group: Group | None
     rank: int
-
-
-class _Pipe:
-    """A socket to the worker that never makes the sender wait."""
-
-    def __init__(self, house: House, end: socket.socket, handler: Callable[[int], None]) -> None:
-        end.setblocking(False)
-        self.socket = end
-        self._hub = house.hub
-        self._counters = house.counters
-        self._backlog: deque[tuple[memoryview, list[int]]] = deque()
-        self._handler = handler
-        self._lock = threading.Lock()
-
-    def send(self, message: tuple[Any, ...], fds: Sequence[int] = ()) -> None:
-        """Send a message now, or as soon as the worker reads."""
-        data = memoryview(frame(message))
-        with self._lock:
-            self._counters["messages"] += 1
-            self._backlog.append((data, list(fds)))
-            if len(self._backlog) == 1:
-                self._push()
-            if self._backlog:
-                self._hub.call(self._watch)
-
-    def on_ready(self, mask: int) -> None:
-        """Go on sending, and read."""
-        if mask & selectors.EVENT_WRITE:
-            with self._lock:
-                self._push()
-            self._watch()
-        if mask & selectors.EVENT_READ:
-            self._handler(mask)
-
-    def close(self) -> None:
-        """Close the socket."""
-        if self.socket.fileno() >= 0:
-            self._hub.unwatch(self.socket.fileno())
-            with self._lock:
-                self._backlog.clear()
-                self.socket.close()
-
-    def _watch(self) -> None:
-        if self.socket.fileno() >= 0:
-            self._hub.watch(self.socket.fileno(), self.on_ready, writing=bool(self._backlog))
-
-    def _push(self) -> None:
-        while self._backlog:
-            data, fds = self._backlog[0]
-            try:
-                sent = socket.send_fds(self.socket, [data], fds) if fds else self.socket.send(data)
-            except BlockingIOError:
-                return
-            except OSError:
-                self._backlog.clear()
-                return
-            if sent == len(data):
-                self._backlog.popleft()
-            else:
-                self._backlog[0] = (data[sent:], [])
 
 
 class ProcessWorker:
@@ -137,9 +62,7 @@ class ProcessWorker:
         self._leases: dict[int, dict[Place, Block]] = {}
         self._said: dict[Place, Payload] = {}
         self._orders: dict[int, Callable[..., None]] = {}
-        self._process: subprocess.Popen[bytes] | None = None
-        self._pidfd = -1
-        self._stderr: Any = None
+        self._child: Child | None = None
         self._frames = (Frames(), Frames())
         self._ready = False
         self._ended = False
@@ -154,54 +77,22 @@ class ProcessWorker:
             return
         data, child_data = socket.socketpair()
         control, child_control = socket.socketpair()
-        self._data = _Pipe(self._house, data, self._on_data)
-        self._control = _Pipe(self._house, control, self._on_control)
+        self._data = Pipe(self._house, data, self._on_data)
+        self._control = Pipe(self._house, control, self._on_control)
         try:
             with child_data, child_control:
-                self._spawn(child_data.fileno(), child_control.fileno())
+                self._child = Child(self._house, self.device, child_data.fileno(), child_control.fileno())
         except OSError as error:
-            self._end(f"its Python {self._python()!r} cannot be started: {error.strerror}")
+            python = self.device.python or sys.executable
+            self._end(f"its Python {python!r} cannot be started: {error.strerror}")
             return
-        assert self._process is not None
-        self._house.hub.watch(data.fileno(), self._data.on_ready)
-        self._house.hub.watch(control.fileno(), self._control.on_ready)
-        self._pidfd = platform.open_process(self._process.pid)
-        if self._pidfd >= 0:
-            self._house.hub.watch(self._pidfd, lambda mask: self._gone())
-        self._house.hub.at(self._house.start_s, self._too_late)
-
-    def _python(self) -> str:
-        return self.device.python or sys.executable
-
-    def _spawn(self, data_fd: int, control_fd: int) -> None:
-        device, pool = self.device, self._house.arena.pool.memory
-        root = Path(hetero.__file__).parent
-        module = self._house.entry.module
-        launch = ["-P", "-m", module] if not device.python else ["-c", _LAUNCHER.format(module=module), str(root)]
-        threads = str(device.cores) if device.cpus or device.kind == "cpu" else "0"
-        cpus = ",".join(map(str, device.cpus))
-        try:
-            stderr_fd = os.dup(2)
-        except OSError:
-            stderr_fd = -1
-        self._stderr = tempfile.TemporaryFile()  # noqa: SIM115  read when the start fails
-        try:
-            self._process = subprocess.Popen(
-                [self._python(), *launch, str(data_fd), str(control_fd), threads, cpus],
-                stdin=subprocess.DEVNULL,
-                stderr=self._stderr,
-                pass_fds=[data_fd, control_fd, pool.fd, *([stderr_fd] if stderr_fd >= 0 else [])],
-                env=platform.child_environment(str(root.parent)) if not device.python else None,
-            )
-        finally:
-            if stderr_fd >= 0:
-                os.close(stderr_fd)
-        path = [entry for entry in sys.path if entry] if not device.python else _own_path()
-        hello = say.Hello(
-            device, os.getpid(), self._house.origin_s, pool.fd, pool.nbytes, stderr_fd,
-            platform.FEATURES.as_dict(), path, not device.python,
-        )  # fmt: skip
-        self._data.send(tuple(hello))
+        hub = self._house.hub
+        hub.watch(data.fileno(), self._data.on_ready)
+        hub.watch(control.fileno(), self._control.on_ready)
+        if self._child.pidfd >= 0:
+            hub.watch(self._child.pidfd, lambda mask: self._gone())
+        self._data.send(tuple(self._child.hello))
+        hub.at(self._house.start_s, self._too_late)
 
     def _too_late(self) -> None:
         if not self._ready and not self._ended:
@@ -338,27 +229,27 @@ class ProcessWorker:
     # -- what the worker says ---------------------------------------------------------------------------------
 
     def _on_data(self, mask: int) -> None:
-        if not self._pull(self._data, self._frames[0]):
+        if self._pull(self._data, self._frames[0]) < 0:
             self._closed()
 
     def _on_control(self, mask: int) -> None:
-        if not self._pull(self._control, self._frames[1]):
+        if self._pull(self._control, self._frames[1]) < 0:
             self._house.hub.unwatch(self._control.socket.fileno())
 
-    def _pull(self, pipe: _Pipe, frames: Frames) -> bool:
-        """Read what is there; False at the end of the stream."""
+    def _pull(self, pipe: Pipe, frames: Frames) -> int:
+        """Read what is there: give its bytes, 0 where nothing has come yet, -1 at the end of the stream."""
         try:
             chunk = pipe.socket.recv(1 << 18)
         except BlockingIOError:
-            return True
+            return 0
         except OSError:
-            return False
+            return -1
         frames.feed(chunk)
         while (message := frames.next()) is not None:
             self._handle(pipe, message)
-        return bool(chunk)
+        return len(chunk) or -1
 
-    def _handle(self, pipe: _Pipe, message: tuple[Any, ...]) -> None:
+    def _handle(self, pipe: Pipe, message: tuple[Any, ...]) -> None:
         tag = message[0]
         if tag == say.DONE:
             for row in message[1]:
@@ -387,7 +278,6 @@ class ProcessWorker:
             self._kill(f"its Python is {version} and the program's is {own}: functions cannot travel between them")
             return
         self._ready = True
-        self._stderr.close()
         self._house.hub.tell(DeviceReady(self._house.clock.now_s(), self.device.id))
 
     def _lend(self, lease: int, sizes: list[int]) -> Any:
@@ -429,7 +319,7 @@ class ProcessWorker:
         elif how == say.WITHDRAWN:
             house.hub.tell(TaskWithdrawn(now_s, task, attempt, device))
         else:
-            failure = _failure(*rest) if how == say.FAILED else Failure("cancelled", "cancelled before it started")
+            failure = failure_of(*rest) if how == say.FAILED else Failure("cancelled", "cancelled before it started")
             house.hub.tell(TaskFailed(now_s, task, attempt, device, started_s, seconds, failure))
         if flight.group is not None:
             self._groups.pop(task, None)
@@ -446,38 +336,24 @@ class ProcessWorker:
 
     def _kill(self, why: str) -> None:
         self._why = why
-        if self._process is not None:
-            platform.hard_kill(self._process.pid)
+        if self._child is not None:
+            self._child.kill()
 
     def _closed(self) -> None:
+        assert self._child is not None
         self._house.hub.unwatch(self._data.socket.fileno())
-        if self._pidfd < 0:
+        if self._child.pidfd < 0:
             self._gone()
         else:
             self._house.hub.at(STOP_S, lambda: None if self._ended else self._kill(self._why))
 
     def _gone(self) -> None:
         """Read what is left, and tell how it ended."""
-        assert self._process is not None
-        try:
-            code = self._process.wait(STOP_S)
-        except subprocess.TimeoutExpired:
-            platform.hard_kill(self._process.pid)
-            code = self._process.wait()
-        while self._data.socket.fileno() >= 0 and self._left_over():
+        assert self._child is not None
+        code = self._child.wait()
+        while self._pull(self._data, self._frames[0]) > 0:
             pass
         self._end(self._why or f"its worker {platform.describe_exit(code)}")
-
-    def _left_over(self) -> bool:
-        try:
-            chunk = self._data.socket.recv(1 << 18)
-        except OSError:
-            return False
-        self._frames[0].feed(chunk)
-        while (message := self._frames[0].next()) is not None:
-            if message[0] in (say.DONE, say.BROKEN):
-                self._handle(self._data, message)
-        return bool(chunk)
 
     def _end(self, why: str) -> None:
         with self._lock:
@@ -486,7 +362,7 @@ class ProcessWorker:
             self._ended = True
             flights, self._flights = self._flights, {}
         if not self._ready:
-            why = f"its worker did not start: {why}{self._tail()}"
+            why = f"its worker did not start: {why}{self._child.last_words() if self._child else ''}"
         self._give_back()
         self._house.items.lost(self)
         if not self._stopping:
@@ -495,13 +371,6 @@ class ProcessWorker:
             if flight.group is not None:
                 flight.group.leave(flight.rank, f"rank {flight.rank} was lost")
         self._fail_orders()
-
-    def _tail(self) -> str:
-        if self._stderr is None or self._stderr.closed:
-            return ""
-        self._stderr.seek(max(0, self._stderr.seek(0, os.SEEK_END) - _STDERR_TAIL))
-        lines = [line for line in self._stderr.read().decode(errors="replace").splitlines() if line.strip()]
-        return f" ({lines[-1].strip()})" if lines else ""
 
     def _fail_orders(self) -> None:
         with self._lock:
@@ -512,12 +381,9 @@ class ProcessWorker:
     def _give_back(self) -> None:
         self._data.close()
         self._control.close()
-        if self._pidfd >= 0:
-            self._house.hub.unwatch(self._pidfd)
-            os.close(self._pidfd)
-            self._pidfd = -1
-        if self._stderr is not None:
-            self._stderr.close()
+        if self._child is not None:
+            self._house.hub.unwatch(self._child.pidfd)
+            self._child.close()
         self._leases.clear()
         self._said.clear()
         self._segments.clear()
@@ -525,32 +391,14 @@ class ProcessWorker:
     def ask_to_stop(self) -> None:
         """Let the worker end: it reads the end of the stream."""
         self._stopping = True
-        if self._process is not None and not self._ended:
+        if self._child is not None and not self._ended:
             for pipe in (self._data, self._control):
                 with suppress(OSError):
                     pipe.socket.shutdown(socket.SHUT_WR)
 
     def stop(self) -> None:
         """See to it that it has ended; called after the hub has stopped."""
-        if self._process is not None:
-            try:
-                self._process.wait(STOP_S)
-            except subprocess.TimeoutExpired:
-                platform.hard_kill(self._process.pid)
-                self._process.wait()
-            self._give_back()
+        if self._child is not None and not self._ended:
             self._ended = True
-
-
-def _own_path() -> list[str]:
-    """Give the folders of the user's own modules, for another Python: not this one's library."""
-    library = (sys.prefix, sys.base_prefix, str(Path(hetero.__file__).parent.parent))
-    return [entry for entry in sys.path if entry and not entry.startswith(library)]
-
-
-def _failure(kind: Any, message: str, blob: bytes | None, text: str) -> Failure:
-    if kind == "cancelled":
-        return Failure("cancelled", message)
-    if kind == "unserialisable":
-        return Failure(kind, message, SerialisationError(message, remedy=_TRAVELS))
-    return Failure(kind, message, load_error(blob, message, text))
+            self._child.wait()
+            self._give_back()

@@ -1,0 +1,104 @@
+"""Starting a worker process, and what is left of it when it ends.
+
+In: a device and two sockets. Out: a running child. It must not read the sockets.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import hetero
+from hetero.engines.local.house import House
+from hetero.engines.local.messages import Hello
+from hetero.floor import platform
+from hetero.model.device import Device
+
+__all__ = ["Child"]
+
+STOP_S = 1.0
+_STDERR_TAIL = 2000
+_LAUNCHER = (
+    "import sys, importlib.util as u; "
+    "s = u.spec_from_file_location('hetero', sys.argv[1] + '/__init__.py', submodule_search_locations=[sys.argv[1]]); "
+    "m = u.module_from_spec(s); sys.modules['hetero'] = m; s.loader.exec_module(m); "
+    "import runpy; sys.argv[0:2] = ['hetero']; runpy.run_module({module!r}, run_name='__main__')"
+)
+
+
+class Child:
+    """One started worker process.
+
+    What it writes to its standard error before it is ready goes to a file, for the message when it never is.
+    """
+
+    def __init__(self, house: House, device: Device, data_fd: int, control_fd: int) -> None:
+        root, pool = Path(hetero.__file__).parent, house.arena.pool.memory
+        module = house.entry.module
+        launch = ["-c", _LAUNCHER.format(module=module), str(root)] if device.python else ["-P", "-m", module]
+        threads = str(device.cores) if device.cpus or device.kind == "cpu" else "0"
+        cpus = ",".join(map(str, device.cpus))
+        stderr_fd = _copy_of_standard_error()
+        self._stderr = tempfile.TemporaryFile()  # noqa: SIM115  read when the start fails
+        try:
+            self._process = subprocess.Popen(
+                [device.python or sys.executable, *launch, str(data_fd), str(control_fd), threads, cpus],
+                stdin=subprocess.DEVNULL,
+                stderr=self._stderr,
+                pass_fds=[fd for fd in (data_fd, control_fd, pool.fd, stderr_fd) if fd >= 0],
+                env=None if device.python else platform.child_environment(str(root.parent)),
+            )
+        except OSError:
+            self._stderr.close()
+            raise
+        finally:
+            if stderr_fd >= 0:
+                os.close(stderr_fd)
+        self.pidfd = platform.open_process(self._process.pid)
+        path = _own_path() if device.python else [entry for entry in sys.path if entry]
+        self.hello = Hello(
+            device, os.getpid(), house.origin_s, pool.fd, pool.nbytes, stderr_fd,
+            platform.FEATURES.as_dict(), path, not device.python,
+        )  # fmt: skip
+
+    def kill(self) -> None:
+        """End it at once."""
+        if self._process.returncode is None:
+            platform.hard_kill(self._process.pid)
+
+    def wait(self) -> int:
+        """Wait for its end, and bring it about after `STOP_S`; give its exit code."""
+        try:
+            return self._process.wait(STOP_S)
+        except subprocess.TimeoutExpired:
+            platform.hard_kill(self._process.pid)
+            return self._process.wait()
+
+    def last_words(self) -> str:
+        """Give the last line of what it wrote before it was ready, in brackets, or ''."""
+        self._stderr.seek(max(0, self._stderr.seek(0, os.SEEK_END) - _STDERR_TAIL))
+        lines = [line for line in self._stderr.read().decode(errors="replace").splitlines() if line.strip()]
+        return f" ({lines[-1].strip()})" if lines else ""
+
+    def close(self) -> None:
+        """Close what this process still has open for it."""
+        self._stderr.close()
+        if self.pidfd >= 0:
+            os.close(self.pidfd)
+            self.pidfd = -1
+
+
+def _copy_of_standard_error() -> int:
+    try:
+        return os.dup(2)
+    except OSError:
+        return -1
+
+
+def _own_path() -> list[str]:
+    """Give the folders of the user's own modules, for another Python: not this one's library."""
+    library = (sys.prefix, sys.base_prefix, str(Path(hetero.__file__).parent.parent))
+    return [entry for entry in sys.path if entry and not entry.startswith(library)]

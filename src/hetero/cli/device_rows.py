@@ -47,12 +47,19 @@ class Row(NamedTuple):
 
 
 def rows_of(
-    found: Iterable[Found], chosen: Sequence[Device], left_out: Sequence[tuple[Device, str]]
+    found: Iterable[Found], chosen: Sequence[Device], left_out: Sequence[tuple[Device, str]], watch_s: float = 0.0
 ) -> tuple[Row, ...]:
-    """Give the devices in use, those left out, the broken and the missing, in this order."""
+    """Give the devices in use, those left out, the broken and the missing, in this order.
+
+    Parameters
+    ----------
+    found, chosen, left_out : of a survey, and of the choice made among it
+    watch_s : s to watch the devices for, to tell how busy they are; 0 tells nothing of it
+    """
+    states = zip(chosen, status(chosen, watch_s), strict=True)
     unsound = [each for each in found if each.reason]
     return (
-        *(Row(device, device.backend, "ready", now=now) for device, now in zip(chosen, status(chosen), strict=True)),
+        *(Row(device, device.backend, "ready", now=now) for device, now in states),
         *(Row(device, device.backend, "left out", reason, _by_name(device)) for device, reason in left_out),
         *(Row(each.device, each.backend, "broken", each.reason, each.remedy) for each in unsound if each.device),
         *(Row(None, each.backend, "missing", each.reason, each.remedy) for each in unsound if each.device is None),

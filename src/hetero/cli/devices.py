@@ -30,46 +30,38 @@ def devices(
     json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
     """List this host's devices, and why one is not used."""
-    from hetero.session.fleet import remarks
+    from hetero.cli.device_rows import rows_of
+    from hetero.session.fleet import choose, remarks, survey
 
     notes: list[str] = []
-    rows = (
-        _of_the_host(probe, refresh)
-        if (fleet, config, set_) == (None, None, None)
-        else _named(fleet, config, set_, probe, notes)
-    )
-    notes += remarks([row.device for row in rows if row.device and row.status == "ready"])
+    if fleet is None and config is None and set_ is None:
+        found = survey(refresh=refresh)
+        chosen, left_out = choose(found)
+    else:
+        found, left_out = (), ()
+        chosen = _configured(fleet, config, set_ or [], notes)
+    speeds = _speeds([*chosen, *(device for device, _ in left_out)], probe, refresh)
+    chosen = speeds[: len(chosen)]
+    left_out = tuple(zip(speeds[len(chosen) :], (reason for _, reason in left_out), strict=True))
+    rows = rows_of(found, chosen, left_out, watch_s=0.1 if probe else 0.0)
+    notes += remarks(chosen)
     if json:
         print_json({"devices": [row.as_dict() for row in rows], "notes": notes})
     else:
         _print(rows, notes)
 
 
-def _of_the_host(probe: bool, refresh: bool) -> tuple[Row, ...]:
-    from hetero.cli.device_rows import rows_of
-    from hetero.session.fleet import choose, survey
-
-    found = survey(refresh=refresh)
-    chosen, left_out = choose(found)
-    known = _with_speeds([*chosen, *(device for device, _ in left_out)], probe, refresh)
-    names = [reason for _, reason in left_out]
-    return rows_of(found, known[: len(chosen)], list(zip(known[len(chosen) :], names, strict=True)))
-
-
-def _named(
-    line: str | None, config: Path | None, set_: list[str] | None, probe: bool, notes: list[str]
-) -> tuple[Row, ...]:
-    from hetero.cli.device_rows import rows_of
+def _configured(line: str | None, config: Path | None, set_: list[str], notes: list[str]) -> tuple[Device, ...]:
     from hetero.session.config import load
     from hetero.session.config_here import find_devices
 
-    return rows_of((), _with_speeds(find_devices(load(config, set=set_ or (), devices=line), notes), probe, False), ())
+    return find_devices(load(config, set=set_, devices=line), notes)
 
 
-def _with_speeds(found: Sequence[Device], probe: bool, refresh: bool) -> Sequence[Device]:
+def _speeds(devices: Sequence[Device], probe: bool, refresh: bool) -> tuple[Device, ...]:
     from hetero.session.fleet_speed import measure, recall
 
-    return measure(found, refresh=refresh) if probe else recall(found)
+    return measure(devices, refresh=refresh) if probe else recall(devices)
 
 
 def _print(rows: Sequence[Row], remarks: Sequence[str]) -> None:

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import textwrap
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -193,3 +194,22 @@ def test_status_of_devices_that_are_not_open_is_sane() -> None:
     assert cpu.used_bytes
     assert cpu.free_bytes
     assert null.as_dict() == dict.fromkeys(null.as_dict())
+
+
+def test_another_python_is_probed_with_its_own_packages(tmp_path: Path) -> None:
+    import venv
+
+    import numpy as np
+
+    venv.create(tmp_path / "other", with_pip=False)
+    python = tmp_path / "other" / "bin" / "python"
+    packages = next((tmp_path / "other" / "lib").glob("python*/site-packages"))
+    for name in ("numpy", "numpy.libs"):
+        source = Path(np.__file__).parent.parent / name
+        if source.exists():
+            (packages / name).symlink_to(source)
+    (found,) = fleet.survey(only=["torch"], python=str(python))
+    assert "'torch' is not installed" in found.reason
+    device = replace(fleet.from_spec("cpu:1")[0], python=str(python))
+    (measured,) = fleet.measure([device])
+    assert measured.flop_per_s

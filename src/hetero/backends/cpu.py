@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from importlib.util import find_spec
 from typing import Any, ClassVar
 
 import numpy as np
-import psutil
 from numpy.typing import NDArray
 
 from hetero.backends import host
@@ -36,6 +36,8 @@ _held = _Held()
 
 
 def _limit_blas() -> None:
+    if find_spec("threadpoolctl") is None:  # the Python of a device may have NumPy and no more
+        return
     from threadpoolctl import threadpool_limits
 
     if _held.blas is not None:
@@ -87,17 +89,22 @@ class CpuLoad:
 
     def __init__(self, cpus: tuple[int, ...]) -> None:
         self.cpus = cpus
-        self.before = self._times()
+        self.before: tuple[float, float] | None = None
 
     def _times(self) -> tuple[float, float]:
+        import psutil
+
         rows = psutil.cpu_times(percpu=True)
         mine = [rows[number] for number in self.cpus if number < len(rows)] or rows
         total = sum(sum(row[:8]) for row in mine)
         return total, total - sum(row.idle + getattr(row, "iowait", 0.0) for row in mine)
 
     def busy_frac(self) -> float | None:
-        """Give the share of time in which they were busy, None when too little time has passed to tell."""
+        """Give the share of time in which they were busy; None the first time, and when too little time has passed."""
         now, before = self._times(), self.before
+        if before is None:
+            self.before = now
+            return None
         passed = now[0] - before[0]
         if passed < SHORTEST_S * max(1, len(self.cpus)):
             return None
@@ -139,15 +146,18 @@ class CpuBackend(Backend):
         parts = host.groups(host.cpus())
         return [Found(cpu_device("cpu", cls.name, index, part, driver), cls.name) for index, part in enumerate(parts)]
 
+    def __init__(self, device: Device) -> None:
+        super().__init__(device)
+        self._load = CpuLoad(device.cpus)
+
     def _open(self) -> None:
         hold_threads(self.device.cores)
-        self._load = CpuLoad(self.device.cpus)
 
     def _close(self) -> None:
         release_threads(self.device.cores)
 
     def _status(self) -> DeviceStatus:
-        return host.cpu_status(self._load.busy_frac() if self.is_open else None)
+        return host.cpu_status(self._load.busy_frac())
 
     def namespace(self) -> Any:
         """Give NumPy as an array-API module."""

@@ -14,8 +14,6 @@ from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
-import psutil
-
 from hetero.model.device import DeviceStatus
 
 __all__ = [
@@ -146,6 +144,8 @@ def cpu_name(root: Path = ROOT) -> str:
 
 def ram_bytes(root: Path = ROOT) -> int:
     """Give the bytes of main memory that this process may use: the host's, or the control group's limit."""
+    import psutil
+
     total = int(psutil.virtual_memory().total)
     limit = _number(root / "sys/fs/cgroup/memory.max")
     return total if limit is None else min(total, limit)
@@ -153,11 +153,15 @@ def ram_bytes(root: Path = ROOT) -> int:
 
 def cpu_status(busy_frac: float | None) -> DeviceStatus:
     """Give the host's memory and CPU temperature, with a utilisation that the caller measured."""
+    import psutil
+
     memory = psutil.virtual_memory()
     return DeviceStatus(int(memory.total - memory.available), int(memory.available), busy_frac, _cpu_temperature_c())
 
 
 def _cpu_temperature_c() -> float | None:
+    import psutil
+
     if not hasattr(psutil, "sensors_temperatures"):
         return None
     sensors = psutil.sensors_temperatures()

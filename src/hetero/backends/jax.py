@@ -63,6 +63,10 @@ class JaxBackend(Backend):
     def _on_cpu(self) -> bool:
         return self.device.kind == "cpu"
 
+    def __init__(self, device: Device) -> None:
+        super().__init__(device)
+        self._load = CpuLoad(device.cpus)
+
     def _open(self) -> None:
         if not self._on_cpu:
             self._offer_memory()
@@ -71,7 +75,6 @@ class JaxBackend(Backend):
         (self._jax.device_put(np.ones(4, np.float32), self._native) + 1).block_until_ready()
         if self._on_cpu:
             hold_threads(self.device.cores)
-            self._load = CpuLoad(self.device.cpus)
 
     def _offer_memory(self) -> None:
         offer("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
@@ -85,7 +88,7 @@ class JaxBackend(Backend):
 
     def _status(self) -> DeviceStatus:
         if self._on_cpu:
-            return host.cpu_status(self._load.busy_frac() if self.is_open else None)
+            return host.cpu_status(self._load.busy_frac())
         status = gpu_status(self.device)
         stats = (self._native.memory_stats() or {}) if self.is_open else {}
         used, limit = stats.get("bytes_in_use"), stats.get("bytes_limit")

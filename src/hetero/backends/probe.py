@@ -12,18 +12,28 @@ import signal
 import subprocess
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
+import hetero
 from hetero.backends import registry
 from hetero.backends.base import Found, Speed
 from hetero.backends.portable import device_from, device_to, found_from, found_to
 from hetero.floor.clock import monotonic_s
 from hetero.floor.errors import HeteroError
+from hetero.floor.platform import child_environment
 from hetero.model.device import Device
 
 __all__ = ["Answer", "ask", "measure", "probe"]
 
 DEADLINE_S = 60.0
+_ELSEWHERE = (
+    "import sys, importlib.util as u; root = sys.argv.pop(1); "
+    "s = u.spec_from_file_location('hetero', root + '/__init__.py', submodule_search_locations=[root]); "
+    "m = u.module_from_spec(s); sys.modules['hetero'] = m; s.loader.exec_module(m); "
+    "import runpy; runpy.run_module('hetero.backends.probe', run_name='__main__')"
+)
+"""Runs this module in a Python that has no hetero, from our files and with that Python's own packages."""
 
 
 class Answer(NamedTuple):
@@ -43,13 +53,23 @@ def ask(questions: Sequence[Sequence[str]], python: str = "", deadline_s: float 
     deadline_s : s that all of them together have; later ones are killed
     """
     end = monotonic_s() + deadline_s
+    root = Path(hetero.__file__).parent
     children: list[subprocess.Popen[str] | OSError] = []
     for question in questions:
-        command = [python or sys.executable, "-m", "hetero.backends.probe", *question]
+        start = ["-c", _ELSEWHERE, str(root)] if python else ["-P", "-m", "hetero.backends.probe"]
+        command = [python or sys.executable, *start, *question]
         pipe, null = subprocess.PIPE, subprocess.DEVNULL
         try:
             children.append(
-                subprocess.Popen(command, stdin=null, stdout=pipe, stderr=pipe, text=True, errors="replace")
+                subprocess.Popen(
+                    command,
+                    stdin=null,
+                    stdout=pipe,
+                    stderr=pipe,
+                    text=True,
+                    errors="replace",
+                    env=None if python else child_environment(str(root.parent)),
+                )
             )
         except OSError as error:
             children.append(error)

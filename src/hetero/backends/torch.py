@@ -59,17 +59,19 @@ class TorchBackend(Backend):
         reason = "" if total == 512.0 else f"it computes wrongly: 8 x 8 ones gave {total} and not 512"
         return Found(device, cls.name, reason)
 
+    def __init__(self, device: Device) -> None:
+        super().__init__(device)
+        self._load = CpuLoad(device.cpus)
+
     def _open(self) -> None:
         self._torch = import_module("torch")
         self._place = _place(self._torch, self.device)
         if self._on_cpu:
             hold_threads(self.device.cores, self._torch.get_num_threads, self._torch.set_num_threads)
-            self._load = CpuLoad(self.device.cpus)
         elif (
             self.device.memory_limit_bytes and self.device.memory_bytes and self._has("set_per_process_memory_fraction")
         ):
-            share = min(1.0, self.device.memory_limit_bytes / self.device.memory_bytes)
-            self._module.set_per_process_memory_fraction(share, self.device.index)
+            self._cap(min(1.0, self.device.memory_limit_bytes / self.device.memory_bytes))
         (self._torch.ones(4, device=self._place) + 1).cpu()
 
     def _close(self) -> None:
@@ -77,9 +79,13 @@ class TorchBackend(Backend):
             release_threads(self.device.cores, self._torch.set_num_threads)
             return
         if self.device.memory_limit_bytes and self._has("set_per_process_memory_fraction"):
-            self._module.set_per_process_memory_fraction(1.0, self.device.index)
+            self._cap(1.0)
         if self._has("empty_cache"):
             self._module.empty_cache()
+
+    def _cap(self, share: float) -> None:
+        index = () if self.device.kind == "mps" else (self.device.index,)
+        self._module.set_per_process_memory_fraction(share, *index)
 
     @property
     def _on_cpu(self) -> bool:
@@ -95,7 +101,7 @@ class TorchBackend(Backend):
 
     def _status(self) -> DeviceStatus:
         if self.device.kind == "cpu":
-            return host.cpu_status(self._load.busy_frac() if self.is_open else None)
+            return host.cpu_status(self._load.busy_frac())
         status = gpu_status(self.device)
         if self.is_open and status.used_bytes is None and self._has("mem_get_info"):
             free, total = self._module.mem_get_info(self.device.index)
@@ -116,14 +122,16 @@ class TorchBackend(Backend):
 
     @contextmanager
     def _current(self) -> Iterator[None]:
-        accelerator, index = self._torch.accelerator, self.device.index
-        before = accelerator.current_device_index()
-        accelerator.set_device_index(index)
+        several = self._has("set_device")
+        before = self._module.current_device() if several else 0
+        if several:
+            self._module.set_device(self.device.index)
         try:
             with self._place:
                 yield
         finally:
-            accelerator.set_device_index(before)
+            if several:
+                self._module.set_device(before)
 
     def owns(self, value: Any) -> bool:
         """Tell whether a value is a tensor on this device."""

@@ -61,7 +61,7 @@ def survey(refresh: bool = False, only: Iterable[str] | None = None, python: str
     found = {} if refresh else _remembered(kept.read(), heavy, python)
     fresh = probe.probe([name for name in heavy if name not in found], python)
     if fresh:
-        kept.update({_place(name, python): _entry(name, *answer) for name, answer in fresh.items()})
+        kept.update({_place(name, python): _entry(name, python, *answer) for name, answer in fresh.items()})
     found |= {name: answer[0] for name, answer in fresh.items()}
     listed = [one for name in wanted for one in (found[name] if name in found else registry.load(name).probe())]
     return (*listed, *(registry.broken() if only is None else ()))
@@ -71,9 +71,9 @@ def _place(name: str, python: str) -> str:
     return f"{name} in {digest(python)}" if python else name
 
 
-def _entry(name: str, found: Sequence[Found], answered: bool) -> dict[str, Any]:
+def _entry(name: str, python: str, found: Sequence[Found], answered: bool) -> dict[str, Any]:
     return {
-        "key": backend_key(registry.load(name)),
+        "key": backend_key(registry.load(name), python),
         "at_s": wall_time_s(),
         "answered": answered,
         "found": [found_to(one) for one in found],
@@ -86,7 +86,7 @@ def _remembered(kept: dict[str, Any], names: Iterable[str], python: str) -> dict
         try:
             entry = kept[_place(name, python)]
             young = entry["answered"] or 0.0 <= wall_time_s() - entry["at_s"] < FAILED_PROBE_KEPT_S
-            if young and entry["key"] == backend_key(registry.load(name)):
+            if young and entry["key"] == backend_key(registry.load(name), python):
                 known[name] = [found_from(plain) for plain in entry["found"]]
         except (KeyError, TypeError, ValueError):
             continue

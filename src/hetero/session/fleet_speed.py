@@ -151,6 +151,9 @@ def status(devices: Sequence[Device], sample_s: float = 0.1) -> tuple[DeviceStat
     sample_s : s to watch the CPUs for; below 0.05 their utilisation stays unknown
     """
     loads = [CpuLoad(device.cpus) if device.kind == "cpu" else None for device in devices]
+    for load in loads:
+        if load is not None:
+            load.busy_frac()
     if sample_s > 0.0 and any(loads):
         sleep(sample_s)
     return tuple(_status(device, load) for device, load in zip(devices, loads, strict=True))

@@ -69,9 +69,18 @@ def digest(*parts: object) -> str:
     return hashlib.sha256(json.dumps(parts, default=str).encode()).hexdigest()[:24]
 
 
-def backend_key(backend: type[Backend]) -> str:
-    """Name everything that a probe's result depends on: host, drivers, packages, variables, and our own code."""
-    folders = [path for path in sys.path if path.endswith("-packages")]
+def backend_key(backend: type[Backend], python: str = "") -> str:
+    """Name everything that a probe's result depends on: host, drivers, packages, variables, and our own code.
+
+    Parameters
+    ----------
+    python : the Python that the probe runs in, '' for this one
+    """
+    if python:
+        home = Path(python).expanduser().parent.parent
+        folders = [str(path) for path in sorted([*home.glob("lib/python*/site-packages"), home / "Lib/site-packages"])]
+    else:
+        folders = [path for path in sys.path if path.endswith("-packages")]
     return digest(
         backend.name,
         [_version(package) for package in backend.requires],

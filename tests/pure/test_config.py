@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +11,8 @@ import pytest
 
 from hetero.floor.errors import ConfigError
 from hetero.session.config import Communication, load
-from hetero.session.config_here import available_protocols, choose_protocol
+from hetero.session.config_here import available_protocols, choose_protocol, find_devices
+from hetero.session.config_yaml import read_yaml
 
 PRINTED = """\
 devices:
@@ -265,3 +268,37 @@ def test_rdma_with_an_adapter_is_available(tmp_path: Path, monkeypatch: pytest.M
     (tmp_path / "mlx5_0").mkdir()
     monkeypatch.setattr("hetero.session.config_here._INFINIBAND", tmp_path)
     assert choose_protocol("rdma") == "rdma"
+
+
+def test_only_a_configuration_that_is_read_imports_pydantic() -> None:
+    code = "import sys, hetero, hetero.session.config, hetero.cli.main; print('pydantic' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout == "False\n"
+
+
+def test_mistakes_in_a_fleet_of_one_line_are_told_with_the_others(file: Any) -> None:
+    path = file("devices: cpu:1,cup:2\nengine: locl\n")
+    first, second = message(path).splitlines()
+    assert first.startswith(f"{path}:1: devices: 'cup' is no kind of device; did you mean 'cpu'?")
+    assert second.startswith(f"{path}:2: engine:")
+    assert load(file("devices: cpu:1,null:2\n")).spec == "cpu:1,null:2"
+
+
+def test_the_isolation_of_a_device_goes_before_that_of_the_fleet() -> None:
+    devices = [{"type": "cpu"}, {"type": "cpu", "isolation": "process"}]
+    entries = load({"isolation": "thread", "devices": devices}).devices or ()
+    assert [entry.isolation for entry in entries] == ["thread", "process"]
+
+
+def test_everything_that_is_absent_is_one_message_with_a_configuration_that_works(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file: Any
+) -> None:
+    monkeypatch.setattr("hetero.session.config_here._INFINIBAND", tmp_path / "none")
+    path = file(PRINTED.replace("cores: 8", "cores: 9999").replace("GPU", "FPGA"))
+    with pytest.raises(ConfigError) as caught:
+        find_devices(load(path))
+    said = str(caught.value)
+    for words in (f"{path}:2: fpga 0", f"{path}:5: cpu with 9999 cores", "'rdma' is not available"):
+        assert words in said
+    works = read_yaml(said[said.index("\ndevices:") :], "works").value
+    assert find_devices(load(works))

@@ -19,7 +19,7 @@ def demo(
     config: Annotated[Path | None, typer.Option(help="Configuration file.")] = None,
     devices: Annotated[str | None, typer.Option(help="Fleet, as in 'cpu:1,cpu:1*0.25'.")] = None,
     policy: Annotated[str | None, typer.Option(help="Policy by name; 'auto' chooses.")] = None,
-    size: Annotated[int, typer.Option(help="Rows of the matrix, a multiple of 192.")] = 3072,
+    size: Annotated[int | None, typer.Option(help="Rows of the matrix, a multiple of 192.")] = None,
     field: Annotated[Path | None, typer.Option(help="File with a field that diffuses; synthetic without one.")] = None,
     trace: Annotated[Path | None, typer.Option(help="File to write the trace to.")] = None,
     set_: Annotated[list[str] | None, typer.Option("--set", help="Setting, key.path=value; may be repeated.")] = None,
@@ -31,12 +31,12 @@ def demo(
     found = run(
         None if config is None else str(config),
         devices=devices,
-        size=size,
         field=field,
         trace=trace,
         quiet=json,
         policy=policy,
         set=set_ or (),
+        **({} if size is None else {"size": size}),
     )
     if json:
         print_json(found.as_dict())

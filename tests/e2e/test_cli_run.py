@@ -1,0 +1,129 @@
+"""`hetero run` and `hetero demo` with real fleets: choices reach the program, exit codes tell how it ended."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+ENOUGH_S = 100
+FLEET = "cpu:1,cpu:1*0.5"
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Any:
+    def write(text: str) -> str:
+        path = tmp_path / "program.py"
+        path.write_text(f"import hetero\nctx = hetero.Context()\n{text}\n")
+        return str(path)
+
+    return write
+
+
+def hetero(*words: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "hetero", *words],
+        capture_output=True,
+        text=True,
+        timeout=ENOUGH_S,
+        check=False,
+        cwd=cwd,
+        env={**os.environ, "COLUMNS": "80"},
+    )
+
+
+@pytest.mark.parametrize("engine", ["inline", "local"])
+def test_the_fleet_the_engine_and_the_policy_of_the_command_line_are_used(engine: str, script: Any) -> None:
+    path = script(
+        "print([d.throttle_frac for d in ctx.devices], ctx.config.engine, ctx.config.policy, ctx.run(sum, [1, 2]))"
+    )
+    done = hetero("run", "--devices", FLEET, "--engine", engine, "--policy", "round_robin", path)
+    assert (done.returncode, done.stdout) == (0, f"[1.0, 0.5] {engine} round_robin 3\n"), done.stderr
+
+
+def test_the_trace_is_written_where_the_command_line_says(script: Any, tmp_path: Path) -> None:
+    path = script("ctx.run(sum, [1, 2]); ctx.close()")
+    done = hetero("run", "--devices", "cpu:1", "--trace", "run.jsonl", path, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert json.loads((tmp_path / "run.jsonl").read_text().splitlines()[0])["format"] == "hetero-trace"
+
+
+@pytest.mark.parametrize(
+    ("text", "code", "said"),
+    [
+        ("def f():\n    return 1 / 0\nctx.run(f)", 1, "ZeroDivisionError: division by zero"),
+        (
+            "ctx.run(hetero.task(timeout=0.2)(__import__('time').sleep), 50)",
+            1,
+            "hetero: sleep ran longer than its limit",
+        ),
+        ("hetero.task(memry=1)(len)", 2, "hetero: 'memry' is no option of a task; did you mean 'memory'?"),
+        ("hetero.Context({'engine': 'locl'})", 3, "hetero: Context(config={...}): engine: 'locl' is not an engine"),
+        ("ctx.run(hetero.task(on='tpu')(len), [])", 4, "hetero: no device can run len: h0/cpu:0:"),
+    ],
+)
+def test_a_program_that_fails_exits_with_the_code_of_its_mistake(text: str, code: int, said: str, script: Any) -> None:
+    done = hetero("run", "--devices", "cpu:1", script(text))
+    assert done.returncode == code
+    assert said in done.stderr
+    assert done.stderr.startswith("hetero: ") == said.startswith("hetero: ")
+
+
+def test_an_interrupted_program_exits_130_and_leaves_no_worker(script: Any) -> None:
+    path = script("ctx.run(sum, [1])\nprint('up', flush=True)\nctx.run(__import__('time').sleep, 50)")
+    command = [sys.executable, "-m", "hetero", "run", "--devices", "cpu:1", path]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "up\n"
+        workers = psutil.Process(process.pid).children(recursive=True)
+        time.sleep(0.2)
+        process.send_signal(signal.SIGINT)
+        _, stderr = process.communicate(timeout=ENOUGH_S)
+    assert (process.returncode, stderr) == (130, "hetero: interrupted\n")
+    assert workers
+    gone, alive = psutil.wait_procs(workers, timeout=10)
+    assert (len(gone), alive) == (len(workers), [])
+
+
+def test_the_printed_program_runs_with_the_printed_configuration_where_all_of_it_is_optional(tmp_path: Path) -> None:
+    (tmp_path / "hetero_config.yaml").write_text(
+        "devices:\n- type: GPU\n  id: 0\n  memory_limit: 8GB\n  optional: true\n- type: CPU\n  cores: 1\n"
+        "communication:\n  protocol: auto\n  buffer_size: 64MB\n"
+    )
+    (tmp_path / "program.py").write_text(
+        "import hetero, numpy as np\n"
+        "ctx = hetero.Context(config='hetero_config.yaml', memory_pool_size='2GB')\n"
+        "@hetero.task\n"
+        "def matrix_multiply(a, b):\n"
+        "    device = hetero.get_current_device()\n"
+        "    if device.type == 'GPU':\n"
+        "        import cupy as cp\n"
+        "        return cp.dot(cp.asarray(a), cp.asarray(b)).get()\n"
+        "    return np.dot(a, b)\n"
+        "result = ctx.run(matrix_multiply, np.ones((256, 256)), np.ones((256, 256)))\n"
+        "print(result[0, 0], result.shape)\n"
+    )
+    done = hetero("run", "program.py", cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (0, "256.0 (256, 256)\n"), done.stderr
+
+
+def test_the_demo_as_json_is_one_document_and_right() -> None:
+    done = hetero("demo", "--size", "384", "--devices", FLEET, "--set", "engine=inline", "--json")
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["ok"]
+    assert len(found["jobs"]) == 2
+
+
+def test_a_size_that_the_demo_cannot_cut_is_wrong_usage() -> None:
+    done = hetero("demo", "--size", "100")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("hetero: size=100 is not a multiple of 192")

@@ -1,0 +1,194 @@
+"""The demonstration: each job on each device alone, then on all of them together, checked and measured.
+
+In: a fleet and a size. Out: a `DemoResult`, and lines for people while it runs.
+It uses what every user has: a Context, tasks, submit, put, gather.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import hetero
+from hetero.demo.devices import made_unequal, precision, spread, usable
+from hetero.demo.fields import read_field, synthetic_field
+from hetero.demo.jobs import Cholesky, Diffusion, Job
+from hetero.demo.results import DemoResult, DeviceResult, JobResult
+from hetero.demo.show import Teller
+from hetero.drive.trace import TraceSummary, summary
+from hetero.floor import settings
+from hetero.floor.clock import monotonic_s
+from hetero.floor.errors import BadValueError
+from hetero.model.device import Device
+
+__all__ = ["run"]
+
+_PARTS = 12
+_STRIPS = 16
+_STEPS = 8
+_ROUNDS = 4
+_UNIT = 192
+
+
+def run(
+    config: str | Path | Mapping[str, Any] | None = None,
+    *,
+    devices: str | None = None,
+    size: int = 4608,
+    field: Path | str | None = None,
+    trace: Path | str | None = None,
+    quiet: bool = False,
+    **options: Any,
+) -> DemoResult:
+    """Run the demonstration.
+
+    Parameters
+    ----------
+    config, devices : the fleet, as `hetero.Context` takes it; this host's devices where neither is given,
+        one of them throttled where all are equal
+    size : rows of the matrix, a multiple of 192 from 384 to 24,576; the field has a third as many
+    field : file with a field to let diffuse, a synthetic one where none is given
+    trace : file of the trace; below HETERO_HOME where none is given
+    quiet : True prints nothing
+    **options : further options of `hetero.Context`
+
+    Returns
+    -------
+    DemoResult
+        times, speeds, shares and the comparison with SciPy
+
+    Raises
+    ------
+    BadValueError
+        The size is not allowed, or the field cannot be read.
+    NothingFitsError
+        No device can run Python tasks.
+    """
+    tell = Teller(quiet)
+    sizes = _sizes(size)
+    grid = synthetic_field(sizes["field"]) if field is None else read_field(Path(field), sizes["field"])
+    origin = "a synthetic field" if field is None else f"the field in {Path(field).name}"
+    devices, notes = _fleet(config, devices)
+    path = _trace_path(trace)
+    try:
+        with hetero.Context(config, devices=devices, trace=path, **options) as ctx:
+            able, left_out = usable(ctx.devices)
+            tell.start(able, (*notes, *left_out))
+            dtype = precision(able)
+            strips = Diffusion(grid.astype(dtype), _STRIPS, _STEPS, _ROUNDS, origin)
+            todo: list[Job] = [Cholesky(size, sizes["tile"], dtype), strips]
+            tell.step("starting the devices")
+            _warm_up(ctx, able)
+            timings = [_measure(ctx, job, able, tell) for job in todo]
+        tell.step("checking the results")
+        results = [_result(able, timing, summary(path, names=timing.job.functions)) for timing in timings]
+    finally:
+        tell.stop()
+    found = DemoResult(tuple(results), (*notes, *left_out), path)
+    tell.results(found)
+    return found
+
+
+class _Timing(NamedTuple):
+    """The seconds of a job on one device of each model, and on all together, with the parts of the result."""
+
+    job: Job
+    alone_s: dict[str, float]
+    together_s: float
+    parts: list[Any]
+
+
+def _sizes(size: int) -> dict[str, int]:
+    if isinstance(size, bool) or not isinstance(size, int) or size % _UNIT or not 2 * _UNIT <= size <= 128 * _UNIT:
+        problem = f"size={size!r} is not a multiple of {_UNIT} from {2 * _UNIT} to {128 * _UNIT}"
+        raise BadValueError(problem, remedy="use 4608, or less for a quicker run")
+    return {"tile": size // _PARTS, "field": size // 3}
+
+
+def _fleet(config: Any, devices: str | None) -> tuple[str | None, tuple[str, ...]]:
+    if config is not None or devices or settings.default_devices():
+        return devices, ()
+    from hetero.session.fleet import choose, survey
+
+    return made_unequal(choose(survey())[0])
+
+
+def _trace_path(given: Path | str | None) -> Path:
+    if given is not None:
+        return Path(given)
+    path = settings.trace_path() or settings.home() / "traces" / "demo.trace.jsonl.gz"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return path
+
+
+def _measure(ctx: hetero.Context, job: Job, devices: tuple[Device, ...], tell: Teller) -> _Timing:
+    inputs = job.place(ctx.put)
+    alone_s = {}
+    for key, (device, *_) in spread(devices).items():
+        tell.step(f"{job.name}: {device.short} alone")
+        alone_s[key], _ = _timed(ctx, job, inputs, [device], f" on {device.short} alone")
+    tell.step(f"{job.name}: all {len(devices)} devices together")
+    together_s, parts = _timed(ctx, job, inputs, devices, "")
+    best = min(alone_s, key=lambda key: (alone_s[key], key))
+    device = spread(devices)[best][0]
+    tell.step(f"{job.name}: {device.short} alone, once more")
+    again_s, _ = _timed(ctx, job, inputs, [device], f" on {device.short} alone, again")
+    return _Timing(job, {**alone_s, best: (alone_s[best] + again_s) / 2}, together_s, parts)
+
+
+def _warm_up(ctx: hetero.Context, devices: tuple[Device, ...]) -> None:
+    """Run every task once on every device, small, so that nobody's start-up is taken for its speed."""
+    dtype = precision(devices)
+    small: tuple[Job, ...] = (Cholesky(192, 64, dtype), Diffusion(synthetic_field(64).astype(dtype), 4, _STEPS, 1))
+    for device in devices:
+        for job in small:
+            _timed(ctx, job, job.place(ctx.put), [device], " to warm up")
+
+
+def _timed(
+    ctx: hetero.Context, job: Job, inputs: list[Any], devices: Iterable[Device], suffix: str
+) -> tuple[float, list[Any]]:
+    submit = _submitter(ctx, tuple(device.id for device in devices), suffix)
+    begin_s = monotonic_s()
+    futures = job.start(inputs, submit)
+    hetero.wait(futures)
+    took_s = monotonic_s() - begin_s
+    return took_s, ctx.gather(futures)
+
+
+def _submitter(ctx: hetero.Context, on: tuple[str, ...], suffix: str) -> Callable[..., Any]:
+    pinned: dict[str, Any] = {}
+
+    def submit(task: Any, *args: Any) -> Any:
+        if task.name not in pinned:
+            pinned[task.name] = task.options(on=on, name=f"{task.name}{suffix}")
+        return ctx.submit(pinned[task.name], *args)
+
+    return submit
+
+
+def _result(devices: tuple[Device, ...], timing: _Timing, found: TraceSummary) -> JobResult:
+    job = timing.job
+    rows = [
+        DeviceResult(
+            device=device.short,
+            name=f"{device.name}, throttled to {device.throttle_frac:g}" if device.throttle_frac < 1 else device.name,
+            alone_s=timing.alone_s[device.model_key],
+            speed=job.work / timing.alone_s[device.model_key],
+            tasks=found.attempts.get(device.id, 0),
+            busy_s=found.busy_s.get(device.id, 0.0),
+        )
+        for device in devices
+    ]
+    return JobResult(
+        name=job.name,
+        title=job.title,
+        unit=job.unit,
+        work=job.work,
+        tasks=found.tasks,
+        makespan_s=timing.together_s,
+        bytes_moved=found.bytes_moved,
+        devices=tuple(rows),
+        checked=job.check(timing.parts),
+    )

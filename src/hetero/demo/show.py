@@ -1,0 +1,123 @@
+"""What the demonstration tells people: the devices, what it is doing, and the figures.
+
+In: devices, steps, results. Out: text on standard output, with colour and a spinner on a terminal only.
+It must not compute a figure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from hetero.demo.results import DemoResult, JobResult
+from hetero.floor.units import format_bytes, format_rate, format_seconds
+from hetero.model.device import Device
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.status import Status
+    from rich.table import Table
+
+__all__ = ["Teller"]
+
+
+class Teller:
+    """Tells what happens, or nothing at all.
+
+    Parameters
+    ----------
+    quiet : True for nothing at all
+    console : where to; standard output where none is given
+    """
+
+    def __init__(self, quiet: bool = False, console: Console | None = None) -> None:
+        self._console = None if quiet else console or _console()
+        self._status: Status | None = None
+
+    def start(self, devices: Sequence[Device], notes: Sequence[str]) -> None:
+        """Tell which devices take part."""
+        if self._console is None:
+            return
+        words = ", ".join(_named(device) for device in devices)
+        self._console.print(f"[bold]hetero demo[/] on {len(devices)} device{'s' if len(devices) > 1 else ''}: {words}")
+        for note in notes:
+            self._console.print(f"[yellow]note:[/] {note}", soft_wrap=True)
+
+    def step(self, text: str) -> None:
+        """Tell what is being done now."""
+        if self._console is None:
+            return
+        if not self._console.is_terminal:
+            self._console.print(f"… {text}")
+        elif self._status is None:
+            self._status = self._console.status(text)
+            self._status.start()
+        else:
+            self._status.update(text)
+
+    def stop(self) -> None:
+        """End the spinner."""
+        if self._status is not None:
+            self._status.stop()
+            self._status = None
+
+    def results(self, found: DemoResult) -> None:
+        """Tell all figures."""
+        if self._console is None:
+            return
+        for job in found.jobs:
+            self._console.print()
+            self._console.print(_devices_table(job))
+            self._console.print(_figures(job))
+        self._console.print()
+        self._console.print(f"trace: {found.trace}", soft_wrap=True, highlight=False)
+
+
+def _console() -> Console:
+    from rich.console import Console
+
+    return Console(highlight=False)
+
+
+def _named(device: Device) -> str:
+    throttle = f" (throttled to {device.throttle_frac:g})" if device.throttle_frac < 1.0 else ""
+    return f"{device.short}{throttle}"
+
+
+def _devices_table(job: JobResult) -> Table:
+    from rich import box
+    from rich.table import Table
+
+    table = Table(title=job.title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
+    for heading in ("device", "", "alone", "speed alone", "tasks", "busy"):
+        table.add_column(heading, justify="left" if heading in ("device", "") else "right", no_wrap=heading != "")
+    for each in job.devices:
+        speed, alone, busy = format_rate(each.speed, f"{job.unit}/s"), each.alone_s, each.busy_s
+        cells = (format_seconds(alone), speed, str(each.tasks), format_seconds(busy))
+        table.add_row(each.device, each.name, *cells)
+    return table
+
+
+def _figures(job: JobResult) -> Table:
+    from rich.table import Table
+
+    table = Table.grid(padding=(0, 2))
+    checked = job.checked
+    verdict = "[green]right[/]" if checked.ok else "[bold red]WRONG[/]"
+    rows = (
+        ("tasks", str(job.tasks)),
+        ("makespan", format_seconds(job.makespan_s)),
+        ("speed", f"{format_rate(job.speed, f'{job.unit}/s')}, {job.share_frac:.0%} of the sum of the devices' speeds"),
+        ("best alone", f"{job.best.device} in {format_seconds(job.best.alone_s)}: together {job.gain:.2f} × as fast"),
+        ("moved", _moved(job.bytes_moved)),
+        ("result", f"{verdict}: differs from {checked.against} by {checked.error_frac:.1e} of its largest value"),
+    )
+    for name, text in rows:
+        table.add_row(name, text)
+    return table
+
+
+def _moved(moved_bytes: int) -> str:
+    if not moved_bytes:
+        return "0 B: all devices read and write the host's memory"
+    return f"{format_bytes(moved_bytes)} between memory nodes"

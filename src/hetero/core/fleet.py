@@ -74,6 +74,7 @@ class Fleet:
         state.phase = phase
         self.ready[state.index] = now
         self.live += now - was
+        self.measure(state)
 
     def room(self, state: DeviceState) -> int:
         """Give how many more launches the device would be sent now: 0 or 1."""

@@ -80,13 +80,14 @@ class Rules:
 
 @dataclass(slots=True)
 class Counts:
-    """What became of the tasks: submitted = open + committed + failed."""
+    """What became of the tasks: submitted + again = open + committed + failed, where `again` are open twice."""
 
     submitted: int = 0
     committed: int = 0
     failed: int = 0
     retried: int = 0
     late: int = 0
+    again: int = 0
 
 
 class Machine:
@@ -121,8 +122,9 @@ class Machine:
         self.placer = Placer(self.fleet, self.rows, self.replicas, topology, policy)
         self.tasks: dict[int, TaskState] = {}
         self._reduced = False
-        self._timer_s = inf
-        self._sweep_at_s = inf
+        self.now_s = 0.0
+        self.timer_s = inf
+        self.sweep_at_s = inf
         self._epoch = 0
         self._handlers: dict[type, Callable[[Any], list[Command]]] = {
             TaskSubmitted: self._submitted,
@@ -143,8 +145,8 @@ class Machine:
 
     def handle(self, event: Event) -> list[Command]:
         """Take one fact; give the orders that follow from it, in the order in which they must be carried out."""
+        now_s = self.now_s = event.at_s
         commands = self._handlers[type(event)](event)
-        now_s = event.at_s
         placer = self.placer
         if placer.ready.count or placer.groups or placer.parked:
             commands.extend(placer.dispatch(now_s))
@@ -155,14 +157,14 @@ class Machine:
         if placer.crowded and self.fleet.live > 1:
             self._wake(now_s + self.rules.retry_s, commands)
         if self.tasks:
-            if self._sweep_at_s == inf:
-                self._sweep_at_s = now_s + self.rules.sweep_s
-            self._wake(self._sweep_at_s, commands)
+            if self.sweep_at_s == inf:
+                self.sweep_at_s = now_s + self.rules.sweep_s
+            self._wake(self.sweep_at_s, commands)
         return commands
 
     def _wake(self, at_s: float, commands: list[Command]) -> None:
-        if at_s < self._timer_s:
-            self._timer_s = at_s
+        if at_s < self.timer_s:
+            self.timer_s = at_s
             commands.append(SetTimer(at_s))
 
     # questions
@@ -190,6 +192,7 @@ class Machine:
             needed = self.replicas.nbytes(task.inputs) + request.memory_bytes
             for index, device in enumerate(self.fleet.devices):
                 if needed > self.replicas.capacity(device.memory_node):
+                    state.excluded |= {index}
                     text = f"its inputs and its own {format_bytes(needed)} exceed the memory there"
                     obstacles[index] = (device.id, obstacles[index][1] or text)
         for index in state.excluded:
@@ -235,6 +238,15 @@ class Machine:
             self._make_ready(state, commands)
         return commands
 
+    def _waits_again(self, state: TaskState) -> bool:
+        """Let a task wait for those of its inputs that are computed again; True when there are any."""
+        for item in dict.fromkeys(state.task.inputs):
+            if item in self.tasks:
+                self._wait(state, self.tasks[item])
+        if state.waits_for:
+            state.phase = Phase.SUBMITTED
+        return state.waits_for > 0
+
     @staticmethod
     def _wait(state: TaskState, waited: TaskState) -> None:
         state.waits_for += 1
@@ -244,6 +256,8 @@ class Machine:
 
     def _make_ready(self, state: TaskState, commands: list[Command], *, first: bool = False) -> None:
         request = state.task.request
+        if self.counts.again and self._waits_again(state):
+            return
         picky = self._reduced or state.excluded or request.near or request.apart or self.fleet.own_nodes
         reason = self._stranded(state) if picky else ""
         if reason:
@@ -295,6 +309,7 @@ class Machine:
         if state.recomputed:
             commands.append(Recommit(task.id, event.attempt, event.device))
             commands.extend(self.replicas.unclaim(task.inputs))
+            self.counts.again -= 1
         else:
             self.counts.committed += 1
             commands.append(Commit(task.id, event.attempt, event.device))
@@ -415,6 +430,7 @@ class Machine:
             self.counts.failed += not state.recomputed
             commands.append(Fail(state.task.id, failure))
             if state.recomputed:
+                self.counts.again -= 1
                 commands.extend(self.replicas.unclaim(state.task.inputs))
                 commands.extend(self.replicas.give_up(state.task.id))
             doomed.extend(state.dependents or ())
@@ -565,15 +581,14 @@ class Machine:
         again = self._begin_again([entry for entry in wanted if entry.id in self.replicas.items])
         for state in list(self.tasks.values()) if again else ():
             lost = [again[item] for item in dict.fromkeys(state.task.inputs) if item in again]
-            if not lost or state.phase is Phase.RUNNING:
+            if not lost or state.phase is Phase.RUNNING or state.task.id in again:
                 continue
             self._take_off(state, now_s, commands)
             state.phase = Phase.SUBMITTED
             for producer in lost:
                 self._wait(state, producer)
         for producer in again.values():
-            if not producer.waits_for:
-                self._make_ready(producer, commands, first=True)
+            self._make_ready(producer, commands, first=True)
 
     def _begin_again(self, orphans: list[Item]) -> dict[int, TaskState]:
         """Open the tasks of lost results again, and of those that their inputs need."""
@@ -584,6 +599,7 @@ class Machine:
             if producer is None or entry.awaited:
                 continue
             entry.awaited = True
+            self.counts.again += 1
             producer.recomputed, producer.excluded, producer.dependents = True, frozenset(), None
             producer.phase, producer.waits_for = Phase.SUBMITTED, 0
             self.tasks[entry.id] = again[entry.id] = producer
@@ -640,7 +656,7 @@ class Machine:
     # time
 
     def _timer_fired(self, event: TimerFired) -> list[Command]:
-        self._timer_s = inf
+        self.timer_s = inf
         commands: list[Command] = []
         self.placer.offer_all()
         self.placer.crowded = False
@@ -653,8 +669,8 @@ class Machine:
                 commands.extend(self._stop(state, event.at_s, failure))
         if self.fleet.live > 1:
             self._rescue(event.at_s, commands)
-        if event.at_s >= self._sweep_at_s:
-            self._sweep_at_s = inf
+        if event.at_s >= self.sweep_at_s:
+            self.sweep_at_s = inf
             self._sweep(event.at_s, commands)
         self._refuse_ruled_out(commands)
         return commands

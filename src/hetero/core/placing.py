@@ -302,7 +302,7 @@ class Placer:
         held = [device for device in self._fleet.states if device.held_by == state.task.id]
         if state.missing or any(device.sent or device.stopping for device in held):
             return
-        self.groups.popleft()
+        self.groups.remove(state)
         state.phase = Phase.RUNNING
         state.attempt += 1
         state.device = state.devices[0]
@@ -329,8 +329,12 @@ class Placer:
         if len(order) < wanted or not isfinite(finish[order[wanted - 1]]):
             return False
         if self._fleet.own_nodes:
-            _, orders = self._replicas.place(state, HOST_NODE, 0)
+            alone = wanted == 1
+            node = self._fleet.devices[order[0]].memory_node if alone else HOST_NODE
+            fits, orders = self._replicas.place(state, node, state.task.request.memory_bytes if alone else 0)
             commands.extend(orders)
+            if not fits:
+                return False
         state.devices = tuple(int(index) for index in order[:wanted])
         state.predicted_s = float(max(seconds[index] for index in state.devices))
         hosts = {self._fleet.devices[index].host for index in state.devices}

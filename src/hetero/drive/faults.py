@@ -1,0 +1,125 @@
+"""Faults: what goes wrong in a simulated run, drawn from one seed.
+
+In: how likely each fault is, and a seed. Out: draws, the same for the same seed. It must not know of the core.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import inf, log
+
+import numpy as np
+
+__all__ = ["Dice", "Faults", "Slowdown"]
+
+_DRAWN = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Slowdown:
+    """From `at_s` on a device takes `factor` times as long for everything.
+
+    Attributes
+    ----------
+    at_s : s
+    device : id
+    factor : > 0; 1 is its first speed
+    """
+
+    at_s: float
+    device: str
+    factor: float
+
+
+@dataclass(frozen=True, slots=True)
+class Faults:
+    """How likely each fault is.
+
+    Attributes
+    ----------
+    crash, hang, exception, out_of_memory, missing_package : probability per attempt; a crash takes the worker
+        with it, a hang never ends by itself
+    transfer : probability that a copy does not happen
+    start : probability that a worker does not start
+    duplicate : probability that an event is told twice
+    late : probability that news of an attempt reach the core only after its worker was lost
+    cancel : probability that a task is cancelled while it is open
+    replaced : probability that stopping an attempt takes a new worker; a hanging one always does
+    kill_every_s : s between two kills of a worker chosen at random, 0 for none
+    permanent : probability that a kill loses the device for good …
+    back_s : … until it is added again after this many s, 0 for never
+    out_of_memory_size : tasks of a larger size run out of memory everywhere
+    slowdowns : changes of speed
+    utilisation_every_s : s between two reports of use by others, 0 for none
+    """
+
+    crash: float = 0.0
+    hang: float = 0.0
+    exception: float = 0.0
+    out_of_memory: float = 0.0
+    missing_package: float = 0.0
+    transfer: float = 0.0
+    start: float = 0.0
+    duplicate: float = 0.0
+    late: float = 0.0
+    cancel: float = 0.0
+    replaced: float = 0.5
+    kill_every_s: float = 0.0
+    permanent: float = 0.0
+    back_s: float = 0.0
+    out_of_memory_size: float = inf
+    slowdowns: tuple[Slowdown, ...] = ()
+    utilisation_every_s: float = 0.0
+
+    def outcome(self, draw: float) -> str:
+        """Turn one draw from 0..1 into how an attempt ends: '' for well, else the name of the fault."""
+        for name in ("crash", "hang", "exception", "out_of_memory", "missing_package"):
+            draw -= getattr(self, name)
+            if draw < 0.0:
+                return name
+        return ""
+
+    @property
+    def attempts_fail(self) -> bool:
+        """True when an attempt may end badly by chance."""
+        return self.crash + self.hang + self.exception + self.out_of_memory + self.missing_package > 0.0
+
+
+class Dice:
+    """Draws from one generator, many at a time.
+
+    Examples
+    --------
+    >>> one, other = Dice(7), Dice(7)
+    >>> [one.draw() for _ in range(3)] == [other.draw() for _ in range(3)]
+    True
+    """
+
+    def __init__(self, seed: int) -> None:
+        self._generator = np.random.default_rng(seed)
+        self._uniform: list[float] = []
+        self._normal: list[float] = []
+
+    def draw(self) -> float:
+        """Give a number from 0 to 1."""
+        if not self._uniform:
+            self._uniform = self._generator.random(_DRAWN).tolist()
+        return self._uniform.pop()
+
+    def normal(self) -> float:
+        """Give a number from the standard normal distribution."""
+        if not self._normal:
+            self._normal = self._generator.standard_normal(_DRAWN).tolist()
+        return self._normal.pop()
+
+    def happens(self, probability: float) -> bool:
+        """Tell whether something of this probability happens now."""
+        return probability > 0.0 and self.draw() < probability
+
+    def wait_s(self, mean_s: float) -> float:
+        """Give an exponentially distributed time, s."""
+        return -mean_s * log(1.0 - self.draw())
+
+    def below(self, count: int) -> int:
+        """Give a whole number from 0 to count - 1."""
+        return min(int(self.draw() * count), count - 1)

@@ -1,0 +1,475 @@
+"""The simulated driver: the same core, in virtual time, with a simulated engine and seeded faults.
+
+In: a program, a fleet, and how long things really take. Out: what happened, and when.
+It must not decide anything, and it reads no clock: the same seed gives the same events and commands.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from heapq import heappop, heappush
+from math import inf
+from typing import NamedTuple
+
+from hetero.core.checks import balanced, check, story
+from hetero.core.machine import Machine, Rules
+from hetero.core.state import DevicePhase
+from hetero.drive.faults import Dice, Faults
+from hetero.drive.sim_engine import Costs, SimEngine, Truth
+from hetero.model.commands import Commit, Fail, Launch, Recommit, Run, RunGroup, SetTimer, Split, Warn
+from hetero.model.device import HOST_NODE, Device
+from hetero.model.events import (
+    CancelRequested,
+    DeviceAdded,
+    Event,
+    ItemPut,
+    ItemReleased,
+    TaskSubmitted,
+    TimerFired,
+    UtilisationReported,
+)
+from hetero.model.tasks import Failure, Task
+from hetero.model.topology import Topology
+from hetero.plan.cost import CostModel
+from hetero.plan.policies.base import Policy
+from hetero.plan.policies.registry import get
+
+__all__ = ["Costs", "Decision", "Program", "SimResult", "SimTask", "Truth", "simulate"]
+
+STALLED = 5000
+"""Timers that may fire in a row while nothing else is under way."""
+
+PARTS = 2
+"""A task that ran out of memory is cut into this many …"""
+
+FIRST_PART = 1 << 40
+"""… whose ids begin after this one."""
+
+
+class SimTask(NamedTuple):
+    """One task of a program.
+
+    Attributes
+    ----------
+    task : as the core sees it
+    at_s : when it is handed in, ascending in a program
+    nbytes : bytes of its result, which stay on the memory node of the device; 0 for a small value
+    """
+
+    task: Task
+    at_s: float = 0.0
+    nbytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """What is run.
+
+    Attributes
+    ----------
+    tasks : in the order in which they are handed in; may be a generator
+    items : (id, bytes) of the values that lie on the host from the start
+    released_after : a result is released when this many further tasks were handed in and no open task reads it;
+        0 keeps them all
+    """
+
+    tasks: Iterable[SimTask]
+    items: Sequence[tuple[int, int]] = ()
+    released_after: int = 0
+
+
+class Decision(NamedTuple):
+    """One launch: which attempt was sent where and when; for a group the device of rank 0."""
+
+    at_s: float
+    task: int
+    attempt: int
+    device: str
+
+
+@dataclass(slots=True)
+class SimResult:
+    """What happened in a simulated run.
+
+    Attributes
+    ----------
+    makespan_s : last outcome minus first submission, s
+    busy_s : s that each device computed
+    finished : attempts whose result counted, per device
+    runs : `Run` and `RunGroup` commands
+    launches : attempts in them
+    commits, failures : per task, the time of its outcome, and why it failed
+    events : how many of each kind the core was told
+    happened : faults and what else the engine counts
+    decisions : every launch, in order
+    warnings : what the user was told
+    machine : the core as it ended
+    """
+
+    makespan_s: float = 0.0
+    busy_s: dict[str, float] = field(default_factory=dict)
+    finished: dict[str, int] = field(default_factory=dict)
+    runs: int = 0
+    launches: int = 0
+    commits: dict[int, float] = field(default_factory=dict)
+    failures: dict[int, Failure] = field(default_factory=dict)
+    events: Counter[str] = field(default_factory=Counter)
+    happened: Counter[str] = field(default_factory=Counter)
+    decisions: list[Decision] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+    machine: Machine | None = None
+
+
+def simulate(
+    program: Program,
+    fleet: Sequence[Device],
+    truth: Truth,
+    *,
+    policy: str | Policy = "eft",
+    cost: CostModel | None = None,
+    topology: Topology | None = None,
+    seed: int = 0,
+    costs: Costs | None = None,
+    faults: Faults | None = None,
+    trace: Callable[[tuple[object, ...]], object] | None = None,
+    watch: Callable[[Machine, Event], object] | None = None,
+    rules: Rules | None = None,
+    check_every: int = 1000,
+) -> SimResult:
+    """Run a program in virtual time.
+
+    Parameters
+    ----------
+    program, fleet : what is run, and on what
+    truth : how long a task really takes on a device, s
+    policy : its name, or the policy itself
+    cost : what is known of run times beforehand; None for nothing
+    topology : memory nodes and links, None for one memory
+    seed : decides every chance
+    costs, faults : what things cost, and what goes wrong; None for as little as possible
+    trace : takes every event and command
+    watch : is shown the core before each event
+    rules : the core's bounds on waiting
+    check_every : events between two full checks of the invariants; what can be counted is checked at each
+
+    Raises
+    ------
+    AssertionError
+        An invariant of the core is broken, or a task is never answered.
+
+    Examples
+    --------
+    >>> from hetero.model.device import DeviceType
+    >>> from hetero.model.tasks import Request
+    >>> cpus = [Device(f"h0/cpu:{i}", "cpu", DeviceType("CPU"), "cpu") for i in range(2)]
+    >>> tasks = [SimTask(Task(i, "f", "f|", 0.0, (), (), Request())) for i in range(1, 9)]
+    >>> simulate(Program(tasks), cpus, lambda task, device: 1.0).makespan_s
+    4.0
+    """
+    chosen = get(policy) if isinstance(policy, str) else policy
+    links = topology or Topology()
+    machine = Machine(chosen, cost or CostModel(fleet), links, rules)
+    run = _Simulation(machine, program, fleet, truth, links, costs or Costs(), faults or Faults(), seed)
+    run.trace, run.watch, run.check_every = trace, watch, check_every
+    return run.run()
+
+
+class _Simulation:
+    """The loop: a queue of calls in the order of (time, serial number)."""
+
+    def __init__(
+        self,
+        machine: Machine,
+        program: Program,
+        fleet: Sequence[Device],
+        truth: Truth,
+        topology: Topology,
+        costs: Costs,
+        faults: Faults,
+        seed: int,
+    ) -> None:
+        self.machine = machine
+        self.result = SimResult(machine=machine)
+        self.trace: Callable[[tuple[object, ...]], object] | None = None
+        self.watch: Callable[[Machine, Event], object] | None = None
+        self.check_every = 1000
+        self._now_s = 0.0
+        self._queue: list[tuple[float, int, Callable[[], None]]] = []
+        self._serial = 0
+        self._chores = 0
+        self._timer_s = inf
+        self._idle_timers = 0
+        self._fleet = {device.id: device for device in fleet}
+        self._program = program
+        self._arrivals: Iterator[SimTask] = iter(program.tasks)
+        self._arriving = True
+        self._first_s: float | None = None
+        self._tasks: dict[int, tuple[Task, int]] = {}
+        self._failed_at: dict[int, float] = {}
+        self._readers: Counter[int] = Counter()
+        self._kept: list[int] = []
+        self._parts = FIRST_PART
+        self._count = 0
+        self._dice = Dice(seed)
+        self._faults = faults
+        self._engine = SimEngine(
+            fleet, truth, topology, costs, faults, self._dice,
+            at=self._at, tell=self._tell, now_s=lambda: self._now_s, task_of=self._tasks.__getitem__,
+        )  # fmt: skip
+        self._carry: dict[type, Callable[..., None]] = {
+            Run: self._run,
+            RunGroup: self._run_group,
+            Commit: self._commit,
+            Recommit: self._recommit,
+            Fail: self._fail,
+            Split: self._split,
+            SetTimer: self._set_timer,
+            Warn: self._warn,
+        }
+
+    # the queue
+
+    def _at(self, delay_s: float, call: Callable[[], None]) -> None:
+        self._serial += 1
+        heappush(self._queue, (self._now_s + delay_s, self._serial, call))
+
+    def _tell(self, event: Event) -> None:
+        """Put an event at the end of what is due now; some are told twice."""
+        self._at(0.0, partial(self._handle, event))
+        if self._dice.happens(self._faults.duplicate):
+            self._engine.happened["duplicate"] += 1
+            self._at(0.0, partial(self._handle, event))
+
+    def _chore(self, delay_s: float, call: Callable[[], None]) -> None:
+        """Put something into the queue that no task waits for."""
+        self._chores += 1
+        self._at(delay_s, partial(self._do_chore, call))
+
+    def _do_chore(self, call: Callable[[], None]) -> None:
+        self._chores -= 1
+        call()
+
+    def run(self) -> SimResult:
+        """Run to the end of the program."""
+        self._begin()
+        queue = self._queue
+        while self._arriving or self.machine.tasks or len(queue) > self._chores:
+            assert queue, self._stalled()
+            self._now_s, _, call = heappop(queue)
+            call()
+            if len(queue) > self._chores:
+                self._idle_timers = 0
+            else:
+                assert self._idle_timers < STALLED, self._stalled()
+        return self._ended()
+
+    def _stalled(self) -> str:
+        waiting = list(self.machine.tasks.values())
+        first = story(waiting[0]) if waiting else ""
+        return f"nothing is under way at {self._now_s:g} s, and {len(waiting)} tasks wait: {first}"
+
+    def _begin(self) -> None:
+        for device in self._fleet.values():
+            self._handle(DeviceAdded(0.0, device))
+            self._engine.start(device.id)
+        for item, nbytes in self._program.items:
+            self._engine.put(item)
+            self._handle(ItemPut(0.0, item, nbytes, HOST_NODE))
+        for change in self._faults.slowdowns:
+            self._chore(change.at_s, partial(self._slow_down, change.device, change.factor))
+        if self._faults.kill_every_s:
+            self._chore(self._faults.kill_every_s, self._kill)
+        if self._faults.utilisation_every_s:
+            self._chore(self._faults.utilisation_every_s, self._report)
+        self._arrive()
+
+    def _ended(self) -> SimResult:
+        result, end_s = self.result, self._now_s
+        check(self.machine)
+        outcomes = (*result.commits.values(), *self._failed_at.values())
+        result.makespan_s = max(outcomes, default=end_s) - (self._first_s or 0.0)
+        result.busy_s = {name: worker.busy_s for name, worker in self._engine.workers.items()}
+        result.finished = {device.name: device.finished for device in self.machine.fleet.states}
+        result.happened = self._engine.happened
+        return result
+
+    # events
+
+    def _handle(self, event: Event) -> None:
+        trace = self.trace
+        if self.watch is not None:
+            self.watch(self.machine, event)
+        if trace is not None:
+            trace(event)
+        self.result.events[type(event).__name__] += 1
+        for command in self.machine.handle(event):
+            if trace is not None:
+                trace(command)
+            carry = self._carry.get(type(command))
+            if carry is not None:
+                carry(command)
+            else:
+                self._engine.carry_out(command)
+        balanced(self.machine)
+        self._count += 1
+        if self._count % self.check_every == 0:
+            check(self.machine)
+
+    def _arrive(self) -> None:
+        """Hand in what is due, and come back for the next."""
+        for entry in self._arrivals:
+            if entry.at_s > self._now_s:
+                self._at(entry.at_s - self._now_s, partial(self._arrive_with, entry))
+                return
+            self._submit(entry)
+        self._arriving = False
+        self._release(0)
+
+    def _arrive_with(self, entry: SimTask) -> None:
+        self._submit(entry)
+        self._arrive()
+
+    def _submit(self, entry: SimTask) -> None:
+        task = entry.task
+        if self._first_s is None:
+            self._first_s = self._now_s
+        self._tasks[task.id] = (task, entry.nbytes)
+        for item in task.inputs:
+            self._readers[item] += 1
+        if entry.nbytes and self._program.released_after:
+            self._kept.append(task.id)
+            self._release(self._program.released_after)
+        self._handle(TaskSubmitted(self._now_s, task))
+        if self._dice.happens(self._faults.cancel):
+            self._engine.happened["cancel"] += 1
+            self._at(self._dice.wait_s(0.01), partial(self._cancel, task.id))
+
+    def _cancel(self, task: int) -> None:
+        self._handle(CancelRequested(self._now_s, task))
+
+    def _release(self, keep: int) -> None:
+        """Release the oldest results beyond the number to keep, those that open tasks read excepted."""
+        if not self._program.released_after:
+            return
+        held = self._kept[len(self._kept) - keep :] if keep else []
+        for item in self._kept[: len(self._kept) - keep]:
+            if self._readers[item]:
+                held.insert(0, item)
+            else:
+                self._handle(ItemReleased(self._now_s, item))
+        self._kept = held
+
+    # what happens to the fleet
+
+    def _slow_down(self, device: str, factor: float) -> None:
+        self._engine.happened["slowdown"] += 1
+        self._engine.workers[device].factor = factor
+
+    def _kill(self) -> None:
+        """Kill a worker chosen at random, and add the devices again that were lost for good."""
+        live = self._engine.live()
+        if live:
+            permanent = self._dice.happens(self._faults.permanent)
+            self._engine.happened["permanent" if permanent else "kill"] += 1
+            self._engine.lose(live[self._dice.below(len(live))], "it was killed", permanent=permanent)
+        self._chore(self._faults.kill_every_s, self._kill)
+        if self._faults.back_s:
+            gone = [state.name for state in self.machine.fleet.states if state.phase is DevicePhase.GONE]
+            for name in gone:
+                self._chore(self._faults.back_s, partial(self._back, name))
+
+    def _back(self, name: str) -> None:
+        if self.machine.fleet.by_id[name].phase is DevicePhase.GONE:
+            self._engine.happened["back"] += 1
+            self._handle(DeviceAdded(self._now_s, self._fleet[name]))
+            self._engine.start(name)
+
+    def _report(self) -> None:
+        names = list(self._fleet)
+        name = names[self._dice.below(len(names))]
+        self._handle(UtilisationReported(self._now_s, name, self._dice.draw()))
+        self._chore(self._faults.utilisation_every_s, self._report)
+
+    # commands
+
+    def _run(self, command: Run) -> None:
+        self.result.runs += 1
+        self._launched(command.device, command.launches)
+        self._engine.carry_out(command)
+
+    def _run_group(self, command: RunGroup) -> None:
+        self.result.runs += 1
+        self._launched(command.devices[0], (command.launch,))
+        self._engine.carry_out(command)
+
+    def _launched(self, device: str, launches: tuple[Launch, ...]) -> None:
+        self.result.launches += len(launches)
+        self.result.decisions.extend(Decision(self._now_s, task, attempt, device) for task, attempt, _ in launches)
+
+    def _commit(self, command: Commit) -> None:
+        task = command.task
+        assert task not in self.result.commits, f"task {task} is committed twice"
+        assert task not in self.result.failures, f"task {task} is committed although it failed"
+        self.result.commits[task] = self._now_s
+        self._engine.commit(task, command.attempt)
+        self._over(task)
+
+    def _recommit(self, command: Recommit) -> None:
+        assert command.task in self.result.commits, f"task {command.task} is committed again but never was"
+        self._engine.happened["recommit"] += 1
+        self._engine.commit(command.task, command.attempt)
+
+    def _fail(self, command: Fail) -> None:
+        task = command.task
+        if task in self.result.commits:
+            self._engine.happened["lost result"] += 1
+            return
+        assert task not in self.result.failures, f"task {task} failed twice"
+        self.result.failures[task] = command.failure
+        self._failed_at[task] = self._now_s
+        self._over(task)
+
+    def _over(self, task: int) -> None:
+        for item in self._tasks[task][0].inputs:
+            self._readers[item] -= 1
+
+    def _split(self, command: Split) -> None:
+        self._engine.happened["split"] += 1
+        self._at(0.0, partial(self._cut, command.task))
+
+    def _cut(self, task_id: int) -> None:
+        """Hand in the parts of a task, and the task itself behind them."""
+        if task_id not in self.machine.tasks:
+            return
+        task, nbytes = self._tasks[task_id]
+        parts = []
+        signature = f"{task.signature}/{PARTS}"
+        for _ in range(PARTS):
+            self._parts += 1
+            parts.append(self._parts)
+            part = task._replace(id=self._parts, size=task.size / PARTS, signature=signature, after=())
+            self._submit(SimTask(part))
+        whole = task._replace(size=0.0, signature=f"{task.signature}+", after=tuple(parts), inputs=())
+        self._tasks[task_id] = (whole, nbytes)
+        for item in task.inputs:
+            self._readers[item] -= 1
+        self._handle(TaskSubmitted(self._now_s, whole))
+
+    def _set_timer(self, command: SetTimer) -> None:
+        if command.at_s < self._timer_s:
+            self._timer_s = command.at_s
+            self._chore(command.at_s - self._now_s, partial(self._timer_fires, command.at_s))
+
+    def _timer_fires(self, at_s: float) -> None:
+        if at_s != self._timer_s:
+            return
+        self._timer_s = inf
+        self._idle_timers += 1
+        self._now_s = max(self._now_s, at_s)
+        self._handle(TimerFired(self._now_s))
+
+    def _warn(self, command: Warn) -> None:
+        self.result.warnings.append(command.text)

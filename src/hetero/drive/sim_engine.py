@@ -1,0 +1,394 @@
+"""The simulated engine: workers that take virtual time, links that are shared, and what goes wrong with them.
+
+In: the commands that a real engine gets. Out: the events that it would tell, put into the simulation's queue.
+It must not look at the core, and it knows no time but the simulation's.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
+from functools import partial
+from math import exp
+from typing import NamedTuple
+
+from hetero.drive.faults import Dice, Faults
+from hetero.model.commands import Cancel, Discard, Free, Launch, Run, RunGroup, StartWorker, Transfer, Withdraw
+from hetero.model.device import HOST_NODE, Device
+from hetero.model.events import (
+    DeviceLost,
+    DeviceReady,
+    Event,
+    TaskFailed,
+    TaskFinished,
+    TaskWithdrawn,
+    TransferFailed,
+    TransferFinished,
+)
+from hetero.model.tasks import Failure, FailureKind, Task
+from hetero.model.topology import Link, Topology
+
+__all__ = ["Costs", "SimEngine", "Truth"]
+
+Truth = Callable[[Task, Device], float]
+"""How long a task really takes on a device, s."""
+
+
+class Costs(NamedTuple):
+    """What things cost in a simulated run.
+
+    Attributes
+    ----------
+    noise : standard deviation of the logarithm of run times; 0 for none
+    launch_s : s of a worker's time per attempt, beyond the truth
+    start_s : s until a worker that is started takes tasks
+    notice_s : s until the loss of a worker is noticed
+    shared : True when transfers over one link or bus follow one another; else each has it alone
+    """
+
+    noise: float = 0.0
+    launch_s: float = 0.0
+    start_s: float = 0.0
+    notice_s: float = 0.001
+    shared: bool = True
+
+
+class _Group:
+    """The members of one group attempt; once one failed, the others wait until they are stopped."""
+
+    __slots__ = ("failed",)
+
+    def __init__(self) -> None:
+        self.failed = False
+
+
+class _Attempt(NamedTuple):
+    task: int
+    attempt: int
+    group: _Group | None
+
+
+class _Worker:
+    """One device's worker. `life` grows with every start and loss, so that what was due for an old one is void."""
+
+    __slots__ = ("busy_s", "current", "device", "factor", "gone", "hangs", "life", "queue", "started_s", "turn", "up")
+
+    def __init__(self, device: Device) -> None:
+        self.device = device
+        self.queue: deque[_Attempt] = deque()
+        self.current: _Attempt | None = None
+        self.started_s = 0.0
+        self.busy_s = 0.0
+        self.factor = 1.0
+        self.life = 0
+        self.turn = 0
+        self.up = False
+        self.gone = False
+        self.hangs = False
+
+
+class SimEngine:
+    """Carries out commands in virtual time.
+
+    Parameters
+    ----------
+    fleet, truth, topology, costs, faults : what is simulated
+    dice : draws every chance
+    at : puts a call into the simulation's queue, `delay_s` from now
+    tell : hands an event to the core, now
+    now_s : gives the time
+    task_of : gives the task of an id, and the bytes of its result
+
+    Attributes
+    ----------
+    present : the data items on each memory node
+    happened : how often each fault happened
+    """
+
+    def __init__(
+        self,
+        fleet: Sequence[Device],
+        truth: Truth,
+        topology: Topology,
+        costs: Costs,
+        faults: Faults,
+        dice: Dice,
+        *,
+        at: Callable[[float, Callable[[], None]], None],
+        tell: Callable[[Event], None],
+        now_s: Callable[[], float],
+        task_of: Callable[[int], tuple[Task, int]],
+    ) -> None:
+        self.workers = {device.id: _Worker(device) for device in fleet}
+        self.present: dict[str, set[int]] = {device.memory_node: set() for device in fleet}
+        self.present.setdefault(HOST_NODE, set())
+        self.happened: Counter[str] = Counter()
+        self.starts = 0
+        self._truth, self._topology, self._costs, self._faults = truth, topology, costs, faults
+        self._dice, self._at, self._tell, self._now_s, self._task_of = dice, at, tell, now_s, task_of
+        self._node_life: Counter[str] = Counter()
+        self._link_free_s: dict[object, float] = {}
+        self._absent: set[tuple[str, str]] = set()
+        self._results: dict[tuple[int, int], tuple[str, int]] = {}
+        self._orders: dict[type, Callable[..., None]] = {
+            Run: self._run,
+            RunGroup: self._run_group,
+            Withdraw: self._withdraw,
+            Cancel: self._cancel,
+            Transfer: self._transfer,
+            Free: self._free,
+            StartWorker: self._start_worker,
+            Discard: self._discard,
+        }
+
+    def carry_out(self, command: object) -> None:
+        """Carry out one command of the engine's."""
+        self._orders[type(command)](command)
+
+    # workers
+
+    def start(self, name: str) -> None:
+        """Start a worker that was not there."""
+        worker = self.workers[name]
+        worker.life += 1
+        worker.up = worker.gone = False
+        self._at(self._costs.start_s, partial(self._started, worker, worker.life))
+
+    def _start_worker(self, command: StartWorker) -> None:
+        worker = self.workers[command.device]
+        if not worker.up and not worker.gone:
+            self.start(command.device)
+
+    def _started(self, worker: _Worker, life: int) -> None:
+        if worker.life != life or worker.up:
+            return
+        if self._dice.happens(self._faults.start):
+            self.happened["start"] += 1
+            self._tell(DeviceLost(self._now_s(), worker.device.id, "its worker did not start", False))
+            return
+        worker.up = True
+        self.starts += 1
+        self._tell(DeviceReady(self._now_s(), worker.device.id))
+
+    def lose(self, name: str, reason: str, *, permanent: bool = False, told: bool = True) -> None:
+        """Let a worker die with all that it holds; the core learns of it a little later."""
+        worker = self.workers[name]
+        life = worker.life = worker.life + 1
+        was, worker.current = worker.current, None
+        self._account(worker, was)
+        worker.queue.clear()
+        worker.up, worker.gone = False, permanent
+        node = worker.device.memory_node
+        if node != HOST_NODE:
+            self._node_life[node] += 1
+            self.present[node].clear()
+        if was is not None and was.group is not None:
+            was.group.failed = True
+        late = was is not None and was.group is None and self._dice.happens(self._faults.late)
+        self._at(self._costs.notice_s, partial(self._noticed, worker, life, reason, permanent))
+        if late and was is not None:
+            self.happened["late"] += 1
+            self._at(2.0 * self._costs.notice_s, partial(self._finishes, worker, was, worker.started_s))
+
+    def _noticed(self, worker: _Worker, life: int, reason: str, permanent: bool) -> None:
+        if worker.life == life:
+            self._tell(DeviceLost(self._now_s(), worker.device.id, reason, permanent))
+
+    def live(self) -> list[str]:
+        """Give the devices whose workers take tasks, in order."""
+        return [name for name, worker in self.workers.items() if worker.up]
+
+    # attempts
+
+    def _run(self, command: Run) -> None:
+        worker = self.workers[command.device]
+        if worker.up:
+            worker.queue.extend(_Attempt(launch.task, launch.attempt, None) for launch in command.launches)
+            self._next(worker)
+
+    def _run_group(self, command: RunGroup) -> None:
+        group = _Group()
+        launch: Launch = command.launch
+        for name in command.devices:
+            worker = self.workers[name]
+            if not worker.up:
+                group.failed = True
+                continue
+            assert worker.current is None, f"{name} runs {worker.current} as group task {launch.task} comes"
+            worker.queue.append(_Attempt(launch.task, launch.attempt, group))
+        for name in command.devices:
+            self._next(self.workers[name])
+
+    def _next(self, worker: _Worker) -> None:
+        if worker.current is not None or not worker.queue:
+            return
+        attempt = worker.current = worker.queue.popleft()
+        worker.turn += 1
+        worker.started_s = self._now_s()
+        task, _ = self._task_of(attempt.task)
+        self._inputs_are_there(worker, task)
+        seconds = self._truth(task, worker.device) * worker.factor + self._costs.launch_s
+        if self._costs.noise:
+            seconds *= exp(self._costs.noise * self._dice.normal())
+        ends = self._ends(worker, task)
+        worker.hangs = ends == "hang"
+        if worker.hangs:
+            self.happened["hang"] += 1
+            return
+        if ends == "crash":
+            seconds *= self._dice.draw()
+        self._at(seconds, partial(self._end, worker, worker.life, worker.turn, ends))
+
+    def _inputs_are_there(self, worker: _Worker, task: Task) -> None:
+        node = worker.device.memory_node
+        lacking = [item for item in task.inputs if self._is_data(item) and item not in self.present[node]]
+        shared = task.request.devices > 1
+        assert shared or not lacking, f"task {task.id} starts on {worker.device.id} without items {lacking}"
+
+    def _is_data(self, item: int) -> bool:
+        return any(item in items for items in self.present.values())
+
+    def _ends(self, worker: _Worker, task: Task) -> str:
+        """Draw how an attempt ends."""
+        faults = self._faults
+        if task.size > faults.out_of_memory_size:
+            return "out_of_memory"
+        function = task.signature.partition("|")[0]
+        if (function, worker.device.label) in self._absent:
+            return "missing_package"
+        ends = faults.outcome(self._dice.draw()) if faults.attempts_fail else ""
+        if ends == "missing_package":
+            self._absent.add((function, worker.device.label))
+        return ends
+
+    def _end(self, worker: _Worker, life: int, turn: int, ends: str) -> None:
+        attempt = worker.current
+        if worker.life != life or worker.turn != turn or attempt is None:
+            return
+        if ends == "crash":
+            self.happened["crash"] += 1
+            self.lose(worker.device.id, "its worker died")
+            return
+        if attempt.group is not None and attempt.group.failed:
+            return
+        worker.current = None
+        if ends:
+            self.happened[ends] += 1
+            self._fails(worker, attempt, ends, "it failed")  # type: ignore[arg-type]
+        else:
+            self._account(worker, attempt)
+            self._finishes(worker, attempt, worker.started_s)
+        self._next(worker)
+
+    def _finishes(self, worker: _Worker, attempt: _Attempt, started_s: float) -> None:
+        now_s = self._now_s()
+        nbytes = self._task_of(attempt.task)[1]
+        node = worker.device.memory_node if nbytes else HOST_NODE
+        if nbytes:
+            self._results[attempt[:2]] = (node, self._node_life[node])
+        seconds, name = now_s - started_s, worker.device.id
+        self._tell(TaskFinished(now_s, attempt.task, attempt.attempt, name, started_s, seconds, nbytes, node))
+
+    def _fails(self, worker: _Worker, attempt: _Attempt, kind: FailureKind, message: str) -> None:
+        if attempt.group is not None:
+            attempt.group.failed = True
+        self._account(worker, attempt)
+        now_s = self._now_s()
+        self._tell(
+            TaskFailed(
+                now_s, attempt.task, attempt.attempt, worker.device.id, worker.started_s,
+                now_s - worker.started_s, Failure(kind, message),
+            )
+        )  # fmt: skip
+
+    def _account(self, worker: _Worker, attempt: _Attempt | None) -> None:
+        if attempt is not None:
+            worker.busy_s += self._now_s() - worker.started_s
+
+    def _withdraw(self, command: Withdraw) -> None:
+        worker = self.workers[command.device]
+        for attempt in worker.queue:
+            if attempt[:2] == (command.task, command.attempt):
+                worker.queue.remove(attempt)
+                self.happened["withdrawn"] += 1
+                self._tell(TaskWithdrawn(self._now_s(), command.task, command.attempt, command.device))
+                return
+
+    def _cancel(self, command: Cancel) -> None:
+        worker = self.workers[command.device]
+        wanted = (command.task, command.attempt)
+        current = worker.current
+        if current is not None and current[:2] == wanted:
+            self._stop(worker, current)
+            return
+        for attempt in worker.queue:
+            if attempt[:2] == wanted:
+                worker.queue.remove(attempt)
+                self._at(0.0, partial(self._fails, worker, attempt, "cancelled", "it was stopped"))
+                return
+
+    def _stop(self, worker: _Worker, attempt: _Attempt) -> None:
+        self.happened["stopped"] += 1
+        if worker.hangs or self._dice.happens(self._faults.replaced):
+            self.lose(worker.device.id, "its worker was replaced")
+            return
+        worker.current = None
+        self._fails(worker, attempt, "cancelled", "it was stopped")
+        self._next(worker)
+
+    def _discard(self, command: Discard) -> None:
+        self.happened["discarded"] += 1
+        self._results.pop((command.task, command.attempt), None)
+
+    # data
+
+    def put(self, item: int) -> None:
+        """Keep a value of the user's on the host."""
+        self.present[HOST_NODE].add(item)
+
+    def commit(self, task: int, attempt: int) -> None:
+        """Make the result of an attempt the data item of the task, unless its node was lost meanwhile."""
+        node, life = self._results.pop((task, attempt), ("", 0))
+        if node and life == self._node_life[node]:
+            self.present[node].add(task)
+
+    def _free(self, command: Free) -> None:
+        self.present.setdefault(command.node, set()).discard(command.item)
+
+    def _dead(self, node: str) -> bool:
+        """Tell whether a node's worker died, which the core may not know yet."""
+        return node != HOST_NODE and not any(
+            worker.up for worker in self.workers.values() if worker.device.memory_node == node
+        )
+
+    def _transfer(self, command: Transfer) -> None:
+        if self._dead(command.src) or self._dead(command.dst):
+            return
+        now_s = begin_s = self._now_s()
+        for link in self._topology.route(command.src, command.dst):
+            begin_s = self._cross(link, command.nbytes, begin_s)
+        lives = (self._node_life[command.src], self._node_life[command.dst])
+        fails = self._dice.happens(self._faults.transfer)
+        self._at(begin_s - now_s, partial(self._transferred, command, now_s, lives, fails))
+
+    def _cross(self, link: Link, nbytes: int, begin_s: float) -> float:
+        """Give when a transfer that is ready to cross a link at `begin_s` has done so."""
+        if not self._costs.shared:
+            return begin_s + link.seconds(nbytes)
+        key: object = link.bus or (link.src, link.dst)
+        end_s = max(begin_s, self._link_free_s.get(key, 0.0)) + link.seconds(nbytes)
+        self._link_free_s[key] = end_s
+        return end_s
+
+    def _transferred(self, command: Transfer, started_s: float, lives: tuple[int, int], fails: bool) -> None:
+        if lives != (self._node_life[command.src], self._node_life[command.dst]):
+            return
+        item, src, dst, nbytes = command
+        now_s = self._now_s()
+        if fails:
+            self.happened["transfer"] += 1
+            self._tell(TransferFailed(now_s, item, src, dst, "the link failed"))
+            return
+        assert item in self.present[src], f"item {item} is to be copied from {src}, where it is not"
+        self.present[dst].add(item)
+        self._tell(TransferFinished(now_s, item, src, dst, nbytes, started_s, now_s - started_s))

@@ -1,0 +1,124 @@
+"""The long run: a program with everything in it, on a fleet with everything in it, with every fault."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from hetero.core.machine import Rules
+from hetero.drive.faults import Faults, Slowdown
+from hetero.drive.sim import Costs, Program, SimTask
+from hetero.model.device import HOST_NODE, Device, DeviceType
+from hetero.model.tasks import Near, Request, Task
+from hetero.model.topology import Link, MemoryNode, Topology
+
+RULES = Rules(stall_s=1.0, stall_factor=20.0, sweep_s=0.5)
+COSTS = Costs(noise=0.1, start_s=0.02)
+FAULTS = Faults(
+    crash=0.004,
+    hang=0.001,
+    exception=0.01,
+    out_of_memory=0.004,
+    missing_package=0.00002,
+    transfer=0.01,
+    start=0.05,
+    duplicate=0.02,
+    late=0.5,
+    cancel=0.005,
+    kill_every_s=0.7,
+    permanent=0.1,
+    back_s=0.5,
+    out_of_memory_size=90.0,
+    slowdowns=tuple(Slowdown(2.0 * i, "h0/cpu:1", 3.0 if i % 2 else 1.0) for i in range(1, 400)),
+    utilisation_every_s=0.5,
+)
+
+
+def fleet() -> list[Device]:
+    cpus = [Device(f"h0/cpu:{i}", "cpu", DeviceType("CPU"), "cpu", index=i) for i in range(3)]
+    gpus = [
+        Device(f"h0/cuda:{i}", "cuda", DeviceType("GPU"), "null", index=i, memory_node=f"h0/cuda:{i}", rack="r0")
+        for i in range(2)
+    ]
+    far = [Device(f"h1/cpu:{i}", "cpu", DeviceType("CPU"), "cpu", index=i, memory_node=f"h1/cpu:{i}", rack="r1") for i in range(2)]
+    kernels = [Device("h0/opencl:0", "opencl", DeviceType("GPU"), "null", rack="r0")]
+    return [*cpus, *gpus, *far, *kernels]
+
+
+def topology() -> Topology:
+    nodes = ("h0/cuda:0", "h0/cuda:1", "h1/cpu:0", "h1/cpu:1")
+    links = []
+    for node in nodes:
+        bus = "pcie" if node.startswith("h0") else "network"
+        kind, rate = ("pcie", 1e9) if bus == "pcie" else ("network", 1e8)
+        links += [Link(HOST_NODE, node, 1e-5, rate, bus, kind), Link(node, HOST_NODE, 1e-5, rate, bus, kind)]
+    links.append(Link("h0/cuda:0", "h0/cuda:1", 1e-5, 5e9, "", "nvlink"))
+    return Topology(tuple(MemoryNode(node, 4_000_000) for node in nodes), tuple(links))
+
+
+SPEED = {"cpu": 1.0, "cuda": 4.0, "opencl": 2.0}
+
+
+def truth(task: Task, device: Device) -> float:
+    """Take a time that depends on the function, the size and the kind of device."""
+    base = {"tiny": 2e-5, "small": 3e-4, "medium": 5e-3, "large": 3e-2}[task.name.partition("_")[0]]
+    return base * (1.0 + task.size / 50.0) / SPEED[device.kind]
+
+
+REQUESTS = {
+    "plain": Request(retries=4),
+    "urgent": Request(priority=5, retries=4),
+    "gpu": Request(on=("gpu",), implemented=("cuda", "opencl")),
+    "limited": Request(timeout_s=0.3, retries=1),
+    "split": Request(splittable=True, retries=1),
+    "group": Request(devices=2),
+    "trio": Request(devices=3, timeout_s=2.0),
+    "exclusive": Request(exclusive=True),
+    "memory": Request(memory_bytes=1_000_000),
+    "blue": Request(workload="blue"),
+    "apart": Request(apart=(Near("host", workload="blue"),)),
+}
+ODDS = {
+    "plain": 60.0, "urgent": 8.0, "gpu": 5.0, "limited": 4.0, "split": 2.0, "group": 0.5, "trio": 0.2,
+    "exclusive": 0.2, "memory": 4.0, "blue": 3.0, "apart": 1.0, "near": 2.0,
+}  # fmt: skip
+NAMES = ("tiny", "small", "medium", "large")
+
+
+def tasks(count: int, seed: int, gap_s: float) -> Iterator[SimTask]:
+    """Generate tasks with dependencies on recent ones, items, and every kind of request."""
+    rng = np.random.default_rng(seed)
+    kinds = list(ODDS)
+    weights = np.array([ODDS[kind] for kind in kinds]) / sum(ODDS.values())
+    sized: list[int] = []
+    at_s = 0.0
+    for number in range(1, count + 1):
+        kind = kinds[int(rng.choice(len(kinds), p=weights))]
+        name = NAMES[int(rng.choice(4, p=(0.35, 0.4, 0.2, 0.05)))]
+        if kind == "near":
+            scope = ("device", "host", "rack")[int(rng.integers(3))]
+            request = Request(near=(Near(scope, task=max(1, number - int(rng.integers(1, 20)))),))
+        else:
+            request = REQUESTS[kind]
+        after = tuple(sorted({int(p) for p in number - rng.integers(1, 40, size=int(rng.integers(0, 3))) if p > 0}))
+        inputs: tuple[int, ...] = ()
+        if sized and rng.random() < 0.3:
+            inputs = tuple(sorted({int(i) for i in rng.choice(sized[-20:], size=int(rng.integers(1, 3)))}))
+        elif rng.random() < 0.05:
+            inputs = (ITEMS[int(rng.integers(len(ITEMS)))][0],)
+        nbytes = int(rng.integers(1_000, 400_000)) if rng.random() < 0.2 else 0
+        if nbytes and request.devices == 1:
+            sized.append(number)
+        size = float(rng.integers(1, 100)) if kind == "split" else float(rng.integers(1, 5) * 10)
+        at_s += float(rng.exponential(gap_s))
+        parents = tuple(sorted({*after, *(i for i in inputs if i < ITEMS[0][0])}))
+        task = Task(number, name, f"{name}|{size:g}", size, inputs, parents, request)
+        yield SimTask(task, at_s, nbytes if request.devices == 1 else 0)
+
+
+ITEMS = tuple((1_000_000_000 + i, 100_000 * (i + 1)) for i in range(8))
+
+
+def program(count: int, seed: int, gap_s: float = 0.0012) -> Program:
+    return Program(tasks(count, seed, gap_s), ITEMS, released_after=100)

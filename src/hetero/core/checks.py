@@ -112,7 +112,7 @@ def _check_dependents(machine: Machine) -> None:
         if machine.tasks.get(dependent.task.id) is dependent
     )
     for task, state in machine.tasks.items():
-        split = state.phase is Phase.SUBMITTED and state.out_of_memory > 0 and state.task.request.splittable
+        split = state.phase is Phase.SUBMITTED and bool(state.excluded) and state.task.request.splittable
         due = parents[task] or int(split and state.waits_for == 1)
         assert state.waits_for == due, f"waits for {state.waits_for} tasks, {due} know of it: {story(state)}"
         waits = state.phase is Phase.SUBMITTED

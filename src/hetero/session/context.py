@@ -6,22 +6,19 @@ It must not choose devices: it hands tasks to the driver, which asks the core.
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import itertools
-import os
 import re
 import threading
-import uuid
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from hetero.engines.base import Call, ItemRef, NodeUsage
-from hetero.floor import settings
 from hetero.floor.errors import BadValueError, SerialisationError
-from hetero.model.tasks import Failure, Request, Task
+from hetero.model.tasks import Request, Task
+from hetero.session import runs
 from hetero.session.arguments import bind
 from hetero.session.asyncio_twins import AsyncTwins
 from hetero.session.callbacks import Callbacks
@@ -36,9 +33,8 @@ if TYPE_CHECKING:
     from hetero.session.executor import Executor
     from hetero.session.explain import Explained
 
-__all__ = ["Context", "open_contexts"]
+__all__ = ["Context"]
 
-_contexts: weakref.WeakSet[Context] = weakref.WeakSet()
 _UNFIT = re.compile(r"[^A-Za-z0-9_-]+")
 
 
@@ -96,12 +92,13 @@ class Context(AsyncTwins):
     ) -> None:
         from hetero.session.config import load
         from hetero.session.opening import Opened
+        from hetero.session.splitting import cut_later
 
         keys: dict[str, Any] = {"devices": devices, "engine": engine, "policy": policy, "isolation": isolation}
         keys |= {"memory_pool_size": memory_pool_size, "name": name, "trace": trace}
         self.config = load(config, set=set, **keys)
         self.name = self.config.name or ""
-        self._run_key = self.name or f"run-{os.getpid()}-{uuid.uuid4().hex[:8]}"
+        self._run_key = self.name or runs.unnamed_run()
         self._numbers: dict[str, tuple[str, itertools.count[int]]] = {}
         self._live: dict[int, weakref.ref[Future]] = {}
         self._lock = threading.Lock()
@@ -109,10 +106,10 @@ class Context(AsyncTwins):
         self._with_timeout: dict[Request, Request] = {}
         self.closed = True
         this = weakref.ref(self)
-        self._opened = Opened(self.config, lambda item: _cut_later(this(), item), history=history, progress=progress)
+        self._opened = Opened(self.config, lambda item: cut_later(this(), item), history=history, progress=progress)
         self.driver: Driver = self._opened.driver
         self.closed = False
-        _contexts.add(self)
+        runs.opened(self)
 
     # --- giving work ---------------------------------------------------------------------------------------
 
@@ -149,13 +146,17 @@ class Context(AsyncTwins):
             signature, size = describe(source.model_key, args, kwargs)
             bound = bind(task.name, args, kwargs, self._reference)
             if bound.failed is not None:
-                return _fail_alike(future, bound.failed)
+                future.fail_like(bound.failed)
+                return future
             args, kwargs, refs, after, keep, _ = bound
         else:
             signature, size, refs, after, keep = f"{source.model_key}|", 0.0, (), (), ()
         request = task.request if self.config.timeout_s is None else self._limited(task.request)
         item = future.item
-        call = Call(function, args, kwargs, refs, None, self._checkpoint_key(task.name), keep)
+        task_key = self._checkpoint_key(task.name)
+        if self.name:
+            future.task_key = task_key
+        call = Call(function, args, kwargs, refs, None, task_key, keep)
         self._live[item] = weakref.ref(future)
         try:
             driver.submit(Task(item, task.name, signature, size, refs, after, request), call, future)
@@ -324,12 +325,12 @@ class Context(AsyncTwins):
             if wait:
                 self._bring_home()
             self.closed = True
-        _contexts.discard(self)
         self._opened.close(wait)
         for future in self._futures():
             future.abandoned()
         self._callbacks.close()
-        self._forget_checkpoints()
+        if not self.name:
+            runs.forget_runs(self._run_key)
 
     def __enter__(self) -> Context:
         return self
@@ -365,12 +366,6 @@ class Context(AsyncTwins):
                     future.result()
             self._callbacks.settle()
 
-    def _forget_checkpoints(self) -> None:
-        if not self.name and (settings.home() / "checkpoints" / self._run_key).is_dir():
-            from hetero.drive.checkpoints import clear
-
-            clear(self._run_key)
-
     def _reference(self, future: Future) -> Any:
         return ItemRef(future.item) if future.owner is self else future.result()
 
@@ -398,35 +393,3 @@ class Context(AsyncTwins):
 
     def _refuse(self) -> NoReturn:
         raise BadValueError("this Context is closed", remedy="open another one: ctx = hetero.Context()")
-
-
-def open_contexts() -> tuple[Context, ...]:
-    """Give the Contexts that are open in this process."""
-    return tuple(ctx for ctx in _contexts if not ctx.closed)
-
-
-def _cut_later(ctx: Context | None, item: int) -> bool:
-    future = None if ctx is None else ctx.future_of(item)
-    if ctx is None or future is None or future.cut is None:
-        return False
-    from hetero.session.splitting import cut
-
-    ctx.call_soon(lambda: cut(ctx, future))
-    return True
-
-
-def _fail_alike(future: Future, other: Future) -> Future:
-    error = other.exception() if not other.cancelled() else None
-    if error is not None:
-        future.failed(Failure("exception", str(error), error))
-    else:
-        future.failed(
-            Failure("cancelled", f"{future.name} needs task {other.item} ({other.name}), which was cancelled")
-        )
-    return future
-
-
-@atexit.register
-def _close_all() -> None:
-    for ctx in open_contexts():
-        ctx.close(wait=False)

@@ -73,6 +73,7 @@ class Future(concurrent.futures.Future[Any]):
     task_id : id of the task, None for a value that was put
     name : the function's name
     described : the value's part of a signature
+    task_key : names the checkpoints that are dropped once the value is there, '' for none
     cut : the task and its arguments where it can be cut into parts, else None
 
     Notes
@@ -88,6 +89,7 @@ class Future(concurrent.futures.Future[Any]):
         self.name = name
         self.task_id = item if is_task else None
         self.described = _UNKNOWN
+        self.task_key = ""
         self.cut: tuple[Any, tuple[Any, ...], Mapping[str, Any]] | None = None
         self._load: Callable[[], Any] | None = None
 
@@ -147,6 +149,8 @@ class Future(concurrent.futures.Future[Any]):
                 self._load = load
                 self._end()
         self._invoke_callbacks()
+        if self.task_key:
+            self.owner.call_soon(self._drop_checkpoints)
 
     def failed(self, failure: Failure) -> None:
         """Take note that the task failed for good; called by the driver, once."""
@@ -156,6 +160,20 @@ class Future(concurrent.futures.Future[Any]):
                 self._exception = error
                 self._end()
         self._invoke_callbacks()
+
+    def fail_like(self, other: Future) -> None:
+        """Fail as another future has, since this task needs its value."""
+        error = None if other.cancelled() else other.exception()
+        if error is None:
+            words = f"{self.name} needs task {other.item} ({other.name}), which was cancelled"
+            self.failed(Failure("cancelled", words))
+        else:
+            self.failed(Failure("exception", str(error), error))
+
+    def _drop_checkpoints(self) -> None:
+        from hetero.drive.checkpoints import clear
+
+        clear(self.task_key)
 
     def abandoned(self) -> None:
         """Take note that the Context was closed, so that a value which was not read cannot be any more."""

@@ -156,7 +156,7 @@ def get_memory_usage() -> dict[str, NodeUsage]:
     dict
         by memory node; where several Contexts use one node, their bytes are added up
     """
-    from hetero.session.context import open_contexts
+    from hetero.session.runs import open_contexts
 
     total: dict[str, NodeUsage] = {}
     for ctx in open_contexts():

@@ -52,7 +52,7 @@ def register_joblib(ctx: Context | None = None, name: str = "hetero") -> None:
 
 
 def _context(reference: Callable[[], Context | None]) -> Context:
-    from hetero.session.context import open_contexts
+    from hetero.session.runs import open_contexts
 
     ctx = reference()
     if ctx is None or ctx.closed:

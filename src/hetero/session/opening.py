@@ -19,6 +19,7 @@ from hetero.plan.cost import CostModel
 from hetero.plan.policies import registry
 from hetero.session import fleet
 from hetero.session.config_here import find_devices
+from hetero.session.fleet_speed import remembered
 from hetero.session.watching import Counts, DebugLog, WatchedPolicy, joined
 
 if TYPE_CHECKING:
@@ -113,7 +114,7 @@ def _devices(config: Config) -> tuple[Device, ...]:
     devices = find_devices(config, notes)
     for note in (*notes, *fleet.remarks(devices)):
         _log.info(note)
-    return devices
+    return remembered(devices)
 
 
 def _engine(name: str, config: Config) -> Engine:

@@ -5,6 +5,7 @@ In: the future of a splittable task. Out: further tasks. It must not run in the 
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from hetero.engines.base import Call, ItemRef
@@ -18,9 +19,18 @@ from hetero.session.tasks import TaskFunction, as_task
 if TYPE_CHECKING:
     from hetero.session.context import Context
 
-__all__ = ["cut"]
+__all__ = ["cut", "cut_later"]
 
 _MERGE = Request()
+
+
+def cut_later(ctx: Context | None, item: int) -> bool:
+    """Cut a task soon, in the Context's own thread; False when it cannot be cut."""
+    future = None if ctx is None else ctx.future_of(item)
+    if ctx is None or future is None or future.cut is None:
+        return False
+    ctx.call_soon(partial(cut, ctx, future))
+    return True
 
 
 def cut(ctx: Context, future: Future) -> None:

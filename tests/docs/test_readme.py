@@ -18,6 +18,7 @@ from tests.needs import PROJECT
 BIN = Path(sys.executable).parent
 _UNIT = r"(?:ns|µs|ms|s|min|%|×|[KMGT]i?B(?:/s)?|[KMGT]?FLOP/s)(?!\w)"
 QUANTITY = re.compile(r"\d[\d,]*(?:\.\d+)?(?:e[-+]?\d+)? ?" + _UNIT)
+CELL = re.compile(r"  \d[\d,.]*(?=  |$)")
 SETTING = re.compile(r"^(\w+=\S+) ")
 
 
@@ -26,8 +27,9 @@ def _named() -> list[tuple[str, Block]]:
 
 
 def _normal(text: str) -> str:
-    """Give a text with every measured quantity replaced, runs of blanks as one, and no trailing blanks."""
-    lines = [re.sub(r"[ ─━-]{2,}", " ", QUANTITY.sub("#", line)).strip() for line in text.splitlines()]
+    """Give a text with every measured quantity and number in a table replaced, and runs of blanks as one."""
+    replaced = [CELL.sub("  #", QUANTITY.sub("#", line)) for line in text.splitlines()]
+    lines = [re.sub(r"[ ─━-]{2,}", " ", line).strip() for line in replaced]
     return "\n".join(line for line in lines if line)
 
 

@@ -21,6 +21,7 @@ from hetero.floor import settings
 from hetero.floor.clock import monotonic_s
 from hetero.floor.errors import BadValueError
 from hetero.model.device import Device
+from hetero.session.config import Config, load
 
 __all__ = ["run"]
 
@@ -69,8 +70,9 @@ def run(
     sizes = _sizes(size)
     grid = synthetic_field(sizes["field"]) if field is None else read_field(Path(field), sizes["field"])
     origin = "a synthetic field" if field is None else f"the field in {Path(field).name}"
-    devices, notes = _fleet(config, devices)
-    path = _trace_path(trace)
+    wanted = load(config, set=options.get("set", ()), devices=devices, trace=None if trace is None else str(trace))
+    devices, notes = _fleet(wanted, devices)
+    path = _trace_path(wanted.trace)
     try:
         with hetero.Context(config, devices=devices, trace=path, **options) as ctx:
             able, left_out = usable(ctx.devices)
@@ -106,18 +108,18 @@ def _sizes(size: int) -> dict[str, int]:
     return {"tile": size // _PARTS, "field": size // 3}
 
 
-def _fleet(config: Any, devices: str | None) -> tuple[str | None, tuple[str, ...]]:
-    if config is not None or devices or settings.default_devices():
+def _fleet(wanted: Config, devices: str | None) -> tuple[str | None, tuple[str, ...]]:
+    if wanted.devices is not None or wanted.spec:
         return devices, ()
     from hetero.session.fleet import choose, survey
 
     return made_unequal(choose(survey())[0])
 
 
-def _trace_path(given: Path | str | None) -> Path:
-    if given is not None:
-        return Path(given)
-    path = settings.trace_path() or settings.home() / "traces" / "demo.trace.jsonl.gz"
+def _trace_path(wanted: Path | None) -> Path:
+    if wanted is not None:
+        return wanted
+    path = settings.home() / "traces" / "demo.trace.jsonl.gz"
     path.parent.mkdir(parents=True, exist_ok=True)
     return path
 

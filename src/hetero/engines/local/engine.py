@@ -48,7 +48,8 @@ class LocalEngine(Engine):
 
     Attributes
     ----------
-    counters : how often things happened: copies, copied_bytes, shared, messages, transfers, spills, spilled_bytes
+    counters : how often things happened: copies, copied_bytes, shared (copies saved), messages, functions (sent
+        to a worker), transfers, spills, spilled_bytes
     """
 
     name = "local"

@@ -58,7 +58,7 @@ class Child:
             if stderr_fd >= 0:
                 os.close(stderr_fd)
         self.pidfd = platform.open_process(self._process.pid)
-        path = _own_path() if device.python else [entry for entry in sys.path if entry]
+        path = _own_path() if device.python else [entry or os.getcwd() for entry in sys.path]
         self.hello = Hello(
             device, os.getpid(), house.origin_s, pool.fd, pool.nbytes, stderr_fd,
             platform.FEATURES.as_dict(), path, not device.python,
@@ -101,4 +101,4 @@ def _copy_of_standard_error() -> int:
 def _own_path() -> list[str]:
     """Give the folders of the user's own modules, for another Python: not this one's library."""
     library = (sys.prefix, sys.base_prefix, str(Path(hetero.__file__).parent.parent))
-    return [entry for entry in sys.path if entry and not entry.startswith(library)]
+    return [entry or os.getcwd() for entry in sys.path if not entry.startswith(library)]

@@ -131,6 +131,7 @@ class ProcessWorker:
         else:
             self._shipped[key] = None
             functions.append((key, call.function.blob))
+            self._house.counters["functions"] += 1
         self._next += 1
         self._flights[self._next] = Flight(launch, call, tuple(holds), group, rank)
         self._seqs[launch.task, launch.attempt] = self._next

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple, Protocol
 
 from hetero.core.machine import Machine
 from hetero.drive.timer import Timer
+from hetero.drive.utilisation import UtilisationWatch
 from hetero.engines.base import Call, Engine, NodeUsage, WorkerEntry
 from hetero.floor import settings
 from hetero.floor.clock import Clock, TraceSink, sleep
@@ -89,6 +90,7 @@ class Driver:
     trace : takes every event and command, None for no trace
     warn : takes one line for the user
     split : cuts a task that ran out of memory, given its id; False when it cannot be cut
+    watch : True reports twice a second how much of each device others use
     """
 
     def __init__(
@@ -104,6 +106,7 @@ class Driver:
         trace: TraceSink | None = None,
         warn: Callable[[str], None] = lambda text: None,
         split: Callable[[int], bool] = lambda task: False,
+        watch: bool = False,
     ) -> None:
         self.devices = tuple(devices)
         self.engine = engine
@@ -122,9 +125,11 @@ class Driver:
         self._released: deque[int] = deque()
         self._token = threading.Lock()
         self._idle = threading.Condition()
+        self._waiters = 0
         self._broken: Failure | None = None
         self._check = self._checker() if settings.check_level() else None
         self._timer = Timer(clock, self._tick)
+        self._watch = UtilisationWatch(self.devices, engine.pids, clock) if watch else None
         self._closed = False
         self._carry: dict[type, Callable[[Any, list[Delivery]], None]] = {
             Run: self._run,
@@ -262,7 +267,11 @@ class Driver:
     def wait(self, timeout_s: float | None = None) -> bool:
         """Wait until no task is open; False when the time was up first."""
         with self._idle:
-            return self._idle.wait_for(lambda: not self._sinks, timeout_s)
+            self._waiters += 1
+            try:
+                return self._idle.wait_for(lambda: not self._sinks, timeout_s)
+            finally:
+                self._waiters -= 1
 
     def close(self, wait: bool = True) -> None:
         """End the engine; waits for open tasks, or cancels them. Safe to call twice."""
@@ -298,7 +307,7 @@ class Driver:
                 self._token.release()
             for deliver in deliveries:
                 deliver()
-            if not self._sinks:
+            if self._waiters and not self._sinks:
                 with self._idle:
                     self._idle.notify_all()
         self.engine.pump()
@@ -335,6 +344,8 @@ class Driver:
             self._drop_released()
         if due:
             self._post([TimerFired(now_s)])
+        if self._watch is not None:
+            self._post(self._watch.sample())
 
     def _drop_released(self) -> None:
         events: list[Event] = []

@@ -252,6 +252,10 @@ class Engine(ABC):
     def usage(self) -> Mapping[str, NodeUsage]:
         """Give how full each memory node is."""
 
+    def pids(self) -> Mapping[str, int]:
+        """Give the process id of each device's worker, where it has a process of its own."""
+        return {}
+
     def pump(self) -> None:  # noqa: B027
         """Do work that waits for the caller's thread (the inline engine runs its tasks here)."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import configparser
 import re
 
+import hetero.testing
 from tests.needs import PROJECT
 
 TEXT = (PROJECT / "ARCHITECTURE.md").read_text(encoding="utf-8")
@@ -28,6 +29,11 @@ def test_the_rooms_are_listed_from_the_top_layer_down() -> None:
     assert set(ROOMS) <= set(layer_of)
     numbers = [layer_of[room] for room in ROOMS]
     assert numbers == sorted(numbers)
+
+
+def test_every_conformance_kit_is_told_of_to_contributors() -> None:
+    text = (PROJECT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    assert sorted(set(re.findall(r"hetero\.testing\.(\w+)", text))) == sorted(hetero.testing.__all__)
 
 
 def test_every_file_that_the_plan_of_the_house_names_exists() -> None:

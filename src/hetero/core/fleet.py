@@ -39,6 +39,8 @@ class Fleet:
         self.ready: NDArray[np.bool_] = np.empty(0, dtype=np.bool_)
         self.queued: Ints = np.empty(0, dtype=np.int64)
         self.rooms: Ints = np.empty(0, dtype=np.int64)
+        self.offered: Ints = np.empty(0, dtype=np.int64)
+        self.open = 0
         self.live = 0
         self.nodes: tuple[str, ...] = ()
         self.own_nodes = False
@@ -62,7 +64,7 @@ class Fleet:
         return state
 
     def _grow(self, size: int) -> None:
-        for name in ("pending_s", "head_s", "since_s", "busy_frac", "ready", "queued", "rooms"):
+        for name in ("pending_s", "head_s", "since_s", "busy_frac", "ready", "queued", "rooms", "offered"):
             old = getattr(self, name)
             new = np.zeros(size, dtype=old.dtype)
             new[: len(old)] = old
@@ -91,6 +93,23 @@ class Fleet:
         """Bring the column of room up to date for one device, and give it."""
         room = self.rooms[state.index] = self.room(state)
         return room
+
+    def offer(self, state: DeviceState) -> None:
+        """Offer a device's room, if it has any, to the policy."""
+        room = self.measure(state)
+        if room != self.offered[state.index]:
+            self.offered[state.index] = room
+            self.open += 1 if room else -1
+
+    def offer_all(self) -> None:
+        """Offer all the room that there is."""
+        self.offered[:] = self.rooms
+        self.open = int(np.count_nonzero(self.offered))
+
+    def close_all(self) -> None:
+        """Offer nothing."""
+        self.offered[:] = 0
+        self.open = 0
 
     def first(self, state: DeviceState) -> TaskState | None:
         """Give the task that a device runs now, or will run first."""
@@ -163,6 +182,6 @@ class Fleet:
         """Make the view that a policy sees."""
         n = len(self.states)
         return View(
-            now_s, self.devices, self.ready[:n], self.available_s(now_s), self.queued[:n], self.rooms[:n],
+            now_s, self.devices, self.ready[:n], self.available_s(now_s), self.queued[:n], self.offered[:n],
             self.busy_frac[:n], backlog, waiting,
         )  # fmt: skip

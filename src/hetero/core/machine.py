@@ -50,7 +50,7 @@ from hetero.model.events import (
     TransferFinished,
     UtilisationReported,
 )
-from hetero.model.tasks import Failure, Request
+from hetero.model.tasks import Failure, Request, Task
 from hetero.model.topology import Topology
 from hetero.plan.cost import CostModel, Estimate
 from hetero.plan.policies.base import Policy
@@ -126,6 +126,7 @@ class Machine:
         self.timer_s = inf
         self.sweep_at_s = inf
         self._epoch = 0
+        self._able: dict[tuple[str, int], Request] = {}
         self._handlers: dict[type, Callable[[Any], list[Command]]] = {
             TaskSubmitted: self._submitted,
             CancelRequested: self._cancel_requested,
@@ -238,6 +239,28 @@ class Machine:
             self._make_ready(state, commands)
         return commands
 
+    def _may_be_stranded(self, state: TaskState) -> bool:
+        """Tell whether it must be looked at if any device can ever run a task; seldom."""
+        task = state.task
+        request = task.request
+        if state.excluded or request.near or request.apart:
+            return True
+        if self.fleet.own_nodes and (task.inputs or request.memory_bytes):
+            needed = self.replicas.nbytes(task.inputs) + request.memory_bytes
+            return needed > self.replicas.least_bytes or (self._reduced and not self._is_able(task))
+        return self._reduced and not self._is_able(task)
+
+    def _is_able(self, task: Task) -> bool:
+        """Tell whether the fleet can meet a request, remembering the answer."""
+        key = (task.signature.partition("|")[0], id(task.request))
+        if key not in self._able:
+            if self.refuse(task.name, task.signature, task.request):
+                return False
+            if len(self._able) > 4096:
+                self._able.clear()
+            self._able[key] = task.request
+        return True
+
     def _waits_again(self, state: TaskState) -> bool:
         """Let a task wait for those of its inputs that are computed again; True when there are any."""
         for item in dict.fromkeys(state.task.inputs):
@@ -255,11 +278,13 @@ class Machine:
         waited.dependents.append(state)
 
     def _make_ready(self, state: TaskState, commands: list[Command], *, first: bool = False) -> None:
-        request = state.task.request
         if self.counts.again and self._waits_again(state):
             return
-        picky = self._reduced or state.excluded or request.near or request.apart or self.fleet.own_nodes
-        reason = self._stranded(state) if picky else ""
+        if self.replicas.lost and not self.replicas.lost.isdisjoint(state.task.inputs):
+            text = f"an input of {state.task.name} was lost with its device and cannot be computed again"
+            self._fail(state, Failure("crash", text), commands)
+            return
+        reason = self._stranded(state) if self._may_be_stranded(state) else ""
         if reason:
             self._fail(state, Failure("nothing_fits", reason), commands)
         elif state.is_group:
@@ -487,6 +512,8 @@ class Machine:
         known = self.fleet.by_id.get(event.device.id)
         if known is None or known.phase is DevicePhase.GONE:
             self.fleet.add(event.device)
+            self.replicas.spread(tuple(device.memory_node for device in self.fleet.devices))
+            self._able.clear()
             self.rows.refresh()
         return []
 
@@ -548,14 +575,9 @@ class Machine:
     def _refuse_stranded(self, commands: list[Command]) -> None:
         """Fail the ready tasks that no device can run any more; later ones fail when they become ready."""
         self._reduced = True
-        able: dict[tuple[str, int], bool] = {}
+        self._able.clear()
         for state in [s for s in self.tasks.values() if s.phase is Phase.READY]:
-            key = (state.task.signature.partition("|")[0], id(state.task.request))
-            special = state.excluded or state.task.request.near or state.task.request.apart or state.task.inputs
-            if not special and able.get(key):
-                continue
-            reason = self._stranded(state)
-            able[key] = not reason
+            reason = self._stranded(state) if self._may_be_stranded(state) else ""
             if reason and state.phase is Phase.READY:
                 self._unqueue(state, commands)
                 self._fail(state, Failure("nothing_fits", reason), commands)
@@ -579,14 +601,12 @@ class Machine:
         needed = {item for state in self.tasks.values() for item in state.task.inputs} if orphans else set()
         wanted = [entry for entry in orphans if not entry.released or entry.id in needed]
         again = self._begin_again([entry for entry in wanted if entry.id in self.replicas.items])
-        for state in list(self.tasks.values()) if again else ():
-            lost = [again[item] for item in dict.fromkeys(state.task.inputs) if item in again]
-            if not lost or state.phase is Phase.RUNNING or state.task.id in again:
-                continue
-            self._take_off(state, now_s, commands)
-            state.phase = Phase.SUBMITTED
-            for producer in lost:
-                self._wait(state, producer)
+        gone = self.replicas.lost.union(again)
+        for state in list(self.tasks.values()) if gone else ():
+            waits = state.phase in (Phase.READY, Phase.PLACED) and state.task.id not in again
+            if waits and not gone.isdisjoint(state.task.inputs):
+                self._take_off(state, now_s, commands)
+                self._make_ready(state, commands, first=True)
         for producer in again.values():
             self._make_ready(producer, commands, first=True)
 
@@ -596,6 +616,8 @@ class Machine:
         while orphans:
             entry = orphans.pop()
             producer = entry.producer
+            if producer is None:
+                self.replicas.lost.add(entry.id)
             if producer is None or entry.awaited:
                 continue
             entry.awaited = True

@@ -9,10 +9,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 from math import inf
 
+import numpy as np
+
 from hetero.core.state import TaskState
 from hetero.model.commands import Command, Free, Transfer
 from hetero.model.device import HOST_NODE
 from hetero.model.topology import Topology
+from hetero.plan.policies.base import Floats
 
 __all__ = ["Item", "Replicas"]
 
@@ -43,6 +46,7 @@ class Item:
         "pins",
         "producer",
         "released",
+        "travel",
         "valid",
         "waiters",
     )
@@ -60,6 +64,7 @@ class Item:
         self.claims = 0
         self.awaited = False
         self.released = False
+        self.travel: Floats | None = None
 
 
 class Replicas:
@@ -75,6 +80,10 @@ class Replicas:
         self._topology = topology
         self._capacity: dict[str, float] = {node.id: float(node.capacity_bytes) for node in topology.nodes}
         self._capacity[HOST_NODE] = inf
+        self.least_bytes = min(self._capacity.values())
+        self.lost: set[int] = set()
+        self._columns: tuple[str, ...] = ()
+        self._links: dict[str, tuple[Floats, Floats]] = {}
         self.items: dict[int, Item] = {}
         self.used: dict[str, int] = dict.fromkeys(self._capacity, 0)
         self.peak: dict[str, int] = dict.fromkeys(self._capacity, 0)
@@ -112,6 +121,7 @@ class Replicas:
 
     def _keep(self, entry: Item, node: str) -> None:
         entry.valid.append(node)
+        entry.travel = None
         self._on.setdefault(node, {})[entry.id] = entry
 
     def _give_back(self, state: TaskState) -> None:
@@ -133,14 +143,37 @@ class Replicas:
         """Give the bytes of all inputs together."""
         return sum(self.items[item].nbytes for item in dict.fromkeys(inputs) if item in self.items)
 
-    def seconds(self, inputs: Iterable[int], node: str) -> float:
-        """Give the seconds until all inputs would be on a node, one after the other, 0 when they are there."""
-        total = 0.0
-        for item in inputs:
+    def spread(self, nodes: tuple[str, ...]) -> None:
+        """Take note of the memory node of each device, in the order of the columns."""
+        self._columns = nodes
+        self._links.clear()
+
+    def arrivals(self, inputs: Iterable[int]) -> Floats | None:
+        """Give the seconds until all inputs would be at each device, one after the other; None without inputs.
+
+        The array is shared: it must not be changed.
+        """
+        total: Floats | None = None
+        for item in dict.fromkeys(inputs):
             entry = self.items.get(item)
-            if entry is not None and node not in entry.valid:
-                total += self._cheapest(entry, node)[0]
+            if entry is not None:
+                travel = entry.travel
+                if travel is None or len(travel) != len(self._columns):
+                    travel = entry.travel = self._travel(entry)
+                total = travel if total is None else total + travel
         return total
+
+    def _travel(self, entry: Item) -> Floats:
+        """Give the seconds from the nearest replica to each device."""
+        best: Floats = np.full(len(self._columns), inf if entry.valid else 0.0)
+        for src in entry.valid:
+            links = self._links.get(src)
+            if links is None:
+                latency_s = np.array([self._topology.seconds(0, src, node) for node in self._columns])
+                total_s = np.array([self._topology.seconds(1 << 30, src, node) for node in self._columns])
+                links = self._links[src] = (latency_s, (total_s - latency_s) / (1 << 30))
+            np.minimum(best, links[0] + entry.nbytes * links[1], best)
+        return best
 
     def _cheapest(self, entry: Item, node: str) -> tuple[float, str]:
         seconds = self._topology.seconds
@@ -213,10 +246,14 @@ class Replicas:
                 short -= entry.nbytes
 
     def _drop(self, entry: Item, node: str) -> list[Command]:
+        self._strike(entry, node)
+        return [Free(entry.id, node)]
+
+    def _strike(self, entry: Item, node: str) -> None:
         entry.valid.remove(node)
+        entry.travel = None
         self.used[node] -= entry.nbytes
         del self._on[node][entry.id]
-        return [Free(entry.id, node)]
 
     def unplace(self, state: TaskState) -> list[Command]:
         """Undo a placement: unpin the inputs and give back the reservation."""
@@ -291,6 +328,7 @@ class Replicas:
                 commands.extend(self._drop(entry, node))
             if entry.heirs or self.items.pop(entry.id, None) is None:
                 continue
+            self.lost.discard(entry.id)
             if not nodes:
                 commands.append(Free(entry.id, HOST_NODE))
             idle.extend(self._disown(entry))
@@ -339,6 +377,7 @@ class Replicas:
         if entry is None:
             return []
         entry.awaited, entry.producer = False, None
+        self.lost.add(item)
         return self._let_go(entry) + self._collect(entry)
 
     def lose(self, node: str) -> tuple[list[Item], list[tuple[int, str, str]]]:
@@ -357,9 +396,7 @@ class Replicas:
         ]
         orphans: list[Item] = []
         for entry in list(self._on.get(node, {}).values()):
-            entry.valid.remove(node)
-            self.used[node] -= entry.nbytes
-            del self._on[node][entry.id]
+            self._strike(entry, node)
             if not entry.valid:
                 orphans.append(entry)
         return orphans, broken

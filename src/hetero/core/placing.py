@@ -7,9 +7,11 @@ how many small tasks travel together, and who must wait for a whole group, is de
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from heapq import heappush
 from itertools import islice
 from math import ceil, inf, isfinite
+from typing import overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,6 +38,38 @@ CHUNK_TASKS = 256
 """… or there are this many of them."""
 
 
+class _Shown(Sequence[ReadyTask]):
+    """Ready tasks as a policy sees them, each made when it is looked at: most policies stop early."""
+
+    __slots__ = ("_made", "_show", "_states")
+
+    def __init__(self, show: Callable[[TaskState], ReadyTask], states: list[TaskState]) -> None:
+        self._show = show
+        self._states = states
+        self._made: list[ReadyTask | None] = [None] * len(states)
+
+    def __len__(self) -> int:
+        return len(self._states)
+
+    @overload
+    def __getitem__(self, at: int) -> ReadyTask: ...
+
+    @overload
+    def __getitem__(self, at: slice) -> list[ReadyTask]: ...
+
+    def __getitem__(self, at: int | slice) -> ReadyTask | list[ReadyTask]:
+        if isinstance(at, slice):
+            return [self[index] for index in range(*at.indices(len(self)))]
+        made = self._made[at]
+        if made is None:
+            made = self._made[at] = self._show(self._states[at])
+        return made
+
+    def __iter__(self) -> Iterator[ReadyTask]:
+        for at in range(len(self._states)):
+            yield self[at]
+
+
 class Placer:
     """Accepts proposals and sends work.
 
@@ -52,7 +86,6 @@ class Placer:
         self._fleet = fleet
         self._rows = rows
         self._replicas = replicas
-        self._open: set[int] = set()
         self._declined_at = 0
         self.parked = 0
         self.crowded = False
@@ -64,14 +97,11 @@ class Placer:
 
     def offer(self, state: DeviceState) -> None:
         """Take note that a device may take more."""
-        if self._fleet.measure(state):
-            self._open.add(state.index)
-        else:
-            self._open.discard(state.index)
+        self._fleet.offer(state)
 
     def offer_all(self) -> None:
         """Take note that every device with room is to be considered anew."""
-        self._open.update(np.flatnonzero(self._fleet.rooms).tolist())
+        self._fleet.offer_all()
         self._declined_at = 0
 
     @property
@@ -99,10 +129,10 @@ class Placer:
             self.offer_all()
         if ready.count == 1 and self._lazy and not self._fleet.own_nodes and self._lone(now_s, commands):
             return commands
-        while self._open and (ready.count or (self.parked and not self._lazy)):
+        while self._fleet.open and (ready.count or (self.parked and not self._lazy)):
             if not self._round(now_s, commands):
                 self._declined_at = max(1, ready.count)
-                self._open.clear()
+                self._fleet.close_all()
         return commands
 
     def _lone(self, now_s: float, commands: list[Command]) -> bool:
@@ -126,7 +156,7 @@ class Placer:
         waiting = self._waiting()
         at = {entry.task.id: entry.device for entry in waiting}
         view = self._fleet.view(now_s, self.ready.count, waiting)
-        proposals, self._memory = self.policy.propose(view, [self._show(s) for s in window.values()], self._memory)
+        proposals, self._memory = self.policy.propose(view, _Shown(self._show, list(window.values())), self._memory)
         before, sent = self.ready.count, len(commands)
         touched: dict[int, DeviceState] = {}
         for task_id, index in proposals:
@@ -146,7 +176,8 @@ class Placer:
 
     def _show(self, state: TaskState) -> ReadyTask:
         row = self._rows.of(state)
-        arrive = self._arrivals(state) if state.task.inputs and self._fleet.own_nodes else None
+        inputs = state.task.inputs
+        arrive = self._replicas.arrivals(inputs) if inputs and self._fleet.own_nodes else None
         return ReadyTask(state.task.id, self._seconds(state, row), arrive, state.task.signature)
 
     def _seconds(self, state: TaskState, row: Row) -> NDArray[np.float64]:
@@ -158,12 +189,6 @@ class Placer:
             seconds[index] = inf
         self.affinities.narrow(seconds, request)
         return seconds
-
-    def _arrivals(self, state: TaskState) -> NDArray[np.float64] | None:
-        by_node = {node: self._replicas.seconds(state.task.inputs, node) for node in self._fleet.nodes}
-        if not any(by_node.values()):
-            return None
-        return np.array([by_node[device.memory_node] for device in self._fleet.devices])
 
     def _waiting(self) -> tuple[Waiting, ...]:
         if self._lazy or not self.parked:

@@ -354,13 +354,12 @@ class _Simulation:
         """Release the oldest results beyond the number to keep, those that open tasks read excepted."""
         if not self._program.released_after:
             return
-        held = self._kept[len(self._kept) - keep :] if keep else []
-        for item in self._kept[: len(self._kept) - keep]:
-            if self._readers[item]:
-                held.insert(0, item)
-            else:
+        old = max(0, len(self._kept) - keep)
+        read = [item for item in self._kept[:old] if self._readers[item]]
+        for item in self._kept[:old]:
+            if not self._readers[item]:
                 self._handle(ItemReleased(self._now_s, item))
-        self._kept = held
+        self._kept = read + self._kept[old:]
 
     # what happens to the fleet
 

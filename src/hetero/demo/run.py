@@ -68,7 +68,7 @@ def run(
     """
     tell = Teller(quiet)
     sizes = _sizes(size)
-    grid = synthetic_field(sizes["field"]) if field is None else read_field(Path(field), sizes["field"])
+    grid: Any = synthetic_field(sizes["field"]) if field is None else read_field(Path(field), sizes["field"])
     origin = "a synthetic field" if field is None else f"the field in {Path(field).name}"
     wanted = load(config, set=options.get("set", ()), devices=devices, trace=None if trace is None else str(trace))
     devices, notes = _fleet(wanted, devices)
@@ -78,10 +78,13 @@ def run(
             able, left_out = usable(ctx.devices)
             tell.start(able, (*notes, *left_out))
             dtype = precision(able)
-            strips = Diffusion(grid.astype(dtype), _STRIPS, _STEPS, _ROUNDS, origin)
-            todo: list[Job] = [Cholesky(size, sizes["tile"], dtype), strips]
             tell.step("starting the devices")
-            _warm_up(ctx, able)
+            grid = grid.astype(dtype)
+            _warm_up(ctx, able, sizes["tile"], grid[: len(grid) // _STRIPS])
+            todo: list[Job] = [
+                Cholesky(size, sizes["tile"], dtype),
+                Diffusion(grid, _STRIPS, _STEPS, _ROUNDS, origin),
+            ]
             timings = [_measure(ctx, job, able, tell) for job in todo]
         tell.step("checking the results")
         results = [_result(able, timing, summary(path, names=timing.job.functions)) for timing in timings]
@@ -130,7 +133,7 @@ def _measure(ctx: hetero.Context, job: Job, devices: tuple[Device, ...], tell: T
     for key, (device, *_) in spread(devices).items():
         tell.step(f"{job.name}: {device.short} alone")
         alone_s[key], _ = _timed(ctx, job, inputs, [device], f" on {device.short} alone")
-    tell.step(f"{job.name}: all {len(devices)} devices together")
+    tell.step(f"{job.name}: {len(devices)} devices together")
     together_s, parts = _timed(ctx, job, inputs, devices, "")
     best = min(alone_s, key=lambda key: (alone_s[key], key))
     device = spread(devices)[best][0]
@@ -139,12 +142,11 @@ def _measure(ctx: hetero.Context, job: Job, devices: tuple[Device, ...], tell: T
     return _Timing(job, {**alone_s, best: (alone_s[best] + again_s) / 2}, together_s, parts)
 
 
-def _warm_up(ctx: hetero.Context, devices: tuple[Device, ...]) -> None:
-    """Run every task once on every device, small, so that nobody's start-up is taken for its speed."""
-    dtype = precision(devices)
-    small: tuple[Job, ...] = (Cholesky(192, 64, dtype), Diffusion(synthetic_field(64).astype(dtype), 4, _STEPS, 1))
+def _warm_up(ctx: hetero.Context, devices: tuple[Device, ...], tile: int, strip: Any) -> None:
+    """Run every task on every device, so that nobody's start-up or compilation is taken for its speed."""
+    few: tuple[Job, ...] = (Cholesky(3 * tile, tile, str(strip.dtype)), Diffusion(strip, 1, _STEPS, 1))
     for device in devices:
-        for job in small:
+        for job in few:
             _timed(ctx, job, job.place(ctx.put), [device], " to warm up")
 
 

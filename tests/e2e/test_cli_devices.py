@@ -120,6 +120,13 @@ def test_a_probe_measures_and_the_result_is_kept(tmp_path: Path) -> None:
     assert remembered["flop_per_s"] == measured["flop_per_s"]
 
 
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1", "utf-8"])
+@pytest.mark.parametrize("command", [("devices",), ("devices", "--json"), ("doctor",), ("doctor", "--json")])
+def test_a_terminal_of_any_encoding_shows_the_list(encoding: str, command: tuple[str, ...]) -> None:
+    done = hetero(*command, PYTHONIOENCODING=encoding, PYTHONUTF8="0")
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 def test_a_fleet_that_is_not_here_exits_with_the_reason() -> None:
     done = hetero("devices", "--devices", "cpu:1000")
     assert (done.returncode, done.stdout) == (2, "")
@@ -129,6 +136,7 @@ def test_a_fleet_that_is_not_here_exits_with_the_reason() -> None:
 def test_a_configuration_that_names_absent_devices_gives_one_that_works(tmp_path: Path) -> None:
     (tmp_path / "a.yaml").write_text(
         "devices:\n- {type: FPGA, id: 7}\n- {type: TPU}\n- {type: NPU, optional: true}\n- {type: CPU, cores: 1}\n"
+        "communication: {protocol: rdma}\n"
     )
     done = hetero("devices", "--config", str(tmp_path / "a.yaml"))
     assert done.returncode == 3
@@ -136,5 +144,6 @@ def test_a_configuration_that_names_absent_devices_gives_one_that_works(tmp_path
     assert first.startswith("hetero: 2 configured devices are absent:")
     assert "a.yaml:2: fpga 7" in first
     assert "a.yaml:3: tpu" in first
+    assert "communication.protocol: 'rdma' is not available" in first
     (tmp_path / "works.yaml").write_text(f"devices:\n{works}")
     assert hetero("devices", "--config", str(tmp_path / "works.yaml")).returncode == 0

@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from hetero.cli.output import print_json
+from hetero.cli.output import print_json, show_any_character
 
 __all__ = ["demo"]
 
@@ -28,6 +28,7 @@ def demo(
     """Run real computations on this host's devices and check them."""
     from hetero.demo import run
 
+    show_any_character()
     found = run(
         None if config is None else str(config),
         devices=devices,

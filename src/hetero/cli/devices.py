@@ -52,10 +52,12 @@ def devices(
 
 
 def _configured(line: str | None, config: Path | None, set_: list[str], notes: list[str]) -> tuple[Device, ...]:
+    from hetero.cli.words import as_setting
     from hetero.session.config import load
     from hetero.session.config_here import find_devices
 
-    return find_devices(load(config, set=set_, devices=line), notes)
+    named = [] if line is None else [as_setting("devices", line)]
+    return find_devices(load(config, set=[*set_, *named]), notes)
 
 
 def _speeds(devices: Sequence[Device], probe: bool, refresh: bool) -> tuple[Device, ...]:

@@ -5,6 +5,7 @@ In: values and errors. Out: text on standard output or standard error. It must n
 
 from __future__ import annotations
 
+import io
 import json
 import sys
 from typing import TYPE_CHECKING, Any
@@ -15,19 +16,26 @@ from hetero.floor.errors import HeteroError
 if TYPE_CHECKING:
     from rich.console import Console
 
-__all__ = ["console", "print_json", "tell_error", "tell_warning"]
+__all__ = ["console", "print_json", "show_any_character", "tell_error"]
 
 
 def print_json(value: Any) -> None:
     """Print one JSON document on standard output."""
-    print(json.dumps(value, indent=2, ensure_ascii=False, default=str))
+    print(json.dumps(value, indent=2, default=str))
 
 
 def console() -> Console:
     """Give a console for standard output, 80 columns wide where nobody can tell."""
     from rich.console import Console
 
-    return Console(highlight=False, soft_wrap=False)
+    show_any_character()
+    return Console(highlight=False)
+
+
+def show_any_character() -> None:
+    """Let standard output show '?' for a character that the terminal's encoding lacks, and not fail."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")
 
 
 def tell_error(error: HeteroError) -> int:
@@ -42,11 +50,6 @@ def tell_error(error: HeteroError) -> int:
     text = "\nhetero: ".join(map(str, getattr(error, "mistakes", ()))) or str(error)
     print(f"hetero: {text}", file=sys.stderr)
     return error.exit_code
-
-
-def tell_warning(text: str) -> None:
-    """Print a warning on standard error."""
-    print(f"hetero: warning: {text}", file=sys.stderr)
 
 
 def _wants_traceback() -> bool:

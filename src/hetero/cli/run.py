@@ -6,7 +6,6 @@ It must not import the script as a module: the script is `__main__`, as under `p
 
 from __future__ import annotations
 
-import re
 import sys
 import types
 from pathlib import Path
@@ -15,12 +14,11 @@ from typing import Annotated, NoReturn
 import typer
 
 from hetero.cli.output import tell_error
+from hetero.cli.words import as_setting
 from hetero.floor import settings
 from hetero.floor.errors import BadValueError, HeteroError
 
 __all__ = ["run"]
-
-_PLAIN = re.compile(r"[A-Za-z/][\w./*,-]*(:[\w./*,-]+)*")
 
 
 def run(
@@ -46,7 +44,7 @@ def run(
         "policy": policy,
         "trace": str(trace.absolute()) if trace else None,
     }
-    chosen = [f"{key}={_quoted(value)}" for key, value in options.items() if value is not None]
+    chosen = [as_setting(key, value) for key, value in options.items() if value is not None]
     _hand_down(config, [*chosen, *(set_ or [])])
     _execute(code, script, args or [])
 
@@ -64,12 +62,6 @@ def _compiled(script: str) -> types.CodeType:
         _end_with_traceback(error, own_frames=1)
     except ValueError as error:
         raise BadValueError(f"{script}: this is not Python: {error}") from error
-
-
-def _quoted(value: str) -> str:
-    """Write text so that YAML reads it as text."""
-    plain = _PLAIN.fullmatch(value) and value.casefold() not in ("null", "true", "false", "yes", "no", "on", "off")
-    return value if plain else "'" + value.replace("'", "''") + "'"
 
 
 def _hand_down(config: Path | None, chosen: list[str]) -> None:

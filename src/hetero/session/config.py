@@ -156,8 +156,9 @@ def read_file(path: str | Path) -> Tree:
 def _beside(path: Path) -> str:
     """Give '; did you mean …?' when a YAML file of a similar name lies in the same folder."""
     folder = path.expanduser().parent
-    names = sorted(entry.name for entry in folder.glob("*.y*ml")) if folder.is_dir() else []
-    return did_you_mean(path.name, names)
+    files = sorted(folder.glob("*.y*ml")) if folder.is_dir() else []
+    alike = [file.name for file in files if did_you_mean(path.stem, [file.stem])]
+    return did_you_mean(path.name, alike)
 
 
 def _tree(source: Source | None) -> Tree:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 __all__ = ["available_protocols", "choose_protocol", "find_devices", "why_absent"]
 
 _INFINIBAND = Path("/sys/class/infiniband")
+_NVIDIA = Path("/proc/driver/nvidia")
 
 
 def why_absent(protocol: str) -> str:
@@ -38,6 +39,8 @@ def _why_no_rdma(folder: Path) -> str:
 def _why_no_nccl() -> str:
     import importlib.util
 
+    if not _NVIDIA.exists():
+        return f"this host has no NVIDIA driver ({_NVIDIA} is missing)"
     if importlib.util.find_spec("torch") is None:
         return "torch is not installed"
     import torch

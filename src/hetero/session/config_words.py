@@ -6,6 +6,8 @@ It must not open a device.
 
 from __future__ import annotations
 
+from functools import cache
+
 from hetero.backends import registry as backends
 from hetero.plan.policies import registry as policies
 
@@ -17,6 +19,7 @@ _BROAD = ("cpu", "gpu", "tpu", "npu", "fpga")
 PROTOCOLS = ("auto", "shared_memory", "tcp", "rdma", "nccl")
 
 
+@cache
 def policy_words() -> tuple[str, ...]:
     """Give the names of the policies that are installed."""
     return policies.names()
@@ -27,6 +30,7 @@ def backend_words() -> tuple[str, ...]:
     return backends.names()
 
 
+@cache
 def device_words() -> tuple[str, ...]:
     """Give the words that name devices: broad types, kinds, then the labels of back ends."""
     others = sorted(set(backends.device_words()) - set(_BROAD), key=lambda word: ("-" in word, word))

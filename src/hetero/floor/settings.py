@@ -171,9 +171,19 @@ def test_data() -> Path | None:
     return Path(text) if text else None
 
 
-_DEVICE_PREFIXES = ("CUDA_", "HIP_", "ROCR_", "HSA_", "GPU_DEVICE", "ONEAPI_", "ZE_", "SYCL_", "JAX_PLATFORM", "PJRT_")
+_DEVICE_PREFIXES: tuple[str, ...] = (
+    "CUDA_",
+    "HIP_",
+    "ROCR_",
+    "HSA_",
+    "GPU_DEVICE",
+    "ONEAPI_",
+    "ZE_",
+    "SYCL_",
+    "JAX_PLATFORM",
+    "PJRT_",
+)
 _DEVICE_PREFIXES += ("XLA_FLAGS", "TPU_VISIBLE", "TPU_CHIPS", "OCL_", "OPENCL_", "POCL_", "VK_", "WGPU_", "LD_LIBRARY_")
-
 
 
 def device_variables() -> tuple[str, ...]:

@@ -16,6 +16,7 @@ import pytest
 
 from hetero.engines.base import ItemRef
 from hetero.engines.local.engine import LocalEngine
+from hetero.engines.local.shipping import FUNCTIONS_KEPT
 from hetero.floor.errors import HeteroError
 from hetero.model.commands import Cancel, Launch, StartWorker
 from hetero.model.device import HOST_NODE
@@ -277,3 +278,16 @@ def test_a_worker_can_be_replaced_many_times(bench: Bench) -> None:
         bench.engine.submit(StartWorker("h0/cpu:0"))
         bench.expect(DeviceReady, after=before)
     assert psutil.Process().num_fds() < 200
+
+
+def test_a_worker_forgets_functions_that_were_not_used_for_long_and_gets_them_again(bench: Bench) -> None:
+    def number(n: int) -> Callable[[], int]:
+        return lambda: n
+
+    functions = [number(n) for n in range(FUNCTIONS_KEPT + 20)]
+    tasks = [task for each in functions for task in bench.launch(bench.call(each), predicted_s=1e-5)]
+    for task in tasks:
+        bench.finish(task)
+    assert bench.value(functions[0]) == 0
+    assert bench.value(functions[-1]) == len(functions) - 1
+    assert counters(bench)["functions"] == len(functions) + 1

@@ -85,7 +85,8 @@ class DeviceRunner:
 
     def to_host(self, value: Any) -> Any:
         """Give a value with the device's arrays as NumPy arrays."""
-        return _mapped(value, self.backend.owns, self.backend.copy_out)
+        with self.backend.activate():
+            return _mapped(value, self.backend.owns, self.backend.copy_out)
 
     def to_device(self, value: Any) -> Any:
         """Give a value with its NumPy arrays on the device, those whose dtype can live there."""
@@ -96,7 +97,8 @@ class DeviceRunner:
         def fits(one: Any) -> bool:
             return type(one) is np.ndarray and backend._dtype_ok(one.dtype)
 
-        return _mapped(value, fits, backend.copy_in)
+        with backend.activate():
+            return _mapped(value, fits, backend.copy_in)
 
     def classify(self, error: BaseException) -> str:
         """Say what kind of failure an exception is."""

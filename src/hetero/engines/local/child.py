@@ -6,6 +6,8 @@ and it imports nothing heavy before a task needs it.
 
 from __future__ import annotations
 
+import io
+import os
 import pickle
 import platform as python_platform
 import select
@@ -21,7 +23,8 @@ from hetero.engines.local import messages as say
 from hetero.engines.local.control import Control
 from hetero.engines.local.lending import Lender, store
 from hetero.engines.local.messages import Cancelled, Job
-from hetero.engines.local.wire import NONE, Frames, Outbox, Wire, dump_error, frame, load, one_line
+from hetero.engines.local.outbox import Outbox
+from hetero.engines.local.wire import NONE, Frames, Wire, dump_error, frame, load, one_line
 from hetero.floor import clock, platform
 from hetero.floor.errors import HeteroError
 from hetero.model.device import Device
@@ -282,6 +285,8 @@ def _settle(hello: say.Hello) -> None:
     platform.FEATURES.adopt(hello.features)
     if not platform.die_with_parent(hello.parent):
         sys.exit(0)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(line_buffering=True)
     known = set(sys.path)
     sys.path[:] = hello.path if hello.whole_path else [*sys.path, *(p for p in hello.path if p not in known)]
 
@@ -291,10 +296,10 @@ def serve(entry: WorkerEntry, data_fd: int, control_fd: int) -> None:
     signal.signal(signal.SIGINT, lambda *_: None)
     platform.hold_interrupt(False)
     data, control = socket.socket(fileno=data_fd), socket.socket(fileno=control_fd)
-    for one in (data, control):
-        one.set_inheritable(False)
     frames = Frames()
     hello = _hello(data, frames)
+    for fd in (data_fd, control_fd, hello.pool_fd):
+        os.set_inheritable(fd, False)
     _settle(hello)
     server = Server(data, control, hello, frames)
     server.control.cancel_by_signal(server.on_cancel_signal)

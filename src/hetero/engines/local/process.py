@@ -8,7 +8,6 @@ from __future__ import annotations
 import socket
 import sys
 import threading
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
@@ -21,7 +20,8 @@ from hetero.engines.local.house import House, failure_of
 from hetero.engines.local.items import Item, Replica
 from hetero.engines.local.launching import STOP_S, Child
 from hetero.engines.local.pipe import Pipe
-from hetero.engines.local.wire import Frames, Place, Wire
+from hetero.engines.local.shipping import Shipped
+from hetero.engines.local.wire import Frames, Place, Wire, one_line
 from hetero.floor import platform
 from hetero.floor.errors import EngineError, HeteroError
 from hetero.model.commands import Launch
@@ -33,7 +33,7 @@ __all__ = ["ProcessWorker"]
 
 START_S = 120.0
 CANCEL_S = 0.2
-FUNCTIONS_KEPT = 512
+
 
 class Flight(NamedTuple):
     """An attempt that the worker has not answered for."""
@@ -57,10 +57,10 @@ class ProcessWorker:
         self._seqs: dict[tuple[int, int], int] = {}
         self._groups: dict[int, int] = {}
         self._next = 0
-        self._shipped: OrderedDict[str, None] = OrderedDict()
+        self._shipped = Shipped(house.counters)
         self._segments: set[int] = set()
         self._leases: dict[int, dict[Place, Block]] = {}
-        self._said: dict[Place, Payload] = {}
+        self._said: dict[Place, tuple[int, Payload]] = {}
         self._orders: dict[int, Callable[..., None]] = {}
         self._child: Child | None = None
         self._frames = (Frames(), Frames())
@@ -106,8 +106,8 @@ class ProcessWorker:
             functions: list[tuple[str, bytes]] = []
             jobs = [job for launch, call in launches if (job := self._job(launch, call, functions, group, rank))]
             if jobs and not self._ended:
-                if len(self._shipped) > FUNCTIONS_KEPT:
-                    self._retire(functions, {job[4] for job in jobs})
+                if functions:
+                    self._shipped.retire(functions, {job[4] for job in jobs})
                 self._data.send((say.RUN, functions, jobs))
 
     def _job(
@@ -125,13 +125,7 @@ class ProcessWorker:
             return None
         for hold in holds:
             self._announce(hold)
-        key = call.function.key
-        if key in self._shipped:
-            self._shipped.move_to_end(key)
-        else:
-            self._shipped[key] = None
-            functions.append((key, call.function.blob))
-            self._house.counters["functions"] += 1
+        key = self._shipped.use(call.function, functions)
         self._next += 1
         self._flights[self._next] = Flight(launch, call, tuple(holds), group, rank)
         self._seqs[launch.task, launch.attempt] = self._next
@@ -139,12 +133,6 @@ class ProcessWorker:
             self._groups[launch.task] = self._next
         member = (rank, group.size) if group is not None else None
         return (self._next, *launch, key, call.task_key, tuple(encoded.wire()), items, member)
-
-    def _retire(self, functions: list[tuple[str, bytes]], needed: set[str]) -> None:
-        for key in list(self._shipped)[: len(self._shipped) - FUNCTIONS_KEPT]:
-            if key not in needed:
-                del self._shipped[key]
-                functions.append((key, b""))
 
     def _announce(self, payload: Payload) -> None:
         """Hand the worker the files among a payload's segments."""
@@ -192,8 +180,8 @@ class ProcessWorker:
             self._next += 1
             number = self._next
             self._orders[number] = done
-            ended = self._ended
-        if ended:
+            absent = self._ended or not self._ready
+        if absent:
             self._house.hub.call(self._fail_orders)
         else:
             self._control.send((tag, number, key, *rest))
@@ -217,7 +205,7 @@ class ProcessWorker:
             return
         payload = content if isinstance(content, Payload) else self._house.arena.payload(content)
         for block in payload.blocks[:1]:
-            self._said[block.place] = payload
+            self._said[block.place] = (seq, payload)
         self._announce(payload)
         self._data.send((say.SAY, seq, sender, tuple(payload.wire())))
 
@@ -245,9 +233,13 @@ class ProcessWorker:
             return 0
         except OSError:
             return -1
-        frames.feed(chunk)
-        while (message := frames.next()) is not None:
-            self._handle(pipe, message)
+        try:
+            frames.feed(chunk)
+            while (message := frames.next()) is not None:
+                self._handle(pipe, message)
+        except Exception as error:  # noqa: BLE001  a task may have written over the worker's memory or its socket
+            self._kill(f"its worker sent what cannot be understood ({one_line(error)})")
+            return -1
         return len(chunk) or -1
 
     def _handle(self, pipe: Pipe, message: tuple[Any, ...]) -> None:
@@ -309,14 +301,15 @@ class ProcessWorker:
         now_s, device, house = self._house.clock.now_s(), self.device.id, self._house
         if how == say.VALUE:
             payload = claim(Wire(*rest[0]), leases) if leases else Payload(rest[0][0])
-            nbytes = payload.nbytes
+            nbytes = 0 if flight.rank else payload.nbytes
             if not flight.rank:
                 house.items.finished(task, attempt, Item(payload))
             node = HOST_NODE if nbytes else ""
             house.hub.tell(TaskFinished(now_s, task, attempt, device, started_s, seconds, nbytes, node))
         elif how == say.RESIDENT:
             self._resident(flight, rest[0])
-            house.hub.tell(TaskFinished(now_s, task, attempt, device, started_s, seconds, rest[0], self._node))
+            nbytes = 0 if flight.rank else rest[0]
+            house.hub.tell(TaskFinished(now_s, task, attempt, device, started_s, seconds, nbytes, self._node))
         elif how == say.WITHDRAWN:
             house.hub.tell(TaskWithdrawn(now_s, task, attempt, device))
         else:
@@ -324,6 +317,7 @@ class ProcessWorker:
             house.hub.tell(TaskFailed(now_s, task, attempt, device, started_s, seconds, failure))
         if flight.group is not None:
             self._groups.pop(task, None)
+            self._said = {place: said for place, said in self._said.items() if said[0] != seq}
             flight.group.leave(flight.rank, "" if how in (say.VALUE, say.RESIDENT) else f"rank {flight.rank} failed")
 
     def _resident(self, flight: Flight, nbytes: int) -> None:

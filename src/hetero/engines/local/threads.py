@@ -18,7 +18,8 @@ from hetero.engines.local.groups import Group
 from hetero.engines.local.house import House
 from hetero.engines.local.items import Item, Replica
 from hetero.engines.local.messages import Cancelled, GroupChannel
-from hetero.engines.local.wire import LARGE_BYTES, Outbox, fresh, one_line
+from hetero.engines.local.outbox import Outbox
+from hetero.engines.local.wire import LARGE_BYTES, fresh, one_line
 from hetero.floor import clock, platform
 from hetero.floor.errors import HeteroError
 from hetero.model.commands import Launch
@@ -253,6 +254,8 @@ class ThreadWorker:
         task, attempt, _ = launch
         house, device = self._house, self.device
         value = outcome.value
+        if rank:
+            return TaskFinished(house.clock.now_s(), task, attempt, device.id, started_s, outcome.seconds, 0, "")
         if outcome.resident:
             nbytes, node = outcome.nbytes, device.memory_node
             self._kept[task, attempt] = value
@@ -261,8 +264,7 @@ class ThreadWorker:
             nbytes = 0 if value is None else sizeof(value)
             node = HOST_NODE if nbytes else ""
             item = Item(value=value)
-        if not rank:
-            house.items.finished(task, attempt, item)
+        house.items.finished(task, attempt, item)
         return TaskFinished(house.clock.now_s(), task, attempt, device.id, started_s, outcome.seconds, nbytes, node)
 
     def _failed(self, launch: Launch, started_s: float, error: BaseException) -> Event:

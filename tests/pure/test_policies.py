@@ -227,8 +227,15 @@ def test_eft_proposes_no_more_than_there_is_room_and_takes_ties_by_the_lowest_in
     assert asked("eft", fleet(2, room=[2, 0]), *tasks) == [(1, 0), (3, 0)]
 
 
-def test_eft_passes_over_a_task_that_nobody_can_run_and_a_device_that_is_not_ready() -> None:
-    assert asked("eft", fleet(2, ready=[False, True]), task(1, 1.0, inf), task(2, 1.0, 3.0)) == [(2, 1)]
+def test_eft_passes_over_a_task_that_nobody_can_run_and_a_device_that_is_gone() -> None:
+    gone = fleet(2, ready=[False, True], available_s=[inf, 0.0])
+    assert asked("eft", gone, task(1, 1.0, inf), task(2, 1.0, 3.0)) == [(2, 1)]
+
+
+def test_eft_waits_for_a_device_that_is_starting_where_the_task_would_end_sooner_there() -> None:
+    starting = fleet(2, ready=[False, True], available_s=[0.2, 0.0])
+    assert asked("eft", starting, task(1, 1.0, 3.0)) == []
+    assert asked("eft", starting, task(1, 1.0, 1.1)) == [(1, 1)]
 
 
 # the others

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator
 
-import numpy as np
-
 from hetero.core.machine import Rules
-from hetero.drive.faults import Faults, Slowdown
+from hetero.drive.faults import Dice, Faults, Slowdown
 from hetero.drive.sim import Costs, Program, SimTask
 from hetero.model.device import HOST_NODE, Device, DeviceType
 from hetero.model.tasks import Near, Request, Task
@@ -88,30 +87,29 @@ NAMES = ("tiny", "small", "medium", "large")
 
 def tasks(count: int, seed: int, gap_s: float) -> Iterator[SimTask]:
     """Generate tasks with dependencies on recent ones, items, and every kind of request."""
-    rng = np.random.default_rng(seed)
-    kinds = list(ODDS)
-    weights = np.array([ODDS[kind] for kind in kinds]) / sum(ODDS.values())
-    sized: list[int] = []
+    dice = Dice(seed)
+    kinds = [kind for kind, odds in ODDS.items() for _ in range(int(odds * 10))]
+    names = [name for name, odds in zip(NAMES, (7, 8, 4, 1), strict=True) for _ in range(odds)]
+    sized: deque[int] = deque(maxlen=20)
     at_s = 0.0
     for number in range(1, count + 1):
-        kind = kinds[int(rng.choice(len(kinds), p=weights))]
-        name = NAMES[int(rng.choice(4, p=(0.35, 0.4, 0.2, 0.05)))]
+        kind, name = kinds[dice.below(len(kinds))], names[dice.below(len(names))]
         if kind == "near":
-            scope = ("device", "host", "rack")[int(rng.integers(3))]
-            request = Request(near=(Near(scope, task=max(1, number - int(rng.integers(1, 20)))),))
+            scope = ("device", "host", "rack")[dice.below(3)]
+            request = Request(near=(Near(scope, task=max(1, number - 1 - dice.below(20))),))
         else:
             request = REQUESTS[kind]
-        after = tuple(sorted({int(p) for p in number - rng.integers(1, 40, size=int(rng.integers(0, 3))) if p > 0}))
+        after = tuple(sorted({max(1, number - 1 - dice.below(40)) for _ in range(dice.below(3))} - {number}))
         inputs: tuple[int, ...] = ()
-        if sized and rng.random() < 0.3:
-            inputs = tuple(sorted({int(i) for i in rng.choice(sized[-20:], size=int(rng.integers(1, 3)))}))
-        elif rng.random() < 0.05:
-            inputs = (ITEMS[int(rng.integers(len(ITEMS)))][0],)
-        nbytes = int(rng.integers(1_000, 400_000)) if rng.random() < 0.2 else 0
+        if sized and dice.happens(0.3):
+            inputs = tuple(sorted({sized[dice.below(len(sized))] for _ in range(1 + dice.below(2))}))
+        elif dice.happens(0.05):
+            inputs = (ITEMS[dice.below(len(ITEMS))][0],)
+        nbytes = 1_000 + dice.below(400_000) if dice.happens(0.2) else 0
         if nbytes and request.devices == 1:
             sized.append(number)
-        size = float(rng.integers(1, 100)) if kind == "split" else float(rng.integers(1, 5) * 10)
-        at_s += float(rng.exponential(gap_s))
+        size = 1.0 + dice.below(100) if kind == "split" else 10.0 * (1 + dice.below(4))
+        at_s += dice.wait_s(gap_s)
         parents = tuple(sorted({*after, *(i for i in inputs if i < ITEMS[0][0])}))
         task = Task(number, name, f"{name}|{size:g}", size, inputs, parents, request)
         yield SimTask(task, at_s, nbytes if request.devices == 1 else 0)

@@ -5,6 +5,8 @@ In: devices that come and go, work accepted and ended. Out: the `View` that poli
 
 from __future__ import annotations
 
+from math import inf
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -21,11 +23,16 @@ OVERDUE = 1.5
 """A task that has taken this many times its estimate is expected to take half as long again as it has."""
 
 
+START_S = 0.2
+"""A worker is expected to take this long to start; one that has taken longer, half as long again as it has."""
+
+
 class Fleet:
     """All devices, with one column entry each.
 
     `pending_s` is the estimated work accepted and not finished; `head_s` of it is the task that runs now,
     since `since_s`. When a device would end is worked out from the three at the moment a view is made.
+    While a device takes no tasks, `since_s` is when it began to start, inf once it is gone.
     """
 
     def __init__(self) -> None:
@@ -45,12 +52,12 @@ class Fleet:
         self.nodes: tuple[str, ...] = ()
         self.own_nodes = False
 
-    def add(self, device: Device) -> DeviceState:
+    def add(self, device: Device, now_s: float) -> DeviceState:
         """Add a device whose worker is starting; a device that was there before starts again."""
         state = self.by_id.get(device.id)
         if state is not None:
             state.device, state.starts = device, 0
-            self.set_phase(state, DevicePhase.STARTING)
+            self.set_phase(state, DevicePhase.STARTING, now_s)
             self.devices = tuple(entry.device for entry in self.states)
             return state
         state = DeviceState(device, len(self.states))
@@ -61,6 +68,7 @@ class Fleet:
         self.own_nodes = self.nodes != (HOST_NODE,)
         if state.index >= len(self.pending_s):
             self._grow(max(8, 2 * state.index + 2))
+        self.set_phase(state, DevicePhase.STARTING, now_s)
         return state
 
     def _grow(self, size: int) -> None:
@@ -70,10 +78,11 @@ class Fleet:
             new[: len(old)] = old
             setattr(self, name, new)
 
-    def set_phase(self, state: DeviceState, phase: DevicePhase) -> None:
+    def set_phase(self, state: DeviceState, phase: DevicePhase, now_s: float) -> None:
         """Move a device to another phase."""
         was, now = state.phase is DevicePhase.READY, phase is DevicePhase.READY
         state.phase = phase
+        self.since_s[state.index] = inf if phase is DevicePhase.GONE else now_s
         self.ready[state.index] = now
         self.live += now - was
         self.measure(state)
@@ -157,7 +166,7 @@ class Fleet:
             return
         self.pending_s[index] -= task.predicted_s
         head = self.first(state)
-        if was_first and head is not None:
+        if was_first and head is not None and self.ready[index]:
             state.started_s = now_s
             self.since_s[index] = now_s
             self.head_s[index] = head.predicted_s
@@ -168,7 +177,7 @@ class Fleet:
         Notes
         -----
         remaining = max(head - elapsed, 0), and elapsed / 2 once elapsed > 1.5 head: a task that is late is
-        expected to stay late in proportion.
+        expected to stay late in proportion. So is a worker that is starting; a device that is gone never ends.
         """
         n = len(self.states)
         busy = self.queued[:n] > 0
@@ -176,6 +185,11 @@ class Fleet:
         head = self.head_s[:n]
         remaining = np.where(elapsed > OVERDUE * head, 0.5 * elapsed, np.maximum(head - elapsed, 0.0))
         result: NDArray[np.float64] = now_s + remaining + np.maximum(self.pending_s[:n] - head, 0.0)
+        if self.live < n:
+            starting_s = now_s - self.since_s[:n]
+            left_s = np.maximum(START_S - starting_s, 0.5 * starting_s)
+            left_s[self.since_s[:n] == inf] = inf
+            result = np.where(self.ready[:n], result, now_s + left_s)
         return result
 
     def view(self, now_s: float, backlog: int, waiting: tuple[Waiting, ...]) -> View:

@@ -511,7 +511,7 @@ class Machine:
     def _device_added(self, event: DeviceAdded) -> list[Command]:
         known = self.fleet.by_id.get(event.device.id)
         if known is None or known.phase is DevicePhase.GONE:
-            self.fleet.add(event.device)
+            self.fleet.add(event.device, event.at_s)
             self.replicas.spread(tuple(device.memory_node for device in self.fleet.devices))
             self._able.clear()
             self.rows.refresh()
@@ -521,7 +521,7 @@ class Machine:
         state = self.fleet.by_id.get(event.device)
         if state is None or state.phase in (DevicePhase.READY, DevicePhase.GONE):
             return []
-        self.fleet.set_phase(state, DevicePhase.READY)
+        self.fleet.set_phase(state, DevicePhase.READY, event.at_s)
         self.placer.offer_all()
         return []
 
@@ -534,7 +534,7 @@ class Machine:
         device.stopping.clear()
         device.starts += not wanted
         gone = event.permanent or device.starts > self.rules.starts
-        self.fleet.set_phase(device, DevicePhase.GONE if gone else DevicePhase.LOST)
+        self.fleet.set_phase(device, DevicePhase.GONE if gone else DevicePhase.LOST, event.at_s)
         victims = [state for state, _ in device.sent.values()]
         for position, state in enumerate(victims):
             self._lose_attempt(state, device, event, commands, running=position == 0 and not wanted)

@@ -346,12 +346,14 @@ class Placer:
 
     def _hold(self, state: TaskState, now_s: float, commands: list[Command]) -> bool:
         row = self._rows.of(state)
-        free = [device.phase is DevicePhase.READY and not device.held_by for device in self._fleet.states]
+        free = np.array([not device.held_by for device in self._fleet.states])
         seconds = np.where(free, self._seconds(state, row), inf)
         finish = seconds + self._fleet.available_s(now_s)
         order = np.lexsort((np.arange(len(finish)), finish))
         wanted = state.task.request.devices
         if len(order) < wanted or not isfinite(finish[order[wanted - 1]]):
+            return False
+        if not all(self._fleet.ready[index] for index in order[:wanted]):
             return False
         if self._fleet.own_nodes:
             alone = wanted == 1

@@ -284,7 +284,7 @@ class _Simulation:
             self._chore(self._faults.kill_every_s, self._kill)
         if self._faults.utilisation_every_s:
             self._chore(self._faults.utilisation_every_s, self._report)
-        self._arrive()
+        self._at(0.0, partial(self._at, 0.0, self._arrive))
 
     def _ended(self) -> SimResult:
         result, end_s = self.result, self._now_s

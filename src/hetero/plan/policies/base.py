@@ -70,7 +70,8 @@ class View:
     now_s : s
     devices : the devices, in the order of the columns
     ready : shape (n_devices,), bool; the device's worker takes tasks
-    available_s : shape (n_devices,), s; when the work already accepted is estimated to end, never before now
+    available_s : shape (n_devices,), s; when the work already accepted is estimated to end, never before now;
+        for a device that is starting, when it should take tasks; inf for one that is gone
     queued : shape (n_devices,); attempts accepted and not finished, those waiting in the core included
     room : shape (n_devices,); how many more tasks the core would send to the device right now
     busy_frac : shape (n_devices,), 0..1; use of the device by others, 0 where unknown

@@ -27,6 +27,8 @@ class EarliestFinishTime:
     longer. A slow device therefore gets a task only where the list schedule of the tasks in front puts one,
     and a device that would make the whole slower is left out.
 
+    A device that is starting counts from when it should take tasks: what it would end first waits for it.
+
     Where the backlog is larger than what is shown, a device that got nothing may take one task from the end
     of what is shown, if it would end it before the other devices could end the whole backlog. That time is
     estimated low (each task at its shortest, each other device as good as at the task that suits it best),
@@ -47,7 +49,7 @@ class EarliestFinishTime:
 
     def propose(self, view: View, ready: Sequence[ReadyTask], memory: Memory) -> tuple[Sequence[Proposal], Memory]:
         """Propose devices for the ready tasks that would start soon."""
-        avail = np.where(view.ready, view.available_s, np.inf)
+        avail = view.available_s.copy()
         room = np.where(view.ready, np.maximum(view.room, 0), 0)
         free = int(room.sum())
         proposals: list[Proposal] = []
@@ -84,7 +86,7 @@ def _from_the_end(
     idle[[proposal.device for proposal in proposed]] = False
     if not idle.any():
         return []
-    start_s = np.where(view.ready, view.available_s, np.inf)
+    start_s = view.available_s
     others_end_s = _others_end(view, ready, start_s)
     taken = {proposal.task for proposal in proposed}
     found: list[Proposal] = []

@@ -250,9 +250,8 @@ def _identify(part: Any, captured: _Captured) -> str:
 
 def _by_module_attribute(part: Any) -> bool:
     name = getattr(part, "__name__", "")
-    return any(
-        getattr(sys.modules.get(module), name, None) is part for module in ("numpy", "builtins", "math", "operator")
-    )
+    modules = (sys.modules.get(module) for module in ("numpy", "builtins", "math", "operator"))
+    return any(module is not None and vars(module).get(name) is part for module in modules)
 
 
 def _path(part: Any) -> str:

@@ -1,0 +1,111 @@
+"""Programs that know `concurrent.futures` or joblib run on hetero without a change."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import gc
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import joblib
+import numpy as np
+import pytest
+
+import hetero
+from hetero.errors import BadValueError
+
+
+@pytest.fixture(scope="module")
+def ctx() -> Iterator[hetero.Context]:
+    with hetero.Context(devices="cpu:1,cpu:1", history=False) as context:
+        yield context
+
+
+def where() -> str:
+    return hetero.get_current_device().id
+
+
+def test_an_executor_is_one_of_concurrent_futures(ctx: hetero.Context) -> None:
+    with ctx.executor() as pool:
+        assert isinstance(pool, concurrent.futures.Executor)
+        assert pool.submit(pow, 2, 5).result(30) == 32
+        assert list(pool.map(abs, [-1, -2, 3], chunksize=2)) == [1, 2, 3]
+
+
+def test_a_shut_executor_takes_no_more_calls_and_leaves_the_context_open(ctx: hetero.Context) -> None:
+    pool = hetero.Executor(ctx)
+    futures = [pool.submit(time.sleep, 0.1) for _ in range(3)]
+    pool.shutdown()
+    assert all(future.done() for future in futures)
+    with pytest.raises(BadValueError, match="shut down"):
+        pool.submit(abs, 1)
+    assert ctx.run(abs, -1) == 1
+
+
+def test_an_executor_can_cancel_what_is_left(ctx: hetero.Context) -> None:
+    pool = hetero.Executor(ctx)
+    futures = [pool.submit(time.sleep, 60) for _ in range(4)]
+    pool.shutdown(cancel_futures=True)
+    assert all(future.cancelled() for future in futures)
+
+
+@pytest.mark.usefixtures("no_leaks")
+def test_an_executor_without_a_context_opens_and_closes_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HETERO_DEVICES", "cpu:1")
+    with hetero.Executor() as pool:
+        assert pool.submit(abs, -3).result(60) == 3
+    assert pool.ctx.closed
+    gc.collect()
+
+
+def test_joblib_runs_its_calls_on_the_devices(ctx: hetero.Context) -> None:
+    hetero.register_joblib(ctx)
+    with joblib.parallel_backend("hetero"):
+        places = joblib.Parallel()(joblib.delayed(where)() for _ in range(20))
+    assert set(places) <= {device.id for device in ctx.devices}
+    assert len(places) == 20
+
+
+def test_joblib_uses_the_one_open_context_when_none_was_named() -> None:
+    hetero.register_joblib()
+    with hetero.Context(devices="cpu:1", isolation="thread", history=False) as own:
+        gc.collect()
+        if len([c for c in gc.get_objects() if isinstance(c, hetero.Context) and not c.closed]) == 1:
+            with joblib.parallel_config("hetero"):
+                assert joblib.Parallel(n_jobs=-1)(joblib.delayed(abs)(i) for i in (-1, 2)) == [1, 2]
+        assert not own.closed
+
+
+def test_an_exception_of_a_joblib_call_reaches_the_caller(ctx: hetero.Context) -> None:
+    hetero.register_joblib(ctx)
+    with joblib.parallel_backend("hetero"), pytest.raises(ZeroDivisionError):
+        joblib.Parallel()(joblib.delayed(divmod)(1, i) for i in (1, 0, 1))
+    assert ctx.run(abs, -1) == 1
+
+
+def test_a_random_forest_of_scikit_learn_is_the_same_as_without_hetero(ctx: hetero.Context) -> None:
+    from sklearn.datasets import make_classification
+    from sklearn.ensemble import RandomForestClassifier
+
+    x, y = make_classification(300, 10, random_state=0)
+    alone = RandomForestClassifier(20, random_state=0).fit(x, y)
+    hetero.register_joblib(ctx)
+    with joblib.parallel_backend("hetero"):
+        together = RandomForestClassifier(20, random_state=0, n_jobs=-1).fit(x, y)
+    np.testing.assert_array_equal(alone.predict(x), together.predict(x))
+
+
+def test_a_grid_search_of_scikit_learn_runs_on_the_devices(ctx: hetero.Context) -> None:
+    from sklearn.datasets import make_classification
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.model_selection import GridSearchCV
+
+    x, y = make_classification(200, 8, random_state=1)
+    first = ctx.driver.new_id()
+    hetero.register_joblib(ctx)
+    search: Any = GridSearchCV(LogisticRegression(), {"C": [0.1, 1.0, 10.0]}, n_jobs=-1, cv=3)
+    with joblib.parallel_backend("hetero"):
+        search.fit(x, y)
+    assert search.best_score_ > 0.7
+    assert ctx.driver.new_id() - first > 1

@@ -1,0 +1,229 @@
+"""Futures are those of `concurrent.futures`, can be awaited, cancelled and interrupted, and let go of their values."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import gc
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+import hetero
+from hetero.errors import HeteroError, SerialisationError, TaskCancelledError
+
+
+@pytest.fixture(params=["thread", "process"], scope="module")
+def ctx(request: pytest.FixtureRequest) -> Iterator[hetero.Context]:
+    with hetero.Context(devices="cpu:1,cpu:1", isolation=request.param, history=False) as context:
+        yield context
+
+
+@pytest.fixture(scope="module")
+def processes() -> Iterator[hetero.Context]:
+    with hetero.Context(devices="cpu:1,cpu:1", history=False) as context:
+        yield context
+
+
+def identity(x: Any) -> Any:
+    return x
+
+
+def fail() -> None:
+    raise ValueError("broken")
+
+
+def test_wait_and_as_completed_of_the_standard_library_work(ctx: hetero.Context) -> None:
+    futures = [ctx.submit(identity, i) for i in range(5)]
+    done, left = concurrent.futures.wait(futures, 30)
+    assert (len(done), len(left)) == (5, 0)
+    assert sorted(future.result() for future in hetero.as_completed(futures, 30)) == list(range(5))
+
+
+def test_wait_returns_at_the_first_exception(ctx: hetero.Context) -> None:
+    slow, broken = ctx.submit(time.sleep, 0.5), ctx.submit(fail)
+    done, _ = hetero.wait([slow, broken], 30, return_when=hetero.FIRST_EXCEPTION)
+    assert broken in done
+
+
+def test_futures_of_the_standard_library_can_be_waited_for_together(ctx: hetero.Context) -> None:
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        both = [pool.submit(identity, 1), ctx.submit(identity, 2)]
+        assert sorted(f.result() for f in concurrent.futures.as_completed(both, 30)) == [1, 2]
+
+
+def test_a_result_that_is_late_raises_and_the_task_goes_on(ctx: hetero.Context) -> None:
+    future = ctx.submit(lambda: time.sleep(0.3) or 7)
+    with pytest.raises(TimeoutError, match="has not ended within"):
+        future.result(0.01)
+    assert future.result(30) == 7
+
+
+def test_a_callback_may_wait_for_the_result_and_for_other_tasks(ctx: hetero.Context) -> None:
+    seen: list[Any] = []
+    told = threading.Event()
+
+    def callback(future: hetero.Future) -> None:
+        seen.append((future.result()[0], ctx.run(identity, 5)))
+        told.set()
+
+    ctx.submit(np.full, 100_000, 3.0).add_done_callback(callback)
+    assert told.wait(30)
+    assert seen == [(3.0, 5)]
+
+
+def test_a_callback_that_raises_does_not_stop_the_others(ctx: hetero.Context, capsys: Any) -> None:
+    told = threading.Event()
+    first = ctx.submit(time.sleep, 0.1)
+    first.add_done_callback(lambda _: 1 / 0)
+    first.add_done_callback(lambda _: told.set())
+    assert told.wait(30)
+
+
+async def test_a_future_can_be_awaited_under_a_running_loop(ctx: hetero.Context) -> None:
+    assert await ctx.submit(identity, 3) == 3
+    assert await asyncio.wrap_future(ctx.submit(identity, 4)) == 4
+    with pytest.raises(ValueError, match="broken"):
+        await ctx.submit(fail)
+
+
+async def test_the_twins_give_what_their_namesakes_give(ctx: hetero.Context) -> None:
+    assert await ctx.arun(identity, 1) == 1
+    assert await ctx.agather([ctx.submit(identity, i) for i in range(3)]) == [0, 1, 2]
+    assert [x async for x in ctx.amap(abs, [-1, -2, 3])] == [1, 2, 3]
+    assert await (await ctx.asubmit(identity, 9)) == 9
+
+
+async def test_awaiting_does_not_block_the_loop(ctx: hetero.Context) -> None:
+    ticks = 0
+
+    async def tick() -> None:
+        nonlocal ticks
+        while True:
+            ticks += 1
+            await asyncio.sleep(0.01)
+
+    ticking = asyncio.create_task(tick())
+    await ctx.submit(time.sleep, 0.3)
+    ticking.cancel()
+    assert ticks > 3
+
+
+async def test_an_awaited_task_that_is_cancelled_stops(processes: hetero.Context) -> None:
+    future = processes.submit(time.sleep, 60)
+    with pytest.raises(asyncio.TimeoutError):
+        await asyncio.wait_for(future, 0.5)
+    assert future.cancelled()
+
+
+@pytest.mark.usefixtures("no_leaks")
+def test_a_running_task_in_c_code_is_stopped_by_cancel() -> None:
+    with hetero.Context(devices="cpu:1", history=False) as ctx:
+        ctx.run(identity, 0)
+        future = ctx.submit(time.sleep, 60)
+        time.sleep(0.3)
+        assert future.cancel()
+        assert future.cancelled()
+        with pytest.raises(concurrent.futures.CancelledError):
+            future.result()
+        start = time.monotonic()
+        assert ctx.submit(identity, 1).result(30) == 1
+        assert time.monotonic() - start < 30
+
+
+def test_a_finished_task_cannot_be_cancelled(ctx: hetero.Context) -> None:
+    future = ctx.submit(identity, 1)
+    assert future.result(30) == 1
+    assert not future.cancel()
+
+
+def test_a_dependant_of_a_cancelled_task_fails_and_says_so(processes: hetero.Context) -> None:
+    first = processes.submit(time.sleep, 60)
+    last = processes.submit(identity, first)
+    first.cancel()
+    with pytest.raises(TaskCancelledError):
+        last.result(30)
+    with pytest.raises(TaskCancelledError, match=r"needs task \d+ \(sleep\), which was cancelled"):
+        processes.submit(identity, first).result(30)
+
+
+def test_a_value_is_loaded_once(ctx: hetero.Context) -> None:
+    future = ctx.submit(np.ones, 10)
+    assert future.result(30) is future.result(30)
+
+
+def test_a_result_that_cannot_travel_is_told_in_one_line(processes: hetero.Context) -> None:
+    with pytest.raises(SerialisationError) as caught:
+        processes.submit(threading.Lock).result(30)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_future_inside_an_object_is_refused_with_the_remedy(processes: hetero.Context) -> None:
+    future = processes.submit(identity, 1)
+    with pytest.raises(SerialisationError, match="cannot travel inside a function or an object"):
+        processes.submit(lambda: future)
+
+
+def test_values_that_nobody_holds_are_given_back(processes: hetero.Context) -> None:
+    def used() -> int:
+        return processes.usage["h0/ram"].used_bytes
+
+    before = used()
+    futures = [processes.submit(np.ones, 1_000_000) for _ in range(5)]
+    hetero.wait(futures, 30)
+    assert used() - before >= 5 * 8_000_000
+    del futures
+    gc.collect()
+    deadline = time.monotonic() + 30
+    while used() - before > 1_000_000 and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert used() - before < 1_000_000
+
+
+def test_an_input_lives_as_long_as_a_task_needs_it(processes: hetero.Context) -> None:
+    slow = processes.submit(lambda: time.sleep(0.5) or 1.0)
+    total = processes.submit(lambda a, b: float(a.sum()) + b, processes.submit(np.ones, 100_000), slow)
+    gc.collect()
+    assert total.result(30) == 100_001.0
+
+
+def test_an_interrupt_while_waiting_leaves_tasks_and_context_in_use(processes: hetero.Context) -> None:
+    future = processes.submit(lambda: time.sleep(1.0) or 5)
+    threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
+    with pytest.raises(KeyboardInterrupt):
+        future.result()
+    assert future.result(30) == 5
+
+
+def test_an_interrupted_run_stops_its_task(processes: hetero.Context) -> None:
+    threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
+    start = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        processes.run(time.sleep, 60)
+    assert processes.submit(identity, 1).result(30) == 1
+    assert time.monotonic() - start < 30
+
+
+def test_a_value_that_was_not_read_before_an_early_close_is_told() -> None:
+    ctx = hetero.Context(devices="cpu:1", isolation="thread", history=False)
+    future = ctx.submit(identity, 1)
+    hetero.wait([future], 30)
+    ctx.close(wait=False)
+    with pytest.raises(HeteroError, match="closed before the value of task"):
+        future.result()
+
+
+def test_a_future_shows_its_state(ctx: hetero.Context) -> None:
+    future = ctx.submit(identity, 1)
+    future.result(30)
+    broken = ctx.submit(fail)
+    broken.exception(30)
+    assert repr(future).endswith("identity: finished>")
+    assert repr(broken).endswith("fail: failed, ValueError>")
+    assert "identity" in future._repr_html_()

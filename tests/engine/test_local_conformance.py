@@ -17,9 +17,7 @@ def test_worker_threads_keep_what_the_driver_relies_on(no_leaks: None) -> None:
     check_engine(lambda: LocalEngine(64_000_000, isolation="thread"), processes=False)
 
 
-def test_worker_processes_need_none_of_the_features_of_linux(
-    no_leaks: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_worker_processes_need_none_of_the_features_of_linux(no_leaks: None, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("memfd", "parent_death_signal", "affinity", "private_mapping", "dir_fsync", "pidfd"):
         monkeypatch.setattr(FEATURES, name, False)
     monkeypatch.setattr(FEATURES, "shm_dir", "")

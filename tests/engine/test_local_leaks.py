@@ -86,8 +86,10 @@ def test_a_program_that_forgets_to_stop_the_engine_leaves_nothing(no_leaks: None
 
 
 def test_an_interrupted_program_leaves_nothing(no_leaks: None) -> None:
-    program, pids = start("signal = __import__('signal'); signal.signal(signal.SIGINT, signal.default_int_handler)\n"
-                          "sys.stderr.close()\ntime.sleep(1000)")
+    program, pids = start(
+        "signal = __import__('signal'); signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+        "sys.stderr.close()\ntime.sleep(1000)"
+    )
     time.sleep(0.3)
     os.killpg(program.pid, signal.SIGINT)
     end(program, pids)

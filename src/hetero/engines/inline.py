@@ -100,9 +100,7 @@ class InlineEngine(Engine):
         elif isinstance(order, Discard):
             self._results.pop((order.task, order.attempt), None)
         elif isinstance(order, Transfer):
-            self._events.append(
-                TransferFinished(now_s, order.item, order.src, order.dst, order.nbytes, now_s, 0.0)
-            )
+            self._events.append(TransferFinished(now_s, order.item, order.src, order.dst, order.nbytes, now_s, 0.0))
         elif isinstance(order, StartWorker):
             self._open(self._devices[order.device])
 

@@ -10,14 +10,16 @@ from __future__ import annotations
 import ctypes
 import mmap
 import os
+import shutil
 import signal
+import socket
 import sys
 import tempfile
 import threading
 import weakref
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -42,9 +44,9 @@ __all__ = [
     "make_private",
     "open_process",
     "private_view",
-    "raise_in_thread",
-    "restore_standard_error",
+    "receive_with_files",
     "same_bytes",
+    "send_with_files",
     "set_environment",
     "shared_memory",
     "spill_file",
@@ -84,10 +86,6 @@ class Features:
     fd_passing: bool = sys.platform != "win32"
     shm_dir: str = "/dev/shm" if sys.platform == "linux" else ""
 
-    def as_dict(self) -> dict[str, Any]:
-        """Give the flags by name."""
-        return asdict(self)
-
     def adopt(self, flags: Mapping[str, Any]) -> None:
         """Take over another process's flags."""
         for name, value in flags.items():
@@ -98,6 +96,7 @@ FEATURES = Features()
 """The flags of this process."""
 
 
+@dataclass(slots=True)
 class SharedMemory:
     """An open file without a name that several processes map.
 
@@ -108,12 +107,9 @@ class SharedMemory:
     note : '' for memory proper, else one line that says what it is instead, for the user
     """
 
-    __slots__ = ("fd", "nbytes", "note")
-
-    def __init__(self, fd: int, nbytes: int, note: str = "") -> None:
-        self.fd = fd
-        self.nbytes = nbytes
-        self.note = note
+    fd: int
+    nbytes: int
+    note: str = ""
 
     def map(self) -> mmap.mmap:
         """Map all of it, shared: what one process writes, the others see."""
@@ -128,12 +124,7 @@ class SharedMemory:
 
 def free_bytes(folder: str | Path) -> int:
     """Give the bytes that a folder's file system has room for."""
-    if sys.platform == "win32":
-        import shutil
-
-        return shutil.disk_usage(folder).free
-    stat = os.statvfs(folder)
-    return stat.f_bavail * stat.f_frsize
+    return shutil.disk_usage(folder).free
 
 
 def _memfd(nbytes: int) -> SharedMemory | None:
@@ -283,11 +274,9 @@ def die_with_parent(parent: int) -> bool:
 def bind_to_cpus(cpus: Iterable[int]) -> bool:
     """Bind the calling thread, and what it starts later, to these CPUs; False where that is not possible."""
     if sys.platform == "linux" and FEATURES.affinity:
-        try:
+        with suppress(OSError):
             os.sched_setaffinity(0, set(cpus))
-        except OSError:
-            return False
-        return True
+            return True
     return False
 
 
@@ -318,30 +307,31 @@ def interrupt_main_thread() -> None:
         signal.pthread_kill(threading.main_thread().ident or 0, CANCEL_SIGNAL)
 
 
-def raise_in_thread(ident: int, exception: type[BaseException] | None) -> None:
-    """Raise an exception in a thread as soon as it runs Python code; None takes back one that has not come yet."""
-    given = None if exception is None else ctypes.py_object(exception)
-    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(ident), given)
-
-
 def hold_interrupt(hold: bool) -> None:
     """Hold Ctrl-C back from the calling thread and the processes that it starts, or let it through again."""
     if sys.platform != "win32":
         signal.pthread_sigmask(signal.SIG_BLOCK if hold else signal.SIG_UNBLOCK, {signal.SIGINT})
 
 
-def restore_standard_error(fd: int) -> None:
-    """Make this descriptor the standard error output; -1 leaves it as it is."""
-    if fd >= 0:
-        sys.stderr.flush()
-        os.dup2(fd, 2)
-        os.close(fd)
-
-
 def child_environment(folder: str) -> dict[str, str]:
     """Give this process's environment with a folder in front of where Python looks for modules."""
     path = os.environ.get("PYTHONPATH", "")
     return {**os.environ, "PYTHONPATH": f"{folder}{os.pathsep}{path}" if path else folder}
+
+
+def send_with_files(end: socket.socket, data: memoryview, fds: list[int]) -> int:
+    """Send bytes with open files; give how many bytes went."""
+    if sys.platform == "win32":
+        raise EngineError("this system hands no open files to other processes", remedy="use isolation: thread")
+    return socket.send_fds(end, [data], fds)
+
+
+def receive_with_files(end: socket.socket, nbytes: int) -> tuple[bytes, list[int]]:
+    """Wait for bytes, and the open files that came with them."""
+    if sys.platform == "win32":
+        return end.recv(nbytes), []
+    data, fds, _, _ = socket.recv_fds(end, nbytes, 16)
+    return data, fds
 
 
 def open_process(pid: int) -> int:
@@ -371,16 +361,12 @@ def describe_exit(code: int | None) -> str:
     >>> describe_exit(-9), describe_exit(3), describe_exit(0), describe_exit(None)
     ('was killed by SIGKILL', 'ended with exit code 3', 'ended by itself', 'closed its connection')
     """
-    if code is None:
-        return "closed its connection"
-    if code == 0:
-        return "ended by itself"
+    if code is None or code == 0:
+        return "ended by itself" if code == 0 else "closed its connection"
     if code > 0:
         return f"ended with exit code {code}"
-    try:
-        return f"was killed by {signal.Signals(-code).name}"
-    except ValueError:
-        return f"was killed by signal {-code}"
+    known = {int(one): one.name for one in signal.Signals}
+    return f"was killed by {known.get(-code, f'signal {-code}')}"
 
 
 def sync_folder(folder: Path) -> None:
@@ -401,7 +387,6 @@ def atomic_write(path: Path, data: bytes) -> None:
     -----
     Temporary file in the same folder, fsync, rename over the old file, fsync of the folder.
     """
-    path = Path(path)
     fd, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
     try:
         with os.fdopen(fd, "wb") as file:

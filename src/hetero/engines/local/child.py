@@ -291,6 +291,14 @@ def _settle(hello: say.Hello) -> None:
     sys.path[:] = hello.path if hello.whole_path else [*sys.path, *(p for p in hello.path if p not in known)]
 
 
+def _restore_standard_error(fd: int) -> None:
+    """Let what is written to standard error reach the program's, from now on."""
+    if fd >= 0:
+        sys.stderr.flush()
+        os.dup2(fd, 2)
+        os.close(fd)
+
+
 def serve(entry: WorkerEntry, data_fd: int, control_fd: int) -> None:
     """Be a worker process until the program closes the connection."""
     signal.signal(signal.SIGINT, lambda *_: None)
@@ -311,6 +319,6 @@ def serve(entry: WorkerEntry, data_fd: int, control_fd: int) -> None:
     server.control.start()
     with suppress(EOFError, ConnectionError):
         server.send((say.READY, python_platform.python_version()))
-        platform.restore_standard_error(hello.stderr_fd)
+        _restore_standard_error(hello.stderr_fd)
         server.loop()
     server.runner.close()

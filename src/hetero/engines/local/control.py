@@ -80,7 +80,7 @@ class Control:
 
     def _receive(self) -> Any:
         while (message := self._frames.next()) is None:
-            chunk, fds, _, _ = socket.recv_fds(self._socket, 1 << 16, 16)
+            chunk, fds = platform.receive_with_files(self._socket, 1 << 16)
             self._fds.extend(fds)
             if not chunk:
                 return None

@@ -35,7 +35,6 @@ __all__ = ["LocalEngine"]
 Worker = ProcessWorker | ThreadWorker
 
 
-
 class LocalEngine(Engine):
     """Runs tasks on this host, one worker a device.
 
@@ -266,9 +265,7 @@ class LocalEngine(Engine):
         )
 
     def _transfer_failed(self, order: Transfer, reason: str) -> None:
-        self._house.hub.tell(
-            TransferFailed(self._house.clock.now_s(), order.item, order.src, order.dst, reason)
-        )
+        self._house.hub.tell(TransferFailed(self._house.clock.now_s(), order.item, order.src, order.dst, reason))
 
     def _worker_of(self, replica: Replica) -> Worker:
         assert isinstance(replica.holder, ProcessWorker | ThreadWorker)
@@ -299,5 +296,3 @@ def _stop_at_exit(reference: weakref.ref[LocalEngine]) -> None:
     engine = reference()
     if engine is not None:
         engine.stop()
-
-

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import heapq
 import itertools
-import os
 import selectors
+import socket
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -31,9 +31,9 @@ class Hub:
     def __init__(self, report: Report) -> None:
         self._report = report
         self._selector = selectors.DefaultSelector()
-        self._wake_out, self._wake_in = os.pipe()
-        os.set_blocking(self._wake_out, False)
-        os.set_blocking(self._wake_in, False)
+        self._wake_out, self._wake_in = socket.socketpair()
+        self._wake_out.setblocking(False)
+        self._wake_in.setblocking(False)
         self._calls: deque[Callable[[], None]] = deque()
         self._timers: list[tuple[float, int, Callable[[], None]]] = []
         self._numbers = itertools.count()
@@ -89,9 +89,8 @@ class Hub:
         if self._thread.is_alive() and threading.current_thread() is not self._thread:
             self._thread.join(5.0)
         self._selector.close()
-        for fd in (self._wake_out, self._wake_in):
-            with suppress(OSError):
-                os.close(fd)
+        self._wake_out.close()
+        self._wake_in.close()
 
     def _run(self) -> None:
         platform.hold_interrupt(True)
@@ -116,9 +115,9 @@ class Hub:
         return max(0.0, self._timers[0][0] - clock.monotonic_s()) if self._timers else None
 
     def _wake(self) -> None:
-        with suppress(BlockingIOError, OSError):
-            os.write(self._wake_in, b"!")
+        with suppress(OSError):
+            self._wake_in.send(b"!")
 
     def _woken(self, mask: int) -> Any:
         with suppress(BlockingIOError):
-            os.read(self._wake_out, 1 << 16)
+            self._wake_out.recv(1 << 16)

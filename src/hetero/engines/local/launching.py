@@ -9,6 +9,7 @@ import os
 import subprocess
 import sys
 import tempfile
+from dataclasses import asdict
 from pathlib import Path
 
 import hetero
@@ -61,7 +62,7 @@ class Child:
         path = _own_path() if device.python else [entry or os.getcwd() for entry in sys.path]
         self.hello = Hello(
             device, os.getpid(), house.origin_s, pool.fd, pool.nbytes, stderr_fd,
-            platform.FEATURES.as_dict(), path, not device.python,
+            asdict(platform.FEATURES), path, not device.python,
         )  # fmt: skip
 
     def kill(self) -> None:

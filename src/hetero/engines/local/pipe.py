@@ -14,6 +14,7 @@ from typing import Any
 
 from hetero.engines.local.house import House
 from hetero.engines.local.wire import frame
+from hetero.floor.platform import send_with_files
 
 __all__ = ["Pipe"]
 
@@ -66,7 +67,7 @@ class Pipe:
         while self._backlog:
             data, fds = self._backlog[0]
             try:
-                sent = socket.send_fds(self.socket, [data], fds) if fds else self.socket.send(data)
+                sent = send_with_files(self.socket, data, fds) if fds else self.socket.send(data)
             except BlockingIOError:
                 return
             except OSError:

@@ -6,6 +6,7 @@ heed a cancellation is left alone, and its answers are dropped.
 
 from __future__ import annotations
 
+import ctypes
 import queue
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -61,6 +62,12 @@ def sizeof(value: Any) -> int:
     return total if total >= LARGE_BYTES else 0
 
 
+def _raise_in_thread(ident: int, exception: type[BaseException] | None) -> None:
+    """Raise an exception in a thread as soon as it runs Python code; None takes back one that has not come yet."""
+    given = None if exception is None else ctypes.py_object(exception)
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(ident), given)
+
+
 class ThreadWorker:
     """One worker thread of one device; a new one is made for each start."""
 
@@ -104,7 +111,7 @@ class ThreadWorker:
         with self._guard:
             if self._current == (task, attempt):
                 self._cancelling = True
-                platform.raise_in_thread(self._thread.ident or 0, Cancelled)
+                _raise_in_thread(self._thread.ident or 0, Cancelled)
             elif (task, attempt) in self._waiting:
                 self._unwanted[task, attempt] = say.CANCELLED
                 return
@@ -233,7 +240,7 @@ class ThreadWorker:
         """Let an exception that is on its way arrive here, where it does no harm."""
         for _ in range(20):
             clock.sleep(1e-3)
-        platform.raise_in_thread(threading.get_ident(), None)
+        _raise_in_thread(threading.get_ident(), None)
         self._cancelling = False
 
     def _arguments(self, call: Call) -> tuple[Any, Any]:

@@ -31,12 +31,29 @@ class Row:
     ----------
     seconds : shape (n_devices,), s
     best : index of the fastest device, -1 when there is none
+    best_s : s, the estimate there
     known : True when the estimate on the fastest device rests on measurements
     high_s : s, a pessimistic run time on the slowest device that is estimated
-    out_bytes : bytes of the largest result seen
+    out_bytes : bytes of the largest result seen, -1 before the first
+    count : tasks of this class that were handed in
+    back : what the core worked out of the way back of a result, and from what
     """
 
-    __slots__ = ("best", "dirty", "high_s", "key", "known", "out_bytes", "request", "seconds", "size", "stale")
+    __slots__ = (
+        "back",
+        "best",
+        "best_s",
+        "count",
+        "dirty",
+        "high_s",
+        "key",
+        "known",
+        "out_bytes",
+        "request",
+        "seconds",
+        "size",
+        "stale",
+    )
 
     def __init__(self, key: str, size: float, request: Request) -> None:
         self.key = key
@@ -44,9 +61,12 @@ class Row:
         self.request = request
         self.seconds: NDArray[np.float64] = np.empty(0)
         self.best = -1
+        self.best_s = inf
         self.known = False
         self.high_s = inf
-        self.out_bytes = 0
+        self.out_bytes = -1
+        self.count = 0
+        self.back: tuple[tuple[int, ...], NDArray[np.float64] | None] = ((), None)
         self.dirty = 0
         self.stale = True
 
@@ -68,6 +88,27 @@ class Rows:
         self._rows: dict[tuple[str, int, tuple[float, int]], Row] = {}
         self._by_signature: dict[str, list[Row]] = {}
         self._absent: dict[str, frozenset[str]] = {}
+        self._last: dict[str, Row] = {}
+        self._moves = 0
+
+    @property
+    def version(self) -> int:
+        """Grows whenever an estimate moved."""
+        return self._moves
+
+    def alone_s(self) -> NDArray[np.float64]:
+        """Give how long each device would take for all tasks handed in so far, alone: shape (n_devices,), s.
+
+        A task that a device cannot run counts as if it took a thousand times as long as where it is fastest.
+        """
+        total = np.zeros(len(self._devices))
+        for row in self._rows.values():
+            if row.count:
+                if row.stale:
+                    self._fill(row)
+                if row.best >= 0:
+                    total += row.count * np.minimum(row.seconds, 1e3 * row.seconds[row.best])
+        return total
 
     def of(self, state: TaskState) -> Row:
         """Give the row of a task's class."""
@@ -80,6 +121,9 @@ class Rows:
 
     def _find(self, state: TaskState) -> Row:
         task = state.task
+        last = self._last.get(task.signature)
+        if last is not None and last.size == task.size and last.request is task.request:
+            return last
         mantissa, exponent = frexp(task.size)
         key = (task.signature, id(task.request), (round(mantissa, 1), exponent))
         row = self._rows.get(key)
@@ -88,6 +132,8 @@ class Rows:
             self._by_signature.setdefault(task.signature, []).append(row)
             if len(self._rows) > 4096:
                 self._forget_oldest()
+        if row.size == task.size:
+            self._last[task.signature] = row
         return row
 
     def _forget_oldest(self) -> None:
@@ -95,6 +141,7 @@ class Rows:
             row = self._rows.pop(key)
             left = self._by_signature[row.key]
             left.remove(row)
+            self._last.pop(row.key, None)
             if not left:
                 del self._by_signature[row.key]
 
@@ -122,11 +169,12 @@ class Rows:
             if estimate.seconds < best:
                 best, row.known = estimate.seconds, estimate.origin in KNOWN
         row.seconds = values
-        row.best = int(values.argmin()) if best < inf else -1
+        row.best, row.best_s = (int(values.argmin()), best) if best < inf else (-1, inf)
         row.stale, row.dirty = False, 0
 
     def learned(self, signature: str, state: DeviceState) -> None:
         """Take note that the model's estimate of a signature moved on a device."""
+        self._moves += 1
         threshold = len(self._devices) // 16
         for row in self._by_signature.get(signature, ()):
             row.dirty += 1
@@ -135,9 +183,11 @@ class Rows:
             elif not row.stale and isfinite(row.seconds[state.index]):
                 row.seconds[state.index] = self._cost.estimate(row.key, row.size, state.device).seconds
                 row.best = int(row.seconds.argmin())
+                row.best_s = float(row.seconds[row.best])
 
     def refresh(self) -> None:
         """Take note that everything may have moved: the fleet changed, or a device's speed did."""
+        self._moves += 1
         for row in self._rows.values():
             row.stale = True
 

@@ -147,6 +147,17 @@ class Fleet:
             state.batches += 1
         batch.left += 1
 
+    def send_lone(self, state: DeviceState, task: TaskState, now_s: float) -> None:
+        """Count a task that goes straight to the worker of an idle device."""
+        index, batch = state.index, Batch()
+        batch.left = state.batches = 1
+        state.sent[task.task.id] = (task, batch)
+        state.started_s = now_s
+        self.since_s[index] = now_s
+        self.head_s[index] = self.pending_s[index] = task.predicted_s
+        self.queued[index] = 1
+        self.offer(state)
+
     def drop(self, state: DeviceState, task: TaskState, now_s: float) -> None:
         """Uncount a task that ended on a device or left its queue."""
         index = state.index

@@ -230,14 +230,27 @@ class Machine:
             state = self.tasks[task.id] = TaskState(task)
         else:
             state.task, state.row, state.waits_for, state.excluded = task, None, 0, frozenset()
+        if self.fleet.own_nodes:
+            self._count_at_home(state)
         if task.after or task.inputs:
             for parent in dict.fromkeys(task.after + task.inputs):
                 waited = self.tasks.get(parent)
                 if waited is not None and waited is not state:
                     self._wait(state, waited)
         if not state.waits_for:
-            self._make_ready(state, commands)
+            run = None if task.inputs or self._reduced or self.counts.again else self.placer.express(state, event.at_s)
+            if run is not None:
+                commands.append(run)
+            else:
+                self._make_ready(state, commands)
         return commands
+
+    def _count_at_home(self, state: TaskState) -> None:
+        home, items = self.placer.home, self.replicas.items
+        home.came(self.rows.of(state))
+        for item in state.task.inputs:
+            if item in items:
+                home.reads(items[item])
 
     def _may_be_stranded(self, state: TaskState) -> bool:
         """Tell whether it must be looked at if any device can ever run a task; seldom."""
@@ -306,13 +319,17 @@ class Machine:
         self.placer.unplace(state, event.at_s, commands)
         self._learn(state, device, event)
         self._commit(state, event, commands)
-        self.placer.flush(device, event.at_s, commands)
+        if device.placed:
+            self.placer.flush(device, event.at_s, commands)
         return commands
 
     def _learn(self, state: TaskState, device: DeviceState, event: TaskFinished) -> None:
         device.finished += 1
         device.starts = 0
         task = state.task
+        if self.fleet.own_nodes:
+            row = self.rows.of(state)
+            row.out_bytes = max(row.out_bytes, event.nbytes)
         if self.cost.observe(task.signature, task.size, device.device, event.seconds):
             self.rows.learned(task.signature, device)
         if self.cost.epoch != self._epoch:
@@ -321,11 +338,7 @@ class Machine:
 
     def _keep(self, state: TaskState, event: TaskFinished) -> list[Command]:
         """Take note of the data item that a result is."""
-        if not event.nbytes:
-            return []
-        row = self.rows.of(state)
-        row.out_bytes = max(row.out_bytes, event.nbytes)
-        return self.replicas.add(event.task, event.nbytes, event.node, state)
+        return self.replicas.add(event.task, event.nbytes, event.node, state) if event.nbytes else []
 
     def _commit(self, state: TaskState, event: TaskFinished, commands: list[Command]) -> None:
         task = state.task
@@ -515,6 +528,7 @@ class Machine:
             self.replicas.spread(tuple(device.memory_node for device in self.fleet.devices))
             self._able.clear()
             self.rows.refresh()
+            self.placer.home.changed()
         return []
 
     def _device_ready(self, event: DeviceReady) -> list[Command]:
@@ -570,6 +584,7 @@ class Machine:
     def _device_gone(self, device: DeviceState, event: DeviceLost, commands: list[Command]) -> None:
         commands.append(Warn(f"{device.name} is not used any more: {event.reason}"))
         self.rows.refresh()
+        self.placer.home.changed()
         self._refuse_stranded(commands)
 
     def _refuse_stranded(self, commands: list[Command]) -> None:

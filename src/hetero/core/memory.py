@@ -83,7 +83,7 @@ class Replicas:
         self.least_bytes = min(self._capacity.values())
         self.lost: set[int] = set()
         self._columns: tuple[str, ...] = ()
-        self._links: dict[str, tuple[Floats, Floats]] = {}
+        self._links: dict[tuple[str, str], tuple[Floats, Floats]] = {}
         self.items: dict[int, Item] = {}
         self.used: dict[str, int] = dict.fromkeys(self._capacity, 0)
         self.peak: dict[str, int] = dict.fromkeys(self._capacity, 0)
@@ -167,13 +167,29 @@ class Replicas:
         """Give the seconds from the nearest replica to each device."""
         best: Floats = np.full(len(self._columns), inf if entry.valid else 0.0)
         for src in entry.valid:
-            links = self._links.get(src)
-            if links is None:
-                latency_s = np.array([self._topology.seconds(0, src, node) for node in self._columns])
-                total_s = np.array([self._topology.seconds(1 << 30, src, node) for node in self._columns])
-                links = self._links[src] = (latency_s, (total_s - latency_s) / (1 << 30))
-            np.minimum(best, links[0] + entry.nbytes * links[1], best)
+            latency_s, per_byte_s = self.links_from(src)
+            np.minimum(best, latency_s + entry.nbytes * per_byte_s, best)
         return best
+
+    def links_from(self, src: str) -> tuple[Floats, Floats]:
+        """Give latency and seconds per byte from a node to each device."""
+        links = self._links.get(("from", src))
+        if links is None:
+            links = self._links["from", src] = self._measured([(src, node) for node in self._columns])
+        return links
+
+    def links_to(self, dst: str) -> tuple[Floats, Floats]:
+        """Give latency and seconds per byte from each device to a node."""
+        links = self._links.get(("to", dst))
+        if links is None:
+            links = self._links["to", dst] = self._measured([(node, dst) for node in self._columns])
+        return links
+
+    def _measured(self, pairs: list[tuple[str, str]]) -> tuple[Floats, Floats]:
+        much = 1 << 30
+        latency_s = np.array([self._topology.seconds(0, src, dst) for src, dst in pairs])
+        total_s = np.array([self._topology.seconds(much, src, dst) for src, dst in pairs])
+        return latency_s, (total_s - latency_s) / much
 
     def _cheapest(self, entry: Item, node: str) -> tuple[float, str]:
         seconds = self._topology.seconds

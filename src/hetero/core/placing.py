@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from hetero.core.affinity import Affinities
 from hetero.core.estimates import Row, Rows
 from hetero.core.fleet import LOOKAHEAD_S, Fleet
+from hetero.core.home import Home
 from hetero.core.memory import Replicas
 from hetero.core.state import Batch, DevicePhase, DeviceState, Phase, ReadyQueue, TaskState
 from hetero.model.commands import Command, Launch, Run, RunGroup
@@ -92,6 +93,7 @@ class Placer:
         self.deadlines: list[tuple[float, int, int]] = []
         self._lazy = policy.name == "eft"
         self.affinities = Affinities(fleet, topology)
+        self.home = Home(fleet, rows, replicas)
 
     # what changed
 
@@ -127,28 +129,32 @@ class Placer:
             return commands
         if self._declined_at and ready.count > 1.25 * self._declined_at + 1:
             self.offer_all()
-        if ready.count == 1 and self._lazy and not self._fleet.own_nodes and self._lone(now_s, commands):
-            return commands
         while self._fleet.open and (ready.count or (self.parked and not self._lazy)):
             if not self._round(now_s, commands):
                 self._declined_at = max(1, ready.count)
                 self._fleet.close_all()
         return commands
 
-    def _lone(self, now_s: float, commands: list[Command]) -> bool:
-        """Send a lone task to the fastest device when that one is idle: what the default policy would do."""
-        state = self.ready.first()
-        if state is None:
-            return False
+    def express(self, state: TaskState, now_s: float) -> Run | None:
+        """Send a lone task to the fastest device when that one is idle: what the default policy would do.
+
+        Gives None, and changes nothing, whenever anything else has to be weighed.
+        """
         request = state.task.request
+        fleet = self._fleet
+        if self.ready.count or self.groups or not self._lazy or fleet.own_nodes or not request.is_plain:
+            return None
         row = self._rows.of(state)
-        if row.best < 0 or request.near or request.apart or state.excluded:
-            return False
-        device = self._fleet.states[row.best]
-        if device.sent or not self._fleet.room(device) or not self._accept(state, device, row, now_s, commands):
-            return False
-        self.flush(device, now_s, commands)
-        return True
+        device = fleet.states[row.best]
+        if row.best < 0 or device.sent or device.placed or not fleet.rooms[device.index]:
+            return None
+        state.phase = Phase.RUNNING
+        state.attempt = 1
+        state.device = device.index
+        state.predicted_s = predicted_s = row.best_s
+        fleet.send_lone(device, state, now_s)
+        self.affinities.came(state.task.id, "", device.index)
+        return Run(device.name, (Launch(state.task.id, 1, predicted_s),))
 
     def _round(self, now_s: float, commands: list[Command]) -> bool:
         """Ask the policy once; True when a task was accepted from the ready queue or something was sent."""
@@ -156,6 +162,8 @@ class Placer:
         waiting = self._waiting()
         at = {entry.task.id: entry.device for entry in waiting}
         view = self._fleet.view(now_s, self.ready.count, waiting)
+        if self._fleet.own_nodes:
+            view.home = self.home.index()
         proposals, self._memory = self.policy.propose(view, _Shown(self._show, list(window.values())), self._memory)
         before, sent = self.ready.count, len(commands)
         touched: dict[int, DeviceState] = {}
@@ -178,7 +186,8 @@ class Placer:
         row = self._rows.of(state)
         inputs = state.task.inputs
         arrive = self._replicas.arrivals(inputs) if inputs and self._fleet.own_nodes else None
-        return ReadyTask(state.task.id, self._seconds(state, row), arrive, state.task.signature)
+        back = self.home.back_s(row) if self._fleet.own_nodes else None
+        return ReadyTask(state.task.id, self._seconds(state, row), arrive, state.task.signature, back)
 
     def _seconds(self, state: TaskState, row: Row) -> NDArray[np.float64]:
         request = state.task.request
@@ -248,12 +257,15 @@ class Placer:
 
     def _spare(self, out_bytes: int, state: TaskState, node: str) -> int:
         """Give what can be reserved for a result whose size is only expected."""
-        if node == HOST_NODE or not out_bytes:
+        if node == HOST_NODE or out_bytes <= 0:
             return 0
         return int(min(out_bytes, max(0, self._replicas.capacity(node) - self._replicas.nbytes(state.task.inputs))))
 
     def flush(self, device: DeviceState, now_s: float, commands: list[Command]) -> None:
         """Send what waits at a device, as one command, with further small tasks of the same class."""
+        if not device.placed:
+            self.offer(device)
+            return
         busy = device.batches
         pending = self._fleet.pending_s[device.index]
         launches: list[Launch] = []

@@ -33,12 +33,15 @@ class ReadyTask(NamedTuple):
     seconds : shape (n_devices,), s; estimated run time on each device, inf where it must not run now
     arrive_s : shape (n_devices,), s, or None when no input has to travel; time until all inputs are there
     key : what tasks that belong together share (function and argument shapes); consistent hashing uses it
+    back_s : shape (n_devices,), s, or None when nothing has to travel; time of its result to `View.home`,
+        inf where the size of the result is not known yet
     """
 
     id: int
     seconds: Floats
     arrive_s: Floats | None
     key: str
+    back_s: Floats | None = None
 
 
 class Waiting(NamedTuple):
@@ -77,6 +80,7 @@ class View:
     busy_frac : shape (n_devices,), 0..1; use of the device by others, 0 where unknown
     backlog : number of ready tasks, those beyond the ones that the policy is shown included
     waiting : placed tasks that may still be moved, in the order of their placement
+    home : index of the device that would be the best one alone, -1 where it does not matter
     """
 
     now_s: float
@@ -88,6 +92,7 @@ class View:
     busy_frac: Floats
     backlog: int
     waiting: tuple[Waiting, ...] = ()
+    home: int = -1
 
 
 class Policy(Protocol):

@@ -55,7 +55,8 @@ class EarliestFinishTime:
         proposals: list[Proposal] = []
         now_s = view.now_s
         eft = np.empty(len(avail))
-        for task_id, seconds, arrive_s, _ in ready:
+        home = view.home
+        for task_id, seconds, arrive_s, _, back_s in ready:
             if not free:
                 return proposals, memory
             if arrive_s is None:
@@ -64,6 +65,8 @@ class EarliestFinishTime:
                 np.add(arrive_s, now_s, out=eft)
                 np.maximum(avail, eft, out=eft)
                 np.add(eft, seconds, out=eft)
+            if back_s is not None:
+                eft[eft + back_s > eft[home]] = np.inf
             device = int(eft.argmin())
             end_s = eft[device]
             if end_s == np.inf:
@@ -91,12 +94,12 @@ def _from_the_end(
     taken = {proposal.task for proposal in proposed}
     found: list[Proposal] = []
     refused: Floats | None = None
-    for task_id, seconds, arrive_s, _ in reversed(ready):
+    for task_id, seconds, arrive_s, _, back_s in reversed(ready):
         if task_id in taken or (seconds is refused and arrive_s is None):
             continue
         begin = start_s if arrive_s is None else np.maximum(start_s, view.now_s + arrive_s)
         end_s = np.where(idle, begin + seconds, np.inf)
-        end_s[end_s > others_end_s] = np.inf
+        end_s[end_s + (0.0 if back_s is None else back_s) > others_end_s] = np.inf
         device = int(end_s.argmin())
         if end_s[device] == np.inf:
             refused = seconds if arrive_s is None else refused
@@ -120,7 +123,7 @@ def _others_end(view: View, ready: Sequence[ReadyTask], start_s: Floats) -> Floa
     work_s, seen = 0.0, 0
     last: Floats | None = None
     shortest = np.inf
-    for _, seconds, _, _ in ready:
+    for _, seconds, _, _, _ in ready:
         if seconds is not last:
             last = seconds
             shortest = float(np.where(np.isfinite(start_s), seconds, np.inf).min())

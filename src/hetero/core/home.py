@@ -1,0 +1,94 @@
+"""The home: the device that would be the best one alone, and the way of results to it.
+
+In: what was handed in so far, and the links. Out: one device, and seconds from each device to it. It must not place.
+A program on many devices is no slower than on its home alone if whatever runs elsewhere is back before the home
+would have had it: placing keeps to that, so the home must be known.
+"""
+
+from __future__ import annotations
+
+from math import inf
+
+import numpy as np
+
+from hetero.core.estimates import Row, Rows
+from hetero.core.fleet import Fleet
+from hetero.core.memory import Item, Replicas
+from hetero.core.state import DevicePhase
+from hetero.model.device import HOST_NODE
+from hetero.plan.policies.base import Floats
+
+__all__ = ["Home"]
+
+
+class Home:
+    """Keeps the home up to date, and not more often than it matters.
+
+    Notes
+    -----
+    home = argmin over d of (sum over tasks of seconds[d]) + (way of the user's own data to d).
+    It is worked out anew when a quarter more tasks came, or estimates moved as often as there are devices.
+    """
+
+    def __init__(self, fleet: Fleet, rows: Rows, replicas: Replicas) -> None:
+        self._fleet = fleet
+        self._rows = rows
+        self._replicas = replicas
+        self._index = -1
+        self._seen = 0
+        self._due = 1
+        self._version = -1
+        self._outside: set[int] = set()
+        self._outside_bytes = 0
+
+    def came(self, row: Row) -> None:
+        """Count a task that was handed in."""
+        row.count += 1
+        self._seen += 1
+
+    def reads(self, entry: Item) -> None:
+        """Count the user's own data once."""
+        if entry.producer is None and entry.id not in self._outside:
+            self._outside.add(entry.id)
+            self._outside_bytes += entry.nbytes
+
+    def changed(self) -> None:
+        """Take note that devices came or went."""
+        self._due = 0
+
+    def index(self) -> int:
+        """Give the home, -1 when there is none."""
+        if self._seen < self._due and self._rows.version - self._version <= len(self._fleet.states):
+            return self._index
+        self._due = self._seen + self._seen // 4 + 1
+        self._version = self._rows.version
+        total = self._rows.alone_s()
+        if self._outside:
+            latency_s, per_byte_s = self._replicas.links_from(HOST_NODE)
+            total += len(self._outside) * latency_s + self._outside_bytes * per_byte_s
+        for state in self._fleet.states:
+            if state.phase is DevicePhase.GONE:
+                total[state.index] = inf
+        self._index = int(total.argmin()) if np.isfinite(total).any() else -1
+        return self._index
+
+    def back_s(self, row: Row) -> Floats | None:
+        """Give the seconds that a result of this class takes from each device to the home; None for no time.
+
+        A result whose size was never seen is not sent anywhere: until then its task stays at home.
+        """
+        home = self.index()
+        if home < 0 or row.out_bytes == 0:
+            return None
+        key = (home, row.out_bytes, len(self._fleet.states))
+        if row.back[0] != key:
+            row.back = (key, self._way(home, row.out_bytes))
+        return row.back[1]
+
+    def _way(self, home: int, nbytes: int) -> Floats | None:
+        latency_s, per_byte_s = self._replicas.links_to(self._fleet.devices[home].memory_node)
+        if nbytes < 0:
+            way: Floats = np.where(latency_s + per_byte_s > 0.0, inf, 0.0)
+        else:
+            way = latency_s + nbytes * per_byte_s
+        return way if way.any() else None

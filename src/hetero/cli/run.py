@@ -46,6 +46,8 @@ def run(
     }
     chosen = [as_setting(key, value) for key, value in options.items() if value is not None]
     _hand_down(config, [*chosen, *(set_ or [])])
+    if settings.progress() is None:
+        settings.switch_on("HETERO_PROGRESS", "1")
     _execute(code, script, args or [])
 
 

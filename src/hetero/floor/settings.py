@@ -27,6 +27,7 @@ __all__ = [
     "lent",
     "offer",
     "overrides",
+    "progress",
     "read",
     "required",
     "seed",
@@ -63,6 +64,7 @@ SWITCHES: tuple[Switch, ...] = (
         "",
         "settings laid over the configuration, as in 'policy=eft devices.0.cores=2'; quoted as for a shell",
     ),
+    Switch("HETERO_PROGRESS", "", "1 shows the progress of every run, 0 of none; default: of runs under 'hetero run'"),
     Switch("HETERO_SEED", "0", "seed of every random choice"),
     Switch("HETERO_HOME", "~/.hetero", "folder of measured times, probes and checkpoints"),
     Switch(
@@ -105,6 +107,11 @@ def debug_level() -> int:
 def check_level() -> int:
     """Give HETERO_CHECK, 0 or 1."""
     return _whole("HETERO_CHECK", 0, 1)
+
+
+def progress() -> int | None:
+    """Give HETERO_PROGRESS, 0 or 1, or None when it is not set."""
+    return _whole("HETERO_PROGRESS", 0, 1) if read("HETERO_PROGRESS") else None
 
 
 def seed() -> int:

@@ -54,7 +54,8 @@ class Context(AsyncTwins):
     trace : file that the trace is written to
     set : settings laid over the file, 'key.path=value'
     history : False neither reads nor writes the times measured in other runs
-    progress : True shows the tasks done on each device, as they are done
+    progress : True shows the tasks done on each device, as they are done; None as HETERO_PROGRESS says, and
+        where that is not set only under `hetero run`
 
     Raises
     ------
@@ -88,7 +89,7 @@ class Context(AsyncTwins):
         trace: str | Path | None = None,
         set: Sequence[str] | Mapping[str, Any] = (),
         history: bool = True,
-        progress: bool = False,
+        progress: bool | None = None,
     ) -> None:
         from hetero.session.config import load
         from hetero.session.opening import Opened

@@ -45,7 +45,7 @@ class Opened:
     config : what was asked for
     split : cuts a task that ran out of memory
     history : True reads the times measured in earlier runs, and keeps those of this one
-    progress : True shows the progress
+    progress : True shows the progress, None shows that of longer runs where HETERO_PROGRESS says so
 
     Attributes
     ----------
@@ -54,7 +54,7 @@ class Opened:
     engine_name : for people
     """
 
-    def __init__(self, config: Config, split: Callable[[int], bool], *, history: bool, progress: bool) -> None:
+    def __init__(self, config: Config, split: Callable[[int], bool], *, history: bool, progress: bool | None) -> None:
         self.devices = _devices(config)
         self.engine_name = config.engine or "local"
         topology = fleet.topology(self.devices)
@@ -150,15 +150,15 @@ def _trace(
 
 
 def _sinks(
-    devices: tuple[Device, ...], trace: TraceWriter | None, progress: bool
+    devices: tuple[Device, ...], trace: TraceWriter | None, progress: bool | None
 ) -> tuple[ProgressView | None, list[TraceSink]]:
     sinks: list[TraceSink] = [] if trace is None else [trace]
     if settings.debug_level() >= 2:
         sinks.append(DebugLog(settings.debug_level()))
-    if not progress:
+    if not (settings.progress() if progress is None else progress):
         return None, sinks
     from hetero.session.progress import ProgressView
 
     counts = Counts()
     sinks.append(counts)
-    return ProgressView(counts, devices), sinks
+    return ProgressView(counts, devices, short=progress is not None), sinks

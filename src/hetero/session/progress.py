@@ -37,9 +37,16 @@ def plain_line(counts: Counts, devices: Sequence[Device]) -> str:
 
 
 class ProgressView:
-    """Shows the counts from a thread of its own until it is closed."""
+    """Shows the counts from a thread of its own until it is closed.
 
-    def __init__(self, counts: Counts, devices: Sequence[Device]) -> None:
+    Parameters
+    ----------
+    counts, devices : what is shown
+    short : True also tells of a run, without a terminal, that ends before its first line is due
+    """
+
+    def __init__(self, counts: Counts, devices: Sequence[Device], short: bool = True) -> None:
+        self._short = short
         self._counts = counts
         self._devices = devices
         self._closing = threading.Event()
@@ -59,7 +66,8 @@ class ProgressView:
             if line != shown:
                 _tell(line)
                 shown = line
-        _tell(plain_line(self._counts, self._devices))
+        if shown or self._short:
+            _tell(plain_line(self._counts, self._devices))
 
     def _show_live(self) -> None:
         from rich.console import Console

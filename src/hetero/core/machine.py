@@ -332,6 +332,7 @@ class Machine:
             row.out_bytes = max(row.out_bytes, event.nbytes)
         if self.cost.observe(task.signature, task.size, device.device, event.seconds):
             self.rows.learned(task.signature, device)
+            self.placer.offer_all()
         if self.cost.epoch != self._epoch:
             self._epoch = self.cost.epoch
             self.rows.refresh()

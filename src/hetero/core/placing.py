@@ -75,8 +75,8 @@ class Placer:
     """Accepts proposals and sends work.
 
     A device that the policy left without work is not offered again until the backlog has grown by a
-    quarter, the fleet or the estimates have changed, or its turn comes by the clock: so a useless device
-    costs nothing per event.
+    quarter, a task of another class became ready, the fleet or the estimates have changed, or its turn comes
+    by the clock: so a useless device costs nothing per event.
     """
 
     def __init__(self, fleet: Fleet, rows: Rows, replicas: Replicas, topology: Topology, policy: Policy) -> None:
@@ -88,6 +88,7 @@ class Placer:
         self._rows = rows
         self._replicas = replicas
         self._declined_at = 0
+        self._weighed: set[Row] = set()
         self.parked = 0
         self.crowded = False
         self.deadlines: list[tuple[float, int, int]] = []
@@ -127,13 +128,21 @@ class Placer:
         if not ready.count and (self._lazy or not self.parked):
             self._declined_at = 0
             return commands
-        if self._declined_at and ready.count > 1.25 * self._declined_at + 1:
+        if self._declined_at and (ready.count > 1.25 * self._declined_at + 1 or any(map(self._is_new, ready.fresh))):
             self.offer_all()
+        ready.fresh.clear()
         while self._fleet.open and (ready.count or (self.parked and not self._lazy)):
             if not self._round(now_s, commands):
                 self._declined_at = max(1, ready.count)
+                self._weighed = {self._rows.of(state) for state in islice(iter(ready), WINDOW)}
                 self._fleet.close_all()
         return commands
+
+    def _is_new(self, state: TaskState) -> bool:
+        """Tell whether a task that became ready may suit a device that was left without work."""
+        request = state.task.request
+        special = state.excluded or request.near or request.apart or (state.task.inputs and self._fleet.own_nodes)
+        return bool(special) or self._rows.of(state) not in self._weighed
 
     def express(self, state: TaskState, now_s: float) -> Run | None:
         """Send a lone task to the fastest device when that one is idle: what the default policy would do.

@@ -152,12 +152,14 @@ class DeviceState:
 class ReadyQueue:
     """Ready tasks by priority (higher first), then in the order of their arrival; retried ones go first.
 
-    Every operation takes a constant time, also taking a task from the middle.
+    Every operation takes a constant time, also taking a task from the middle. `fresh` holds what was added
+    since the queue was last looked at.
     """
 
-    __slots__ = ("_lanes", "_order", "count")
+    __slots__ = ("_lanes", "_order", "count", "fresh")
 
     def __init__(self) -> None:
+        self.fresh: list[TaskState] = []
         self._lanes: dict[int, OrderedDict[int, TaskState]] = {}
         self._order: list[int] = []
         self.count = 0
@@ -171,6 +173,7 @@ class ReadyQueue:
             self._order = sorted(self._lanes, reverse=True)
         state.phase = Phase.READY
         lane[state.task.id] = state
+        self.fresh.append(state)
         if first:
             lane.move_to_end(state.task.id, last=False)
         self.count += 1

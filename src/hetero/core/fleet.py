@@ -207,6 +207,6 @@ class Fleet:
         """Make the view that a policy sees."""
         n = len(self.states)
         return View(
-            now_s, self.devices, self.ready[:n], self.available_s(now_s), self.queued[:n], self.offered[:n],
-            self.busy_frac[:n], backlog, waiting,
+            now_s, self.devices, self.ready[:n], self.available_s(now_s), self.queued[:n], self.rooms[:n],
+            self.busy_frac[:n], backlog, waiting, offered=self.offered[:n],
         )  # fmt: skip

@@ -329,7 +329,9 @@ class Machine:
         task = state.task
         if self.fleet.own_nodes:
             row = self.rows.of(state)
-            row.out_bytes = max(row.out_bytes, event.nbytes)
+            if event.nbytes > row.out_bytes:
+                row.out_bytes = event.nbytes
+                self.placer.offer_all()
         if self.cost.observe(task.signature, task.size, device.device, event.seconds):
             self.rows.learned(task.signature, device)
             self.placer.offer_all()

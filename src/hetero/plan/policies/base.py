@@ -81,6 +81,8 @@ class View:
     backlog : number of ready tasks, those beyond the ones that the policy is shown included
     waiting : placed tasks that may still be moved, in the order of their placement
     home : index of the device that would be the best one alone, -1 where it does not matter
+    offered : shape (n_devices,), the room that was not left unused when it was offered before; None for all.
+        Once it is used up a policy may stop: for the other room it is asked again when something changed.
     """
 
     now_s: float
@@ -93,6 +95,7 @@ class View:
     backlog: int
     waiting: tuple[Waiting, ...] = ()
     home: int = -1
+    offered: Ints | None = None
 
 
 class Policy(Protocol):

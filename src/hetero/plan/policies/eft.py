@@ -51,7 +51,8 @@ class EarliestFinishTime:
         """Propose devices for the ready tasks that would start soon."""
         avail = view.available_s.copy()
         room = np.where(view.ready, np.maximum(view.room, 0), 0)
-        free = int(room.sum())
+        offered = room if view.offered is None else np.minimum(room, view.offered)
+        free = int(offered.sum())
         proposals: list[Proposal] = []
         now_s = view.now_s
         eft = np.empty(len(avail))
@@ -75,9 +76,9 @@ class EarliestFinishTime:
             if room[device] > 0:
                 proposals.append(Proposal(task_id, device))
                 room[device] -= 1
-                free -= 1
+                free -= int(offered[device] > 0)
         if free and view.backlog > len(ready):
-            proposals += _from_the_end(view, ready, proposals, room)
+            proposals += _from_the_end(view, ready, proposals, offered)
         return proposals, memory
 
 

@@ -72,6 +72,13 @@ class Request:
     priority: int = 0
     splittable: bool = False
 
+    @property
+    def is_plain(self) -> bool:
+        """True when nothing but the device has to be chosen: no group, affinity, workload, limit or priority."""
+        return not (
+            self.near or self.apart or self.workload or self.exclusive or self.timeout_s or self.devices > 1
+        )
+
 
 class Task(NamedTuple):
     """One call of a function: the atom of scheduling.

@@ -174,8 +174,6 @@ class ThreadWorker:
             self._house.report(events)
 
     def _serve(self) -> None:
-        if self.device.cpus:
-            platform.bind_to_cpus(self.device.cpus)
         now_s = self._house.clock.now_s
         try:
             self._runner = self._house.entry.make(self.device)

@@ -4,6 +4,7 @@ import gc
 import os
 import queue
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -291,3 +292,27 @@ def test_a_worker_forgets_functions_that_were_not_used_for_long_and_gets_them_ag
     assert bench.value(functions[0]) == 0
     assert bench.value(functions[-1]) == len(functions) - 1
     assert counters(bench)["functions"] == len(functions) + 1
+
+
+def test_a_worker_killed_while_it_starts_is_started_again_but_not_for_ever(no_leaks: None) -> None:
+    bench = Bench(LocalEngine(1_000_000), two_devices()[:1])
+    told = []
+    for _ in range(4):
+        while not psutil.Process().children():
+            time.sleep(0.001)
+        psutil.Process().children()[0].kill()
+        lost = bench.expect(DeviceLost, after=len(told))
+        told.append(lost)
+        if not lost.permanent:
+            bench.engine.submit(StartWorker("h0/cpu:0"))
+    assert [lost.permanent for lost in told] == [False, False, False, True]
+    assert "did not start: its worker was killed by SIGKILL" in told[0].reason
+    bench.engine.stop()
+
+
+def test_a_worker_of_a_cpu_imports_nothing_heavy(bench: Bench) -> None:
+    def heavy() -> list[str]:
+        words = ("pydantic", "typer", "rich", "yaml", "torch", "jax", "ray", "scipy", "numba", "hetero.session")
+        return [word for word in words if word in sys.modules]
+
+    assert bench.value(heavy) == []

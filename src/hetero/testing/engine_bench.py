@@ -98,7 +98,9 @@ class Bench:
 
     def finish(self, task: int) -> TaskFinished:
         """Wait for a task's result and commit it."""
-        event = self.expect(TaskFinished, lambda event: event.task == task)
+        answered: Any = (TaskFinished, TaskFailed, TaskWithdrawn)
+        event: Any = self.expect(object, lambda event: isinstance(event, answered) and event.task == task)
+        assert isinstance(event, TaskFinished), f"a task that should finish did not: {event}"
         self.engine.commit(task, event.attempt)
         return event
 

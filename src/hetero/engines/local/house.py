@@ -6,7 +6,7 @@ In: nothing. Out: the hub, the memory, the items, the clock and the counters, by
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from hetero.engines.base import Report, WorkerEntry
@@ -31,6 +31,7 @@ class House:
     ----------
     origin_s : the clock's zero on the host's monotonic clock, so that workers agree
     start_s : s that a worker may take to start
+    failed_starts : how often in a row the worker of a device did not start
     """
 
     hub: Hub
@@ -43,6 +44,7 @@ class House:
     report: Report
     origin_s: float
     start_s: float
+    failed_starts: Counter[str] = field(default_factory=Counter)
 
     def refuse(self, device: str, launch: Launch, failure: Failure) -> None:
         """Tell that an attempt could not be sent."""

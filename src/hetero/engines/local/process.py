@@ -10,7 +10,7 @@ import sys
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Any, NamedTuple
+from typing import Any
 
 from hetero.engines.base import Call
 from hetero.engines.local import messages as say
@@ -20,7 +20,7 @@ from hetero.engines.local.house import House, failure_of
 from hetero.engines.local.items import Item, Replica
 from hetero.engines.local.launching import STOP_S, Child
 from hetero.engines.local.pipe import Pipe
-from hetero.engines.local.shipping import Shipped
+from hetero.engines.local.shipping import Flight, Shipped
 from hetero.engines.local.wire import Frames, Place, Wire, one_line
 from hetero.floor import platform
 from hetero.floor.errors import EngineError, HeteroError
@@ -32,17 +32,9 @@ from hetero.model.tasks import Failure
 __all__ = ["ProcessWorker"]
 
 START_S = 120.0
+STARTS = 3
+"""How often a worker may be killed while it starts, one time after the other, before its device is given up."""
 CANCEL_S = 0.2
-
-
-class Flight(NamedTuple):
-    """An attempt that the worker has not answered for."""
-
-    launch: Launch
-    call: Call
-    holds: tuple[Payload, ...]
-    group: Group | None
-    rank: int
 
 
 class ProcessWorker:
@@ -271,6 +263,7 @@ class ProcessWorker:
             self._kill(f"its Python is {version} and the program's is {own}: functions cannot travel between them")
             return
         self._ready = True
+        del self._house.failed_starts[self.device.id]
         self._house.hub.tell(DeviceReady(self._house.clock.now_s(), self.device.id))
 
     def _lend(self, lease: int, sizes: list[int]) -> Any:
@@ -348,20 +341,23 @@ class ProcessWorker:
         code = self._child.wait()
         while self._pull(self._data, self._frames[0]) > 0:
             pass
-        self._end(self._why or f"its worker {platform.describe_exit(code)}")
+        again = code < 0 and not self._why and self._house.failed_starts[self.device.id] < STARTS
+        self._end(self._why or f"its worker {platform.describe_exit(code)}", again)
 
-    def _end(self, why: str) -> None:
+    def _end(self, why: str, again: bool = False) -> None:
         with self._lock:
             if self._ended:
                 return
             self._ended = True
             flights, self._flights = self._flights, {}
         if not self._ready:
+            self._house.failed_starts[self.device.id] += 1
             why = f"its worker did not start: {why}{self._child.last_words() if self._child else ''}"
         self._give_back()
         self._house.items.lost(self)
         if not self._stopping:
-            self._house.hub.tell(DeviceLost(self._house.clock.now_s(), self.device.id, why, not self._ready))
+            permanent = not self._ready and not again
+            self._house.hub.tell(DeviceLost(self._house.clock.now_s(), self.device.id, why, permanent))
         for flight in flights.values():
             if flight.group is not None:
                 flight.group.leave(flight.rank, f"rank {flight.rank} was lost")

@@ -1,18 +1,33 @@
-"""Which functions a worker process has, so that each travels once.
+"""What is with a worker process: attempts that it has not answered for, and functions, so that each travels once.
 
 In: the functions of a batch. Out: what must travel with it: new functions, and the keys of those to forget.
+It must not send anything.
 """
 
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
+from typing import NamedTuple
 
-from hetero.engines.base import Function
+from hetero.engines.base import Call, Function
+from hetero.engines.local.arena import Payload
+from hetero.engines.local.groups import Group
+from hetero.model.commands import Launch
 
-__all__ = ["FUNCTIONS_KEPT", "Shipped"]
+__all__ = ["FUNCTIONS_KEPT", "Flight", "Shipped"]
 
 FUNCTIONS_KEPT = 512
 """How many functions a worker keeps; the one that was not used for the longest time goes first."""
+
+
+class Flight(NamedTuple):
+    """An attempt that the worker has not answered for."""
+
+    launch: Launch
+    call: Call
+    holds: tuple[Payload, ...]
+    group: Group | None
+    rank: int
 
 
 class Shipped:

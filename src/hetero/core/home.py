@@ -28,6 +28,9 @@ class Home:
     -----
     home = argmin over d of (sum over tasks of seconds[d]) + (way of the user's own data to d).
     It is worked out anew when a quarter more tasks came, or estimates moved as often as there are devices.
+
+    back[d] = latency + (bytes * (1 + tasks accepted at d) + bytes owed at d) / bandwidth. Owed are results on
+    the memory node of d that open tasks will read: they travel over the same link, and only when they are read.
     """
 
     def __init__(self, fleet: Fleet, rows: Rows, replicas: Replicas) -> None:
@@ -40,6 +43,9 @@ class Home:
         self._version = -1
         self._outside: set[int] = set()
         self._outside_bytes = 0
+        self._owed: dict[int, list[int]] = {}
+        self._owed_bytes: Floats = np.zeros(0)
+        self._round = 0
 
     def came(self, row: Row) -> None:
         """Count a task that was handed in."""
@@ -52,9 +58,39 @@ class Home:
             self._outside.add(entry.id)
             self._outside_bytes += entry.nbytes
 
+    def kept(self, item: int, index: int, nbytes: int, readers: int) -> None:
+        """Take note of a result on a device's own memory node that a number of open tasks will read."""
+        if readers and self._fleet.devices[index].memory_node != HOST_NODE:
+            self.paid(item)
+            self._owed[item] = [index, nbytes, readers]
+            self._owed_bytes[index] += nbytes
+
+    def read(self, inputs: tuple[int, ...]) -> None:
+        """Take note that a task which read these items is over."""
+        for item in inputs:
+            owed = self._owed.get(item)
+            if owed is not None:
+                owed[2] -= 1
+                if owed[2] <= 0:
+                    self.paid(item)
+
+    def paid(self, item: int) -> None:
+        """Take note that nobody waits for an item on the node where it came to be, or that it is elsewhere too."""
+        owed = self._owed.pop(item, None)
+        if owed is not None:
+            self._owed_bytes[owed[0]] -= owed[1]
+
     def changed(self) -> None:
         """Take note that devices came or went."""
         self._due = 0
+        self._owed_bytes = np.resize(self._owed_bytes, len(self._fleet.states))
+        self._owed_bytes[:] = 0.0
+        for index, nbytes, _ in self._owed.values():
+            self._owed_bytes[index] += nbytes
+
+    def look(self) -> None:
+        """Begin a round: what was worked out of the way back is old."""
+        self._round += 1
 
     def index(self) -> int:
         """Give the home, -1 when there is none."""
@@ -80,7 +116,7 @@ class Home:
         home = self.index()
         if home < 0 or row.out_bytes == 0:
             return None
-        key = (home, row.out_bytes, len(self._fleet.states))
+        key = (home, row.out_bytes, self._round)
         if row.back[0] != key:
             row.back = (key, self._way(home, row.out_bytes))
         return row.back[1]
@@ -90,5 +126,6 @@ class Home:
         if nbytes < 0:
             way: Floats = np.where(latency_s + per_byte_s > 0.0, inf, 0.0)
         else:
-            way = latency_s + nbytes * per_byte_s
+            ahead = 1 + self._fleet.queued[: len(latency_s)]
+            way = latency_s * ahead + (nbytes * ahead + self._owed_bytes) * per_byte_s
         return way if way.any() else None

@@ -341,7 +341,11 @@ class Machine:
 
     def _keep(self, state: TaskState, event: TaskFinished) -> list[Command]:
         """Take note of the data item that a result is."""
-        return self.replicas.add(event.task, event.nbytes, event.node, state) if event.nbytes else []
+        if not event.nbytes:
+            return []
+        readers = sum(event.task in dependent.task.inputs for dependent in state.dependents or ())
+        self.placer.home.kept(event.task, self.fleet.by_id[event.device].index, event.nbytes, readers)
+        return self.replicas.add(event.task, event.nbytes, event.node, state)
 
     def _commit(self, state: TaskState, event: TaskFinished, commands: list[Command]) -> None:
         task = state.task
@@ -356,6 +360,8 @@ class Machine:
             commands.append(Commit(task.id, event.attempt, event.device))
         if state.released:
             commands.extend(self.replicas.release(task.id))
+        if task.inputs:
+            self.placer.home.read(task.inputs)
         state.result = None
         dependents, state.dependents = state.dependents, None
         for dependent in dependents or ():
@@ -468,6 +474,7 @@ class Machine:
             if self.tasks.pop(state.task.id, None) is None:
                 continue
             state.phase = Phase.FAILED
+            self.placer.home.read(state.task.inputs)
             self.counts.failed += not state.recomputed
             commands.append(Fail(state.task.id, failure))
             if state.recomputed:
@@ -610,6 +617,8 @@ class Machine:
 
     def _lose_node(self, node: str, now_s: float, commands: list[Command]) -> None:
         orphans, broken = self.replicas.lose(node)
+        for entry in orphans:
+            self.placer.home.paid(entry.id)
         for item, src, dst in broken:
             waiters, orders = self.replicas.failed(item, src, dst)
             commands.extend(orders)
@@ -667,6 +676,7 @@ class Machine:
 
     def _transfer_finished(self, event: TransferFinished) -> list[Command]:
         waiters, commands = self.replicas.arrived(event.item, event.src, event.dst)
+        self.placer.home.paid(event.item)
         for state in waiters:
             if not state.missing and state.phase is Phase.PLACED:
                 self.placer.flush(self.fleet.states[state.device], event.at_s, commands)

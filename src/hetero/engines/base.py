@@ -16,7 +16,19 @@ from hetero.model.commands import Cancel, Discard, Free, Launch, StartWorker, Tr
 from hetero.model.device import Device
 from hetero.model.events import Event
 
-__all__ = ["Call", "Channel", "Engine", "EngineOrder", "Function", "ItemRef", "NodeUsage", "Outcome", "Report", "Runner", "WorkerEntry"]
+__all__ = [
+    "Call",
+    "Channel",
+    "Engine",
+    "EngineOrder",
+    "Function",
+    "ItemRef",
+    "NodeUsage",
+    "Outcome",
+    "Report",
+    "Runner",
+    "WorkerEntry",
+]
 
 Report = Callable[[Sequence[Event]], None]
 """How an engine tells events, from whichever of its threads learned them."""

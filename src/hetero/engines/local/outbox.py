@@ -23,7 +23,8 @@ class Outbox:
     Notes
     -----
     An answer leaves at once when no task follows, or when the next one is expected to take longer than
-    `WINDOW_S` or an unknown time; else with others, `WINDOW_S` after the first of them at the latest.
+    `WINDOW_S` or an unknown time; else with others, `WINDOW_S` after the first of them at the latest. Only a
+    task that was expected to be short, and holds the interpreter's lock all the time, holds them up.
     """
 
     WINDOW_S = 1e-3

@@ -21,7 +21,7 @@ from hetero.engines.local.items import Item, Replica
 from hetero.engines.local.messages import Cancelled, GroupChannel
 from hetero.engines.local.outbox import Outbox
 from hetero.engines.local.wire import LARGE_BYTES, fresh, one_line
-from hetero.floor import clock, platform
+from hetero.floor import clock
 from hetero.floor.errors import HeteroError
 from hetero.model.commands import Launch
 from hetero.model.device import HOST_NODE, Device

@@ -43,6 +43,7 @@ LARGE_BYTES = 64 * 1024
 """Buffers of this size and more travel through shared memory."""
 
 _HEADER = struct.Struct("<Q")
+_LARGEST_BYTES = 1 << 40
 _PLAIN_KINDS = frozenset("biufc")
 _TEXT_KINDS = frozenset("MmSU")
 
@@ -264,12 +265,15 @@ class Frames:
         self._ready: deque[Any] = deque()
 
     def feed(self, chunk: bytes) -> None:
-        """Take the next bytes of the stream."""
+        """Take the next bytes of the stream; raises anything when they are no messages."""
         data = self._data
         data += chunk
         start = 0
         while len(data) - start >= _HEADER.size:
-            end = start + _HEADER.size + _HEADER.unpack_from(data, start)[0]
+            size = _HEADER.unpack_from(data, start)[0]
+            if size > _LARGEST_BYTES:
+                raise ValueError(f"a message of {size} bytes")
+            end = start + _HEADER.size + size
             if end > len(data):
                 break
             with memoryview(data) as view, view[start + _HEADER.size : end] as body:

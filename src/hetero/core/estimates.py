@@ -36,7 +36,7 @@ class Row:
     high_s : s, a pessimistic run time on the slowest device that is estimated
     out_bytes : bytes of the largest result seen, -1 before the first
     count : tasks of this class that were handed in
-    back : what the core worked out of the way back of a result, and from what
+    back : the way back of a result to the home, shape (n_devices,), s, and the round in which it was worked out
     """
 
     __slots__ = (
@@ -66,7 +66,7 @@ class Row:
         self.high_s = inf
         self.out_bytes = -1
         self.count = 0
-        self.back: tuple[tuple[int, ...], NDArray[np.float64] | None] = ((), None)
+        self.back: tuple[int, NDArray[np.float64] | None] = (-1, None)
         self.dirty = 0
         self.stale = True
 

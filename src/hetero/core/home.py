@@ -10,6 +10,7 @@ from __future__ import annotations
 from math import inf
 
 import numpy as np
+from numpy.typing import NDArray
 
 from hetero.core.estimates import Row, Rows
 from hetero.core.fleet import Fleet
@@ -46,6 +47,9 @@ class Home:
         self._owed: dict[int, list[int]] = {}
         self._owed_bytes: Floats = np.zeros(0)
         self._round = 0
+        self._away: NDArray[np.bool_] = np.zeros(0, dtype=np.bool_)
+        self._fixed_s: Floats = np.zeros(0)
+        self._per_byte_s: Floats = np.zeros(0)
 
     def came(self, row: Row) -> None:
         """Count a task that was handed in."""
@@ -88,9 +92,17 @@ class Home:
         for index, nbytes, _ in self._owed.values():
             self._owed_bytes[index] += nbytes
 
-    def look(self) -> None:
-        """Begin a round: what was worked out of the way back is old."""
+    def look(self) -> int:
+        """Begin a round: work out anew what the way back costs now; gives the home."""
         self._round += 1
+        home = self.index()
+        if home >= 0:
+            latency_s, per_byte_s = self._replicas.links_to(self._fleet.devices[home].memory_node)
+            self._away = latency_s + per_byte_s > 0.0
+            ahead = 1 + self._fleet.queued[: len(latency_s)]
+            self._fixed_s = latency_s * ahead + self._owed_bytes * per_byte_s
+            self._per_byte_s = per_byte_s * ahead
+        return home
 
     def index(self) -> int:
         """Give the home, -1 when there is none."""
@@ -113,19 +125,10 @@ class Home:
 
         A result whose size was never seen is not sent anywhere: until then its task stays at home.
         """
-        home = self.index()
-        if home < 0 or row.out_bytes == 0:
+        nbytes = row.out_bytes
+        if self._index < 0 or nbytes == 0:
             return None
-        key = (home, row.out_bytes, self._round)
-        if row.back[0] != key:
-            row.back = (key, self._way(home, row.out_bytes))
+        if row.back[0] != self._round:
+            way = np.where(self._away, inf, 0.0) if nbytes < 0 else self._fixed_s + nbytes * self._per_byte_s
+            row.back = (self._round, way)
         return row.back[1]
-
-    def _way(self, home: int, nbytes: int) -> Floats | None:
-        latency_s, per_byte_s = self._replicas.links_to(self._fleet.devices[home].memory_node)
-        if nbytes < 0:
-            way: Floats = np.where(latency_s + per_byte_s > 0.0, inf, 0.0)
-        else:
-            ahead = 1 + self._fleet.queued[: len(latency_s)]
-            way = latency_s * ahead + (nbytes * ahead + self._owed_bytes) * per_byte_s
-        return way if way.any() else None

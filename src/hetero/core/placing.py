@@ -172,8 +172,7 @@ class Placer:
         at = {entry.task.id: entry.device for entry in waiting}
         view = self._fleet.view(now_s, self.ready.count, waiting)
         if self._fleet.own_nodes:
-            self.home.look()
-            view.home = self.home.index()
+            view.home = self.home.look()
         proposals, self._memory = self.policy.propose(view, _Shown(self._show, list(window.values())), self._memory)
         before, sent = self.ready.count, len(commands)
         touched: dict[int, DeviceState] = {}

@@ -1,0 +1,1 @@
+"""Answers for people: what fits where, and how devices compare."""

@@ -1,0 +1,141 @@
+"""Devices side by side: rates per dollar and per watt, memory for each unit of speed, what each is best for.
+
+In: devices of the catalog and a precision. Out: rows and words. It must not fill a gap: what has no source stays empty.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from hetero.catalog.values import DeviceSpec
+from hetero.floor.errors import BadValueError, did_you_mean
+
+__all__ = ["MEASURES", "Row", "best_for", "compare"]
+
+_FALLBACKS = {"bf16": ("bf16", "fp16"), "fp16": ("fp16", "bf16")}
+
+MEASURES = {
+    "tflop_per_s": "most arithmetic",
+    "memory_gib": "most memory",
+    "bandwidth_gb_per_s": "most memory bandwidth",
+    "tflop_per_s_per_usd_hour": "most arithmetic for rented money",
+    "tflop_per_s_per_1000_usd": "most arithmetic for bought money",
+    "tflop_per_s_per_w": "most arithmetic for a watt",
+    "memory_gib_per_tflop_per_s": "most memory for its arithmetic",
+}
+"""What is compared, and what the best of it is best for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One device's figures; None where the catalog has no source.
+
+    Attributes
+    ----------
+    name : of the device
+    precision : of the rate, which may be the nearest known one
+    tflop_per_s : dense, 1e12 operations/s
+    memory_gib, bandwidth_gb_per_s : 2**30 bytes, 1e9 bytes/s
+    power_w : W
+    usd, usd_per_hour : price hints, and the months they were printed for
+    tflop_per_s_per_usd_hour, tflop_per_s_per_1000_usd, tflop_per_s_per_w, memory_gib_per_tflop_per_s : ratios
+    uses : what it is sold for
+    """
+
+    name: str
+    precision: str
+    tflop_per_s: float | None
+    memory_gib: float | None
+    bandwidth_gb_per_s: float | None
+    power_w: float | None
+    usd: float | None
+    usd_per_hour: float | None
+    price_months: tuple[str, ...]
+    tflop_per_s_per_usd_hour: float | None
+    tflop_per_s_per_1000_usd: float | None
+    tflop_per_s_per_w: float | None
+    memory_gib_per_tflop_per_s: float | None
+    uses: tuple[str, ...]
+
+    def as_dict(self) -> dict[str, Any]:
+        """Give the figures by name."""
+        return asdict(self)
+
+
+def _over(one: float | None, other: float | None, scale: float = 1.0) -> float | None:
+    return one / other * scale if one is not None and other else None
+
+
+def _row(spec: DeviceSpec, precision: str) -> Row:
+    tried = _FALLBACKS.get(precision, (precision,))
+    used = next((name for name in tried if spec.rate(name) is not None), precision)
+    rate = spec.rate(used)
+    tera = rate / 1e12 if rate is not None else None
+    memory = spec.memory_bytes / 2**30 if spec.memory_bytes is not None else None
+    speed = spec.bandwidth_bytes_per_s / 1e9 if spec.bandwidth_bytes_per_s is not None else None
+    bought, rented = spec.price(per_hour=False), spec.price(per_hour=True)
+    usd, hourly = bought.usd if bought else None, rented.usd if rented else None
+    return Row(
+        name=spec.name,
+        precision=used,
+        tflop_per_s=tera,
+        memory_gib=memory,
+        bandwidth_gb_per_s=speed,
+        power_w=spec.power_w,
+        usd=usd,
+        usd_per_hour=hourly,
+        price_months=tuple(price.month or "undated" for price in (bought, rented) if price),
+        tflop_per_s_per_usd_hour=_over(tera, hourly),
+        tflop_per_s_per_1000_usd=_over(tera, usd, 1000),
+        tflop_per_s_per_w=_over(tera, spec.power_w),
+        memory_gib_per_tflop_per_s=_over(memory, tera),
+        uses=spec.uses,
+    )
+
+
+def compare(specs: Sequence[DeviceSpec], precision: str = "bf16") -> list[Row]:
+    """Give a row for each device.
+
+    Parameters
+    ----------
+    precision : 'bf16' and 'fp16' stand in for one another; others are as asked
+
+    Raises
+    ------
+    BadValueError
+        No device of the catalog has a rate of that name.
+
+    Examples
+    --------
+    >>> a = DeviceSpec("a", "v", "cuda", power_w=100, flop_per_s={"bf16": 2e14})
+    >>> compare([a])[0].tflop_per_s_per_w
+    2.0
+    """
+    known = ("fp64", "fp32", "tf32", "fp16", "bf16", "fp8", "fp4", "int8", "int4", "fp16_acc16")
+    if precision not in known:
+        remedy = did_you_mean(precision, known).removeprefix("; ") or f"known: {', '.join(known)}"
+        raise BadValueError(f"no rate is kept for the precision {precision!r}", remedy=remedy)
+    return [_row(spec, precision) for spec in specs]
+
+
+def best_for(rows: Sequence[Row]) -> dict[str, list[str]]:
+    """Give for each device what it is the best of these for; a measure that fewer than two have names nobody.
+
+    Examples
+    --------
+    >>> a = DeviceSpec("a", "v", "cuda", memory_bytes=10**10)
+    >>> b = DeviceSpec("b", "v", "cuda", memory_bytes=2 * 10**10)
+    >>> best_for(compare([a, b]))
+    {'a': [], 'b': ['most memory']}
+    """
+    found: dict[str, list[str]] = {row.name: [] for row in rows}
+    for measure, words in MEASURES.items():
+        known = [(value, row.name) for row in rows if (value := getattr(row, measure)) is not None]
+        if len(known) > 1:
+            most = max(value for value, _ in known)
+            for value, name in known:
+                if value == most:
+                    found[name].append(words)
+    return found

@@ -1,0 +1,92 @@
+"""Checks of the catalog's rows: every number has a source that prints it, and lies where such numbers lie.
+
+In: devices, models and sources. Out: one line a problem. It must not correct anything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+
+from hetero.catalog.values import DeviceSpec, Source
+from hetero.model.architecture import ModelSpec
+from hetero.model.device import KINDS
+
+__all__ = ["PUBLISHED_FRAC", "device_problems", "model_problems", "source_problems"]
+
+PUBLISHED_FRAC = 0.01
+"""How far a computed number of parameters may lie from the published one."""
+
+_RANGES = {
+    "year": (2010, 2030),
+    "memory_bytes": (1e8, 1e12),
+    "memory_usable_bytes": (1e8, 1e12),
+    "bandwidth_bytes_per_s": (1e10, 1e17),
+    "link_bytes_per_s": (1e9, 5e12),
+    "host_bytes_per_s": (1e9, 5e11),
+    "power_w": (1, 30_000),
+    "cuda_cores": (128, 50_000),
+    "tensor_cores": (1, 5_000),
+    "processors": (1, 2_000_000),
+}
+_RATES = (1e11, 5e17)
+
+
+def _range_of(key: str) -> tuple[float, float] | None:
+    return _RATES if key.startswith("flop_per_s.") else _RANGES.get(key)
+
+
+def device_problems(rows: Iterable[DeviceSpec], sources: Mapping[str, Source]) -> Iterator[str]:
+    """Give a line for each number without a source that prints it, or out of range, and each doubtful row."""
+    for spec in rows:
+        figures = {key: value for key, value in spec.cells().items() if value is not None}
+        figures |= {f"price.{'usd_per_hour' if price.per_hour else 'usd'}": price.usd for price in spec.prices}
+        for key, value in figures.items():
+            source = sources.get(spec.sources.get(key, ""))
+            if source is None:
+                yield f"{spec.name}.{key} has no source"
+            elif not source.printed.get(f"{spec.name}.{key}"):
+                yield f"{spec.name}.{key}: source {source.id!r} does not say how the figure is printed"
+            limits = _range_of(key)
+            if limits and not limits[0] <= float(value) <= limits[1]:
+                yield f"{spec.name}.{key} is {value:g}, outside of {limits[0]:g} to {limits[1]:g}"
+        yield from _doubts(spec)
+
+
+def _doubts(spec: DeviceSpec) -> Iterator[str]:
+    if spec.kind not in KINDS:
+        yield f"{spec.name}: {spec.kind!r} is no device kind"
+    usable, whole = spec.memory_usable_bytes, spec.memory_bytes
+    if usable and whole and usable > whole:
+        yield f"{spec.name}: more memory is usable than there is"
+    sixteen, eight = spec.rate("bf16", "fp16"), spec.flop_per_s.get("fp8")
+    if sixteen and eight and not 0.9 <= eight / sixteen <= 4.2:
+        yield f"{spec.name}: fp8 is {eight / sixteen:.1f} × 16 bits; is one of them with sparsity?"
+    if any(price.usd <= 0 for price in spec.prices):
+        yield f"{spec.name}: a price is not above zero"
+
+
+def model_problems(rows: Iterable[ModelSpec], sources: Mapping[str, Source]) -> Iterator[str]:
+    """Give a line for each model without a source, or whose parameters differ from the published number."""
+    for spec in rows:
+        source = sources.get(spec.source)
+        if source is None or not source.printed.get(spec.name):
+            yield f"{spec.name} has no source that prints its architecture"
+        if not spec.published:
+            continue
+        by = sources.get(spec.published_source)
+        if by is None or not by.printed.get(f"{spec.name}.published"):
+            yield f"{spec.name}: the published number has no source that prints it"
+        counted = spec.parameters().total
+        if abs(counted / spec.published - 1) > PUBLISHED_FRAC:
+            yield f"{spec.name}: {counted / 1e9:.2f} G parameters computed, {spec.published / 1e9:.2f} G published"
+
+
+def source_problems(sources: Mapping[str, Source]) -> Iterator[str]:
+    """Give a line for each source without an address, a date or a figure."""
+    for source in sources.values():
+        if not source.address.startswith(("https://", "http://", "package ")):
+            yield f"source {source.id!r} has no address"
+        if source.opened[:2] != "20" or len(source.opened) != 10:
+            yield f"source {source.id!r} has no date"
+        if not source.printed:
+            yield f"source {source.id!r} is not used"

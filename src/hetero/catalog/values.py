@@ -1,0 +1,188 @@
+"""What the catalog knows of a device, as values.
+
+In: checked rows. Out: frozen values; an empty figure is None and means that no source was opened. It must not read
+files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+__all__ = ["DeviceSpec", "Pod", "Price", "Slice", "Source"]
+
+_SHARED_KINDS = ("mps", "cpu")
+_WORKING_SET_FRAC = {"small": 2 / 3, "large": 3 / 4}
+"""What Metal offers of the memory: two thirds up to 36 GiB, three quarters above (sources metal-16, -32, -96)."""
+
+_METAL_LARGE_BYTES = 36 * 2**30
+_USABLE_FRAC = 0.98
+"""What a driver leaves of a device's memory where nothing was read: declared."""
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A page or file that was opened while a row was written.
+
+    Attributes
+    ----------
+    id : as rows name it
+    title, address : what and where it is
+    opened : the day, year-month-day
+    printed : the figure as printed there, by 'ROW.key'
+    """
+
+    id: str
+    title: str
+    address: str
+    opened: str
+    printed: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Price:
+    """One price hint.
+
+    Attributes
+    ----------
+    usd : US dollars, per hour where `per_hour`
+    per_hour : rented rather than bought
+    month : what the price was printed for, '' where the source does not say
+    source : id of the source
+    """
+
+    usd: float
+    per_hour: bool
+    month: str
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """A part of a pod that can be had.
+
+    Attributes
+    ----------
+    shape : as in '4x4x8'
+    chips, hosts : how many
+    """
+
+    shape: str
+    chips: int
+    hosts: int
+
+
+@dataclass(frozen=True, slots=True)
+class Pod:
+    """How chips are joined.
+
+    Attributes
+    ----------
+    chips : in a whole pod
+    shape, connection : of the whole pod, as in '16x16' and 'torus'
+    chips_per_host : how many
+    slices : what can be had
+    """
+
+    chips: int | None
+    shape: str
+    connection: str
+    chips_per_host: int
+    slices: tuple[Slice, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceSpec:
+    """One device and SKU.
+
+    Attributes
+    ----------
+    name, vendor, kind, form, unit : what it is; kind is one of `hetero.model.device.KINDS`
+    aliases : other names
+    year : of its launch
+    memory_bytes, memory_usable_bytes : bytes, and what programs were seen to get of them
+    bandwidth_bytes_per_s : of its memory
+    link, link_bytes_per_s : to others of its kind, one direction
+    host_link, host_bytes_per_s : to the host, one direction
+    power_w : W
+    cuda_cores, tensor_cores, compute_capability, processors : where they exist
+    flop_per_s : dense operations/s by precision; 'fp16_acc16' is FP16 with FP16 accumulate
+    accumulate : the accumulate type by precision, where it was printed
+    capabilities, uses : words
+    prices : hints
+    pod : how chips are joined, None for single devices
+    note, explains : what a reader should know; why a figure differs from another table
+    sources : id of the source by key
+    """
+
+    name: str
+    vendor: str
+    kind: str
+    form: str = ""
+    unit: str = "card"
+    aliases: tuple[str, ...] = ()
+    year: int | None = None
+    memory_bytes: int | None = None
+    memory_usable_bytes: int | None = None
+    bandwidth_bytes_per_s: float | None = None
+    link: str = ""
+    link_bytes_per_s: float | None = None
+    host_link: str = ""
+    host_bytes_per_s: float | None = None
+    power_w: float | None = None
+    cuda_cores: int | None = None
+    tensor_cores: int | None = None
+    compute_capability: str | None = None
+    processors: int | None = None
+    flop_per_s: Mapping[str, float | None] = field(default_factory=dict)
+    accumulate: Mapping[str, str] = field(default_factory=dict)
+    capabilities: tuple[str, ...] = ()
+    uses: tuple[str, ...] = ()
+    prices: tuple[Price, ...] = ()
+    pod: Pod | None = None
+    note: str = ""
+    explains: str = ""
+    sources: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def shared_memory(self) -> bool:
+        """Whether host and device use the same memory."""
+        return self.kind in _SHARED_KINDS
+
+    @property
+    def usable_bytes(self) -> int | None:
+        """What a program may allocate: as read, else a declared part of the memory, None where that is unknown.
+
+        Examples
+        --------
+        >>> DeviceSpec("x", "y", "cuda", memory_bytes=100).usable_bytes
+        98
+        """
+        if self.memory_usable_bytes is not None or self.memory_bytes is None:
+            return self.memory_usable_bytes
+        if self.kind == "mps":
+            size = "large" if self.memory_bytes > _METAL_LARGE_BYTES else "small"
+            return int(self.memory_bytes * _WORKING_SET_FRAC[size])
+        return int(self.memory_bytes * _USABLE_FRAC)
+
+    def rate(self, *precisions: str) -> float | None:
+        """Give the first known rate of these precisions, operations/s."""
+        known = (self.flop_per_s.get(name) for name in precisions)
+        return next((rate for rate in known if rate is not None), None)
+
+    def price(self, per_hour: bool) -> Price | None:
+        """Give the price hint of that sort."""
+        return next((price for price in self.prices if price.per_hour is per_hour), None)
+
+    def cells(self) -> dict[str, Any]:
+        """Give every figure by key, None where it is empty."""
+        names = ["year", "memory_bytes", "bandwidth_bytes_per_s", "power_w"]
+        names += [] if self.link in ("", "none") else ["link_bytes_per_s"]
+        names += [] if self.host_link in ("", "shared") else ["host_bytes_per_s"]
+        names += ["cuda_cores", "compute_capability"] if self.vendor == "NVIDIA" else []
+        names += ["tensor_cores"] if self.vendor == "NVIDIA" and "tensor_cores" in self.capabilities else []
+        figures = {name: getattr(self, name) for name in names}
+        figures |= {f"flop_per_s.{name}": rate for name, rate in self.flop_per_s.items()}
+        extra = ("memory_usable_bytes", "processors")
+        return figures | {name: getattr(self, name) for name in extra if getattr(self, name) is not None}

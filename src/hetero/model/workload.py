@@ -1,0 +1,220 @@
+"""Workloads: what a model is to do, and over how many devices, as values.
+
+In: a model's architecture, a job, a precision, a batch, a context. Out: a checked frozen value. It must not compute
+memory or time.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from hetero.floor.errors import BadValueError, did_you_mean
+from hetero.model.architecture import ModelSpec
+from hetero.model.quantisation import number_format
+
+__all__ = ["ENGINES", "JOBS", "OPTIMISERS", "Engine", "Lora", "Optimiser", "Sharding", "Workload"]
+
+Job = Literal["inference", "finetune", "lora", "pretrain", "embedding"]
+
+JOBS: tuple[Job, ...] = ("inference", "finetune", "lora", "pretrain", "embedding")
+"""What a model may be asked to do: answer, learn all weights, learn adapters, learn from scratch, embed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Optimiser:
+    """What an optimiser keeps.
+
+    Attributes
+    ----------
+    name : as users write it
+    moments : numbers a trainable weight beside the weight itself
+    moment_bytes : bytes each; 0 for those of the weights' own format
+    """
+
+    name: str
+    moments: int
+    moment_bytes: float = 0.0
+
+
+OPTIMISERS = {
+    row.name: row
+    for row in (
+        Optimiser("adamw", 2),
+        Optimiser("adam", 2),
+        Optimiser("adamw-fp32", 2, 4.0),
+        Optimiser("adamw-8bit", 2, 1.0 + 4 / 256),
+        Optimiser("lion", 1),
+        Optimiser("sgd", 0),
+        Optimiser("sgd-momentum", 1),
+    )
+}
+"""Optimisers by name; 'adamw-8bit' keeps a 4-byte scale for 256 numbers."""
+
+
+@dataclass(frozen=True, slots=True)
+class Engine:
+    """What the software that runs a model takes for itself.
+
+    Attributes
+    ----------
+    name : as users write it
+    reserve_bytes : a device, for the driver's context and the libraries
+    host_embedding : True where the input table stays in the host's memory
+    step_tokens : most tokens that one forward pass takes, 0 for the whole prompt
+    logits : 'last' token of each sequence, 'step' all tokens of the pass
+    logit_bytes : bytes a logit
+    """
+
+    name: str
+    reserve_bytes: int
+    host_embedding: bool = False
+    step_tokens: int = 0
+    logits: Literal["last", "step"] = "last"
+    logit_bytes: int = 2
+
+
+CONTEXT_BYTES = 600_000_000
+"""What a driver's context, the kernels of BLAS and their workspaces take of a device: declared, not measured here."""
+
+ENGINES = {
+    row.name: row
+    for row in (
+        Engine("torch", CONTEXT_BYTES, logits="last", logit_bytes=4),
+        Engine("llama.cpp", CONTEXT_BYTES, host_embedding=True, step_tokens=512, logits="step", logit_bytes=4),
+        Engine("vllm", 2 * CONTEXT_BYTES, step_tokens=8192, logit_bytes=4),
+        Engine("tensorrt-llm", 2 * CONTEXT_BYTES, step_tokens=8192, logit_bytes=4),
+    )
+}
+"""Engines by name."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lora:
+    """Low-rank adapters.
+
+    Attributes
+    ----------
+    rank : > 0
+    targets : of 'q', 'k', 'v', 'o', 'mlp', 'head'
+    dropout : True where the adapters' inputs pass a dropout
+    """
+
+    rank: int = 8
+    targets: tuple[str, ...] = ("q", "v")
+    dropout: bool = True
+
+    def __post_init__(self) -> None:
+        _at_least("rank", self.rank, 1)
+        for target in self.targets:
+            _one_of("LoRA target", target, ("q", "k", "v", "o", "mlp", "head"))
+
+
+@dataclass(frozen=True, slots=True)
+class Sharding:
+    """How a model is spread over devices.
+
+    Attributes
+    ----------
+    tensor : devices that share each matrix
+    pipeline : devices that hold consecutive layers
+    data : replicas
+    zero : 0 none; 1 optimiser, 2 also gradients, 3 also weights are split over the replicas
+    mixed_units : True where frozen and trainable weights share a unit of FSDP: gradients exist as if none was frozen
+    synced : False where gradients are accumulated without synchronising: each replica keeps all of them
+    """
+
+    tensor: int = 1
+    pipeline: int = 1
+    data: int = 1
+    zero: int = 0
+    mixed_units: bool = False
+    synced: bool = True
+
+    def __post_init__(self) -> None:
+        for name in ("tensor", "pipeline", "data"):
+            _at_least(name, getattr(self, name), 1)
+        _one_of("ZeRO stage", self.zero, (0, 1, 2, 3))
+
+    @property
+    def devices(self) -> int:
+        """How many devices it takes."""
+        return self.tensor * self.pipeline * self.data
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """A model and what it is to do.
+
+    Attributes
+    ----------
+    model : its architecture
+    job : one of `JOBS`
+    weights : number format of the weights
+    kv : number format of the KV cache
+    batch : sequences at once on a replica; a micro-batch in training
+    context : tokens a sequence, prompt and answer together
+    prompt : tokens that are read at once, 0 for all of the context
+    engine : one of `ENGINES`
+    optimiser : one of `OPTIMISERS`
+    master_weights : True for a copy of the weights in 32 bits
+    gradient_bytes : bytes a gradient, 0 for the weights' own format
+    checkpointing : True where only the layers' inputs are kept and the rest is computed again
+    flash : False where attention keeps its scores
+    lora : adapters of a 'lora' job
+    requires : capabilities that a device must have, as in 'fp8'
+
+    Examples
+    --------
+    >>> llama = ModelSpec("l", 32, 4096, 32, 8, 128, 14336, 128256)
+    >>> Workload(llama, job="chat")
+    Traceback (most recent call last):
+    hetero.floor.errors.BadValueError: 'chat' is no job; allowed: inference, finetune, lora, pretrain, embedding
+    """
+
+    model: ModelSpec
+    job: Job = "inference"
+    weights: str = "bf16"
+    kv: str = "fp16"
+    batch: int = 1
+    context: int = 2048
+    prompt: int = 0
+    engine: str = "torch"
+    optimiser: str = "adamw"
+    master_weights: bool = False
+    gradient_bytes: float = 0.0
+    checkpointing: bool = False
+    flash: bool = True
+    lora: Lora = field(default_factory=Lora)
+    requires: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        _one_of("job", self.job, JOBS)
+        _one_of("engine", self.engine, tuple(ENGINES))
+        _one_of("optimiser", self.optimiser, tuple(OPTIMISERS))
+        number_format(self.kv)
+        _at_least("batch", self.batch, 1)
+        _at_least("context", self.context, 1)
+        _at_least("prompt", self.prompt, 0)
+        form = number_format(self.weights)
+        if self.job in ("finetune", "pretrain") and not form.trainable:
+            raise BadValueError(
+                f"weights in {form.name} cannot be trained", remedy="use bf16, or a 'lora' job on top of them"
+            )
+
+    @property
+    def training(self) -> bool:
+        """Whether a backward pass is made."""
+        return self.job in ("finetune", "pretrain", "lora")
+
+
+def _one_of(what: str, given: object, allowed: tuple[object, ...]) -> None:
+    if given not in allowed:
+        words = [str(word) for word in allowed]
+        remedy = did_you_mean(given, words).removeprefix("; ") or f"allowed: {', '.join(words)}"
+        raise BadValueError(f"{given!r} is no {what}", remedy=remedy)
+
+
+def _at_least(what: str, given: int, least: int) -> None:
+    if isinstance(given, bool) or not isinstance(given, int) or given < least:
+        raise BadValueError(f"{what} is {given!r}", remedy=f"it must be a whole number ≥ {least}")

@@ -2,13 +2,27 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterator
 
-from hetero.core.machine import Rules
+from hetero.core.machine import Machine, Rules
 from hetero.drive.faults import Dice, Faults, Slowdown
 from hetero.drive.sim import Costs, Program, SimTask
 from hetero.model.device import HOST_NODE, Device, DeviceType
+from hetero.model.events import (
+    CancelRequested,
+    DeviceAdded,
+    DeviceLost,
+    DeviceReady,
+    Event,
+    TaskFailed,
+    TaskFinished,
+    TaskSubmitted,
+    TaskWithdrawn,
+    TransferFailed,
+    TransferFinished,
+    UtilisationReported,
+)
 from hetero.model.tasks import Near, Request, Task
 from hetero.model.topology import Link, MemoryNode, Topology
 
@@ -19,14 +33,14 @@ FAULTS = Faults(
     hang=0.001,
     exception=0.01,
     out_of_memory=0.004,
-    missing_package=0.00002,
+    absent=(("medium", "opencl"), ("large", "cuda")),
     transfer=0.01,
     start=0.05,
     duplicate=0.02,
     late=0.5,
     cancel=0.005,
-    kill_every_s=0.7,
-    permanent=0.1,
+    kill_every_s=0.4,
+    permanent=0.2,
     back_s=0.5,
     out_of_memory_size=90.0,
     slowdowns=tuple(Slowdown(2.0 * i, "h0/cpu:1", 3.0 if i % 2 else 1.0) for i in range(1, 400)),
@@ -36,11 +50,9 @@ FAULTS = Faults(
 
 def fleet() -> list[Device]:
     cpus = [Device(f"h0/cpu:{i}", "cpu", DeviceType("CPU"), "cpu", index=i) for i in range(3)]
-    gpus = [
-        Device(f"h0/cuda:{i}", "cuda", DeviceType("GPU"), "null", index=i, memory_node=f"h0/cuda:{i}", rack="r0")
-        for i in range(2)
-    ]
-    far = [Device(f"h1/cpu:{i}", "cpu", DeviceType("CPU"), "cpu", index=i, memory_node=f"h1/cpu:{i}", rack="r1") for i in range(2)]
+    gpu, cpu = DeviceType("GPU"), DeviceType("CPU")
+    gpus = [Device(f"h0/cuda:{i}", "cuda", gpu, "null", i, memory_node=f"h0/cuda:{i}", rack="r0") for i in range(2)]
+    far = [Device(f"h1/cpu:{i}", "cpu", cpu, "cpu", i, memory_node=f"h1/cpu:{i}", rack="r1") for i in range(2)]
     kernels = [Device("h0/opencl:0", "opencl", DeviceType("GPU"), "null", rack="r0")]
     return [*cpus, *gpus, *far, *kernels]
 
@@ -68,15 +80,15 @@ def truth(task: Task, device: Device) -> float:
 REQUESTS = {
     "plain": Request(retries=4),
     "urgent": Request(priority=5, retries=4),
-    "gpu": Request(on=("gpu",), implemented=("cuda", "opencl")),
-    "limited": Request(timeout_s=0.3, retries=1),
-    "split": Request(splittable=True, retries=1),
-    "group": Request(devices=2),
-    "trio": Request(devices=3, timeout_s=2.0),
-    "exclusive": Request(exclusive=True),
-    "memory": Request(memory_bytes=1_000_000),
-    "blue": Request(workload="blue"),
-    "apart": Request(apart=(Near("host", workload="blue"),)),
+    "gpu": Request(on=("gpu",), implemented=("cuda", "opencl"), retries=4),
+    "limited": Request(timeout_s=0.3),
+    "split": Request(splittable=True, retries=4),
+    "group": Request(devices=2, retries=4),
+    "trio": Request(devices=3, timeout_s=2.0, retries=4),
+    "exclusive": Request(exclusive=True, retries=4),
+    "memory": Request(memory_bytes=1_000_000, retries=4),
+    "blue": Request(workload="blue", retries=4),
+    "apart": Request(apart=(Near("host", workload="blue"),), retries=4),
 }
 ODDS = {
     "plain": 60.0, "urgent": 8.0, "gpu": 5.0, "limited": 4.0, "split": 2.0, "group": 0.5, "trio": 0.2,
@@ -96,7 +108,7 @@ def tasks(count: int, seed: int, gap_s: float) -> Iterator[SimTask]:
         kind, name = kinds[dice.below(len(kinds))], names[dice.below(len(names))]
         if kind == "near":
             scope = ("device", "host", "rack")[dice.below(3)]
-            request = Request(near=(Near(scope, task=max(1, number - 1 - dice.below(20))),))
+            request = Request(near=(Near(scope, task=max(1, number - 1 - dice.below(20))),), retries=4)
         else:
             request = REQUESTS[kind]
         after = tuple(sorted({max(1, number - 1 - dice.below(40)) for _ in range(dice.below(3))} - {number}))
@@ -120,3 +132,32 @@ ITEMS = tuple((1_000_000_000 + i, 100_000 * (i + 1)) for i in range(8))
 
 def program(count: int, seed: int, gap_s: float = 0.0012) -> Program:
     return Program(tasks(count, seed, gap_s), ITEMS, released_after=100)
+
+
+class Coverage:
+    """Counts in which phase of its task or device each event met the core."""
+
+    def __init__(self) -> None:
+        self.met: Counter[tuple[str, str]] = Counter()
+
+    def __call__(self, machine: Machine, event: Event) -> None:
+        self.met[type(event).__name__, self._phase(machine, event)] += 1
+
+    def _phase(self, machine: Machine, event: Event) -> str:
+        if isinstance(event, DeviceAdded):
+            known = machine.fleet.by_id.get(event.device.id)
+            return "none" if known is None else known.phase.name
+        if isinstance(event, DeviceReady | DeviceLost | UtilisationReported):
+            return machine.fleet.by_id[event.device].phase.name
+        if isinstance(event, TaskFinished | TaskFailed | TaskWithdrawn):
+            state = machine.tasks.get(event.task)
+            if state is None:
+                return "over"
+            return state.phase.name if state.attempt == event.attempt else f"{state.phase.name}, late"
+        if isinstance(event, CancelRequested | TaskSubmitted):
+            state = machine.tasks.get(event.task if isinstance(event, CancelRequested) else event.task.id)
+            return "over" if state is None else state.phase.name
+        if isinstance(event, TransferFinished | TransferFailed):
+            item = machine.replicas.items.get(event.item)
+            return "awaited" if item is not None and event.dst in item.arriving else "late"
+        return ""

@@ -168,7 +168,7 @@ class Replicas:
         best: Floats = np.full(len(self._columns), inf if entry.valid else 0.0)
         for src in entry.valid:
             latency_s, per_byte_s = self.links_from(src)
-            np.minimum(best, latency_s + entry.nbytes * per_byte_s, best)
+            np.minimum(best, latency_s + entry.nbytes * per_byte_s, out=best)
         return best
 
     def links_from(self, src: str) -> tuple[Floats, Floats]:

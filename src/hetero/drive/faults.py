@@ -37,8 +37,8 @@ class Faults:
 
     Attributes
     ----------
-    crash, hang, exception, out_of_memory, missing_package : probability per attempt; a crash takes the worker
-        with it, a hang never ends by itself
+    crash, hang, exception, out_of_memory : probability per attempt; a crash takes the worker with it, a hang
+        never ends by itself
     transfer : probability that a copy does not happen
     start : probability that a worker does not start
     duplicate : probability that an event is told twice
@@ -48,6 +48,7 @@ class Faults:
     kill_every_s : s between two kills of a worker chosen at random, 0 for none
     permanent : probability that a kill loses the device for good …
     back_s : … until it is added again after this many s, 0 for never
+    absent : (function, device label) where a package is missing that the function imports
     out_of_memory_size : tasks of a larger size run out of memory everywhere
     slowdowns : changes of speed
     utilisation_every_s : s between two reports of use by others, 0 for none
@@ -57,7 +58,6 @@ class Faults:
     hang: float = 0.0
     exception: float = 0.0
     out_of_memory: float = 0.0
-    missing_package: float = 0.0
     transfer: float = 0.0
     start: float = 0.0
     duplicate: float = 0.0
@@ -67,13 +67,14 @@ class Faults:
     kill_every_s: float = 0.0
     permanent: float = 0.0
     back_s: float = 0.0
+    absent: tuple[tuple[str, str], ...] = ()
     out_of_memory_size: float = inf
     slowdowns: tuple[Slowdown, ...] = ()
     utilisation_every_s: float = 0.0
 
     def outcome(self, draw: float) -> str:
         """Turn one draw from 0..1 into how an attempt ends: '' for well, else the name of the fault."""
-        for name in ("crash", "hang", "exception", "out_of_memory", "missing_package"):
+        for name in ("crash", "hang", "exception", "out_of_memory"):
             draw -= getattr(self, name)
             if draw < 0.0:
                 return name
@@ -82,7 +83,7 @@ class Faults:
     @property
     def attempts_fail(self) -> bool:
         """True when an attempt may end badly by chance."""
-        return self.crash + self.hang + self.exception + self.out_of_memory + self.missing_package > 0.0
+        return self.crash + self.hang + self.exception + self.out_of_memory > 0.0
 
 
 class Dice:

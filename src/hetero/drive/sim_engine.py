@@ -128,7 +128,6 @@ class SimEngine:
         self._dice, self._at, self._tell, self._now_s, self._task_of = dice, at, tell, now_s, task_of
         self._node_life: Counter[str] = Counter()
         self._link_free_s: dict[object, float] = {}
-        self._absent: set[tuple[str, str]] = set()
         self._results: dict[tuple[int, int], tuple[str, int]] = {}
         self._orders: dict[type, Callable[..., None]] = {
             Run: self._run,
@@ -253,13 +252,9 @@ class SimEngine:
         faults = self._faults
         if task.size > faults.out_of_memory_size:
             return "out_of_memory"
-        function = task.signature.partition("|")[0]
-        if (function, worker.device.label) in self._absent:
+        if faults.absent and (task.signature.partition("|")[0], worker.device.label) in faults.absent:
             return "missing_package"
-        ends = faults.outcome(self._dice.draw()) if faults.attempts_fail else ""
-        if ends == "missing_package":
-            self._absent.add((function, worker.device.label))
-        return ends
+        return faults.outcome(self._dice.draw()) if faults.attempts_fail else ""
 
     def _end(self, worker: _Worker, life: int, turn: int, ends: str) -> None:
         attempt = worker.current

@@ -139,7 +139,6 @@ def test_doctor_as_json_looks_at_everything(tmp_path: Path) -> None:
     assert {
         "python",
         "torch",
-        "ray",
         "OpenCL drivers",
         "NVIDIA driver",
         "open files",
@@ -254,9 +253,9 @@ def test_the_options_of_run_reach_the_script_as_defaults(script: Any, tmp_path: 
 
 
 def test_a_wrong_option_of_run_is_told_before_the_script_starts(script: Any) -> None:
-    done = hetero("run", "--engine", "rayy", script("print('started')"))
+    done = hetero("run", "--engine", "inlin", script("print('started')"))
     assert (done.returncode, done.stdout) == (3, "")
-    assert done.stderr.startswith("hetero: --set engine=rayy: 'rayy' is not an engine; did you mean 'ray'?")
+    assert done.stderr.startswith("hetero: --set engine=inlin: 'inlin' is not an engine; did you mean 'inline'?")
 
 
 def test_a_script_that_is_not_there_is_wrong_usage(tmp_path: Path) -> None:

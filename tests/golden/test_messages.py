@@ -77,7 +77,7 @@ MESSAGES: dict[str, Provocation] = {
     "a protocol that does not exist": written("communication:\n  protocol: infiniband\n"),
     "a pool that is too small": written("memory_pool_size: 64KB\n"),
     "a name that cannot name a run": written("name: night/1\n"),
-    "a key given twice": written("engine: local\npolicy: eft\nengine: ray\n"),
+    "a key given twice": written("engine: local\npolicy: eft\nengine: inline\n"),
     "a tab": written("devices:\n\t- type: CPU\n"),
     "a bracket that stays open": written("devices: [{type: CPU}\n"),
     "text that is no mapping": written("CPU, GPU\n"),
@@ -98,7 +98,7 @@ MESSAGES: dict[str, Provocation] = {
     "a switch out of range": switched("HETERO_DEBUG", "9", settings.debug_level),
     "a switch that cannot be split": switched("HETERO_SET", "name='x", lambda: load(None)),
     "hetero run of a script that is not there": command("run", "programm.py"),
-    "hetero run with an engine that does not exist": command("run", "--engine", "rya", __file__),
+    "hetero run with an engine that does not exist": command("run", "--engine", "loacl", __file__),
     "hetero config check of a wrong file": command("config", "check", FILE, "--set", "polcy=eft"),
 }
 

@@ -126,12 +126,12 @@ def test_all_mistakes_are_told_at_once_in_the_order_of_the_lines(file: Any) -> N
         ("devices: [{type: cpu, optional: maybe}]", "'maybe' is neither true nor false; write true or false"),
         ("devices: []", "an empty fleet runs nothing; name a device, or leave the key out"),
         ("devices: {type: cpu}", "is not a list; begin each entry with '- '"),
-        ("engine: local\nengine: ray", "a.yaml:2: the key 'engine' is here twice, first in line 1"),
+        ("engine: local\nengine: inline", "a.yaml:2: the key 'engine' is here twice, first in line 1"),
         ("devices:\n\t- type: CPU", "a.yaml:2: this is not YAML: found character '\\t'"),
         ("- a\n- b", "a.yaml:1: ['a', 'b'] is not a mapping of keys to values"),
         ("just text", "a.yaml:1: 'just text' is not a mapping"),
         ("a: [1, 2", "a.yaml:1: this is not YAML"),
-        ("engine: local\n---\nengine: ray", "keep one document in a file"),
+        ("engine: local\n---\nengine: inline", "keep one document in a file"),
         ("engine: !!python/object:os.system x", "the tag 'tag:yaml.org,2002:python/object:os.system' is not allowed"),
         ("timeout: !!int abc", "'abc' is not a value of the kind int"),
         ("? [a, b]\n: 1", "a key must be a word"),
@@ -177,8 +177,8 @@ def test_a_missing_file_a_folder_and_an_impossible_name_are_told(tmp_path: Path)
 
 def test_a_setting_wins_over_the_file_and_a_keyword_over_the_setting(file: Any) -> None:
     path = file("engine: local\npolicy: eft\nname: a\n")
-    config = load(path, set=["engine=ray", "policy=least_loaded"], policy="round_robin")
-    assert (config.engine, config.policy, config.name) == ("ray", "round_robin", "a")
+    config = load(path, set=["engine=inline", "policy=least_loaded"], policy="round_robin")
+    assert (config.engine, config.policy, config.name) == ("inline", "round_robin", "a")
 
 
 def test_settings_reach_into_lists_and_append(file: Any) -> None:
@@ -223,12 +223,16 @@ def test_a_wrong_keyword_is_told_as_the_call_was_written() -> None:
     assert "7 is not a configuration; give the path of a YAML file" in message(7)
 
 
+def test_ray_is_refused_like_any_engine_that_does_not_exist() -> None:
+    assert message({"engine": "ray"}).endswith("engine: 'ray' is not an engine; allowed: local, inline")
+
+
 def test_a_switch_is_the_default_and_no_more(monkeypatch: pytest.MonkeyPatch, file: Any) -> None:
-    monkeypatch.setenv("HETERO_ENGINE", "ray")
-    assert load().engine == "ray"
-    assert load({"engine": "inline"}).engine == "inline"
-    monkeypatch.setenv("HETERO_ENGINE", "rayy")
-    assert message(None).startswith("HETERO_ENGINE: engine: 'rayy' is not an engine; did you mean 'ray'?")
+    monkeypatch.setenv("HETERO_ENGINE", "inline")
+    assert load().engine == "inline"
+    assert load({"engine": "local"}).engine == "local"
+    monkeypatch.setenv("HETERO_ENGINE", "inlin")
+    assert message(None).startswith("HETERO_ENGINE: engine: 'inlin' is not an engine; did you mean 'inline'?")
 
 
 def test_the_file_that_a_switch_names_is_the_default(monkeypatch: pytest.MonkeyPatch, file: Any) -> None:
@@ -241,7 +245,7 @@ def test_the_file_that_a_switch_names_is_the_default(monkeypatch: pytest.MonkeyP
 def test_a_checked_configuration_passes_as_it_is() -> None:
     config = load({"engine": "inline"})
     assert load(config) is config
-    assert "takes no further settings" in message(config, engine="ray")
+    assert "takes no further settings" in message(config, engine="inline")
 
 
 def test_a_dict_that_contains_itself_is_refused() -> None:

@@ -21,7 +21,7 @@ from hetero.floor.units import format_bytes
 __all__ = ["Finding", "findings"]
 
 _DISTRIBUTION = "hetero-core"
-_EXTRAS_OF_USERS = ("torch", "jax", "opencl", "vulkan", "nvidia", "ray", "joblib")
+_EXTRAS_OF_USERS = ("torch", "jax", "opencl", "vulkan", "nvidia", "joblib")
 _ROOMY_BYTES = 1_000_000_000
 
 

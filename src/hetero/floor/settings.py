@@ -57,7 +57,7 @@ SWITCHES: tuple[Switch, ...] = (
     Switch(
         "HETERO_DEVICES", "", "the fleet, as in 'cpu:1,cpu:1*0.25,null:8'; default: every sound device of this host"
     ),
-    Switch("HETERO_ENGINE", "", "engine when none is named: inline, local or ray"),
+    Switch("HETERO_ENGINE", "", "engine when none is named: local or inline"),
     Switch("HETERO_CONFIG", "", "configuration file when none is named"),
     Switch(
         "HETERO_SET",

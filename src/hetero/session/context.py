@@ -46,7 +46,7 @@ class Context(AsyncTwins):
     config : a YAML file, a dict of the same form, or None
     devices : the fleet, as in 'cpu:1,cpu:1*0.25', or a list of devices as in the file; every sound device
         of this host where nothing names any
-    engine : 'local', 'inline' or 'ray'
+    engine : 'local' or 'inline'
     policy : name of a policy; 'auto' chooses
     isolation : 'process' or 'thread'
     memory_pool_size : of the memory that arrays travel through, as in '2GB'

@@ -123,10 +123,6 @@ def _engine(name: str, config: Config) -> Engine:
         from hetero.engines.inline import InlineEngine
 
         return InlineEngine()
-    if name == "ray":
-        from hetero.engines.ray import RayEngine
-
-        return RayEngine()
     from hetero.engines.local.engine import LocalEngine
 
     return LocalEngine(pool_bytes, note=_log.warning)

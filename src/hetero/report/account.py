@@ -1,0 +1,255 @@
+"""The account of a run: what each device did with each second, each kind of time computed by itself.
+
+In: a `RunRecord`. Out: seconds per device and category, which together are the whole run, and what contradicts that.
+It must not take any category for the rest of the others.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import inf
+
+import numpy as np
+
+from hetero.core.eligible import obstacle
+from hetero.model.device import HOST_NODE
+from hetero.model.tasks import Request
+from hetero.report.intervals import EMPTY, Spans, common, length_s, pairs, union, without
+from hetero.report.record import RunRecord
+
+__all__ = ["CATEGORIES", "Account", "account", "collective_waits"]
+
+CATEGORIES: Mapping[str, str] = {
+    "compute": "ran tasks whose results counted",
+    "transfer in": "waited while inputs of its tasks were copied to it",
+    "transfer out": "waited while its results were copied away",
+    "collective": "waited for the other devices of a group task",
+    "waiting for data": "found only tasks whose inputs were not computed yet",
+    "waiting for work": "found no open task that it could run",
+    "retry": "ran attempts that did not count, or had lost its worker",
+    "overhead": "had a task that had not begun (start of the worker, messages, unpacking)",
+    "idle": "was left without a task although one that it could run was ready",
+}
+"""What a device can do with its time, and what each means: a device …"""
+
+_SLACK_S = 2e-6
+_SLACK_FRAC = 1e-6
+
+
+@dataclass(frozen=True, slots=True)
+class Account:
+    """Where the time of a run went.
+
+    Attributes
+    ----------
+    span_s : s, the whole run
+    seconds : for each device, s per category in the order of `CATEGORIES`
+    problems : one line for each thing that does not add up; empty when the account can be trusted
+    """
+
+    span_s: float
+    seconds: tuple[dict[str, float], ...]
+    problems: tuple[str, ...]
+
+    def total_s(self, category: str) -> float:
+        """Sum one category over all devices."""
+        return sum(each[category] for each in self.seconds)
+
+
+def account(run: RunRecord) -> Account:
+    """Compute each category of each device, and check that they make up the run.
+
+    Notes
+    -----
+    At any moment a device either runs an attempt (compute, retry), or waits in a group task (collective), or its
+    worker is away (retry; overhead before its first start), or bytes travel for it (transfer in, before transfer
+    out), or an attempt that was sent to it has not begun (overhead), or some task that it could run is ready
+    elsewhere (idle), or some is not ready (waiting for data), or none is open (waiting for work). Each of these
+    is computed from the events that make it so. An event that is missing, and two attempts at the same time on
+    one device, show in `problems`.
+    """
+    facts = _facts(run)
+    seconds = tuple(_seconds(each) for each in facts)
+    problems = [*run.problems]
+    for device, found, fact in zip(run.devices, seconds, facts, strict=True):
+        twice_s = length_s(fact.busy) - length_s(union(fact.busy))
+        if twice_s > _SLACK_S * (1 + len(fact.busy[0])):
+            problems.append(f"{device.id} ran two attempts at the same time for {twice_s:.6f} s")
+        off_s = abs(sum(found.values()) - run.span_s)
+        if off_s > _SLACK_S * (1 + len(fact.busy[0])) + _SLACK_FRAC * run.span_s:
+            problems.append(f"the categories of {device.id} add up to {sum(found.values()):.6f} of {run.span_s:.6f} s")
+    return Account(run.span_s, seconds, tuple(problems))
+
+
+@dataclass(slots=True)
+class _Facts:
+    """What was so at a device, and when."""
+
+    window: Spans
+    done: Spans = EMPTY
+    wasted: Spans = EMPTY
+    member: Spans = EMPTY
+    inbound: Spans = EMPTY
+    outbound: Spans = EMPTY
+    queued: Spans = EMPTY
+    starting: Spans = EMPTY
+    away: Spans = EMPTY
+    ready: Spans = EMPTY
+    blocked: Spans = EMPTY
+
+    @property
+    def busy(self) -> Spans:
+        """Attempts, those that overlap twice."""
+        return _together(self.done, self.wasted)
+
+
+def _together(one: Spans, other: Spans) -> Spans:
+    """Put two sets together without merging what overlaps."""
+    return np.concatenate((one[0], other[0])), np.concatenate((one[1], other[1]))
+
+
+def _seconds(fact: _Facts) -> dict[str, float]:
+    busy = union(fact.done, fact.wasted)
+    member = without(union(fact.member), busy)
+    held = union(busy, member)
+    gone = without(union(fact.starting, fact.away), held)
+    taken = union(held, gone)
+    inbound = without(union(fact.inbound), taken)
+    outbound = without(union(fact.outbound), union(taken, inbound))
+    moved = union(taken, inbound, outbound)
+    queued = without(union(fact.queued), moved)
+    unused = without(fact.window, union(moved, queued))
+    ready, blocked = union(fact.ready), union(fact.blocked)
+    none_open = without(fact.window, union(ready, blocked))
+    return {
+        "compute": length_s(fact.done),
+        "transfer in": length_s(inbound),
+        "transfer out": length_s(outbound),
+        "collective": length_s(member),
+        "waiting for data": length_s(common(unused, without(blocked, ready))),
+        "waiting for work": length_s(common(unused, none_open)),
+        "retry": length_s(fact.wasted) + length_s(without(fact.away, held)),
+        "overhead": length_s(queued) + length_s(without(without(fact.starting, fact.away), held)),
+        "idle": length_s(common(unused, ready)),
+    }
+
+
+def _facts(run: RunRecord) -> list[_Facts]:
+    begin_s, end_s = run.begin_s, run.end_s
+    window = pairs([(begin_s, end_s)])
+    done: list[list[tuple[float, float]]] = [[] for _ in run.devices]
+    wasted: list[list[tuple[float, float]]] = [[] for _ in run.devices]
+    queued: list[list[tuple[float, float]]] = [[] for _ in run.devices]
+    for each in run.attempts:
+        (done if each.outcome == "done" else wasted)[each.device].append((each.start_s, each.end_s))
+    for device, from_s, until_s in run.queued:
+        queued[device].append((from_s, until_s))
+    inbound, outbound = _transfers(run)
+    members = collective_waits(run)
+    open_of = _open_tasks(run)
+    facts = []
+    for index, device in enumerate(run.devices):
+        starting, away = _absences(run.up[index], begin_s, end_s)
+        able = [spans for request, spans in open_of.items() if not obstacle(device, request, None)]
+        facts.append(
+            _Facts(
+                window=window,
+                done=pairs(done[index], begin_s, end_s),
+                wasted=pairs(wasted[index], begin_s, end_s),
+                member=pairs(members.get(index, ()), begin_s, end_s),
+                inbound=pairs(inbound.get(index, ()), begin_s, end_s),
+                outbound=pairs(outbound.get(index, ()), begin_s, end_s),
+                queued=pairs(queued[index], begin_s, end_s),
+                starting=starting,
+                away=away,
+                ready=union(*(ready for ready, _ in able)),
+                blocked=union(*(blocked for _, blocked in able)),
+            )
+        )
+    return facts
+
+
+def _absences(up: list[tuple[float, float]], begin_s: float, end_s: float) -> tuple[Spans, Spans]:
+    """Give when a worker had not started yet, and when it was lost."""
+    if not up:
+        return pairs([(begin_s, end_s)]), EMPTY
+    starting = pairs([(-inf, up[0][0])], begin_s, end_s)
+    until = [*(from_s for from_s, _ in up[1:]), inf]
+    return starting, pairs(zip((to_s for _, to_s in up), until, strict=True), begin_s, end_s)
+
+
+def _open_tasks(run: RunRecord) -> dict[Request, tuple[Spans, Spans]]:
+    """Give for each request when a task of it was ready and had not begun, and when one was not ready."""
+    begun: dict[int, list[tuple[float, float]]] = defaultdict(list)
+    for each in run.attempts:
+        begun[each.task].append((each.start_s, each.end_s))
+    ready: dict[Request, list[tuple[float, float]]] = defaultdict(list)
+    blocked: dict[Request, list[tuple[float, float]]] = defaultdict(list)
+    for number, task in run.tasks.items():
+        over_s = min(task.over_s, run.end_s)
+        ready_s = min(task.ready_s, over_s)
+        blocked[task.request].append((task.submitted_s, ready_s))
+        free_s = ready_s
+        for start_s, end_s in sorted(begun.get(number, ())):
+            if free_s < start_s:
+                ready[task.request].append((free_s, min(start_s, over_s)))
+            free_s = max(free_s, end_s)
+        if free_s < over_s and task.commit is None:
+            ready[task.request].append((free_s, over_s))
+    window = run.begin_s, run.end_s
+    return {each: (union(pairs(ready[each], *window)), union(pairs(blocked[each], *window))) for each in blocked}
+
+
+def _transfers(run: RunRecord) -> tuple[dict[int, list[tuple[float, float]]], dict[int, list[tuple[float, float]]]]:
+    """Give for each device the copies that it waited for, and those that took its results away.
+
+    A node of one device's own is that device's. On a node that several share, a copy to it is for the devices that
+    ran a reader of the item, and a copy from it is of the device that computed the item.
+    """
+    residents: dict[str, list[int]] = defaultdict(list)
+    for index, device in enumerate(run.devices):
+        residents[device.memory_node].append(index)
+    readers = _readers(run) if any(len(each) > 1 for each in residents.values()) and run.transfers else {}
+    index_of = {device.id: index for index, device in enumerate(run.devices)}
+    inbound: dict[int, list[tuple[float, float]]] = defaultdict(list)
+    outbound: dict[int, list[tuple[float, float]]] = defaultdict(list)
+    for each in run.transfers:
+        for device in _owners(each.dst, residents, readers.get((each.item, each.dst), ())):
+            inbound[device].append((each.start_s, each.end_s))
+        task = run.tasks.get(each.item)
+        maker = (index_of[task.commit[1]],) if task and task.commit and task.commit[1] in index_of else ()
+        for device in _owners(each.src, residents, tuple(d for d in maker if run.devices[d].memory_node == each.src)):
+            outbound[device].append((each.start_s, each.end_s))
+    return inbound, outbound
+
+
+def _owners(node: str, residents: Mapping[str, list[int]], known: tuple[int, ...]) -> tuple[int, ...] | list[int]:
+    here = residents.get(node, [])
+    return here if len(here) == 1 and node != HOST_NODE else known
+
+
+def _readers(run: RunRecord) -> dict[tuple[int, str], tuple[int, ...]]:
+    found: dict[tuple[int, str], set[int]] = defaultdict(set)
+    for each in run.attempts:
+        node = run.devices[each.device].memory_node
+        for item in run.tasks[each.task].inputs if each.task in run.tasks else ():
+            found[item, node].add(each.device)
+    return {key: tuple(sorted(devices)) for key, devices in found.items()}
+
+
+def collective_waits(run: RunRecord) -> dict[int, list[tuple[float, float]]]:
+    """Give for each device when it had ended its part of a group task and others had not."""
+    sizes = Counter((each.task, each.attempt) for each in run.attempts)
+    ends: dict[tuple[int, int], float] = {}
+    for each in run.attempts:
+        key = (each.task, each.attempt)
+        if sizes[key] > 1:
+            ends[key] = max(ends.get(key, -inf), each.end_s)
+    waits: dict[int, list[tuple[float, float]]] = defaultdict(list)
+    for each in run.attempts:
+        last_s = ends.get((each.task, each.attempt), -inf)
+        if last_s > each.end_s:
+            waits[each.device].append((each.end_s, last_s))
+    return waits

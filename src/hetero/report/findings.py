@@ -1,0 +1,288 @@
+"""What a report says of a run: figures, sentences, losses, predictions against measurements.
+
+In: a `RunRecord`. Out: `Findings`, plain values for the page, the terminal and programs.
+It must not format for one of them only, and every figure carries its unit in its name.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from math import inf
+from statistics import median
+from typing import Any, NamedTuple
+
+from hetero.floor.errors import BadValueError
+from hetero.floor.units import format_seconds
+from hetero.model.device import Device
+from hetero.report.account import CATEGORIES, Account, account
+from hetero.report.best import Best, best_possible
+from hetero.report.paths import Link, critical_chain, longest_path
+from hetero.report.record import RunRecord
+
+__all__ = ["Findings", "Prediction", "find", "prices"]
+
+LOSSES = tuple(name for name in CATEGORIES if name != "compute")
+REMEDIES = {
+    "transfer in": "keep readers beside their data (near=…), or make fewer, larger tasks",
+    "transfer out": "reduce where the data lies (ctx.reduce) instead of bringing it back",
+    "collective": "give the slower members of the group less work",
+    "waiting for data": "break the longest chain of tasks into smaller ones, or start it first (priority=…)",
+    "waiting for work": "hand in more tasks at once, or use fewer devices",
+    "retry": "see why attempts failed or workers died",
+    "overhead": "make tasks longer, or use isolation: thread",
+    "idle": "nothing, where that device is slow at this work; else see ctx.explain(task)",
+}
+"""What helps against each loss."""
+
+_EPSILON_S = 1e-9
+
+
+class Prediction(NamedTuple):
+    """What one function was expected to take on one model of device, and took.
+
+    Attributes
+    ----------
+    count : attempts with a prediction
+    predicted_s, measured_s : s, medians
+    error_frac : median of |measured - predicted| / measured
+    """
+
+    function: str
+    device: str
+    count: int
+    predicted_s: float
+    measured_s: float
+    error_frac: float
+
+
+@dataclass(frozen=True, slots=True)
+class Findings:
+    """What is known of a run.
+
+    Attributes
+    ----------
+    tasks, failed, retried : tasks committed; failed for good; attempts that did not count
+    span_s, makespan_s : s, first submission to last outcome; first start to last finish
+    account : where the time went
+    best : the lower bound
+    chain : what held the run up, first to last
+    path, path_s : the longest chain of the task graph, and its s
+    predictions : per function and device
+    usd : per device its price for the run, None where its price per hour is not known
+    sentences : the summary, most important first
+    """
+
+    tasks: int
+    failed: int
+    retried: int
+    span_s: float
+    makespan_s: float
+    bytes_moved: int
+    torn: bool
+    account: Account
+    best: Best
+    chain: list[Link]
+    path: list[int]
+    path_s: float
+    predictions: list[Prediction]
+    usd: tuple[float | None, ...]
+    sentences: tuple[str, ...]
+    problems: tuple[str, ...]
+    devices: tuple[Device, ...]
+
+    def as_dict(self) -> dict[str, Any]:
+        """Give all figures by name, for programs."""
+        plain = {
+            name: getattr(self, name)
+            for name in ("tasks", "failed", "retried", "span_s", "makespan_s", "bytes_moved", "torn", "path_s")
+        }
+        rows = zip(self.devices, self.account.seconds, self.usd, strict=True)
+        return {
+            **plain,
+            "best": asdict(self.best),
+            "devices": [{"id": each.id, "name": each.name, "seconds": took, "usd": usd} for each, took, usd in rows],
+            "lost_s": {name: self.account.total_s(name) for name in LOSSES},
+            "critical_chain": [{"attempt": each.attempt, "waited_s": each.waited_s, "cause": each.cause} for each in self.chain],
+            "longest_path": self.path,
+            "predictions": [each._asdict() for each in self.predictions],
+            "sentences": list(self.sentences),
+            "problems": list(self.problems),
+        }
+
+
+def find(run: RunRecord, usd_per_hour: Mapping[str, float] | None = None) -> Findings:
+    """Analyse a run.
+
+    Parameters
+    ----------
+    usd_per_hour : price per hour by device id, label or kind
+    """
+    given = account(run)
+    best = best_possible(run)
+    path, path_s = longest_path(run)
+    predictions = _predictions(run)
+    counts = Counter(each.outcome for each in run.attempts)
+    committed = sum(1 for each in run.tasks.values() if each.commit is not None)
+    failed = sum(1 for each in run.tasks.values() if each.failure)
+    usd = tuple(_price(each, usd_per_hour or {}, run.span_s) for each in run.devices)
+    found = Findings(
+        tasks=committed,
+        failed=failed,
+        retried=len(run.attempts) - counts["done"],
+        span_s=run.span_s,
+        makespan_s=run.makespan_s,
+        bytes_moved=sum(each.nbytes for each in run.transfers if each.ok),
+        torn=run.torn,
+        account=given,
+        best=best,
+        chain=critical_chain(run),
+        path=path,
+        path_s=path_s,
+        predictions=predictions,
+        usd=usd,
+        sentences=(),
+        problems=given.problems,
+        devices=run.devices,
+    )
+    from dataclasses import replace
+
+    return replace(found, sentences=tuple(_sentences(run, found)))
+
+
+def prices(given: list[str]) -> dict[str, float]:
+    """Read prices like 'cuda=2.5', USD per hour by device id, label or kind.
+
+    Raises
+    ------
+    BadValueError
+        One is not of that form.
+
+    Examples
+    --------
+    >>> prices(["cuda=2.5"])
+    {'cuda': 2.5}
+    """
+    found = {}
+    for text in given:
+        name, _, amount = text.partition("=")
+        try:
+            found[name] = float(amount)
+        except ValueError:
+            found[name] = -1.0
+        if not name or not 0.0 <= found[name] < inf:
+            raise BadValueError(f"{text!r} is not a price", remedy="write it like 'cuda=2.5' (USD per hour)")
+    return found
+
+
+def _price(device: Device, usd_per_hour: Mapping[str, float], span_s: float) -> float | None:
+    known = (usd_per_hour[name] for name in (device.id, device.short, device.label, device.kind) if name in usd_per_hour)
+    price = next(known, None)
+    return None if price is None else price * span_s / 3600.0
+
+
+def _predictions(run: RunRecord) -> list[Prediction]:
+    found: dict[tuple[str, str], list[tuple[float, float]]] = defaultdict(list)
+    for each in run.attempts:
+        if each.outcome == "done" and each.predicted_s < inf and each.task in run.tasks:
+            key = (run.tasks[each.task].name, run.devices[each.device].short)
+            found[key].append((each.predicted_s, each.end_s - each.start_s))
+    return [
+        Prediction(
+            *key,
+            len(pairs),
+            median(predicted for predicted, _ in pairs),
+            median(took for _, took in pairs),
+            median(abs(took - predicted) / max(took, _EPSILON_S) for predicted, took in pairs),
+        )
+        for key, pairs in sorted(found.items())
+    ]
+
+
+def _percent(part: float, whole: float) -> str:
+    share = 100.0 * part / whole if whole > 0.0 else 0.0
+    return f"{share:.0f} %" if share >= 10.0 or share < 0.05 else f"{share:.1f} %"
+
+
+def _sentences(run: RunRecord, found: Findings) -> list[str]:
+    if not found.tasks and not found.failed:
+        return ["No task ran."]
+    told = [_what_ran(run, found)]
+    if found.failed:
+        told.append(_failures(run, found))
+    told.append(_who_worked(found))
+    whole_s = found.span_s * len(found.devices)
+    moving_s = sum(found.account.total_s(name) for name in ("transfer in", "transfer out", "collective"))
+    told.append(f"{_percent(moving_s, whole_s)} of the devices' time was communication that no computing hid.")
+    told.append(_how_far(found))
+    told.append(_largest_loss(found))
+    told.extend(_predicted(found))
+    return told
+
+
+def _what_ran(run: RunRecord, found: Findings) -> str:
+    used = len({each.device for each in run.attempts})
+    again = f"; {found.retried:,} attempt{'s' if found.retried != 1 else ''} did not count" if found.retried else ""
+    torn = " The program ended without closing its trace: what follows is what it told until then." if found.torn else ""
+    tasks = f"{found.tasks:,} task{'s' if found.tasks != 1 else ''}"
+    return f"{tasks} ran on {used} of {len(found.devices)} devices in {format_seconds(found.span_s)}{again}.{torn}"
+
+
+def _failures(run: RunRecord, found: Findings) -> str:
+    reasons = Counter(each.failure for each in run.tasks.values() if each.failure)
+    reason, count = reasons.most_common(1)[0]
+    words = "1 task" if found.failed == 1 else f"{found.failed:,} tasks"
+    return f"{words} failed; {'the' if len(reasons) == 1 else 'the commonest'} reason ({count:,} ×): {reason[:200]}"
+
+
+def _who_worked(found: Findings) -> str:
+    shares = [(took["compute"], device.short) for device, took in zip(found.devices, found.account.seconds, strict=True)]
+    shares.sort(key=lambda each: (-each[0], each[1]))
+    if len(shares) > 4:
+        shares = [shares[0], shares[len(shares) // 2], shares[-1]]
+        return (
+            f"The busiest device, {shares[0][1]}, worked {_percent(shares[0][0], found.span_s)} of the time, "
+            f"the middle one {_percent(shares[1][0], found.span_s)}, "
+            f"the least busy, {shares[2][1]}, {_percent(shares[2][0], found.span_s)}."
+        )
+    words = [f"{name} worked {_percent(took, found.span_s)} of the time" for took, name in shares]
+    return ", ".join(words) + "."
+
+
+def _how_far(found: Findings) -> str:
+    best = found.best
+    why = {
+        "path": "the longest chain of tasks takes that long on the fastest devices",
+        "load": "all devices together need that long for the work",
+    }.get(best.cause, "the work and the chains of tasks need that long")
+    marked = f"; {best.estimated} of {best.pairs} times behind it are estimates" if best.estimated else ""
+    return (
+        f"The best possible placement would have ended at most {format_seconds(best.saving_s)} sooner "
+        f"({_percent(best.saving_s, found.span_s)}): no placement needs less than {format_seconds(best.seconds)}, because {why}{marked}."
+    )
+
+
+def _largest_loss(found: Findings) -> str:
+    lost = sorted(LOSSES, key=lambda name: (-found.account.total_s(name), name))
+    name = lost[0]
+    total_s = found.account.total_s(name)
+    if total_s <= 0.0:
+        return "No device lost any time."
+    share = _percent(total_s, found.span_s * len(found.devices))
+    return (
+        f"The largest loss was {name}: {format_seconds(total_s)} over all devices ({share}), in which a device "
+        f"{CATEGORIES[name]}. What helps: {REMEDIES[name]}."
+    )
+
+
+def _predicted(found: Findings) -> list[str]:
+    if not found.predictions:
+        return []
+    errors = sorted((each.error_frac, each.count) for each in found.predictions)
+    half, seen = sum(count for _, count in errors) / 2.0, 0
+    for error_frac, count in errors:
+        seen += count
+        if seen >= half:
+            return [f"Half of the run times were predicted within {100.0 * error_frac:.0f} %."]
+    return []

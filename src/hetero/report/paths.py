@@ -1,0 +1,102 @@
+"""What held a run up: the chain of attempts and waits that ends with the last result.
+
+In: a `RunRecord`. Out: the links of that chain, first to last, and the longest chain of the task graph.
+It must not guess: each link names the event that the next one waited for.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import defaultdict
+from typing import NamedTuple
+
+from hetero.report.record import Attempt, RunRecord
+
+__all__ = ["Link", "critical_chain", "longest_path"]
+
+
+class Link(NamedTuple):
+    """One link of the chain that held the run up.
+
+    Attributes
+    ----------
+    attempt : index in `RunRecord.attempts`
+    waited_s : s between what it waited for and its start
+    cause : why it began when it did: 'data' (a task before it ended), 'device' (the attempt before it on its device
+        ended), or 'submission'
+    """
+
+    attempt: int
+    waited_s: float
+    cause: str
+
+
+def critical_chain(run: RunRecord) -> list[Link]:
+    """Walk back from the last finish: each attempt began after the latest of what it waited for."""
+    if not run.attempts:
+        return []
+    places = _by_device(run)
+    ended: dict[int, int] = {}
+    for index, each in enumerate(run.attempts):
+        if each.outcome == "done":
+            ended[each.task] = index
+    at = max(range(len(run.attempts)), key=lambda index: (run.attempts[index].end_s, index))
+    chain: list[Link] = []
+    seen = set()
+    while at not in seen:
+        seen.add(at)
+        attempt = run.attempts[at]
+        cause, before, since_s = _reason(run, at, attempt, places[attempt.device], ended)
+        chain.append(Link(at, max(0.0, attempt.start_s - since_s), cause))
+        if before is None:
+            break
+        at = before
+    return chain[::-1]
+
+
+def _by_device(run: RunRecord) -> dict[int, tuple[list[float], list[int]]]:
+    found: dict[int, list[tuple[float, int]]] = defaultdict(list)
+    for index, each in enumerate(run.attempts):
+        found[each.device].append((each.end_s, index))
+    return {device: ([end for end, _ in sorted(pairs)], [at for _, at in sorted(pairs)]) for device, pairs in found.items()}
+
+
+def _reason(
+    run: RunRecord, at: int, attempt: Attempt, here: tuple[list[float], list[int]], ended: dict[int, int]
+) -> tuple[str, int | None, float]:
+    """Give why an attempt began when it did, the attempt that it waited for, and when that ended."""
+    task = run.tasks.get(attempt.task)
+    found: tuple[str, int | None, float] = ("submission", None, task.submitted_s if task else attempt.launch_s)
+    for parent in task.after if task else ():
+        index = ended.get(parent)
+        if index is not None and found[2] < run.attempts[index].end_s <= attempt.start_s:
+            found = ("data", index, run.attempts[index].end_s)
+    place = bisect_right(here[0], attempt.start_s) - 1
+    while place >= 0 and here[1][place] == at:
+        place -= 1
+    if place >= 0 and here[0][place] > found[2]:
+        found = ("device", here[1][place], here[0][place])
+    return found
+
+
+def longest_path(run: RunRecord) -> tuple[list[int], float]:
+    """Give the tasks of the longest chain of the task graph, by what they took, and its seconds."""
+    taken: dict[int, float] = {}
+    for each in run.attempts:
+        if each.outcome == "done":
+            taken[each.task] = max(taken.get(each.task, 0.0), each.end_s - each.start_s)
+    reach: dict[int, float] = {}
+    before: dict[int, int] = {}
+    for number in sorted(run.tasks, key=lambda each: (run.tasks[each].ready_s, each)):
+        parents = [each for each in run.tasks[number].after if each in reach]
+        longest = max(parents, key=lambda each: (reach[each], -each), default=None)
+        reach[number] = taken.get(number, 0.0) + (reach[longest] if longest is not None else 0.0)
+        if longest is not None:
+            before[number] = longest
+    if not reach:
+        return [], 0.0
+    last = max(reach, key=lambda each: (reach[each], -each))
+    path = [last]
+    while path[-1] in before:
+        path.append(before[path[-1]])
+    return path[::-1], reach[last]

@@ -14,10 +14,14 @@ from hetero.core.state import Batch, DevicePhase, DeviceState, TaskState
 from hetero.model.device import HOST_NODE, Device
 from hetero.plan.policies.base import Ints, View, Waiting
 
-__all__ = ["LOOKAHEAD_S", "Fleet"]
+__all__ = ["AHEAD_S", "LOOKAHEAD_S", "Fleet"]
 
 LOOKAHEAD_S = 2e-3
-"""A device is sent more work while what it has would end sooner than this; above, tasks go one at a time."""
+"""A device is sent small tasks while what it has would end sooner than this."""
+
+AHEAD_S = 0.1
+"""One more task is sent ahead while the one that runs would end sooner than this, so that no time passes between
+the two; above, the way there and back does not matter."""
 
 OVERDUE = 1.5
 """A task that has taken this many times its estimate is expected to take half as long again as it has."""
@@ -47,6 +51,7 @@ class Fleet:
         self.queued: Ints = np.empty(0, dtype=np.int64)
         self.rooms: Ints = np.empty(0, dtype=np.int64)
         self.offered: Ints = np.empty(0, dtype=np.int64)
+        self.stacked: dict[int, DeviceState] = {}
         self.open = 0
         self.live = 0
         self.nodes: tuple[str, ...] = ()
@@ -94,9 +99,16 @@ class Fleet:
         if state.batches == 0 and not state.placed:
             return 1
         if state.batches == 1 and not state.placed:
-            own = state.device.memory_node != HOST_NODE
-            return int(own or self.pending_s[state.index] < LOOKAHEAD_S)
+            return int(state.device.memory_node != HOST_NODE or self.is_nearly_done(state))
         return 0
+
+    def is_nearly_done(self, state: DeviceState) -> bool:
+        """Tell whether a busy device will soon want another task, as far as that is known."""
+        pending_s = self.pending_s[state.index]
+        if pending_s < LOOKAHEAD_S:
+            return True
+        first = self.first(state)
+        return bool(pending_s < AHEAD_S and first is not None and first.row is not None and first.row.known)
 
     def measure(self, state: DeviceState) -> int:
         """Bring the column of room up to date for one device, and give it."""
@@ -145,6 +157,8 @@ class Fleet:
         state.sent[task.task.id] = (task, batch)
         if batch.left == 0:
             state.batches += 1
+            if state.batches > 1:
+                self.stacked[state.index] = state
         batch.left += 1
 
     def send_lone(self, state: DeviceState, task: TaskState, now_s: float) -> None:
@@ -168,6 +182,7 @@ class Fleet:
             batch.left -= 1
             if batch.left == 0:
                 state.batches -= 1
+                self.stacked.pop(state.index, None)
         else:
             state.placed.remove(task)
         queued = self.queued[index] - 1

@@ -153,6 +153,8 @@ class Machine:
             commands.extend(placer.dispatch(now_s))
             if placer.starved:
                 self._wake(now_s + self.rules.retry_s, commands)
+        if self.fleet.stacked and not placer.ready.count and placer.is_lazy:
+            placer.recall(now_s, commands)
         if placer.deadlines:
             self._wake(placer.deadlines[0][0], commands)
         if placer.crowded and self.fleet.live > 1:

@@ -18,11 +18,11 @@ from numpy.typing import NDArray
 
 from hetero.core.affinity import Affinities
 from hetero.core.estimates import Row, Rows
-from hetero.core.fleet import LOOKAHEAD_S, Fleet
+from hetero.core.fleet import AHEAD_S, LOOKAHEAD_S, Fleet
 from hetero.core.home import Home
 from hetero.core.memory import Replicas
 from hetero.core.state import Batch, DevicePhase, DeviceState, Phase, ReadyQueue, TaskState
-from hetero.model.commands import Command, Launch, Run, RunGroup
+from hetero.model.commands import Command, Launch, Run, RunGroup, Withdraw
 from hetero.model.device import HOST_NODE
 from hetero.model.topology import Topology
 from hetero.plan.policies.base import Policy, ReadyTask, Waiting
@@ -34,6 +34,9 @@ WINDOW = 128
 
 CHUNK_S = 2e-3
 """Small tasks travel together until they are worth this many seconds …"""
+
+RECALLS = 16
+"""Tasks that are looked at, at once, for being taken back."""
 
 CHUNK_TASKS = 256
 """… or there are this many of them."""
@@ -92,7 +95,7 @@ class Placer:
         self.parked = 0
         self.crowded = False
         self.deadlines: list[tuple[float, int, int]] = []
-        self._lazy = policy.name == "eft"
+        self.is_lazy = policy.name == "eft"
         self.affinities = Affinities(fleet, topology)
         self.home = Home(fleet, rows, replicas)
 
@@ -125,13 +128,13 @@ class Placer:
         if self.groups:
             self._gather(next((group for group in self.groups if group.devices), self.groups[0]), now_s, commands)
         ready = self.ready
-        if not ready.count and (self._lazy or not self.parked):
+        if not ready.count and (self.is_lazy or not self.parked):
             self._declined_at = 0
             return commands
         if self._declined_at and (ready.count > 1.25 * self._declined_at + 1 or any(map(self._is_new, ready.fresh))):
             self.offer_all()
         ready.fresh.clear()
-        while self._fleet.open and (ready.count or (self.parked and not self._lazy)):
+        while self._fleet.open and (ready.count or (self.parked and not self.is_lazy)):
             if not self._round(now_s, commands):
                 self._declined_at = max(1, ready.count)
                 self._weighed = {self._rows.of(state) for state in islice(iter(ready), WINDOW)}
@@ -151,7 +154,7 @@ class Placer:
         """
         request = state.task.request
         fleet = self._fleet
-        if self.ready.count or self.groups or not self._lazy or fleet.own_nodes or not request.is_plain:
+        if self.ready.count or self.groups or not self.is_lazy or fleet.own_nodes or not request.is_plain:
             return None
         row = self._rows.of(state)
         device = fleet.states[row.best]
@@ -209,7 +212,7 @@ class Placer:
         return seconds
 
     def _waiting(self) -> tuple[Waiting, ...]:
-        if self._lazy or not self.parked:
+        if self.is_lazy or not self.parked:
             return ()
         return tuple(
             Waiting(self._show(task), state.index)
@@ -285,7 +288,9 @@ class Placer:
                 small = state is not None and self._small(state)
                 if state is None or (launches and worth + state.predicted_s > CHUNK_S):
                     break
-                if (not small and (busy or launches)) or (busy and pending - state.predicted_s > LOOKAHEAD_S):
+                if not small and (launches or (busy and not self._goes_ahead(state, pending))):
+                    break
+                if small and busy and pending - state.predicted_s > LOOKAHEAD_S:
                     break
                 worth += state.predicted_s
                 self._launch(state, device, batch, launches, now_s)
@@ -298,6 +303,29 @@ class Placer:
             if len(device.sent) > 1:
                 self.crowded = True
         self.offer(device)
+
+    def _goes_ahead(self, state: TaskState, pending_s: float) -> bool:
+        """Tell whether a task is sent although another still runs there."""
+        return pending_s - state.predicted_s < AHEAD_S > state.predicted_s and self._rows.of(state).known
+
+    def recall(self, now_s: float, commands: list[Command]) -> None:
+        """Take back tasks that were sent ahead, where an idle device would end them sooner."""
+        fleet = self._fleet
+        n = len(fleet.states)
+        idle = [int(index) for index in np.flatnonzero((fleet.rooms[:n] > 0) & (fleet.queued[:n] == 0))]
+        if not idle or fleet.own_nodes:
+            return
+        available_s = fleet.available_s(now_s)
+        for device in list(fleet.stacked.values())[:RECALLS]:
+            state = next(reversed(device.sent.values()))[0]
+            if state.recalled or state.predicted_s < CHUNK_S or not state.task.request.is_plain or not idle:
+                continue
+            seconds = self._rows.of(state).seconds
+            best = min(idle, key=lambda index: (seconds[index], index))
+            if now_s + seconds[best] < available_s[device.index]:
+                state.recalled = True
+                idle.remove(best)
+                commands.append(Withdraw(device.name, state.task.id, state.attempt))
 
     def _small(self, state: TaskState) -> bool:
         return state.predicted_s < CHUNK_S and self._rows.of(state).known and not state.task.request.timeout_s
@@ -330,6 +358,7 @@ class Placer:
     ) -> None:
         state.phase = Phase.RUNNING
         state.attempt += 1
+        state.recalled = False
         self.parked -= 1
         self._fleet.send(device, state, batch, now_s)
         self._limit(state, now_s)

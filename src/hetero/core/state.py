@@ -66,6 +66,7 @@ class TaskState:
         "out_of_memory",
         "phase",
         "predicted_s",
+        "recalled",
         "recomputed",
         "released",
         "reserved_bytes",
@@ -95,6 +96,7 @@ class TaskState:
         self.retries = 0
         self.out_of_memory = 0
         self.excluded: frozenset[int] = frozenset()
+        self.recalled = False
         self.recomputed = False
         self.released = False
         self.result: TaskFinished | None = None

@@ -1,0 +1,1 @@
+"""Collectives between processes, and the lines by which a program leads them."""

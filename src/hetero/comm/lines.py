@@ -1,0 +1,207 @@
+"""Lines: ordered messages between a program and its members over loopback TCP, both ends known by a shared key.
+
+In: values that pickle. Out: the same values at the other end. It must not unpickle a byte before the key was shown.
+"""
+
+from __future__ import annotations
+
+import hmac
+import pickle
+import secrets
+import selectors
+import socket
+import struct
+import threading
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import Any
+
+from hetero.comm.errors import LineClosedError
+
+__all__ = ["Address", "Hub", "Line"]
+
+Address = tuple[str, int, str]
+"""Host, port and key of a hub."""
+
+_HEAD = struct.Struct("!Q")
+_KEY_CHARACTERS = 64
+_KEY_WAIT_S = 5.0
+
+
+class Line:
+    """One end of a connection.
+
+    Sending is safe from several threads; receiving belongs to one.
+    """
+
+    def __init__(self, connection: socket.socket) -> None:
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._connection = connection
+        self._lock = threading.Lock()
+        self._buffer = bytearray()
+
+    @classmethod
+    def dial(cls, address: Address, timeout_s: float = 30.0) -> Line:
+        """Connect to a hub.
+
+        Raises
+        ------
+        LineClosedError
+            Nobody listens there.
+        """
+        host, port, key = address
+        try:
+            connection = socket.create_connection((host, port), timeout_s)
+        except OSError as error:
+            raise LineClosedError(f"the program at {host}:{port} does not answer: {error}") from error
+        connection.settimeout(None)
+        connection.sendall(key.encode())
+        return cls(connection)
+
+    def fileno(self) -> int:
+        """Give the descriptor to wait on."""
+        return self._connection.fileno()
+
+    def send(self, *message: Any) -> None:
+        """Send one message.
+
+        Raises
+        ------
+        LineClosedError
+            The other end is gone.
+        """
+        data = pickle.dumps(message, protocol=5)
+        try:
+            with self._lock:
+                self._connection.sendall(_HEAD.pack(len(data)) + data)
+        except OSError as error:
+            raise LineClosedError(f"the line is closed: {error}") from error
+
+    def receive(self, timeout_s: float | None = None) -> tuple[Any, ...] | None:
+        """Wait for the next message; None when none came in time.
+
+        Raises
+        ------
+        LineClosedError
+            The other end is gone.
+        """
+        while (message := self._next()) is None:
+            if not self._fill(timeout_s):
+                return None
+        return message
+
+    def waiting(self) -> Iterator[tuple[Any, ...]]:
+        """Give the messages that are already here; raises LineClosedError when the other end is gone."""
+        while (message := self.receive(0.0)) is not None:
+            yield message
+
+    def _next(self) -> tuple[Any, ...] | None:
+        if len(self._buffer) < _HEAD.size:
+            return None
+        (length,) = _HEAD.unpack_from(self._buffer)
+        end = _HEAD.size + length
+        if len(self._buffer) < end:
+            return None
+        message: tuple[Any, ...] = pickle.loads(memoryview(self._buffer)[_HEAD.size : end])
+        del self._buffer[:end]
+        return message
+
+    def _fill(self, timeout_s: float | None) -> bool:
+        try:
+            self._connection.settimeout(timeout_s)
+            chunk = self._connection.recv(1 << 18)
+        except (BlockingIOError, TimeoutError):
+            return False
+        except OSError as error:
+            raise LineClosedError(f"the line is closed: {error}") from error
+        finally:
+            with suppress(OSError):
+                self._connection.settimeout(None)
+        if not chunk:
+            raise LineClosedError("the other end of the line is gone")
+        self._buffer += chunk
+        return True
+
+    def close(self) -> None:
+        """Close this end; whoever waits on either end learns of it."""
+        with suppress(OSError):
+            self._connection.shutdown(socket.SHUT_RDWR)
+        self._connection.close()
+
+
+class Hub:
+    """Where members dial in; belongs to the thread that calls `poll`.
+
+    Examples
+    --------
+    >>> with Hub() as hub:
+    ...     line = Line.dial(hub.address)
+    ...     line.send("hello", 1)
+    ...     found = [message for _ in range(3) for _, message in hub.poll(1.0)]
+    ...     line.close()
+    >>> found
+    [('hello', 1)]
+    """
+
+    def __init__(self) -> None:
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(self._listener, selectors.EVENT_READ)
+        self._key = secrets.token_hex(_KEY_CHARACTERS // 2)
+        host, port = self._listener.getsockname()
+        self.address: Address = (host, port, self._key)
+
+    def poll(self, timeout_s: float) -> list[tuple[Line, tuple[Any, ...] | None]]:
+        """Wait for messages; a line that has closed gives None once.
+
+        Returns
+        -------
+        list of (line, message)
+            Empty when nothing came in time, or when somebody only dialled in.
+        """
+        found: list[tuple[Line, tuple[Any, ...] | None]] = []
+        for key, _ in self._selector.select(timeout_s):
+            if key.fileobj is self._listener:
+                self._accept()
+                continue
+            line: Line = key.data
+            try:
+                found += [(line, message) for message in line.waiting()]
+            except LineClosedError:
+                self.drop(line)
+                found.append((line, None))
+        return found
+
+    def _accept(self) -> None:
+        connection, _ = self._listener.accept()
+        connection.settimeout(_KEY_WAIT_S)
+        shown = b""
+        with suppress(OSError):
+            while len(shown) < _KEY_CHARACTERS and (piece := connection.recv(_KEY_CHARACTERS - len(shown))):
+                shown += piece
+        if not hmac.compare_digest(shown, self._key.encode()):
+            connection.close()
+            return
+        connection.settimeout(None)
+        line = Line(connection)
+        self._selector.register(line, selectors.EVENT_READ, line)
+
+    def drop(self, line: Line) -> None:
+        """Hang up on one member."""
+        with suppress(KeyError, ValueError):
+            self._selector.unregister(line)
+        line.close()
+
+    def close(self) -> None:
+        """Hang up on everybody."""
+        for key in list((self._selector.get_map() or {}).values()):
+            if key.fileobj is not self._listener:
+                self.drop(key.data)
+        self._selector.close()
+        self._listener.close()
+
+    def __enter__(self) -> Hub:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

@@ -1,0 +1,127 @@
+"""Data as samples with ids: arrays, datasets and loaders, read by id, with what is random keyed by sample.
+
+In: what users hand to a Trainer. Out: batches for a list of ids, in that order, as tensors.
+It must not choose who reads what.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from hetero.floor.errors import BadValueError
+from hetero.train.keyed import sample_seed
+
+__all__ = ["Samples", "as_samples", "order"]
+
+
+@dataclass(slots=True)
+class Samples:
+    """Samples that are read by id.
+
+    Attributes
+    ----------
+    arrays : inputs and targets, first dimension the samples; None where a dataset is read
+    dataset : has `len` and `[id]`; None where arrays are read
+    collate : makes a batch of a list of samples
+    """
+
+    arrays: tuple[Any, ...] | None = None
+    dataset: Any = None
+    collate: Callable[[list[Any]], Any] | None = None
+
+    def __len__(self) -> int:
+        return len(self.dataset) if self.arrays is None else len(self.arrays[0])
+
+    def batch(self, ids: Sequence[int], seed: int, step: int) -> Any:
+        """Read some samples; what a dataset draws while it reads one is keyed by the sample."""
+        if self.arrays is not None:
+            index = torch.as_tensor(ids, dtype=torch.int64)
+            return tuple(_tensor(array)[index] for array in self.arrays)
+        assert self.collate is not None
+        return self.collate([self._one(int(each), sample_seed(seed, step, int(each))) for each in ids])
+
+    def _one(self, sample: int, seed: int) -> Any:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            random.seed(seed)
+            np.random.seed(seed & 0xFFFFFFFF)
+            return self.dataset[sample]
+
+
+def _tensor(array: Any) -> Any:
+    return array if torch.is_tensor(array) else torch.from_numpy(array)
+
+
+def order(samples: int, seed: int, epoch: int, shuffle: bool) -> list[int]:
+    """Give the ids of an epoch in the order in which they are trained on; the same everywhere."""
+    if not shuffle:
+        return list(range(samples))
+    generator = torch.Generator().manual_seed(sample_seed(seed, epoch, -1))
+    ids: list[int] = torch.randperm(samples, generator=generator).tolist()
+    return ids
+
+
+def as_samples(data: Any, what: str = "data") -> Samples:
+    """Take what users have: (inputs, targets), a dataset, or a DataLoader.
+
+    Raises
+    ------
+    BadValueError
+        It is none of these, is empty, or its samples cannot be read by id.
+    """
+    samples = _taken(data, what)
+    if not len(samples):
+        raise BadValueError(f"{what} has no sample", remedy="give at least one")
+    return samples
+
+
+def _taken(data: Any, what: str) -> Samples:
+    if isinstance(data, Samples):
+        return data
+    if isinstance(data, torch.utils.data.DataLoader):
+        return _of_loader(data, what)
+    if isinstance(data, tuple | list) and len(data) == 2 and all(hasattr(part, "shape") for part in data):
+        return _of_arrays(data, what)
+    if isinstance(data, torch.utils.data.TensorDataset) and len(data.tensors) == 2:
+        return _of_arrays(data.tensors, what)
+    if hasattr(data, "__len__") and hasattr(data, "__getitem__") and not isinstance(data, str | bytes | dict):
+        return Samples(dataset=data, collate=torch.utils.data.default_collate)
+    raise BadValueError(
+        f"{what}: {type(data).__name__} cannot be read by sample",
+        remedy="give (inputs, targets), a dataset with len() and [i], or a DataLoader of one",
+    )
+
+
+def _of_arrays(pair: Sequence[Any], what: str) -> Samples:
+    arrays = tuple(_array(part) for part in pair)
+    counts = [len(array) for array in arrays]
+    if counts[0] != counts[1]:
+        raise BadValueError(f"{what} has {counts[0]} inputs and {counts[1]} targets", remedy="give one target an input")
+    return Samples(arrays=arrays)
+
+
+def _array(part: Any) -> Any:
+    """Keep what NumPy knows as NumPy arrays, which travel to workers without a copy each."""
+    if not torch.is_tensor(part):
+        return np.ascontiguousarray(part)
+    plain = part.detach().cpu().contiguous()
+    return plain if plain.dtype == torch.bfloat16 else plain.numpy()
+
+
+def _of_loader(loader: Any, what: str) -> Samples:
+    known = (torch.utils.data.RandomSampler, torch.utils.data.SequentialSampler)
+    if loader.batch_sampler is None or not isinstance(loader.sampler, known):
+        raise BadValueError(
+            f"{what}: the loader's {type(loader.sampler).__name__} chooses samples itself",
+            remedy="give its dataset, and let the Trainer choose the order",
+        )
+    found = _taken(loader.dataset, what)
+    if loader.collate_fn is not torch.utils.data.default_collate:
+        return Samples(dataset=loader.dataset, collate=loader.collate_fn)
+    return found

@@ -1,0 +1,281 @@
+"""Random numbers that belong to samples: the same for a sample whichever device computes it, in whatever company.
+
+In: a seed, the step, the ids of the samples of a pass. Out: dropout, noise and masks keyed by sample.
+It must not draw from torch's own generators, and refuses by name what it cannot key.
+"""
+
+from __future__ import annotations
+
+import math
+import types
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+from hetero.floor.errors import HeteroError
+
+__all__ = ["KeyedRandom", "RandomRefusedError", "sample_seed"]
+
+_GAMMA = -7046029254386353131
+_FIRST = -4658895280553007687
+_SECOND = -7723592293110705685
+_ALPHA = -1.7580993408473766
+_MASK = 2**64 - 1
+
+
+class RandomRefusedError(HeteroError):
+    """A random operation whose numbers cannot be keyed by sample."""
+
+    exit_code = 2
+
+
+def _mix(z: Any) -> Any:
+    """Mix the bits of int64 numbers (SplitMix64 of Steele, Lea and Flood 2014); products wrap."""
+    z = (z ^ ((z >> 30) & 0x3FFFFFFFF)) * _FIRST
+    z = (z ^ ((z >> 27) & 0x1FFFFFFFFF)) * _SECOND
+    return z ^ ((z >> 31) & 0x1FFFFFFFF)
+
+
+def sample_seed(seed: int, step: int, sample: int) -> int:
+    """Give the seed of one sample in one step, 0 to 2⁶³ − 1, for generators of others.
+
+    Examples
+    --------
+    >>> sample_seed(0, 1, 2) == sample_seed(0, 1, 2), sample_seed(0, 1, 2) == sample_seed(0, 1, 3)
+    (True, False)
+    """
+    return int(_keys(seed, step, torch.tensor([sample]))[0]) & 0x7FFFFFFFFFFFFFFF
+
+
+def _keys(seed: int, step: int, samples: Any) -> Any:
+    start = torch.tensor([_signed(seed * 0x9E3779B97F4A7C15 + 1)], dtype=torch.int64, device=samples.device)
+    return _mix(_mix(_mix(start) + step) + samples.to(torch.int64) * _GAMMA)
+
+
+def _signed(value: int) -> int:
+    value &= _MASK
+    return value - 2**64 if value >> 63 else value
+
+
+class KeyedRandom(TorchFunctionMode):  # type: ignore[misc]
+    """A function mode under which random operations draw numbers keyed by sample.
+
+    Parameters
+    ----------
+    seed : of the run
+
+    Notes
+    -----
+    A number is a hash of (seed, step, sample id, how many random operations came before, position). The first
+    dimension of what is drawn must be the samples of the pass. `torch.nn.functional.dropout` and its kin,
+    `rand`, `randn`, `rand_like`, `randn_like`, `bernoulli` and the dropout of attention are keyed.
+    """
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        self.seed = seed
+        self._keys: Any = None
+        self._operation = 0
+        self._by_rows = False
+
+    def begin(self, step: int, samples: Any) -> KeyedRandom:
+        """Say which samples the next pass is about; gives itself, to be entered.
+
+        Parameters
+        ----------
+        samples : ids, int64 tensor on the device of the pass
+        """
+        self._keys = _keys(self.seed, step, samples)
+        self._operation = 0
+        return self
+
+    def __torch_function__(
+        self, func: Any, types_: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Run one function of torch, keyed where it is random."""
+        kwargs = kwargs or {}
+        name = getattr(func, "__name__", "")
+        keyed = _KEYED.get(name)
+        if keyed is not None:
+            return keyed(self, func, *args, **kwargs)
+        if name in _REFUSED:
+            raise RandomRefusedError(
+                f"torch's {name} cannot be keyed by sample, so its result would depend on who computes what",
+                remedy=_REFUSED[name],
+            )
+        return func(*args, **kwargs)
+
+    # --- drawing -------------------------------------------------------------------------------------------
+
+    def _bits(self, shape: Sequence[int], what: str, device: Any) -> Any:
+        """Draw 63 random bits each for an array whose first dimension is the samples."""
+        samples = len(self._keys)
+        first = shape[0] if len(shape) else 0
+        rows = first // samples if self._by_rows and first % samples == 0 else 1
+        if first != samples * rows:
+            raise RandomRefusedError(
+                f"{what} draws {tuple(shape)} numbers in a pass over {samples} samples, and they cannot be keyed",
+                remedy="make the samples the first dimension (batch_first=True), or leave the operation out",
+            )
+        each = rows * math.prod(shape[1:])
+        self._operation += 1
+        keys = _mix(self._keys.to(device) + self._operation)
+        count = torch.arange(1, each + 1, dtype=torch.int64, device=device) * _GAMMA
+        return _mix(keys[:, None] + count[None, :]).reshape(tuple(shape))
+
+    def uniform(self, shape: Sequence[int], what: str, device: Any, dtype: Any) -> Any:
+        """Draw numbers in [0, 1), multiples of 2⁻²⁴, so that every precision has the same."""
+        bits = (self._bits(shape, what, device) >> 40) & 0xFFFFFF
+        return bits.to(dtype if dtype in (torch.float32, torch.float64) else torch.float32) * 2.0**-24
+
+    def normal(self, shape: Sequence[int], what: str, device: Any, dtype: Any) -> Any:
+        """Draw standard normal numbers (Box and Muller 1958)."""
+        radius = torch.sqrt(-2.0 * torch.log(1.0 - self.uniform(shape, what, device, dtype)))
+        return (radius * torch.cos(2.0 * math.pi * self.uniform(shape, what, device, dtype))).to(dtype)
+
+    def keep(self, shape: Sequence[int], p: float, what: str, like: Any) -> Any:
+        """Draw a mask of what dropout with probability p keeps."""
+        return (self.uniform(shape, what, like.device, torch.float32) >= p).to(like.dtype)
+
+    # --- keyed operations ----------------------------------------------------------------------------------
+
+    def _dropout(self, func: Any, input: Any, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:
+        training = bool(training)
+        if not training or p == 0.0 or not 0.0 <= p <= 1.0:
+            return func(input, p, training) if func is torch.dropout else func(input, p, training, inplace)
+        mask = self.keep(input.shape, p, func.__name__, input)
+        return _scaled(input, mask, p, inplace)
+
+    def _feature_dropout(
+        self, func: Any, input: Any, p: float = 0.5, training: bool = True, inplace: bool = False
+    ) -> Any:
+        if not training or p == 0.0:
+            return func(input, p, training, inplace)
+        shape = (*input.shape[:2], *([1] * (input.dim() - 2)))
+        return _scaled(input, self.keep(shape, p, func.__name__, input), p, inplace)
+
+    def _alpha_dropout(self, func: Any, input: Any, p: float = 0.5, training: bool = False, inplace: bool = False) -> Any:
+        if not training or p == 0.0:
+            return func(input, p, training, inplace)
+        mask = self.keep(input.shape, p, "alpha_dropout", input)
+        scale = ((1 - p) * (1 + p * _ALPHA**2)) ** -0.5
+        return scale * (input * mask + _ALPHA * (1 - mask)) - scale * _ALPHA * p
+
+    def _rand(self, func: Any, *size: Any, **options: Any) -> Any:
+        shape = tuple(size[0]) if len(size) == 1 and isinstance(size[0], Sequence) else size
+        shape = tuple(options.get("size", shape))
+        draw = self.uniform if func.__name__ == "rand" else self.normal
+        dtype = options.get("dtype") or torch.get_default_dtype()
+        device = options.get("device") or self._keys.device
+        return draw(shape, func.__name__, device, dtype).to(dtype)
+
+    def _rand_like(self, func: Any, input: Any, **options: Any) -> Any:
+        draw = self.uniform if func.__name__ == "rand_like" else self.normal
+        dtype = options.get("dtype") or input.dtype
+        return draw(input.shape, func.__name__, input.device, dtype).to(dtype)
+
+    def _bernoulli(self, func: Any, input: Any, p: float | None = None, **_: Any) -> Any:
+        odds = input if p is None else p
+        return (self.uniform(input.shape, "bernoulli", input.device, torch.float32) < odds).to(input.dtype)
+
+    def _attention(
+        self,
+        func: Any,
+        query: Any,
+        key: Any,
+        value: Any,
+        attn_mask: Any = None,
+        dropout_p: float = 0.0,
+        is_causal: bool = False,
+        scale: float | None = None,
+        **rest: Any,
+    ) -> Any:
+        if dropout_p == 0.0:
+            return func(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, **rest)
+        if rest.get("enable_gqa"):
+            raise RandomRefusedError(
+                "the dropout of grouped attention cannot be keyed by sample", remedy="set its dropout to 0"
+            )
+        weights = query @ key.transpose(-2, -1) * (query.shape[-1] ** -0.5 if scale is None else scale)
+        if is_causal:
+            attn_mask = torch.ones(weights.shape[-2:], dtype=torch.bool, device=query.device).tril()
+        if attn_mask is not None:
+            off = attn_mask.dtype == torch.bool
+            weights = weights.masked_fill(~attn_mask, -math.inf) if off else weights + attn_mask
+        weights = torch.softmax(weights, -1)
+        return _scaled(weights, self.keep(weights.shape, dropout_p, "attention", weights), dropout_p, False) @ value
+
+    def _many_heads(self, func: Any, *args: Any, **kwargs: Any) -> Any:
+        self._by_rows = True
+        try:
+            with self:
+                return _unchecked(func)(*args, **kwargs)
+        finally:
+            self._by_rows = False
+
+    def _recurrent(self, func: Any, *args: Any) -> Any:
+        place = 5 if isinstance(args[3], bool) else 6
+        if args[place + 1] and args[place] > 0.0:
+            raise RandomRefusedError(
+                f"the dropout between the layers of {func.__name__} cannot be keyed by sample",
+                remedy="set it to 0 and put torch.nn.Dropout between layers of one each",
+            )
+        return func(*args)
+
+
+def _scaled(input: Any, mask: Any, p: float, inplace: bool) -> Any:
+    factor = mask * (1.0 / (1.0 - p)) if p < 1.0 else mask * 0.0
+    return input.mul_(factor) if inplace else input * factor
+
+
+_copies: dict[Any, Callable[..., Any]] = {}
+
+
+def _unchecked(func: Any) -> Callable[..., Any]:
+    """Give a copy of a Python function of torch that enters its body under a mode, so that the mode sees inside."""
+    if func not in _copies:
+        absent = dict.fromkeys(("has_torch_function", "has_torch_function_unary", "has_torch_function_variadic"))
+        names = {**func.__globals__, **dict.fromkeys(absent, lambda *_: False)}
+        copy = types.FunctionType(func.__code__, names, func.__name__, func.__defaults__, func.__closure__)
+        copy.__kwdefaults__ = func.__kwdefaults__
+        _copies[func] = copy
+    return _copies[func]
+
+
+_KEYED: dict[str, Callable[..., Any]] = {
+    "dropout": KeyedRandom._dropout,
+    "dropout_": KeyedRandom._dropout,
+    "dropout1d": KeyedRandom._feature_dropout,
+    "dropout2d": KeyedRandom._feature_dropout,
+    "dropout3d": KeyedRandom._feature_dropout,
+    "alpha_dropout": KeyedRandom._alpha_dropout,
+    "rand": KeyedRandom._rand,
+    "randn": KeyedRandom._rand,
+    "rand_like": KeyedRandom._rand_like,
+    "randn_like": KeyedRandom._rand_like,
+    "bernoulli": KeyedRandom._bernoulli,
+    "scaled_dot_product_attention": KeyedRandom._attention,
+    "multi_head_attention_forward": KeyedRandom._many_heads,
+    "lstm": KeyedRandom._recurrent,
+    "gru": KeyedRandom._recurrent,
+    "rnn_tanh": KeyedRandom._recurrent,
+    "rnn_relu": KeyedRandom._recurrent,
+}
+
+_DRAW = "draw with torch.rand or torch.randn whose first dimension is the samples"
+_REFUSED: dict[str, str] = {
+    "feature_alpha_dropout": "use alpha_dropout or dropout2d",
+    "rrelu": "use leaky_relu",
+    "gumbel_softmax": "draw the noise with torch.rand whose first dimension is the samples",
+    "fractional_max_pool2d": "use max_pool2d",
+    "fractional_max_pool3d": "use max_pool3d",
+    **dict.fromkeys(
+        (
+            *("multinomial", "randint", "randint_like", "randperm", "normal", "poisson", "binomial"),
+            *("bernoulli_", "uniform_", "normal_", "random_", "exponential_", "geometric_", "cauchy_", "log_normal_"),
+        ),
+        _DRAW,
+    ),
+}

@@ -1,0 +1,108 @@
+"""Losses as sums: what a loss adds up over a part of a batch, and the weight that its mean divides by.
+
+In: a loss of torch's, or a function. Out: the sum over the samples and its weight, so that parts can be added.
+It must not divide: the division comes after the sum over all devices.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from hetero.floor.errors import BadValueError
+
+__all__ = ["SummedLoss"]
+
+_BY_CLASS = ("cross_entropy", "nll_loss")
+
+
+class SummedLoss:
+    """A loss as a pair of sums.
+
+    Parameters
+    ----------
+    loss : a loss module or function with `reduction`, or a function that gives one loss a sample
+
+    Raises
+    ------
+    BadValueError
+        It cannot be called.
+
+    Notes
+    -----
+    A loss with reduction 'mean' is Σᵢ lᵢ / W over the global batch, with W as torch has it: the elements, for
+    classes those that are not ignored, weighted by class where there are class weights. With reduction 'sum' there
+    is no division.
+    """
+
+    def __init__(self, loss: Any) -> None:
+        if not callable(loss):
+            raise BadValueError(f"{loss!r} is no loss", remedy="give torch.nn.CrossEntropyLoss() or a function")
+        self._by_class = _is_by_class(loss)
+        self._source = loss
+        self.divides, self._each = _unreduced(loss)
+
+    def sums(self, output: Any, target: Any) -> tuple[Any, Any, Any]:
+        """Give the sum of the losses, its weight, and the losses one by one.
+
+        Raises
+        ------
+        BadValueError
+            The loss gives no value per sample.
+        """
+        losses = self._each(output, target)
+        samples = len(target)
+        if not torch.is_tensor(losses) or losses.dim() == 0 or losses.shape[0] != samples:
+            shape = tuple(losses.shape) if torch.is_tensor(losses) else type(losses).__name__
+            raise BadValueError(
+                f"the loss gave {shape} for {samples} samples, so it cannot be weighted exactly",
+                remedy="let it return one loss a sample, or take a reduction= argument as torch's losses do",
+            )
+        return losses.sum(), self._weight(losses, target), losses
+
+    def _weight(self, losses: Any, target: Any) -> Any:
+        if not self._by_class or target.is_floating_point():
+            return float(losses.numel())
+        options = _class_options(self._source)
+        counted = target != options["ignore_index"]
+        weight = options["weight"]
+        if weight is None:
+            return counted.sum()
+        return weight.to(losses.device)[target.clamp_min(0)].masked_select(counted).sum()
+
+
+def _is_by_class(loss: Any) -> bool:
+    if isinstance(loss, torch.nn.CrossEntropyLoss | torch.nn.NLLLoss):
+        return True
+    plain = loss.func if isinstance(loss, functools.partial) else loss
+    return plain in (torch.nn.functional.cross_entropy, torch.nn.functional.nll_loss)
+
+
+def _class_options(loss: Any) -> dict[str, Any]:
+    if isinstance(loss, torch.nn.Module):
+        return {"ignore_index": loss.ignore_index, "weight": loss.weight}
+    given = loss.keywords if isinstance(loss, functools.partial) else {}
+    return {"ignore_index": given.get("ignore_index", -100), "weight": given.get("weight")}
+
+
+def _unreduced(loss: Any) -> tuple[bool, Callable[..., Any]]:
+    if isinstance(loss, torch.nn.Module) and hasattr(loss, "reduction"):
+        each = copy.deepcopy(loss)
+        each.reduction = "none"
+        return loss.reduction != "sum", each
+    if "reduction" in _parameters(loss):
+        given = loss.keywords if isinstance(loss, functools.partial) else {}
+        return given.get("reduction") != "sum", functools.partial(loss, reduction="none")
+    return True, loss
+
+
+def _parameters(function: Any) -> tuple[str, ...]:
+    try:
+        return tuple(inspect.signature(function).parameters)
+    except (TypeError, ValueError):
+        return ()

@@ -1,0 +1,311 @@
+"""One device's copy of the model: it computes its part of a step, and applies the sum of all parts.
+
+In: ids of samples, the summed gradients. Out: sums over its samples, seconds that it was busy, its state.
+It must not know who else takes part.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import cloudpickle
+import torch
+
+from hetero.comm.group import Group
+from hetero.floor import clock
+from hetero.floor.errors import BadValueError
+from hetero.train.data import Samples
+from hetero.train.gradients import BitwiseGradients, Gradients
+from hetero.train.keyed import KeyedRandom, RandomRefusedError
+from hetero.train.losses import SummedLoss
+from hetero.train.values import NotANumberError, Options
+
+__all__ = ["HEADER", "Parts", "Replica", "Throttle", "mixing_layers"]
+
+HEADER = 6
+"""Numbers that ride with the gradients before the seconds of each rank: see `Parts.header`."""
+
+_QUANTUM = 2.0**20
+_FIRST_SCALE = 2.0**16
+_GROWS_AFTER = 2000
+_HALF = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+class Throttle:
+    """Slows a device down to the share of its speed that it was given, step by step.
+
+    A training loop is one long task, and a task is throttled at its end: too late for a step. So the loop runs in
+    a thread of its own, whose time the task does not count, and sleeps (1/f − 1) × its CPU time after each part.
+    """
+
+    def __init__(self, frac: float) -> None:
+        self._idle_per_cpu_s = 1.0 / frac - 1.0
+        self._begun_s = 0.0
+        self._cpu_s = 0.0
+
+    def __enter__(self) -> Throttle:
+        self._begun_s = clock.monotonic_s()
+        self._cpu_s = clock.thread_cpu_s()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._idle_per_cpu_s:
+            clock.sleep(self._idle_per_cpu_s * (clock.thread_cpu_s() - self._cpu_s))
+        self.seconds = clock.monotonic_s() - self._begun_s
+
+
+@dataclass(slots=True)
+class Parts:
+    """Sums over the samples of a part of a batch.
+
+    Attributes
+    ----------
+    samples, weight, loss, right : counts and sums
+    classes : samples whose answer could be right or wrong
+    bad : passes whose loss is not a number
+    """
+
+    samples: float = 0.0
+    weight: float = 0.0
+    loss: float = 0.0
+    right: float = 0.0
+    classes: float = 0.0
+    bad: float = 0.0
+
+    @property
+    def header(self) -> list[float]:
+        """The sums in a row."""
+        return [self.samples, self.weight, self.loss, self.right, self.classes, self.bad]
+
+
+class Replica:
+    """A model with its loss and optimizer on one device.
+
+    Parameters
+    ----------
+    parts : pickled (model, loss, optimizer); the optimizer may be a function of the parameters
+    options : of the run
+    place : torch's name of the device
+    ranks : how many numbers the header has besides `Parts.header`
+    """
+
+    def __init__(self, parts: bytes, options: Options, place: str, ranks: int) -> None:
+        model, loss, optimizer = cloudpickle.loads(parts)
+        self.options = options
+        self.place = torch.device(place)
+        self._modes = _training_modes(model)
+        self.model = model.to(self.place)
+        self.loss = SummedLoss(loss)
+        trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        if not trained:
+            raise BadValueError("the model has no parameter that is trained", remedy="set requires_grad on some")
+        self.optimizer = optimizer if hasattr(optimizer, "param_groups") else optimizer(trained)
+        kind = BitwiseGradients if options.exact == "bitwise" else Gradients
+        self.gradients = kind(trained, HEADER + ranks)
+        self.random = KeyedRandom(options.seed)
+        self.scale = _FIRST_SCALE if options.precision == "fp16" else 1.0
+        self._good_steps = 0
+        self.step = 0
+
+    # --- a step --------------------------------------------------------------------------------------------
+
+    def compute(self, samples: Samples, ids: Sequence[int], batch: int) -> Parts:
+        """Compute the gradients of some samples of this step.
+
+        Parameters
+        ----------
+        ids : this device's samples, may be empty
+        batch : samples of the step over all devices
+
+        Notes
+        -----
+        Gradients are those of scale · Σ lᵢ / batch; `apply` corrects for the weight that the loss really has.
+        """
+        self._to_training()
+        self.gradients.begin()
+        done = Parts()
+        for piece in self._pieces(ids):
+            self._pass(samples, piece, batch, done)
+            self.gradients.take()
+        return done
+
+    def _pieces(self, ids: Sequence[int]) -> list[Sequence[int]]:
+        options = self.options
+        size = options.unit if options.exact == "bitwise" else -(-len(ids) // options.accumulate)
+        if options.micro_batch:
+            size = min(size, options.micro_batch)
+        return [ids[begin : begin + size] for begin in range(0, len(ids), size)] if ids else []
+
+    def _pass(self, samples: Samples, ids: Sequence[int], batch: int, done: Parts) -> None:
+        inputs, targets = self._load(samples.batch(ids, self.options.seed, self.step))
+        with self.random.begin(self.step, torch.as_tensor(ids, dtype=torch.int64, device=self.place)):
+            with self._precision():
+                output = _call(self.model, inputs)
+                total, weight, losses = self.loss.sums(output, targets)
+            (total * (self.scale / batch)).backward()
+        done.samples += len(ids)
+        done.weight += _rounded(float(weight))
+        loss = float(total.detach())
+        if loss - loss != 0.0:
+            done.bad += 1
+            loss = 0.0
+        done.loss += _rounded(loss)
+        right, classes = count_right(output.detach() if torch.is_tensor(output) else output, targets)
+        done.right += right
+        done.classes += classes
+
+    def _load(self, batch: Any) -> tuple[Any, Any]:
+        if not isinstance(batch, tuple | list) or len(batch) != 2:
+            raise BadValueError("a batch must be (inputs, targets)", remedy="let collate_fn give a pair")
+        inputs, targets = batch
+        return _moved(inputs, self.place), _moved(targets, self.place)
+
+    def _precision(self) -> AbstractContextManager[Any]:
+        kind = _HALF.get(self.options.precision)
+        return nullcontext() if kind is None else torch.autocast(self.place.type, dtype=kind)
+
+    def apply(self, total: Parts, batch: int) -> bool:
+        """Let the optimizer step with the summed gradients; False where the step is skipped.
+
+        Raises
+        ------
+        NotANumberError
+            The loss is not a number, and the run is to stop.
+        """
+        if self.options.precision == "fp16" and not self.gradients.finite():
+            self.scale, self._good_steps = self.scale / 2, 0
+            return False
+        if total.bad:
+            if self.options.on_nan == "stop":
+                raise NotANumberError(f"the loss or its gradient is not a number at step {self.step}")
+            return False
+        self.gradients.scale(self._factor(total.weight, batch))
+        self.optimizer.step()
+        self._good_steps += 1
+        if self.options.precision == "fp16" and self._good_steps % _GROWS_AFTER == 0:
+            self.scale *= 2
+        return True
+
+    def _factor(self, weight: float, batch: int) -> float:
+        divisor = weight if self.loss.divides else 1.0
+        return batch / divisor / self.scale if divisor else 0.0
+
+    def reduce(self, group: Group, done: Parts, more: Sequence[float]) -> tuple[Parts, list[float]]:
+        """Add up gradients and sums over the group."""
+        if isinstance(self.gradients, BitwiseGradients) and self.gradients.overflowed:
+            done.bad += 1
+        summed = self.gradients.reduce(group, [*done.header, *more])
+        return Parts(*summed[:HEADER]), summed[HEADER:]
+
+    # --- without training ----------------------------------------------------------------------------------
+
+    def evaluate(self, samples: Samples, ids: Sequence[int], size: int) -> Parts:
+        """Give the sums over some samples, in passes of at most `size`."""
+        self.model.eval()
+        done = Parts()
+        with torch.no_grad(), self._precision():
+            for begin in range(0, len(ids), size):
+                piece = ids[begin : begin + size]
+                inputs, targets = self._load(samples.batch(piece, self.options.seed, 0))
+                output = _call(self.model, inputs)
+                total, weight, _ = self.loss.sums(output, targets)
+                right, classes = count_right(output, targets)
+                one = Parts(len(piece), _rounded(float(weight)), _rounded(float(total)), right, classes)
+                done = Parts(*(a + b for a, b in zip(done.header, one.header, strict=True)))
+        return done
+
+    def bad_samples(self, samples: Samples, ids: Sequence[int]) -> list[int]:
+        """Give the ids of the samples of this step whose loss is not a number."""
+        found: list[int] = []
+        self._to_training()
+        for piece in self._pieces(ids):
+            inputs, targets = self._load(samples.batch(piece, self.options.seed, self.step))
+            keys = torch.as_tensor(piece, dtype=torch.int64, device=self.place)
+            with self.random.begin(self.step, keys), torch.no_grad(), self._precision():
+                each = self.loss.sums(_call(self.model, inputs), targets)[2]
+            wrong = ~torch.isfinite(each.reshape(len(piece), -1)).all(1)
+            found += [sample for sample, bad in zip(piece, wrong.tolist(), strict=True) if bad]
+        return found
+
+    def _to_training(self) -> None:
+        for module, training in self._modes:
+            module.training = training
+
+    # --- state ---------------------------------------------------------------------------------------------
+
+    def state(self) -> bytes:
+        """Give everything that the next step depends on."""
+        buffer = io.BytesIO()
+        exponents = getattr(self.gradients, "exponents", [])
+        torch.save(
+            {
+                "model": self.model.state_dict(),
+                "optimizer": self.optimizer.state_dict(),
+                "numbers": [self.step, self.scale, self._good_steps, *exponents],
+            },
+            buffer,
+        )
+        return buffer.getvalue()
+
+    def adopt(self, state: bytes) -> None:
+        """Take over a state that `state` gave."""
+        kept = torch.load(io.BytesIO(state), map_location=self.place, weights_only=True)
+        self.model.load_state_dict(kept["model"])
+        self.optimizer.load_state_dict(kept["optimizer"])
+        self.step, self.scale, self._good_steps, *exponents = kept["numbers"]
+        if isinstance(self.gradients, BitwiseGradients):
+            self.gradients.exponents = list(exponents)
+
+
+def _rounded(value: float) -> float:
+    """Round to a multiple of 2⁻²⁰, so that sums in any order are the same bits."""
+    return round(value * _QUANTUM) / _QUANTUM if value - value == 0.0 else value
+
+
+def _call(model: Any, inputs: Any) -> Any:
+    return model(*inputs) if isinstance(inputs, tuple) and not hasattr(inputs, "to") else model(inputs)
+
+
+def _moved(value: Any, place: Any) -> Any:
+    if hasattr(value, "to"):
+        return value.to(place)
+    if isinstance(value, tuple | list):
+        return tuple(_moved(part, place) for part in value)
+    if isinstance(value, dict):
+        return {name: _moved(part, place) for name, part in value.items()}
+    return value
+
+
+def count_right(output: Any, targets: Any) -> tuple[float, float]:
+    """Count the right answers where targets are classes and outputs one score a class; (0, 0) elsewhere."""
+    if not torch.is_tensor(output) or not torch.is_tensor(targets):
+        return 0.0, 0.0
+    if output.dim() != 2 or targets.dim() != 1 or targets.is_floating_point():
+        return 0.0, 0.0
+    return float((output.argmax(1) == targets).sum()), float(len(targets))
+
+
+def _training_modes(model: Any) -> list[tuple[Any, bool]]:
+    """Say of each module whether it trains: all of a model given in eval mode, else those that did."""
+    whole = not model.training
+    return [(module, whole or module.training) for module in model.modules()]
+
+
+def mixing_layers(model: Any) -> list[str]:
+    """Name the layers that mix the samples of a pass while they train, so that parts differ from the whole."""
+    kinds = (torch.nn.modules.batchnorm._BatchNorm,)
+    modes = dict(_training_modes(model))
+    return [f"{name} ({type(m).__name__})" for name, m in model.named_modules() if isinstance(m, kinds) and modes[m]]
+
+
+def refuse_unkeyed(before: Any, what: str) -> None:
+    """Refuse a model that drew from torch's own generator, which is the same for nobody else."""
+    if not torch.equal(before, torch.get_rng_state()):
+        raise RandomRefusedError(
+            f"{what} draws random numbers from torch's generator in a way that cannot be keyed by sample",
+            remedy="draw with torch.rand, torch.randn or dropout in the forward pass",
+        )

@@ -1,0 +1,282 @@
+"""The Trainer: one model, trained over the devices of a fleet as one device would have trained it.
+
+In: a model, a loss, an optimizer, data. Out: the trained model, reports of epochs, predictions.
+It must not compute a step: the members do, each on its device.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import cloudpickle
+import torch
+
+from hetero.comm.lines import Hub
+from hetero.floor import settings
+from hetero.floor.errors import BadValueError, NothingFitsError
+from hetero.model.device import Device
+from hetero.plan.shares import given_shares
+from hetero.session.signature import register
+from hetero.session.tasks import task
+from hetero.train.data import Samples, as_samples
+from hetero.train.lead import Lead, Listener
+from hetero.train.member import Job, train_member
+from hetero.train.replica import mixing_layers
+from hetero.train.values import EpochReport, Options
+
+if TYPE_CHECKING:
+    from hetero.session.context import Context
+
+__all__ = ["Trainer", "can_train"]
+
+_numbers = itertools.count(1)
+register(Job, lambda job: (f"training {job.number}", 0.0))
+
+
+def can_train(device: Device) -> bool:
+    """Tell whether torch can train on a device."""
+    return device.backend in ("cpu", "torch") and not device.simulated
+
+
+class Trainer:
+    """Trains one model over unequal devices, with the result that one device would give.
+
+    Parameters
+    ----------
+    model : a `torch.nn.Module`; it has the trained parameters after `fit`
+    loss : a loss of torch's, or a function of (outputs, targets) that gives one loss a sample
+    optimizer : an optimizer of the model's parameters, or a function that makes one of them
+    data : (inputs, targets), a dataset with len() and [i], or a DataLoader of one
+    global_batch : samples of a step over all devices
+    devices : the fleet, as `hetero.Context` takes it; every sound device that torch knows where none is named
+    shares : 'auto', 'equal', 'proportional', or samples by device, as in {'cpu:0': 96, 'cpu:1': 32}
+    precision : 'fp32' computes in the model's own precision, 'bf16' and 'fp16' in half of it where that is safe
+    exact : 'sum', or 'bitwise' for the same bits however the batch is shared
+    accumulate : passes that a device makes at least for its share
+    micro_batch : most samples of a pass, 0 for no limit
+    on_nan : 'stop' or 'skip' where a loss is not a number
+    seed : of the order of samples, of dropout and of augmentation; HETERO_SEED where none is given
+    shuffle : True for a new order every epoch
+    cost : what each sample costs, one number a sample, where samples differ; shares are by cost then
+    callbacks : functions of an `EpochReport`; one that gives True ends the training
+    config, set, trace : as for `hetero.Context`
+
+    Raises
+    ------
+    BadValueError
+        An argument is not allowed, or the model has layers whose result would depend on the shares.
+
+    Notes
+    -----
+    A step is Σ over the global batch of the losses, divided once; gradients are summed over the devices, and the
+    number of samples rides in the same sum and must be the global batch. Dropout and noise are keyed by sample.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        loss: Any,
+        optimizer: Any,
+        data: Any,
+        *,
+        global_batch: int,
+        devices: str | Sequence[Any] | None = None,
+        shares: str | Mapping[str, int] = "auto",
+        precision: str = "fp32",
+        exact: str = "sum",
+        accumulate: int = 1,
+        micro_batch: int = 0,
+        on_nan: str = "stop",
+        seed: int | None = None,
+        shuffle: bool = True,
+        cost: Iterable[float] | None = None,
+        callbacks: Sequence[Callable[[EpochReport], Any]] = (),
+        config: Any = None,
+        set: Sequence[str] | Mapping[str, Any] = (),
+        trace: str | Path | None = None,
+    ) -> None:
+        if not isinstance(model, torch.nn.Module):
+            raise BadValueError(f"{type(model).__name__} is no model", remedy="give a torch.nn.Module")
+        if not hasattr(optimizer, "param_groups") and not callable(optimizer):
+            raise BadValueError(
+                f"{optimizer!r} is no optimizer", remedy="give torch.optim.Adam(model.parameters()) or a function"
+            )
+        chosen = settings.seed() if seed is None else seed
+        words = (shares, precision, exact, accumulate, micro_batch, on_nan, chosen, shuffle)
+        self.options = Options(global_batch, *words)
+        self.model = model
+        self.loss = loss
+        self.optimizer = optimizer
+        self.data = as_samples(data)
+        if self.options.global_batch > len(self.data):
+            raise BadValueError(
+                f"global_batch={global_batch} is more than the {len(self.data)} samples of the data",
+                remedy="make it smaller",
+            )
+        self.callbacks = tuple(callbacks)
+        self.reports: list[EpochReport] = []
+        self.notes: list[str] = []
+        self._costs = None if cost is None else _costs(cost, len(self.data))
+        self._opening = {"config": config, "devices": devices, "set": set, "trace": trace}
+        self._ctx: Context | None = None
+        self._kept: dict[int, Any] = {}
+        self._state: bytes | None = None
+        self._step = 0
+
+    # --- the fleet -----------------------------------------------------------------------------------------
+
+    @property
+    def context(self) -> Context:
+        """The Context that the members run in; opened when first needed."""
+        if self._ctx is None or self._ctx.closed:
+            from hetero.session.context import Context
+
+            self._ctx = Context(**self._opening, history=False)
+            self._kept = {}
+        return self._ctx
+
+    @property
+    def devices(self) -> tuple[Device, ...]:
+        """The devices that train.
+
+        Raises
+        ------
+        NothingFitsError
+            torch can train on none of the fleet.
+        """
+        found = tuple(device for device in self.context.devices if can_train(device))
+        if not found:
+            names = ", ".join(device.short for device in self.context.devices)
+            raise NothingFitsError(f"torch can train on none of {names}", remedy="name a CPU or a GPU that torch knows")
+        return found
+
+    def close(self) -> None:
+        """Give the devices back."""
+        if self._ctx is not None:
+            self._ctx.close()
+
+    def __enter__(self) -> Trainer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # --- training ------------------------------------------------------------------------------------------
+
+    def fit(self, epochs: int = 1, *, test: Any = None, listener: Listener | None = None) -> list[EpochReport]:
+        """Train for some epochs more.
+
+        Parameters
+        ----------
+        epochs : ≥ 1
+        test : data as for the Trainer, that every epoch ends with a test on
+        listener : hears of steps, epochs and what becomes of devices
+
+        Returns
+        -------
+        list of EpochReport
+            Of these epochs.
+
+        Raises
+        ------
+        BadValueError
+            The shares do not add up, or the model cannot be trained exactly over these devices.
+        NotANumberError
+            A loss is not a number; the message names the step and the samples.
+        TrainingError
+            No device is left.
+        """
+        if isinstance(epochs, bool) or not isinstance(epochs, int) or epochs < 1:
+            raise BadValueError(f"epochs={epochs!r} is not allowed", remedy="give a whole number, 1 or more")
+        steps_an_epoch = -(-len(self.data) // self.options.global_batch)
+        steps = (self._step // steps_an_epoch + epochs) * steps_an_epoch
+        heard = _Heard(self, listener or Listener())
+        state = self._run(steps, None if test is None else as_samples(test, "test"), heard)
+        self._adopt(state)
+        self.reports += heard.reports
+        return heard.reports
+
+    def _run(self, steps: int, test: Samples | None, listener: Listener) -> bytes:
+        devices = self.devices
+        names = tuple(device.short for device in devices)
+        self._check(names)
+        with Hub() as hub:
+            job = Job(self._parts(), self.options, steps, names, hub.address, self._state, self._costs, next(_numbers))
+            futures = {
+                device.short: self.context.submit(
+                    task(train_member, on=(device.id,), name="train"), job, self._put(self.data), self._put(test)
+                )
+                for device in devices
+            }
+            lead = Lead(hub, futures, listener)
+            for other in self.context.devices:
+                if not can_train(other):
+                    listener.on_note(f"{other.short} is left out: torch cannot train on it")
+            return lead.run()
+
+    def _check(self, names: Sequence[str]) -> None:
+        options = self.options
+        if isinstance(options.shares, Mapping):
+            given_shares(options.shares, names, options.global_batch)
+        cut = len(names) > 1 or options.accumulate > 1 or options.micro_batch or options.exact == "bitwise"
+        mixing = mixing_layers(self.model)
+        if cut and mixing:
+            raise BadValueError(
+                f"{mixing[0]} takes its statistics from the samples of a pass, and each device sees only its part",
+                remedy="use torch.nn.GroupNorm, put these layers into eval mode, or train on one device",
+            )
+
+    def _parts(self) -> bytes:
+        return cloudpickle.dumps((self.model, self.loss, self.optimizer))
+
+    def _put(self, samples: Samples | None) -> Any:
+        if samples is None:
+            return None
+        if id(samples) not in self._kept:
+            self._kept[id(samples)] = (samples, self.context.put(samples))
+        return self._kept[id(samples)][1]
+
+    def _adopt(self, state: bytes) -> None:
+        import io
+
+        kept = torch.load(io.BytesIO(state), map_location="cpu", weights_only=True)
+        self.model.load_state_dict(kept["model"])
+        if hasattr(self.optimizer, "param_groups"):
+            self.optimizer.load_state_dict(kept["optimizer"])
+        self._state = state
+        self._step = kept["numbers"][0]
+
+
+class _Heard(Listener):
+    """Keeps reports and notes for the Trainer, asks its callbacks, and passes all on."""
+
+    def __init__(self, trainer: Trainer, further: Listener) -> None:
+        self.trainer = trainer
+        self.further = further
+        self.reports: list[EpochReport] = []
+
+    def on_step(self, step: int, loss: float) -> None:
+        self.further.on_step(step, loss)
+
+    def on_epoch(self, report: EpochReport) -> bool:
+        self.reports.append(report)
+        wishes = [self.further.on_epoch(report), *(callback(report) for callback in self.trainer.callbacks)]
+        return any(wish is True for wish in wishes)
+
+    def on_note(self, text: str) -> None:
+        self.trainer.notes.append(text)
+        self.further.on_note(text)
+
+
+def _costs(cost: Iterable[float], samples: int) -> list[float]:
+    costs = [float(one) for one in cost]
+    if len(costs) != samples or not all(0 < one < float("inf") for one in costs):
+        raise BadValueError(
+            f"cost has {len(costs)} numbers for {samples} samples, or one that is not above 0",
+            remedy="give one positive number a sample",
+        )
+    mean = sum(costs) / len(costs)
+    return [one / mean for one in costs]

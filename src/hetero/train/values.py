@@ -1,0 +1,157 @@
+"""Values of a training run: what was asked for, what an epoch was like, what came out.
+
+In: checked arguments, figures. Out: frozen values that travel between processes. It must not import torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from hetero.floor.errors import BadValueError, HeteroError, did_you_mean
+
+__all__ = ["EXACT", "NANS", "PRECISIONS", "SHARES", "EpochReport", "NotANumberError", "Options", "Totals", "TrainingError"]
+
+PRECISIONS = ("fp32", "bf16", "fp16")
+SHARES = ("auto", "equal", "proportional")
+EXACT = ("sum", "bitwise")
+NANS = ("stop", "skip")
+_PARTS = 16
+_MOST_PARTS = 256
+_MOST_BATCH = 2**24
+
+
+class TrainingError(HeteroError):
+    """A training run cannot start or go on."""
+
+
+class NotANumberError(TrainingError):
+    """The loss is not a number; the message names the step and the samples."""
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What was asked of a run.
+
+    Attributes
+    ----------
+    global_batch : samples of a step over all devices
+    shares : 'auto', 'equal', 'proportional', or samples by device
+    precision : 'fp32', 'bf16' or 'fp16'; weights and their sums stay as the model has them
+    exact : 'sum' for exact weighting, 'bitwise' for the same bits however the batch is shared
+    accumulate : passes that a device makes at least for its share of a step
+    micro_batch : most samples of a pass, 0 for no limit
+    on_nan : 'stop' or 'skip' where a loss is not a number
+    seed : of the order of samples and of every keyed random number
+    shuffle : True for a new order every epoch
+    """
+
+    global_batch: int
+    shares: str | Mapping[str, int] = "auto"
+    precision: str = "fp32"
+    exact: str = "sum"
+    accumulate: int = 1
+    micro_batch: int = 0
+    on_nan: str = "stop"
+    seed: int = 0
+    shuffle: bool = True
+
+    def __post_init__(self) -> None:
+        _whole("global_batch", self.global_batch, 1, _MOST_BATCH)
+        _whole("accumulate", self.accumulate, 1, _MOST_BATCH)
+        _whole("micro_batch", self.micro_batch, 0, _MOST_BATCH)
+        _whole("seed", self.seed, 0, 2**63 - 1)
+        if not isinstance(self.shares, Mapping):
+            _word("shares", self.shares, SHARES, ", or a table of samples by device")
+        _word("precision", self.precision, PRECISIONS)
+        _word("exact", self.exact, EXACT)
+        _word("on_nan", self.on_nan, NANS)
+        if self.exact == "bitwise" and self.global_batch > _MOST_PARTS * self.unit:
+            raise BadValueError(
+                f"micro_batch={self.micro_batch} cuts {self.global_batch} samples into more than {_MOST_PARTS} parts",
+                remedy="make it larger, so that the integer sums cannot overflow",
+            )
+
+    @property
+    def unit(self) -> int:
+        """Samples that stay together: 1, or the fixed micro-batch of `exact: bitwise`.
+
+        Examples
+        --------
+        >>> Options(128).unit, Options(128, exact="bitwise").unit, Options(10, exact="bitwise").unit
+        (1, 8, 1)
+        """
+        if self.exact != "bitwise":
+            return 1
+        fixed = -(-self.global_batch // _PARTS)
+        return min(fixed, self.micro_batch) if self.micro_batch else fixed
+
+
+def _whole(name: str, given: object, least: int, most: int) -> None:
+    if isinstance(given, bool) or not isinstance(given, int) or not least <= given <= most:
+        raise BadValueError(f"{name}={given!r} is not allowed", remedy=f"give a whole number from {least} to {most}")
+
+
+def _word(name: str, given: object, allowed: tuple[str, ...], more: str = "") -> None:
+    if given not in allowed:
+        raise BadValueError(
+            f"{name}={given!r} is not allowed{did_you_mean(given, allowed)}",
+            remedy=f"give {', '.join(allowed)}{more}",
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class EpochReport:
+    """What one epoch was like.
+
+    Attributes
+    ----------
+    epoch : counted from 1
+    step : steps done since the start of training
+    loss : mean over the epoch's samples
+    accuracy : share of right answers in training, None where targets are no classes
+    seconds : s of its training steps
+    samples_per_s : samples/s
+    shares : samples of the last whole step by device; 0 for one that is left out
+    speeds : samples/s that each device would reach alone with the whole batch
+    test_loss, test_accuracy : on the data that `fit` was given to test on, None without
+    """
+
+    epoch: int
+    step: int
+    loss: float
+    accuracy: float | None
+    seconds: float
+    samples_per_s: float
+    shares: dict[str, int]
+    speeds: dict[str, float]
+    test_loss: float | None = None
+    test_accuracy: float | None = None
+
+    @property
+    def efficiency(self) -> float:
+        """Achieved speed over the sum of the devices' own speeds."""
+        return self.samples_per_s / sum(self.speeds.values())
+
+    def as_dict(self) -> dict[str, Any]:
+        """Give the figures by name."""
+        return {**asdict(self), "efficiency": self.efficiency}
+
+
+@dataclass(slots=True)
+class Totals:
+    """Sums since the beginning of an epoch, the same on every member.
+
+    Attributes
+    ----------
+    samples, weight, loss, right, classes : counts and sums over the samples
+    seconds : s of the steps
+    """
+
+    samples: float = 0.0
+    weight: float = 0.0
+    loss: float = 0.0
+    right: float = 0.0
+    classes: float = 0.0
+    seconds: float = 0.0

@@ -6,6 +6,7 @@ slowed down in the same way.
 
 from __future__ import annotations
 
+import os
 import statistics
 import sys
 import tempfile
@@ -89,7 +90,8 @@ def main() -> None:
     bench = Bench("unequal_devices", f"{tasks} tasks of 20 ms on speeds 1 : {SHARE}", ("ray", "distributed"), given.out)
     shares: dict[str, list[float]] = {}
     rates: dict[str, list[float]] = {}
-    with tempfile.TemporaryDirectory():
+    with tempfile.TemporaryDirectory() as home:
+        os.environ["HETERO_HOME"] = home
         for _ in range(rounds):
             alone = {spec: [speed(spec, tasks // 8, steps)] for spec in ("cpu:1", f"cpu:1*{SHARE}")}
             found = {

@@ -68,6 +68,7 @@ class Server:
 
         A cancellation is heard only while nothing has been half read.
         """
+        self._unpack()
         while True:
             for position, message in enumerate(self._pending):
                 if message[0] in (say.SAY, say.LEFT) and message[1] == seq:
@@ -82,6 +83,9 @@ class Server:
         if not chunk:
             raise EOFError
         self._frames.feed(chunk)
+        self._unpack()
+
+    def _unpack(self) -> None:
         while (message := self._frames.next()) is not None:
             self._pending.append(message)
 
@@ -220,7 +224,8 @@ class Server:
             return say.FAILED, "out_of_memory", str(error), None, ""
         except Exception as error:  # noqa: BLE001  a value's pickling may raise anything
             raise say.UnserialisableError(
-                f"the result of task {job.task} cannot travel back: {one_line(error)}", outcome.seconds
+                f"the result of {self._function(job.key).name} (task {job.task}) cannot travel back: {one_line(error)}",
+                outcome.seconds,
             ) from None
         self.slow_link(sum([place.nbytes for place in wire.places]))
         return say.VALUE, tuple(wire)

@@ -116,6 +116,10 @@ def quitter() -> None:
     os._exit(3)
 
 
+def opens_a_context() -> None:
+    hetero.Context(devices="cpu:1")
+
+
 def answers_with_a_lock() -> Any:
     return threading.Lock()
 
@@ -144,6 +148,7 @@ RUNNING: dict[str, Callable[[hetero.Context], object]] = {
     "send outside of a group": lambda ctx: hetero.send(1, 0),
     "checkpoint outside of a task": lambda ctx: hetero.checkpoint("x"),
     "a log level that does not exist": lambda ctx: hetero.set_log_level("DEBUGG"),
+    "a Context inside a task": lambda ctx: ctx.run(opens_a_context),
     "a closed Context": lambda ctx: _closed().run(len, []),
     "a fleet in one line that is wrong": lambda ctx: hetero.Context(devices="cpu:1,cup:2"),
     "a fleet in one line that is empty": lambda ctx: hetero.Context(devices=" "),
@@ -189,7 +194,7 @@ def message(provoke: Provocation) -> str:
 
 def masked(text: str) -> str:
     """Write what differs from host to host, and the numbers of tasks, as N."""
-    return re.sub(r"(this host has |^ +cores: |task |it has )\d[\d.]*(?! cores)", r"\1N", text, flags=re.MULTILINE)
+    return re.sub(r"(this host has |^ +cores: |task |it has )\d[\d.]*(?! core)", r"\1N", text, flags=re.MULTILINE)
 
 
 def test_the_commonest_messages_read_as_agreed(golden: Any, ctx: hetero.Context) -> None:

@@ -19,14 +19,14 @@ def obstacle(device: Device, request: Request, capacity_bytes: int | None) -> st
 
     Parameters
     ----------
-    capacity_bytes : bytes of the device's memory node, None where unknown
+    capacity_bytes : bytes of the device's memory node, or its memory_limit where that is less; None where unknown
 
     Examples
     --------
     >>> from hetero.model.device import DeviceType
     >>> cpu = Device("h0/cpu:0", "cpu", DeviceType("CPU"), "cpu")
     >>> obstacle(cpu, Request(on=("gpu",)), None)
-    "it is not one of: gpu"
+    'it is not one of: gpu'
     >>> obstacle(cpu, Request(), None)
     ''
     """
@@ -41,9 +41,11 @@ def obstacle(device: Device, request: Request, capacity_bytes: int | None) -> st
     elif device.kind in ("opencl", "vulkan", "fpga"):
         return "the task has no kernel for it"
     if device.cores < request.min_cores:
-        return f"it has {device.cores} cores of the {request.min_cores} asked for"
+        return f"it has {device.cores} core{'s' if device.cores > 1 else ''} of the {request.min_cores} asked for"
     if capacity_bytes is not None and request.memory_bytes > capacity_bytes:
-        return f"it has {format_bytes(capacity_bytes)} of the {format_bytes(request.memory_bytes)} asked for"
+        limited = capacity_bytes == device.memory_limit_bytes
+        have = f"{'its memory_limit allows' if limited else 'it has'} {format_bytes(capacity_bytes)}"
+        return f"{have} of the {format_bytes(request.memory_bytes)} asked for"
     return ""
 
 

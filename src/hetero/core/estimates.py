@@ -92,9 +92,12 @@ class Rows:
         self._moves = 0
 
     @property
-    def version(self) -> int:
-        """Grows whenever an estimate moved."""
+    def moves(self) -> int:
+        """How often an estimate moved."""
         return self._moves
+
+    def __len__(self) -> int:
+        return len(self._rows)
 
     def alone_s(self) -> NDArray[np.float64]:
         """Give how long each device would take for all tasks handed in so far, alone: shape (n_devices,), s.
@@ -103,11 +106,10 @@ class Rows:
         """
         total = np.zeros(len(self._devices))
         for row in self._rows.values():
-            if row.count:
-                if row.stale:
-                    self._fill(row)
-                if row.best >= 0:
-                    total += row.count * np.minimum(row.seconds, 1e3 * row.seconds[row.best])
+            if row.count and len(row.seconds) != len(total):
+                self._fill(row)
+            if row.count and row.best >= 0:
+                total += row.count * np.minimum(row.seconds, 1e3 * row.seconds[row.best])
         return total
 
     def of(self, state: TaskState) -> Row:
@@ -146,8 +148,9 @@ class Rows:
                 del self._by_signature[row.key]
 
     def capacity(self, device: Device) -> int | None:
-        """Give the bytes of a device's memory node, None where unknown."""
-        return self._capacity.get(device.memory_node, device.memory_bytes)
+        """Give the bytes of a device's memory node, or its memory_limit where that is less; None where unknown."""
+        node_bytes = self._capacity.get(device.memory_node, device.memory_bytes)
+        return min((size for size in (node_bytes, device.memory_limit_bytes) if size is not None), default=None)
 
     def obstacle(self, device: Device, signature: str, request: Request) -> str:
         """Say why a device cannot run this class, '' when it can."""

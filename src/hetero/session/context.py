@@ -61,12 +61,14 @@ class Context(AsyncTwins):
     ------
     ConfigError
         The configuration is wrong, or names devices that are not here; the message lists everything.
+    BadValueError
+        It is opened inside a task.
 
     Notes
     -----
     A keyword wins over `set`, that over the file, and the file over the environment. As a `with` block it
     waits for its tasks at the end and brings their results into the program; left by an exception, or at the
-    end of the program, it stops them. It cannot be used inside a task.
+    end of the program, it stops them. It cannot be opened inside a task.
 
     Examples
     --------
@@ -95,6 +97,8 @@ class Context(AsyncTwins):
         from hetero.session.opening import Opened
         from hetero.session.splitting import cut_later
 
+        self.closed = True
+        runs.refuse_inside_a_task()
         keys: dict[str, Any] = {"devices": devices, "engine": engine, "policy": policy, "isolation": isolation}
         keys |= {"memory_pool_size": memory_pool_size, "name": name, "trace": trace}
         self.config = load(config, set=set, **keys)
@@ -105,7 +109,6 @@ class Context(AsyncTwins):
         self._lock = threading.Lock()
         self._callbacks = Callbacks()
         self._with_timeout: dict[Request, Request] = {}
-        self.closed = True
         this = weakref.ref(self)
         self._opened = Opened(self.config, lambda item: cut_later(this(), item), history=history, progress=progress)
         self.driver: Driver = self._opened.driver

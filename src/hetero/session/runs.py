@@ -12,15 +12,33 @@ import uuid
 import weakref
 from typing import TYPE_CHECKING
 
+from hetero.drive.frame import current
 from hetero.floor import settings
+from hetero.floor.errors import BadValueError
 
 if TYPE_CHECKING:
     from hetero.session.context import Context
 
-__all__ = ["forget_runs", "open_contexts", "opened", "unnamed_run"]
+__all__ = ["forget_runs", "open_contexts", "opened", "refuse_inside_a_task", "unnamed_run"]
 
 _contexts: weakref.WeakSet[Context] = weakref.WeakSet()
 _UNNAMED = re.compile(r"unnamed-(\d+)-[0-9a-f]{8}")
+
+
+def refuse_inside_a_task() -> None:
+    """Refuse to open a Context in a task.
+
+    Raises
+    ------
+    BadValueError
+        This thread runs a task.
+    """
+    frame = current()
+    if frame is not None:
+        raise BadValueError(
+            f"task {frame.task} opens a Context, which would compete for the devices with the one that runs it",
+            remedy="submit all tasks from the program, and give each what it needs as arguments",
+        )
 
 
 def opened(ctx: Context) -> None:

@@ -9,15 +9,22 @@ if TYPE_CHECKING:
     from hetero.testing.backend import check_backend
     from hetero.testing.engine import check_engine
     from hetero.testing.policy import check_policy
-    from hetero.testing.store import check_store
+    from hetero.testing.store import check_power_cuts, check_store
 
-__all__ = ["check_backend", "check_engine", "check_policy", "check_store"]
+_HOMES = {
+    "check_backend": "backend",
+    "check_engine": "engine",
+    "check_policy": "policy",
+    "check_power_cuts": "store",
+    "check_store": "store",
+}
+__all__ = ["check_backend", "check_engine", "check_policy", "check_power_cuts", "check_store"]
 
 
 def __getattr__(name: str) -> Any:
-    if name not in __all__:
+    if name not in _HOMES:
         raise AttributeError(f"module 'hetero.testing' has no attribute {name!r}")
-    return getattr(import_module(f"hetero.testing.{name.removeprefix('check_')}"), name)
+    return getattr(import_module(f"hetero.testing.{_HOMES[name]}"), name)
 
 
 def __dir__() -> list[str]:

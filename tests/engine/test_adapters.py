@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import concurrent.futures
 import gc
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -67,14 +69,26 @@ def test_joblib_runs_its_calls_on_the_devices(ctx: hetero.Context) -> None:
     assert len(places) == 20
 
 
-def test_joblib_uses_the_one_open_context_when_none_was_named() -> None:
-    hetero.register_joblib()
-    with hetero.Context(devices="cpu:1", isolation="thread", history=False) as own:
-        gc.collect()
-        if len([c for c in gc.get_objects() if isinstance(c, hetero.Context) and not c.closed]) == 1:
-            with joblib.parallel_config("hetero"):
-                assert joblib.Parallel(n_jobs=-1)(joblib.delayed(abs)(i) for i in (-1, 2)) == [1, 2]
-        assert not own.closed
+ONE_OPEN = """
+import hetero, joblib
+hetero.register_joblib()
+ctx = hetero.Context(devices="cpu:1", isolation="thread", history=False)
+with joblib.parallel_config("hetero"):
+    print(joblib.Parallel(n_jobs=-1)(joblib.delayed(abs)(i) for i in (-1, 2)))
+ctx.close()
+try:
+    with joblib.parallel_config("hetero"):
+        joblib.Parallel(n_jobs=-1)(joblib.delayed(abs)(i) for i in (-1, 2))
+except hetero.HeteroError as error:
+    print(error)
+"""
+
+
+def test_joblib_uses_the_one_open_context_and_tells_when_there_is_none() -> None:
+    done = subprocess.run([sys.executable, "-c", ONE_OPEN], capture_output=True, text=True, timeout=60, check=False)
+    first, second = done.stdout.splitlines()
+    assert first == "[1, 2]"
+    assert second == "joblib's back end 'hetero' finds 0 open Contexts; call hetero.register_joblib(ctx)"
 
 
 def test_an_exception_of_a_joblib_call_reaches_the_caller(ctx: hetero.Context) -> None:

@@ -55,7 +55,7 @@ class _Reader:
             return value
         if default is None:
             others = f" (or {', '.join(names[1:])})" if len(names) > 1 else ""
-            raise BadValueError(f"{self.where} has no {key!r}{others}", remedy=_REMEDY)
+            raise BadValueError(f"{self.where} has no {names[0]!r}{others}", remedy=_REMEDY)
         return default
 
     def positive(self, key: str) -> int:

@@ -13,7 +13,7 @@ from hetero.floor.errors import BadValueError, did_you_mean
 from hetero.model.architecture import ModelSpec
 from hetero.model.quantisation import number_format
 
-__all__ = ["ENGINES", "JOBS", "OPTIMISERS", "Engine", "Lora", "Optimiser", "Sharding", "Workload"]
+__all__ = ["ENGINES", "JOBS", "OPTIMISERS", "Engine", "Job", "Lora", "Optimiser", "Sharding", "Workload"]
 
 Job = Literal["inference", "finetune", "lora", "pretrain", "embedding"]
 

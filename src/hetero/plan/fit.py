@@ -14,7 +14,7 @@ from hetero.model.quantisation import NumberFormat, number_format
 from hetero.model.workload import ENGINES, OPTIMISERS, Sharding, Workload
 from hetero.plan.fit_activations import kept_per_token, loss_bytes, pass_bytes
 
-__all__ = ["Answer", "Fit", "Footprint", "Room", "fit", "footprint", "weight_bytes"]
+__all__ = ["Answer", "Fit", "Footprint", "Room", "fit", "footprint", "fullest_stage", "weight_bytes"]
 
 Answer = Literal["fits", "tight", "does not fit"]
 
@@ -146,11 +146,29 @@ def _trainable(work: Workload, count: Parameters) -> int:
     return _adapters(work) if work.job == "lora" else count.total
 
 
-def _split(total: float, spread: Sharding, uneven: float) -> float:
-    """Give the share of the fullest stage: layers are whole, and the first or last stage has a table more."""
-    if spread.pipeline == 1:
-        return total / spread.tensor
-    return (total - uneven) / spread.tensor / spread.pipeline + uneven / spread.tensor
+def fullest_stage(layers: int, layer_bytes: float, ends: tuple[float, float], stages: int) -> float:
+    """Give the bytes of the fullest stage when whole layers are spread as evenly as they can be.
+
+    Parameters
+    ----------
+    layers, layer_bytes : how many layers, and what each weighs
+    ends : what the first and the last stage carry beside layers
+    stages : > 0; one stage carries everything
+
+    Examples
+    --------
+    >>> fullest_stage(80, 1.0, (0.0, 2.0), 6), fullest_stage(4, 1.0, (0.0, 0.5), 1)
+    (14.0, 4.5)
+    """
+    if stages == 1 or layer_bytes <= 0:
+        return layers * layer_bytes + sum(ends)
+    extras = (*ends, *(0.0 for _ in range(stages - 2)))
+    sizes = sorted({extra + count * layer_bytes for extra in extras for count in range(layers + 1)})
+    least = max(extras)
+    for size in sizes:
+        if size >= least and sum(int((size - extra) / layer_bytes + 1e-9) for extra in extras) >= layers:
+            return size
+    raise AssertionError("the largest size holds every layer")
 
 
 def _weights(work: Workload, spread: Sharding, shared: bool) -> tuple[float, float]:
@@ -159,9 +177,10 @@ def _weights(work: Workload, spread: Sharding, shared: bool) -> tuple[float, flo
     count = model.parameters()
     host = ENGINES[work.engine].host_embedding and not shared
     whole = weight_bytes(model, form, host_embedding=host)
-    table = count.embedding * (form.bytes_per_weight if form.whole_model else 2)
-    ends = max(count.head * form.bytes_per_weight, 0.0 if host and count.head else table)
-    here = _split(whole, spread, ends)
+    table = 0.0 if host and count.head else count.embedding * (form.bytes_per_weight if form.whole_model else 2)
+    head = count.head * (2 if form.keeps_head else form.bytes_per_weight)
+    each = (whole - table - head) / model.layers
+    here = fullest_stage(model.layers, each, (table, head), spread.pipeline) / spread.tensor
     unpacked = form.unpacked_copies * 2 * count.largest_matrix / spread.tensor
     if spread.zero < 3 or spread.data == 1:
         return here, unpacked
@@ -198,7 +217,7 @@ def _kv(work: Workload, spread: Sharding) -> float:
     model = work.model
     values = work.batch * model.kv_values(work.context) * number_format(work.kv).bytes_per_weight
     heads = 1 if model.latent else max(1, min(spread.tensor, model.kv_heads))
-    return values / heads / spread.pipeline
+    return values / heads * ceil(model.layers / spread.pipeline) / model.layers
 
 
 def footprint(work: Workload, spread: Sharding | None = None, shared: bool = False) -> Footprint:

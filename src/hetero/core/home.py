@@ -28,7 +28,8 @@ class Home:
     Notes
     -----
     home = argmin over d of (sum over tasks of seconds[d]) + (way of the user's own data to d).
-    It is worked out anew when a quarter more tasks came, or estimates moved as often as there are devices.
+    It is worked out anew when a quarter more tasks came, or estimates moved as often as there are devices and
+    classes of tasks.
 
     back[d] = latency + (bytes * (1 + tasks accepted at d) + bytes owed at d) / bandwidth. Owed are results on
     the memory node of d that open tasks will read: they travel over the same link, and only when they are read.
@@ -41,7 +42,7 @@ class Home:
         self._index = -1
         self._seen = 0
         self._due = 1
-        self._version = -1
+        self._moves = -1
         self._outside: set[int] = set()
         self._outside_bytes = 0
         self._owed: dict[int, list[int]] = {}
@@ -106,10 +107,10 @@ class Home:
 
     def index(self) -> int:
         """Give the home, -1 when there is none."""
-        if self._seen < self._due and self._rows.version - self._version <= len(self._fleet.states):
+        if self._seen < self._due and self._rows.moves - self._moves <= len(self._fleet.states) + len(self._rows):
             return self._index
         self._due = self._seen + self._seen // 4 + 1
-        self._version = self._rows.version
+        self._moves = self._rows.moves
         total = self._rows.alone_s()
         if self._outside:
             latency_s, per_byte_s = self._replicas.links_from(HOST_NODE)

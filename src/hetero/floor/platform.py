@@ -35,12 +35,14 @@ __all__ = [
     "available_cpus",
     "bind_to_cpus",
     "child_environment",
+    "data_bytes",
     "describe_exit",
     "die_with_parent",
     "free_bytes",
     "hard_kill",
     "hold_interrupt",
     "interrupt_main_thread",
+    "limit_data",
     "make_private",
     "open_process",
     "private_view",
@@ -74,6 +76,7 @@ class Features:
     dir_fsync : a folder can be flushed to disk
     pidfd : the death of a child can be waited for like input
     fd_passing : sockets and open files can be handed to a child process
+    data_limit : the memory of a process can be limited, shared memory left out
     shm_dir : folder that lives in memory, '' where there is none
     """
 
@@ -84,6 +87,7 @@ class Features:
     dir_fsync: bool = sys.platform != "win32"
     pidfd: bool = sys.platform == "linux"
     fd_passing: bool = sys.platform != "win32"
+    data_limit: bool = sys.platform == "linux"
     shm_dir: str = "/dev/shm" if sys.platform == "linux" else ""
 
     def adopt(self, flags: Mapping[str, Any]) -> None:
@@ -256,6 +260,31 @@ def make_private(view: Any) -> None:
 def same_bytes(address: int, other: int, nbytes: int) -> bool:
     """Compare two parts of this process's memory."""
     return bool(_C.memcmp(address, other, nbytes) == 0)
+
+
+def data_bytes() -> int:
+    """Give the bytes that `limit_data` would count for this process now, 0 where that is not known."""
+    if sys.platform == "linux" and FEATURES.data_limit:
+        with suppress(OSError), open("/proc/self/status", encoding="ascii") as lines:
+            return next((1024 * int(line.split()[1]) for line in lines if line.startswith("VmData:")), 0)
+    return 0
+
+
+def limit_data(nbytes: int) -> bool:
+    """Let this process have at most so many bytes of memory of its own; False where that is not possible.
+
+    Notes
+    -----
+    RLIMIT_DATA counts every private writable mapping: the heap, large arrays, stacks of threads, and copy-on-write
+    mappings of files, but no shared ones. What goes beyond fails, and Python raises MemoryError.
+    """
+    if sys.platform == "linux" and FEATURES.data_limit:
+        import resource
+
+        with suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_DATA, (nbytes, resource.getrlimit(resource.RLIMIT_DATA)[1]))
+            return True
+    return False
 
 
 def die_with_parent(parent: int) -> bool:

@@ -279,6 +279,11 @@ def _end_wait(ended: asyncio.Future[None]) -> None:
 
 
 def _exception_of(failure: Failure, task: int, name: str) -> BaseException:
+    if failure.kind == "out_of_memory":
+        problem = f"{name} does not fit into the memory of any device that may run it: {failure.message}"
+        unfit = OutOfDeviceMemoryError(problem, remedy="raise memory_limit, or give the task split= and merge=")
+        unfit.__cause__ = failure.payload if isinstance(failure.payload, BaseException) else None
+        return unfit
     if isinstance(failure.payload, BaseException):
         error = failure.payload
         if not getattr(error, "__notes__", None):

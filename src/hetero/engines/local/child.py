@@ -222,6 +222,8 @@ class Server:
             wire = store(outcome.value, self.segments, lambda sizes: self._room(job.seq, sizes))
         except say.NoRoomError as error:
             return say.FAILED, "out_of_memory", str(error), None, ""
+        except MemoryError as error:
+            return self._failure(error)
         except Exception as error:  # noqa: BLE001  a value's pickling may raise anything
             raise say.UnserialisableError(
                 f"the result of {self._function(job.key).name} (task {job.task}) cannot travel back: {one_line(error)}",
@@ -322,6 +324,8 @@ def serve(entry: WorkerEntry, data_fd: int, control_fd: int) -> None:
         server.send((say.BROKEN, one_line(error) if not isinstance(error, HeteroError) else str(error)))
         return
     server.control.start()
+    if hello.device.kind == "cpu" and hello.device.memory_limit_bytes:
+        server.segments.limit_memory(hello.device.memory_limit_bytes)
     with suppress(EOFError, ConnectionError):
         server.send((say.READY, python_platform.python_version()))
         _restore_standard_error(hello.stderr_fd)

@@ -86,6 +86,12 @@ class LocalEngine(Engine):
         self._bytes_needed = any(self._in_process(device) for device in devices)
         if not FEATURES.fd_passing and any(self._wants_process(device) for device in devices):
             self._note("this system cannot hand open files to a worker process: every device gets a thread instead")
+        unbound = [d.short for d in devices if d.kind == "cpu" and d.memory_limit_bytes and not self._limits(d)]
+        if unbound:
+            self._note(
+                f"the memory_limit of {', '.join(unbound)} keeps out tasks that ask for more, but does not stop one "
+                "that takes more: its worker is no process that this system can limit"
+            )
         hub.start()
         atexit.register(_stop_at_exit, weakref.ref(self))
         for device in devices:
@@ -96,6 +102,9 @@ class LocalEngine(Engine):
 
     def _in_process(self, device: Device) -> bool:
         return self._wants_process(device) and FEATURES.fd_passing
+
+    def _limits(self, device: Device) -> bool:
+        return self._in_process(device) and FEATURES.data_limit
 
     def _make(self, device: Device) -> Worker:
         kind = ProcessWorker if self._in_process(device) else ThreadWorker

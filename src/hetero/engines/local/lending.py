@@ -14,9 +14,44 @@ import numpy as np
 
 from hetero.engines.local.arena import POOL, Segment
 from hetero.engines.local.wire import LARGE_BYTES, Place, Wire, dump, load
+from hetero.floor import platform
 from hetero.floor.platform import SharedMemory, make_private
 
-__all__ = ["Lender", "store"]
+__all__ = ["Lender", "MemoryLimit", "store"]
+
+
+class MemoryLimit:
+    """Holds this process to what it uses now and so many bytes more; views of shared memory do not count.
+
+    Notes
+    -----
+    The system counts a copy-on-write view as memory of the process, although nothing is copied until it is
+    written to: so the limit is raised by the size of each view, for as long as that lives.
+    """
+
+    def __init__(self, limit_bytes: int) -> None:
+        self._own_bytes = platform.data_bytes() + limit_bytes
+        self._views: dict[int, int] = {}
+        self._set()
+
+    def spare(self, nbytes: int) -> object:
+        """Raise the limit by so many bytes as long as the object that this gives lives."""
+        spared = _Spared()
+        self._views[id(spared)] = nbytes
+        weakref.finalize(spared, self._end, id(spared)).atexit = False
+        self._set()
+        return spared
+
+    def _end(self, key: int) -> None:
+        self._views.pop(key, None)
+        self._set()
+
+    def _set(self) -> None:
+        platform.limit_data(self._own_bytes + sum(list(self._views.values())))
+
+
+class _Spared:
+    __slots__ = ("__weakref__",)
 
 
 class Lender:
@@ -25,6 +60,11 @@ class Lender:
     def __init__(self, pool_fd: int, pool_bytes: int) -> None:
         self._segments = {POOL: Segment(POOL, SharedMemory(pool_fd, pool_bytes))}
         self._changed = threading.Condition()
+        self._limit: MemoryLimit | None = None
+
+    def limit_memory(self, limit_bytes: int) -> None:
+        """Hold this process to what it uses now and so many bytes more."""
+        self._limit = MemoryLimit(limit_bytes)
 
     def add(self, number: int, fd: int, nbytes: int) -> None:
         """Map a further segment."""
@@ -48,9 +88,13 @@ class Lender:
     def value(self, wire: Wire, views: list[Any], items: Mapping[int, Any] | None = None) -> Any:
         """Read a value; weak references to the buffers that it looks at are added to `views`."""
         body, places = wire
-        buffers = [self.segment(place[0]).view(place[1], place[2]) for place in places]
+        buffers = [self._view(*place) for place in places]
         views.extend(map(weakref.ref, buffers))
         return load(buffers.pop(0), buffers, items) if body is None else load(body, buffers, items)
+
+    def _view(self, number: int, offset: int, nbytes: int) -> Any:
+        spared = None if self._limit is None else self._limit.spare(nbytes)
+        return self.segment(number).view(offset, nbytes, spared)
 
     def release(self, views: list[Any]) -> None:
         """Copy what is still looked at, because its place will be used again."""

@@ -31,7 +31,7 @@ def fit(
     kv: Annotated[str, typer.Option(help="Number format of the KV cache.")] = "fp16",
     batch: Annotated[int, typer.Option(help="Sequences at once on a replica.")] = 1,
     context: Annotated[int, typer.Option(help="Tokens a sequence.")] = 2048,
-    engine: Annotated[str, typer.Option(help="torch, llama.cpp, vllm or tensorrt-llm.")] = "torch",
+    engine: Annotated[str, typer.Option(help="torch, litgpt, llama.cpp, vllm or tensorrt-llm.")] = "torch",
     optimiser: Annotated[str, typer.Option(help="adamw, adamw-8bit, sgd, …")] = "adamw",
     checkpointing: Annotated[bool, typer.Option("--checkpointing", help="Compute activations again.")] = False,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,

@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from hetero.floor.errors import BadValueError
+
 __all__ = ["ModelSpec", "Parameters"]
 
 
@@ -105,6 +107,11 @@ class ModelSpec:
     published: int = 0
     source: str = ""
     published_source: str = ""
+
+    def __post_init__(self) -> None:
+        for field in ("layers", "hidden", "heads", "kv_heads", "vocab"):
+            if getattr(self, field) < 1:
+                raise BadValueError(f"{self.name}: {field} is {getattr(self, field)}", remedy="it must be above 0")
 
     @classmethod
     def from_config(cls, document: Mapping[str, Any], name: str = "", where: str = "config.json") -> ModelSpec:

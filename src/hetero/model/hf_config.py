@@ -136,7 +136,7 @@ def _mixture(reader: _Reader, layers: int, family: str, intermediate: int) -> di
     }
 
 
-def _latent(reader: _Reader) -> dict[str, int]:
+def _latent(reader: _Reader) -> dict[str, Any]:
     if not reader.number("kv_lora_rank", 0):
         return {}
     return {

@@ -22,7 +22,7 @@ class NumberFormat:
     bits : bits a weight, scales and zero points included; of a GGUF mixture the mean over a whole model
     whole_model : True where `bits` counts every tensor (GGUF), False where only linear layers are converted and
         embeddings and norms stay in 16 bits
-    keeps_head : True where the output head stays in 16 bits too
+    keeps_head : True where the output head stays in 16 bits too, unless the engine packs it
     unpacked_copies : copies in 16 bits of the largest matrix that exist while it is multiplied
     keeps_inputs : True where a frozen layer keeps its input for the backward pass
     trainable : True where gradients of these weights exist
@@ -79,10 +79,14 @@ _BLOCKS = {"Q4_0": (32, 4, 16), "Q4_1": (32, 4, 32), "Q5_0": (32, 5, 16), "Q5_1"
 _PACKED = (
     NumberFormat("fp8", 8.0, whole_model=False, keeps_head=True),
     NumberFormat("int8", 8.0, whole_model=False, keeps_head=True, unpacked_copies=0, keeps_inputs=True),
-    NumberFormat("nf4", 4 + 32 / 64, whole_model=False, unpacked_copies=2, keeps_inputs=True),
-    NumberFormat("nf4-dq", 4 + 8 / 64 + 32 / 16384, whole_model=False, unpacked_copies=2, keeps_inputs=True),
-    NumberFormat("fp4", 4 + 32 / 64, whole_model=False, unpacked_copies=2, keeps_inputs=True),
-    NumberFormat("fp4-dq", 4 + 8 / 64 + 32 / 16384, whole_model=False, unpacked_copies=2, keeps_inputs=True),
+    NumberFormat("nf4", 4 + 32 / 64, whole_model=False, keeps_head=True, unpacked_copies=2, keeps_inputs=True),
+    NumberFormat(
+        "nf4-dq", 4 + 8 / 64 + 32 / 16384, whole_model=False, keeps_head=True, unpacked_copies=2, keeps_inputs=True
+    ),
+    NumberFormat("fp4", 4 + 32 / 64, whole_model=False, keeps_head=True, unpacked_copies=2, keeps_inputs=True),
+    NumberFormat(
+        "fp4-dq", 4 + 8 / 64 + 32 / 16384, whole_model=False, keeps_head=True, unpacked_copies=2, keeps_inputs=True
+    ),
     NumberFormat("nvfp4", 4 + 8 / 16, whole_model=False, keeps_head=True),
     NumberFormat("gptq-int4", 4 + (16 + 4) / 128, whole_model=False, keeps_head=True),
     NumberFormat("awq-int4", 4 + (16 + 4) / 128, whole_model=False, keeps_head=True),

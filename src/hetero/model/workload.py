@@ -64,6 +64,7 @@ class Engine:
     step_tokens : most tokens that one forward pass takes, 0 for the whole prompt
     logits : 'last' token of each sequence, 'step' all tokens of the pass
     logit_bytes : bytes a logit
+    packs_head : True where packed formats convert the output head too
     """
 
     name: str
@@ -72,6 +73,7 @@ class Engine:
     step_tokens: int = 0
     logits: Literal["last", "step"] = "last"
     logit_bytes: int = 2
+    packs_head: bool = False
 
 
 CONTEXT_BYTES = 600_000_000
@@ -81,6 +83,7 @@ ENGINES = {
     row.name: row
     for row in (
         Engine("torch", CONTEXT_BYTES, logits="last", logit_bytes=4),
+        Engine("litgpt", CONTEXT_BYTES, logit_bytes=4, packs_head=True),
         Engine("llama.cpp", CONTEXT_BYTES, host_embedding=True, step_tokens=512, logits="step", logit_bytes=4),
         Engine("vllm", 2 * CONTEXT_BYTES, step_tokens=8192, logit_bytes=4),
         Engine("tensorrt-llm", 2 * CONTEXT_BYTES, step_tokens=8192, logit_bytes=4),

@@ -102,13 +102,14 @@ class Fit:
         return self.usable_bytes - self.footprint.total
 
 
-def weight_bytes(model: ModelSpec, form: NumberFormat, host_embedding: bool = False) -> int:
+def weight_bytes(model: ModelSpec, form: NumberFormat, host_embedding: bool = False, packs_head: bool = False) -> int:
     """Give the bytes of a whole model's weights.
 
     Parameters
     ----------
     form : number format; where only linear layers are converted, the rest takes 2 bytes
     host_embedding : True to leave the input table out; where head and table are one it stays
+    packs_head : True to convert the head too, where the format by itself leaves it alone
 
     Examples
     --------
@@ -117,8 +118,9 @@ def weight_bytes(model: ModelSpec, form: NumberFormat, host_embedding: bool = Fa
     16060522496
     """
     count = model.parameters()
-    plain = count.embedding + count.other + (count.head if form.keeps_head else 0)
-    packed = count.linear + (0 if form.keeps_head else count.head)
+    keeps = form.keeps_head and not packs_head
+    plain = count.embedding + count.other + (count.head if keeps else 0)
+    packed = count.linear + (0 if keeps else count.head)
     size = packed * form.bytes_per_weight + plain * (form.bytes_per_weight if form.whole_model else 2)
     if host_embedding and count.head:
         size -= count.embedding * (form.bytes_per_weight if form.whole_model else 2)
@@ -175,10 +177,11 @@ def _weights(work: Workload, spread: Sharding, shared: bool) -> tuple[float, flo
     """Give the bytes of the weights on one device, and of what is gathered for a moment beside them."""
     model, form = work.model, number_format(work.weights)
     count = model.parameters()
-    host = ENGINES[work.engine].host_embedding and not shared
-    whole = weight_bytes(model, form, host_embedding=host)
+    engine = ENGINES[work.engine]
+    host = engine.host_embedding and not shared
+    whole = weight_bytes(model, form, host_embedding=host, packs_head=engine.packs_head)
     table = 0.0 if host and count.head else count.embedding * (form.bytes_per_weight if form.whole_model else 2)
-    head = count.head * (2 if form.keeps_head else form.bytes_per_weight)
+    head = count.head * (2 if form.keeps_head and not engine.packs_head else form.bytes_per_weight)
     each = (whole - table - head) / model.layers
     here = fullest_stage(model.layers, each, (table, head), spread.pipeline) / spread.tensor
     unpacked = form.unpacked_copies * 2 * count.largest_matrix / spread.tensor

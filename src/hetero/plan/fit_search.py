@@ -75,10 +75,13 @@ def shardings(work: Workload, count: int) -> Iterator[Sharding]:
     """Give the usual ways to spread a workload over that many devices, the simplest first.
 
     llama.cpp splits by layers; other inference splits matrices over devices that divide the heads, and layers beyond;
-    training splits weights, gradients and optimiser over replicas.
+    training splits weights, gradients and optimiser over replicas, then also matrices over up to eight devices.
     """
     if work.training:
         yield Sharding(data=count, zero=3)
+        for tensor in (2, 4, 8):
+            if count % tensor == 0 and work.model.heads % tensor == 0:
+                yield Sharding(tensor=tensor, data=count // tensor, zero=3)
         return
     if work.engine != "llama.cpp":
         for tensor in range(count, 1, -1):
@@ -167,11 +170,29 @@ def changes(work: Workload, room: Room, spread: Sharding | None = None) -> list[
         shorter = replace(work, context=context)
         outcome = fit(shorter, room, spread)
         found.append(Change(f"a context of {context} tokens", "longer texts", shorter, spread, outcome))
-    lean = replace(work, checkpointing=True, batch=1)
-    if work.training and lean != work and (more := devices_needed(lean, room)):
-        what = f"{more[0]} devices, activations checkpointed, one sequence at a time each"
-        found.append(Change(what, "the devices and time", lean, more[1], fit(lean, room, more[1])))
-    if more := devices_needed(work, room):
-        outcome = fit(work, room, more[1])
-        found.append(Change(f"{more[0]} devices", "the devices", work, more[1], outcome))
+    found += _with_more_devices(work, room, spread.devices)
     return found
+
+
+def _with_more_devices(work: Workload, room: Room, have: int) -> Iterator[Change]:
+    """Give what more devices do: with everything saved that can be, and with the workload as it is."""
+    lean = replace(work, batch=1, flash=True, checkpointing=work.training)
+    if lean != work:
+        words = "activations checkpointed, " if work.training else ""
+        text = f", {words}one sequence at a time each"
+        if (more := devices_needed(lean, room)) is None:
+            more, lean = _shorter(lean, room)
+            text += f", a context of {lean.context} tokens"
+        if more and more[0] > have:
+            yield Change(f"{more[0]} devices{text}", "the devices and time", lean, more[1], fit(lean, room, more[1]))
+    if (more := devices_needed(work, room)) and more[0] > have:
+        yield Change(f"{more[0]} devices", "the devices", work, more[1], fit(work, room, more[1]))
+
+
+def _shorter(work: Workload, room: Room) -> tuple[tuple[int, Sharding] | None, Workload]:
+    """Halve the context until some number of devices does."""
+    while work.context > 1:
+        work = replace(work, context=work.context // 2)
+        if more := devices_needed(work, room):
+            return more, work
+    return None, work

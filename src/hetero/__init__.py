@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     )
     from hetero.session.joblib import register_joblib
     from hetero.session.tasks import TaskFunction, task
+    from hetero.train.trainer import Trainer
 
 __all__ = [
     "ALL_COMPLETED",
@@ -45,6 +46,7 @@ __all__ = [
     "HeteroError",
     "Kernel",
     "TaskFunction",
+    "Trainer",
     "as_completed",
     "checkpoint",
     "errors",
@@ -86,6 +88,7 @@ _HOMES = {
     ),
     "hetero.session.joblib": ("register_joblib",),
     "hetero.session.tasks": ("TaskFunction", "task"),
+    "hetero.train.trainer": ("Trainer",),
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 

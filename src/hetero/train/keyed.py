@@ -6,12 +6,15 @@ It must not draw from torch's own generators, and refuses by name what it cannot
 
 from __future__ import annotations
 
+import functools
 import math
 import types
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch.overrides import TorchFunctionMode
 
 from hetero.floor.errors import HeteroError
@@ -32,7 +35,7 @@ class RandomRefusedError(HeteroError):
 
 
 def _mix(z: Any) -> Any:
-    """Mix the bits of int64 numbers (SplitMix64 of Steele, Lea and Flood 2014); products wrap."""
+    """Mix the bits of int64 numbers, NumPy's or torch's (SplitMix64 of Steele, Lea and Flood 2014); products wrap."""
     z = (z ^ ((z >> 30) & 0x3FFFFFFFF)) * _FIRST
     z = (z ^ ((z >> 27) & 0x1FFFFFFFFF)) * _SECOND
     return z ^ ((z >> 31) & 0x1FFFFFFFF)
@@ -46,12 +49,18 @@ def sample_seed(seed: int, step: int, sample: int) -> int:
     >>> sample_seed(0, 1, 2) == sample_seed(0, 1, 2), sample_seed(0, 1, 2) == sample_seed(0, 1, 3)
     (True, False)
     """
-    return int(_keys(seed, step, torch.tensor([sample]))[0]) & 0x7FFFFFFFFFFFFFFF
+    return int(_keys(seed, step, np.array([sample]))[0]) & 0x7FFFFFFFFFFFFFFF
 
 
-def _keys(seed: int, step: int, samples: Any) -> Any:
-    start = torch.tensor([_signed(seed * 0x9E3779B97F4A7C15 + 1)], dtype=torch.int64, device=samples.device)
-    return _mix(_mix(_mix(start) + step) + samples.to(torch.int64) * _GAMMA)
+def _keys(seed: int, step: int, samples: NDArray[np.int64]) -> NDArray[np.int64]:
+    start = np.array([_signed(seed * 0x9E3779B97F4A7C15 + 1)])
+    keys: NDArray[np.int64] = _mix(_mix(_mix(start) + step) + samples * _GAMMA)
+    return keys
+
+
+@functools.lru_cache(maxsize=16)
+def _counted(each: int) -> NDArray[np.int64]:
+    return np.arange(1, each + 1, dtype=np.int64) * _GAMMA
 
 
 def _signed(value: int) -> int:
@@ -80,14 +89,9 @@ class KeyedRandom(TorchFunctionMode):  # type: ignore[misc]
         self._operation = 0
         self._by_rows = False
 
-    def begin(self, step: int, samples: Any) -> KeyedRandom:
-        """Say which samples the next pass is about; gives itself, to be entered.
-
-        Parameters
-        ----------
-        samples : ids, int64 tensor on the device of the pass
-        """
-        self._keys = _keys(self.seed, step, samples)
+    def begin(self, step: int, samples: Sequence[int]) -> KeyedRandom:
+        """Say which samples the next pass is about, by their ids; gives itself, to be entered."""
+        self._keys = _keys(self.seed, step, np.asarray(samples, dtype=np.int64))
         self._operation = 0
         return self
 
@@ -110,7 +114,7 @@ class KeyedRandom(TorchFunctionMode):  # type: ignore[misc]
     # --- drawing -------------------------------------------------------------------------------------------
 
     def _bits(self, shape: Sequence[int], what: str, device: Any) -> Any:
-        """Draw 63 random bits each for an array whose first dimension is the samples."""
+        """Draw whole numbers below 2²⁴ for an array whose first dimension is the samples."""
         samples = len(self._keys)
         first = shape[0] if len(shape) else 0
         rows = first // samples if self._by_rows and first % samples == 0 else 1
@@ -121,13 +125,17 @@ class KeyedRandom(TorchFunctionMode):  # type: ignore[misc]
             )
         each = rows * math.prod(shape[1:])
         self._operation += 1
-        keys = _mix(self._keys.to(device) + self._operation)
-        count = torch.arange(1, each + 1, dtype=torch.int64, device=device) * _GAMMA
-        return _mix(keys[:, None] + count[None, :]).reshape(tuple(shape))
+        keys = _mix(self._keys + self._operation)
+        if torch.device(device).type == "cpu":
+            bits = torch.from_numpy(_mix(keys[:, None] + _counted(each)[None, :]))
+        else:
+            count = torch.arange(1, each + 1, dtype=torch.int64, device=device) * _GAMMA
+            bits = _mix(torch.from_numpy(keys).to(device)[:, None] + count[None, :])
+        return ((bits >> 40) & 0xFFFFFF).reshape(tuple(shape))
 
     def uniform(self, shape: Sequence[int], what: str, device: Any, dtype: Any) -> Any:
         """Draw numbers in [0, 1), multiples of 2⁻²⁴, so that every precision has the same."""
-        bits = (self._bits(shape, what, device) >> 40) & 0xFFFFFF
+        bits = self._bits(shape, what, device)
         return bits.to(dtype if dtype in (torch.float32, torch.float64) else torch.float32) * 2.0**-24
 
     def normal(self, shape: Sequence[int], what: str, device: Any, dtype: Any) -> Any:
@@ -137,7 +145,7 @@ class KeyedRandom(TorchFunctionMode):  # type: ignore[misc]
 
     def keep(self, shape: Sequence[int], p: float, what: str, like: Any) -> Any:
         """Draw a mask of what dropout with probability p keeps."""
-        return (self.uniform(shape, what, like.device, torch.float32) >= p).to(like.dtype)
+        return (self._bits(shape, what, like.device) >= math.ceil(p * 2**24)).to(like.dtype)
 
     # --- keyed operations ----------------------------------------------------------------------------------
 
@@ -168,7 +176,7 @@ class KeyedRandom(TorchFunctionMode):  # type: ignore[misc]
         shape = tuple(options.get("size", shape))
         draw = self.uniform if func.__name__ == "rand" else self.normal
         dtype = options.get("dtype") or torch.get_default_dtype()
-        device = options.get("device") or self._keys.device
+        device = options.get("device") or torch.get_default_device()
         return draw(shape, func.__name__, device, dtype).to(dtype)
 
     def _rand_like(self, func: Any, input: Any, **options: Any) -> Any:

@@ -24,7 +24,7 @@ from hetero.train.keyed import KeyedRandom, RandomRefusedError
 from hetero.train.losses import SummedLoss
 from hetero.train.values import NotANumberError, Options
 
-__all__ = ["HEADER", "Parts", "Replica", "Throttle", "mixing_layers"]
+__all__ = ["HEADER", "Parts", "Replica", "Throttle", "count_right", "mixing_layers", "refuse_unkeyed"]
 
 HEADER = 6
 """Numbers that ride with the gradients before the seconds of each rank: see `Parts.header`."""
@@ -142,7 +142,7 @@ class Replica:
 
     def _pass(self, samples: Samples, ids: Sequence[int], batch: int, done: Parts) -> None:
         inputs, targets = self._load(samples.batch(ids, self.options.seed, self.step))
-        with self.random.begin(self.step, torch.as_tensor(ids, dtype=torch.int64, device=self.place)):
+        with self.random.begin(self.step, ids):
             with self._precision():
                 output = _call(self.model, inputs)
                 total, weight, losses = self.loss.sums(output, targets)
@@ -224,8 +224,7 @@ class Replica:
         self._to_training()
         for piece in self._pieces(ids):
             inputs, targets = self._load(samples.batch(piece, self.options.seed, self.step))
-            keys = torch.as_tensor(piece, dtype=torch.int64, device=self.place)
-            with self.random.begin(self.step, keys), torch.no_grad(), self._precision():
+            with self.random.begin(self.step, piece), torch.no_grad(), self._precision():
                 each = self.loss.sums(_call(self.model, inputs), targets)[2]
             wrong = ~torch.isfinite(each.reshape(len(piece), -1)).all(1)
             found += [sample for sample, bad in zip(piece, wrong.tolist(), strict=True) if bad]

@@ -51,7 +51,8 @@ class Trainer:
     optimizer : an optimizer of the model's parameters, or a function that makes one of them
     data : (inputs, targets), a dataset with len() and [i], or a DataLoader of one
     global_batch : samples of a step over all devices
-    devices : the fleet, as `hetero.Context` takes it; every sound device that torch knows where none is named
+    devices : the fleet, as `hetero.Context` takes it, or a Context that is open; every sound device that torch
+        knows where none is named
     shares : 'auto', 'equal', 'proportional', or samples by device, as in {'cpu:0': 96, 'cpu:1': 32}
     precision : 'fp32' computes in the model's own precision, 'bf16' and 'fp16' in half of it where that is safe
     exact : 'sum', or 'bitwise' for the same bits however the batch is shared
@@ -83,7 +84,7 @@ class Trainer:
         data: Any,
         *,
         global_batch: int,
-        devices: str | Sequence[Any] | None = None,
+        devices: str | Sequence[Any] | Context | None = None,
         shares: str | Mapping[str, int] = "auto",
         precision: str = "fp32",
         exact: str = "sum",
@@ -121,7 +122,8 @@ class Trainer:
         self.notes: list[str] = []
         self._costs = None if cost is None else _costs(cost, len(self.data))
         self._opening = {"config": config, "devices": devices, "set": set, "trace": trace}
-        self._ctx: Context | None = None
+        self._lent = hasattr(devices, "submit_call")
+        self._ctx: Context | None = devices if self._lent else None  # type: ignore[assignment]
         self._kept: dict[int, Any] = {}
         self._state: bytes | None = None
         self._step = 0
@@ -131,7 +133,7 @@ class Trainer:
     @property
     def context(self) -> Context:
         """The Context that the members run in; opened when first needed."""
-        if self._ctx is None or self._ctx.closed:
+        if self._ctx is None or (self._ctx.closed and not self._lent):
             from hetero.session.context import Context
 
             self._ctx = Context(**self._opening, history=False)
@@ -155,7 +157,7 @@ class Trainer:
 
     def close(self) -> None:
         """Give the devices back."""
-        if self._ctx is not None:
+        if self._ctx is not None and not self._lent:
             self._ctx.close()
 
     def __enter__(self) -> Trainer:

@@ -1,0 +1,150 @@
+"""Recipes: a YAML file that says what to train, on what, how, and where to put it.
+
+In: a file and settings laid over it. Out: one frozen value, and what is left for the Context.
+It must not open data or devices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from hetero.floor.errors import ConfigError, did_you_mean
+from hetero.floor.units import shown
+from hetero.session.config import read_file
+from hetero.session.config_yaml import Tree, lay_over
+
+__all__ = ["OPTIMIZERS", "Recipe", "read_recipe"]
+
+OPTIMIZERS = ("adam", "adamw", "sgd")
+_DATA = ("path", "download")
+_TRAIN = (
+    *("epochs", "global_batch", "optimizer", "learning_rate", "shares", "precision", "exact"),
+    *("accumulate", "micro_batch", "on_nan", "seed"),
+)
+_OWN = ("model", "data", "train", "output")
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """What to train.
+
+    Attributes
+    ----------
+    name : of the run, after the file
+    model : 'mnist', or 'file.py:function' for a function that makes a model
+    data_path : folder of MNIST's files, None for scikit-learn's digits
+    download : True where absent files may be fetched
+    epochs : ≥ 1
+    optimizer, learning_rate : one of `OPTIMIZERS`
+    options : keywords of the Trainer
+    output : folder of the results
+    context : what is left, for the Context
+    """
+
+    name: str
+    model: str = "mnist"
+    data_path: Path | None = None
+    download: bool = False
+    epochs: int = 8
+    optimizer: str = "adam"
+    learning_rate: float = 0.001
+    options: Mapping[str, Any] = field(default_factory=dict)
+    output: Path = Path("mnist-run")
+    context: Mapping[str, Any] = field(default_factory=dict)
+
+
+def read_recipe(path: Path | str, set: Sequence[str] = ()) -> Recipe:
+    """Read a recipe.
+
+    Parameters
+    ----------
+    set : settings laid over it, 'data.path=FOLDER'
+
+    Raises
+    ------
+    ConfigError
+        The file cannot be read, or a key or value is wrong; the message begins with its place.
+    """
+    tree = read_file(path)
+    for setting in set:
+        lay_over(tree, setting)
+    if not isinstance(tree.value, dict):
+        raise ConfigError(f"{path}: a recipe is a mapping of keys to values", remedy="see examples/mnist.yaml")
+    value = {key: part for key, part in tree.value.items() if part is not None}
+    given = {key: value.pop(key) for key in _OWN if key in value}
+    data = _section(tree, given, "data", _DATA)
+    train = _section(tree, given, "train", _TRAIN)
+    optimizer = train.pop("optimizer", "adam")
+    if optimizer not in OPTIMIZERS:
+        raise _wrong(tree, "train", "optimizer", optimizer, f"allowed: {', '.join(OPTIMIZERS)}", OPTIMIZERS)
+    recipe = Recipe(
+        name=Path(path).stem,
+        model=_text(tree, given, "model", "mnist"),
+        data_path=None if "path" not in data else Path(_text(tree, data, "path", "", "data")).expanduser(),
+        download=_truth(tree, data, "download"),
+        epochs=_whole(tree, train, "epochs", 8),
+        optimizer=optimizer,
+        learning_rate=_positive(tree, train, "learning_rate", 0.001),
+        options={"global_batch": 128, **train},
+        output=Path(_text(tree, given, "output", f"{Path(path).stem}-run")).expanduser(),
+        context=value,
+    )
+    if recipe.download and recipe.data_path is None:
+        raise _wrong(tree, "data", "download", True, "give data.path, the folder that the files go to")
+    return recipe
+
+
+def _section(tree: Tree, given: Mapping[str, Any], name: str, allowed: Sequence[str]) -> dict[str, Any]:
+    section = given.get(name, {})
+    if not isinstance(section, dict):
+        raise ConfigError(
+            f"{tree.place((name,))}: {name}: {shown(section)} is not a mapping", remedy=f"allowed: {', '.join(allowed)}"
+        )
+    for key in section:
+        if key not in allowed:
+            raise ConfigError(
+                f"{tree.place((name, key))}: {name}.{key}: there is no such key{did_you_mean(key, allowed)}",
+                remedy=f"allowed keys: {', '.join(allowed)}",
+            )
+    return {key: value for key, value in section.items() if value is not None}
+
+
+def _wrong(
+    tree: Tree, section: str, key: str, given: object, remedy: str, words: Sequence[str] = ()
+) -> ConfigError:
+    path = (section, key) if section else (key,)
+    return ConfigError(
+        f"{tree.place(path)}: {'.'.join(path)}: {shown(given)} is not allowed{did_you_mean(given, words)}",
+        remedy=remedy,
+    )
+
+
+def _text(tree: Tree, given: Mapping[str, Any], key: str, usual: str, section: str = "") -> str:
+    value = given.get(key, usual)
+    if not isinstance(value, str) or (key in given and not value.strip()):
+        raise _wrong(tree, section, key, value, "give a word or a path")
+    return value
+
+
+def _truth(tree: Tree, data: Mapping[str, Any], key: str) -> bool:
+    value = data.get(key, False)
+    if not isinstance(value, bool):
+        raise _wrong(tree, "data", key, value, "write true or false")
+    return value
+
+
+def _whole(tree: Tree, train: dict[str, Any], key: str, usual: int) -> int:
+    value = train.pop(key, usual)
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise _wrong(tree, "train", key, value, "give a whole number, 1 or more")
+    return value
+
+
+def _positive(tree: Tree, train: dict[str, Any], key: str, usual: float) -> float:
+    value = train.pop(key, usual)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < float("inf"):
+        raise _wrong(tree, "train", key, value, "give a number above 0")
+    return float(value)

@@ -1,0 +1,318 @@
+"""A model trained over unequal devices becomes the model that one device would have made."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+import hetero
+from hetero.errors import BadValueError, HeteroError, NothingFitsError
+
+torch = pytest.importorskip("torch")
+nn = torch.nn
+
+ONE, TWO = "cpu:1", "cpu:1,cpu:1*0.5"
+OPEN: dict[str, hetero.Context] = {}
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def fleets() -> Iterator[None]:
+    """Keep two fleets open for all tests: starting torch in a worker takes seconds."""
+    with hetero.Context(devices=TWO, history=False) as two, hetero.Context(devices=ONE, history=False) as one:
+        OPEN.update({TWO: two, ONE: one})
+        yield
+    OPEN.clear()
+
+
+def net(dropout: float = 0.0, seed: int = 0) -> Any:
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(12, 16), nn.ReLU(), nn.Dropout(dropout), nn.Linear(16, 4))
+
+
+def data(samples: int = 96, dtype: Any = np.float64) -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(3)
+    return rng.standard_normal((samples, 12)).astype(dtype), rng.integers(0, 4, samples)
+
+
+def adam(parameters: Any) -> Any:
+    return torch.optim.Adam(parameters, lr=0.01)
+
+
+def trained(model: Any, devices: str, *, epochs: int = 3, pair: Any = None, **options: Any) -> Any:
+    options = {"global_batch": 32, "devices": OPEN.get(devices, devices), **options}
+    with hetero.Trainer(model, options.pop("loss", nn.CrossEntropyLoss()), adam, pair or data(), **options) as trainer:
+        trainer.fit(epochs)
+    return trainer
+
+
+def plain(model: Any, pair: Any, loss: Callable[..., Any], epochs: int = 3, batch: int = 32) -> Any:
+    """Train in a loop that knows nothing of hetero, in the order of the data."""
+    inputs, targets = (torch.from_numpy(part) for part in pair)
+    optimizer = adam(model.parameters())
+    for _ in range(epochs):
+        for begin in range(0, len(inputs), batch):
+            optimizer.zero_grad()
+            loss(model(inputs[begin : begin + batch]), targets[begin : begin + batch]).backward()
+            optimizer.step()
+    return model
+
+
+def distance(one: Any, other: Any) -> float:
+    pairs = zip(one.parameters(), other.parameters(), strict=True)
+    return max(float((a - b).detach().abs().max()) for a, b in pairs)
+
+
+def same_bits(one: Any, other: Any) -> bool:
+    return all(torch.equal(a, b) for a, b in zip(one.parameters(), other.parameters(), strict=True))
+
+
+@pytest.mark.usefixtures("no_leaks")
+def test_a_trainer_gives_back_all_that_it_took() -> None:
+    with hetero.Trainer(net().double(), nn.CrossEntropyLoss(), adam, data(), global_batch=32, devices=TWO) as trainer:
+        trainer.fit(1)
+
+
+def test_unequal_shares_give_what_a_plain_loop_gives() -> None:
+    model = net().double()
+    expected = plain(copy.deepcopy(model), data(), nn.CrossEntropyLoss())
+    trainer = trained(model, TWO, shares={"cpu:0": 24, "cpu:1": 8}, shuffle=False)
+    assert distance(model, expected) < 1e-12
+    assert trainer.reports[-1].shares == {"cpu:0": 24, "cpu:1": 8}
+
+
+def test_a_last_batch_that_is_smaller_counts_as_much_as_in_a_plain_loop() -> None:
+    model = net().double()
+    expected = plain(copy.deepcopy(model), data(75), nn.CrossEntropyLoss())
+    trained(model, TWO, pair=data(75), shares={"cpu:0": 21, "cpu:1": 11}, shuffle=False)
+    assert distance(model, expected) < 1e-12
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        nn.CrossEntropyLoss(weight=torch.tensor([1.0, 2.0, 0.5, 3.0], dtype=torch.float64)),
+        nn.CrossEntropyLoss(ignore_index=2),
+        torch.nn.functional.cross_entropy,
+    ],
+    ids=["class weights", "ignored class", "function"],
+)
+def test_the_mean_of_a_loss_is_that_of_the_whole_batch(loss: Any) -> None:
+    model = net().double()
+    expected = plain(copy.deepcopy(model), data(), loss, epochs=1)
+    trained(model, TWO, epochs=1, loss=loss, shares={"cpu:0": 5, "cpu:1": 27}, shuffle=False)
+    assert distance(model, expected) < 1e-12
+
+
+def test_a_regression_is_averaged_over_elements_and_not_over_samples() -> None:
+    inputs, _ = data()
+    pair = (inputs, np.random.default_rng(0).standard_normal((96, 4)))
+    model = net().double()
+    expected = plain(copy.deepcopy(model), pair, nn.MSELoss())
+    trained(model, TWO, pair=pair, loss=nn.MSELoss(), shares={"cpu:0": 20, "cpu:1": 12}, shuffle=False)
+    assert distance(model, expected) < 1e-12
+
+
+def test_dropout_does_not_depend_on_who_computes_a_sample() -> None:
+    alone, shared = net(0.5).double(), net(0.5).double()
+    trained(alone, ONE)
+    trained(shared, TWO, shares={"cpu:0": 13, "cpu:1": 19})
+    assert distance(alone, net(0.5).double()) > 1e-3
+    assert distance(alone, shared) < 1e-12
+
+
+def test_bitwise_gives_equal_bits_for_any_shares_and_devices() -> None:
+    models = []
+    for devices, shares in ((ONE, "auto"), (TWO, "equal"), (TWO, {"cpu:0": 28, "cpu:1": 4})):
+        models.append(net(0.3))
+        trained(models[-1], devices, pair=data(80, np.float32), exact="bitwise", shares=shares)
+    assert same_bits(models[0], models[1])
+    assert same_bits(models[0], models[2])
+
+
+def test_bitwise_is_as_near_to_a_plain_loop_as_its_precision() -> None:
+    model = net().double()
+    expected = plain(copy.deepcopy(model), data(), nn.CrossEntropyLoss())
+    trained(model, ONE, exact="bitwise", shuffle=False)
+    assert distance(model, expected) < 1e-7
+
+
+def test_passes_of_a_few_samples_give_what_one_pass_gives() -> None:
+    model = net().double()
+    expected = plain(copy.deepcopy(model), data(), nn.CrossEntropyLoss())
+    trained(model, ONE, accumulate=3, micro_batch=5, shuffle=False)
+    assert distance(model, expected) < 1e-12
+
+
+def test_augmentation_in_a_dataset_belongs_to_the_sample() -> None:
+    class Noisy(torch.utils.data.Dataset):  # type: ignore[misc]
+        def __len__(self) -> int:
+            return 64
+
+        def __getitem__(self, index: int) -> Any:
+            inputs, targets = data()
+            return torch.from_numpy(inputs[index]) + torch.randn(12), int(targets[index])
+
+    alone, shared = net().double(), net().double()
+    trained(alone, ONE, pair=Noisy(), epochs=1)
+    trained(shared, TWO, pair=torch.utils.data.DataLoader(Noisy(), batch_size=4), epochs=1, shares="equal")
+    assert distance(alone, shared) < 1e-12
+
+
+def test_a_parameter_that_is_not_used_has_no_gradient() -> None:
+    class Part(nn.Module):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.used, self.unused = nn.Linear(12, 4), nn.Linear(12, 4)
+
+        def forward(self, x: Any) -> Any:
+            return self.used(x)
+
+    def decaying(parameters: Any) -> Any:
+        return torch.optim.SGD(parameters, lr=0.1, weight_decay=0.1)
+
+    model = Part().double()
+    before = model.unused.weight.detach().clone()
+    with hetero.Trainer(model, nn.CrossEntropyLoss(), decaying, data(), global_batch=32, devices=OPEN[TWO]) as trainer:
+        trainer.fit(1)
+    assert torch.equal(model.unused.weight, before)
+
+
+def test_the_optimizer_that_a_program_made_goes_on_where_training_ended() -> None:
+    model, expected = net().double(), net().double()
+    plain(expected, data(), nn.CrossEntropyLoss(), epochs=2)
+    optimizer = adam(model.parameters())
+    loss = nn.CrossEntropyLoss()
+    with hetero.Trainer(model, loss, optimizer, data(), global_batch=32, devices=OPEN[ONE], shuffle=False) as trainer:
+        trainer.fit(1)
+        trainer.fit(1)
+    assert distance(model, expected) < 1e-12
+    assert optimizer.state[model[0].weight]["step"] == 6
+
+
+# --- what is refused -----------------------------------------------------------------------------------------
+
+
+def test_batch_normalisation_over_several_devices_is_refused_with_the_remedy() -> None:
+    model = nn.Sequential(nn.Linear(12, 4), nn.BatchNorm1d(4))
+    with pytest.raises(BadValueError, match=r"1 \(BatchNorm1d\) takes its statistics .*GroupNorm, put these layers"):
+        trained(model.double(), TWO)
+
+
+def test_batch_normalisation_that_is_frozen_or_on_one_device_trains() -> None:
+    model = nn.Sequential(nn.Linear(12, 4), nn.BatchNorm1d(4)).double()
+    trained(model, ONE, epochs=1)
+    model[1].eval()
+    mean = model[1].running_mean.clone()
+    trained(model, TWO, epochs=1)
+    assert torch.equal(model[1].running_mean, mean)
+
+
+class Draws(nn.Module):  # type: ignore[misc]
+    """Draws numbers that cannot be keyed."""
+
+    def __init__(self, draw: Callable[[Any], Any]) -> None:
+        super().__init__()
+        self.inner, self.draw = net().double(), draw
+
+    def forward(self, x: Any) -> Any:
+        return self.inner(x) + 0 * self.draw(x)
+
+
+@pytest.mark.parametrize(
+    ("draw", "name"),
+    [
+        (lambda x: torch.randint(0, 3, (len(x), 4)), "randint"),
+        (lambda x: x.new_zeros(len(x), 4).bernoulli_(0.5), "bernoulli_"),
+        (lambda x: nn.functional.dropout(x[:, :4].T, 0.5).T, "dropout draws"),
+        (lambda x: torch.rand(()), "rand draws"),
+        (lambda x: torch.distributions.Beta(1.0, 1.0).sample((len(x), 1)), "the model draws|_sample_dirichlet"),
+    ],
+)
+def test_a_random_operation_that_cannot_be_keyed_is_refused_by_name(draw: Any, name: str) -> None:
+    with pytest.raises(HeteroError, match=name):
+        trained(Draws(draw), TWO, epochs=1)
+
+
+def test_shares_that_do_not_add_up_are_refused() -> None:
+    with pytest.raises(BadValueError, match="24 \\+ 9 is 33, and the global batch is 32"):
+        trained(net().double(), TWO, shares={"cpu:0": 24, "cpu:1": 9})
+    with pytest.raises(BadValueError, match="'cpu:7' is no device of this run; did you mean"):
+        trained(net().double(), TWO, shares={"cpu:0": 24, "cpu:7": 8})
+
+
+def test_a_fleet_without_a_device_that_torch_knows_is_refused() -> None:
+    with pytest.raises(NothingFitsError, match="torch can train on none of null:0"):
+        trained(net().double(), "null:1")
+
+
+def test_a_loss_that_is_not_a_number_names_the_step_and_the_samples() -> None:
+    inputs, targets = data()
+    inputs[70] = np.nan
+    with pytest.raises(HeteroError, match=r"not a number at step 2; samples 70; .*on_nan='skip'"):
+        trained(net().double(), TWO, pair=(inputs, targets), shuffle=False)
+
+
+def test_a_loss_that_is_not_a_number_can_be_skipped() -> None:
+    inputs, targets = data()
+    inputs[70] = np.nan
+    model = net().double()
+    expected = plain(copy.deepcopy(model), (inputs[:64], targets[:64]), nn.CrossEntropyLoss(), epochs=1)
+    trained(model, TWO, pair=(inputs, targets), shuffle=False, on_nan="skip", epochs=1)
+    assert distance(model, expected) < 1e-12
+
+
+def test_labels_out_of_range_are_the_losss_own_error() -> None:
+    inputs, targets = data()
+    targets[5] = 9
+    with pytest.raises(IndexError, match="out of bounds"):
+        trained(net().double(), TWO, pair=(inputs, targets))
+
+
+@pytest.mark.parametrize(
+    ("option", "words"),
+    [
+        ({"global_batch": 0}, "global_batch=0 is not allowed"),
+        ({"global_batch": 97}, "more than the 96 samples"),
+        ({"shares": "eqal"}, "did you mean 'equal'"),
+        ({"precision": "fp8"}, "give fp32, bf16, fp16"),
+        ({"exact": "yes"}, "give sum, bitwise"),
+        ({"cost": [1.0]}, "1 numbers for 96 samples"),
+    ],
+)
+def test_an_option_that_is_wrong_is_told_before_anything_starts(option: dict[str, Any], words: str) -> None:
+    with pytest.raises(BadValueError, match=words):
+        trained(net(), TWO, **option)
+
+
+# --- who takes part ------------------------------------------------------------------------------------------
+
+
+def test_a_useless_device_is_left_out_and_the_run_says_so() -> None:
+    trainer = trained(net().double(), "cpu:1,cpu:1*0.01", epochs=2)
+    assert trainer.reports[-1].shares == {"cpu:0": 32, "cpu:1": 0}
+    assert [note for note in trainer.notes if note.startswith("cpu:1 is left out: ")]
+
+
+def test_a_callback_that_gives_true_ends_the_training() -> None:
+    trainer = trained(net().double(), TWO, epochs=5, callbacks=[lambda report: report.epoch == 2])
+    assert [report.epoch for report in trainer.reports] == [1, 2]
+
+
+def test_half_precision_trains() -> None:
+    for precision in ("bf16", "fp16"):
+        model = net()
+        trainer = trained(model, TWO, pair=data(96, np.float32), precision=precision, epochs=4)
+        assert trainer.reports[-1].loss < trainer.reports[0].loss
+        assert model[0].weight.dtype == torch.float32

@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING
 
 from hetero.drive.live import Driver
 from hetero.drive.worker import WorkerFactory
+from hetero.engines.local.pieces import Talk
 from hetero.floor import settings
 from hetero.floor.clock import TraceSink, WallClock
 from hetero.floor.errors import HistoryError
 from hetero.plan.cost import CostModel
 from hetero.plan.policies import registry
 from hetero.session import fleet
-from hetero.session.config_here import find_devices
+from hetero.session.config_here import choose_protocol, find_devices
 from hetero.session.fleet_speed import remembered
 from hetero.session.watching import Counts, DebugLog, WatchedPolicy, joined
 
@@ -125,7 +126,16 @@ def _engine(name: str, config: Config) -> Engine:
         return InlineEngine()
     from hetero.engines.local.engine import LocalEngine
 
-    return LocalEngine(pool_bytes, note=_log.warning)
+    return LocalEngine(pool_bytes, note=_log.warning, talk=_talk(config))
+
+
+def _talk(config: Config) -> Talk:
+    """Say how group members talk: all of them are on this host, where RDMA and NCCL have nothing to carry."""
+    asked = config.communication
+    protocol = choose_protocol(asked.protocol, config.source)
+    if protocol in ("rdma", "nccl"):
+        _log.info("the members of a group task are on one host: they talk through shared memory, not %s", protocol)
+    return Talk(protocol != "tcp", asked.buffer_size_bytes)
 
 
 def _trace(

@@ -24,7 +24,8 @@ from hetero.engines.local.control import Control
 from hetero.engines.local.lending import Lender, store
 from hetero.engines.local.messages import Cancelled, Job
 from hetero.engines.local.outbox import Outbox
-from hetero.engines.local.wire import NONE, Frames, Wire, dump_error, frame, load, one_line
+from hetero.engines.local.pieces import Piece, cut
+from hetero.engines.local.wire import NONE, Frames, dump_error, frame, load, one_line
 from hetero.floor import clock, platform
 from hetero.floor.errors import HeteroError
 from hetero.model.device import Device
@@ -73,7 +74,8 @@ class Server:
             for position, message in enumerate(self._pending):
                 if message[0] in (say.SAY, say.LEFT) and message[1] == seq:
                     del self._pending[position]
-                    return message[0], message[2], message[3]
+                    content = Piece(*message[3]) if message[0] == say.SAY else message[3]
+                    return message[0], message[2], content
             select.select([self.data], [], [])
             with self.shield():
                 self._read()
@@ -189,11 +191,30 @@ class Server:
         assert job.group is not None
 
         def send(rank: int, value: Any) -> None:
-            with self.shield():
-                wire = store(value, self.segments, lambda sizes: self._room(job.seq, sizes))
-                self.send((say.SAY, job.seq, rank, tuple(wire)))
+            for piece in cut(value, self.hello.talk.piece_bytes):
+                with self.shield():
+                    self.send((say.SAY, job.seq, rank, self._placed(job.seq, piece)))
 
-        return say.GroupChannel(*job.group, send, lambda: self._group_message(job.seq), self._heard)
+        return say.GroupChannel(*job.group, send, lambda: self._group_message(job.seq), self._hear)
+
+    def _placed(self, seq: int, piece: Piece) -> tuple[Any, ...]:
+        """Give a piece as it travels: its data in the pool, or as bytes."""
+        data = piece.data
+        if self.hello.talk.pooled and data:
+            (place,) = self._room(seq, [data.nbytes])
+            self.segments.write(place, data)
+            return tuple(piece._replace(data=tuple(place)))
+        return tuple(piece._replace(data=bytes(data)))
+
+    def _hear(self, data: Any, buffer: memoryview) -> None:
+        """Copy what another member sent, and give its place in the pool back."""
+        if isinstance(data, bytes):
+            buffer[: len(data)] = data
+            return
+        with self.shield():
+            number, offset, nbytes = data
+            buffer[:nbytes] = self.segments.segment(number).part(offset, nbytes).data
+            self.send((say.HEARD, data))
 
     def _arguments(self, job: Job, views: list[Any]) -> Any:
         items = {}
@@ -254,15 +275,6 @@ class Server:
         function = Function(key, name, default, implementations)
         self._functions[key] = function
         return function
-
-    def _heard(self, wire: Any) -> Any:
-        """Read what another member sent, independent of shared memory, and give its place there back."""
-        views: list[Any] = []
-        value = self.segments.value(Wire(*wire), views)
-        if views:
-            self.segments.release(views)
-            self.send((say.HEARD, wire[1]))
-        return value
 
 
 class _Shield:

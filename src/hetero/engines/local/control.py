@@ -27,6 +27,9 @@ __all__ = ["Control"]
 GRACE_S = 1.0
 """How long a running task may go on after the program has gone."""
 
+SHARING = ("cpu", "null")
+"""Kinds whose arrays may share the bytes of the host's arrays that they were made from."""
+
 
 class Control:
     """Listens beside the main thread.
@@ -62,11 +65,18 @@ class Control:
 
     def keep(self, key: Any, value: Any) -> None:
         """Keep a value on this device's memory node."""
-        self._kept[key] = value
+        self._kept[key] = self._own(value)
 
     def kept(self, key: Any) -> Any:
         """Give a kept value, its NumPy arrays copied."""
         return fresh(self._kept[tuple(key)])
+
+    def _own(self, value: Any) -> Any:
+        """Give a value that shares no bytes with the pool, whose blocks are lent for one task or one copy only."""
+        runner = self._server.runner
+        if self._server.device.kind in SHARING:
+            return runner.to_device(fresh(runner.to_host(value)))
+        return value
 
     def _listen(self) -> None:
         with suppress(OSError):
@@ -123,9 +133,8 @@ class Control:
         views: list[Any] = []
         travelling = Wire(*wire)
         self._server.slow_link(sum([place[2] for place in travelling.places]))
-        value = self._server.runner.to_device(self._server.segments.value(travelling, views))
+        self.keep(key, self._server.runner.to_device(self._server.segments.value(travelling, views)))
         self._server.segments.release(views)
-        self._kept[key] = value
         return ()
 
     def _export(self, order: int, key: Any) -> tuple[Any, ...]:

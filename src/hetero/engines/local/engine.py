@@ -20,6 +20,7 @@ from hetero.engines.local.groups import Group
 from hetero.engines.local.house import House
 from hetero.engines.local.hub import Hub
 from hetero.engines.local.items import MISSING, Item, Items, Meter, Replica
+from hetero.engines.local.pieces import Talk
 from hetero.engines.local.process import START_S, ProcessWorker
 from hetero.engines.local.threads import ThreadWorker
 from hetero.engines.local.wire import as_bytes, one_line
@@ -44,11 +45,12 @@ class LocalEngine(Engine):
     isolation : 'process' or 'thread' for all devices, '' for what each device says
     start_s : s that a worker may take to start
     note : told what the user should know, in one line each
+    talk : how the members of a group talk
 
     Attributes
     ----------
     counters : how often things happened: copies, copied_bytes, shared (copies saved), messages, functions (sent
-        to a worker), transfers, spills, spilled_bytes
+        to a worker), transfers, spills, spilled_bytes, pieces (of what group members said to processes), pieces_in_pool
     """
 
     name = "local"
@@ -59,15 +61,18 @@ class LocalEngine(Engine):
         isolation: str = "",
         start_s: float = START_S,
         note: Callable[[str], None] = lambda text: None,
+        talk: Talk = Talk(),  # noqa: B008
     ) -> None:
         self.counters: Counter[str] = Counter()
         self._pool_bytes = memory_pool_bytes
         self._isolation = isolation
         self._start_s = start_s
         self._note = note
+        self._talk = talk
         self._house: House
         self._devices: dict[str, Device] = {}
         self._workers: dict[str, Worker] = {}
+        self._travelling: dict[tuple[int, int, str], Payload] = {}
         self._bytes_needed = False
         self._pid = 0
         self._stop_lock = threading.Lock()
@@ -78,7 +83,7 @@ class LocalEngine(Engine):
         origin_s = WallClock(0.0).now_s() - clock.now_s()
         items = Items(arena, meter)
         self._house = House(
-            hub, arena, items, meter, clock, self.counters, worker, report, origin_s, self._start_s
+            hub, arena, items, meter, clock, self.counters, worker, report, origin_s, self._start_s, self._talk
         )  # fmt: skip
         arena.closed_segments = self._segment_closed
         self._pid = os.getpid()
@@ -255,6 +260,7 @@ class LocalEngine(Engine):
         key = (order.item, 0, order.dst)
 
         def arrived(problem: str, start: float, seconds: float, _: object) -> None:
+            self._travelling.pop(key, None)
             if problem:
                 self._transfer_failed(order, problem)
                 return
@@ -265,6 +271,7 @@ class LocalEngine(Engine):
             worker.take_in(key, item.value if item.payload is None else item.payload, arrived)
         else:
             payload = item.payload or self._payload(item.value, f"data item {order.item}")
+            self._travelling[key] = payload
             worker.take_in(key, payload, arrived)
 
     def _arrived(self, order: Transfer, started_s: float, seconds: float) -> None:

@@ -13,6 +13,7 @@ from hetero.engines.base import Report, WorkerEntry
 from hetero.engines.local.arena import Arena
 from hetero.engines.local.hub import Hub
 from hetero.engines.local.items import Items, Meter
+from hetero.engines.local.pieces import Talk
 from hetero.engines.local.wire import load_error
 from hetero.floor.clock import Clock
 from hetero.floor.errors import SerialisationError
@@ -31,6 +32,7 @@ class House:
     ----------
     origin_s : the clock's zero on the host's monotonic clock, so that workers agree
     start_s : s that a worker may take to start
+    talk : how the members of a group talk
     failed_starts : how often in a row the worker of a device did not start
     """
 
@@ -44,6 +46,7 @@ class House:
     report: Report
     origin_s: float
     start_s: float
+    talk: Talk
     failed_starts: Counter[str] = field(default_factory=Counter)
 
     def refuse(self, device: str, launch: Launch, failure: Failure) -> None:

@@ -62,7 +62,7 @@ class Child:
         path = _own_path() if device.python else [entry or os.getcwd() for entry in sys.path]
         self.hello = Hello(
             device, os.getpid(), house.origin_s, pool.fd, pool.nbytes, stderr_fd,
-            asdict(platform.FEATURES), path, not device.python,
+            asdict(platform.FEATURES), path, not device.python, house.talk,
         )  # fmt: skip
 
     def kill(self) -> None:

@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from hetero.engines.local.pieces import Assembly, Piece, Talk, Whole
 from hetero.engines.local.wire import Place, Wire
 from hetero.floor.errors import BadValueError, HeteroError
 
@@ -37,6 +38,7 @@ class Hello(NamedTuple):
     features: dict[str, Any]
     path: list[str]
     whole_path: bool
+    talk: Talk
 
 
 class Job(NamedTuple):
@@ -92,8 +94,8 @@ class GroupChannel:
     Parameters
     ----------
     send : sends a value to a rank
-    receive : waits for the next (SAY, sender, content) or (LEFT, sender, reason)
-    read : gives the value of a content
+    receive : waits for the next (SAY, sender, content) or (LEFT, sender, reason); a content is a `Whole` or a `Piece`
+    copy : copies the data of a piece into a buffer
     """
 
     def __init__(
@@ -102,14 +104,14 @@ class GroupChannel:
         world_size: int,
         send: Callable[[int, Any], None],
         receive: Callable[[], Any],
-        read: Callable[[Any], Any],
+        copy: Callable[[Any, memoryview], None],
     ) -> None:
         self.rank = rank
         self.world_size = world_size
         self._send = send
         self._receive = receive
-        self._read = read
-        self._inbox: list[deque[Any]] = [deque() for _ in range(world_size)]
+        self._copy = copy
+        self._inbox: list[deque[Whole | Piece]] = [deque() for _ in range(world_size)]
         self._left: dict[int, str] = {}
 
     def send(self, value: Any, rank: int) -> None:
@@ -120,6 +122,15 @@ class GroupChannel:
     def recv(self, rank: int) -> Any:
         """Wait for the next value from the member of this rank."""
         self._check(rank)
+        assembly = Assembly(self._copy)
+        while True:
+            content = self._next(rank)
+            if isinstance(content, Whole):
+                return content.value
+            if assembly.add(content):
+                return assembly.value()
+
+    def _next(self, rank: int) -> Whole | Piece:
         while not self._inbox[rank]:
             failed = next((reason for reason in self._left.values() if reason), self._left.get(rank))
             if failed is not None:
@@ -129,7 +140,7 @@ class GroupChannel:
                 self._inbox[sender].append(content)
             else:
                 self._left[sender] = content
-        return self._read(self._inbox[rank].popleft())
+        return self._inbox[rank].popleft()
 
     def _check(self, rank: int) -> None:
         if not 0 <= rank < self.world_size:

@@ -19,6 +19,7 @@ from hetero.engines.local.groups import Group
 from hetero.engines.local.house import House, failure_of
 from hetero.engines.local.items import Item, Replica
 from hetero.engines.local.launching import STOP_S, Child
+from hetero.engines.local.pieces import Piece, Whole, cut
 from hetero.engines.local.pipe import Pipe
 from hetero.engines.local.shipping import Flight, Shipped
 from hetero.engines.local.wire import Frames, Place, Wire, one_line
@@ -195,11 +196,22 @@ class ProcessWorker:
         seq = self._groups.get(task)
         if seq is None:
             return
-        payload = content if isinstance(content, Payload) else self._house.arena.payload(content)
-        for block in payload.blocks[:1]:
-            self._said[block.place] = (seq, payload)
-        self._announce(payload)
-        self._data.send((say.SAY, seq, sender, tuple(payload.wire())))
+        for piece in cut(content.value, self._house.talk.piece_bytes) if isinstance(content, Whole) else (content,):
+            self._data.send((say.SAY, seq, sender, self._said_piece(seq, piece)))
+
+    def _said_piece(self, seq: int, piece: Piece) -> tuple[Any, ...]:
+        """Give a piece as it travels to the worker: its data in the pool, kept until they were heard, or as bytes."""
+        counters, data = self._house.counters, piece.data
+        counters["pieces"] += 1
+        if isinstance(data, memoryview):
+            data = Payload(b"", (self._house.arena.keep(data),)) if self._house.talk.pooled else bytes(data)
+        if isinstance(data, Payload):
+            counters["pieces_in_pool"] += 1
+            place = data.blocks[0].place
+            self._said[place] = (seq, data)
+            self._announce(data)
+            data = tuple(place)
+        return tuple(piece._replace(data=data))
 
     def hear_left(self, task: int, sender: int, reason: str) -> None:
         """Learn that another member of a group has ended."""
@@ -247,15 +259,21 @@ class ProcessWorker:
             self._leases.pop(-message[1], None)
             self._orders.pop(message[1])(message[2], 0.0, 0.0, None)
         elif tag == say.SAY:
-            flight = self._flights[message[1]]
-            assert flight.group is not None
-            flight.group.say(flight.rank, message[2], claim(Wire(*message[3]), self._leases.get(message[1], {})))
+            self._says(*message[1:])
         elif tag == say.HEARD:
-            self._said.pop(Place(*message[1][0]), None)
+            self._said.pop(Place(*message[1]), None)
         elif tag == say.READY:
             self._greeted(message[1])
         elif tag == say.BROKEN:
             self._why = message[1]
+
+    def _says(self, seq: int, rank: int, fields: tuple[Any, ...]) -> None:
+        flight, piece = self._flights[seq], Piece(*fields)
+        assert flight.group is not None
+        if isinstance(piece.data, tuple):
+            payload = claim(Wire(b"", (Place(*piece.data),)), self._leases[seq])
+            piece = piece._replace(data=payload)
+        flight.group.say(flight.rank, rank, piece)
 
     def _greeted(self, version: str) -> None:
         own = ".".join(map(str, sys.version_info[:2]))

@@ -20,6 +20,7 @@ from hetero.engines.local.house import House
 from hetero.engines.local.items import Item, Replica
 from hetero.engines.local.messages import Cancelled, GroupChannel
 from hetero.engines.local.outbox import Outbox
+from hetero.engines.local.pieces import Whole
 from hetero.engines.local.wire import LARGE_BYTES, fresh, one_line
 from hetero.floor import clock
 from hetero.floor.errors import HeteroError
@@ -60,6 +61,14 @@ def sizeof(value: Any) -> int:
         nbytes = getattr(value, "nbytes", 0)
         total = nbytes if isinstance(nbytes, int) else 0
     return total if total >= LARGE_BYTES else 0
+
+
+def copy_said(data: Any, buffer: memoryview) -> None:
+    """Copy what a worker process said, in the pool or in the message itself, into a buffer."""
+    if isinstance(data, Payload):
+        block = data.blocks[0]
+        data = block.segment.part(block.place.offset, block.place.nbytes)
+    buffer[: len(data)] = data
 
 
 def _raise_in_thread(ident: int, exception: type[BaseException] | None) -> None:
@@ -248,12 +257,9 @@ class ThreadWorker:
 
     def _channel(self, task: int, group: Group, rank: int) -> GroupChannel:
         def send(to: int, value: Any) -> None:
-            group.say(rank, to, fresh(value))
+            group.say(rank, to, Whole(fresh(value)))
 
-        def read(content: Any) -> Any:
-            return content.value() if isinstance(content, Payload) else content
-
-        return GroupChannel(rank, group.size, send, self._inboxes[task].get, read)
+        return GroupChannel(rank, group.size, send, self._inboxes[task].get, copy_said)
 
     def _finished(self, launch: Launch, started_s: float, outcome: Outcome, rank: int) -> Event:
         task, attempt, _ = launch

@@ -262,8 +262,8 @@ class Machine:
             return True
         if self.fleet.own_nodes and (task.inputs or request.memory_bytes):
             needed = self.replicas.nbytes(task.inputs) + request.memory_bytes
-            return needed > self.replicas.least_bytes or (self._reduced and not self._is_able(task))
-        return self._reduced and not self._is_able(task)
+            return needed > self.replicas.least_bytes or not self._is_able(task)
+        return not self._is_able(task)
 
     def _is_able(self, task: Task) -> bool:
         """Tell whether the fleet can meet a request, remembering the answer."""

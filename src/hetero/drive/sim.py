@@ -39,7 +39,7 @@ from hetero.plan.policies.registry import get
 
 __all__ = ["Costs", "Decision", "Program", "SimResult", "SimTask", "Truth", "simulate"]
 
-STALLED = 5000
+STALLED = 2000
 """Timers that may fire in a row while nothing else is under way."""
 
 PARTS = 2

@@ -285,16 +285,14 @@ class SimEngine:
         self._tell(TaskFinished(now_s, attempt.task, attempt.attempt, name, started_s, seconds, nbytes, node))
 
     def _fails(self, worker: _Worker, attempt: _Attempt, kind: FailureKind, message: str) -> None:
+        self._account(worker, attempt)
+        self._failed(worker, attempt, worker.started_s, Failure(kind, message))
+
+    def _failed(self, worker: _Worker, attempt: _Attempt, started_s: float, failure: Failure) -> None:
         if attempt.group is not None:
             attempt.group.failed = True
-        self._account(worker, attempt)
-        now_s = self._now_s()
-        self._tell(
-            TaskFailed(
-                now_s, attempt.task, attempt.attempt, worker.device.id, worker.started_s,
-                now_s - worker.started_s, Failure(kind, message),
-            )
-        )  # fmt: skip
+        now_s, name = self._now_s(), worker.device.id
+        self._tell(TaskFailed(now_s, attempt.task, attempt.attempt, name, started_s, now_s - started_s, failure))
 
     def _account(self, worker: _Worker, attempt: _Attempt | None) -> None:
         if attempt is not None:
@@ -319,7 +317,8 @@ class SimEngine:
         for attempt in worker.queue:
             if attempt[:2] == wanted:
                 worker.queue.remove(attempt)
-                self._at(0.0, partial(self._fails, worker, attempt, "cancelled", "it was stopped"))
+                failure = Failure("cancelled", "it was stopped before it started")
+                self._at(0.0, partial(self._failed, worker, attempt, self._now_s(), failure))
                 return
 
     def _stop(self, worker: _Worker, attempt: _Attempt) -> None:

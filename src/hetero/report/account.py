@@ -211,7 +211,7 @@ def _transfers(run: RunRecord) -> tuple[dict[int, list[tuple[float, float]]], di
     residents: dict[str, list[int]] = defaultdict(list)
     for index, device in enumerate(run.devices):
         residents[device.memory_node].append(index)
-    readers = _readers(run) if any(len(each) > 1 for each in residents.values()) and run.transfers else {}
+    readers = _readers(run) if run.transfers else {}
     index_of = {device.id: index for index, device in enumerate(run.devices)}
     inbound: dict[int, list[tuple[float, float]]] = defaultdict(list)
     outbound: dict[int, list[tuple[float, float]]] = defaultdict(list)

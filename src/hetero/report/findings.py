@@ -202,7 +202,9 @@ def _predictions(run: RunRecord) -> list[Prediction]:
 
 def _percent(part: float, whole: float) -> str:
     share = 100.0 * part / whole if whole > 0.0 else 0.0
-    return f"{share:.0f} %" if share >= 10.0 or share < 0.05 else f"{share:.1f} %"
+    if 0.0 < share < 0.1:
+        return "less than 0.1 %"
+    return f"{share:.0f} %" if share >= 10.0 or share == 0.0 else f"{share:.1f} %"
 
 
 def _sentences(run: RunRecord, found: Findings) -> list[str]:
@@ -214,7 +216,8 @@ def _sentences(run: RunRecord, found: Findings) -> list[str]:
     told.append(_who_worked(found))
     whole_s = found.span_s * len(found.devices)
     moving_s = sum(found.account.total_s(name) for name in ("transfer in", "transfer out", "collective"))
-    told.append(f"{_percent(moving_s, whole_s)} of the devices' time was communication that no computing hid.")
+    hidden = "No device waited for communication." if moving_s <= 0.0 else ""
+    told.append(hidden or f"{_percent(moving_s, whole_s)} of the devices' time was communication that no computing hid.")
     told.append(_how_far(found))
     told.append(_largest_loss(found))
     told.extend(_predicted(found))

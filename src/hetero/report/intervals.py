@@ -11,7 +11,7 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["EMPTY", "Spans", "common", "length_s", "pairs", "union", "without"]
+__all__ = ["EMPTY", "Floats", "Spans", "common", "length_s", "pairs", "union", "without"]
 
 Floats: TypeAlias = NDArray[np.float64]
 Spans: TypeAlias = tuple[Floats, Floats]

@@ -7,16 +7,16 @@ It must not judge where time went: that is `account`.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from math import inf
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from hetero.drive.trace import read_trace
-from hetero.floor.errors import TraceError
-from hetero.model.commands import Commit, Fail, Launch, Recommit, Run, RunGroup, Transfer, Warn
-from hetero.model.device import Device
+from hetero.floor.errors import BadValueError, TraceError, did_you_mean
+from hetero.model.commands import Commit, Fail, Free, Launch, Recommit, Run, RunGroup, Transfer, Warn
+from hetero.model.device import Device, DeviceType
 from hetero.model.events import (
     DeviceAdded,
     DeviceLost,
@@ -29,10 +29,9 @@ from hetero.model.events import (
     TransferFailed,
     TransferFinished,
 )
-from hetero.model.commands import Free
 from hetero.model.tasks import Request
 
-__all__ = ["Attempt", "Outcome", "RunRecord", "TaskRecord", "TransferRecord", "collect", "read_run"]
+__all__ = ["Attempt", "Outcome", "RunRecord", "TaskRecord", "TransferRecord", "collect", "only", "read_run"]
 
 Outcome = Literal["done", "failed", "lost", "unused"]
 """How an attempt ended: its result counted; it failed; its worker died; its result was not wanted."""
@@ -176,6 +175,34 @@ def collect(records: Iterable[tuple[float, Any]], devices: Iterable[Device] = ()
     return collector.finish(torn=False)
 
 
+def only(run: RunRecord, functions: Collection[str]) -> RunRecord:
+    """Give the part of a run that is about some functions, from their first submission to their last outcome.
+
+    Raises
+    ------
+    BadValueError
+        No task of the run has one of these names.
+    """
+    tasks = {number: task for number, task in run.tasks.items() if task.name in functions}
+    if not tasks:
+        known = sorted({task.name for task in run.tasks.values()})
+        close = did_you_mean(next(iter(functions), ""), known)
+        problem = f"no task of the run is named {' or '.join(map(repr, functions))}{close}"
+        raise BadValueError(problem, remedy=f"there are: {', '.join(known[:20])}")
+    begin_s = min(task.submitted_s for task in tasks.values())
+    end_s = max(begin_s, *(task.over_s for task in tasks.values() if task.over_s < inf))
+    attempts = [each for each in run.attempts if each.task in tasks]
+    return replace(
+        run,
+        tasks=tasks,
+        attempts=attempts,
+        queued=[each for each in run.queued if begin_s <= each[1] <= end_s],
+        transfers=[each for each in run.transfers if begin_s <= each.start_s <= end_s],
+        begin_s=begin_s,
+        end_s=max(end_s, max((each.end_s for each in attempts), default=end_s)),
+    )
+
+
 class _Collector:
     """Takes records one by one."""
 
@@ -237,8 +264,6 @@ class _Collector:
         index = self._index.get(name)
         if index is None:
             self._problem(f"device {name} was never added")
-            from hetero.model.device import DeviceType
-
             self._add(Device(name, "null", DeviceType("NULL"), ""))
             index = self._index[name]
         return index
@@ -298,6 +323,9 @@ class _Collector:
             return
         launch_s, predicted_s = found
         end_s = record.started_s + record.seconds
+        if outcome == "failed" and record.seconds <= 0.0:
+            self._run.queued.append((device, launch_s, end_s))
+            return
         self._last_end_s[device] = max(self._last_end_s[device], end_s)
         self._append(record.task, record.attempt, device, launch_s, record.started_s, end_s, predicted_s, outcome)
 

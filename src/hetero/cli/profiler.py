@@ -1,0 +1,175 @@
+"""The command `hetero-profiler`: where the time of a run went, in a page, a terminal, a picture or as JSON.
+
+In: traces. Out: reports. Its commands import what is heavy inside their functions. The work is in `hetero.report`.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from hetero.cli.output import print_json, tell_error
+from hetero.floor.errors import BadValueError, HeteroError
+
+if TYPE_CHECKING:
+    from hetero.report.record import RunRecord
+
+__all__ = ["app", "entry"]
+
+app = typer.Typer(
+    name="hetero-profiler",
+    help="See where the time of a run went, and how far from the best it was.",
+    epilog="A trace is written by `hetero run --trace FILE`, hetero.Context(trace=FILE) or HETERO_TRACE.",
+    rich_markup_mode=None,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+TraceFile = Annotated[Path, typer.Argument(help="The trace of a run.")]
+Output = Annotated[Path | None, typer.Option("--output", "-o", help="File to write; beside the trace without it.")]
+Only = Annotated[list[str] | None, typer.Option(help="Only the tasks of this function; may be repeated.")]
+Price = Annotated[list[str] | None, typer.Option(help="USD per hour of a device or kind, as in 'cuda=2.5'; may be repeated.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
+
+
+def _read(trace: Path, functions: list[str] | None = None) -> RunRecord:
+    from hetero.report.record import only, read_run
+
+    run = read_run(trace)
+    return only(run, functions) if functions else run
+
+
+def _beside(trace: Path, ending: str) -> Path:
+    name = trace.name.removesuffix(".gz").removesuffix(".jsonl").removesuffix(".trace")
+    return trace.with_name(f"{name}{ending}")
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise BadValueError(f"{path} cannot be written: {error.strerror}", remedy="name a folder that exists") from error
+    print(path)
+
+
+@app.command()
+def report(trace: TraceFile, output: Output = None, only: Only = None, price: Price = None) -> None:
+    """Write the report: one page of HTML that opens anywhere, without the network."""
+    from hetero.report.findings import prices
+    from hetero.report.html import page
+
+    _write(output or _beside(trace, ".report.html"), page(_read(trace, only), prices(price or [])))
+
+
+@app.command()
+def summary(trace: TraceFile, only: Only = None, price: Price = None, json: AsJson = False) -> None:
+    """Tell in sentences where the time went."""
+    from hetero.report.findings import find, prices
+    from hetero.report.tables import device_table, loss_table
+
+    found = find(_read(trace, only), prices(price or []))
+    if json:
+        print_json(found.as_dict())
+        return
+    print("\n".join(found.sentences))
+    print(f"\n{device_table(found)}\n\n{loss_table(found)}")
+    for problem in found.problems[:10]:
+        print(f"problem: {problem}", file=sys.stderr)
+
+
+@app.command()
+def gantt(
+    trace: TraceFile, only: Only = None, width: Annotated[int, typer.Option(help="Columns; 0 for the terminal's.")] = 0
+) -> None:
+    """Draw the timeline in the terminal."""
+    from rich.console import Console
+
+    from hetero.report.gantt import gantt as drawn
+
+    console = Console(width=width or None, highlight=False)
+    for line in drawn(_read(trace, only), console.width):
+        console.print(line, no_wrap=True, overflow="crop")
+
+
+@app.command()
+def chrome(trace: TraceFile, output: Output = None) -> None:
+    """Write Chrome-trace JSON, which Perfetto opens."""
+    import json
+
+    from hetero.report.chrome import chrome_trace
+
+    _write(output or _beside(trace, ".chrome.json"), json.dumps(chrome_trace(_read(trace)), separators=(",", ":")))
+
+
+@app.command()
+def png(trace: TraceFile, output: Output = None, only: Only = None) -> None:
+    """Write the timeline as a picture: PNG, SVG or PDF, by the name's ending."""
+    from hetero.report.png import write_picture
+
+    path = output or _beside(trace, ".png")
+    write_picture(_read(trace, only), path)
+    print(path)
+
+
+@app.command()
+def compare(
+    before: Annotated[Path, typer.Argument(help="The trace of run A.")],
+    after: Annotated[Path, typer.Argument(help="The trace of run B.")],
+    json: AsJson = False,
+) -> None:
+    """Tell what got slower from run A to run B, where, and whether it is more than chance."""
+    from hetero.report.compare import compare as compared
+
+    found = compared(_read(before), _read(after))
+    if json:
+        print_json(found.as_dict())
+    else:
+        print(found.as_text())
+
+
+@app.command(context_settings={"allow_interspersed_args": False})
+def run(
+    script: Annotated[str, typer.Argument(help="Python file to run.")],
+    args: Annotated[list[str] | None, typer.Argument(help="Arguments of the script.")] = None,
+    output: Output = None,
+    price: Price = None,
+) -> None:
+    """Run a script that need not know of it, and write the report of its last Context."""
+    import subprocess
+    import tempfile
+
+    from hetero.floor import settings
+    from hetero.report.findings import prices
+    from hetero.report.html import page
+
+    usd = prices(price or [])
+    with tempfile.TemporaryDirectory(prefix="hetero-") as folder:
+        trace = Path(folder) / "run.trace.jsonl.gz"
+        settings.switch_on("HETERO_TRACE", str(trace))
+        code = subprocess.run([sys.executable, script, *(args or [])], check=False).returncode
+        if trace.exists():
+            _write(output or Path(f"{Path(script).stem}.report.html"), page(_read(trace), usd))
+        else:
+            print(f"hetero-profiler: {script} opened no hetero.Context, so there is no report", file=sys.stderr)
+    raise typer.Exit(code if code >= 0 else 128 - code)
+
+
+@app.callback()
+def _root() -> None:
+    """See where the time of a run went, and how far from the best it was."""
+
+
+def entry() -> None:
+    """Run the command line and end the process with the right exit code."""
+    try:
+        typer.main.get_command(app)(prog_name="hetero-profiler")
+    except HeteroError as error:
+        sys.exit(tell_error(error))
+
+
+if __name__ == "__main__":
+    entry()

@@ -1,0 +1,91 @@
+"""A run as Chrome-trace JSON, which Perfetto and chrome://tracing open.
+
+In: a `RunRecord`. Out: events: a row a device and link, a slice a task and copy, a flow from each copy to what read it.
+It must not let slices of one row overlap: importers drop those.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+from typing import Any
+
+from hetero.report.record import RunRecord
+
+__all__ = ["chrome_trace"]
+
+_FIRST_ROW = 1000
+"""Perfetto takes small thread ids for those of its own."""
+_PROCESS = 1
+
+
+def chrome_trace(run: RunRecord) -> dict[str, Any]:
+    """Give the document.
+
+    Notes
+    -----
+    Times are whole µs since the begin of the run; a slice of less than 1 µs is shown as 0 µs, in order.
+    Copies that overlap on one link are put on rows of their own.
+    """
+    events: list[dict[str, Any]] = [_meta("process_name", 0, "hetero")]
+    for index, device in enumerate(run.devices):
+        events.append(_meta("thread_name", _FIRST_ROW + index, device.id))
+        rows = sorted((each for each in run.attempts if each.device == index), key=lambda each: (each.start_s, each.end_s))
+        spans = _whole(run, ((each.start_s, each.end_s) for each in rows))
+        for each, (start_us, took_us) in zip(rows, spans, strict=True):
+            task = run.tasks.get(each.task)
+            told = {"task": each.task, "attempt": each.attempt, "outcome": each.outcome}
+            events.append(_slice(_FIRST_ROW + index, task.name if task else "?", each.outcome, start_us, took_us, told))
+    events += _copies(run)
+    return {"traceEvents": events, "displayTimeUnit": "ms"}
+
+
+def _whole(run: RunRecord, spans: Iterable[tuple[float, float]]) -> list[tuple[int, int]]:
+    """Round spans to whole µs so that none reaches into the next."""
+    found: list[tuple[int, int]] = []
+    free_us = 0
+    for start_s, end_s in spans:
+        start_us = max(free_us, round((start_s - run.begin_s) * 1e6))
+        free_us = max(start_us, round((end_s - run.begin_s) * 1e6))
+        found.append((start_us, free_us - start_us))
+    return found
+
+
+def _meta(name: str, row: int, text: str) -> dict[str, Any]:
+    return {"ph": "M", "name": name, "pid": _PROCESS, "tid": row, "args": {"name": text}}
+
+
+def _slice(row: int, name: str, kind: str, start_us: int, took_us: int, told: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "ph": "X", "pid": _PROCESS, "tid": row, "name": name, "cat": kind, "ts": start_us, "dur": took_us, "args": told,
+    }  # fmt: skip
+
+
+def _copies(run: RunRecord) -> list[dict[str, Any]]:
+    """Give the copies as slices, and a flow from each to the first attempt that read it there."""
+    readers: dict[tuple[int, str], list[tuple[float, int]]] = defaultdict(list)
+    for each in run.attempts:
+        node = run.devices[each.device].memory_node
+        for item in run.tasks[each.task].inputs if each.task in run.tasks else ():
+            readers[item, node].append((each.start_s, _FIRST_ROW + each.device))
+    events: list[dict[str, Any]] = []
+    row_of: dict[tuple[str, int], int] = {}
+    free_s: dict[tuple[str, int], float] = {}
+    for number, copy in enumerate(sorted(run.transfers, key=lambda each: (each.start_s, each.item))):
+        name = f"{copy.src} → {copy.dst}"
+        lane = next(lane for lane in range(len(run.transfers)) if free_s.get((name, lane), -1.0) <= copy.start_s)
+        free_s[name, lane] = copy.end_s + 1e-6
+        if (name, lane) not in row_of:
+            row_of[name, lane] = _FIRST_ROW + len(run.devices) + len(row_of)
+            events.append(_meta("thread_name", row_of[name, lane], name))
+        row = row_of[name, lane]
+        ((start_us, took_us),) = _whole(run, [(copy.start_s, copy.end_s)])
+        told = {"item": copy.item, "bytes": copy.nbytes, "ok": copy.ok}
+        events.append(_slice(row, f"item {copy.item}", "transfer", start_us, took_us, told))
+        later = [each for each in readers.get((copy.item, copy.dst), ()) if each[0] >= copy.end_s]
+        if later and copy.ok:
+            read_s, reader = min(later)
+            flow = {"cat": "transfer", "name": "read", "id": number + 1, "pid": _PROCESS}
+            events.append({**flow, "ph": "s", "tid": row, "ts": start_us})
+            events.append({**flow, "ph": "f", "bp": "e", "tid": reader, "ts": round((read_s - run.begin_s) * 1e6)})
+    return events

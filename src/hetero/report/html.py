@@ -1,0 +1,88 @@
+"""The report as one page of HTML that opens anywhere: no request leaves it.
+
+In: a `RunRecord`. Out: text. It must not let anything of the trace become markup or a script: texts are escaped,
+and the page runs one script only, named by its hash.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import re
+from collections.abc import Mapping
+from html import escape
+from importlib import resources
+
+from hetero.floor.units import format_bytes, format_seconds
+from hetero.report.findings import Findings, find
+from hetero.report.packing import packed
+from hetero.report.record import RunRecord
+from hetero.report.tables import chain_table, device_table, loss_table, prediction_table
+
+__all__ = ["page"]
+
+_PROBLEMS = 50
+
+
+def page(run: RunRecord, usd_per_hour: Mapping[str, float] | None = None, found: Findings | None = None) -> str:
+    """Give the report of a run as a page.
+
+    Parameters
+    ----------
+    usd_per_hour : price per hour by device id, label or kind
+    found : what was found already, None to look now
+    """
+    found = found or find(run, usd_per_hour)
+    files = resources.files("hetero.report")
+    texts = {name: (files / f"page.{name}").read_text(encoding="utf-8") for name in ("html", "css", "js")}
+    digest = base64.b64encode(hashlib.sha256(texts["js"].encode()).digest()).decode()
+    values = {
+        "hash": digest,
+        "title": escape(_title(run)),
+        "about": escape(_about(run, found)),
+        "summary": "".join(f"<li>{escape(_plain(each))}</li>" for each in found.sentences),
+        "devices": escape(device_table(found)),
+        "losses": escape(loss_table(found)),
+        "predictions": escape(_plain(prediction_table(found))),
+        "chain": escape(_plain(chain_table(run, found))),
+        "problems": _problems(run, found),
+        "data": packed(run, found),
+    }
+    values |= {"css": texts["css"], "js": texts["js"]}
+    return re.sub(r"@(\w+)@", lambda match: values[match[1]], texts["html"])
+
+
+def _plain(text: str) -> str:
+    """Replace what would not show."""
+    return "".join(each if each.isprintable() or each == "\n" else "�" for each in text)
+
+
+def _title(run: RunRecord) -> str:
+    return f"hetero: {_plain(str(run.head.get('run') or 'run'))}"
+
+
+def _about(run: RunRecord, found: Findings) -> str:
+    head = run.head
+    parts = [
+        str(head.get("started", ""))[:19].replace("T", " "),
+        str(head.get("host", "")),
+        f"policy {head['policy']}" if head.get("policy") else "",
+        f"{len(run.attempts):,} attempts",
+        f"{format_seconds(found.span_s)}",
+        f"{format_bytes(found.bytes_moved)} moved" if found.bytes_moved else "nothing copied between memory nodes",
+        f"hetero {head['hetero']}" if head.get("hetero") else "",
+    ]
+    return " · ".join(_plain(each) for each in parts if each)
+
+
+def _problems(run: RunRecord, found: Findings) -> str:
+    lines = [*found.problems, *(f"{format_seconds(at_s - run.begin_s)}: warned: {text}" for at_s, text in run.warnings)]
+    lines += [
+        f"{format_seconds(at_s - run.begin_s)}: {device.id} was lost: {reason}"
+        for device, losses in zip(run.devices, run.lost, strict=True)
+        for at_s, reason in losses
+    ]
+    if not lines:
+        return ""
+    more = f"\n… and {len(lines) - _PROBLEMS:,} more" if len(lines) > _PROBLEMS else ""
+    return f"<h2>Problems</h2><pre>{escape(_plain(chr(10).join(lines[:_PROBLEMS]) + more))}</pre>"

@@ -1,0 +1,168 @@
+"""The data of a report page: a small document and columns of numbers, deflated, as text.
+
+In: a `RunRecord` and its `Findings`. Out: base64. It must not lose a task: what the page leaves out it
+leaves out when it draws.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import zlib
+from collections import Counter, defaultdict
+from math import inf, log2
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hetero.floor.units import format_seconds
+from hetero.report.account import CATEGORIES
+from hetero.report.curves import curves
+from hetero.report.findings import Findings
+from hetero.report.record import RunRecord
+
+__all__ = ["packed"]
+
+_TICKS = 2**30
+_RATIO = 512
+_NO_RATIO = -32768
+_PARENTS = 64
+
+
+def packed(run: RunRecord, found: Findings) -> str:
+    """Pack everything that the page draws.
+
+    Notes
+    -----
+    Layout before deflate: length of the document (4 bytes), the document (JSON, padded to 4 bytes), then each column
+    as 32-bit integers with their bytes sorted by significance, which deflates well. The document lists the
+    columns with their lengths. Times are whole ticks since the begin; one tick is 1 µs, more in long runs.
+    """
+    tick_s = max(1e-6, run.span_s / _TICKS) if run.span_s > 0.05 else max(1e-9, run.span_s / _TICKS)
+    order = sorted(range(len(run.attempts)), key=lambda at: (run.attempts[at].device, run.attempts[at].start_s, at))
+    place = {at: row for row, at in enumerate(order)}
+    columns = {**_attempts(run, order, place, tick_s), **_transfers(run, tick_s)}
+    document = {
+        **_document(run, found, tick_s),
+        "chain": [place[link.attempt] for link in found.chain],
+        "columns": [[name, len(values)] for name, values in columns.items()],
+    }
+    head = json.dumps(document, separators=(",", ":")).encode()
+    head += b" " * (-len(head) % 4)
+    body = b"".join(_planes(values) for values in columns.values())
+    return base64.b64encode(zlib.compress(len(head).to_bytes(4, "little") + head + body, 9)).decode()
+
+
+def _planes(values: NDArray[np.int32]) -> bytes:
+    """Give the lowest bytes of all values, then the next higher ones, and so on."""
+    return values.astype("<i4").view(np.uint8).reshape(-1, 4).T.tobytes()
+
+
+def _document(run: RunRecord, found: Findings, tick_s: float) -> dict[str, Any]:
+    names, _ = _names(run)
+    counts = Counter(each.device for each in run.attempts)
+    return {
+        "tick": tick_s,
+        "span": run.span_s,
+        "names": names,
+        "devices": [device.short for device in run.devices],
+        "counts": [counts[index] for index in range(len(run.devices))],
+        "categories": list(CATEGORIES),
+        "seconds": [[_short(each[name]) for name in CATEGORIES] for each in found.account.seconds],
+        "links": [f"{src} → {dst}" for src, dst in _links(run)],
+        "linkCounts": [len(each) for each in _links(run).values()],
+        "path": found.path[:20_000],
+        "best": found.best.seconds,
+        "curves": [[each.group, each.name, each.unit, [_short(one) for one in each.values]] for each in curves(run)],
+    }
+
+
+def _short(value: float) -> float:
+    return float(f"{value:.4g}")
+
+
+def _names(run: RunRecord) -> tuple[list[str], dict[int, int]]:
+    """Give the names of functions, those with the most time first, and the place of each task's."""
+    taken: dict[str, float] = defaultdict(float)
+    for each in run.attempts:
+        if each.task in run.tasks:
+            taken[run.tasks[each.task].name] += each.end_s - each.start_s
+    names = sorted(taken, key=lambda name: (-taken[name], name))
+    index = {name: at for at, name in enumerate(names)}
+    return names, {number: index.get(task.name, 0) for number, task in run.tasks.items()}
+
+
+_OUTCOMES = {"done": 0, "failed": 1, "lost": 2, "unused": 3}
+
+
+def _attempts(
+    run: RunRecord, order: list[int], place: dict[int, int], tick_s: float
+) -> dict[str, NDArray[np.int32]]:
+    attempts = [run.attempts[at] for at in order]
+    _, name_of = _names(run)
+    starts = np.array([each.start_s - run.begin_s for each in attempts])
+    ends = np.array([each.end_s - run.begin_s for each in attempts])
+    tasks = np.array([min(each.task, 2**31 - 1) for each in attempts], dtype=np.int64)
+    launches = np.array([max(0.0, each.start_s - each.launch_s) for each in attempts])
+    counts, parents = _parents(run, order, place)
+    start, end = _ticks(starts, tick_s), _ticks(ends, tick_s)
+    return {
+        "gap": np.diff(start, prepend=0) - np.concatenate(([0], (end - start)[:-1])) if len(start) else start,
+        "took": end - start,
+        "queued": _ticks(launches, tick_s),
+        "task": np.diff(tasks, prepend=0).astype(np.int32),
+        "name": np.array([name_of.get(each.task, 0) for each in attempts], dtype=np.int32),
+        "outcome": np.array([_OUTCOMES[each.outcome] for each in attempts], dtype=np.int32),
+        "ratio": np.array([_ratio(each.predicted_s, each.end_s - each.start_s) for each in attempts], dtype=np.int32),
+        "parents": counts,
+        "parent": parents,
+    }
+
+
+def _ticks(seconds: Any, tick_s: float) -> NDArray[np.int32]:
+    return np.rint(np.asarray(seconds) / tick_s).clip(-(2**31), 2**31 - 1).astype(np.int32)
+
+
+def _ratio(predicted_s: float, took_s: float) -> int:
+    """Give predicted over measured as a logarithm, good to 0.14 %."""
+    if not 0.0 < predicted_s < inf or took_s <= 0.0:
+        return _NO_RATIO
+    return round(max(-32767, min(32767, _RATIO * log2(predicted_s / took_s))))
+
+
+def _parents(run: RunRecord, order: list[int], place: dict[int, int]) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+    """Give for each attempt how many attempts it needed, and how many rows before it each of them stands."""
+    home: dict[int, int] = {}
+    for at, each in enumerate(run.attempts):
+        if each.outcome == "done":
+            home.setdefault(each.task, place[at])
+    counts, found = [], []
+    for row, at in enumerate(order):
+        task = run.tasks.get(run.attempts[at].task)
+        rows = [row - home[each] for each in (task.after if task else ()) if each in home][:_PARENTS]
+        counts.append(len(rows))
+        found.extend(rows)
+    return np.array(counts, dtype=np.int32), np.array(found, dtype=np.int32)
+
+
+def _links(run: RunRecord) -> dict[tuple[str, str], list[int]]:
+    found: dict[tuple[str, str], list[int]] = defaultdict(list)
+    for at, each in enumerate(run.transfers):
+        found[each.src, each.dst].append(at)
+    return dict(sorted(found.items()))
+
+
+def _transfers(run: RunRecord, tick_s: float) -> dict[str, NDArray[np.int32]]:
+    rows = [
+        each
+        for link in _links(run).values()
+        for each in sorted((run.transfers[at] for at in link), key=lambda one: (one.start_s, one.item))
+    ]
+    return {
+        "copyStart": _ticks([each.start_s - run.begin_s for each in rows], tick_s),
+        "copyTook": _ticks([each.end_s - each.start_s for each in rows], tick_s),
+        "copyItem": np.array([min(each.item, 2**31 - 1) for each in rows], dtype=np.int32),
+        "copyBytes": np.array([each.nbytes for each in rows], dtype=np.float32).view(np.int32),
+        "copyOk": np.array([each.ok for each in rows], dtype=np.int32),
+    }

@@ -1,0 +1,92 @@
+"""The figures of a report as plain text tables: one block of text each, for pages, terminals and printers.
+
+In: `Findings`. Out: lines. It must not compute a figure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+from hetero.floor.units import format_seconds
+from hetero.report.account import CATEGORIES
+from hetero.report.findings import LOSSES, REMEDIES, Findings
+from hetero.report.record import RunRecord
+
+__all__ = ["chain_table", "device_table", "loss_table", "prediction_table", "text_table"]
+
+_ROWS = 60
+
+
+def text_table(head: Sequence[str], rows: Sequence[Sequence[str]], left: Collection[int] = (0,)) -> str:
+    """Lay out a table in columns; those named in `left` flush left, the others flush right.
+
+    Examples
+    --------
+    >>> print(text_table(("device", "s"), [("cpu:0", "1.5"), ("cuda:12", "10")]))
+    device     s
+    cpu:0    1.5
+    cuda:12   10
+    """
+    table = [tuple(head), *(tuple(row) for row in rows)]
+    widths = [max(len(row[column]) for row in table) for column in range(len(head))]
+    lines = []
+    for row in table:
+        cells = zip(row, widths, strict=True)
+        padded = [cell.ljust(wide) if at in left else cell.rjust(wide) for at, (cell, wide) in enumerate(cells)]
+        lines.append("  ".join(padded).rstrip())
+    return "\n".join(lines)
+
+
+def device_table(found: Findings) -> str:
+    """Give the share of each kind of time for each device."""
+    priced = any(each is not None for each in found.usd)
+    head = ("device", *CATEGORIES, *(("USD",) if priced else ()))
+    rows = []
+    for device, seconds, usd in zip(found.devices, found.account.seconds, found.usd, strict=True):
+        shares = (f"{100.0 * seconds[name] / found.span_s:.1f} %" if found.span_s else "" for name in CATEGORIES)
+        rows.append((device.short, *shares, *((f"{usd:.4g}" if usd is not None else "",) if priced else ())))
+    return text_table(head, rows)
+
+
+def loss_table(found: Findings) -> str:
+    """Give the seconds and, where prices are known, the money that each cause took, and what helps against it."""
+    priced = any(each is not None for each in found.usd)
+    whole_s = found.span_s * len(found.devices) or 1.0
+    rows = []
+    for name in sorted(LOSSES, key=lambda each: -found.account.total_s(each)):
+        total_s = found.account.total_s(name)
+        if total_s <= 0.0:
+            continue
+        money = (f"{_money(found, name):.4g} USD",) if priced else ()
+        share = f"{100.0 * total_s / whole_s:.1f} %"
+        rows.append((name, format_seconds(total_s), share, *money, REMEDIES[name]))
+    head = ("loss", "over all devices", "share", *(("cost",) if priced else ()), "what helps")
+    return text_table(head, rows, left=(0, len(head) - 1))
+
+
+def _money(found: Findings, name: str) -> float:
+    rows = zip(found.account.seconds, found.usd, strict=True)
+    return sum(usd * seconds[name] / found.span_s for seconds, usd in rows if usd is not None and found.span_s)
+
+
+def prediction_table(found: Findings) -> str:
+    """Give what was expected and measured for each function and device, the largest sums first."""
+    rows = []
+    for each in sorted(found.predictions, key=lambda one: -one.count * one.measured_s):
+        seconds = (format_seconds(each.predicted_s), format_seconds(each.measured_s))
+        rows.append((each.function[:40], each.device, f"{each.count:,}", *seconds, f"{100.0 * each.error_frac:.0f} %"))
+    more = f"\n… and {len(rows) - _ROWS:,} more" if len(rows) > _ROWS else ""
+    return text_table(("function", "device", "runs", "predicted", "measured", "median error"), rows[:_ROWS], left=(0, 1)) + more
+
+
+def chain_table(run: RunRecord, found: Findings) -> str:
+    """Give what held the run up, the longest links first, and what they were waiting for."""
+    rows = []
+    chain = sorted(found.chain, key=lambda each: -(run.attempts[each.attempt].end_s - run.attempts[each.attempt].start_s))
+    for link in chain[:12]:
+        attempt = run.attempts[link.attempt]
+        name = run.tasks[attempt.task].name if attempt.task in run.tasks else "?"
+        took = format_seconds(attempt.end_s - attempt.start_s)
+        cells = (f"{name[:40]} #{attempt.task}", run.devices[attempt.device].short, took, format_seconds(link.waited_s))
+        rows.append((*cells, f"after {link.cause}"))
+    return text_table(("task", "device", "took", "waited", "began"), rows, left=(0, 1, 4))

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple, NoReturn
+from typing import NoReturn
 
 from hetero.backends import host
 from hetero.backends.base import Found
@@ -67,7 +67,8 @@ class DeviceEntry:
         return place + " ".join(part for part in parts if part)
 
 
-class Wanted(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Wanted:
     """One entry, wherever it was written.
 
     Attributes

@@ -1,0 +1,46 @@
+"""Replicas on memory nodes of their own keep their bytes, whatever happens to the pool they travelled through."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import hetero
+
+TWO_NODES = {"devices": [{"type": "cpu", "cores": 1, "link": {"bandwidth": "1GB/s"}}] * 2}
+SIZE = 100_000
+
+
+def ones() -> np.ndarray:
+    return np.ones(SIZE)
+
+
+def same(array: np.ndarray) -> np.ndarray:
+    return array
+
+
+def total(array: np.ndarray) -> float:
+    return float(array.sum())
+
+
+@pytest.mark.parametrize("isolation", ["process", "thread"])
+def test_a_copy_on_another_node_survives_the_reuse_of_the_pool(isolation: str) -> None:
+    with hetero.Context(TWO_NODES, history=False, isolation=isolation) as ctx:
+        first, second = (device.id for device in ctx.devices)
+        leaf = ctx.submit(hetero.task(ones, on=first))
+        on_second = hetero.task(total, on=second)
+        assert ctx.run(on_second, leaf) == SIZE
+        others = [ctx.put(np.full(SIZE, -1.0)) for _ in range(8)]
+        assert ctx.run(on_second, leaf) == SIZE
+        del others
+
+
+@pytest.mark.parametrize("isolation", ["process", "thread"])
+def test_a_result_that_is_an_argument_does_not_change_when_the_argument_goes(isolation: str) -> None:
+    with hetero.Context(TWO_NODES, history=False, isolation=isolation) as ctx:
+        first, _ = (device.id for device in ctx.devices)
+        given = ctx.submit(hetero.task(same, on=first), np.ones(SIZE))
+        hetero.wait([given], 60)
+        others = [ctx.put(np.full(SIZE, -1.0)) for _ in range(8)]
+        assert ctx.run(hetero.task(total, on=first), given) == SIZE
+        del others

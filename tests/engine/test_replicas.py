@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import numpy as np
 import pytest
 
@@ -44,3 +46,17 @@ def test_a_result_that_is_an_argument_does_not_change_when_the_argument_goes(iso
         others = [ctx.put(np.full(SIZE, -1.0)) for _ in range(8)]
         assert ctx.run(hetero.task(total, on=first), given) == SIZE
         del others
+
+
+def test_what_travels_keeps_its_place_in_the_pool_until_it_has_arrived() -> None:
+    slow = {"devices": [{"type": "cpu", "cores": 1, "link": {"bandwidth": "1GB/s", "latency": "300ms"}}] * 2}
+    with hetero.Context(slow, history=False) as ctx:
+        first, second = (device.id for device in ctx.devices)
+        leaf = ctx.submit(hetero.task(ones, on=first))
+        hetero.wait([leaf], 60)
+        read = ctx.submit(hetero.task(total, on=second), leaf)
+        others, end_s = [], time.monotonic() + 1.0
+        while time.monotonic() < end_s:
+            others.append(ctx.put(np.full(SIZE, -1.0)))
+            time.sleep(0.01)
+        assert read.result(60) == SIZE

@@ -113,7 +113,7 @@ def compare(specs: Sequence[DeviceSpec], precision: str = "bf16") -> list[Row]:
     >>> compare([a])[0].tflop_per_s_per_w
     2.0
     """
-    known = ("fp64", "fp32", "tf32", "fp16", "bf16", "fp8", "fp4", "int8", "int4", "fp16_acc16")
+    known = ("fp64", "fp32", "tf32", "fp16", "bf16", "fp8", "fp4", "int8", "int4", "fp16_acc16", "fp16_vector")
     if precision not in known:
         remedy = did_you_mean(precision, known).removeprefix("; ") or f"known: {', '.join(known)}"
         raise BadValueError(f"no rate is kept for the precision {precision!r}", remedy=remedy)

@@ -107,7 +107,8 @@ class DeviceSpec:
     host_link, host_bytes_per_s : to the host, one direction
     power_w : W
     cuda_cores, tensor_cores, compute_capability, processors : where they exist
-    flop_per_s : dense operations/s by precision; 'fp16_acc16' is FP16 with FP16 accumulate
+    flop_per_s : dense operations/s by precision; 'fp16_acc16' is FP16 with FP16 accumulate,
+        'fp16_vector' FP16 outside of the matrix units
     accumulate : the accumulate type by precision, where it was printed
     capabilities, uses : words
     prices : hints

@@ -165,7 +165,6 @@ class Workload:
     checkpointing : True where only the layers' inputs are kept and the rest is computed again
     flash : False where attention keeps its scores
     lora : adapters of a 'lora' job
-    requires : capabilities that a device must have, as in 'fp8'
 
     Examples
     --------
@@ -189,7 +188,6 @@ class Workload:
     checkpointing: bool = False
     flash: bool = True
     lora: Lora = field(default_factory=Lora)
-    requires: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         _one_of("job", self.job, JOBS)

@@ -316,3 +316,22 @@ def test_half_precision_trains() -> None:
         trainer = trained(model, TWO, pair=data(96, np.float32), precision=precision, epochs=4)
         assert trainer.reports[-1].loss < trainer.reports[0].loss
         assert model[0].weight.dtype == torch.float32
+
+
+# --- the trained model ---------------------------------------------------------------------------------------
+
+
+def test_predictions_of_all_devices_come_in_order_and_are_the_models() -> None:
+    model = net(0.5)
+    inputs, targets = data(700, np.float32)
+    with hetero.Trainer(
+        model, nn.CrossEntropyLoss(), adam, (inputs, targets), global_batch=32, devices=OPEN[TWO]
+    ) as trainer:
+        found = trainer.predict(inputs)
+        tested = trainer.evaluate((inputs, targets))
+    with torch.no_grad():
+        expected = model.eval()(torch.from_numpy(inputs))
+    torch.testing.assert_close(found, expected)
+    assert tested.samples == 700
+    assert tested.accuracy == pytest.approx(float((expected.argmax(1) == torch.from_numpy(targets)).float().mean()))
+    assert tested.loss == pytest.approx(float(nn.CrossEntropyLoss()(expected, torch.from_numpy(targets))), rel=1e-5)

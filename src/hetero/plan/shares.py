@@ -32,6 +32,7 @@ CHANGE_FRAC = 0.25
 
 _WINDOW = 7
 _MOVES_TRUSTED = 2
+_SCATTERS = 4.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,14 +78,14 @@ class StepModel:
         -----
         The factor is the median of the last 7 ratios of measured to predicted seconds. When the last two both lie
         more than 25 % from the factor, on the same side, they are the whole window from then on: one slow step
-        may be anything, two are a change of speed.
+        may be anything, two are a change of speed. On a host whose steps scatter, so much that four times the
+        median deviation of the steps before is more than 25 %, that is the limit.
         """
         if not samples:
             return self
         ratio = seconds / (self.fixed_s + self.per_sample_s * samples)
         recent = (*self.recent, ratio)[-_WINDOW:]
-        last = [one / self.factor for one in recent[-_MOVES_TRUSTED:]]
-        if len(last) == _MOVES_TRUSTED and (min(last) > 1 + CHANGE_FRAC or max(last) < 1 / (1 + CHANGE_FRAC)):
+        if _moved(recent, self.factor):
             recent = recent[-_MOVES_TRUSTED:]
         factor = self.factor if len(recent) < _MOVES_TRUSTED else median(recent)
         return replace(self, recent=recent, factor=factor)
@@ -93,6 +94,16 @@ class StepModel:
         """Tell whether the speed moved by more than 25 % since an earlier model."""
         ratio = self.factor / before.factor
         return not 1 / (1 + CHANGE_FRAC) <= ratio <= 1 + CHANGE_FRAC
+
+
+def _moved(recent: Sequence[float], factor: float) -> bool:
+    """Tell whether the last two ratios lie beyond what the ones before scatter, on the same side."""
+    before, last = recent[:-_MOVES_TRUSTED], [ratio / factor for ratio in recent[-_MOVES_TRUSTED:]]
+    if len(last) < _MOVES_TRUSTED:
+        return False
+    scatter = median(abs(ratio / factor - 1) for ratio in before) if len(before) > 1 else 0.0
+    limit = 1 + max(CHANGE_FRAC, _SCATTERS * scatter)
+    return min(last) > limit or max(last) < 1 / limit
 
 
 def fit_step(few: int, few_s: float, many: int, many_s: float) -> StepModel:
@@ -212,7 +223,8 @@ def _reason(plan: Plan, index: int, batch: int) -> str:
         return ""
     one_s = plan.models[index].seconds(1)
     if one_s >= plan.step_s:
-        return f"one sample would take it {one_s * 1e3:.3g} ms, and the others do all {batch} in {plan.step_s * 1e3:.3g} ms"
+        whole_ms = plan.step_s * 1e3
+        return f"one sample would take it {one_s * 1e3:.3g} ms, and the others do all {batch} in {whole_ms:.3g} ms"
     return f"with it, talking would cost more than the {plan.step_s * 1e3:.3g} ms step gains"
 
 
@@ -284,17 +296,23 @@ def given_shares(table: Mapping[str, int], names: Sequence[str], batch: int) -> 
     return shares
 
 
-def replanned(plan: Plan, models: Sequence[StepModel], batch: int, comm_s: Sequence[float] = ()) -> Plan | None:
+def replanned(
+    plan: Plan, models: Sequence[StepModel], batch: int, comm_s: Sequence[float] = (), steps: int = _WINDOW
+) -> Plan | None:
     """Give a better plan where one is worth having, else None.
+
+    Parameters
+    ----------
+    models : what is known now
+    steps : done under the plan
 
     Notes
     -----
     A new plan is taken when the step is predicted to be more than 3 % shorter; when a device's speed has moved by
-    more than 25 %, at once on what two steps have shown, otherwise after a full window of 7.
+    more than 25 %, at once on what two steps have shown, otherwise after 7 steps.
     """
     jumped = any(new.changed(old) for new, old in zip(models, plan.models, strict=True))
-    settled = all(len(model.recent) >= _WINDOW or not share for model, share in zip(models, plan.shares, strict=True))
-    if not jumped and not settled:
+    if not jumped and steps < _WINDOW:
         return None
     now_s = fixed_plan(models, plan.shares, comm_s).step_s
     better = make_plan(models, batch, comm_s)

@@ -17,7 +17,7 @@ import torch
 from hetero.floor.errors import BadValueError
 from hetero.train.keyed import sample_seed
 
-__all__ = ["Samples", "as_samples", "order"]
+__all__ = ["Samples", "as_array", "as_samples", "order"]
 
 
 @dataclass(slots=True)
@@ -99,14 +99,14 @@ def _taken(data: Any, what: str) -> Samples:
 
 
 def _of_arrays(pair: Sequence[Any], what: str) -> Samples:
-    arrays = tuple(_array(part) for part in pair)
+    arrays = tuple(as_array(part) for part in pair)
     counts = [len(array) for array in arrays]
     if counts[0] != counts[1]:
         raise BadValueError(f"{what} has {counts[0]} inputs and {counts[1]} targets", remedy="give one target an input")
     return Samples(arrays=arrays)
 
 
-def _array(part: Any) -> Any:
+def as_array(part: Any) -> Any:
     """Keep what NumPy knows as NumPy arrays, which travel to workers without a copy each."""
     if not torch.is_tensor(part):
         return np.ascontiguousarray(part)

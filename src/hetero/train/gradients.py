@@ -69,9 +69,7 @@ class Gradients:
         flat = torch.zeros(sum(sizes) + extra, dtype=kind, device=self.parameters[indices[0]].device)
         self._flat[kind] = flat
         pieces = torch.split(flat[: sum(sizes)], sizes)
-        return {
-            index: piece.view_as(self.parameters[index]) for index, piece in zip(indices, pieces, strict=True)
-        }
+        return {index: piece.view_as(self.parameters[index]) for index, piece in zip(indices, pieces, strict=True)}
 
     def _mark(self, index: int) -> Any:
         def mark(_: Any) -> None:

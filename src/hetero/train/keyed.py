@@ -164,7 +164,9 @@ class KeyedRandom(TorchFunctionMode):  # type: ignore[misc]
         shape = (*input.shape[:2], *([1] * (input.dim() - 2)))
         return _scaled(input, self.keep(shape, p, func.__name__, input), p, inplace)
 
-    def _alpha_dropout(self, func: Any, input: Any, p: float = 0.5, training: bool = False, inplace: bool = False) -> Any:
+    def _alpha_dropout(
+        self, func: Any, input: Any, p: float = 0.5, training: bool = False, inplace: bool = False
+    ) -> Any:
         if not training or p == 0.0:
             return func(input, p, training, inplace)
         mask = self.keep(input.shape, p, "alpha_dropout", input)

@@ -6,9 +6,9 @@ It must not take part in a step: between epochs the members need no word from he
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 from hetero.comm.lines import Hub, Line
 from hetero.floor import clock
@@ -29,6 +29,9 @@ class Listener:
 
     def on_step(self, step: int, loss: float) -> None:
         """Hear of a step, a few times a second."""
+
+    def on_plan(self, shares: dict[str, int]) -> None:
+        """Hear how a step is shared from now on."""
 
     def on_epoch(self, report: EpochReport) -> bool:
         """Hear of an epoch; True ends the training."""
@@ -149,18 +152,22 @@ class Lead:
     def _on_step(self, line: Line, step: int, loss: float) -> None:
         self.listener.on_step(step, loss)
 
+    def _on_plan(self, line: Line, shares: dict[str, int]) -> None:
+        self.listener.on_plan(shares)
+
     def _on_epoch(self, line: Line, report: EpochReport) -> None:
         self._send(self._members[line], "go", bool(self.listener.on_epoch(report)))
 
     def _on_not_a_number(self, line: Line, step: int, samples: list[int]) -> None:
         self._bad.setdefault(step, []).extend(samples)
 
-    _answers = {
+    _answers: ClassVar[dict[str, Callable[..., None]]] = {
         "here": _on_here,
         "ready": _on_ready,
         "rendezvous": _on_rendezvous,
         "left": _on_left,
         "step": _on_step,
+        "plan": _on_plan,
         "epoch": _on_epoch,
         "not a number": _on_not_a_number,
     }
@@ -265,6 +272,3 @@ class Lead:
     def _note(self, text: str) -> None:
         self.notes.append(text)
         self.listener.on_note(text)
-
-
-_Answers = Mapping[str, Callable[..., None]]

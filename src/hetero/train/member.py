@@ -97,7 +97,7 @@ class _StopError(Exception):
 
 
 class _LeftError(Exception):
-    """This device is left out from here on."""
+    """The device is left out from here on."""
 
 
 class _Member:
@@ -118,6 +118,7 @@ class _Member:
             self.replica.adopt(job.state)
         self.group = Group(0, 1)
         self.plan: Plan
+        self.planned_steps = 0
         self.models: list[StepModel] = []
         self.team: tuple[str, ...] = ()
         self.comm_s: list[float] = []
@@ -244,9 +245,11 @@ class _Member:
 
     def _adopt_plan(self, plan: Plan) -> None:
         """Share by a new plan; devices that it leaves out leave, and the others form a group without them."""
-        self.plan = plan
+        self.plan, self.planned_steps = plan, 0
         self.group.deadline_s = max(_LEAST_DEADLINE_S, _DEADLINE_STEPS * plan.step_s)
         if len(plan.members) == len(self.team):
+            if self.group.rank == 0:
+                self.line.send("plan", self._shares())
             return
         mine = self.team.index(self.device.short)
         if not plan.shares[mine]:
@@ -280,7 +283,8 @@ class _Member:
             self.models[rank] = self.models[rank].observed(load, seconds[rank])
         if self.options.shares != "auto":
             return False
-        better = planning.replanned(self.plan, self.models, self._units, self.comm_s)
+        self.planned_steps += 1
+        better = planning.replanned(self.plan, self.models, self._units, self.comm_s, self.planned_steps)
         if better is None:
             return False
         self._adopt_plan(better)
@@ -349,6 +353,10 @@ class _Member:
         sums.right += total.right
         sums.classes += total.classes
         sums.seconds += seconds
+        sums.steps += 1
+        for name, model in zip(self.team, self.models, strict=True):
+            speed = model.speed(self._units) * self.options.unit
+            sums.speeds[name] = sums.speeds.get(name, 0.0) + speed
 
     def _tell(self, total: Any) -> None:
         if self.group.rank == 0 and clock.monotonic_s() - self.told_s > _TELL_S:
@@ -385,9 +393,7 @@ class _Member:
         shares = planning.apportion(self.plan.shares, len(self.test))
         begin = sum(shares[: self.group.rank])
         with self.throttle:
-            mine = self.replica.evaluate(
-                self.test, range(begin, begin + shares[self.group.rank]), _EVALUATE_AT_ONCE
-            )
+            mine = self.replica.evaluate(self.test, range(begin, begin + shares[self.group.rank]), _EVALUATE_AT_ONCE)
         row = torch.tensor(mine.header, dtype=torch.float64)
         patient, self.group.deadline_s = self.group.deadline_s, _ANSWER_S
         self.group.all_reduce(row)
@@ -395,12 +401,8 @@ class _Member:
         return Parts(*row.tolist())
 
     def _report(self, tested: Any) -> EpochReport:
-        sums, unit = self.totals, self.options.unit
-        speeds = {
-            name: model.speed(self._units) * unit for name, model in zip(self.team, self.models, strict=True)
-        }
-        shares = planning.apportion(self.plan.shares, self.options.global_batch) if unit > 1 else self.plan.shares
-        by_name = dict(zip(self.team, shares, strict=True))
+        sums = self.totals
+        speeds = {name: speed / sums.steps for name, speed in sums.speeds.items()}
         return EpochReport(
             epoch=self.replica.step // self._steps_an_epoch(),
             step=self.replica.step,
@@ -408,11 +410,20 @@ class _Member:
             accuracy=sums.right / sums.classes if sums.classes else None,
             seconds=sums.seconds,
             samples_per_s=sums.samples / sums.seconds,
-            shares={name: by_name.get(name, 0) for name in self.job.names},
-            speeds={**self.outsiders, **speeds},
+            shares=self._shares(),
+            speeds=self.outsiders | speeds,
             test_loss=None if tested is None else self._mean(tested),
             test_accuracy=None if tested is None or not tested.classes else tested.right / tested.classes,
         )
+
+    def _shares(self) -> dict[str, int]:
+        """Give the samples of a whole step by device."""
+        options = self.options
+        shares = [
+            min(options.global_batch, options.unit * sum(self.plan.shares[: end + 1])) for end in range(len(self.team))
+        ]
+        own = [end - begin for begin, end in pairwise([0, *shares])]
+        return dict.fromkeys(self.job.names, 0) | dict(zip(self.team, own, strict=True))
 
     # --- probing -------------------------------------------------------------------------------------------
 

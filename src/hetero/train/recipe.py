@@ -112,9 +112,7 @@ def _section(tree: Tree, given: Mapping[str, Any], name: str, allowed: Sequence[
     return {key: value for key, value in section.items() if value is not None}
 
 
-def _wrong(
-    tree: Tree, section: str, key: str, given: object, remedy: str, words: Sequence[str] = ()
-) -> ConfigError:
+def _wrong(tree: Tree, section: str, key: str, given: object, remedy: str, words: Sequence[str] = ()) -> ConfigError:
     path = (section, key) if section else (key,)
     return ConfigError(
         f"{tree.place(path)}: {'.'.join(path)}: {shown(given)} is not allowed{did_you_mean(given, words)}",

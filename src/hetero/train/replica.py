@@ -24,7 +24,7 @@ from hetero.train.keyed import KeyedRandom, RandomRefusedError
 from hetero.train.losses import SummedLoss
 from hetero.train.values import NotANumberError, Options
 
-__all__ = ["HEADER", "Parts", "Replica", "Throttle", "count_right", "mixing_layers", "refuse_unkeyed"]
+__all__ = ["HEADER", "Judge", "Parts", "Replica", "Throttle", "count_right", "mixing_layers", "refuse_unkeyed"]
 
 HEADER = 6
 """Numbers that ride with the gradients before the seconds of each rank: see `Parts.header`."""
@@ -82,7 +82,61 @@ class Parts:
         return [self.samples, self.weight, self.loss, self.right, self.classes, self.bad]
 
 
-class Replica:
+class Judge:
+    """A model with its loss on one device, as far as it does not train.
+
+    Parameters
+    ----------
+    model, loss : as users give them; loss may be None where only outputs are wanted
+    options : of the run
+    place : torch's name of the device
+    """
+
+    def __init__(self, model: Any, loss: Any, options: Options, place: str) -> None:
+        self.options = options
+        self.place = torch.device(place)
+        self.model = model.to(self.place)
+        self.loss = SummedLoss(_no_loss if loss is None else loss)
+
+    def evaluate(self, samples: Samples, ids: Sequence[int], size: int) -> Parts:
+        """Give the sums over some samples, in passes of at most `size`."""
+        self.model.eval()
+        done = Parts()
+        with torch.no_grad(), self._precision():
+            for begin in range(0, len(ids), size):
+                piece = ids[begin : begin + size]
+                inputs, targets = self._load(samples.batch(piece, self.options.seed, 0))
+                output = _call(self.model, inputs)
+                total, weight, _ = self.loss.sums(output, targets)
+                right, classes = count_right(output, targets)
+                one = Parts(len(piece), _rounded(float(weight)), _rounded(float(total)), right, classes)
+                done = Parts(*(a + b for a, b in zip(done.header, one.header, strict=True)))
+        return done
+
+    def predict(self, samples: Samples, ids: Sequence[int]) -> Any:
+        """Give the model's outputs for some samples, on the host."""
+        self.model.eval()
+        with torch.no_grad(), self._precision():
+            batch = samples.batch(ids, self.options.seed, 0)
+            inputs = batch[0] if isinstance(batch, tuple | list) and len(batch) == 2 else batch
+            return _call(self.model, _moved(inputs, self.place)).float().cpu()
+
+    def _load(self, batch: Any) -> tuple[Any, Any]:
+        if not isinstance(batch, tuple | list) or len(batch) != 2:
+            raise BadValueError("a batch must be (inputs, targets)", remedy="let collate_fn give a pair")
+        inputs, targets = batch
+        return _moved(inputs, self.place), _moved(targets, self.place)
+
+    def _precision(self) -> AbstractContextManager[Any]:
+        kind = _HALF.get(self.options.precision)
+        return nullcontext() if kind is None else torch.autocast(self.place.type, dtype=kind)
+
+
+def _no_loss(*_: Any) -> Any:
+    raise BadValueError("there is no loss to evaluate with", remedy="give the Trainer one")
+
+
+class Replica(Judge):
     """A model with its loss and optimizer on one device.
 
     Parameters
@@ -95,11 +149,8 @@ class Replica:
 
     def __init__(self, parts: bytes, options: Options, place: str, ranks: int) -> None:
         model, loss, optimizer = cloudpickle.loads(parts)
-        self.options = options
-        self.place = torch.device(place)
         self._modes = _training_modes(model)
-        self.model = model.to(self.place)
-        self.loss = SummedLoss(loss)
+        super().__init__(model, loss, options, place)
         trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
         if not trained:
             raise BadValueError("the model has no parameter that is trained", remedy="set requires_grad on some")
@@ -145,7 +196,7 @@ class Replica:
         with self.random.begin(self.step, ids):
             with self._precision():
                 output = _call(self.model, inputs)
-                total, weight, losses = self.loss.sums(output, targets)
+                total, weight, _ = self.loss.sums(output, targets)
             (total * (self.scale / batch)).backward()
         done.samples += len(ids)
         done.weight += _rounded(float(weight))
@@ -157,16 +208,6 @@ class Replica:
         right, classes = count_right(output.detach() if torch.is_tensor(output) else output, targets)
         done.right += right
         done.classes += classes
-
-    def _load(self, batch: Any) -> tuple[Any, Any]:
-        if not isinstance(batch, tuple | list) or len(batch) != 2:
-            raise BadValueError("a batch must be (inputs, targets)", remedy="let collate_fn give a pair")
-        inputs, targets = batch
-        return _moved(inputs, self.place), _moved(targets, self.place)
-
-    def _precision(self) -> AbstractContextManager[Any]:
-        kind = _HALF.get(self.options.precision)
-        return nullcontext() if kind is None else torch.autocast(self.place.type, dtype=kind)
 
     def apply(self, total: Parts, batch: int) -> bool:
         """Let the optimizer step with the summed gradients; False where the step is skipped.
@@ -200,23 +241,6 @@ class Replica:
             done.bad += 1
         summed = self.gradients.reduce(group, [*done.header, *more])
         return Parts(*summed[:HEADER]), summed[HEADER:]
-
-    # --- without training ----------------------------------------------------------------------------------
-
-    def evaluate(self, samples: Samples, ids: Sequence[int], size: int) -> Parts:
-        """Give the sums over some samples, in passes of at most `size`."""
-        self.model.eval()
-        done = Parts()
-        with torch.no_grad(), self._precision():
-            for begin in range(0, len(ids), size):
-                piece = ids[begin : begin + size]
-                inputs, targets = self._load(samples.batch(piece, self.options.seed, 0))
-                output = _call(self.model, inputs)
-                total, weight, _ = self.loss.sums(output, targets)
-                right, classes = count_right(output, targets)
-                one = Parts(len(piece), _rounded(float(weight)), _rounded(float(total)), right, classes)
-                done = Parts(*(a + b for a, b in zip(done.header, one.header, strict=True)))
-        return done
 
     def bad_samples(self, samples: Samples, ids: Sequence[int]) -> list[int]:
         """Give the ids of the samples of this step whose loss is not a number."""

@@ -21,11 +21,14 @@ from hetero.model.device import Device
 from hetero.plan.shares import given_shares
 from hetero.session.signature import register
 from hetero.session.tasks import task
-from hetero.train.data import Samples, as_samples
+from hetero.train.data import Samples, as_array, as_samples
 from hetero.train.lead import Lead, Listener
+from hetero.train.losses import SummedLoss
 from hetero.train.member import Job, train_member
-from hetero.train.replica import mixing_layers
-from hetero.train.values import EpochReport, Options
+from hetero.train.replica import Parts, mixing_layers
+from hetero.train.saving import save_model
+from hetero.train.spread import Work, evaluate_part, predict_part, run_over
+from hetero.train.values import EpochReport, Evaluation, Options
 
 if TYPE_CHECKING:
     from hetero.session.context import Context
@@ -124,7 +127,7 @@ class Trainer:
         self._opening = {"config": config, "devices": devices, "set": set, "trace": trace}
         self._lent = hasattr(devices, "submit_call")
         self._ctx: Context | None = devices if self._lent else None  # type: ignore[assignment]
-        self._kept: dict[int, Any] = {}
+        self._kept: Any = None
         self._state: bytes | None = None
         self._step = 0
 
@@ -137,7 +140,7 @@ class Trainer:
             from hetero.session.context import Context
 
             self._ctx = Context(**self._opening, history=False)
-            self._kept = {}
+            self._kept = None
         return self._ctx
 
     @property
@@ -154,6 +157,15 @@ class Trainer:
             names = ", ".join(device.short for device in self.context.devices)
             raise NothingFitsError(f"torch can train on none of {names}", remedy="name a CPU or a GPU that torch knows")
         return found
+
+    def save(self, path: str | Path, facts: Mapping[str, str] | None = None) -> Path:
+        """Write the model's parameters as safetensors, whole or not at all.
+
+        Parameters
+        ----------
+        facts : words kept beside them, for `hetero infer` and for people
+        """
+        return save_model(self.model, path, facts or {})
 
     def close(self) -> None:
         """Give the devices back."""
@@ -201,6 +213,47 @@ class Trainer:
         self.reports += heard.reports
         return heard.reports
 
+    def evaluate(self, data: Any) -> Evaluation:
+        """Test the model on data, over all devices.
+
+        Parameters
+        ----------
+        data : inputs and targets as for the Trainer
+        """
+        samples = as_samples(data, "test data")
+        sums = Parts()
+        for part in self._over(evaluate_part, samples):
+            sums = Parts(*(a + b for a, b in zip(sums.header, part, strict=True)))
+        divisor = sums.weight if SummedLoss(self.loss).divides else sums.samples
+        accuracy = sums.right / sums.classes if sums.classes else None
+        return Evaluation(int(sums.samples), sums.loss / divisor if divisor else 0.0, accuracy)
+
+    def predict(self, data: Any) -> Any:
+        """Give the model's outputs for data, over all devices, in order.
+
+        Parameters
+        ----------
+        data : inputs as an array or tensor, or whatever the Trainer takes, whose targets are not looked at
+
+        Returns
+        -------
+        torch.Tensor
+            shape (samples, …), float32
+
+        Notes
+        -----
+        Each device takes batches of its own size from one queue.
+        """
+        samples = Samples(arrays=(as_array(data),)) if hasattr(data, "shape") else as_samples(data)
+        return torch.cat([torch.from_numpy(part) for part in self._over(predict_part, samples)])
+
+    def _over(self, function: Any, samples: Samples) -> list[Any]:
+        if not len(samples):
+            raise BadValueError("there are no samples", remedy="give at least one")
+        parts = cloudpickle.dumps((self.model, self.loss))
+        work = self.context.put(Work(parts, self.options, next(_numbers)))
+        return run_over(self.context, self.devices, function, work, self._put(samples), len(samples))
+
     def _run(self, steps: int, test: Samples | None, listener: Listener) -> bytes:
         devices = self.devices
         names = tuple(device.short for device in devices)
@@ -217,7 +270,8 @@ class Trainer:
             for other in self.context.devices:
                 if not can_train(other):
                     listener.on_note(f"{other.short} is left out: torch cannot train on it")
-            return lead.run()
+            state: bytes = lead.run()
+            return state
 
     def _check(self, names: Sequence[str]) -> None:
         options = self.options
@@ -235,11 +289,12 @@ class Trainer:
         return cloudpickle.dumps((self.model, self.loss, self.optimizer))
 
     def _put(self, samples: Samples | None) -> Any:
-        if samples is None:
-            return None
-        if id(samples) not in self._kept:
-            self._kept[id(samples)] = (samples, self.context.put(samples))
-        return self._kept[id(samples)][1]
+        """Let samples travel once; those that are trained on stay for further runs."""
+        if samples is not self.data:
+            return None if samples is None else self.context.put(samples)
+        if self._kept is None:
+            self._kept = self.context.put(samples)
+        return self._kept
 
     def _adopt(self, state: bytes) -> None:
         import io
@@ -262,6 +317,9 @@ class _Heard(Listener):
 
     def on_step(self, step: int, loss: float) -> None:
         self.further.on_step(step, loss)
+
+    def on_plan(self, shares: dict[str, int]) -> None:
+        self.further.on_plan(shares)
 
     def on_epoch(self, report: EpochReport) -> bool:
         self.reports.append(report)

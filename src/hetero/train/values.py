@@ -6,12 +6,23 @@ In: checked arguments, figures. Out: frozen values that travel between processes
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from hetero.floor.errors import BadValueError, HeteroError, did_you_mean
 
-__all__ = ["EXACT", "NANS", "PRECISIONS", "SHARES", "EpochReport", "NotANumberError", "Options", "Totals", "TrainingError"]
+__all__ = [
+    "EXACT",
+    "NANS",
+    "PRECISIONS",
+    "SHARES",
+    "EpochReport",
+    "Evaluation",
+    "NotANumberError",
+    "Options",
+    "Totals",
+    "TrainingError",
+]
 
 PRECISIONS = ("fp32", "bf16", "fp16")
 SHARES = ("auto", "equal", "proportional")
@@ -139,6 +150,22 @@ class EpochReport:
         return {**asdict(self), "efficiency": self.efficiency}
 
 
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """What a test found.
+
+    Attributes
+    ----------
+    samples : how many were tested
+    loss : mean
+    accuracy : share of right answers, None where targets are no classes
+    """
+
+    samples: int
+    loss: float
+    accuracy: float | None
+
+
 @dataclass(slots=True)
 class Totals:
     """Sums since the beginning of an epoch, the same on every member.
@@ -147,6 +174,8 @@ class Totals:
     ----------
     samples, weight, loss, right, classes : counts and sums over the samples
     seconds : s of the steps
+    steps : how many there were
+    speeds : by device, the sum over the steps of what it would reach alone, samples/s
     """
 
     samples: float = 0.0
@@ -155,3 +184,5 @@ class Totals:
     right: float = 0.0
     classes: float = 0.0
     seconds: float = 0.0
+    steps: int = 0
+    speeds: dict[str, float] = field(default_factory=dict)

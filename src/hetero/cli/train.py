@@ -1,0 +1,149 @@
+"""`hetero train` and `hetero infer`: a recipe carried out, and the model that it saved put to use.
+
+In: options. Out: the five steps in words, or one JSON document. The work is in `hetero.train`.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from hetero.cli.output import console, print_json
+
+if TYPE_CHECKING:
+    from hetero.train.example import Outcome
+
+__all__ = ["infer", "train"]
+
+
+def train(
+    recipe: Annotated[Path, typer.Argument(help="Recipe, a YAML file like examples/mnist.yaml.")],
+    devices: Annotated[str | None, typer.Option(help="Fleet, as in 'cpu:1,cpu:1*0.25'.")] = None,
+    set_: Annotated[list[str] | None, typer.Option("--set", help="Setting, key.path=value; may be repeated.")] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+) -> None:
+    """Train one model over this host's devices, as a recipe says."""
+    from hetero.train.recipe import read_recipe
+
+    wanted = read_recipe(recipe, set_ or [])
+    _need_torch()
+    from hetero.train.example import Watcher, carry_out
+
+    if json:
+        print_json(carry_out(wanted, Watcher(), devices=devices).as_dict())
+        return
+    teller = _make_teller()
+    try:
+        outcome = carry_out(wanted, teller, devices=devices)
+    finally:
+        teller.stop()
+    _tell_results(outcome)
+
+
+def infer(
+    model: Annotated[Path, typer.Argument(help="Model that `hetero train` saved.")],
+    images: Annotated[list[Path], typer.Argument(help="Pictures: PNG and the like, .npy, or MNIST's idx files.")],
+    devices: Annotated[str | None, typer.Option(help="Fleet, as in 'cpu:1,cpu:1*0.25'.")] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+) -> None:
+    """Run a saved model on pictures, over this host's devices."""
+    _need_torch()
+    from hetero.train.inference import infer as run
+
+    answers = run(model, images, devices=devices)
+    if json:
+        print_json({"model": str(model), "answers": [answer._asdict() for answer in answers]})
+        return
+    for answer in answers:
+        print(f"{answer.image}: {answer.label} ({answer.confidence:.1%})")
+
+
+def _need_torch() -> None:
+    from importlib.util import find_spec
+
+    from hetero.floor.errors import HeteroError
+
+    absent = [name for name in ("torch", "safetensors") if find_spec(name) is None]
+    if absent:
+        raise HeteroError(f"{' and '.join(absent)} is not installed", remedy="pip install 'hetero-core[train]'")
+
+
+def _make_teller() -> Any:
+    """Make what tells people: lines, and a live bar on a terminal."""
+    from hetero.train.example import Watcher
+    from hetero.train.values import EpochReport
+
+    class Teller(Watcher):
+        def __init__(self) -> None:
+            self.out = console()
+            self.bar: Any = None
+            self.steps = 0
+            self.shared = False
+
+        def on_stage(self, number: int, title: str, facts: list[str]) -> None:
+            self.stop()
+            self.out.print(f"[bold]{number}/5 {title}[/]")
+            for fact in facts:
+                self.out.print(f"    {fact}", soft_wrap=True)
+            if number == 3 and sys.stdout.isatty():
+                self._start_bar()
+
+        def on_size(self, steps: int) -> None:
+            self.steps = steps
+
+        def _start_bar(self) -> None:
+            from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+            columns = TextColumn("    step"), BarColumn(), MofNCompleteColumn(), TextColumn("loss {task.fields[loss]}")
+            self.bar = Progress(*columns, TimeRemainingColumn(), console=self.out, transient=True)
+            self.bar.add_task("steps", total=self.steps, loss="–")
+            self.bar.start()
+
+        def on_step(self, step: int, loss: float) -> None:
+            if self.bar is not None:
+                self.bar.update(self.bar.task_ids[0], completed=step, loss=f"{loss:.3f}")
+
+        def on_plan(self, shares: dict[str, int]) -> None:
+            if not self.shared:
+                self.out.print(f"    first shares: {_listed(shares)}", soft_wrap=True)
+            self.shared = True
+
+        def on_epoch(self, report: EpochReport) -> bool:
+            self.out.print(f"    {_epoch_line(report)}", soft_wrap=True)
+            return False
+
+        def on_note(self, text: str) -> None:
+            self.out.print(f"    [yellow]note:[/] {text}", soft_wrap=True)
+
+        def stop(self) -> None:
+            if self.bar is not None:
+                self.bar.stop()
+                self.bar = None
+
+    return Teller()
+
+
+def _listed(shares: dict[str, int]) -> str:
+    return ", ".join(f"{device} {share}" for device, share in shares.items())
+
+
+def _epoch_line(report: Any) -> str:
+    accuracy = report.test_accuracy if report.test_accuracy is not None else report.accuracy
+    percent = "" if accuracy is None else f", accuracy {accuracy:.2%}"
+    speed = f"{report.samples_per_s:,.0f} samples/s"
+    reached = f"{report.efficiency:.0%} of the sum of the devices' speeds"
+    return f"epoch {report.epoch}: loss {report.loss:.4f}{percent}, {speed}, {_listed(report.shares)}, {reached}"
+
+
+def _tell_results(outcome: Outcome) -> None:
+    out, last = console(), outcome.reports[-1]
+    if last.test_accuracy is not None:
+        out.print(f"    {last.test_accuracy:.2%} of the pictures held back are told right")
+    speed = f"{outcome.samples_per_s:,.0f} samples/s"
+    out.print(f"    {speed}, {outcome.efficiency:.0%} of the sum of the devices' own speeds")
+    out.print("[bold]5/5 save the model[/]")
+    for what, path in (("model", outcome.model), ("metrics", outcome.metrics), ("trace", outcome.trace)):
+        out.print(f"    {what}: {path}", soft_wrap=True)

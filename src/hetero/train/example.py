@@ -1,0 +1,193 @@
+"""A recipe carried out: the five steps from devices to a saved model.
+
+In: a recipe. Out: the trained model, its figures and its trace in one folder; lines for people meanwhile.
+It must not decide what is trained or how: the recipe does.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hetero.floor.errors import BadValueError
+from hetero.floor.platform import atomic_write
+from hetero.train.lead import Listener
+from hetero.train.mnist import Digits, download, load_digits, load_mnist, network
+from hetero.train.recipe import Recipe
+from hetero.train.values import EpochReport
+
+__all__ = ["Outcome", "Watcher", "carry_out", "make_model"]
+
+
+class Watcher(Listener):
+    """Hears of the five steps besides what a `Listener` hears."""
+
+    def on_stage(self, number: int, title: str, facts: list[str]) -> None:
+        """Hear that one of the five steps begins."""
+
+    def on_size(self, steps: int) -> None:
+        """Hear how many steps there will be."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a run came to.
+
+    Attributes
+    ----------
+    reports : of every epoch
+    devices : names and what they are
+    notes : devices left out, lost or joined
+    model, metrics, trace : files
+    origin : what was trained on
+    """
+
+    reports: tuple[EpochReport, ...]
+    devices: dict[str, str]
+    notes: tuple[str, ...]
+    model: Path
+    metrics: Path
+    trace: Path
+    origin: str
+
+    @property
+    def samples_per_s(self) -> float:
+        """Samples/s over all epochs."""
+        return sum(r.samples_per_s * r.seconds for r in self.reports) / sum(r.seconds for r in self.reports)
+
+    @property
+    def efficiency(self) -> float:
+        """Achieved speed over the sum of the devices' own speeds."""
+        return self.samples_per_s / sum(self.reports[-1].speeds.values())
+
+    def as_dict(self) -> dict[str, Any]:
+        """Give the figures for a program."""
+        last = self.reports[-1]
+        return {
+            "test_accuracy": last.test_accuracy,
+            "test_loss": last.test_loss,
+            "epochs": len(self.reports),
+            "loss": last.loss,
+            "shares": last.shares,
+            "speeds": last.speeds,
+            "efficiency": self.efficiency,
+            "samples_per_s": self.samples_per_s,
+            "model": str(self.model),
+            "metrics": str(self.metrics),
+            "trace": str(self.trace),
+            "data": self.origin,
+            "devices": self.devices,
+            "notes": list(self.notes),
+            "history": [report.as_dict() for report in self.reports],
+        }
+
+
+def carry_out(recipe: Recipe, watcher: Watcher, *, devices: str | None = None) -> Outcome:
+    """Train what a recipe says, over the devices of this host or those named.
+
+    Parameters
+    ----------
+    devices : the fleet, before what the recipe says
+
+    Raises
+    ------
+    HeteroError
+        Whatever is wrong with the data, the devices or the recipe.
+    """
+    import torch
+
+    from hetero.train.trainer import Trainer
+
+    recipe.output.mkdir(parents=True, exist_ok=True)
+    trace = Path(recipe.context.get("trace") or recipe.output / "trace.jsonl.gz").expanduser()
+    context = {key: value for key, value in recipe.context.items() if key != "trace"}
+    digits = load(recipe)
+    torch.manual_seed(recipe.options.get("seed", 0))
+    model = make_model(recipe.model)
+    with Trainer(
+        model,
+        torch.nn.CrossEntropyLoss(),
+        _optimizer(recipe),
+        digits.train,
+        devices=devices,
+        config=context,
+        trace=trace,
+        **recipe.options,
+    ) as trainer:
+        fleet = {device.short: device for device in trainer.context.devices}
+        about = {name: f"{each.name}{_throttled(each.throttle_frac)}" for name, each in fleet.items()}
+        watcher.on_stage(1, "initialise the compute resources", [f"{name}: {text}" for name, text in about.items()])
+        sizes = f"{len(digits.train[0])} pictures to train on, {len(digits.test[0])} held back: {digits.origin}"
+        watcher.on_stage(
+            2, "assign tasks", [sizes, f"{recipe.options['global_batch']} samples a step, {_sharing(recipe)}"]
+        )
+        watcher.on_size(recipe.epochs * -(-len(digits.train[0]) // recipe.options["global_batch"]))
+        watcher.on_stage(3, "execute", [])
+        reports = trainer.fit(recipe.epochs, test=digits.test, listener=watcher)
+        watcher.on_stage(4, "collect results", [])
+        saved = trainer.save(recipe.output / "model.safetensors", {"hetero.model": recipe.model})
+        notes = tuple(trainer.notes)
+    metrics = recipe.output / "metrics.json"
+    outcome = Outcome(tuple(reports), about, notes, saved, metrics, trace, digits.origin)
+    atomic_write(metrics, json.dumps(outcome.as_dict(), indent=2).encode())
+    return outcome
+
+
+def load(recipe: Recipe) -> Digits:
+    """Read the data of a recipe; fetch what is absent where it says so."""
+    if recipe.data_path is None:
+        return load_digits()
+    return load_mnist(download(recipe.data_path) if recipe.download else recipe.data_path)
+
+
+def make_model(word: str) -> Any:
+    """Make the model that a recipe names: 'mnist', or what a function in a file gives.
+
+    Raises
+    ------
+    BadValueError
+        There is no such file or function.
+    """
+    if word == "mnist":
+        return network()
+    path, colon, name = word.rpartition(":")
+    if not colon or not path.endswith(".py"):
+        raise BadValueError(f"model: {word!r} is not known", remedy="write 'mnist', or 'file.py:function'")
+    made = _function(Path(path).expanduser(), name)()
+    return made
+
+
+def _function(path: Path, name: str) -> Callable[[], Any]:
+    import runpy
+
+    if not path.is_file():
+        raise BadValueError(f"model: {path}: there is no such file", remedy="give the path from where you are")
+    found = runpy.run_path(str(path), run_name="hetero_model").get(name)
+    if not callable(found):
+        raise BadValueError(f"model: {path} has no function {name!r}", remedy="write 'file.py:function'")
+    made: Callable[[], Any] = found
+    return made
+
+
+def _optimizer(recipe: Recipe) -> Callable[[Any], Any]:
+    import torch
+
+    kind = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW, "sgd": torch.optim.SGD}[recipe.optimizer]
+    rate = recipe.learning_rate
+
+    def make(parameters: Any) -> Any:
+        return kind(parameters, lr=rate, fused=True)
+
+    return make
+
+
+def _throttled(frac: float) -> str:
+    return f", throttled to {frac:g} of its speed" if frac < 1.0 else ""
+
+
+def _sharing(recipe: Recipe) -> str:
+    shares = recipe.options.get("shares", "auto")
+    return "shared by what each device can carry" if shares == "auto" else f"shares: {shares}"

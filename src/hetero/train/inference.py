@@ -1,0 +1,106 @@
+"""A saved model at work on pictures.
+
+In: a model file, picture files. Out: an answer per picture, in order. It must not train.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hetero.floor.errors import BadValueError, HeteroError
+from hetero.train.mnist import read_idx, scaled
+
+__all__ = ["Answer", "infer", "read_pictures"]
+
+_SIDE = 28
+
+
+class Answer(NamedTuple):
+    """What the model says of one picture: the class with the highest score, and its probability."""
+
+    image: str
+    label: int
+    confidence: float
+
+
+def infer(model: Path | str, images: Sequence[Path | str], *, devices: str | None = None) -> list[Answer]:
+    """Run a model that `hetero train` saved on pictures, over the devices of this host.
+
+    Raises
+    ------
+    HeteroError
+        The model or a picture cannot be read.
+    """
+    import torch
+
+    from hetero.train.example import make_model
+    from hetero.train.saving import load_parameters, read_model
+    from hetero.train.trainer import Trainer
+
+    word = read_model(model)[1].get("hetero.model")
+    if word is None:
+        raise BadValueError(f"{model} does not say which model it is of", remedy="give a file that hetero train saved")
+    network = make_model(word)
+    load_parameters(network, model)
+    read = [read_pictures(image) for image in images]
+    names = [name for image, found in zip(images, read, strict=True) for name in _names(image, len(found))]
+    pictures = np.concatenate(read)
+    no_targets = np.zeros(len(pictures), dtype=np.int64)
+    optimizer = torch.optim.SGD(network.parameters())
+    with Trainer(
+        network, torch.nn.CrossEntropyLoss(), optimizer, (pictures, no_targets), global_batch=1, devices=devices
+    ) as trainer:
+        odds = torch.softmax(trainer.predict(pictures), 1)
+    best = odds.max(1)
+    return [
+        Answer(name, int(label), float(odd)) for name, label, odd in zip(names, best.indices, best.values, strict=True)
+    ]
+
+
+def _names(image: Path | str, count: int) -> list[str]:
+    return [str(image)] if count == 1 else [f"{image}[{index}]" for index in range(count)]
+
+
+def read_pictures(path: Path | str) -> NDArray[np.float32]:
+    """Read one file of pictures as the network takes them, shape (n, 1, 28, 28).
+
+    Raises
+    ------
+    BadValueError
+        It cannot be read as pictures.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise BadValueError(f"{path}: there is no such file", remedy="give a picture")
+    if path.suffix == ".npy":
+        return _scaled(np.load(path, allow_pickle=False), path)
+    if "idx" in path.name:
+        return _scaled(read_idx(path), path)
+    return _scaled(_decoded(path), path)
+
+
+def _scaled(pixels: NDArray[Any], path: Path) -> NDArray[np.float32]:
+    pixels = pixels[None] if pixels.ndim == 2 else pixels
+    if pixels.ndim != 3 or pixels.shape[1:] != (_SIDE, _SIDE):
+        raise BadValueError(f"{path} has shape {pixels.shape}", remedy="give pictures of 28 × 28, from 0 to 255")
+    return scaled(pixels)
+
+
+def _decoded(path: Path) -> NDArray[np.uint8]:
+    try:
+        from PIL import Image, UnidentifiedImageError
+    except ImportError as error:
+        raise HeteroError(
+            f"{path} needs Pillow to be read", remedy="pip install 'hetero-core[train]', or give .npy or idx files"
+        ) from error
+    try:
+        with Image.open(path) as picture:
+            grey = picture.convert("L")
+            return np.asarray(grey if grey.size == (_SIDE, _SIDE) else grey.resize((_SIDE, _SIDE)))
+    except (UnidentifiedImageError, OSError) as error:
+        raise BadValueError(f"{path} is no picture: {error}", remedy="give PNG, JPEG, .npy or idx files") from error

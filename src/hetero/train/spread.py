@@ -1,0 +1,144 @@
+"""A model over many samples: each device takes batches of its own size from one queue, results come in order.
+
+In: a model that stays as it is, samples. Out: what it gives for each batch, in the order of the samples.
+It must not train.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import cloudpickle
+
+from hetero.floor import clock
+from hetero.model.device import Device
+from hetero.session.tasks import task
+from hetero.train.data import Samples
+from hetero.train.member import torch_place
+from hetero.train.replica import Judge
+from hetero.train.values import Options
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future
+
+    from hetero.session.context import Context
+
+__all__ = ["Work", "evaluate_part", "predict_part", "run_over"]
+
+_FIRST = 16
+_AIM_S = 0.1
+_GUIDED = 3.0
+_QUEUED = 2
+_kept: dict[str, tuple[int, Any]] = {}
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """A model as it travels.
+
+    Attributes
+    ----------
+    parts : pickled (model, loss)
+    options : of the run
+    number : of this model in its program; a worker keeps the last one it had
+    """
+
+    parts: bytes
+    options: Options
+    number: int
+
+
+def _model(work: Work, place: str) -> Any:
+    """Give this worker's copy of the model, unpickled once."""
+    if _kept.get(place, (0, None))[0] != work.number:
+        model, loss = cloudpickle.loads(work.parts)
+        _kept[place] = work.number, Judge(model, loss, work.options, place)
+    return _kept[place][1]
+
+
+def predict_part(work: Work, samples: Samples, begin: int, end: int) -> Any:
+    """Give the model's outputs for some samples as one array; runs as a task."""
+    return _model(work, _place()).predict(samples, range(begin, end)).numpy()
+
+
+def evaluate_part(work: Work, samples: Samples, begin: int, end: int) -> list[float]:
+    """Give the sums over some samples; runs as a task."""
+    header: list[float] = _model(work, _place()).evaluate(samples, range(begin, end), end - begin).header
+    return header
+
+
+def _place() -> str:
+    from hetero.drive.frame import current
+
+    frame = current()
+    return "cpu" if frame is None else torch_place(frame.device)
+
+
+@dataclass(slots=True)
+class _Pace:
+    """How fast one device has been, and what it works on."""
+
+    device: Device
+    task: Any
+    speed: float = 0.0
+    since_s: float = 0.0
+    queued: list[tuple[Any, int, int]] = field(default_factory=list)
+
+    def learn(self, samples: int, now_s: float) -> None:
+        """Take note of a batch that is done."""
+        took_s = max(now_s - self.since_s, 1e-6)
+        fresh = samples / took_s
+        self.speed = fresh if not self.speed else 0.5 * (self.speed + fresh)
+        self.since_s = now_s
+
+
+def run_over(
+    ctx: Context, devices: Sequence[Device], function: Callable[..., Any], work: Any, samples: Any, count: int
+) -> list[Any]:
+    """Run a function of (work, samples, begin, end) over all samples.
+
+    Parameters
+    ----------
+    work, samples : handed to the function as they are; futures travel once
+    count : number of samples
+
+    Returns
+    -------
+    list
+        What the function gave, in the order of the samples.
+
+    Notes
+    -----
+    A device's batch aims at 0.1 s and is at most a third of its part of what is left, so that all end together.
+    """
+    from concurrent.futures import FIRST_COMPLETED, wait
+
+    paces = [_Pace(device, task(function, on=(device.id,), name=function.__name__)) for device in devices]
+    found: dict[int, Any] = {}
+    place = 0
+    while place < count or any(pace.queued for pace in paces):
+        for pace in paces:
+            while place < count and len(pace.queued) < (_QUEUED if pace.speed else 1):
+                end = min(count, place + _size(pace, paces, count - place))
+                if not pace.queued:
+                    pace.since_s = clock.monotonic_s()
+                future = ctx.submit(pace.task, work, samples, place, end)
+                pace.queued.append((future, place, end))
+                place = end
+        waiting: list[Future[Any]] = [pace.queued[0][0] for pace in paces if pace.queued]
+        wait(waiting, return_when=FIRST_COMPLETED)
+        for pace in paces:
+            while pace.queued and pace.queued[0][0].done():
+                future, begin, end = pace.queued.pop(0)
+                found[begin] = future.result()
+                pace.learn(end - begin, clock.monotonic_s())
+    return [found[begin] for begin in sorted(found)]
+
+
+def _size(pace: _Pace, paces: Sequence[_Pace], left: int) -> int:
+    if not pace.speed:
+        return _FIRST
+    others = sum(other.speed or pace.speed for other in paces)
+    return max(1, min(int(pace.speed * _AIM_S), int(left * pace.speed / others / _GUIDED)))

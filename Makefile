@@ -4,7 +4,7 @@ PYTHON ?= $(shell for p in python3.11 python3 python3.12 python3.13; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo $$p; break; }; done)
 BIN := .venv/bin
 READY := .venv/ready
-EXTRAS := dev,torch,jax,opencl,vulkan,joblib,bench
+EXTRAS := dev,torch,train,jax,opencl,vulkan,joblib,bench
 FAST := $(wildcard tests/pure tests/sim tests/golden tests/docs tests/backend)
 BENCHMARKS := $(filter-out benchmarks/common.py benchmarks/summary.py, $(wildcard benchmarks/*.py))
 

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from hetero.drive.checkpoints import checkpoint, restore, resumable
     from hetero.floor.errors import HeteroError
     from hetero.model.device import Device
+    from hetero.report.context import report
     from hetero.session.context import Context
     from hetero.session.executor import Executor
     from hetero.session.futures import Future
@@ -57,6 +58,7 @@ __all__ = [
     "rank",
     "recv",
     "register_joblib",
+    "report",
     "restore",
     "resumable",
     "send",
@@ -94,8 +96,8 @@ _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 
 
 def __getattr__(name: str) -> Any:
-    if name == "errors":
-        return import_module("hetero.errors")
+    if name in ("errors", "report"):
+        return import_module(f"hetero.{name}")
     if name == "__version__":
         from importlib.metadata import version
 

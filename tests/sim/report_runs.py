@@ -6,6 +6,7 @@ was so, by looking through plain lists.
 
 from __future__ import annotations
 
+import itertools
 from collections import defaultdict
 from collections.abc import Sequence
 from math import inf
@@ -43,7 +44,8 @@ def fleet(rng: np.random.Generator) -> list[Device]:
 
 def topology(devices: Sequence[Device]) -> Topology:
     nodes = [device.memory_node for device in devices if device.memory_node != HOST_NODE]
-    links = [Link(*pair, 1e-4, 1e8, "pcie", "pcie") for node in nodes for pair in ((HOST_NODE, node), (node, HOST_NODE))]
+    both = [pair for node in nodes for pair in ((HOST_NODE, node), (node, HOST_NODE))]
+    links = [Link(*pair, 1e-4, 1e8, "pcie", "pcie") for pair in both]
     return Topology(tuple(MemoryNode(node, 10**8) for node in nodes), tuple(links))
 
 
@@ -130,7 +132,8 @@ class _Sweep:
                     if not well and record.seconds == 0.0:
                         self.queued.append((record.device, launch_s, end_s))
                         continue
-                    self.runs.append((record.task, record.attempt, record.device, launch_s, record.started_s, end_s, well))
+                    times = (launch_s, record.started_s, end_s, well)
+                    self.runs.append((record.task, record.attempt, record.device, *times))
             elif kind == "TaskWithdrawn":
                 launch_s = sent.pop((record.task, record.attempt, record.device), None)
                 if launch_s is not None:
@@ -173,7 +176,7 @@ class _Sweep:
     def seconds(self) -> list[dict[str, float]]:
         points = sorted({self.begin_s, self.end_s, *self._points()})
         found: list[dict[str, float]] = [defaultdict(float) for _ in self.devices]
-        for from_s, until_s in zip(points, points[1:], strict=False):
+        for from_s, until_s in itertools.pairwise(points):
             if from_s >= self.begin_s and until_s <= self.end_s:
                 middle_s = (from_s + until_s) / 2.0
                 state = self._tasks_at(middle_s)

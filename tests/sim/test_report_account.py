@@ -6,7 +6,7 @@ from hetero.model.commands import Commit, Run, RunGroup, Transfer
 from hetero.model.events import DeviceReady, TaskFailed, TaskFinished, TaskSubmitted, TransferFinished
 from hetero.report.account import CATEGORIES, account
 from hetero.report.best import best_possible
-from hetero.report.record import collect
+from hetero.report.reading import collect
 from tests.sim.report_runs import run, swept
 
 CHECKED = (TaskSubmitted, Run, RunGroup, TaskFinished, TaskFailed, Commit, Transfer, TransferFinished, DeviceReady)

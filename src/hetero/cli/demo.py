@@ -6,11 +6,14 @@ In: options. Out: what the demonstration prints, or its result as JSON. The work
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from hetero.cli.output import print_json, show_any_character
+
+if TYPE_CHECKING:
+    from hetero.demo.results import DemoResult
 
 __all__ = ["demo"]
 
@@ -39,7 +42,28 @@ def demo(
         set=set_ or (),
         **({} if size is None else {"size": size}),
     )
+    reports = _write_reports(found)
     if json:
-        print_json(found.as_dict())
+        print_json({**found.as_dict(), "reports": [str(path) for path in reports]})
+    else:
+        for path in reports:
+            print(f"report: {path}")
     if not found.ok:
         raise typer.Exit(1)
+
+
+def _write_reports(found: DemoResult) -> list[Path]:
+    """Write a report of each job on all devices beside the trace."""
+    from hetero.report.html import page
+    from hetero.report.reading import only, read_run
+
+    run = read_run(found.trace)
+    stem = found.trace.name.partition(".")[0]
+    paths = []
+    for job in found.jobs:
+        part = only(run, job.functions)
+        part.head = {**run.head, "run": job.title}
+        path = found.trace.with_name(f"{stem}.{job.functions[0]}.report.html")
+        path.write_text(page(part), encoding="utf-8")
+        paths.append(path)
+    return paths

@@ -32,12 +32,14 @@ app = typer.Typer(
 TraceFile = Annotated[Path, typer.Argument(help="The trace of a run.")]
 Output = Annotated[Path | None, typer.Option("--output", "-o", help="File to write; beside the trace without it.")]
 Only = Annotated[list[str] | None, typer.Option(help="Only the tasks of this function; may be repeated.")]
-Price = Annotated[list[str] | None, typer.Option(help="USD per hour of a device or kind, as in 'cuda=2.5'; may be repeated.")]
+Price = Annotated[
+    list[str] | None, typer.Option(help="USD per hour of a device or kind, as in 'cuda=2.5'; may be repeated.")
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
 
 
 def _read(trace: Path, functions: list[str] | None = None) -> RunRecord:
-    from hetero.report.record import only, read_run
+    from hetero.report.reading import only, read_run
 
     run = read_run(trace)
     return only(run, functions) if functions else run
@@ -52,7 +54,9 @@ def _write(path: Path, text: str) -> None:
     try:
         path.write_text(text, encoding="utf-8")
     except OSError as error:
-        raise BadValueError(f"{path} cannot be written: {error.strerror}", remedy="name a folder that exists") from error
+        raise BadValueError(
+            f"{path} cannot be written: {error.strerror}", remedy="name a folder that exists"
+        ) from error
     print(path)
 
 

@@ -50,6 +50,7 @@ class JobResult:
     bytes_moved : bytes that travelled between memory nodes
     devices : the devices that took part
     checked : the comparison with another library
+    functions : names of its tasks in the trace
     """
 
     name: str
@@ -61,6 +62,7 @@ class JobResult:
     bytes_moved: int
     devices: tuple[DeviceResult, ...]
     checked: Checked
+    functions: tuple[str, ...] = ()
 
     @property
     def speed(self) -> float:

@@ -195,4 +195,5 @@ def _result(devices: tuple[Device, ...], timing: _Timing, found: TraceSummary) -
         bytes_moved=found.bytes_moved,
         devices=tuple(rows),
         checked=job.check(timing.parts),
+        functions=job.functions,
     )

@@ -22,6 +22,7 @@ _SEARCH_ROUNDS = 30
 _SAMPLE = 2048
 _SMALL = 20_000
 _STEPS = 12
+_PASSES = 5
 _WINDOWS = 24
 
 
@@ -69,7 +70,8 @@ def lower_bound(
     -----
     For any weights w >= 0 with sum 1 every schedule needs at least sum_t min_d w_d p_td: multiply each device's
     load by its weight and add. The best weights are looked for by a multiplicative subgradient. The bound is
-    sharpened by leaving out pairs with p_td > T: when the rest needs more than T, no schedule ends by T. Chains
+    sharpened by leaving out pairs that cannot be in a schedule that ends by T (p_td with the chains around it, or the
+    weighted load with t on d, exceeds T): when the rest needs more than T, no schedule ends by T. Chains
     give max over thresholds (h, q) of h + load(tasks that cannot begin before h nor end later than q before the
     end) + q.
 
@@ -171,13 +173,16 @@ def _searched(table: Floats, after: Sequence[Sequence[int]], width: NDArray[np.i
 def _is_impossible(table: Floats, after: Sequence[Sequence[int]], width: NDArray[np.int64], by_s: float) -> bool:
     """Tell whether provably no schedule ends by a time; a device on which a task would end too late is left out."""
     kept = table
-    for _ in range(3):
+    for _ in range(_PASSES):
         heads, tails = _chains(kept.min(axis=1), after)
-        costs = _costs(kept, _best_weights(kept, width, _SEARCH_ROUNDS), width)
+        weights = _best_weights(kept, width, _SEARCH_ROUNDS)
+        costs = _costs(kept, weights, width)
         if costs.sum() > by_s or _windows(costs, heads, tails) > by_s:
             return True
         heads, tails = _crowded(costs, after, heads, tails)
-        fewer = np.where(kept + (heads + tails)[:, None] <= by_s, kept, np.inf)
+        needed = kept + (heads + tails)[:, None]
+        instead = np.where(width[:, None] > 1, 0.0, costs.sum() - costs[:, None] + kept * weights)
+        fewer = np.where(np.maximum(needed, instead) <= by_s, kept, np.inf)
         if np.isinf(fewer.min(axis=1)).any():
             return True
         if np.array_equal(fewer, kept):

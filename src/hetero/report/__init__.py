@@ -1,1 +1,22 @@
-"""Reports: where the time of a run went, and how far from the best it was; read from its trace."""
+"""Reports: where the time of a run went, and how far from the best it was; read from its trace.
+
+In: traces. Out: pages, tables, pictures. The room can be called, `hetero.report(ctx)`, because users know it so.
+"""
+
+from __future__ import annotations
+
+import sys
+from types import ModuleType
+from typing import Any
+
+
+class _Room(ModuleType):
+    """A module that is also the function `hetero.report`."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        from hetero.report.context import report
+
+        return report(*args, **kwargs)
+
+
+sys.modules[__name__].__class__ = _Room

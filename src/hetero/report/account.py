@@ -144,8 +144,8 @@ def _facts(run: RunRecord) -> list[_Facts]:
     queued: list[list[tuple[float, float]]] = [[] for _ in run.devices]
     for each in run.attempts:
         (done if each.outcome == "done" else wasted)[each.device].append((each.start_s, each.end_s))
-    for device, from_s, until_s in run.queued:
-        queued[device].append((from_s, until_s))
+    for at, from_s, until_s in run.queued:
+        queued[at].append((from_s, until_s))
     inbound, outbound = _transfers(run)
     members = collective_waits(run)
     open_of = _open_tasks(run)
@@ -216,12 +216,13 @@ def _transfers(run: RunRecord) -> tuple[dict[int, list[tuple[float, float]]], di
     inbound: dict[int, list[tuple[float, float]]] = defaultdict(list)
     outbound: dict[int, list[tuple[float, float]]] = defaultdict(list)
     for each in run.transfers:
-        for device in _owners(each.dst, residents, readers.get((each.item, each.dst), ())):
-            inbound[device].append((each.start_s, each.end_s))
+        for owner in _owners(each.dst, residents, readers.get((each.item, each.dst), ())):
+            inbound[owner].append((each.start_s, each.end_s))
         task = run.tasks.get(each.item)
         maker = (index_of[task.commit[1]],) if task and task.commit and task.commit[1] in index_of else ()
-        for device in _owners(each.src, residents, tuple(d for d in maker if run.devices[d].memory_node == each.src)):
-            outbound[device].append((each.start_s, each.end_s))
+        makers = tuple(one for one in maker if run.devices[one].memory_node == each.src)
+        for owner in _owners(each.src, residents, makers):
+            outbound[owner].append((each.start_s, each.end_s))
     return inbound, outbound
 
 

@@ -55,8 +55,9 @@ def best_possible(run: RunRecord) -> Best:
     The run is cut where no task was open: what follows waits for the program, not for a device. Each part gets the
     lower bound of `hetero.plan.bounds` on a table of seconds: where a task ran, what it took there; where
     its function ran on such a device, the tenth percentile of that; where it never did, the tenth percentile of
-    an estimate from the ratio of the devices on other functions, else of its time on any device. The run itself is a schedule
-    of that table, so its makespan is never below the bound, whatever the estimates are. Transfers are left out.
+    an estimate from the ratio of the devices on other functions, else of its time on any device. The run itself is a
+    schedule of that table, so its makespan is never below the bound, whatever the estimates are. Transfers are left
+    out.
     """
     done = [each for each in run.attempts if each.outcome == "done"]
     members: dict[int, list[Attempt]] = defaultdict(list)
@@ -73,7 +74,9 @@ def best_possible(run: RunRecord) -> Best:
     return Best(seconds, run.span_s - seconds, cause, pairs, estimated, quiet_s)
 
 
-def _part(run: RunRecord, numbers: list[int], table: Floats, members: dict[int, list[Attempt]], rounds: int) -> tuple[float, str]:
+def _part(
+    run: RunRecord, numbers: list[int], table: Floats, members: dict[int, list[Attempt]], rounds: int
+) -> tuple[float, str]:
     if len(numbers) == 1:
         return float(table.min()), "path"
     row_of = {number: row for row, number in enumerate(numbers)}

@@ -30,7 +30,9 @@ def chrome_trace(run: RunRecord) -> dict[str, Any]:
     events: list[dict[str, Any]] = [_meta("process_name", 0, "hetero")]
     for index, device in enumerate(run.devices):
         events.append(_meta("thread_name", _FIRST_ROW + index, device.id))
-        rows = sorted((each for each in run.attempts if each.device == index), key=lambda each: (each.start_s, each.end_s))
+        rows = sorted(
+            (each for each in run.attempts if each.device == index), key=lambda each: (each.start_s, each.end_s)
+        )
         spans = _whole(run, ((each.start_s, each.end_s) for each in rows))
         for each, (start_us, took_us) in zip(rows, spans, strict=True):
             task = run.tasks.get(each.task)

@@ -78,9 +78,13 @@ class Comparison:
             seconds = (format_seconds(each.before_s), format_seconds(each.after_s))
             chance = "p < 0.0001" if each.p < 1e-4 else f"p = {each.p:.2g}"
             counts = f"{each.before:,} / {each.after:,}"
-            rows.append((each.function[:40], each.device, counts, *seconds, f"{each.ratio:.3g} ×", chance, each.verdict))
+            rows.append(
+                (each.function[:40], each.device, counts, *seconds, f"{each.ratio:.3g} ×", chance, each.verdict)
+            )
         head = ("function", "device", "runs A / B", "A", "B", "B / A", "chance", "verdict")
-        lines.append(text_table(head, rows, left=(0, 1, 7)) if rows else "No function ran in both on the same kind of device.")
+        lines.append(
+            text_table(head, rows, left=(0, 1, 7)) if rows else "No function ran in both on the same kind of device."
+        )
         kinds = [
             (name, format_seconds(before), format_seconds(after), format_seconds(after - before))
             for name, (before, after) in self.categories.items()

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from math import inf
 from statistics import median
-from typing import Any, NamedTuple
+from typing import Any
 
 from hetero.floor.errors import BadValueError
 from hetero.floor.units import format_seconds
@@ -39,19 +39,20 @@ REMEDIES = {
 _EPSILON_S = 1e-9
 
 
-class Prediction(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Prediction:
     """What one function was expected to take on one model of device, and took.
 
     Attributes
     ----------
-    count : attempts with a prediction
+    runs : attempts with a prediction
     predicted_s, measured_s : s, medians
     error_frac : median of |measured - predicted| / measured
     """
 
     function: str
     device: str
-    count: int
+    runs: int
     predicted_s: float
     measured_s: float
     error_frac: float
@@ -104,9 +105,9 @@ class Findings:
             "best": asdict(self.best),
             "devices": [{"id": each.id, "name": each.name, "seconds": took, "usd": usd} for each, took, usd in rows],
             "lost_s": {name: self.account.total_s(name) for name in LOSSES},
-            "critical_chain": [{"attempt": each.attempt, "waited_s": each.waited_s, "cause": each.cause} for each in self.chain],
+            "critical_chain": [each._asdict() for each in self.chain],
             "longest_path": self.path,
-            "predictions": [each._asdict() for each in self.predictions],
+            "predictions": [asdict(each) for each in self.predictions],
             "sentences": list(self.sentences),
             "problems": list(self.problems),
         }
@@ -146,8 +147,6 @@ def find(run: RunRecord, usd_per_hour: Mapping[str, float] | None = None) -> Fin
         problems=given.problems,
         devices=run.devices,
     )
-    from dataclasses import replace
-
     return replace(found, sentences=tuple(_sentences(run, found)))
 
 
@@ -177,7 +176,8 @@ def prices(given: list[str]) -> dict[str, float]:
 
 
 def _price(device: Device, usd_per_hour: Mapping[str, float], span_s: float) -> float | None:
-    known = (usd_per_hour[name] for name in (device.id, device.short, device.label, device.kind) if name in usd_per_hour)
+    names = (device.id, device.short, device.label, device.kind)
+    known = (usd_per_hour[name] for name in names if name in usd_per_hour)
     price = next(known, None)
     return None if price is None else price * span_s / 3600.0
 
@@ -216,8 +216,8 @@ def _sentences(run: RunRecord, found: Findings) -> list[str]:
     told.append(_who_worked(found))
     whole_s = found.span_s * len(found.devices)
     moving_s = sum(found.account.total_s(name) for name in ("transfer in", "transfer out", "collective"))
-    hidden = "No device waited for communication." if moving_s <= 0.0 else ""
-    told.append(hidden or f"{_percent(moving_s, whole_s)} of the devices' time was communication that no computing hid.")
+    moving = f"{_percent(moving_s, whole_s)} of the devices' time was communication that no computing hid."
+    told.append(moving if moving_s > 0.0 else "No device waited for communication.")
     told.append(_how_far(found))
     told.append(_largest_loss(found))
     told.extend(_predicted(found))
@@ -227,7 +227,7 @@ def _sentences(run: RunRecord, found: Findings) -> list[str]:
 def _what_ran(run: RunRecord, found: Findings) -> str:
     used = len({each.device for each in run.attempts})
     again = f"; {found.retried:,} attempt{'s' if found.retried != 1 else ''} did not count" if found.retried else ""
-    torn = " The program ended without closing its trace: what follows is what it told until then." if found.torn else ""
+    torn = " The program ended without closing its trace: this is what it told until then." if found.torn else ""
     tasks = f"{found.tasks:,} task{'s' if found.tasks != 1 else ''}"
     return f"{tasks} ran on {used} of {len(found.devices)} devices in {format_seconds(found.span_s)}{again}.{torn}"
 
@@ -240,8 +240,8 @@ def _failures(run: RunRecord, found: Findings) -> str:
 
 
 def _who_worked(found: Findings) -> str:
-    shares = [(took["compute"], device.short) for device, took in zip(found.devices, found.account.seconds, strict=True)]
-    shares.sort(key=lambda each: (-each[0], each[1]))
+    rows = zip(found.devices, found.account.seconds, strict=True)
+    shares = sorted(((took["compute"], device.short) for device, took in rows), key=lambda each: (-each[0], each[1]))
     if len(shares) > 4:
         shares = [shares[0], shares[len(shares) // 2], shares[-1]]
         return (
@@ -262,7 +262,8 @@ def _how_far(found: Findings) -> str:
     marked = f"; {best.estimated} of {best.pairs} times behind it are estimates" if best.estimated else ""
     return (
         f"The best possible placement would have ended at most {format_seconds(best.saving_s)} sooner "
-        f"({_percent(best.saving_s, found.span_s)}): no placement needs less than {format_seconds(best.seconds)}, because {why}{marked}."
+        f"({_percent(best.saving_s, found.span_s)}): no placement needs less than {format_seconds(best.seconds)}, "
+        f"because {why}{marked}."
     )
 
 
@@ -282,7 +283,7 @@ def _largest_loss(found: Findings) -> str:
 def _predicted(found: Findings) -> list[str]:
     if not found.predictions:
         return []
-    errors = sorted((each.error_frac, each.count) for each in found.predictions)
+    errors = sorted((each.error_frac, each.runs) for each in found.predictions)
     half, seen = sum(count for _, count in errors) / 2.0, 0
     for error_frac, count in errors:
         seen += count

@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hetero.floor.units import format_seconds
 from hetero.report.account import CATEGORIES
 from hetero.report.curves import curves
 from hetero.report.findings import Findings
@@ -96,9 +95,7 @@ def _names(run: RunRecord) -> tuple[list[str], dict[int, int]]:
 _OUTCOMES = {"done": 0, "failed": 1, "lost": 2, "unused": 3}
 
 
-def _attempts(
-    run: RunRecord, order: list[int], place: dict[int, int], tick_s: float
-) -> dict[str, NDArray[np.int32]]:
+def _attempts(run: RunRecord, order: list[int], place: dict[int, int], tick_s: float) -> dict[str, NDArray[np.int32]]:
     attempts = [run.attempts[at] for at in order]
     _, name_of = _names(run)
     starts = np.array([each.start_s - run.begin_s for each in attempts])

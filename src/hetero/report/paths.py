@@ -58,7 +58,9 @@ def _by_device(run: RunRecord) -> dict[int, tuple[list[float], list[int]]]:
     found: dict[int, list[tuple[float, int]]] = defaultdict(list)
     for index, each in enumerate(run.attempts):
         found[each.device].append((each.end_s, index))
-    return {device: ([end for end, _ in sorted(pairs)], [at for _, at in sorted(pairs)]) for device, pairs in found.items()}
+    return {
+        device: ([end for end, _ in sorted(pairs)], [at for _, at in sorted(pairs)]) for device, pairs in found.items()
+    }
 
 
 def _reason(

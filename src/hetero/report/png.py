@@ -60,4 +60,6 @@ def write_picture(run: RunRecord, path: Path) -> None:
     try:
         figure.savefig(path, dpi=160)
     except OSError as error:
-        raise BadValueError(f"{path} cannot be written: {error.strerror}", remedy="name a folder that exists") from error
+        raise BadValueError(
+            f"{path} cannot be written: {error.strerror}", remedy="name a folder that exists"
+        ) from error

@@ -72,17 +72,22 @@ def _money(found: Findings, name: str) -> float:
 def prediction_table(found: Findings) -> str:
     """Give what was expected and measured for each function and device, the largest sums first."""
     rows = []
-    for each in sorted(found.predictions, key=lambda one: -one.count * one.measured_s):
+    for each in sorted(found.predictions, key=lambda one: -one.runs * one.measured_s):
         seconds = (format_seconds(each.predicted_s), format_seconds(each.measured_s))
-        rows.append((each.function[:40], each.device, f"{each.count:,}", *seconds, f"{100.0 * each.error_frac:.0f} %"))
+        rows.append((each.function[:40], each.device, f"{each.runs:,}", *seconds, f"{100.0 * each.error_frac:.0f} %"))
     more = f"\n… and {len(rows) - _ROWS:,} more" if len(rows) > _ROWS else ""
-    return text_table(("function", "device", "runs", "predicted", "measured", "median error"), rows[:_ROWS], left=(0, 1)) + more
+    return (
+        text_table(("function", "device", "runs", "predicted", "measured", "median error"), rows[:_ROWS], left=(0, 1))
+        + more
+    )
 
 
 def chain_table(run: RunRecord, found: Findings) -> str:
     """Give what held the run up, the longest links first, and what they were waiting for."""
     rows = []
-    chain = sorted(found.chain, key=lambda each: -(run.attempts[each.attempt].end_s - run.attempts[each.attempt].start_s))
+    chain = sorted(
+        found.chain, key=lambda each: -(run.attempts[each.attempt].end_s - run.attempts[each.attempt].start_s)
+    )
     for link in chain[:12]:
         attempt = run.attempts[link.attempt]
         name = run.tasks[attempt.task].name if attempt.task in run.tasks else "?"

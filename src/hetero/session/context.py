@@ -17,12 +17,13 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from hetero.engines.base import Call, ItemRef, NodeUsage
 from hetero.floor.errors import BadValueError, SerialisationError
-from hetero.model.tasks import Request, Task
+from hetero.model.tasks import Task
 from hetero.session import runs
 from hetero.session.arguments import bind
 from hetero.session.asyncio_twins import AsyncTwins
 from hetero.session.callbacks import Callbacks
 from hetero.session.futures import Future
+from hetero.session.requests import limited
 from hetero.session.signature import describe, describe_value
 from hetero.session.tasks import TaskFunction, as_task
 
@@ -108,7 +109,6 @@ class Context(AsyncTwins):
         self._live: dict[int, weakref.ref[Future]] = {}
         self._lock = threading.Lock()
         self._callbacks = Callbacks()
-        self._with_timeout: dict[Request, Request] = {}
         this = weakref.ref(self)
         self._opened = Opened(self.config, lambda item: cut_later(this(), item), history=history, progress=progress)
         self.driver: Driver = self._opened.driver
@@ -155,7 +155,7 @@ class Context(AsyncTwins):
             args, kwargs, refs, after, keep, _ = bound
         else:
             signature, size, refs, after, keep = f"{source.model_key}|", 0.0, (), (), ()
-        request = task.request if self.config.timeout_s is None else self._limited(task.request)
+        request = task.request if self.config.timeout_s is None else limited(task.request, self.config.timeout_s)
         item = future.item
         task_key = self._checkpoint_key(task.name)
         if self.name:
@@ -296,6 +296,19 @@ class Context(AsyncTwins):
         """How full each memory node is."""
         return {} if self.closed else self.driver.usage()
 
+    @property
+    def policy_reason(self) -> str:
+        """Why this policy places the tasks; what `policy: auto` chose and why."""
+        return f"{self.driver.machine.placer.policy.name}: {self._opened.policy_reason}"
+
+    def left_out(self) -> list[tuple[str, str]]:
+        """Give each device that ran none of at least four tasks a device, with the reason; also when closed."""
+        return self._opened.left_out()
+
+    def flush_trace(self) -> None:
+        """Write to its file what the trace of this Context holds so far."""
+        self._opened.flush_trace()
+
     def __repr__(self) -> str:
         state = "closed" if self.closed else f"{self._opened.engine_name} engine"
         return f"<hetero.Context {', '.join(device.short for device in self.devices)}; {state}>"
@@ -372,17 +385,6 @@ class Context(AsyncTwins):
 
     def _reference(self, future: Future) -> Any:
         return ItemRef(future.item) if future.owner is self else future.result()
-
-    def _limited(self, request: Request) -> Request:
-        if request.timeout_s:
-            return request
-        limited = self._with_timeout.get(request)
-        if limited is None:
-            import dataclasses
-
-            limited = dataclasses.replace(request, timeout_s=self.config.timeout_s or 0.0)
-            self._with_timeout[request] = limited
-        return limited
 
     def _checkpoint_key(self, name: str) -> str:
         entry = self._numbers.get(name)

@@ -6,6 +6,7 @@ It must not wait for workers: they start while the program goes on.
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -18,10 +19,11 @@ from hetero.floor.clock import TraceSink, WallClock
 from hetero.floor.errors import HistoryError
 from hetero.plan.cost import CostModel
 from hetero.plan.policies import registry
+from hetero.plan.policies.auto import choose
 from hetero.session import fleet
 from hetero.session.config_here import choose_protocol, find_devices
 from hetero.session.fleet_speed import remembered
-from hetero.session.watching import Counts, DebugLog, WatchedPolicy, joined
+from hetero.session.watching import Counts, DebugLog, WatchedPolicy, joined, log_to_stderr, tell_devices
 
 if TYPE_CHECKING:
     from hetero.drive.trace import TraceWriter
@@ -36,6 +38,8 @@ __all__ = ["Opened"]
 
 _log = logging.getLogger("hetero")
 _POOL_BYTES = 1_000_000_000
+PLENTY = 4
+"""A device is told to be left out when the program had so many tasks a device."""
 
 
 class Opened:
@@ -53,39 +57,64 @@ class Opened:
     devices : the fleet
     driver : started
     engine_name : for people
+    policy_reason : why this policy, in words
     """
 
     def __init__(self, config: Config, split: Callable[[int], bool], *, history: bool, progress: bool | None) -> None:
+        level = settings.debug_level()
+        if level:
+            log_to_stderr(logging.DEBUG)
         self.devices = _devices(config)
+        if level:
+            tell_devices(self.devices)
         self.engine_name = config.engine or "local"
         topology = fleet.topology(self.devices)
-        policy = registry.get(config.policy or "eft")
+        policy, self.policy_reason = _policy(config.policy, self.devices)
         clock = WallClock()
         self._trace = _trace(config, self.devices, topology, policy, clock)
-        self._view, sinks = _sinks(self.devices, self._trace, progress)
+        self._debug = DebugLog(level) if level >= 2 else None
+        self._view, sinks = _sinks(self.devices, self._trace, self._debug, progress)
         self._cost = CostModel(self.devices)
-        self._history = _History(self._cost, self.devices) if history else None
+        self._history = _History.opened(self._cost, self.devices) if history else None
         self.driver = Driver(
             devices=self.devices,
             topology=topology,
             engine=_engine(self.engine_name, config),
             worker=WorkerFactory(),
-            policy=WatchedPolicy(policy) if settings.debug_level() >= 4 else policy,
+            policy=WatchedPolicy(policy) if level >= 4 else policy,
             cost=self._cost,
             clock=clock,
             trace=joined(sinks),
             warn=_log.warning,
             split=split,
+            watch=policy.name == "migration",
         )
+        if self._debug is not None:
+            self._debug.machine = self.driver.machine
         self.driver.start()
 
+    def left_out(self) -> list[tuple[str, str]]:
+        """Give the devices that ran nothing although there was plenty, each with the reason."""
+        machine = self.driver.machine
+        return machine.left_out() if machine.counts.committed >= PLENTY * len(self.devices) else []
+
+    def flush_trace(self) -> None:
+        """Write to the file what the trace holds so far."""
+        if self._trace is not None:
+            self._trace.flush()
+
     def close(self, wait: bool) -> None:
-        """End the driver, then what watched it."""
+        """End the driver, then what watched it; tell which devices were left out."""
+        left_out = [f"left out: {device.partition('/')[2]}: {reason}" for device, reason in self.left_out()]
         self.driver.close(wait)
+        for line in left_out:
+            _log.info(line)
         if self._view is not None:
-            self._view.close()
+            self._view.close(left_out)
         if self._trace is not None:
             self._trace.close()
+            if self._trace.problem:
+                _log.warning(self._trace.problem)
         if self._history is not None:
             self._history.keep()
 
@@ -102,12 +131,36 @@ class _History:
             _log.warning(trouble)
         cost.load(self._store.load({device.model_key for device in devices}))
 
+    @classmethod
+    def opened(cls, cost: CostModel, devices: tuple[Device, ...]) -> _History | None:
+        """Open the history; where that is not possible, say so once and give None: the run goes on without."""
+        try:
+            return cls(cost, devices)
+        except HistoryError as error:
+            _warn_once(f"{error.problem}: nothing is remembered of this run ({error.remedy})")
+            return None
+
     def keep(self) -> None:
         """Write what was learned; a disk that refuses costs the history and not the program."""
         try:
             self._store.add(self._cost.new_samples())
         except HistoryError as error:
-            _log.warning(str(error))
+            _warn_once(f"{error.problem}: nothing is remembered of this run ({error.remedy})")
+
+
+@functools.cache
+def _warn_once(line: str) -> None:
+    _log.warning(line)
+
+
+def _policy(name: str | None, devices: tuple[Device, ...]) -> tuple[Policy, str]:
+    """Give the policy and why; 'auto' is settled here, since the core knows the default one by its name."""
+    if name != "auto":
+        chosen = name or "eft"
+        return registry.get(chosen), "it was asked for" if name else "it is the default"
+    chosen, reason = choose(devices)
+    _log.info("policy auto takes %s: %s", chosen, reason)
+    return registry.get(chosen), reason
 
 
 def _devices(config: Config) -> tuple[Device, ...]:
@@ -156,11 +209,9 @@ def _trace(
 
 
 def _sinks(
-    devices: tuple[Device, ...], trace: TraceWriter | None, progress: bool | None
+    devices: tuple[Device, ...], trace: TraceWriter | None, debug: DebugLog | None, progress: bool | None
 ) -> tuple[ProgressView | None, list[TraceSink]]:
-    sinks: list[TraceSink] = [] if trace is None else [trace]
-    if settings.debug_level() >= 2:
-        sinks.append(DebugLog(settings.debug_level()))
+    sinks: list[TraceSink] = [sink for sink in (trace, debug) if sink is not None]
     if not (settings.progress() if progress is None else progress):
         return None, sinks
     from hetero.session.progress import ProgressView

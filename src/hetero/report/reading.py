@@ -1,0 +1,362 @@
+"""Reading a run from its trace: which attempt each event belongs to, and which events are missing.
+
+In: events and commands in order. Out: a `RunRecord`, with one line for each event that contradicts another.
+It must not judge where time went: that is `account`.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import replace
+from math import inf
+from pathlib import Path
+from typing import Any
+
+from hetero.drive.trace import read_trace
+from hetero.floor.errors import BadValueError, TraceError, did_you_mean
+from hetero.model.commands import Commit, Fail, Free, Launch, Recommit, Run, RunGroup, Transfer, Warn
+from hetero.model.device import Device, DeviceType
+from hetero.model.events import (
+    DeviceAdded,
+    DeviceLost,
+    DeviceReady,
+    ItemPut,
+    TaskFailed,
+    TaskFinished,
+    TaskSubmitted,
+    TaskWithdrawn,
+    TransferFailed,
+    TransferFinished,
+)
+from hetero.report.record import Attempt, Outcome, RunRecord, TaskRecord, TransferRecord
+
+__all__ = ["collect", "only", "read_run"]
+
+
+def read_run(path: Path | str) -> RunRecord:
+    """Read a trace as far as it goes.
+
+    Raises
+    ------
+    TraceError
+        The file cannot be read, is no trace, or was written by a newer version. A file that is corrupt further on
+        is read up to there, and `problems` says so.
+    """
+    trace = read_trace(path)
+    collector = _Collector(trace.devices())
+    broken = ""
+    try:
+        for at_s, record in trace:
+            collector.take(at_s, record)
+    except TraceError as error:
+        broken = str(error)
+    run = collector.finish(torn=bool(broken) or trace.torn)
+    run.head = trace.head
+    if broken:
+        run.problems.insert(0, broken)
+    return run
+
+
+def collect(records: Iterable[tuple[float, Any]], devices: Iterable[Device] = ()) -> RunRecord:
+    """Make a run of events and commands with their times, all of them there."""
+    collector = _Collector(tuple(devices))
+    for at_s, record in records:
+        collector.take(at_s, record)
+    return collector.finish(torn=False)
+
+
+def only(run: RunRecord, functions: Collection[str]) -> RunRecord:
+    """Give the part of a run that is about some functions, from their first submission to their last outcome.
+
+    Raises
+    ------
+    BadValueError
+        No task of the run has one of these names.
+    """
+    tasks = {number: task for number, task in run.tasks.items() if task.name in functions}
+    if not tasks:
+        known = sorted({task.name for task in run.tasks.values()})
+        close = did_you_mean(next(iter(functions), ""), known)
+        problem = f"no task of the run is named {' or '.join(map(repr, functions))}{close}"
+        raise BadValueError(problem, remedy=f"there are: {', '.join(known[:20])}")
+    begin_s = min(task.submitted_s for task in tasks.values())
+    end_s = max(begin_s, *(task.over_s for task in tasks.values() if task.over_s < inf))
+    attempts = [each for each in run.attempts if each.task in tasks]
+    return replace(
+        run,
+        tasks=tasks,
+        attempts=attempts,
+        queued=[each for each in run.queued if begin_s <= each[1] <= end_s],
+        transfers=[each for each in run.transfers if begin_s <= each.start_s <= end_s],
+        begin_s=begin_s,
+        end_s=max(end_s, max((each.end_s for each in attempts), default=end_s)),
+    )
+
+
+class _Collector:
+    """Takes records one by one."""
+
+    def __init__(self, devices: tuple[Device, ...]) -> None:
+        self._run = RunRecord()
+        self._index: dict[str, int] = {}
+        self._open: dict[tuple[int, int, int], tuple[float, float]] = {}
+        self._over: set[tuple[int, int, int]] = set()
+        self._on_device: list[dict[tuple[int, int, int], None]] = []
+        self._ready_since: list[float | None] = []
+        self._last_end_s: list[float] = []
+        self._moving: dict[tuple[int, str, str], list[tuple[float, int]]] = defaultdict(list)
+        self._at_s = 0.0
+        self._take: dict[type, Callable[[float, Any], None]] = {
+            TaskSubmitted: self._submitted,
+            Run: self._launched,
+            RunGroup: self._group_launched,
+            TaskFinished: self._finished,
+            TaskFailed: self._failed,
+            TaskWithdrawn: self._withdrawn,
+            Commit: self._committed,
+            Recommit: self._recommitted,
+            Fail: self._gave_up,
+            DeviceAdded: lambda at_s, record: self._add(record.device),
+            DeviceReady: self._ready,
+            DeviceLost: self._lost,
+            Transfer: self._ordered,
+            TransferFinished: self._moved,
+            TransferFailed: self._stuck,
+            ItemPut: lambda at_s, record: self._run.put.append((record.item, record.nbytes, record.node, at_s)),
+            Free: lambda at_s, record: self._run.freed.append((record.item, record.node, at_s)),
+            Warn: lambda at_s, record: self._run.warnings.append((at_s, record.text)),
+        }
+        for device in devices:
+            self._add(device)
+
+    def take(self, at_s: float, record: Any) -> None:
+        self._at_s = at_s
+        take = self._take.get(type(record))
+        if take is not None:
+            take(at_s, record)
+
+    def _problem(self, text: str) -> None:
+        self._run.problems.append(text)
+
+    def _add(self, device: Device) -> None:
+        if device.id not in self._index:
+            self._index[device.id] = len(self._index)
+            self._run.devices = (*self._run.devices, device)
+            self._run.up.append([])
+            self._run.lost.append([])
+            self._on_device.append({})
+            self._ready_since.append(None)
+            self._last_end_s.append(0.0)
+
+    def _device(self, name: str) -> int:
+        index = self._index.get(name)
+        if index is None:
+            self._problem(f"device {name} was never added")
+            self._add(Device(name, "null", DeviceType("NULL"), ""))
+            index = self._index[name]
+        return index
+
+    # tasks
+
+    def _submitted(self, at_s: float, record: TaskSubmitted) -> None:
+        task = record.task
+        known = self._run.tasks.get(task.id)
+        since_s = known.submitted_s if known else at_s
+        self._run.tasks[task.id] = TaskRecord(task.name, task.signature, task.inputs, task.after, task.request, since_s)
+
+    def _launched(self, at_s: float, record: Run) -> None:
+        device = self._device(record.device)
+        for launch in record.launches:
+            self._launch(at_s, device, launch)
+
+    def _group_launched(self, at_s: float, record: RunGroup) -> None:
+        for name in record.devices:
+            self._launch(at_s, self._device(name), record.launch)
+
+    def _launch(self, at_s: float, device: int, launch: Launch) -> None:
+        task, attempt, predicted_s = launch
+        if task not in self._run.tasks:
+            self._problem(f"task {task} was launched but never submitted")
+        if self._ready_since[device] is None:
+            self._problem(f"task {task} was launched on {self._run.devices[device].id}, which was not ready")
+        key = (task, attempt, device)
+        self._open[key] = (at_s, predicted_s)
+        self._on_device[device][key] = None
+
+    def _close(self, key: tuple[int, int, int], what: str) -> tuple[float, float] | None:
+        found = self._open.pop(key, None)
+        if found is None:
+            if key not in self._over:
+                where = self._run.devices[key[2]].id
+                self._problem(f"attempt {key[1]} of task {key[0]} {what} on {where} but was never launched there")
+            return None
+        self._over.add(key)
+        del self._on_device[key[2]][key]
+        return found
+
+    def _finished(self, at_s: float, record: TaskFinished) -> None:
+        self._ended(record, "unused")
+        if record.nbytes:
+            self._run.put.append((record.task, record.nbytes, record.node, at_s))
+
+    def _failed(self, at_s: float, record: TaskFailed) -> None:
+        self._ended(record, "failed")
+
+    def _ended(self, record: TaskFinished | TaskFailed, outcome: Outcome) -> None:
+        device = self._device(record.device)
+        found = self._close((record.task, record.attempt, device), "ended")
+        if found is None:
+            return
+        launch_s, predicted_s = found
+        end_s = record.started_s + record.seconds
+        if outcome == "failed" and record.seconds <= 0.0:
+            self._run.queued.append((device, launch_s, end_s))
+            return
+        self._last_end_s[device] = max(self._last_end_s[device], end_s)
+        self._append(record.task, record.attempt, device, launch_s, record.started_s, end_s, predicted_s, outcome)
+
+    def _append(
+        self, task: int, attempt: int, device: int, launch_s: float, start_s: float, end_s: float,
+        predicted_s: float, outcome: Outcome,
+    ) -> None:  # fmt: skip
+        self._run.attempts.append(Attempt(task, attempt, device, launch_s, start_s, end_s, predicted_s, outcome))
+        if start_s > launch_s:
+            self._run.queued.append((device, launch_s, start_s))
+
+    def _withdrawn(self, at_s: float, record: TaskWithdrawn) -> None:
+        device = self._device(record.device)
+        found = self._close((record.task, record.attempt, device), "was withdrawn")
+        if found is not None:
+            self._run.queued.append((device, found[0], at_s))
+
+    def _committed(self, at_s: float, record: Commit) -> None:
+        task = self._run.tasks.get(record.task)
+        if task is None:
+            self._problem(f"task {record.task} was committed but never submitted")
+            return
+        if task.commit is not None:
+            self._problem(f"task {record.task} was committed twice")
+        task.commit = (record.attempt, record.device)
+        task.over_s = at_s
+        if (record.task, record.attempt, self._device(record.device)) not in self._over:
+            self._problem(f"task {record.task} was committed but its attempt {record.attempt} never ended")
+
+    def _recommitted(self, at_s: float, record: Recommit) -> None:
+        task = self._run.tasks.get(record.task)
+        if task is None or task.commit is None:
+            self._problem(f"task {record.task} was committed again but never before")
+
+    def _gave_up(self, at_s: float, record: Fail) -> None:
+        task = self._run.tasks.get(record.task)
+        if task is None:
+            self._problem(f"task {record.task} failed but was never submitted")
+        elif task.commit is None:
+            task.over_s = at_s
+            task.failure = record.failure.message or record.failure.kind
+
+    # devices
+
+    def _ready(self, at_s: float, record: DeviceReady) -> None:
+        device = self._device(record.device)
+        if self._ready_since[device] is None:
+            self._ready_since[device] = at_s
+
+    def _lost(self, at_s: float, record: DeviceLost) -> None:
+        device = self._device(record.device)
+        since_s = self._ready_since[device]
+        if since_s is not None:
+            self._run.up[device].append((since_s, at_s))
+            self._ready_since[device] = None
+        self._run.lost[device].append((at_s, record.reason))
+        self._end_open(device, at_s)
+        node = self._run.devices[device].memory_node
+        for item, src, dst in [key for key in self._moving if node in key[1:]]:
+            for start_s, nbytes in self._moving.pop((item, src, dst)):
+                self._run.transfers.append(TransferRecord(item, src, dst, nbytes, start_s, at_s, False))
+
+    def _end_open(self, device: int, at_s: float) -> None:
+        """End what a device had: the first in its queue was running, as far as anybody knows."""
+        for place, key in enumerate(list(self._on_device[device])):
+            launch_s, predicted_s = self._open.pop(key)
+            self._over.add(key)
+            begin_s = max(launch_s, self._last_end_s[device])
+            if place == 0 and begin_s < at_s:
+                self._append(*key[:2], device, launch_s, begin_s, at_s, predicted_s, "lost")
+            else:
+                self._run.queued.append((device, launch_s, at_s))
+        self._on_device[device].clear()
+
+    # data
+
+    def _ordered(self, at_s: float, record: Transfer) -> None:
+        self._moving[record.item, record.src, record.dst].append((at_s, record.nbytes))
+
+    def _order_of(self, item: int, src: str, dst: str) -> tuple[float, int] | None:
+        orders = self._moving.get((item, src, dst))
+        if orders:
+            found = orders.pop(0)
+            if not orders:
+                del self._moving[item, src, dst]
+            return found
+        return None
+
+    def _moved(self, at_s: float, record: TransferFinished) -> None:
+        item, src, dst = record.item, record.src, record.dst
+        if self._order_of(item, src, dst) is None:
+            if not any(each[:3] == (item, src, dst) for each in reversed(self._run.transfers)):
+                self._problem(f"item {item} was copied from {src} to {dst} without an order")
+            return
+        end_s = record.started_s + record.seconds
+        self._run.transfers.append(TransferRecord(item, src, dst, record.nbytes, record.started_s, end_s, True))
+        self._run.put.append((item, record.nbytes, dst, at_s))
+
+    def _stuck(self, at_s: float, record: TransferFailed) -> None:
+        order = self._order_of(record.item, record.src, record.dst)
+        if order is not None:
+            found = TransferRecord(record.item, record.src, record.dst, order[1], order[0], at_s, False)
+            self._run.transfers.append(found)
+
+    # the end
+
+    def finish(self, torn: bool) -> RunRecord:
+        run = self._run
+        run.torn = torn
+        self._set_bounds()
+        if not torn:
+            self._find_what_is_missing()
+        for device, since_s in enumerate(self._ready_since):
+            if since_s is not None:
+                run.up[device].append((since_s, max(since_s, run.end_s)))
+            self._end_open(device, run.end_s)
+        commits = {number: task.commit[0] for number, task in run.tasks.items() if task.commit is not None}
+        run.attempts = [
+            each._replace(outcome="done")
+            if each.outcome == "unused" and commits.get(each.task) == each.attempt
+            else each
+            for each in run.attempts
+        ]
+        for task in run.tasks.values():
+            needed = [run.tasks[each].over_s if each in run.tasks else -inf for each in task.after]
+            task.ready_s = max((task.submitted_s, *needed))
+        return run
+
+    def _set_bounds(self) -> None:
+        run = self._run
+        begins = (*(each.submitted_s for each in run.tasks.values()), *(each.start_s for each in run.attempts))
+        ends = (
+            *(each.over_s for each in run.tasks.values() if each.over_s < inf),
+            *(each.end_s for each in run.attempts),
+        )
+        run.begin_s = min(begins, default=0.0)
+        run.end_s = max(run.begin_s, max(ends, default=run.begin_s), self._at_s if run.torn and begins else 0.0)
+
+    def _find_what_is_missing(self) -> None:
+        run = self._run
+        for task, attempt, device in self._open:
+            self._problem(f"attempt {attempt} of task {task} was launched on {run.devices[device].id} but never ended")
+        for number, task_record in run.tasks.items():
+            if task_record.over_s == inf:
+                self._problem(f"task {number} was submitted but never answered")
+        for item, src, dst in self._moving:
+            self._problem(f"the copy of item {item} from {src} to {dst} was ordered but never ended")

@@ -1,0 +1,135 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from hetero.report.html import page
+from hetero.report.reading import collect
+from tests.big_runs import big_run, devices
+from tests.browser import Browser
+from tests.needs import chromium
+from tests.pure.test_report import EVIL, failed_run
+
+READY = "window.heteroStats && heteroStats.ready"
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with Browser(chromium()) as opened:
+        yield opened
+
+
+def show(browser: Browser, folder: Path, text: str) -> Path:
+    path = folder / "report.html"
+    path.write_text(text, encoding="utf-8")
+    browser.requests.clear()
+    browser.errors.clear()
+    browser.open(path, READY)
+    return path
+
+
+def made(tasks: int, count: int) -> str:
+    fleet = devices(count)
+    return page(collect(big_run(tasks, fleet), fleet))
+
+
+def test_a_report_of_ten_thousand_tasks_is_small_asks_for_nothing_and_complains_of_nothing(
+    browser: Browser, tmp_path: Path
+) -> None:
+    path = show(browser, tmp_path, made(10_000, 32))
+    assert path.stat().st_size <= 500_000
+    assert browser.value("document.querySelectorAll('*').length") <= 200
+    assert browser.value("heteroStats.slices") == 10_000
+    assert browser.requests == []
+    assert browser.errors == []
+
+
+def test_what_is_drawn_a_frame_is_bounded_by_pixels_and_not_by_tasks(browser: Browser, tmp_path: Path) -> None:
+    for tasks in (5_000, 60_000):
+        show(browser, tmp_path, made(tasks, 32))
+        pixels = browser.value("$('timeline').clientWidth * shown()")
+        for share in (1.0, 0.1, 0.01):
+            draws = browser.value(f"(look(D.span / 2, D.span * (0.5 + {share / 2})), drawTimeline(), heteroStats.draws)")
+            assert 0 < draws <= pixels
+    assert browser.errors == []
+
+
+def test_nothing_of_a_trace_runs_as_a_script(browser: Browser, tmp_path: Path) -> None:
+    run = failed_run(EVIL, EVIL)
+    run.head = {"run": EVIL, "host": EVIL}
+    show(browser, tmp_path, page(run).replace("</body>", "<script>window.hacked = 1</script></body>"))
+    assert browser.value("window.hacked === undefined")
+    assert browser.value("document.querySelectorAll('img').length") == 0
+    assert browser.value("document.querySelectorAll('h1')[0].textContent").endswith(EVIL)
+    assert browser.requests == []
+
+
+def test_a_search_finds_tasks_and_enter_shows_one_with_what_it_needed(browser: Browser, tmp_path: Path) -> None:
+    show(browser, tmp_path, made(300, 4))
+    browser.value("(s => { s.focus(); s.value = '#250'; s.dispatchEvent(new Event('input')) })($('search'))")
+    assert browser.value("$('hits').textContent").startswith("1 found")
+    browser.press("Enter")
+    browser.value("document.getElementById('search').dispatchEvent(new KeyboardEvent('keydown', {key: 'Enter'}))")
+    assert "#250 on " in browser.value("$('detail').textContent")
+    assert "needed by" in browser.value("$('detail').textContent")
+
+
+def test_a_click_shows_the_task_under_it(browser: Browser, tmp_path: Path) -> None:
+    show(browser, tmp_path, made(40, 2))
+    place = browser.value(
+        "(() => { $('timeline').scrollIntoView(); const b = $('timeline').getBoundingClientRect();"
+        " return [b.left + X((D.start[0] + D.end[0]) / 2, b.width), b.top + AXIS + 8] })()"
+    )
+    browser.click(*place)
+    assert browser.value("picked") == 0
+    assert "took" in browser.value("$('detail').textContent")
+
+
+def test_keys_zoom_move_and_go_from_task_to_task(browser: Browser, tmp_path: Path) -> None:
+    show(browser, tmp_path, made(300, 4))
+    browser.value("$('timeline').focus()")
+    whole = browser.value("view[1] - view[0]")
+    browser.press("+")
+    assert browser.value("view[1] - view[0]") == pytest.approx(0.7 * whole)
+    left = browser.value("view[0]")
+    browser.press("ArrowRight")
+    assert browser.value("view[0]") > left
+    browser.press("]")
+    browser.press("]")
+    assert browser.value("picked") == 1
+    browser.press("0")
+    assert browser.value("view[1] - view[0]") == pytest.approx(browser.value("D.span"))
+
+
+def test_the_page_holds_exactly_what_the_run_did(browser: Browser, tmp_path: Path) -> None:
+    fleet = devices(4)
+    run = collect(big_run(500, fleet), fleet)
+    show(browser, tmp_path, page(run))
+    found = browser.value("Array.from(D.start, (s, i) => [D.row[i], D.task[i], s, D.end[i], D.names[D.name[i]]])")
+    expected = sorted((each.device, each.start_s, each.task, each.end_s) for each in run.attempts)
+    assert len(found) == len(expected) == 500
+    for (row, task, start_s, end_s, name), (device, from_s, number, until_s) in zip(found, expected, strict=True):
+        assert (row, task, name) == (device, number, run.tasks[number].name)
+        assert start_s == pytest.approx(from_s - run.begin_s, abs=2e-6)
+        assert end_s == pytest.approx(until_s - run.begin_s, abs=2e-6)
+    parents = browser.value("Array.from(D.start, (_, i) => relatives(i)[0].map(j => D.task[j]))")
+    assert [sorted(each) for each in parents] == [list(run.tasks[task].after) for _, task, *_ in found]
+
+
+def test_the_page_prints_and_has_a_dark_form(tmp_path: Path) -> None:
+    path = tmp_path / "report.html"
+    path.write_text(made(50, 3), encoding="utf-8")
+    with Browser(chromium(), dark=True) as dark:
+        dark.open(path, READY)
+        assert dark.value("getComputedStyle(document.body).backgroundColor") == "rgb(21, 24, 27)"
+        assert dark.print().startswith(b"%PDF")
+        assert dark.errors == []
+
+
+@pytest.mark.slow
+def test_a_million_tasks_open(browser: Browser, tmp_path: Path) -> None:
+    show(browser, tmp_path, made(1_000_000, 32))
+    assert browser.value("heteroStats.slices") == 1_000_000
+    assert browser.value("(drawTimeline(), heteroStats.draws)") < 1000

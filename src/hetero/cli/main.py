@@ -11,8 +11,9 @@ from typing import Annotated
 
 import typer
 
-from hetero.cli import catalog, config, demo, devices, doctor, plan, run, train
+from hetero.cli import catalog, config, demo, devices, doctor, graph, plan, run, schedule, train
 from hetero.cli.output import tell_error
+from hetero.floor import settings
 from hetero.floor.errors import HeteroError
 
 __all__ = ["app", "entry"]
@@ -34,6 +35,8 @@ app.command("infer")(train.infer)
 app.add_typer(config.app, name="config")
 app.add_typer(catalog.app, name="catalog")
 app.add_typer(plan.app, name="plan")
+app.add_typer(graph.app, name="graph")
+app.command("schedule")(schedule.schedule)
 app.command("doctor")(doctor.doctor)
 
 
@@ -57,6 +60,7 @@ def _root(
 def entry() -> None:
     """Run the command line and end the process with the right exit code."""
     try:
+        settings.debug_level()
         typer.main.get_command(app)(prog_name="hetero")
     except HeteroError as error:
         sys.exit(tell_error(error))

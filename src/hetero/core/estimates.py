@@ -197,7 +197,7 @@ class Rows:
     def why_idle(self, index: int) -> str:
         """Say why a device got nothing to do, from the tasks seen last."""
         for row in reversed(self._rows.values()):
-            name = row.key.partition("|")[0].rpartition(".")[2].partition("#")[0]
+            name = row.key.partition("|")[0].partition("@")[0].rpartition(".")[2]
             if row.stale or row.best < 0 or row.best == index:
                 continue
             if isfinite(row.seconds[index]):

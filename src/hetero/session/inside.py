@@ -14,6 +14,7 @@ from hetero.drive.frame import current
 from hetero.engines.base import Channel, NodeUsage
 from hetero.floor.errors import BadValueError, did_you_mean
 from hetero.model.device import Device
+from hetero.session.watching import log_to_stderr
 
 __all__ = [
     "get_current_device",
@@ -193,9 +194,4 @@ def set_log_level(level: str | int) -> None:
         raise BadValueError(
             f"{level!r} is no log level{did_you_mean(word, _LEVELS)}", remedy=f"allowed: {', '.join(_LEVELS)}"
         )
-    logger = logging.getLogger("hetero")
-    logger.setLevel(word)
-    if not logger.handlers and not logging.getLogger().handlers:
-        handler = logging.StreamHandler()
-        handler.setFormatter(logging.Formatter("%(asctime)s %(name)s %(levelname)s: %(message)s", "%H:%M:%S"))
-        logger.addHandler(handler)
+    log_to_stderr(word)

@@ -54,10 +54,12 @@ class ProgressView:
         self._thread = threading.Thread(target=self._work, name="hetero-progress", daemon=True)
         self._thread.start()
 
-    def close(self) -> None:
-        """Show the last counts and end."""
+    def close(self, lines: Sequence[str] = ()) -> None:
+        """Show the last counts, then these lines, and end."""
         self._closing.set()
         self._thread.join()
+        for line in lines:
+            _tell(f"hetero: {line}")
 
     def _show_lines(self) -> None:
         shown = ""

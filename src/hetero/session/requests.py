@@ -7,6 +7,8 @@ It must not know a fleet: whether a device can meet the request is asked at subm
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from functools import lru_cache
 from typing import Any
 
 from hetero.floor.errors import BadValueError, did_you_mean
@@ -14,7 +16,7 @@ from hetero.floor.units import parse_bytes, parse_seconds
 from hetero.model.device import KINDS
 from hetero.model.tasks import SCOPES, Near, Request
 
-__all__ = ["KERNEL_KINDS", "OPTIONS", "build_request", "check_word", "implemented_words"]
+__all__ = ["KERNEL_KINDS", "OPTIONS", "build_request", "check_word", "implemented_words", "limited"]
 
 KERNEL_KINDS = ("opencl", "vulkan", "fpga")
 """Kinds that take kernels and no Python."""
@@ -105,6 +107,12 @@ def implemented_words(implementations: Iterable[str], has_plain: bool) -> tuple[
     if not has_plain:
         return words
     return () if set(words) <= set(_PYTHON_KINDS) else (*_PYTHON_KINDS, *(w for w in words if w not in _PYTHON_KINDS))
+
+
+@lru_cache(maxsize=4096)
+def limited(request: Request, timeout_s: float) -> Request:
+    """Give a request with a limit of time where it has none of its own; the same object each time."""
+    return request if request.timeout_s else replace(request, timeout_s=timeout_s)
 
 
 def check_word(option: str, word: object) -> str:

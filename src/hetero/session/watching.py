@@ -9,17 +9,51 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from typing import Any
+from math import isfinite
+from typing import TYPE_CHECKING, Any
 
 from hetero.floor.clock import TraceSink
-from hetero.floor.units import format_bytes, format_rate
-from hetero.model.commands import Commit, Fail, Run, RunGroup
+from hetero.floor.units import format_bytes, format_rate, format_seconds
+from hetero.model.commands import Commit, Fail, Launch, Run, RunGroup
 from hetero.model.events import TaskSubmitted, TransferFinished
 from hetero.plan.policies.base import Memory, Policy, Proposal, ReadyTask, View
 
-__all__ = ["Counts", "DebugLog", "Several", "WatchedPolicy", "joined"]
+if TYPE_CHECKING:
+    from hetero.core.machine import Machine
+    from hetero.model.device import Device
+
+__all__ = ["Counts", "DebugLog", "Several", "WatchedPolicy", "joined", "log_to_stderr", "tell_devices"]
 
 _log = logging.getLogger("hetero")
+_OTHERS = 3
+"""Devices beside the chosen one that a placement is compared with."""
+
+
+def log_to_stderr(level: int | str) -> None:
+    """Let hetero's loggers tell what is of this level or above, on standard error where nobody else listens."""
+    _log.setLevel(level)
+    if not _log.handlers and not logging.getLogger().handlers:
+        handler = logging.StreamHandler()
+        handler.setFormatter(logging.Formatter("%(asctime)s %(name)s %(levelname)s: %(message)s", "%H:%M:%S"))
+        _log.addHandler(handler)
+
+
+def tell_devices(used: Sequence[Device]) -> None:
+    """Log every device of this host, used or not, with the reason (level 1)."""
+    from hetero.session.fleet import choose, survey
+
+    for device in used:
+        cores = f"{device.cores} core{'s' if device.cores > 1 else ''}"
+        _log.debug("%s is used: %s, %s", device.id, device.name or device.kind, cores)
+    found = survey()
+    reasons = {device.id: reason for device, reason in choose(found)[1]}
+    ids = {device.id for device in used}
+    for one in found:
+        if one.device is None or one.reason:
+            name = one.backend if one.device is None else one.device.id
+            _log.debug("%s is not used: %s%s", name, one.reason, f"; {one.remedy}" if one.remedy else "")
+        elif one.device.id not in ids:
+            _log.debug("%s is not used: %s", one.device.id, reasons.get(one.device.id, "the fleet does not name it"))
 
 
 class Counts:
@@ -50,24 +84,51 @@ class Counts:
 
 
 class DebugLog:
-    """Logs placements and transfers (level 2), and every event and command (level 3)."""
+    """Logs placements and transfers (level 2), and every event and command (level 3).
+
+    Attributes
+    ----------
+    machine : the core whose placements are told, None before it is there
+    """
 
     def __init__(self, level: int) -> None:
         self.level = level
+        self.machine: Machine | None = None
 
     def write(self, record: tuple[object, ...]) -> None:
         """Log one record."""
         fact = _fact(record)
         if self.level >= 3:
-            _log.debug("%s", fact)
-        elif type(fact) is Run:
-            for launch in fact.launches:
-                _log.debug("task %d to %s, expected %.3g s", launch.task, fact.device, launch.predicted_s)
+            _log.debug("%.400s", fact)
+        if type(fact) is Run and self.machine is not None:
+            for number, launch in enumerate(fact.launches, start=1):
+                behind_s = sum(later.predicted_s for later in fact.launches[number:])
+                _log.debug("%s", _placement(self.machine, fact.device, launch, behind_s))
         elif type(fact) is RunGroup:
-            _log.debug("task %d to %s together", fact.launch.task, ", ".join(fact.devices))
+            _log.debug("task %d to %s together", fact.launch.task, ", ".join(map(_short, fact.devices)))
         elif type(fact) is TransferFinished:
+            nbytes, took = format_bytes(fact.nbytes), format_seconds(fact.seconds)
             rate = format_rate(fact.nbytes / max(fact.seconds, 1e-9), "B/s")
-            _log.debug("item %d, %s, %s to %s, %s", fact.item, format_bytes(fact.nbytes), fact.src, fact.dst, rate)
+            _log.debug("item %d from %s to %s: %s in %s, %s", fact.item, fact.src, fact.dst, nbytes, took, rate)
+
+
+def _placement(machine: Machine, device: str, launch: Launch, behind_s: float) -> str:
+    """Say where a task went, and when the other devices would have ended it; times are those of the run."""
+    state, fleet = machine.tasks[launch.task], machine.fleet
+    free_s = fleet.available_s(machine.now_s)
+    index = fleet.by_id[device].index
+    ends = f"task {launch.task} ({state.task.name}) to {_short(device)}: ends at {free_s[index] - behind_s:.3f} s"
+    travel_s = machine.replicas.arrivals(state.task.inputs) if fleet.own_nodes else None
+    start_s = free_s if travel_s is None else free_s.clip(min=machine.now_s + travel_s)
+    seconds = machine.rows.of(state).seconds
+    others = [(start_s[other] + seconds[other], other) for other in range(len(free_s)) if other != index]
+    rivals = sorted((end_s, other) for end_s, other in others if isfinite(end_s))[:_OTHERS]
+    told = [f"{_short(fleet.devices[other].id)} would end at {end_s:.3f} s" for end_s, other in rivals]
+    return "; ".join([ends, *told]) if told else f"{ends}; no other device can run it"
+
+
+def _short(device: str) -> str:
+    return device.partition("/")[2]
 
 
 class Several:

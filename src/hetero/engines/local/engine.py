@@ -217,6 +217,11 @@ class LocalEngine(Engine):
         """Drop a data item everywhere."""
         self._house.items.forget(item)
 
+    def pids(self) -> Mapping[str, int]:
+        """Give the process id of each worker that is a process."""
+        workers = [worker for worker in self._workers.values() if isinstance(worker, ProcessWorker)]
+        return {worker.device.id: pid for worker in workers if (pid := worker.pid)}
+
     def usage(self) -> Mapping[str, NodeUsage]:
         """Give how full each memory node is."""
         found = {HOST_NODE: self._house.arena.usage()}

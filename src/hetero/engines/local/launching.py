@@ -65,6 +65,11 @@ class Child:
             asdict(platform.FEATURES), path, not device.python, house.talk,
         )  # fmt: skip
 
+    @property
+    def pid(self) -> int:
+        """The process id."""
+        return self._process.pid
+
     def kill(self) -> None:
         """End it at once."""
         if self._process.returncode is None:

@@ -93,6 +93,11 @@ class ProcessWorker:
 
     # -- what the engine asks ---------------------------------------------------------------------------------
 
+    @property
+    def pid(self) -> int:
+        """The process id, 0 before it is there and after its end."""
+        return self._child.pid if self._child is not None and not self._ended else 0
+
     def run(self, launches: Sequence[tuple[Launch, Call]], group: Group | None = None, rank: int = 0) -> None:
         """Send attempts."""
         with self._lock:

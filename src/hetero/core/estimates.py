@@ -96,6 +96,10 @@ class Rows:
         """How often an estimate moved."""
         return self._moves
 
+    def result_bytes(self) -> int:
+        """Give the bytes of the results of all tasks handed in so far, as far as their size is known."""
+        return sum(row.count * max(row.out_bytes, 0) for row in self._rows.values())
+
     def __len__(self) -> int:
         return len(self._rows)
 

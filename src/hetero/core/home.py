@@ -17,7 +17,7 @@ from hetero.core.fleet import Fleet
 from hetero.core.memory import Item, Replicas
 from hetero.core.state import DevicePhase
 from hetero.model.device import HOST_NODE
-from hetero.plan.policies.base import Floats
+from hetero.plan.policies.base import Floats, Ints
 
 __all__ = ["Home"]
 
@@ -27,12 +27,15 @@ class Home:
 
     Notes
     -----
-    home = argmin over d of (sum over tasks of seconds[d]) + (way of the user's own data to d).
+    home = argmin over d of (sum over tasks of seconds[d]) + (way of the user's own data to d)
+    + (way from d to the host of the results that exceed its memory).
     It is worked out anew when a quarter more tasks came, or estimates moved as often as there are devices and
     classes of tasks.
 
-    back[d] = latency + (bytes * (1 + tasks accepted at d) + bytes owed at d) / bandwidth. Owed are results on
-    the memory node of d that open tasks will read: they travel over the same link, and only when they are read.
+    back[d] = (latency + bytes / bandwidth) * (1 + tasks accepted at d) + bytes owed at d / bandwidth, and inf
+    where its own part is more than the home would take for the task. Owed are results on the memory node of d
+    that open tasks will read: they travel over the same link, and only when they are read, so that the home may
+    have to wait for all of them.
     """
 
     def __init__(self, fleet: Fleet, rows: Rows, replicas: Replicas) -> None:
@@ -45,11 +48,14 @@ class Home:
         self._moves = -1
         self._outside: set[int] = set()
         self._outside_bytes = 0
+        self._released_bytes = 0
         self._owed: dict[int, list[int]] = {}
         self._owed_bytes: Floats = np.zeros(0)
         self._round = 0
         self._away: NDArray[np.bool_] = np.zeros(0, dtype=np.bool_)
-        self._fixed_s: Floats = np.zeros(0)
+        self._ahead: Ints = np.zeros(0, dtype=np.int64)
+        self._owed_s: Floats = np.zeros(0)
+        self._latency_s: Floats = np.zeros(0)
         self._per_byte_s: Floats = np.zeros(0)
 
     def came(self, row: Row) -> None:
@@ -62,6 +68,10 @@ class Home:
         if entry.producer is None and entry.id not in self._outside:
             self._outside.add(entry.id)
             self._outside_bytes += entry.nbytes
+
+    def released(self, nbytes: int) -> None:
+        """Count a result that nobody wants any more."""
+        self._released_bytes += nbytes
 
     def kept(self, item: int, index: int, nbytes: int, readers: int) -> None:
         """Take note of a result on a device's own memory node that a number of open tasks will read."""
@@ -98,11 +108,10 @@ class Home:
         self._round += 1
         home = self.index()
         if home >= 0:
-            latency_s, per_byte_s = self._replicas.links_to(self._fleet.devices[home].memory_node)
-            self._away = latency_s + per_byte_s > 0.0
-            ahead = 1 + self._fleet.queued[: len(latency_s)]
-            self._fixed_s = latency_s * ahead + self._owed_bytes * per_byte_s
-            self._per_byte_s = per_byte_s * ahead
+            self._latency_s, self._per_byte_s = self._replicas.links_to(self._fleet.devices[home].memory_node)
+            self._away = self._latency_s + self._per_byte_s > 0.0
+            self._ahead = 1 + self._fleet.queued[: len(self._away)]
+            self._owed_s = self._owed_bytes * self._per_byte_s
         return home
 
     def index(self) -> int:
@@ -115,6 +124,9 @@ class Home:
         if self._outside:
             latency_s, per_byte_s = self._replicas.links_from(HOST_NODE)
             total += len(self._outside) * latency_s + self._outside_bytes * per_byte_s
+        kept_bytes = self._rows.result_bytes() - self._released_bytes
+        capacity_bytes = [self._replicas.capacity(device.memory_node) for device in self._fleet.devices]
+        total += np.maximum(kept_bytes - np.array(capacity_bytes), 0.0) * self._replicas.links_to(HOST_NODE)[1]
         for state in self._fleet.states:
             if state.phase is DevicePhase.GONE:
                 total[state.index] = inf
@@ -130,6 +142,13 @@ class Home:
         if self._index < 0 or nbytes == 0:
             return None
         if row.back[0] != self._round:
-            way = np.where(self._away, inf, 0.0) if nbytes < 0 else self._fixed_s + nbytes * self._per_byte_s
-            row.back = (self._round, way)
+            row.back = (self._round, self._way(row, nbytes))
         return row.back[1]
+
+    def _way(self, row: Row, nbytes: int) -> Floats:
+        if nbytes < 0:
+            return np.where(self._away, inf, 0.0)
+        own_s = self._latency_s + nbytes * self._per_byte_s
+        way: Floats = own_s * self._ahead + self._owed_s
+        way[own_s > row.seconds[self._index]] = inf
+        return way

@@ -333,6 +333,7 @@ class Machine:
             row = self.rows.of(state)
             if event.nbytes > row.out_bytes:
                 row.out_bytes = event.nbytes
+                self.placer.home.changed()
                 self.placer.offer_all()
         if self.cost.observe(task.signature, task.size, device.device, event.seconds):
             self.rows.learned(task.signature, device)
@@ -662,6 +663,7 @@ class Machine:
         if state is not None:
             self.fleet.busy_frac[state.index] = event.busy_frac
             self.placer.offer_all()
+            self.placer.look_again = True
         return []
 
     # data
@@ -674,6 +676,9 @@ class Machine:
         if state is not None and not state.recomputed:
             state.released = True
             return []
+        item = self.replicas.items.get(event.item)
+        if item is not None and item.producer is not None:
+            self.placer.home.released(item.nbytes)
         return self.replicas.release(event.item)
 
     def _transfer_finished(self, event: TransferFinished) -> list[Command]:

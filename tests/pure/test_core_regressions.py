@@ -100,6 +100,21 @@ def test_a_released_input_is_computed_again_for_the_result_that_was_made_of_it()
     assert world.machine.replicas.used[GPU] == 100
 
 
+def test_a_lost_result_that_comes_back_in_a_message_is_on_the_host_and_not_lost() -> None:
+    world = World(gpu(), cpu(), topology=LINKED)
+    world.submit(1, Request(on=(GPU,)))
+    world.finish(1, device=GPU, nbytes=100, node=GPU)
+    world.submit(2, Request(on=("h0/cpu:0",)))
+    world.submit(3, Request(on=("h0/cpu:0",)), inputs=[1])
+    assert only(world.lose(GPU), Transfer) == []
+    world.tell(DeviceReady(0.0, GPU))
+    assert only(world.finish(1, 2, GPU, 0, ""), Recommit)
+    assert world.machine.replicas.items[1].valid == [HOST_NODE]
+    commands = world.finish(2, device="h0/cpu:0")
+    assert launches(commands) == [("h0/cpu:0", 3, 1)]
+    assert only(commands, Transfer) == []
+
+
 def test_a_task_whose_input_is_lost_for_good_fails_instead_of_waiting() -> None:
     world = World(gpu(), cpu(), topology=LINKED)
     world.submit(1, Request(on=(GPU,)))

@@ -343,9 +343,10 @@ class Machine:
             self.rows.refresh()
 
     def _keep(self, state: TaskState, event: TaskFinished) -> list[Command]:
-        """Take note of the data item that a result is."""
+        """Take note of the data item that a result is; one computed again may come to the host in a message."""
         if not event.nbytes:
-            return []
+            known = self.replicas.items.get(event.task) if state.recomputed else None
+            return self.replicas.add(known.id, known.nbytes, HOST_NODE, state) if known is not None else []
         readers = sum(event.task in dependent.task.inputs for dependent in state.dependents or ())
         self.placer.home.kept(event.task, self.fleet.by_id[event.device].index, event.nbytes, readers)
         return self.replicas.add(event.task, event.nbytes, event.node, state)

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -290,3 +291,16 @@ def test_answers_do_not_depend_on_the_hash_seed() -> None:
         for seed in ("0", "1", "77")
     }
     assert len(said) == 1
+
+
+def test_before_anything_ran_a_slow_device_is_guessed_to_be_slow() -> None:
+    cpu = DeviceType("CPU")
+    fast = Device("h0/cpu:0", "cpu", cpu, "cpu")
+    slow = Device("h0/cpu:1", "cpu", cpu, "cpu", 1, throttle_frac=0.02)
+    cost = CostModel([fast, slow])
+    assert cost.estimate("f|", 0.0, slow).seconds == pytest.approx(50 * cost.estimate("f|", 0.0, fast).seconds)
+    rated = [replace(fast, flop_per_s=1e12), replace(slow, flop_per_s=1e11, throttle_frac=1.0)]
+    cost = CostModel(rated)
+    assert cost.estimate("f|8", 8.0, rated[1]).seconds == pytest.approx(
+        10 * cost.estimate("f|8", 8.0, rated[0]).seconds
+    )

@@ -125,6 +125,7 @@ class CostModel:
         self._ran_by: dict[str, list[Model]] = {}
         self._guesses: dict[tuple[str, str], tuple[int, float, Estimate]] = {}
         self._version = 0
+        self._fastest_flop_per_s = 0.0
         for device in devices:
             self._state(device)
 
@@ -218,6 +219,7 @@ class CostModel:
         state = self._states.get(device.id)
         key = device.model_key
         if state is None or state.model.key != key:
+            self._fastest_flop_per_s = max(self._fastest_flop_per_s, device.flop_per_s or 0.0)
             model = self._models.get(key)
             if model is None:
                 model = self._models[key] = Model(key, device)
@@ -349,7 +351,15 @@ class CostModel:
             seconds, spread = max(found.seconds(size), _LEAST_S), max(found.spread_at(size), 1.1)
             samples = len(model.functions[signature.partition("|")[0]])
             return Estimate(seconds, seconds / spread, seconds * spread, "regression", samples)
-        return self._relative(model, signature, size) or _roofline(model.device, size)
+        return self._relative(model, signature, size) or _roofline(model.device, size, self._slowness(model.device))
+
+    def _slowness(self, device: Device | None) -> float:
+        """Give how many times slower a device is than the fastest, as far as their speeds are known."""
+        if device is None:
+            return 1.0
+        if self._fastest_flop_per_s and device.flop_per_s:
+            return max(1.0, self._fastest_flop_per_s / device.flop_per_s)
+        return 1.0 / device.throttle_frac
 
     def _relative(self, model: Model, signature: str, size: float) -> Estimate | None:
         best: Estimate | None = None
@@ -380,9 +390,13 @@ def _scaled(estimate: Estimate, times: float, spread: float, origin: Origin) -> 
     return Estimate(seconds * times, low_s * times / spread, high_s * times * spread, origin, samples)
 
 
-def _roofline(device: Device | None, size: float) -> Estimate:
-    """Bytes over bytes/s where that alone takes longer than the guess for what is unknown, else the guess."""
+def _roofline(device: Device | None, size: float, slowness: float) -> Estimate:
+    """Bytes over bytes/s where that alone takes longer than the guess for what is unknown, else the guess.
+
+    The guess is that for the fastest device, times how much slower this one is: a slow device must not look like
+    a fast one before anything has run.
+    """
     if device is None or not device.bytes_per_s or size <= 0.0:
-        return _UNKNOWN
-    least = size / device.bytes_per_s
-    return Estimate(max(least, UNKNOWN_S), min(least, UNKNOWN_S), 1000.0 * max(least, UNKNOWN_S), "roofline", 0)
+        return _scaled(_UNKNOWN, slowness, 1.0, "unknown")
+    least, guess = size / device.bytes_per_s, UNKNOWN_S * slowness
+    return Estimate(max(least, guess), min(least, guess), 1000.0 * max(least, guess), "roofline", 0)

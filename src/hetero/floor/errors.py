@@ -15,6 +15,7 @@ __all__ = [
     "DeviceError",
     "DeviceLostError",
     "EngineError",
+    "GraphError",
     "HeteroError",
     "HistoryError",
     "NothingFitsError",
@@ -79,6 +80,12 @@ class HistoryError(HeteroError):
 
 class TraceError(HeteroError):
     """A trace cannot be read."""
+
+    exit_code = 3
+
+
+class GraphError(HeteroError, ValueError):
+    """A task graph, a fleet file or a plan is wrong; the message begins with the file and the place in it."""
 
     exit_code = 3
 

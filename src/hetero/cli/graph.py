@@ -1,0 +1,57 @@
+"""`hetero graph`: task graphs in files, converted to hetero-graph/1, and the format's JSON Schema.
+
+In: a file of another format, and a fleet. Out: a file, or one JSON document.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from hetero.cli.output import print_json
+
+__all__ = ["app"]
+
+app = typer.Typer(help="Convert task graphs.", rich_markup_mode=None, no_args_is_help=True)
+
+
+@app.callback()
+def _graph() -> None:
+    """Convert task graphs."""
+
+
+@app.command("convert")
+def convert(
+    file: Annotated[Path, typer.Argument(help="WfFormat 1.5, Standard Task Graph, DOT or hetero-graph/1; .gz too.")],
+    fleet: Annotated[
+        str | None, typer.Option(help="Fleet file (hetero-fleet/1), or a number of equal devices.")
+    ] = None,
+    format_: Annotated[
+        str | None, typer.Option("--format", help="wfformat, stg, dot or hetero; default: by name and content.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="File to write; default: standard output.")] = None,
+) -> None:
+    """Write a graph as hetero-graph/1."""
+    import json
+
+    from hetero.graphs.document import document_of
+    from hetero.graphs.files import write_text
+    from hetero.graphs.reading import convert as read_any
+
+    graph = read_any(file, fleet, format_)
+    document = document_of(graph)
+    if out is None:
+        print_json(document)
+        return
+    write_text(out, json.dumps(document, indent=1) + "\n")
+    print(f"{out}: {len(graph.tasks):,} tasks, {len(graph.edges):,} edges, {len(graph.devices)} devices")
+
+
+@app.command("schema")
+def schema() -> None:
+    """Print the JSON Schema of hetero-graph/1."""
+    from hetero.graphs.schema import graph_schema
+
+    print_json(graph_schema())

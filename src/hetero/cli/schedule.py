@@ -1,0 +1,146 @@
+"""`hetero schedule`: plans a task graph, says how far from the best possible the plan is, and checks any plan.
+
+In: a hetero-graph/1 file. Out: makespan, lower bound, gap and a Gantt chart for people, or one JSON document.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from hetero.cli.output import console, print_json
+
+if TYPE_CHECKING:
+    from hetero.graphs.planning import Planned
+    from hetero.model.graph import TaskGraph
+    from hetero.model.schedule import Schedule
+
+__all__ = ["schedule"]
+
+_SHOWN_FAULTS = 20
+
+
+def schedule(
+    graph: Annotated[Path, typer.Argument(help="Task graph, hetero-graph/1; 'hetero graph convert' makes one.")],
+    policy: Annotated[str, typer.Option(help="search, heft, peft, cpop, minmin, maxmin or sufferage.")] = "search",
+    budget: Annotated[str, typer.Option(help="Wall time of the search, as in '1s'.")] = "1s",
+    iterations: Annotated[
+        int | None, typer.Option(min=1, help="Iterations of the search instead of a time: the same plan everywhere.")
+    ] = None,
+    seed: Annotated[int | None, typer.Option(min=0, help="Seed; default: HETERO_SEED.")] = None,
+    out: Annotated[Path | None, typer.Option(help="File to write the plan to, hetero-plan/1.")] = None,
+    check: Annotated[Path | None, typer.Option(help="Check this plan instead; exits 1 when it is not sound.")] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+) -> None:
+    """Plan a task graph, and say how far from the best possible the plan is.
+
+    Transfers take latency + bytes / bandwidth and do not share links (the contention-free model).
+    """
+    from hetero.graphs.reading import read_graph
+
+    read = read_graph(graph)
+    if check is not None:
+        _check(read, check, json)
+        return
+    planned = _planned(read, policy, budget, iterations, seed)
+    if out is not None:
+        _write(planned.schedule, out)
+    _print_json(planned) if json else _print(read, planned)
+
+
+def _planned(graph: TaskGraph, policy: str, budget: str, iterations: int | None, seed: int | None) -> Planned:
+    from hetero.floor import settings
+    from hetero.floor.units import parse_seconds
+    from hetero.graphs.planning import Budget, plan_graph
+
+    limit = Budget(parse_seconds(budget), iterations)
+    return plan_graph(graph, policy, limit, settings.seed() if seed is None else seed)
+
+
+def _write(schedule: Schedule, out: Path) -> None:
+    import json
+
+    from hetero.graphs.files import write_text
+    from hetero.graphs.plans import plan_document
+
+    write_text(out, json.dumps(plan_document(schedule), indent=1) + "\n")
+
+
+def _check(graph: TaskGraph, file: Path, as_json: bool) -> None:
+    from hetero.floor.units import format_seconds
+    from hetero.graphs.check import faults
+    from hetero.graphs.plans import read_plan
+
+    plan = read_plan(file)
+    found = faults(graph, plan)
+    if as_json:
+        print_json({"sound": not found, "faults": found, "makespan_s": plan.makespan_s})
+    elif not found:
+        tasks, devices = len(plan.placements), len(graph.devices)
+        print(f"{file}: sound: {tasks:,} tasks on {devices} devices, makespan {format_seconds(plan.makespan_s)}")
+    else:
+        for line in found[:_SHOWN_FAULTS]:
+            print(f"{file}: {line}")
+        if len(found) > _SHOWN_FAULTS:
+            print(f"{file}: and {len(found) - _SHOWN_FAULTS:,} more")
+    if found:
+        raise typer.Exit(1)
+
+
+def _print_json(planned: Planned) -> None:
+    from hetero.graphs.plans import plan_document
+
+    schedule = planned.schedule
+    gap = schedule.gap_frac if schedule.lower_bound_s > 0.0 or schedule.makespan_s == 0.0 else None
+    facts = {
+        "gap_frac": gap,
+        "optimal": schedule.is_optimal,
+        "iterations": planned.iterations,
+        "search_s": planned.search_s,
+        "warm_up_s": planned.warm_up_s,
+        "notes": list(planned.notes),
+    }
+    print_json({**plan_document(schedule), **facts})
+
+
+def _print(graph: TaskGraph, planned: Planned) -> None:
+    from hetero.floor.units import format_seconds
+    from hetero.graphs.gantt import gantt
+
+    out = console()
+    for line in gantt(graph, planned.schedule, min(out.width, 120)):
+        out.print(line, markup=False, overflow="crop", no_wrap=True)
+    out.print(verdict(planned.schedule), markup=False)
+    how = f"{planned.iterations:,} iterations, " if planned.schedule.policy == "search" else ""
+    out.print(
+        f"{planned.schedule.policy}: {how}{format_seconds(planned.search_s)}"
+        f" (loading and compiling before it {format_seconds(planned.warm_up_s)})",
+        markup=False,
+    )
+    for note in planned.notes:
+        out.print(f"note: {note}", markup=False)
+
+
+def verdict(schedule: Schedule) -> str:
+    """Say in one line how good a schedule is.
+
+    Examples
+    --------
+    >>> from hetero.model.schedule import Schedule
+    >>> verdict(Schedule((), 0.0985, 0.09526, "search"))
+    'makespan 98.5 ms, lower bound 95.3 ms: at most 3.4 % above the best possible'
+    >>> verdict(Schedule((), 2.0, 2.0, "search"))
+    'makespan 2 s: the best possible'
+    """
+    from hetero.floor.units import format_seconds
+
+    made = f"makespan {format_seconds(schedule.makespan_s)}"
+    if schedule.is_optimal:
+        return f"{made}: the best possible"
+    gap = schedule.gap_frac
+    above = (
+        f"at most {100 * gap:.1f} % above the best possible" if gap >= 5e-4 else "within 0.05 % of the best possible"
+    )
+    return f"{made}, lower bound {format_seconds(schedule.lower_bound_s)}: {above}"

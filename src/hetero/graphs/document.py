@@ -1,0 +1,244 @@
+"""The format hetero-graph/1: a JSON document as a `TaskGraph` and back.
+
+In: a document as JSON gives it. Out: a checked graph, or an error that names the place. It must not read files.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from hetero.floor.errors import BadValueError, GraphError, did_you_mean
+from hetero.floor.units import shown
+from hetero.model.graph import UNLIMITED_BYTES, GraphDevice, GraphEdge, GraphTask, TaskGraph, topological_order
+from hetero.model.topology import Link, MemoryNode, Topology
+
+__all__ = ["FORMAT", "Place", "document_of", "fleet_of", "graph_of"]
+
+FORMAT = "hetero-graph/1"
+
+
+class Place:
+    """A place in a document, for messages: 'g.json: tasks[3].seconds'.
+
+    Parameters
+    ----------
+    words : the place so far
+
+    Examples
+    --------
+    >>> Place("g.json") / "tasks" / 3 / "seconds"
+    g.json: tasks[3].seconds
+    """
+
+    __slots__ = ("_words",)
+
+    def __init__(self, *words: str | int) -> None:
+        self._words = words
+
+    def __truediv__(self, word: str | int) -> Place:
+        return Place(*self._words, word)
+
+    def __repr__(self) -> str:
+        file, *rest = self._words
+        steps = (f"[{word}]" if isinstance(word, int) else f".{word}" for word in rest)
+        return f"{file}: {''.join(steps).lstrip('.')}" if rest else str(file)
+
+    def wrong(self, given: object, what: str, remedy: str = "") -> GraphError:
+        """Give the error for a value here."""
+        return GraphError(f"{self}: {shown(given)} is not {what}", remedy=remedy)
+
+    def text(self, given: object) -> str:
+        """Take a value that must be text and not empty."""
+        if not isinstance(given, str) or not given:
+            raise self.wrong(given, "a name", "write text between quotation marks")
+        return given
+
+    def number(self, given: object, what: str, *, above: float = -1.0) -> float:
+        """Take a value that must be a finite number >= 0, and > `above`."""
+        if isinstance(given, bool) or not isinstance(given, int | float):
+            raise self.wrong(given, what, "write a number")
+        if not (0.0 <= given < math.inf and given > above):
+            raise self.wrong(given, what, f"write a finite number {'> 0' if above >= 0.0 else '>= 0'}")
+        return float(given)
+
+    def whole(self, given: object, what: str) -> int:
+        """Take a value that must be a whole number of bytes."""
+        number = self.number(given, what)
+        if number != int(number) or number > UNLIMITED_BYTES:
+            raise self.wrong(given, what, "write a whole number")
+        return int(number)
+
+
+def graph_of(document: Any, file: str) -> TaskGraph:
+    """Check a hetero-graph/1 document.
+
+    Parameters
+    ----------
+    document : as JSON gives it
+    file : where it comes from, for messages
+
+    Raises
+    ------
+    GraphError
+        Anything is missing, unknown, given twice, negative or beyond the format; or the tasks make a cycle.
+    """
+    place = Place(file)
+    named = _object(document, place, ("format", "devices", "memory_nodes", "links", "tasks", "edges"), ("name",))
+    if named["format"] != FORMAT:
+        raise (place / "format").wrong(named["format"], f"{FORMAT!r}")
+    devices, topology = fleet_of(named, place)
+    tasks = tuple(_tasks(named["tasks"], [device.id for device in devices], place / "tasks"))
+    edges = tuple(_edges(named["edges"], [task.id for task in tasks], place / "edges"))
+    number = {task.id: index for index, task in enumerate(tasks)}
+    try:
+        topological_order([task.id for task in tasks], [(number[edge.src], number[edge.dst]) for edge in edges])
+    except BadValueError as error:
+        raise GraphError(f"{place / 'edges'}: {error.problem}", remedy=error.remedy) from error
+    return TaskGraph(devices, topology, tasks, edges)
+
+
+def fleet_of(document: dict[str, Any], place: Place) -> tuple[tuple[GraphDevice, ...], Topology]:
+    """Check the devices, memory nodes and links of a document."""
+    nodes = tuple(_nodes(document["memory_nodes"], place / "memory_nodes"))
+    names = [node.id for node in nodes]
+    devices = tuple(_devices(document["devices"], names, place / "devices"))
+    if not devices:
+        raise (place / "devices").wrong([], "a fleet", "name at least one device")
+    return devices, Topology(nodes, tuple(_links(document["links"], names, place / "links")))
+
+
+def _object(given: Any, place: Place, needed: Sequence[str], more: Sequence[str] = ()) -> dict[str, Any]:
+    if not isinstance(given, dict):
+        raise place.wrong(given, "an object", f"write {{{', '.join(needed)}}}")
+    allowed = (*needed, *more)
+    for key in given:
+        if key not in allowed:
+            raise GraphError(
+                f"{place}: the key {shown(key)} is not known{did_you_mean(key, allowed)}",
+                remedy=f"allowed: {', '.join(allowed)}",
+            )
+    missing = [key for key in needed if key not in given]
+    if missing:
+        raise GraphError(f"{place}: the key {missing[0]!r} is missing", remedy=f"needed: {', '.join(needed)}")
+    return given
+
+
+def _rows(given: Any, place: Place, needed: Sequence[str], more: Sequence[str] = ()) -> Iterator[tuple[Place, Any]]:
+    if not isinstance(given, list):
+        raise place.wrong(given, "a list")
+    for number, row in enumerate(given):
+        here = place / number
+        yield here, _object(row, here, needed, more)
+
+
+def _new(name: str, seen: dict[str, None], place: Place) -> str:
+    if name in seen:
+        raise GraphError(f"{place}: the id {shown(name)} is given twice", remedy="give each its own id")
+    seen[name] = None
+    return name
+
+
+def _known(given: object, names: Sequence[str] | dict[str, int], what: str, place: Place) -> str:
+    name = place.text(given)
+    if name not in names:
+        raise GraphError(f"{place}: no {what} has the id {shown(name)}{did_you_mean(name, list(names)[:1000])}")
+    return name
+
+
+def _nodes(given: Any, place: Place) -> Iterator[MemoryNode]:
+    seen: dict[str, None] = {}
+    for here, row in _rows(given, place, ("id",), ("capacity_bytes",)):
+        name = _new((here / "id").text(row["id"]), seen, here / "id")
+        capacity = row.get("capacity_bytes")
+        where = here / "capacity_bytes"
+        yield MemoryNode(name, UNLIMITED_BYTES if capacity is None else where.whole(capacity, "a number of bytes"))
+
+
+def _devices(given: Any, nodes: Sequence[str], place: Place) -> Iterator[GraphDevice]:
+    seen: dict[str, None] = {}
+    for here, row in _rows(given, place, ("id", "memory_node"), ("kind",)):
+        name = _new((here / "id").text(row["id"]), seen, here / "id")
+        node = _known(row["memory_node"], nodes, "memory node", here / "memory_node")
+        yield GraphDevice(name, node, (here / "kind").text(row["kind"]) if row.get("kind") else "")
+
+
+def _links(given: Any, nodes: Sequence[str], place: Place) -> Iterator[Link]:
+    seen: dict[str, None] = {}
+    for here, row in _rows(given, place, ("src", "dst", "bandwidth_bytes_per_s", "latency_s"), ("bus",)):
+        src = _known(row["src"], nodes, "memory node", here / "src")
+        dst = _known(row["dst"], nodes, "memory node", here / "dst")
+        if src == dst:
+            raise (here / "dst").wrong(dst, "another memory node than src", "take the link out")
+        _new(f"{src} → {dst}", seen, here)
+        yield Link(
+            src,
+            dst,
+            (here / "latency_s").number(row["latency_s"], "a number of seconds"),
+            (here / "bandwidth_bytes_per_s").number(row["bandwidth_bytes_per_s"], "a bandwidth", above=0.0),
+            (here / "bus").text(row["bus"]) if row.get("bus") else "",
+        )
+
+
+def _tasks(given: Any, devices: Sequence[str], place: Place) -> Iterator[GraphTask]:
+    seen: dict[str, None] = {}
+    column = {name: index for index, name in enumerate(devices)}
+    for here, row in _rows(given, place, ("id", "seconds")):
+        name = _new((here / "id").text(row["id"]), seen, here / "id")
+        where = here / "seconds"
+        if not isinstance(row["seconds"], dict):
+            raise where.wrong(row["seconds"], "an object", "write {device id: seconds}")
+        seconds = [math.inf] * len(devices)
+        for device, value in row["seconds"].items():
+            if device not in column:
+                _known(device, column, "device", where)
+            seconds[column[device]] = (where / device).number(value, "a number of seconds")
+        if not row["seconds"]:
+            raise GraphError(f"{where}: task {shown(name)} can run on no device", remedy="give its seconds on one")
+        yield GraphTask(name, tuple(seconds))
+
+
+def _edges(given: Any, tasks: Sequence[str], place: Place) -> Iterator[GraphEdge]:
+    seen: dict[str, None] = {}
+    known = {name: index for index, name in enumerate(tasks)}
+    for here, row in _rows(given, place, ("src", "dst"), ("bytes",)):
+        src = _known(row["src"], known, "task", here / "src")
+        dst = _known(row["dst"], known, "task", here / "dst")
+        _new(f"{src} → {dst}", seen, here)
+        yield GraphEdge(src, dst, (here / "bytes").whole(row.get("bytes", 0), "a number of bytes"))
+
+
+def document_of(graph: TaskGraph) -> dict[str, Any]:
+    """Write a graph as a hetero-graph/1 document; `graph_of` gives the same graph back."""
+    names = [device.id for device in graph.devices]
+    return {
+        "format": FORMAT,
+        "devices": [
+            {"id": device.id, "memory_node": device.memory_node, **({"kind": device.kind} if device.kind else {})}
+            for device in graph.devices
+        ],
+        "memory_nodes": [
+            {"id": node.id, "capacity_bytes": None if node.capacity_bytes == UNLIMITED_BYTES else node.capacity_bytes}
+            for node in graph.topology.nodes
+        ],
+        "links": [_link(link) for link in graph.topology.links],
+        "tasks": [
+            {
+                "id": task.id,
+                "seconds": {name: s for name, s in zip(names, task.seconds, strict=True) if s < math.inf},
+            }
+            for task in graph.tasks
+        ],
+        "edges": [{"src": edge.src, "dst": edge.dst, "bytes": edge.nbytes} for edge in graph.edges],
+    }
+
+
+def _link(link: Link) -> dict[str, Any]:
+    written = {
+        "src": link.src,
+        "dst": link.dst,
+        "bandwidth_bytes_per_s": link.bandwidth_bytes_per_s,
+        "latency_s": link.latency_s,
+    }
+    return {**written, "bus": link.bus} if link.bus else written

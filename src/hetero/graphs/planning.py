@@ -1,0 +1,174 @@
+"""The driver of planning: pulls schedules from a planner or the search until its budget ends.
+
+In: a graph, a policy, a budget in seconds or iterations, a clock. Out: a `Schedule` with its lower bound.
+It must not change what the search finds: a budget only says when to stop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from typing import NamedTuple
+
+from hetero.floor.clock import monotonic_s
+from hetero.floor.errors import BadValueError, did_you_mean
+from hetero.model.graph import TaskGraph
+from hetero.model.schedule import Placed, Schedule
+from hetero.plan.graph_bounds import area_bound, critical_path_bound
+from hetero.plan.listing import compiler, order_of
+from hetero.plan.planners.base import PLANNERS, planner
+from hetero.plan.problem import Problem, Timeline, problem_of
+from hetero.plan.search.combined import Found, rehearse, search
+
+__all__ = ["POLICIES", "Budget", "Planned", "plan_graph", "pull", "warm_up"]
+
+POLICIES = ("search", *PLANNERS)
+"""What plans a graph: the search, or one planner by name."""
+
+
+class Budget(NamedTuple):
+    """When the search ends: after so many seconds, or after so many iterations where they are given.
+
+    Attributes
+    ----------
+    seconds : s
+    iterations : >= 1, or None; with them a plan is the same on every machine
+    """
+
+    seconds: float = 1.0
+    iterations: int | None = None
+
+
+class Planned(NamedTuple):
+    """A schedule and how it came about.
+
+    Attributes
+    ----------
+    schedule : with its lower bound
+    iterations : of the search, 1 for a planner
+    search_s : s that the search took, without the warm-up and the bound
+    warm_up_s : s that loading and compiling took
+    notes : what stood in the way, for people
+    """
+
+    schedule: Schedule
+    iterations: int
+    search_s: float
+    warm_up_s: float
+    notes: tuple[str, ...]
+
+
+def plan_graph(
+    graph: TaskGraph,
+    policy: str = "search",
+    budget: Budget = Budget(),  # noqa: B008  a value
+    seed: int = 0,
+    clock: Callable[[], float] = monotonic_s,
+) -> Planned:
+    """Plan a task graph under the contention-free model.
+
+    Parameters
+    ----------
+    policy : one of `POLICIES`
+    budget : kept by the search; a planner by name takes what it takes
+    seed : of every random choice
+    clock : gives s; tests hand in their own
+
+    Raises
+    ------
+    BadValueError
+        The policy is not known, or the graph cannot be planned: a cycle, memory nodes without a path.
+    """
+    if policy not in POLICIES:
+        raise BadValueError(
+            f"{policy!r} is not a policy for graphs{did_you_mean(policy, POLICIES)}",
+            remedy=f"allowed: {', '.join(POLICIES)}",
+        )
+    p = problem_of(graph)
+    if not len(p.order):
+        return Planned(Schedule((), 0.0, 0.0, policy), 0, 0.0, 0.0, ())
+    begin_s = clock()
+    warm_up(searches=policy == "search")
+    warm_s = clock() - begin_s
+    begin_s = clock()
+    if policy == "search":
+        found, iterations = pull(search(p, seed), budget, clock)
+    else:
+        timeline = planner(policy)(p)
+        found, iterations = Found(timeline, critical_path_bound(p), policy), 1
+    search_s = clock() - begin_s
+    schedule = schedule_of(graph, p, found.timeline, max(found.lower_bound_s, area_bound(p)), policy)
+    return Planned(schedule, iterations, search_s, warm_s, _notes())
+
+
+def pull(
+    found: Generator[Found, float | None, None], budget: Budget, clock: Callable[[], float] = monotonic_s
+) -> tuple[Found, int]:
+    """Take from a search until the budget ends or nothing better can be; gives the last found and the iterations.
+
+    Notes
+    -----
+    In seconds: no iteration is begun that would end too late if it took as long as the longest of the last two.
+    """
+    begin_s = clock()
+    best, count = next(found), 1
+    before_s, last_s, ended_s = 0.0, clock() - begin_s, clock()
+    try:
+        while budget.iterations is None or count < budget.iterations:
+            left_s = budget.seconds - (ended_s - begin_s)
+            if budget.iterations is None and left_s <= max(before_s, last_s):
+                break
+            best = found.send(None if budget.iterations is not None else left_s)
+            count += 1
+            now_s = clock()
+            before_s, last_s, ended_s = last_s, min(now_s - ended_s, 0.5 * budget.seconds), now_s
+    except StopIteration:
+        pass
+    return best, count
+
+
+def warm_up(*, searches: bool) -> None:
+    """Load and compile what a plan needs, so that a budget is spent on planning."""
+    from hetero.graphs.document import graph_of
+
+    devices = [{"id": name, "memory_node": name} for name in ("a", "b")]
+    links = [
+        {"src": src, "dst": dst, "bandwidth_bytes_per_s": 1.0, "latency_s": 1.0}
+        for src, dst in (("a", "b"), ("b", "a"))
+    ]
+    tasks = [{"id": str(number), "seconds": {"a": 2.0 + number % 3, "b": 3.0 - number % 2}} for number in range(9)]
+    edges = [{"src": str(number), "dst": str(number + 2), "bytes": 1} for number in range(7)]
+    nodes = [{"id": "a"}, {"id": "b"}]
+    document = {"devices": devices, "memory_nodes": nodes, "links": links, "tasks": tasks, "edges": edges}
+    p = problem_of(graph_of({"format": "hetero-graph/1", **document}, "warm-up"))
+    for name in PLANNERS:
+        planner(name)(p)
+    area_bound(p)
+    if searches:
+        rehearse(p)
+
+
+def schedule_of(graph: TaskGraph, p: Problem, timeline: Timeline, bound_s: float, policy: str) -> Schedule:
+    """Give the schedule with ids in place of indices."""
+    rows = tuple(
+        Placed(
+            graph.tasks[task].id,
+            graph.devices[int(timeline.device[task])].id,
+            float(timeline.start_s[task]),
+            float(timeline.finish_s[task]),
+        )
+        for task in order_of(p, timeline)
+    )
+    return Schedule(rows, timeline.makespan_s, min(bound_s, timeline.makespan_s), policy)
+
+
+def _notes() -> tuple[str, ...]:
+    import importlib.util
+
+    notes = []
+    if compiler():
+        notes.append(f"{compiler()}: planning runs about a hundred times slower")
+    if importlib.util.find_spec("ortools") is None:
+        notes.append("OR-tools is not installed: small graphs are not solved exactly")
+    if importlib.util.find_spec("scipy") is None:
+        notes.append("SciPy is not installed: the lower bound may be some percent lower")
+    return tuple(notes)

@@ -1,0 +1,48 @@
+"""The JSON Schema of hetero-graph/1.
+
+In: nothing. Out: a document. What a schema cannot say (ids that exist, no cycle) document.py checks.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hetero.graphs.document import FORMAT
+
+__all__ = ["graph_schema"]
+
+_ID = {"type": "string", "minLength": 1}
+_SECONDS = {"type": "number", "minimum": 0}
+_BYTES = {"type": "integer", "minimum": 0}
+
+
+def _rows(needed: dict[str, Any], more: dict[str, Any] | None = None, least: int = 0) -> dict[str, Any]:
+    row = {
+        "type": "object",
+        "properties": {**needed, **(more or {})},
+        "required": list(needed),
+        "additionalProperties": False,
+    }
+    return {"type": "array", "items": row, "minItems": least}
+
+
+def graph_schema() -> dict[str, Any]:
+    """Give the schema, draft 2020-12."""
+    link = {"src": _ID, "dst": _ID, "bandwidth_bytes_per_s": {"type": "number", "exclusiveMinimum": 0}}
+    seconds = {"type": "object", "additionalProperties": _SECONDS, "minProperties": 1}
+    properties = {
+        "format": {"const": FORMAT},
+        "devices": _rows({"id": _ID, "memory_node": _ID}, {"kind": {"type": "string"}}, least=1),
+        "memory_nodes": _rows({"id": _ID}, {"capacity_bytes": {"type": ["integer", "null"], "minimum": 0}}),
+        "links": _rows({**link, "latency_s": _SECONDS}, {"bus": {"type": "string"}}),
+        "tasks": _rows({"id": _ID, "seconds": seconds}),
+        "edges": _rows({"src": _ID, "dst": _ID}, {"bytes": _BYTES}),
+    }
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": FORMAT,
+        "type": "object",
+        "properties": {**properties, "name": {"type": "string"}},
+        "required": list(properties),
+        "additionalProperties": False,
+    }

@@ -1,0 +1,62 @@
+"""Schedules: which task runs on which device, from when to when, and how far from the best possible that is.
+
+In: what a planner found, or a file. Out: frozen values. It must not judge whether a schedule is sound.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+__all__ = ["Placed", "Schedule"]
+
+
+class Placed(NamedTuple):
+    """One task's place in a schedule.
+
+    Attributes
+    ----------
+    task, device : ids
+    start_s, finish_s : s since the start of the schedule
+    """
+
+    task: str
+    device: str
+    start_s: float
+    finish_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """The placements of a graph's tasks with start and finish.
+
+    Attributes
+    ----------
+    placements : by start, then in the order of the graph's tasks
+    makespan_s : s, the last finish
+    lower_bound_s : s, below which no schedule of this graph can be
+    policy : by which rule it was found
+    """
+
+    placements: tuple[Placed, ...]
+    makespan_s: float
+    lower_bound_s: float
+    policy: str
+
+    @property
+    def gap_frac(self) -> float:
+        """The most by which the makespan can be above the best possible, as a share of the best possible.
+
+        Examples
+        --------
+        >>> Schedule((), 1.5, 1.2, "heft").gap_frac
+        0.25
+        """
+        if self.makespan_s <= self.lower_bound_s:
+            return 0.0
+        return self.makespan_s / self.lower_bound_s - 1.0 if self.lower_bound_s > 0.0 else float("inf")
+
+    @property
+    def is_optimal(self) -> bool:
+        """Whether the bound proves that no schedule is shorter by more than a millionth."""
+        return self.gap_frac <= 1e-6

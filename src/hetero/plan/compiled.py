@@ -1,0 +1,40 @@
+"""The compiler of the inner loops: numba where it is installed, plain Python elsewhere, with equal results.
+
+In: a function over NumPy arrays. Out: the same function, compiled at its first call and kept on disk.
+Only modules that are themselves imported inside functions may import this one: numba takes half a second to load.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+__all__ = ["COMPILED", "WHY_NOT", "njit"]
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def _numba() -> tuple[Any, str]:
+    try:
+        import numba
+    except Exception as error:  # noqa: BLE001  a broken numba raises anything
+        return None, f"numba cannot be used ({type(error).__name__}: {error})"
+    if numba.config.DISABLE_JIT:
+        return None, "numba is switched off (NUMBA_DISABLE_JIT)"
+    return numba, ""
+
+
+_NUMBA, WHY_NOT = _numba()
+COMPILED = _NUMBA is not None
+"""Whether the inner loops are compiled; `WHY_NOT` says why not."""
+
+
+def njit(function: Function) -> Function:
+    """Compile a function where numba is there; give it back as it is elsewhere."""
+    if _NUMBA is None:
+        return function
+    try:
+        made: Function = _NUMBA.njit(cache=True, nogil=True)(function)
+    except RuntimeError:  # no folder for the cache can be written
+        made = _NUMBA.njit(nogil=True)(function)
+    return made

@@ -1,0 +1,1 @@
+"""Planners of whole task graphs, one file each, with their papers."""

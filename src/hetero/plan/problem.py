@@ -1,0 +1,161 @@
+"""A task graph as arrays: the form that the planners' inner loops take.
+
+In: a `TaskGraph`. Out: a `Problem` of NumPy arrays, tasks and devices as indices in the graph's order.
+It must not choose anything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hetero.floor.errors import BadValueError
+from hetero.model.graph import TaskGraph, topological_order
+from hetero.model.topology import Link
+
+__all__ = ["ROUTE_BYTES", "Floats", "Ints", "Problem", "Timeline", "problem_of"]
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+ROUTE_BYTES = 1_000_000
+"""Between two paths of as many links, the one that is faster for this many bytes is taken."""
+
+
+class Problem(NamedTuple):
+    """A task graph as arrays.
+
+    Attributes
+    ----------
+    seconds : shape (n_tasks, n_devices), s; inf where a task cannot run
+    node : shape (n_devices,); number of each device's memory node
+    latency_s : shape (n_nodes, n_nodes), s; 0 on the diagonal
+    s_per_byte : shape (n_nodes, n_nodes), s/byte; 0 on the diagonal
+    pred_first, pred, pred_bytes : the edges into task t are at pred_first[t] .. pred_first[t + 1] - 1
+    succ_first, succ, succ_bytes : the edges out of task t
+    order : a topological order
+
+    Notes
+    -----
+    An edge of b > 0 bytes from memory node i to j costs latency_s[i, j] + b * s_per_byte[i, j], and nothing
+    where i = j. Where there is no link from i to j, the path of the fewest links is taken, each hop after
+    the other. An edge of 0 bytes is an order alone and costs nothing.
+    """
+
+    seconds: Floats
+    node: Ints
+    latency_s: Floats
+    s_per_byte: Floats
+    pred_first: Ints
+    pred: Ints
+    pred_bytes: Floats
+    succ_first: Ints
+    succ: Ints
+    succ_bytes: Floats
+    order: Ints
+
+
+class Timeline(NamedTuple):
+    """A schedule as arrays, one entry a task.
+
+    Attributes
+    ----------
+    device : shape (n_tasks,)
+    start_s, finish_s : shape (n_tasks,), s
+    """
+
+    device: Ints
+    start_s: Floats
+    finish_s: Floats
+
+    @property
+    def makespan_s(self) -> float:
+        """The last finish, s."""
+        return float(self.finish_s.max()) if len(self.finish_s) else 0.0
+
+
+def problem_of(graph: TaskGraph) -> Problem:
+    """Write a task graph as arrays.
+
+    Raises
+    ------
+    BadValueError
+        The graph has a cycle, a task that no device can run, or two memory nodes without a path between them.
+    """
+    number = {task.id: index for index, task in enumerate(graph.tasks)}
+    pairs = [(number[edge.src], number[edge.dst]) for edge in graph.edges]
+    order = topological_order([task.id for task in graph.tasks], pairs)
+    seconds = np.array([task.seconds for task in graph.tasks], dtype=np.float64).reshape(len(order), len(graph.devices))
+    _refuse_stranded(graph, seconds)
+    src = np.array([pair[0] for pair in pairs], dtype=np.int64)
+    dst = np.array([pair[1] for pair in pairs], dtype=np.int64)
+    nbytes = np.array([edge.nbytes for edge in graph.edges], dtype=np.float64)
+    nodes = sorted({device.memory_node for device in graph.devices})
+    latency_s, s_per_byte = _routes(graph, nodes, travels=bool(nbytes.any()))
+    return Problem(
+        seconds,
+        np.array([nodes.index(device.memory_node) for device in graph.devices], dtype=np.int64),
+        latency_s,
+        s_per_byte,
+        *_rows(dst, src, nbytes, len(order)),
+        *_rows(src, dst, nbytes, len(order)),
+        np.array(order, dtype=np.int64),
+    )
+
+
+def _refuse_stranded(graph: TaskGraph, seconds: Floats) -> None:
+    stranded = np.flatnonzero(~np.isfinite(seconds).any(axis=1))
+    if len(stranded):
+        raise BadValueError(
+            f"task {graph.tasks[stranded[0]].id!r} can run on no device", remedy="give its seconds on one of them"
+        )
+
+
+def _rows(of: Ints, other: Ints, nbytes: Floats, count: int) -> tuple[Ints, Ints, Floats]:
+    """Sort edges by one end, then by the other."""
+    by = np.lexsort((other, of))
+    first = np.zeros(count + 1, dtype=np.int64)
+    np.cumsum(np.bincount(of, minlength=count), out=first[1:])
+    return first, other[by], nbytes[by]
+
+
+def _routes(graph: TaskGraph, nodes: Sequence[str], *, travels: bool) -> tuple[Floats, Floats]:
+    latency_s = np.zeros((len(nodes), len(nodes)))
+    s_per_byte = np.zeros_like(latency_s)
+    outgoing: dict[str, list[Link]] = {}
+    for link in sorted(graph.topology.links, key=lambda link: (link.src, link.dst)):
+        outgoing.setdefault(link.src, []).append(link)
+    for row, src in enumerate(nodes):
+        found = _paths(src, outgoing)
+        for column, dst in enumerate(nodes):
+            if dst not in found and travels:
+                raise BadValueError(
+                    f"no path of links leads from memory node {src!r} to {dst!r}", remedy="add a link between them"
+                )
+            latency_s[row, column], s_per_byte[row, column] = found.get(dst, (0.0, 0.0))
+    return latency_s, s_per_byte
+
+
+def _paths(src: str, outgoing: dict[str, list[Link]]) -> dict[str, tuple[float, float]]:
+    """Give latency and seconds a byte of the path of the fewest links to each memory node within reach."""
+    found = {src: (0.0, 0.0)}
+    edge = [src]
+    while edge:
+        reached: dict[str, tuple[float, float]] = {}
+        for node in edge:
+            for link in outgoing.get(node, ()):
+                if link.dst in found:
+                    continue
+                path = (found[node][0] + link.latency_s, found[node][1] + 1.0 / link.bandwidth_bytes_per_s)
+                if link.dst not in reached or _route_s(path) < _route_s(reached[link.dst]):
+                    reached[link.dst] = path
+        found.update(reached)
+        edge = sorted(reached)
+    return found
+
+
+def _route_s(path: tuple[float, float]) -> float:
+    return path[0] + ROUTE_BYTES * path[1]

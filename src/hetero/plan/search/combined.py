@@ -1,0 +1,153 @@
+"""The search: portfolio first, then annealing, evolution and exact windows in turn.
+
+In: a `Problem`, a seed; while it runs, the seconds left, from a driver that has a clock. Out: ever better schedules.
+It must not read a clock: without the seconds left it is the same for a seed and a number of iterations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from typing import NamedTuple
+
+import numpy as np
+
+from hetero.plan.graph_bounds import critical_path_bound, least_tails
+from hetero.plan.portfolio import portfolio
+from hetero.plan.problem import Problem, Timeline
+from hetero.plan.search.annealing import Annealing
+from hetero.plan.search.evolution import Evolution
+from hetero.plan.search.windows import Limits, improve, is_here
+
+__all__ = ["WHOLE_AT_MOST", "Found", "rehearse", "search"]
+
+WHOLE_AT_MOST = 60
+"""Graphs of up to so many tasks are given to the exact search whole."""
+
+_WINDOW = 32
+_STEPS_A_BATCH = 300_000
+_EVOLVE_EVERY, _EXACT_EVERY = 8, 24
+_CHILDREN_STEPS = 60_000
+_LEAST_WALL_S, _SHARE_OF_REST, _WINDOW_WALL_S = 0.02, 0.4, 0.12
+_FIRST_LIMIT, _MOST_LIMIT, _WINDOW_LIMIT = 0.02, 0.32, 0.02
+
+
+class Found(NamedTuple):
+    """The best so far.
+
+    Attributes
+    ----------
+    timeline : the schedule
+    lower_bound_s : s, proven for the graph
+    by : what found it
+    """
+
+    timeline: Timeline
+    lower_bound_s: float
+    by: str
+
+    @property
+    def is_optimal(self) -> bool:
+        """Whether nothing better can be, but for a millionth."""
+        return self.timeline.makespan_s <= self.lower_bound_s * (1.0 + 1e-6)
+
+
+def search(p: Problem, seed: int) -> Generator[Found, float | None, None]:
+    """Give the best schedule so far after each iteration, until it is proven to be the best possible.
+
+    Parameters
+    ----------
+    p : the problem; at least one task
+    seed : of every random choice
+
+    Notes
+    -----
+    An iteration is one list schedule, one batch of annealing, a few children, or one exact window. The driver may
+    send the seconds that it has left; exact windows then keep to a share of them, else to OR-tools' deterministic
+    time. Up to 60 tasks a window is the whole graph, and its bound is the graph's.
+    """
+    best: Found | None = None
+    bound_s = critical_path_bound(p)
+    members = []
+    for member in portfolio(p):
+        members.append(member.timeline)
+        if best is None or member.timeline.makespan_s < best.timeline.makespan_s:
+            best = Found(member.timeline, bound_s, member.name)
+        yield best
+        if best.is_optimal:
+            return
+    assert best is not None
+    yield from _Mixed(p, seed, best, members).run()
+
+
+def rehearse(p: Problem) -> None:
+    """Take each part of the search once, so that loading and compiling is over before a budget begins."""
+    members = [member.timeline for member in portfolio(p)]
+    mixed = _Mixed(p, 0, Found(members[0], 0.0, ""), members)
+    mixed.rehearse()
+
+
+class _Mixed:
+    def __init__(self, p: Problem, seed: int, best: Found, members: list[Timeline]) -> None:
+        self._p, self._seed, self._best = p, seed, best
+        self._rng = np.random.Generator(np.random.PCG64(seed))
+        self._annealing = Annealing(p, least_tails(p), best.timeline)
+        self._evolution = Evolution(p, members)
+        self._moves = min(2_000, max(20, _STEPS_A_BATCH // len(p.order)))
+        self._children = max(1, _CHILDREN_STEPS // p.seconds.size)
+        self._limit = _FIRST_LIMIT
+
+    def run(self) -> Generator[Found, float | None, None]:
+        turn = 0
+        left_s: float | None = None
+        while not self._best.is_optimal:
+            turn += 1
+            if turn % _EXACT_EVERY == _EVOLVE_EVERY // 2 and self._may_be_exact(left_s):
+                self._exact(left_s)
+            elif turn % _EVOLVE_EVERY == 0:
+                self._evolve()
+            else:
+                self._anneal()
+            left_s = yield self._best
+
+    def rehearse(self) -> None:
+        self._anneal()
+        self._evolve()
+        self._annealing.begin_at(self._annealing.best())
+        if is_here():
+            self._exact(None)
+
+    def _take(self, timeline: Timeline, by: str) -> None:
+        if timeline.makespan_s < self._best.timeline.makespan_s:
+            self._best = Found(timeline, self._best.lower_bound_s, by)
+            if by != "annealing":
+                self._annealing.begin_at(timeline)
+
+    def _anneal(self) -> None:
+        self._annealing.batch(self._moves, self._rng)
+        if self._annealing.makespan_s < self._best.timeline.makespan_s:
+            self._take(self._annealing.best(), "annealing")
+
+    def _evolve(self) -> None:
+        self._evolution.add(self._best.timeline)
+        for _ in range(self._children):
+            self._take(self._evolution.child(self._rng), "evolution")
+
+    def _may_be_exact(self, left_s: float | None) -> bool:
+        least_s = _LEAST_WALL_S if len(self._p.order) <= WHOLE_AT_MOST else 4.0 * _WINDOW_WALL_S
+        return is_here() and (left_s is None or left_s > least_s)
+
+    def _exact(self, left_s: float | None) -> None:
+        n = len(self._p.order)
+        if n <= WHOLE_AT_MOST:
+            wall_s = np.inf if left_s is None else _SHARE_OF_REST * left_s
+            limit = self._limit if left_s is None else np.inf
+            timeline, bound_s = improve(self._p, self._best.timeline, 0, n, Limits(limit, wall_s, self._seed))
+            self._limit = min(2.0 * self._limit, _MOST_LIMIT)
+            bound_s = max(bound_s, self._best.lower_bound_s)
+            self._best = self._best._replace(lower_bound_s=min(bound_s, timeline.makespan_s))
+        else:
+            first = int(self._rng.integers(n - _WINDOW + 1))
+            wall_s = np.inf if left_s is None else _WINDOW_WALL_S
+            limits = Limits(_WINDOW_LIMIT, wall_s, self._seed)
+            timeline, _ = improve(self._p, self._best.timeline, first, first + _WINDOW, limits)
+        self._take(timeline, "exact search")

@@ -1,0 +1,150 @@
+"""`hetero graph` and `hetero schedule` as a user types them."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.test_cli import document, hetero
+from tests.needs import PROJECT, data_folder
+
+_PLAN = """
+import sys, hashlib
+sys.path.insert(0, {project!r})
+from tests.pure.test_plan_graphs import random_problem
+from hetero.plan.search.combined import search
+from hetero.plan.planners.base import PLANNERS, planner
+from hetero.plan.listing import compiler
+from itertools import islice
+digest = hashlib.sha256()
+for p in (random_problem(20, 3, 1), random_problem(70, 4, 2)):
+    found = [*islice(search(p, 5), 40)][-1]
+    for timeline in (found.timeline, *(planner(name)(p) for name in PLANNERS)):
+        digest.update(timeline.device.tobytes() + timeline.start_s.tobytes() + timeline.finish_s.tobytes())
+print(bool(compiler()), digest.hexdigest())
+"""
+
+
+def _digest(**environment: str) -> tuple[str, str]:
+    done = subprocess.run(
+        [sys.executable, "-c", _PLAN.format(project=str(PROJECT))],
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        timeout=110,
+        check=True,
+    )
+    plain, digest = done.stdout.split()
+    return plain, digest
+
+
+def test_a_plan_is_the_same_under_any_hash_seed_and_without_a_compiler() -> None:
+    first, second = _digest(PYTHONHASHSEED="1"), _digest(PYTHONHASHSEED="2")
+    assert first == second
+    assert first[0] == "False"
+    assert _digest(NUMBA_DISABLE_JIT="1") == ("True", first[1])
+
+
+FLEET = {
+    "format": "hetero-fleet/1",
+    "devices": [
+        {"id": "cpu0", "memory_node": "ram"},
+        {"id": "gpu0", "memory_node": "vram", "speed": 8, "speeds": {"multiqc": None}},
+    ],
+    "memory_nodes": [{"id": "ram"}, {"id": "vram"}],
+    "links": [
+        {"src": "ram", "dst": "vram", "bandwidth_bytes_per_s": 1e10, "latency_s": 1e-5},
+        {"src": "vram", "dst": "ram", "bandwidth_bytes_per_s": 1e10, "latency_s": 1e-5},
+    ],
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Give a folder with a fleet, and a graph g.json converted from a recorded workflow."""
+    made = tmp_path_factory.mktemp("graphs")
+    (made / "fleet.json").write_text(json.dumps(FLEET))
+    source = data_folder() / "graphs" / "wfinstances" / "sarek-dirt02-001.json.gz"
+    done = hetero("graph", "convert", str(source), "--fleet", "fleet.json", "--out", "g.json", cwd=made)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == "g.json: 26 tasks, 50 edges, 2 devices\n"
+    return made
+
+
+def test_a_plan_is_printed_with_its_gap_and_its_check_confirms_it(folder: Path) -> None:
+    done = hetero("schedule", "g.json", "--budget", "0.3s", "--out", "plan.json", cwd=folder)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "makespan" in done.stdout
+    assert "the best possible" in done.stdout
+    assert "gpu0 │" in done.stdout
+    checked = hetero("schedule", "--check", "plan.json", "g.json", cwd=folder)
+    assert checked.returncode == 0
+    assert checked.stdout.startswith("plan.json: sound: 26 tasks on 2 devices")
+
+
+def test_a_plan_that_was_tampered_with_is_found_out(folder: Path) -> None:
+    assert hetero("schedule", "g.json", "--policy", "heft", "--out", "heft.json", cwd=folder).returncode == 0
+    plan = json.loads((folder / "heft.json").read_text())
+    plan["placements"][-1]["start_s"] -= 1.0
+    (folder / "bad.json").write_text(json.dumps(plan))
+    done = hetero("schedule", "--check", "bad.json", "g.json", "--json", cwd=folder)
+    assert done.returncode == 1
+    assert document(done)["sound"] is False
+    assert document(done)["faults"]
+
+
+def test_the_same_seed_and_iterations_give_the_same_plan(folder: Path) -> None:
+    plans = []
+    for hash_seed in ("1", "2"):
+        words = ("schedule", "g.json", "--iterations", "40", "--seed", "7", "--json")
+        plans.append(document(hetero(*words, cwd=folder, PYTHONHASHSEED=hash_seed)))
+    assert plans[0]["placements"] == plans[1]["placements"]
+    assert plans[0]["format"] == "hetero-plan/1"
+    assert plans[0]["lower_bound_s"] <= plans[0]["makespan_s"]
+
+
+def test_a_converted_graph_without_out_is_one_json_document(folder: Path) -> None:
+    (folder / "a.dot").write_text("digraph { node [seconds=1] a -> b [bytes=5] }")
+    converted = document(hetero("graph", "convert", "a.dot", "--fleet", "2", cwd=folder))
+    assert converted["edges"] == [{"src": "a", "dst": "b", "bytes": 5}]
+    assert document(hetero("graph", "schema"))["title"] == converted["format"]
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (("schedule", "nowhere.json"), 3, "nowhere.json: the file cannot be read"),
+        (("schedule", "g.json", "--policy", "hefft"), 2, "'hefft' is not a policy for graphs; did you mean 'heft'?"),
+        (("schedule", "g.json", "--budget", "soon"), 2, "'soon' is not a duration"),
+        (("schedule", "g.json", "--check", "g.json"), 3, "g.json: format: 'hetero-graph/1' is not 'hetero-plan/1'"),
+        (("schedule", "fleet.json"), 3, "fleet.json: "),
+        (("graph", "convert", "g.json", "--format", "xml"), 2, "'xml' is not a format of graphs"),
+    ],
+)
+def test_a_mistake_is_one_line_and_no_traceback(folder: Path, words: tuple[str, ...], code: int, said: str) -> None:
+    done = hetero(*words, cwd=folder)
+    assert (done.returncode, done.stdout) == (code, "")
+    assert done.stderr.startswith("hetero: ")
+    assert said in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_a_plan_that_cannot_be_made_writes_nothing(folder: Path) -> None:
+    (folder / "cycle.dot").write_text("digraph { node [seconds=1] a -> b -> a }")
+    done = hetero("graph", "convert", "cycle.dot", "--fleet", "2", "--out", "cycle.json", cwd=folder)
+    assert done.returncode == 3
+    assert "the tasks make a cycle: a → b → a" in done.stderr
+    assert not (folder / "cycle.json").exists()
+
+
+def test_a_file_of_a_hundred_megabytes_is_refused_before_it_is_read(folder: Path) -> None:
+    with (folder / "large.json").open("wb") as file:
+        file.truncate(100_000_000)
+    done = hetero("schedule", "large.json", cwd=folder)
+    assert done.returncode == 3
+    assert "the file has more than 48 MB" in done.stderr

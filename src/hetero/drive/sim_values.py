@@ -1,0 +1,90 @@
+"""What goes into a simulated run and what comes out of it, as values.
+
+In: tasks with their arrival times. Out: programs and results. It must not run anything.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from hetero.core.machine import Machine
+from hetero.model.tasks import Failure, Task
+
+__all__ = ["Decision", "Program", "SimResult", "SimTask"]
+
+
+class SimTask(NamedTuple):
+    """One task of a program.
+
+    Attributes
+    ----------
+    task : as the core sees it
+    at_s : when it is handed in, ascending in a program
+    nbytes : bytes of its result, which stay on the memory node of the device; 0 for a small value
+    """
+
+    task: Task
+    at_s: float = 0.0
+    nbytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """What is run.
+
+    Attributes
+    ----------
+    tasks : in the order in which they are handed in; may be a generator
+    items : (id, bytes) of the values that lie on the host from the start
+    released_after : a result is released when this many further tasks were handed in and no open task reads it;
+        0 keeps them all
+    """
+
+    tasks: Iterable[SimTask]
+    items: Sequence[tuple[int, int]] = ()
+    released_after: int = 0
+
+
+class Decision(NamedTuple):
+    """One launch: which attempt was sent where and when; for a group the device of rank 0."""
+
+    at_s: float
+    task: int
+    attempt: int
+    device: str
+
+
+@dataclass(slots=True)
+class SimResult:
+    """What happened in a simulated run.
+
+    Attributes
+    ----------
+    makespan_s : last outcome minus first submission, s
+    busy_s : s that each device computed
+    finished : attempts whose result counted, per device
+    runs : `Run` and `RunGroup` commands
+    launches : attempts in them
+    commits, failures : per task, the time of its outcome, and why it failed
+    events : how many of each kind the core was told
+    happened : faults and what else the engine counts
+    decisions : every launch, in order
+    warnings : what the user was told
+    machine : the core as it ended
+    """
+
+    makespan_s: float = 0.0
+    busy_s: dict[str, float] = field(default_factory=dict)
+    finished: dict[str, int] = field(default_factory=dict)
+    runs: int = 0
+    launches: int = 0
+    commits: dict[int, float] = field(default_factory=dict)
+    failures: dict[int, Failure] = field(default_factory=dict)
+    events: Counter[str] = field(default_factory=Counter)
+    happened: Counter[str] = field(default_factory=Counter)
+    decisions: list[Decision] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+    machine: Machine | None = None

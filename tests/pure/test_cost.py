@@ -299,8 +299,19 @@ def test_before_anything_ran_a_slow_device_is_guessed_to_be_slow() -> None:
     slow = Device("h0/cpu:1", "cpu", cpu, "cpu", 1, throttle_frac=0.02)
     cost = CostModel([fast, slow])
     assert cost.estimate("f|", 0.0, slow).seconds == pytest.approx(50 * cost.estimate("f|", 0.0, fast).seconds)
-    rated = [replace(fast, flop_per_s=1e12), replace(slow, flop_per_s=1e11, throttle_frac=1.0)]
+    rated = [replace(fast, flop_per_s=1e12), replace(slow, name="old", flop_per_s=1e11, throttle_frac=1.0)]
     cost = CostModel(rated)
     assert cost.estimate("f|8", 8.0, rated[1]).seconds == pytest.approx(
         10 * cost.estimate("f|8", 8.0, rated[0]).seconds
     )
+
+
+def test_tasks_too_short_to_tell_do_not_say_how_two_devices_compare() -> None:
+    cpu = DeviceType("CPU")
+    fast = Device("h0/cpu:0", "cpu", cpu, "cpu")
+    slow = Device("h0/cpu:1", "cpu", cpu, "cpu", 1, throttle_frac=0.02)
+    cost = CostModel([fast, slow])
+    for where in (fast, slow):
+        fed(cost, "nop|", where, *[2e-6] * 8)
+    fed(cost, "work|", fast, *[0.02] * 4)
+    assert told(cost, "work|", slow) == pytest.approx(1.0)

@@ -40,6 +40,8 @@ class Row:
     """
 
     __slots__ = (
+        "_guess_s",
+        "_since_s",
         "back",
         "best",
         "best_s",
@@ -65,10 +67,31 @@ class Row:
         self.known = False
         self.high_s = inf
         self.out_bytes = -1
+        self._since_s = inf
+        self._guess_s = inf
         self.count = 0
         self.back: tuple[int, NDArray[np.float64] | None] = (-1, None)
         self.dirty = 0
         self.stale = True
+
+    def started(self, now_s: float, guess_s: float) -> None:
+        """Take note that a run began, as long as none has finished."""
+        if self._since_s == inf:
+            self._since_s, self._guess_s = now_s, guess_s
+
+    def by_now(self, now_s: float) -> NDArray[np.float64]:
+        """Give the seconds as they must be by now.
+
+        Notes
+        -----
+        While nothing is measured, the first run tells by not ending: once it has taken k times what was guessed,
+        every guess of its class is taken k times as long, so that a slow device is not tried for a task that
+        only looked short.
+        """
+        if self.known or self._since_s == inf:
+            return self.seconds
+        late = (now_s - self._since_s) / self._guess_s
+        return self.seconds * late if late > 1.0 else self.seconds
 
 
 class Rows:

@@ -94,6 +94,8 @@ class Placer:
         self._weighed: set[Row] = set()
         self.parked = 0
         self.crowded = False
+        self.look_again = False
+        self._now_s = 0.0
         self.deadlines: list[tuple[float, int, int]] = []
         self.is_lazy = policy.name == "eft"
         self.affinities = Affinities(fleet, topology)
@@ -125,6 +127,7 @@ class Placer:
     def dispatch(self, now_s: float) -> list[Command]:
         """Place what the policy proposes, as long as it proposes."""
         commands: list[Command] = []
+        self._now_s = now_s
         if self.groups:
             self._gather(next((group for group in self.groups if group.devices), self.groups[0]), now_s, commands)
         ready = self.ready
@@ -134,6 +137,9 @@ class Placer:
         if self._declined_at and (ready.count > 1.25 * self._declined_at + 1 or any(map(self._is_new, ready.fresh))):
             self.offer_all()
         ready.fresh.clear()
+        if self.look_again and self.parked and not self.is_lazy:
+            self._round(now_s, commands)
+        self.look_again = False
         while self._fleet.open and (ready.count or (self.parked and not self.is_lazy)):
             if not self._round(now_s, commands):
                 self._declined_at = max(1, ready.count)
@@ -165,6 +171,8 @@ class Placer:
         state.device = device.index
         state.predicted_s = predicted_s = row.best_s
         fleet.send_lone(device, state, now_s)
+        if not row.known:
+            row.started(now_s, predicted_s)
         self.affinities.came(state.task.id, "", device.index)
         return Run(device.name, (Launch(state.task.id, 1, predicted_s),))
 
@@ -204,8 +212,8 @@ class Placer:
     def _seconds(self, state: TaskState, row: Row) -> NDArray[np.float64]:
         request = state.task.request
         if not (request.near or request.apart or state.excluded):
-            return row.seconds
-        seconds = row.seconds.copy()
+            return row.by_now(self._now_s)
+        seconds = row.by_now(self._now_s).copy()
         for index in state.excluded:
             seconds[index] = inf
         self.affinities.narrow(seconds, request)
@@ -362,6 +370,9 @@ class Placer:
         self.parked -= 1
         self._fleet.send(device, state, batch, now_s)
         self._limit(state, now_s)
+        row = self._rows.of(state)
+        if not row.known:
+            row.started(now_s, state.predicted_s)
         launches.append(Launch(state.task.id, state.attempt, state.predicted_s))
 
     def _limit(self, state: TaskState, now_s: float) -> None:

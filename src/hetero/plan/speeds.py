@@ -22,6 +22,9 @@ SIGNATURES = 4096
 """Signatures remembered for each device, and functions for each kind of device."""
 
 _POINTS = 64
+_TELLS_S = 2e-4
+"""Runs shorter than this measure the way to the device and not its speed."""
+
 _GROWS = 1.2
 _NEAR_FRAC, _FAR_FRAC = 1.0 / 3.0, 1.0 / 30.0
 
@@ -174,7 +177,8 @@ def _ratios(source: Model, target: Model, function: str) -> list[float]:
     if not there or not here:
         return []
     both = [(there[name], window) for name, window in list(here.items())[-_POINTS:] if name in there]
-    return [new.at(new.size) / old.at(new.size) for old, new in both if not (old.first or new.first)]
+    times = [(old.at(new.size), new.at(new.size)) for old, new in both if not (old.first or new.first)]
+    return [new / old for old, new in times if max(old, new) > _TELLS_S]
 
 
 def _speed(device: Device | None, bound: Bound | None) -> float:

@@ -1,0 +1,328 @@
+"""The lives of tasks: handed in, ready, finished, failed, tried again, stopped.
+
+In: what happened to a task. Out: commands. Devices and data have rooms of their own.
+"""
+
+from __future__ import annotations
+
+from hetero.core.questions import Questions
+from hetero.core.state import DeviceState, Phase, TaskState
+from hetero.model.commands import (
+    Cancel,
+    Command,
+    Commit,
+    Discard,
+    Fail,
+    Recommit,
+    Split,
+    Warn,
+)
+from hetero.model.device import HOST_NODE
+from hetero.model.events import (
+    CancelRequested,
+    TaskFailed,
+    TaskFinished,
+    TaskSubmitted,
+    TaskWithdrawn,
+)
+from hetero.model.tasks import Failure
+
+__all__ = ["Lives"]
+
+class Lives(Questions):
+    """What becomes of tasks."""
+
+    def _submitted(self, event: TaskSubmitted) -> list[Command]:
+        task = event.task
+        commands: list[Command] = []
+        state = self.tasks.get(task.id)
+        if state is None:
+            self.counts.submitted += 1
+            state = self.tasks[task.id] = TaskState(task)
+        else:
+            state.task, state.row, state.waits_for, state.excluded = task, None, 0, frozenset()
+        if self.fleet.own_nodes:
+            self._count_at_home(state)
+        if task.after or task.inputs:
+            for parent in dict.fromkeys(task.after + task.inputs):
+                waited = self.tasks.get(parent)
+                if waited is not None and waited is not state:
+                    self._wait(state, waited)
+        if not state.waits_for:
+            run = None if task.inputs or self._reduced or self.counts.again else self.placer.express(state, event.at_s)
+            if run is not None:
+                commands.append(run)
+            else:
+                self._make_ready(state, commands)
+        return commands
+
+    def _count_at_home(self, state: TaskState) -> None:
+        home, items = self.placer.home, self.replicas.items
+        home.came(self.rows.of(state))
+        for item in state.task.inputs:
+            if item in items:
+                home.reads(items[item])
+
+    def _waits_again(self, state: TaskState) -> bool:
+        """Let a task wait for those of its inputs that are computed again; True when there are any."""
+        for item in dict.fromkeys(state.task.inputs):
+            if item in self.tasks:
+                self._wait(state, self.tasks[item])
+        if state.waits_for:
+            state.phase = Phase.SUBMITTED
+        return state.waits_for > 0
+
+    @staticmethod
+    def _wait(state: TaskState, waited: TaskState) -> None:
+        state.waits_for += 1
+        if waited.dependents is None:
+            waited.dependents = []
+        waited.dependents.append(state)
+
+    def _make_ready(self, state: TaskState, commands: list[Command], *, first: bool = False) -> None:
+        if self.counts.again and self._waits_again(state):
+            return
+        if self.replicas.lost and not self.replicas.lost.isdisjoint(state.task.inputs):
+            text = f"an input of {state.task.name} was lost with its device and cannot be computed again"
+            self._fail(state, Failure("crash", text), commands)
+            return
+        reason = self._stranded(state) if self._may_be_stranded(state) else ""
+        if reason:
+            self._fail(state, Failure("nothing_fits", reason), commands)
+        elif state.is_group:
+            state.phase = Phase.READY
+            (self.placer.groups.appendleft if first else self.placer.groups.append)(state)
+        else:
+            self.placer.ready.push(state, first=first)
+
+    def _finished(self, event: TaskFinished) -> list[Command]:
+        state = self.tasks.get(event.task)
+        device = self.fleet.by_id[event.device]
+        if state is None or state.attempt != event.attempt or event.task not in device.sent:
+            commands = self._late(device, event)
+            kept = state is not None and state.result is not None and state.result[1:4] == event[1:4]
+            return commands if kept else [*commands, Discard(event.device, event.task, event.attempt)]
+        if state.devices:
+            return self._member_finished(state, device, event)
+        commands = self._keep(state, event)
+        self.placer.unplace(state, event.at_s, commands)
+        self._learn(state, device, event)
+        self._commit(state, event, commands)
+        if device.placed:
+            self.placer.flush(device, event.at_s, commands)
+        return commands
+
+    def _learn(self, state: TaskState, device: DeviceState, event: TaskFinished) -> None:
+        device.finished += 1
+        device.starts = 0
+        task = state.task
+        if self.fleet.own_nodes:
+            row = self.rows.of(state)
+            if event.nbytes > row.out_bytes:
+                row.out_bytes = event.nbytes
+                self.placer.home.changed()
+                self.placer.offer_all()
+        if self.cost.observe(task.signature, task.size, device.device, event.seconds):
+            self.rows.learned(task.signature, device)
+            self.placer.offer_all()
+        if self.cost.epoch != self._epoch:
+            self._epoch = self.cost.epoch
+            self.rows.refresh()
+
+    def _keep(self, state: TaskState, event: TaskFinished) -> list[Command]:
+        """Take note of the data item that a result is; one computed again may come to the host in a message."""
+        if not event.nbytes:
+            known = self.replicas.items.get(event.task) if state.recomputed else None
+            return self.replicas.add(known.id, known.nbytes, HOST_NODE, state) if known is not None else []
+        readers = sum(event.task in dependent.task.inputs for dependent in state.dependents or ())
+        self.placer.home.kept(event.task, self.fleet.by_id[event.device].index, event.nbytes, readers)
+        return self.replicas.add(event.task, event.nbytes, event.node, state)
+
+    def _commit(self, state: TaskState, event: TaskFinished, commands: list[Command]) -> None:
+        task = state.task
+        state.phase = Phase.FINISHED
+        del self.tasks[task.id]
+        if state.recomputed:
+            commands.append(Recommit(task.id, event.attempt, event.device))
+            commands.extend(self.replicas.unclaim(task.inputs))
+            self.counts.again -= 1
+        else:
+            self.counts.committed += 1
+            commands.append(Commit(task.id, event.attempt, event.device))
+        if state.released:
+            commands.extend(self.replicas.release(task.id))
+        if task.inputs:
+            self.placer.home.read(task.inputs)
+        state.result = None
+        dependents, state.dependents = state.dependents, None
+        for dependent in dependents or ():
+            dependent.waits_for -= 1
+            if not dependent.waits_for and dependent.phase is Phase.SUBMITTED:
+                self._make_ready(dependent, commands)
+
+    def _member_finished(self, state: TaskState, device: DeviceState, event: TaskFinished) -> list[Command]:
+        commands: list[Command] = []
+        rank = state.devices.index(device.index)
+        state.group_left -= 1
+        self.fleet.drop(device, state, event.at_s)
+        if rank == 0:
+            state.result = event
+        elif event.nbytes:
+            commands.append(Discard(event.device, event.task, event.attempt))
+        if state.group_left:
+            return commands
+        first, result = self.fleet.states[state.devices[0]], state.result
+        assert result is not None
+        commands.extend(self._keep(state, result))
+        self.placer.unplace(state, event.at_s, commands)
+        self._learn(state, first, result)
+        self._commit(state, result, commands)
+        return commands
+
+    def _failed(self, event: TaskFailed) -> list[Command]:
+        state = self.tasks.get(event.task)
+        device = self.fleet.by_id[event.device]
+        if state is None or state.attempt != event.attempt or event.task not in device.sent:
+            return self._late(device, event)
+        commands: list[Command] = []
+        self._cancel_others(state, device, commands)
+        self.placer.unplace(state, event.at_s, commands)
+        self._after_failure(state, device, event.failure, commands)
+        self.placer.flush(device, event.at_s, commands)
+        return commands
+
+    def _late(self, device: DeviceState, event: TaskFinished | TaskFailed | TaskWithdrawn) -> list[Command]:
+        """Count news of an attempt that was given up; if it was being stopped, its device is free now."""
+        self.counts.late += 1
+        commands: list[Command] = []
+        if device.stopping.get(event.task) == event.attempt:
+            del device.stopping[event.task]
+            self.placer.flush(device, event.at_s, commands)
+        return commands
+
+    def _cancel_others(self, state: TaskState, failed: DeviceState, commands: list[Command]) -> None:
+        """Stop the other members of a group, and drop the result that one of them may have given."""
+        for index in state.devices:
+            member = self.fleet.states[index]
+            if member is not failed and state.task.id in member.sent:
+                commands.append(Cancel(member.name, state.task.id, state.attempt))
+                member.stopping[state.task.id] = state.attempt
+        if state.result is not None:
+            commands.append(Discard(state.result.device, state.task.id, state.attempt))
+            state.result = None
+
+    def _after_failure(
+        self, state: TaskState, device: DeviceState, failure: Failure, commands: list[Command]
+    ) -> None:
+        request = state.task.request
+        if failure.kind == "exception" and state.retries < request.retries:
+            state.retries += 1
+            self._again(state, commands)
+        elif failure.kind == "missing_package":
+            self.rows.leave_out(state.task.signature, device.device.label)
+            commands.append(Warn(f"{state.task.name} is not run on {device.device.label} devices: {failure.message}"))
+            self._elsewhere(state, failure, commands)
+            self._refuse_stranded(commands)
+        elif failure.kind == "out_of_memory":
+            self._out_of_memory(state, device, failure, commands)
+        else:
+            self._fail(state, failure, commands)
+
+    def _again(self, state: TaskState, commands: list[Command]) -> None:
+        self.counts.retried += 1
+        self._make_ready(state, commands, first=True)
+
+    def _elsewhere(self, state: TaskState, failure: Failure, commands: list[Command]) -> None:
+        """Try on another device; where none is left, the failure is the task's."""
+        obstacles = self.obstacles(state.task.signature, state.task.request)
+        able = [i for i, (_, reason) in enumerate(obstacles) if not reason and i not in state.excluded]
+        if len(able) >= state.task.request.devices:
+            self._again(state, commands)
+        elif failure.kind == "out_of_memory" and state.task.request.splittable:
+            state.phase, state.waits_for = Phase.SUBMITTED, 1
+            commands.append(Split(state.task.id))
+        else:
+            self._fail(state, failure, commands)
+
+    def _out_of_memory(
+        self, state: TaskState, device: DeviceState, failure: Failure, commands: list[Command]
+    ) -> None:
+        """Drop what can be dropped and try there once more; then elsewhere, then smaller."""
+        freed = self.replicas.evict(device.device.memory_node)
+        commands.extend(freed)
+        if freed and not state.out_of_memory:
+            state.out_of_memory += 1
+            self._again(state, commands)
+            return
+        state.excluded |= {device.index}
+        self._elsewhere(state, failure, commands)
+
+    def _fail(self, state: TaskState, failure: Failure, commands: list[Command]) -> None:
+        """Fail a task that is in no queue, and every task that waits for its result."""
+        doomed = [state]
+        while doomed:
+            state = doomed.pop()
+            if self.tasks.pop(state.task.id, None) is None:
+                continue
+            state.phase = Phase.FAILED
+            self.placer.home.read(state.task.inputs)
+            self.counts.failed += not state.recomputed
+            commands.append(Fail(state.task.id, failure))
+            if state.recomputed:
+                self.counts.again -= 1
+                commands.extend(self.replicas.unclaim(state.task.inputs))
+                commands.extend(self.replicas.give_up(state.task.id))
+            doomed.extend(state.dependents or ())
+            state.dependents = None
+
+    def _withdrawn(self, event: TaskWithdrawn) -> list[Command]:
+        state = self.tasks.get(event.task)
+        device = self.fleet.by_id[event.device]
+        if state is None or state.attempt != event.attempt or event.task not in device.sent:
+            return self._late(device, event)
+        commands: list[Command] = []
+        self.placer.unplace(state, event.at_s, commands)
+        self._make_ready(state, commands, first=True)
+        self.placer.flush(device, event.at_s, commands)
+        return commands
+
+    def _cancel_requested(self, event: CancelRequested) -> list[Command]:
+        state = self.tasks.get(event.task)
+        if state is None:
+            return []
+        return self._stop(state, event.at_s, Failure("cancelled", f"{state.task.name} was cancelled"))
+
+    def _stop(self, state: TaskState, now_s: float, failure: Failure) -> list[Command]:
+        """Fail a task wherever it stands, and stop its attempt."""
+        commands: list[Command] = []
+        if state.phase is Phase.RUNNING:
+            names = [self.fleet.states[i].name for i in state.devices or (state.device,)]
+            commands.extend(Cancel(name, state.task.id, state.attempt) for name in names)
+            self._keep_busy(state, now_s, commands)
+        else:
+            self._take_off(state, now_s, commands)
+        self._fail(state, failure, commands)
+        return commands
+
+    def _unqueue(self, state: TaskState, commands: list[Command]) -> None:
+        if state.is_group:
+            self.placer.groups.remove(state)
+            self.placer.let_go(state)
+            commands.extend(self.replicas.unplace(state))
+        else:
+            self.placer.ready.remove(state, Phase.SUBMITTED)
+
+    def _keep_busy(self, state: TaskState, now_s: float, commands: list[Command]) -> None:
+        """Count a stopped attempt's device as busy until the engine has answered for it."""
+        for index in state.devices or (state.device,):
+            device = self.fleet.states[index]
+            if state.task.id in device.sent:
+                device.stopping[state.task.id] = state.attempt
+        self.placer.unplace(state, now_s, commands)
+
+    def _take_off(self, state: TaskState, now_s: float, commands: list[Command]) -> None:
+        """Take a task that does not run yet out of whatever queue it is in."""
+        if state.phase is Phase.PLACED:
+            self.placer.unplace(state, now_s, commands)
+        elif state.phase is Phase.READY:
+            self._unqueue(state, commands)

@@ -1,0 +1,199 @@
+"""The lives of devices and data: added, ready, lost; results that are lost with them and computed again.
+
+In: what happened to a device or an item. Out: commands.
+"""
+
+from __future__ import annotations
+
+from hetero.core.lives import Lives
+from hetero.core.memory import Item
+from hetero.core.state import DevicePhase, DeviceState, Phase, TaskState
+from hetero.model.commands import (
+    Command,
+    StartWorker,
+    Warn,
+)
+from hetero.model.device import HOST_NODE
+from hetero.model.events import (
+    DeviceAdded,
+    DeviceLost,
+    DeviceReady,
+    ItemPut,
+    ItemReleased,
+    TransferFailed,
+    TransferFinished,
+    UtilisationReported,
+)
+from hetero.model.tasks import Failure
+
+__all__ = ["Losses"]
+
+class Losses(Lives):
+    """What becomes of devices and data."""
+
+    def _device_added(self, event: DeviceAdded) -> list[Command]:
+        known = self.fleet.by_id.get(event.device.id)
+        if known is None or known.phase is DevicePhase.GONE:
+            self.fleet.add(event.device, event.at_s)
+            self.replicas.spread(tuple(device.memory_node for device in self.fleet.devices))
+            self._able.clear()
+            self.rows.refresh()
+            self.placer.home.changed()
+        return []
+
+    def _device_ready(self, event: DeviceReady) -> list[Command]:
+        state = self.fleet.by_id.get(event.device)
+        if state is None or state.phase in (DevicePhase.READY, DevicePhase.GONE):
+            return []
+        self.fleet.set_phase(state, DevicePhase.READY, event.at_s)
+        self.placer.offer_all()
+        return []
+
+    def _device_lost(self, event: DeviceLost) -> list[Command]:
+        device = self.fleet.by_id.get(event.device)
+        if device is None or device.phase is DevicePhase.GONE:
+            return []
+        commands: list[Command] = []
+        wanted = bool(device.stopping)
+        device.stopping.clear()
+        device.starts += not wanted
+        gone = event.permanent or device.starts > self.rules.starts
+        self.fleet.set_phase(device, DevicePhase.GONE if gone else DevicePhase.LOST, event.at_s)
+        victims = [state for state, _ in device.sent.values()]
+        for position, state in enumerate(victims):
+            self._lose_attempt(state, device, event, commands, running=position == 0 and not wanted)
+        for state in list(device.placed)[::-1]:
+            self.placer.unplace(state, event.at_s, commands)
+            self._make_ready(state, commands, first=True)
+        for group in list(self.placer.groups):
+            if device.index in group.devices:
+                self.placer.let_go(group)
+                commands.extend(self.replicas.unplace(group))
+        if device.device.memory_node != HOST_NODE:
+            self._lose_node(device.device.memory_node, event.at_s, commands)
+        self.placer.offer(device)
+        if gone:
+            self._device_gone(device, event, commands)
+        else:
+            commands.append(StartWorker(device.name))
+        return commands
+
+    def _lose_attempt(
+        self, state: TaskState, device: DeviceState, event: DeviceLost, commands: list[Command], *, running: bool
+    ) -> None:
+        self._cancel_others(state, device, commands)
+        self.placer.unplace(state, event.at_s, commands)
+        state.crashes += running
+        if state.crashes > state.task.request.crashes:
+            deaths = f"its worker died {state.crashes} times, last on {device.name}: {event.reason}"
+            text = f"{state.task.name} was given up: {deaths}"
+            self._fail(state, Failure("crash", text), commands)
+        else:
+            self._again(state, commands)
+
+    def _device_gone(self, device: DeviceState, event: DeviceLost, commands: list[Command]) -> None:
+        commands.append(Warn(f"{device.name} is not used any more: {event.reason}"))
+        self.rows.refresh()
+        self.placer.home.changed()
+        self._refuse_stranded(commands)
+
+    def _refuse_stranded(self, commands: list[Command]) -> None:
+        """Fail the ready tasks that no device can run any more; later ones fail when they become ready."""
+        self._reduced = True
+        self._able.clear()
+        for state in [s for s in self.tasks.values() if s.phase is Phase.READY]:
+            reason = self._stranded(state) if self._may_be_stranded(state) else ""
+            if reason and state.phase is Phase.READY:
+                self._unqueue(state, commands)
+                self._fail(state, Failure("nothing_fits", reason), commands)
+
+    def _refuse_ruled_out(self, commands: list[Command]) -> None:
+        """Fail the ready tasks that wait for a place which their affinities leave nowhere."""
+        for state in self.placer.picky():
+            reason = self._stranded(state)
+            if reason:
+                self._unqueue(state, commands)
+                self._fail(state, Failure("nothing_fits", reason), commands)
+
+    def _lose_node(self, node: str, now_s: float, commands: list[Command]) -> None:
+        orphans, broken = self.replicas.lose(node)
+        for entry in orphans:
+            self.placer.home.paid(entry.id)
+        for item, src, dst in broken:
+            waiters, orders = self.replicas.failed(item, src, dst)
+            commands.extend(orders)
+            for state in waiters:
+                self._take_off(state, now_s, commands)
+                self._make_ready(state, commands, first=True)
+        needed = {item for state in self.tasks.values() for item in state.task.inputs} if orphans else set()
+        wanted = [entry for entry in orphans if not entry.released or entry.id in needed]
+        again = self._begin_again([entry for entry in wanted if entry.id in self.replicas.items])
+        gone = self.replicas.lost.union(again)
+        for state in list(self.tasks.values()) if gone else ():
+            waits = state.phase in (Phase.READY, Phase.PLACED) and state.task.id not in again
+            if waits and not gone.isdisjoint(state.task.inputs):
+                self._take_off(state, now_s, commands)
+                self._make_ready(state, commands, first=True)
+        for producer in again.values():
+            self._make_ready(producer, commands, first=True)
+
+    def _begin_again(self, orphans: list[Item]) -> dict[int, TaskState]:
+        """Open the tasks of lost results again, and of those that their inputs need."""
+        again: dict[int, TaskState] = {}
+        while orphans:
+            entry = orphans.pop()
+            producer = entry.producer
+            if producer is None:
+                self.replicas.lost.add(entry.id)
+            if producer is None or entry.awaited:
+                continue
+            entry.awaited = True
+            self.counts.again += 1
+            producer.recomputed, producer.excluded, producer.dependents = True, frozenset(), None
+            producer.phase, producer.waits_for = Phase.SUBMITTED, 0
+            self.tasks[entry.id] = again[entry.id] = producer
+            orphans.extend(self.replicas.claim(producer.task.inputs))
+        return again
+
+    def _utilisation_reported(self, event: UtilisationReported) -> list[Command]:
+        state = self.fleet.by_id.get(event.device)
+        if state is not None:
+            self.fleet.busy_frac[state.index] = event.busy_frac
+            self.placer.offer_all()
+            self.placer.look_again = True
+        return []
+
+    def _item_put(self, event: ItemPut) -> list[Command]:
+        return self.replicas.add(event.item, event.nbytes, event.node, None)
+
+    def _item_released(self, event: ItemReleased) -> list[Command]:
+        state = self.tasks.get(event.item)
+        if state is not None and not state.recomputed:
+            state.released = True
+            return []
+        item = self.replicas.items.get(event.item)
+        if item is not None and item.producer is not None:
+            self.placer.home.released(item.nbytes)
+        return self.replicas.release(event.item)
+
+    def _transfer_finished(self, event: TransferFinished) -> list[Command]:
+        waiters, commands = self.replicas.arrived(event.item, event.src, event.dst)
+        self.placer.home.paid(event.item)
+        for state in waiters:
+            if not state.missing and state.phase is Phase.PLACED:
+                self.placer.flush(self.fleet.states[state.device], event.at_s, commands)
+        if self.placer.starved:
+            self.placer.offer_all()
+        return commands
+
+    def _transfer_failed(self, event: TransferFailed) -> list[Command]:
+        waiters, commands = self.replicas.failed(event.item, event.src, event.dst)
+        for state in waiters:
+            self._take_off(state, event.at_s, commands)
+            state.crashes += 1
+            if state.crashes > state.task.request.crashes:
+                text = f"{state.task.name} was given up: its input {event.item} could not be copied: {event.reason}"
+                self._fail(state, Failure("crash", text), commands)
+            else:
+                self._make_ready(state, commands, first=True)
+        return commands

@@ -1,0 +1,154 @@
+"""What the core can be asked, and the state that it keeps: rules, counts, rooms.
+
+In: questions about requests and estimates. Out: answers in words or values. It must not change what it is asked of.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import inf
+
+from hetero.core.eligible import refusal
+from hetero.core.estimates import Rows
+from hetero.core.fleet import Fleet
+from hetero.core.memory import Replicas
+from hetero.core.placing import Placer
+from hetero.core.state import DevicePhase, TaskState
+from hetero.floor.units import format_bytes
+from hetero.model.commands import (
+    Command,
+    SetTimer,
+)
+from hetero.model.tasks import Request, Task
+from hetero.model.topology import Topology
+from hetero.plan.cost import CostModel, Estimate
+from hetero.plan.policies.base import Policy
+
+__all__ = ["Counts", "Questions", "Rules"]
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """The bounds on waiting.
+
+    Attributes
+    ----------
+    starts : times that a worker is started again without having finished a task
+    stall_s, stall_factor : an attempt that has run longer than stall_s + stall_factor × its pessimistic
+        estimate is given up and tried again; without a measured estimate it is never given up
+    sweep_s : s between two looks for such attempts
+    retry_s : s after which an idle device is considered again although the policy left it idle
+    """
+
+    starts: int = 5
+    stall_s: float = 60.0
+    stall_factor: float = 20.0
+    sweep_s: float = 5.0
+    retry_s: float = 0.05
+
+
+@dataclass(slots=True)
+class Counts:
+    """What became of the tasks: submitted + again = open + committed + failed, where `again` are open twice."""
+
+    submitted: int = 0
+    committed: int = 0
+    failed: int = 0
+    retried: int = 0
+    late: int = 0
+    again: int = 0
+
+class Questions:
+    """The state of a core, and what it can be asked."""
+
+    def __init__(self, policy: Policy, cost: CostModel, topology: Topology, rules: Rules | None = None) -> None:
+        self.rules = rules or Rules()
+        self.cost = cost
+        self.counts = Counts()
+        self.fleet = Fleet()
+        self.rows = Rows(cost, self.fleet.states, topology)
+        self.replicas = Replicas(topology)
+        self.placer = Placer(self.fleet, self.rows, self.replicas, topology, policy)
+        self.tasks: dict[int, TaskState] = {}
+        self._reduced = False
+        self.now_s = 0.0
+        self.timer_s = inf
+        self.sweep_at_s = inf
+        self._epoch = 0
+        self._able: dict[tuple[str, int], Request] = {}
+
+    def _wake(self, at_s: float, commands: list[Command]) -> None:
+        if at_s < self.timer_s:
+            self.timer_s = at_s
+            commands.append(SetTimer(at_s))
+
+    def obstacles(self, signature: str, request: Request) -> list[tuple[str, str]]:
+        """Say for each device why it can never run a request, '' where it can."""
+        obstacle, gone = self.rows.obstacle, DevicePhase.GONE
+        return [
+            (state.name, "it was lost" if state.phase is gone else obstacle(state.device, signature, request))
+            for state in self.fleet.states
+        ]
+
+    def refuse(self, name: str, signature: str, request: Request) -> str:
+        """Say why the fleet can never meet a request, '' when it can."""
+        obstacles = self.obstacles(signature, request)
+        able = sum(1 for _, reason in obstacles if not reason)
+        return refusal(name, request, obstacles) if able < request.devices or not able else ""
+
+    def _stranded(self, state: TaskState) -> str:
+        """Say why no device can ever run a task as things stand, '' when one can."""
+        task = state.task
+        request = task.request
+        obstacles = self.obstacles(task.signature, request)
+        if self.fleet.own_nodes and request.devices == 1:
+            needed = self.replicas.nbytes(task.inputs) + request.memory_bytes
+            for index, device in enumerate(self.fleet.devices):
+                if needed > self.replicas.capacity(device.memory_node):
+                    state.excluded |= {index}
+                    text = f"its inputs and its own {format_bytes(needed)} exceed the memory there"
+                    obstacles[index] = (device.id, obstacles[index][1] or text)
+        for index in state.excluded:
+            name, reason = obstacles[index]
+            obstacles[index] = (name, reason or "it ran out of memory there")
+        if request.near or request.apart:
+            far = self.placer.affinities.settled(request)
+            for index in far:
+                name, reason = obstacles[index]
+                obstacles[index] = (name, reason or "its affinities rule it out")
+        able = sum(1 for _, reason in obstacles if not reason)
+        return refusal(task.name, request, obstacles) if able < request.devices or not able else ""
+
+    def estimates(self, signature: str, size: float) -> list[tuple[str, Estimate]]:
+        """Give the estimate of one run on each device."""
+        return [(state.name, self.cost.estimate(signature, size, state.device)) for state in self.fleet.states]
+
+    def left_out(self) -> list[tuple[str, str]]:
+        """Give the sound devices that finished no task while others did, with the reason."""
+        total = sum(state.finished for state in self.fleet.states)
+        idle = [s for s in self.fleet.states if s.phase is DevicePhase.READY and not s.finished and not s.sent]
+        if not total:
+            return []
+        return [(state.name, self.rows.why_idle(state.index)) for state in idle]
+
+    def _may_be_stranded(self, state: TaskState) -> bool:
+        """Tell whether it must be looked at if any device can ever run a task; seldom."""
+        task = state.task
+        request = task.request
+        if state.excluded or request.near or request.apart:
+            return True
+        if self.fleet.own_nodes and (task.inputs or request.memory_bytes):
+            needed = self.replicas.nbytes(task.inputs) + request.memory_bytes
+            return needed > self.replicas.least_bytes or not self._is_able(task)
+        return not self._is_able(task)
+
+    def _is_able(self, task: Task) -> bool:
+        """Tell whether the fleet can meet a request, remembering the answer."""
+        key = (task.signature.partition("|")[0], id(task.request))
+        if key not in self._able:
+            if self.refuse(task.name, task.signature, task.request):
+                return False
+            if len(self._able) > 4096:
+                self._able.clear()
+            self._able[key] = task.request
+        return True

@@ -29,6 +29,7 @@ from hetero.model.tasks import Failure
 
 __all__ = ["Lives"]
 
+
 class Lives(Questions):
     """What becomes of tasks."""
 
@@ -211,9 +212,7 @@ class Lives(Questions):
             commands.append(Discard(state.result.device, state.task.id, state.attempt))
             state.result = None
 
-    def _after_failure(
-        self, state: TaskState, device: DeviceState, failure: Failure, commands: list[Command]
-    ) -> None:
+    def _after_failure(self, state: TaskState, device: DeviceState, failure: Failure, commands: list[Command]) -> None:
         request = state.task.request
         if failure.kind == "exception" and state.retries < request.retries:
             state.retries += 1
@@ -244,9 +243,7 @@ class Lives(Questions):
         else:
             self._fail(state, failure, commands)
 
-    def _out_of_memory(
-        self, state: TaskState, device: DeviceState, failure: Failure, commands: list[Command]
-    ) -> None:
+    def _out_of_memory(self, state: TaskState, device: DeviceState, failure: Failure, commands: list[Command]) -> None:
         """Drop what can be dropped and try there once more; then elsewhere, then smaller."""
         freed = self.replicas.evict(device.device.memory_node)
         commands.extend(freed)
@@ -326,3 +323,21 @@ class Lives(Questions):
             self.placer.unplace(state, now_s, commands)
         elif state.phase is Phase.READY:
             self._unqueue(state, commands)
+
+    def _refuse_stranded(self, commands: list[Command]) -> None:
+        """Fail the ready tasks that no device can run any more; later ones fail when they become ready."""
+        self._reduced = True
+        self._able.clear()
+        for state in [s for s in self.tasks.values() if s.phase is Phase.READY]:
+            reason = self._stranded(state) if self._may_be_stranded(state) else ""
+            if reason and state.phase is Phase.READY:
+                self._unqueue(state, commands)
+                self._fail(state, Failure("nothing_fits", reason), commands)
+
+    def _refuse_ruled_out(self, commands: list[Command]) -> None:
+        """Fail the ready tasks that wait for a place which their affinities leave nowhere."""
+        for state in self.placer.picky():
+            reason = self._stranded(state)
+            if reason:
+                self._unqueue(state, commands)
+                self._fail(state, Failure("nothing_fits", reason), commands)

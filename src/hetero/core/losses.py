@@ -28,6 +28,7 @@ from hetero.model.tasks import Failure
 
 __all__ = ["Losses"]
 
+
 class Losses(Lives):
     """What becomes of devices and data."""
 
@@ -96,24 +97,6 @@ class Losses(Lives):
         self.rows.refresh()
         self.placer.home.changed()
         self._refuse_stranded(commands)
-
-    def _refuse_stranded(self, commands: list[Command]) -> None:
-        """Fail the ready tasks that no device can run any more; later ones fail when they become ready."""
-        self._reduced = True
-        self._able.clear()
-        for state in [s for s in self.tasks.values() if s.phase is Phase.READY]:
-            reason = self._stranded(state) if self._may_be_stranded(state) else ""
-            if reason and state.phase is Phase.READY:
-                self._unqueue(state, commands)
-                self._fail(state, Failure("nothing_fits", reason), commands)
-
-    def _refuse_ruled_out(self, commands: list[Command]) -> None:
-        """Fail the ready tasks that wait for a place which their affinities leave nowhere."""
-        for state in self.placer.picky():
-            reason = self._stranded(state)
-            if reason:
-                self._unqueue(state, commands)
-                self._fail(state, Failure("nothing_fits", reason), commands)
 
     def _lose_node(self, node: str, now_s: float, commands: list[Command]) -> None:
         orphans, broken = self.replicas.lose(node)

@@ -44,6 +44,7 @@ from hetero.plan.policies.base import Policy
 
 __all__ = ["Counts", "Machine", "Rules"]
 
+
 class Machine(Losses):
     """Decides what runs where, and remembers what happened.
 

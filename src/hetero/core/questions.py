@@ -58,6 +58,7 @@ class Counts:
     late: int = 0
     again: int = 0
 
+
 class Questions:
     """The state of a core, and what it can be asked."""
 

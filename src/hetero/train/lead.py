@@ -7,9 +7,12 @@ It must not take part in a step: between epochs the members need no word from he
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
+from math import inf
 from typing import Any, ClassVar
 
+from hetero.comm.errors import LineClosedError
 from hetero.comm.lines import Hub, Line
 from hetero.floor import clock
 from hetero.floor.errors import TaskCancelledError, TaskLostError
@@ -80,6 +83,7 @@ class Lead:
     _outsiders: dict[str, float] = field(default_factory=dict)
     _bad: dict[int, list[int]] = field(default_factory=dict)
     _waiting_since_s: float = 0.0
+    _waits_since_s: float = inf
 
     def run(self) -> bytes:
         """Lead until the last member is done; gives the trained state.
@@ -92,19 +96,37 @@ class Lead:
             Whatever a member raised.
         """
         try:
-            while not all(future.done() for future in self.futures.values()):
+            while (state := self._outcome()) is None and not all(future.done() for future in self.futures.values()):
                 self._hear(_POLL_S)
                 self._look_at_tasks()
                 self._form_if_ready()
         except BaseException:
             self._stop_all()
             raise
-        self._look_at_tasks()
+        if state is not None:
+            self._end_latecomers()
+            return state
+        raise TrainingError("no device is left to train on: " + "; ".join(self.notes))
+
+    def _outcome(self) -> bytes | None:
+        """Give the trained state once the first member has handed it in."""
         for future in self.futures.values():
-            if future.exception() is None and future.result() is not None:
+            if future.done() and _error(future) is None and future.result() is not None:
                 state: bytes = future.result()
                 return state
-        raise TrainingError("no device is left to train on: " + "; ".join(self.notes))
+        return None
+
+    def _end_latecomers(self) -> None:
+        """Let the team's other members end, and stop devices that came back too late."""
+        team = {member.device for member in self._team}
+        for device, future in self.futures.items():
+            if device not in team:
+                future.cancel()
+        deadline_s = clock.monotonic_s() + _LAST_WORDS_S
+        while not all(future.done() for future in self.futures.values()) and clock.monotonic_s() < deadline_s:
+            self._hear(_POLL_S)
+        for future in self.futures.values():
+            future.cancel()
 
     # --- hearing -------------------------------------------------------------------------------------------
 
@@ -156,7 +178,13 @@ class Lead:
         self.listener.on_plan(shares)
 
     def _on_epoch(self, line: Line, report: EpochReport) -> None:
-        self._send(self._members[line], "go", bool(self.listener.on_epoch(report)))
+        stop = bool(self.listener.on_epoch(report))
+        self._waits_since_s = inf
+        for member in self._team:
+            self._send(member, "go", stop)
+
+    def _on_waits(self, line: Line) -> None:
+        self._waits_since_s = min(self._waits_since_s, clock.monotonic_s())
 
     def _on_not_a_number(self, line: Line, step: int, samples: list[int]) -> None:
         self._bad.setdefault(step, []).extend(samples)
@@ -169,6 +197,7 @@ class Lead:
         "step": _on_step,
         "plan": _on_plan,
         "epoch": _on_epoch,
+        "waits": _on_waits,
         "not a number": _on_not_a_number,
     }
 
@@ -178,7 +207,15 @@ class Lead:
         member = self._members.pop(line, None)
         if member is None or member.phase == "left" or self._is_done(member.device):
             return
-        self._note(f"{member.device} is lost at step {max(member.step, 0)} or later")
+        self._note(f"{member.device} is lost")
+        self._break(member)
+
+    def _break(self, lost: _Member) -> None:
+        """Tell the others of the group, some of whom may wait for words and not in the group."""
+        self._waits_since_s = inf
+        for other in self._team if lost in self._team else ():
+            if other is not lost and other.phase == "in":
+                self._send(other, "broken", self._generation)
 
     def _is_done(self, device: str) -> bool:
         future = self.futures[device]
@@ -187,7 +224,7 @@ class Lead:
                 clock.sleep(0.005)
                 if future.done():
                     break
-        return future.done() and future.exception() is None
+        return future.done() and _error(future) is None
 
     def _forget(self, member: _Member) -> None:
         self._members.pop(member.line, None)
@@ -195,7 +232,7 @@ class Lead:
 
     def _look_at_tasks(self) -> None:
         for device, future in self.futures.items():
-            error = future.exception() if future.done() else None
+            error = _error(future) if future.done() else None
             if error is None:
                 continue
             if isinstance(error, NotANumberError):
@@ -223,6 +260,9 @@ class Lead:
     def _form_if_ready(self) -> None:
         alive = [member for member in self._members.values() if member.phase != "left"]
         ready = [member for member in alive if member.phase == "ready"]
+        if clock.monotonic_s() - self._waits_since_s > _PATIENCE_S and self._team[0] in alive:
+            self._give_up(self._team[0])
+            return
         if not ready:
             return
         missing = [member for member in alive if member.phase == "in"]
@@ -241,6 +281,7 @@ class Lead:
     def _give_up(self, member: _Member) -> None:
         self._note(f"{member.device} does not answer and is given up")
         self._forget(member)
+        self._break(member)
         self.futures[member.device].cancel()
 
     def _form(self, ready: list[_Member]) -> None:
@@ -258,10 +299,8 @@ class Lead:
             self._send(member, "form", rank, names, models, source, behind, self._generation, self._outsiders)
 
     def _send(self, member: _Member, *message: Any) -> None:
-        try:
+        with suppress(LineClosedError):  # the line itself will tell of it
             member.line.send(*message)
-        except Exception as error:  # noqa: BLE001  a dead member is heard of by its line
-            self._note(f"{member.device} cannot be told: {error}")
 
     def _stop_all(self) -> None:
         for member in list(self._members.values()):
@@ -272,3 +311,8 @@ class Lead:
     def _note(self, text: str) -> None:
         self.notes.append(text)
         self.listener.on_note(text)
+
+
+def _error(future: Future) -> BaseException | None:
+    """Give what became of a task that has ended; a cancellation too is an error here."""
+    return TaskCancelledError("the task was cancelled") if future.cancelled() else future.exception()

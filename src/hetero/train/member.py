@@ -27,7 +27,6 @@ __all__ = ["Job", "train_member"]
 
 _LEAST_DEADLINE_S = 5.0
 _DEADLINE_STEPS = 20.0
-_ANSWER_S = 3600.0
 _PROBE_BUDGET_S = 0.25
 _TELL_S = 0.2
 _EVALUATE_AT_ONCE = 256
@@ -121,6 +120,7 @@ class _Member:
         self.planned_steps = 0
         self.models: list[StepModel] = []
         self.team: tuple[str, ...] = ()
+        self.generation = 0
         self.comm_s: list[float] = []
         self.totals = Totals()
         self.epoch_order: tuple[int, list[int]] = (-1, [])
@@ -166,6 +166,8 @@ class _Member:
             assert message is not None
             if message[0] == "stop":
                 raise _StopError
+            if message[0] == "broken" and message[1] == self.generation and word != "form":
+                raise GroupBrokenError("a member of the group is gone")
             if message[0] == word:
                 return message[1:]
 
@@ -174,6 +176,7 @@ class _Member:
     def _form(self, model: StepModel) -> None:
         self.line.send("ready", self.replica.step, model)
         rank, team, models, source, behind, generation, outsiders = self._await("form")
+        self.generation = generation
         self.team, self.models = team, list(models)
         self.outsiders = dict(outsiders)
         self.regroup_asked = False
@@ -340,6 +343,8 @@ class _Member:
         for message in self.line.waiting():
             if message[0] == "stop":
                 raise _StopError
+            if message == ("broken", self.generation):
+                raise GroupBrokenError("a member of the group is gone")
             self.regroup_asked |= message[0] == "regroup"
         return self.regroup_asked
 
@@ -369,19 +374,16 @@ class _Member:
 
     def _end_epoch(self) -> None:
         """Test, tell the program, and do what it says; all members wait for its answer."""
-        import torch
-
-        tested = self._test() if self.test is not None else None
-        stop = torch.zeros(1)
-        if self.group.rank == 0:
-            self.line.send("epoch", self._report(tested))
+        try:
+            tested = self._test() if self.test is not None else None
+            if self.group.rank == 0:
+                self.line.send("epoch", self._report(tested))
+            else:
+                self.line.send("waits")
             (wants_stop,) = self._await("go")
-            stop[0] = float(wants_stop)
-        patient, self.group.deadline_s = self.group.deadline_s, _ANSWER_S
-        self.group.all_reduce(stop)
-        self.group.deadline_s = patient
-        self.totals = Totals()
-        if stop[0]:
+        finally:
+            self.totals = Totals()
+        if wants_stop:
             raise _StopError
 
     def _test(self) -> Any:
@@ -395,10 +397,17 @@ class _Member:
         with self.throttle:
             mine = self.replica.evaluate(self.test, range(begin, begin + shares[self.group.rank]), _EVALUATE_AT_ONCE)
         row = torch.tensor(mine.header, dtype=torch.float64)
-        patient, self.group.deadline_s = self.group.deadline_s, _ANSWER_S
-        self.group.all_reduce(row)
-        self.group.deadline_s = patient
+        usual_s, self.group.deadline_s = self.group.deadline_s, self._test_deadline_s(shares)
+        try:
+            self.group.all_reduce(row)
+        finally:
+            self.group.deadline_s = usual_s
         return Parts(*row.tolist())
+
+    def _test_deadline_s(self, shares: Sequence[int]) -> float:
+        unit = self.options.unit
+        slowest_s = max(model.seconds(share / unit) for model, share in zip(self.models, shares, strict=True))
+        return max(_LEAST_DEADLINE_S, _DEADLINE_STEPS * slowest_s)
 
     def _report(self, tested: Any) -> EpochReport:
         sums = self.totals

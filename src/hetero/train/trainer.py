@@ -286,7 +286,8 @@ class Trainer:
             )
 
     def _parts(self) -> bytes:
-        return cloudpickle.dumps((self.model, self.loss, self.optimizer))
+        parts: bytes = cloudpickle.dumps((self.model, self.loss, self.optimizer))
+        return parts
 
     def _put(self, samples: Samples | None) -> Any:
         """Let samples travel once; those that are trained on stay for further runs."""
@@ -322,7 +323,7 @@ class _Heard(Listener):
         self.further.on_plan(shares)
 
     def on_epoch(self, report: EpochReport) -> bool:
-        self.reports.append(report)
+        self.reports = [*(known for known in self.reports if known.epoch < report.epoch), report]
         wishes = [self.further.on_epoch(report), *(callback(report) for callback in self.trainer.callbacks)]
         return any(wish is True for wish in wishes)
 

@@ -60,3 +60,24 @@ def test_what_travels_keeps_its_place_in_the_pool_until_it_has_arrived() -> None
             others.append(ctx.put(np.full(SIZE, -1.0)))
             time.sleep(0.01)
         assert read.result(60) == SIZE
+
+
+def test_one_array_for_many_tasks_crosses_a_link_once_and_a_changed_one_again() -> None:
+    far = {"devices": [{"type": "cpu", "cores": 1, "link": {"bandwidth": "100MB/s"}}]}
+    with hetero.Context(far, history=False) as ctx:
+        array = np.ones(SIZE)
+        assert ctx.gather([ctx.submit(total, array) for _ in range(6)]) == [SIZE] * 6
+        assert ctx.driver.engine.counters["transfers"] == 1
+        array[0] = 5.0
+        assert ctx.run(total, array) == SIZE + 4.0
+        assert ctx.driver.engine.counters["transfers"] == 2
+
+
+def test_a_device_behind_a_slow_link_gets_no_task_that_would_end_later_for_its_way() -> None:
+    slow = {"type": "cpu", "cores": 1, "link": {"bandwidth": "1MB/s", "latency": "20ms"}}
+    with hetero.Context({"devices": [{"type": "cpu", "cores": 1}, slow]}, history=False) as ctx:
+        near, far = ctx.devices
+        ctx.run(hetero.task(total, on=near.id), np.ones(SIZE))
+        arrays = [np.full(SIZE, float(index)) for index in range(10)]
+        assert ctx.gather([ctx.submit(total, array) for array in arrays]) == [SIZE * float(i) for i in range(10)]
+        assert ctx.driver.machine.fleet.by_id[far.id].finished == 0

@@ -240,6 +240,10 @@ class Engine(ABC):
             The value cannot travel.
         """
 
+    def holds(self, item: int, value: Any) -> bool:
+        """Tell whether a data item is this very array, unchanged since it was put; False where that is not known."""
+        return False
+
     @abstractmethod
     def commit(self, task: int, attempt: int) -> None:
         """Make the result of this attempt the data item `task`; later results of the task are dropped."""

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from hetero.engines.base import Call, ItemRef, NodeUsage
 from hetero.floor.errors import BadValueError, SerialisationError
+from hetero.model.device import HOST_NODE
 from hetero.model.tasks import Task
 from hetero.session import runs
 from hetero.session.arguments import bind
@@ -24,6 +25,7 @@ from hetero.session.asyncio_twins import AsyncTwins
 from hetero.session.callbacks import Callbacks
 from hetero.session.futures import Future
 from hetero.session.requests import limited
+from hetero.session.sharing import Sharing
 from hetero.session.signature import describe, describe_value
 from hetero.session.tasks import TaskFunction, as_task
 
@@ -112,6 +114,8 @@ class Context(AsyncTwins):
         this = weakref.ref(self)
         self._opened = Opened(self.config, lambda item: cut_later(this(), item), history=history, progress=progress)
         self.driver: Driver = self._opened.driver
+        nodes = {device.memory_node for device in self._opened.devices}
+        self._sharing = Sharing(self) if nodes - {HOST_NODE} else None
         self.closed = False
         runs.opened(self)
 
@@ -148,6 +152,8 @@ class Context(AsyncTwins):
             future.cut = (task, args, kwargs)
         if args or kwargs:
             signature, size = describe(source.model_key, args, kwargs)
+            if self._sharing is not None:
+                args, kwargs = self._sharing.shared(args, kwargs)
             bound = bind(task.name, args, kwargs, self._reference)
             if bound.failed is not None:
                 future.fail_like(bound.failed)

@@ -1,0 +1,59 @@
+"""Large arrays among the arguments, as data items: where devices have memory of their own, the core sees them travel.
+
+In: the arguments of a call. Out: the same with futures in place of large arrays. It must not change an array.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from hetero.session.futures import Future
+
+if TYPE_CHECKING:
+    from hetero.session.context import Context
+
+__all__ = ["LARGE_BYTES", "Sharing"]
+
+LARGE_BYTES = 1 << 16
+"""Smaller arrays travel inside the messages."""
+
+
+class Sharing:
+    """Gives one data item for one array, as long as the array has not changed.
+
+    An array that is handed to several tasks becomes one item: it travels once to each memory node. One that was
+    changed between two tasks becomes another item, so that each task sees what it was given.
+    """
+
+    def __init__(self, context: Context) -> None:
+        self._context = weakref.ref(context)
+        self._known: dict[int, tuple[weakref.ref[Any], weakref.ref[Future]]] = {}
+
+    def shared(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
+        """Put futures in place of the large arrays among the arguments."""
+        if any(map(_is_large, args)):
+            args = tuple([self._future(value) if _is_large(value) else value for value in args])
+        if any(map(_is_large, kwargs.values())):
+            kwargs = {word: self._future(value) if _is_large(value) else value for word, value in kwargs.items()}
+        return args, kwargs
+
+    def _future(self, array: Any) -> Future:
+        context = self._context()
+        assert context is not None
+        found = self._known.get(id(array))
+        if found is not None and found[0]() is array:
+            future = found[1]()
+            if future is not None and context.driver.engine.holds(future.item, array):
+                return future
+        future = context.put(array)
+        key = id(array)
+        self._known[key] = (weakref.ref(array, lambda _: self._known.pop(key, None)), weakref.ref(future))
+        return future
+
+
+def _is_large(value: Any) -> bool:
+    return type(value) is np.ndarray and value.nbytes >= LARGE_BYTES

@@ -108,7 +108,7 @@ class Fleet:
         if pending_s < LOOKAHEAD_S:
             return True
         first = self.first(state)
-        return bool(pending_s < AHEAD_S and first is not None and first.row is not None and first.row.known)
+        return bool(pending_s < AHEAD_S and first is not None and first.sure)
 
     def measure(self, state: DeviceState) -> int:
         """Bring the column of room up to date for one device, and give it."""

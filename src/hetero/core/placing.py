@@ -170,6 +170,7 @@ class Placer:
         state.attempt = 1
         state.device = device.index
         state.predicted_s = predicted_s = row.best_s
+        state.sure = row.known
         fleet.send_lone(device, state, now_s)
         if not row.known:
             row.started(now_s, predicted_s)
@@ -269,6 +270,7 @@ class Placer:
         self.ready.remove(state, Phase.PLACED)
         state.device = device.index
         state.predicted_s = float(row.seconds[device.index])
+        state.sure = row.known
         self._fleet.accept(device, state, now_s)
         device.placed.append(state)
         self.parked += 1

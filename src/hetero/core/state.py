@@ -73,6 +73,7 @@ class TaskState:
         "result",
         "retries",
         "row",
+        "sure",
         "task",
         "waits_for",
     )
@@ -86,6 +87,7 @@ class TaskState:
         self.group_left = 0
         self.row: Row | None = None
         self.predicted_s = 0.0
+        self.sure = False
         self.deadline_s = 0.0
         self.waits_for = 0
         self.dependents: list[TaskState] | None = None

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import time
 
 import numpy as np
 import pytest
 
 import hetero
+from hetero.floor.errors import DeviceLostError
 
 TWO_NODES = {"devices": [{"type": "cpu", "cores": 1, "link": {"bandwidth": "1GB/s"}}] * 2}
 SIZE = 100_000
@@ -81,3 +84,27 @@ def test_a_device_behind_a_slow_link_gets_no_task_that_would_end_later_for_its_w
         arrays = [np.full(SIZE, float(index)) for index in range(10)]
         assert ctx.gather([ctx.submit(total, array) for array in arrays]) == [SIZE * float(i) for i in range(10)]
         assert ctx.driver.machine.fleet.by_id[far.id].finished == 0
+
+
+def test_a_loss_that_the_core_has_not_heard_of_yet_does_not_fail_the_reader(monkeypatch: pytest.MonkeyPatch) -> None:
+    with hetero.Context(devices="cpu:1", engine="inline") as ctx:
+        future = ctx.submit(ones)
+        load, losses = ctx.driver.engine.load, [1, 2, 3]
+
+        def lost_for_a_while(item: int) -> object:
+            if losses and losses.pop():
+                raise DeviceLostError(f"data item {item} is not there any more")
+            return load(item)
+
+        monkeypatch.setattr(ctx.driver.engine, "load", lost_for_a_while)
+        assert future.result(10).sum() == SIZE
+
+
+def test_a_result_whose_worker_dies_as_it_is_read_is_computed_again() -> None:
+    with hetero.Context(TWO_NODES, history=False) as ctx:
+        first, _ = (device.id for device in ctx.devices)
+        for _ in range(3):
+            future = ctx.submit(hetero.task(ones, on=first))
+            hetero.wait([future], 60)
+            os.kill(ctx.driver.engine.pids()[first], signal.SIGKILL)
+            assert future.result(60).sum() == SIZE

@@ -235,9 +235,15 @@ class Driver:
             try:
                 return self.engine.load(item)
             except DeviceLostError:
-                if item not in self.machine.tasks:
+                if not self._comes_again(item):
                     raise
                 sleep(0.01)
+
+    def _comes_again(self, item: int) -> bool:
+        """Tell whether the core counts on an item that the engine has lost, or has not heard of the loss yet."""
+        replicas = self.machine.replicas
+        counted_on = item in self.machine.tasks or (item in replicas.items and item not in replicas.lost)
+        return counted_on and not self._closed and self._broken is None
 
     def where(self, item: int) -> str:
         """Give the memory node that an item came to be on; '' for a small value, which travels in messages."""

@@ -3,8 +3,10 @@ from __future__ import annotations
 import pdb
 from typing import Any
 
+import numpy as np
 import pytest
 
+import hetero
 from hetero.engines.inline import InlineEngine
 from hetero.model.events import TaskFailed
 from hetero.testing import check_engine
@@ -39,3 +41,18 @@ def test_a_group_of_two_is_refused_with_the_remedy() -> None:
     event = bench.expect(TaskFailed, lambda event: event.task == task)
     assert "engine: local" in event.failure.message
     bench.engine.stop()
+
+
+def _spoil(array: np.ndarray) -> float:
+    array += 1
+    return float(array.sum())
+
+
+def test_what_a_task_changes_in_its_arguments_is_seen_by_nobody_else() -> None:
+    given = np.zeros(4)
+    with hetero.Context(devices="cpu:1", engine="inline", history=False) as ctx:
+        made = ctx.submit(np.zeros, 4)
+        assert [ctx.run(_spoil, made), ctx.run(_spoil, made), ctx.run(_spoil, given)] == [4.0, 4.0, 4.0]
+        made.result()[:] = 5.0
+        assert ctx.run(_spoil, made) == 4.0
+    assert not given.any()

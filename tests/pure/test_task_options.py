@@ -45,6 +45,11 @@ def test_options_for_one_call_leave_the_task_as_it_was() -> None:
     assert other.source is made.source
 
 
+def test_a_device_itself_is_a_word_for_it() -> None:
+    device = hetero.Device("h0/cpu:1", "cpu", hetero.get_current_device().type, "cpu", 1)
+    assert hetero.task(f, on=device).request.on == hetero.task(f, on=[device]).request.on == ("h0/cpu:1",)
+
+
 def test_an_option_set_to_none_is_not_given() -> None:
     assert hetero.task(f, on="gpu").options(on=None).request.on == ()
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from hetero.engines.base import Call, Engine, EngineOrder, NodeUsage, Report, Runner, WorkerEntry
 from hetero.engines.local.threads import resolve, sizeof
-from hetero.engines.local.wire import one_line
+from hetero.engines.local.wire import fresh, one_line
 from hetero.floor.clock import Clock
 from hetero.floor.errors import BadValueError, DeviceLostError, HeteroError, SerialisationError
 from hetero.model.commands import Cancel, Discard, Launch, StartWorker, Transfer, Withdraw
@@ -34,7 +34,7 @@ __all__ = ["InlineEngine"]
 
 
 class InlineEngine(Engine):
-    """Runs one task after the other in `pump`; values are handed over by reference.
+    """Runs one task after the other in `pump`; what a task changes in its arrays is seen by nobody else.
 
     Parameters
     ----------
@@ -133,7 +133,7 @@ class InlineEngine(Engine):
         """Give the value of a data item."""
         if item not in self._values:
             raise DeviceLostError(f"data item {item} is not there")
-        return self._values[item]
+        return fresh(self._values[item])
 
     def forget(self, item: int) -> None:
         """Drop a data item."""
@@ -164,8 +164,8 @@ class InlineEngine(Engine):
         try:
             outcome = runner.run(
                 call.function,
-                resolve(call.args, self._values),
-                resolve(dict(call.kwargs), self._values),
+                fresh(resolve(call.args, self._values)),
+                fresh(resolve(dict(call.kwargs), self._values)),
                 task=launch.task,
                 attempt=launch.attempt,
                 task_key=call.task_key,

@@ -142,7 +142,7 @@ def check_word(option: str, word: object) -> str:
 
 
 def _words(option: str, given: Any) -> tuple[str, ...]:
-    words = (given,) if isinstance(given, str) else given
+    words = (given,) if isinstance(given, str) or hasattr(given, "id") else given
     if not isinstance(words, Iterable):
         raise BadValueError(f"{option}={given!r} is no word for a device", remedy="write a word or a list of words")
     return tuple(check_word(option, getattr(word, "id", word)) for word in words)

@@ -116,6 +116,7 @@ def test_a_device_that_was_left_out_is_told_with_the_reason(
 ) -> None:
     caplog.set_level(logging.INFO, "hetero")
     with hetero.Context(devices=useless, progress=True) as ctx:
+        ctx.run(hetero.task(works, on="cpu:0"), 0.01)
         ctx.gather([ctx.submit(works, 0.01) for _ in range(12)])
         (left_out,) = ctx.left_out()
     assert left_out[0] == "h0/cpu:1"

@@ -4,6 +4,8 @@ PYTHON ?= $(shell for p in python3.11 python3 python3.12 python3.13; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo $$p; break; }; done)
 BIN := .venv/bin
 READY := .venv/ready
+OTHER := .venv/other-numpy/ready
+OTHER_NUMPY := numpy==1.26.4 cloudpickle psutil threadpoolctl array-api-compat
 EXTRAS := dev,torch,train,jax,opencl,vulkan,joblib,bench
 FAST := $(wildcard tests/pure tests/sim tests/golden tests/docs tests/backend)
 BENCHMARKS := $(filter-out benchmarks/common.py benchmarks/summary.py, $(wildcard benchmarks/*.py))
@@ -14,7 +16,7 @@ BENCHMARKS := $(filter-out benchmarks/common.py benchmarks/summary.py, $(wildcar
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1	\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 18
 
-setup: $(READY) ## make .venv with everything that development needs
+setup: $(READY) $(OTHER) ## make .venv with everything that development needs
 
 $(READY): pyproject.toml constraints.txt
 	@test -n "$(PYTHON)" || { echo "hetero needs Python 3.11 or newer; none was found on the PATH" >&2; exit 1; }
@@ -22,10 +24,16 @@ $(READY): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[$(EXTRAS)]'
 	@touch $@
 
+# Tests run one device's worker in an environment with another NumPy than the program's.
+$(OTHER): | $(READY)
+	@test -x $(@D)/bin/python || $(BIN)/python -m venv $(@D)
+	$(@D)/bin/python -m pip install -q --disable-pip-version-check $(OTHER_NUMPY)
+	@touch $@
+
 demo: $(READY) ## run the main job: a tiled Cholesky and a stencil over this host's devices
 	$(BIN)/hetero demo
 
-test: $(READY) ## run every test (at most 15 minutes on 2 cores)
+test: $(READY) $(OTHER) ## run every test (at most 15 minutes on 2 cores)
 	$(BIN)/python -m pytest -q
 
 test-fast: $(READY) ## run the quick tests (at most 2 minutes)

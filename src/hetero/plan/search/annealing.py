@@ -8,6 +8,7 @@ from __future__ import annotations
 import numpy as np
 
 from hetero.plan.listing import order_of, timed_schedule
+from hetero.plan.prices import priced_seconds
 from hetero.plan.problem import Floats, Problem, Timeline
 from hetero.plan.search.annealing_kernels import MARK, Walk, begin, walk
 
@@ -31,11 +32,12 @@ class Annealing:
 
     Notes
     -----
-    A move takes a task (six times of ten from the critical path), sometimes gives it another device, and puts it
-    elsewhere in the order between its predecessors and successors; all start as early as they can. A move that
-    lengthens the schedule by x is accepted with probability exp(-x / T); since the number that decides is drawn
-    first, a move is given up as soon as finish + tail is beyond what would be accepted. T falls geometrically
-    within a cycle; the next cycle is longer, and begins at the best schedule.
+    A move takes a task (six times of ten from the critical path), sometimes gives it another device, more often one
+    that is cheap for it at the prices of the area relaxation, and puts it elsewhere in the order between its
+    predecessors and successors; all start as early as they can. A move that lengthens the schedule by x is accepted
+    with probability exp(-x / T); since the number that decides is drawn first, a move is given up as soon as
+    finish + tail is beyond what would be accepted. T falls geometrically within a cycle; the next cycle is longer,
+    and begins at the best schedule.
 
     References
     ----------
@@ -46,7 +48,7 @@ class Annealing:
         n, m = p.seconds.shape
         self._p = p
         marks = n // MARK + 1
-        ranked = np.argsort(p.seconds, axis=1, kind="stable").astype(np.int64)
+        ranked = np.argsort(priced_seconds(p), axis=1, kind="stable").astype(np.int64)
         whole = np.zeros(n, dtype=np.int64)
         self._walk = Walk(
             whole.copy(), whole.copy(), whole.copy(), np.zeros(n), np.zeros(n), np.zeros(n), np.zeros(n),

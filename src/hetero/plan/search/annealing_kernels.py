@@ -29,7 +29,7 @@ class Walk(NamedTuple):
     next_start_s, next_finish_s : the same for the move that is being judged
     free_s, next_free_s : shape (n_marks, n_devices + 1), s; when each device is free at every `MARK`th position,
         and the latest finish so far
-    ranked, choices : each task's devices, the fastest first, and how many can run it
+    ranked, choices : each task's devices, the cheapest first, and how many can run it
     tail_s : shape (n_tasks, n_nodes), s; the least from a task's finish to the end
     path : the tasks of a critical path, from the end
     best_order, best_device : the best schedule so far
@@ -194,7 +194,7 @@ def walk(p: Problem, w: Walk, draws: Floats, slack_s: Floats) -> int:
         was, old = w.place[task], w.device[task]
         new = old
         if draws[move, 2] < 0.5 and w.choices[task] > 1:
-            new = w.ranked[task, int(draws[move, 3] * w.choices[task])]
+            new = w.ranked[task, int(draws[move, 3] * draws[move, 3] * w.choices[task])]
         low, high = _room(p, w, task)
         aim = 2.0 * draws[move, 4] - 1.0
         span = high - was if aim > 0.0 else was - low

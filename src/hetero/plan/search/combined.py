@@ -25,10 +25,12 @@ WHOLE_AT_MOST = 60
 
 _WINDOW = 32
 _STEPS_A_BATCH = 300_000
-_EVOLVE_EVERY, _EXACT_EVERY = 8, 24
+_FIRST_EXACT, _EVERY, _AT_MOST_EVERY = 4, 8, 96
+"""Evolution and exact windows have a turn every so many iterations; one without gain makes the next one rarer."""
+
 _CHILDREN_STEPS = 60_000
-_LEAST_WALL_S, _SHARE_OF_REST, _WINDOW_WALL_S = 0.02, 0.4, 0.12
-_FIRST_LIMIT, _MOST_LIMIT, _WINDOW_LIMIT = 0.02, 0.32, 0.02
+_LEAST_WALL_S, _SHARE_OF_REST, _WINDOW_WALL_S = 0.02, 0.4, 0.06
+_FIRST_LIMIT, _MOST_LIMIT, _WINDOW_LIMIT = 0.02, 0.32, 0.01
 
 
 class Found(NamedTuple):
@@ -86,6 +88,20 @@ def rehearse(p: Problem) -> None:
     mixed.rehearse()
 
 
+class _Turns:
+    """When a part of the search has its next turn."""
+
+    def __init__(self, first: int) -> None:
+        self._next = self._gap = first
+
+    def is_due(self, turn: int) -> bool:
+        return turn >= self._next
+
+    def took(self, turn: int, gained: bool, least: int) -> None:
+        self._gap = least if gained else min(2 * self._gap, _AT_MOST_EVERY)
+        self._next = turn + self._gap
+
+
 class _Mixed:
     def __init__(self, p: Problem, seed: int, best: Found, members: list[Timeline]) -> None:
         self._p, self._seed, self._best = p, seed, best
@@ -99,12 +115,17 @@ class _Mixed:
     def run(self) -> Generator[Found, float | None, None]:
         turn = 0
         left_s: float | None = None
+        small = len(self._p.order) <= WHOLE_AT_MOST
+        exact, evolve = _Turns(_FIRST_EXACT if small else 3 * _EVERY), _Turns(_EVERY)
         while not self._best.is_optimal:
             turn += 1
-            if turn % _EXACT_EVERY == _EVOLVE_EVERY // 2 and self._may_be_exact(left_s):
+            before_s = self._best.timeline.makespan_s
+            if exact.is_due(turn) and self._may_be_exact(left_s):
                 self._exact(left_s)
-            elif turn % _EVOLVE_EVERY == 0:
+                exact.took(turn, small or self._best.timeline.makespan_s < before_s, 3 * _EVERY)
+            elif evolve.is_due(turn):
                 self._evolve()
+                evolve.took(turn, self._best.timeline.makespan_s < before_s, _EVERY)
             else:
                 self._anneal()
             left_s = yield self._best

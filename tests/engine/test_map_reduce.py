@@ -161,7 +161,7 @@ def test_reduce_of_nothing_is_told(ctx: hetero.Context) -> None:
 
 def test_reduce_without_order_combines_on_each_memory_node_first() -> None:
     """Eight arrays lie on two slow memory nodes, by turns: in order nearly every pair crosses a link."""
-    devices = [{"type": "cpu", "cores": 1, "link": {"bandwidth": "1GB/s"}}] * 2
+    devices = [{"type": "cpu", "cores": 1, "link": {"bandwidth": "10MB/s"}}] * 2
     pairs: dict[bool, int] = {}
     for ordered in (True, False):
         with hetero.Context({"devices": devices}, history=False) as ctx:

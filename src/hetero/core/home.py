@@ -33,9 +33,9 @@ class Home:
     classes of tasks.
 
     back[d] = (latency + bytes / bandwidth) * (1 + tasks accepted at d) + bytes owed at d / bandwidth, and inf
-    where its own part is more than the home would take for the task. Owed are results on the memory node of d
-    that open tasks will read: they travel over the same link, and only when they are read, so that the home may
-    have to wait for all of them.
+    where its own part is more than the home would take for the task and for fetching its inputs. Owed are
+    results on the memory node of d that open tasks will read: they travel over the same link, and only when
+    they are read, so that the home may have to wait for all of them.
     """
 
     def __init__(self, fleet: Fleet, rows: Rows, replicas: Replicas) -> None:
@@ -133,22 +133,33 @@ class Home:
         self._index = int(total.argmin()) if np.isfinite(total).any() else -1
         return self._index
 
-    def back_s(self, row: Row) -> Floats | None:
+    def back_s(self, row: Row, arrive_s: Floats | None, inputs: tuple[int, ...]) -> Floats | None:
         """Give the seconds that a result of this class takes from each device to the home; None for no time.
 
-        A result whose size was never seen is not sent anywhere: until then its task stays at home.
+        Parameters
+        ----------
+        arrive_s : shape (n_devices,), s, or None for no time; the way of the task's inputs to each device
+        inputs : ids of the task's inputs
+
+        Notes
+        -----
+        A result whose size was never seen is not sent anywhere: until then its task stays at home, unless its
+        inputs lie elsewhere; then it is taken to be as large as they are.
         """
         nbytes = row.out_bytes
         if self._index < 0 or nbytes == 0:
             return None
+        pull_s = 0.0 if arrive_s is None else float(arrive_s[self._index])
+        if pull_s > 0.0:
+            return self._way(row, nbytes if nbytes > 0 else self._replicas.nbytes(inputs), pull_s)
         if row.back[0] != self._round:
-            row.back = (self._round, self._way(row, nbytes))
+            row.back = (self._round, self._way(row, nbytes, 0.0))
         return row.back[1]
 
-    def _way(self, row: Row, nbytes: int) -> Floats:
+    def _way(self, row: Row, nbytes: int, pull_s: float) -> Floats:
         if nbytes < 0:
             return np.where(self._away, inf, 0.0)
         own_s = self._latency_s + nbytes * self._per_byte_s
         way: Floats = own_s * self._ahead + self._owed_s
-        way[own_s > row.seconds[self._index]] = inf
+        way[own_s > row.seconds[self._index] + pull_s] = inf
         return way

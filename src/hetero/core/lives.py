@@ -118,9 +118,7 @@ class Lives(Questions):
         device.starts = 0
         task = state.task
         if self.fleet.own_nodes:
-            row = self.rows.of(state)
-            if event.nbytes > row.out_bytes:
-                row.out_bytes = event.nbytes
+            if self.rows.sized(self.rows.of(state), event.nbytes):
                 self.placer.home.changed()
                 self.placer.offer_all()
         if self.cost.observe(task.signature, task.size, device.device, event.seconds):

@@ -207,7 +207,7 @@ class Placer:
         row = self._rows.of(state)
         inputs = state.task.inputs
         arrive = self._replicas.arrivals(inputs) if inputs and self._fleet.own_nodes else None
-        back = self.home.back_s(row) if self._fleet.own_nodes else None
+        back = self.home.back_s(row, arrive, inputs) if self._fleet.own_nodes else None
         return ReadyTask(state.task.id, self._seconds(state, row), arrive, state.task.signature, back)
 
     def _seconds(self, state: TaskState, row: Row) -> NDArray[np.float64]:

@@ -1,4 +1,4 @@
-"""A browser without a window for tests: opens a file with the network off, and says what it asked for and complained of.
+"""A browser without a window for tests: opens a file with the network off; says what it asked for, and its errors.
 
 In: the path of a page. Out: values of scripts, pictures, requests, errors. It speaks over two pipes and needs no port.
 """
@@ -33,6 +33,10 @@ def _as_3_and_4(read: int, write: int) -> None:
         os.dup2(each, number)
 
 
+_FREE = ("--disable-frame-rate-limit", "--disable-gpu-vsync")
+"""Frames as fast as they are drawn: a measured step is not rounded up to the screen's next."""
+
+
 class Browser:
     """One tab.
 
@@ -42,11 +46,24 @@ class Browser:
     errors : what it wrote to the console as an error, and exceptions that nobody caught
     """
 
-    def __init__(self, program: str, *, size: tuple[int, int] = (1280, 900), dark: bool = False) -> None:
+    def __init__(
+        self,
+        program: str,
+        *,
+        size: tuple[int, int] = (1280, 900),
+        dark: bool = False,
+        offline: bool = True,
+        free: bool = False,
+    ) -> None:
         self._folder = tempfile.mkdtemp(prefix="hetero-browser-")
         to_child, self._write = os.pipe()
         self._read, from_child = os.pipe()
-        flags = [*_FLAGS, f"--window-size={size[0]},{size[1]}", f"--user-data-dir={self._folder}"]
+        flags = [
+            *_FLAGS,
+            *(_FREE if free else ()),
+            f"--window-size={size[0]},{size[1]}",
+            f"--user-data-dir={self._folder}",
+        ]
         self._process = subprocess.Popen(
             [program, *flags, "about:blank"], preexec_fn=lambda: _as_3_and_4(to_child, from_child),
             pass_fds=(3, 4), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
@@ -63,7 +80,9 @@ class Browser:
         self._session = self.call("Target.attachToTarget", targetId=page, flatten=True)["sessionId"]
         for domain in ("Page", "Runtime", "Network", "Log"):
             self.call(f"{domain}.enable")
-        self.call("Network.emulateNetworkConditions", offline=True, latency=0, downloadThroughput=0, uploadThroughput=0)
+        if offline:
+            nothing = {"latency": 0, "downloadThroughput": 0, "uploadThroughput": 0}
+            self.call("Network.emulateNetworkConditions", offline=True, **nothing)
         scheme = [{"name": "prefers-color-scheme", "value": "dark" if dark else "light"}]
         self.call("Emulation.setEmulatedMedia", features=scheme)
 
@@ -108,15 +127,25 @@ class Browser:
 
     def open(self, path: Path, until: str = "document.readyState === 'complete'") -> float:
         """Open a file and wait until a script is true; gives the seconds that took."""
-        begin_s = time.perf_counter()
-        self.call("Page.navigate", url=path.resolve().as_uri())
-        while not self.value(until):
-            if time.perf_counter() - begin_s > 90.0:
-                raise TimeoutError(f"{path} never came to: {until}")
-            time.sleep(0.005)
-        took_s = time.perf_counter() - begin_s
-        self.requests = [each for each in self.requests if each != path.resolve().as_uri()]
+        own = path.resolve().as_uri()
+        took_s = self.open_address(own, until)
+        self.requests = [each for each in self.requests if each != own]
         return took_s
+
+    def open_address(self, address: str, until: str) -> float:
+        """Open an address and wait until a script is true; gives the seconds that took."""
+        begin_s = time.perf_counter()
+        self.call("Page.navigate", url=address)
+        self.wait(until)
+        return time.perf_counter() - begin_s
+
+    def wait(self, until: str) -> None:
+        """Wait until a script is true."""
+        deadline = time.monotonic() + 90.0
+        while not self.value(until):
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"this never came true: {until}")
+            time.sleep(0.005)
 
     def value(self, script: str) -> Any:
         """Give the value of a script; a promise is waited for."""
@@ -148,7 +177,9 @@ class Browser:
     def __enter__(self) -> Browser:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self._process.kill()
         self._process.wait(20)
         os.close(self._write)

@@ -125,7 +125,7 @@ def test_a_command_of_a_document_works_as_written(document: str, line: str, tmp_
     elif first.endswith("python") and rest[0].startswith(("benchmarks/", "examples/")):
         assert (PROJECT / rest[0]).is_file()
     else:
-        assert first in ("hetero", "python"), f"no test knows how to try {first!r}"
+        assert first in ("hetero", "hetero-profiler", "python"), f"no test knows how to try {first!r}"
         _write_programs(document, tmp_path)
         _run([first, *rest], tmp_path, settings)
 

@@ -1,15 +1,18 @@
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from hetero.report.chrome import chrome_trace
 from hetero.report.html import page
 from hetero.report.reading import collect
 from tests.big_runs import big_run, devices
 from tests.browser import Browser
 from tests.needs import chromium
+from tests.perfetto import folder, perfetto
 from tests.pure.test_report import EVIL, failed_run
 
 READY = "window.heteroStats && heteroStats.ready"
@@ -51,7 +54,9 @@ def test_what_is_drawn_a_frame_is_bounded_by_pixels_and_not_by_tasks(browser: Br
         show(browser, tmp_path, made(tasks, 32))
         pixels = browser.value("$('timeline').clientWidth * shown()")
         for share in (1.0, 0.1, 0.01):
-            draws = browser.value(f"(look(D.span / 2, D.span * (0.5 + {share / 2})), drawTimeline(), heteroStats.draws)")
+            draws = browser.value(
+                f"(look(D.span / 2, D.span * (0.5 + {share / 2})), drawTimeline(), heteroStats.draws)"
+            )
             assert 0 < draws <= pixels
     assert browser.errors == []
 
@@ -126,6 +131,17 @@ def test_the_page_prints_and_has_a_dark_form(tmp_path: Path) -> None:
         assert dark.value("getComputedStyle(document.body).backgroundColor") == "rgb(21, 24, 27)"
         assert dark.print().startswith(b"%PDF")
         assert dark.errors == []
+
+
+def test_perfettos_own_page_imports_a_run_without_an_error_and_shows_each_slice() -> None:
+    with perfetto(chromium(), folder()) as imported:
+        for seed, (tasks, count) in enumerate(((1, 1), (300, 5))):
+            fleet = devices(count)
+            run = collect(big_run(tasks, fleet, seed), fleet)
+            found = imported(json.dumps(chrome_trace(run)))
+            assert found.errors == 0
+            assert found.slices == len(run.attempts) + len(run.transfers)
+            assert found.rows >= len({each.device for each in run.attempts})
 
 
 @pytest.mark.slow

@@ -24,6 +24,7 @@ from hetero.model.tasks import Failure, Near, Request, Task
 __all__ = ["Trace", "TraceSummary", "Unknown", "read_trace", "summary"]
 
 _READ_BYTES = 1 << 18
+_parse = json.JSONDecoder().raw_decode
 _LAYOUTS = {each.record.__name__: each for each in LAYOUTS}
 
 
@@ -79,7 +80,7 @@ class Trace:
             if number == 1:
                 continue
             try:
-                code, *values = json.loads(line)
+                code, *values = _parsed(line)
                 if code == END:
                     ended = True
                     _check_count(values[0], decoder.count)
@@ -148,6 +149,15 @@ def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
         raise TraceError(f"{path}: the compressed bytes after line {number} are damaged") from error
     except OSError as error:
         raise TraceError(f"{path} cannot be read: {error.strerror}", remedy="check the path") from error
+
+
+def _parsed(line: bytes) -> Any:
+    """Read the JSON value of a line; half as long as `json.loads`, which looks for other encodings and for spaces."""
+    text = line.decode()
+    value, end = _parse(text)
+    if text[end:].strip():
+        raise ValueError("more than one value on a line")
+    return value
 
 
 def _chunks(file: IO[bytes]) -> Iterator[bytes]:

@@ -204,11 +204,12 @@ def _crowded(costs: Floats, after: Sequence[Sequence[int]], heads: Floats, tails
 
 def _windows(costs: Floats, heads: Floats, tails: Floats) -> float:
     """Give the best of: the tasks that begin after h and end before q, with h and q around them."""
-    best_s = 0.0
-    for head in np.unique(np.quantile(heads, np.linspace(0.0, 1.0, _WINDOWS), method="lower")):
-        late = heads >= head
-        for tail in np.unique(np.quantile(tails, np.linspace(0.0, 1.0, _WINDOWS), method="lower")):
-            inside = late & (tails >= tail)
-            if inside.any():
-                best_s = max(best_s, float(head + costs[inside].sum() + tail))
-    return best_s
+    steps = np.linspace(0.0, 1.0, _WINDOWS)
+    after = np.unique(np.quantile(heads, steps, method="lower"))
+    before = np.unique(np.quantile(tails, steps, method="lower"))
+    rows = np.searchsorted(after, heads, side="right") - 1
+    columns = np.searchsorted(before, tails, side="right") - 1
+    work = np.bincount(rows * len(before) + columns, weights=costs, minlength=len(after) * len(before))
+    inside = work.reshape(len(after), -1)[::-1, ::-1].cumsum(axis=0).cumsum(axis=1)[::-1, ::-1]
+    found = np.where(inside > 0.0, after[:, None] + inside + before, 0.0)
+    return float(found.max())

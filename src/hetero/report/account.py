@@ -185,21 +185,29 @@ def _open_tasks(run: RunRecord) -> dict[Request, tuple[Spans, Spans]]:
     begun: dict[int, list[tuple[float, float]]] = defaultdict(list)
     for each in run.attempts:
         begun[each.task].append((each.start_s, each.end_s))
-    ready: dict[Request, list[tuple[float, float]]] = defaultdict(list)
-    blocked: dict[Request, list[tuple[float, float]]] = defaultdict(list)
+    kinds: dict[int, tuple[Request, list[tuple[float, float]], list[tuple[float, float]]]] = {}
     for number, task in run.tasks.items():
+        kind = kinds.get(id(task.request))
+        if kind is None:
+            kind = kinds[id(task.request)] = (task.request, [], [])
+        _, ready, blocked = kind
         over_s = min(task.over_s, run.end_s)
-        ready_s = min(task.ready_s, over_s)
-        blocked[task.request].append((task.submitted_s, ready_s))
-        free_s = ready_s
-        for start_s, end_s in sorted(begun.get(number, ())):
+        free_s = min(task.ready_s, over_s)
+        blocked.append((task.submitted_s, free_s))
+        tries = begun.get(number, ())
+        for start_s, end_s in sorted(tries) if len(tries) > 1 else tries:
             if free_s < start_s:
-                ready[task.request].append((free_s, min(start_s, over_s)))
+                ready.append((free_s, min(start_s, over_s)))
             free_s = max(free_s, end_s)
         if free_s < over_s and task.commit is None:
-            ready[task.request].append((free_s, over_s))
+            ready.append((free_s, over_s))
     window = run.begin_s, run.end_s
-    return {each: (union(pairs(ready[each], *window)), union(pairs(blocked[each], *window))) for each in blocked}
+    found: dict[Request, tuple[Spans, Spans]] = {}
+    for request, *lists in kinds.values():
+        spans = tuple(union(pairs(each, *window)) for each in lists)
+        known = found.get(request, (EMPTY, EMPTY))
+        found[request] = (union(known[0], spans[0]), union(known[1], spans[1]))
+    return found
 
 
 def _transfers(run: RunRecord) -> tuple[dict[int, list[tuple[float, float]]], dict[int, list[tuple[float, float]]]]:

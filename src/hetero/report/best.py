@@ -115,12 +115,12 @@ def _table(run: RunRecord, numbers: list[int], members: dict[int, list[Attempt]]
     for (signature, key), taken in low.items():
         by_signature[signature][key] = taken
     ratios = _ratios(by_signature)
-    rows: dict[tuple[str, Request], Floats] = {}
+    rows: dict[tuple[str, int], Floats] = {}
     used: set[tuple[str, str]] = set()
     table = np.empty((len(numbers), len(run.devices)))
     for row, number in enumerate(numbers):
         task = run.tasks[number]
-        kind = (task.signature, task.request)
+        kind = (task.signature, id(task.request))
         if kind not in rows:
             rows[kind] = _row(run, task.signature, task.request, by_signature[task.signature], ratios, used)
         table[row] = rows[kind]

@@ -19,6 +19,7 @@ from hetero.model.device import Device
 from hetero.report.account import CATEGORIES, Account, account
 from hetero.report.best import Best, best_possible
 from hetero.report.paths import Link, critical_chain, longest_path
+from hetero.report.quick import nothing_collected
 from hetero.report.record import RunRecord
 
 __all__ = ["Findings", "Prediction", "find", "prices"]
@@ -120,10 +121,11 @@ def find(run: RunRecord, usd_per_hour: Mapping[str, float] | None = None) -> Fin
     ----------
     usd_per_hour : price per hour by device id, label or kind
     """
-    given = account(run)
-    best = best_possible(run)
-    path, path_s = longest_path(run)
-    predictions = _predictions(run)
+    with nothing_collected():
+        given = account(run)
+        best = best_possible(run)
+        path, path_s = longest_path(run)
+        predictions = _predictions(run)
     counts = Counter(each.outcome for each in run.attempts)
     committed = sum(1 for each in run.tasks.values() if each.commit is not None)
     failed = sum(1 for each in run.tasks.values() if each.failure)
@@ -217,7 +219,7 @@ def _sentences(run: RunRecord, found: Findings) -> list[str]:
     whole_s = found.span_s * len(found.devices)
     moving_s = sum(found.account.total_s(name) for name in ("transfer in", "transfer out", "collective"))
     moving = f"{_percent(moving_s, whole_s)} of the devices' time was communication that no computing hid."
-    told.append(moving if moving_s > 0.0 else "No device waited for communication.")
+    told.append(moving[0].upper() + moving[1:] if moving_s > 0.0 else "No device waited for communication.")
     told.append(_how_far(found))
     told.append(_largest_loss(found))
     told.extend(_predicted(found))

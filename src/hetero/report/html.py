@@ -16,6 +16,7 @@ from importlib import resources
 from hetero.floor.units import format_bytes, format_seconds
 from hetero.report.findings import Findings, find
 from hetero.report.packing import packed
+from hetero.report.quick import nothing_collected
 from hetero.report.record import RunRecord
 from hetero.report.tables import chain_table, device_table, loss_table, prediction_table
 
@@ -36,6 +37,8 @@ def page(run: RunRecord, usd_per_hour: Mapping[str, float] | None = None, found:
     files = resources.files("hetero.report")
     texts = {name: (files / f"page.{name}").read_text(encoding="utf-8") for name in ("html", "css", "js")}
     digest = base64.b64encode(hashlib.sha256(texts["js"].encode()).digest()).decode()
+    with nothing_collected():
+        data = packed(run, found)
     values = {
         "hash": digest,
         "title": escape(_title(run)),
@@ -46,7 +49,7 @@ def page(run: RunRecord, usd_per_hour: Mapping[str, float] | None = None, found:
         "predictions": escape(_plain(prediction_table(found))),
         "chain": escape(_plain(chain_table(run, found))),
         "problems": _problems(run, found),
-        "data": packed(run, found),
+        "data": data,
     }
     values |= {"css": texts["css"], "js": texts["js"]}
     return re.sub(r"@(\w+)@", lambda match: values[match[1]], texts["html"])
@@ -76,12 +79,10 @@ def _about(run: RunRecord, found: Findings) -> str:
 
 
 def _problems(run: RunRecord, found: Findings) -> str:
-    lines = [*found.problems, *(f"{format_seconds(at_s - run.begin_s)}: warned: {text}" for at_s, text in run.warnings)]
-    lines += [
-        f"{format_seconds(at_s - run.begin_s)}: {device.id} was lost: {reason}"
-        for device, losses in zip(run.devices, run.lost, strict=True)
-        for at_s, reason in losses
-    ]
+    told = [(at_s, f"warned: {text}") for at_s, text in run.warnings]
+    for device, losses in zip(run.devices, run.lost, strict=True):
+        told += [(at_s, f"{device.id} was lost: {reason}") for at_s, reason in losses]
+    lines = [*found.problems, *(f"{format_seconds(at_s - run.begin_s)}: {text}" for at_s, text in sorted(told))]
     if not lines:
         return ""
     more = f"\n… and {len(lines) - _PROBLEMS:,} more" if len(lines) > _PROBLEMS else ""

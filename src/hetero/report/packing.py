@@ -50,7 +50,7 @@ def packed(run: RunRecord, found: Findings) -> str:
     head = json.dumps(document, separators=(",", ":")).encode()
     head += b" " * (-len(head) % 4)
     body = b"".join(_planes(values) for values in columns.values())
-    return base64.b64encode(zlib.compress(len(head).to_bytes(4, "little") + head + body, 9)).decode()
+    return base64.b64encode(zlib.compress(len(head).to_bytes(4, "little") + head + body, 6)).decode()
 
 
 def _planes(values: NDArray[np.int32]) -> bytes:
@@ -69,12 +69,18 @@ def _document(run: RunRecord, found: Findings, tick_s: float) -> dict[str, Any]:
         "counts": [counts[index] for index in range(len(run.devices))],
         "categories": list(CATEGORIES),
         "seconds": [[_short(each[name]) for name in CATEGORIES] for each in found.account.seconds],
-        "links": [f"{src} → {dst}" for src, dst in _links(run)],
+        "links": [f"{_near(run, src)} → {_near(run, dst)}" for src, dst in _links(run)],
         "linkCounts": [len(each) for each in _links(run).values()],
         "path": found.path[:20_000],
         "best": found.best.seconds,
         "curves": [[each.group, each.name, each.unit, [_short(one) for one in each.values]] for each in curves(run)],
     }
+
+
+def _near(run: RunRecord, node: str) -> str:
+    """Leave the host out of a memory node's name where there is only one."""
+    host, _, rest = node.partition("/")
+    return rest if rest and {device.host for device in run.devices} == {host} else node
 
 
 def _short(value: float) -> float:

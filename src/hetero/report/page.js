@@ -5,7 +5,7 @@ const OTHER = "#8a9199", WASTED = "#9b2226";
 const KINDS = { "compute": "#0072b2", "transfer in": "#e69f00", "transfer out": "#f0c45c", "collective": "#cc79a7",
   "waiting for data": "#56b4e9", "waiting for work": "#c9ced4", "retry": "#9b2226", "overhead": "#6b5b95", "idle": "#8a9199" };
 const OUTCOMES = ["done", "failed", "its worker was lost", "done, but not wanted"];
-const LEFT = 96, GAP = 4, AXIS = 22, MOST = 720;
+const LEFT = 116, GAP = 4, AXIS = 22, MOST = 720;
 let ROW = 26;
 const $ = id => document.getElementById(id);
 const stats = window.heteroStats = { frames: 0, draws: 0, ready: false, rows: 0, slices: 0 };
@@ -73,7 +73,8 @@ function plan(d) {
 }
 
 const colour = i => D.outcome[i] ? WASTED : PALETTE[D.name[i]] || OTHER;
-const rgb = hex => [1, 3, 5].map(i => parseInt(hex.slice(i, i + 2), 16));
+const rgb = hex => [1, 3, 5].map(i => parseInt(hex.slice(i, i + 2), 16)), LINK = [230, 159, 0], UNFOUND = "#b9bfc6";
+const RGB = new Map([...PALETTE, OTHER, WASTED, UNFOUND].map(hex => [hex, rgb(hex)]));
 function seconds(s) {
   for (const [size, unit] of [[3600, "h"], [60, "min"], [1, "s"], [1e-3, "ms"]]) if (Math.abs(s) >= size) return +(s / size).toPrecision(4) + " " + unit;
   return +(s * 1e6).toPrecision(4) + " µs";
@@ -82,6 +83,8 @@ function amount(x, unit) {
   for (const [size, p] of [[1e12, "T"], [1e9, "G"], [1e6, "M"], [1e3, "K"]]) if (x >= size) return +(x / size).toPrecision(3) + " " + p + unit;
   return +x.toPrecision(3) + " " + unit;
 }
+// The same, for a place that is probably near: looks 1, 2, 4, … ahead first.
+function ahead(column, a, b, x) { let step = 1, to = a; while (to < b && column[to] < x) { a = to + 1; to += step; step *= 2; } return lower(column, a, Math.min(to, b), x); }
 function lower(column, a, b, x) { while (a < b) { const m = a + b >> 1; column[m] < x ? a = m + 1 : b = m; } return a; }
 
 function sheet(id, height) {
@@ -136,7 +139,7 @@ function drawTimeline() {
 
 function drawRow(g, r, w, y) {
   const wide = Math.floor(w - LEFT), i0 = r.a + lower(r.reach, 0, r.b - r.a, view[0]), i1 = lower(r.start, i0, r.b, view[1]);
-  if (i1 - i0 > wide / 3) return drawDense(g, r, i0, i1, wide, w, y);
+  if (i1 - i0 > wide / 12) return drawDense(g, r, i0, i1, wide, w, y);
   const planned = $("planned").checked && !r.link, h = planned ? ROW - 5 : ROW;
   for (let i = i0; i < i1; i++) {
     const x = X(r.start[i], w), x2 = X(r.end[i], w), width = Math.max(x2 - x, 1);
@@ -161,14 +164,14 @@ function drawDense(g, r, i0, i1, wide, w, y) {
   strip.width = wide; strip.height = 1;
   const s = strip.getContext("2d"), image = s.createImageData(wide, 1), per = (view[1] - view[0]) / wide;
   let i = i0;
-  const covered = t => { const k = lower(r.start, i, i1, t); const c = r.sum[k - r.a] - (k > r.a ? Math.max(0, r.end[k - 1] - t) : 0); return [k, c]; };
+  const covered = t => { const k = ahead(r.start, i, i1, t); const c = r.sum[k - r.a] - (k > r.a ? Math.max(0, r.end[k - 1] - t) : 0); return [k, c]; };
   let [k, c] = covered(view[0]);
   for (let x = 0; x < wide; x++) {
     const [k2, c2] = covered(view[0] + (x + 1) * per), busy = Math.min(1, (c2 - c) / per);
     if (busy > 0) {
       const at = Math.max(i0, Math.min(k2 - 1, i1 - 1));
-      const [red, green, blue] = r.link ? [230, 159, 0] : rgb(shade(at, k, k2));
-      image.data.set([red, green, blue, 55 + 200 * busy], 4 * x);
+      const paint = r.link ? LINK : RGB.get(shade(at, k, k2)), o = 4 * x;
+      image.data[o] = paint[0]; image.data[o + 1] = paint[1]; image.data[o + 2] = paint[2]; image.data[o + 3] = 55 + 200 * busy;
     }
     i = Math.max(i0, k2 - 1); k = k2; c = c2;
   }
@@ -182,7 +185,7 @@ function shade(at, k, k2) {
   const step = Math.max(1, (k2 - k) / 8);
   let found = at;
   for (let q = k; q < k2; q += step) { const i = Math.floor(q); if (D.outcome[i]) return WASTED; if (match && match(i)) found = i; }
-  return match && !match(found) ? theme.line : colour(found);
+  return match && !match(found) ? UNFOUND : colour(found);
 }
 
 function place(i, w) {
@@ -312,7 +315,7 @@ function drawScatter() {
   const high = 280, [g] = sheet("scatter", high + 30), wide = 420, x = v => 70 + (v - a) / (b - a) * wide, y = v => high - (v - a) / (b - a) * (high - 20);
   for (let v = a; v <= b; v++) { box(g, x(v), 20, 1, high - 20, theme.line); box(g, 70, y(v), wide, 1, theme.line); text(g, seconds(10 ** v), x(v), high + 10, theme.soft, "center"); text(g, seconds(10 ** v), 64, y(v), theme.soft, "right"); }
   g.strokeStyle = theme.soft; g.beginPath(); g.moveTo(x(a), y(a)); g.lineTo(x(b), y(b)); g.stroke();
-  text(g, "predicted", 0, 9, theme.soft); text(g, "measured", 70 + wide + 10, high, theme.soft);
+  text(g, "predicted", 70, 9, theme.soft); text(g, "measured", 70 + wide + 10, high - 6, theme.soft);
   const cells = new Set();
   g.globalAlpha = 0.75;
   for (const i of some) { const px = Math.round(x(took(i))), py = Math.round(y(told(i))), key = px * 10000 + py; if (!cells.has(key)) { cells.add(key); box(g, px - 1.5, py - 1.5, 3, 3, colour(i)); } }
@@ -321,16 +324,23 @@ function drawScatter() {
   if (D.names.length > 7) { box(g, wide + 150, 164, 12, 12, OTHER); text(g, `${D.names.length - 7} others`, wide + 168, 171); }
 }
 
-let waiting = false;
+let waiting = false, resting = 0;
 function draw() {
   if (waiting) return;
   waiting = true;
-  requestAnimationFrame(() => { waiting = false; drawTimeline(); drawCurves(); });
+  requestAnimationFrame(() => { waiting = false; drawTimeline(); });
+  clearTimeout(resting);
+  resting = setTimeout(drawCurves, 120);
 }
-function drawAll(light = false) {
+function setTheme(light = false) {
   const style = getComputedStyle(document.documentElement), value = name => style.getPropertyValue("--" + name).trim();
   theme = light ? { ink: "#000", soft: "#444", line: "#ccc" } : { ink: value("ink"), soft: value("soft"), line: value("line") };
-  drawShares(); drawTimeline(); drawCurves(); drawGraph(); drawScatter();
+}
+function drawAll(light) { setTheme(light); drawShares(); drawTimeline(); drawCurves(); drawGraph(); drawScatter(); }
+// The timeline first; what lies below it in turns of their own, so that the page answers meanwhile.
+function drawFirst() {
+  setTheme(); drawShares(); drawTimeline();
+  [drawCurves, drawGraph, drawScatter, () => { stats.done = true; }].forEach(each => setTimeout(each));
 }
 
 function listen() {
@@ -362,6 +372,6 @@ function listen() {
 unpack().then(d => {
   D = prepare(d);
   look(0, D.span);
-  listen(); drawAll();
-  stats.ready = true; stats.firstPaint = performance.now();
+  listen(); drawFirst();
+  stats.ready = true;
 }).catch(error => { $("detail").textContent = "The timeline cannot be drawn: " + error.message; throw error; });

@@ -29,6 +29,7 @@ from hetero.model.events import (
     TransferFailed,
     TransferFinished,
 )
+from hetero.report.quick import nothing_collected
 from hetero.report.record import Attempt, Outcome, RunRecord, TaskRecord, TransferRecord
 
 __all__ = ["collect", "only", "read_run"]
@@ -46,12 +47,13 @@ def read_run(path: Path | str) -> RunRecord:
     trace = read_trace(path)
     collector = _Collector(trace.devices())
     broken = ""
-    try:
-        for at_s, record in trace:
-            collector.take(at_s, record)
-    except TraceError as error:
-        broken = str(error)
-    run = collector.finish(torn=bool(broken) or trace.torn)
+    with nothing_collected():
+        try:
+            for at_s, record in trace:
+                collector.take(at_s, record)
+        except TraceError as error:
+            broken = str(error)
+        run = collector.finish(torn=bool(broken) or trace.torn)
     run.head = trace.head
     if broken:
         run.problems.insert(0, broken)

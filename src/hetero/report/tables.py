@@ -14,7 +14,7 @@ from hetero.report.record import RunRecord
 
 __all__ = ["chain_table", "device_table", "loss_table", "prediction_table", "text_table"]
 
-_ROWS = 60
+_ROWS = 30
 
 
 def text_table(head: Sequence[str], rows: Sequence[Sequence[str]], left: Collection[int] = (0,)) -> str:

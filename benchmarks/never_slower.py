@@ -2,8 +2,9 @@
 
 Each case is run on the whole fleet and on each of its devices alone; what counts is the makespan over the
 best of these. Independent tasks, fork-join, chains and random graphs; related and unrelated times; devices
-with memory of their own behind fast and slow links. Every program begins with one task that takes 1 ms on
-each device and is not counted; meanwhile the rest is handed in, so that the core knows what comes.
+with memory of their own behind fast and slow links. The run times and the sizes of the results are known. Every
+program begins with one task that takes 1 ms on each device and is not counted; meanwhile the rest is handed in,
+so that the core knows what comes.
 """
 
 from __future__ import annotations
@@ -131,10 +132,11 @@ def learned(one: Case) -> CostModel:
 
 def makespans(one: Case) -> tuple[float, dict[str, float]]:
     """Give the makespan on the whole fleet, and on each device alone."""
+    sizes = {entry.task.signature: entry.nbytes for entry in one.tasks}
 
     def takes_s(fleet: tuple[Device, ...]) -> float:
         done = simulate(
-            Program(one.tasks), fleet, one.truth, cost=learned(one), topology=one.topology
+            Program(one.tasks), fleet, one.truth, cost=learned(one), sizes=sizes, topology=one.topology
         )
         return done.makespan_s - ROOT_S
 

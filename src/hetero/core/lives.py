@@ -117,10 +117,9 @@ class Lives(Questions):
         device.finished += 1
         device.starts = 0
         task = state.task
-        if self.fleet.own_nodes:
-            if self.rows.sized(self.rows.of(state), event.nbytes):
-                self.placer.home.changed()
-                self.placer.offer_all()
+        if self.fleet.own_nodes and self.rows.sized(self.rows.of(state), event.nbytes):
+            self.placer.home.changed()
+            self.placer.offer_all()
         if self.cost.observe(task.signature, task.size, device.device, event.seconds):
             self.rows.learned(task.signature, device)
             self.placer.offer_all()

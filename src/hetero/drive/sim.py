@@ -7,7 +7,7 @@ It must not decide anything, and it reads no clock: the same seed gives the same
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from heapq import heappop, heappush
 from math import inf
@@ -55,6 +55,7 @@ def simulate(
     *,
     policy: str | Policy = "eft",
     cost: CostModel | None = None,
+    sizes: Mapping[str, int] | None = None,
     topology: Topology | None = None,
     seed: int = 0,
     costs: Costs | None = None,
@@ -72,6 +73,7 @@ def simulate(
     truth : how long a task really takes on a device, s
     policy : its name, or the policy itself
     cost : what is known of run times beforehand; None for nothing
+    sizes : what is known of the bytes of results beforehand, by signature; None for nothing
     topology : memory nodes and links, None for one memory
     seed : decides every chance
     costs, faults : what things cost, and what goes wrong; None for as little as possible
@@ -97,6 +99,7 @@ def simulate(
     chosen = get(policy) if isinstance(policy, str) else policy
     links = topology or Topology()
     machine = Machine(chosen, cost or CostModel(fleet), links, rules)
+    machine.rows.sizes.update(sizes or {})
     run = _Simulation(machine, program, fleet, truth, links, costs or Costs(), faults or Faults(), seed)
     run.trace, run.watch, run.check_every = trace, watch, check_every
     return run.run()
@@ -383,16 +386,14 @@ class _Simulation:
         self._handle(TaskSubmitted(self._now_s, whole))
 
     def _set_timer(self, command: SetTimer) -> None:
-        if command.at_s < self._timer_s:
-            self._timer_s = command.at_s
-            self._chore(command.at_s - self._now_s, partial(self._timer_fires, command.at_s))
+        at_s = self._timer_s = min(self._timer_s, command.at_s)
+        self._chore(at_s - self._now_s, partial(self._timer_fires, at_s))
 
     def _timer_fires(self, at_s: float) -> None:
         if at_s != self._timer_s:
             return
         self._timer_s = inf
         self._idle_timers += 1
-        self._now_s = max(self._now_s, at_s)
         self._handle(TimerFired(self._now_s))
 
     def _warn(self, command: Warn) -> None:

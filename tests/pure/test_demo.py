@@ -1,16 +1,20 @@
 from __future__ import annotations
 
+import io
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from rich.console import Console
 
 from hetero.demo.devices import made_unequal, precision, usable
 from hetero.demo.fields import read_field, synthetic_field
 from hetero.demo.jobs import Checked, Cholesky, Diffusion
-from hetero.demo.results import DeviceResult, JobResult
+from hetero.demo.results import DemoResult, DeviceResult, JobResult
+from hetero.demo.run import _trace_path
+from hetero.demo.show import Teller
 from hetero.demo.tiles import trsm
 from hetero.floor.errors import BadValueError, NothingFitsError
 from hetero.model.device import Device, DeviceType
@@ -98,6 +102,25 @@ def test_the_figures_follow_from_the_measured_seconds() -> None:
     rows = (DeviceResult("cpu:0", "", 2.0, 50.0, 3, 1.0), DeviceResult("cpu:1", "", 8.0, 12.5, 1, 1.0))
     job = JobResult("a", "a job", "FLOP", 100.0, 4, 2.0, 0, rows, Checked("numpy", 0.0, 1e-9))
     assert (job.speed, job.share_frac, job.best.device, job.gain) == (50.0, 0.8, "cpu:0", 1.0)
+
+
+def test_a_device_that_ran_nothing_together_is_told_to_be_left_out() -> None:
+    rows = (DeviceResult("cpu:0", "", 2.0, 50.0, 4, 1.0), DeviceResult("cpu:1", "", 80.0, 1.25, 0, 0.0))
+    job = JobResult("a", "a job", "FLOP", 100.0, 4, 2.0, 0, rows, Checked("numpy", 0.0, 1e-9))
+    console = Console(file=io.StringIO(), width=200)
+    Teller(console=console).results(DemoResult((job,), (), Path("t")))
+    assert isinstance(console.file, io.StringIO)
+    text = console.file.getvalue()
+    assert "cpu:1: it would take 1.33 min alone against 2 s on cpu:0" in text
+    assert text.count("left out") == 1
+
+
+def test_without_a_home_the_trace_goes_to_a_temporary_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("HETERO_HOME", str(tmp_path / "file" / "home"))
+    path = _trace_path(None)
+    assert path.parent.is_dir()
+    path.parent.rmdir()
 
 
 def test_a_field_is_read_and_enlarged_by_repeating_cells(tmp_path: Path) -> None:

@@ -38,6 +38,12 @@ def test_an_open_quotation_mark_is_told(monkeypatch: pytest.MonkeyPatch) -> None
         settings.overrides()
 
 
+def test_a_user_without_a_home_gets_one_where_nothing_can_be_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HETERO_HOME", "~nobody-of-this-name/x")
+    with pytest.raises(OSError, match="Not a directory"):
+        settings.home().mkdir(parents=True)
+
+
 def test_paths_are_paths_or_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("HETERO_CONFIG", raising=False)
     monkeypatch.setenv("HETERO_TRACE", "~/t.jsonl")

@@ -6,6 +6,7 @@ It uses what every user has: a Context, tasks, submit, put, gather.
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -50,7 +51,7 @@ def run(
         one of them throttled where all are equal
     size : rows of the matrix, a multiple of 192 from 384 to 24,576; the field has a third as many
     field : file with a field to let diffuse, a synthetic one where none is given
-    trace : file of the trace; below HETERO_HOME where none is given
+    trace : file of the trace; below HETERO_HOME where none is given, in a temporary folder where that cannot be written
     quiet : True prints nothing
     **options : further options of `hetero.Context`
 
@@ -122,9 +123,12 @@ def _fleet(wanted: Config, devices: str | None) -> tuple[str | None, tuple[str, 
 def _trace_path(wanted: Path | None) -> Path:
     if wanted is not None:
         return wanted
-    path = settings.home() / "traces" / "demo.trace.jsonl.gz"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    return path
+    folder = settings.home() / "traces"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError:
+        folder = Path(tempfile.mkdtemp(prefix="hetero-traces-"))
+    return folder / "demo.trace.jsonl.gz"
 
 
 def _measure(ctx: hetero.Context, job: Job, devices: tuple[Device, ...], tell: Teller) -> _Timing:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from hetero.demo.results import DemoResult, JobResult
+from hetero.demo.results import DemoResult, DeviceResult, JobResult
 from hetero.floor.units import format_bytes, format_rate, format_seconds
 from hetero.model.device import Device
 
@@ -112,9 +112,15 @@ def _figures(job: JobResult) -> Table:
         ("moved", _moved(job.bytes_moved)),
         ("result", f"{verdict}: differs from {checked.against} by {checked.error_frac:.1e} of its largest value"),
     )
-    for name, text in rows:
+    idle = [("left out", _idle(each, job)) for each in job.devices if not each.tasks]
+    for name, text in (*rows, *idle):
         table.add_row(name, text)
     return table
+
+
+def _idle(each: DeviceResult, job: JobResult) -> str:
+    best, here = format_seconds(job.best.alone_s), format_seconds(each.alone_s)
+    return f"{each.device}: it would take {here} alone against {best} on {job.best.device}"
 
 
 def _moved(moved_bytes: int) -> str:

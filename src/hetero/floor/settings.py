@@ -120,8 +120,11 @@ def seed() -> int:
 
 
 def home() -> Path:
-    """Give the folder of everything that hetero keeps between runs."""
-    return Path(read("HETERO_HOME")).expanduser()
+    """Give the folder of everything that hetero keeps between runs; one that cannot be, where the user has no home."""
+    try:
+        return Path(read("HETERO_HOME")).expanduser()
+    except RuntimeError:
+        return Path(os.devnull) / "hetero"
 
 
 def trace_path() -> Path | None:

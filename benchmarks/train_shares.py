@@ -1,4 +1,4 @@
-"""Two devices 3 : 1 train one model: speed against the sum of their own speeds, and against plain DDP with equal shares.
+"""Two devices 3 : 1 train one model: against the sum of their own speeds, and against plain DDP with equal shares.
 
 The network of the MNIST tutorials, 4,096 pictures an epoch, global batch 128, Adam. Each device's own speed is that of
 hetero on it alone, in the same run. DDP's two ranks are throttled as the devices are: by sleeping.

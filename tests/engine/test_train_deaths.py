@@ -40,10 +40,10 @@ def workers() -> list[psutil.Process]:
     return sorted(found, key=lambda child: child.create_time())
 
 
-def trained(devices: str, epochs: int, disturb: Callable[[Any], None] | None = None) -> tuple[Any, Any]:
-    """Train; what disturbs is called after the second epoch."""
+def trained(devices: str, epochs: int, disturb: Callable[[Any], Any] | None = None) -> tuple[Any, Any]:
+    """Train; what disturbs is called after every epoch."""
     model = net()
-    callbacks = [] if disturb is None else [lambda report: disturb(report) if report.epoch == 2 else None]
+    callbacks = [] if disturb is None else [disturb]
     with hetero.Trainer(
         model,
         nn.CrossEntropyLoss(),
@@ -71,26 +71,34 @@ def same_bits(one: Any, other: Any) -> bool:
 @pytest.mark.usefixtures("no_leaks")
 @pytest.mark.parametrize("victim", [0, 1])
 def test_a_worker_that_is_killed_changes_no_bit_of_the_result(victim: int, undisturbed: Any) -> None:
-    model, trainer = trained(THREE, 8, lambda _: workers()[victim].kill())
+    model, trainer = trained(THREE, 8, lambda report: workers()[victim].kill() if report.epoch == 2 else None)
     assert same_bits(model, undisturbed)
     assert [report.epoch for report in trainer.reports] == list(range(1, 9))
     assert any("is lost" in note for note in trainer.notes)
 
 
 def test_a_worker_that_is_frozen_is_given_up_and_changes_no_bit(undisturbed: Any) -> None:
+    def freeze(report: Any) -> None:
+        if report.epoch == 2:
+            os.kill(workers()[1].pid, signal.SIGSTOP)
+
     begun = time.monotonic()
-    model, trainer = trained(THREE, 8, lambda _: os.kill(workers()[1].pid, signal.SIGSTOP))
+    model, trainer = trained(THREE, 8, freeze)
     assert same_bits(model, undisturbed)
     assert any("does not answer" in note for note in trainer.notes)
     assert time.monotonic() - begun < 90
 
 
 def test_a_worker_that_comes_back_takes_part_again() -> None:
-    def kill_and_wait(_: Any) -> None:
-        workers()[1].kill()
+    away: list[int] = []
 
-    model, trainer = trained(THREE, 200, kill_and_wait)
+    def kill_and_wait(report: Any) -> bool:
+        if report.epoch == 2:
+            workers()[1].kill()
+        elif report.epoch > 2 and not report.shares["cpu:1"]:
+            away.append(report.epoch)
+        return bool(away) and report.shares["cpu:1"] > 0
+
+    model, trainer = trained("cpu:1,cpu:1", 5000, kill_and_wait)
     assert any("joins at the next step" in note for note in trainer.notes)
-    assert trainer.reports[3].shares["cpu:1"] == 0
-    assert trainer.reports[-1].shares["cpu:1"] > 0
-    assert same_bits(model, trained("cpu:1", 200)[0])
+    assert same_bits(model, trained("cpu:1", trainer.reports[-1].epoch)[0])

@@ -16,7 +16,7 @@ from hetero.floor import clock
 from hetero.model.device import Device
 from hetero.session.tasks import task
 from hetero.train.data import Samples
-from hetero.train.member import torch_place
+from hetero.train.probing import torch_place
 from hetero.train.replica import Judge
 from hetero.train.values import Options
 

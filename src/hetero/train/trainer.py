@@ -22,9 +22,10 @@ from hetero.plan.shares import given_shares
 from hetero.session.signature import register
 from hetero.session.tasks import task
 from hetero.train.data import Samples, as_array, as_samples
+from hetero.train.job import Job
 from hetero.train.lead import Lead, Listener
 from hetero.train.losses import SummedLoss
-from hetero.train.member import Job, train_member
+from hetero.train.member import train_member
 from hetero.train.replica import Parts, mixing_layers
 from hetero.train.saving import save_model
 from hetero.train.spread import Work, evaluate_part, predict_part, run_over

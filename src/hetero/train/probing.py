@@ -1,0 +1,82 @@
+"""The probe before the first step: how long a device takes for few and for many samples, and what it cannot key.
+
+In: a job, samples, a device. Out: a speed model, or a refusal by name. It must not change the model that is trained.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from hetero.comm.group import Group
+from hetero.floor.errors import HeteroError
+from hetero.model.device import Device
+from hetero.plan.shares import StepModel, fit_step
+from hetero.train.job import Job
+
+if TYPE_CHECKING:
+    from hetero.train.data import Samples
+
+__all__ = ["probe", "torch_place"]
+
+_BUDGET_S = 0.25
+
+
+def probe(job: Job, place: str, samples: Samples, throttle: Any) -> StepModel:
+    """Measure two points of t = a + b·n on a copy of the model.
+
+    Parameters
+    ----------
+    place : torch's name of the device
+    throttle : slows the device down and measures
+
+    Raises
+    ------
+    RandomRefusedError
+        The model draws random numbers that cannot be keyed.
+    """
+    import torch
+
+    from hetero.train.replica import Replica, refuse_unkeyed
+
+    copy = Replica(job.parts, job.options, place, 0)
+    unit, units = job.options.unit, -(-job.options.global_batch // job.options.unit)
+    there = len(samples) // unit
+
+    def timed(count: int) -> float:
+        ids = list(range(min(len(samples), count * unit)))
+        with throttle:
+            done = copy.compute(samples, ids, job.options.global_batch)
+            copy.reduce(Group(0, 1), done, [])
+            if not done.bad:
+                copy.apply(done, len(ids))
+        seconds: float = throttle.seconds
+        return seconds
+
+    few = max(1, min(units // 16, there // 2))
+    before = torch.get_rng_state()
+    timed(few)
+    few_s = min(timed(few) for _ in range(2))
+    many = max(1, min(units // 2, int(few * _BUDGET_S / max(few_s, 1e-9)), there))
+    many = many if many > few else min(2 * few, max(1, there))
+    many_s = min(timed(many) for _ in range(2))
+    refuse_unkeyed(before, "the model")
+    return fit_step(few, few_s, many, many_s) if many > few else StepModel(0.0, few_s / few)
+
+
+def torch_place(device: Device) -> str:
+    """Give torch's name of a device.
+
+    Raises
+    ------
+    HeteroError
+        torch cannot use it.
+    """
+    if device.kind == "cpu":
+        return "cpu"
+    if device.kind in ("cuda", "rocm"):
+        return f"cuda:{device.index}"
+    if device.kind in ("xpu", "npu", "hpu"):
+        return f"{device.kind}:{device.index}"
+    if device.kind == "mps":
+        return "mps"
+    raise HeteroError(f"torch cannot train on {device.id}", remedy="name CPUs and GPUs that torch knows")

@@ -1,0 +1,111 @@
+"""How a step is shared between the members of a group, as every member computes it from the same numbers.
+
+In: speed models, what an exchange costs, measured seconds. Out: plans, and samples of each member.
+It must not measure or talk.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+from hetero.plan import shares as planning
+from hetero.plan.shares import Plan, StepModel
+from hetero.train.values import Options
+
+__all__ = ["Sharing"]
+
+
+class Sharing:
+    """The plan of one group and what it rests on.
+
+    Parameters
+    ----------
+    options : of the run
+    team : the members' devices, in the order of ranks
+    models : what is known of each
+    comm_s : shape (members + 1,), s; what k members need to exchange gradients
+    costs : cost of each sample, mean 1; None where all cost the same
+
+    Attributes
+    ----------
+    plan : the shares in units: samples, cost, or the fixed micro-batches of `exact: bitwise`
+
+    Examples
+    --------
+    >>> models = [StepModel(0.0, 0.001), StepModel(0.0, 0.003)]
+    >>> sharing = Sharing(Options(128), ("cpu:0", "cpu:1"), models, [0.0, 0.0, 0.0])
+    >>> sharing.counts(range(128)), sharing.counts(range(40))
+    ((96, 32), (30, 10))
+    """
+
+    def __init__(
+        self,
+        options: Options,
+        team: Sequence[str],
+        models: Sequence[StepModel],
+        comm_s: Sequence[float],
+        costs: Sequence[float] | None = None,
+    ) -> None:
+        self.options = options
+        self.team = tuple(team)
+        self.models = list(models)
+        self.comm_s = tuple(comm_s)
+        self.costs = None if options.unit > 1 else costs
+        self.units = -(-options.global_batch // options.unit)
+        self.plan = self._first()
+        self._steps = 0
+
+    def _first(self) -> Plan:
+        wanted = self.options.shares
+        if wanted == "auto":
+            return planning.make_plan(self.models, self.units, self.comm_s)
+        if wanted == "proportional":
+            return planning.proportional_plan(self.models, self.units)
+        weights = [1.0 if isinstance(wanted, str) else float(wanted.get(name, 0)) for name in self.team]
+        if not any(weights):
+            weights = [1.0] * len(self.team)
+        return planning.fixed_plan(self.models, planning.apportion(weights, self.units), self.comm_s)
+
+    def counts(self, ids: Sequence[int]) -> tuple[int, ...]:
+        """Give the samples of each member in a step over these samples."""
+        unit, shares = self.options.unit, self.plan.shares
+        if self.costs is not None:
+            return planning.cut([self.costs[sample] for sample in ids], shares)
+        units = -(-len(ids) // unit)
+        if units != self.units:
+            shares = planning.apportion(shares, units)
+        return self._in_samples(shares, len(ids))
+
+    def _in_samples(self, shares: Sequence[int], samples: int) -> tuple[int, ...]:
+        ends = [min(samples, self.options.unit * sum(shares[: end + 1])) for end in range(len(shares))]
+        return tuple(end - begin for begin, end in pairwise([0, *ends]))
+
+    def learn(self, seconds: Sequence[float], ids: Sequence[int], counts: Sequence[int]) -> Plan | None:
+        """Take in each member's busy seconds of a step; gives a new plan where one is worth having."""
+        begin = 0
+        for rank, count in enumerate(counts):
+            self.models[rank] = self.models[rank].observed(self._load(ids[begin : begin + count]), seconds[rank])
+            begin += count
+        self._steps += 1
+        if self.options.shares != "auto":
+            return None
+        better = planning.replanned(self.plan, self.models, self.units, self.comm_s, self._steps)
+        if better is not None:
+            self.plan, self._steps = better, 0
+        return better
+
+    def _load(self, ids: Sequence[int]) -> float:
+        if self.costs is not None:
+            return sum(self.costs[sample] for sample in ids)
+        return len(ids) / self.options.unit
+
+    def shares(self, names: Sequence[str]) -> dict[str, int]:
+        """Give the samples of a whole step by device, 0 for one that takes no part."""
+        own = self._in_samples(self.plan.shares, self.options.global_batch)
+        return dict.fromkeys(names, 0) | dict(zip(self.team, own, strict=True))
+
+    def speeds(self) -> dict[str, float]:
+        """Give the samples/s that each member would reach alone with the whole batch."""
+        unit = self.options.unit
+        return {name: model.speed(self.units) * unit for name, model in zip(self.team, self.models, strict=True)}

@@ -175,6 +175,19 @@ def _room(p: Problem, w: Walk, task: int) -> tuple[int, int]:
 
 
 @njit
+def _passes(w: Walk, was: int, now: int) -> bool:
+    """Tell whether a task on its way passes another of its device; else the move changes nothing."""
+    device = w.device[w.order[was]]
+    step = 1 if now > was else -1
+    at = was
+    while at != now:
+        at += step
+        if w.device[w.order[at]] == device:
+            return True
+    return False
+
+
+@njit
 def walk(p: Problem, w: Walk, draws: Floats, slack_s: Floats) -> int:
     """Try a row of moves; gives how many were accepted.
 
@@ -200,7 +213,7 @@ def walk(p: Problem, w: Walk, draws: Floats, slack_s: Floats) -> int:
         span = high - was if aim > 0.0 else was - low
         reach = int(aim * aim * (span + 1))
         now = was + min(reach, span) if aim > 0.0 else was - min(reach, span)
-        if now == was and new == old:
+        if new == old and not _passes(w, was, now):
             continue
         _shift(w, was, now)
         w.device[task] = new

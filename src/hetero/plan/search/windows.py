@@ -103,6 +103,11 @@ def improve(p: Problem, timeline: Timeline, first: int, last: int, limits: Limit
     return (better if better.makespan_s < timeline.makespan_s else timeline), bound_s
 
 
+def _ticks(seconds: float, tick_s: float) -> int:
+    """Give whole ticks, rounded down and a thousandth more, so that no rounding makes a sum of parts too long."""
+    return max(0, int(seconds / tick_s - 1e-3))
+
+
 def _transfer_s(p: Problem, nbytes: float, src: int, dst: int) -> float:
     if src == dst or nbytes <= 0.0:
         return 0.0
@@ -176,7 +181,7 @@ def _model(p: Problem, timeline: Timeline, window: _Window, tick_s: float) -> tu
 
     model = cp_model.CpModel()
     groups = _groups(p, window)
-    span = model.new_int_var(int(window.floor_s / tick_s), _TICKS, "")
+    span = model.new_int_var(_ticks(window.floor_s, tick_s), _TICKS, "")
     intervals: list[list[Any]] = [[] for _ in groups]
     starts: list[Any] = []
     at: list[list[tuple[int, Any]]] = []
@@ -189,10 +194,10 @@ def _model(p: Problem, timeline: Timeline, window: _Window, tick_s: float) -> tu
             if not np.isfinite(p.seconds[task, d]):
                 continue
             literal = model.new_bool_var("")
-            ticks = int(p.seconds[task, d] / tick_s)
+            ticks = _ticks(p.seconds[task, d], tick_s)
             intervals[number].append(model.new_optional_fixed_size_interval_var(start, ticks, literal, ""))
-            model.add(start >= int(window.since_s[row, d] / tick_s)).only_enforce_if(literal)
-            behind = ticks + int(window.after_s[row, d] / tick_s)
+            model.add(start >= _ticks(window.since_s[row, d], tick_s)).only_enforce_if(literal)
+            behind = ticks + _ticks(window.after_s[row, d], tick_s)
             model.add(start + behind <= span).only_enforce_if(literal)
             model.add_hint(literal, int(timeline.device[task]) in group)
             literals.append((number, literal))
@@ -206,7 +211,7 @@ def _model(p: Problem, timeline: Timeline, window: _Window, tick_s: float) -> tu
             model.add_cumulative(own, [1] * len(own), len(group))
         work = sum(interval.size_expr() * interval.presence_literals()[0] for interval in own)
         least = min(since_s[group[0]] for since_s in window.since_s), min(row[group[0]] for row in window.after_s)
-        model.add(work <= len(group) * (span - int(least[0] / tick_s) - int(least[1] / tick_s)))
+        model.add(work <= len(group) * (span - _ticks(least[0], tick_s) - _ticks(least[1], tick_s)))
     _precedences(p, model, window, groups, starts, at, tick_s)
     model.minimize(span)
     return model, starts, at
@@ -229,10 +234,10 @@ def _precedences(
                 continue
             for number, ran in at[row_of[before]]:
                 src = groups[number][0]
-                end = starts[row_of[before]] + int(p.seconds[before, src] / tick_s)
+                end = starts[row_of[before]] + _ticks(p.seconds[before, src], tick_s)
                 model.add(starts[row] >= end).only_enforce_if(ran)
                 for other, runs in at[row]:
-                    travel = int(_transfer_s(p, p.pred_bytes[e], p.node[src], p.node[groups[other][0]]) / tick_s)
+                    travel = _ticks(_transfer_s(p, p.pred_bytes[e], p.node[src], p.node[groups[other][0]]), tick_s)
                     if travel > 0:
                         model.add(starts[row] >= end + travel).only_enforce_if([ran, runs])
 

@@ -27,6 +27,9 @@ class Job:
     address : of the program's hub
     state : where to begin, None at the beginning
     costs : cost of each sample, mean 1; None where all cost the same
+    checkpoint : folder of checkpoints, '' for none
+    checkpoint_every : steps between them
+    keep : the newest so many checkpoints stay
     number : of this job in its program, so that its time is not taken for another's
     """
 
@@ -37,4 +40,7 @@ class Job:
     address: Address
     state: bytes | None = None
     costs: Any = None
+    checkpoint: str = ""
+    checkpoint_every: int = 0
+    keep: int = 3
     number: int = 0

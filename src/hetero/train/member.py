@@ -17,6 +17,7 @@ from hetero.drive.frame import Frame, current, enter
 from hetero.floor import clock
 from hetero.model.device import Device
 from hetero.plan.shares import Plan, StepModel, apportion
+from hetero.train.checkpoints import TrainingCheckpoints
 from hetero.train.job import Job
 from hetero.train.probing import probe, torch_place
 from hetero.train.sharing import Sharing
@@ -243,6 +244,7 @@ class _Member:
         replica.step += 1
         self._add_up(total, clock.monotonic_s() - begun_s)
         self._tell(total)
+        self._keep()
         epoch_over = replica.step % self._steps_an_epoch() == 0
         if epoch_over:
             self._end_epoch()
@@ -250,6 +252,13 @@ class _Member:
         if better is not None:
             self._adopt_plan(better)
         return bool(more[0])
+
+    def _keep(self) -> None:
+        """Write a checkpoint where one is due; the first member does."""
+        job, step = self.job, self.replica.step
+        if job.checkpoint and self.rank == 0 and (step % job.checkpoint_every == 0 or step == job.steps):
+            facts = {"seed": self.options.seed, "global_batch": self.options.global_batch, "samples": len(self.data)}
+            TrainingCheckpoints(job.checkpoint, job.keep).write(step, self.replica.state(), facts)
 
     def _steps_an_epoch(self) -> int:
         return -(-len(self.data) // self.options.global_batch)

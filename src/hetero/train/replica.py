@@ -6,7 +6,6 @@ It must not know who else takes part.
 
 from __future__ import annotations
 
-import io
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -22,6 +21,7 @@ from hetero.train.data import Samples
 from hetero.train.gradients import BitwiseGradients, Gradients
 from hetero.train.keyed import KeyedRandom, RandomRefusedError
 from hetero.train.losses import SummedLoss
+from hetero.train.state import load_state, pack
 from hetero.train.values import NotANumberError, Options
 
 __all__ = ["HEADER", "Judge", "Parts", "Replica", "Throttle", "count_right", "mixing_layers", "refuse_unkeyed"]
@@ -262,26 +262,15 @@ class Replica(Judge):
 
     def state(self) -> bytes:
         """Give everything that the next step depends on."""
-        buffer = io.BytesIO()
         exponents = getattr(self.gradients, "exponents", [])
-        torch.save(
-            {
-                "model": self.model.state_dict(),
-                "optimizer": self.optimizer.state_dict(),
-                "numbers": [self.step, self.scale, self._good_steps, *exponents],
-            },
-            buffer,
-        )
-        return buffer.getvalue()
+        return pack(self.model, self.optimizer, [self.step, self.scale, self._good_steps, *exponents])
 
     def adopt(self, state: bytes) -> None:
         """Take over a state that `state` gave."""
-        kept = torch.load(io.BytesIO(state), map_location=self.place, weights_only=True)
-        self.model.load_state_dict(kept["model"])
-        self.optimizer.load_state_dict(kept["optimizer"])
-        self.step, self.scale, self._good_steps, *exponents = kept["numbers"]
+        step, self.scale, good_steps, *exponents = load_state(state, self.model, self.optimizer, self.place)
+        self.step, self._good_steps = int(step), int(good_steps)
         if isinstance(self.gradients, BitwiseGradients):
-            self.gradients.exponents = list(exponents)
+            self.gradients.exponents = [int(exponent) for exponent in exponents]
 
 
 def _rounded(value: float) -> float:

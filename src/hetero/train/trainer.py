@@ -21,6 +21,7 @@ from hetero.model.device import Device
 from hetero.plan.shares import given_shares
 from hetero.session.signature import register
 from hetero.session.tasks import task
+from hetero.train.checkpoints import TrainingCheckpoints
 from hetero.train.data import Samples, as_array, as_samples
 from hetero.train.job import Job
 from hetero.train.lead import Lead, Listener
@@ -29,6 +30,7 @@ from hetero.train.member import train_member
 from hetero.train.replica import Parts, mixing_layers
 from hetero.train.saving import save_model
 from hetero.train.spread import Work, evaluate_part, predict_part, run_over
+from hetero.train.state import load_state
 from hetero.train.values import EpochReport, Evaluation, Options
 
 if TYPE_CHECKING:
@@ -66,6 +68,9 @@ class Trainer:
     seed : of the order of samples, of dropout and of augmentation; HETERO_SEED where none is given
     shuffle : True for a new order every epoch
     cost : what each sample costs, one number a sample, where samples differ; shares are by cost then
+    checkpoint : folder of the run's checkpoints, None for none
+    checkpoint_every : steps between them, an epoch where none is given
+    keep : the newest so many checkpoints stay
     callbacks : functions of an `EpochReport`; one that gives True ends the training
     config, set, trace : as for `hetero.Context`
 
@@ -98,6 +103,9 @@ class Trainer:
         seed: int | None = None,
         shuffle: bool = True,
         cost: Iterable[float] | None = None,
+        checkpoint: str | Path | None = None,
+        checkpoint_every: int | None = None,
+        keep: int = 3,
         callbacks: Sequence[Callable[[EpochReport], Any]] = (),
         config: Any = None,
         set: Sequence[str] | Mapping[str, Any] = (),
@@ -121,6 +129,10 @@ class Trainer:
                 f"global_batch={global_batch} is more than the {len(self.data)} samples of the data",
                 remedy="make it smaller",
             )
+        steps_an_epoch = -(-len(self.data) // global_batch)
+        self._checkpoint = "" if checkpoint is None else str(Path(checkpoint).expanduser().absolute())
+        self._every = _at_least_one("checkpoint_every", checkpoint_every or steps_an_epoch)
+        self._keep = _at_least_one("keep", keep)
         self.callbacks = tuple(callbacks)
         self.reports: list[EpochReport] = []
         self.notes: list[str] = []
@@ -145,6 +157,11 @@ class Trainer:
         return self._ctx
 
     @property
+    def step(self) -> int:
+        """Steps that were done."""
+        return self._step
+
+    @property
     def devices(self) -> tuple[Device, ...]:
         """The devices that train.
 
@@ -167,6 +184,41 @@ class Trainer:
         facts : words kept beside them, for `hetero infer` and for people
         """
         return save_model(self.model, path, facts or {})
+
+    def resume(self) -> int:
+        """Go back to the newest complete checkpoint; gives the whole epochs that were done by then.
+
+        Returns
+        -------
+        int
+            0 also where there is no checkpoint yet; `trainer.fit(10 - trainer.resume())` makes ten in all.
+
+        Raises
+        ------
+        BadValueError
+            The Trainer has no checkpoints, or the newest is of another run.
+        HeteroError
+            All checkpoints are damaged, or the newest is of another model.
+
+        Notes
+        -----
+        A damaged checkpoint is passed over for the one before it, and `notes` says so.
+        """
+        if not self._checkpoint:
+            raise BadValueError("this Trainer keeps no checkpoints", remedy="give checkpoint=FOLDER")
+        found = TrainingCheckpoints(self._checkpoint, self._keep).newest()
+        if found is None:
+            return 0
+        own = {"seed": self.options.seed, "global_batch": self.options.global_batch, "samples": len(self.data)}
+        for name, value in own.items():
+            if found.facts.get(name) != value:
+                raise BadValueError(
+                    f"the checkpoint in {self._checkpoint} has {name} {found.facts.get(name)}, and this run {value}",
+                    remedy="give the same, or another folder",
+                )
+        self.notes += found.damaged
+        self._adopt(found.state)
+        return self._step // -(-len(self.data) // self.options.global_batch)
 
     def close(self) -> None:
         """Give the devices back."""
@@ -260,7 +312,8 @@ class Trainer:
         names = tuple(device.short for device in devices)
         self._check(names)
         with Hub() as hub:
-            job = Job(self._parts(), self.options, steps, names, hub.address, self._state, self._costs, next(_numbers))
+            begin = (hub.address, self._state, self._costs, self._checkpoint, self._every, self._keep)
+            job = Job(self._parts(), self.options, steps, names, *begin, next(_numbers))
             futures = {
                 device.short: self.context.submit(
                     task(train_member, on=(device.id,), name="train"), job, self._put(self.data), self._put(test)
@@ -299,14 +352,9 @@ class Trainer:
         return self._kept
 
     def _adopt(self, state: bytes) -> None:
-        import io
-
-        kept = torch.load(io.BytesIO(state), map_location="cpu", weights_only=True)
-        self.model.load_state_dict(kept["model"])
-        if hasattr(self.optimizer, "param_groups"):
-            self.optimizer.load_state_dict(kept["optimizer"])
+        numbers = load_state(state, self.model, self.optimizer)
         self._state = state
-        self._step = kept["numbers"][0]
+        self._step = int(numbers[0])
 
 
 class _Heard(Listener):
@@ -331,6 +379,12 @@ class _Heard(Listener):
     def on_note(self, text: str) -> None:
         self.trainer.notes.append(text)
         self.further.on_note(text)
+
+
+def _at_least_one(name: str, given: object) -> int:
+    if isinstance(given, bool) or not isinstance(given, int) or given < 1:
+        raise BadValueError(f"{name}={given!r} is not allowed", remedy="give a whole number, 1 or more")
+    return given
 
 
 def _costs(cost: Iterable[float], samples: int) -> list[float]:

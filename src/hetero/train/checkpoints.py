@@ -1,0 +1,95 @@
+"""Checkpoints of training: states with a manifest, whole or absent, the newest few kept.
+
+In: states as bytes. Out: the newest that is complete and belongs to this run. It must not know models.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from hetero.floor.errors import HeteroError
+from hetero.stores.files import FileStore
+
+__all__ = ["Checkpoint", "TrainingCheckpoints"]
+
+_STATE, _MANIFEST = "state", "manifest"
+
+
+class Checkpoint(NamedTuple):
+    """One complete checkpoint, and what was wrong with newer ones."""
+
+    step: int
+    state: bytes
+    facts: dict[str, Any]
+    damaged: tuple[str, ...] = ()
+
+
+class TrainingCheckpoints:
+    """The checkpoints of one run, in a folder of its own.
+
+    Parameters
+    ----------
+    folder : made when first written to
+    keep : the newest so many stay
+
+    Notes
+    -----
+    The state is written first, the manifest with its checksum last: a checkpoint without a manifest does not exist.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> kept = TrainingCheckpoints(tempfile.mkdtemp(), keep=2)
+    >>> for step in (10, 20, 30):
+    ...     kept.write(step, b"state", {"seed": 1})
+    >>> kept.steps(), kept.newest().step
+    ((20, 30), 30)
+    """
+
+    def __init__(self, folder: Path | str, keep: int = 3, store: FileStore | None = None) -> None:
+        self.store = store or FileStore(Path(folder).expanduser())
+        self.keep = keep
+
+    def write(self, step: int, state: bytes, facts: dict[str, Any]) -> None:
+        """Keep a state and drop the oldest ones beyond `keep`."""
+        manifest = {"step": step, "sha256": hashlib.sha256(state).hexdigest(), "bytes": len(state), **facts}
+        self.store.put(_key(step, _STATE), state)
+        self.store.put(_key(step, _MANIFEST), json.dumps(manifest).encode())
+        for old in self.steps()[: -self.keep]:
+            self.store.delete(_key(old, _MANIFEST))
+            self.store.delete(_key(old, _STATE))
+
+    def steps(self) -> tuple[int, ...]:
+        """Give the steps that have a manifest, oldest first."""
+        found = [key.split("/")[0] for key in self.store.list("step-") if key.endswith(f"/{_MANIFEST}")]
+        return tuple(sorted(int(name.removeprefix("step-")) for name in found))
+
+    def newest(self) -> Checkpoint | None:
+        """Give the newest checkpoint that is complete, None where there is none; damaged ones are passed over."""
+        damaged: list[str] = []
+        for step in reversed(self.steps()):
+            try:
+                state, facts = self._read(step)
+            except (HeteroError, ValueError) as error:
+                damaged.append(f"the checkpoint of step {step} is passed over: {error}")
+            else:
+                return Checkpoint(step, state, facts, tuple(damaged))
+        if damaged:
+            raise HeteroError("; ".join(damaged), remedy="begin anew, or restore the folder")
+        return None
+
+    def _read(self, step: int) -> tuple[bytes, dict[str, Any]]:
+        manifest, state = self.store.get(_key(step, _MANIFEST)), self.store.get(_key(step, _STATE))
+        if manifest is None or state is None:
+            raise HeteroError("its state is absent")
+        facts: dict[str, Any] = json.loads(manifest)
+        if facts.get("sha256") != hashlib.sha256(state).hexdigest():
+            raise HeteroError("its state does not match its manifest")
+        return state, facts
+
+
+def _key(step: int, part: str) -> str:
+    return f"step-{step:012d}/{part}"

@@ -1,0 +1,113 @@
+"""The state of a training run as bytes: safetensors, with what is no tensor as JSON beside them.
+
+In: a model, an optimizer, numbers. Out: bytes, and the same back. It must not pickle.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load, save
+
+from hetero.floor.errors import HeteroError
+
+__all__ = ["load_state", "pack", "step_of", "unpack"]
+
+_FORMAT = "hetero training state 1"
+_LENGTH_BYTES = 8
+
+
+def pack(model: Any, optimizer: Any, numbers: Sequence[float]) -> bytes:
+    """Write the state of a model and its optimizer.
+
+    Parameters
+    ----------
+    numbers : the step first, then whatever the caller needs
+
+    Raises
+    ------
+    HeteroError
+        The optimizer keeps something that is neither a tensor nor plain.
+    """
+    tensors = {f"model/{name}": tensor for name, tensor in model.state_dict().items()}
+    kept = optimizer.state_dict()
+    plain: dict[str, dict[str, Any]] = {}
+    for index, entries in kept["state"].items():
+        for name, value in entries.items():
+            if torch.is_tensor(value):
+                tensors[f"optimizer/{index}/{name}"] = value
+            else:
+                plain.setdefault(str(index), {})[name] = value
+    facts = {"numbers": list(numbers), "groups": kept["param_groups"], "plain": plain}
+    try:
+        text = json.dumps(facts)
+    except TypeError as error:
+        raise HeteroError(
+            f"the state of {type(optimizer).__name__} cannot be kept: {error}", remedy="use an optimizer of torch's"
+        ) from error
+    whole = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
+    data: bytes = save(whole, {"format": _FORMAT, "facts": text})
+    return data
+
+
+def _facts(data: bytes) -> dict[str, Any]:
+    length = int.from_bytes(data[:_LENGTH_BYTES], "little")
+    try:
+        header = json.loads(data[_LENGTH_BYTES : _LENGTH_BYTES + length])
+        facts: dict[str, Any] = json.loads(header["__metadata__"]["facts"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise HeteroError(f"this is no training state: {error}", remedy="use another checkpoint") from error
+    return facts
+
+
+def step_of(data: bytes) -> int:
+    """Give the number of steps that were done."""
+    return int(_facts(data)["numbers"][0])
+
+
+def unpack(data: bytes, place: Any = "cpu") -> tuple[dict[str, Any], dict[str, Any], list[float]]:
+    """Read what `pack` wrote: the model's state, the optimizer's, and the numbers.
+
+    Raises
+    ------
+    HeteroError
+        The bytes are no state.
+    """
+    facts = _facts(data)
+    try:
+        tensors = load(data)
+    except SafetensorError as error:
+        raise HeteroError(f"this is no training state: {error}", remedy="use another checkpoint") from error
+    model: dict[str, Any] = {}
+    state: dict[int, dict[str, Any]] = {int(index): dict(entries) for index, entries in facts["plain"].items()}
+    for name, tensor in tensors.items():
+        part, _, rest = name.partition("/")
+        if part == "model":
+            model[rest] = tensor.to(place)
+        else:
+            index, _, entry = rest.partition("/")
+            state.setdefault(int(index), {})[entry] = tensor
+    return model, {"state": state, "param_groups": facts["groups"]}, facts["numbers"]
+
+
+def load_state(data: bytes, model: Any, optimizer: Any, place: Any = "cpu") -> list[float]:
+    """Load a state into a model and, where it is one, an optimizer; gives the numbers.
+
+    Raises
+    ------
+    HeteroError
+        The state is of another model.
+    """
+    weights, kept, numbers = unpack(data, place)
+    try:
+        model.load_state_dict(weights)
+        if hasattr(optimizer, "load_state_dict"):
+            optimizer.load_state_dict(kept)
+    except (RuntimeError, ValueError) as error:
+        said = " ".join(str(error).split())[:300]
+        raise HeteroError(f"the state is of another model: {said}", remedy="give the model that was trained") from error
+    return numbers

@@ -1,0 +1,136 @@
+"""A run that is killed goes on where its newest complete checkpoint stands, to the same parameters."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import hetero
+from hetero.errors import BadValueError, HeteroError
+from hetero.stores.files import FileStore
+from hetero.testing.power import RecordingDisk, cuts
+from hetero.train.checkpoints import TrainingCheckpoints
+from hetero.train.saving import read_model
+
+torch = pytest.importorskip("torch")
+
+PROGRAM = """
+import os, signal, sys
+import numpy as np, torch
+import hetero
+
+torch.manual_seed(0)
+model = torch.nn.Sequential(torch.nn.Linear(12, 16), torch.nn.Dropout(0.4), torch.nn.Linear(16, 4))
+rng = np.random.default_rng(3)
+data = rng.standard_normal((96, 12)).astype(np.float32), rng.integers(0, 4, 96)
+
+def adam(parameters):
+    return torch.optim.Adam(parameters, lr=0.01)
+
+def die(report):
+    if report.epoch == int(sys.argv[3]):
+        os.kill(0, signal.SIGKILL)
+
+trainer = hetero.Trainer(model, torch.nn.CrossEntropyLoss(), adam, data, global_batch=32, devices=sys.argv[2],
+    exact="bitwise", shares="equal", checkpoint=sys.argv[1], checkpoint_every=2, callbacks=[die])
+with trainer:
+    done = trainer.resume()
+    print("resumed at step", trainer.step, flush=True)
+    trainer.fit(6 - done)
+trainer.save(sys.argv[1] + "/model.safetensors")
+"""
+
+
+def run(folder: Path, devices: str, die_at: int) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", PROGRAM, str(folder), devices, str(die_at)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=100, start_new_session=True, check=False)
+
+
+def test_a_program_that_is_killed_resumes_to_the_same_bits_over_other_devices(tmp_path: Path) -> None:
+    killed = run(tmp_path / "a", "cpu:1,cpu:1*0.5", 3)
+    assert killed.returncode == -signal.SIGKILL
+    resumed = run(tmp_path / "a", "cpu:1", 0)
+    assert resumed.returncode == 0, resumed.stderr
+    assert "resumed at step 8" in resumed.stdout
+    whole = run(tmp_path / "b", "cpu:1", 0)
+    assert whole.returncode == 0, whole.stderr
+    one, other = (read_model(tmp_path / name / "model.safetensors")[0] for name in "ab")
+    assert one.keys() == other.keys()
+    assert all(torch.equal(one[name], other[name]) for name in one)
+
+
+def trainer(folder: Path, width: int = 16, **options: Any) -> hetero.Trainer:
+    model = torch.nn.Sequential(torch.nn.Linear(12, width), torch.nn.Linear(width, 4))
+    data = np.zeros((96, 12), np.float32), np.zeros(96, np.int64)
+    optimizer = torch.optim.Adam(model.parameters())
+    options = {"global_batch": 32, "devices": "cpu:1", "checkpoint": folder, **options}
+    return hetero.Trainer(model, torch.nn.CrossEntropyLoss(), optimizer, data, **options)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Give a folder with the checkpoints of steps 3, 6 and 9."""
+    path = tmp_path_factory.mktemp("kept") / "run"
+    with trainer(path) as made:
+        made.fit(4)
+    return path
+
+
+def test_the_newest_few_are_kept(folder: Path) -> None:
+    assert TrainingCheckpoints(folder).steps() == (6, 9, 12)
+
+
+def test_training_goes_on_from_a_checkpoint(folder: Path) -> None:
+    made = trainer(folder)
+    assert made.resume() == 4
+    assert made.step == 12
+
+
+def test_a_damaged_checkpoint_is_passed_over_for_the_one_before_it(folder: Path, tmp_path: Path) -> None:
+    import shutil
+
+    shutil.copytree(folder, tmp_path / "run")
+    [state] = (tmp_path / "run" / "step-000000000012").glob("state*")
+    state.write_bytes(state.read_bytes()[:-100])
+    made = trainer(tmp_path / "run")
+    assert made.resume() == 3
+    assert any("step 12 is passed over" in note for note in made.notes)
+    for path in (tmp_path / "run").glob("step-*/state*"):
+        path.write_bytes(b"nothing")
+    with pytest.raises(HeteroError, match="step 12 is passed over.*step 9 is passed over.*begin anew"):
+        made.resume()
+
+
+def test_a_checkpoint_of_another_model_or_run_is_refused(folder: Path) -> None:
+    with pytest.raises(HeteroError, match="the state is of another model: .*size mismatch"):
+        trainer(folder, width=17).resume()
+    with pytest.raises(BadValueError, match="has global_batch 32, and this run 48"):
+        trainer(folder, global_batch=48).resume()
+    with pytest.raises(BadValueError, match="give checkpoint=FOLDER"):
+        trainer(folder, checkpoint=None).resume()
+
+
+def test_a_run_without_checkpoints_begins_at_the_beginning(tmp_path: Path) -> None:
+    assert trainer(tmp_path / "nothing").resume() == 0
+
+
+def test_a_power_cut_at_any_write_boundary_leaves_the_newest_complete_checkpoint(tmp_path: Path) -> None:
+    disk = RecordingDisk(tmp_path / "store")
+    kept = TrainingCheckpoints("", keep=2, store=FileStore(tmp_path / "store", disk))
+    for step in range(1, 5):
+        disk.during("newest", b"%d" % step, lambda step=step: kept.write(step, b"%d" % step * 50, {}))  # type: ignore[misc]
+    tried = 0
+    for number, (allowed, build) in enumerate(cuts(disk.log)):
+        root = tmp_path / str(number)
+        build(root)
+        found = TrainingCheckpoints(root).newest()
+        assert (None if found is None else b"%d" % found.step) in allowed["newest"]
+        assert found is None or found.state == b"%d" % found.step * 50
+        tried += 1
+    assert tried > 100

@@ -94,7 +94,9 @@ def main() -> None:
         bench.claim("results", len(results), unit="", at_least=tasks)
         bench.claim("lost", tasks - len(set(results)), unit="", at_most=0)
         bench.claim("committed twice", counts.committed - 4 - tasks, unit="", at_most=0)
-        bench.claim("repeated work per kill, 1 task in flight each", repeated / max(1, killer.kills), unit="", at_most=1)
+        bench.claim(
+            "repeated work per kill, 1 task in flight each", repeated / max(1, killer.kills), unit="", at_most=1
+        )
         with ray_module() as ray:
             log = f"{folder}/ray"
             remote = ray.remote(max_retries=-1)(work)

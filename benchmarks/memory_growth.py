@@ -14,9 +14,8 @@ import psutil
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from benchmarks.common import Bench, arguments
-
 import hetero
+from benchmarks.common import Bench, arguments
 
 
 def answer(index: int) -> object:

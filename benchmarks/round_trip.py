@@ -17,11 +17,10 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+import hetero
 from benchmarks.common import Bench, alternate, arguments, ratio
 from benchmarks.rivals import dask_client, ray_module
 from benchmarks.work import nop
-
-import hetero
 
 
 def median_s(trips: int, once: Callable[[], Any]) -> float:

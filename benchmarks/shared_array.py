@@ -13,11 +13,10 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+import hetero
 from benchmarks.common import Bench, alternate, arguments, ratio
 from benchmarks.rivals import dask_client, ray_module
 from benchmarks.work import calibrate, spin
-
-import hetero
 
 TASKS = 8
 

@@ -17,10 +17,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+import hetero
 from benchmarks.common import Bench, arguments
 from benchmarks.work import calibrate, spin
-
-import hetero
 
 
 def who(steps: int) -> tuple[str, int, float]:

@@ -16,11 +16,10 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+import hetero
 from benchmarks.common import Bench, arguments
 from benchmarks.rivals import dask_client, ray_module
 from benchmarks.work import calibrate, spin, throttled
-
-import hetero
 
 SHARE = 0.25
 
@@ -109,7 +108,8 @@ def main() -> None:
                 shares.setdefault(name, []).append(rate / total)
     for name, samples in rates.items():
         bench.measure(name, samples, "tasks/s")
-    for name, aim in (("hetero, known", 0.97), ("hetero, cold", 0.92), ("Ray, actor pool", None), ("Dask distributed", None)):
+    aims = {"hetero, known": 0.97, "hetero, cold": 0.92, "Ray, actor pool": None, "Dask distributed": None}
+    for name, aim in aims.items():
         bench.claim(f"{name}: share of the sum of speeds", statistics.median(shares[name]), unit="", at_least=aim)
     bench.finish()
 

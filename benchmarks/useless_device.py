@@ -14,10 +14,9 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+import hetero
 from benchmarks.common import Bench, alternate, arguments, ratio
 from benchmarks.work import calibrate, spin
-
-import hetero
 
 SLOW_LINK = {"type": "CPU", "cores": 1, "link": {"bandwidth": "2MB/s", "latency": "20ms"}}
 GOOD = {"type": "CPU", "cores": 1}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 from hetero.drive.faults import Faults, Slowdown
 from hetero.drive.sim import simulate
 from tests.sim.worlds import cpus, independent, known, program, speeds
@@ -15,7 +17,7 @@ def test_the_next_task_is_at_the_worker_before_the_one_that_runs_ends() -> None:
     done = simulate(program(independent(100)), fleet, truth, cost=known(fleet, truth))
     for device in ("h0/cpu:0", "h0/cpu:1"):
         mine = [decision for decision in done.decisions if decision.device == device]
-        ahead = [later.at_s < done.commits[task.task] for task, later in zip(mine, mine[1:], strict=False)]
+        ahead = [later.at_s < done.commits[task.task] for task, later in pairwise(mine)]
         assert sum(ahead) >= 0.8 * len(ahead)
 
 
@@ -36,4 +38,4 @@ def test_a_long_task_is_not_sent_ahead() -> None:
     truth = speeds(fleet, 1.0, 1.0)
     done = simulate(program(independent(5)), fleet, truth, cost=known(fleet, truth))
     times_s = [decision.at_s for decision in done.decisions]
-    assert all(later_s - sooner_s >= 0.99 for sooner_s, later_s in zip(times_s, times_s[1:], strict=False))
+    assert all(later_s - sooner_s >= 0.99 for sooner_s, later_s in pairwise(times_s))

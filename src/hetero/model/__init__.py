@@ -1,1 +1,1 @@
-"""Model: frozen values and their words. Devices, links, tasks, events, commands; no behaviour beyond their own arithmetic."""
+"""Model: frozen values and their words. Devices, links, tasks, events, commands; nothing but their own arithmetic."""

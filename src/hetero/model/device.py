@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["HOST_NODE", "KINDS", "Device", "DeviceType", "DeviceStatus", "silicon_overlap"]
+__all__ = ["HOST_NODE", "KINDS", "Device", "DeviceStatus", "DeviceType", "silicon_overlap"]
 
 HOST_NODE = "h0/ram"
 """The memory node of this host's main memory."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import dataclass
-from itertools import permutations
+from itertools import pairwise, permutations
 from typing import TypeAlias
 
 import numpy as np
@@ -93,7 +93,11 @@ def _parts(run: RunRecord, numbers: list[int]) -> tuple[list[list[int]], float]:
     row_of = {number: row for row, number in enumerate(numbers)}
     parts: list[list[int]] = []
     over_s, quiet_s = run.begin_s, 0.0
-    for number, task in sorted(run.tasks.items(), key=lambda each: (each[1].submitted_s, each[0])):
+    numbers_in_order = list(run.tasks)
+    if any(one.submitted_s > two.submitted_s for one, two in pairwise(run.tasks.values())):
+        numbers_in_order.sort(key=lambda number: (run.tasks[number].submitted_s, number))
+    for number in numbers_in_order:
+        task = run.tasks[number]
         if task.submitted_s > over_s or not parts:
             quiet_s += max(0.0, task.submitted_s - over_s)
             parts.append([])

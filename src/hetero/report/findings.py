@@ -10,8 +10,9 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from math import inf
-from statistics import median
 from typing import Any
+
+import numpy as np
 
 from hetero.floor.errors import BadValueError
 from hetero.floor.units import format_seconds
@@ -185,21 +186,18 @@ def _price(device: Device, usd_per_hour: Mapping[str, float], span_s: float) -> 
 
 
 def _predictions(run: RunRecord) -> list[Prediction]:
-    found: dict[tuple[str, str], list[tuple[float, float]]] = defaultdict(list)
+    found: dict[tuple[str, int], list[tuple[float, float]]] = defaultdict(list)
     for each in run.attempts:
         if each.outcome == "done" and each.predicted_s < inf and each.task in run.tasks:
-            key = (run.tasks[each.task].name, run.devices[each.device].short)
+            key = (run.tasks[each.task].name, each.device)
             found[key].append((each.predicted_s, each.end_s - each.start_s))
-    return [
-        Prediction(
-            *key,
-            len(pairs),
-            median(predicted for predicted, _ in pairs),
-            median(took for _, took in pairs),
-            median(abs(took - predicted) / max(took, _EPSILON_S) for predicted, took in pairs),
-        )
-        for key, pairs in sorted(found.items())
-    ]
+    told = []
+    for (name, device), pairs in sorted(found.items()):
+        predicted, took = np.array(pairs).T
+        errors = np.abs(took - predicted) / np.maximum(took, _EPSILON_S)
+        middle = (float(np.median(each)) for each in (predicted, took, errors))
+        told.append(Prediction(name, run.devices[device].short, len(pairs), *middle))
+    return told
 
 
 def _percent(part: float, whole: float) -> str:

@@ -12,7 +12,8 @@ const stats = window.heteroStats = { frames: 0, draws: 0, ready: false, rows: 0,
 let D, view, top0 = 0, picked = -1, hits = [], hit = -1, match = null, theme;
 
 async function unpack() {
-  const text = atob($("data").textContent), bytes = Uint8Array.from(text, c => c.charCodeAt(0));
+  const text = atob($("data").textContent), bytes = new Uint8Array(text.length);
+  for (let i = 0; i < bytes.length; i++) bytes[i] = text.charCodeAt(i);
   const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("deflate"));
   const raw = new Uint8Array(await new Response(stream).arrayBuffer());
   const length = new DataView(raw.buffer).getUint32(0, true);

@@ -68,6 +68,7 @@ def test_a_tasks_exception_comes_as_itself_with_its_remote_traceback(processes: 
         processes.run(fail)
     assert isinstance(caught.value.__cause__, RemoteTracebackError)
     assert "in fail" in str(caught.value.__cause__)
+    assert "hetero/engines" not in str(caught.value.__cause__)
 
 
 def test_a_failed_task_fails_its_dependants_with_the_same_exception_and_says_which_task(ctx: hetero.Context) -> None:

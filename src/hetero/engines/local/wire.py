@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import functools
 import io
+import os
 import pickle
 import struct
 import threading
 import traceback
 from collections import deque
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from types import FunctionType
 from typing import Any, NamedTuple
 
@@ -42,6 +44,7 @@ __all__ = [
 LARGE_BYTES = 64 * 1024
 """Buffers of this size and more travel through shared memory."""
 
+_OURS = f"{Path(__file__).parents[2]}{os.sep}"
 _HEADER = struct.Struct("<Q")
 _LARGEST_BYTES = 1 << 40
 _PLAIN_KINDS = frozenset("biufc")
@@ -218,8 +221,14 @@ def one_line(error: BaseException) -> str:
 
 
 def dump_error(error: BaseException) -> tuple[bytes | None, str]:
-    """Give an exception as bytes, None where it cannot be pickled and read back, and its traceback as text."""
-    text = "".join(traceback.format_exception(error))
+    """Give an exception as bytes, None where it cannot be pickled and read back, and its traceback as text.
+
+    The text begins with the user's own frame: those of ours, which called it, say nothing of the task.
+    """
+    frames = error.__traceback__
+    while frames is not None and frames.tb_frame.f_code.co_filename.startswith(_OURS):
+        frames = frames.tb_next
+    text = "".join(traceback.format_exception(type(error), error, frames or error.__traceback__))
     try:
         blob = as_bytes(error)
         pickle.loads(blob)

@@ -32,6 +32,7 @@ $(OTHER): | $(READY)
 
 demo: $(READY) ## run the main job: a tiled Cholesky and a stencil over this host's devices
 	$(BIN)/hetero demo
+	$(BIN)/hetero train examples/mnist.yaml --set output=build/mnist-run
 
 test: $(READY) $(OTHER) ## run every test (at most 15 minutes on 2 cores)
 	$(BIN)/python -m pytest -q

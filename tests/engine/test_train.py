@@ -201,6 +201,76 @@ def test_the_optimizer_that_a_program_made_goes_on_where_training_ended() -> Non
     assert optimizer.state[model[0].weight]["step"] == 6
 
 
+class Sequences(torch.utils.data.Dataset):  # type: ignore[misc]
+    """Sequences of different length, the long ones first."""
+
+    def __init__(self) -> None:
+        rng = np.random.default_rng(0)
+        self.lengths = [24] * 8 + [3] * 56
+        self.rows = [torch.from_numpy(rng.standard_normal((length, 5))) for length in self.lengths]
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: int) -> Any:
+        return self.rows[index], index % 3
+
+
+def packed(samples: list[Any]) -> Any:
+    rows = [row for row, _ in samples]
+    return nn.utils.rnn.pack_sequence(rows, enforce_sorted=False), torch.tensor([label for _, label in samples])
+
+
+class Recurrent(nn.Module):  # type: ignore[misc]
+    """A small recurrent network."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.gru, self.out = nn.GRU(5, 8, batch_first=True), nn.Linear(8, 3)
+
+    def forward(self, sequences: Any) -> Any:
+        return self.out(self.gru(sequences)[1][0])
+
+
+def test_a_recurrent_network_trains_and_sequences_are_shared_by_length() -> None:
+    samples, model = Sequences(), Recurrent().double()
+    expected = Recurrent().double()
+    optimizer = adam(expected.parameters())
+    for _ in range(2):
+        optimizer.zero_grad()
+        inputs, targets = packed([samples[index] for index in range(64)])
+        nn.CrossEntropyLoss()(expected(inputs), targets).backward()
+        optimizer.step()
+    loader = torch.utils.data.DataLoader(samples, batch_size=64, collate_fn=packed)
+    options = {"cost": samples.lengths, "global_batch": 64, "shares": "equal"}
+    trainer = trained(model, TWO, pair=loader, epochs=2, shuffle=False, **options)
+    assert distance(model, expected) < 1e-12
+    assert trainer.reports[-1].samples_per_s > 0
+
+
+def test_a_graph_network_trains() -> None:
+    class Graph(nn.Module):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(0)
+            self.first, self.second = nn.Linear(4, 8), nn.Linear(8, 2)
+
+        def forward(self, nodes: Any, edges: Any) -> Any:
+            hidden = torch.relu(edges @ self.first(nodes))
+            return self.second((edges @ hidden).mean(1))
+
+    rng = np.random.default_rng(0)
+    nodes, edges = rng.standard_normal((48, 6, 4)), rng.integers(0, 2, (48, 6, 6)).astype(float)
+    rows = [
+        ((torch.from_numpy(a), torch.from_numpy(b)), i % 2) for i, (a, b) in enumerate(zip(nodes, edges, strict=True))
+    ]
+    alone, shared = Graph().double(), Graph().double()
+    trained(alone, ONE, pair=rows, global_batch=16)
+    trained(shared, TWO, pair=rows, global_batch=16, shares={"cpu:0": 11, "cpu:1": 5})
+    assert distance(alone, shared) < 1e-12
+
+
 # --- what is refused -----------------------------------------------------------------------------------------
 
 

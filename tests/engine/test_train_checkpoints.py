@@ -103,14 +103,14 @@ def test_a_damaged_checkpoint_is_passed_over_for_the_one_before_it(folder: Path,
     assert any("step 12 is passed over" in note for note in made.notes)
     for path in (tmp_path / "run").glob("step-*/state*"):
         path.write_bytes(b"nothing")
-    with pytest.raises(HeteroError, match="step 12 is passed over.*step 9 is passed over.*begin anew"):
+    with pytest.raises(HeteroError, match=r"step 12 is passed over.*step 9 is passed over.*begin anew"):
         made.resume()
 
 
 def test_a_checkpoint_of_another_model_or_run_is_refused(folder: Path) -> None:
-    with pytest.raises(HeteroError, match="the state is of another model: .*size mismatch"):
+    with pytest.raises(HeteroError, match=r"the state is of another model: .*size mismatch"):
         trainer(folder, width=17).resume()
-    with pytest.raises(BadValueError, match="has global_batch 32, and this run 48"):
+    with pytest.raises(BadValueError, match=r"has global_batch 32, and this run 48"):
         trainer(folder, global_batch=48).resume()
     with pytest.raises(BadValueError, match="give checkpoint=FOLDER"):
         trainer(folder, checkpoint=None).resume()

@@ -16,9 +16,11 @@ from hetero.floor.errors import BadValueError, did_you_mean
 __all__ = [
     "Plan",
     "StepModel",
+    "apportion",
     "cut",
     "fit_step",
     "fixed_plan",
+    "given_shares",
     "make_plan",
     "proportional_plan",
     "replanned",
@@ -121,8 +123,8 @@ def fit_step(few: int, few_s: float, many: int, many_s: float) -> StepModel:
 
     Examples
     --------
-    >>> fit_step(8, 0.010, 64, 0.066)
-    StepModel(fixed_s=0.0020..., per_sample_s=0.001..., recent=(), factor=1.0, most=inf)
+    >>> round(fit_step(8, 0.010, 64, 0.066).seconds(128), 6)
+    0.13
     """
     per_sample_s = (many_s - few_s) / (many - few)
     fixed_s = few_s - per_sample_s * few

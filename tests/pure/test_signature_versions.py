@@ -98,7 +98,10 @@ def test_closures_over_arrays_are_never_taken_for_each_other() -> None:
 
 
 def test_a_closure_variable_bound_anew_makes_a_new_version() -> None:
-    names = define("def make():\n    n = 1\n    def f(): return n\n    def grow():\n        nonlocal n\n        n += 1\n    return f, grow")
+    names = define(
+        "def make():\n    n = 1\n    def f(): return n\n"
+        "    def grow():\n        nonlocal n\n        n += 1\n    return f, grow"
+    )
     f, grow = names["make"]()
     before = key(f)
     grow()

@@ -138,10 +138,10 @@ def _cgroup(name: str) -> str:
 
 
 def _open_files() -> Finding:
-    try:
-        import resource
-    except ImportError:
+    if sys.platform == "win32":
         return Finding("Limits", "open files", "ok", "no limit known on this system")
+    import resource
+
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     poor = soft < 1024
     remedy = f"ulimit -n {min(hard, 4096)}" if poor else ""

@@ -7,7 +7,7 @@ It must not look inside an engine: it gives orders and reads events, as the driv
 from __future__ import annotations
 
 import os
-import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -20,6 +20,7 @@ from hetero.drive.frame import current
 from hetero.engines.base import Engine, ItemRef
 from hetero.floor.clock import monotonic_s, sleep
 from hetero.floor.errors import DeviceLostError, RemoteTracebackError, SerialisationError
+from hetero.floor.platform import hard_kill
 from hetero.model.commands import Cancel, Discard, Free, Withdraw
 from hetero.model.device import HOST_NODE
 from hetero.model.events import (
@@ -263,7 +264,10 @@ def _check_kill(bench: Bench) -> None:
 
 def _resources() -> tuple[set[int], int]:
     process = psutil.Process()
-    return {child.pid for child in process.children(recursive=True)}, process.num_fds()
+    children = {child.pid for child in process.children(recursive=True)}
+    if sys.platform == "win32":
+        return children, process.num_handles()
+    return children, process.num_fds()
 
 
 def _check_nothing_left(before: tuple[set[int], int]) -> None:
@@ -325,7 +329,7 @@ def _doze(seconds: float) -> None:
 
 
 def _die() -> None:
-    os.kill(os.getpid(), signal.SIGKILL)
+    hard_kill(os.getpid())
 
 
 def _channel() -> Any:

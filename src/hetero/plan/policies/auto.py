@@ -73,9 +73,7 @@ class Auto:
     name = "auto"
 
     def __init__(self) -> None:
-        self._policies: dict[str, Policy] = {
-            policy.name: policy for policy in (EarliestFinishTime(), RoundRobin())
-        }
+        self._policies: dict[str, Policy] = {policy.name: policy for policy in (EarliestFinishTime(), RoundRobin())}
 
     def propose(self, view: View, ready: Sequence[ReadyTask], memory: Memory) -> tuple[Sequence[Proposal], Memory]:
         """Propose what the chosen policy proposes; remember the choice."""

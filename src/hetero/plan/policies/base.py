@@ -108,9 +108,7 @@ class Policy(Protocol):
 
     name: str
 
-    def propose(
-        self, view: View, ready: Sequence[ReadyTask], memory: Memory
-    ) -> tuple[Sequence[Proposal], Memory]:
+    def propose(self, view: View, ready: Sequence[ReadyTask], memory: Memory) -> tuple[Sequence[Proposal], Memory]:
         """Propose devices for some of the ready tasks.
 
         Parameters

@@ -79,7 +79,7 @@ def test_every_event_of_a_short_run_leaves_every_invariant() -> None:
 @pytest.mark.timeout(900)
 def test_a_million_events_with_every_fault_keep_every_invariant() -> None:
     coverage = soak.Coverage()
-    result = soaked(410_000, 1, watch=coverage)
+    result = soaked(420_000, 1, watch=coverage)
     assert sum(result.events.values()) > 1_000_000
     judge(result, coverage, TRANSITIONS | RARE)
 

@@ -25,7 +25,7 @@ WHOLE_AT_MOST = 60
 
 _WINDOW = 32
 _STEPS_A_BATCH = 300_000
-_FIRST_EXACT, _EVERY, _AT_MOST_EVERY = 4, 8, 96
+_FIRST_EXACT, _EVERY, _EVOLVE_AT_LEAST, _EXACT_AT_LEAST = 4, 8, 24, 96
 """Evolution and exact windows have a turn every so many iterations; one without gain makes the next one rarer."""
 
 _CHILDREN_STEPS = 60_000
@@ -91,14 +91,15 @@ def rehearse(p: Problem) -> None:
 class _Turns:
     """When a part of the search has its next turn."""
 
-    def __init__(self, first: int) -> None:
+    def __init__(self, first: int, rarest: int) -> None:
         self._next = self._gap = first
+        self._rarest = rarest
 
     def is_due(self, turn: int) -> bool:
         return turn >= self._next
 
     def took(self, turn: int, gained: bool, least: int) -> None:
-        self._gap = least if gained else min(2 * self._gap, _AT_MOST_EVERY)
+        self._gap = least if gained else min(2 * self._gap, self._rarest)
         self._next = turn + self._gap
 
 
@@ -116,7 +117,8 @@ class _Mixed:
         turn = 0
         left_s: float | None = None
         small = len(self._p.order) <= WHOLE_AT_MOST
-        exact, evolve = _Turns(_FIRST_EXACT if small else 3 * _EVERY), _Turns(_EVERY)
+        exact = _Turns(_FIRST_EXACT if small else 3 * _EVERY, _EXACT_AT_LEAST)
+        evolve = _Turns(_EVERY, _EVOLVE_AT_LEAST)
         while not self._best.is_optimal:
             turn += 1
             before_s = self._best.timeline.makespan_s

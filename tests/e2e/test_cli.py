@@ -276,3 +276,10 @@ def test_a_reader_that_leaves_early_sees_no_traceback() -> None:
         check=False,
     )
     assert "Traceback" not in done.stderr
+
+
+def test_a_switch_out_of_range_is_one_line_in_every_command() -> None:
+    for words in (("devices",), ("doctor",), ("config", "check", "none.yaml")):
+        done = hetero(*words, HETERO_DEBUG="9")
+        assert done.returncode == 2
+        assert done.stderr == "hetero: HETERO_DEBUG='9' is not a whole number from 0 to 4; set HETERO_DEBUG=0\n"

@@ -145,6 +145,7 @@ def test_perfettos_own_page_imports_a_run_without_an_error_and_shows_each_slice(
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 def test_a_million_tasks_open(browser: Browser, tmp_path: Path) -> None:
     show(browser, tmp_path, made(1_000_000, 32))
     assert browser.value("heteroStats.slices") == 1_000_000

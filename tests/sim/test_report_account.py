@@ -76,9 +76,10 @@ def test_the_lower_bound_is_never_above_what_the_run_took(rough: bool) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
-def test_the_lower_bound_is_never_above_what_the_run_took_on_a_thousand_runs() -> None:
-    for seed in range(1000):
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("hundreds", range(0, 10, 2))
+def test_the_lower_bound_is_never_above_what_the_run_took_on_a_thousand_runs(hundreds: int) -> None:
+    for seed in range(100 * hundreds, 100 * hundreds + 200):
         _is_below(seed, rough=seed % 2 == 0)
 
 

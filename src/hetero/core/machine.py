@@ -58,7 +58,7 @@ class Machine(Losses):
     Examples
     --------
     >>> from hetero.model.device import Device, DeviceType
-    >>> from hetero.model.tasks import Task
+    >>> from hetero.model.tasks import Request, Task
     >>> from hetero.plan.policies.registry import get
     >>> machine = Machine(get("eft"), CostModel(), Topology())
     >>> _ = machine.handle(DeviceAdded(0.0, Device("h0/cpu:0", "cpu", DeviceType("CPU"), "cpu")))

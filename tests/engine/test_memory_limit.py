@@ -68,6 +68,13 @@ def test_a_result_larger_than_what_is_left_is_told_as_out_of_memory() -> None:
         ctx.run(lambda: [b"x" * 60_000_000, bytearray(30_000_000)])
 
 
+def test_results_that_fill_a_memory_of_their_own_go_to_the_host_so_that_the_next_ones_fit() -> None:
+    own_memory = {**LIMITED, "link": {"bandwidth": "2GB/s"}}
+    with context(own_memory) as ctx:
+        full = [ctx.submit(np.full, 2_000_000, float(number)) for number in range(12)]
+        assert [float(future.result(100)[-1]) for future in full] == [float(number) for number in range(12)]
+
+
 def test_a_request_beyond_the_limit_is_refused_before_it_is_submitted() -> None:
     with context(LIMITED) as ctx, pytest.raises(NothingFitsError, match="its memory_limit allows 96 MB of the 1 GB"):
         ctx.submit(hetero.task(takes, memory="1GB"), 1)

@@ -314,6 +314,19 @@ def test_out_of_memory_drops_what_it_can_then_tries_elsewhere_then_splits() -> N
     assert world.machine.counts.submitted == 3
 
 
+def test_out_of_memory_sends_results_home_and_tries_again_when_they_have_left() -> None:
+    world = World(gpu(), cpu(), topology=LINKED)
+    on_gpu = Request(on=("gpu",))
+    world.submit(1, on_gpu)
+    world.finish(1, device=GPU, nbytes=300, node=GPU)
+    world.submit(2, on_gpu)
+    assert world.fail(2, "out_of_memory", device=GPU) == [Transfer(1, GPU, HOST_NODE, 300)]
+    commands = world.tell(TransferFinished(0.0, 1, GPU, HOST_NODE, 300, 0.0, 0.0))
+    assert only(commands, Free) == [Free(1, GPU)]
+    assert only(commands, Run)
+    assert only(world.fail(2, "out_of_memory", 2, GPU), Fail)
+
+
 @pytest.mark.parametrize("count", [1, 5])
 def test_equal_small_tasks_travel_together_once_their_time_is_known(count: int) -> None:
     world = World(cpu())

@@ -241,11 +241,11 @@ class Lives(Questions):
             self._fail(state, failure, commands)
 
     def _out_of_memory(self, state: TaskState, device: DeviceState, failure: Failure, commands: list[Command]) -> None:
-        """Drop what can be dropped and try there once more; then elsewhere, then smaller."""
-        freed = self.replicas.evict(device.device.memory_node)
-        commands.extend(freed)
-        if freed and not state.out_of_memory:
+        """Try there once more when nothing else lies there; then elsewhere, then smaller."""
+        node = device.device.memory_node
+        if not state.out_of_memory and self.replicas.holds_more(node, state.task.inputs):
             state.out_of_memory += 1
+            commands.extend(self.replicas.evict(node))
             self._again(state, commands)
             return
         state.excluded |= {device.index}

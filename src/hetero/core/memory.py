@@ -362,6 +362,10 @@ class Replicas:
         """Take note that an item is on the host, and never has to be computed again."""
         return [command for parent in self._disown(entry) for command in self._collect(parent)]
 
+    def holds_more(self, node: str, inputs: tuple[int, ...]) -> bool:
+        """Tell whether a device's node holds items besides these inputs."""
+        return node != HOST_NODE and any(item not in inputs for item in self._on.get(node, ()))
+
     def evict(self, node: str) -> list[Command]:
         """Drop every replica on a node that nothing pins and that exists elsewhere too."""
         commands: list[Command] = []

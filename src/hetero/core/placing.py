@@ -256,13 +256,13 @@ class Placer:
             self.let_go(state)
         state.device = -1
 
-    def _accept(
-        self, state: TaskState, device: DeviceState, row: Row, now_s: float, commands: list[Command]
-    ) -> bool:
+    def _accept(self, state: TaskState, device: DeviceState, row: Row, now_s: float, commands: list[Command]) -> bool:
         request = state.task.request
         if self._fleet.own_nodes:
             node = device.device.memory_node
             extra = request.memory_bytes or self._spare(row.out_bytes, state, node)
+            if state.out_of_memory:
+                extra = max(extra, self._spare(self._replicas.capacity(node), state, node))
             fits, orders = self._replicas.place(state, node, extra)
             commands.extend(orders)
             if not fits:
@@ -277,9 +277,9 @@ class Placer:
         self.affinities.came(state.task.id, request.workload, device.index)
         return True
 
-    def _spare(self, out_bytes: int, state: TaskState, node: str) -> int:
+    def _spare(self, out_bytes: float, state: TaskState, node: str) -> int:
         """Give what can be reserved for a result whose size is only expected."""
-        if node == HOST_NODE or out_bytes <= 0:
+        if node == HOST_NODE or out_bytes <= 0 or out_bytes == inf:
             return 0
         return int(min(out_bytes, max(0, self._replicas.capacity(node) - self._replicas.nbytes(state.task.inputs))))
 

@@ -134,6 +134,7 @@ class Server:
         while True:
             message = self._next()
             if message[0] == say.RUN:
+                self.control.wait_for_drops(message[3])
                 self._batch(message[1], message[2])
 
     def _batch(self, functions: list[tuple[str, bytes]], jobs: list[tuple[Any, ...]]) -> None:

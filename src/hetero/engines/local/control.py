@@ -49,6 +49,8 @@ class Control:
         self._unwanted: dict[int, int] = {}
         self._started = 0
         self._kept: dict[Any, Any] = {}
+        self._drops = 0
+        self._dropped = threading.Condition()
 
     def start(self) -> None:
         """Start listening."""
@@ -70,6 +72,12 @@ class Control:
     def kept(self, key: Any) -> Any:
         """Give a kept value, its NumPy arrays copied."""
         return fresh(self._kept[tuple(key)])
+
+    def wait_for_drops(self, count: int) -> None:
+        """Wait until so many values were dropped: a task that ran out of memory finds that which they leave."""
+        if self._drops < count:
+            with self._dropped:
+                self._dropped.wait_for(lambda: self._drops >= count)
 
     def _own(self, value: Any) -> Any:
         """Give a value that shares no bytes with the pool, whose blocks are lent for one task or one copy only."""
@@ -107,6 +115,9 @@ class Control:
             self._server.segments.close(message[1])
         elif tag == say.DROP:
             self._kept.pop(message[1], None)
+            with self._dropped:
+                self._drops += 1
+                self._dropped.notify()
         else:
             self._copy(tag, *message[1:])
 

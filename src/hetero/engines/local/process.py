@@ -50,6 +50,7 @@ class ProcessWorker:
         self._seqs: dict[tuple[int, int], int] = {}
         self._groups: dict[int, int] = {}
         self._next = 0
+        self._drops = 0
         self._shipped = Shipped(house.counters)
         self._segments: set[int] = set()
         self._leases: dict[int, dict[Place, Block]] = {}
@@ -106,7 +107,8 @@ class ProcessWorker:
             if jobs and not self._ended:
                 if functions:
                     self._shipped.retire(functions, {job[4] for job in jobs})
-                self._data.send((say.RUN, functions, jobs))
+                again = any(launch.attempt > 1 for launch, _ in launches)
+                self._data.send((say.RUN, functions, jobs, self._drops if again else 0))
 
     def _job(
         self, launch: Launch, call: Call, functions: list[tuple[str, bytes]], group: Group | None, rank: int
@@ -187,6 +189,7 @@ class ProcessWorker:
     def drop(self, key: Any) -> None:
         """Forget a kept value."""
         if self._ready and not self._ended:
+            self._drops += 1
             self._control.send((say.DROP, key))
 
     def drop_segment(self, number: int) -> None:

@@ -229,3 +229,14 @@ def test_an_unknown_link_is_marked_as_assumed_and_an_unknown_size_is_no_limit() 
     )
     assert {(link.kind, link.bandwidth_bytes_per_s) for link in found.links} == {("assumed", 12e9)}
     assert found.nodes[1].capacity_bytes > 10**15
+
+
+def test_null_devices_are_threads_and_no_live_run_takes_more_than_a_thousand_or_so() -> None:
+    assert {device.isolation for device in fleet.from_spec("null:3")} == {"thread"}
+    with pytest.raises(BadValueError, match="1024 null devices at most"):
+        fleet.from_spec("null:100000")
+
+
+def test_a_python_that_is_not_there_is_told_before_anything_starts() -> None:
+    with pytest.raises(ConfigError, match="'/no/such/python' is no program"):
+        fleet.build([DeviceEntry("CPU", cores=1, python="/no/such/python")])

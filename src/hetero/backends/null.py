@@ -29,6 +29,7 @@ def null_device(index: int) -> Device:
         memory_node=HOST_NODE,
         silicon=(f"h0/null{index}",),
         simulated=True,
+        isolation="thread",
     )
 
 

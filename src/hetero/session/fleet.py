@@ -6,6 +6,7 @@ It must not open a device in this process, nor use a simulated one that nobody n
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -14,7 +15,7 @@ from hetero.backends import probe, registry
 from hetero.backends.base import Found
 from hetero.backends.portable import found_from, found_to
 from hetero.floor.clock import wall_time_s
-from hetero.floor.errors import BadValueError
+from hetero.floor.errors import BadValueError, ConfigError
 from hetero.model.device import Device
 from hetero.session.fleet_build import Builder, DeviceEntry, Wanted, parse_spec, refuse_absent
 from hetero.session.fleet_speed import measure, status, topology
@@ -238,13 +239,19 @@ def build(entries: Sequence[DeviceEntry], notes: list[str] | None = None) -> tup
 
 
 def _adjusted(device: Device, entry: DeviceEntry, notes: list[str]) -> Device:
+    if entry.python and shutil.which(entry.python) is None:
+        place = f"{entry.where}: " if entry.where else ""
+        raise ConfigError(
+            f"{place}python: {entry.python!r} is no program that can be run here",
+            remedy="give the path of an interpreter, as in 'venv/bin/python'",
+        )
     limit = entry.memory_limit_bytes
     if limit is not None and device.memory_bytes is not None and limit > device.memory_bytes:
         notes.append(f"{device.id} has {device.memory_bytes} bytes, less than its memory_limit of {limit}")
     device = replace(
         device,
         memory_limit_bytes=limit,
-        isolation=entry.isolation,
+        isolation=device.isolation if device.kind == "null" else entry.isolation,
         python=entry.python,
         link_bytes_per_s=entry.link_bytes_per_s,
         link_latency_s=entry.link_latency_s,

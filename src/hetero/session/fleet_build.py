@@ -21,6 +21,10 @@ __all__ = ["Builder", "DeviceEntry", "Wanted", "parse_spec", "refuse_absent"]
 _ENTRY = re.compile(r"(?P<word>[A-Za-z][\w-]*)\s*(?::\s*(?P<count>-?[\w.]+))?\s*(?:\*\s*(?P<share>\S+))?")
 
 
+NULL_DEVICES = 1024
+"""Devices that compute nothing still have a thread each in a live run."""
+
+
 @dataclass(frozen=True, slots=True)
 class DeviceEntry:
     """One wanted device, or group of equal ones, of a configuration.
@@ -176,7 +180,7 @@ class Builder:
         """Add what is wanted to the devices; give '' or why it is absent."""
         matching = self._matching(wanted)
         if wanted.word == "null":
-            made, reason = self._null(wanted, devices), ""
+            made, reason = self._null(wanted, devices)
         elif matching and matching[0].kind == "cpu":
             made, reason = self._cpu(wanted, matching, devices)
         else:
@@ -195,9 +199,12 @@ class Builder:
         among = sound if wanted.backend else self.chosen
         return [device for device in among if device.type == wanted.word]
 
-    def _null(self, wanted: Wanted, devices: Sequence[Device]) -> list[Device]:
+    def _null(self, wanted: Wanted, devices: Sequence[Device]) -> tuple[list[Device], str]:
         start = 1 + max((device.index for device in devices if device.kind == "null"), default=-1)
-        return [null_device(start + number) for number in range(wanted.count or 1)]
+        count = wanted.count or 1
+        if start + count > NULL_DEVICES:
+            return [], f"a live run takes {NULL_DEVICES} null devices at most; the simulator takes any number"
+        return [null_device(start + number) for number in range(count)], ""
 
     def _cpu(self, wanted: Wanted, matching: Sequence[Device], devices: Sequence[Device]) -> tuple[list[Device], str]:
         native, total = matching[0], len(self.cores)

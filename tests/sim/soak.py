@@ -130,7 +130,7 @@ def tasks(count: int, seed: int, gap_s: float) -> Iterator[SimTask]:
 ITEMS = tuple((1_000_000_000 + i, 100_000 * (i + 1)) for i in range(8))
 
 
-def program(count: int, seed: int, gap_s: float = 0.0012) -> Program:
+def program(count: int, seed: int, gap_s: float = 0.002) -> Program:
     return Program(tasks(count, seed, gap_s), ITEMS, released_after=100)
 
 

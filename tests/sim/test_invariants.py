@@ -34,9 +34,9 @@ TRANSITIONS = {
 }  # fmt: skip
 
 RARE = {
-    ("CancelRequested", "PLACED"), ("TaskSubmitted", "over"), ("TaskFinished", "PLACED"), ("TaskFinished", "SUBMITTED"),
-    ("TaskFailed", "RUNNING, late"), ("TaskWithdrawn", "over"), ("DeviceLost", "GONE"), ("DeviceLost", "STARTING"),
-    ("TransferFailed", "late"), ("UtilisationReported", "LOST"),
+    ("CancelRequested", "PLACED"), ("TaskFailed", "SUBMITTED"), ("TaskFailed", "RUNNING, late"),
+    ("TaskFinished", "PLACED"), ("TaskFinished", "SUBMITTED"), ("TaskWithdrawn", "RUNNING, late"),
+    ("DeviceLost", "GONE"), ("DeviceLost", "STARTING"), ("TransferFailed", "late"), ("UtilisationReported", "LOST"),
 }  # fmt: skip
 
 
@@ -76,10 +76,10 @@ def test_every_event_of_a_short_run_leaves_every_invariant() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(600)
 def test_a_million_events_with_every_fault_keep_every_invariant() -> None:
     coverage = soak.Coverage()
-    result = soaked(420_000, 1, watch=coverage)
+    result = soaked(400_000, 1, watch=coverage)
     assert sum(result.events.values()) > 1_000_000
     judge(result, coverage, TRANSITIONS | RARE)
 

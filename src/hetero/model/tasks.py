@@ -75,9 +75,7 @@ class Request:
     @property
     def is_plain(self) -> bool:
         """True when nothing but the device has to be chosen: no group, affinity, workload, limit or priority."""
-        return not (
-            self.near or self.apart or self.workload or self.exclusive or self.timeout_s or self.devices > 1
-        )
+        return not (self.near or self.apart or self.workload or self.exclusive or self.timeout_s or self.devices > 1)
 
 
 class Task(NamedTuple):

@@ -135,9 +135,7 @@ def makespans(one: Case) -> tuple[float, dict[str, float]]:
     sizes = {entry.task.signature: entry.nbytes for entry in one.tasks}
 
     def takes_s(fleet: tuple[Device, ...]) -> float:
-        done = simulate(
-            Program(one.tasks), fleet, one.truth, cost=learned(one), sizes=sizes, topology=one.topology
-        )
+        done = simulate(Program(one.tasks), fleet, one.truth, cost=learned(one), sizes=sizes, topology=one.topology)
         return done.makespan_s - ROOT_S
 
     return takes_s(one.fleet), {device.id: takes_s((device,)) for device in one.fleet}

@@ -58,9 +58,7 @@ def gpu() -> Device:
     return Device(GPU, "cuda", DeviceType("GPU"), "null", memory_node=GPU)
 
 
-LINKED = Topology(
-    (MemoryNode(GPU, 1_000),), (Link(HOST_NODE, GPU, 0.0, 1e6), Link(GPU, HOST_NODE, 0.0, 1e6))
-)
+LINKED = Topology((MemoryNode(GPU, 1_000),), (Link(HOST_NODE, GPU, 0.0, 1e6), Link(GPU, HOST_NODE, 0.0, 1e6)))
 
 
 class World:

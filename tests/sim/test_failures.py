@@ -141,9 +141,12 @@ def test_a_task_that_runs_out_of_memory_is_tried_elsewhere_then_cut_then_merged(
     assert 1 in done.commits
     assert done.happened["split"] == 3
     whole = Task(1, "f", "f|", 100.0, (), (), Request())
-    assert simulate(program([SimTask(whole)]), fleet, lambda *_: 0.01, faults=Faults(out_of_memory_size=30.0)).failures[
-        1
-    ].kind == "out_of_memory"
+    assert (
+        simulate(program([SimTask(whole)]), fleet, lambda *_: 0.01, faults=Faults(out_of_memory_size=30.0))
+        .failures[1]
+        .kind
+        == "out_of_memory"
+    )
 
 
 def test_a_missing_package_leaves_out_the_kind_of_device_for_this_function_only() -> None:

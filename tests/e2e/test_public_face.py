@@ -183,4 +183,4 @@ def test_the_debug_switch_tells_placements(folder: Path) -> None:
         timeout=60,
         check=False,
     )
-    assert "task 1 to h0/cpu:0" in done.stderr
+    assert "task 1 (abs) to cpu:0: ends at" in done.stderr

@@ -13,6 +13,7 @@ import tempfile
 import threading
 import time
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 
 import psutil
@@ -36,9 +37,9 @@ def work(index: int, steps: int, log: str) -> int:
 class Killer(threading.Thread):
     """Kills a random worker process of this program every `period_s` until told to stop."""
 
-    def __init__(self, period_s: float, words: str) -> None:
+    def __init__(self, period_s: float, is_worker: Callable[[list[str]], bool]) -> None:
         super().__init__(daemon=True)
-        self.period_s, self.words = period_s, words
+        self.period_s, self.is_worker = period_s, is_worker
         self.kills = 0
         self.ending = threading.Event()
         self.chance = random.Random(1)
@@ -49,7 +50,7 @@ class Killer(threading.Thread):
             victims = []
             for child in psutil.Process().children(recursive=True):
                 try:
-                    if self.words in " ".join(child.cmdline()):
+                    if self.is_worker(child.cmdline()):
                         victims.append(child)
                 except psutil.Error:
                     continue
@@ -80,7 +81,7 @@ def main() -> None:
     bench = Bench("kills", f"{tasks} tasks of 50 ms, a worker killed every {period_s:g} s", ("ray",), given.out)
     with tempfile.TemporaryDirectory() as folder:
         log = f"{folder}/hetero"
-        killer = Killer(period_s, "hetero.drive.worker")
+        killer = Killer(period_s, lambda command: "hetero.drive.worker" in command)
         with hetero.Context(devices="cpu:1,cpu:1", history=False) as ctx:
             ctx.gather([ctx.submit(abs, 1) for _ in range(4)])
             begin_s = time.perf_counter()
@@ -101,7 +102,7 @@ def main() -> None:
             log = f"{folder}/ray"
             remote = ray.remote(max_retries=-1)(work)
             ray.get([remote.remote(-1, 10, f"{folder}/warm") for _ in range(4)])
-            killer = Killer(period_s, "ray::")
+            killer = Killer(period_s, lambda command: command[:1] != [] and command[0].startswith("ray::work"))
             begin_s = time.perf_counter()
             killer.start()
             results = ray.get([remote.remote(index, steps, log) for index in range(tasks)])

@@ -47,7 +47,7 @@ def run(fleet: list[dict[str, Any]], tasks: int, steps: int, *, data: bool) -> f
 def main() -> None:
     """Measure and print."""
     given = arguments(str(__doc__).splitlines()[0])
-    rounds, steps = (1 if given.quick else 7), calibrate(0.02)
+    rounds, steps = (1 if given.quick else 3), calibrate(0.02)
     bench = Bench("useless_device", "never slower than the good device alone", (), given.out)
     for title, other, data in (
         ("throttled to 0.02", USELESS, False),

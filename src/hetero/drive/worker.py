@@ -58,6 +58,10 @@ class DeviceRunner:
                 value = backend.run(implementation, args, kwargs)
             if backend.heavy:
                 backend.synchronize()
+        except TypeError as error:
+            if frame.used_namespace and backend.heavy:
+                error.add_note(f"arguments reach {self.device.id} as NumPy arrays: write x = xp.asarray(x) first")
+            raise
         finally:
             if self._idle_per_cpu_s:
                 clock.sleep(self._idle_per_cpu_s * (clock.thread_cpu_s() - cpu_s))

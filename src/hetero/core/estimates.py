@@ -33,6 +33,7 @@ class Row:
     best : index of the fastest device, -1 when there is none
     best_s : s, the estimate there
     known : True when the estimate on the fastest device rests on measurements
+    measured : True when that on any device does
     high_s : s, a pessimistic run time on the slowest device that is estimated
     out_bytes : bytes of the largest result seen, -1 before the first
     count : tasks of this class that were handed in
@@ -50,6 +51,7 @@ class Row:
         "high_s",
         "key",
         "known",
+        "measured",
         "out_bytes",
         "request",
         "seconds",
@@ -65,6 +67,7 @@ class Row:
         self.best = -1
         self.best_s = inf
         self.known = False
+        self.measured = False
         self.high_s = inf
         self.out_bytes = -1
         self._since_s = inf
@@ -88,7 +91,7 @@ class Row:
         every guess of its class is taken k times as long, so that a slow device is not tried for a task that
         only looked short.
         """
-        if self.known or self._since_s == inf:
+        if self.measured or self._since_s == inf:
             return self.seconds
         late = (now_s - self._since_s) / self._guess_s
         return self.seconds * late if late > 1.0 else self.seconds
@@ -205,7 +208,7 @@ class Rows:
 
     def _fill(self, row: Row) -> None:
         values = np.full(len(self._devices), inf)
-        row.high_s, row.known, best = 0.0, False, inf
+        row.high_s, row.known, row.measured, best = 0.0, False, False, inf
         for state in self._devices:
             device = state.device
             if self.obstacle(device, row.key, row.request):
@@ -213,6 +216,7 @@ class Rows:
             estimate = self._cost.estimate(row.key, row.size, device)
             values[state.index] = estimate.seconds
             row.high_s = max(row.high_s, estimate.high_s if estimate.origin in KNOWN else inf)
+            row.measured |= estimate.origin in KNOWN
             if estimate.seconds < best:
                 best, row.known = estimate.seconds, estimate.origin in KNOWN
         row.seconds = values

@@ -351,7 +351,11 @@ class CostModel:
             seconds, spread = max(found.seconds(size), _LEAST_S), max(found.spread_at(size), 1.1)
             samples = len(model.functions[signature.partition("|")[0]])
             return Estimate(seconds, seconds / spread, seconds * spread, "regression", samples)
-        return self._relative(model, signature, size) or _roofline(model.device, size, self._slowness(model.device))
+        return (
+            self._relative(model, signature, size)
+            or _first_of_twin(model, signature, size)
+            or _roofline(model.device, size, self._slowness(model.device))
+        )
 
     def _slowness(self, device: Device | None) -> float:
         """Give how many times slower a device is than the fastest, as far as their speeds are known."""
@@ -383,6 +387,12 @@ def _of_window(window: Window, size: float, times: float) -> Estimate:
     if window.b:
         times *= max(size, 1.0) ** window.b
     return Estimate(window.middle * times, window.low * times, window.high * times, "history", len(window.seconds))
+
+
+def _first_of_twin(model: Model, signature: str, size: float) -> Estimate | None:
+    """Estimate by the first run on a device of the same kind, which may have been poisoned."""
+    window = model.window(signature)
+    return None if window is None or not window.count else _scaled(_of_window(window, size, 1.0), 1.0, 10.0, "history")
 
 
 def _scaled(estimate: Estimate, times: float, spread: float, origin: Origin) -> Estimate:

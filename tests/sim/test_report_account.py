@@ -84,9 +84,9 @@ def test_the_lower_bound_is_never_above_what_the_run_took_on_a_thousand_runs(hun
 
 
 def test_times_of_pairs_that_never_ran_are_counted_as_estimates() -> None:
-    records, devices = run(5, rough=False, count=6)
+    records, devices = run(6, rough=False, count=3)
     few = best_possible(collect(records, devices))
-    records, devices = run(5, rough=False, count=200)
+    records, devices = run(6, rough=False, count=200)
     many = best_possible(collect(records, devices))
     assert 0 < few.estimated <= few.pairs
     assert many.estimated / many.pairs < few.estimated / few.pairs

@@ -77,6 +77,7 @@ def main() -> None:
     bench.claim("copies of the array into the pool, per run", max(copies), unit="", at_most=1)
     for ours, theirs in (
         ("hetero, ctx.put", "Ray, ray.put"),
+        ("hetero, plain argument", "Ray, ray.put"),
         ("hetero, plain argument", "Ray, plain argument"),
     ):
         bench.claim(f"wall time, {ours}", ratio(times_s[ours], times_s[theirs]), rival=theirs, at_most=1.2)

@@ -1,0 +1,174 @@
+"""Sources that are there already: sequences, generators, arrays and memory maps.
+
+In: what the program holds, or a `.npy` file. Out: pieces of it. It must not copy an array.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hetero.batch.base import Piece, Source
+from hetero.batch.records import count, cut
+from hetero.floor.errors import BadValueError, HeteroError
+
+__all__ = ["ArraySource", "GeneratorSource", "NpySource", "SequenceSource"]
+
+_PIECE = 4096
+_SAMPLED = 64
+
+
+class SequenceSource(Source):
+    """Records in a list, a tuple, a range or any other sequence.
+
+    Parameters
+    ----------
+    records : not to be changed while it is read
+    """
+
+    def __init__(self, records: Sequence[Any]) -> None:
+        self._records = records
+
+    @property
+    def length(self) -> int:
+        """How many records there are."""
+        return len(self._records)
+
+    def identity(self) -> str:
+        """Name the sequence by its length and some of its records."""
+        step = max(1, len(self._records) // _SAMPLED)
+        some = [self._records[place] for place in range(0, len(self._records), step)]
+        return f"sequence of {len(self._records)}, {_digest(repr(some).encode())}"
+
+    def read(self, begin: int = 0) -> Iterator[Piece]:
+        """Give the records from item `begin` on."""
+        for place in range(begin, len(self._records), _PIECE):
+            yield Piece(list(self._records[place : place + _PIECE]), "items", place)
+
+
+class ArraySource(Source):
+    """Records in an array's first axis, or in a dict of arrays, a tensor or an Arrow table.
+
+    Parameters
+    ----------
+    records : not to be changed while it is read; a memory map is read as it is needed
+    name : for the places of its records
+    """
+
+    def __init__(self, records: Any, name: str = "items") -> None:
+        self._records = records
+        self._name = name
+        self._length = count(records)
+
+    @property
+    def length(self) -> int:
+        """How many records there are."""
+        return self._length
+
+    def identity(self) -> str:
+        """Name the array by its shape, its type and some of its records."""
+        columns = self._records if isinstance(self._records, dict) else {"": self._records}
+        words = [
+            f"{name} {getattr(array, 'dtype', '')} {getattr(array, 'shape', '')}" for name, array in columns.items()
+        ]
+        step = max(1, self._length // _SAMPLED)
+        some = [repr(cut(self._records, place, place + 1)) for place in range(0, self._length, step)]
+        return f"array {'; '.join(words)}, {_digest(repr(some).encode())}"
+
+    def read(self, begin: int = 0) -> Iterator[Piece]:
+        """Give the records from item `begin` on, in one piece."""
+        if begin < self._length:
+            yield Piece(cut(self._records, begin, self._length), self._name, begin)
+
+
+class NpySource(ArraySource):
+    """Records in the first axis of a `.npy` file, mapped into memory and read as they are needed.
+
+    Raises
+    ------
+    BadValueError
+        The file is absent or is no array file.
+    """
+
+    def __init__(self, path: Path | str) -> None:
+        try:
+            records = np.load(path, mmap_mode="r", allow_pickle=False)
+        except (OSError, ValueError, EOFError) as error:
+            raise BadValueError(f"{path} cannot be read as an array: {error}", remedy="give a .npy file") from error
+        super().__init__(records, str(path))
+        self._path = Path(path)
+
+    def identity(self) -> str:
+        """Name the file by its path, size and time of change."""
+        status = self._path.stat()
+        return f"file {self._path} of {status.st_size} bytes at {status.st_mtime_ns}"
+
+
+class GeneratorSource(Source):
+    """Records that are made one after the other.
+
+    Parameters
+    ----------
+    make : an iterable, or a function that gives a fresh iterator each time, so that a run can be resumed
+    length : how many there will be, None where unknown
+    name : the same for the same records; a run is resumed under it
+
+    Raises
+    ------
+    HeteroError
+        From `read`: a plain iterator is read a second time, or it ended before or after the length said.
+    """
+
+    def __init__(
+        self, make: Iterable[Any] | Callable[[], Iterable[Any]], length: int | None = None, name: str = ""
+    ) -> None:
+        self._make = make
+        self._length = length
+        self._name = name or getattr(make, "__qualname__", type(make).__name__)
+        self._spent = False
+
+    @property
+    def length(self) -> int | None:
+        """How many records there will be, None where unknown."""
+        return self._length
+
+    def identity(self) -> str:
+        """Name the generator."""
+        return f"generator {self._name} of {self._length}"
+
+    def read(self, begin: int = 0) -> Iterator[Piece]:
+        """Make the records from item `begin` on; those before are made and dropped."""
+        records = self._fresh()
+        place = sum(1 for _ in itertools.islice(records, begin))
+        size = 1
+        while found := list(itertools.islice(records, size)):
+            if self._length is not None and place + len(found) > self._length:
+                raise HeteroError(f"{self._name} gave more than the {self._length} records it said", remedy=_TELL)
+            yield Piece(found, "items", place)
+            place += len(found)
+            size = min(2 * size, _PIECE)
+        if self._length is not None and place < self._length:
+            raise HeteroError(f"{self._name} ended after {place} of {self._length} records", remedy=_TELL)
+
+    def _fresh(self) -> Iterator[Any]:
+        if callable(self._make):
+            return iter(self._make())
+        records = iter(self._make)
+        if self._spent and records is self._make:
+            raise HeteroError(
+                f"{self._name} was read before and cannot begin again", remedy="give a function that makes it"
+            )
+        self._spent = True
+        return records
+
+
+_TELL = "give the right length, or none"
+
+
+def _digest(data: bytes) -> str:
+    return hashlib.blake2b(data, digest_size=8).hexdigest()

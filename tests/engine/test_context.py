@@ -8,6 +8,7 @@ import os
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -353,3 +354,14 @@ def test_a_retried_task_finds_its_checkpoint_also_in_a_run_without_a_name() -> N
 
     with hetero.Context(devices="cpu:1", isolation="thread", history=False) as ctx:
         assert ctx.run(hetero.task(step, retries=1)) == 21
+
+
+def test_the_next_context_knows_the_bytes_of_a_function_s_results(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HETERO_HOME", str(tmp_path))
+    far = {"type": "CPU", "cores": 1, "link": {"bandwidth": "1GB/s", "latency": "1ms"}}
+    for known in ([], [8 * 100_000]):
+        with hetero.Context({"devices": [{"type": "CPU", "cores": 1}, far]}) as ctx:
+            assert list(ctx.driver.machine.cost.result_bytes.values()) == known
+            assert len(ctx.run(np.zeros, 100_000)) == 100_000

@@ -11,7 +11,7 @@ import pytest
 from hetero.floor.errors import HistoryError
 from hetero.model.device import Device, DeviceType
 from hetero.plan.cost import KEPT, CostModel, Sample
-from hetero.stores.history import FILE, VERSION, HistoryStore
+from hetero.stores.history import FILE, RESULTS, VERSION, HistoryStore
 
 CPU = Device("h0/cpu:0", "cpu", DeviceType("CPU"), "cpu", name="x")
 
@@ -52,6 +52,27 @@ def test_what_a_model_learned_is_known_to_the_next_run(path: Path) -> None:
     later.load(HistoryStore(path).load([CPU.model_key]))
     found = later.estimate("f|", 8.0, CPU)
     assert (found.seconds, found.origin) == (0.1, "history")
+
+
+def test_the_largest_result_of_a_signature_is_kept_and_the_oldest_signatures_are_not(path: Path) -> None:
+    store = HistoryStore(path)
+    store.add_results({"f|": 8, "g|": 100})
+    store.add_results({"f|": 4, "h|": 0})
+    assert HistoryStore(path).result_bytes() == {"g|": 100, "f|": 8, "h|": 0}
+    store.add_results({f"{number}|": 1 for number in range(RESULTS - 1)})
+    kept = store.result_bytes()
+    assert len(kept) == RESULTS
+    assert not {"f|", "g|"} & set(kept)
+
+
+def test_a_file_of_the_first_layout_gains_the_sizes_of_results(path: Path) -> None:
+    HistoryStore(path).add(samples(2))
+    with sqlite3.connect(path) as connection:
+        connection.execute("DROP TABLE results")
+        connection.execute("PRAGMA user_version = 1")
+    store = HistoryStore(path)
+    store.add_results({"f|": 8})
+    assert (store.load(["cpu/x"]), store.result_bytes()) == (tuple(samples(2)), {"f|": 8})
 
 
 def test_a_set_of_samples_with_a_bad_one_is_refused_whole(path: Path) -> None:

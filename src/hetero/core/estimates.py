@@ -105,10 +105,6 @@ class Rows:
     A row is computed anew when an estimate moved; on a large fleet only after as many moves as a sixteenth
     of the devices, so that the cost of learning stays constant per finished task, and until then only the
     entry of the device that moved.
-
-    Attributes
-    ----------
-    sizes : bytes of the largest result known of each signature
     """
 
     def __init__(self, cost: CostModel, devices: list[DeviceState], topology: Topology) -> None:
@@ -120,15 +116,12 @@ class Rows:
         self._absent: dict[str, frozenset[str]] = {}
         self._last: dict[str, Row] = {}
         self._moves = 0
-        self.sizes: dict[str, int] = {}
 
     def sized(self, row: Row, nbytes: int) -> bool:
         """Take note of the bytes of a result; True when no larger one was known of its signature."""
         if nbytes <= row.out_bytes:
             return False
-        if len(self.sizes) > 4096:
-            self.sizes.clear()
-        self.sizes[row.key] = nbytes
+        self._cost.observe_result(row.key, nbytes)
         for other in (row, *self._by_signature.get(row.key, ())):
             other.out_bytes = max(other.out_bytes, nbytes)
         return True
@@ -177,7 +170,7 @@ class Rows:
         row = self._rows.get(key)
         if row is None:
             row = self._rows[key] = Row(task.signature, task.size, task.request)
-            row.out_bytes = self.sizes.get(task.signature, -1)
+            row.out_bytes = self._cost.result_bytes.get(task.signature, -1)
             self._by_signature.setdefault(task.signature, []).append(row)
             if len(self._rows) > 4096:
                 self._forget_oldest()

@@ -99,7 +99,7 @@ def simulate(
     chosen = get(policy) if isinstance(policy, str) else policy
     links = topology or Topology()
     machine = Machine(chosen, cost or CostModel(fleet), links, rules)
-    machine.rows.sizes.update(sizes or {})
+    machine.cost.result_bytes.update(sizes or {})
     run = _Simulation(machine, program, fleet, truth, links, costs or Costs(), faults or Faults(), seed)
     run.trace, run.watch, run.check_every = trace, watch, check_every
     return run.run()

@@ -90,6 +90,7 @@ class CostModel:
     ----------
     epoch : grows whenever estimates of other signatures than the observed one moved as well, because a device
         changed its speed; who keeps estimates should then ask for all of them again
+    result_bytes : bytes of the largest result known of each signature
 
     Notes
     -----
@@ -120,6 +121,7 @@ class CostModel:
 
     def __init__(self, devices: Sequence[Device] = ()) -> None:
         self.epoch = 0
+        self.result_bytes: dict[str, int] = {}
         self._states: dict[str, _State] = {}
         self._models: dict[str, Model] = {}
         self._ran_by: dict[str, list[Model]] = {}
@@ -157,6 +159,11 @@ class CostModel:
         else:
             state = self._state(device)
         return self._learn(state, signature, size, max(seconds, _LEAST_S))
+
+    def observe_result(self, signature: str, nbytes: int) -> None:
+        """Take note of the bytes of a result."""
+        self.result_bytes[signature] = max(self.result_bytes.pop(signature, nbytes), nbytes)
+        forget_oldest(self.result_bytes, SIGNATURES)
 
     def estimate(self, signature: str, size: float, device: Device) -> Estimate:
         """Estimate one run.

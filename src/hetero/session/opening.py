@@ -120,7 +120,7 @@ class Opened:
 
 
 class _History:
-    """Times measured in earlier runs, handed to a cost model; and what this run measured, kept at its end."""
+    """Times and sizes of results of earlier runs, handed to a cost model; what this run saw, kept at its end."""
 
     def __init__(self, cost: CostModel, devices: tuple[Device, ...]) -> None:
         from hetero.stores.history import FILE, HistoryStore
@@ -130,6 +130,7 @@ class _History:
         if trouble:
             _log.warning(trouble)
         cost.load(self._store.load({device.model_key for device in devices}))
+        cost.result_bytes.update(self._store.result_bytes())
 
     @classmethod
     def opened(cls, cost: CostModel, devices: tuple[Device, ...]) -> _History | None:
@@ -144,6 +145,7 @@ class _History:
         """Write what was learned; a disk that refuses costs the history and not the program."""
         try:
             self._store.add(self._cost.new_samples())
+            self._store.add_results(self._cost.result_bytes)
         except HistoryError as error:
             _warn_once(f"{error.problem}: nothing is remembered of this run ({error.remedy})")
 

@@ -7,20 +7,23 @@ It must not judge them; it never deletes a damaged file, and never waits for ano
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from pathlib import Path
 
 from hetero.floor.errors import HistoryError
 from hetero.plan.cost import KEPT, Sample
 
-__all__ = ["FILE", "VERSION", "HistoryStore"]
+__all__ = ["FILE", "RESULTS", "VERSION", "HistoryStore"]
 
 FILE = "history.sqlite"
 """The name of the file below HETERO_HOME."""
 
-VERSION = 1
+VERSION = 2
 """The version of the file's layout, kept in its `user_version`."""
+
+RESULTS = 4096
+"""Signatures whose results' bytes are kept."""
 
 _BUSY_S = 10.0
 _MAKE = """
@@ -32,16 +35,25 @@ CREATE TABLE IF NOT EXISTS samples (
     seconds REAL NOT NULL CHECK (seconds > 0)
 );
 CREATE INDEX IF NOT EXISTS by_key ON samples (device_key, signature, id);
+CREATE TABLE IF NOT EXISTS results (
+    signature TEXT PRIMARY KEY,
+    bytes INTEGER NOT NULL CHECK (bytes >= 0)
+);
 """
 _PRUNE = """
 DELETE FROM samples WHERE device_key = ?1 AND signature = ?2 AND id <= (
     SELECT id FROM samples WHERE device_key = ?1 AND signature = ?2 ORDER BY id DESC LIMIT 1 OFFSET ?3
 )
 """
+_PUT_RESULT = """
+INSERT OR REPLACE INTO results (signature, bytes)
+VALUES (?1, max(?2, coalesce((SELECT bytes FROM results WHERE signature = ?1), 0)))
+"""
+_PRUNE_RESULTS = "DELETE FROM results WHERE rowid <= (SELECT rowid FROM results ORDER BY rowid DESC LIMIT 1 OFFSET ?)"
 
 
 class HistoryStore:
-    """Keeps the newest samples of each signature on each kind of device.
+    """Keeps the newest samples of each signature on each kind of device, and the bytes of its largest result.
 
     Every call opens the file anew, so a store may be used from any thread and after a fork, and several
     processes may read and write at once: a write waits up to ten seconds for its turn.
@@ -116,6 +128,20 @@ class HistoryStore:
                 "INSERT INTO samples (signature, device_key, size, seconds) VALUES (?, ?, ?, ?)", rows
             )
             connection.executemany(_PRUNE, [(*pair, KEPT) for pair in touched])
+
+    def result_bytes(self) -> dict[str, int]:
+        """Give the bytes of the largest result seen of each signature, the one added last at the end."""
+        with self._worded(), closing(self._connect()) as connection:
+            return dict(connection.execute("SELECT signature, bytes FROM results ORDER BY rowid"))
+
+    def add_results(self, result_bytes: Mapping[str, int]) -> None:
+        """Take note of the bytes of results, all or none, and drop those that were not added for longest."""
+        if not result_bytes:
+            return
+        with self._worded(), closing(self._connect()) as connection, connection:
+            connection.execute("BEGIN IMMEDIATE")
+            connection.executemany(_PUT_RESULT, result_bytes.items())
+            connection.execute(_PRUNE_RESULTS, (RESULTS,))
 
     def _connect(self) -> sqlite3.Connection:
         return sqlite3.connect(self.path, timeout=_BUSY_S, isolation_level=None)

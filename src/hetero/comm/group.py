@@ -9,7 +9,8 @@ from __future__ import annotations
 import os
 import socket
 import stat
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from importlib import import_module
 from typing import Any
@@ -17,7 +18,7 @@ from typing import Any
 from hetero.comm.errors import GroupBrokenError
 from hetero.floor import clock
 
-__all__ = ["Group", "Rendezvous", "open_rendezvous"]
+__all__ = ["Group", "Rendezvous", "Work", "open_rendezvous"]
 
 _LOOPBACK = "127.0.0.1"
 _FORM_S = 30.0
@@ -108,13 +109,25 @@ class Group:
         GroupBrokenError
             A member died, or did not come within the deadline.
         """
+        self.start_all_reduce(tensor, op).wait()
+
+    def start_all_reduce(self, tensor: Any, op: str = "sum") -> Work:
+        """Begin `all_reduce` and go on; the tensor belongs to the group until `wait` returns.
+
+        Several may be under way at once. All members start them in the same order; the deadline of each begins here.
+
+        Raises
+        ------
+        GroupBrokenError
+            The group is broken already.
+        """
         if self._group is None:
-            return
+            return Work(self, None)
         dist = import_module("torch.distributed")
         options = dist.AllreduceOptions()
         options.reduceOp = dist.ReduceOp.SUM if op == "sum" else dist.ReduceOp.MAX
         options.timeout = timedelta(seconds=self.deadline_s)
-        self._wait(lambda: self._group.allreduce([tensor], options))
+        return self._start(lambda: self._group.allreduce([tensor], options))
 
     def broadcast(self, tensor: Any, src: int) -> None:
         """Replace a tensor by that of the member `src`; raises GroupBrokenError as `all_reduce` does."""
@@ -125,12 +138,18 @@ class Group:
         options.rootRank = src
         options.rootTensor = 0
         options.timeout = timedelta(seconds=_FORM_S)
-        self._wait(lambda: self._group.broadcast([tensor], options))
+        self._start(lambda: self._group.broadcast([tensor], options)).wait()
 
-    def _wait(self, start: Any) -> None:
+    def _start(self, begin: Callable[[], Any]) -> Work:
+        with self._breaking():
+            return Work(self, begin())
+
+    @contextmanager
+    def _breaking(self) -> Iterator[None]:
+        """Free everybody when something fails in here, and count the time as waited."""
         begun_s = clock.monotonic_s()
         try:
-            start().wait()
+            yield
         except RuntimeError as error:
             self.abort()
             raise GroupBrokenError(f"a member of the group is gone: {_line(error)}") from error
@@ -151,6 +170,27 @@ class Group:
         self.abort()
         self._group = None
         self._store = None
+
+
+class Work:
+    """An exchange that is under way; made by `Group.start_all_reduce`."""
+
+    def __init__(self, group: Group, work: Any) -> None:
+        self._group = group
+        self._work = work
+
+    def wait(self) -> None:
+        """Return when the tensor holds its result; a second call returns at once.
+
+        Raises
+        ------
+        GroupBrokenError
+            A member died, or did not come within the deadline.
+        """
+        work, self._work = self._work, None
+        if work is not None:
+            with self._group._breaking():
+                work.wait()
 
 
 def _sockets() -> set[int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -11,7 +12,7 @@ import numpy as np
 import pytest
 
 import hetero
-from hetero.errors import BadValueError, HeteroError, NothingFitsError
+from hetero.errors import BadValueError, HeteroError, NothingFitsError, SerialisationError
 
 
 @pytest.fixture(params=["thread", "process"], scope="module")
@@ -72,6 +73,20 @@ def test_a_group_fails_as_one_and_its_other_members_do_not_wait_for_ever(ctx: he
     with pytest.raises(ValueError, match="rank 1 is broken"):
         ctx.submit(half_broken).result(60)
     assert ctx.run(exchange, 1) == (1, 1)
+
+
+def test_what_cannot_be_pickled_is_refused_where_it_is_sent(ctx: hetero.Context) -> None:
+    @hetero.task(devices=2)
+    def sends_a_lock() -> Any:
+        if hetero.rank() == 1:
+            return hetero.send(threading.Lock(), to=0)
+        return hetero.recv(from_=1)
+
+    if ctx.devices[0].isolation == "thread":
+        assert isinstance(ctx.run(sends_a_lock), type(threading.Lock()))
+        return
+    with pytest.raises(SerialisationError, match="what is sent to another member cannot be pickled"):
+        ctx.run(sends_a_lock)
 
 
 @pytest.mark.usefixtures("no_leaks")

@@ -287,6 +287,12 @@ def test_mistakes_in_a_fleet_of_one_line_are_told_with_the_others(file: Any) -> 
     assert load(file("devices: cpu:1,null:2\n")).spec == "cpu:1,null:2"
 
 
+def test_a_fleet_may_be_a_list_of_kinds_in_words(file: Any) -> None:
+    assert load({"devices": ["cpu:1", "cpu:1*0.5"]}).spec == "cpu:1,cpu:1*0.5"
+    path = file("devices:\n- cpu:1\n- cup:2\n")
+    assert message(path).startswith(f"{path}:1: devices: 'cup' is no kind of device; did you mean 'cpu'?")
+
+
 def test_the_isolation_of_a_device_goes_before_that_of_the_fleet() -> None:
     devices = [{"type": "cpu"}, {"type": "cpu", "isolation": "process"}]
     entries = load({"isolation": "thread", "devices": devices}).devices or ()

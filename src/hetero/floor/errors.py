@@ -16,6 +16,7 @@ __all__ = [
     "DeviceLostError",
     "EngineError",
     "GraphError",
+    "GroupError",
     "HeteroError",
     "HistoryError",
     "NothingFitsError",
@@ -114,6 +115,10 @@ class OutOfDeviceMemoryError(HeteroError, MemoryError):
 
 class EngineError(HeteroError):
     """An engine could not start or carry out a command."""
+
+
+class GroupError(HeteroError):
+    """Another member of a group task failed or ended, so this one gives up."""
 
 
 class SerialisationError(HeteroError, TypeError):

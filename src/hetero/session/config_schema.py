@@ -207,7 +207,9 @@ def check(tree: Tree) -> Root:
         raise MistakesError.of(
             [Mistake(tree.place(()), "", f"{shown(value)} is not a mapping of keys to values", remedy)]
         )
-    line = value.pop("devices") if value.get("devices") == [] or isinstance(value.get("devices"), str) else None
+    line = _one_line(value.get("devices"))
+    if line is not None:
+        del value["devices"]
     found = [] if line is None else _wrong_line(tree, line)
     root = None
     try:
@@ -217,6 +219,13 @@ def check(tree: Tree) -> Root:
     if root is None or found:
         raise MistakesError.of(sorted(dict.fromkeys(found), key=_by_line))
     return root.with_spec(line or "")
+
+
+def _one_line(devices: Any) -> Any:
+    """Give a fleet that is one line of text, a list of such texts, or empty; None where it is written in full."""
+    if isinstance(devices, list) and devices and all(isinstance(device, str) for device in devices):
+        return ",".join(devices)
+    return devices if devices == [] or isinstance(devices, str) else None
 
 
 def _wrong_line(tree: Tree, line: object) -> list[Mistake]:

@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 
 from hetero.engines.local.pieces import Assembly, Piece, Talk, Whole
 from hetero.engines.local.wire import Place, Wire
-from hetero.floor.errors import BadValueError, HeteroError
+from hetero.floor.errors import BadValueError, GroupError
 
-__all__ = ["Cancelled", "GroupChannel", "GroupError", "Hello", "Job", "NoRoomError", "UnserialisableError", "granted"]
+__all__ = ["Cancelled", "GroupChannel", "Hello", "Job", "NoRoomError", "UnserialisableError", "granted"]
 
 # On the data socket, in both directions.
 HELLO, READY, BROKEN, RUN, DONE, ROOM, SAY, LEFT, HEARD = range(9)
@@ -71,10 +71,6 @@ class UnserialisableError(Exception):
     def __init__(self, message: str, seconds: float) -> None:
         super().__init__(message)
         self.seconds = seconds
-
-
-class GroupError(HeteroError):
-    """Another member of the group failed, so this one gives up."""
 
 
 class NoRoomError(Exception):

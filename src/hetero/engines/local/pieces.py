@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from hetero.engines.local.wire import LARGE_BYTES, dump, load
+from hetero.floor.errors import SerialisationError
 
 __all__ = ["Assembly", "Piece", "Talk", "Whole", "cut"]
 
@@ -58,8 +59,8 @@ def cut(value: Any, piece_bytes: int) -> Iterator[Piece]:
 
     Raises
     ------
-    Exception
-        Whatever the value's pickling raises.
+    SerialisationError
+        The value cannot be pickled.
 
     Examples
     --------
@@ -68,7 +69,12 @@ def cut(value: Any, piece_bytes: int) -> Iterator[Piece]:
     >>> [(piece.left, piece.data) for piece in cut("a word", 1000)]
     [(0, b'')]
     """
-    body, buffers = dump(value)
+    try:
+        body, buffers = dump(value)
+    except Exception as error:
+        raise SerialisationError(
+            f"what is sent to another member cannot be pickled: {error}", remedy="send plain values or arrays"
+        ) from error
     large = len(body) >= LARGE_BYTES
     if large:
         buffers.insert(0, memoryview(body))

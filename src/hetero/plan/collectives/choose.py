@@ -1,0 +1,192 @@
+"""Which algorithm adds up a row soonest over the links that there are.
+
+In: bandwidth and latency of each member's link, bytes. Out: the algorithm with its tree and chunk, and its seconds.
+It must not measure.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from hetero.plan.collectives.trees import Tree, balanced_tree, capped_tree
+
+__all__ = ["ALGORITHMS", "SMALL_BYTES", "Algorithm", "Choice", "Links", "choose", "pipelined", "ring_s", "tree_s"]
+
+Algorithm = Literal["auto", "library", "ring", "tree", "pipelined_tree"]
+ALGORITHMS: tuple[Algorithm, ...] = ("auto", "library", "ring", "tree", "pipelined_tree")
+
+SMALL_BYTES = 64 * 1024
+"""Below it the latency decides, and links need not be known."""
+
+_STEP_S = 2e-4
+_LEAST_CHUNK_BYTES = 16 * 1024
+_MOST_CHUNK_BYTES = 4 * 1024 * 1024
+_CHUNK_UNIT_BYTES = 4096
+_GAIN_FRAC = 0.85
+_ALIKE = 1.15
+
+
+@dataclass(frozen=True, slots=True)
+class Links:
+    """What connects each member with the others.
+
+    Attributes
+    ----------
+    bytes_per_s : of each member's link, the slower of its two directions
+    latency_s : of one message
+    """
+
+    bytes_per_s: tuple[float, ...]
+    latency_s: float
+
+    @property
+    def size(self) -> int:
+        """How many members there are."""
+        return len(self.bytes_per_s)
+
+    @property
+    def are_alike(self) -> bool:
+        """Whether no link is slower than another by more than an error of measurement."""
+        return min(self.bytes_per_s) * _ALIKE >= max(self.bytes_per_s)
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """An algorithm, ready to be carried out.
+
+    Attributes
+    ----------
+    algorithm : never 'auto'
+    tree : along which it goes; None for 'library' and 'ring'
+    chunk_bytes : size of what travels as one
+    seconds : predicted, s
+    """
+
+    algorithm: Algorithm
+    tree: Tree | None
+    chunk_bytes: int
+    seconds: float
+
+
+def ring_s(links: Links, nbytes: float) -> float:
+    """Predict the seconds of a ring: 2(n-1) rounds of nbytes/n over the slowest link.
+
+    Examples
+    --------
+    >>> ring_s(Links((10.0, 10.0), 0.0), 100.0)
+    10.0
+    """
+    rounds = 2 * (links.size - 1)
+    return rounds * (nbytes / links.size / min(links.bytes_per_s) + links.latency_s)
+
+
+def tree_s(links: Links, tree: Tree, nbytes: float, chunk_bytes: float) -> float:
+    """Predict the seconds of adding up along a tree and handing out again, in chunks.
+
+    Notes
+    -----
+    A member with d neighbours sends and receives d times the row, so a chunk c takes c·B + o in every hop, with
+    B = max d/bandwidth and o the cost of a step. A row of M bytes in a tree of height H, with messages that need the
+    latency l: (M/c + 2H - 1)(c·B + o) + 2H·l.
+
+    Examples
+    --------
+    >>> round(tree_s(Links((10.0, 10.0), 0.0), Tree((-1, 0)), 100.0, 100.0), 2)
+    20.0
+    """
+    per_byte_s = _per_byte_s(links, tree)
+    hops = 2 * tree.heights[tree.root]
+    waves = math.ceil(nbytes / chunk_bytes) + hops - 1
+    return waves * (min(chunk_bytes, nbytes) * per_byte_s + _STEP_S) + hops * links.latency_s
+
+
+def _per_byte_s(links: Links, tree: Tree) -> float:
+    return max(degree / speed for degree, speed in zip(tree.degrees, links.bytes_per_s, strict=True))
+
+
+def pipelined(links: Links, nbytes: int, root: int | None = None) -> Choice:
+    """Give the tree and the chunk with which a pipelined tree is soonest done.
+
+    Notes
+    -----
+    For every time T a byte that some number of neighbours would give some member, each member may have at most
+    floor(T · bandwidth) neighbours; of the shallow trees within these caps the one with the least predicted seconds
+    is taken. Members behind slow links become leaves, where each byte crosses their link once in each direction.
+    """
+    best: Choice | None = None
+    for tree in _trees(links, root):
+        chunk_bytes = _chunk_bytes(links, tree, nbytes)
+        seconds = tree_s(links, tree, nbytes, chunk_bytes)
+        if best is None or seconds < best.seconds:
+            best = Choice("pipelined_tree", tree, chunk_bytes, seconds)
+    assert best is not None, "a star is always among the trees"
+    return best
+
+
+def _trees(links: Links, root: int | None) -> Iterator[Tree]:
+    """Give a tree for every set of caps that some time a byte allows."""
+    seen: set[tuple[int, ...]] = set()
+    speeds = _levelled(links.bytes_per_s)
+    for limit_s in sorted({degree / speed for speed in speeds for degree in range(1, links.size)}):
+        caps = tuple(min(links.size - 1, int(limit_s * speed * (1 + 1e-9))) for speed in speeds)
+        if min(caps) < 1 or sum(caps) < 2 * (links.size - 1) or caps in seen:
+            continue
+        seen.add(caps)
+        tree = capped_tree(caps, root)
+        if tree is not None:
+            yield tree
+
+
+def _levelled(speeds: tuple[float, ...]) -> list[float]:
+    """Give speeds that are alike the same figure, so that measuring errors do not shape the tree."""
+    order = sorted(range(len(speeds)), key=lambda member: -speeds[member])
+    levelled = [0.0] * len(speeds)
+    top = speeds[order[0]]
+    for member in order:
+        top = top if speeds[member] * _ALIKE >= top else speeds[member]
+        levelled[member] = top
+    return levelled
+
+
+def _chunk_bytes(links: Links, tree: Tree, nbytes: int) -> int:
+    """Give the c that makes (M/c + 2H)(c·B + o) least: the root of M·o / 2H·B."""
+    hops = 2 * max(1, tree.heights[tree.root])
+    best = math.sqrt(nbytes * _STEP_S / (hops * _per_byte_s(links, tree)))
+    whole = round(best / _CHUNK_UNIT_BYTES) * _CHUNK_UNIT_BYTES
+    return min(max(whole, _LEAST_CHUNK_BYTES), _MOST_CHUNK_BYTES)
+
+
+def choose(links: Links, nbytes: int, algorithm: Algorithm = "auto", *, library: bool = True) -> Choice:
+    """Give the algorithm that adds up a row soonest, or the one asked for with the tree and chunk that suit it.
+
+    Parameters
+    ----------
+    nbytes : of the row
+    algorithm : 'auto' for the soonest
+    library : whether there is a library whose ring can be taken for 'auto'
+
+    Examples
+    --------
+    >>> choose(Links((1e7,) * 8, 1e-4), 16_000_000).algorithm
+    'library'
+    >>> choice = choose(Links((1e7,) * 6 + (2e6,) * 2, 1e-4), 16_000_000)
+    >>> choice.algorithm, choice.tree.degrees[6:]
+    ('pipelined_tree', (1, 1))
+    """
+    around = Choice("library" if library else "ring", None, _ring_chunk_bytes(links, nbytes), ring_s(links, nbytes))
+    if algorithm in ("library", "ring"):
+        return Choice(algorithm, None, around.chunk_bytes, around.seconds)
+    if algorithm == "tree":
+        tree = balanced_tree(links.size)
+        return Choice("tree", tree, max(1, nbytes), tree_s(links, tree, nbytes, max(1, nbytes)))
+    if algorithm == "auto" and (nbytes < SMALL_BYTES or links.are_alike):
+        return around
+    along = pipelined(links, nbytes)
+    return along if algorithm == "pipelined_tree" or along.seconds < _GAIN_FRAC * around.seconds else around
+
+
+def _ring_chunk_bytes(links: Links, nbytes: int) -> int:
+    return min(max(nbytes // (4 * links.size), _LEAST_CHUNK_BYTES), _MOST_CHUNK_BYTES)

@@ -9,7 +9,8 @@ from __future__ import annotations
 import functools
 import math
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import numpy as np
@@ -94,6 +95,21 @@ class KeyedRandom(TorchFunctionMode):  # type: ignore[misc]
         self._keys = _keys(self.seed, step, np.asarray(samples, dtype=np.int64))
         self._operation = 0
         return self
+
+    def again(self) -> Callable[[], AbstractContextManager[None]]:
+        """Give what makes contexts in which the numbers that are drawn from here on are drawn once more."""
+        first = self._operation
+
+        @contextmanager
+        def repeated() -> Iterator[None]:
+            reached, self._operation = self._operation, first
+            try:
+                with self:
+                    yield
+            finally:
+                self._operation = reached
+
+        return repeated
 
     def __torch_function__(
         self, func: Any, types_: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None

@@ -55,6 +55,11 @@ class SummedLoss:
         BadValueError
             The loss gives no value per sample.
         """
+        losses = self.each(output, target)
+        return losses.sum(), self._weight(losses, target), losses
+
+    def each(self, output: Any, target: Any) -> Any:
+        """Give the losses one by one; raises BadValueError as `sums` does."""
         losses = self._each(output, target)
         samples = len(target)
         if not torch.is_tensor(losses) or losses.dim() == 0 or losses.shape[0] != samples:
@@ -63,7 +68,7 @@ class SummedLoss:
                 f"the loss gave {shape} for {samples} samples, so it cannot be weighted exactly",
                 remedy="let it return one loss a sample, or take a reduction= argument as torch's losses do",
             )
-        return losses.sum(), self._weight(losses, target), losses
+        return losses
 
     def _weight(self, losses: Any, target: Any) -> Any:
         if not self._by_class or target.is_floating_point():

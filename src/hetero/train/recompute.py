@@ -1,0 +1,113 @@
+"""Activations that are computed twice: parts of a model keep their inputs alone and run again in the backward pass.
+
+In: a model, the parts that are to be recomputed. Out: the same model, with less to keep between the passes.
+It must not change a result: what was drawn in the first run is drawn again.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+from torch.utils.checkpoint import checkpoint
+
+from hetero.floor.errors import BadValueError, did_you_mean
+from hetero.train.keyed import KeyedRandom
+
+__all__ = ["blocks", "chosen", "recompute_blocks"]
+
+
+def recompute_blocks(model: Any, wanted: str | Sequence[str], random: KeyedRandom | None) -> None:
+    """Let parts of a model be recomputed in the backward pass.
+
+    Parameters
+    ----------
+    wanted : 'none', 'blocks' for what `blocks` finds, or names of modules as `named_modules` has them
+    random : what the model draws from, None where nothing is computed
+
+    Raises
+    ------
+    BadValueError
+        The model has no such module, or no blocks.
+
+    Notes
+    -----
+    Trades a second forward pass for the memory of what lies inside the parts (Chen, Xu, Zhang and Guestrin 2016).
+    """
+    modules = dict(model.named_modules())
+    for name in chosen(model, wanted):
+        module = modules[name]
+        module.forward = functools.partial(_twice, module.forward, random)
+
+
+def chosen(model: Any, wanted: str | Sequence[str]) -> list[str]:
+    """Name the modules that are to be recomputed; raises BadValueError as `recompute_blocks` does."""
+    if wanted == "none":
+        return []
+    if wanted == "blocks":
+        return blocks(model)
+    modules = dict(model.named_modules())
+    names = [wanted] if isinstance(wanted, str) else list(wanted)
+    for name in names:
+        if not name or name not in modules:
+            raise BadValueError(
+                f"recompute: the model has no module {name!r}{did_you_mean(name, ['none', 'blocks', *modules])}",
+                remedy="give 'none', 'blocks' or names that model.named_modules() has",
+            )
+    return names
+
+
+def blocks(model: Any) -> list[str]:
+    """Name the blocks of a model: what its ModuleLists hold, or its Sequentials where it has no such lists.
+
+    Raises
+    ------
+    BadValueError
+        There is none that is made of further modules.
+
+    Notes
+    -----
+    The outermost lists count; a Sequential within a Sequential is gone into.
+
+    Examples
+    --------
+    >>> layer = torch.nn.TransformerEncoderLayer(8, 2, 16)
+    >>> blocks(torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.TransformerEncoder(layer, 2)))
+    ['1.layers.0', '1.layers.1']
+    """
+    found = _held(model, torch.nn.ModuleList) or _held(model, torch.nn.Sequential)
+    if not found:
+        raise BadValueError(
+            f"recompute='blocks': {type(model).__name__} has no ModuleList or Sequential of modules that have parts",
+            remedy="name modules of the model instead",
+        )
+    return found
+
+
+def _held(module: Any, kind: Any, path: str = "") -> list[str]:
+    """Name what the outermost containers of a kind hold, as far as it has modules of its own."""
+    found: list[str] = []
+    for name, child in module.named_children():
+        place = f"{path}.{name}" if path else name
+        if isinstance(module, kind) and not isinstance(child, kind):
+            found += [place] if any(child.children()) else []
+        else:
+            found += _held(child, kind, place)
+    return found
+
+
+def _twice(forward: Callable[..., Any], random: KeyedRandom | None, *args: Any, **kwargs: Any) -> Any:
+    if not torch.is_grad_enabled():
+        return forward(*args, **kwargs)
+    again = nullcontext if random is None else random.again()
+    return checkpoint(
+        forward,
+        *args,
+        use_reentrant=False,
+        preserve_rng_state=False,
+        context_fn=lambda: (nullcontext(), again()),
+        **kwargs,
+    )

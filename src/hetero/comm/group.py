@@ -60,11 +60,17 @@ class Group:
     store : what `open_rendezvous` gave, on the first member
     deadline_s : longest wait for the others, s
 
+    Attributes
+    ----------
+    places : torch's device types whose tensors are added up where they lie; others go by the host
+
     Raises
     ------
     GroupBrokenError
         Not all members came.
     """
+
+    places: tuple[str, ...] = ("cpu",)
 
     def __init__(
         self,

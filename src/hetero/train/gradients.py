@@ -1,4 +1,4 @@
-"""Gradients as one row of numbers that the members add up, with a header that proves what took part.
+"""Gradients as rows of numbers that the members add up, with a header that proves what took part.
 
 In: the parameters of a model. Out: sums over the group, in floating point or as integers whose sum has no order.
 It must not divide or step: it adds.
@@ -7,52 +7,81 @@ It must not divide or step: it adds.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
-from hetero.comm.group import Group
+from hetero.comm.group import Group, Work
+from hetero.train import buckets
+from hetero.train.buckets import Bucket
+from hetero.train.compression import HALVES, Exchange, make_exchange, settle, starting
+from hetero.train.values import Options, TrainingError
 
 __all__ = ["BitwiseGradients", "Gradients"]
 
 _BITS = 40
 _LIMIT = 2.0**54
 _HEADER_UNIT = 2.0**20
+_CARRIERS = (torch.float32, torch.float64)
+
+
+@dataclass(slots=True)
+class _Row:
+    """One bucket as it lies in memory.
+
+    Attributes
+    ----------
+    indices : of its parameters
+    exchange : adds up its numbers, which are `exchange.row`
+    missing : parameters whose gradient is not complete in this step
+    """
+
+    indices: tuple[int, ...]
+    exchange: Exchange
+    missing: int = 0
 
 
 class Gradients:
-    """The gradients of a model in flat buffers, one per dtype, that autograd adds to in place.
+    """The gradients of a model in rows that autograd adds to in place; a row leaves as soon as it is complete.
 
     Parameters
     ----------
     parameters : those that are trained
     header : numbers that ride along
+    options : of the run
 
     Attributes
     ----------
     parameters : as given
+
+    Notes
+    -----
+    A group's first step is summed when all is computed: it shows in which order the first member's gradients come
+    about, and all members cut their rows by that. From then on each row leaves during the last pass of a step, in
+    the same order everywhere; the last row carries the header and leaves when everything is known. Where one row is
+    enough for all gradients, nothing leaves early.
     """
 
-    def __init__(self, parameters: Sequence[Any], header: int) -> None:
+    def __init__(self, parameters: Sequence[Any], header: int, options: Options) -> None:
         self.parameters = list(parameters)
+        self.options = options
         self._header = header
-        self._flat: dict[Any, Any] = {}
+        self._group: Group | None = None
+        self._rows: list[_Row] = []
+        self._row_of: list[int] = []
         self._views: list[Any] = []
-        self._used: list[bool] = [False] * len(self.parameters)
-        by_dtype: dict[Any, list[int]] = {}
+        self._under_way: list[tuple[Iterator[Work], Work]] = []
+        self._used = [False] * len(self.parameters)
+        self._came: list[int] = []
+        self._last_pass = False
+        self._early = False
+        self._unit = 1.0
+        self._next: tuple[Bucket, ...] = ()
+        self._start_anew()
         for index, parameter in enumerate(self.parameters):
-            by_dtype.setdefault(parameter.dtype, []).append(index)
-        self._carrier = next((kind for kind in by_dtype if kind in (torch.float32, torch.float64)), None)
-        views: dict[int, Any] = {}
-        for kind, indices in by_dtype.items():
-            views |= self._lay(kind, indices)
-        if self._carrier is None:
-            self._carrier = torch.float64
-            self._flat[self._carrier] = torch.zeros(self._extra, dtype=torch.float64)
-        self._views = [views[index] for index in range(len(self.parameters))]
-        for index, parameter in enumerate(self.parameters):
-            parameter.register_post_accumulate_grad_hook(self._mark(index))
+            parameter.register_post_accumulate_grad_hook(self._take_note(index))
 
     @property
     def _extra(self) -> int:
@@ -60,58 +89,176 @@ class Gradients:
 
     @property
     def nbytes(self) -> int:
-        """Bytes that a member sends and receives a step, before the algorithm's own factor."""
-        return sum(flat.nbytes for flat in self._flat.values())
+        """Bytes that a member sends and receives in a usual step, before the algorithm's own factor."""
+        if not self._learns or self._early:
+            return sum(row.exchange.nbytes for row in self._rows)
+        cuts = self._cut(range(len(self.parameters) - 1, -1, -1))
+        usual = [self._exchange(bucket, number, "meta").nbytes for number, bucket in enumerate(cuts)]
+        return sum(usual) + 4 * self._extra
 
-    def _lay(self, kind: Any, indices: list[int]) -> dict[int, Any]:
-        sizes = [self.parameters[index].numel() for index in indices]
-        extra = self._extra if kind is self._carrier else 0
-        flat = torch.zeros(sum(sizes) + extra, dtype=kind, device=self.parameters[indices[0]].device)
-        self._flat[kind] = flat
-        pieces = torch.split(flat[: sum(sizes)], sizes)
-        return {index: piece.view_as(self.parameters[index]) for index, piece in zip(indices, pieces, strict=True)}
+    # --- how they lie --------------------------------------------------------------------------------------
 
-    def _mark(self, index: int) -> Any:
-        def mark(_: Any) -> None:
-            self._used[index] = True
+    def _start_anew(self) -> None:
+        """Lay out one row a dtype; several rows follow when their order is known."""
+        kinds = list(dict.fromkeys(parameter.dtype for parameter in self.parameters))
+        whole = [Bucket(kind, tuple(i for i, p in enumerate(self.parameters) if p.dtype == kind)) for kind in kinds]
+        self._learns = self.options.overlap and len(self._cut(range(len(self.parameters)))) > len(whole)
+        self._lay_out(whole, early=False)
 
-        return mark
+    def _cut(self, order: Sequence[int]) -> tuple[Bucket, ...]:
+        return buckets.cut([p.nbytes for p in self.parameters], [p.dtype for p in self.parameters], order)
 
-    def begin(self) -> None:
-        """Set all gradients to zero, where autograd will add to them."""
-        for flat in self._flat.values():
-            flat.zero_()
-        self._used = [False] * len(self.parameters)
-        for parameter, view in zip(self.parameters, self._views, strict=True):
-            parameter.grad = view
+    def _lay_out(self, cuts: Sequence[Bucket], early: bool) -> None:
+        """Make the rows; the last one that can carries the header, in a row of its own where none can."""
+        self._early, self._next, self._under_way = early, (), []
+        whole = self.options.compression not in HALVES
+        carrying = [at for at, bucket in enumerate(cuts) if whole and bucket.kind in _CARRIERS]
+        ordered = [*cuts[: carrying[-1]], *cuts[carrying[-1] + 1 :], cuts[carrying[-1]]] if carrying else cuts
+        self._rows = [
+            _Row(
+                bucket.indices, self._exchange(bucket, at, extra=self._extra * (bool(carrying) and at == len(cuts) - 1))
+            )
+            for at, bucket in enumerate(ordered)
+        ]
+        if not carrying:
+            self._rows.append(_Row((), Exchange(torch.zeros(self._extra, dtype=torch.float64), ())))
+        places = {index: number for number, row in enumerate(self._rows) for index in row.indices}
+        self._row_of = [places[index] for index in range(len(self.parameters))]
+        views = {index: view for row in self._rows for index, view in self._cut_up(row)}
+        self._views = [views[index] for index in range(len(self.parameters))]
+
+    def _exchange(self, bucket: Bucket, number: int, place: Any = None, extra: int = 0) -> Exchange:
+        """Make the exchange of a bucket; a group's first step goes uncompressed where the order is to be learned."""
+        mine = [self.parameters[index] for index in bucket.indices]
+        kind: Any = bucket.kind
+        flat = torch.zeros(sum(p.numel() for p in mine) + extra, dtype=kind, device=place or mine[0].device)
+        shapes = [tuple(p.shape) for p in mine]
+        if self._learns and not self._early and place is None:
+            return Exchange(flat, shapes)
+        return make_exchange(self.options, flat, shapes, number)
+
+    def _cut_up(self, row: _Row) -> Iterator[tuple[int, Any]]:
+        begin = 0
+        for index in row.indices:
+            like = self.parameters[index]
+            yield index, row.exchange.row[begin : begin + like.numel()].view_as(like)
+            begin += like.numel()
+
+    # --- a step --------------------------------------------------------------------------------------------
+
+    def begin(self, group: Group | None = None, unit: float = 1.0) -> None:
+        """Set all gradients to zero, where autograd will add to them.
+
+        Parameters
+        ----------
+        group : with whom they will be added up; None where nobody is there yet
+        unit : what the optimizer multiplies by, as far as it is known before the step
+
+        Notes
+        -----
+        When a step is begun anew, as after memory ran out, rows that are under way are complete and stay as they are.
+        """
+        if group is not self._group:
+            self._group = group
+            self._start_anew()
+        elif self._next:
+            self._lay_out(self._next, early=True)
+        self._rescale(unit)
+        gone = len(self._under_way)
+        for row in self._rows[gone:]:
+            row.exchange.row.zero_()
+            row.missing = len(row.indices)
+        for index, (parameter, view) in enumerate(zip(self.parameters, self._views, strict=True)):
+            left = gone > 0 and self._row_of[index] < gone
+            parameter.grad = None if left else view
+            self._used[index] &= left
+        self._came = []
+        self._last_pass = False
+
+    def _rescale(self, unit: float) -> None:
+        if unit != self._unit:
+            for row in self._rows:
+                row.exchange.rescale(self._unit / unit)
+            self._unit = unit
+
+    def last_pass(self) -> None:
+        """Take note that the next backward pass is the last of this step."""
+        self._last_pass = True
 
     def take(self) -> None:
         """Take in what a backward pass has added; here it is already where it belongs."""
+
+    def _take_note(self, index: int) -> Any:
+        def come(_: Any) -> None:
+            self._used[index] = True
+            if self._last_pass:
+                self._came.append(index)
+                if self._early:
+                    self._leave(index)
+
+        return come
+
+    def _leave(self, index: int) -> None:
+        """Let rows leave that are complete with this gradient, in their order."""
+        row = self._rows[self._row_of[index]]
+        if self._row_of[index] < len(self._under_way) and self.parameters[index].grad is self._views[index]:
+            raise TrainingError(
+                "a gradient went on to change after its row had left", remedy="give the Trainer overlap=False"
+            )
+        row.missing -= 1
+        assert self._group is not None
+        while len(self._under_way) < len(self._rows) - 1 and not self._rows[len(self._under_way)].missing:
+            self._start_next()
+
+    def _start_next(self) -> None:
+        assert self._group is not None
+        self._under_way.append(starting(self._rows[len(self._under_way)].exchange, self._group))
 
     def reduce(self, group: Group, header: Sequence[float]) -> list[float]:
         """Add up over the group; gives the summed header.
 
         A parameter that no member used has no gradient afterwards, as in a plain loop.
         """
-        carrier = self._flat[self._carrier]
+        carrier = self._rows[-1].exchange.row
         begin = len(carrier) - self._extra
         carrier[begin:] = torch.tensor([*header, *map(float, self._used)], dtype=carrier.dtype)
-        for flat in self._flat.values():
-            _add_up(group, flat)
+        if group.world_size > 1:
+            while len(self._under_way) < len(self._rows):
+                self._start_next()
+            settle(self._under_way)
+            self._under_way = []
+            self._learn(group)
         total: list[float] = carrier[begin:].tolist()
-        self._drop_unused(total[self._header :])
+        self._give_back(total[self._header :])
         return total[: self._header]
 
-    def _drop_unused(self, used: Sequence[float]) -> None:
-        for parameter, count in zip(self.parameters, used, strict=True):
-            if not count:
-                parameter.grad = None
+    def _learn(self, group: Group) -> None:
+        """Agree on the order in which gradients come about; the first member's counts."""
+        if not self._learns or self._early or self._next:
+            return
+        whole = range(len(self.parameters))
+        order = list(dict.fromkeys(self._came))
+        order += [index for index in reversed(whole) if index not in set(order)]
+        comes_twice = len(self._came) > len(set(self._came))
+        told = torch.tensor([comes_twice, *order], dtype=torch.int64) * (group.rank == 0)
+        group.all_reduce(told)
+        self._learns = not told[0]
+        self._next = self._cut(told[1:].tolist()) if self._learns else ()
+
+    def _give_back(self, used: Sequence[float]) -> None:
+        for parameter, view, count in zip(self.parameters, self._views, used, strict=True):
+            parameter.grad = view if count else None
 
     def scale(self, factor: float) -> None:
         """Multiply all gradients."""
         if factor != 1.0:
-            for flat in self._flat.values():
-                flat.mul_(factor)
+            for row in self._rows:
+                row.exchange.row.mul_(factor)
+
+    def forget(self) -> None:
+        """Drop what compression owes, as after a step whose gradients are not used."""
+        for row in self._rows:
+            row.exchange.forget()
 
     def finite(self) -> bool:
         """Tell whether every gradient is a number."""
@@ -125,11 +272,12 @@ class BitwiseGradients(Gradients):
     -----
     The gradient g of each fixed micro-batch becomes round(g·2ᵏ) as int64, with k = 40 − e, where 2ᵉ bounds the
     largest entry of this tensor's last sum. Sums of integers have no order. 40 bits are kept below that entry, and
-    there are 14 bits above it for growth from step to step; beyond them the step is refused.
+    there are 14 bits above it for growth from step to step; beyond them the step is refused. The integers are known
+    when all is computed, so none leave early.
     """
 
-    def __init__(self, parameters: Sequence[Any], header: int) -> None:
-        super().__init__(parameters, header)
+    def __init__(self, parameters: Sequence[Any], header: int, options: Options) -> None:
+        super().__init__(parameters, header, replace(options, overlap=False))
         self.exponents = [0] * len(self.parameters)
         self._total = torch.zeros(sum(p.numel() for p in self.parameters) + self._extra, dtype=torch.int64)
         self.overflowed = False
@@ -139,9 +287,9 @@ class BitwiseGradients(Gradients):
         """Bytes that a member sends and receives a step, before the algorithm's own factor."""
         return int(self._total.nbytes)
 
-    def begin(self) -> None:
+    def begin(self, group: Group | None = None, unit: float = 1.0) -> None:
         """Set all gradients and sums to zero."""
-        super().begin()
+        super().begin(group, unit)
         self._total.zero_()
         self.overflowed = False
 
@@ -154,8 +302,8 @@ class BitwiseGradients(Gradients):
                 self.overflowed = True
             self._total[place : place + scaled.numel()] += scaled.round_().nan_to_num_(0.0, 0.0, 0.0).to(torch.int64)
             place += scaled.numel()
-        for flat in self._flat.values():
-            flat.zero_()
+        for row in self._rows:
+            row.exchange.row.zero_()
 
     def reduce(self, group: Group, header: Sequence[float]) -> list[float]:
         """Add up over the group; gives the summed header."""
@@ -164,11 +312,11 @@ class BitwiseGradients(Gradients):
         self._total[begin:] = torch.tensor(numbers, dtype=torch.int64)
         group.all_reduce(self._total)
         total = self._total[begin:].tolist()
-        self._give_back()
-        self._drop_unused(total[self._header :])
+        self._to_real()
+        self._give_back(total[self._header :])
         return [value / _HEADER_UNIT for value in total[: self._header]]
 
-    def _give_back(self) -> None:
+    def _to_real(self) -> None:
         place = 0
         for index, view in enumerate(self._views):
             whole = self._total[place : place + view.numel()].to(torch.float64)
@@ -182,12 +330,3 @@ class BitwiseGradients(Gradients):
 
 def _whole(value: float) -> int:
     return round(value) if math.isfinite(value) else 0
-
-
-def _add_up(group: Group, flat: Any) -> None:
-    if flat.device.type == "cpu":
-        group.all_reduce(flat)
-        return
-    host = flat.cpu()
-    group.all_reduce(host)
-    flat.copy_(host)

@@ -227,7 +227,7 @@ class _Member:
         begin = sum(counts[:rank])
         mine = ids[begin : begin + counts[rank]]
         with self.throttle as busy:
-            done = replica.compute(self.data, mine, len(ids))
+            done = replica.compute(self.data, mine, len(ids), self.group)
         seconds = [0.0] * len(self.job.names)
         seconds[rank] = busy.seconds + self.after_s
         total, more = replica.reduce(self.group, done, [float(self._told_to_regroup()), *seconds])

@@ -156,7 +156,7 @@ class Replica(Judge):
             raise BadValueError("the model has no parameter that is trained", remedy="set requires_grad on some")
         self.optimizer = optimizer if hasattr(optimizer, "param_groups") else optimizer(trained)
         kind = BitwiseGradients if options.exact == "bitwise" else Gradients
-        self.gradients = kind(trained, HEADER + ranks)
+        self.gradients = kind(trained, HEADER + ranks, options)
         self.random = KeyedRandom(options.seed)
         self.scale = _FIRST_SCALE if options.precision == "fp16" else 1.0
         self._good_steps = 0
@@ -164,22 +164,26 @@ class Replica(Judge):
 
     # --- a step --------------------------------------------------------------------------------------------
 
-    def compute(self, samples: Samples, ids: Sequence[int], batch: int) -> Parts:
+    def compute(self, samples: Samples, ids: Sequence[int], batch: int, group: Group | None = None) -> Parts:
         """Compute the gradients of some samples of this step.
 
         Parameters
         ----------
         ids : this device's samples, may be empty
         batch : samples of the step over all devices
+        group : with whom gradients are added up as they come about; None where only `reduce` does
 
         Notes
         -----
         Gradients are those of scale · Σ lᵢ / batch; `apply` corrects for the weight that the loss really has.
         """
         self._to_training()
-        self.gradients.begin()
+        self.gradients.begin(group, (1.0 if self.loss.divides else batch) / self.scale)
         done = Parts()
-        for piece in self._pieces(ids):
+        pieces = self._pieces(ids)
+        for piece in pieces:
+            if piece is pieces[-1]:
+                self.gradients.last_pass()
             self._pass(samples, piece, batch, done)
             self.gradients.take()
         return done
@@ -219,10 +223,12 @@ class Replica(Judge):
         """
         if self.options.precision == "fp16" and not self.gradients.finite():
             self.scale, self._good_steps = self.scale / 2, 0
+            self.gradients.forget()
             return False
         if total.bad:
             if self.options.on_nan == "stop":
                 raise NotANumberError(f"the loss or its gradient is not a number at step {self.step}")
+            self.gradients.forget()
             return False
         self.gradients.scale(self._factor(total.weight, batch))
         self.optimizer.step()

@@ -12,6 +12,7 @@ from typing import Any
 from hetero.floor.errors import BadValueError, HeteroError, did_you_mean
 
 __all__ = [
+    "COMPRESSIONS",
     "EXACT",
     "NANS",
     "PRECISIONS",
@@ -28,9 +29,11 @@ PRECISIONS = ("fp32", "bf16", "fp16")
 SHARES = ("auto", "equal", "proportional")
 EXACT = ("sum", "bitwise")
 NANS = ("stop", "skip")
+COMPRESSIONS = ("none", "fp16", "bf16", "powersgd")
 _PARTS = 16
 _MOST_PARTS = 256
 _MOST_BATCH = 2**24
+_MOST_RANK = 1024
 
 
 class TrainingError(HeteroError):
@@ -56,6 +59,11 @@ class Options:
     on_nan : 'stop' or 'skip' where a loss is not a number
     seed : of the order of samples and of every keyed random number
     shuffle : True for a new order every epoch
+    overlap : True where gradients travel while others are still being computed
+    compression : 'none', 'fp16', 'bf16' or 'powersgd', of gradients as they travel
+    compression_rank : columns of the factors of 'powersgd'
+    sum_on : id of the device that adds up the gradients, '' for the group's own way
+    recompute : 'none', 'blocks' or names of modules whose insides are computed again in the backward pass
     """
 
     global_batch: int
@@ -67,6 +75,11 @@ class Options:
     on_nan: str = "stop"
     seed: int = 0
     shuffle: bool = True
+    overlap: bool = True
+    compression: str = "none"
+    compression_rank: int = 4
+    sum_on: str = ""
+    recompute: str | tuple[str, ...] = "none"
 
     def __post_init__(self) -> None:
         _whole("global_batch", self.global_batch, 1, _MOST_BATCH)
@@ -78,7 +91,19 @@ class Options:
         _word("precision", self.precision, PRECISIONS)
         _word("exact", self.exact, EXACT)
         _word("on_nan", self.on_nan, NANS)
-        if self.exact == "bitwise" and self.global_batch > _MOST_PARTS * self.unit:
+        _word("compression", self.compression, COMPRESSIONS)
+        _whole("compression_rank", self.compression_rank, 1, _MOST_RANK)
+        self._check_bitwise()
+
+    def _check_bitwise(self) -> None:
+        if self.exact != "bitwise":
+            return
+        if self.compression != "none" or self.sum_on:
+            given = f"sum_on={self.sum_on!r}" if self.sum_on else f"compression={self.compression!r}"
+            raise BadValueError(
+                f"{given} rounds what exact='bitwise' keeps", remedy="leave one of the two out"
+            )
+        if self.global_batch > _MOST_PARTS * self.unit:
             raise BadValueError(
                 f"micro_batch={self.micro_batch} cuts {self.global_batch} samples into more than {_MOST_PARTS} parts",
                 remedy="make it larger, so that the integer sums cannot overflow",

@@ -1,0 +1,262 @@
+"""Exchanges: how one bucket of gradients is added up over the group, as it is or in fewer bytes.
+
+In: a row of numbers of each member. Out: their sum in the same place, and what compression still owes.
+It must not know models, steps or who the members are.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from itertools import accumulate
+from typing import Any
+
+import torch
+
+from hetero.comm.group import Group, Work
+from hetero.train.values import Options
+
+__all__ = ["HALVES", "Exchange", "HalfExchange", "LowRankExchange", "make_exchange", "settle", "starting"]
+
+HALVES = {"fp16": torch.float16, "bf16": torch.bfloat16}
+"""Kinds of compression that round every number; what must stay whole does not travel with them."""
+
+_SMALL = 1e-6
+_FP16_TOP, _MOST_EXPONENT = 8, 100
+
+
+class Exchange:
+    """Adds up a row as it is.
+
+    Parameters
+    ----------
+    row : the bucket: gradients one after the other, then whatever rides along
+    shapes : of the gradients
+
+    Attributes
+    ----------
+    row : as given
+    owed : what was not sent of earlier steps, None where nothing ever is
+    """
+
+    def __init__(self, row: Any, shapes: Sequence[Sequence[int]]) -> None:
+        self.row = row
+        self.shapes = tuple(tuple(shape) for shape in shapes)
+        self.owed: Any = None
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that a member sends and receives, before the algorithm's own factor."""
+        return int(self.row.nbytes)
+
+    def rounds(self, group: Group) -> Iterator[Work]:
+        """Start one exchange after the other, each when the one before has been waited for; then `row` is the sum."""
+        yield from _added_up(group, self.row)
+
+    def rescale(self, factor: float) -> None:
+        """Take note that from here on gradients are so many times what they were."""
+        if self.owed is not None and factor != 1.0:
+            self.owed *= factor
+
+    def forget(self) -> None:
+        """Owe nothing any more."""
+        if self.owed is not None:
+            self.owed.zero_()
+
+
+class HalfExchange(Exchange):
+    """Adds up in 16 bits; what rounding leaves out is added to the next step's gradients.
+
+    Notes
+    -----
+    With g the gradient and e what is owed: s = round₁₆(2ᵏ·(g + e)), e ← g + e − 2⁻ᵏ·s, and Σ s travels, where 2ᵏ
+    puts the largest entry of the last sum near 2⁸ in fp16, and k = 0 in bf16. Entries beyond what the sum could hold
+    are cut, and the rest is owed too. The sum itself is rounded to 16 bits at every hop, and that is not owed by
+    anybody. A row with an entry that is no number arrives as no number.
+    """
+
+    def __init__(self, row: Any, shapes: Sequence[Sequence[int]], kind: Any) -> None:
+        super().__init__(row, shapes)
+        self.kind = kind
+        self.owed = torch.zeros_like(row)
+        self._exponent = 0
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that a member sends and receives, before the algorithm's own factor."""
+        return int(self.row.numel() * self.kind.itemsize)
+
+    def rounds(self, group: Group) -> Iterator[Work]:
+        """Send the row in 16 bits."""
+        self.row += self.owed
+        most, scale = torch.finfo(self.kind).max / group.world_size, math.ldexp(1.0, self._exponent)
+        sent = (self.row * scale).clamp_(-most, most).to(self.kind)
+        if bool(torch.isfinite(self.row).all()):
+            torch.sub(self.row, sent, alpha=1.0 / scale, out=self.owed)
+        else:
+            sent.fill_(torch.nan)
+            self.owed.zero_()
+        yield from _added_up(group, sent)
+        torch.mul(sent.to(self.row.dtype), 1.0 / scale, out=self.row)
+        if self.kind is torch.float16:
+            largest = float(self.row.abs().max())
+            if 0.0 < largest < math.inf:
+                self._exponent = min(_FP16_TOP - math.frexp(largest)[1], _MOST_EXPONENT)
+
+
+class LowRankExchange(Exchange):
+    """Adds up each matrix by two thin factors, and owes what they leave out (PowerSGD).
+
+    Parameters
+    ----------
+    rank : columns of a factor
+    seed : of the first factors, the same on all members
+
+    Notes
+    -----
+    For a member's gradient as matrix M = g + e and the factor Q of the step before: P = orthonormal(Σ M·Q),
+    Qᵢ = Mᵀ·P, the step's gradient is P·(Σ Qᵢ)ᵀ, and e ← M − P·Qᵢᵀ. Summed over the members, what was applied and
+    what is owed make up the gradients exactly. Unlike the paper, each member owes what its own factors leave out,
+    which needs no mean, and a column that came out as zero starts anew from its first random values. Gradients that
+    two factors would not make smaller travel as they are.
+
+    References
+    ----------
+    Vogels, Karimireddy and Jaggi (2019), PowerSGD: Practical Low-Rank Gradient Compression for Distributed
+    Optimization, algorithm 1. https://arxiv.org/abs/1905.13727
+    """
+
+    def __init__(self, row: Any, shapes: Sequence[Sequence[int]], rank: int, seed: int) -> None:
+        super().__init__(row, shapes)
+        ends = list(accumulate(math.prod(shape) for shape in self.shapes))
+        self._thin: list[tuple[Any, Any]] = []
+        whole = []
+        self._kind = torch.float64 if row.dtype == torch.float64 else torch.float32
+        total = ends[-1] if ends else 0
+        self.owed = torch.zeros(total, dtype=self._kind, device=row.device)
+        generator = torch.Generator().manual_seed(seed)
+        self._first: list[Any] = []
+        for shape, end in zip(self.shapes, ends, strict=True):
+            begin = end - math.prod(shape)
+            height, width = (shape[0], math.prod(shape[1:])) if len(shape) > 1 else (1, math.prod(shape))
+            columns = min(rank, height, width)
+            if columns * (height + width) < height * width:
+                self._thin.append((slice(begin, end), (height, width)))
+                drawn = torch.randn(width, columns, generator=generator, dtype=torch.float64)
+                self._first.append(drawn.to(row.device, self._kind))
+            else:
+                whole.append(slice(begin, end))
+        self._whole = [*whole, slice(total, len(row))]
+        self._factors = [first.clone() for first in self._first]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that a member sends and receives, before the algorithm's own factor."""
+        thin = sum(factor.shape[1] * sum(shape) for factor, (_, shape) in zip(self._factors, self._thin, strict=True))
+        whole = sum(part.stop - part.start for part in self._whole)
+        return int((thin + whole) * self._kind.itemsize)
+
+    def rounds(self, group: Group) -> Iterator[Work]:
+        """Send the left factors with all that is not compressed, then the right ones."""
+        matrices = [(self.row[part] + self.owed[part]).reshape(shape) for part, shape in self._thin]
+        left = [matrix @ factor for matrix, factor in zip(matrices, self._factors, strict=True)]
+        sent = _joined([*left, *(self.row[part].to(self._kind) for part in self._whole)], self.row)
+        yield from _added_up(group, sent)
+        for part, own in zip(self._whole, _parted(sent, self._whole, left), strict=True):
+            self.row[part] = own
+        left = [_orthonormal(factor) for factor in _shaped(sent, left)]
+        right = [matrix.T @ factor for matrix, factor in zip(matrices, left, strict=True)]
+        for (part, _), matrix, p, q in zip(self._thin, matrices, left, right, strict=True):
+            self.owed[part] = (matrix - p @ q.T).reshape(-1)
+        if not right:
+            return
+        sent = _joined(right, self.row)
+        yield from _added_up(group, sent)
+        summed = _shaped(sent, right)
+        for (part, _), p, q in zip(self._thin, left, summed, strict=True):
+            self.row[part] = (p @ q.T).reshape(-1).to(self.row.dtype)
+        self._keep(summed)
+
+    def _keep(self, summed: Sequence[Any]) -> None:
+        """Begin the next step from these factors; from the first ones where they are of no use."""
+        if all(bool(torch.isfinite(factor).all()) for factor in summed):
+            pairs = zip(summed, self._first, strict=True)
+            self._factors = [torch.where(q.norm(dim=0) > 0, q, first) for q, first in pairs]
+        else:
+            self._factors = [first.clone() for first in self._first]
+            self.forget()
+
+
+def make_exchange(options: Options, row: Any, shapes: Sequence[Sequence[int]], number: int) -> Exchange:
+    """Make the exchange of one bucket as the options say; `number` tells buckets apart.
+
+    Examples
+    --------
+    >>> row = torch.zeros(64 * 64)
+    >>> kinds = "none", "bf16", "powersgd"
+    >>> [make_exchange(Options(8, compression=kind), row, [(64, 64)], 0).nbytes for kind in kinds]
+    [16384, 8192, 2048]
+    """
+    if options.compression == "powersgd":
+        return LowRankExchange(row, shapes, options.compression_rank, options.seed % 2**32 + number)
+    if options.compression in HALVES and row.dtype.itemsize > 2:
+        return HalfExchange(row, shapes, HALVES[options.compression])
+    return Exchange(row, shapes)
+
+
+def starting(exchange: Exchange, group: Group) -> tuple[Iterator[Work], Work]:
+    """Start the first round of an exchange."""
+    rounds = exchange.rounds(group)
+    return rounds, next(rounds)
+
+
+def settle(under_way: Sequence[tuple[Iterator[Work], Work]]) -> None:
+    """Wait for exchanges, round by round, in the same order on all members."""
+    left = list(under_way)
+    while left:
+        further = []
+        for rounds, work in left:
+            work.wait()
+            following = next(rounds, None)
+            if following is not None:
+                further.append((rounds, following))
+        left = further
+
+
+def _added_up(group: Group, row: Any) -> Iterator[Work]:
+    """Add up a row where it lies if the group can, else on the host."""
+    if row.device.type in group.places:
+        yield group.start_all_reduce(row)
+        return
+    host = row.cpu()
+    yield group.start_all_reduce(host)
+    row.copy_(host)
+
+
+def _joined(parts: Sequence[Any], like: Any) -> Any:
+    return torch.cat([part.reshape(-1) for part in parts]) if parts else like.new_zeros(0)
+
+
+def _shaped(row: Any, like: Sequence[Any]) -> list[Any]:
+    """Cut a row into parts of the shapes of `like`; what is left over stays."""
+    ends = list(accumulate(part.numel() for part in like))
+    return [row[end - part.numel() : end].reshape(part.shape) for end, part in zip(ends, like, strict=True)]
+
+
+def _parted(row: Any, parts: Sequence[slice], behind: Sequence[Any]) -> list[Any]:
+    """Cut what comes behind some tensors into parts as long as these slices."""
+    sizes = [part.stop - part.start for part in parts]
+    return list(torch.split(row[sum(one.numel() for one in behind) :], sizes))
+
+
+def _orthonormal(matrix: Any) -> Any:
+    """Make the columns orthonormal (Gram and Schmidt, modified); what is dependent becomes zero."""
+    result = matrix.clone()
+    for column in range(result.shape[1]):
+        own = result[:, column]
+        before = own.norm()
+        for earlier in range(column):
+            own -= (result[:, earlier] @ own) * result[:, earlier]
+        length = own.norm()
+        own *= torch.where(length > _SMALL * before, 1.0 / length, torch.zeros_like(length))
+    return result

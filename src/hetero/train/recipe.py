@@ -16,7 +16,7 @@ from hetero.floor.units import shown
 from hetero.session.config import read_file
 from hetero.session.config_yaml import Tree, lay_over
 
-__all__ = ["OPTIMIZERS", "Recipe", "read_recipe"]
+__all__ = ["OPTIMIZERS", "Recipe", "read_recipe", "read_tree", "recipe_of"]
 
 OPTIMIZERS = ("adam", "adamw", "sgd")
 _DATA = ("path", "download")
@@ -68,11 +68,37 @@ def read_recipe(path: Path | str, set: Sequence[str] = ()) -> Recipe:
     ConfigError
         The file cannot be read, or a key or value is wrong; the message begins with its place.
     """
+    return recipe_of(read_tree(path, set), Path(path).stem)
+
+
+def read_tree(path: Path | str, set: Sequence[str] = ()) -> Tree:
+    """Read a file of a recipe and lay settings over it, its keys not looked at.
+
+    Raises
+    ------
+    ConfigError
+        It cannot be read, or is no mapping.
+    """
     tree = read_file(path)
     for setting in set:
         lay_over(tree, setting)
     if not isinstance(tree.value, dict):
         raise ConfigError(f"{path}: a recipe is a mapping of keys to values", remedy="see examples/mnist.yaml")
+    return tree
+
+
+def recipe_of(tree: Tree, name: str) -> Recipe:
+    """Check the keys of a recipe.
+
+    Parameters
+    ----------
+    name : of the run
+
+    Raises
+    ------
+    ConfigError
+        A key or value is wrong; the message begins with its place.
+    """
     value = {key: part for key, part in tree.value.items() if part is not None}
     given = {key: value.pop(key) for key in _OWN if key in value}
     data = _section(tree, given, "data", _DATA)
@@ -81,7 +107,7 @@ def read_recipe(path: Path | str, set: Sequence[str] = ()) -> Recipe:
     if optimizer not in OPTIMIZERS:
         raise _wrong(tree, "train", "optimizer", optimizer, f"allowed: {', '.join(OPTIMIZERS)}", OPTIMIZERS)
     recipe = Recipe(
-        name=Path(path).stem,
+        name=name,
         model=_text(tree, given, "model", "mnist"),
         data_path=None if "path" not in data else Path(_text(tree, data, "path", "", "data")).expanduser(),
         download=_truth(tree, data, "download"),
@@ -89,7 +115,7 @@ def read_recipe(path: Path | str, set: Sequence[str] = ()) -> Recipe:
         optimizer=optimizer,
         learning_rate=_positive(tree, train, "learning_rate", 0.001),
         options={"global_batch": 128, **train},
-        output=Path(_text(tree, given, "output", f"{Path(path).stem}-run")).expanduser(),
+        output=Path(_text(tree, given, "output", f"{name}-run")).expanduser(),
         context=value,
     )
     if recipe.download and recipe.data_path is None:

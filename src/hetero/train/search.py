@@ -1,0 +1,291 @@
+"""The search: trials over unequal devices, each device takes the next when it is free, so a fast one gets more.
+
+In: an objective, a space, devices. Out: the best values, and what every trial was like.
+It must not sample or prune: the study does.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hetero.comm.errors import LineClosedError
+from hetero.comm.lines import Hub, Line
+from hetero.floor import clock, settings
+from hetero.floor.errors import BadValueError, HeteroError, NothingFitsError
+from hetero.model.device import Device
+from hetero.session.requests import KERNEL_KINDS
+from hetero.session.tasks import task
+from hetero.train.search_queue import Paces, RunningTrial
+from hetero.train.search_space import read_space
+from hetero.train.search_study import Study
+from hetero.train.search_trial import Trial, TrialCall, run_trial
+from hetero.train.search_values import Found, Plan, SearchError, SearchListener
+
+if TYPE_CHECKING:
+    from hetero.session.context import Context
+    from hetero.session.futures import Future
+
+__all__ = ["run_search", "search", "takes_python"]
+
+_POLL_S = 1.0
+_TRIALS = 20
+
+
+def search(
+    objective: Callable[[Trial], Any],
+    space: Mapping[str, Any],
+    *,
+    trials: int | None = None,
+    sampler: str = "tpe",
+    pruner: str = "median",
+    goal: str = "minimise",
+    storage: str | Path | None = None,
+    seed: int | None = None,
+    devices: str | Sequence[Any] | Context | None = None,
+    config: Any = None,
+    set: Sequence[str] | Mapping[str, Any] = (),
+    trace: str | Path | None = None,
+    listener: SearchListener | None = None,
+) -> Found:
+    """Find the values of a space for which a function gives the least, or the most.
+
+    Parameters
+    ----------
+    objective : takes a trial, whose values are `trial["name"]`, and gives a number; it may tell values of before its
+        end with `trial.report(step, value)`, which ends a bad trial
+    space : ranges by name: {"log": [a, b]}, {"linear": [a, b]}, {"whole": [a, b]} or {"choice": [a, b, …]}; a grid
+        takes `points` of the first two
+    trials : how many in all; 20 where none is given, and every point of a grid
+    sampler : 'tpe', 'random' or 'grid'
+    pruner : 'median', 'hyperband' or 'none'
+    goal : 'minimise' or 'maximise'
+    storage : SQLite file of the trials, from which the same call goes on after a kill; None keeps none
+    seed : of the sampler; HETERO_SEED where none is given
+    devices : the fleet, as `hetero.Context` takes it, or a Context that is open
+    config, set, trace : as for `hetero.Context`
+    listener : hears of trials
+
+    Raises
+    ------
+    BadValueError
+        An argument is not allowed, or the file holds another search.
+    SearchError
+        The first trials all failed; the first one's exception is its cause.
+
+    Notes
+    -----
+    On one device the same seed gives the same trials, also after a kill.
+
+    Examples
+    --------
+    >>> import hetero
+    >>> with hetero.Context(devices="cpu:1", engine="inline") as ctx:
+    ...     found = hetero.search(
+    ...         lambda trial: (trial["x"] - 2) ** 2, {"x": {"whole": [0, 5]}}, sampler="grid", devices=ctx
+    ...     )
+    >>> found.best.params, found.best.value, len(found.trials)
+    ({'x': 2}, 0.0, 6)
+    """
+    if not callable(objective):
+        raise BadValueError(f"{objective!r} is no function", remedy="give a function of a trial")
+    ranges = read_space(space)
+    count = trials if trials is not None else 10**5 if sampler == "grid" else _TRIALS
+    chosen = settings.seed() if seed is None else seed
+    plan = Plan(_name_of(objective), ranges, count, sampler, pruner, goal, chosen)
+    opening = {"devices": devices, "config": config, "set": set, "trace": trace}
+    path = None if storage is None else Path(storage).expanduser().absolute()
+    return run_search(objective, plan, path, opening, listener or SearchListener())
+
+
+def takes_python(device: Device) -> bool:
+    """Tell whether a device runs Python functions and really computes."""
+    return device.kind not in KERNEL_KINDS and not device.simulated
+
+
+def run_search(
+    objective: Callable[[Trial], Any],
+    plan: Plan,
+    path: Path | None,
+    opening: Mapping[str, Any],
+    listener: SearchListener,
+    fits: Callable[[Device], bool] = takes_python,
+) -> Found:
+    """Carry out a plan.
+
+    Parameters
+    ----------
+    path : file of the study, None to keep none
+    opening : keywords of the Context; `devices` may be a Context that is open
+    fits : tells whether a device can run the objective
+    """
+    _need_optuna()
+    begun_s = clock.monotonic_s()
+    study = Study(plan, path)
+    try:
+        if study.left > 0:
+            with _fleet(opening) as ctx:
+                _Search(ctx, study, objective, listener, fits).run()
+        best = study.best
+        if best is None:
+            raise SearchError("no trial finished", remedy="see the trials' problems, or use pruner='none'")
+        return Found(best, study.reports, plan.goal, clock.monotonic_s() - begun_s, study.resumed, path)
+    finally:
+        study.close()
+
+
+@contextmanager
+def _fleet(opening: Mapping[str, Any]) -> Iterator[Context]:
+    """Give the Context that was lent, or one of our own."""
+    from hetero.session.context import Context
+
+    if hasattr(opening.get("devices"), "submit_call"):
+        yield opening["devices"]
+    else:
+        with Context(**opening, history=False) as ctx:
+            yield ctx
+
+
+@dataclass(slots=True)
+class _Run:
+    """A trial on a device."""
+
+    number: int
+    device: Device
+    future: Future
+    begun_s: float
+
+
+class _Search:
+    """Gives every device the next trial when it is free, as long as that helps."""
+
+    def __init__(
+        self,
+        ctx: Context,
+        study: Study,
+        objective: Callable[[Trial], Any],
+        listener: SearchListener,
+        fits: Callable[[Device], bool],
+    ) -> None:
+        self.ctx = ctx
+        self.study = study
+        self.listener = listener
+        self.devices = [device for device in ctx.devices if fits(device)]
+        if not self.devices:
+            names = ", ".join(device.short for device in ctx.devices)
+            raise NothingFitsError(f"none of {names} can run this objective", remedy="name a CPU or a GPU")
+        self.tasks = {device.id: task(run_trial, on=(device.id,), name="trial") for device in self.devices}
+        self.objective = ctx.put(objective)
+        self.runs: list[_Run] = []
+        self.params: dict[int, dict[str, Any]] = {}
+        self.cause: BaseException | None = None
+        self.paces = Paces()
+        names = {device.short for device in self.devices}
+        for report in study.reports:
+            if report.device in names:
+                self.paces.learn(report.device, report.seconds)
+
+    def run(self) -> None:
+        """Work through the trials."""
+        names = {device.short: device.name for device in self.devices}
+        self.listener.on_start(names, self.study.resumed, self.study.wanted)
+        with Hub() as hub:
+            bell = Line.dial(hub.address)
+            try:
+                self._fill(hub, bell)
+                while self.runs:
+                    self._answer(hub)
+                    self._collect()
+                    self._fill(hub, bell)
+            finally:
+                for run in self.runs:
+                    run.future.cancel()
+                bell.close()
+
+    def _fill(self, hub: Hub, bell: Line) -> None:
+        """Give idle devices a trial; one that ends rings the bell, so that the next is handed in at once."""
+        busy = {run.device.id for run in self.runs}
+        for device in self.devices:
+            number = None if device.id in busy else self._next_for(device)
+            if number is None:
+                continue
+            call = TrialCall(number, self.params[number], hub.address)
+            future = self.ctx.submit(self.tasks[device.id], call, self.objective)
+            self.runs.append(_Run(number, device, future, clock.monotonic_s()))
+            future.add_done_callback(lambda _: _ring(bell))
+        self.listener.on_running({run.device.short: (run.number, self.params[run.number]) for run in self.runs})
+
+    def _next_for(self, device: Device) -> int | None:
+        """Give the trial that an idle device should take: a new one, or at the end one that another is late with."""
+        now_s = clock.monotonic_s()
+        running = [RunningTrial(run.number, run.device.short, now_s - run.begun_s) for run in self.runs]
+        if self.study.left:
+            if not self.paces.worth(device.short, self.study.left, running):
+                return None
+            number, self.params[number] = self.study.ask()
+            return number
+        numbers = Counter(trial.number for trial in running)
+        return self.paces.to_rescue(device.short, [trial for trial in running if numbers[trial.number] == 1])
+
+    def _answer(self, hub: Hub) -> None:
+        for line, message in hub.poll(_POLL_S):
+            if message is not None and message[0] == "report":
+                _, number, step, value = message
+                prune = self.study.report(number, step, value)
+                self.listener.on_value(number, step, value)
+                with suppress(LineClosedError):
+                    line.send("prune" if prune else "go")
+
+    def _collect(self) -> None:
+        for run in [run for run in self.runs if run.future.done()]:
+            if run not in self.runs:
+                continue
+            try:
+                ended = run.future.result()
+                self.paces.learn(run.device.short, ended.seconds)
+                report = self.study.finish(run.number, ended)
+            except Exception as error:  # noqa: BLE001  the objective's own, told with the trial
+                self.cause = self.cause or error
+                report = self.study.fail(run.number, _worded(error))
+            self._let_go(run.number)
+            self.listener.on_trial(report, self.study.best)
+            self._stop_if_hopeless()
+
+    def _let_go(self, number: int) -> None:
+        """Stop what else runs of a trial that has ended."""
+        for run in [run for run in self.runs if run.number == number]:
+            self.runs.remove(run)
+            run.future.cancel()
+
+    def _stop_if_hopeless(self) -> None:
+        if self.study.hopeless:
+            raise SearchError(
+                f"every trial failed so far, the first: {self.study.reports[0].problem}",
+                remedy="mend the objective or narrow the space, and keep the search elsewhere",
+            ) from self.cause
+
+
+def _ring(bell: Line) -> None:
+    with suppress(LineClosedError):
+        bell.send("ended")
+
+
+def _worded(error: Exception) -> str:
+    return str(error) if isinstance(error, HeteroError) else f"{type(error).__name__}: {error}"
+
+
+def _name_of(objective: Any) -> str:
+    name = getattr(objective, "__qualname__", type(objective).__qualname__)
+    module = getattr(objective, "__module__", "")
+    return name if module in ("", "__main__") else f"{module}.{name}"
+
+
+def _need_optuna() -> None:
+    from importlib.util import find_spec
+
+    if find_spec("optuna") is None:
+        raise HeteroError("optuna is not installed", remedy="pip install 'hetero-core[search]'")

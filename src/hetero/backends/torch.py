@@ -22,7 +22,7 @@ from hetero.backends.wording import one_line
 from hetero.model.device import KINDS, Device, DeviceStatus, DeviceType
 from hetero.model.topology import Link
 
-__all__ = ["TorchBackend"]
+__all__ = ["TorchBackend", "is_out_of_memory"]
 
 _TYPES = {"npu": "NPU", "tpu": "TPU"}
 
@@ -169,10 +169,7 @@ class TorchBackend(Backend):
             self._torch.accelerator.synchronize(self.device.index)
 
     def _is_out_of_memory(self, error: BaseException) -> bool:
-        if type(error).__name__ == "OutOfMemoryError" and isinstance(error, RuntimeError):
-            return True
-        text = str(error).lower()
-        return isinstance(error, RuntimeError) and ("can't allocate memory" in text or "out of memory" in text)
+        return is_out_of_memory(error)
 
     def _product(self, n: int) -> Callable[[], Any]:
         one = self._torch.ones((n, n), device=self._place)
@@ -183,6 +180,15 @@ class TorchBackend(Backend):
         src = self._torch.ones(nbytes // 4, device=self._place)
         dst = self._torch.empty_like(src)
         return lambda: dst.copy_(src)
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Tell whether an exception of torch's or Python's own means that memory ran out."""
+    if not isinstance(error, RuntimeError):
+        return isinstance(error, MemoryError)
+    text = str(error).lower()
+    words = ("can't allocate memory", "out of memory", "std::bad_alloc")
+    return type(error).__name__ == "OutOfMemoryError" or any(word in text for word in words)
 
 
 def _place(torch: Any, device: Device) -> Any:

@@ -36,6 +36,7 @@ __all__ = [
     "bind_to_cpus",
     "child_environment",
     "data_bytes",
+    "data_room_bytes",
     "describe_exit",
     "die_with_parent",
     "free_bytes",
@@ -44,6 +45,8 @@ __all__ = [
     "interrupt_main_thread",
     "limit_data",
     "make_private",
+    "memory_kills",
+    "memory_kills_file",
     "open_process",
     "private_view",
     "receive_with_files",
@@ -285,6 +288,44 @@ def limit_data(nbytes: int) -> bool:
             resource.setrlimit(resource.RLIMIT_DATA, (nbytes, resource.getrlimit(resource.RLIMIT_DATA)[1]))
             return True
     return False
+
+
+def data_room_bytes() -> float:
+    """Give the bytes that this process may still take before `limit_data` stops it; inf where nothing does."""
+    if sys.platform == "linux" and FEATURES.data_limit:
+        import resource
+
+        limit = resource.getrlimit(resource.RLIMIT_DATA)[0]
+        return float("inf") if limit == resource.RLIM_INFINITY else max(0.0, float(limit - data_bytes()))
+    return float("inf")
+
+
+def memory_kills_file() -> str:
+    """Give the file in which the system counts the processes of this one's group that it killed for memory.
+
+    Returns
+    -------
+    str
+        '' where there is no such file.
+    """
+    with suppress(OSError), open("/proc/self/cgroup", encoding="ascii") as lines:
+        for line in lines:
+            _, kinds, path = line.rstrip("\n").split(":", 2)
+            if kinds and "memory" not in kinds.split(","):
+                continue
+            root = "/sys/fs/cgroup/memory" if kinds else "/sys/fs/cgroup"
+            for folder in (root + path.rstrip("/"), root):
+                file = f"{folder}/{'memory.oom_control' if kinds else 'memory.events'}"
+                if os.path.exists(file):
+                    return file
+    return ""
+
+
+def memory_kills(file: str) -> int:
+    """Read the count of a file that `memory_kills_file` named, 0 where it cannot be read."""
+    with suppress(OSError, ValueError), open(file, encoding="ascii") as lines:
+        return next((int(line.split()[1]) for line in lines if line.startswith("oom_kill ")), 0)
+    return 0
 
 
 def die_with_parent(parent: int) -> bool:

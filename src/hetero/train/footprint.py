@@ -120,9 +120,9 @@ def footprint(
         try:
             return _followed(twin, loss, stepper, inputs, targets, precision, recompute)
         except (DataDependentOutputException, DynamicOutputShapeException, NotImplementedError) as error:
-            said = " ".join(str(error).split())[:120]
+            said = f"{type(error).__name__} {' '.join(str(error).split())[:120]}"
             raise BadValueError(
-                f"the memory of {type(model).__name__} cannot be followed without computing: {type(error).__name__} {said}",
+                f"the memory of {type(model).__name__} cannot be followed without computing: {said}",
                 remedy="measure a real step instead",
             ) from error
         finally:
@@ -180,8 +180,6 @@ def _peak(tracker: Any) -> dict[str, int]:
 
 def _fakes(model: Any, optimizer: Any) -> tuple[Any, Any]:
     """Give a twin of the model without contents, and an optimizer of the twin's parameters."""
-    import torch
-
     tensors = [*model.parameters(), *model.buffers()]
     memo: dict[int, Any] = {id(tensor): _fake(tensor) for tensor in tensors}
     twin = copy.deepcopy(model, memo)

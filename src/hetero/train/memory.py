@@ -1,0 +1,264 @@
+"""Memory of one device while it trains: how many samples a pass may have, and what becomes of running out.
+
+In: what a step needs by estimate, the room that a device has, passes that ran out. Out: sizes of passes that fit.
+It must not import torch before it is asked to look at a device.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from math import inf
+from typing import TYPE_CHECKING, Any
+
+from hetero.floor import platform, settings
+from hetero.floor.errors import BadValueError, HeteroError, OutOfDeviceMemoryError
+from hetero.floor.units import format_bytes
+from hetero.model.device import Device
+from hetero.stores.files import FileStore
+
+if TYPE_CHECKING:
+    from hetero.train.data import Samples
+    from hetero.train.footprint import StepFootprint
+    from hetero.train.values import Options
+
+__all__ = ["KeptPasses", "Need", "PassLimit", "does_not_fit", "estimate", "is_short", "job_key", "room_bytes"]
+
+_DOUBT_FRAC = 0.10
+_FEW, _MORE = 2, 4
+_STATES = 4
+_PLENTY = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """What a step of a model takes of a device's memory, by estimate.
+
+    Attributes
+    ----------
+    one : bytes by category with one sample a pass
+    held_bytes : there before the first step: parameters and gradients
+    fixed_bytes : the same with any number of samples, `held_bytes` left out
+    sample_bytes : for each sample of a pass
+
+    Examples
+    --------
+    >>> need = Need({"parameters": 40, "activations": 10}, 40, 20, 10)
+    >>> need.samples(131), need.samples(10)
+    (9, 0)
+    """
+
+    one: dict[str, int]
+    held_bytes: int
+    fixed_bytes: int
+    sample_bytes: int
+
+    @property
+    def least_bytes(self) -> int:
+        """Bytes of a step with one sample a pass."""
+        return self.held_bytes + self.fixed_bytes + self.sample_bytes
+
+    def samples(self, room_bytes: float) -> int:
+        """Give the samples of a pass that are sure to fit into what is left when `held_bytes` is there."""
+        return max(0, int((room_bytes / (1 + _DOUBT_FRAC) - self.fixed_bytes) // max(1, self.sample_bytes)))
+
+    def explain(self) -> str:
+        """Say where the bytes of a step with one sample a pass are."""
+        parts = ", ".join(f"{name} {format_bytes(size)}" for name, size in self.one.items() if size)
+        return f"{format_bytes(self.least_bytes)} with one sample a pass ({parts})"
+
+
+def estimate(model: Any, loss: Any, optimizer: Any, samples: Samples, options: Options) -> Need | None:
+    """Estimate what a step takes; None where a step cannot be followed without computing it."""
+    from hetero.train.footprint import footprint
+
+    def of(count: int) -> StepFootprint:
+        ids = [sample % len(samples) for sample in range(count)]
+        batch = samples.batch(ids, options.seed, 0)
+        ways = {"precision": options.precision, "recompute": options.recompute}
+        return footprint(model, loss, optimizer, batch, **ways)  # type: ignore[arg-type]
+
+    try:
+        few, more = of(_FEW), of(_MORE)
+    except (BadValueError, RuntimeError, TypeError):
+        return None
+    per_sample = max(0, more.pass_bytes - few.pass_bytes) // (_MORE - _FEW)
+    held = few.parameters + few.gradients
+    one = few.as_dict() | {
+        name: few.as_dict()[name] - (more.as_dict()[name] - few.as_dict()[name]) // (_MORE - _FEW)
+        for name in ("activations", "temporary", "batch")
+    }
+    return Need(one, held, max(few.total_bytes - held - _FEW * per_sample, 0), per_sample)
+
+
+def is_short(device: Device, model: Any) -> bool:
+    """Tell whether the memory of a device is worth a closer look: limited, its own, or not many times the model."""
+    if device.memory_limit_bytes is not None or device.kind != "cpu":
+        return True
+    states = _STATES * sum(parameter.nbytes for parameter in model.parameters())
+    return device.memory_bytes is not None and _PLENTY * states > device.memory_bytes
+
+
+def room_bytes(device: Device) -> float:
+    """Give the bytes that this process may still allocate on its device; inf where nobody knows."""
+    if device.kind == "cpu":
+        return platform.data_room_bytes()
+    import torch
+
+    module: Any = getattr(torch, "cuda" if device.kind == "rocm" else device.kind, None)
+    if not hasattr(module, "mem_get_info"):
+        return float(device.memory_limit_bytes or inf)
+    free, _ = module.mem_get_info(device.index)
+    used = module.memory_allocated(device.index)
+    idle = module.memory_reserved(device.index) - used
+    return float(min(free + idle, (device.memory_limit_bytes or inf) - used))
+
+
+class PassLimit:
+    """Most samples of a pass on one device: halved when memory runs out, and told before it is tried.
+
+    Parameters
+    ----------
+    device : its name in messages
+    most : to begin with, inf where nothing is known
+    fixed : True where passes must stay as they are, as under `exact: bitwise`
+    tell : hears of the size of a pass that is larger than all before
+    keep : hears of the size that was settled on after memory ran out
+
+    Attributes
+    ----------
+    most : samples of a pass
+
+    Examples
+    --------
+    >>> limit = PassLimit("cpu:0", most=24)
+    >>> limit.size(64)
+    24
+    >>> limit.ran_out(24)
+    >>> limit.size(64)
+    12
+    """
+
+    def __init__(
+        self,
+        device: str,
+        most: float = inf,
+        fixed: bool = False,
+        tell: Callable[[int], None] = lambda _: None,
+        keep: Callable[[int], None] = lambda _: None,
+    ) -> None:
+        self.device = device
+        self.most = most
+        self.fixed = fixed
+        self._tell = tell
+        self._keep = keep
+        self._largest = 0
+
+    def size(self, wanted: int) -> int:
+        """Give the samples of a pass that may have so many."""
+        return wanted if self.fixed else int(max(1, min(wanted, self.most)))
+
+    def tries(self, samples: int) -> None:
+        """Take note of a pass that is about to be made."""
+        if samples > self._largest:
+            self._largest = samples
+            self._tell(samples)
+
+    def expect(self, need: Need, room: float) -> None:
+        """Begin with passes that are sure to fit into the room that is left when `need.held_bytes` is there.
+
+        Raises
+        ------
+        OutOfDeviceMemoryError
+            Not even one sample fits.
+        """
+        if need.fixed_bytes + need.sample_bytes > room:
+            raise OutOfDeviceMemoryError(
+                f"{self.device} has {format_bytes(room + need.held_bytes)} for {need.explain()}"
+            )
+        if room < inf:
+            self.most = min(self.most, max(1, need.samples(room)))
+
+    def ran_out(self, samples: int) -> None:
+        """Halve the passes after one that ran out of memory.
+
+        Raises
+        ------
+        OutOfDeviceMemoryError
+            It was of one sample, or must not be cut.
+        """
+        if self.fixed and samples > 1:
+            raise OutOfDeviceMemoryError(
+                f"{self.device} ran out of memory in a pass of {samples} samples, which exact='bitwise' does not cut",
+                remedy=f"give micro_batch={samples // 2}",
+            )
+        if samples <= 1:
+            raise OutOfDeviceMemoryError(f"{self.device} ran out of memory in a pass of one sample")
+        self.most = self._largest = samples // 2
+        self._keep(self._largest)
+
+
+def does_not_fit(need: Need | None, reasons: dict[str, str]) -> OutOfDeviceMemoryError:
+    """Word that a model fits on no device of a run.
+
+    Parameters
+    ----------
+    reasons : why, by device
+    """
+    said = "; ".join(f"{device}: {reason}" for device, reason in reasons.items())
+    takes = "" if need is None else f", which takes {need.explain()}"
+    return OutOfDeviceMemoryError(
+        f"no device can train this model{takes}: {said}",
+        remedy="give recompute='blocks' or precision='bf16', or part the model by layers with hetero.split",
+    )
+
+
+def job_key(model: Any, loss: Any, optimizer: Any, samples: Samples, options: Options) -> str:
+    """Give a word for a model and how it is trained, the same in every run."""
+    one = samples.batch([0], options.seed, 0)
+    shapes = [(name, list(tensor.shape), str(tensor.dtype)) for name, tensor in model.state_dict().items()]
+    kinds = [type(part).__name__ for part in (model, loss, optimizer)]
+    ways = [options.precision, options.recompute, options.compression]
+    text = json.dumps([shapes, kinds, ways, _shapes(one)])
+    return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+
+def _shapes(part: Any) -> Any:
+    if isinstance(part, tuple | list):
+        return [_shapes(one) for one in part]
+    return [list(part.shape), str(part.dtype)] if hasattr(part, "shape") else type(part).__name__
+
+
+class KeptPasses:
+    """Sizes of passes that were found by running out of memory, kept between runs below HETERO_HOME.
+
+    Parameters
+    ----------
+    key : of the job, '' to keep nothing
+    device : the size holds for devices like this one with as much memory
+
+    Notes
+    -----
+    A folder that cannot be written to costs nothing but the memory of it.
+    """
+
+    def __init__(self, key: str, device: Device) -> None:
+        self._store = FileStore(settings.home() / "passes")
+        about = f"{device.model_key} {device.memory_limit_bytes} {device.memory_bytes}"
+        self._key = f"{key}/{hashlib.sha256(about.encode()).hexdigest()[:32]}" if key else ""
+
+    def load(self) -> float:
+        """Give the most samples of a pass, inf where nothing is known."""
+        with suppress(HeteroError, ValueError):
+            found = self._store.get(self._key) if self._key else None
+            return inf if found is None else max(1, int(found))
+        return inf
+
+    def keep(self, most: int) -> None:
+        """Keep the most samples of a pass."""
+        if self._key:
+            with suppress(HeteroError):
+                self._store.put(self._key, str(most).encode())

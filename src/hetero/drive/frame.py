@@ -28,6 +28,7 @@ class Frame:
     channel : how to talk to the other members of a group task, None outside of one
     used_namespace : True once the task asked for the device's array namespace
     loops : where its resumable loops stand, None before the first
+    throttled_cpu_s : CPU seconds after which the task has slept by itself, as the device's throttle asks
     """
 
     device: Device
@@ -38,6 +39,7 @@ class Frame:
     channel: Channel | None = None
     used_namespace: bool = False
     loops: Any = None
+    throttled_cpu_s: float = 0.0
 
 
 _local = threading.local()

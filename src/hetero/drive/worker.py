@@ -64,7 +64,7 @@ class DeviceRunner:
             raise
         finally:
             if self._idle_per_cpu_s:
-                clock.sleep(self._idle_per_cpu_s * (clock.thread_cpu_s() - cpu_s))
+                clock.sleep(self._idle_per_cpu_s * max(0.0, clock.thread_cpu_s() - cpu_s - frame.throttled_cpu_s))
             enter(before)
         if value is not None and (self._own_memory or frame.used_namespace or not backend.runs_python):
             return self._outcome(value, started_s)

@@ -1,0 +1,88 @@
+"""Slowing a stage down on purpose: a throttled device, and an emulated device that is slow at some kinds of layer.
+
+In: a frame, shares of speed. Out: seconds that a part of the work took, sleep included. It must not change a result.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from hetero.drive.frame import Frame
+from hetero.floor import clock
+
+__all__ = ["Pace", "slow_layers"]
+
+
+class Pace:
+    """Times what a device does micro-batch by micro-batch, and slows it down to the share of speed that it has.
+
+    A stage is one long task, and a task is throttled at its end: too late for the stage that waits. So the stage
+    sleeps after each part by itself, and tells the frame for how much CPU time.
+    """
+
+    def __init__(self, frame: Frame) -> None:
+        self._frame = frame
+        self._idle_per_cpu_s = 1.0 / frame.device.throttle_frac - 1.0
+        self.busy_s = 0.0
+
+    @contextmanager
+    def part(self) -> Iterator[None]:
+        """Do a part of the work inside."""
+        begun_s, begun_cpu_s = clock.monotonic_s(), clock.thread_cpu_s()
+        yield
+        if self._idle_per_cpu_s:
+            cpu_s = clock.thread_cpu_s() - begun_cpu_s
+            self._frame.throttled_cpu_s += cpu_s
+            clock.sleep(self._idle_per_cpu_s * cpu_s)
+        elif self._frame.device.kind != "cpu":
+            self._frame.backend.synchronize()
+        self.busy_s += clock.monotonic_s() - begun_s
+
+
+class _Clock:
+    """Sleeps (1/f − 1) × the CPU time of the thread between `begin` and `end`."""
+
+    def __init__(self, frac: float) -> None:
+        self._idle_per_cpu_s = 1.0 / frac - 1.0
+        self._begun_s = 0.0
+
+    def begin(self, *_: Any) -> None:
+        self._begun_s = clock.thread_cpu_s()
+
+    def end(self, *_: Any) -> None:
+        clock.sleep(self._idle_per_cpu_s * (clock.thread_cpu_s() - self._begun_s))
+
+
+def slow_layers(module: Any, fracs: Mapping[str, float]) -> None:
+    """Let the layers of some classes take as long as a device of that share of speed would take for them.
+
+    Parameters
+    ----------
+    module : whose parts are slowed down, forward and backward
+    fracs : share of speed by class name, as in {'Conv2d': 0.3}
+
+    Notes
+    -----
+    Backward it is the last operation of the layer that counts: all of a layer that is one operation, as convolutions
+    and linear layers are.
+    """
+    for part in module.modules():
+        frac = fracs.get(type(part).__name__, 1.0)
+        if frac < 1.0:
+            _slow(part, frac)
+
+
+def _slow(part: Any, frac: float) -> None:
+    forward, backward = _Clock(frac), _Clock(frac)
+
+    def done(_: Any, __: Any, output: Any) -> None:
+        forward.end()
+        node = getattr(output, "grad_fn", None)
+        if node is not None:
+            node.register_prehook(backward.begin)
+            node.register_hook(backward.end)
+
+    part.register_forward_pre_hook(forward.begin)
+    part.register_forward_hook(done)

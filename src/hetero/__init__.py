@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     )
     from hetero.session.joblib import register_joblib
     from hetero.session.tasks import TaskFunction, task
+    from hetero.train.sample_log import check_sample_log, read_sample_log
     from hetero.train.trainer import Trainer
 
 __all__ = [
@@ -49,6 +50,7 @@ __all__ = [
     "TaskFunction",
     "Trainer",
     "as_completed",
+    "check_sample_log",
     "checkpoint",
     "errors",
     "get_current_device",
@@ -56,6 +58,7 @@ __all__ = [
     "get_memory_usage",
     "namespace",
     "rank",
+    "read_sample_log",
     "recv",
     "register_joblib",
     "report",
@@ -90,6 +93,7 @@ _HOMES = {
     ),
     "hetero.session.joblib": ("register_joblib",),
     "hetero.session.tasks": ("TaskFunction", "task"),
+    "hetero.train.sample_log": ("check_sample_log", "read_sample_log"),
     "hetero.train.trainer": ("Trainer",),
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}

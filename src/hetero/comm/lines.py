@@ -26,6 +26,7 @@ Address = tuple[str, int, str]
 _HEAD = struct.Struct("!Q")
 _KEY_CHARACTERS = 64
 _KEY_WAIT_S = 5.0
+_DIAL_S = 30.0
 
 
 class Line:
@@ -35,13 +36,14 @@ class Line:
     """
 
     def __init__(self, connection: socket.socket) -> None:
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._connection = connection
         self._lock = threading.Lock()
         self._buffer = bytearray()
+        self._address: Address | None = None
+        self._closed = False
 
     @classmethod
-    def dial(cls, address: Address, timeout_s: float = 30.0) -> Line:
+    def dial(cls, address: Address) -> Line:
         """Connect to a hub.
 
         Raises
@@ -49,14 +51,27 @@ class Line:
         LineClosedError
             Nobody listens there.
         """
-        host, port, key = address
-        try:
-            connection = socket.create_connection((host, port), timeout_s)
-        except OSError as error:
-            raise LineClosedError(f"the program at {host}:{port} does not answer: {error}") from error
-        connection.settimeout(None)
-        connection.sendall(key.encode())
-        return cls(connection)
+        line = cls(_connected(address))
+        line._address = address
+        return line
+
+    def dial_again(self) -> None:
+        """Connect anew after the line was cut; what was not read is forgotten.
+
+        Raises
+        ------
+        LineClosedError
+            Nobody listens there, or this end was closed.
+        """
+        assert self._address is not None
+        connection = _connected(self._address)
+        with self._lock:
+            self._connection.close()
+            self._connection = connection
+            self._buffer.clear()
+            if self._closed:
+                connection.close()
+                raise LineClosedError("this end of the line was closed")
 
     def fileno(self) -> int:
         """Give the descriptor to wait on."""
@@ -124,9 +139,22 @@ class Line:
 
     def close(self) -> None:
         """Close this end; whoever waits on either end learns of it."""
+        self._closed = True
         with suppress(OSError):
             self._connection.shutdown(socket.SHUT_RDWR)
         self._connection.close()
+
+
+def _connected(address: Address) -> socket.socket:
+    host, port, key = address
+    try:
+        connection = socket.create_connection((host, port), _DIAL_S)
+        connection.settimeout(None)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        connection.sendall(key.encode())
+    except OSError as error:
+        raise LineClosedError(f"the program at {host}:{port} does not answer: {error}") from error
+    return connection
 
 
 class Hub:
@@ -166,7 +194,8 @@ class Hub:
                 continue
             line: Line = key.data
             try:
-                found += [(line, message) for message in line.waiting()]
+                for message in line.waiting():
+                    found.append((line, message))
             except LineClosedError:
                 self.drop(line)
                 found.append((line, None))
@@ -183,6 +212,7 @@ class Hub:
             connection.close()
             return
         connection.settimeout(None)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         line = Line(connection)
         self._selector.register(line, selectors.EVENT_READ, line)
 

@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from hetero.floor.errors import HeteroError
+from hetero.floor.errors import BadValueError, HeteroError
 from hetero.stores.files import FileStore
+from hetero.train.values import Options
 
-__all__ = ["Checkpoint", "TrainingCheckpoints"]
+__all__ = ["Checkpoint", "TrainingCheckpoints", "run_facts"]
 
 _STATE, _MANIFEST = "state", "manifest"
 
@@ -58,7 +60,7 @@ class TrainingCheckpoints:
         manifest = {"step": step, "sha256": hashlib.sha256(state).hexdigest(), "bytes": len(state), **facts}
         self.store.put(_key(step, _STATE), state)
         self.store.put(_key(step, _MANIFEST), json.dumps(manifest).encode())
-        for old in self.steps()[: -self.keep]:
+        for old in [other for other in self.steps() if other <= step][: -self.keep]:
             self.store.delete(_key(old, _MANIFEST))
             self.store.delete(_key(old, _STATE))
 
@@ -81,6 +83,49 @@ class TrainingCheckpoints:
             raise HeteroError("; ".join(damaged), remedy="begin anew, or restore the folder")
         return None
 
+    def newest_of(self, run: Mapping[str, Any]) -> Checkpoint | None:
+        """Give the newest checkpoint, which must have these facts.
+
+        Parameters
+        ----------
+        run : what `run_facts` gives of the run that is to go on
+
+        Raises
+        ------
+        BadValueError
+            It is of another run.
+        HeteroError
+            All are damaged.
+        """
+        found = self.newest()
+        for name, value in run.items() if found is not None else ():
+            if found is not None and found.facts.get(name) != value:
+                raise BadValueError(
+                    f"the checkpoint of step {found.step} has {name} {found.facts.get(name)}, and this run {value}",
+                    remedy="give the same, or another folder",
+                )
+        return found
+
+    def refuse_to_overtake(self, step: int) -> None:
+        """Refuse to train from a step on where complete checkpoints of later steps would be taken for this run's.
+
+        Raises
+        ------
+        BadValueError
+            There is such a checkpoint.
+        """
+        if not any(other > step for other in self.steps()):
+            return
+        try:
+            found = self.newest()
+        except HeteroError:
+            return
+        if found is not None and found.step > step:
+            raise BadValueError(
+                f"there is a checkpoint of step {found.step} already, and this run stands at step {step}",
+                remedy="resume (trainer.resume(), --resume), or give another folder",
+            )
+
     def _read(self, step: int) -> tuple[bytes, dict[str, Any]]:
         manifest, state = self.store.get(_key(step, _MANIFEST)), self.store.get(_key(step, _STATE))
         if manifest is None or state is None:
@@ -89,6 +134,17 @@ class TrainingCheckpoints:
         if facts.get("sha256") != hashlib.sha256(state).hexdigest():
             raise HeteroError("its state does not match its manifest")
         return state, facts
+
+
+def run_facts(options: Options, samples: int) -> dict[str, Any]:
+    """Give what two runs must share for one to go on where the other stopped.
+
+    Parameters
+    ----------
+    samples : of the data
+    """
+    names = ("seed", "global_batch", "shuffle", "exact")
+    return {**{name: getattr(options, name) for name in names}, "samples": samples}
 
 
 def _key(step: int, part: str) -> str:

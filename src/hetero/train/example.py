@@ -14,12 +14,12 @@ from typing import Any
 
 from hetero.floor.errors import BadValueError
 from hetero.floor.platform import atomic_write
-from hetero.train.lead import Listener
+from hetero.train.listening import Listener
 from hetero.train.mnist import Digits, download, load_digits, load_mnist, network
 from hetero.train.recipe import Recipe
 from hetero.train.values import EpochReport
 
-__all__ = ["Outcome", "Watcher", "carry_out", "make_model"]
+__all__ = ["Outcome", "Watcher", "carry_out", "load", "make_model", "make_optimizer"]
 
 
 class Watcher(Listener):
@@ -110,7 +110,7 @@ def carry_out(recipe: Recipe, watcher: Watcher, *, devices: str | None = None) -
     with Trainer(
         model,
         torch.nn.CrossEntropyLoss(),
-        _optimizer(recipe),
+        make_optimizer(recipe),
         digits.train,
         devices=devices,
         config=context,
@@ -172,7 +172,8 @@ def _function(path: Path, name: str) -> Callable[[], Any]:
     return made
 
 
-def _optimizer(recipe: Recipe) -> Callable[[Any], Any]:
+def make_optimizer(recipe: Recipe) -> Callable[[Any], Any]:
+    """Give a function that makes the optimizer of a recipe for some parameters."""
     import torch
 
     kind = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW, "sgd": torch.optim.SGD}[recipe.optimizer]

@@ -1,17 +1,18 @@
-"""A training job as it travels from the program to the members.
+"""What travels from the program to the members: a training job, and the word by which a group forms.
 
-In: what a Trainer was asked. Out: a frozen value that pickles. It must not import torch.
+In: what a Trainer was asked, who is ready. Out: frozen values that pickle. It must not import torch.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from hetero.comm.lines import Address
-from hetero.train.values import Options
+from hetero.plan.shares import StepModel
+from hetero.train.values import Options, Totals
 
-__all__ = ["Job"]
+__all__ = ["Formation", "Job", "Saved"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +32,9 @@ class Job:
     checkpoint_every : steps between them
     keep : the newest so many checkpoints stay
     number : of this job in its program, so that its time is not taken for another's
+    totals : of the epoch in which it begins, None at the beginning of one
+    sample_log : folder of the log of samples, '' for none
+    run : number of this run in that log
     """
 
     parts: bytes
@@ -44,3 +48,50 @@ class Job:
     checkpoint_every: int = 0
     keep: int = 3
     number: int = 0
+    totals: Totals | None = None
+    sample_log: str = ""
+    run: int = 0
+
+
+class Saved(NamedTuple):
+    """Where training goes on when nobody who took part is left.
+
+    Attributes
+    ----------
+    state : of the newest complete checkpoint
+    totals : of its epoch so far
+    """
+
+    state: bytes
+    totals: Totals
+
+
+class Formation(NamedTuple):
+    """What a member is told when its group forms.
+
+    Attributes
+    ----------
+    rank : of this member
+    team : the devices, in the order of ranks
+    models : what is known of each
+    source : rank of the member that is furthest
+    behind : True where others have to take over its state
+    generation : of the group, counted from 1
+    outsiders : samples/s of the devices that were left out
+    steps : done in all when the job is over
+    heard : steps done at the end of the last epoch whose report the program has
+    link_s : s that an exchange of gradients takes for each further member, below 0 where nobody knows
+    saved : for the first member, where all who took part were lost
+    """
+
+    rank: int
+    team: tuple[str, ...]
+    models: list[StepModel]
+    source: int
+    behind: bool
+    generation: int
+    outsiders: dict[str, float]
+    steps: int
+    heard: int
+    link_s: float
+    saved: Saved | None = None

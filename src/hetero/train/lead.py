@@ -10,38 +10,38 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from math import inf
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 from hetero.comm.errors import LineClosedError
 from hetero.comm.lines import Hub, Line
 from hetero.floor import clock
-from hetero.floor.errors import TaskCancelledError, TaskLostError
+from hetero.floor.errors import HeteroError, TaskCancelledError, TaskLostError
 from hetero.plan.shares import StepModel
 from hetero.session.futures import Future
-from hetero.train.values import EpochReport, NotANumberError, TrainingError
+from hetero.train.checkpoints import TrainingCheckpoints
+from hetero.train.job import Formation, Saved
+from hetero.train.listening import Listener
+from hetero.train.values import EpochReport, NotANumberError, Totals, TrainingError
 
-__all__ = ["Lead", "Listener"]
+__all__ = ["Extent", "Lead"]
 
 _POLL_S = 0.1
-_PATIENCE_S = 10.0
+_START_S = 30.0
 _LAST_WORDS_S = 2.0
 
 
-class Listener:
-    """What a caller of `Lead.run` hears; every method may be left as it is."""
+class Extent(NamedTuple):
+    """From where to where a run goes.
 
-    def on_step(self, step: int, loss: float) -> None:
-        """Hear of a step, a few times a second."""
+    Attributes
+    ----------
+    begin, end : steps done before it and after it
+    checkpoints : where it goes on when nobody who took part is left, None for `begin`
+    """
 
-    def on_plan(self, shares: dict[str, int]) -> None:
-        """Hear how a step is shared from now on."""
-
-    def on_epoch(self, report: EpochReport) -> bool:
-        """Hear of an epoch; True ends the training."""
-        return False
-
-    def on_note(self, text: str) -> None:
-        """Hear that a device was left out, died or joined."""
+    begin: int
+    end: int
+    checkpoints: TrainingCheckpoints | None = None
 
 
 @dataclass(slots=True)
@@ -50,7 +50,11 @@ class _Member:
 
     Attributes
     ----------
-    phase : 'here', 'probing', 'ready', 'in' or 'left'
+    phase : 'here', 'ready', 'in' or 'left'
+    step : steps that it has done
+    model, link_s : what it knows of its own speed and of an exchange; see `Formation`
+    patience_s : how long it would wait for the others, s
+    joined : generation of the group that it was last in, 0 for none
     """
 
     device: str
@@ -58,6 +62,8 @@ class _Member:
     phase: str = "here"
     step: int = -1
     model: StepModel | None = None
+    link_s: float = -1.0
+    patience_s: float = 0.0
     joined: int = 0
 
 
@@ -70,20 +76,27 @@ class Lead:
     hub : where members dial in
     futures : the members' tasks by device
     listener : who hears of it
+    extent : from where to where it goes
     notes : what was said to the listener
     """
 
     hub: Hub
     futures: dict[str, Future]
     listener: Listener
+    extent: Extent
     notes: list[str] = field(default_factory=list)
     _members: dict[Line, _Member] = field(default_factory=dict)
     _team: list[_Member] = field(default_factory=list)
     _generation: int = 0
     _outsiders: dict[str, float] = field(default_factory=dict)
     _bad: dict[int, list[int]] = field(default_factory=dict)
-    _waiting_since_s: float = 0.0
-    _waits_since_s: float = inf
+    _first_ready_s: float = inf
+    _report_due_s: float = inf
+    _end: int = 0
+    _heard: int = 0
+
+    def __post_init__(self) -> None:
+        self._end, self._heard = self.extent.end, self.extent.begin
 
     def run(self) -> bytes:
         """Lead until the last member is done; gives the trained state.
@@ -118,6 +131,8 @@ class Lead:
 
     def _end_latecomers(self) -> None:
         """Let the team's other members end, and stop devices that came back too late."""
+        for member in self._team:
+            self._send(member, "done")
         team = {member.device for member in self._team}
         for device, future in self.futures.items():
             if device not in team:
@@ -134,12 +149,14 @@ class Lead:
         for line, message in self.hub.poll(timeout_s):
             if message is None:
                 self._gone(line)
-            else:
+            elif message[0] == "here" or line in self._members:
                 self._answers[message[0]](self, line, *message[1:])
 
     def _on_here(self, line: Line, device: str) -> None:
         for old in [known for known in self._members.values() if known.device == device]:
             self._forget(old)
+        for old in [member for member in self._team if member.device == device]:
+            self._break(old)
         self._members[line] = _Member(device, line)
         if self._generation:
             self._note(f"{device} is back and joins at the next step")
@@ -151,13 +168,13 @@ class Lead:
     def _wanted(self) -> list[str]:
         return [device for device, future in self.futures.items() if not future.done()]
 
-    def _on_ready(self, line: Line, step: int, model: StepModel) -> None:
+    def _on_ready(self, line: Line, step: int, model: StepModel, link_s: float, patience_s: float) -> None:
         member = self._members[line]
         member.phase, member.step, member.model = "ready", step, model
+        member.link_s, member.patience_s = link_s, patience_s
         if not any(other.phase == "ready" for other in self._members.values() if other is not member):
-            self._waiting_since_s = clock.monotonic_s()
-        joins = member not in self._team
-        if joins and self._team and self._team[0].phase == "in":
+            self._first_ready_s = clock.monotonic_s()
+        if member not in self._team and self._team and self._team[0].phase == "in":
             self._send(self._team[0], "regroup")
 
     def _on_rendezvous(self, line: Line, generation: int, rendezvous: Any) -> None:
@@ -171,6 +188,9 @@ class Lead:
         self._outsiders[member.device] = speed
         self._note(f"{member.device} is left out: {reason}")
 
+    def _on_ends(self, line: Line) -> None:
+        self._members[line].phase = "left"
+
     def _on_step(self, line: Line, step: int, loss: float) -> None:
         self.listener.on_step(step, loss)
 
@@ -178,13 +198,16 @@ class Lead:
         self.listener.on_plan(shares)
 
     def _on_epoch(self, line: Line, report: EpochReport) -> None:
-        stop = bool(self.listener.on_epoch(report))
-        self._waits_since_s = inf
+        if self.listener.on_epoch(report):
+            self._end = report.step
+        self._heard = report.step
+        self._report_due_s = inf
         for member in self._team:
-            self._send(member, "go", stop)
+            self._send(member, "go", self._end)
 
-    def _on_waits(self, line: Line) -> None:
-        self._waits_since_s = min(self._waits_since_s, clock.monotonic_s())
+    def _on_waits(self, line: Line, step: int, patience_s: float) -> None:
+        if step > self._heard:
+            self._report_due_s = min(self._report_due_s, clock.monotonic_s() + patience_s)
 
     def _on_not_a_number(self, line: Line, step: int, samples: list[int]) -> None:
         self._bad.setdefault(step, []).extend(samples)
@@ -194,6 +217,7 @@ class Lead:
         "ready": _on_ready,
         "rendezvous": _on_rendezvous,
         "left": _on_left,
+        "ends": _on_ends,
         "step": _on_step,
         "plan": _on_plan,
         "epoch": _on_epoch,
@@ -205,26 +229,16 @@ class Lead:
 
     def _gone(self, line: Line) -> None:
         member = self._members.pop(line, None)
-        if member is None or member.phase == "left" or self._is_done(member.device):
-            return
-        self._note(f"{member.device} is lost")
-        self._break(member)
+        if member is not None and member.phase != "left":
+            self._note(f"{member.device} is lost")
+            self._break(member)
 
     def _break(self, lost: _Member) -> None:
         """Tell the others of the group, some of whom may wait for words and not in the group."""
-        self._waits_since_s = inf
+        self._report_due_s = inf
         for other in self._team if lost in self._team else ():
             if other is not lost and other.phase == "in":
                 self._send(other, "broken", self._generation)
-
-    def _is_done(self, device: str) -> bool:
-        future = self.futures[device]
-        if not future.done():
-            for _ in range(20):
-                clock.sleep(0.005)
-                if future.done():
-                    break
-        return future.done() and _error(future) is None
 
     def _forget(self, member: _Member) -> None:
         self._members.pop(member.line, None)
@@ -237,11 +251,13 @@ class Lead:
                 continue
             if isinstance(error, NotANumberError):
                 raise self._explained(error)
-            if not isinstance(error, TaskLostError | TaskCancelledError):
+            if not isinstance(error, TaskLostError | TaskCancelledError | LineClosedError):
                 raise error
             text = f"{device} is given up: {error}"
             if text not in self.notes:
                 self._note(text)
+                for member in [member for member in self._team if member.device == device]:
+                    self._break(member)
 
     def _explained(self, error: NotANumberError) -> NotANumberError:
         """Name the samples, once all members have said theirs."""
@@ -258,45 +274,78 @@ class Lead:
     # --- groups --------------------------------------------------------------------------------------------
 
     def _form_if_ready(self) -> None:
+        now_s = clock.monotonic_s()
+        if now_s > self._report_due_s:
+            self._give_up(self._team[0])
         alive = [member for member in self._members.values() if member.phase != "left"]
         ready = [member for member in alive if member.phase == "ready"]
-        if clock.monotonic_s() - self._waits_since_s > _PATIENCE_S and self._team[0] in alive:
-            self._give_up(self._team[0])
-            return
         if not ready:
             return
+        waited_s = now_s - self._first_ready_s
+        if not self._generation:
+            absent = set(self._wanted()) - {member.device for member in ready}
+            if absent and waited_s < _START_S:
+                return
+            for device in sorted(absent):
+                self._note(f"{device} is not up yet: training begins without it, and it joins when it is")
         missing = [member for member in alive if member.phase == "in"]
-        first = self._generation == 0
-        if first and {member.device for member in ready} != set(self._wanted()):
-            return
-        if any(member.joined for member in ready) and missing:
-            if clock.monotonic_s() - self._waiting_since_s > _PATIENCE_S:
-                for member in missing:
-                    self._give_up(member)
-            return
-        if missing:
-            return
-        self._form(ready)
+        if not missing:
+            self._form(ready)
+        elif any(m.joined for m in ready) and waited_s > max(m.patience_s for m in ready if m.joined):
+            for member in missing:
+                self._give_up(member)
 
     def _give_up(self, member: _Member) -> None:
+        """Go on without a member that does not answer; should it wake up, it finds its line cut, and comes back."""
         self._note(f"{member.device} does not answer and is given up")
         self._forget(member)
         self._break(member)
-        self.futures[member.device].cancel()
 
     def _form(self, ready: list[_Member]) -> None:
         order = {device: index for index, device in enumerate(self.futures)}
-        self._team = sorted(ready, key=lambda member: order[member.device])
+        team = sorted(ready, key=lambda member: order[member.device])
+        saved = self._saved(team) if self._generation and not any(member.joined for member in team) else None
+        furthest = max(member.step for member in team)
+        source = next(rank for rank, member in enumerate(team) if member.step == furthest)
+        source = next((r for r, m in enumerate(team) if m.step == furthest and m.joined), source)
+        behind = any(member.step != furthest or (self._generation and not member.joined) for member in team)
+        self._team = team
         self._generation += 1
-        furthest = max(member.step for member in self._team)
-        source = next(rank for rank, member in enumerate(self._team) if member.step == furthest)
-        behind = any(member.step != furthest or (self._generation > 1 and not member.joined) for member in self._team)
-        source = next((r for r, m in enumerate(self._team) if m.step == furthest and m.joined), source)
-        names = tuple(member.device for member in self._team)
-        models = [member.model for member in self._team]
-        for rank, member in enumerate(self._team):
+        word = Formation(
+            rank=0,
+            team=tuple(member.device for member in team),
+            models=[member.model for member in team if member.model is not None],
+            source=0 if saved else source,
+            behind=behind,
+            generation=self._generation,
+            outsiders=self._outsiders,
+            steps=self._end,
+            heard=self._heard,
+            link_s=next((member.link_s for member in team if member.link_s >= 0.0), -1.0),
+            saved=saved,
+        )
+        for rank, member in enumerate(team):
             member.phase, member.joined = "in", self._generation
-            self._send(member, "form", rank, names, models, source, behind, self._generation, self._outsiders)
+            self._send(member, "form", word._replace(rank=rank, saved=None if rank else saved))
+
+    def _saved(self, team: list[_Member]) -> Saved | None:
+        """Give the newest checkpoint where it is further than all who are there; say what was lost."""
+        begin = max(member.step for member in team)
+        found = None
+        if self.extent.checkpoints is not None:
+            try:
+                found = self.extent.checkpoints.newest()
+            except HeteroError as error:
+                self._note(str(error))
+        for text in found.damaged if found is not None else ():
+            self._note(text)
+        if found is None or found.step <= begin:
+            self._note(f"nobody is left who took part: training goes on from step {begin}")
+            self._heard = min(self._heard, begin)
+            return None
+        self._note(f"nobody is left who took part: training goes on from the checkpoint of step {found.step}")
+        self._heard = min(self._heard, found.step)
+        return Saved(found.state, Totals(**found.facts["totals"]))
 
     def _send(self, member: _Member, *message: Any) -> None:
         with suppress(LineClosedError):  # the line itself will tell of it

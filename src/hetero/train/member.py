@@ -8,24 +8,24 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
-from hetero.comm.errors import GroupBrokenError
-from hetero.comm.group import Group, open_rendezvous
+from hetero.comm.errors import GroupBrokenError, LineClosedError
 from hetero.comm.lines import Line
 from hetero.drive.frame import Frame, current, enter
 from hetero.floor import clock
 from hetero.model.device import Device
-from hetero.plan.shares import Plan, StepModel, apportion
-from hetero.train.checkpoints import TrainingCheckpoints
+from hetero.plan.shares import Plan, apportion
 from hetero.train.job import Job
+from hetero.train.membership import Membership, StopError
 from hetero.train.probing import probe, torch_place
 from hetero.train.sharing import Sharing
 from hetero.train.values import EpochReport, Totals, TrainingError
 
 __all__ = ["train_member"]
 
-_LEAST_DEADLINE_S = 5.0
+_LEAST_TEST_DEADLINE_S = 5.0
 _DEADLINE_STEPS = 20.0
 _TELL_S = 0.2
 _END_S = 10.0
@@ -58,6 +58,8 @@ def train_member(job: Job, data: Any, test: Any) -> bytes | None:
     try:
         thread.join()
     finally:
+        with suppress(LineClosedError):
+            line.send("ends")
         line.close()
         thread.join(_END_S)
     if isinstance(outcome[0], BaseException):
@@ -66,147 +68,77 @@ def train_member(job: Job, data: Any, test: Any) -> bytes | None:
     return state
 
 
-class _StopError(Exception):
-    """The program wants no more."""
-
-
 class _LeftError(Exception):
     """The device is left out from here on."""
 
 
-class _Member:
+class _Member(Membership):
     def __init__(self, job: Job, data: Any, test: Any, line: Line, frame: Frame) -> None:
         from hetero.train.data import Samples
         from hetero.train.replica import Replica, Throttle
 
-        self.job = job
         self.options = job.options
         self.data: Samples = data
         self.test: Samples | None = test
-        self.line = line
         self.device: Device = frame.device
         self.throttle = Throttle(frame.device.throttle_frac)
         self.place = torch_place(frame.device)
-        self.replica = Replica(job.parts, job.options, self.place, len(job.names) + 1)
+        replica = Replica(job.parts, job.options, self.place, len(job.names) + 1)
         if job.state is not None:
-            self.replica.adopt(job.state)
-        self.group = Group(0, 1)
+            replica.adopt(job.state)
+        super().__init__(job, frame.device.short, replica, len(data), line)
         self.sharing: Sharing
-        self.team: tuple[str, ...] = ()
-        self.rank = 0
-        self.generation = 0
-        self.totals = Totals()
         self.epoch_order: tuple[int, list[int]] = (-1, [])
-        self.regroup_asked = False
         self.told_s = 0.0
         self.after_s = 0.0
-        self.outsiders: dict[str, float] = {}
 
     # --- the whole -----------------------------------------------------------------------------------------
 
     def run(self) -> bytes | None:
-        """Take part until the last step."""
-        self.line.send("here", self.device.short)
-        self._await("probe")
-        model = probe(self.job, self.place, self.data, self.throttle)
+        """Take part until the last step; gives the trained state if this is the first member then."""
         try:
-            while self.replica.step < self.job.steps:
-                model = self._take_part(model)
-        except _LeftError:
-            return None
-        except _StopError:
-            pass
-        finally:
-            self.group.close()
-        return self.replica.state() if self.team[:1] == (self.device.short,) else None
-
-    def _take_part(self, model: StepModel) -> StepModel:
-        models = self._form(model)
-        try:
-            comm_s = self._measure_comm()
-            self.sharing = Sharing(self.options, self.team, models, comm_s, self.job.costs)
-            models = self.sharing.models
-            self._adopt_plan(self.sharing.plan)
-            while self.replica.step < self.job.steps and not self._step():
+            self.introduce()
+            self.model = probe(self.job, self.place, self.data, self.throttle)
+            while not self._is_over():
                 pass
+            return self.replica.state() if self.rank == 0 else None
+        except (_LeftError, StopError):
+            return None
+        finally:
+            self.leave()
+
+    def _is_over(self) -> bool:
+        """Take part in one group; True once the last step is done, and the first member's state has arrived."""
+        try:
+            self._take_part()
+            if self.replica.step < self.steps:
+                return False
+            if self.rank:
+                self.wait_for("done")
+            return True
         except GroupBrokenError:
             self.group.abort()
-        if self.replica.step < self.job.steps:
-            self.group.close()
-        return models[self.rank]
+        except LineClosedError:
+            self.dial_again()
+        return False
 
-    def _await(self, word: str) -> tuple[Any, ...]:
-        while True:
-            message = self.line.receive()
-            assert message is not None
-            if message[0] == "stop":
-                raise _StopError
-            if message[0] == "broken" and message[1] == self.generation and word != "form":
-                raise GroupBrokenError("a member of the group is gone")
-            if message[0] == word:
-                return message[1:]
-
-    # --- a group comes together ----------------------------------------------------------------------------
-
-    def _form(self, model: StepModel) -> list[StepModel]:
-        """Form a group with whoever is ready; gives what is known of each member."""
-        self.line.send("ready", self.replica.step, model)
-        rank, team, models, source, behind, generation, outsiders = self._await("form")
-        self.rank, self.team, self.generation = rank, team, generation
-        self.outsiders = dict(outsiders)
-        self.regroup_asked = False
-        store = rendezvous = None
-        if len(team) > 1:
-            if rank == 0:
-                store, rendezvous = open_rendezvous(f"generation-{generation}", len(team))
-                self.line.send("rendezvous", generation, rendezvous)
-            else:
-                (rendezvous,) = self._await("rendezvous")
-        self.group = Group(rank, len(team), rendezvous, store, _LEAST_DEADLINE_S)
-        if behind:
-            self._catch_up(source)
-        return list(models)
-
-    def _catch_up(self, source: int) -> None:
-        """Take over the state of the member that is furthest."""
-        import pickle
-
-        import torch
-
-        mine = pickle.dumps((self.replica.state(), self.totals)) if self.rank == source else b""
-        length = torch.tensor([len(mine)], dtype=torch.int64)
-        self.group.broadcast(length, source)
-        content = torch.zeros(int(length), dtype=torch.uint8)
-        if mine:
-            content.copy_(torch.frombuffer(bytearray(mine), dtype=torch.uint8))
-        self.group.broadcast(content, source)
-        if not mine:
-            state, self.totals = pickle.loads(content.numpy().tobytes())
-            self.replica.adopt(state)
-
-    def _measure_comm(self) -> list[float]:
-        """Measure what an exchange of gradients costs, the same figure on every member."""
-        import torch
-
-        size = len(self.team)
-        if size == 1:
-            return [0.0, 0.0]
-        row = torch.zeros(max(1, self.replica.gradients.nbytes // 4), dtype=torch.float32)
-        best_s = float("inf")
-        for _ in range(4):
-            self.group.all_reduce(torch.zeros(1))
-            begun_s = clock.monotonic_s()
-            self.group.all_reduce(row)
-            best_s = min(best_s, clock.monotonic_s() - begun_s)
-        worst = torch.tensor([best_s], dtype=torch.float64)
-        self.group.all_reduce(worst, "max")
-        return [0.0, 0.0, *(float(worst) * (count - 1) / (size - 1) for count in range(2, size + 1))]
+    def _take_part(self) -> None:
+        models, comm_s = self.form(self.model)
+        self.sharing = Sharing(self.options, self.team, models, comm_s, self.job.costs)
+        try:
+            self._adopt_plan(self.sharing.plan)
+            if self.owes_report:
+                self._end_epoch()
+            while self.replica.step < self.steps and not self._step():
+                pass
+        finally:
+            self.model = self.sharing.models[self.rank]
 
     # --- shares --------------------------------------------------------------------------------------------
 
     def _adopt_plan(self, plan: Plan) -> None:
         """Go by a new plan; devices that it leaves out leave, and the others form a group without them."""
-        self.group.deadline_s = max(_LEAST_DEADLINE_S, _DEADLINE_STEPS * plan.step_s)
+        self.expect(plan.step_s)
         if len(plan.members) == len(self.team):
             if self.rank == 0:
                 self.line.send("plan", self.sharing.shares(self.job.names))
@@ -230,7 +162,8 @@ class _Member:
             done = replica.compute(self.data, mine, len(ids), self.group)
         seconds = [0.0] * len(self.job.names)
         seconds[rank] = busy.seconds + self.after_s
-        total, more = replica.reduce(self.group, done, [float(self._told_to_regroup()), *seconds])
+        self.log.computes(replica.step + 1, mine)
+        total, more = replica.reduce(self.group, done, [float(self.told_to_regroup()), *seconds])
         if total.samples != len(ids):
             raise TrainingError(
                 f"{total.samples:g} samples took part in step {replica.step} instead of {len(ids)}",
@@ -242,10 +175,13 @@ class _Member:
             replica.apply(total, len(ids))
         self.after_s = busy.seconds
         replica.step += 1
-        self._add_up(total, clock.monotonic_s() - begun_s)
+        self.log.applied(replica.step)
+        step_s = clock.monotonic_s() - begun_s
+        self.stepped(step_s)
+        self._add_up(total, step_s)
         self._tell(total)
-        self._keep()
-        epoch_over = replica.step % self._steps_an_epoch() == 0
+        self.keep()
+        epoch_over = replica.step % self.steps_an_epoch == 0
         if epoch_over:
             self._end_epoch()
         better = self.sharing.learn(more[1:], ids, counts)
@@ -253,33 +189,14 @@ class _Member:
             self._adopt_plan(better)
         return bool(more[0])
 
-    def _keep(self) -> None:
-        """Write a checkpoint where one is due; the first member does."""
-        job, step = self.job, self.replica.step
-        if job.checkpoint and self.rank == 0 and (step % job.checkpoint_every == 0 or step == job.steps):
-            facts = {"seed": self.options.seed, "global_batch": self.options.global_batch, "samples": len(self.data)}
-            TrainingCheckpoints(job.checkpoint, job.keep).write(step, self.replica.state(), facts)
-
-    def _steps_an_epoch(self) -> int:
-        return -(-len(self.data) // self.options.global_batch)
-
     def _ids(self) -> list[int]:
         from hetero.train.data import order
 
-        epoch, step = divmod(self.replica.step, self._steps_an_epoch())
+        epoch, step = divmod(self.replica.step, self.steps_an_epoch)
         if self.epoch_order[0] != epoch:
             self.epoch_order = (epoch, order(len(self.data), self.options.seed, epoch, self.options.shuffle))
         begin = step * self.options.global_batch
         return self.epoch_order[1][begin : begin + self.options.global_batch]
-
-    def _told_to_regroup(self) -> bool:
-        for message in self.line.waiting():
-            if message[0] == "stop":
-                raise _StopError
-            if message == ("broken", self.generation):
-                raise GroupBrokenError("a member of the group is gone")
-            self.regroup_asked |= message[0] == "regroup"
-        return self.regroup_asked
 
     # --- telling -------------------------------------------------------------------------------------------
 
@@ -306,17 +223,13 @@ class _Member:
 
     def _end_epoch(self) -> None:
         """Test, tell the program, and do what it says; all members wait for its answer."""
-        try:
-            tested = self._test() if self.test is not None else None
-            if self.rank == 0:
-                self.line.send("epoch", self._report(tested))
-            else:
-                self.line.send("waits")
-            (wants_stop,) = self._await("go")
-        finally:
-            self.totals = Totals()
-        if wants_stop:
-            raise _StopError
+        tested = self._test() if self.test is not None else None
+        if self.rank == 0:
+            self.line.send("epoch", self._report(tested))
+        else:
+            self.line.send("waits", self.replica.step, self.group.deadline_s)
+        (self.steps,) = self.wait_for("go")
+        self.totals = Totals()
 
     def _test(self) -> Any:
         import torch
@@ -340,13 +253,13 @@ class _Member:
         unit = self.options.unit
         models = self.sharing.models
         slowest_s = max(model.seconds(share / unit) for model, share in zip(models, shares, strict=True))
-        return max(_LEAST_DEADLINE_S, _DEADLINE_STEPS * slowest_s)
+        return max(_LEAST_TEST_DEADLINE_S, _DEADLINE_STEPS * slowest_s)
 
     def _report(self, tested: Any) -> EpochReport:
         sums = self.totals
         speeds = {name: speed / sums.steps for name, speed in sums.speeds.items()}
         return EpochReport(
-            epoch=self.replica.step // self._steps_an_epoch(),
+            epoch=self.replica.step // self.steps_an_epoch,
             step=self.replica.step,
             loss=self._mean(sums),
             accuracy=sums.right / sums.classes if sums.classes else None,

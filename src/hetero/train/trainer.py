@@ -21,17 +21,19 @@ from hetero.model.device import Device
 from hetero.plan.shares import given_shares
 from hetero.session.signature import register
 from hetero.session.tasks import task
-from hetero.train.checkpoints import TrainingCheckpoints
+from hetero.train.checkpoints import TrainingCheckpoints, run_facts
 from hetero.train.data import Samples, as_array, as_samples
 from hetero.train.job import Job
-from hetero.train.lead import Lead, Listener
+from hetero.train.lead import Extent, Lead
+from hetero.train.listening import Heard, Listener
 from hetero.train.losses import SummedLoss
 from hetero.train.member import train_member
 from hetero.train.replica import Parts, mixing_layers
+from hetero.train.sample_log import next_run
 from hetero.train.saving import save_model
 from hetero.train.spread import Work, evaluate_part, predict_part, run_over
 from hetero.train.state import load_state
-from hetero.train.values import EpochReport, Evaluation, Options
+from hetero.train.values import EpochReport, Evaluation, Options, Totals
 
 if TYPE_CHECKING:
     from hetero.session.context import Context
@@ -71,6 +73,7 @@ class Trainer:
     checkpoint : folder of the run's checkpoints, None for none
     checkpoint_every : steps between them, an epoch where none is given
     keep : the newest so many checkpoints stay
+    sample_log : folder of a log of which device computed which samples, for `check_sample_log`; None for none
     callbacks : functions of an `EpochReport`; one that gives True ends the training
     config, set, trace : as for `hetero.Context`
 
@@ -106,6 +109,7 @@ class Trainer:
         checkpoint: str | Path | None = None,
         checkpoint_every: int | None = None,
         keep: int = 3,
+        sample_log: str | Path | None = None,
         callbacks: Sequence[Callable[[EpochReport], Any]] = (),
         config: Any = None,
         set: Sequence[str] | Mapping[str, Any] = (),
@@ -130,7 +134,8 @@ class Trainer:
                 remedy="make it smaller",
             )
         steps_an_epoch = -(-len(self.data) // global_batch)
-        self._checkpoint = "" if checkpoint is None else str(Path(checkpoint).expanduser().absolute())
+        self._checkpoint = _absolute(checkpoint)
+        self._sample_log = _absolute(sample_log)
         self._every = _at_least_one("checkpoint_every", checkpoint_every or steps_an_epoch)
         self._keep = _at_least_one("keep", keep)
         self.callbacks = tuple(callbacks)
@@ -143,6 +148,7 @@ class Trainer:
         self._kept: Any = None
         self._state: bytes | None = None
         self._step = 0
+        self._totals: Totals | None = None
 
     # --- the fleet -----------------------------------------------------------------------------------------
 
@@ -191,7 +197,8 @@ class Trainer:
         Returns
         -------
         int
-            0 also where there is no checkpoint yet; `trainer.fit(10 - trainer.resume())` makes ten in all.
+            0 also where there is no checkpoint yet; `trainer.fit(10 - trainer.resume())` makes ten in all, also
+            from a checkpoint within an epoch.
 
         Raises
         ------
@@ -204,21 +211,17 @@ class Trainer:
         -----
         A damaged checkpoint is passed over for the one before it, and `notes` says so.
         """
-        if not self._checkpoint:
+        checkpoints = self._checkpoints()
+        if checkpoints is None:
             raise BadValueError("this Trainer keeps no checkpoints", remedy="give checkpoint=FOLDER")
-        found = TrainingCheckpoints(self._checkpoint, self._keep).newest()
+        found = checkpoints.newest_of(run_facts(self.options, len(self.data)))
         if found is None:
             return 0
-        own = {"seed": self.options.seed, "global_batch": self.options.global_batch, "samples": len(self.data)}
-        for name, value in own.items():
-            if found.facts.get(name) != value:
-                raise BadValueError(
-                    f"the checkpoint in {self._checkpoint} has {name} {found.facts.get(name)}, and this run {value}",
-                    remedy="give the same, or another folder",
-                )
         self.notes += found.damaged
         self._adopt(found.state)
-        return self._step // -(-len(self.data) // self.options.global_batch)
+        epochs, further = divmod(self._step, -(-len(self.data) // self.options.global_batch))
+        self._totals = Totals(**found.facts["totals"]) if further else None
+        return epochs
 
     def close(self) -> None:
         """Give the devices back."""
@@ -238,7 +241,7 @@ class Trainer:
 
         Parameters
         ----------
-        epochs : ≥ 1
+        epochs : ≥ 0
         test : data as for the Trainer, that every epoch ends with a test on
         listener : hears of steps, epochs and what becomes of devices
 
@@ -250,19 +253,23 @@ class Trainer:
         Raises
         ------
         BadValueError
-            The shares do not add up, or the model cannot be trained exactly over these devices.
+            The shares do not add up, the model cannot be trained exactly over these devices, or the folder of
+            checkpoints has one that is further than this Trainer.
         NotANumberError
             A loss is not a number; the message names the step and the samples.
         TrainingError
             No device is left.
         """
-        if isinstance(epochs, bool) or not isinstance(epochs, int) or epochs < 1:
-            raise BadValueError(f"epochs={epochs!r} is not allowed", remedy="give a whole number, 1 or more")
+        if isinstance(epochs, bool) or not isinstance(epochs, int) or epochs < 0:
+            raise BadValueError(f"epochs={epochs!r} is not allowed", remedy="give a whole number, 0 or more")
         steps_an_epoch = -(-len(self.data) // self.options.global_batch)
         steps = (self._step // steps_an_epoch + epochs) * steps_an_epoch
-        heard = _Heard(self, listener or Listener())
+        if steps <= self._step:
+            return []
+        heard = Heard(self.notes, self.callbacks, listener or Listener())
         state = self._run(steps, None if test is None else as_samples(test, "test"), heard)
         self._adopt(state)
+        self._totals = None
         self.reports += heard.reports
         return heard.reports
 
@@ -311,16 +318,20 @@ class Trainer:
         devices = self.devices
         names = tuple(device.short for device in devices)
         self._check(names)
+        checkpoints = self._checkpoints()
+        if checkpoints is not None:
+            checkpoints.refuse_to_overtake(self._step)
         with Hub() as hub:
             begin = (hub.address, self._state, self._costs, self._checkpoint, self._every, self._keep)
-            job = Job(self._parts(), self.options, steps, names, *begin, next(_numbers))
+            log = (self._sample_log, next_run(self._sample_log) if self._sample_log else 0)
+            job = Job(self._parts(), self.options, steps, names, *begin, next(_numbers), self._totals, *log)
             futures = {
                 device.short: self.context.submit(
                     task(train_member, on=(device.id,), name="train"), job, self._put(self.data), self._put(test)
                 )
                 for device in devices
             }
-            lead = Lead(hub, futures, listener)
+            lead = Lead(hub, futures, listener, Extent(self._step, steps, checkpoints))
             for other in self.context.devices:
                 if not can_train(other):
                     listener.on_note(f"{other.short} is left out: torch cannot train on it")
@@ -338,6 +349,9 @@ class Trainer:
                 f"{mixing[0]} takes its statistics from the samples of a pass, and each device sees only its part",
                 remedy="use torch.nn.GroupNorm, put these layers into eval mode, or train on one device",
             )
+
+    def _checkpoints(self) -> TrainingCheckpoints | None:
+        return TrainingCheckpoints(self._checkpoint, self._keep) if self._checkpoint else None
 
     def _parts(self) -> bytes:
         parts: bytes = cloudpickle.dumps((self.model, self.loss, self.optimizer))
@@ -357,28 +371,8 @@ class Trainer:
         self._step = int(numbers[0])
 
 
-class _Heard(Listener):
-    """Keeps reports and notes for the Trainer, asks its callbacks, and passes all on."""
-
-    def __init__(self, trainer: Trainer, further: Listener) -> None:
-        self.trainer = trainer
-        self.further = further
-        self.reports: list[EpochReport] = []
-
-    def on_step(self, step: int, loss: float) -> None:
-        self.further.on_step(step, loss)
-
-    def on_plan(self, shares: dict[str, int]) -> None:
-        self.further.on_plan(shares)
-
-    def on_epoch(self, report: EpochReport) -> bool:
-        self.reports = [*(known for known in self.reports if known.epoch < report.epoch), report]
-        wishes = [self.further.on_epoch(report), *(callback(report) for callback in self.trainer.callbacks)]
-        return any(wish is True for wish in wishes)
-
-    def on_note(self, text: str) -> None:
-        self.trainer.notes.append(text)
-        self.further.on_note(text)
+def _absolute(folder: str | Path | None) -> str:
+    return "" if folder is None else str(Path(folder).expanduser().absolute())
 
 
 def _at_least_one(name: str, given: object) -> int:

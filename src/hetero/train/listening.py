@@ -1,0 +1,70 @@
+"""Listening to a run: what a program hears of its steps, its epochs and what becomes of its devices.
+
+In: news, one call each. Out: reports and notes in order, and the wish to stop. It must not train.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from hetero.train.values import EpochReport
+
+__all__ = ["Heard", "Listener"]
+
+
+class Listener:
+    """What a caller of `Lead.run` hears; every method may be left as it is."""
+
+    def on_step(self, step: int, loss: float) -> None:
+        """Hear of a step, a few times a second."""
+
+    def on_plan(self, shares: dict[str, int]) -> None:
+        """Hear how a step is shared from now on."""
+
+    def on_epoch(self, report: EpochReport) -> bool:
+        """Hear of an epoch; True ends the training."""
+        return False
+
+    def on_note(self, text: str) -> None:
+        """Hear that a device was left out, died or joined."""
+
+
+class Heard(Listener):
+    """Keeps reports and notes, asks callbacks, and passes all on.
+
+    Parameters
+    ----------
+    notes : what is noted is added to
+    callbacks : functions of a report; one that gives True ends the training
+    further : hears all of it too
+
+    Attributes
+    ----------
+    reports : the last one of each epoch
+    """
+
+    def __init__(self, notes: list[str], callbacks: Sequence[Callable[[EpochReport], Any]], further: Listener) -> None:
+        self.notes = notes
+        self.callbacks = callbacks
+        self.further = further
+        self.reports: list[EpochReport] = []
+
+    def on_step(self, step: int, loss: float) -> None:
+        """Pass a step on."""
+        self.further.on_step(step, loss)
+
+    def on_plan(self, shares: dict[str, int]) -> None:
+        """Pass the shares on."""
+        self.further.on_plan(shares)
+
+    def on_epoch(self, report: EpochReport) -> bool:
+        """Keep the report; True when somebody wants to stop."""
+        self.reports = [*(known for known in self.reports if known.epoch < report.epoch), report]
+        wishes = [self.further.on_epoch(report), *(callback(report) for callback in self.callbacks)]
+        return any(wish is True for wish in wishes)
+
+    def on_note(self, text: str) -> None:
+        """Keep a note."""
+        self.notes.append(text)
+        self.further.on_note(text)

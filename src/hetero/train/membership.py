@@ -1,0 +1,266 @@
+"""Membership: a member's ties to the program and to the others, from its first word to the last.
+
+In: a line to the program, the words on it. Out: groups that form, a state that is level with the furthest member's.
+It must not compute a step.
+"""
+
+from __future__ import annotations
+
+import pickle
+from dataclasses import asdict, replace
+from typing import TYPE_CHECKING, Any
+
+from hetero.comm.errors import GroupBrokenError
+from hetero.comm.group import Group, open_rendezvous
+from hetero.comm.lines import Line
+from hetero.floor import clock
+from hetero.plan.shares import StepModel
+from hetero.train.checkpoints import TrainingCheckpoints, run_facts
+from hetero.train.job import Formation, Job
+from hetero.train.sample_log import SampleLog
+from hetero.train.values import Totals
+
+if TYPE_CHECKING:
+    from hetero.train.replica import Replica
+
+__all__ = ["Membership", "StopError"]
+
+_FORM_DEADLINE_S = 5.0
+_LEAST_DEADLINE_S = 1.0
+_DEADLINE_STEPS = 20.0
+_FADE = 0.95
+_PATIENCE_STEPS = 5.0
+_MOST_DOUBLINGS = 6
+_KEEP_S = 10.0
+_SLOW_DISK_BYTES_PER_S = 10e6
+_STATE_PER_GRADIENT = 4
+
+
+class StopError(Exception):
+    """The program wants no more."""
+
+
+class Membership:
+    """What a member is to the others.
+
+    Parameters
+    ----------
+    job : what is trained
+    device : of this member
+    replica : whose state is kept level
+    samples : of the data
+    line : to the program
+
+    Attributes
+    ----------
+    group, team, rank, generation : the group that this member is in
+    steps : done in all when the job is over
+    totals : of this epoch
+    outsiders : samples/s of devices that were left out
+    """
+
+    def __init__(self, job: Job, device: str, replica: Replica, samples: int, line: Line) -> None:
+        self.job = job
+        self.name = device
+        self.samples = samples
+        self.replica = replica
+        self.line = line
+        self.log = SampleLog(job.sample_log, job.run, device)
+        self.group = Group(0, 1)
+        self.team: tuple[str, ...] = ()
+        self.rank = 0
+        self.generation = 0
+        self.steps = job.steps
+        self.totals = Totals() if job.totals is None else replace(job.totals, speeds=dict(job.totals.speeds))
+        self.outsiders: dict[str, float] = {}
+        self.regroup_asked = False
+        self._heard = 0
+        self._link_s = -1.0
+        self._slowest_s = 0.0
+        self._forms_without_step = 0
+        self._keeping_s = 0.0
+
+    # --- the line ------------------------------------------------------------------------------------------
+
+    def introduce(self) -> None:
+        """Say that this member is here, and wait to be let in."""
+        self.line.send("here", self.name)
+        self.wait_for("probe")
+
+    def dial_again(self) -> None:
+        """Go back to the program after the line was cut.
+
+        Raises
+        ------
+        LineClosedError
+            The program is gone, or has ended this member.
+        """
+        self.group.abort()
+        self.line.dial_again()
+        self.introduce()
+
+    def wait_for(self, word: str) -> tuple[Any, ...]:
+        """Wait for a word of the program's; gives what comes with it.
+
+        Raises
+        ------
+        StopError
+            The program wants no more.
+        GroupBrokenError
+            A member of the group is gone.
+        LineClosedError
+            The program is gone.
+        """
+        while True:
+            message = self.line.receive()
+            assert message is not None
+            if message[0] == word:
+                return message[1:]
+            self._take_in(message, may_break=word != "form")
+
+    def told_to_regroup(self) -> bool:
+        """Tell whether somebody waits to join; raises as `wait_for` does."""
+        for message in self.line.waiting():
+            self._take_in(message, may_break=True)
+        return self.regroup_asked
+
+    def _take_in(self, message: tuple[Any, ...], *, may_break: bool) -> None:
+        if message[0] == "stop":
+            raise StopError
+        if message == ("broken", self.generation) and may_break:
+            raise GroupBrokenError("a member of the group is gone")
+        self.regroup_asked |= message[0] == "regroup"
+
+    def leave(self) -> None:
+        """Leave the group; whoever waits in it is freed."""
+        self.group.close()
+        self.log.close()
+
+    # --- a group comes together ----------------------------------------------------------------------------
+
+    def form(self, model: StepModel) -> tuple[list[StepModel], list[float]]:
+        """Form a group with whoever is ready.
+
+        Returns
+        -------
+        tuple
+            What is known of each member; s that an exchange of gradients takes, by the number of members.
+
+        Raises
+        ------
+        GroupBrokenError
+            It did not come about.
+        """
+        self.group.close()
+        self.line.send("ready", self.replica.step, model, self._link_s, self._slack * self._least_s(_PATIENCE_STEPS))
+        formation: Formation = self.wait_for("form")[0]
+        self.rank, self.team, self.generation = formation.rank, formation.team, formation.generation
+        self.outsiders, self.steps = dict(formation.outsiders), formation.steps
+        self.regroup_asked = False
+        self._forms_without_step += 1
+        self.group = self._meet()
+        self._get_level(formation)
+        self.log.begins(self.generation, self.replica.step, self.name, self.samples, self.job.options.global_batch)
+        self._link_s = formation.link_s if formation.link_s >= 0.0 else self._measure_link()
+        return list(formation.models), [0.0, *(max(0.0, self._link_s) * others for others in range(len(self.team)))]
+
+    def _meet(self) -> Group:
+        size = len(self.team)
+        store = rendezvous = None
+        if size > 1 and self.rank == 0:
+            store, rendezvous = open_rendezvous(f"generation-{self.generation}", size)
+            self.line.send("rendezvous", self.generation, rendezvous)
+        elif size > 1:
+            (rendezvous,) = self.wait_for("rendezvous")
+        return Group(self.rank, size, rendezvous, store, _FORM_DEADLINE_S)
+
+    def _get_level(self, formation: Formation) -> None:
+        """Take over the state of the member that is furthest, or of the checkpoint where nobody is left."""
+        if formation.saved is not None:
+            self.replica.adopt(formation.saved.state)
+            self.totals = formation.saved.totals
+        if formation.behind and len(self.team) > 1:
+            self._catch_up(formation.source)
+        self._heard = formation.heard
+        if self.replica.step <= self._heard and not self.replica.step % self.steps_an_epoch:
+            self.totals = Totals()
+
+    def _catch_up(self, source: int) -> None:
+        import torch
+
+        mine = pickle.dumps((self.replica.state(), self.totals)) if self.rank == source else b""
+        length = torch.tensor([len(mine)], dtype=torch.int64)
+        self.group.broadcast(length, source)
+        content = torch.zeros(int(length), dtype=torch.uint8)
+        if mine:
+            content.copy_(torch.frombuffer(bytearray(mine), dtype=torch.uint8))
+        self.group.broadcast(content, source)
+        if not mine:
+            state, self.totals = pickle.loads(content.numpy().tobytes())
+            self.replica.adopt(state)
+
+    def _measure_link(self) -> float:
+        """Measure what an exchange of gradients costs for each further member, the same figure on all; -1 alone."""
+        import torch
+
+        others = len(self.team) - 1
+        if not others:
+            return -1.0
+        row = torch.zeros(max(1, self.replica.gradients.nbytes // 4), dtype=torch.float32)
+        best_s = float("inf")
+        for _ in range(4):
+            self.group.all_reduce(torch.zeros(1))
+            begun_s = clock.monotonic_s()
+            self.group.all_reduce(row)
+            best_s = min(best_s, clock.monotonic_s() - begun_s)
+        worst = torch.tensor([best_s], dtype=torch.float64)
+        self.group.all_reduce(worst, "max")
+        return float(worst) / others
+
+    # --- how long to wait for the others -------------------------------------------------------------------
+
+    def expect(self, step_s: float) -> None:
+        """Set the deadline of the next exchange by how long a step takes, s."""
+        self._slowest_s = max(step_s, _FADE * self._slowest_s)
+        self._set_deadline()
+
+    def stepped(self, step_s: float) -> None:
+        """Note that a step was done, and how long it took, s."""
+        self._forms_without_step = 0
+        self._keeping_s = 0.0
+        self.expect(step_s)
+
+    def _set_deadline(self) -> None:
+        self.group.deadline_s = self._slack * self._least_s(_DEADLINE_STEPS) + self._keeping_s
+
+    @property
+    def _slack(self) -> float:
+        """Grows while groups break before their first step, so that a step of unforeseen length can be done."""
+        return 2.0 ** min(_MOST_DOUBLINGS, max(0, self._forms_without_step - 1))
+
+    def _least_s(self, steps: float) -> float:
+        return max(_LEAST_DEADLINE_S, steps * self._slowest_s)
+
+    # --- what is kept --------------------------------------------------------------------------------------
+
+    @property
+    def steps_an_epoch(self) -> int:
+        """Steps of an epoch."""
+        return -(-self.samples // self.job.options.global_batch)
+
+    @property
+    def owes_report(self) -> bool:
+        """Whether an epoch is over whose report the program has not had."""
+        step = self.replica.step
+        return step > self._heard and not step % self.steps_an_epoch and self.totals.steps > 0
+
+    def keep(self) -> None:
+        """Write a checkpoint where one is due; the first member does, and the others give it time."""
+        job, step = self.job, self.replica.step
+        if not job.checkpoint or (step % job.checkpoint_every and step != job.steps):
+            return
+        self._keeping_s = _KEEP_S + _STATE_PER_GRADIENT * self.replica.gradients.nbytes / _SLOW_DISK_BYTES_PER_S
+        self._set_deadline()
+        if self.rank == 0:
+            facts = {**run_facts(job.options, self.samples), "totals": asdict(self.totals)}
+            TrainingCheckpoints(job.checkpoint, job.keep).write(step, self.replica.state(), facts)

@@ -6,6 +6,7 @@ In: how long trials took on each device. Out: yes or no; the number of a trial. 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from statistics import fmean
 from typing import NamedTuple
 
 __all__ = ["Paces", "RunningTrial"]
@@ -27,6 +28,8 @@ class RunningTrial(NamedTuple):
 class Paces:
     """How long a trial takes on each device: the mean, since trials differ and some are pruned.
 
+    The first trial of a device also loads what trials need, and counts only as long as there is no other.
+
     Examples
     --------
     >>> paces = Paces()
@@ -40,17 +43,16 @@ class Paces:
     """
 
     def __init__(self) -> None:
-        self._sums: dict[str, tuple[float, int]] = {}
+        self._seconds: dict[str, list[float]] = {}
 
     def learn(self, device: str, seconds: float) -> None:
         """Take note of a trial that ended."""
-        total, count = self._sums.get(device, (0.0, 0))
-        self._sums[device] = total + seconds, count + 1
+        self._seconds.setdefault(device, []).append(seconds)
 
     @property
     def seconds(self) -> Mapping[str, float]:
         """S that a trial takes on each device that ended one."""
-        return {device: max(total / count, 1e-9) for device, (total, count) in self._sums.items()}
+        return {device: max(fmean(known[1:] or known), 1e-9) for device, known in self._seconds.items()}
 
     def worth(self, device: str, left: int, running: Iterable[RunningTrial]) -> bool:
         """Tell whether a device should take one of the trials that are left.

@@ -15,7 +15,18 @@ from typing import Any
 from hetero.floor.errors import BadValueError, did_you_mean
 from hetero.floor.units import shown
 
-__all__ = ["KINDS", "Range", "Space", "describe", "distributions", "grid", "is_range", "read_range", "read_space"]
+__all__ = [
+    "KINDS",
+    "Range",
+    "Space",
+    "corners",
+    "describe",
+    "distributions",
+    "grid",
+    "is_range",
+    "read_range",
+    "read_space",
+]
 
 KINDS = ("log", "linear", "whole", "choice")
 _POINTS = 5

@@ -115,7 +115,9 @@ def as_number(value: Any, said: str) -> float:
     try:
         number = float(value)
     except (TypeError, ValueError) as error:
-        raise BadValueError(f"{said} {value!r}, which is no number", remedy="let the objective give a number") from error
+        raise BadValueError(
+            f"{said} {value!r}, which is no number", remedy="let the objective give a number"
+        ) from error
     if not math.isfinite(number):
         raise BadValueError(f"{said} {number}", remedy="let the objective give a finite number")
     return number

@@ -1,0 +1,327 @@
+"""A search as a YAML file says it: ranges inside a recipe of `hetero train`, or a function and its space.
+
+In: a file and settings laid over it. Out: an objective, a plan, and where to put what was found.
+It must not run a trial.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from hetero.floor import settings
+from hetero.floor.errors import BadValueError, ConfigError, HeteroError, did_you_mean
+from hetero.floor.platform import atomic_write
+from hetero.floor.units import shown
+from hetero.model.device import Device
+from hetero.session.config_yaml import Key, Tree, copied
+from hetero.train.mnist import Digits
+from hetero.train.recipe import Recipe, read_tree, recipe_of
+from hetero.train.search import run_search, takes_python
+from hetero.train.search_space import Range, Space, corners, is_range, read_range
+from hetero.train.search_trial import Trial
+from hetero.train.search_values import Found, Plan, SearchListener
+from hetero.train.values import Options
+
+__all__ = ["METRICS", "Outcome", "RecipeObjective", "Wanted", "carry_out_search", "read_search"]
+
+METRICS = ("test_accuracy", "test_loss")
+_KEYS = ("objective", "metric", "trials", "sampler", "pruner", "goal", "seed")
+_ALL = 10**5
+_USUAL = 20
+
+
+@dataclass(frozen=True, slots=True)
+class RecipeObjective:
+    """Trains a recipe whose ranges are replaced by a trial's values.
+
+    Attributes
+    ----------
+    tree : the recipe, ranges and all
+    name : of the file
+    metric : one of `METRICS`
+    digits : what is trained on; None before it is read
+    """
+
+    tree: Tree
+    name: str
+    metric: str
+    digits: Digits | None = None
+
+    def settled(self, params: Mapping[str, Any]) -> Tree:
+        """Give the recipe with these values in place of its ranges."""
+        value = copied(self.tree.value, self.tree.name)
+        for path, chosen in params.items():
+            *sections, key = path.split(".")
+            here = value
+            for section in sections:
+                here = here[section]
+            here[key] = chosen
+        return Tree(value, self.tree.places, self.tree.name)
+
+    def recipe(self, params: Mapping[str, Any]) -> Recipe:
+        """Give the recipe of a trial."""
+        return recipe_of(self.settled(params), self.name)
+
+    def __call__(self, trial: Trial) -> float:
+        from hetero.train.alone import train_alone
+
+        assert self.digits is not None
+        recipe = self.recipe(trial.params)
+        value = 0.0
+        for epoch, tested in enumerate(train_alone(recipe, self.digits), 1):
+            value = tested.loss if self.metric == "test_loss" else float(tested.accuracy or 0.0)
+            if epoch < recipe.epochs:
+                trial.report(epoch, value)
+        return value
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """A search as a file says it.
+
+    Attributes
+    ----------
+    objective : of a trial
+    plan : what is asked
+    output : folder of the study and of what was found
+    context : what is left, for the Context
+    """
+
+    objective: Callable[[Trial], Any]
+    plan: Plan
+    output: Path
+    context: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a search came to, and its files.
+
+    Attributes
+    ----------
+    found : the trials
+    results : JSON file of them
+    recipe : the best recipe, None where a function was searched
+    """
+
+    found: Found
+    results: Path
+    recipe: Path | None
+
+    def as_dict(self) -> dict[str, Any]:
+        """Give the figures for a program."""
+        recipe = None if self.recipe is None else str(self.recipe)
+        return {**self.found.as_dict(), "results": str(self.results), "recipe": recipe}
+
+
+def read_search(path: Path | str, set: Sequence[str] = ()) -> Wanted:
+    """Read a search.
+
+    Raises
+    ------
+    ConfigError
+        The file cannot be read, a key, a range or a value is wrong, or nothing is left open to search.
+    """
+    tree = read_tree(path, set)
+    section = _section(tree)
+    name = Path(path).stem
+    tree.value.pop("search", None)
+    output = Path(str(tree.value.get("output") or f"{name}-search")).expanduser()
+    word = section.get("objective")
+    if word is None:
+        objective, space = _of_recipe(tree, name, section)
+        plan = _plan(tree, section, _what(tree, objective), space, _goal_of(objective.metric))
+        return Wanted(objective, plan, output, objective.recipe(corners(space)[0]).context)
+    space = _space(tree, _ranges_of(tree, ("space",)))
+    plan = _plan(tree, section, str(word), space, "minimise")
+    context = {key: value for key, value in tree.value.items() if key not in ("space", "output")}
+    return Wanted(_function(tree, word), plan, output, context)
+
+
+def _section(tree: Tree) -> dict[str, Any]:
+    section = tree.value.get("search") or {}
+    if not isinstance(section, dict):
+        raise ConfigError(
+            f"{tree.place(('search',))}: search: {shown(section)} is not a mapping",
+            remedy=f"allowed keys: {', '.join(_KEYS)}",
+        )
+    for key in section:
+        if key not in _KEYS:
+            raise ConfigError(
+                f"{tree.place(('search', key))}: search.{key}: there is no such key{did_you_mean(key, _KEYS)}",
+                remedy=f"allowed keys: {', '.join(_KEYS)}",
+            )
+    return {key: value for key, value in section.items() if value is not None}
+
+
+# --- ranges ------------------------------------------------------------------------------------------------
+
+
+def _ranges_of(tree: Tree, key: Key) -> Iterator[tuple[Key, Any]]:
+    section = tree.value.get(key[0])
+    if isinstance(section, dict):
+        yield from (((*key, name), value) for name, value in section.items())
+
+
+def _in_recipe(tree: Tree) -> Iterator[tuple[Key, Any]]:
+    """Give the places of a recipe that may be left open, those that hold a mapping."""
+    for key, value in [(("model",), tree.value.get("model")), *_ranges_of(tree, ("train",))]:
+        if is_range(value) or (isinstance(value, dict) and key != ("train", "shares")):
+            yield key, value
+
+
+def _space(tree: Tree, given: Iterator[tuple[Key, Any]]) -> dict[str, Range]:
+    space: dict[str, Range] = {}
+    for key, value in given:
+        name = ".".join(map(str, key)).removeprefix("space.")
+        try:
+            space[name] = read_range(name, value)
+        except BadValueError as error:
+            raise ConfigError(f"{tree.place(key)}: {error.problem}", remedy=error.remedy) from error
+    if not space:
+        raise ConfigError(
+            f"{tree.name}: nothing is left open to search",
+            remedy="write a range, as in train.learning_rate: {log: [1e-4, 1e-1]}; see examples/search.yaml",
+        )
+    return space
+
+
+def _plan(tree: Tree, section: Mapping[str, Any], what: str, space: Space, goal: str) -> Plan:
+    sampler = section.get("sampler", "tpe")
+    trials = section.get("trials", _ALL if sampler == "grid" else _USUAL)
+    words = (sampler, section.get("pruner", "median"), section.get("goal", goal))
+    try:
+        return Plan(what, space, trials, *words, section.get("seed", settings.seed()))
+    except BadValueError as error:
+        key = error.problem.partition("=")[0]
+        raise ConfigError(f"{tree.place(('search', key))}: search.{error.problem}", remedy=error.remedy) from error
+
+
+# --- recipes -----------------------------------------------------------------------------------------------
+
+
+def _of_recipe(tree: Tree, name: str, section: Mapping[str, Any]) -> tuple[RecipeObjective, dict[str, Range]]:
+    metric = section.get("metric", METRICS[0])
+    if metric not in METRICS:
+        raise ConfigError(
+            f"{tree.place(('search', 'metric'))}: search.metric: {shown(metric)} is not allowed"
+            f"{did_you_mean(metric, METRICS)}",
+            remedy=f"allowed: {', '.join(METRICS)}",
+        )
+    objective = RecipeObjective(tree, name, metric)
+    space = _space(tree, _in_recipe(tree))
+    for corner in corners(space):
+        recipe = objective.recipe(corner)
+        try:
+            Options(**recipe.options)
+        except BadValueError as error:
+            raise ConfigError(f"{tree.place(('train',))}: train.{error.problem}", remedy=error.remedy) from error
+    return objective, space
+
+
+def _goal_of(metric: str) -> str:
+    return "minimise" if metric == "test_loss" else "maximise"
+
+
+def _what(tree: Tree, objective: RecipeObjective) -> str:
+    """Name what is trained and all that is not left open, so that a study is not gone on with by another recipe."""
+    fixed = {f"train.{key}": value for key, value in (tree.value.get("train") or {}).items()}
+    fixed |= {"model": tree.value.get("model", "mnist"), "data": (tree.value.get("data") or {}).get("path")}
+    words = [f"{key}={value}" for key, value in sorted(fixed.items()) if value is not None and not is_range(value)]
+    return f"{objective.metric} of {', '.join(words)}"
+
+
+# --- functions ---------------------------------------------------------------------------------------------
+
+
+def _function(tree: Tree, word: object) -> Callable[[Trial], Any]:
+    """Give the function that 'file.py:function' or 'module:function' names."""
+    place = tree.place(("search", "objective"))
+    home, colon, name = str(word).rpartition(":")
+    if not colon or not home or not name:
+        raise ConfigError(
+            f"{place}: search.objective: {shown(word)} names no function",
+            remedy="write 'file.py:function' or 'module:function'",
+        )
+    try:
+        found = _imported(home).get(name)
+    except HeteroError:
+        raise
+    except Exception as error:
+        raise ConfigError(
+            f"{place}: search.objective: {home} cannot be imported: {type(error).__name__}: {error}",
+            remedy="give a file from where you are, or a module that Python finds",
+        ) from error
+    if not callable(found):
+        raise ConfigError(f"{place}: search.objective: {home} has no function {name!r}", remedy="name one that it has")
+    function: Callable[[Trial], Any] = found
+    return function
+
+
+def _imported(home: str) -> dict[str, Any]:
+    import importlib
+    import runpy
+    import sys
+
+    if home.endswith(".py"):
+        return runpy.run_path(home, run_name="hetero_objective")
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.insert(0, here)
+    return vars(importlib.import_module(home))
+
+
+# --- the whole ---------------------------------------------------------------------------------------------
+
+
+def carry_out_search(wanted: Wanted, listener: SearchListener, *, devices: str | None = None) -> Outcome:
+    """Search as a file says, and write what was found.
+
+    Parameters
+    ----------
+    devices : the fleet, before what the file says
+
+    Raises
+    ------
+    HeteroError
+        Whatever is wrong with the data, the devices or the study; no trial finished.
+    """
+    objective, fits = wanted.objective, takes_python
+    if isinstance(objective, RecipeObjective):
+        objective, fits = _with_data(objective, wanted.plan.space), _can_train()
+    opening = {"devices": devices, "config": wanted.context}
+    found = run_search(objective, wanted.plan, wanted.output / "study.sqlite3", opening, listener, fits)
+    results, recipe = wanted.output / "search.json", None
+    atomic_write(results, json.dumps(found.as_dict(), indent=2).encode())
+    if isinstance(objective, RecipeObjective):
+        recipe = wanted.output / "best.yaml"
+        text = yaml.safe_dump(objective.settled(found.best.params).value, sort_keys=False, allow_unicode=True)
+        head = f"# the best of {len(found.trials)} trials: {objective.metric} {found.best.value:.4f}\n"
+        atomic_write(recipe, (head + text).encode())
+    return Outcome(found, results, recipe)
+
+
+def _with_data(objective: RecipeObjective, space: Space) -> RecipeObjective:
+    from hetero.train.example import load
+
+    recipes = [objective.recipe(corner) for corner in corners(space)]
+    digits = load(recipes[0])
+    largest = max(recipe.options["global_batch"] for recipe in recipes)
+    if largest > len(digits.train[0]):
+        raise BadValueError(
+            f"train.global_batch: {largest} is more than the {len(digits.train[0])} samples of the data",
+            remedy="make it smaller",
+        )
+    return RecipeObjective(objective.tree, objective.name, objective.metric, digits)
+
+
+def _can_train() -> Callable[[Device], bool]:
+    from hetero.train.trainer import can_train
+
+    return can_train

@@ -76,6 +76,10 @@ class KeyedRandom(TorchFunctionMode):  # type: ignore[misc]
     ----------
     seed : of the run
 
+    Attributes
+    ----------
+    on_draw : called whenever numbers are drawn, None for nobody
+
     Notes
     -----
     A number is a hash of (seed, step, sample id, how many random operations came before, position). The first
@@ -86,6 +90,7 @@ class KeyedRandom(TorchFunctionMode):  # type: ignore[misc]
     def __init__(self, seed: int) -> None:
         super().__init__()
         self.seed = seed
+        self.on_draw: Callable[[], None] | None = None
         self._keys: Any = None
         self._operation = 0
         self._by_rows = False
@@ -139,6 +144,8 @@ class KeyedRandom(TorchFunctionMode):  # type: ignore[misc]
                 f"{what} draws {tuple(shape)} numbers in a pass over {samples} samples, and they cannot be keyed",
                 remedy="make the samples the first dimension (batch_first=True), or leave the operation out",
             )
+        if self.on_draw is not None:
+            self.on_draw()
         each = rows * math.prod(shape[1:])
         self._operation += 1
         keys = _mix(self._keys + self._operation)

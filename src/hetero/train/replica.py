@@ -18,8 +18,9 @@ from hetero.comm.group import Group
 from hetero.floor import clock
 from hetero.floor.errors import BadValueError
 from hetero.train.data import Samples
+from hetero.train.drawing import Drawing, refuse_unkeyed
 from hetero.train.gradients import BitwiseGradients, Gradients
-from hetero.train.keyed import KeyedRandom, RandomRefusedError
+from hetero.train.keyed import KeyedRandom
 from hetero.train.losses import SummedLoss
 from hetero.train.state import load_state, pack
 from hetero.train.values import NotANumberError, Options
@@ -158,6 +159,7 @@ class Replica(Judge):
         kind = BitwiseGradients if options.exact == "bitwise" else Gradients
         self.gradients = kind(trained, HEADER + ranks, options)
         self.random = KeyedRandom(options.seed)
+        self._drawing = Drawing(self.random, self.model)
         self.scale = _FIRST_SCALE if options.precision == "fp16" else 1.0
         self._good_steps = 0
         self.step = 0
@@ -197,10 +199,8 @@ class Replica(Judge):
 
     def _pass(self, samples: Samples, ids: Sequence[int], batch: int, done: Parts) -> None:
         inputs, targets = self._load(samples.batch(ids, self.options.seed, self.step))
-        with self.random.begin(self.step, ids):
-            with self._precision():
-                output = _call(self.model, inputs)
-                total, weight, _ = self.loss.sums(output, targets)
+        with self._drawing.over(self.step, ids) as forward:
+            output, (total, weight, _) = forward(lambda: self._forward(inputs, targets))
             (total * (self.scale / batch)).backward()
         done.samples += len(ids)
         done.weight += _rounded(float(weight))
@@ -212,6 +212,11 @@ class Replica(Judge):
         right, classes = count_right(output.detach() if torch.is_tensor(output) else output, targets)
         done.right += right
         done.classes += classes
+
+    def _forward(self, inputs: Any, targets: Any) -> tuple[Any, tuple[Any, Any, Any]]:
+        with self._precision():
+            output = _call(self.model, inputs)
+            return output, self.loss.sums(output, targets)
 
     def apply(self, total: Parts, batch: int) -> bool:
         """Let the optimizer step with the summed gradients; False where the step is skipped.
@@ -254,8 +259,8 @@ class Replica(Judge):
         self._to_training()
         for piece in self._pieces(ids):
             inputs, targets = self._load(samples.batch(piece, self.options.seed, self.step))
-            with self.random.begin(self.step, piece), torch.no_grad(), self._precision():
-                each = self.loss.sums(_call(self.model, inputs), targets)[2]
+            with self._drawing.over(self.step, piece), torch.no_grad():
+                each = self._forward(inputs, targets)[1][2]
             wrong = ~torch.isfinite(each.reshape(len(piece), -1)).all(1)
             found += [sample for sample, bad in zip(piece, wrong.tolist(), strict=True) if bad]
         return found
@@ -319,11 +324,3 @@ def mixing_layers(model: Any) -> list[str]:
     modes = dict(_training_modes(model))
     return [f"{name} ({type(m).__name__})" for name, m in model.named_modules() if isinstance(m, kinds) and modes[m]]
 
-
-def refuse_unkeyed(before: Any, what: str) -> None:
-    """Refuse a model that drew from torch's own generator, which is the same for nobody else."""
-    if not torch.equal(before, torch.get_rng_state()):
-        raise RandomRefusedError(
-            f"{what} draws random numbers from torch's generator in a way that cannot be keyed by sample",
-            remedy="draw with torch.rand, torch.randn or dropout in the forward pass",
-        )

@@ -184,9 +184,8 @@ class _Search:
         self.params: dict[int, dict[str, Any]] = {}
         self.cause: BaseException | None = None
         self.paces = Paces()
-        names = {device.short for device in self.devices}
         for report in study.reports:
-            if report.device in names:
+            if report.device in [device.short for device in self.devices]:
                 self.paces.learn(report.device, report.seconds)
 
     def run(self) -> None:

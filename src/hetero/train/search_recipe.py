@@ -69,6 +69,7 @@ class RecipeObjective:
         return recipe_of(self.settled(params), self.name)
 
     def __call__(self, trial: Trial) -> float:
+        """Train, and report after each epoch but the last."""
         from hetero.train.alone import train_alone
 
         assert self.digits is not None
@@ -292,7 +293,8 @@ def carry_out_search(wanted: Wanted, listener: SearchListener, *, devices: str |
     HeteroError
         Whatever is wrong with the data, the devices or the study; no trial finished.
     """
-    objective, fits = wanted.objective, takes_python
+    objective = wanted.objective
+    fits: Callable[[Device], bool] = takes_python
     if isinstance(objective, RecipeObjective):
         objective, fits = _with_data(objective, wanted.plan.space), _can_train()
     opening = {"devices": devices, "config": wanted.context}

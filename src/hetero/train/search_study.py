@@ -241,7 +241,7 @@ def _pruner(word: str) -> Any:
 def _grid_sampler(values: dict[str, list[Any]], seed: int) -> Any:
     from optuna.samplers import GridSampler
 
-    class Grid(GridSampler):
+    class Grid(GridSampler):  # type: ignore[misc]
         """Optuna's, which wants to stop a loop of Optuna's at its last point; here the loop counts for itself."""
 
         def after_trial(self, *_: Any) -> None:

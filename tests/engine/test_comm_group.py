@@ -1,136 +1,153 @@
-"""Groups of real processes add up, and none of them hangs when one dies or freezes."""
+"""Groups of real processes add up, and none of them hangs when one dies, freezes, leaves or disagrees."""
 
 from __future__ import annotations
 
-import multiprocessing
-import os
+import functools
 import signal
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from multiprocessing.connection import Connection
+from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 
-from hetero.comm.errors import GroupBrokenError
-from hetero.comm.group import Group, Rendezvous, open_rendezvous
+from hetero.comm.errors import DisagreementError, GroupBrokenError
+from hetero.comm.group import Group
+from hetero.comm.meeting import open_rendezvous
+from hetero.errors import BadValueError
+from hetero.testing import check_group
+from tests.engine.members import Members, members
 
 torch = pytest.importorskip("torch")
 
-_JOIN_S = 60.0
+_OWN = ("ring", "tree", "pipelined_tree")
 
 
-def _member(work: Callable[[Group], Any], rank: int, size: int, pipe: Connection, deadline_s: float) -> None:
-    torch.set_num_threads(1)
-    store = None
-    if rank == 0:
-        store, rendezvous = open_rendezvous("test", size)
-        pipe.send(rendezvous)
-    else:
-        rendezvous = pipe.recv()
-    group = Group(rank, size, rendezvous, store, deadline_s)
-    pipe.send("formed")
-    try:
-        pipe.send(work(group))
-    except GroupBrokenError as error:
-        pipe.send(error)
-    pipe.poll(_JOIN_S)
-    group.close()
+@pytest.fixture(scope="module")
+def team() -> Iterator[Members]:
+    with members(4) as four:
+        yield four
 
 
-class Members:
-    """Processes that form one group and do the same work."""
-
-    def __init__(self, work: Callable[[Group], Any], size: int, deadline_s: float) -> None:
-        spawn = multiprocessing.get_context("spawn")
-        pipes = [spawn.Pipe() for _ in range(size)]
-        self.pipes = [ours for ours, _ in pipes]
-        self.processes = [
-            spawn.Process(target=_member, args=(work, rank, size, theirs, deadline_s), daemon=True)
-            for rank, (_, theirs) in enumerate(pipes)
-        ]
-        for process in self.processes:
-            process.start()
-        rendezvous: Rendezvous = self.hear(0)
-        for pipe in self.pipes[1:]:
-            pipe.send(rendezvous)
-        assert [self.hear(rank) for rank in range(size)] == ["formed"] * size
-
-    def hear(self, rank: int) -> Any:
-        """Give the next word of a member."""
-        assert self.pipes[rank].poll(_JOIN_S), f"rank {rank} says nothing"
-        return self.pipes[rank].recv()
-
-    def signal(self, rank: int, number: int) -> None:
-        """Send a signal to a member."""
-        pid = self.processes[rank].pid
-        assert pid is not None
-        os.kill(pid, number)
-
-    def close(self) -> None:
-        """Let everybody leave."""
-        for pipe, process in zip(self.pipes, self.processes, strict=True):
-            if process.is_alive():
-                pipe.send("leave")
-        for process in self.processes:
-            process.join(10)
-            process.kill()
+@pytest.mark.parametrize("algorithm", ["library", *_OWN, "auto"])
+def test_a_group_passes_the_conformance_kit(team: Members, algorithm: str) -> None:
+    team.form()
+    assert team.run(functools.partial(check_group, algorithms=(algorithm,))) == [None] * 4
 
 
-@contextmanager
-def members(work: Callable[[Group], Any], size: int = 3, deadline_s: float = 30.0) -> Iterator[Members]:
-    """Run the same work on every member of a group of processes."""
-    team = Members(work, size, deadline_s)
-    try:
-        yield team
-    finally:
-        team.close()
+def _half_precision(group: Group, algorithm: str) -> list[Any]:
+    rows = [torch.full((9000,), group.rank + 0.5, dtype=kind) for kind in (torch.bfloat16, torch.float16)]
+    for row in rows:
+        group.all_reduce(row, algorithm=algorithm)
+    return [row[-1].item() for row in rows]
 
 
-def _several_at_once(group: Group) -> list[list[float]]:
-    rows = [torch.full((50_000,), float(group.rank + 10 * i)) for i in range(5)]
-    under_way = [group.start_all_reduce(row) for row in rows]
-    for work in reversed(under_way):
-        work.wait()
-        work.wait()
-    return [row[:2].tolist() for row in rows]
+@pytest.mark.parametrize("algorithm", ["library", "ring", "pipelined_tree"])
+def test_half_precision_tensors_are_summed(team: Members, algorithm: str) -> None:
+    team.form()
+    assert team.run(functools.partial(_half_precision, algorithm=algorithm)) == [[8.0, 8.0]] * 4
 
 
-def test_several_sums_are_under_way_at_once_and_are_waited_for_in_any_order() -> None:
-    with members(_several_at_once) as team:
-        expected = [[3.0 + 30.0 * i] * 2 for i in range(5)]
-        assert [team.hear(rank) for rank in range(3)] == [expected] * 3
+def test_in_a_group_of_one_every_collective_is_done_at_once() -> None:
+    check_group(Group(0, 1), ("auto", "ring", "pipelined_tree"))
 
 
-def test_in_a_group_of_one_a_started_sum_is_done() -> None:
-    row = torch.ones(3)
-    Group(0, 1).start_all_reduce(row).wait()
-    assert row.tolist() == [1.0, 1.0, 1.0]
-
-
-def _started_then_one_is_gone(group: Group) -> float:
-    if group.rank == 2:
-        time.sleep(_JOIN_S)
-    under_way = [group.start_all_reduce(torch.zeros(300_000)) for _ in range(3)]
+def _is_broken_after(group: Group, absent: int, algorithm: str) -> float:
+    """Take part in a sum that one member never joins; gives how long it took until that was told."""
+    if group.rank == absent:
+        time.sleep(3.0)
+        return 0.0
     begun_s = time.monotonic()
+    under_way = [group.start_all_reduce(torch.zeros(300_000), algorithm=algorithm) for _ in range(3)]
     try:
         for work in under_way:
             work.wait()
     except GroupBrokenError:
         return time.monotonic() - begun_s
-    raise AssertionError("a sum without rank 2")
+    raise AssertionError("a sum without one of the members")
 
 
-def test_when_a_member_dies_everyone_who_waits_is_told_long_before_the_deadline() -> None:
-    with members(_started_then_one_is_gone) as team:
+@pytest.mark.parametrize("algorithm", ["library", "pipelined_tree"])
+def test_when_a_member_dies_everyone_is_told_long_before_the_deadline(algorithm: str) -> None:
+    with members(4) as team:
+        team.form()
+        assert team.run(functools.partial(_half_precision, algorithm=algorithm)) == [[8.0, 8.0]] * 4
+        team.start(functools.partial(_is_broken_after, absent=3, algorithm=algorithm))
         time.sleep(0.2)
-        team.signal(2, signal.SIGKILL)
-        assert max(team.hear(0), team.hear(1)) < 15.0
+        team.signal(3, signal.SIGKILL)
+        assert max(team.hear(rank) for rank in range(3)) < 15.0
 
 
-def test_a_frozen_member_is_given_up_at_the_deadline() -> None:
-    with members(_started_then_one_is_gone, deadline_s=1.0) as team:
-        team.signal(2, signal.SIGSTOP)
-        assert 0.5 < max(team.hear(0), team.hear(1)) < 15.0
-        team.signal(2, signal.SIGKILL)
+@pytest.mark.parametrize("algorithm", ["library", "pipelined_tree"])
+def test_a_frozen_member_is_given_up_at_the_deadline(team: Members, algorithm: str) -> None:
+    team.form(deadline_s=1.0)
+    assert team.run(functools.partial(_half_precision, algorithm=algorithm)) == [[8.0, 8.0]] * 4
+    team.start(functools.partial(_is_broken_after, absent=3, algorithm=algorithm))
+    team.signal(3, signal.SIGSTOP)
+    try:
+        waited_s = [team.hear(rank) for rank in range(3)]
+    finally:
+        team.signal(3, signal.SIGCONT)
+    assert 0.5 < max(waited_s) < 15.0
+    team.hear(3)
+
+
+def _disagrees(group: Group) -> None:
+    shape = (4, 3) if group.rank == 2 else (4, 5)
+    group.all_reduce(np.zeros(shape), algorithm="ring")
+
+
+def test_members_who_give_different_shapes_are_told_so(team: Members) -> None:
+    team.form()
+    outcomes = team.run(_disagrees)
+    assert any(isinstance(outcome, DisagreementError) for outcome in outcomes)
+    assert all(isinstance(outcome, DisagreementError | GroupBrokenError) for outcome in outcomes)
+    assert "all_reduce of 12 float64 by ring, sum" in str([str(outcome) for outcome in outcomes])
+
+
+def _one_leaves(group: Group) -> Any:
+    row = np.ones(100_000)
+    group.all_reduce(row, algorithm="tree")
+    if group.rank == 1:
+        group.close()
+        return row[0]
+    time.sleep(0.2)
+    try:
+        group.all_reduce(row, algorithm="tree")
+    except GroupBrokenError:
+        return row[0]
+    raise AssertionError("a sum without one of the members")
+
+
+def test_who_leaves_after_its_last_sum_spoils_no_sum_before(team: Members) -> None:
+    team.form()
+    outcomes = team.run(_one_leaves)
+    assert outcomes[1] == 4.0
+    assert all(np.isfinite(outcome) for outcome in outcomes)
+
+
+@pytest.mark.parametrize(
+    ("call", "told"),
+    [
+        (lambda g: g.all_reduce(np.ones(3), op="som"), "'som' is no reduction; did you mean 'sum'"),
+        (lambda g: g.all_reduce(np.ones(3), algorithm="rung"), "'rung' is none; did you mean 'ring'"),
+        (lambda g: g.all_reduce([1.0, 2.0]), "a list cannot travel as it is"),
+        (lambda g: g.all_reduce(np.ones((4, 4)).T[1:, 1:]), "contiguous"),
+        (lambda g: g.all_reduce(np.array([object()])), "of numbers"),
+        (lambda g: g.broadcast(np.ones(3), 1), "there is no rank 1; ranks go from 0 to 0"),
+        (lambda g: g.all_gather(np.ones(3)), "it needs 1 rows, one a member"),
+    ],
+)
+def test_bad_values_are_told(call: Any, told: str) -> None:
+    with pytest.raises(BadValueError, match=told):
+        call(Group(0, 1))
+
+
+@pytest.mark.parametrize(
+    ("address", "told"), [("10.1.2.3", "other hosts can reach 10.1.2.3"), ("here", "no IP address")]
+)
+def test_an_address_that_others_reach_must_be_asked_for(address: str, told: str) -> None:
+    with pytest.raises(BadValueError, match=told):
+        open_rendezvous("x", 2, address)
+    with pytest.raises(BadValueError, match=told):
+        Group(0, 2, address=address)

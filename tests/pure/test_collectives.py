@@ -42,7 +42,8 @@ class Network:
 
     def total(self) -> np.ndarray:
         """Give the sum of all rows."""
-        return np.sum(self.rows, axis=0, dtype=np.int64)
+        total: np.ndarray = np.stack(self.rows).sum(axis=0)
+        return total
 
     def _heads(self, rank: int) -> dict[tuple[int, bool], int]:
         heads: dict[tuple[int, bool], int] = {}

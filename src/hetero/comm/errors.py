@@ -5,13 +5,17 @@ In: a reason. Out: an exception that says whether the group is to be built anew.
 
 from __future__ import annotations
 
-from hetero.floor.errors import HeteroError
+from hetero.floor.errors import BadValueError, GroupError, HeteroError
 
-__all__ = ["GroupBrokenError", "LineClosedError"]
+__all__ = ["DisagreementError", "GroupBrokenError", "LineClosedError"]
 
 
-class GroupBrokenError(HeteroError):
+class GroupBrokenError(GroupError):
     """A member of the group died, froze or left; the others are free again and can form a new group."""
+
+
+class DisagreementError(BadValueError):
+    """Members of a group call different collectives, or with arrays that do not match."""
 
 
 class LineClosedError(HeteroError):

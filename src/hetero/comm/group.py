@@ -1,57 +1,53 @@
-"""A group of processes that add up tensors: Gloo inside, and a way out when a member dies.
+"""A group of processes that exchange rows of numbers: the library's way or along rings and trees of our own.
 
-In: a rendezvous, tensors. Out: their sums on every member, or GroupBrokenError within the deadline.
-It must not use torch's default process group: several groups live one after the other in one process.
+In: a rendezvous, arrays in host memory. Out: sums and parts on every member, or GroupBrokenError within the deadline.
+It must not know what the numbers mean.
 """
 
 from __future__ import annotations
 
-import os
-import socket
-import stat
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
-from datetime import timedelta
-from importlib import import_module
-from typing import Any
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any, Protocol
 
+from hetero.comm.carry import carry
 from hetero.comm.errors import GroupBrokenError
+from hetero.comm.gloo import KINDS, Gloo
+from hetero.comm.measuring import links_of
+from hetero.comm.meeting import (
+    FORM_S,
+    LOOPBACK,
+    Meeting,
+    Rendezvous,
+    StoreMeeting,
+    check_address,
+    open_rendezvous,
+)
+from hetero.comm.mesh import Mesh
+from hetero.comm.rows import Op, Row, as_tensor, check_op, row_of
 from hetero.floor import clock
+from hetero.floor.errors import BadValueError, HeteroError, did_you_mean
+from hetero.plan.collectives.choose import ALGORITHMS, SMALL_BYTES, Algorithm, Choice, Links, choose
+from hetero.plan.collectives.plan import Collective, Word, plan_steps
 
 __all__ = ["Group", "Rendezvous", "Work", "open_rendezvous"]
 
-_LOOPBACK = "127.0.0.1"
-_FORM_S = 30.0
-
-Rendezvous = tuple[str, int, str]
-"""Host and port of the store of keys, and the prefix of this group's keys."""
-
-
-def open_rendezvous(prefix: str, world_size: int) -> tuple[Any, Rendezvous]:
-    """Start the store of keys through which members find each other, on loopback; the first member does.
-
-    Returns
-    -------
-    tuple
-        The store, to be kept until the group is there; and how the others reach it.
-    """
-    dist = import_module("torch.distributed")
-    listener = socket.create_server((_LOOPBACK, 0))
-    port = listener.getsockname()[1]
-    store = dist.TCPStore(
-        _LOOPBACK,
-        port,
-        world_size,
-        True,
-        timedelta(seconds=_FORM_S),
-        wait_for_workers=False,
-        master_listen_fd=listener.detach(),
-    )
-    return store, (_LOOPBACK, port, prefix)
+_LOCAL_BYTES_PER_S = 1e9
+_LOCAL_LATENCY_S = 5e-5
 
 
 class Group:
     """The members of one generation.
+
+    Rows are contiguous NumPy arrays or torch tensors in host memory. All members call the same collectives in the
+    same order, with equal shapes and dtypes. `algorithm` is one of
+
+    * ``library``: Gloo's ring;
+    * ``ring``: a ring of our own;
+    * ``tree``: up and down a binary tree, the whole row at once;
+    * ``pipelined_tree``: in chunks, up and down at the same time, along a tree that spares slow links;
+    * ``auto``: what is soonest over the links, which are measured once.
 
     Parameters
     ----------
@@ -59,66 +55,65 @@ class Group:
     rendezvous : where they find each other; None for a group of one
     store : what `open_rendezvous` gave, on the first member
     deadline_s : longest wait for the others, s
+    address : of this member, on which the others reach it
+    beyond_loopback : whether the address may be one that other hosts reach
 
     Attributes
     ----------
-    places : torch's device types whose tensors are added up where they lie; others go by the host
+    waited_s : time spent in collectives, s
 
     Raises
     ------
     GroupBrokenError
         Not all members came.
+    BadValueError
+        The address is not allowed.
     """
-
-    places: tuple[str, ...] = ("cpu",)
 
     def __init__(
         self,
         rank: int,
         world_size: int,
-        rendezvous: Rendezvous | None = None,
+        rendezvous: Rendezvous | Meeting | None = None,
         store: Any = None,
-        deadline_s: float = _FORM_S,
+        deadline_s: float = FORM_S,
+        *,
+        address: str = LOOPBACK,
+        beyond_loopback: bool = False,
     ) -> None:
         self.rank = rank
         self.world_size = world_size
         self.deadline_s = deadline_s
         self.waited_s = 0.0
-        self._group: Any = None
-        self._sockets: tuple[int, ...] = ()
-        if rendezvous is not None and world_size > 1:
-            before = _sockets()
-            try:
-                self._form(rendezvous, store)
-            except RuntimeError as error:
-                raise GroupBrokenError(f"the group of {world_size} did not come about: {_line(error)}") from error
-            finally:
-                self._sockets = tuple(sorted(_sockets() - before))
+        self._address = check_address(address, beyond_loopback)
+        self._meeting: Meeting | None = None
+        self._library: Gloo | None = None
+        self._mesh: Mesh | None = None
+        self._links: Links | None = None
+        self._background: ThreadPoolExecutor | None = None
+        if rendezvous is None or world_size == 1:
+            return
+        with self._forming():
+            if isinstance(rendezvous, tuple):
+                self._meeting = StoreMeeting(rank, world_size, rendezvous, store)
+                self._open_library()
+            else:
+                self._meeting = rendezvous
 
-    def _form(self, rendezvous: Rendezvous, store: Any) -> None:
-        dist = import_module("torch.distributed")
-        host, port, prefix = rendezvous
-        wait = timedelta(seconds=_FORM_S)
-        self._store = store or dist.TCPStore(host, port, self.world_size, False, wait, wait_for_workers=False)
-        gloo = dist.ProcessGroupGloo
-        options = gloo._Options()
-        options._devices = [gloo.create_device(hostname=_LOOPBACK)]
-        options._timeout = wait
-        options._threads = 2
-        self._group = gloo(dist.PrefixStore(prefix, self._store), self.rank, self.world_size, options)
+    # --- collectives ---------------------------------------------------------------------------------------
 
-    def all_reduce(self, tensor: Any, op: str = "sum") -> None:
-        """Replace a tensor by the sum ('sum') or maximum ('max') over the members, the same bits on each.
+    def all_reduce(self, tensor: Any, op: str = "sum", algorithm: str = "auto") -> None:
+        """Replace a row by the sum ('sum'), maximum ('max') or minimum ('min') of all, the same bits on each member.
 
         Raises
         ------
         GroupBrokenError
             A member died, or did not come within the deadline.
         """
-        self.start_all_reduce(tensor, op).wait()
+        self._all_reduce(tensor, op, algorithm, now=True).wait()
 
-    def start_all_reduce(self, tensor: Any, op: str = "sum") -> Work:
-        """Begin `all_reduce` and go on; the tensor belongs to the group until `wait` returns.
+    def start_all_reduce(self, tensor: Any, op: str = "sum", algorithm: str = "auto") -> Work:
+        """Begin `all_reduce` and go on; the row belongs to the group until `wait` returns.
 
         Several may be under way at once. All members start them in the same order; the deadline of each begins here.
 
@@ -127,28 +122,159 @@ class Group:
         GroupBrokenError
             The group is broken already.
         """
-        if self._group is None:
+        return self._all_reduce(tensor, op, algorithm, now=False)
+
+    def _all_reduce(self, tensor: Any, op: str, algorithm: str, *, now: bool) -> Work:
+        checked = check_op(op)
+        row = row_of(tensor)
+        return self._start(
+            "all_reduce",
+            row,
+            algorithm,
+            lambda library: library.all_reduce(as_tensor(tensor), checked, self.deadline_s),
+            op=checked,
+            now=now,
+        )
+
+    def broadcast(self, tensor: Any, src: int, algorithm: str = "auto") -> None:
+        """Replace a row by that of the member `src`; raises GroupBrokenError as `all_reduce` does."""
+        if not 0 <= src < self.world_size:
+            raise BadValueError(f"src: there is no rank {src!r}", remedy=f"ranks go from 0 to {self.world_size - 1}")
+        self._start(
+            "broadcast",
+            row_of(tensor),
+            algorithm,
+            lambda library: library.broadcast(as_tensor(tensor), src, max(FORM_S, self.deadline_s)),
+            src=src,
+        ).wait()
+
+    def all_gather(self, parts: Any, algorithm: str = "auto") -> None:
+        """Fill `parts`, of which this member's row `parts[rank]` is given, with the rows of all members.
+
+        Parameters
+        ----------
+        parts : shape (world_size, ...)
+        """
+        self._check_parts("all_gather", parts)
+        self._start(
+            "all_gather",
+            row_of(parts),
+            algorithm,
+            lambda library: library.all_gather(as_tensor(parts), self.rank, self.deadline_s),
+        ).wait()
+
+    def reduce_scatter(self, parts: Any, op: str = "sum", algorithm: str = "auto") -> None:
+        """Replace this member's row `parts[rank]` by the reduction over all; what the others become is not said.
+
+        Parameters
+        ----------
+        parts : shape (world_size, ...)
+        op : 'sum', 'max' or 'min'
+        """
+        checked = check_op(op)
+        self._check_parts("reduce_scatter", parts)
+        self._start(
+            "reduce_scatter",
+            row_of(parts),
+            algorithm,
+            lambda library: library.reduce_scatter(as_tensor(parts), self.rank, checked, self.deadline_s),
+            op=checked,
+        ).wait()
+
+    def _check_parts(self, word: str, parts: Any) -> None:
+        if not parts.ndim or len(parts) != self.world_size:
+            raise BadValueError(
+                f"{word}: parts has the shape {tuple(parts.shape)}",
+                remedy=f"it needs {self.world_size} rows, one a member",
+            )
+
+    # --- how they are carried out --------------------------------------------------------------------------
+
+    def _start(
+        self,
+        word: Word,
+        row: Row,
+        algorithm: str,
+        by_library: Callable[[Gloo], Any],
+        *,
+        op: Op = "sum",
+        src: int = 0,
+        now: bool = True,
+    ) -> Work:
+        asked = check_algorithm(algorithm)
+        if self.world_size == 1 or not row.count:
             return Work(self, None)
-        dist = import_module("torch.distributed")
-        options = dist.AllreduceOptions()
-        options.reduceOp = dist.ReduceOp.SUM if op == "sum" else dist.ReduceOp.MAX
-        options.timeout = timedelta(seconds=self.deadline_s)
-        return self._start(lambda: self._group.allreduce([tensor], options))
-
-    def broadcast(self, tensor: Any, src: int) -> None:
-        """Replace a tensor by that of the member `src`; raises GroupBrokenError as `all_reduce` does."""
-        if self._group is None:
-            return
-        dist = import_module("torch.distributed")
-        options = dist.BroadcastOptions()
-        options.rootRank = src
-        options.rootTensor = 0
-        options.timeout = timedelta(seconds=_FORM_S)
-        self._start(lambda: self._group.broadcast([tensor], options)).wait()
-
-    def _start(self, begin: Callable[[], Any]) -> Work:
         with self._breaking():
-            return Work(self, begin())
+            choice = self._choose(word, row, asked)
+            if choice.algorithm == "library":
+                return Work(self, by_library(self._open_library()))
+            mesh = self._open_mesh()
+            what = Collective(word, self.world_size, row.count, row.itemsize, src)
+            words = f"{word} of {row.count} {row.kind} by {choice.algorithm}"
+            words += {"broadcast": f" from {src}", "all_gather": ""}.get(word, f", {op}")
+            deadline_s = self.deadline_s
+
+            def run() -> None:
+                carry(mesh, plan_steps(what, self.rank, choice), row, words, op, deadline_s)
+
+            if not now and self._background is None:
+                self._background = ThreadPoolExecutor(1, "hetero-collective")
+            if self._background is None:
+                run()
+                return Work(self, None)
+            return Work(self, _Queued(self._background.submit(run)))
+
+    def _choose(self, word: Word, row: Row, asked: Algorithm) -> Choice:
+        """Give the same choice on every member: it rests on what all of them know alike."""
+        assert self._meeting is not None
+        nbytes = row.count * row.itemsize
+        library = self._meeting.has_library and (word in ("broadcast", "all_gather") or row.kind in KINDS)
+        if asked == "library" and not library:
+            raise BadValueError(
+                f"algorithm: the library has no {word} of {row.kind} for these members", remedy="take 'auto' or 'ring'"
+            )
+        small = nbytes < SMALL_BYTES
+        if asked == "auto" and (word in ("all_gather", "reduce_scatter") or small or self._is_local):
+            asked = "library" if library else "ring"
+        if asked in ("library", "ring", "tree"):
+            return choose(self._alike(), nbytes, asked)
+        links = self._alike() if small or self._is_local else self._measured()
+        if word == "broadcast":
+            asked = "pipelined_tree"
+        return choose(links, nbytes, asked, library=library)
+
+    @property
+    def _is_local(self) -> bool:
+        return self._address.startswith("127.")
+
+    def _alike(self) -> Links:
+        return Links((_LOCAL_BYTES_PER_S,) * self.world_size, _LOCAL_LATENCY_S)
+
+    def _measured(self) -> Links:
+        if self._links is None:
+            self._links = links_of(self._open_mesh(), self.deadline_s)
+        return self._links
+
+    def _open_library(self) -> Gloo:
+        if self._library is None:
+            assert self._meeting is not None
+            self._library = Gloo(self.rank, self.world_size, self._meeting, self._address)
+        return self._library
+
+    def _open_mesh(self) -> Mesh:
+        if self._mesh is None:
+            assert self._meeting is not None
+            self._mesh = Mesh.form(self.rank, self._address, self._meeting.exchange, self.deadline_s)
+        return self._mesh
+
+    # --- its end -------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def _forming(self) -> Iterator[None]:
+        try:
+            yield
+        except RuntimeError as error:
+            raise GroupBrokenError(f"the group of {self.world_size} did not come about: {_line(error)}") from error
 
     @contextmanager
     def _breaking(self) -> Iterator[None]:
@@ -156,6 +282,9 @@ class Group:
         begun_s = clock.monotonic_s()
         try:
             yield
+        except HeteroError:
+            self.abort()
+            raise
         except RuntimeError as error:
             self.abort()
             raise GroupBrokenError(f"a member of the group is gone: {_line(error)}") from error
@@ -164,29 +293,32 @@ class Group:
 
     def abort(self) -> None:
         """Shut down the group's connections, so that every member that waits in it is freed."""
-        for descriptor in self._sockets:
-            with suppress(OSError):
-                copy = socket.socket(fileno=os.dup(descriptor))
-                with copy:
-                    copy.shutdown(socket.SHUT_RDWR)
-        self._sockets = ()
+        if self._library is not None:
+            self._library.abort()
+        if self._mesh is not None:
+            self._mesh.abort()
 
     def close(self) -> None:
-        """Leave the group."""
-        self.abort()
-        self._group = None
-        self._store = None
+        """Leave the group; its collectives do nothing from here on."""
+        if self._library is not None:
+            self._library.abort()
+        if self._background is not None:
+            self._background.shutdown(wait=False, cancel_futures=True)
+        if self._mesh is not None:
+            self._mesh.leave()
+        self.world_size = 1
+        self._library = self._mesh = self._meeting = self._background = None
 
 
 class Work:
     """An exchange that is under way; made by `Group.start_all_reduce`."""
 
-    def __init__(self, group: Group, work: Any) -> None:
+    def __init__(self, group: Group, work: _Waitable | None) -> None:
         self._group = group
         self._work = work
 
     def wait(self) -> None:
-        """Return when the tensor holds its result; a second call returns at once.
+        """Return when the row holds its result; a second call returns at once.
 
         Raises
         ------
@@ -199,23 +331,39 @@ class Work:
                 work.wait()
 
 
-def _sockets() -> set[int]:
-    """Give the descriptors of this process that are TCP connections to another process."""
-    found = set()
-    for name in _open_descriptors():
-        with suppress(OSError):
-            descriptor = int(name)
-            if stat.S_ISSOCK(os.fstat(descriptor).st_mode):
-                with socket.socket(fileno=os.dup(descriptor)) as copy:
-                    if copy.family in (socket.AF_INET, socket.AF_INET6) and copy.getpeername():
-                        found.add(descriptor)
-    return found
+class _Waitable(Protocol):
+    def wait(self) -> Any: ...
 
 
-def _open_descriptors() -> list[str]:
-    with suppress(OSError):
-        return os.listdir("/dev/fd")
-    return []
+class _Queued:
+    """A collective in the background thread."""
+
+    def __init__(self, future: Future[None]) -> None:
+        self._future = future
+
+    def wait(self) -> None:
+        self._future.result()
+
+
+def check_algorithm(word: str) -> Algorithm:
+    """Give the algorithm of that name.
+
+    Raises
+    ------
+    BadValueError
+        There is none.
+
+    Examples
+    --------
+    >>> check_algorithm("ring")
+    'ring'
+    """
+    for known in ALGORITHMS:
+        if word == known:
+            return known
+    raise BadValueError(
+        f"algorithm: {word!r} is none{did_you_mean(str(word), ALGORITHMS)}", remedy=f"allowed: {', '.join(ALGORITHMS)}"
+    )
 
 
 def _line(error: Exception) -> str:

@@ -8,17 +8,19 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from hetero.testing.backend import check_backend
     from hetero.testing.engine import check_engine
+    from hetero.testing.group import check_group
     from hetero.testing.policy import check_policy
     from hetero.testing.store import check_power_cuts, check_store
 
 _HOMES = {
     "check_backend": "backend",
     "check_engine": "engine",
+    "check_group": "group",
     "check_policy": "policy",
     "check_power_cuts": "store",
     "check_store": "store",
 }
-__all__ = ["check_backend", "check_engine", "check_policy", "check_power_cuts", "check_store"]
+__all__ = ["check_backend", "check_engine", "check_group", "check_policy", "check_power_cuts", "check_store"]
 
 
 def __getattr__(name: str) -> Any:

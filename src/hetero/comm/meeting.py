@@ -1,0 +1,141 @@
+"""How members find each other: a store of keys that the first of them keeps, reached over TCP.
+
+In: an address. Out: a meeting, where everybody tells a value and learns everybody's. It must not carry tensors.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+from datetime import timedelta
+from importlib import import_module
+from typing import Any, Protocol
+
+from hetero.floor.errors import BadValueError
+
+__all__ = ["FORM_S", "LOOPBACK", "Meeting", "Rendezvous", "StoreMeeting", "check_address", "open_rendezvous"]
+
+LOOPBACK = "127.0.0.1"
+FORM_S = 30.0
+"""Longest wait for all members to come, s."""
+
+Rendezvous = tuple[str, int, str]
+"""Host and port of the store of keys, and the prefix of this group's keys."""
+
+
+class Meeting(Protocol):
+    """Where the members of a group tell each other small things.
+
+    Attributes
+    ----------
+    has_library : whether they can use torch's collectives; the same on every member
+    """
+
+    has_library: bool
+
+    def exchange(self, word: str, mine: bytes, deadline_s: float) -> list[bytes]:
+        """Tell a value under a word; gives what each member told under it, by rank."""
+        ...
+
+    def store(self) -> Any:
+        """Give torch's store of keys that all members share."""
+        ...
+
+
+def check_address(address: str, beyond_loopback: bool) -> str:
+    """Give an address on which members may listen.
+
+    Raises
+    ------
+    BadValueError
+        It is no IP address, or others than this host can reach it and that was not asked for.
+
+    Examples
+    --------
+    >>> check_address("127.0.0.1", False)
+    '127.0.0.1'
+    >>> check_address("10.0.0.7", False)
+    Traceback (most recent call last):
+    hetero.floor.errors.BadValueError: address: other hosts can reach 10.0.0.7, and what travels is not encrypted; \
+give beyond_loopback=True on a network that you trust
+    """
+    try:
+        found = ipaddress.ip_address(address)
+    except ValueError:
+        raise BadValueError(
+            f"address: {address!r} is no IP address",
+            remedy="give that of one of this host's interfaces, as in '10.0.0.7'",
+        ) from None
+    if not found.is_loopback and not beyond_loopback:
+        raise BadValueError(
+            f"address: other hosts can reach {address}, and what travels is not encrypted",
+            remedy="give beyond_loopback=True on a network that you trust",
+        )
+    return address
+
+
+def open_rendezvous(
+    prefix: str, world_size: int, address: str = LOOPBACK, *, beyond_loopback: bool = False
+) -> tuple[Any, Rendezvous]:
+    """Start the store of keys through which members find each other; the first member does.
+
+    Parameters
+    ----------
+    address : on which the others reach it
+    beyond_loopback : whether the address may be one that other hosts reach
+
+    Returns
+    -------
+    tuple
+        The store, to be kept until the group is there; and how the others reach it.
+
+    Raises
+    ------
+    BadValueError
+        The address is not allowed.
+    """
+    check_address(address, beyond_loopback)
+    dist = import_module("torch.distributed")
+    listener = socket.create_server((address, 0))
+    port = listener.getsockname()[1]
+    store = dist.TCPStore(
+        address,
+        port,
+        world_size,
+        True,
+        timedelta(seconds=FORM_S),
+        wait_for_workers=False,
+        master_listen_fd=listener.detach(),
+    )
+    return store, (address, port, prefix)
+
+
+class StoreMeeting:
+    """A meeting in torch's store of keys; see `Meeting`.
+
+    Parameters
+    ----------
+    store : what `open_rendezvous` gave, on the first member
+    """
+
+    has_library = True
+
+    def __init__(self, rank: int, world_size: int, rendezvous: Rendezvous, store: Any = None) -> None:
+        dist = import_module("torch.distributed")
+        host, port, prefix = rendezvous
+        wait = timedelta(seconds=FORM_S)
+        self._rank = rank
+        self._world_size = world_size
+        self._kept = store or dist.TCPStore(host, port, world_size, False, wait, wait_for_workers=False)
+        self._store = dist.PrefixStore(prefix, self._kept)
+
+    def exchange(self, word: str, mine: bytes, deadline_s: float) -> list[bytes]:
+        """Tell a value under a word; gives what each member told under it, by rank."""
+        keys = [f"{word}/{rank}" for rank in range(self._world_size)]
+        self._store.set(keys[self._rank], mine)
+        self._store.wait(keys, timedelta(seconds=deadline_s))
+        return [self._store.get(key) for key in keys]
+
+    def store(self) -> Any:
+        """Give the store with this group's prefix."""
+        return self._store

@@ -311,10 +311,10 @@ def replanned(
     Notes
     -----
     A new plan is taken when the step is predicted to be more than 3 % shorter; when a device's speed has moved by
-    more than 25 %, at once on what two steps have shown, otherwise after 7 steps.
+    more than 25 %, at once on what two steps have shown, otherwise after every 7 steps.
     """
     jumped = any(new.changed(old) for new, old in zip(models, plan.models, strict=True))
-    if not jumped and steps < _WINDOW:
+    if not jumped and (not steps or steps % _WINDOW):
         return None
     now_s = fixed_plan(models, plan.shares, comm_s).step_s
     better = make_plan(models, batch, comm_s)

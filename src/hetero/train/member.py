@@ -75,7 +75,8 @@ class _LeftError(Exception):
 class _Member(Membership):
     def __init__(self, job: Job, data: Any, test: Any, line: Line, frame: Frame) -> None:
         from hetero.train.data import Samples
-        from hetero.train.replica import Replica, Throttle
+        from hetero.train.replica import Replica
+        from hetero.train.throttle import Throttle
 
         self.options = job.options
         self.data: Samples = data
@@ -83,7 +84,7 @@ class _Member(Membership):
         self.device: Device = frame.device
         self.throttle = Throttle(frame.device.throttle_frac)
         self.place = torch_place(frame.device)
-        replica = Replica(job.parts, job.options, self.place, len(job.names) + 1)
+        replica = Replica(job.parts, job.options, self.place, 1 + 2 * len(job.names))
         if job.state is not None:
             replica.adopt(job.state)
         super().__init__(job, frame.device.short, replica, len(data), line)
@@ -91,6 +92,7 @@ class _Member(Membership):
         self.epoch_order: tuple[int, list[int]] = (-1, [])
         self.told_s = 0.0
         self.after_s = 0.0
+        self.waited_s = 0.0
 
     # --- the whole -----------------------------------------------------------------------------------------
 
@@ -125,6 +127,8 @@ class _Member(Membership):
     def _take_part(self) -> None:
         models, comm_s = self.form(self.model)
         self.sharing = Sharing(self.options, self.team, models, comm_s, self.job.costs)
+        self.throttle.restart()
+        self.waited_s = comm_s[len(self.team)]
         try:
             self._adopt_plan(self.sharing.plan)
             if self.owes_report:
@@ -160,10 +164,12 @@ class _Member(Membership):
         mine = ids[begin : begin + counts[rank]]
         with self.throttle as busy:
             done = replica.compute(self.data, mine, len(ids), self.group)
-        seconds = [0.0] * len(self.job.names)
-        seconds[rank] = busy.seconds + self.after_s
+        spent, waits = self._only_mine(busy.seconds + self.after_s), self._only_mine(self.waited_s)
         self.log.computes(replica.step + 1, mine)
-        total, more = replica.reduce(self.group, done, [float(self.told_to_regroup()), *seconds])
+        computed_s = clock.monotonic_s()
+        total, more = replica.reduce(self.group, done, [float(self.told_to_regroup()), *spent, *waits])
+        applies_s = clock.monotonic_s()
+        self.waited_s = applies_s - computed_s
         if total.samples != len(ids):
             raise TrainingError(
                 f"{total.samples:g} samples took part in step {replica.step} instead of {len(ids)}",
@@ -171,9 +177,8 @@ class _Member(Membership):
             )
         if total.bad and self.options.on_nan == "stop":
             self.line.send("not a number", replica.step, replica.bad_samples(self.data, mine))
-        with self.throttle as busy:
-            replica.apply(total, len(ids))
-        self.after_s = busy.seconds
+        replica.apply(total, len(ids))
+        self.after_s = clock.monotonic_s() - applies_s
         replica.step += 1
         self.log.applied(replica.step)
         step_s = clock.monotonic_s() - begun_s
@@ -184,10 +189,17 @@ class _Member(Membership):
         epoch_over = replica.step % self.steps_an_epoch == 0
         if epoch_over:
             self._end_epoch()
-        better = self.sharing.learn(more[1:], ids, counts)
+        size, ranks = len(self.team), len(self.job.names)
+        better = self.sharing.learn(more[1 : 1 + size], more[1 + ranks :][:size], ids, counts)
         if better is not None:
             self._adopt_plan(better)
         return bool(more[0])
+
+    def _only_mine(self, value: float) -> list[float]:
+        """Give a row with a place for every rank, in which only this one's is filled."""
+        row = [0.0] * len(self.job.names)
+        row[self.rank] = value
+        return row
 
     def _ids(self) -> list[int]:
         from hetero.train.data import order

@@ -15,7 +15,6 @@ import cloudpickle
 import torch
 
 from hetero.comm.group import Group
-from hetero.floor import clock
 from hetero.floor.errors import BadValueError
 from hetero.train.data import Samples
 from hetero.train.drawing import Drawing, refuse_unkeyed
@@ -25,7 +24,7 @@ from hetero.train.losses import SummedLoss
 from hetero.train.state import load_state, pack
 from hetero.train.values import NotANumberError, Options
 
-__all__ = ["HEADER", "Judge", "Parts", "Replica", "Throttle", "count_right", "mixing_layers", "refuse_unkeyed"]
+__all__ = ["HEADER", "Judge", "Parts", "Replica", "count_right", "mixing_layers", "refuse_unkeyed"]
 
 HEADER = 6
 """Numbers that ride with the gradients before the seconds of each rank: see `Parts.header`."""
@@ -34,29 +33,6 @@ _QUANTUM = 2.0**20
 _FIRST_SCALE = 2.0**16
 _GROWS_AFTER = 2000
 _HALF = {"bf16": torch.bfloat16, "fp16": torch.float16}
-
-
-class Throttle:
-    """Slows a device down to the share of its speed that it was given, step by step.
-
-    A training loop is one long task, and a task is throttled at its end: too late for a step. So the loop runs in
-    a thread of its own, whose time the task does not count, and sleeps (1/f − 1) × its CPU time after each part.
-    """
-
-    def __init__(self, frac: float) -> None:
-        self._idle_per_cpu_s = 1.0 / frac - 1.0
-        self._begun_s = 0.0
-        self._cpu_s = 0.0
-
-    def __enter__(self) -> Throttle:
-        self._begun_s = clock.monotonic_s()
-        self._cpu_s = clock.thread_cpu_s()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._idle_per_cpu_s:
-            clock.sleep(self._idle_per_cpu_s * (clock.thread_cpu_s() - self._cpu_s))
-        self.seconds = clock.monotonic_s() - self._begun_s
 
 
 @dataclass(slots=True)

@@ -6,14 +6,18 @@ It must not measure or talk.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from itertools import pairwise
+from statistics import median
 
 from hetero.plan import shares as planning
 from hetero.plan.shares import Plan, StepModel
 from hetero.train.values import Options
 
 __all__ = ["Sharing"]
+
+_WINDOW = 7
 
 
 class Sharing:
@@ -24,7 +28,7 @@ class Sharing:
     options : of the run
     team : the members' devices, in the order of ranks
     models : what is known of each
-    comm_s : shape (members + 1,), s; what k members need to exchange gradients
+    comm_s : shape (members + 1,), s; what k members need to exchange gradients, as measured beforehand
     costs : cost of each sample, mean 1; None where all cost the same
 
     Attributes
@@ -51,6 +55,7 @@ class Sharing:
         self.team = tuple(team)
         self.models = list(models)
         self.comm_s = tuple(comm_s)
+        self._waits: deque[float] = deque(maxlen=_WINDOW)
         self.costs = None if options.unit > 1 else costs
         self.units = -(-options.global_batch // options.unit)
         self.plan = self._first()
@@ -81,19 +86,35 @@ class Sharing:
         ends = [min(samples, self.options.unit * sum(shares[: end + 1])) for end in range(len(shares))]
         return tuple(end - begin for begin, end in pairwise([0, *ends]))
 
-    def learn(self, seconds: Sequence[float], ids: Sequence[int], counts: Sequence[int]) -> Plan | None:
-        """Take in each member's busy seconds of a step; gives a new plan where one is worth having."""
+    def learn(
+        self, seconds: Sequence[float], waits: Sequence[float], ids: Sequence[int], counts: Sequence[int]
+    ) -> Plan | None:
+        """Take in a step; gives a new plan where one is worth having.
+
+        Parameters
+        ----------
+        seconds, waits : of each member, s; busy in this step, and in the exchange of the step before
+        ids, counts : samples of the step, and how many each member had
+        """
         begin = 0
         for rank, count in enumerate(counts):
             self.models[rank] = self.models[rank].observed(self._load(ids[begin : begin + count]), seconds[rank])
             begin += count
         self._steps += 1
+        self._learn_comm(waits)
         if self.options.shares != "auto":
             return None
         better = planning.replanned(self.plan, self.models, self.units, self.comm_s, self._steps)
         if better is not None:
             self.plan, self._steps = better, 0
         return better
+
+    def _learn_comm(self, waits: Sequence[float]) -> None:
+        """Take what the last member to come spent in the exchange for what talking costs: it waited for nobody."""
+        self._waits.append(min(waits))
+        usual_s, known_s = median(self._waits), self.comm_s[len(self.team)]
+        if len(self._waits) == _WINDOW and min(usual_s, known_s) > 0.0:
+            self.comm_s = tuple(each_s * usual_s / known_s for each_s in self.comm_s)
 
     def _load(self, ids: Sequence[int]) -> float:
         if self.costs is not None:

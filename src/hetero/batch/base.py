@@ -9,6 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, ClassVar, Literal, NamedTuple
 
 __all__ = ["BadRecord", "Found", "Job", "Part", "Piece", "Place", "Sink", "Source"]
@@ -197,3 +198,12 @@ class Sink(ABC):
     def abort(self) -> None:
         """End early: keep what is durable, and let go of the rest."""
         return
+
+    @property
+    def journal(self) -> Path | None:
+        """The folder where batches may be kept that make no whole part yet, None where they die with the process."""
+        return None
+
+    def bad(self) -> tuple[BadRecord, ...]:
+        """Give the bad records of the parts that `open` named."""
+        return ()

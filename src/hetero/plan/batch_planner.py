@@ -19,6 +19,7 @@ _QUEUED = 2
 _LATE_S = 0.02
 _AHEAD = 3.0
 _WORTH = 1.1
+_PAYS = 1.03
 
 
 @dataclass(slots=True)

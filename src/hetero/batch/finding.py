@@ -1,0 +1,105 @@
+"""Which source and which sink a value stands for: arrays, lists, generators, paths, URLs, functions.
+
+In: what the user gave. Out: a `Source`, a `Sink`. It must not import a format's packages: rows name their home.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from hetero.batch.base import Sink, Source
+from hetero.batch.collect import CallSink, CollectSink
+from hetero.batch.plain import ArraySource, GeneratorSource, SequenceSource
+from hetero.batch.records import is_records
+from hetero.floor.errors import BadValueError, did_you_mean
+
+__all__ = ["SINKS", "SOURCES", "sink_of", "source_of"]
+
+SOURCES: dict[str, str] = {
+    ".npy": "hetero.batch.plain:NpySource",
+}
+"""Which class reads a file of a suffix; it is called with the path or URL."""
+
+SINKS: dict[str, str] = {
+    "jsonl": "hetero.batch.folder:JsonLinesSink",
+    "npy": "hetero.batch.folder:NpySink",
+}
+"""Which class writes a format; it is called with the folder."""
+
+
+def source_of(given: Any) -> Source:
+    """Give the source that a value stands for.
+
+    Raises
+    ------
+    BadValueError
+        It stands for none, or the file is absent or of no known kind.
+
+    Examples
+    --------
+    >>> source_of([1, 2, 3]).length, source_of(x for x in "ab").length
+    (3, None)
+    """
+    if isinstance(given, Source):
+        return given
+    if isinstance(given, str | Path):
+        return _of_path(given)
+    if not isinstance(given, list | tuple | range) and is_records(given):
+        return ArraySource(given)
+    if isinstance(given, Sequence):
+        return SequenceSource(given)
+    if isinstance(given, Iterable) or callable(given):
+        return GeneratorSource(given)
+    raise BadValueError(
+        f"a {type(given).__name__} gives no records",
+        remedy="give a list, an array, a generator, a path or a hetero.batch.base.Source",
+    )
+
+
+def _of_path(path: str | Path) -> Source:
+    suffix = Path(str(path)).suffix.lower()
+    if suffix not in SOURCES:
+        raise BadValueError(
+            f"{path} is of no kind that can be read{did_you_mean(suffix, SOURCES)}",
+            remedy=f"known: {', '.join(sorted(SOURCES))}",
+        )
+    found: Source = _home(SOURCES[suffix])(path)
+    return found
+
+
+def sink_of(given: Any, form: str | None = None) -> Sink:
+    """Give the sink that a value stands for.
+
+    Parameters
+    ----------
+    given : None to collect in memory, a function, a folder, or a sink
+    form : of the files in a folder, one of `SINKS`; 'jsonl' where nothing says another
+
+    Raises
+    ------
+    BadValueError
+        It stands for none, or the format is unknown.
+    """
+    if isinstance(given, Sink):
+        return given
+    if given is None:
+        return CollectSink()
+    if callable(given):
+        return CallSink(given)
+    if not isinstance(given, str | Path):
+        raise BadValueError(f"out={given!r} takes no results", remedy="give a folder, a function or nothing")
+    form = form or "jsonl"
+    if form not in SINKS:
+        raise BadValueError(
+            f"{form!r} is no format of results{did_you_mean(form, SINKS)}", remedy=f"known: {', '.join(sorted(SINKS))}"
+        )
+    found: Sink = _home(SINKS[form])(given)
+    return found
+
+
+def _home(word: str) -> Any:
+    module, _, name = word.partition(":")
+    return getattr(import_module(module), name)

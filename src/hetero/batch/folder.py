@@ -1,0 +1,250 @@
+"""Results as numbered files in a folder, with a manifest: JSON lines and arrays here, other formats beside it.
+
+In: parts. Out: `part-00000.*`, `quarantine.jsonl`, and last of all `manifest.json`. Each file is there whole or not
+at all. It must not touch a file that it did not write.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+import shutil
+from abc import abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+
+from hetero.batch.base import BadRecord, Found, Job, Part, Place, Sink
+from hetero.batch.records import count, joined
+from hetero.floor.errors import BadValueError, HeteroError, SerialisationError
+from hetero.floor.platform import atomic_write, sync_folder
+
+__all__ = ["MANIFEST", "QUARANTINE", "UNFINISHED", "FolderSink", "JsonLinesSink", "NpySink"]
+
+MANIFEST = "manifest.json"
+"""Written last: where it is, the run is complete."""
+
+QUARANTINE = "quarantine.jsonl"
+"""One line for each record that has no result."""
+
+UNFINISHED = "_unfinished"
+"""Holds what a run needs to go on; gone once it is complete."""
+
+_JOB = "job.json"
+
+
+class FolderSink(Sink):
+    """A folder of parts; a format writes `_write_file` only.
+
+    Parameters
+    ----------
+    folder : made where it is absent; must be empty unless the run resumes or overwrites
+
+    Notes
+    -----
+    A part is written under another name, flushed, and renamed; then a note of it is written the same way, and
+    only a part that has its note counts. The same records give the same bytes, however the run was cut or
+    interrupted: nothing written depends on time, devices or batches.
+    """
+
+    durable = True
+    suffix: ClassVar[str]
+
+    def __init__(self, folder: Path | str) -> None:
+        self.folder = Path(folder)
+        self._unfinished = self.folder / UNFINISHED
+        self._job: Job | None = None
+
+    @abstractmethod
+    def _write_file(self, path: Path, part: Part) -> int:
+        """Write the results of a part to a new file and give how many rows they are.
+
+        Raises
+        ------
+        SerialisationError
+            A result does not go into this format; the message names the item.
+        """
+
+    @property
+    def journal(self) -> Path:
+        """Where batches are kept that make no whole part yet."""
+        return self._unfinished / "batches"
+
+    def open(self, job: Job, found: Found) -> frozenset[int]:
+        """Make the folder, or see what an earlier run left in it."""
+        self._job = job
+        with _worded(self.folder):
+            if found == "overwrite":
+                self._clear()
+            there = self._found()
+            if there is None:
+                self._unfinished.mkdir(parents=True, exist_ok=True)
+                atomic_write(self._unfinished / _JOB, json.dumps({"job": job.key}).encode())
+                return frozenset()
+        if found == "refuse":
+            raise BadValueError(
+                f"{self.folder} is not empty: it holds {there}", remedy="resume, overwrite, or name another folder"
+            )
+        return self._resumed(job)
+
+    def _found(self) -> str | None:
+        """Say what is in the folder, None where it is empty or absent."""
+        if (self.folder / MANIFEST).exists():
+            return "a complete run"
+        if (self._unfinished / _JOB).exists():
+            return "an unfinished run"
+        others = sorted(path.name for path in self.folder.iterdir()) if self.folder.is_dir() else []
+        others = [name for name in others if name != UNFINISHED]
+        if self.folder.exists() and not self.folder.is_dir():
+            raise BadValueError(f"{self.folder} is a file", remedy="name a folder for the results")
+        return f"{len(others)} files of others, such as {others[0]}" if others else None
+
+    def _resumed(self, job: Job) -> frozenset[int]:
+        source = self.folder / MANIFEST if (self.folder / MANIFEST).exists() else self._unfinished / _JOB
+        if not source.exists():
+            raise BadValueError(f"{self.folder} holds no run to resume", remedy="name another folder, or an empty one")
+        manifest = json.loads(source.read_text(encoding="utf-8"))
+        if manifest["job"] != job.key:
+            raise BadValueError(
+                f"{self.folder} holds the results of another function, source or options",
+                remedy="overwrite, or name another folder",
+            )
+        return frozenset(note["part"] for note in self._notes())
+
+    def _clear(self) -> None:
+        """Remove what a run of ours left."""
+        if (self.folder / MANIFEST).exists() or (self._unfinished / _JOB).exists():
+            for note in self._notes():
+                if note["file"]:
+                    (self.folder / note["file"]).unlink(missing_ok=True)
+            for name in (MANIFEST, QUARANTINE):
+                (self.folder / name).unlink(missing_ok=True)
+            shutil.rmtree(self._unfinished, ignore_errors=True)
+
+    def _notes(self) -> list[dict[str, Any]]:
+        manifest = self.folder / MANIFEST
+        if manifest.exists():
+            notes: list[dict[str, Any]] = json.loads(manifest.read_text(encoding="utf-8"))["parts"]
+            return notes
+        return [json.loads(path.read_text(encoding="utf-8")) for path in sorted(self._unfinished.glob("part-*.json"))]
+
+    def bad(self) -> tuple[BadRecord, ...]:
+        """Give the bad records of the parts that are there."""
+        lines = [line for note in self._notes() for line in note["bad"]]
+        return tuple(BadRecord(line["item"], Place(line["file"], line["row"]), line["reason"]) for line in lines)
+
+    def write(self, part: Part) -> None:
+        """Write a part and its note."""
+        name = f"part-{part.number:05d}"
+        spare = self._unfinished / f"{name}.tmp"
+        with _worded(self.folder):
+            try:
+                rows = self._write_file(spare, part) if part.results else 0
+                note = {"part": part.number, "file": f"{name}{self.suffix}" if part.results else ""}
+                note |= {"begin": part.begin, "end": part.end, "rows": rows, **_checked(spare, bool(part.results))}
+                if part.results:
+                    os.replace(spare, self.folder / f"{name}{self.suffix}")
+                    sync_folder(self.folder)
+            finally:
+                spare.unlink(missing_ok=True)
+            note["bad"] = [record.as_dict() for record in part.bad]
+            atomic_write(self._unfinished / f"{name}.json", json.dumps(note).encode())
+
+    def close(self) -> Path:
+        """Write the quarantine and the manifest, and give the folder."""
+        assert self._job is not None, "a sink is opened before it is closed"
+        notes = self._notes()
+        with _worded(self.folder):
+            if not (self.folder / MANIFEST).exists():
+                bad = [json.dumps(line, ensure_ascii=False) for note in notes for line in note["bad"]]
+                if bad:
+                    atomic_write(self.folder / QUARANTINE, "".join(f"{line}\n" for line in bad).encode())
+                rows = sum(note["rows"] for note in notes)
+                whole = {"job": self._job.key, "rows": rows, "bad": len(bad), "parts": notes}
+                atomic_write(self.folder / MANIFEST, (json.dumps(whole, indent=1) + "\n").encode())
+            shutil.rmtree(self._unfinished, ignore_errors=True)
+        return self.folder
+
+
+class JsonLinesSink(FolderSink):
+    """One JSON value a line, one line a result; the columns of a dict of arrays or a table become keys."""
+
+    suffix = ".jsonl"
+
+    def _write_file(self, path: Path, part: Part) -> int:
+        rows = 0
+        with path.open("w", encoding="utf-8") as file:
+            for row in _rows(part):
+                try:
+                    text = json.dumps(row, ensure_ascii=False, default=_plain)
+                except (TypeError, ValueError) as error:
+                    raise SerialisationError(
+                        f"result {rows} of items {part.begin} to {part.end} does not go into JSON: {error}",
+                        remedy="return numbers, text, lists and dicts, or name another format",
+                    ) from error
+                file.write(f"{text}\n")
+                rows += 1
+            file.flush()
+            os.fsync(file.fileno())
+        return rows
+
+
+class NpySink(FolderSink):
+    """An array a part, in NumPy's own format; `numpy.load` reads each."""
+
+    suffix = ".npy"
+
+    def _write_file(self, path: Path, part: Part) -> int:
+        array = np.asarray(joined(list(part.results)))
+        if array.dtype == object:
+            raise SerialisationError(
+                f"the results of items {part.begin} to {part.end} are no array of numbers or text",
+                remedy="return an array, or write JSON lines",
+            )
+        with path.open("wb") as file:
+            np.lib.format.write_array(file, np.ascontiguousarray(array), allow_pickle=False)
+            file.flush()
+            os.fsync(file.fileno())
+        return len(array)
+
+
+def _rows(part: Part) -> Iterator[Any]:
+    for results in part.results:
+        if hasattr(results, "to_pylist"):
+            yield from results.to_pylist()
+        elif isinstance(results, dict):
+            for place in range(count(results)):
+                yield {name: column[place] for name, column in results.items()}
+        else:
+            yield from results
+
+
+def _plain(value: Any) -> Any:
+    """Give what JSON knows for NumPy's numbers and arrays."""
+    if isinstance(value, np.ndarray | np.generic):
+        return value.tolist()
+    raise TypeError(f"a {type(value).__name__}")
+
+
+def _checked(path: Path, there: bool) -> dict[str, Any]:
+    if not there:
+        return {"bytes": 0, "sha256": ""}
+    with path.open("rb") as file:
+        return {"bytes": path.stat().st_size, "sha256": hashlib.file_digest(file, "sha256").hexdigest()}
+
+
+@contextmanager
+def _worded(folder: Path) -> Iterator[None]:
+    """Word what a file system refuses."""
+    try:
+        yield
+    except OSError as error:
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        why = "the disk is full" if full else f"cannot be written: {error.strerror or error}"
+        remedy = "make room and resume; what was written is kept" if full else "name a folder that can be written"
+        raise HeteroError(f"{folder}: {why}", remedy=remedy) from error

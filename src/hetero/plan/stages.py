@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Chain", "Stage", "StagePlan", "fixed_stages", "one_forward_one_backward", "pipeline_s", "plan_stages"]
+__all__ = ["Chain", "Stage", "StagePlan", "best_alone", "fixed_stages", "one_forward_one_backward", "pipeline_s", "plan_stages"]
 
 _LEAST_GAIN = 1e-9
 
@@ -160,7 +160,7 @@ def plan_stages(chain: Chain) -> StagePlan | None:
     The work grows with 2 to the number of devices: up to eight are meant.
     """
     search = _Search(chain)
-    best = _best_alone(chain)
+    best = best_alone(chain)
     best_s = inf if best is None else best.step_s * (1 - _LEAST_GAIN)
     above = [(0.0, inf, 0.0)]
     while above:
@@ -181,7 +181,8 @@ def plan_stages(chain: Chain) -> StagePlan | None:
     return best
 
 
-def _best_alone(chain: Chain) -> StagePlan | None:
+def best_alone(chain: Chain) -> StagePlan | None:
+    """Give the whole model on the device that is fastest with all of it; None where it fits on none."""
     layers = len(chain.seconds)
     plans = [
         fixed_stages(chain, [(device, layers)])

@@ -1,0 +1,226 @@
+"""Measuring for a split: how long each layer takes on a device and what it keeps, how long tensors travel.
+
+In: layers, one input of each. Out: plain numbers. It must not place anything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from math import inf
+from statistics import median
+from typing import Any
+
+import cloudpickle
+import torch
+
+from hetero.drive.frame import Frame, current
+from hetero.floor import clock
+from hetero.train.keyed import KeyedRandom
+from hetero.train.probing import torch_place
+from hetero.train.split_slow import Pace, slow_layers
+from hetero.train.split_talk import Packed, Talk, packed, unpacked
+
+__all__ = ["LayerCost", "LinkCost", "Measuring", "measure_layers", "measure_links", "only_meet"]
+
+_BUDGET_S = 0.1
+_LEAST, _MOST = 2, 10
+_ROUNDS = 3
+_ROUND_TRIPS = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Measuring:
+    """How layers are to be measured.
+
+    Attributes
+    ----------
+    number : of the split in its program
+    optimizer : makes an optimizer of parameters, None where nothing is trained
+    slow : by device id, the share of speed at layers of a class
+    """
+
+    number: int
+    optimizer: Any
+    slow: Mapping[str, Mapping[str, float]]
+
+
+@dataclass(frozen=True, slots=True)
+class LayerCost:
+    """What one layer costs on one device.
+
+    Attributes
+    ----------
+    seconds : s of a micro-batch, the backward pass included where it is trained; inf where it cannot run
+    weight_bytes : bytes kept all the time: parameters, buffers, gradients, state of the optimizer
+    kept_bytes : bytes kept of a micro-batch for its backward pass
+    working_bytes : bytes of its input and output
+    reason : why it cannot run, '' where it can
+    """
+
+    seconds: float
+    weight_bytes: int = 0
+    kept_bytes: int = 0
+    working_bytes: int = 0
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class LinkCost:
+    """How long a tensor takes from one device to another.
+
+    Attributes
+    ----------
+    latency_s : s of a tensor of one number
+    s_per_byte : s each further byte takes
+    """
+
+    latency_s: float
+    s_per_byte: float
+
+    def seconds(self, nbytes: float) -> float:
+        """Predict the seconds of a tensor."""
+        return self.latency_s + self.s_per_byte * nbytes
+
+
+def _frame() -> Frame:
+    frame = current()
+    assert frame is not None
+    return frame
+
+
+def measure_layers(work: Measuring, blobs: Sequence[Any], inputs: Sequence[Packed]) -> list[LayerCost]:
+    """Measure layers one after the other, with one at a time in the device's memory; runs as a task.
+
+    Parameters
+    ----------
+    blobs : the pickled layers as arrays of bytes
+    inputs : of each layer
+
+    Notes
+    -----
+    All layers have their turn three times, so that what disturbs the host for a while does not look like slow
+    layers; of each the shortest time counts.
+    """
+    rounds = [
+        [_measured(work, blob, value) for blob, value in zip(blobs, inputs, strict=True)] for _ in range(_ROUNDS)
+    ]
+    return [min(costs, key=lambda cost: cost.seconds) for costs in zip(*rounds, strict=True)]
+
+
+def _measured(work: Measuring, blob: Any, value: Packed) -> LayerCost:
+    frame = _frame()
+    try:
+        place = torch_place(frame.device)
+        trial = _Trial(cloudpickle.loads(bytes(blob)).to(place), unpacked(value, place), work, frame)
+        return trial.cost()
+    except Exception as error:  # noqa: BLE001  a layer that a device cannot run may raise anything
+        return LayerCost(inf, reason=" ".join(str(error).split())[:200] or type(error).__name__)
+
+
+class _Trial:
+    """One layer on one device."""
+
+    def __init__(self, module: Any, value: Any, work: Measuring, frame: Frame) -> None:
+        self.module, self.work, self.frame = module, work, frame
+        self.value = value
+        self.trains = work.optimizer is not None
+        if self.trains:
+            self.value.requires_grad_(value.is_floating_point())
+        else:
+            module.eval()
+        self.output_bytes = 0
+        slow_layers(module, work.slow.get(frame.device.id, {}))
+
+    def cost(self) -> LayerCost:
+        kept_bytes = self._kept_bytes()
+        self._pass()
+        taken: list[float] = []
+        while len(taken) < _LEAST or (len(taken) < _MOST and sum(taken) < _BUDGET_S):
+            pace = Pace(self.frame)
+            with pace.part():
+                self._pass()
+            taken.append(pace.busy_s)
+        working = self.value.nbytes + self.output_bytes
+        return LayerCost(min(taken), self._weight_bytes(), kept_bytes, working)
+
+    def _pass(self) -> None:
+        if not self.trains:
+            with torch.no_grad():
+                self.output_bytes = self.module(self.value.clone()).nbytes
+            return
+        with KeyedRandom(0).begin(0, range(len(self.value))):
+            output = self.module(self.value.clone())
+        self.output_bytes = output.nbytes
+        if output.requires_grad:
+            output.backward(torch.ones_like(output))
+
+    def _kept_bytes(self) -> int:
+        """Count what autograd keeps of one pass besides the parameters, every storage once."""
+        if not self.trains:
+            return 0
+        own = {tensor.untyped_storage().data_ptr() for tensor in self.module.state_dict().values()}
+        kept: dict[int, int] = {}
+
+        def keep(tensor: Any) -> Any:
+            storage = tensor.untyped_storage()
+            if storage.data_ptr() not in own:
+                kept[storage.data_ptr()] = storage.nbytes()
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+            self._pass()
+        return sum(kept.values())
+
+    def _weight_bytes(self) -> int:
+        weights = sum(tensor.nbytes for tensor in self.module.state_dict().values())
+        trained = [parameter for parameter in self.module.parameters() if parameter.grad is not None]
+        if not self.trains or not trained:
+            return int(weights)
+        optimizer = self.work.optimizer(trained)
+        optimizer.step()
+        state = [value for one in optimizer.state.values() for value in one.values() if torch.is_tensor(value)]
+        return int(weights + sum(parameter.grad.nbytes for parameter in trained) + sum(one.nbytes for one in state))
+
+
+def measure_links(devices: Sequence[str], nbytes: int) -> list[dict[tuple[str, str], LinkCost]] | None:
+    """Measure how long tensors travel between each two devices; runs as one member of a group task.
+
+    Parameters
+    ----------
+    devices : ids
+    nbytes : of the largest tensor that will travel
+    """
+    frame = _frame()
+    talk, place = Talk(frame, devices), torch_place(frame.device)
+    found = {}
+    for one, other in combinations(range(len(devices)), 2):
+        if talk.stage in (one, other):
+            small_s, large_s = (_one_way_s(talk, one, other, size, place) for size in (4, max(nbytes, 8)))
+            cost = LinkCost(small_s, max(0.0, large_s - small_s) / max(nbytes, 8))
+            found |= {(devices[one], devices[other]): cost, (devices[other], devices[one]): cost}
+    return talk.gather(found)
+
+
+def _one_way_s(talk: Talk, one: int, other: int, nbytes: int, place: str) -> float:
+    """Give half of the time of a round trip between two stages, from device to device."""
+    value = torch.zeros(nbytes // 4, device=place)
+    return median(_round_trips(talk, one, other, value, place)) / 2
+
+
+def _round_trips(talk: Talk, one: int, other: int, value: Any, place: str) -> Iterator[float]:
+    for number in range(_ROUND_TRIPS + 1):
+        begun_s = clock.monotonic_s()
+        if talk.stage == one:
+            talk.send(packed(value), other)
+            unpacked(talk.recv(other), place)
+        else:
+            talk.send(packed(unpacked(talk.recv(one), place)), one)
+        if number:
+            yield clock.monotonic_s() - begun_s
+
+
+def only_meet(devices: Sequence[str]) -> bool:
+    """Do what every pass through the stages costs besides its work; runs as one member of a group task."""
+    return Talk(_frame(), devices).gather(None) is not None

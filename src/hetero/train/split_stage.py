@@ -1,0 +1,332 @@
+"""A stage: consecutive layers of a model on one device, and the loop in which they compute micro-batch by micro-batch.
+
+In: the layers, what the stage before gives. Out: outputs, or trained parameters that stay here until they are fetched.
+It must not know why the layers are here.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from typing import Any
+
+import cloudpickle
+import torch
+
+from hetero.drive.frame import Frame, current
+from hetero.floor.errors import HeteroError
+from hetero.plan.stages import one_forward_one_backward
+from hetero.train.keyed import KeyedRandom
+from hetero.train.losses import SummedLoss
+from hetero.train.probing import torch_place
+from hetero.train.split_slow import Pace, slow_layers
+from hetero.train.split_talk import Packed, Talk, packed, unpacked
+from hetero.train.values import NotANumberError
+
+__all__ = ["Said", "StageJob", "StageLostError", "StageParts", "drop_stage", "fetch_stage", "run_stages"]
+
+_AHEAD = 4
+
+
+class StageLostError(HeteroError):
+    """The parameters that a stage has trained are gone with its worker."""
+
+
+@dataclass(frozen=True, slots=True)
+class StageParts:
+    """What a stage is made of, as it travels.
+
+    Attributes
+    ----------
+    modules : the layers
+    first : number of the first of them in the model
+    loss : of the last stage, None elsewhere and where nothing is trained
+    optimizer : makes an optimizer of the stage's parameters; None where nothing is trained
+    optimizer_state : where that begins, None at the beginning
+    """
+
+    modules: tuple[Any, ...]
+    first: int
+    loss: Any = None
+    optimizer: Any = None
+    optimizer_state: bytes | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StageJob:
+    """One pass of a batch through the stages, or only their making.
+
+    Attributes
+    ----------
+    action : 'load', 'predict' or 'train'
+    number : of the split in its program
+    generation : grows when all stages are to begin anew from what the program has
+    devices : ids in the order of the stages
+    slow : by device id, the share of speed at layers of a class
+    layers : of the whole model
+    micro_batch : samples of one
+    begun, step : steps done where this generation began, and by now
+    seed : of dropout
+    """
+
+    action: str
+    number: int
+    generation: int
+    devices: tuple[str, ...]
+    slow: Mapping[str, Mapping[str, float]]
+    layers: int
+    micro_batch: int
+    begun: int
+    step: int
+    seed: int
+
+
+@dataclass(slots=True)
+class Said:
+    """What a stage has to say of a pass.
+
+    Attributes
+    ----------
+    busy_s : s that it computed
+    outputs : of the last stage in prediction
+    loss : of the last stage in training
+    """
+
+    busy_s: float
+    outputs: list[Packed] = field(default_factory=list)
+    loss: float = 0.0
+
+
+class _Stage:
+    """The layers of one stage, as they stay in the worker from pass to pass."""
+
+    def __init__(self, parts: StageParts, job: StageJob, place: str, fracs: Mapping[str, float]) -> None:
+        self.generation, self.step = job.generation, job.begun
+        self.first, self.layers = parts.first, job.layers
+        self.module = torch.nn.ModuleList(parts.modules).to(place)
+        self.modes = [(part, part.training) for part in self.module.modules()]
+        self.place = place
+        self.random = KeyedRandom(job.seed)
+        self.loss = None if parts.loss is None else SummedLoss(parts.loss)
+        self.trained = [parameter for parameter in self.module.parameters() if parameter.requires_grad]
+        self.optimizer = parts.optimizer(self.trained) if parts.optimizer and self.trained else None
+        if self.optimizer is not None and parts.optimizer_state is not None:
+            self.optimizer.load_state_dict(torch.load(io.BytesIO(parts.optimizer_state), weights_only=True))
+        slow_layers(self.module, fracs)
+
+    def to_training(self, training: bool) -> None:
+        for part, mode in self.modes:
+            part.training = mode and training
+
+    def forward(self, value: Any, ids: Sequence[int] | None = None) -> Any:
+        """Run the layers; with the ids of the samples, random numbers are theirs whoever computes them."""
+        for number, layer in enumerate(self.module, self.first):
+            keyed: AbstractContextManager[Any] = nullcontext()
+            if ids is not None:
+                keyed = self.random.begin(self.step * self.layers + number, ids)
+            with keyed:
+                value = layer(value)
+        return value
+
+    def move(self, factor: float) -> None:
+        """Let the optimizer step with the gradients times a factor."""
+        for parameter in self.trained:
+            if parameter.grad is not None:
+                parameter.grad.mul_(factor)
+        if self.optimizer is not None:
+            self.optimizer.step()
+        self.step += 1
+
+
+_stages: dict[tuple[int, str], _Stage] = {}
+
+
+def _frame() -> Frame:
+    frame = current()
+    assert frame is not None
+    return frame
+
+
+def _stage(job: StageJob, stage: int, blobs: Sequence[Any], device: Any) -> _Stage:
+    """Give this worker's stage, made anew where it is not there.
+
+    Raises
+    ------
+    StageLostError
+        It was trained, and is not there any more.
+    """
+    key = job.number, device.id
+    if key not in _stages or _stages[key].generation != job.generation:
+        parts = cloudpickle.loads(bytes(blobs[stage]))
+        _stages[key] = _Stage(parts, job, torch_place(device), job.slow.get(device.id, {}))
+    if _stages[key].step != job.step:
+        raise StageLostError(f"the worker of {device.short} was started anew, and what it had trained is gone")
+    return _stages[key]
+
+
+def drop_stage(number: int) -> None:
+    """Let the stage of a split go; runs as a task."""
+    _stages.pop((number, _frame().device.id), None)
+
+
+def fetch_stage(number: int, step: int) -> tuple[list[Packed], bytes | None]:
+    """Give the state of a stage: its parameters and buffers in order, and its optimizer's; runs as a task.
+
+    Raises
+    ------
+    StageLostError
+        It is not there any more.
+    """
+    device = _frame().device
+    stage = _stages.get((number, device.id))
+    if stage is None or stage.step != step:
+        raise StageLostError(f"the worker of {device.short} was started anew, and what it had trained is gone")
+    state = [packed(tensor) for tensor in stage.module.state_dict().values()]
+    if stage.optimizer is None:
+        return state, None
+    content = io.BytesIO()
+    torch.save(stage.optimizer.state_dict(), content)
+    return state, content.getvalue()
+
+
+def run_stages(job: StageJob, blobs: Sequence[Any], inputs: Packed | None, targets: Packed | None) -> list[Said] | None:
+    """Be one stage while a batch passes; runs as one member of a group task.
+
+    Returns
+    -------
+    list of Said
+        By stage, where the result of the task is taken from; None elsewhere.
+    """
+    frame = _frame()
+    talk = Talk(frame, job.devices)
+    run = _Pass(job, _stage(job, talk.stage, blobs, frame.device), talk, Pace(frame))
+    if job.action == "predict":
+        assert inputs is not None
+        run.predict(inputs)
+    elif job.action == "train":
+        assert inputs is not None and targets is not None
+        run.train(inputs, targets)
+    return talk.gather(run.said())
+
+
+class _Pass:
+    """One batch on its way through one stage."""
+
+    def __init__(self, job: StageJob, stage: _Stage, talk: Talk, pace: Pace) -> None:
+        self.stage, self.talk, self.pace = stage, talk, pace
+        self.micro_batch = job.micro_batch
+        self.is_first, self.is_last = talk.stage == 0, talk.stage == talk.stages - 1
+        self.before, self.after = talk.stage - 1, talk.stage + 1
+        self.samples = 0
+        self.flying: dict[int, tuple[Any, Any]] = {}
+        self.outputs: list[Packed] = []
+        self.loss = self.weight = 0.0
+
+    def said(self) -> Said:
+        return Said(self.pace.busy_s, self.outputs, self.loss)
+
+    def _ids(self, number: int) -> range:
+        return range(number * self.micro_batch, min((number + 1) * self.micro_batch, self.samples))
+
+    def _cut(self, batch: Packed, number: int) -> Any:
+        """Give a micro-batch of a batch, as a copy: layers may compute in place."""
+        ids = self._ids(number)
+        return unpacked(batch._replace(array=batch.array[ids.start : ids.stop].copy()), self.stage.place)
+
+    def _take(self, inputs: Packed, number: int) -> Any:
+        return self._cut(inputs, number) if self.is_first else unpacked(self.talk.recv(self.before), self.stage.place)
+
+    # --- prediction ----------------------------------------------------------------------------------------
+
+    def predict(self, inputs: Packed) -> None:
+        """Run a batch forward; a stage is at most four micro-batches ahead of the one behind it."""
+        self.samples = len(inputs.array)
+        count = -(-self.samples // self.micro_batch)
+        self.stage.to_training(False)
+        with torch.no_grad():
+            for number in range(count):
+                value = self._take(inputs, number)
+                with self.pace.part():
+                    output = packed(self.stage.forward(value))
+                self._pass_on(output, number)
+        for _ in range(0 if self.is_last else min(_AHEAD, count)):
+            self.talk.recv(self.after)
+
+    def _pass_on(self, output: Packed, number: int) -> None:
+        if self.is_last:
+            self.outputs.append(output)
+        else:
+            if number >= _AHEAD:
+                self.talk.recv(self.after)
+            self.talk.send(output, self.after)
+        if not self.is_first:
+            self.talk.send(number, self.before)
+
+    # --- training ------------------------------------------------------------------------------------------
+
+    def train(self, inputs: Packed, targets: Packed) -> None:
+        """Run a batch forward and backward, and let the optimizer move once all of it is through."""
+        self.samples = len(inputs.array)
+        count = -(-self.samples // self.micro_batch)
+        self.stage.to_training(True)
+        for parameter in self.stage.trained:
+            parameter.grad = None
+        for forward, number in one_forward_one_backward(self.talk.stage, self.talk.stages, count):
+            if forward:
+                self._forward(inputs, targets, number)
+            else:
+                self._backward(number)
+        factor = self._agreed_factor()
+        with self.pace.part():
+            self.stage.move(factor)
+
+    def _forward(self, inputs: Packed, targets: Packed, number: int) -> None:
+        value = self._take(inputs, number)
+        with self.pace.part():
+            if not self.is_first and value.is_floating_point():
+                value.requires_grad_()
+            entry = value.clone() if value.requires_grad else value
+            output = self.stage.forward(entry, self._ids(number))
+            if self.is_last:
+                output = self._lost(output, self._cut(targets, number))
+            self.flying[number] = value, output
+        if not self.is_last:
+            self.talk.send(packed(output), self.after)
+
+    def _lost(self, output: Any, target: Any) -> Any:
+        assert self.stage.loss is not None
+        total, weight, _ = self.stage.loss.sums(output, target)
+        self.loss += float(total.detach())
+        self.weight += float(weight)
+        return total / self.samples
+
+    def _backward(self, number: int) -> None:
+        value, output = self.flying.pop(number)
+        gradient = None if self.is_last else self.talk.recv(self.after)
+        with self.pace.part():
+            if output.requires_grad and (self.is_last or gradient is not None):
+                output.backward(None if gradient is None else unpacked(gradient, self.stage.place))
+        if not self.is_first:
+            self.talk.send(None if value.grad is None else packed(value.grad), self.before)
+
+    def _agreed_factor(self) -> float:
+        """Give what turns Σ l / n into the loss that was asked for; the last stage knows, when all is through.
+
+        Raises
+        ------
+        NotANumberError
+            The loss is not a number; no stage moves.
+        """
+        if not self.is_last:
+            factor: float = self.talk.recv(self.talk.stages - 1)
+            return factor
+        assert self.stage.loss is not None
+        if self.loss - self.loss != 0.0:
+            raise NotANumberError(f"the loss is not a number at step {self.stage.step}")
+        divisor = (self.weight or 1.0) if self.stage.loss.divides else 1.0
+        self.loss /= divisor
+        for stage in range(self.talk.stages - 1):
+            self.talk.send(self.samples / divisor, stage)
+        return self.samples / divisor

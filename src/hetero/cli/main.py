@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from hetero.cli import catalog, config, demo, devices, doctor, graph, plan, run, schedule, search, train
+from hetero.cli import catalog, compress, config, demo, devices, doctor, graph, plan, run, schedule, search, train
 from hetero.cli.output import tell_error
 from hetero.floor import settings
 from hetero.floor.errors import HeteroError
@@ -33,6 +33,7 @@ app.command("demo")(demo.demo)
 app.command("train")(train.train)
 app.command("infer")(train.infer)
 app.command("search")(search.search)
+app.command("compress")(compress.compress)
 app.add_typer(config.app, name="config")
 app.add_typer(catalog.app, name="catalog")
 app.add_typer(plan.app, name="plan")

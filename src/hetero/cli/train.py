@@ -29,7 +29,7 @@ def train(
     from hetero.train.recipe import read_recipe
 
     wanted = read_recipe(recipe, set_ or [])
-    _need_torch()
+    need_torch()
     from hetero.train.example import Watcher, carry_out
 
     if json:
@@ -50,7 +50,7 @@ def infer(
     json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
     """Run a saved model on pictures, over this host's devices."""
-    _need_torch()
+    need_torch()
     from hetero.train.inference import infer as run
 
     answers = run(model, images, devices=devices)
@@ -61,7 +61,7 @@ def infer(
         print(f"{answer.image}: {answer.label} ({answer.confidence:.1%})")
 
 
-def _need_torch() -> None:
+def need_torch() -> None:
     from importlib.util import find_spec
 
     from hetero.floor.errors import HeteroError

@@ -15,6 +15,7 @@ import cloudpickle
 from hetero.floor import clock
 from hetero.model.device import Device
 from hetero.session.tasks import task
+from hetero.train.compress_quantise import quietly
 from hetero.train.data import Samples
 from hetero.train.probing import torch_place
 from hetero.train.replica import Judge
@@ -53,7 +54,8 @@ class Work:
 def _model(work: Work, place: str) -> Any:
     """Give this worker's copy of the model, unpickled once."""
     if _kept.get(place, (0, None))[0] != work.number:
-        model, loss = cloudpickle.loads(work.parts)
+        with quietly():
+            model, loss = cloudpickle.loads(work.parts)
         _kept[place] = work.number, Judge(model, loss, work.options, place)
     return _kept[place][1]
 

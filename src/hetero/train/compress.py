@@ -1,0 +1,363 @@
+"""Compression: a trained model made smaller, with what that does to its size, its speed and its accuracy.
+
+In: a model, what to do, data. Out: the compressed model and figures of both. It must not change the model given.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import cloudpickle
+
+from hetero.floor import clock
+from hetero.floor.errors import BadValueError
+from hetero.floor.platform import atomic_write
+from hetero.session.tasks import task
+from hetero.train.compress_files import COMPRESSED, pack
+from hetero.train.compress_quantise import WORDS, check_word, quantise, quietly
+
+if TYPE_CHECKING:
+    from hetero.session.context import Context
+    from hetero.train.values import Evaluation
+
+__all__ = ["Compressed", "Figures", "compress", "compress_file"]
+
+_RATE = 1e-3
+_PASS = 256
+_MEASURE_S = 0.5
+_LEAST_ROUNDS = 3
+_SPEED_SAMPLES = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """What a model is like.
+
+    Attributes
+    ----------
+    size_bytes : of its file
+    parameters : how many there are, zeros counted
+    zeros_frac : share of zeros among the weights of its layers
+    accuracy : share of right answers on the test data, None where targets are no classes
+    loss : mean on the test data
+    samples_per_s : speed of each device
+    """
+
+    size_bytes: int
+    parameters: int
+    zeros_frac: float
+    accuracy: float | None
+    loss: float | None
+    samples_per_s: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Compressed:
+    """A compressed model, and what became of it.
+
+    Attributes
+    ----------
+    model : the compressed one
+    before, after : figures of both
+    quantised : how it was quantised, None where it was not
+    notes : what was done to which layers
+    """
+
+    model: Any
+    before: Figures
+    after: Figures
+    quantised: str | None
+    notes: tuple[str, ...]
+
+    def save(self, path: str | Path, facts: Mapping[str, str] | None = None) -> Path:
+        """Write the model as safetensors, whole or not at all.
+
+        Parameters
+        ----------
+        facts : words kept beside it, for `hetero infer` and for people
+        """
+        path = Path(path).expanduser()
+        path.parent.mkdir(parents=True, exist_ok=True)
+        atomic_write(path, pack(self.model, facts or {}, self.quantised))
+        return path
+
+    def as_dict(self) -> dict[str, Any]:
+        """Give the figures for a program."""
+        return {
+            "before": asdict(self.before),
+            "after": asdict(self.after),
+            "quantised": self.quantised,
+            "notes": list(self.notes),
+        }
+
+
+def compress(
+    model: Any,
+    *,
+    prune: float = 0.0,
+    structured: bool = False,
+    quantise: str | None = None,
+    test: Any = None,
+    data: Any = None,
+    fine_tune: int = 0,
+    loss: Any = None,
+    optimizer: Callable[[Any], Any] | None = None,
+    global_batch: int = 128,
+    devices: str | Sequence[Any] | Context | None = None,
+    config: Any = None,
+) -> Compressed:
+    """Prune and quantise a model, and measure it before and after.
+
+    Parameters
+    ----------
+    model : a `torch.nn.Module`; it stays as it is
+    prune : share of the weights to prune, at least 0 and below 1
+    structured : True takes out whole channels, which makes the model faster; False makes single weights zero, which
+        makes its file smaller
+    quantise : 'int8' or 'int8-weights', None to leave the weights as they are
+    test : data as for `hetero.Trainer`, on which accuracy and speed are measured
+    data, fine_tune, loss, optimizer, global_batch : train the pruned model further, for so many epochs of this data,
+        as `hetero.Trainer` does; zeros stay zero. Cross-entropy and Adam where none is given
+    devices : the fleet, as `hetero.Context` takes it, or a Context that is open
+    config : as for `hetero.Context`
+
+    Raises
+    ------
+    BadValueError
+        An argument is not allowed, nothing is asked for, or the model has layers that this cannot be done to.
+    HeteroError
+        torchao is needed and not installed.
+    """
+    import torch
+
+    if not isinstance(model, torch.nn.Module):
+        raise BadValueError(f"{type(model).__name__} is no model", remedy="give a torch.nn.Module")
+    _check(prune, quantise, fine_tune, data)
+    job = _Job(prune, structured, quantise, fine_tune, loss or torch.nn.CrossEntropyLoss(), optimizer, global_batch)
+    with _fleet(devices, config) as ctx:
+        made, notes = job.carry_out(model, data, ctx)
+        speeds = _speeds(ctx, (model, made), test)
+        before, after = (
+            _figures(each, word, speed, job, test, ctx)
+            for each, word, speed in zip((model, made), (None, quantise), speeds, strict=True)
+        )
+    return Compressed(made, before, after, quantise, tuple(notes))
+
+
+def _check(prune: float, quantise: str | None, fine_tune: int, data: Any) -> None:
+    if isinstance(prune, bool) or not isinstance(prune, int | float) or not 0 <= prune < 1:
+        raise BadValueError(f"prune={prune!r} is not allowed", remedy="give a share of at least 0 and below 1, as 0.5")
+    if quantise is not None:
+        check_word(quantise)
+    if not prune and quantise is None:
+        raise BadValueError("nothing to do", remedy="give prune=0.5, or quantise='int8'")
+    if isinstance(fine_tune, bool) or not isinstance(fine_tune, int) or fine_tune < 0:
+        raise BadValueError(f"fine_tune={fine_tune!r} is not allowed", remedy="give a whole number of epochs")
+    if fine_tune and (not prune or data is None):
+        raise BadValueError(
+            f"fine_tune={fine_tune} trains a pruned model further", remedy="give prune= and data= to train on"
+        )
+
+
+@contextmanager
+def _fleet(devices: Any, config: Any) -> Iterator[Context]:
+    """Give the Context that was lent, or one of our own."""
+    from hetero.session.context import Context
+
+    if hasattr(devices, "submit_call"):
+        yield devices
+    else:
+        with Context(config, devices=devices, history=False) as ctx:
+            yield ctx
+
+
+@dataclass(frozen=True, slots=True)
+class _Job:
+    """What is to be done to a model."""
+
+    prune: float
+    structured: bool
+    quantise: str | None
+    fine_tune: int
+    loss: Any
+    optimizer: Callable[[Any], Any] | None
+    global_batch: int
+
+    def carry_out(self, model: Any, data: Any, ctx: Context) -> tuple[Any, list[str]]:
+        """Give a compressed copy of a model, and what was done."""
+        made = copy.deepcopy(model)
+        made.eval()
+        notes: list[str] = []
+        if self.prune:
+            notes.append(self._prune(made))
+        if self.fine_tune:
+            with self.trainer(made, data, ctx) as trainer:
+                trainer.fit(self.fine_tune)
+            notes.append(f"trained further for {self.fine_tune} epochs")
+        if self.prune:
+            from hetero.train.compress_prune import make_permanent
+
+            make_permanent(made)
+        if self.quantise is not None:
+            names = quantise(made, self.quantise)
+            notes.append(f"{self.quantise}: {', '.join(names)}; {WORDS[self.quantise]}; other layers as before")
+        return made, notes
+
+    def _prune(self, model: Any) -> str:
+        from hetero.train.compress_prune import drop_channels, zero_weights
+
+        if self.structured:
+            drop_channels(model, self.prune)
+            return f"{self.prune:.0%} of the channels taken out of every layer but the last"
+        zero_weights(model, self.prune)
+        return f"{self.prune:.0%} of the weights made zero: the file is smaller, the model no faster"
+
+    def trainer(self, model: Any, data: Any, ctx: Context) -> Any:
+        """Give a Trainer of a model on a fleet."""
+        from hetero.train.trainer import Trainer
+
+        return Trainer(
+            model,
+            self.loss,
+            self.optimizer or _adam,
+            data,
+            global_batch=min(self.global_batch, _length(data)),
+            devices=ctx,
+        )
+
+
+def _adam(parameters: Any) -> Any:
+    import torch
+
+    return torch.optim.Adam(parameters, lr=_RATE)
+
+
+def _length(data: Any) -> int:
+    from hetero.train.data import as_samples
+
+    return len(as_samples(data))
+
+
+# --- figures -----------------------------------------------------------------------------------------------
+
+
+def _figures(
+    model: Any, quantised: str | None, speeds: Mapping[str, float], job: _Job, test: Any, ctx: Context
+) -> Figures:
+    from hetero.train.compress_prune import zeros_frac
+
+    tested: Evaluation | None = None
+    if test is not None:
+        with job.trainer(model, test, ctx) as trainer:
+            tested = trainer.evaluate(test)
+    return Figures(
+        size_bytes=len(pack(model, {}, quantised)),
+        parameters=sum(parameter.numel() for parameter in model.parameters()),
+        zeros_frac=zeros_frac(model),
+        accuracy=None if tested is None else tested.accuracy,
+        loss=None if tested is None else tested.loss,
+        samples_per_s=speeds,
+    )
+
+
+def _speeds(ctx: Context, models: tuple[Any, Any], test: Any) -> tuple[dict[str, float], dict[str, float]]:
+    """Measure both models on each device, one device after the other."""
+    found: tuple[dict[str, float], dict[str, float]] = ({}, {})
+    if test is None:
+        return found
+    from hetero.train.data import as_samples
+    from hetero.train.trainer import can_train
+
+    samples = as_samples(test, "test")
+    some = ctx.put(samples.batch(range(min(len(samples), _SPEED_SAMPLES)), 0, 0)[0].numpy())
+    parts = ctx.put(tuple(cloudpickle.dumps(model) for model in models))
+    for device in filter(can_train, ctx.devices):
+        speeds = ctx.submit(task(measure_speeds, on=(device.id,), name="measure"), parts, some).result()
+        for known, speed in zip(found, speeds, strict=True):
+            known[device.short] = speed
+    return found
+
+
+def measure_speeds(parts: Sequence[bytes], inputs: Any) -> list[float]:
+    """Give the samples/s of each model on this device; runs as a task.
+
+    Notes
+    -----
+    The models take turns, so that whatever disturbs the host disturbs all of them, and the median counts. A
+    throttled device sleeps after the task for (1/f − 1) × its CPU time; that belongs to its speed.
+    """
+    from statistics import median
+
+    import torch
+
+    from hetero.drive.frame import current
+    from hetero.train.probing import torch_place
+
+    frame = current()
+    assert frame is not None, "it runs as a task"
+    place, idle_per_cpu_s = torch_place(frame.device), 1.0 / frame.device.throttle_frac - 1.0
+    with quietly():
+        models = [cloudpickle.loads(part).to(place).eval() for part in parts]
+    batch = torch.from_numpy(inputs).to(place)
+    took_s: list[list[float]] = [[] for _ in models]
+    begun_s = clock.monotonic_s()
+    with torch.no_grad(), frame.backend.activate():
+        for turn in range(-1, 10**6):
+            if turn >= _LEAST_ROUNDS and clock.monotonic_s() - begun_s > _MEASURE_S:
+                break
+            for model, known_s in zip(models, took_s, strict=True):
+                wall_s, cpu_s = clock.monotonic_s(), clock.thread_cpu_s()
+                for piece in batch.split(_PASS):
+                    model(piece)
+                frame.backend.synchronize()
+                if turn >= 0:
+                    busy_s = clock.monotonic_s() - wall_s
+                    known_s.append(busy_s + idle_per_cpu_s * (clock.thread_cpu_s() - cpu_s))
+    return [len(batch) / median(known_s) for known_s in took_s]
+
+
+# --- files -------------------------------------------------------------------------------------------------
+
+
+def compress_file(
+    path: Path | str,
+    output: Path | str,
+    *,
+    data_path: Path | str | None = None,
+    devices: str | None = None,
+    **options: Any,
+) -> Compressed:
+    """Compress a model that `hetero train` saved, and write the result.
+
+    Parameters
+    ----------
+    output : file to write, which `hetero infer` reads as it reads the other
+    data_path : folder of MNIST's files; scikit-learn's digits where none is given
+    options : keywords of `compress`
+
+    Raises
+    ------
+    HeteroError
+        The file is no model of ours, or is compressed already; or whatever `compress` raises.
+    """
+    from hetero.train.example import make_model
+    from hetero.train.mnist import load_digits, load_mnist
+    from hetero.train.saving import load_parameters, read_model
+
+    facts = read_model(path)[1]
+    word = facts.get("hetero.model")
+    if word is None:
+        raise BadValueError(f"{path} does not say which model it is of", remedy="give a file that hetero train saved")
+    if COMPRESSED in facts:
+        raise BadValueError(f"{path} is compressed already", remedy="give the file that hetero train saved")
+    model = make_model(word)
+    load_parameters(model, path)
+    digits = load_digits() if data_path is None else load_mnist(data_path)
+    made = compress(model, test=digits.test, data=digits.train, devices=devices, **options)
+    made.save(output, {"hetero.model": word})
+    return made

@@ -1,0 +1,119 @@
+"""Compressed models at rest: safetensors in which zeros take a bit each, and quantised weights a byte.
+
+In: a model, or the tensors of a file. Out: bytes; a model that has them. It must not unpickle anything.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from hetero.train.compress_quantise import inner_tensors, quantise
+
+__all__ = ["COMPRESSED", "pack", "restore"]
+
+COMPRESSED = "hetero.compressed"
+"""The word in a file's metadata that says how it was compressed."""
+
+_WORTH_ELEMENTS = 64
+
+
+def pack(model: Any, facts: Mapping[str, str], quantised: str | None = None) -> bytes:
+    """Give a model as the bytes of a safetensors file.
+
+    Parameters
+    ----------
+    facts : words kept in the file's metadata
+    quantised : how it was quantised, None where it was not
+
+    Notes
+    -----
+    A tensor with zeros becomes its other values and a bitmap, where that is shorter.
+    """
+    import safetensors.torch
+
+    plain: dict[str, Any] = {}
+    for name, tensor in model.state_dict().items():
+        inner = inner_tensors(tensor)
+        plain |= {f"{name}/{part}": value for part, value in inner.items()} if inner else {name: tensor}
+    tensors: dict[str, Any] = {}
+    shapes: dict[str, list[int]] = {}
+    for name, tensor in plain.items():
+        whole = tensor.detach().cpu().contiguous()
+        packed = _packed(whole)
+        if packed is None:
+            tensors[name] = whole.clone()
+        else:
+            tensors[f"{name}:values"], tensors[f"{name}:bitmap"] = packed
+            shapes[name] = list(whole.shape)
+    about = json.dumps({"quantise": quantised, "sparse": shapes})
+    data: bytes = safetensors.torch.save(tensors, {"format": "pt", **facts, COMPRESSED: about})
+    return data
+
+
+def _packed(tensor: Any) -> tuple[Any, Any] | None:
+    import numpy as np
+    import torch
+
+    there = tensor != 0
+    count = int(there.sum())
+    shorter = count * tensor.element_size() + tensor.numel() // 8 < tensor.numel() * tensor.element_size()
+    if tensor.numel() < _WORTH_ELEMENTS or not shorter:
+        return None
+    return tensor[there].clone(), torch.from_numpy(np.packbits(there.numpy()))
+
+
+def _unpacked(values: Any, bitmap: Any, shape: list[int]) -> Any:
+    import numpy as np
+    import torch
+
+    there = torch.from_numpy(np.unpackbits(bitmap.numpy(), count=math.prod(shape)).astype(bool)).reshape(shape)
+    tensor = torch.zeros(shape, dtype=values.dtype)
+    tensor[there] = values
+    return tensor
+
+
+def restore(model: Any, tensors: Mapping[str, Any], facts: Mapping[str, str]) -> None:
+    """Make a fresh model into the compressed one whose file was read.
+
+    Raises
+    ------
+    RuntimeError
+        The file belongs to another model, as `load_state_dict` has it.
+    """
+    try:
+        about = json.loads(facts[COMPRESSED])
+        whole = dict(tensors)
+        for name, shape in about["sparse"].items():
+            whole[name] = _unpacked(whole.pop(f"{name}:values"), whole.pop(f"{name}:bitmap"), shape)
+        _fill(model, whole, about["quantise"])
+    except (KeyError, TypeError, AttributeError, IndexError, ValueError) as error:
+        raise RuntimeError(f"{type(error).__name__}: {error}") from error
+
+
+def _fill(model: Any, tensors: dict[str, Any], quantised: str | None) -> None:
+    import torch
+
+    from hetero.train.compress_prune import fit_shapes
+
+    shapes = {name.removesuffix("/qdata"): tuple(tensor.shape) for name, tensor in tensors.items()}
+    fit_shapes(model, shapes)
+    if quantised is not None:
+        quantise(model, quantised)
+    own = model.state_dict()
+    parts = {name: inner_tensors(tensor) for name, tensor in own.items()}
+    flat = {
+        key: value
+        for name, tensor in own.items()
+        for key, value in ({f"{name}/{p}": t for p, t in parts[name].items()} or {name: tensor}).items()
+    }
+    if set(flat) != set(tensors):
+        odd = sorted(set(flat) ^ set(tensors))
+        raise ValueError(f"{', '.join(odd[:3])} is only in one of them")
+    with torch.no_grad():
+        for name, tensor in flat.items():
+            if tensor.shape != tensors[name].shape:
+                raise ValueError(f"{name} has shape {tuple(tensors[name].shape)}, and the model {tuple(tensor.shape)}")
+            tensor.copy_(tensors[name])

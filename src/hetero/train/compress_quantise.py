@@ -1,0 +1,95 @@
+"""Quantisation: weights of linear layers in 8 bits, by torchao.
+
+In: a model, a word. Out: the same model with quantised layers. It must not know how they are kept in a file.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from hetero.floor.errors import BadValueError, HeteroError, did_you_mean
+
+__all__ = ["WORDS", "check_word", "inner_tensors", "quantise", "quietly"]
+
+WORDS = {
+    "int8": "weights in 8 bits, and what they are multiplied with is rounded to 8 bits at each call",
+    "int8-weights": "weights in 8 bits, computation as before",
+}
+_NOISY = ("torchao", "torch.utils._pytree")
+
+
+def check_word(word: str) -> str:
+    """Give the word of a kind of quantisation.
+
+    Raises
+    ------
+    BadValueError
+        There is no such kind.
+    """
+    if word not in WORDS:
+        raise BadValueError(
+            f"quantise={word!r} is not known{did_you_mean(word, WORDS)}", remedy=f"give {' or '.join(WORDS)}"
+        )
+    return word
+
+
+@contextmanager
+def quietly() -> Iterator[None]:
+    """Keep torchao from telling, when it is imported, of kernels that are for other devices."""
+    loggers = [logging.getLogger(name) for name in _NOISY]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
+
+
+def quantise(model: Any, word: str) -> list[str]:
+    """Quantise the linear layers of a model; gives their names.
+
+    Raises
+    ------
+    BadValueError
+        The kind is not known, or the model has no linear layer.
+    HeteroError
+        torchao is not installed.
+    """
+    import torch
+
+    names = [name for name, module in model.named_modules() if isinstance(module, torch.nn.Linear)]
+    if not names:
+        raise BadValueError("the model has no linear layer, and others are not quantised", remedy="prune it instead")
+    configs = _configs()
+    with quietly():
+        configs.quantize_(model, _config(configs, check_word(word)))
+    return names
+
+
+def _config(configs: Any, word: str) -> Any:
+    return configs.Int8DynamicActivationInt8WeightConfig() if word == "int8" else configs.Int8WeightOnlyConfig()
+
+
+def _configs() -> Any:
+    try:
+        with quietly():
+            import torchao.quantization
+    except ImportError as error:
+        raise HeteroError("torchao is not installed", remedy="pip install 'hetero-core[compress]'") from error
+    return torchao.quantization
+
+
+def inner_tensors(tensor: Any) -> dict[str, Any]:
+    """Give the plain tensors that a quantised one consists of; nothing for a plain one."""
+    import torch
+
+    plain = tensor.data if isinstance(tensor, torch.nn.Parameter) else tensor
+    if type(plain) is torch.Tensor:
+        return {}
+    names, _ = plain.__tensor_flatten__()
+    return {name: getattr(plain, name) for name in names}

@@ -16,6 +16,7 @@ import socket
 import sys
 import threading
 from contextlib import suppress
+from types import FrameType
 from typing import Any
 
 from hetero.engines.base import Function, Outcome, Runner, WorkerEntry
@@ -31,6 +32,9 @@ from hetero.floor.errors import HeteroError
 from hetero.model.device import Device
 
 __all__ = ["Server", "serve"]
+
+_IMPORTER = "<frozen importlib._bootstrap>"
+_IMPORT_POLL_S = 0.05
 
 
 class Server:
@@ -108,11 +112,16 @@ class Server:
         """Hold a cancellation back while a message is half read or half written."""
         return _Shield(self)
 
-    def on_cancel_signal(self, *_: object) -> None:
-        """Stop the running call, in the main thread, where the control thread asked for it."""
+    def on_cancel_signal(self, _: int, where: FrameType | None) -> None:
+        """Stop the running call, in the main thread, where the control thread asked for it.
+
+        An import is not stopped: half a module would stay behind, for every later task.
+        """
         if self.running and self.running == self.control.cancelling:
             if self._shielded:
                 self._cancel_wanted = True
+            elif _is_importing(where):
+                self.control.cancel_later(_IMPORT_POLL_S)
             else:
                 raise Cancelled
 
@@ -317,6 +326,14 @@ def _restore_standard_error(fd: int) -> None:
         sys.stderr.flush()
         os.dup2(fd, 2)
         os.close(fd)
+
+
+def _is_importing(where: FrameType | None) -> bool:
+    while where is not None:
+        if where.f_code.co_filename == _IMPORTER:
+            return True
+        where = where.f_back
+    return False
 
 
 def serve(entry: WorkerEntry, data_fd: int, control_fd: int) -> None:

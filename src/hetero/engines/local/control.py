@@ -60,6 +60,12 @@ class Control:
         """Let a signal interrupt the main thread."""
         signal.signal(platform.CANCEL_SIGNAL, handler)
 
+    def cancel_later(self, wait_s: float) -> None:
+        """Interrupt the main thread again after a while."""
+        again = threading.Timer(wait_s, platform.interrupt_main_thread)
+        again.daemon = True
+        again.start()
+
     def before(self, seq: int) -> int:
         """Note that an attempt is about to start; give WITHDRAWN or CANCELLED where it must not."""
         self._started = seq

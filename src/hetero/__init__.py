@@ -34,7 +34,9 @@ if TYPE_CHECKING:
     )
     from hetero.session.joblib import register_joblib
     from hetero.session.tasks import TaskFunction, task
+    from hetero.train.compress import compress
     from hetero.train.sample_log import check_sample_log, read_sample_log
+    from hetero.train.search import search
     from hetero.train.trainer import Trainer
 
 __all__ = [
@@ -52,6 +54,7 @@ __all__ = [
     "as_completed",
     "check_sample_log",
     "checkpoint",
+    "compress",
     "errors",
     "get_current_device",
     "get_device_list",
@@ -64,6 +67,7 @@ __all__ = [
     "report",
     "restore",
     "resumable",
+    "search",
     "send",
     "set_log_level",
     "task",
@@ -93,7 +97,9 @@ _HOMES = {
     ),
     "hetero.session.joblib": ("register_joblib",),
     "hetero.session.tasks": ("TaskFunction", "task"),
+    "hetero.train.compress": ("compress",),
     "hetero.train.sample_log": ("check_sample_log", "read_sample_log"),
+    "hetero.train.search": ("search",),
     "hetero.train.trainer": ("Trainer",),
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}

@@ -139,6 +139,7 @@ def _followed(
     from hetero.train.recompute import recompute_blocks
     from hetero.train.replica import HALF, call_model
 
+    _free_of_frozen(model)
     recompute_blocks(model, recompute, None)
     summed = SummedLoss(loss)
     for parameter in model.parameters():
@@ -187,6 +188,15 @@ def _fakes(model: Any, optimizer: Any) -> tuple[Any, Any]:
         memo[id(optimizer.state)] = defaultdict(dict)
         return twin, copy.deepcopy(optimizer, memo)
     return twin, optimizer([parameter for parameter in twin.parameters() if parameter.requires_grad])
+
+
+def _free_of_frozen(model: Any) -> None:
+    """Make buffers of the parameters that are not trained: torch's tracker asks each parameter for a gradient."""
+    for module in model.modules():
+        for name, parameter in list(module._parameters.items()):
+            if parameter is not None and not parameter.requires_grad:
+                del module._parameters[name]
+                module.register_buffer(name, parameter.data, persistent=False)
 
 
 def _fake(tensor: Any) -> Any:

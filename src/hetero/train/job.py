@@ -9,7 +9,9 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from hetero.comm.lines import Address
+from hetero.model.device import Device
 from hetero.plan.shares import StepModel
+from hetero.train.memory import Need
 from hetero.train.values import Options, Totals
 
 __all__ = ["Formation", "Job", "Saved"]
@@ -35,6 +37,9 @@ class Job:
     totals : of the epoch in which it begins, None at the beginning of one
     sample_log : folder of the log of samples, '' for none
     run : number of this run in that log
+    need : what a step takes by estimate, None where no device could be short of it
+    key : stands for the model and how it is trained, where sizes of passes are kept
+    sum_on : the device that adds up gradients, None where the members do
     """
 
     parts: bytes
@@ -51,6 +56,9 @@ class Job:
     totals: Totals | None = None
     sample_log: str = ""
     run: int = 0
+    need: Need | None = None
+    key: str = ""
+    sum_on: Device | None = None
 
 
 class Saved(NamedTuple):

@@ -15,11 +15,12 @@ from typing import Any, ClassVar, NamedTuple
 from hetero.comm.errors import LineClosedError
 from hetero.comm.lines import Hub, Line
 from hetero.floor import clock
-from hetero.floor.errors import HeteroError, TaskCancelledError, TaskLostError
+from hetero.floor.errors import HeteroError, OutOfDeviceMemoryError, TaskCancelledError, TaskLostError
 from hetero.plan.shares import StepModel
 from hetero.session.futures import Future
 from hetero.train.checkpoints import TrainingCheckpoints
 from hetero.train.job import Formation, Saved
+from hetero.train.killed import Killed
 from hetero.train.listening import Listener
 from hetero.train.values import EpochReport, NotANumberError, Totals, TrainingError
 
@@ -78,6 +79,7 @@ class Lead:
     listener : who hears of it
     extent : from where to where it goes
     notes : what was said to the listener
+    killed : whose memory is too small
     """
 
     hub: Hub
@@ -85,6 +87,7 @@ class Lead:
     listener: Listener
     extent: Extent
     notes: list[str] = field(default_factory=list)
+    killed: Killed = field(default_factory=Killed)
     _members: dict[Line, _Member] = field(default_factory=dict)
     _team: list[_Member] = field(default_factory=list)
     _generation: int = 0
@@ -160,10 +163,10 @@ class Lead:
         self._members[line] = _Member(device, line)
         if self._generation:
             self._note(f"{device} is back and joins at the next step")
-            self._send(self._members[line], "probe")
+            self._send(self._members[line], "probe", self.killed.most(device))
         elif {member.device for member in self._members.values()} == set(self._wanted()):
             for member in self._members.values():
-                self._send(member, "probe")
+                self._send(member, "probe", self.killed.most(member.device))
 
     def _wanted(self) -> list[str]:
         return [device for device, future in self.futures.items() if not future.done()]
@@ -187,6 +190,11 @@ class Lead:
         member.phase = "left"
         self._outsiders[member.device] = speed
         self._note(f"{member.device} is left out: {reason}")
+
+    def _on_pass(self, line: Line, samples: int, kills_file: str) -> None:
+        device = self._members[line].device
+        if not self.killed.begins(device, samples, kills_file):
+            self.futures[device].cancel()
 
     def _on_ends(self, line: Line) -> None:
         self._members[line].phase = "left"
@@ -218,6 +226,7 @@ class Lead:
         "rendezvous": _on_rendezvous,
         "left": _on_left,
         "ends": _on_ends,
+        "pass": _on_pass,
         "step": _on_step,
         "plan": _on_plan,
         "epoch": _on_epoch,
@@ -230,8 +239,11 @@ class Lead:
     def _gone(self, line: Line) -> None:
         member = self._members.pop(line, None)
         if member is not None and member.phase != "left":
-            self._note(f"{member.device} is lost")
+            why = self.killed.was_killed(member.device)
+            self._note(f"{member.device} is lost{': ' if why else ''}{why}")
             self._break(member)
+            if member.device in self.killed.full:
+                self.futures[member.device].cancel()
 
     def _break(self, lost: _Member) -> None:
         """Tell the others of the group, some of whom may wait for words and not in the group."""
@@ -251,7 +263,9 @@ class Lead:
                 continue
             if isinstance(error, NotANumberError):
                 raise self._explained(error)
-            if not isinstance(error, TaskLostError | TaskCancelledError | LineClosedError):
+            if isinstance(error, OutOfDeviceMemoryError):
+                self.killed.full.setdefault(device, str(error.__cause__ or error))
+            elif not isinstance(error, TaskLostError | TaskCancelledError | LineClosedError):
                 raise error
             text = f"{device} is given up: {error}"
             if text not in self.notes:

@@ -6,10 +6,11 @@ It must not decide alone: every member computes the same plan from the same numb
 
 from __future__ import annotations
 
+import gc
 import threading
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hetero.comm.errors import GroupBrokenError, LineClosedError
 from hetero.comm.lines import Line
@@ -19,9 +20,13 @@ from hetero.model.device import Device
 from hetero.plan.shares import Plan, apportion
 from hetero.train.job import Job
 from hetero.train.membership import Membership, StopError
+from hetero.train.memory import pass_limit
 from hetero.train.probing import probe, torch_place
 from hetero.train.sharing import Sharing
 from hetero.train.values import EpochReport, Totals, TrainingError
+
+if TYPE_CHECKING:
+    from hetero.train.replica import Replica
 
 __all__ = ["train_member"]
 
@@ -75,7 +80,6 @@ class _LeftError(Exception):
 class _Member(Membership):
     def __init__(self, job: Job, data: Any, test: Any, line: Line, frame: Frame) -> None:
         from hetero.train.data import Samples
-        from hetero.train.replica import Replica
         from hetero.train.throttle import Throttle
 
         self.options = job.options
@@ -84,10 +88,8 @@ class _Member(Membership):
         self.device: Device = frame.device
         self.throttle = Throttle(frame.device.throttle_frac)
         self.place = torch_place(frame.device)
-        replica = Replica(job.parts, job.options, self.place, 1 + 2 * len(job.names))
-        if job.state is not None:
-            replica.adopt(job.state)
-        super().__init__(job, frame.device.short, replica, len(data), line)
+        super().__init__(job, frame.device.short, len(data), line)
+        self.passes = pass_limit(job.key, frame.device, self.tell_pass)
         self.sharing: Sharing
         self.epoch_order: tuple[int, list[int]] = (-1, [])
         self.told_s = 0.0
@@ -99,8 +101,9 @@ class _Member(Membership):
     def run(self) -> bytes | None:
         """Take part until the last step; gives the trained state if this is the first member then."""
         try:
-            self.introduce()
-            self.model = probe(self.job, self.place, self.data, self.throttle)
+            self.passes.most = min(self.passes.most, self.introduce())
+            self.model = probe(self.job, self.device, self.data, self.throttle, self.passes)
+            self.replica = self._made()
             while not self._is_over():
                 pass
             return self.replica.state() if self.rank == 0 else None
@@ -108,6 +111,16 @@ class _Member(Membership):
             return None
         finally:
             self.leave()
+
+    def _made(self) -> Replica:
+        """Make the replica that trains, once the memory of the probe's copy is free."""
+        from hetero.train.replica import Replica
+
+        gc.collect()
+        replica = Replica(self.job.parts, self.options, self.place, 1 + 2 * len(self.job.names), self.passes)
+        if self.job.state is not None:
+            replica.adopt(self.job.state)
+        return replica
 
     def _is_over(self) -> bool:
         """Take part in one group; True once the last step is done, and the first member's state has arrived."""

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from hetero.comm.errors import GroupBrokenError
 from hetero.comm.group import Group, open_rendezvous
 from hetero.comm.lines import Line
-from hetero.floor import clock
+from hetero.floor import clock, platform
 from hetero.plan.shares import StepModel
 from hetero.train.checkpoints import TrainingCheckpoints, run_facts
 from hetero.train.job import Formation, Job
@@ -59,11 +59,12 @@ class Membership:
     outsiders : samples/s of devices that were left out
     """
 
-    def __init__(self, job: Job, device: str, replica: Replica, samples: int, line: Line) -> None:
+    replica: Replica
+
+    def __init__(self, job: Job, device: str, samples: int, line: Line) -> None:
         self.job = job
         self.name = device
         self.samples = samples
-        self.replica = replica
         self.line = line
         self.log = SampleLog(job.sample_log, job.run, device)
         self.group = Group(0, 1)
@@ -82,10 +83,15 @@ class Membership:
 
     # --- the line ------------------------------------------------------------------------------------------
 
-    def introduce(self) -> None:
-        """Say that this member is here, and wait to be let in."""
+    def introduce(self) -> float:
+        """Say that this member is here, and wait to be let in; gives the most samples that a pass of it may have."""
         self.line.send("here", self.name)
-        self.wait_for("probe")
+        most: float = self.wait_for("probe")[0]
+        return most
+
+    def tell_pass(self, samples: int) -> None:
+        """Say that a pass is larger than all before, and where the system counts those that it kills for memory."""
+        self.line.send("pass", samples, platform.memory_kills_file())
 
     def dial_again(self) -> None:
         """Go back to the program after the line was cut.
@@ -172,7 +178,9 @@ class Membership:
             self.line.send("rendezvous", self.generation, rendezvous)
         elif size > 1:
             (rendezvous,) = self.wait_for("rendezvous")
-        return Group(self.rank, size, rendezvous, store, _FORM_DEADLINE_S)
+        from hetero.train.reducing import join
+
+        return join(self.rank, self.team, rendezvous, store, _FORM_DEADLINE_S, self.job.sum_on)
 
     def _get_level(self, formation: Formation) -> None:
         """Take over the state of the member that is furthest, or of the checkpoint where nobody is left."""

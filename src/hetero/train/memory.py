@@ -25,7 +25,17 @@ if TYPE_CHECKING:
     from hetero.train.footprint import StepFootprint
     from hetero.train.values import Options
 
-__all__ = ["KeptPasses", "Need", "PassLimit", "does_not_fit", "estimate", "is_short", "job_key", "room_bytes"]
+__all__ = [
+    "KeptPasses",
+    "Need",
+    "PassLimit",
+    "does_not_fit",
+    "estimate",
+    "is_short",
+    "job_key",
+    "pass_limit",
+    "room_bytes",
+]
 
 _DOUBT_FRAC = 0.10
 _FEW, _MORE = 2, 4
@@ -64,6 +74,14 @@ class Need:
     def samples(self, room_bytes: float) -> int:
         """Give the samples of a pass that are sure to fit into what is left when `held_bytes` is there."""
         return max(0, int((room_bytes / (1 + _DOUBT_FRAC) - self.fixed_bytes) // max(1, self.sample_bytes)))
+
+    def beyond(self, device: Device) -> str:
+        """Say why not even one sample fits on a device, '' where it may."""
+        limit = device.memory_limit_bytes or device.memory_bytes
+        if limit is None or self.least_bytes <= limit:
+            return ""
+        kind = "memory_limit" if limit == device.memory_limit_bytes else "memory"
+        return f"its {kind} of {format_bytes(limit)} is less than the {format_bytes(self.least_bytes)} of one sample"
 
     def explain(self) -> str:
         """Say where the bytes of a step with one sample a pass are."""
@@ -124,7 +142,7 @@ class PassLimit:
     ----------
     device : its name in messages
     most : to begin with, inf where nothing is known
-    fixed : True where passes must stay as they are, as under `exact: bitwise`
+    whole : why passes must stay as they are, as under `exact: bitwise`; '' where they may be cut
     tell : hears of the size of a pass that is larger than all before
     keep : hears of the size that was settled on after memory ran out
 
@@ -146,20 +164,20 @@ class PassLimit:
         self,
         device: str,
         most: float = inf,
-        fixed: bool = False,
+        whole: str = "",
         tell: Callable[[int], None] = lambda _: None,
         keep: Callable[[int], None] = lambda _: None,
     ) -> None:
         self.device = device
         self.most = most
-        self.fixed = fixed
+        self.whole = whole
         self._tell = tell
         self._keep = keep
         self._largest = 0
 
     def size(self, wanted: int) -> int:
         """Give the samples of a pass that may have so many."""
-        return wanted if self.fixed else int(max(1, min(wanted, self.most)))
+        return wanted if self.whole else int(max(1, min(wanted, self.most)))
 
     def tries(self, samples: int) -> None:
         """Take note of a pass that is about to be made."""
@@ -190,10 +208,10 @@ class PassLimit:
         OutOfDeviceMemoryError
             It was of one sample, or must not be cut.
         """
-        if self.fixed and samples > 1:
+        if self.whole and samples > 1:
             raise OutOfDeviceMemoryError(
-                f"{self.device} ran out of memory in a pass of {samples} samples, which exact='bitwise' does not cut",
-                remedy=f"give micro_batch={samples // 2}",
+                f"{self.device} ran out of memory in a pass of {samples} samples, and {self.whole} forbids to cut it",
+                remedy="make the global batch or micro_batch smaller",
             )
         if samples <= 1:
             raise OutOfDeviceMemoryError(f"{self.device} ran out of memory in a pass of one sample")
@@ -230,6 +248,12 @@ def _shapes(part: Any) -> Any:
     if isinstance(part, tuple | list):
         return [_shapes(one) for one in part]
     return [list(part.shape), str(part.dtype)] if hasattr(part, "shape") else type(part).__name__
+
+
+def pass_limit(key: str, device: Device, tell: Callable[[int], None]) -> PassLimit:
+    """Make the limit of a device, which begins with what earlier runs of the job found."""
+    kept = KeptPasses(key, device)
+    return PassLimit(device.short, kept.load(), tell=tell, keep=kept.keep)
 
 
 class KeptPasses:

@@ -12,6 +12,7 @@ from hetero.floor.errors import HeteroError
 from hetero.model.device import Device
 from hetero.plan.shares import StepModel, fit_step
 from hetero.train.job import Job
+from hetero.train.memory import PassLimit, room_bytes
 
 if TYPE_CHECKING:
     from hetero.train.data import Samples
@@ -21,24 +22,29 @@ __all__ = ["probe", "torch_place"]
 _BUDGET_S = 0.25
 
 
-def probe(job: Job, place: str, samples: Samples, throttle: Any) -> StepModel:
+def probe(job: Job, device: Device, samples: Samples, throttle: Any, passes: PassLimit) -> StepModel:
     """Measure two points of t = a + b·n on a copy of the model.
 
     Parameters
     ----------
-    place : torch's name of the device
     throttle : slows the device down and measures
+    passes : learns here how many samples fit into a pass
 
     Raises
     ------
     RandomRefusedError
         The model draws random numbers that cannot be keyed.
+    OutOfDeviceMemoryError
+        Not even one sample fits into the device's memory.
     """
     import torch
 
     from hetero.train.replica import Replica, refuse_unkeyed
 
-    copy = Replica(job.parts, job.options, place, 0)
+    copy = Replica(job.parts, job.options, torch_place(device), 0, passes)
+    if job.need is not None:
+        passes.expect(job.need, room_bytes(device))
+    throttle.restart()
     unit, units = job.options.unit, -(-job.options.global_batch // job.options.unit)
     there = len(samples) // unit
 

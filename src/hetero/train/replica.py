@@ -6,6 +6,7 @@ It must not know who else takes part.
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from typing import Any
 import cloudpickle
 import torch
 
+from hetero.backends.torch import is_out_of_memory
 from hetero.comm.group import Group
 from hetero.floor.errors import BadValueError
 from hetero.train.data import Samples
@@ -21,10 +23,22 @@ from hetero.train.drawing import Drawing, refuse_unkeyed
 from hetero.train.gradients import BitwiseGradients, Gradients
 from hetero.train.keyed import KeyedRandom
 from hetero.train.losses import SummedLoss
+from hetero.train.memory import PassLimit
+from hetero.train.recompute import recompute_blocks
 from hetero.train.state import load_state, pack
 from hetero.train.values import NotANumberError, Options
 
-__all__ = ["HEADER", "Judge", "Parts", "Replica", "count_right", "mixing_layers", "refuse_unkeyed"]
+__all__ = [
+    "HALF",
+    "HEADER",
+    "Judge",
+    "Parts",
+    "Replica",
+    "call_model",
+    "count_right",
+    "mixing_layers",
+    "refuse_unkeyed",
+]
 
 HEADER = 6
 """Numbers that ride with the gradients before the seconds of each rank: see `Parts.header`."""
@@ -32,7 +46,8 @@ HEADER = 6
 _QUANTUM = 2.0**20
 _FIRST_SCALE = 2.0**16
 _GROWS_AFTER = 2000
-_HALF = {"bf16": torch.bfloat16, "fp16": torch.float16}
+HALF = {"bf16": torch.bfloat16, "fp16": torch.float16}
+"""What a precision computes in where that is safe; 'fp32' is the model's own."""
 
 
 @dataclass(slots=True)
@@ -83,7 +98,7 @@ class Judge:
             for begin in range(0, len(ids), size):
                 piece = ids[begin : begin + size]
                 inputs, targets = self._load(samples.batch(piece, self.options.seed, 0))
-                output = _call(self.model, inputs)
+                output = call_model(self.model, inputs)
                 total, weight, _ = self.loss.sums(output, targets)
                 right, classes = count_right(output, targets)
                 one = Parts(len(piece), _rounded(float(weight)), _rounded(float(total)), right, classes)
@@ -96,7 +111,7 @@ class Judge:
         with torch.no_grad(), self._precision():
             batch = samples.batch(ids, self.options.seed, 0)
             inputs = batch[0] if isinstance(batch, tuple | list) and len(batch) == 2 else batch
-            return _call(self.model, _moved(inputs, self.place)).float().cpu()
+            return call_model(self.model, _moved(inputs, self.place)).float().cpu()
 
     def _load(self, batch: Any) -> tuple[Any, Any]:
         if not isinstance(batch, tuple | list) or len(batch) != 2:
@@ -105,7 +120,7 @@ class Judge:
         return _moved(inputs, self.place), _moved(targets, self.place)
 
     def _precision(self) -> AbstractContextManager[Any]:
-        kind = _HALF.get(self.options.precision)
+        kind = HALF.get(self.options.precision)
         return nullcontext() if kind is None else torch.autocast(self.place.type, dtype=kind)
 
 
@@ -122,9 +137,10 @@ class Replica(Judge):
     options : of the run
     place : torch's name of the device
     ranks : how many numbers the header has besides `Parts.header`
+    passes : how many samples a pass may have
     """
 
-    def __init__(self, parts: bytes, options: Options, place: str, ranks: int) -> None:
+    def __init__(self, parts: bytes, options: Options, place: str, ranks: int, passes: PassLimit | None = None) -> None:
         model, loss, optimizer = cloudpickle.loads(parts)
         self._modes = _training_modes(model)
         super().__init__(model, loss, options, place)
@@ -135,6 +151,9 @@ class Replica(Judge):
         kind = BitwiseGradients if options.exact == "bitwise" else Gradients
         self.gradients = kind(trained, HEADER + ranks, options)
         self.random = KeyedRandom(options.seed)
+        self.passes = passes or PassLimit(place)
+        self.passes.whole = "exact='bitwise'" if options.exact == "bitwise" else next(iter(mixing_layers(model)), "")
+        recompute_blocks(self.model, options.recompute, self.random)
         self._drawing = Drawing(self.random, self.model)
         self.scale = _FIRST_SCALE if options.precision == "fp16" else 1.0
         self._good_steps = 0
@@ -153,15 +172,32 @@ class Replica(Judge):
 
         Notes
         -----
-        Gradients are those of scale · Σ lᵢ / batch; `apply` corrects for the weight that the loss really has.
+        Gradients are those of scale · Σ lᵢ / batch; `apply` corrects for the weight that the loss really has. When
+        memory runs out in a pass, the part is computed anew with passes half as large.
+
+        Raises
+        ------
+        OutOfDeviceMemoryError
+            Memory ran out in a pass that cannot be cut.
         """
         self._to_training()
+        while True:
+            pieces = self._pieces(ids)
+            try:
+                return self._compute(samples, pieces, batch, group)
+            except (MemoryError, RuntimeError) as error:
+                if not is_out_of_memory(error):
+                    raise
+            gc.collect()
+            self.passes.ran_out(len(pieces[0]))
+
+    def _compute(self, samples: Samples, pieces: Sequence[Sequence[int]], batch: int, group: Group | None) -> Parts:
         self.gradients.begin(group, (1.0 if self.loss.divides else batch) / self.scale)
         done = Parts()
-        pieces = self._pieces(ids)
         for piece in pieces:
             if piece is pieces[-1]:
                 self.gradients.last_pass()
+            self.passes.tries(len(piece))
             self._pass(samples, piece, batch, done)
             self.gradients.take()
         return done
@@ -171,6 +207,7 @@ class Replica(Judge):
         size = options.unit if options.exact == "bitwise" else -(-len(ids) // options.accumulate)
         if options.micro_batch:
             size = min(size, options.micro_batch)
+        size = self.passes.size(size)
         return [ids[begin : begin + size] for begin in range(0, len(ids), size)] if ids else []
 
     def _pass(self, samples: Samples, ids: Sequence[int], batch: int, done: Parts) -> None:
@@ -191,7 +228,7 @@ class Replica(Judge):
 
     def _forward(self, inputs: Any, targets: Any) -> tuple[Any, tuple[Any, Any, Any]]:
         with self._precision():
-            output = _call(self.model, inputs)
+            output = call_model(self.model, inputs)
             return output, self.loss.sums(output, targets)
 
     def apply(self, total: Parts, batch: int) -> bool:
@@ -265,7 +302,8 @@ def _rounded(value: float) -> float:
     return round(value * _QUANTUM) / _QUANTUM if value - value == 0.0 else value
 
 
-def _call(model: Any, inputs: Any) -> Any:
+def call_model(model: Any, inputs: Any) -> Any:
+    """Call a model on the inputs of a batch; a tuple of them is its arguments."""
     return model(*inputs) if isinstance(inputs, tuple) and not hasattr(inputs, "to") else model(inputs)
 
 
@@ -299,4 +337,3 @@ def mixing_layers(model: Any) -> list[str]:
     kinds = (torch.nn.modules.batchnorm._BatchNorm,)
     modes = dict(_training_modes(model))
     return [f"{name} ({type(m).__name__})" for name, m in model.named_modules() if isinstance(m, kinds) and modes[m]]
-

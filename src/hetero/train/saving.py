@@ -13,18 +13,22 @@ from typing import Any
 
 from hetero.floor.errors import BadValueError
 from hetero.floor.platform import atomic_write
+from hetero.train.adapters import frozen_word, kept_state, load_kept
+from hetero.train.compress_files import COMPRESSED, restore
 
 __all__ = ["load_parameters", "read_model", "save_model"]
 
 _ALIASES = "hetero.aliases"
+_FROZEN = "hetero.frozen"
 
 
-def save_model(model: Any, path: str | Path, facts: Mapping[str, str]) -> Path:
+def save_model(model: Any, path: str | Path, facts: Mapping[str, str], *, trained_only: bool = False) -> Path:
     """Write the parameters and buffers of a model.
 
     Parameters
     ----------
     facts : kept in the file's metadata
+    trained_only : True to leave out the parameters that are not trained, of which a checksum is kept
 
     Notes
     -----
@@ -32,10 +36,12 @@ def save_model(model: Any, path: str | Path, facts: Mapping[str, str]) -> Path:
     """
     from safetensors.torch import save
 
+    state = kept_state(model) if trained_only else model.state_dict()
+    words = {"format": "pt", **facts, **({_FROZEN: frozen_word(model)} if trained_only else {})}
     kept: dict[str, Any] = {}
     aliases: dict[str, str] = {}
     homes: dict[tuple[object, ...], str] = {}
-    for name, tensor in model.state_dict().items():
+    for name, tensor in state.items():
         home = homes.setdefault((tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype), name)
         if home == name or not tensor.numel():
             kept[name] = tensor.detach().cpu().contiguous().clone()
@@ -43,7 +49,7 @@ def save_model(model: Any, path: str | Path, facts: Mapping[str, str]) -> Path:
             aliases[name] = home
     path = Path(path).expanduser()
     path.parent.mkdir(parents=True, exist_ok=True)
-    atomic_write(path, save(kept, {"format": "pt", **facts, _ALIASES: json.dumps(aliases)}))
+    atomic_write(path, save(kept, {**words, _ALIASES: json.dumps(aliases)}))
     return path
 
 
@@ -70,7 +76,11 @@ def read_model(path: str | Path) -> tuple[dict[str, Any], dict[str, str]]:
 
 
 def load_parameters(model: Any, path: str | Path) -> dict[str, str]:
-    """Load a file's parameters into a model; gives the words of the file.
+    """Load a file that `Trainer.save` wrote into a model; gives the words of the file.
+
+    Parameters
+    ----------
+    model : made as the one that was saved; where only adapters were, with the same base
 
     Raises
     ------
@@ -79,7 +89,12 @@ def load_parameters(model: Any, path: str | Path) -> dict[str, str]:
     """
     tensors, facts = read_model(path)
     try:
-        model.load_state_dict(tensors)
+        if _FROZEN in facts:
+            load_kept(model, tensors, facts[_FROZEN])
+        elif COMPRESSED in facts:
+            restore(model, tensors, facts)
+        else:
+            model.load_state_dict(tensors)
     except RuntimeError as error:
         said = " ".join(str(error).split())[:300]
         raise BadValueError(f"{path} belongs to another model: {said}", remedy="give the file of this model") from error

@@ -14,6 +14,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 
 from hetero.floor.errors import HeteroError
+from hetero.train.adapters import frozen_word, kept_state, load_kept
 
 __all__ = ["load_state", "pack", "step_of", "unpack"]
 
@@ -22,7 +23,7 @@ _LENGTH_BYTES = 8
 
 
 def pack(model: Any, optimizer: Any, numbers: Sequence[float]) -> bytes:
-    """Write the state of a model and its optimizer.
+    """Write the state of a model and its optimizer; of parameters that are not trained, a checksum.
 
     Parameters
     ----------
@@ -33,7 +34,7 @@ def pack(model: Any, optimizer: Any, numbers: Sequence[float]) -> bytes:
     HeteroError
         The optimizer keeps something that is neither a tensor nor plain.
     """
-    tensors = {f"model/{name}": tensor for name, tensor in model.state_dict().items()}
+    tensors = {f"model/{name}": tensor for name, tensor in kept_state(model).items()}
     kept = optimizer.state_dict()
     plain: dict[str, dict[str, Any]] = {}
     for index, entries in kept["state"].items():
@@ -42,7 +43,10 @@ def pack(model: Any, optimizer: Any, numbers: Sequence[float]) -> bytes:
                 tensors[f"optimizer/{index}/{name}"] = value
             else:
                 plain.setdefault(str(index), {})[name] = value
-    facts = {"numbers": list(numbers), "groups": kept["param_groups"], "plain": plain}
+    facts = {
+        **{"numbers": list(numbers), "groups": kept["param_groups"], "plain": plain},
+        "frozen": frozen_word(model),
+    }
     try:
         text = json.dumps(facts)
     except TypeError as error:
@@ -104,7 +108,7 @@ def load_state(data: bytes, model: Any, optimizer: Any, place: Any = "cpu") -> l
     """
     weights, kept, numbers = unpack(data, place)
     try:
-        model.load_state_dict(weights)
+        load_kept(model, weights, _facts(data).get("frozen", ""))
         if hasattr(optimizer, "load_state_dict"):
             optimizer.load_state_dict(kept)
     except (RuntimeError, ValueError) as error:

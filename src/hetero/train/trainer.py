@@ -21,6 +21,7 @@ from hetero.model.device import Device
 from hetero.plan.shares import given_shares
 from hetero.session.signature import register
 from hetero.session.tasks import task
+from hetero.train.adapters import has_adapters
 from hetero.train.checkpoints import TrainingCheckpoints, run_facts
 from hetero.train.data import Samples, as_array, as_samples
 from hetero.train.job import Job
@@ -28,12 +29,15 @@ from hetero.train.lead import Extent, Lead
 from hetero.train.listening import Heard, Listener
 from hetero.train.losses import SummedLoss
 from hetero.train.member import train_member
+from hetero.train.memory import Need, does_not_fit, estimate, is_short, job_key
+from hetero.train.recompute import chosen as chosen_modules
 from hetero.train.replica import Parts, mixing_layers
 from hetero.train.sample_log import next_run
 from hetero.train.saving import save_model
 from hetero.train.spread import Work, evaluate_part, predict_part, run_over
 from hetero.train.state import load_state
-from hetero.train.values import EpochReport, Evaluation, Options, Totals
+from hetero.train.summing import summer
+from hetero.train.values import EpochReport, Evaluation, Options, Totals, TrainingError
 
 if TYPE_CHECKING:
     from hetero.session.context import Context
@@ -65,10 +69,16 @@ class Trainer:
     precision : 'fp32' computes in the model's own precision, 'bf16' and 'fp16' in half of it where that is safe
     exact : 'sum', or 'bitwise' for the same bits however the batch is shared
     accumulate : passes that a device makes at least for its share
-    micro_batch : most samples of a pass, 0 for no limit
+    micro_batch : most samples of a pass, 0 for as many as a device's memory holds
+    recompute : 'none'; 'blocks', or names of modules, to compute what is inside them again in the backward pass
+        instead of keeping it
     on_nan : 'stop' or 'skip' where a loss is not a number
     seed : of the order of samples, of dropout and of augmentation; HETERO_SEED where none is given
     shuffle : True for a new order every epoch
+    overlap : False to send gradients only when all are there
+    compression : 'none', 'fp16', 'bf16' or 'powersgd', of gradients as they travel
+    compression_rank : columns of the factors of 'powersgd'
+    sum_on : the device of the fleet that adds up gradients, None where the members do
     cost : what each sample costs, one number a sample, where samples differ; shares are by cost then
     checkpoint : folder of the run's checkpoints, None for none
     checkpoint_every : steps between them, an epoch where none is given
@@ -102,9 +112,14 @@ class Trainer:
         exact: str = "sum",
         accumulate: int = 1,
         micro_batch: int = 0,
+        recompute: str | Sequence[str] = "none",
         on_nan: str = "stop",
         seed: int | None = None,
         shuffle: bool = True,
+        overlap: bool = True,
+        compression: str = "none",
+        compression_rank: int = 4,
+        sum_on: str | None = None,
         cost: Iterable[float] | None = None,
         checkpoint: str | Path | None = None,
         checkpoint_every: int | None = None,
@@ -123,7 +138,10 @@ class Trainer:
             )
         chosen = settings.seed() if seed is None else seed
         words = (shares, precision, exact, accumulate, micro_batch, on_nan, chosen, shuffle)
-        self.options = Options(global_batch, *words)
+        again = recompute if isinstance(recompute, str) else tuple(recompute)
+        sent = (overlap, compression, compression_rank, sum_on or "")
+        self.options = Options(global_batch, *words, *sent, recompute=again)
+        chosen_modules(model, again)
         self.model = model
         self.loss = loss
         self.optimizer = optimizer
@@ -182,14 +200,18 @@ class Trainer:
             raise NothingFitsError(f"torch can train on none of {names}", remedy="name a CPU or a GPU that torch knows")
         return found
 
-    def save(self, path: str | Path, facts: Mapping[str, str] | None = None) -> Path:
-        """Write the model's parameters as safetensors, whole or not at all.
+    def save(
+        self, path: str | Path, facts: Mapping[str, str] | None = None, *, trained_only: bool | None = None
+    ) -> Path:
+        """Write the model's parameters as safetensors, whole or not at all; `hetero.load_parameters` reads them.
 
         Parameters
         ----------
         facts : words kept beside them, for `hetero infer` and for people
+        trained_only : True to leave out what is not trained; so it is with adapters of `peft` where nothing is said
         """
-        return save_model(self.model, path, facts or {})
+        part = has_adapters(self.model) if trained_only is None else trained_only
+        return save_model(self.model, path, facts or {}, trained_only=part)
 
     def resume(self) -> int:
         """Go back to the newest complete checkpoint; gives the whole epochs that were done by then.
@@ -315,16 +337,33 @@ class Trainer:
         return run_over(self.context, self.devices, function, work, self._put(samples), len(samples))
 
     def _run(self, steps: int, test: Samples | None, listener: Listener) -> bytes:
-        devices = self.devices
+        need = self._need(self.devices)
+        devices = self._that_hold(self.devices, need, listener)
         names = tuple(device.short for device in devices)
         self._check(names)
         checkpoints = self._checkpoints()
         if checkpoints is not None:
             checkpoints.refuse_to_overtake(self._step)
         with Hub() as hub:
-            begin = (hub.address, self._state, self._costs, self._checkpoint, self._every, self._keep)
-            log = (self._sample_log, next_run(self._sample_log) if self._sample_log else 0)
-            job = Job(self._parts(), self.options, steps, names, *begin, next(_numbers), self._totals, *log)
+            job = Job(
+                parts=self._parts(),
+                options=self.options,
+                steps=steps,
+                names=names,
+                address=hub.address,
+                state=self._state,
+                costs=self._costs,
+                checkpoint=self._checkpoint,
+                checkpoint_every=self._every,
+                keep=self._keep,
+                number=next(_numbers),
+                totals=self._totals,
+                sample_log=self._sample_log,
+                run=next_run(self._sample_log) if self._sample_log else 0,
+                need=need,
+                key=job_key(self.model, self.loss, self.optimizer, self.data, self.options),
+                sum_on=summer(self.options.sum_on, self.context.devices),
+            )
             futures = {
                 device.short: self.context.submit(
                     task(train_member, on=(device.id,), name="train"), job, self._put(self.data), self._put(test)
@@ -333,10 +372,31 @@ class Trainer:
             }
             lead = Lead(hub, futures, listener, Extent(self._step, steps, checkpoints))
             for other in self.context.devices:
-                if not can_train(other):
+                if not can_train(other) and other != job.sum_on:
                     listener.on_note(f"{other.short} is left out: torch cannot train on it")
-            state: bytes = lead.run()
+            try:
+                state: bytes = lead.run()
+            except TrainingError as error:
+                if lead.killed.full:
+                    raise does_not_fit(need or self._estimate(), lead.killed.full) from error
+                raise
             return state
+
+    def _need(self, devices: Sequence[Device]) -> Need | None:
+        """Estimate what a step takes, where the memory of a device could be short."""
+        return self._estimate() if any(is_short(device, self.model) for device in devices) else None
+
+    def _estimate(self) -> Need | None:
+        return estimate(self.model, self.loss, self.optimizer, self.data, self.options)
+
+    def _that_hold(self, devices: Sequence[Device], need: Need | None, listener: Listener) -> tuple[Device, ...]:
+        """Leave out devices whose memory is less than one sample takes; refuse where all are."""
+        reasons = {} if need is None else {d.short: need.beyond(d) for d in devices if need.beyond(d)}
+        if len(reasons) == len(devices):
+            raise does_not_fit(need, reasons)
+        for device, reason in reasons.items():
+            listener.on_note(f"{device} is left out: {reason}")
+        return tuple(device for device in devices if device.short not in reasons)
 
     def _check(self, names: Sequence[str]) -> None:
         options = self.options

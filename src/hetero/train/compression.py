@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from hetero.comm.group import Group, Work
+from hetero.train.reducing import ByKind
 from hetero.train.values import Options
 
 __all__ = ["HALVES", "Exchange", "HalfExchange", "LowRankExchange", "make_exchange", "settle", "starting"]
@@ -225,7 +226,7 @@ def settle(under_way: Sequence[tuple[Iterator[Work], Work]]) -> None:
 
 def _added_up(group: Group, row: Any) -> Iterator[Work]:
     """Add up a row where it lies if the group can, else on the host."""
-    if row.device.type in group.places:
+    if row.device.type == "cpu" or isinstance(group, ByKind):
         yield group.start_all_reduce(row)
         return
     host = row.cpu()

@@ -1,0 +1,289 @@
+"""Groups that sum in another way: by kind of device with leaders between the kinds, or on a device of the fleet.
+
+In: a team, a rendezvous. Out: a `Group` whose sums are made so. It must not know gradients.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from hetero.comm.errors import GroupBrokenError
+from hetero.comm.group import Group, Rendezvous, Work
+from hetero.floor import clock
+from hetero.model.device import Device
+from hetero.train.summing import DeviceSum
+
+__all__ = ["ByKind", "SummedOn", "join", "kinds_of"]
+
+_LIBRARIES = {"cuda": "nccl", "rocm": "nccl", "xpu": "xccl"}
+_PLACES = {"cuda": "cuda", "rocm": "cuda", "xpu": "xpu"}
+_FORM_S = 30.0
+_NEVER_S = 3600.0
+_LOOK_S = 1e-4
+
+
+def join(
+    rank: int,
+    team: Sequence[str],
+    rendezvous: Rendezvous | None,
+    store: Any,
+    deadline_s: float,
+    sum_on: Device | None = None,
+) -> Group:
+    """Form the group of a team in the way that suits its devices.
+
+    Parameters
+    ----------
+    team : the members' devices, in the order of ranks
+    rendezvous, store, deadline_s : as for `Group`
+    sum_on : the device that adds up, None where the members do
+
+    Raises
+    ------
+    GroupBrokenError
+        Not all members came.
+    DeviceError
+        The device that is to add up cannot be opened.
+    """
+    if sum_on is not None and len(team) > 1:
+        return SummedOn(rank, len(team), rendezvous, store, deadline_s, sum_on)
+    if len(kinds_of(team)) < len(team):
+        return ByKind(rank, team, rendezvous, store, deadline_s)
+    return Group(rank, len(team), rendezvous, store, deadline_s)
+
+
+def kinds_of(team: Sequence[str]) -> tuple[tuple[int, ...], ...]:
+    """Cut the ranks of a team into those that sum among themselves, the leader of each first.
+
+    Examples
+    --------
+    >>> kinds_of(["cuda:0", "cuda:1", "cpu:0", "cpu:1", "xpu:0"])
+    ((0, 1), (2,), (3,), (4,))
+    """
+    parts: dict[str, list[int]] = {}
+    for rank, device in enumerate(team):
+        kind = _kind(device)
+        parts.setdefault(kind if kind in _LIBRARIES else device, []).append(rank)
+    return tuple(tuple(part) for part in parts.values())
+
+
+def _kind(device: str) -> str:
+    return device.rpartition("/")[2].partition(":")[0]
+
+
+class _Relayed(Group, ABC):
+    """A group whose sums are made on a thread of their own, in the order in which they were started."""
+
+    def __init__(
+        self, rank: int, world_size: int, rendezvous: Rendezvous | None, store: Any, deadline_s: float
+    ) -> None:
+        super().__init__(rank, world_size, rendezvous, store, deadline_s)
+        self._lane = ThreadPoolExecutor(1, "hetero-sum")
+
+    def all_reduce(self, tensor: Any, op: str = "sum", algorithm: str = "auto") -> None:
+        """Replace a row by the reduction over the members; raises GroupBrokenError as a `Group` does."""
+        self.start_all_reduce(tensor, op, algorithm).wait()
+
+    def start_all_reduce(self, tensor: Any, op: str = "sum", algorithm: str = "auto") -> Work:
+        """Begin `all_reduce` and go on, as a `Group` does."""
+        return Work(self, _Later(self._lane.submit(self._add_up, tensor, op, algorithm)))
+
+    @abstractmethod
+    def _add_up(self, tensor: Any, op: str, algorithm: str) -> None:
+        """Replace a row by the reduction over the members."""
+
+    def close(self) -> None:
+        """Leave the group."""
+        super().close()
+        self._lane.shutdown(wait=False, cancel_futures=True)
+
+
+class _Later:
+    def __init__(self, future: Future[None]) -> None:
+        self._future = future
+
+    def wait(self) -> None:
+        self._future.result()
+
+
+class ByKind(_Relayed):
+    """A group that sums inside each kind of accelerator with the kind's own library, and by Gloo between leaders.
+
+    Parameters
+    ----------
+    team : the members' devices, in the order of ranks
+    open_inside : forms the group inside a kind, from (kind, rank, members, rendezvous, store, deadline in s)
+
+    Notes
+    -----
+    A sum goes three ways: over the members of a kind, over the leaders of all kinds through the host's memory, and
+    from each leader to its members. All members end with the bits that the leaders have.
+    """
+
+    def __init__(
+        self,
+        rank: int,
+        team: Sequence[str],
+        rendezvous: Rendezvous | None,
+        store: Any = None,
+        deadline_s: float = 30.0,
+        open_inside: Callable[..., Any] | None = None,
+    ) -> None:
+        super().__init__(rank, len(team), rendezvous, store, deadline_s)
+        self._inside: Any = None
+        self._between: Group | None = None
+        assert rendezvous is not None
+        host, port, prefix = rendezvous
+        parts = kinds_of(team)
+        mine = next(part for part in parts if rank in part)
+        if len(mine) > 1:
+            inside = (host, port, f"{prefix}/{mine[0]}")
+            opener = open_inside or _open_inside
+            self._inside = opener(_kind(team[rank]), mine.index(rank), len(mine), inside, store, deadline_s)
+        leaders = [part[0] for part in parts]
+        self._has_leaders = len(leaders) > 1
+        if rank in leaders and self._has_leaders:
+            between = (host, port, f"{prefix}/leaders")
+            self._between = Group(leaders.index(rank), len(leaders), between, store, deadline_s)
+
+    def _add_up(self, tensor: Any, op: str, algorithm: str) -> None:
+        inside, between = self._inside, self._between
+        row = tensor.to(getattr(inside, "place", "cpu"))
+        if inside is not None:
+            inside.deadline_s = self.deadline_s
+            inside.all_reduce(row, op)
+        if between is not None:
+            between.deadline_s = self.deadline_s
+            host = row.cpu()
+            between.all_reduce(host, op, algorithm)
+            if host is not row:
+                row.copy_(host)
+        if inside is not None and self._has_leaders:
+            inside.broadcast(row, 0)
+        if row is not tensor:
+            tensor.copy_(row)
+
+    def abort(self) -> None:
+        """Shut down all connections of this member, so that everybody that waits is freed."""
+        super().abort()
+        for part in (self._inside, self._between):
+            if part is not None:
+                part.abort()
+
+    def close(self) -> None:
+        """Leave the group."""
+        super().close()
+        for part in (self._inside, self._between):
+            if part is not None:
+                part.close()
+
+
+def _open_inside(
+    kind: str, rank: int, members: int, rendezvous: Rendezvous, store: Any, deadline_s: float
+) -> _Native | Group:
+    """Form the group inside a kind: by its own library where torch has it, else by Gloo."""
+    there = {"nccl": dist.is_nccl_available, "xccl": dist.is_xccl_available}[_LIBRARIES[kind]]()
+    if not there:
+        return Group(rank, members, rendezvous, store, deadline_s)
+    return _Native(kind, rank, members, rendezvous, store, deadline_s)
+
+
+class _Native:
+    """A kind's own library of collectives: NCCL for CUDA and ROCm, XCCL for XPU.
+
+    Attributes
+    ----------
+    place : torch's name of where rows must lie
+    """
+
+    def __init__(
+        self, kind: str, rank: int, members: int, rendezvous: Rendezvous, store: Any, deadline_s: float
+    ) -> None:
+        self.place = torch.device(_PLACES[kind], torch.accelerator.current_device_index())
+        self.deadline_s = deadline_s
+        host, port, prefix = rendezvous
+        wait = timedelta(seconds=_FORM_S)
+        self._store = store or dist.TCPStore(host, port, members, False, wait, wait_for_workers=False)
+        library = dist.ProcessGroupNCCL if _LIBRARIES[kind] == "nccl" else dist.ProcessGroupXCCL
+        options = library.Options()
+        options._timeout = timedelta(seconds=_NEVER_S)
+        self._group = library(dist.PrefixStore(prefix, self._store), rank, members, options)
+
+    def all_reduce(self, row: Any, op: str = "sum") -> None:
+        """Replace a row on the device by the reduction over the members."""
+        options = dist.AllreduceOptions()
+        options.reduceOp = getattr(dist.ReduceOp, op.upper())
+        self._finish(self._group.allreduce([row], options))
+
+    def broadcast(self, row: Any, src: int) -> None:
+        """Replace a row on the device by that of the member `src`."""
+        options = dist.BroadcastOptions()
+        options.rootRank, options.rootTensor = src, 0
+        self._finish(self._group.broadcast([row], options))
+
+    def _finish(self, work: Any) -> None:
+        """Wait by looking, so that a member that is gone costs the deadline and not the process."""
+        end_s = clock.monotonic_s() + self.deadline_s
+        while not work.is_completed():
+            if clock.monotonic_s() > end_s:
+                self.abort()
+                raise GroupBrokenError("a member of the group is gone: it did not come within the deadline")
+            clock.sleep(_LOOK_S)
+        work.wait()
+
+    def abort(self) -> None:
+        """Free everybody that waits."""
+        with suppress(RuntimeError):
+            self._group.abort()
+
+    def close(self) -> None:
+        """Leave."""
+        with suppress(RuntimeError):
+            self._group.shutdown()
+
+
+class SummedOn(_Relayed):
+    """A group whose rows are gathered, added up by the first member on a device of its host, and handed out.
+
+    Parameters
+    ----------
+    device : that adds up
+    """
+
+    def __init__(
+        self,
+        rank: int,
+        world_size: int,
+        rendezvous: Rendezvous | None,
+        store: Any,
+        deadline_s: float,
+        device: Device,
+    ) -> None:
+        super().__init__(rank, world_size, rendezvous, store, deadline_s)
+        self.summer = DeviceSum(device) if rank == 0 else None
+
+    def _add_up(self, tensor: Any, op: str, algorithm: str) -> None:
+        if op != "sum":
+            Group.all_reduce(self, tensor, op, algorithm)
+            return
+        rows = tensor.new_empty((self.world_size, tensor.numel()))
+        rows[self.rank] = tensor.reshape(-1)
+        self.all_gather(rows)
+        if self.summer is not None:
+            tensor.copy_(self.summer.add_up(rows.unbind()).reshape(tensor.shape))
+        self.broadcast(tensor, 0)
+
+    def close(self) -> None:
+        """Leave the group, and give the device back."""
+        super().close()
+        self._lane.shutdown(wait=True, cancel_futures=True)
+        if self.summer is not None:
+            self.summer.close()

@@ -70,3 +70,19 @@ class ResNet50(nn.Module):
         x = self.pool(self.relu(self.norm1(self.conv1(x))))
         x = self.layer4(self.layer3(self.layer2(self.layer1(x))))
         return self.classifier(torch.flatten(self.average(x), 1))
+
+
+def main() -> None:
+    """Split the network over two devices of this host, and show what was predicted and measured."""
+    torch.manual_seed(0)
+    pictures = torch.randn(64, 3, 64, 64)
+    slow = {"cpu:0": {"Linear": 0.02}, "cpu:1": {"Conv2d": 0.4}}
+    with hetero.split(ResNet50(), "cpu:1,cpu:1", pictures[:8], slow=slow) as network:
+        for _ in range(3):
+            scores = network(pictures)
+        print(network)
+        print("scores of the first picture:", scores[0, :3])
+
+
+if __name__ == "__main__":
+    main()

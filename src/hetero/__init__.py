@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from hetero.train.compress import compress
     from hetero.train.sample_log import check_sample_log, read_sample_log
     from hetero.train.search import search
+    from hetero.train.split import Split, split
     from hetero.train.trainer import Trainer
 
 __all__ = [
@@ -49,6 +50,7 @@ __all__ = [
     "Future",
     "HeteroError",
     "Kernel",
+    "Split",
     "TaskFunction",
     "Trainer",
     "as_completed",
@@ -70,6 +72,7 @@ __all__ = [
     "search",
     "send",
     "set_log_level",
+    "split",
     "task",
     "wait",
     "world_size",
@@ -100,6 +103,7 @@ _HOMES = {
     "hetero.train.compress": ("compress",),
     "hetero.train.sample_log": ("check_sample_log", "read_sample_log"),
     "hetero.train.search": ("search",),
+    "hetero.train.split": ("Split", "split"),
     "hetero.train.trainer": ("Trainer",),
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}

@@ -15,7 +15,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Chain", "Stage", "StagePlan", "best_alone", "fixed_stages", "one_forward_one_backward", "pipeline_s", "plan_stages"]
+__all__ = [
+    "Chain",
+    "Stage",
+    "StagePlan",
+    "best_alone",
+    "fixed_stages",
+    "one_forward_one_backward",
+    "pipeline_s",
+    "plan_stages",
+]
 
 _LEAST_GAIN = 1e-9
 

@@ -10,7 +10,7 @@ import copy
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from os.path import commonprefix
+from itertools import takewhile
 from typing import Any
 
 import torch
@@ -139,7 +139,7 @@ def _segment(model: Any, traced: Any, entry: Any, nodes: Sequence[Any]) -> Layer
 
 def _name_and_kind(model: Any, nodes: Sequence[Any]) -> tuple[str, str]:
     paths = [node.target.split(".") for node in nodes if node.op == "call_module"]
-    name = ".".join(commonprefix(paths)) if paths else ""
+    name = ".".join(parts[0] for parts in takewhile(lambda parts: len({*parts}) == 1, zip(*paths, strict=False)))
     if name:
         return name, type(model.get_submodule(name)).__name__
     kind = str(getattr(nodes[0].target, "__name__", nodes[0].target)) if len(nodes) == 1 else "several"

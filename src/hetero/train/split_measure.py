@@ -103,9 +103,7 @@ def measure_layers(work: Measuring, blobs: Sequence[Any], inputs: Sequence[Packe
     All layers have their turn three times, so that what disturbs the host for a while does not look like slow
     layers; of each the shortest time counts.
     """
-    rounds = [
-        [_measured(work, blob, value) for blob, value in zip(blobs, inputs, strict=True)] for _ in range(_ROUNDS)
-    ]
+    rounds = [[_measured(work, blob, value) for blob, value in zip(blobs, inputs, strict=True)] for _ in range(_ROUNDS)]
     return [min(costs, key=lambda cost: cost.seconds) for costs in zip(*rounds, strict=True)]
 
 
@@ -194,7 +192,7 @@ def measure_links(devices: Sequence[str], nbytes: int) -> list[dict[tuple[str, s
     """
     frame = _frame()
     talk, place = Talk(frame, devices), torch_place(frame.device)
-    found = {}
+    found: dict[tuple[str, str], LinkCost] = {}
     for one, other in combinations(range(len(devices)), 2):
         if talk.stage in (one, other):
             small_s, large_s = (_one_way_s(talk, one, other, size, place) for size in (4, max(nbytes, 8)))

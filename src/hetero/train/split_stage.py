@@ -206,7 +206,8 @@ def run_stages(job: StageJob, blobs: Sequence[Any], inputs: Packed | None, targe
         assert inputs is not None
         run.predict(inputs)
     elif job.action == "train":
-        assert inputs is not None and targets is not None
+        assert inputs is not None
+        assert targets is not None
         run.train(inputs, targets)
     return talk.gather(run.said())
 

@@ -96,6 +96,4 @@ class Talk:
         if self._channel.rank:
             self._channel.send(value, 0)
             return None
-        return [
-            value if stage == self.stage else self._channel.recv(rank) for stage, rank in enumerate(self._ranks)
-        ]
+        return [value if stage == self.stage else self._channel.recv(rank) for stage, rank in enumerate(self._ranks)]

@@ -6,7 +6,6 @@ It must not sample or prune: the study does.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -174,23 +173,23 @@ class _Search:
         self.ctx = ctx
         self.study = study
         self.listener = listener
-        self.devices = [device for device in ctx.devices if fits(device)]
+        self.devices = {device.short: device for device in ctx.devices if fits(device)}
         if not self.devices:
             names = ", ".join(device.short for device in ctx.devices)
             raise NothingFitsError(f"none of {names} can run this objective", remedy="name a CPU or a GPU")
-        self.tasks = {device.id: task(run_trial, on=(device.id,), name="trial") for device in self.devices}
+        self.tasks = {name: task(run_trial, on=(each.id,), name="trial") for name, each in self.devices.items()}
         self.objective = ctx.put(objective)
         self.runs: list[_Run] = []
         self.params: dict[int, dict[str, Any]] = {}
         self.cause: BaseException | None = None
         self.paces = Paces()
         for report in study.reports:
-            if report.device in [device.short for device in self.devices]:
+            if report.device in self.devices:
                 self.paces.learn(report.device, report.seconds)
 
     def run(self) -> None:
         """Work through the trials."""
-        names = {device.short: device.name for device in self.devices}
+        names = {name: device.name for name, device in self.devices.items()}
         self.listener.on_start(names, self.study.resumed, self.study.wanted)
         with Hub() as hub:
             bell = Line.dial(hub.address)
@@ -208,12 +207,13 @@ class _Search:
     def _fill(self, hub: Hub, bell: Line) -> None:
         """Give idle devices a trial; one that ends rings the bell, so that the next is handed in at once."""
         busy = {run.device.id for run in self.runs}
-        for device in self.devices:
+        for name in self.paces.fastest_first(self.devices):
+            device = self.devices[name]
             number = None if device.id in busy else self._next_for(device)
             if number is None:
                 continue
             call = TrialCall(number, self.params[number], hub.address)
-            future = self.ctx.submit(self.tasks[device.id], call, self.objective)
+            future = self.ctx.submit(self.tasks[name], call, self.objective)
             self.runs.append(_Run(number, device, future, clock.monotonic_s()))
             future.add_done_callback(lambda _: _ring(bell))
         self.listener.on_running({run.device.short: (run.number, self.params[run.number]) for run in self.runs})
@@ -227,8 +227,7 @@ class _Search:
                 return None
             number, self.params[number] = self.study.ask()
             return number
-        numbers = Counter(trial.number for trial in running)
-        return self.paces.to_rescue(device.short, [trial for trial in running if numbers[trial.number] == 1])
+        return self.paces.to_rescue(device.short, running)
 
     def _answer(self, hub: Hub) -> None:
         for line, message in hub.poll(_POLL_S):

@@ -6,6 +6,7 @@ In: how long trials took on each device. Out: yes or no; the number of a trial. 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from math import inf
 from statistics import fmean
 from typing import NamedTuple
 
@@ -54,6 +55,11 @@ class Paces:
         """S that a trial takes on each device that ended one."""
         return {device: max(fmean(known[1:] or known), 1e-9) for device, known in self._seconds.items()}
 
+    def fastest_first(self, devices: Iterable[str]) -> list[str]:
+        """Give devices in the order in which they should be asked; those that are not known come last."""
+        known = self.seconds
+        return sorted(devices, key=lambda device: known.get(device, inf))
+
     def worth(self, device: str, left: int, running: Iterable[RunningTrial]) -> bool:
         """Tell whether a device should take one of the trials that are left.
 
@@ -79,7 +85,7 @@ class Paces:
         return known[device] <= max(first_s, (left + loaded) / rate)
 
     def to_rescue(self, device: str, running: Iterable[RunningTrial]) -> int | None:
-        """Give the running trial that an idle device would end first, None where there is none.
+        """Give the running trial that an idle device would end before whoever runs it, None where there is none.
 
         Notes
         -----
@@ -94,5 +100,10 @@ class Paces:
             due_s = known.get(trial.device, 0.0) - trial.elapsed_s
             return due_s if due_s > 0.0 else trial.elapsed_s
 
-        slowest = max(running, key=lambda trial: (left_s(trial), -trial.number), default=None)
-        return slowest.number if slowest is not None and left_s(slowest) > known[device] else None
+        soonest: dict[int, float] = {}
+        for trial in running:
+            soonest[trial.number] = min(left_s(trial), soonest.get(trial.number, inf))
+        if not soonest:
+            return None
+        latest = max(soonest, key=lambda number: (soonest[number], -number))
+        return latest if soonest[latest] >= known[device] else None

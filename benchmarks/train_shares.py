@@ -1,16 +1,20 @@
-"""Two devices 3 : 1 train one model: against the sum of their own speeds, and against plain DDP with equal shares.
+"""Unequal devices train one model: against the sum of what torch does on each alone, and plain DDP with equal shares.
 
-The network of the MNIST tutorials, 4,096 pictures an epoch, global batch 128, Adam. Each device's own speed is that of
-hetero on it alone, in the same run. DDP's two ranks are throttled as the devices are: by sleeping.
+The network of the MNIST tutorials, global batch 128, Adam. A device's own speed is that of a plain torch loop, throttled
+as the device is, in the same run. Beside it stands the limit that no sharing of these passes could beat: each device
+takes what its plain passes of that size take, in whole samples, and talking is free.
 """
 
 from __future__ import annotations
 
 import json
 import socket
+import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +25,15 @@ from torch import nn
 
 import hetero
 from benchmarks.common import Bench, alternate, arguments
+from hetero.plan.shares import StepModel, make_plan
 from hetero.train.mnist import load_digits, load_mnist, network
 from tests.needs import _data
 
 BATCH, SAMPLES, SLOW = 128, 4096, 0.333
 FLEET = f"cpu:1,cpu:1*{SLOW}"
+FOUR = (0.8, 0.4, 0.2, 0.1)
+STEPS = SAMPLES // BATCH
+_FEW = 16
 
 
 def pictures() -> tuple[Any, Any]:
@@ -64,8 +72,49 @@ class Contestant:
     def cold(self) -> float:
         """Give samples/s from the call to its end, probing and learning included."""
         begin_s = time.perf_counter()
-        self.trainer().fit(1 + self.epochs)
-        return SAMPLES * (1 + self.epochs) / (time.perf_counter() - begin_s)
+        epochs = 4 * (1 + self.epochs)
+        self.trainer().fit(epochs)
+        return SAMPLES * epochs / (time.perf_counter() - begin_s)
+
+
+class Plain:
+    """A plain loop of torch, throttled by sleeping."""
+
+    def __init__(self) -> None:
+        self.inputs, self.targets = map(torch.from_numpy, pictures())
+        self.model, self.loss = network(), nn.CrossEntropyLoss()
+        self.optimizer = adam(self.model.parameters())
+        self.order = torch.randperm(SAMPLES)
+
+    def step(self, begin: int, samples: int, frac: float) -> float:
+        """Do one step and give its seconds."""
+        begin_s, cpu_s = time.perf_counter(), time.thread_time()
+        mine = self.order[begin : begin + samples]
+        self.optimizer.zero_grad()
+        self.loss(self.model(self.inputs[mine]), self.targets[mine]).backward()
+        self.optimizer.step()
+        if frac < 1.0:
+            time.sleep((1 / frac - 1) * (time.thread_time() - cpu_s))
+        return time.perf_counter() - begin_s
+
+    def speed(self, frac: float, steps: int) -> float:
+        """Give samples/s of whole batches."""
+        begin_s = time.perf_counter()
+        for step in range(steps):
+            self.step(step % STEPS * BATCH, BATCH, frac)
+        return steps * BATCH / (time.perf_counter() - begin_s)
+
+    def median_s(self, samples: int, steps: int) -> float:
+        """Give the usual seconds of a step with so many samples."""
+        return statistics.median(self.step(step % STEPS * BATCH, samples, 1.0) for step in range(steps))
+
+
+def limit(plain: Plain, fracs: Sequence[float], steps: int) -> float:
+    """Give samples/s of the best whole shares of plain passes, with talking free; tells of fixed costs too."""
+    few_s, many_s = (plain.median_s(samples, steps) for samples in (_FEW, BATCH))
+    per_sample_s = (many_s - few_s) / (BATCH - _FEW)
+    fixed_s = max(0.0, few_s - per_sample_s * _FEW)
+    return BATCH / make_plan([StepModel(fixed_s / frac, per_sample_s / frac) for frac in fracs], BATCH).step_s
 
 
 def ddp_rank(rank: int, port: int, epochs: int) -> None:
@@ -82,7 +131,7 @@ def ddp_rank(rank: int, port: int, epochs: int) -> None:
     for epoch in range(1 + epochs):
         begin_s = time.perf_counter() if epoch == 1 else begin_s
         order = torch.randperm(SAMPLES, generator=torch.Generator().manual_seed(epoch))
-        for step in range(SAMPLES // BATCH):
+        for step in range(STEPS):
             mine = order[step * BATCH + rank * half :][:half]
             cpu_s = time.thread_time()
             optimizer.zero_grad()
@@ -112,40 +161,81 @@ def ddp(epochs: int) -> float:
     return float(json.loads(said[0]))
 
 
-def main() -> None:
-    """Measure and print."""
-    given = arguments(str(__doc__).splitlines()[0])
-    rounds, epochs = (1, 1) if given.quick else (9, 2)
-    title = "training on two devices 3 : 1"
-    bench = Bench("train_shares", title, ("torch", "safetensors"), given.out)
+def two_devices(rounds: int, epochs: int, plain: Plain) -> tuple[dict[str, list[float]], Any]:
+    """Measure 3 : 1; gives the speeds, and the last Trainer."""
     with hetero.Context(devices=FLEET, history=False) as ctx:
         auto = Contestant(ctx, "auto", epochs)
         samples = alternate(
             {
-                "fast device alone": Contestant(ctx, {"cpu:0": BATCH}, epochs).warm,
-                "slow device alone": Contestant(ctx, {"cpu:1": BATCH}, epochs).warm,
+                "plain torch, the fast device": partial(plain.speed, 1.0, STEPS),
+                "plain torch, the slow device": partial(plain.speed, SLOW, STEPS),
+                "limit of plain passes": partial(limit, plain, (1.0, SLOW), STEPS),
+                "hetero, the fast device alone": Contestant(ctx, {"cpu:0": BATCH}, epochs).warm,
                 "both, shares: auto": auto.warm,
                 "both, from cold": auto.cold,
-                "both, shares: equal": Contestant(ctx, "equal", epochs).warm,
                 "plain DDP, equal shares": lambda: ddp(epochs),
             },
             rounds,
         )
-        shares = auto.last.reports[-1].shares
-    for what, speeds in samples.items():
+    return samples, auto.last
+
+
+def four_devices(rounds: int, epochs: int, plain: Plain) -> dict[str, list[float]]:
+    """Measure 8 : 4 : 2 : 1, four throttled devices that together have 1.5 cores."""
+    with hetero.Context(devices=",".join(f"cpu:1*{frac}" for frac in FOUR), history=False) as ctx:
+        contestants: Mapping[str, Callable[[], float | None]] = {
+            "plain torch, a whole core": partial(plain.speed, 1.0, STEPS),
+            "limit of plain passes, four devices": partial(limit, plain, FOUR, STEPS),
+            "four devices, shares: auto": Contestant(ctx, "auto", epochs).warm,
+        }
+        return alternate(contestants, rounds)
+
+
+def whole_samples(fracs: Sequence[float]) -> float:
+    """Give the share of the sum of speeds that whole samples allow where nothing else costs.
+
+    Examples
+    --------
+    >>> round(whole_samples((8, 4, 2, 1)), 3)
+    0.985
+    """
+    return BATCH / make_plan([StepModel(0.0, 1.0 / frac) for frac in fracs], BATCH).step_s / sum(fracs)
+
+
+def against(mine: Sequence[float], rival: Sequence[float]) -> float:
+    """Give the median over the rounds of one contestant over another, both of the same round."""
+    return statistics.median(a / b for a, b in zip(mine, rival, strict=True))
+
+
+def main() -> None:
+    """Measure and print."""
+    given = arguments(str(__doc__).splitlines()[0])
+    rounds, epochs = (1, 1) if given.quick else (7, 2)
+    torch.set_num_threads(1)
+    bench = Bench("train_shares", "training on unequal devices", ("torch", "safetensors"), given.out)
+    plain = Plain()
+    two, last = two_devices(rounds, epochs, plain)
+    four = four_devices(rounds, epochs, plain)
+    for what, speeds in (two | four).items():
         bench.measure(what, speeds, "samples/s")
-    own = [a + b for a, b in zip(samples["fast device alone"], samples["slow device alone"], strict=True)]
-
-    def against(what: str, rival: list[float]) -> float:
-        """Give the median over the rounds of one contestant over another, both of the same round."""
-        ratios = sorted(mine / theirs for mine, theirs in zip(samples[what], rival, strict=True))
-        return ratios[len(ratios) // 2]
-
-    bench.claim("share of the sum of speeds", against("both, shares: auto", own), rival="each alone", at_least=0.95)
-    rival = samples["plain DDP, equal shares"]
-    bench.claim("speed", against("both, shares: auto", rival), rival="plain DDP, equal shares", at_least=1.9)
-    bench.claim("share from cold", against("both, from cold", own), rival="each alone", at_least=0.90)
-    bench.note(last_shares=shares, global_batch=BATCH, steps=SAMPLES // BATCH * epochs)
+    fast, slow = two["plain torch, the fast device"], two["plain torch, the slow device"]
+    own = [a + b for a, b in zip(fast, slow, strict=True)]
+    auto = two["both, shares: auto"]
+    bench.claim("3 : 1, share of the sum of speeds", against(auto, own), rival="plain torch on each", at_least=0.95)
+    bench.claim("3 : 1, share of what the passes allow", against(auto, two["limit of plain passes"]), rival="limit")
+    rival = two["plain DDP, equal shares"]
+    bench.claim("3 : 1, speed", against(auto, rival), rival="plain DDP, equal shares", at_least=1.9)
+    cold = against(two["both, from cold"], own)
+    bench.claim("3 : 1, share of the sum from cold", cold, rival="plain torch on each", at_least=0.90)
+    shared = four["four devices, shares: auto"]
+    allowed = [each * sum(FOUR) * whole_samples(FOUR) for each in four["plain torch, a whole core"]]
+    share = against(shared, allowed)
+    bench.claim("8 : 4 : 2 : 1, share of what whole samples allow", share, rival="plain torch on each", at_least=0.90)
+    passes = against(shared, four["limit of plain passes, four devices"])
+    bench.claim("8 : 4 : 2 : 1, share of what the passes allow", passes, rival="limit")
+    alone = against(two["hetero, the fast device alone"], fast)
+    bench.claim("one device, speed", alone, rival="plain torch")
+    bench.note(last_shares=last.reports[-1].shares, global_batch=BATCH, steps=STEPS * epochs)
     bench.finish()
 
 

@@ -18,6 +18,7 @@ from hetero.train.values import Options
 __all__ = ["Sharing"]
 
 _WINDOW = 7
+_LOOKS_BEFORE_LEAVING = 3
 
 
 class Sharing:
@@ -60,6 +61,7 @@ class Sharing:
         self.units = -(-options.global_batch // options.unit)
         self.plan = self._first()
         self._steps = 0
+        self._looks = 0
 
     def _first(self) -> Plan:
         wanted = self.options.shares
@@ -105,16 +107,25 @@ class Sharing:
         if self.options.shares != "auto":
             return None
         better = planning.replanned(self.plan, self.models, self.units, self.comm_s, self._steps)
-        if better is not None:
-            self.plan, self._steps = better, 0
+        if better is None and not self._steps % _WINDOW:
+            self._looks = 0
+        if better is None or not self._is_settled(better):
+            return None
+        self.plan, self._steps, self._looks = better, 0, 0
         return better
+
+    def _is_settled(self, better: Plan) -> bool:
+        """Tell whether a plan may be taken; one that leaves somebody out, who will not be back, is looked at thrice."""
+        self._looks += 1
+        return len(better.members) == len(self.plan.members) or self._looks >= _LOOKS_BEFORE_LEAVING
 
     def _learn_comm(self, waits: Sequence[float]) -> None:
         """Take what the last member to come spent in the exchange for what talking costs: it waited for nobody."""
         self._waits.append(min(waits))
-        usual_s, known_s = median(self._waits), self.comm_s[len(self.team)]
-        if len(self._waits) == _WINDOW and min(usual_s, known_s) > 0.0:
-            self.comm_s = tuple(each_s * usual_s / known_s for each_s in self.comm_s)
+        others = len(self.team) - 1
+        if others and len(self._waits) == _WINDOW:
+            each_s = median(self._waits) / others
+            self.comm_s = (0.0, *(each_s * count for count in range(others + 1)))
 
     def _load(self, ids: Sequence[int]) -> float:
         if self.costs is not None:

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
     from hetero import errors
     from hetero.backends.base import Kernel
+    from hetero.batch.face import map_batches
     from hetero.drive.checkpoints import checkpoint, restore, resumable
     from hetero.floor.errors import HeteroError
     from hetero.model.device import Device
@@ -61,6 +62,7 @@ __all__ = [
     "get_current_device",
     "get_device_list",
     "get_memory_usage",
+    "map_batches",
     "namespace",
     "rank",
     "read_sample_log",
@@ -81,6 +83,7 @@ __all__ = [
 _HOMES = {
     "concurrent.futures": ("ALL_COMPLETED", "FIRST_COMPLETED", "FIRST_EXCEPTION", "as_completed", "wait"),
     "hetero.backends.base": ("Kernel",),
+    "hetero.batch.face": ("map_batches",),
     "hetero.drive.checkpoints": ("checkpoint", "restore", "resumable"),
     "hetero.floor.errors": ("HeteroError",),
     "hetero.model.device": ("Device",),

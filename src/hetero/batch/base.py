@@ -97,6 +97,10 @@ class Source(ABC):
         ended early or cannot be read raises a HeteroError with its name and the row that was reached.
         """
 
+    def peek(self) -> Piece | None:
+        """Give the first piece, or the beginning of it, without using it up; None where the source is empty."""
+        return next(iter(self.read(0)), None)
+
 
 class BadRecord(NamedTuple):
     """A record that has no result.

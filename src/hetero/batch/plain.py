@@ -155,6 +155,14 @@ class GeneratorSource(Source):
         if self._length is not None and place < self._length:
             raise HeteroError(f"{self._name} ended after {place} of {self._length} records", remedy=_TELL)
 
+    def peek(self) -> Piece | None:
+        """Give the first record; a plain iterator still gives it afterwards."""
+        if callable(self._make) or iter(self._make) is not self._make:
+            return super().peek()
+        found = list(itertools.islice(self._make, 1))
+        self._make = itertools.chain(found, self._make)
+        return Piece(found, "items", 0) if found else None
+
     def _fresh(self) -> Iterator[Any]:
         if callable(self._make):
             return iter(self._make())

@@ -1,0 +1,189 @@
+"""`map_batches`: one function or model over all records of a source, every device at its own batch size.
+
+In: a function, a source, where the results go. Out: an `Outcome`. The work is in `hetero.batch.run`.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hetero.batch import learned
+from hetero.batch.base import Job, Sink, Source
+from hetero.batch.committing import Committer, Journal, MergeSink
+from hetero.batch.finding import sink_of, source_of
+from hetero.batch.functions import function_key, prepared
+from hetero.batch.options import Options, options_of
+from hetero.batch.outcome import Outcome
+from hetero.batch.records import count, size_bytes
+from hetero.batch.run import Run
+from hetero.batch.worker import Program, packed_work
+from hetero.floor import settings
+from hetero.floor.errors import BadValueError, NothingFitsError
+from hetero.model.device import Device
+from hetero.session.kept import digest
+from hetero.session.requests import KERNEL_KINDS
+
+if TYPE_CHECKING:
+    from hetero.session.context import Context
+
+__all__ = ["map_batches"]
+
+_numbers = itertools.count(1)
+
+
+def map_batches(
+    fn: Any,
+    source: Any,
+    *,
+    batch: str | int | Mapping[str, int] = "auto",
+    merge: Any = None,
+    out: Any = None,
+    form: str | None = None,
+    ordered: bool = True,
+    name: str | None = None,
+    errors: float | str = 0,
+    resume: bool = False,
+    overwrite: bool = False,
+    timeout: float | str | None = None,
+    time_limit: float | str | None = None,
+    memory: int | str = "1GiB",
+    part: int | None = None,
+    cost: Callable[[Any], float] | None = None,
+    same_count: bool = True,
+    check_finite: bool = False,
+    spill: bool = False,
+    precision: str = "float32",
+    learn: bool = True,
+    ctx: Context | None = None,
+    devices: Any = None,
+) -> Outcome:
+    """Run a function or a model over all records of a source, every device at its own batch size.
+
+    Parameters
+    ----------
+    fn : a function of a batch; a class with `setup(device)` and `__call__(batch)`, made once a worker; a torch
+        module; or an ONNX model or file. It gives one result for each record
+    source : a list, an array, a dict of arrays, a generator or a function that makes one, a path, or a `Source`
+    batch : 'auto' finds each device's best size; a number; or numbers by device word, as in {'cuda': 256}
+    merge : None or 'concatenate' keeps the results; 'sum', 'mean', 'count', `TopK(k)`, `Histogram(edges)` or an
+        associative function of two values gives one value, combined on the devices first
+    out : where the results go: None gives them back, a function gets them run by run, a folder gets files
+    form : of the files, 'jsonl' or 'npy'
+    ordered : False lets a function have the results as they come
+    name : of the run; a merge without a folder is resumed under it
+    errors : how many bad records may be set aside, or which share, as in '1%'; one more stops the run
+    resume, overwrite : what to do where `out` holds something; without either it is refused
+    timeout, time_limit : of a batch, and of the whole, as in '30s'
+    memory : bound on the records and results that are held at a time
+    part : items that make one file or one call
+    cost : of a record, where records differ much: batches are then of equal cost, not of equal number
+    same_count : False allows more or fewer results than records
+    check_finite : True sets records aside whose results hold NaN or an infinity
+    spill : True keeps results that wait for their turn on disk
+    precision : of a torch module: 'float32', 'bfloat16', 'float16', or 'any' for each device's quickest
+    learn : False neither uses nor keeps the batch sizes of other runs
+    ctx : the Context whose devices do the work; one is opened where none is given
+    devices : the fleet of the Context that is opened
+
+    Raises
+    ------
+    BadRecordsError
+        There are more bad records than allowed; the message names one and its place.
+    BadValueError
+        An option is wrong, the source cannot be read, or `out` holds something.
+    TimeLimitError
+        It took longer than allowed.
+    NothingFitsError
+        No device can do it.
+
+    Examples
+    --------
+    >>> import hetero
+    >>> hetero.map_batches(lambda batch: [2 * x for x in batch], range(5), devices="cpu:1").value
+    [0, 2, 4, 6, 8]
+    """
+    others = {"ordered": ordered, "name": name or "", "cost": cost, "same_count": same_count, "learn": learn}
+    options = options_of(
+        batch=batch, merge=merge, errors=errors, resume=resume, overwrite=overwrite, timeout=timeout,
+        time_limit=time_limit, memory=memory, part=part, check_finite=check_finite, spill=spill, **others,
+    )  # fmt: skip
+    function, records = prepared(fn, precision), source_of(source)
+    key = digest(function_key(fn), precision)
+    program = Program(function, records.load, options.merge, same_count, check_finite)
+    sink = _sink(options, out, form)
+    if ctx is not None and devices is not None:
+        raise BadValueError(
+            "ctx and devices exclude one another", remedy="give the Context, or the devices of a new one"
+        )
+    with nullcontext(ctx) if ctx is not None else _opened(devices) as context:
+        return _run(context, program, key, name or _name(fn), records, sink, options)
+
+
+def _run(ctx: Context, program: Program, key: str, name: str, source: Source, sink: Sink, options: Options) -> Outcome:
+    taking_part = _devices(ctx)
+    job = Job(
+        digest(key, source.identity(), options.part_items, repr(type(options.merge)), options.same_count),
+        options.part_items or _part_items(source, sink),
+        source.length,
+    )
+    parts = sink.open(job, options.found)
+    journal = None if sink.journal is None else Journal(sink.journal)
+    committer = Committer(sink, job, journal, options.ordered, options.spill)
+    done = committer.resume(parts)
+    sizes = {device.id: _sizes(key, device, options) for device in taking_part}
+    work = packed_work(f"{key}-{next(_numbers)}", program)
+    run = Run(ctx, taking_part, sizes, work, source, committer, options, done, job.part_items, name)
+    try:
+        return run.go()
+    finally:
+        if options.learn:
+            learned.keep(key, {device: sizes[device.id] for device in taking_part})
+
+
+def _sizes(key: str, device: Device, options: Options) -> Any:
+    from hetero.plan.batch_sizes import Sizes
+
+    fixed = options.size_for(device)
+    return learned.known_sizes(key, device, fixed) if options.learn else Sizes(fixed)
+
+
+def _devices(ctx: Context) -> list[Device]:
+    """Give the devices that can run Python."""
+    found = [device for device in ctx.devices if device.kind not in KERNEL_KINDS and not device.simulated]
+    if not found:
+        names = ", ".join(device.short for device in ctx.devices)
+        raise NothingFitsError(f"none of {names} runs Python functions", remedy="add a CPU or a GPU")
+    return found
+
+
+def _opened(devices: Any) -> Context:
+    from hetero.session.context import Context
+
+    return Context(devices=devices)
+
+
+def _sink(options: Options, out: Any, form: str | None) -> Sink:
+    if options.merge is None:
+        return sink_of(out, form)
+    if out is not None and not isinstance(out, str | Path):
+        raise BadValueError("a merge gives one value and no results for out", remedy="read it from .value")
+    if out is not None:
+        return MergeSink(options.merge, Path(out))
+    return MergeSink(options.merge, settings.home() / "batches" / options.name if options.name else None)
+
+
+def _name(fn: Any) -> str:
+    return getattr(fn, "__name__", type(fn).__name__)
+
+
+def _part_items(source: Source, sink: Sink) -> int:
+    """Give how many items make a part of about the sink's size, told from the first piece."""
+    first = source.peek()
+    if first is None:
+        raise BadValueError("the source is empty", remedy="give at least one record")
+    item_bytes = max(1.0, size_bytes(first.records) / count(first.records))
+    return max(1, int(sink.part_bytes / item_bytes))

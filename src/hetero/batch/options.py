@@ -1,0 +1,130 @@
+"""The options of bulk work as users write them, checked once.
+
+In: keywords with units and words. Out: one frozen value. It must not open a source, a sink or a device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from hetero.batch.base import Found
+from hetero.batch.merges import Merge, merge_of
+from hetero.floor.errors import BadValueError
+from hetero.floor.units import parse_bytes, parse_seconds, shown
+from hetero.model.device import Device
+
+__all__ = ["Options", "options_of"]
+
+_MEMORY_BYTES = 1 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What was asked for.
+
+    Attributes
+    ----------
+    batch : None to find each device's best size, a size, or sizes by device word
+    merge : None to keep the results as they are
+    errors : bad records that are allowed, a share where below 1
+    found : what to do where the sink holds something
+    timeout_s, time_limit_s : of a batch and of the whole, None for none
+    memory_bytes : bound on records and results in flight
+    part_items : items of a part, None to follow the sink
+    """
+
+    batch: int | Mapping[str, int] | None = None
+    merge: Merge | None = None
+    ordered: bool = True
+    name: str = ""
+    errors: float = 0.0
+    found: Found = "refuse"
+    timeout_s: float | None = None
+    time_limit_s: float | None = None
+    memory_bytes: int = _MEMORY_BYTES
+    part_items: int | None = None
+    cost: Callable[[Any], float] | None = None
+    same_count: bool = True
+    check_finite: bool = False
+    spill: bool = False
+    progress: bool | None = None
+    learn: bool = True
+
+    def size_for(self, device: Device) -> int | None:
+        """Give the size that was asked for on a device, None to find it."""
+        if self.batch is None or isinstance(self.batch, int):
+            return self.batch
+        words = (device.id, device.short, *sorted(device.words))
+        return next((self.batch[word] for word in words if word in self.batch), None)
+
+    def allows(self, bad: int, items: int) -> bool:
+        """Tell whether so many bad records are within the budget."""
+        return bad <= (self.errors * items if self.errors < 1 else self.errors)
+
+
+def options_of(
+    *,
+    batch: str | int | Mapping[str, int] = "auto",
+    merge: Any = None,
+    errors: float | str = 0,
+    resume: bool = False,
+    overwrite: bool = False,
+    timeout: float | str | None = None,
+    time_limit: float | str | None = None,
+    memory: int | str = _MEMORY_BYTES,
+    part: int | None = None,
+    **others: Any,
+) -> Options:
+    """Check the keywords of `map_batches`.
+
+    Raises
+    ------
+    BadValueError
+        A value is not allowed; the message says what is.
+
+    Examples
+    --------
+    >>> options_of(batch={"cpu": 8}, errors="1%", memory="256MB").errors
+    0.01
+    """
+    if resume and overwrite:
+        raise BadValueError("resume and overwrite exclude one another", remedy="give one of them")
+    return Options(
+        batch=_batch(batch),
+        merge=merge_of(merge),
+        errors=_budget(errors),
+        found="resume" if resume else "overwrite" if overwrite else "refuse",
+        timeout_s=None if timeout is None else parse_seconds(timeout),
+        time_limit_s=None if time_limit is None else parse_seconds(time_limit),
+        memory_bytes=parse_bytes(memory),
+        part_items=None if part is None else _whole("part", part),
+        **others,
+    )
+
+
+def _batch(given: Any) -> int | dict[str, int] | None:
+    if given == "auto":
+        return None
+    if isinstance(given, Mapping):
+        return {str(word).casefold(): _whole(f"batch[{word!r}]", size) for word, size in given.items()}
+    return _whole("batch", given)
+
+
+def _whole(name: str, given: Any) -> int:
+    if isinstance(given, bool) or not isinstance(given, int) or given < 1:
+        allowed = "give 'auto', a whole number from 1, or one by device" if name == "batch" else "give one from 1"
+        raise BadValueError(f"{name}={shown(given)} is not allowed", remedy=allowed)
+    return given
+
+
+def _budget(given: float | str) -> float:
+    try:
+        text = str(given).strip()
+        value = float(text[:-1]) / 100.0 if text.endswith("%") else float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value < float("inf"):
+        raise BadValueError(f"errors={shown(given)} is not allowed", remedy="give a number of records, or '1%'")
+    return value

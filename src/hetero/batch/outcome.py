@@ -1,0 +1,110 @@
+"""What a run of bulk work came to: the value, the bad records, and what each device did.
+
+In: counts. Out: values and words for people. It must not change anything.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from hetero.batch.base import BadRecord
+from hetero.model.device import Device
+
+__all__ = ["Lane", "Outcome"]
+
+
+@dataclass(slots=True)
+class Lane:
+    """What one device did.
+
+    Attributes
+    ----------
+    device : itself
+    items, calls, failed : records done, batches begun, batches that failed
+    busy_s : s, that its batches took
+    batch : its best size in the end, 0 where nobody knows
+    raw_bytes : of its results before they were merged
+    left_out : why it did nothing, or no more; '' where it took part
+    """
+
+    device: Device
+    items: int = 0
+    calls: int = 0
+    failed: int = 0
+    busy_s: float = 0.0
+    batch: int = 0
+    raw_bytes: int = 0
+    left_out: str = ""
+
+    @property
+    def rate(self) -> float:
+        """Records a second while it worked, 0 where it did nothing."""
+        return self.items / self.busy_s if self.busy_s else 0.0
+
+    def note(self, items: int, seconds: float, raw_bytes: int) -> None:
+        """Take note of a batch that is done."""
+        self.items += items
+        self.busy_s += seconds
+        self.raw_bytes += raw_bytes
+
+    def as_dict(self) -> dict[str, Any]:
+        """Give the figures by name."""
+        return {
+            "device": self.device.id,
+            "items": self.items,
+            "items_per_s": self.rate,
+            "batch": self.batch,
+            "calls": self.calls,
+            "failed": self.failed,
+            "left_out": self.left_out,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What came of a run.
+
+    Attributes
+    ----------
+    value : the results joined, the merged value, or the folder that they were written to
+    items : records of the source
+    resumed : of them, those that an earlier run had done
+    bad : records that have no result
+    seconds : s, of this run
+    lanes : what each device did
+    """
+
+    value: Any
+    items: int
+    resumed: int
+    bad: tuple[BadRecord, ...]
+    seconds: float
+    lanes: tuple[Lane, ...]
+
+    @property
+    def left_out(self) -> dict[str, str]:
+        """The devices that did nothing, with the reason."""
+        return {lane.device.short: lane.left_out for lane in self.lanes if lane.left_out}
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """The best batch size of each device that took part."""
+        return {lane.device.short: lane.batch for lane in self.lanes if lane.batch}
+
+    def as_dict(self) -> dict[str, Any]:
+        """Give everything but the value by name."""
+        return {
+            "items": self.items,
+            "resumed": self.resumed,
+            "seconds": self.seconds,
+            "items_per_s": (self.items - self.resumed) / self.seconds if self.seconds else 0.0,
+            "bad": [record.as_dict() for record in self.bad],
+            "devices": [lane.as_dict() for lane in self.lanes],
+        }
+
+    def __str__(self) -> str:
+        fresh = self.items - self.resumed
+        each = ", ".join(f"{lane.device.short} {lane.items} in batches of {lane.batch}" for lane in self.lanes)
+        bad = f", {len(self.bad)} set aside" if self.bad else ""
+        return f"{fresh} records in {self.seconds:.3g} s{bad}: {each}"

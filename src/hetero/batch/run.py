@@ -1,0 +1,336 @@
+"""The run: devices ask, batches go out, results come back, failing ones are halved until the bad records are found.
+
+In: a source, a program, a sink, a Context. Out: an `Outcome`. It must not decide sizes: the planner does.
+"""
+
+from __future__ import annotations
+
+import math
+import queue
+from collections import deque
+from collections.abc import Sequence
+from concurrent.futures import CancelledError
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from hetero.batch.base import BadRecord, Source
+from hetero.batch.committing import Committer, Entry
+from hetero.batch.errors import BadRecordsError, TimeLimitError
+from hetero.batch.options import Options
+from hetero.batch.outcome import Lane, Outcome
+from hetero.batch.reading import Batch, Reader
+from hetero.batch.worker import Done, Work, run_batch
+from hetero.floor.clock import monotonic_s
+from hetero.floor.errors import (
+    DeviceError,
+    HeteroError,
+    NothingFitsError,
+    OutOfDeviceMemoryError,
+    TaskLostError,
+)
+from hetero.model.device import Device
+from hetero.plan.batch_planner import Planner
+from hetero.plan.batch_sizes import Sizes
+from hetero.session.tasks import task
+
+if TYPE_CHECKING:
+    from hetero.session.context import Context
+    from hetero.session.futures import Future
+
+__all__ = ["Run"]
+
+_LOOK_S = 0.05
+_PATIENCE_S = 1.0
+_WRITES = 8
+_CRASHES = 2
+
+
+@dataclass(slots=True)
+class _Flight:
+    """A batch that one device works on, or two.
+
+    Attributes
+    ----------
+    batch : the items
+    avoid : the device where it failed, '' where it did not
+    suspected : True where it is part of a batch that failed
+    crashes : workers that died of it
+    runs : future and time of handing in, by device
+    """
+
+    batch: Batch
+    avoid: str = ""
+    suspected: bool = False
+    crashes: int = 0
+    runs: dict[str, tuple[Future, float]] = field(default_factory=dict)
+
+
+class Run:
+    """One run over a source.
+
+    Parameters
+    ----------
+    ctx : gives the devices
+    devices : that take part
+    sizes : of batches, by device id
+    work : the program as it travels
+    source, committer, options : what is read, who takes the results, what was asked for
+    done : (begin, end) of items that have results already
+    part_items : items of a part
+    """
+
+    def __init__(
+        self,
+        ctx: Context,
+        devices: Sequence[Device],
+        sizes: dict[str, Sizes],
+        work: Work,
+        source: Source,
+        committer: Committer,
+        options: Options,
+        done: Sequence[tuple[int, int]],
+        part_items: int,
+        name: str,
+    ) -> None:
+        self.ctx, self.options, self.committer, self.source = ctx, options, committer, source
+        self.planner = Planner(sizes)
+        self.lanes = {device.id: Lane(device) for device in devices}
+        self._work: Any = ctx.put(work)
+        self._tasks = {
+            device.id: task(run_batch, on=(device.id,), name=name, crashes=0, timeout=options.timeout_s)
+            for device in devices
+        }
+        self._flights: dict[int, _Flight] = {}
+        self._again: deque[_Flight] = deque()
+        self._inbox: queue.SimpleQueue[tuple[int, str, float] | None] = queue.SimpleQueue()
+        self._last_s: dict[str, float] = {}
+        self._tickets = 0
+        self.begin_s = monotonic_s()
+        self._resumed = sum(end - begin for begin, end in done)
+        self.reader = Reader(
+            source, part_items, done, options.memory_bytes // 2, options.cost, lambda: self._inbox.put(None)
+        )
+
+    def go(self) -> Outcome:
+        """Run to the end.
+
+        Raises
+        ------
+        BadRecordsError
+            There are more bad records than allowed.
+        TimeLimitError
+            It took too long.
+        HeteroError
+            The source cannot be read, the sink cannot be written, or no device is left.
+        """
+        try:
+            while not self._over():
+                self._hand_out()
+                self._take_news()
+            value = self._finished()
+        except BaseException:
+            self._stop()
+            raise
+        finally:
+            self.reader.close()
+        return self._outcome(value)
+
+    def _over(self) -> bool:
+        if self.reader.trouble is not None:
+            raise self.reader.trouble
+        self.committer.check()
+        spent_s = monotonic_s() - self.begin_s
+        if self.options.time_limit_s is not None and spent_s > self.options.time_limit_s:
+            raise TimeLimitError(
+                f"not done within {self.options.time_limit_s:g} s: {self._items()} records have results",
+                remedy="allow more time and resume",
+            )
+        return self.reader.exhausted and not self._flights and not self._again
+
+    def _finished(self) -> Any:
+        length = self.source.length
+        if length is not None and self.reader.items < length:
+            raise HeteroError(
+                f"the source ended after {self.reader.items} of {length} records", remedy="see whether it changed"
+            )
+        return self.committer.finish()
+
+    def _stop(self) -> None:
+        for flight in self._flights.values():
+            for future, _ in flight.runs.values():
+                future.cancel()
+        self.committer.abort()
+
+    # --- handing out ---------------------------------------------------------------------------------------
+
+    def _hand_out(self) -> None:
+        for name in self.planner.names:
+            while name in self.planner.names and (flight := self._next_for(name)) is not None:
+                self._tickets += 1
+                self._flights[self._tickets] = flight
+                self._submit(name, self._tickets)
+            if name in self.planner.names and (late := self.planner.rescue(name, monotonic_s())) is not None:
+                self._submit(name, late)
+
+    def _next_for(self, name: str) -> _Flight | None:
+        given = self.planner.given(name)
+        if len(given) > 1:
+            return None
+        for flight in self._again:
+            if flight.avoid != name or len(self.planner.names) == 1:
+                self._again.remove(flight)
+                return flight
+        if not self._has_room():
+            return None
+        size = self.planner.ask(name, self.reader.left, monotonic_s())
+        batch = self.reader.take(size, hungry=not given) if size else None
+        return None if batch is None else _Flight(batch)
+
+    def _has_room(self) -> bool:
+        """Tell whether more may be in flight: results that wait for a slow batch, or for the sink, hold it back."""
+        if self.committer.writing > _WRITES:
+            return False
+        return not self._flights or self.committer.held_bytes < self.options.memory_bytes // 2
+
+    def _submit(self, name: str, ticket: int) -> None:
+        flight = self._flights[ticket]
+        now_s = monotonic_s()
+        self.planner.give(name, ticket, flight.batch.cost, now_s)
+        try:
+            future = self.ctx.submit(self._tasks[name], self._work, flight.batch.records, flight.batch.begin)
+        except NothingFitsError as error:
+            self._leave_out(name, str(error))
+            return
+        flight.runs[name] = future, now_s
+        self.lanes[name].calls += 1
+        future.add_done_callback(lambda _: self._inbox.put((ticket, name, monotonic_s())))
+
+    # --- taking news ---------------------------------------------------------------------------------------
+
+    def _take_news(self) -> None:
+        if self._over():
+            return
+        idle = any(not self.planner.given(name) for name in self.planner.names)
+        try:
+            news = self._inbox.get(timeout=_LOOK_S if idle else _PATIENCE_S)
+            while True:
+                if news is not None:
+                    self._ended(*news)
+                news = self._inbox.get_nowait()
+        except queue.Empty:
+            return
+
+    def _ended(self, ticket: int, name: str, at_s: float) -> None:
+        flight = self._flights.get(ticket)
+        if flight is None or name not in flight.runs:
+            return
+        future, given_s = flight.runs.pop(name)
+        seconds = at_s - max(given_s, self._last_s.get(name, 0.0))
+        self._last_s[name] = at_s
+        try:
+            done: Done = future.result()
+        except (Exception, CancelledError) as error:  # noqa: BLE001  whatever the function raised is looked into
+            if name in self.planner.names:
+                self.planner.done(name, ticket, at_s)
+            self._failed(ticket, flight, name, error)
+            return
+        if name in self.planner.names:
+            self.planner.done(name, ticket, at_s, max(seconds, done.seconds), done.cold)
+        self._commit(ticket, flight, name, done, seconds)
+
+    def _commit(self, ticket: int, flight: _Flight, name: str, done: Done, seconds: float) -> None:
+        del self._flights[ticket]
+        for other, (future, _) in flight.runs.items():
+            future.cancel()
+            self.planner.done(other, ticket, monotonic_s())
+        batch, lane = flight.batch, self.lanes[name]
+        lane.note(len(batch), seconds, done.raw_bytes)
+        bad = tuple(BadRecord(batch.begin + at, batch.place(batch.begin + at), why) for at, why in done.bad)
+        self.committer.take(Entry(batch.begin, batch.end, done.results, bad), done.seconds)
+        self._refuse_beyond_budget(bad, None)
+
+    # --- trouble -------------------------------------------------------------------------------------------
+
+    def _failed(self, ticket: int, flight: _Flight, name: str, error: BaseException) -> None:
+        self.lanes[name].failed += 1
+        if flight.runs:
+            return
+        del self._flights[ticket]
+        if isinstance(error, ImportError):
+            self._leave_out(name, f"its worker lacks a package: {error}", error)
+            self._again.append(flight)
+        elif isinstance(error, DeviceError | NothingFitsError) and not isinstance(error, OutOfDeviceMemoryError):
+            self._leave_out(name, str(error), error)
+            self._again.append(flight)
+        elif isinstance(error, MemoryError) and len(flight.batch) > 1:
+            self.planner.sizes(name).too_large(flight.batch.cost)
+            self._again.extend(_Flight(half, suspected=flight.suspected) for half in flight.batch.halves())
+        elif isinstance(error, TaskLostError) and flight.crashes + 1 < _CRASHES:
+            self._again.append(_Flight(flight.batch, name, flight.suspected, flight.crashes + 1))
+        elif len(flight.batch) > 1:
+            self._again.extend(_Flight(half, name, True, flight.crashes) for half in flight.batch.halves())
+        elif not flight.suspected:
+            self._again.append(_Flight(flight.batch, name, True, flight.crashes))
+        else:
+            self._set_aside(flight.batch, error)
+
+    def _set_aside(self, batch: Batch, error: BaseException) -> None:
+        reason = " ".join(f"{type(error).__name__}: {error}".split())
+        bad = (BadRecord(batch.begin, batch.place(batch.begin), reason),)
+        merge = self.options.merge
+        state = None if merge is None else merge.start(None, batch.begin, batch.end)
+        self._refuse_beyond_budget(bad, error)
+        self.committer.take(Entry(batch.begin, batch.end, state, bad), 0.0)
+
+    def _refuse_beyond_budget(self, bad: Sequence[BadRecord], cause: BaseException | None) -> None:
+        total = len({record.item for record in (*self.committer.bad, *bad)})
+        if not bad or self.options.allows(total, self.source.length or self._items()):
+            return
+        record = bad[0]
+        words = "record" if total == 1 else f"{total} records have no result; the last one, record"
+        raise BadRecordsError(
+            f"{words} {record.item} ({record.place}): {record.reason}",
+            remedy="mend it, or allow some to be set aside: errors=10 or errors='1%'",
+        ) from cause
+
+    def _leave_out(self, name: str, why: str, error: BaseException | None = None) -> None:
+        if name not in self.planner.names:
+            return
+        self.lanes[name].left_out = why
+        for ticket in self.planner.drop(name):
+            flight = self._flights.get(ticket)
+            if flight is not None:
+                flight.runs.pop(name, None)
+                if not flight.runs:
+                    self._again.append(self._flights.pop(ticket))
+        if not self.planner.names:
+            reasons = "; ".join(f"{lane.device.short}: {lane.left_out}" for lane in self.lanes.values())
+            raise NothingFitsError(f"no device is left: {reasons}") from error
+
+    # --- telling -------------------------------------------------------------------------------------------
+
+    def _items(self) -> int:
+        return self._resumed + sum(lane.items for lane in self.lanes.values())
+
+    def end_s(self) -> float:
+        """Give in how many seconds everything should be done, infinite where nobody knows."""
+        now_s = monotonic_s()
+        left = self.reader.left
+        return math.inf if math.isinf(left) else self.planner.end_s(left, now_s) - now_s
+
+    def _outcome(self, value: Any) -> Outcome:
+        for name, lane in self.lanes.items():
+            if name not in self.planner.names:
+                continue
+            law = self.planner.sizes(name).law
+            lane.batch = 0 if law is None else int(law.best)
+            if not lane.items and not lane.left_out:
+                lane.left_out = self.planner.why_idle(name) or "the others were done before it could help"
+        return Outcome(
+            value=value,
+            items=self.reader.items,
+            resumed=self._resumed,
+            bad=tuple(sorted(self.committer.bad)),
+            seconds=monotonic_s() - self.begin_s,
+            lanes=tuple(self.lanes.values()),
+        )

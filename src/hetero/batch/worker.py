@@ -1,0 +1,138 @@
+"""What runs on a worker: one batch through the user's function, checked, and merged where that is wanted.
+
+In: a program that was sent once, the records of a batch. Out: results, and which records have none.
+It must not raise for a single bad record that it can name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import cloudpickle
+import numpy as np
+
+from hetero.batch.errors import WrongResultError
+from hetero.batch.functions import Prepared
+from hetero.batch.merges import Merge
+from hetero.batch.records import count, is_records, size_bytes, without
+from hetero.floor.clock import monotonic_s
+
+__all__ = ["Done", "Program", "Work", "packed_work", "run_batch"]
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """What a worker does with each batch.
+
+    Attributes
+    ----------
+    function : made ready once a worker
+    load : turns what travelled into records, None where they travel as they are
+    merge : combines the results here, None to send them back
+    same_count : True where each record must have one result
+    check_finite : True sets records aside whose results are not finite
+    """
+
+    function: Prepared
+    load: Callable[[Any], Any] | None = None
+    merge: Merge | None = None
+    same_count: bool = True
+    check_finite: bool = False
+
+
+class Work(NamedTuple):
+    """A program as it travels: its name, and its bytes as an array, which workers map and do not copy."""
+
+    key: str
+    payload: Any
+
+
+class Done(NamedTuple):
+    """What a batch gave.
+
+    Attributes
+    ----------
+    results : of the records, or the merge's state; None where every record is bad
+    bad : place in the batch and reason of records without a result
+    seconds : s, that the function took
+    cold : True for the first batch of this worker
+    raw_bytes : of the results before they were merged
+    """
+
+    results: Any
+    bad: tuple[tuple[int, str], ...]
+    seconds: float
+    cold: bool
+    raw_bytes: int
+
+
+_kept: dict[str, tuple[str, Program, Callable[[Any], Any]]] = {}
+
+
+def packed_work(key: str, program: Program) -> Work:
+    """Pack a program for its journey."""
+    return Work(key, np.frombuffer(cloudpickle.dumps(program), dtype=np.uint8))
+
+
+def run_batch(work: Work, records: Any, begin: int) -> Done:
+    """Run the function over a batch; runs as a task.
+
+    Parameters
+    ----------
+    begin : number of the first item
+    """
+    from hetero.session.inside import get_current_device
+
+    device = get_current_device()
+    cold = _kept.get(device.id, ("",))[0] != work.key
+    if cold:
+        program: Program = cloudpickle.loads(work.payload.tobytes())
+        _kept[device.id] = work.key, program, program.function.for_device(device)
+    _, program, function = _kept[device.id]
+    begin_s = monotonic_s()
+    loaded = records if program.load is None else program.load(records)
+    results = _as_records(function(loaded), count(records), program)
+    seconds = monotonic_s() - begin_s
+    bad = _not_finite(results) if program.check_finite else ()
+    kept = without(results, [place for place, _ in bad]) if bad else results
+    return _merged(program, Done(kept, bad, seconds, cold, size_bytes(kept)), begin, count(records))
+
+
+def _merged(program: Program, done: Done, begin: int, expected: int) -> Done:
+    if program.merge is None:
+        return done
+    gone = [begin + place for place, _ in done.bad]
+    results = None if len(gone) == expected else done.results
+    return done._replace(results=program.merge.start(results, begin, begin + expected, gone))
+
+
+def _as_records(results: Any, expected: int, program: Program) -> Any:
+    """Give the results in a form that can be counted, cut and sent."""
+    found = results.detach().cpu().numpy() if hasattr(results, "detach") else results
+    if not is_records(found):
+        raise WrongResultError(
+            f"the function gave a {type(results).__name__} for a batch of {expected}",
+            remedy="return a list, an array, a dict of arrays or a table with one entry a record",
+        )
+    if program.same_count and count(found) != expected:
+        raise WrongResultError(
+            f"the function gave {count(found)} results for {expected} records",
+            remedy="return one for each, or say same_count=False",
+        )
+    return found
+
+
+def _not_finite(results: Any) -> tuple[tuple[int, str], ...]:
+    """Give the places of results that hold NaN or an infinity."""
+    columns = results.values() if isinstance(results, dict) else (results,)
+    reasons: dict[int, str] = {}
+    for column in columns:
+        values = np.asarray(column) if isinstance(column, list | np.ndarray) else np.zeros(0)
+        if values.dtype.kind not in "fc" or not len(values):
+            continue
+        for place in np.flatnonzero(~np.isfinite(values.reshape(len(values), -1)).all(axis=1)).tolist():
+            word = "NaN" if np.isnan(values[place]).any() else "an infinity"
+            reasons.setdefault(place, f"the result holds {word}")
+    return tuple(sorted(reasons.items()))

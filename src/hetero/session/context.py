@@ -275,6 +275,12 @@ class Context(AsyncTwins):
 
         return reduce(self, as_task(function), futures, ordered)
 
+    def map_batches(self, fn: Any, source: Any, /, **options: Any) -> Any:
+        """Run a function or a model over many records, every device at its own batch size; see `hetero.map_batches`."""
+        from hetero import map_batches
+
+        return map_batches(fn, source, ctx=self, **options)
+
     def explain(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Explained:
         """Say for each device how long this call would take, how that is known, and which would be chosen."""
         from hetero.session.explain import Explained

@@ -146,10 +146,12 @@ def check_sums(found: list[list[Any]], model: Any, step: int, ranks: Any = RANKS
             np.testing.assert_allclose(mine[0], expected, rtol=tolerance, atol=tolerance * np.abs(expected).max())
 
 
-def stepped(group: Group, model: Any, steps: int, passes: int = 1, **options: Any) -> list[tuple[int, list[Any]]]:
+def stepped(
+    group: Group, model: Any, steps: int, passes: int = 1, overlap: str = "always"
+) -> list[tuple[int, list[Any]]]:
     """Do some steps on one member; gives for each the rows that left early, and the gradients."""
     own = copy.deepcopy(model)
-    gradients = Gradients(list(own.parameters()), 1, Options(8, **options))
+    gradients = Gradients(list(own.parameters()), 1, Options(8, overlap=overlap))
     found = []
     for step in range(steps):
         gradients.begin(group)
@@ -175,7 +177,7 @@ def test_rows_leave_during_the_last_pass_and_the_sum_is_that_of_all_members(
 
 
 def test_without_overlap_nothing_leaves_early(team: Members, model: Any) -> None:
-    found = asked(team, lambda group: stepped(group, model, 2, overlap=False))
+    found = asked(team, lambda group: stepped(group, model, 2, overlap="never"))
     assert [early for early, _ in found[0]] == [0, 0]
     check_sums([mine[1][1] for mine in found], model, 1)
 
@@ -183,7 +185,7 @@ def test_without_overlap_nothing_leaves_early(team: Members, model: Any) -> None
 def test_a_member_without_samples_adds_nothing_and_holds_nobody_up(team: Members, model: Any) -> None:
     def work(group: Group) -> list[Any]:
         own = copy.deepcopy(model)
-        gradients = Gradients(list(own.parameters()), 1, Options(8))
+        gradients = Gradients(list(own.parameters()), 1, Options(8, overlap="always"))
         for step in range(2):
             gradients.begin(group)
             if group.rank:
@@ -198,7 +200,7 @@ def test_a_member_without_samples_adds_nothing_and_holds_nobody_up(team: Members
 def test_a_step_that_is_begun_anew_keeps_what_has_left(team: Members, model: Any) -> None:
     def work(group: Group) -> list[Any]:
         own = copy.deepcopy(model)
-        gradients = Gradients(list(own.parameters()), 1, Options(8))
+        gradients = Gradients(list(own.parameters()), 1, Options(8, overlap="always"))
         for step in range(2):
             for tries in range(2 if step and group.rank else 1):
                 gradients.begin(group)
@@ -220,7 +222,7 @@ def test_gradients_that_come_in_parts_do_not_leave_early(team: Members) -> None:
 
     def work(group: Group) -> list[int]:
         own = copy.deepcopy(shared)
-        gradients = Gradients(list(own.parameters()), 1, Options(8))
+        gradients = Gradients(list(own.parameters()), 1, Options(8, overlap="always"))
         early = []
         for step in range(2):
             gradients.begin(group)
@@ -239,7 +241,7 @@ def test_gradients_that_come_in_parts_do_not_leave_early(team: Members) -> None:
 def test_a_gradient_that_changes_after_its_row_has_left_is_an_error(team: Members, model: Any) -> None:
     def work(group: Group) -> str:
         own = copy.deepcopy(model)
-        gradients = Gradients(list(own.parameters()), 1, Options(8))
+        gradients = Gradients(list(own.parameters()), 1, Options(8, overlap="always"))
         try:
             for passes in (1, 2):
                 gradients.begin(group)
@@ -251,7 +253,7 @@ def test_a_gradient_that_changes_after_its_row_has_left_is_an_error(team: Member
             return str(error)
         return ""
 
-    assert all("give the Trainer overlap=False" in said for said in asked(team, work))
+    assert all("give the Trainer overlap='never'" in said for said in asked(team, work))
     team.form()
 
 

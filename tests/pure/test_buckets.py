@@ -31,16 +31,16 @@ def test_every_gradient_is_in_one_bucket_with_its_kind(problem: tuple[list[int],
 
 
 @given(problems())
-def test_only_a_single_gradient_makes_a_bucket_larger_than_its_limit(
+def test_a_bucket_is_larger_than_its_limit_only_by_one_gradient(
     problem: tuple[list[int], list[str], list[int]],
 ) -> None:
     sizes, kinds, order = problem
     buckets = cut(sizes, kinds, order)
-    limit = bucket_bytes(sum(sizes))
-    assert all(len(bucket.indices) == 1 or bytes_of(bucket, sizes) <= limit for bucket in buckets)
-    for kind in set(kinds):
-        last = [bucket for bucket in buckets if bucket.kind == kind][-1]
-        assert len(last.indices) == 1 or bytes_of(last, sizes) <= MIB
+    lasts = [[bucket for bucket in buckets if bucket.kind == kind][-1] for kind in set(kinds)]
+    for bucket in buckets:
+        limit = MIB if bucket in lasts else bucket_bytes(sum(sizes))
+        largest = max(sizes[index] for index in bucket.indices)
+        assert bytes_of(bucket, sizes) <= limit or bytes_of(bucket, sizes) - largest < limit / 8
 
 
 @given(problems())

@@ -14,6 +14,7 @@ __all__ = ["Bucket", "bucket_bytes", "cut"]
 _LEAST_BYTES = 1 << 20
 _MOST_BYTES = 4 << 20
 _AIM = 8
+_LITTLE = 8
 
 
 class Bucket(NamedTuple):
@@ -56,7 +57,8 @@ def cut(nbytes: Sequence[int], kinds: Sequence[Hashable], order: Sequence[int]) 
     Notes
     -----
     The last bucket is what a step waits for when all is computed, so buckets are filled from the end: what the
-    sizes leave over makes the first one small, and the last one is at most 1 MiB unless one gradient is larger.
+    sizes leave over makes the first one small, and the last one aims at 1 MiB at most. A bucket that is less than
+    an eighth full takes the next gradient in, however large.
 
     Examples
     --------
@@ -71,7 +73,8 @@ def cut(nbytes: Sequence[int], kinds: Sequence[Hashable], order: Sequence[int]) 
         kind = kinds[index]
         held = open_.setdefault(kind, [])
         room = limit if any(bucket.kind == kind for bucket in closed) else _LEAST_BYTES
-        if held and sum(nbytes[one] for one in held) + nbytes[index] > room:
+        filled = sum(nbytes[one] for one in held)
+        if filled >= room // _LITTLE and filled + nbytes[index] > room:
             closed.append(Bucket(kind, tuple(reversed(held))))
             held.clear()
         held.append(index)

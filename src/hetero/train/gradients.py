@@ -9,11 +9,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from statistics import median
 from typing import Any
 
 import torch
 
 from hetero.comm.group import Group, Work
+from hetero.floor import clock
 from hetero.train import buckets
 from hetero.train.buckets import Bucket
 from hetero.train.compression import HALVES, Exchange, make_exchange, settle, starting
@@ -24,6 +26,7 @@ __all__ = ["BitwiseGradients", "Gradients"]
 _BITS = 40
 _LIMIT = 2.0**54
 _HEADER_UNIT = 2.0**20
+_TRIES = 10
 _CARRIERS = (torch.float32, torch.float64)
 
 
@@ -61,7 +64,9 @@ class Gradients:
     A group's first step is summed when all is computed: it shows in which order the first member's gradients come
     about, and all members cut their rows by that. From then on each row leaves during the last pass of a step, in
     the same order everywhere; the last row carries the header and leaves when everything is known. Where one row is
-    enough for all gradients, nothing leaves early.
+    enough for all gradients, nothing leaves early. With `overlap='auto'` ten steps are done in turn with and without,
+    and the way whose median the first member found shorter is kept: where the processors that compute also do the
+    work of the link, overlap gains nothing.
     """
 
     def __init__(self, parameters: Sequence[Any], header: int, options: Options) -> None:
@@ -76,7 +81,11 @@ class Gradients:
         self._used = [False] * len(self.parameters)
         self._came: list[int] = []
         self._last_pass = False
+        self._ordered = False
         self._early = False
+        self._tried: list[float] = []
+        self._gains = True
+        self._begun_s = 0.0
         self._unit = 1.0
         self._next: tuple[Bucket, ...] = ()
         self._start_anew()
@@ -90,7 +99,7 @@ class Gradients:
     @property
     def nbytes(self) -> int:
         """Bytes that a member sends and receives in a usual step, before the algorithm's own factor."""
-        if not self._learns or self._early:
+        if not self._learns or self._ordered:
             return sum(row.exchange.nbytes for row in self._rows)
         cuts = self._cut(range(len(self.parameters) - 1, -1, -1))
         usual = [self._exchange(bucket, number, "meta").nbytes for number, bucket in enumerate(cuts)]
@@ -100,25 +109,28 @@ class Gradients:
 
     def _start_anew(self) -> None:
         """Lay out one row a dtype; several rows follow when their order is known."""
-        kinds = list(dict.fromkeys(parameter.dtype for parameter in self.parameters))
-        whole = [Bucket(kind, tuple(i for i, p in enumerate(self.parameters) if p.dtype == kind)) for kind in kinds]
-        self._learns = self.options.overlap and len(self._cut(range(len(self.parameters)))) > len(whole)
-        self._lay_out(whole, early=False)
+        whole, several = self._whole(), self._cut(range(len(self.parameters)))
+        self._learns = self.options.overlap != "never" and len(several) > len(whole)
+        self._lay_out(whole, ordered=False)
+
+    def _whole(self) -> tuple[Bucket, ...]:
+        kinds = dict.fromkeys(parameter.dtype for parameter in self.parameters)
+        return tuple(Bucket(k, tuple(i for i, p in enumerate(self.parameters) if p.dtype == k)) for k in kinds)
 
     def _cut(self, order: Sequence[int]) -> tuple[Bucket, ...]:
         return buckets.cut([p.nbytes for p in self.parameters], [p.dtype for p in self.parameters], order)
 
-    def _lay_out(self, cuts: Sequence[Bucket], early: bool) -> None:
+    def _lay_out(self, cuts: Sequence[Bucket], ordered: bool) -> None:
         """Make the rows; the last one that can carries the header, in a row of its own where none can."""
-        self._early, self._next, self._under_way = early, (), []
+        self._ordered, self._next, self._under_way, self._tried = ordered, (), [], []
         whole = self.options.compression not in HALVES
         carrying = [at for at, bucket in enumerate(cuts) if whole and bucket.kind in _CARRIERS]
-        ordered = [*cuts[: carrying[-1]], *cuts[carrying[-1] + 1 :], cuts[carrying[-1]]] if carrying else cuts
+        leaving = [*cuts[: carrying[-1]], *cuts[carrying[-1] + 1 :], cuts[carrying[-1]]] if carrying else cuts
         self._rows = [
             _Row(
                 bucket.indices, self._exchange(bucket, at, extra=self._extra * (bool(carrying) and at == len(cuts) - 1))
             )
-            for at, bucket in enumerate(ordered)
+            for at, bucket in enumerate(leaving)
         ]
         if not carrying:
             self._rows.append(_Row((), Exchange(torch.zeros(self._extra, dtype=torch.float64), ())))
@@ -133,7 +145,7 @@ class Gradients:
         kind: Any = bucket.kind
         flat = torch.zeros(sum(p.numel() for p in mine) + extra, dtype=kind, device=place or mine[0].device)
         shapes = [tuple(p.shape) for p in mine]
-        if self._learns and not self._early and place is None:
+        if self._learns and not self._ordered and place is None:
             return Exchange(flat, shapes)
         return make_exchange(self.options, flat, shapes, number)
 
@@ -162,9 +174,11 @@ class Gradients:
             self._group = group
             self._start_anew()
         elif self._next:
-            self._lay_out(self._next, early=True)
+            self._lay_out(self._next, ordered=self._learns)
         self._rescale(unit)
+        self._early = self._leaves_early()
         gone = len(self._under_way)
+        self._begun_s = self._begun_s if gone else clock.monotonic_s()
         for row in self._rows[gone:]:
             row.exchange.row.zero_()
             row.missing = len(row.indices)
@@ -174,6 +188,11 @@ class Gradients:
             self._used[index] &= left
         self._came = []
         self._last_pass = False
+
+    def _leaves_early(self) -> bool:
+        if not self._ordered or self.options.overlap == "always":
+            return self._ordered
+        return self._gains if len(self._tried) == _TRIES else len(self._tried) % 2 == 0
 
     def _rescale(self, unit: float) -> None:
         if unit != self._unit:
@@ -203,7 +222,7 @@ class Gradients:
         row = self._rows[self._row_of[index]]
         if self._row_of[index] < len(self._under_way) and self.parameters[index].grad is self._views[index]:
             raise TrainingError(
-                "a gradient went on to change after its row had left", remedy="give the Trainer overlap=False"
+                "a gradient went on to change after its row had left", remedy="give the Trainer overlap='never'"
             )
         row.missing -= 1
         assert self._group is not None
@@ -227,14 +246,28 @@ class Gradients:
                 self._start_next()
             settle(self._under_way)
             self._under_way = []
+            self._compare(group)
             self._learn(group)
         total: list[float] = carrier[begin:].tolist()
         self._give_back(total[self._header :])
         return total[: self._header]
 
+    def _compare(self, group: Group) -> None:
+        """Take note of how long a step took with or without overlap, and agree on one when both are known."""
+        if not self._ordered or self.options.overlap == "always" or len(self._tried) == _TRIES:
+            return
+        self._tried.append(clock.monotonic_s() - self._begun_s)
+        if len(self._tried) == _TRIES:
+            gains = median(self._tried[::2]) < median(self._tried[1::2])
+            told = torch.tensor([gains and group.rank == 0], dtype=torch.int64)
+            group.all_reduce(told)
+            self._gains = bool(told)
+            if not self._gains and self.options.compression == "none":
+                self._learns, self._next = False, self._whole()
+
     def _learn(self, group: Group) -> None:
         """Agree on the order in which gradients come about; the first member's counts."""
-        if not self._learns or self._early or self._next:
+        if not self._learns or self._ordered or self._next:
             return
         whole = range(len(self.parameters))
         order = list(dict.fromkeys(self._came))
@@ -277,7 +310,7 @@ class BitwiseGradients(Gradients):
     """
 
     def __init__(self, parameters: Sequence[Any], header: int, options: Options) -> None:
-        super().__init__(parameters, header, replace(options, overlap=False))
+        super().__init__(parameters, header, replace(options, overlap="never"))
         self.exponents = [0] * len(self.parameters)
         self._total = torch.zeros(sum(p.numel() for p in self.parameters) + self._extra, dtype=torch.int64)
         self.overflowed = False

@@ -75,7 +75,7 @@ class Trainer:
     on_nan : 'stop' or 'skip' where a loss is not a number
     seed : of the order of samples, of dropout and of augmentation; HETERO_SEED where none is given
     shuffle : True for a new order every epoch
-    overlap : False to send gradients only when all are there
+    overlap : 'auto', 'always' or 'never': whether gradients travel while others are still being computed
     compression : 'none', 'fp16', 'bf16' or 'powersgd', of gradients as they travel
     compression_rank : columns of the factors of 'powersgd'
     sum_on : the device of the fleet that adds up gradients, None where the members do
@@ -116,7 +116,7 @@ class Trainer:
         on_nan: str = "stop",
         seed: int | None = None,
         shuffle: bool = True,
-        overlap: bool = True,
+        overlap: str = "auto",
         compression: str = "none",
         compression_rank: int = 4,
         sum_on: str | None = None,

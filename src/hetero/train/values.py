@@ -15,6 +15,7 @@ __all__ = [
     "COMPRESSIONS",
     "EXACT",
     "NANS",
+    "OVERLAPS",
     "PRECISIONS",
     "SHARES",
     "EpochReport",
@@ -29,6 +30,7 @@ PRECISIONS = ("fp32", "bf16", "fp16")
 SHARES = ("auto", "equal", "proportional")
 EXACT = ("sum", "bitwise")
 NANS = ("stop", "skip")
+OVERLAPS = ("auto", "always", "never")
 COMPRESSIONS = ("none", "fp16", "bf16", "powersgd")
 _PARTS = 16
 _MOST_PARTS = 256
@@ -59,7 +61,7 @@ class Options:
     on_nan : 'stop' or 'skip' where a loss is not a number
     seed : of the order of samples and of every keyed random number
     shuffle : True for a new order every epoch
-    overlap : True where gradients travel while others are still being computed
+    overlap : whether gradients travel while others are still being computed: 'auto', 'always' or 'never'
     compression : 'none', 'fp16', 'bf16' or 'powersgd', of gradients as they travel
     compression_rank : columns of the factors of 'powersgd'
     sum_on : id of the device that adds up the gradients, '' for the group's own way
@@ -75,7 +77,7 @@ class Options:
     on_nan: str = "stop"
     seed: int = 0
     shuffle: bool = True
-    overlap: bool = True
+    overlap: str = "auto"
     compression: str = "none"
     compression_rank: int = 4
     sum_on: str = ""
@@ -91,6 +93,7 @@ class Options:
         _word("precision", self.precision, PRECISIONS)
         _word("exact", self.exact, EXACT)
         _word("on_nan", self.on_nan, NANS)
+        _word("overlap", self.overlap, OVERLAPS)
         _word("compression", self.compression, COMPRESSIONS)
         _whole("compression_rank", self.compression_rank, 1, _MOST_RANK)
         self._check_bitwise()

@@ -1,11 +1,12 @@
-"""Workers die, freeze and come back while a model is trained; the model does not notice."""
+"""Workers die, freeze, are cut off and come back while a model is trained; the model does not notice."""
 
 from __future__ import annotations
 
 import os
 import signal
-import time
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,11 +14,13 @@ import psutil
 import pytest
 
 import hetero
+from hetero.train import lead
 
 torch = pytest.importorskip("torch")
 nn = torch.nn
 
 THREE = "cpu:1,cpu:1,cpu:1*0.5"
+SAMPLES, BATCH, EPOCHS = 640, 32, 5
 
 
 def net() -> Any:
@@ -27,78 +30,232 @@ def net() -> Any:
 
 def data() -> tuple[np.ndarray, np.ndarray]:
     rng = np.random.default_rng(3)
-    return rng.standard_normal((640, 12)).astype(np.float32), rng.integers(0, 4, 640)
+    return rng.standard_normal((SAMPLES, 12)).astype(np.float32), rng.integers(0, 4, SAMPLES)
 
 
 def adam(parameters: Any) -> Any:
     return torch.optim.Adam(parameters, lr=0.01)
 
 
-def workers() -> list[psutil.Process]:
-    """Give the workers of this program, oldest first."""
-    found = [child for child in psutil.Process().children() if "hetero.drive.worker" in " ".join(child.cmdline())]
-    return sorted(found, key=lambda child: child.create_time())
+class Cutting:
+    """A loss that, where a file says so, once shuts every TCP connection of the worker that computes it."""
+
+    def __init__(self, order: Path) -> None:
+        self.order = order
+        self.least = nn.CrossEntropyLoss(reduction="none")
+
+    def __call__(self, outputs: Any, targets: Any) -> Any:
+        import socket
+
+        from hetero.session.inside import get_current_device
+
+        if self.order.exists() and get_current_device().short == "cpu:1":
+            self.order.unlink()
+            for connection in psutil.Process().net_connections("tcp"):
+                if connection.raddr:
+                    with socket.socket(fileno=os.dup(connection.fd)) as copy:
+                        copy.shutdown(socket.SHUT_RDWR)
+        return self.least(outputs, targets)
 
 
-def trained(devices: str, epochs: int, disturb: Callable[[Any], Any] | None = None) -> tuple[Any, Any]:
-    """Train; what disturbs is called after every epoch."""
-    model = net()
-    callbacks = [] if disturb is None else [disturb]
-    with hetero.Trainer(
-        model,
-        nn.CrossEntropyLoss(),
-        adam,
-        data(),
-        global_batch=32,
-        devices=devices,
-        exact="bitwise",
-        shares="equal",
-        callbacks=callbacks,
-    ) as trainer:
-        trainer.fit(epochs)
-    return model, trainer
+def make(devices: Any, loss: Any = None, **options: Any) -> hetero.Trainer:
+    usual = {"global_batch": BATCH, "exact": "bitwise", "shares": "equal", "devices": devices, **options}
+    return hetero.Trainer(net(), loss or nn.CrossEntropyLoss(), adam, data(), **usual)
+
+
+def at(epoch: int, act: Callable[[], Any]) -> Callable[[Any], None]:
+    """Give a callback that acts once, when this epoch is over."""
+
+    def callback(report: Any) -> None:
+        if report.epoch == epoch and not done:
+            done.append(True)
+            act()
+
+    done: list[bool] = []
+    return callback
 
 
 @pytest.fixture(scope="module")
-def undisturbed() -> Any:
-    return trained("cpu:1", 8)[0]
+def ctx() -> Iterator[hetero.Context]:
+    with hetero.Context(devices=THREE, history=False) as made:
+        yield made
 
 
-def same_bits(one: Any, other: Any) -> bool:
-    return all(torch.equal(a, b) for a, b in zip(one.parameters(), other.parameters(), strict=True))
+@pytest.fixture(scope="module")
+def bits() -> Callable[[int], list[Any]]:
+    """Give a function that gives the parameters after so many undisturbed epochs on one device."""
+    kept: dict[int, list[Any]] = {}
+
+    def alone(epochs: int) -> list[Any]:
+        if epochs not in kept:
+            with make("cpu:1") as trainer:
+                trainer.fit(epochs)
+            kept[epochs] = [parameter.detach().clone() for parameter in trainer.model.parameters()]
+        return kept[epochs]
+
+    return alone
 
 
+def pid(ctx: Any, device: int) -> int:
+    """Give the process of the worker of a device, the one that lives now."""
+    found: dict[str, int] = dict(ctx.driver.engine.pids())
+    return next(number for name, number in found.items() if name.endswith(f"cpu:{device}"))
+
+
+def same_bits(trainer: hetero.Trainer, expected: list[Any]) -> bool:
+    return all(torch.equal(a, b) for a, b in zip(trainer.model.parameters(), expected, strict=True))
+
+
+def team(log: Path, generation: int) -> set[str]:
+    """Give the devices that handed in samples in a group."""
+    return {
+        device
+        for step in hetero.read_sample_log(log)
+        if step.generation == generation
+        for device, ids in step.samples.items()
+        if ids
+    }
+
+
+@pytest.mark.slow
 @pytest.mark.usefixtures("no_leaks")
-@pytest.mark.parametrize("victim", [0, 1])
-def test_a_worker_that_is_killed_changes_no_bit_of_the_result(victim: int, undisturbed: Any) -> None:
-    model, trainer = trained(THREE, 8, lambda report: workers()[victim].kill() if report.epoch == 2 else None)
-    assert same_bits(model, undisturbed)
-    assert [report.epoch for report in trainer.reports] == list(range(1, 9))
+def test_a_worker_that_is_killed_changes_no_bit_and_no_sample_is_lost_or_used_twice(
+    bits: Callable[[int], list[Any]], tmp_path: Path
+) -> None:
+    trainer = make(THREE, sample_log=tmp_path)
+    trainer.callbacks = (at(2, lambda: os.kill(pid(trainer.context, 0), signal.SIGKILL)),)
+    with trainer:
+        trainer.fit(EPOCHS)
+    assert same_bits(trainer, bits(EPOCHS))
+    assert [report.epoch for report in trainer.reports] == list(range(1, EPOCHS + 1))
     assert any("is lost" in note for note in trainer.notes)
+    assert hetero.check_sample_log(tmp_path)[:2] == (EPOCHS * SAMPLES // BATCH, EPOCHS)
+    assert team(tmp_path, 2) == {"cpu:1", "cpu:2"}
 
 
-def test_a_worker_that_is_frozen_is_given_up_and_changes_no_bit(undisturbed: Any) -> None:
-    def freeze(report: Any) -> None:
-        if report.epoch == 2:
-            os.kill(workers()[1].pid, signal.SIGSTOP)
+@pytest.mark.slow
+def test_a_worker_that_is_killed_within_a_step_costs_that_step_alone(
+    ctx: hetero.Context, bits: Callable[[int], list[Any]], tmp_path: Path
+) -> None:
+    trainer = make(ctx, sample_log=tmp_path)
+    shot = threading.Timer(0.1, lambda: os.kill(pid(ctx, 1), signal.SIGKILL))
+    trainer.callbacks = (at(2, shot.start),)
+    trainer.fit(EPOCHS)
+    shot.join()
+    assert same_bits(trainer, bits(EPOCHS))
+    assert hetero.check_sample_log(tmp_path).epochs == EPOCHS
 
-    begun = time.monotonic()
-    model, trainer = trained(THREE, 8, freeze)
-    assert same_bits(model, undisturbed)
-    assert any("does not answer" in note for note in trainer.notes)
-    assert time.monotonic() - begun < 90
+
+@pytest.mark.slow
+def test_a_worker_that_is_frozen_is_given_up_and_joins_again_when_it_wakes(
+    ctx: hetero.Context, bits: Callable[[int], list[Any]], tmp_path: Path
+) -> None:
+    frozen: list[int] = []
+
+    def freeze() -> None:
+        frozen.append(pid(ctx, 1))
+        os.kill(frozen[0], signal.SIGSTOP)
+
+    def wake_and_wait(report: Any) -> bool:
+        if report.epoch == 4:
+            assert not report.shares["cpu:1"]
+            os.kill(frozen[0], signal.SIGCONT)
+        return bool(report.epoch > 4 and report.shares["cpu:1"] > 0)
+
+    trainer = make(ctx, sample_log=tmp_path, callbacks=(at(2, freeze), wake_and_wait))
+    trainer.fit(3000)
+    assert any("cpu:1 does not answer" in note for note in trainer.notes)
+    assert any("cpu:1 is back and joins" in note for note in trainer.notes)
+    assert same_bits(trainer, bits(trainer.reports[-1].epoch))
+    assert hetero.check_sample_log(tmp_path).epochs == trainer.reports[-1].epoch
 
 
-def test_a_worker_that_comes_back_takes_part_again() -> None:
+def test_a_worker_that_is_cut_off_dials_again_and_changes_no_bit(
+    ctx: hetero.Context, bits: Callable[[int], list[Any]], tmp_path: Path
+) -> None:
+    order = tmp_path / "cut"
+    trainer = make(ctx, Cutting(order), sample_log=tmp_path / "log", callbacks=(at(2, order.touch),))
+    trainer.fit(EPOCHS)
+    assert not order.exists()
+    assert any("cpu:1 is lost" in note for note in trainer.notes)
+    assert any("cpu:1 is back and joins" in note for note in trainer.notes)
+    assert same_bits(trainer, bits(EPOCHS))
+    assert hetero.check_sample_log(tmp_path / "log").epochs == EPOCHS
+
+
+@pytest.mark.slow
+def test_a_worker_that_is_killed_comes_back_and_takes_part_again(ctx: hetero.Context, tmp_path: Path) -> None:
     away: list[int] = []
 
-    def kill_and_wait(report: Any) -> bool:
-        if report.epoch == 2:
-            workers()[1].kill()
-        elif report.epoch > 2 and not report.shares["cpu:1"]:
+    def wait_until_back(report: Any) -> bool:
+        if report.epoch > 2 and not report.shares["cpu:2"]:
             away.append(report.epoch)
-        return bool(away) and report.shares["cpu:1"] > 0
+        return bool(away) and report.shares["cpu:2"] > 0
 
-    model, trainer = trained("cpu:1,cpu:1", 5000, kill_and_wait)
-    assert any("joins at the next step" in note for note in trainer.notes)
-    assert same_bits(model, trained("cpu:1", trainer.reports[-1].epoch)[0])
+    kill = at(2, lambda: os.kill(pid(ctx, 2), signal.SIGKILL))
+    trainer = make(ctx, sample_log=tmp_path, callbacks=(kill, wait_until_back))
+    trainer.fit(3000)
+    assert any("cpu:2 is back and joins at the next step" in note for note in trainer.notes)
+    assert hetero.check_sample_log(tmp_path).epochs == trainer.reports[-1].epoch
+    assert team(tmp_path, 2) == {"cpu:0", "cpu:1"}
+
+
+@pytest.mark.slow
+def test_a_worker_that_is_not_up_at_the_beginning_joins_when_it_is(
+    ctx: hetero.Context, bits: Callable[[int], list[Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lead, "_START_S", 0.5)
+    late = pid(ctx, 1)
+    os.kill(late, signal.SIGSTOP)
+
+    def wait_until_there(report: Any) -> bool:
+        if report.epoch == 1:
+            assert not report.shares["cpu:1"]
+            os.kill(late, signal.SIGCONT)
+        return bool(report.shares["cpu:1"])
+
+    trainer = make(ctx, callbacks=(wait_until_there,))
+    trainer.fit(3000)
+    assert any("cpu:1 is not up yet: training begins without it" in note for note in trainer.notes)
+    assert any("cpu:1 is up and joins at the next step" in note for note in trainer.notes)
+    assert same_bits(trainer, bits(trainer.reports[-1].epoch))
+
+
+def kill_all(ctx: Any) -> None:
+    for number in ctx.driver.engine.pids().values():
+        os.kill(number, signal.SIGKILL)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("every", [7, None])
+def test_when_all_workers_die_training_goes_on_from_the_newest_checkpoint_or_from_where_it_began(
+    every: int | None, ctx: hetero.Context, bits: Callable[[int], list[Any]], tmp_path: Path
+) -> None:
+    kept = {"checkpoint": tmp_path / "kept", "checkpoint_every": every} if every else {}
+    trainer = make(ctx, sample_log=tmp_path / "log", **kept)
+    trainer.fit(1)
+    heard: list[int] = []
+    trainer.callbacks = (lambda report: heard.append(report.epoch), at(3, lambda: kill_all(ctx)))
+    reports = trainer.fit(EPOCHS - 1)
+    where = "from the checkpoint of step 56" if every else "from step 20"
+    assert any(f"nobody is left who took part: training goes on {where}" in note for note in trainer.notes)
+    assert heard == ([2, 3, 3, 4, 5] if every else [2, 3, 2, 3, 4, 5])
+    assert [report.epoch for report in reports] == [2, 3, 4, 5]
+    assert same_bits(trainer, bits(EPOCHS))
+    assert hetero.check_sample_log(tmp_path / "log").epochs == EPOCHS
+
+
+@pytest.mark.slow
+def test_a_first_member_that_dies_before_its_state_has_arrived_is_replaced_by_the_next(
+    ctx: hetero.Context, bits: Callable[[int], list[Any]]
+) -> None:
+    def kill_and_stop(report: Any) -> bool:
+        if report.epoch == 2:
+            os.kill(pid(ctx, 0), signal.SIGKILL)
+        return bool(report.epoch == 2)
+
+    trainer = make(ctx, callbacks=(kill_and_stop,))
+    reports = trainer.fit(EPOCHS)
+    assert [report.epoch for report in reports] == [1, 2]
+    assert trainer.step == 2 * SAMPLES // BATCH
+    assert same_bits(trainer, bits(2))

@@ -93,6 +93,9 @@ class Lead:
     _generation: int = 0
     _outsiders: dict[str, float] = field(default_factory=dict)
     _bad: dict[int, list[int]] = field(default_factory=dict)
+    _seen: set[str] = field(default_factory=set)
+    _probing: bool = False
+    _first_here_s: float = inf
     _first_ready_s: float = inf
     _report_due_s: float = inf
     _end: int = 0
@@ -115,6 +118,7 @@ class Lead:
             while (state := self._outcome()) is None and not all(future.done() for future in self.futures.values()):
                 self._hear(_POLL_S)
                 self._look_at_tasks()
+                self._probe_if_here()
                 self._form_if_ready()
         except BaseException:
             self._stop_all()
@@ -162,14 +166,25 @@ class Lead:
             self._break(old)
         self._members[line] = _Member(device, line)
         if self._generation:
-            self._note(f"{device} is back and joins at the next step")
+            self._note(f"{device} {'is back' if device in self._seen else 'is up'} and joins at the next step")
+        self._seen.add(device)
+        self._first_here_s = min(self._first_here_s, clock.monotonic_s())
+        if self._probing:
             self._send(self._members[line], "probe", self.killed.most(device))
-        elif {member.device for member in self._members.values()} == set(self._wanted()):
-            for member in self._members.values():
-                self._send(member, "probe", self.killed.most(member.device))
 
-    def _wanted(self) -> list[str]:
-        return [device for device, future in self.futures.items() if not future.done()]
+    def _probe_if_here(self) -> None:
+        """Let all measure themselves at the same time, as they will train; one that is not up in time joins later."""
+        absent = self._wanted() - {member.device for member in self._members.values()}
+        if self._probing or (absent and clock.monotonic_s() - self._first_here_s < _START_S):
+            return
+        for device in sorted(absent):
+            self._note(f"{device} is not up yet: training begins without it")
+        self._probing = True
+        for member in self._members.values():
+            self._send(member, "probe", self.killed.most(member.device))
+
+    def _wanted(self) -> set[str]:
+        return {device for device, future in self.futures.items() if not future.done()}
 
     def _on_ready(self, line: Line, step: int, model: StepModel, link_s: float, patience_s: float) -> None:
         member = self._members[line]
@@ -195,6 +210,9 @@ class Lead:
         device = self._members[line].device
         if not self.killed.begins(device, samples, kills_file):
             self.futures[device].cancel()
+
+    def _on_halved(self, line: Line, samples: int) -> None:
+        self._note(f"{self._members[line].device} ran out of memory: its passes have at most {samples} samples now")
 
     def _on_ends(self, line: Line) -> None:
         self._members[line].phase = "left"
@@ -227,6 +245,7 @@ class Lead:
         "left": _on_left,
         "ends": _on_ends,
         "pass": _on_pass,
+        "halved": _on_halved,
         "step": _on_step,
         "plan": _on_plan,
         "epoch": _on_epoch,
@@ -264,7 +283,7 @@ class Lead:
             if isinstance(error, NotANumberError):
                 raise self._explained(error)
             if isinstance(error, OutOfDeviceMemoryError):
-                self.killed.full.setdefault(device, str(error.__cause__ or error))
+                error = self.killed.ran_out(device, error.__cause__ or error)
             elif not isinstance(error, TaskLostError | TaskCancelledError | LineClosedError):
                 raise error
             text = f"{device} is given up: {error}"
@@ -296,12 +315,8 @@ class Lead:
         if not ready:
             return
         waited_s = now_s - self._first_ready_s
-        if not self._generation:
-            absent = set(self._wanted()) - {member.device for member in ready}
-            if absent and waited_s < _START_S:
-                return
-            for device in sorted(absent):
-                self._note(f"{device} is not up yet: training begins without it, and it joins when it is")
+        if not self._generation and len(ready) < len(alive) and waited_s < _START_S:
+            return
         missing = [member for member in alive if member.phase == "in"]
         if not missing:
             self._form(ready)

@@ -105,7 +105,7 @@ def pipeline_s(periods_s: Sequence[float], micro_batches: int) -> float:
     >>> pipeline_s([1.0, 3.0], 4)
     13.0
     """
-    return sum(periods_s) + (micro_batches - 1) * max(periods_s)
+    return sum(periods_s, start=(micro_batches - 1) * max(periods_s) if micro_batches > 1 else 0.0)
 
 
 def one_forward_one_backward(stage: int, stages: int, micro_batches: int) -> Iterator[tuple[bool, int]]:

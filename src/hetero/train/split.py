@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Split", "split"]
 
-_PATIENCE_STEPS = 20.0
+_PATIENCE_STEPS = 10.0
 _numbers = itertools.count(1)
 register(StageJob, lambda job: (f"{job.action} of split {job.number}, {job.generation}", 0.0))
 
@@ -69,7 +69,7 @@ def split(
     slow : emulates devices that are slow at some layers: by device, the share of speed by class of layer, as in
         {'cpu:1': {'Conv2d': 0.3}}; the device sleeps for the rest of the time
     seed : of dropout; HETERO_SEED where none is given
-    patience : how long a batch may take beyond 20 times what was predicted, before a stage counts as lost
+    patience : how long a batch may take beyond 10 times what was predicted, before a stage counts as lost
     config, set, trace : as for `hetero.Context`
 
     Returns
@@ -135,6 +135,7 @@ class Split:
     ----------
     model : the whole; it has the trained parameters after `gather`
     layers : what it was cut into
+    context : the Context that the stages run in
     notes : what is to be known of devices
 
     Notes
@@ -144,7 +145,7 @@ class Split:
 
     def __init__(self, asked: _Asked, fleet: Fleet, choice: Choice, devices: Sequence[Device]) -> None:
         self.model, self.layers, self.notes = asked.model, asked.layers, fleet.notes
-        self._asked, self._fleet, self._ctx, self._choice = asked, fleet, fleet.ctx, choice
+        self._asked, self._fleet, self.context, self._choice = asked, fleet, fleet.ctx, choice
         self._names = tuple(device.short for device in devices)
         self._devices = tuple(devices[stage.device] for stage in choice.plan.stages)
         self._generation = self._begun = self._step = 0
@@ -166,7 +167,7 @@ class Split:
         self._step = self._begun
         last = len(self._devices) - 1
         self._blobs = [
-            self._ctx.put(
+            self.context.put(
                 as_bytes(
                     StageParts(
                         modules,
@@ -247,7 +248,7 @@ class Split:
         run = task(run_stages, on=ids, devices=len(ids), timeout=limit_s, crashes=crashes, name=f"split {action}")
         begun_s = clock.monotonic_s()
         try:
-            said: list[Said] = self._ctx.run(run, job, self._blobs, self._put(inputs), self._put(targets))
+            said: list[Said] = self.context.run(run, job, self._blobs, self._put(inputs), self._put(targets))
         except HeteroError as error:
             if self._asked.loss is None or isinstance(error, NotANumberError):
                 raise
@@ -257,7 +258,7 @@ class Split:
         return said
 
     def _put(self, value: Any) -> Any:
-        return None if value is None else self._ctx.put(packed(value))
+        return None if value is None else self.context.put(packed(value))
 
     def _lost(self, error: HeteroError) -> TrainingError:
         step = self._step
@@ -281,7 +282,7 @@ class Split:
             return self.model
         asked = [task(fetch_stage, on=(device.id,), name="split gather") for device in self._devices]
         try:
-            found = self._ctx.gather([self._ctx.submit(one, self._asked.number, self._step) for one in asked])
+            found = self.context.gather([self.context.submit(one, self._asked.number, self._step) for one in asked])
         except HeteroError as error:
             raise self._lost(error) from error
         with torch.no_grad():
@@ -336,9 +337,9 @@ class Split:
 
     def close(self) -> None:
         """Give the devices back; what was trained since the last `gather` is gone."""
-        if self._fleet.lent and not self._ctx.closed:
+        if self._fleet.lent and not self.context.closed:
             for device in self._devices:
-                self._ctx.submit(task(drop_stage, on=(device.id,)), self._asked.number)
+                self.context.submit(task(drop_stage, on=(device.id,)), self._asked.number)
         self._fleet.close()
 
     def __enter__(self) -> Split:

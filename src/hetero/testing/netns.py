@@ -1,0 +1,159 @@
+"""Hosts on one host: network namespaces on a bridge, each behind a link of a given speed. Needs root and iproute2.
+
+In: the speed of each link. Out: a fleet in which programs are started; nothing of it is left afterwards.
+It must not touch the network that the host itself uses.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import subprocess
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from hetero.floor.errors import BadValueError, HeteroError
+
+__all__ = ["Counters", "Fleet", "Namespace", "fleet_of_namespaces"]
+
+_PREFIX = "hetero-"
+_BURST_BYTES = 64 * 1024
+_QUEUE_MS = 50
+_MOST = 200
+_COMMAND_S = 60.0
+_numbers = itertools.count()
+
+
+@dataclass(frozen=True, slots=True)
+class Namespace:
+    """One host of the fleet.
+
+    Attributes
+    ----------
+    name : as `ip netns` knows it
+    address : on which the others reach it
+    bits_per_s : of its link, in each direction
+    """
+
+    name: str
+    address: str
+    bits_per_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Counters:
+    """Bytes that went over a link, headers included.
+
+    Attributes
+    ----------
+    sent_bytes, received_bytes : as the host at its end sees them
+    """
+
+    sent_bytes: int
+    received_bytes: int
+
+
+class Fleet:
+    """Namespaces that see each other; made by `fleet_of_namespaces`.
+
+    Attributes
+    ----------
+    hosts : the namespaces, in the order of the speeds that were given
+    """
+
+    def __init__(self, hosts: tuple[Namespace, ...]) -> None:
+        self.hosts = hosts
+
+    def popen(self, index: int, command: Sequence[str], **options: Any) -> subprocess.Popen[Any]:
+        """Start a program on one host; options are those of `subprocess.Popen`."""
+        return subprocess.Popen(["ip", "netns", "exec", self.hosts[index].name, *command], **options)
+
+    def counters(self) -> list[Counters]:
+        """Give what went over each link so far."""
+        return [_counters(host) for host in self.hosts]
+
+
+@contextmanager
+def fleet_of_namespaces(bits_per_s: Sequence[float]) -> Iterator[Fleet]:
+    """Have hosts behind links of their own for the time of a `with` block.
+
+    Every host has a pair of virtual Ethernet interfaces to a bridge in a namespace of its own; a token bucket at each
+    end holds the speed in both directions.
+
+    Parameters
+    ----------
+    bits_per_s : > 0, one a host
+
+    Raises
+    ------
+    HeteroError
+        This host does not let us: not root, or no `ip` and `tc`.
+    BadValueError
+        A speed that is none, or more hosts than a bridge has addresses for.
+    """
+    if not 0 < len(bits_per_s) <= _MOST or min(bits_per_s) <= 0:
+        raise BadValueError(f"bits_per_s: {bits_per_s!r}", remedy=f"give 1 to {_MOST} speeds above 0")
+    _remove(lambda owner: not _is_alive(owner))
+    own = f"{_PREFIX}{os.getpid()}-{next(_numbers)}"
+    hosts = tuple(Namespace(f"{own}-{index}", f"10.77.0.{index + 1}", speed) for index, speed in enumerate(bits_per_s))
+    switch = f"{own}-switch"
+    try:
+        _build(switch, hosts)
+        yield Fleet(hosts)
+    finally:
+        _remove(lambda owner: owner == os.getpid(), prefix=own)
+
+
+def _build(switch: str, hosts: Sequence[Namespace]) -> None:
+    _ip([f"netns add {name}" for name in (switch, *(host.name for host in hosts))])
+    _ip(["link add bridge type bridge", "link set bridge up"], switch)
+    _ip([f"link add port{i} netns {switch} type veth peer name eth0 netns {h.name}" for i, h in enumerate(hosts)])
+    for index in range(len(hosts)):
+        _ip([f"link set port{index} master bridge", f"link set port{index} up"], switch)
+    for index, host in enumerate(hosts):
+        _ip(["link set lo up", f"addr add {host.address}/24 dev eth0", "link set eth0 up"], host.name)
+        _limit(host.name, "eth0", host.bits_per_s)
+        _limit(switch, f"port{index}", host.bits_per_s)
+
+
+def _limit(namespace: str, interface: str, bits_per_s: float) -> None:
+    bucket = f"rate {round(bits_per_s)}bit burst {_BURST_BYTES} latency {_QUEUE_MS}ms"
+    _run(["tc", "-n", namespace, "qdisc", "add", "dev", interface, "root", "tbf", *bucket.split()])
+
+
+def _counters(host: Namespace) -> Counters:
+    (link,) = json.loads(_run(["ip", "-n", host.name, "-s", "-j", "link", "show", "eth0"]))
+    return Counters(link["stats64"]["tx"]["bytes"], link["stats64"]["rx"]["bytes"])
+
+
+def _remove(wanted: Any, prefix: str = _PREFIX) -> None:
+    """Delete namespaces of ours whose owner, a process id, is wanted for that."""
+    try:
+        names = [line.split()[0] for line in _run(["ip", "netns", "list"]).splitlines() if line]
+    except HeteroError:
+        return
+    for name in names:
+        owner = name.removeprefix(_PREFIX).partition("-")[0]
+        if name.startswith(prefix) and owner.isdecimal() and wanted(int(owner)):
+            _run(["ip", "netns", "delete", name])
+
+
+def _is_alive(pid: int) -> bool:
+    return os.path.exists(f"/proc/{pid}")
+
+
+def _ip(lines: Sequence[str], namespace: str = "") -> None:
+    where = ["-n", namespace] if namespace else []
+    _run(["ip", *where, "-batch", "-"], "\n".join(lines) + "\n")
+
+
+def _run(command: Sequence[str], text: str = "") -> str:
+    try:
+        done = subprocess.run(command, input=text, capture_output=True, text=True, timeout=_COMMAND_S, check=True)
+    except (OSError, subprocess.SubprocessError) as error:
+        said = (getattr(error, "stderr", "") or str(error)).strip().splitlines()
+        raise HeteroError(f"{' '.join(command)}: {said[-1]}", remedy="it needs root, and Debian's iproute2") from error
+    return done.stdout

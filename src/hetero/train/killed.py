@@ -11,6 +11,7 @@ from math import inf
 from typing import NamedTuple
 
 from hetero.floor import platform
+from hetero.floor.errors import OutOfDeviceMemoryError
 
 __all__ = ["Killed"]
 
@@ -53,6 +54,13 @@ class Killed:
             return True
         self.full[device] = f"the system killed it for its memory in a pass of {samples} samples, which stays whole"
         return False
+
+    def ran_out(self, device: str, error: BaseException) -> BaseException:
+        """Take note of an error that says that memory ran out; gives one that says it in words."""
+        if not isinstance(error, OutOfDeviceMemoryError):
+            error = OutOfDeviceMemoryError(f"memory ran out before the first pass ({type(error).__name__})")
+        self.full.setdefault(device, str(error))
+        return error
 
     def was_killed(self, device: str) -> str:
         """Say what a worker that is gone was killed for, '' where its memory was not the reason."""

@@ -20,7 +20,7 @@ from hetero.model.device import Device
 from hetero.plan.shares import Plan, apportion
 from hetero.train.job import Job
 from hetero.train.membership import Membership, StopError
-from hetero.train.memory import pass_limit
+from hetero.train.memory import KeptPasses, PassLimit
 from hetero.train.probing import probe, torch_place
 from hetero.train.sharing import Sharing
 from hetero.train.values import EpochReport, Totals, TrainingError
@@ -89,7 +89,8 @@ class _Member(Membership):
         self.throttle = Throttle(frame.device.throttle_frac)
         self.place = torch_place(frame.device)
         super().__init__(job, frame.device.short, len(data), line)
-        self.passes = pass_limit(job.key, frame.device, self.tell_pass)
+        self.kept_passes = KeptPasses(job.key, frame.device)
+        self.passes = PassLimit(self.kept_passes.load(), tell=self.tell_pass, keep=self._keep_passes)
         self.sharing: Sharing
         self.epoch_order: tuple[int, list[int]] = (-1, [])
         self.told_s = 0.0
@@ -111,6 +112,11 @@ class _Member(Membership):
             return None
         finally:
             self.leave()
+
+    def _keep_passes(self, samples: int) -> None:
+        """Take note that passes are halved, here and for further runs."""
+        self.kept_passes.keep(samples)
+        self.line.send("halved", samples)
 
     def _made(self) -> Replica:
         """Make the replica that trains, once the memory of the probe's copy is free."""

@@ -29,11 +29,11 @@ __all__ = [
     "KeptPasses",
     "Need",
     "PassLimit",
+    "beyond",
     "does_not_fit",
     "estimate",
     "is_short",
     "job_key",
-    "pass_limit",
     "room_bytes",
 ]
 
@@ -41,6 +41,8 @@ _DOUBT_FRAC = 0.10
 _FEW, _MORE = 2, 4
 _STATES = 4
 _PLENTY = 8
+_TORCH_BYTES = 140_000_000
+"""What importing torch takes of a worker's limit; measured with torch 2.13 on Linux."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,12 +53,13 @@ class Need:
     ----------
     one : bytes by category with one sample a pass
     held_bytes : there before the first step: parameters and gradients
-    fixed_bytes : the same with any number of samples, `held_bytes` left out
+    fixed_bytes : of a pass with any number of samples, `held_bytes` left out
     sample_bytes : for each sample of a pass
+    step_bytes : of the optimizer's step, `held_bytes` left out
 
     Examples
     --------
-    >>> need = Need({"parameters": 40, "activations": 10}, 40, 20, 10)
+    >>> need = Need({"parameters": 40, "activations": 10}, 40, 20, 10, 25)
     >>> need.samples(131), need.samples(10)
     (9, 0)
     """
@@ -65,23 +68,16 @@ class Need:
     held_bytes: int
     fixed_bytes: int
     sample_bytes: int
+    step_bytes: int
 
     @property
     def least_bytes(self) -> int:
         """Bytes of a step with one sample a pass."""
-        return self.held_bytes + self.fixed_bytes + self.sample_bytes
+        return self.held_bytes + max(self.step_bytes, self.fixed_bytes + self.sample_bytes)
 
     def samples(self, room_bytes: float) -> int:
         """Give the samples of a pass that are sure to fit into what is left when `held_bytes` is there."""
         return max(0, int((room_bytes / (1 + _DOUBT_FRAC) - self.fixed_bytes) // max(1, self.sample_bytes)))
-
-    def beyond(self, device: Device) -> str:
-        """Say why not even one sample fits on a device, '' where it may."""
-        limit = device.memory_limit_bytes or device.memory_bytes
-        if limit is None or self.least_bytes <= limit:
-            return ""
-        kind = "memory_limit" if limit == device.memory_limit_bytes else "memory"
-        return f"its {kind} of {format_bytes(limit)} is less than the {format_bytes(self.least_bytes)} of one sample"
 
     def explain(self) -> str:
         """Say where the bytes of a step with one sample a pass are."""
@@ -100,16 +96,13 @@ def estimate(model: Any, loss: Any, optimizer: Any, samples: Samples, options: O
         return footprint(model, loss, optimizer, batch, **ways)  # type: ignore[arg-type]
 
     try:
-        few, more = of(_FEW), of(_MORE)
+        one, few, more = of(1), of(_FEW), of(_MORE)
     except (BadValueError, RuntimeError, TypeError):
         return None
     per_sample = max(0, more.pass_bytes - few.pass_bytes) // (_MORE - _FEW)
     held = few.parameters + few.gradients
-    one = few.as_dict() | {
-        name: few.as_dict()[name] - (more.as_dict()[name] - few.as_dict()[name]) // (_MORE - _FEW)
-        for name in ("activations", "temporary", "batch")
-    }
-    return Need(one, held, max(few.total_bytes - held - _FEW * per_sample, 0), per_sample)
+    fixed = max(0, few.pass_bytes - held - _FEW * per_sample)
+    return Need(one.as_dict(), held, fixed, per_sample, one.total_bytes - held)
 
 
 def is_short(device: Device, model: Any) -> bool:
@@ -118,6 +111,18 @@ def is_short(device: Device, model: Any) -> bool:
         return True
     states = _STATES * sum(parameter.nbytes for parameter in model.parameters())
     return device.memory_bytes is not None and _PLENTY * states > device.memory_bytes
+
+
+def beyond(device: Device, need: Need | None) -> str:
+    """Say why not even one sample fits on a device, '' where it may."""
+    limit = device.memory_limit_bytes or device.memory_bytes
+    takes = need.least_bytes if need is not None else 0
+    torch_too = device.kind == "cpu" and device.memory_limit_bytes is not None
+    if limit is None or takes + torch_too * _TORCH_BYTES <= limit:
+        return ""
+    kind = "memory_limit" if device.memory_limit_bytes else "memory"
+    also = f", and torch itself {format_bytes(_TORCH_BYTES)}" if torch_too else ""
+    return f"its {kind} is {format_bytes(limit)}; one sample takes {format_bytes(takes)}{also}"
 
 
 def room_bytes(device: Device) -> float:
@@ -140,7 +145,6 @@ class PassLimit:
 
     Parameters
     ----------
-    device : its name in messages
     most : to begin with, inf where nothing is known
     whole : why passes must stay as they are, as under `exact: bitwise`; '' where they may be cut
     tell : hears of the size of a pass that is larger than all before
@@ -152,7 +156,7 @@ class PassLimit:
 
     Examples
     --------
-    >>> limit = PassLimit("cpu:0", most=24)
+    >>> limit = PassLimit(24)
     >>> limit.size(64)
     24
     >>> limit.ran_out(24)
@@ -162,13 +166,11 @@ class PassLimit:
 
     def __init__(
         self,
-        device: str,
         most: float = inf,
         whole: str = "",
         tell: Callable[[int], None] = lambda _: None,
         keep: Callable[[int], None] = lambda _: None,
     ) -> None:
-        self.device = device
         self.most = most
         self.whole = whole
         self._tell = tell
@@ -193,10 +195,9 @@ class PassLimit:
         OutOfDeviceMemoryError
             Not even one sample fits.
         """
-        if need.fixed_bytes + need.sample_bytes > room:
-            raise OutOfDeviceMemoryError(
-                f"{self.device} has {format_bytes(room + need.held_bytes)} for {need.explain()}"
-            )
+        if need.least_bytes - need.held_bytes > room:
+            has, takes = format_bytes(room + need.held_bytes), format_bytes(need.least_bytes)
+            raise OutOfDeviceMemoryError(f"its memory has room for {has}, and one sample takes {takes}")
         if room < inf:
             self.most = min(self.most, max(1, need.samples(room)))
 
@@ -210,11 +211,11 @@ class PassLimit:
         """
         if self.whole and samples > 1:
             raise OutOfDeviceMemoryError(
-                f"{self.device} ran out of memory in a pass of {samples} samples, and {self.whole} forbids to cut it",
+                f"memory ran out in a pass of {samples} samples, and {self.whole} forbids to cut it",
                 remedy="make the global batch or micro_batch smaller",
             )
         if samples <= 1:
-            raise OutOfDeviceMemoryError(f"{self.device} ran out of memory in a pass of one sample")
+            raise OutOfDeviceMemoryError("memory ran out in a pass of one sample")
         self.most = self._largest = samples // 2
         self._keep(self._largest)
 
@@ -248,12 +249,6 @@ def _shapes(part: Any) -> Any:
     if isinstance(part, tuple | list):
         return [_shapes(one) for one in part]
     return [list(part.shape), str(part.dtype)] if hasattr(part, "shape") else type(part).__name__
-
-
-def pass_limit(key: str, device: Device, tell: Callable[[int], None]) -> PassLimit:
-    """Make the limit of a device, which begins with what earlier runs of the job found."""
-    kept = KeptPasses(key, device)
-    return PassLimit(device.short, kept.load(), tell=tell, keep=kept.keep)
 
 
 class KeptPasses:

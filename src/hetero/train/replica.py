@@ -151,7 +151,7 @@ class Replica(Judge):
         kind = BitwiseGradients if options.exact == "bitwise" else Gradients
         self.gradients = kind(trained, HEADER + ranks, options)
         self.random = KeyedRandom(options.seed)
-        self.passes = passes or PassLimit(place)
+        self.passes = passes or PassLimit()
         self.passes.whole = "exact='bitwise'" if options.exact == "bitwise" else next(iter(mixing_layers(model)), "")
         recompute_blocks(self.model, options.recompute, self.random)
         self._drawing = Drawing(self.random, self.model)

@@ -29,7 +29,7 @@ from hetero.train.lead import Extent, Lead
 from hetero.train.listening import Heard, Listener
 from hetero.train.losses import SummedLoss
 from hetero.train.member import train_member
-from hetero.train.memory import Need, does_not_fit, estimate, is_short, job_key
+from hetero.train.memory import Need, beyond, does_not_fit, estimate, is_short, job_key
 from hetero.train.recompute import chosen as chosen_modules
 from hetero.train.replica import Parts, mixing_layers
 from hetero.train.sample_log import next_run
@@ -391,7 +391,7 @@ class Trainer:
 
     def _that_hold(self, devices: Sequence[Device], need: Need | None, listener: Listener) -> tuple[Device, ...]:
         """Leave out devices whose memory is less than one sample takes; refuse where all are."""
-        reasons = {} if need is None else {d.short: need.beyond(d) for d in devices if need.beyond(d)}
+        reasons = {device.short: reason for device in devices if (reason := beyond(device, need))}
         if len(reasons) == len(devices):
             raise does_not_fit(need, reasons)
         for device, reason in reasons.items():

@@ -60,7 +60,8 @@ class Sizes:
         self.fixed = fixed
         self.limit = limit
         self._samples: dict[int, deque[tuple[float, float]]] = {}
-        self._off: deque[float] = deque(maxlen=_SURE)
+        self._off: list[tuple[float, float, float]] = []
+        self._off_side = 0
         self._cold: tuple[float, float] | None = None
         self._law: Law | None = None
         for size, seconds in known:
@@ -108,11 +109,17 @@ class Sizes:
         if cold:
             self._cold = (size, seconds)
             return
-        bucket = self._bucket(size)
-        if bucket:
-            expected = _point(bucket)
-            self._note_change(seconds * expected[0] / (size * expected[1]))
-        bucket.append((size, seconds))
+        ratio = seconds / self._expected(size, seconds)
+        side = (ratio > CHANGE_RATIO) - (ratio < 1.0 / CHANGE_RATIO)
+        if self._off and side != self._off_side:
+            self._settle()
+        if side:
+            self._off_side = side
+            self._off.append((size, seconds, ratio))
+            if len(self._off) < _SURE:
+                return
+            self._scale(median([each for _, _, each in self._off]))
+        self._bucket(size).append((size, seconds))
 
     def too_large(self, size: float) -> None:
         """Take note that a batch did not fit into memory: half of it is the most from now on."""
@@ -120,19 +127,28 @@ class Sizes:
         self._law = None
 
     def _bucket(self, size: float) -> deque[tuple[float, float]]:
-        return self._samples.setdefault(round(_BUCKETS * math.log2(size)), deque(maxlen=_KEPT))
+        return self._samples.setdefault(_key(size), deque(maxlen=_KEPT))
 
-    def _note_change(self, ratio: float) -> None:
-        self._off.append(ratio)
-        slower = all(each > CHANGE_RATIO for each in self._off)
-        faster = all(each < 1.0 / CHANGE_RATIO for each in self._off)
-        if len(self._off) == _SURE and (slower or faster):
-            by = median(list(self._off))
-            for bucket in self._samples.values():
-                scaled = [(size, seconds * by) for size, seconds in bucket]
-                bucket.clear()
-                bucket.extend(scaled)
-            self._off.clear()
+    def _expected(self, size: float, otherwise: float) -> float:
+        """Give the seconds that samples of about this size took before."""
+        bucket = self._samples.get(_key(size))
+        if not bucket:
+            return otherwise
+        known, seconds = _point(bucket)
+        return seconds * size / known
+
+    def _settle(self) -> None:
+        """Take samples that were off as what they are: spikes."""
+        for size, seconds, _ in self._off:
+            self._bucket(size).append((size, seconds))
+        self._off.clear()
+
+    def _scale(self, by: float) -> None:
+        for bucket in self._samples.values():
+            scaled = [(size, seconds * by) for size, seconds in bucket]
+            bucket.clear()
+            bucket.extend(scaled)
+        self._off.clear()
 
     def _next_probe(self) -> float | None:
         """Give the size to learn from next, None where the best one is known."""
@@ -147,6 +163,10 @@ class Sizes:
             return min(larger, self.limit) if top < self.limit else None
         again = gain > _MAYBE and len(self._samples[max(self._samples)]) == 1
         return min(round(top), self.limit) if again else None
+
+
+def _key(size: float) -> int:
+    return round(_BUCKETS * math.log2(size))
 
 
 def _point(samples: Iterable[tuple[float, float]]) -> tuple[float, float]:

@@ -7,13 +7,13 @@ It must not remember anything: what is learned in a run lives in `hetero.plan.ba
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from functools import cached_property
-from itertools import pairwise
 
 __all__ = ["Law", "finish_s", "guided_size", "packed", "soonest_s"]
 
-_NEAR_BEST = 0.98
+_NEAR_BEST = 0.99
 _ROUNDS = 14
 
 
@@ -27,23 +27,25 @@ class Law:
 
     Notes
     -----
-    Between the points it is a line; above the last one the rate stays what it was there; below the first one
-    the line of the first two goes on, but a smaller batch is never worth more a second than the first point.
+    Between two points it is a parabola through them and a neighbour, held between the two; above the last one
+    the rate stays what it was there; below the first one the line of the first two goes on, but a smaller batch
+    is never worth more a second than the first point.
 
     Examples
     --------
     >>> law = Law([(1, 0.11), (16, 0.26), (64, 1.0)])
     >>> law.best, law.seconds(16), round(law.seconds(8), 3), law.size_within(0.2)
-    (64, 0.26, 0.18, 10)
+    (64, 0.26, 0.175, 10)
     """
 
     def __init__(self, points: Iterable[tuple[float, float]], limit: float = math.inf) -> None:
         self.points: tuple[tuple[float, float], ...] = tuple(points)
         self.limit = limit
+        self._sizes = [size for size, _ in self.points]
 
     @cached_property
     def best(self) -> float:
-        """The smallest measured size whose rate is within 2 % of the best one."""
+        """The smallest measured size whose rate is within 1 % of the best one."""
         allowed = [point for point in self.points if point[0] <= self.limit]
         if not allowed:
             return self.limit
@@ -67,10 +69,22 @@ class Law:
         if size >= last:
             return last_s * size / last
         if size >= first:
-            return next(_on_line(a, b, size) for a, b in pairwise(self.points) if size <= b[0])
+            return self._between(size)
         if len(self.points) == 1:
             return first_s * size / first
         return max(_on_line(self.points[0], self.points[1], size), first_s * size / first)
+
+    def _between(self, size: float) -> float:
+        """Give the seconds of a size between two points: on the parabola through them and a third one."""
+        at = bisect_right(self._sizes, size)
+        low, high = self.points[at - 1], self.points[at]
+        line_s = _on_line(low, high, size)
+        if len(self.points) == 2 or size == low[0]:
+            return line_s
+        third = self.points[at - 2] if at > 1 else self.points[at + 1]
+        bend = (_on_line(low, high, third[0]) - third[1]) / ((third[0] - low[0]) * (third[0] - high[0]))
+        bent_s = line_s - bend * (size - low[0]) * (size - high[0])
+        return min(max(bent_s, min(low[1], high[1])), max(low[1], high[1]))
 
     def size_within(self, seconds: float) -> int:
         """Give the largest size up to the best one that is done within some seconds, 0 where not even 1 is."""

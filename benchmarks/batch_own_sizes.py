@@ -1,0 +1,164 @@
+"""Two devices 9 : 1 with best batches of 256 and 16: hetero against Ray Data, Dask bag and equal halves."""
+
+from __future__ import annotations
+
+import math
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+import hetero
+from benchmarks.common import Bench, alternate, arguments, ratio
+from benchmarks.rivals import dask_client, ray_module
+
+BESTS = (256, 16)
+RATES = (900.0, 100.0)
+OVERHEAD = 0.2
+
+
+def law_s(device: int, size: int) -> float:
+    """Give the seconds of a batch: t(b) = a + c·b + d·b², whose rate is highest at the device's best size."""
+    best, whole_s = BESTS[device], BESTS[device] / RATES[device]
+    a, d = OVERHEAD * whole_s, OVERHEAD * whole_s / best**2
+    return a + (whole_s - 2 * a) / best * size + d * size**2
+
+
+def wait_as(device: int, size: int) -> None:
+    """Take as long as a device would for a batch."""
+    time.sleep(law_s(device, size))
+
+
+def on_hetero(batch: list[int]) -> list[int]:
+    """Work on a batch at the speed of the current device."""
+    wait_as(hetero.get_current_device().index, len(batch))
+    return batch
+
+
+def run_hetero(ctx: hetero.Context, count: int, cold: bool) -> float:
+    """Give the seconds of hetero."""
+    begin_s = time.perf_counter()
+    outcome = hetero.map_batches(on_hetero, range(count), ctx=ctx, learn=not cold)
+    took_s = time.perf_counter() - begin_s
+    assert outcome.value == list(range(count)), "every record has its result"
+    return took_s
+
+
+def run_halves(ctx: hetero.Context, count: int) -> float:
+    """Give the seconds of equal halves, each in batches of its device's best size."""
+
+    def half(device: int) -> None:
+        for begin in range(0, count // 2, BESTS[device]):
+            wait_as(device, min(BESTS[device], count // 2 - begin))
+
+    begin_s = time.perf_counter()
+    devices = ctx.devices
+    ctx.gather([ctx.submit(hetero.task(half, on=(device.id,)), device.index) for device in devices])
+    return time.perf_counter() - begin_s
+
+
+def slot(folder: str) -> int:
+    """Give this worker process its device: the first one to ask is the quick one."""
+    for device in range(len(BESTS)):
+        path = Path(folder) / f"{device}"
+        try:
+            path.symlink_to(str(os.getpid()))
+        except FileExistsError:
+            if path.readlink().name == str(os.getpid()):
+                return device
+            continue
+        return device
+    raise RuntimeError("more workers than devices")
+
+
+def run_ray(ray: Any, count: int, size: int) -> Callable[[], float]:
+    """Make the run of Ray Data: one pool of two actors, one batch size."""
+
+    class Worker:
+        def __init__(self, folder: str) -> None:
+            self.device = slot(folder)
+
+        def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
+            wait_as(self.device, len(batch["id"]))
+            return batch
+
+    def once() -> float:
+        with tempfile.TemporaryDirectory() as folder:
+            begin_s = time.perf_counter()
+            data = ray.data.range(count, override_num_blocks=max(2, count // max(size, 64)))
+            options = {
+                "batch_size": size,
+                "fn_constructor_args": (folder,),
+                "compute": ray.data.ActorPoolStrategy(size=2),
+            }
+            assert data.map_batches(Worker, **options).materialize().count() == count, "every record has its result"
+            return time.perf_counter() - begin_s
+
+    return once
+
+
+def run_dask(count: int, size: int) -> Callable[[], float]:
+    """Make the run of Dask bag: partitions of one size, any worker takes the next."""
+    import dask.bag
+
+    def once() -> float:
+        with tempfile.TemporaryDirectory() as folder:
+
+            def work(part: Any) -> list[int]:
+                batch = list(part)
+                wait_as(slot(folder), len(batch))
+                return batch
+
+            begin_s = time.perf_counter()
+            bag = dask.bag.from_sequence(range(count), partition_size=size).map_partitions(work)
+            assert len(bag.compute(scheduler="distributed")) == count, "every record has its result"
+            return time.perf_counter() - begin_s
+
+    return once
+
+
+def main() -> None:
+    """Run the benchmark."""
+    given = arguments(__doc__ or "")
+    count, rounds = (600, 1) if given.quick else (12_000, 3)
+    sizes = (32,) if given.quick else (16, 32, 64)
+    ideal_s = count / sum(RATES)
+    bench = Bench("batch_own_sizes", (__doc__ or "").strip(), ("ray", "dask", "distributed"), given.out)
+    bench.note(
+        records=count,
+        ideal_s=ideal_s,
+        law="t(b) = a + c·b + d·b², slept; best sizes 256 and 16, rates 900 and 100 a second",
+    )
+    import logging
+
+    logging.getLogger("ray.data").setLevel(logging.ERROR)
+    with hetero.Context(devices="cpu:1,cpu:1", history=False) as ctx, ray_module(cpus=4) as ray, dask_client():
+        ray.data.DataContext.get_current().enable_progress_bars = False
+        run_hetero(ctx, count, cold=False)
+        contestants: dict[str, Callable[[], float | None]] = {
+            "hetero, sizes known": lambda: run_hetero(ctx, count, cold=False),
+            "hetero, cold": lambda: run_hetero(ctx, count, cold=True),
+            "equal halves": lambda: run_halves(ctx, count),
+        }
+        contestants |= {f"Ray Data, batches of {size}": run_ray(ray, count, size) for size in sizes}
+        contestants |= {f"Dask bag, partitions of {size}": run_dask(count, size) for size in sizes}
+        samples = alternate(contestants, rounds, warm_up=0)
+    for name, taken in samples.items():
+        bench.measure(name, taken)
+    ideal = [ideal_s]
+    bench.claim("sizes known: time over the ideal", ratio(samples["hetero, sizes known"], ideal), at_most=1.03)
+    bench.claim("from cold: time over the ideal", ratio(samples["hetero, cold"], ideal), at_most=1.10)
+    bench.claim("equal halves: time over the ideal", ratio(samples["equal halves"], ideal))
+    for rival in ("Ray Data", "Dask bag"):
+        best = min((ratio(taken, ideal) for name, taken in samples.items() if name.startswith(rival)), default=math.nan)
+        bench.claim(f"{rival}, its best single size: time over the ideal", best)
+    bench.finish()
+
+
+if __name__ == "__main__":
+    main()

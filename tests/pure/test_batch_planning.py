@@ -1,0 +1,139 @@
+"""Batch sizes: laws, what is learned of one device, and the end that all devices reach together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hetero.plan.batch_planner import Planner
+from hetero.plan.batch_simulated import simulate
+from hetero.plan.batch_sizes import Sizes
+from hetero.plan.batching import Law, finish_s, guided_size, packed, soonest_s
+
+
+def law(best: float, rate: float, overhead: float = 0.2) -> Callable[[float], float]:
+    """Make t(b) = a + c·b + d·b² whose rate is highest at the best size."""
+    whole_s = best / rate
+    a, d = overhead * whole_s, overhead * whole_s / best**2
+    return lambda size: a + (whole_s - 2 * a) / best * size + d * size**2
+
+
+def learned(truth: Callable[[float], float]) -> Sizes:
+    sizes = Sizes()
+    while sizes.probing:
+        size = sizes.wanted()
+        sizes.add(size, truth(size))
+    return sizes
+
+
+@pytest.mark.parametrize(("best", "rate"), [(256, 900.0), (16, 100.0), (1, 3.0), (1024, 1e5)])
+def test_the_size_found_is_within_two_per_cent_of_the_best_rate(best: float, rate: float) -> None:
+    truth = law(best, rate)
+    found = learned(truth).wanted()
+    assert found / truth(found) > 0.98 * rate
+
+
+def test_a_first_batch_is_believed_only_until_there_is_another() -> None:
+    sizes = Sizes()
+    sizes.add(1, 10.0, cold=True)
+    assert sizes.law is not None
+    assert sizes.law.seconds(1) == 10.0
+    sizes.add(1, 0.1)
+    assert sizes.law is not None
+    assert sizes.law.seconds(1) == 0.1
+
+
+def test_a_size_that_did_not_fit_is_never_asked_for_again() -> None:
+    sizes = Sizes()
+    for _ in range(40):
+        size = sizes.wanted()
+        if size > 100:
+            sizes.too_large(size)
+        else:
+            sizes.add(size, 0.01 + 1e-5 * size)
+    assert 64 <= sizes.wanted() <= 100
+
+
+def test_a_change_of_speed_scales_every_size_after_three_batches() -> None:
+    sizes = learned(law(64, 100.0))
+    before = sizes.law
+    for _ in range(3):
+        sizes.add(64, 3.0 * law(64, 100.0)(64))
+    assert before is not None
+    assert sizes.law is not None
+    assert sizes.law.seconds(8) == pytest.approx(3.0 * before.seconds(8))
+
+
+def test_one_spike_changes_nothing() -> None:
+    sizes = learned(law(64, 100.0))
+    before = sizes.wanted()
+    sizes.add(64, 100.0)
+    assert sizes.wanted() == before
+
+
+def test_all_devices_end_together() -> None:
+    laws = [Law([(1, 0.02), (256, 0.28)]), Law([(1, 0.03), (16, 0.16)]), Law([(1, 0.5), (4, 1.0)])]
+    end_s = finish_s(laws, [0.0, 0.1, 0.0], 2000)
+    assert sum(each.capacity(end_s - free) for each, free in zip(laws, [0.0, 0.1, 0.0], strict=True)) >= 2000
+    assert soonest_s(laws, [0.0, 0.1, 0.0], 2000) <= end_s
+
+
+@given(st.lists(st.floats(0.01, 100.0), min_size=1, max_size=30), st.floats(0.01, 200.0))
+def test_a_batch_packed_by_cost_never_exceeds_what_was_wanted_but_by_a_single_record(
+    costs: list[float], wanted: float
+) -> None:
+    number = packed(costs, wanted)
+    assert 1 <= number <= len(costs)
+    assert number == 1 or sum(costs[:number]) <= wanted
+    assert number == len(costs) or sum(costs[: number + 1]) > wanted
+
+
+def test_a_device_that_cannot_do_one_record_in_time_gets_none() -> None:
+    quick, slow = Law([(1, 0.01), (100, 1.0)]), Law([(1, 5.0)])
+    assert guided_size([quick, slow], [0.0, 0.0], 100, 1) == 0
+    planner = Planner({"quick": Sizes(known=[(1, 0.01), (100, 1.0)], fixed=100), "slow": Sizes(known=[(1, 5.0)])})
+    assert planner.ask("slow", 100, 0.0) == 0
+    assert "one record would take it 5 s" in planner.why_idle("slow")
+
+
+def test_a_batch_on_a_device_nobody_knows_is_run_again_by_one_that_is_idle() -> None:
+    truths = {"quick": law(64, 1000.0), "dead slow": lambda _: 1000.0}
+    done = simulate(Planner({"quick": learned(truths["quick"]), "dead slow": Sizes()}), truths, 1000)
+    assert done.makespan_s < 1.2
+    assert done.repeated == 1
+
+
+def test_two_devices_nine_to_one_are_within_two_per_cent_of_the_ideal() -> None:
+    truths = {"quick": law(256, 900.0), "slow": law(16, 100.0)}
+    known = simulate(Planner({name: learned(truth) for name, truth in truths.items()}), truths, 12_000)
+    cold = simulate(Planner({name: Sizes() for name in truths}), truths, 12_000)
+    assert known.makespan_s < 1.02 * 12.0
+    assert cold.makespan_s < 1.10 * 12.0
+
+
+def test_a_second_device_makes_no_pair_slower_than_its_better_half() -> None:
+    rng = np.random.default_rng(7)
+    worst = 0.0
+    for _ in range(40):
+        truths = {
+            name: law(2.0 ** rng.uniform(1, 9), 10.0 ** rng.uniform(0, 3), rng.uniform(0.05, 0.45)) for name in "ab"
+        }
+        count = int(10.0 ** rng.uniform(1, 3.5))
+        pair = simulate(Planner({name: learned(truth) for name, truth in truths.items()}), truths, count)
+        alone = min(
+            simulate(Planner({name: learned(truth)}), {name: truth}, count).makespan_s for name, truth in truths.items()
+        )
+        worst = max(worst, pair.makespan_s / alone)
+    assert worst < 1.02
+
+
+def test_a_fixed_size_is_kept() -> None:
+    sizes = Sizes(fixed=24)
+    for _ in range(5):
+        assert sizes.wanted() == 24
+        sizes.add(24, 0.1)
+    assert not sizes.probing

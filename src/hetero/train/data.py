@@ -6,10 +6,11 @@ It must not choose who reads what.
 
 from __future__ import annotations
 
+import functools
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -17,7 +18,15 @@ import torch
 from hetero.floor.errors import BadValueError
 from hetero.train.keyed import sample_seed
 
-__all__ = ["Samples", "as_array", "as_samples", "order"]
+__all__ = ["Batches", "Samples", "as_array", "as_samples", "order", "prepared"]
+
+
+class Batches(Protocol):
+    """What gives the batches of steps."""
+
+    def batch(self, ids: Sequence[int], seed: int, step: int) -> Any:
+        """Give some samples of a step, in this order."""
+        ...
 
 
 @dataclass(slots=True)
@@ -29,35 +38,50 @@ class Samples:
     arrays : inputs and targets, first dimension the samples; None where a dataset is read
     dataset : has `len` and `[id]`; None where arrays are read
     collate : makes a batch of a list of samples
+    augment : changes the inputs of one sample whenever it is trained on, None to leave them
+    readers : processes that read ahead for each device, None where that is decided by what reading takes
     """
 
     arrays: tuple[Any, ...] | None = None
     dataset: Any = None
     collate: Callable[[list[Any]], Any] | None = None
+    augment: Callable[[Any], Any] | None = None
+    readers: int | None = None
 
     def __len__(self) -> int:
         return len(self.dataset) if self.arrays is None else len(self.arrays[0])
 
+    @property
+    def one_by_one(self) -> bool:
+        """Whether samples are read one by one, by code of the user's."""
+        return self.arrays is None or self.augment is not None
+
     def batch(self, ids: Sequence[int], seed: int, step: int) -> Any:
-        """Read some samples; what a dataset draws while it reads one is keyed by the sample."""
-        if self.arrays is not None:
+        """Read some samples; what is drawn while one is read and augmented is keyed by the sample."""
+        if not self.one_by_one:
+            assert self.arrays is not None
             index = torch.as_tensor(ids, dtype=torch.int64)
             return tuple(_tensor(array)[index] for array in self.arrays)
-        assert self.collate is not None
-        return self.collate([self._one(int(each), sample_seed(seed, step, int(each))) for each in ids])
+        collate = self.collate or torch.utils.data.default_collate
+        return collate([self._one(int(each), sample_seed(seed, step, int(each))) for each in ids])
 
     def _one(self, sample: int, seed: int) -> Any:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             random.seed(seed)
             np.random.seed(seed & 0xFFFFFFFF)
-            return self.dataset[sample]
+            if self.arrays is None:
+                found = self.dataset[sample]
+            else:
+                found = tuple(_tensor(array)[sample] for array in self.arrays)
+            return found if self.augment is None else (self.augment(found[0]), *found[1:])
 
 
 def _tensor(array: Any) -> Any:
     return array if torch.is_tensor(array) else torch.from_numpy(array)
 
 
+@functools.lru_cache(maxsize=2)
 def order(samples: int, seed: int, epoch: int, shuffle: bool) -> list[int]:
     """Give the ids of an epoch in the order in which they are trained on; the same everywhere."""
     if not shuffle:
@@ -123,5 +147,21 @@ def _of_loader(loader: Any, what: str) -> Samples:
         )
     found = _taken(loader.dataset, what)
     if loader.collate_fn is not torch.utils.data.default_collate:
-        return Samples(dataset=loader.dataset, collate=loader.collate_fn)
+        found = Samples(dataset=loader.dataset, collate=loader.collate_fn)
+    found.readers = loader.num_workers or None
     return found
+
+
+def prepared(samples: Samples, augment: Any, readers: int | None) -> Samples:
+    """Add to samples how they are changed for training, and who reads them.
+
+    Raises
+    ------
+    BadValueError
+        One of the two is not allowed.
+    """
+    if augment is not None and not callable(augment):
+        raise BadValueError(f"augment={augment!r} is no function", remedy="give a function of one sample's inputs")
+    if readers is not None and (isinstance(readers, bool) or not isinstance(readers, int) or readers < 0):
+        raise BadValueError(f"readers={readers!r} is not allowed", remedy="give a whole number, 0 or more, or None")
+    return replace(samples, augment=augment, readers=samples.readers if readers is None else readers)

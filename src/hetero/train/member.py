@@ -79,6 +79,7 @@ class _LeftError(Exception):
 
 class _Member(Membership):
     def __init__(self, job: Job, data: Any, test: Any, line: Line, frame: Frame) -> None:
+        from hetero.train.ahead import Ahead
         from hetero.train.data import Samples
         from hetero.train.throttle import Throttle
 
@@ -92,7 +93,7 @@ class _Member(Membership):
         self.kept_passes = KeptPasses(job.key, frame.device)
         self.passes = PassLimit(self.kept_passes.load(), tell=self.tell_pass, keep=self._keep_passes)
         self.sharing: Sharing
-        self.epoch_order: tuple[int, list[int]] = (-1, [])
+        self.ahead = Ahead(data, job.options.seed)
         self.told_s = 0.0
         self.after_s = 0.0
         self.waited_s = 0.0
@@ -111,6 +112,7 @@ class _Member(Membership):
         except (_LeftError, StopError):
             return None
         finally:
+            self.ahead.close()
             self.leave()
 
     def _keep_passes(self, samples: int) -> None:
@@ -176,15 +178,15 @@ class _Member(Membership):
     def _step(self) -> bool:
         """Do one step; True when a new group is to form."""
         begun_s = clock.monotonic_s()
-        replica, rank = self.replica, self.rank
-        ids = self._ids()
+        replica = self.replica
+        ids = self._ids(replica.step)
         counts = self.sharing.counts(ids)
-        begin = sum(counts[:rank])
-        mine = ids[begin : begin + counts[rank]]
+        mine = self._part(ids)
         with self.throttle as busy:
-            done = replica.compute(self.data, mine, len(ids), self.group)
+            done = replica.compute(self.ahead, mine, len(ids), self.group)
         spent, waits = self._only_mine(busy.seconds + self.after_s), self._only_mine(self.waited_s)
         self.log.computes(replica.step + 1, mine)
+        self.ahead.look_ahead(replica.step, self.steps, lambda step: replica.pieces(self._part(self._ids(step))))
         computed_s = clock.monotonic_s()
         total, more = replica.reduce(self.group, done, [float(self.told_to_regroup()), *spent, *waits])
         applies_s = clock.monotonic_s()
@@ -220,14 +222,19 @@ class _Member(Membership):
         row[self.rank] = value
         return row
 
-    def _ids(self) -> list[int]:
+    def _ids(self, step: int) -> list[int]:
         from hetero.train.data import order
 
-        epoch, step = divmod(self.replica.step, self.steps_an_epoch)
-        if self.epoch_order[0] != epoch:
-            self.epoch_order = (epoch, order(len(self.data), self.options.seed, epoch, self.options.shuffle))
-        begin = step * self.options.global_batch
-        return self.epoch_order[1][begin : begin + self.options.global_batch]
+        epoch, within = divmod(step, self.steps_an_epoch)
+        begin = within * self.options.global_batch
+        ids = order(len(self.data), self.options.seed, epoch, self.options.shuffle)
+        return ids[begin : begin + self.options.global_batch]
+
+    def _part(self, ids: list[int]) -> list[int]:
+        """Give this member's samples of a step, by the plan as it is."""
+        counts = self.sharing.counts(ids)
+        begin = sum(counts[: self.rank])
+        return ids[begin : begin + counts[self.rank]]
 
     # --- telling -------------------------------------------------------------------------------------------
 

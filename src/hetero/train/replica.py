@@ -18,7 +18,7 @@ import torch
 from hetero.backends.torch import is_out_of_memory
 from hetero.comm.group import Group
 from hetero.floor.errors import BadValueError
-from hetero.train.data import Samples
+from hetero.train.data import Batches, Samples
 from hetero.train.drawing import Drawing, refuse_unkeyed
 from hetero.train.gradients import BitwiseGradients, Gradients
 from hetero.train.keyed import KeyedRandom
@@ -161,7 +161,7 @@ class Replica(Judge):
 
     # --- a step --------------------------------------------------------------------------------------------
 
-    def compute(self, samples: Samples, ids: Sequence[int], batch: int, group: Group | None = None) -> Parts:
+    def compute(self, samples: Batches, ids: Sequence[int], batch: int, group: Group | None = None) -> Parts:
         """Compute the gradients of some samples of this step.
 
         Parameters
@@ -182,7 +182,7 @@ class Replica(Judge):
         """
         self._to_training()
         while True:
-            pieces = self._pieces(ids)
+            pieces = self.pieces(ids)
             try:
                 return self._compute(samples, pieces, batch, group)
             except (MemoryError, RuntimeError) as error:
@@ -191,7 +191,7 @@ class Replica(Judge):
             gc.collect()
             self.passes.ran_out(len(pieces[0]))
 
-    def _compute(self, samples: Samples, pieces: Sequence[Sequence[int]], batch: int, group: Group | None) -> Parts:
+    def _compute(self, samples: Batches, pieces: Sequence[Sequence[int]], batch: int, group: Group | None) -> Parts:
         self.gradients.begin(group, (1.0 if self.loss.divides else batch) / self.scale)
         done = Parts()
         for piece in pieces:
@@ -202,7 +202,8 @@ class Replica(Judge):
             self.gradients.take()
         return done
 
-    def _pieces(self, ids: Sequence[int]) -> list[Sequence[int]]:
+    def pieces(self, ids: Sequence[int]) -> list[Sequence[int]]:
+        """Cut this device's samples of a step into passes."""
         options = self.options
         size = options.unit if options.exact == "bitwise" else -(-len(ids) // options.accumulate)
         if options.micro_batch:
@@ -210,7 +211,7 @@ class Replica(Judge):
         size = self.passes.size(size)
         return [ids[begin : begin + size] for begin in range(0, len(ids), size)] if ids else []
 
-    def _pass(self, samples: Samples, ids: Sequence[int], batch: int, done: Parts) -> None:
+    def _pass(self, samples: Batches, ids: Sequence[int], batch: int, done: Parts) -> None:
         inputs, targets = self._load(samples.batch(ids, self.options.seed, self.step))
         with self._drawing.over(self.step, ids) as forward:
             output, (total, weight, _) = forward(lambda: self._forward(inputs, targets))
@@ -270,7 +271,7 @@ class Replica(Judge):
         """Give the ids of the samples of this step whose loss is not a number."""
         found: list[int] = []
         self._to_training()
-        for piece in self._pieces(ids):
+        for piece in self.pieces(ids):
             inputs, targets = self._load(samples.batch(piece, self.options.seed, self.step))
             with self._drawing.over(self.step, piece), torch.no_grad():
                 each = self._forward(inputs, targets)[1][2]

@@ -23,7 +23,7 @@ from hetero.session.signature import register
 from hetero.session.tasks import task
 from hetero.train.adapters import has_adapters
 from hetero.train.checkpoints import TrainingCheckpoints, run_facts
-from hetero.train.data import Samples, as_array, as_samples
+from hetero.train.data import Samples, as_array, as_samples, prepared
 from hetero.train.job import Job
 from hetero.train.lead import Extent, Lead
 from hetero.train.listening import Heard, Listener
@@ -80,6 +80,9 @@ class Trainer:
     compression_rank : columns of the factors of 'powersgd'
     sum_on : the device of the fleet that adds up gradients, None where the members do
     cost : what each sample costs, one number a sample, where samples differ; shares are by cost then
+    augment : changes the inputs of one sample whenever it is trained on; what it draws is keyed by the sample
+    readers : processes beside each device that read and augment ahead; where none is given, those of a DataLoader,
+        or one when reading is found to hold the device up
     checkpoint : folder of the run's checkpoints, None for none
     checkpoint_every : steps between them, an epoch where none is given
     keep : the newest so many checkpoints stay
@@ -121,6 +124,8 @@ class Trainer:
         compression_rank: int = 4,
         sum_on: str | None = None,
         cost: Iterable[float] | None = None,
+        augment: Callable[[Any], Any] | None = None,
+        readers: int | None = None,
         checkpoint: str | Path | None = None,
         checkpoint_every: int | None = None,
         keep: int = 3,
@@ -145,7 +150,7 @@ class Trainer:
         self.model = model
         self.loss = loss
         self.optimizer = optimizer
-        self.data = as_samples(data)
+        self.data = prepared(as_samples(data), augment, readers)
         if self.options.global_batch > len(self.data):
             raise BadValueError(
                 f"global_batch={global_batch} is more than the {len(self.data)} samples of the data",
@@ -339,7 +344,7 @@ class Trainer:
     def _run(self, steps: int, test: Samples | None, listener: Listener) -> bytes:
         need = self._need(self.devices)
         devices = self._that_hold(self.devices, need, listener)
-        names = tuple(device.short for device in devices)
+        names = tuple(device.short for device in self.devices)
         self._check(names)
         checkpoints = self._checkpoints()
         if checkpoints is not None:

@@ -49,7 +49,14 @@ class Block(nn.Module):  # type: ignore[misc]
 def net(dropout: float = 0.0) -> Any:
     """Give a chain of six layers in float64; an in-place layer stands where stages may begin."""
     torch.manual_seed(0)
-    parts = (nn.Linear(12, 16), Block(16), nn.Dropout(dropout), nn.ReLU(inplace=True), nn.Linear(16, 8), nn.Linear(8, 4))
+    parts = (
+        nn.Linear(12, 16),
+        Block(16),
+        nn.Dropout(dropout),
+        nn.ReLU(inplace=True),
+        nn.Linear(16, 8),
+        nn.Linear(8, 4),
+    )
     return nn.Sequential(*parts).double()
 
 

@@ -159,3 +159,9 @@ def test_a_model_that_gives_several_tensors_is_refused() -> None:
     layers = chain_of(nn.Sequential(nn.Linear(4, 4), nn.LSTM(4, 2)), training=False)
     with pytest.raises(BadValueError, match=r"layer 1 \(LSTM\) gives 2 values"):
         run_through(layers, torch.ones(3, 4))
+
+
+def test_a_layer_that_computes_in_place_leaves_the_sample_alone() -> None:
+    sample = -torch.ones(2, 2)
+    run_through(chain_of(nn.Sequential(nn.ReLU(inplace=True), nn.Linear(2, 2)), training=False), sample)
+    assert torch.equal(sample, -torch.ones(2, 2))

@@ -253,7 +253,7 @@ class Split:
             if self._asked.loss is None or isinstance(error, NotANumberError):
                 raise
             raise self._lost(error) from error
-        if inputs is not None:
+        if action == ("predict" if self._asked.loss is None else "train"):
             self._passes.append((len(inputs), clock.monotonic_s() - begun_s, said))
         return said
 

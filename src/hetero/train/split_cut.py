@@ -208,7 +208,7 @@ def _output(layer: Layer, value: Any, sample: Any) -> Any:
     try:
         with torch.no_grad(), warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            return module(value)
+            return module(value.clone() if torch.is_tensor(value) else value)
     except Exception as error:
         given = f"a sample of shape {tuple(sample.shape)} and {str(sample.dtype).removeprefix('torch.')}"
         raise BadValueError(

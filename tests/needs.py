@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from hetero.floor import settings
+from tests import cgroups
 
 __all__ = ["PARTS", "PROJECT", "absent", "chromium", "data_folder", "need"]
 
@@ -78,6 +79,7 @@ PARTS: dict[str, tuple[str, Callable[[], str]]] = {
     "cuda": ("an NVIDIA GPU that torch can use", lambda: _outcome([sys.executable, "-c", _CUDA])),
     "netns": ("network namespaces (root, and Debian: iproute2)", _namespace_trouble),
     "chromium": ("Chromium (Debian: chromium)", _browser_trouble),
+    "cgroup": ("memory cgroups (root, and the memory controller below the own group)", cgroups.trouble),
     "data": ("the test data (HETERO_TEST_DATA, or shared/data beside the checkout)", _data_trouble),
 }
 """What can be needed: in words with the way to get it, and the probe that gives '' or the trouble."""

@@ -36,7 +36,9 @@ if TYPE_CHECKING:
     from hetero.session.joblib import register_joblib
     from hetero.session.tasks import TaskFunction, task
     from hetero.train.compress import compress
+    from hetero.train.footprint import footprint
     from hetero.train.sample_log import check_sample_log, read_sample_log
+    from hetero.train.saving import load_parameters
     from hetero.train.search import search
     from hetero.train.split import Split, split
     from hetero.train.trainer import Trainer
@@ -59,9 +61,11 @@ __all__ = [
     "checkpoint",
     "compress",
     "errors",
+    "footprint",
     "get_current_device",
     "get_device_list",
     "get_memory_usage",
+    "load_parameters",
     "map_batches",
     "namespace",
     "rank",
@@ -104,7 +108,9 @@ _HOMES = {
     "hetero.session.joblib": ("register_joblib",),
     "hetero.session.tasks": ("TaskFunction", "task"),
     "hetero.train.compress": ("compress",),
+    "hetero.train.footprint": ("footprint",),
     "hetero.train.sample_log": ("check_sample_log", "read_sample_log"),
+    "hetero.train.saving": ("load_parameters",),
     "hetero.train.search": ("search",),
     "hetero.train.split": ("Split", "split"),
     "hetero.train.trainer": ("Trainer",),

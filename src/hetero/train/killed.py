@@ -68,7 +68,8 @@ class Killed:
         if last is None or platform.memory_kills(last.file) <= last.kills:
             return ""
         self._most[device] = last.samples // 2
-        said = f"the system killed it for its memory in a pass of {last.samples} samples"
+        size = "one sample" if last.samples == 1 else f"{last.samples} samples"
+        said = f"the system killed it for its memory in a pass of {size}"
         if last.samples == 1:
             self.full[device] = said
         return said

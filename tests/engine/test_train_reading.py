@@ -21,6 +21,7 @@ torch = pytest.importorskip("torch")
 nn = torch.nn
 
 TWO = "cpu:1,cpu:1*0.5"
+SHARES = {"cpu:0": 9, "cpu:1": 7}
 INPUTS = np.random.default_rng(1).standard_normal((64, 6))
 TARGETS = np.random.default_rng(2).integers(0, 3, 64)
 
@@ -92,12 +93,12 @@ def test_processes_beside_the_devices_read_the_same_and_are_gone_afterwards(
 
     def enough(_: Any) -> bool:
         seen[:] = reading(tmp_path)
-        return len(seen) == 4
+        return len(seen) == 2
 
-    shared, epochs = trained(fleet, Rows(tmp_path, 0.001), 4000, readers=2, callbacks=[enough])
-    assert len(seen) == 4
+    shared, epochs = trained(fleet, Rows(tmp_path, 0.001), 4000, readers=1, shares=SHARES, callbacks=[enough])
+    assert len(seen) == 2
     assert not reading(tmp_path)
-    assert distance(shared, trained(fleet, Rows(), epochs, readers=0)[0]) < 1e-12
+    assert distance(shared, trained(fleet, Rows(), epochs, readers=0, shares=SHARES)[0]) < 1e-12
 
 
 @pytest.mark.slow
@@ -120,9 +121,9 @@ def test_a_reader_that_is_killed_costs_no_sample(fleet: hetero.Context, tmp_path
             killed.append(report.epoch)
         return False
 
-    shared, epochs = trained(fleet, Rows(tmp_path, 0.001), 4000, readers=1, callbacks=[kill])
+    shared, epochs = trained(fleet, Rows(tmp_path, 0.001), 4000, readers=1, shares=SHARES, callbacks=[kill])
     assert killed
-    assert distance(shared, trained(fleet, Rows(), epochs, readers=0)[0]) < 1e-12
+    assert distance(shared, trained(fleet, Rows(), epochs, readers=0, shares=SHARES)[0]) < 1e-12
 
 
 class Broken(Rows):

@@ -1,4 +1,4 @@
-"""A model split over devices gives what the whole gives, in training too, and what dies on the way is told or redone."""
+"""A model split over devices gives what the whole gives, in training too; what dies on the way is told or redone."""
 
 from __future__ import annotations
 
@@ -286,8 +286,16 @@ def test_a_loss_that_is_not_a_number_moves_nothing(ctx: Any) -> None:
 
 class Sleeping(nn.Module):  # type: ignore[misc]
     def forward(self, x: Any) -> Any:
-        time.sleep(0.05)
+        time.sleep(0.03)
         return x * 1.0
+
+
+@pytest.fixture(scope="module")
+def mortal(one_thread: None) -> Iterator[tuple[hetero.Context, set[int]]]:
+    """Give a fleet whose workers may be harmed, and the workers that may not."""
+    others = {worker.pid for worker in workers()}
+    with hetero.Context(devices="cpu:1,cpu:1", history=False) as context:
+        yield context, others
 
 
 def slow_net() -> Any:
@@ -320,12 +328,11 @@ def freeze(pid: int) -> None:
 
 
 @pytest.mark.slow
-def test_workers_that_die_while_a_split_runs() -> None:
-    """A killed one costs one attempt, a frozen one the deadline; the split goes on."""
-    others = {worker.pid for worker in workers()}
+def test_a_killed_worker_costs_an_attempt_and_a_frozen_one_the_deadline(mortal: Any) -> None:
+    fleet, others = mortal
     model, (inputs, _) = slow_net(), data(64)
     place = [("cpu:0", 2), ("cpu:1", 1)]
-    with hetero.split(model, "cpu:1,cpu:1", inputs[:8], place=place, patience="1s") as network:
+    with hetero.split(model, fleet, inputs[:8], place=place, patience="1s") as network:
         assert torch.equal(disturbed(kill, others, lambda: network(inputs)), model(inputs))
         with pytest.raises(HeteroError, match="ran longer than its limit"):
             disturbed(freeze, others, lambda: network(inputs))
@@ -333,14 +340,14 @@ def test_workers_that_die_while_a_split_runs() -> None:
 
 
 @pytest.mark.slow
-def test_a_worker_that_dies_in_training_is_told_and_the_split_goes_back_to_the_last_gather() -> None:
-    others = {worker.pid for worker in workers()}
+def test_a_worker_that_dies_in_training_is_told_and_the_split_goes_back_to_the_last_gather(mortal: Any) -> None:
+    fleet, others = mortal
     model, (inputs, targets) = slow_net(), data(64)
     options = {"loss": nn.CrossEntropyLoss(), "optimizer": adam, "place": [("cpu:0", 2), ("cpu:1", 1)]}
-    with hetero.split(model, "cpu:1,cpu:1", inputs[:8], **options) as network:
+    with hetero.split(model, fleet, inputs[:8], **options) as network:
         network.step(inputs, targets)
         network.gather()
         again = network.step(inputs, targets)
-        with pytest.raises(HeteroError, match=r"step 2 is lost: .*killed.*; the split is back at step 1"):
+        with pytest.raises(HeteroError, match=r"step 2 is lost: .*; the split is back at step 1"):
             disturbed(kill, others, lambda: network.step(inputs, targets))
         assert network.step(inputs, targets) == again

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 __all__ = ["Split", "split"]
 
 _PATIENCE_STEPS = 10.0
+_LOADING_S = 600.0
 _numbers = itertools.count(1)
 register(StageJob, lambda job: (f"{job.action} of split {job.number}, {job.generation}", 0.0))
 
@@ -148,12 +149,12 @@ class Split:
         self._asked, self._fleet, self.context, self._choice = asked, fleet, fleet.ctx, choice
         self._names = tuple(device.short for device in devices)
         self._devices = tuple(devices[stage.device] for stage in choice.plan.stages)
-        self._generation = self._begun = self._step = 0
+        self._generation = self._made = self._begun = self._step = 0
         self._optimizer_states: list[bytes | None] = [None] * len(self._devices)
         self._passes: list[tuple[int, float, list[Said]]] = []
         self._blobs: list[Any] = []
         self._begin_anew()
-        self._pass("load")
+        self._make()
 
     # --- making --------------------------------------------------------------------------------------------
 
@@ -180,6 +181,10 @@ class Split:
             )
             for number, modules in enumerate(self._modules())
         ]
+
+    def _make(self) -> None:
+        self._pass("load")
+        self._made = self._generation
 
     # --- running -------------------------------------------------------------------------------------------
 
@@ -238,17 +243,14 @@ class Split:
         return value
 
     def _pass(self, action: str, inputs: Any = None, targets: Any = None) -> list[Said]:
-        ids = tuple(device.id for device in self._devices)
-        micro_batch = len(self._asked.sample)
-        count = 0 if inputs is None else -(-len(inputs) // micro_batch)
-        steps = (self._asked.number, self._generation, ids, self._fleet.slow, len(self.layers), micro_batch)
-        job = StageJob(action, *steps, self._begun, self._step, self._asked.seed)
-        limit_s = self._asked.patience_s + _PATIENCE_STEPS * self._choice.predicted_s(count)
-        crashes = 0 if action == "train" else 2
-        run = task(run_stages, on=ids, devices=len(ids), timeout=limit_s, crashes=crashes, name=f"split {action}")
+        """Run a batch through the stages; they are made first where they are to begin anew."""
+        if action != "load" and self._made != self._generation:
+            self._make()
         begun_s = clock.monotonic_s()
         try:
-            said: list[Said] = self.context.run(run, job, self._blobs, self._put(inputs), self._put(targets))
+            said: list[Said] = self.context.run(
+                self._task(action, inputs), self._job(action), self._blobs, self._put(inputs), self._put(targets)
+            )
         except HeteroError as error:
             if self._asked.loss is None or isinstance(error, NotANumberError):
                 raise
@@ -256,6 +258,29 @@ class Split:
         if action == ("predict" if self._asked.loss is None else "train"):
             self._passes.append((len(inputs), clock.monotonic_s() - begun_s, said))
         return said
+
+    def _task(self, action: str, inputs: Any) -> Any:
+        ids = tuple(device.id for device in self._devices)
+        count = 0 if inputs is None else -(-len(inputs) // len(self._asked.sample))
+        limit_s = self._asked.patience_s + _PATIENCE_STEPS * self._choice.predicted_s(count)
+        if action == "load":
+            limit_s += _LOADING_S
+        crashes = 0 if action == "train" else 2
+        return task(run_stages, on=ids, devices=len(ids), timeout=limit_s, crashes=crashes, name=f"split {action}")
+
+    def _job(self, action: str) -> StageJob:
+        return StageJob(
+            action=action,
+            number=self._asked.number,
+            generation=self._generation,
+            devices=tuple(device.id for device in self._devices),
+            slow=self._fleet.slow,
+            layers=len(self.layers),
+            micro_batch=len(self._asked.sample),
+            begun=self._begun,
+            step=self._step,
+            seed=self._asked.seed,
+        )
 
     def _put(self, value: Any) -> Any:
         return None if value is None else self.context.put(packed(value))
@@ -265,7 +290,7 @@ class Split:
         self._begin_anew()
         return TrainingError(
             f"step {step} is lost: {error.problem}",
-            remedy=f"the split is back at step {self._begun}, of the last gather(): go on from there",
+            remedy=f"the split is back at step {self._begun}: go on from there, and gather() more often to lose less",
         )
 
     # --- parameters ----------------------------------------------------------------------------------------

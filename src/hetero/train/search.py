@@ -257,7 +257,9 @@ class _Search:
         """Stop what else runs of a trial that has ended."""
         for run in [run for run in self.runs if run.number == number]:
             self.runs.remove(run)
-            run.future.cancel()
+            if not run.future.done():
+                run.future.cancel()
+                self.paces.learn_at_least(run.device.short, clock.monotonic_s() - run.begun_s)
 
     def _stop_if_hopeless(self) -> None:
         if self.study.hopeless:

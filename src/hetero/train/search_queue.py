@@ -50,6 +50,11 @@ class Paces:
         """Take note of a trial that ended."""
         self._seconds.setdefault(device, []).append(seconds)
 
+    def learn_at_least(self, device: str, seconds: float) -> None:
+        """Take note of a trial that was stopped, which is all that is known of a device that ended none."""
+        if device not in self._seconds:
+            self.learn(device, seconds)
+
     @property
     def seconds(self) -> Mapping[str, float]:
         """S that a trial takes on each device that ended one."""
@@ -90,15 +95,15 @@ class Paces:
         Notes
         -----
         A trial that should have ended by now, or runs on a device that is not known, is expected to take as long
-        again as it took so far.
+        again as it took so far, and no less than a trial takes on the fastest. A device that is not known may be the
+        fastest, so it takes one.
         """
         known = self.seconds
-        if device not in known:
-            return None
+        least_s = min(known.values(), default=0.0)
 
         def left_s(trial: RunningTrial) -> float:
             due_s = known.get(trial.device, 0.0) - trial.elapsed_s
-            return due_s if due_s > 0.0 else trial.elapsed_s
+            return due_s if due_s > 0.0 else max(trial.elapsed_s, least_s)
 
         soonest: dict[int, float] = {}
         for trial in running:
@@ -106,4 +111,4 @@ class Paces:
         if not soonest:
             return None
         latest = max(soonest, key=lambda number: (soonest[number], -number))
-        return latest if soonest[latest] >= known[device] else None
+        return latest if soonest[latest] >= known.get(device, 0.0) else None

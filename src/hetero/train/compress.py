@@ -12,14 +12,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import cloudpickle
-
-from hetero.floor import clock
 from hetero.floor.errors import BadValueError
 from hetero.floor.platform import atomic_write
-from hetero.session.tasks import task
 from hetero.train.compress_files import COMPRESSED, pack
-from hetero.train.compress_quantise import WORDS, check_word, quantise, quietly
+from hetero.train.compress_measure import measure_speeds
+from hetero.train.compress_quantise import WORDS, check_word, quantise
 
 if TYPE_CHECKING:
     from hetero.session.context import Context
@@ -28,10 +25,6 @@ if TYPE_CHECKING:
 __all__ = ["Compressed", "Figures", "compress", "compress_file"]
 
 _RATE = 1e-3
-_PASS = 256
-_MEASURE_S = 0.5
-_LEAST_ROUNDS = 3
-_SPEED_SAMPLES = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +134,7 @@ def compress(
     job = _Job(prune, structured, quantise, fine_tune, loss or torch.nn.CrossEntropyLoss(), optimizer, global_batch)
     with _fleet(devices, config) as ctx:
         made, notes = job.carry_out(model, data, ctx)
-        speeds = _speeds(ctx, (model, made), test)
+        speeds = measure_speeds(ctx, (model, made), test)
         before, after = (
             _figures(each, word, speed, job, test, ctx)
             for each, word, speed in zip((model, made), (None, quantise), speeds, strict=True)
@@ -263,62 +256,6 @@ def _figures(
         loss=None if tested is None else tested.loss,
         samples_per_s=speeds,
     )
-
-
-def _speeds(ctx: Context, models: tuple[Any, Any], test: Any) -> tuple[dict[str, float], dict[str, float]]:
-    """Measure both models on each device, one device after the other."""
-    found: tuple[dict[str, float], dict[str, float]] = ({}, {})
-    if test is None:
-        return found
-    from hetero.train.data import as_samples
-    from hetero.train.trainer import can_train
-
-    samples = as_samples(test, "test")
-    some = ctx.put(samples.batch(range(min(len(samples), _SPEED_SAMPLES)), 0, 0)[0].numpy())
-    parts = ctx.put(tuple(cloudpickle.dumps(model) for model in models))
-    for device in filter(can_train, ctx.devices):
-        speeds = ctx.submit(task(measure_speeds, on=(device.id,), name="measure"), parts, some).result()
-        for known, speed in zip(found, speeds, strict=True):
-            known[device.short] = speed
-    return found
-
-
-def measure_speeds(parts: Sequence[bytes], inputs: Any) -> list[float]:
-    """Give the samples/s of each model on this device; runs as a task.
-
-    Notes
-    -----
-    The models take turns, so that whatever disturbs the host disturbs all of them, and the median counts. A
-    throttled device sleeps after the task for (1/f − 1) × its CPU time; that belongs to its speed.
-    """
-    from statistics import median
-
-    import torch
-
-    from hetero.drive.frame import current
-    from hetero.train.probing import torch_place
-
-    frame = current()
-    assert frame is not None, "it runs as a task"
-    place, idle_per_cpu_s = torch_place(frame.device), 1.0 / frame.device.throttle_frac - 1.0
-    with quietly():
-        models = [cloudpickle.loads(part).to(place).eval() for part in parts]
-    batch = torch.from_numpy(inputs).to(place)
-    took_s: list[list[float]] = [[] for _ in models]
-    begun_s = clock.monotonic_s()
-    with torch.no_grad(), frame.backend.activate():
-        for turn in range(-1, 10**6):
-            if turn >= _LEAST_ROUNDS and clock.monotonic_s() - begun_s > _MEASURE_S:
-                break
-            for model, known_s in zip(models, took_s, strict=True):
-                wall_s, cpu_s = clock.monotonic_s(), clock.thread_cpu_s()
-                for piece in batch.split(_PASS):
-                    model(piece)
-                frame.backend.synchronize()
-                if turn >= 0:
-                    busy_s = clock.monotonic_s() - wall_s
-                    known_s.append(busy_s + idle_per_cpu_s * (clock.thread_cpu_s() - cpu_s))
-    return [len(batch) / median(known_s) for known_s in took_s]
 
 
 # --- files -------------------------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ It must not run a trial, and it belongs to one thread.
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -134,9 +135,7 @@ class Study:
     @property
     def wanted(self) -> int:
         """How many trials there will be in all."""
-        points = 1
-        for values in self._grid.values():
-            points *= len(values)
+        points = math.prod(map(len, self._grid.values()))
         return min(self.plan.trials, points) if self._grid else self.plan.trials
 
     @property

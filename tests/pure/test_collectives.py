@@ -202,7 +202,7 @@ def test_equal_links_make_the_pipelined_tree_a_path_rooted_in_its_middle(size: i
     assert tree.heights[tree.root] == size // 2
 
 
-@given(st.integers(4, 24), st.integers(1, 4), st.floats(2.0, 20.0))
+@given(st.integers(4, 24), st.integers(1, 4), st.floats(3.0, 20.0))
 def test_members_behind_slow_links_are_leaves(size: int, slow: int, factor: float) -> None:
     slow = min(slow, size // 2)
     links = Links((100 * _MBIT,) * (size - slow) + (100 * _MBIT / factor,) * slow, 1e-4)

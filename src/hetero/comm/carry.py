@@ -9,6 +9,7 @@ import selectors
 import socket
 from collections import deque
 from collections.abc import Sequence
+from contextlib import suppress
 
 from hetero.comm.errors import DisagreementError, GroupBrokenError
 from hetero.comm.mesh import HEAD_BYTES, Mesh
@@ -19,6 +20,7 @@ from hetero.plan.collectives.steps import Step
 __all__ = ["carry"]
 
 _LOOK_S = 0.1
+_WAKE_BYTES = 64 * 1024
 
 
 def carry(mesh: Mesh, steps: Sequence[Step], row: Row, words: str, op: Op, deadline_s: float) -> None:
@@ -46,6 +48,8 @@ def carry(mesh: Mesh, steps: Sequence[Step], row: Row, words: str, op: Op, deadl
             ready = selector.select(_LOOK_S)
             for key, events in ready:
                 run.handle(key.data, events)
+            if not ready:
+                run.look()
             now_s = clock.monotonic_s()
             if run.moved:
                 run.moved, moved_s = False, now_s
@@ -115,6 +119,11 @@ class _Run:
             raise GroupBrokenError(f"rank {peer.rank} is gone: {error}") from error
         self._watch(peer)
 
+    def look(self) -> None:
+        """Take in what is too little to be told of."""
+        for peer in self._peers.values():
+            self.handle(peer, selectors.EVENT_READ)
+
     def _is_ready(self, queue: deque[int]) -> bool:
         after = self._steps[queue[0]].after if queue else -1
         return bool(queue) and (after < 0 or bool(self._done[after]))
@@ -169,6 +178,7 @@ class _Run:
         while self._is_ready(peer.receives):
             if not peer.into:
                 peer.into = self._place(peer)
+                _wake_at(peer.connection, len(peer.into))
             got = peer.connection.recv_into(peer.into)
             if not got:
                 raise ConnectionError("it closed the connection")
@@ -214,3 +224,9 @@ class _Run:
         self.left -= 1
         for peer in self._waiting.get(index, ()):
             self._watch(peer)
+
+
+def _wake_at(connection: socket.socket, nbytes: int) -> None:
+    """Ask to be told only when so much has come, where the system can do that."""
+    with suppress(OSError):
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, min(nbytes, _WAKE_BYTES))

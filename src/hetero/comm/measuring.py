@@ -10,6 +10,7 @@ import numpy as np
 from hetero.comm.carry import carry
 from hetero.comm.mesh import Mesh
 from hetero.comm.rows import row_of
+from hetero.comm.sending import sending
 from hetero.floor import clock
 from hetero.plan.collectives.choose import Choice, Links
 from hetero.plan.collectives.plan import Collective, plan_steps
@@ -19,8 +20,8 @@ __all__ = ["links_of", "partners"]
 
 _ROUNDS = 7
 _WARM_BYTES = 128 * 1024
-_TIMED_BYTES = 256 * 1024
-_TINY_BYTES = 8
+_MOST_BYTES = 4 * 1024 * 1024
+_AIM_S = 0.1
 _HANDING_OUT = Choice("ring", None, 1 << 20, 0.0)
 
 _known: dict[tuple[str, ...], Links] = {}
@@ -85,30 +86,49 @@ def _measure(mesh: Mesh, deadline_s: float) -> Links:
 
     Notes
     -----
-    What arrives at j from i has the speed min(up of i, down of j); over several partners, the fastest arrival shows
-    the link of a member in each direction. The slower direction counts.
+    A pair is as fast as the slowest of its four directions: the slower reading of its two ends is taken. Over several
+    partners, the fastest pair shows a member's link.
     """
     size = mesh.size
     table = np.zeros((size, size + 1))
-    tiny_s = float("inf")
+    latency_s = float("inf")
     for turn in range(min(_ROUNDS, size - 1 + size % 2)):
         peer = partners(mesh.rank, size, turn)
-        if peer is None:
-            continue
-        _exchange_s(mesh, peer, _WARM_BYTES, deadline_s)
-        table[mesh.rank, peer] = _TIMED_BYTES / _exchange_s(mesh, peer, _TIMED_BYTES, deadline_s)
-        tiny_s = min(tiny_s, _exchange_s(mesh, peer, _TINY_BYTES, deadline_s))
-    table[mesh.rank, size] = tiny_s
+        if peer is not None:
+            table[mesh.rank, peer], tiny_s = _pair(mesh, peer, deadline_s)
+            latency_s = min(latency_s, tiny_s)
+    table[mesh.rank, size] = latency_s
     what = Collective("all_gather", size, table.size, table.itemsize)
     carry(mesh, plan_steps(what, mesh.rank, _HANDING_OUT), row_of(table), "measured links", "sum", deadline_s)
-    down, up = table[:, :size].max(axis=1), table[:, :size].max(axis=0)
-    return Links(tuple(np.minimum(down, up).tolist()), float(table[:, size].max()))
+    pairs = np.minimum(table[:, :size], table[:, :size].T)
+    return Links(tuple(pairs.max(axis=1).tolist()), float(table[:, size].max()))
 
 
-def _exchange_s(mesh: Mesh, peer: int, nbytes: int, deadline_s: float) -> float:
-    """Send and receive bytes at the same time; gives the seconds until they have come."""
-    row = row_of(np.zeros(2 * nbytes, dtype=np.uint8))
-    steps = (Step("send", peer, 0, nbytes, -1), Step("copy", peer, nbytes, 2 * nbytes, -1))
-    begun_s = clock.monotonic_s()
-    carry(mesh, steps, row, f"measuring {nbytes}", "sum", deadline_s)
-    return clock.monotonic_s() - begun_s
+def _pair(mesh: Mesh, peer: int, deadline_s: float) -> tuple[float, float]:
+    """Measure one pair; gives the bytes/s at which this member's own arrive, and the seconds of a small message.
+
+    The first exchange empties the reserves that links may have; the second tells how fast the first was, so that
+    both ends take the same number of bytes for the third, which counts.
+    """
+    figure = np.zeros(2)
+    figure[0], _ = _exchange(mesh, peer, np.zeros(2 * _WARM_BYTES, np.uint8), deadline_s)
+    _, tiny_s = _exchange(mesh, peer, figure, deadline_s)
+    nbytes = int(min(max(figure.min() * _AIM_S, _WARM_BYTES), _MOST_BYTES))
+    bytes_per_s, _ = _exchange(mesh, peer, np.zeros(2 * nbytes, np.uint8), deadline_s)
+    return bytes_per_s, tiny_s
+
+
+def _exchange(mesh: Mesh, peer: int, row: np.ndarray, deadline_s: float) -> tuple[float, float]:
+    """Send the first half of a row, and receive the partner's into the second; gives bytes/s, and seconds in all."""
+    half = len(row) // 2
+    steps = (Step("send", peer, 0, half, -1), Step("copy", peer, half, 2 * half, -1))
+    receipt = (Step("send", peer, 0, 1, -1), Step("copy", peer, 1, 2, -1))
+    connection = mesh.sockets[peer]
+    before, begun_s = sending(connection), clock.monotonic_s()
+    carry(mesh, steps, row_of(row), "measuring", "sum", deadline_s)
+    seconds = clock.monotonic_s() - begun_s
+    carry(mesh, receipt, row_of(np.zeros(2, np.uint8)), "measured", "sum", deadline_s)
+    after = sending(connection)
+    if before is None or after is None or after.busy_s <= before.busy_s:
+        return half * row.itemsize / seconds, seconds
+    return (after.acknowledged_bytes - before.acknowledged_bytes) / (after.busy_s - before.busy_s), seconds

@@ -26,7 +26,8 @@ _LEAST_CHUNK_BYTES = 16 * 1024
 _MOST_CHUNK_BYTES = 4 * 1024 * 1024
 _CHUNK_UNIT_BYTES = 4096
 _GAIN_FRAC = 0.85
-_ALIKE = 1.15
+_SHARING_FRAC = 0.1
+_ALIKE = 1.4
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +90,8 @@ def tree_s(links: Links, tree: Tree, nbytes: float, chunk_bytes: float) -> float
     Notes
     -----
     A member with d neighbours sends and receives d times the row, so a chunk c takes c·B + o in every hop, with
-    B = max d/bandwidth and o the cost of a step. A row of M bytes in a tree of height H, with messages that need the
+    B = max (1 + 0.1 (d - 1)) d/bandwidth, where connections that share a link disturb each other, and o the cost of
+    a step. A row of M bytes in a tree of height H, with messages that need the
     latency l: (M/c + 2H - 1)(c·B + o) + 2H·l.
 
     Examples
@@ -104,7 +106,10 @@ def tree_s(links: Links, tree: Tree, nbytes: float, chunk_bytes: float) -> float
 
 
 def _per_byte_s(links: Links, tree: Tree) -> float:
-    return max(degree / speed for degree, speed in zip(tree.degrees, links.bytes_per_s, strict=True))
+    return max(
+        degree / speed * (1 + _SHARING_FRAC * (degree - 1))
+        for degree, speed in zip(tree.degrees, links.bytes_per_s, strict=True)
+    )
 
 
 def pipelined(links: Links, nbytes: int, root: int | None = None) -> Choice:
@@ -113,8 +118,9 @@ def pipelined(links: Links, nbytes: int, root: int | None = None) -> Choice:
     Notes
     -----
     For every time T a byte that some number of neighbours would give some member, each member may have at most
-    floor(T · bandwidth) neighbours; of the shallow trees within these caps the one with the least predicted seconds
-    is taken. Members behind slow links become leaves, where each byte crosses their link once in each direction.
+    floor(T · bandwidth) neighbours, and one at least; of the shallow trees within these caps the one with the least
+    predicted seconds is taken. Members behind slow links become leaves, where each byte crosses their link once in
+    each direction.
     """
     best: Choice | None = None
     for tree in _trees(links, root):
@@ -131,8 +137,8 @@ def _trees(links: Links, root: int | None) -> Iterator[Tree]:
     seen: set[tuple[int, ...]] = set()
     speeds = _levelled(links.bytes_per_s)
     for limit_s in sorted({degree / speed for speed in speeds for degree in range(1, links.size)}):
-        caps = tuple(min(links.size - 1, int(limit_s * speed * (1 + 1e-9))) for speed in speeds)
-        if min(caps) < 1 or sum(caps) < 2 * (links.size - 1) or caps in seen:
+        caps = tuple(min(links.size - 1, max(1, int(limit_s * speed * (1 + 1e-9)))) for speed in speeds)
+        if sum(caps) < 2 * (links.size - 1) or caps in seen:
             continue
         seen.add(caps)
         tree = capped_tree(caps, root)

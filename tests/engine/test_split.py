@@ -137,6 +137,15 @@ def test_dropout_does_not_depend_on_where_the_model_is_cut(ctx: Any) -> None:
     assert distance(one, trained(ctx, 3, PLACE)) > 1e-4
 
 
+def test_a_model_that_is_given_in_eval_mode_trains_as_in_training_mode(ctx: Any) -> None:
+    inputs, targets = data()
+    options = {"loss": nn.CrossEntropyLoss(), "optimizer": adam, "place": PLACE}
+    with hetero.split(net(0.5).eval(), ctx, inputs[:8], **options) as network:
+        for _ in range(3):
+            network.step(inputs, targets)
+    assert distance(network.model, trained(ctx, 3, PLACE, dropout=0.5)) < 1e-12
+
+
 def test_a_model_in_half_precision_passes_its_tensors_on(ctx: Any) -> None:
     model, inputs = net().bfloat16(), data()[0].bfloat16()
     with hetero.split(model, ctx, inputs[:8], place=PLACE) as network:

@@ -85,6 +85,14 @@ def test_a_sequential_is_cut_between_the_children_of_its_sequentials_too() -> No
     assert [layer.name for layer in chain_of(model, training=False)] == ["0", "1.0", "1.1", "2"]
 
 
+def test_a_part_that_stands_twice_in_a_sequential_is_two_layers() -> None:
+    relu, x = nn.ReLU(), torch.randn(2, 3)
+    model = nn.Sequential(relu, nn.Linear(3, 3), relu)
+    layers, values = run_through(chain_of(model, training=False), x)
+    assert len(layers) == 3
+    assert torch.equal(values[-1], model(x))
+
+
 def test_layers_that_share_a_parameter_stay_together() -> None:
     one, other = nn.Linear(4, 4), nn.Linear(4, 4)
     other.weight = one.weight

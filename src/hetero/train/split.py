@@ -173,6 +173,7 @@ class Split:
                     StageParts(
                         modules,
                         self._choice.plan.stages[number].first,
+                        not self.model.training,
                         self._asked.loss if number == last else None,
                         self._asked.optimizer,
                         self._optimizer_states[number],

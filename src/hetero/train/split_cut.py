@@ -69,7 +69,7 @@ def chain_of(model: Any, training: bool) -> list[Layer]:
 
 
 def _children(model: Any, before: str) -> Iterator[tuple[str, Any]]:
-    for name, part in model.named_children():
+    for name, part in model._modules.items():  # named_children() leaves out a part that stands there twice
         if isinstance(part, nn.Sequential) and len(part):
             yield from _children(part, f"{before}{name}.")
         else:
@@ -82,8 +82,8 @@ def _children(model: Any, before: str) -> Iterator[tuple[str, Any]]:
 def _traced(model: Any, training: bool) -> Any:
     modes = [(module, module.training) for module in model.modules()]
     try:
-        if not training:
-            model.eval()
+        if not training or not model.training:
+            model.train(training)
         traced = fx.symbolic_trace(model)
     except Exception as error:
         raise BadValueError(

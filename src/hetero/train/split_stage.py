@@ -42,6 +42,7 @@ class StageParts:
     ----------
     modules : the layers
     first : number of the first of them in the model
+    all_train : True where the model was given in eval mode, so that all of it trains; else its own modes count
     loss : of the last stage, None elsewhere and where nothing is trained
     optimizer : makes an optimizer of the stage's parameters; None where nothing is trained
     optimizer_state : where that begins, None at the beginning
@@ -49,6 +50,7 @@ class StageParts:
 
     modules: tuple[Any, ...]
     first: int
+    all_train: bool = False
     loss: Any = None
     optimizer: Any = None
     optimizer_state: bytes | None = None
@@ -106,10 +108,11 @@ class _Stage:
         self.generation, self.step = job.generation, job.begun
         self.first, self.layers = parts.first, job.layers
         self.module = torch.nn.ModuleList(parts.modules).to(place)
-        self.modes = [(part, part.training) for part in self.module.modules()]
+        self.modes = [(part, part.training or parts.all_train) for part in self.module.modules()]
         self.place = place
         self.random = KeyedRandom(job.seed)
-        self.loss = None if parts.loss is None else SummedLoss(parts.loss)
+        loss = parts.loss.to(place) if isinstance(parts.loss, torch.nn.Module) else parts.loss
+        self.loss = None if loss is None else SummedLoss(loss)
         self.trained = [parameter for parameter in self.module.parameters() if parameter.requires_grad]
         self.optimizer = parts.optimizer(self.trained) if parts.optimizer and self.trained else None
         if self.optimizer is not None and parts.optimizer_state is not None:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from hetero.floor.errors import HeteroError
     from hetero.model.device import Device
     from hetero.report.context import report
+    from hetero.session.collectives import all_gather, all_reduce, broadcast, reduce_scatter
     from hetero.session.context import Context
     from hetero.session.executor import Executor
     from hetero.session.futures import Future
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from hetero.session.joblib import register_joblib
     from hetero.session.tasks import TaskFunction, task
     from hetero.train.compress import compress
+    from hetero.train.data import pad_samples
     from hetero.train.footprint import footprint
     from hetero.train.sample_log import check_sample_log, read_sample_log
     from hetero.train.saving import load_parameters
@@ -56,7 +58,10 @@ __all__ = [
     "Split",
     "TaskFunction",
     "Trainer",
+    "all_gather",
+    "all_reduce",
     "as_completed",
+    "broadcast",
     "check_sample_log",
     "checkpoint",
     "compress",
@@ -68,9 +73,11 @@ __all__ = [
     "load_parameters",
     "map_batches",
     "namespace",
+    "pad_samples",
     "rank",
     "read_sample_log",
     "recv",
+    "reduce_scatter",
     "register_joblib",
     "report",
     "restore",
@@ -91,6 +98,7 @@ _HOMES = {
     "hetero.drive.checkpoints": ("checkpoint", "restore", "resumable"),
     "hetero.floor.errors": ("HeteroError",),
     "hetero.model.device": ("Device",),
+    "hetero.session.collectives": ("all_gather", "all_reduce", "broadcast", "reduce_scatter"),
     "hetero.session.context": ("Context",),
     "hetero.session.executor": ("Executor",),
     "hetero.session.futures": ("Future",),
@@ -108,6 +116,7 @@ _HOMES = {
     "hetero.session.joblib": ("register_joblib",),
     "hetero.session.tasks": ("TaskFunction", "task"),
     "hetero.train.compress": ("compress",),
+    "hetero.train.data": ("pad_samples",),
     "hetero.train.footprint": ("footprint",),
     "hetero.train.sample_log": ("check_sample_log", "read_sample_log"),
     "hetero.train.saving": ("load_parameters",),

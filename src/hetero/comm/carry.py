@@ -116,7 +116,7 @@ class _Run:
         except BlockingIOError:
             pass
         except OSError as error:
-            raise GroupBrokenError(f"rank {peer.rank} is gone: {error}") from error
+            raise GroupBrokenError(f"rank {peer.rank} is gone: {error}", rank=peer.rank) from error
         self._watch(peer)
 
     def look(self) -> None:
@@ -213,7 +213,7 @@ class _Run:
             return
         theirs, mine = head.decode(errors="replace").strip(), self._words.decode(errors="replace").strip()
         if theirs == "leaves":
-            raise GroupBrokenError(f"rank {rank} has left before {mine}")
+            raise GroupBrokenError(f"rank {rank} has left before {mine}", rank=rank)
         raise DisagreementError(
             f"rank {rank} takes part in {theirs}, and this rank in {mine}",
             remedy="all members call the same collectives in the same order, with equal shapes and dtypes",

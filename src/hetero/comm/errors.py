@@ -11,7 +11,16 @@ __all__ = ["DisagreementError", "GroupBrokenError", "LineClosedError"]
 
 
 class GroupBrokenError(GroupError):
-    """A member of the group died, froze or left; the others are free again and can form a new group."""
+    """A member of the group died, froze or left; the others are free again and can form a new group.
+
+    Attributes
+    ----------
+    rank : of that member, None where it is not known
+    """
+
+    def __init__(self, problem: str, *, remedy: str = "", rank: int | None = None) -> None:
+        super().__init__(problem, remedy=remedy)
+        self.rank = rank
 
 
 class DisagreementError(BadValueError):

@@ -228,11 +228,12 @@ class Group:
         """Give the same choice on every member: it rests on what all of them know alike."""
         assert self._meeting is not None
         nbytes = row.count * row.itemsize
-        library = self._meeting.has_library and (word in ("broadcast", "all_gather") or row.kind in KINDS)
-        if asked == "library" and not library:
+        known = word in ("broadcast", "all_gather") or row.kind in KINDS
+        if asked == "library" and (not known or self._meeting.library == "none"):
             raise BadValueError(
                 f"algorithm: the library has no {word} of {row.kind} for these members", remedy="take 'auto' or 'ring'"
             )
+        library = known and self._meeting.library == "auto"
         small = nbytes < SMALL_BYTES
         if asked == "auto" and (word in ("all_gather", "reduce_scatter") or small or self._is_local):
             asked = "library" if library else "ring"
@@ -264,7 +265,7 @@ class Group:
     def _open_mesh(self) -> Mesh:
         if self._mesh is None:
             assert self._meeting is not None
-            self._mesh = Mesh.form(self.rank, self._address, self._meeting.exchange, self.deadline_s)
+            self._mesh = Mesh.form(self.rank, self._address, self._meeting.exchange, min(FORM_S, self.deadline_s))
         return self._mesh
 
     # --- its end -------------------------------------------------------------------------------------------

@@ -9,11 +9,11 @@ import ipaddress
 import socket
 from datetime import timedelta
 from importlib import import_module
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from hetero.floor.errors import BadValueError
 
-__all__ = ["FORM_S", "LOOPBACK", "Meeting", "Rendezvous", "StoreMeeting", "check_address", "open_rendezvous"]
+__all__ = ["FORM_S", "LOOPBACK", "Library", "Meeting", "Rendezvous", "StoreMeeting", "check_address", "open_rendezvous"]
 
 LOOPBACK = "127.0.0.1"
 FORM_S = 30.0
@@ -23,15 +23,19 @@ Rendezvous = tuple[str, int, str]
 """Host and port of the store of keys, and the prefix of this group's keys."""
 
 
+Library = Literal["auto", "asked", "none"]
+
+
 class Meeting(Protocol):
     """Where the members of a group tell each other small things.
 
     Attributes
     ----------
-    has_library : whether they can use torch's collectives; the same on every member
+    library : whether torch's collectives are taken for 'auto', only when asked for, or cannot be used; the same on
+        every member
     """
 
-    has_library: bool
+    library: Library
 
     def exchange(self, word: str, mine: bytes, deadline_s: float) -> list[bytes]:
         """Tell a value under a word; gives what each member told under it, by rank."""
@@ -118,7 +122,7 @@ class StoreMeeting:
     store : what `open_rendezvous` gave, on the first member
     """
 
-    has_library = True
+    library: Library = "auto"
 
     def __init__(self, rank: int, world_size: int, rendezvous: Rendezvous, store: Any = None) -> None:
         dist = import_module("torch.distributed")

@@ -28,6 +28,7 @@ class Frame:
     channel : how to talk to the other members of a group task, None outside of one
     used_namespace : True once the task asked for the device's array namespace
     loops : where its resumable loops stand, None before the first
+    talk : how it takes part in collectives, None before the first; closed when the attempt ends
     throttled_cpu_s : CPU seconds after which the task has slept by itself, as the device's throttle asks
     """
 
@@ -39,6 +40,7 @@ class Frame:
     channel: Channel | None = None
     used_namespace: bool = False
     loops: Any = None
+    talk: Any = None
     throttled_cpu_s: float = 0.0
 
 

@@ -66,6 +66,8 @@ class DeviceRunner:
             if self._idle_per_cpu_s:
                 clock.sleep(self._idle_per_cpu_s * max(0.0, clock.thread_cpu_s() - cpu_s - frame.throttled_cpu_s))
             enter(before)
+            if frame.talk is not None:
+                frame.talk.close()
         if value is not None and (self._own_memory or frame.used_namespace or not backend.runs_python):
             return self._outcome(value, started_s)
         return Outcome(value, clock.monotonic_s() - started_s)

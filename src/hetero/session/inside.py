@@ -130,7 +130,8 @@ def recv(from_: int) -> Any:
         There is no such member, or this is no group task.
     """
     channel = _channel("recv", from_)
-    return channel.recv(from_)
+    frame = current()
+    return channel.recv(from_) if frame is None or frame.talk is None else frame.talk.recv(from_)
 
 
 def _channel(word: str, other: int) -> Channel:

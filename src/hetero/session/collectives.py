@@ -1,0 +1,249 @@
+"""Collectives inside a group task: sums, copies and parts of arrays, as the arrays that they were.
+
+In: an array of NumPy, torch or the device, or a number. Out: a new one of the same kind on every member.
+It must not disturb what members send each other besides.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from importlib.util import find_spec
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from hetero.comm.errors import GroupBrokenError
+from hetero.comm.group import Group
+from hetero.comm.meeting import Library, StoreMeeting, open_rendezvous
+from hetero.drive.frame import Frame, current
+from hetero.engines.base import Channel
+from hetero.floor.errors import BadValueError
+
+__all__ = ["all_gather", "all_reduce", "broadcast", "reduce_scatter"]
+
+_DEADLINE_S = 86_400.0
+"""A task's own time limit ends it sooner; a member that ends or dies is told at once."""
+
+
+def all_reduce(array: Any, op: str = "sum", algorithm: str = "auto") -> Any:
+    """Give the sum of the arrays of all members of this group task, the same bits on each of them.
+
+    Outside of a group task, and in one of a single member, it is that of the one array.
+
+    Parameters
+    ----------
+    array : NumPy array, torch tensor, array of the device, or number; the same shape and dtype on all members
+    op : 'sum', 'max' or 'min'
+    algorithm : 'auto', 'library' (torch's), 'ring', 'tree' or 'pipelined_tree'
+
+    Raises
+    ------
+    BadValueError
+        There is no such operation or algorithm, or members give arrays that do not match.
+    GroupError
+        Another member failed.
+    """
+    row, back = _copied(array)
+    with _group() as group:
+        group.all_reduce(row, op, algorithm)
+    return back(row)
+
+
+def broadcast(array: Any, src: int = 0, algorithm: str = "auto") -> Any:
+    """Give the array of one member to all members of this group task.
+
+    Parameters
+    ----------
+    array : of the same shape and dtype on all members
+    src : rank whose array it is
+    algorithm : as for `all_reduce`
+
+    Raises
+    ------
+    BadValueError
+        There is no such member or algorithm, or members give arrays that do not match.
+    GroupError
+        Another member failed.
+    """
+    row, back = _copied(array)
+    with _group() as group:
+        group.broadcast(row, src, algorithm)
+    return back(row)
+
+
+def all_gather(array: Any, algorithm: str = "auto") -> Any:
+    """Give the arrays of all members of this group task, one after the other along a new first axis.
+
+    Parameters
+    ----------
+    array : of the same shape and dtype on all members
+    algorithm : as for `all_reduce`
+
+    Raises
+    ------
+    BadValueError
+        There is no such algorithm, or members give arrays that do not match.
+    GroupError
+        Another member failed.
+    """
+    row, back = _copied(array, is_whole=True)
+    with _group() as group:
+        parts = _repeated(row, group.world_size)
+        group.all_gather(parts, algorithm)
+    return back(parts)
+
+
+def reduce_scatter(array: Any, op: str = "sum", algorithm: str = "auto") -> Any:
+    """Give this member its part of the sum of the arrays of all members: of n equal parts of the first axis, one each.
+
+    Parameters
+    ----------
+    array : of the same shape and dtype on all members; the number of members divides its first axis
+    op : 'sum', 'max' or 'min'
+    algorithm : as for `all_reduce`
+
+    Raises
+    ------
+    BadValueError
+        The first axis cannot be shared out, or as for `all_reduce`.
+    GroupError
+        Another member failed.
+    """
+    row, back = _copied(array, is_whole=True)
+    with _group() as group:
+        size = group.world_size
+        if not row.ndim or len(row) % size:
+            raise BadValueError(
+                f"reduce_scatter: an array of shape {tuple(row.shape)} has no {size} equal parts",
+                remedy=f"its first axis must be a multiple of {size}",
+            )
+        parts = row.reshape(size, len(row) // size, *row.shape[1:])
+        group.reduce_scatter(parts, op, algorithm)
+    return back(parts[group.rank])
+
+
+# --- arrays --------------------------------------------------------------------------------------------------
+
+
+def _copied(array: Any, *, is_whole: bool = False) -> tuple[Any, Callable[[Any], Any]]:
+    """Give a copy in host memory, and how to make of such a one what the array was."""
+    if isinstance(array, np.ndarray):
+        return np.array(array, order="C"), lambda row: row
+    if isinstance(array, bool | int | float | complex | np.generic):
+        return np.array(array), lambda row: row if is_whole else row[()].item()
+    if hasattr(array, "data_ptr"):
+        return _copied_tensor(array)
+    frame = current()
+    if frame is not None and frame.backend.owns(array):
+        return np.array(frame.backend.copy_out(array), order="C"), frame.backend.copy_in
+    if hasattr(array, "__array_namespace__"):
+        return np.array(array, order="C"), array.__array_namespace__().asarray
+    raise BadValueError(
+        f"a {type(array).__name__} has no sum over members", remedy="give a NumPy array, a torch tensor or a number"
+    )
+
+
+def _copied_tensor(tensor: Any) -> tuple[Any, Callable[[Any], Any]]:
+    import torch
+
+    host = tensor.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
+    return host, lambda row: row.to(tensor.device)
+
+
+def _repeated(row: Any, size: int) -> Any:
+    """Give an array with a new first axis, every part of it a copy of the row."""
+    if isinstance(row, np.ndarray):
+        return np.repeat(row[None], size, axis=0)
+    return row.unsqueeze(0).repeat(size, *[1] * row.ndim)
+
+
+# --- members -------------------------------------------------------------------------------------------------
+
+
+class _Told(NamedTuple):
+    """What members tell each other to form a group, apart from what the task sends."""
+
+    word: str
+    value: Any
+
+
+class _Talk:
+    """How a member of a group task takes part in collectives: see `hetero.comm.meeting.Meeting`."""
+
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
+        self._kept: defaultdict[tuple[int, bool], deque[Any]] = defaultdict(deque)
+        self._store: StoreMeeting | None = None
+        here = json.dumps([socket.gethostname(), os.getpid(), find_spec("torch") is not None]).encode()
+        places = [tuple(json.loads(each)) for each in self.exchange("where", here)]
+        own_processes = len({place[:2] for place in places}) == len(places)
+        self.library: Library = "asked" if own_processes and all(place[2] for place in places) else "none"
+        self.group = Group(channel.rank, channel.world_size, self, deadline_s=_DEADLINE_S)
+
+    def exchange(self, word: str, mine: bytes, deadline_s: float = _DEADLINE_S) -> list[bytes]:
+        """Tell a value under a word; gives what each member told under it, by rank."""
+        channel = self._channel
+        if channel.rank:
+            channel.send(_Told(word, mine), 0)
+            gathered: list[bytes] = self._next(0, told=True).value
+            return gathered
+        gathered = [mine, *(self._next(rank, told=True).value for rank in range(1, channel.world_size))]
+        for rank in range(1, channel.world_size):
+            channel.send(_Told(word, gathered), rank)
+        return gathered
+
+    def store(self) -> Any:
+        """Give torch's store of keys that all members share."""
+        if self._store is None:
+            kept, mine = open_rendezvous("task", self._channel.world_size) if not self._channel.rank else (None, None)
+            rendezvous = tuple(json.loads(self.exchange("store", json.dumps(mine).encode())[0]))
+            self._store = StoreMeeting(self._channel.rank, self._channel.world_size, rendezvous, kept)
+        return self._store.store()
+
+    def recv(self, rank: int) -> Any:
+        """Wait for the next value that the task of another member sent."""
+        return self._next(rank, told=False)
+
+    def _next(self, rank: int, *, told: bool) -> Any:
+        kept = self._kept[rank, told]
+        while not kept:
+            value = self._channel.recv(rank)
+            self._kept[rank, isinstance(value, _Told)].append(value)
+        return kept.popleft()
+
+    def learn_why(self, rank: int) -> None:
+        """Wait until the program tells what became of a member; raises GroupError with that."""
+        while True:
+            self._channel.recv(rank)
+
+    def close(self) -> None:
+        """Leave the group."""
+        self.group.close()
+
+
+@contextmanager
+def _group() -> Iterator[Group]:
+    """Have the group of this task's members, or one of a single member."""
+    frame = current()
+    if frame is None or frame.channel is None or frame.channel.world_size == 1:
+        yield Group(0, 1)
+        return
+    talk = _talk(frame, frame.channel)
+    try:
+        yield talk.group
+    except GroupBrokenError as error:
+        if error.rank is not None:
+            talk.learn_why(error.rank)
+        raise
+
+
+def _talk(frame: Frame, channel: Channel) -> _Talk:
+    if frame.talk is None:
+        frame.talk = _Talk(channel)
+    talk: _Talk = frame.talk
+    return talk

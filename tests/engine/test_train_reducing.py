@@ -182,6 +182,27 @@ def test_without_overlap_nothing_leaves_early(team: Members, model: Any) -> None
     check_sums([mine[1][1] for mine in found], model, 1)
 
 
+def test_overlap_is_tried_in_turn_and_all_members_stay_with_one_way(team: Members) -> None:
+    plain = nn.Sequential(*[nn.Linear(WIDTH, WIDTH) for _ in range(5)])
+
+    def work(group: Group) -> list[bool]:
+        own = copy.deepcopy(plain)
+        gradients = Gradients(list(own.parameters()), 1, Options(8))
+        early = []
+        for step in range(14):
+            gradients.begin(group)
+            gradients.last_pass()
+            own(samples(group.rank, step)).square().mean().backward()
+            early.append(bool(gradients._under_way))
+            gradients.reduce(group, [1.0])
+        return early
+
+    found = asked(team, work)
+    assert found == [found[0]] * SIZE
+    assert found[0][:11] == [False, *[True, False] * 5]
+    assert len(set(found[0][11:])) == 1
+
+
 def test_a_member_without_samples_adds_nothing_and_holds_nobody_up(team: Members, model: Any) -> None:
     def work(group: Group) -> list[Any]:
         own = copy.deepcopy(model)
@@ -400,6 +421,7 @@ def test_training_goes_over_a_group_by_kinds(team: Members, model: Any) -> None:
 def test_a_member_that_leaves_a_group_by_kinds_frees_all_others(team: Members) -> None:
     def work(group: Group) -> bool:
         by = again(group, by_kind)
+        by.all_reduce(torch.ones(1))
         try:
             if group.rank == SIZE - 1:
                 by.abort()

@@ -123,6 +123,9 @@ class Gradients:
     def _lay_out(self, cuts: Sequence[Bucket], ordered: bool) -> None:
         """Make the rows; the last one that can carries the header, in a row of its own where none can."""
         self._ordered, self._next, self._under_way, self._tried = ordered, (), [], []
+        self._rows, self._views = [], []
+        for parameter in self.parameters:
+            parameter.grad = None
         whole = self.options.compression not in HALVES
         carrying = [at for at, bucket in enumerate(cuts) if whole and bucket.kind in _CARRIERS]
         leaving = [*cuts[: carrying[-1]], *cuts[carrying[-1] + 1 :], cuts[carrying[-1]]] if carrying else cuts

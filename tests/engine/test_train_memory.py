@@ -107,6 +107,18 @@ def test_what_a_step_needs_is_known_before_so_that_memory_does_not_run_out(limit
     assert distance(model, expected) < 1e-6
 
 
+def test_predictions_that_do_not_fit_at_once_are_made_in_parts(limited: Any) -> None:
+    class Hungry(Wide):
+        def forward(self, x: Any) -> Any:
+            return super().forward(x) + 0 * torch.ones(len(x), 4_000_000).sum(1, keepdim=True)
+
+    model = Hungry()
+    found = trainer(model, limited).predict(data()[0][:64])
+    with torch.no_grad():
+        expected = torch.cat([Wide.forward(model, torch.from_numpy(row)[None]) for row in data()[0][:64]])
+    torch.testing.assert_close(found, expected)
+
+
 def test_a_model_of_which_one_sample_does_not_fit_is_refused_with_the_numbers(limited: Any) -> None:
     large = nn.Sequential(nn.Linear(4, 5_000), nn.Linear(5_000, 5_000), nn.Linear(5_000, 1))
     with pytest.raises(OutOfDeviceMemoryError) as refused:

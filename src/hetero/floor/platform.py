@@ -62,6 +62,8 @@ PAGE_BYTES = mmap.ALLOCATIONGRANULARITY
 """Blocks of shared memory begin at multiples of this."""
 
 _PR_SET_PDEATHSIG = 1
+_M_MMAP_THRESHOLD = -3
+_MAPPED_BYTES = 1 << 20
 _PROT_READ_WRITE = 0x03
 _MAP_PRIVATE = 0x02
 
@@ -279,11 +281,14 @@ def limit_data(nbytes: int) -> bool:
     Notes
     -----
     RLIMIT_DATA counts every private writable mapping: the heap, large arrays, stacks of threads, and copy-on-write
-    mappings of files, but no shared ones. What goes beyond fails, and Python raises MemoryError.
+    mappings of files, but no shared ones. What goes beyond fails, and Python raises MemoryError. From then on glibc
+    gives arrays of 1 MiB and more mappings of their own, so that what is freed does not count any more.
     """
     if sys.platform == "linux" and FEATURES.data_limit:
         import resource
 
+        if hasattr(_C, "mallopt"):
+            _C.mallopt(_M_MMAP_THRESHOLD, _MAPPED_BYTES)
         with suppress(OSError, ValueError):
             resource.setrlimit(resource.RLIMIT_DATA, (nbytes, resource.getrlimit(resource.RLIMIT_DATA)[1]))
             return True

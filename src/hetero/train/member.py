@@ -278,7 +278,8 @@ class _Member(Membership):
         shares = apportion(self.sharing.plan.shares, len(self.test))
         begin = sum(shares[: self.rank])
         with self.throttle:
-            mine = self.replica.evaluate(self.test, range(begin, begin + shares[self.rank]), _EVALUATE_AT_ONCE)
+            ids = range(begin, begin + shares[self.rank])
+            mine = self.replica.evaluate(self.test, ids, self.passes.size(_EVALUATE_AT_ONCE))
         row = torch.tensor(mine.header, dtype=torch.float64)
         usual_s, self.group.deadline_s = self.group.deadline_s, self._test_deadline_s(shares)
         try:

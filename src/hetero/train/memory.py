@@ -38,6 +38,9 @@ __all__ = [
 ]
 
 _DOUBT_FRAC = 0.10
+_BESIDES_BYTES = 24_000_000
+"""What is kept free for stacks of threads and what libraries allocate during a pass."""
+
 _FEW, _MORE = 2, 4
 _STATES = 4
 _PLENTY = 8
@@ -59,9 +62,9 @@ class Need:
 
     Examples
     --------
-    >>> need = Need({"parameters": 40, "activations": 10}, 40, 20, 10, 25)
-    >>> need.samples(131), need.samples(10)
-    (9, 0)
+    >>> need = Need({"parameters": 4_000_000}, 8_000_000, 2_000_000, 1_000_000, 25)
+    >>> need.samples(37_200_100), need.samples(10)
+    (10, 0)
     """
 
     one: dict[str, int]
@@ -77,7 +80,8 @@ class Need:
 
     def samples(self, room_bytes: float) -> int:
         """Give the samples of a pass that are sure to fit into what is left when `held_bytes` is there."""
-        return max(0, int((room_bytes / (1 + _DOUBT_FRAC) - self.fixed_bytes) // max(1, self.sample_bytes)))
+        sure_bytes = (room_bytes - _BESIDES_BYTES) / (1 + _DOUBT_FRAC)
+        return max(0, int((sure_bytes - self.fixed_bytes) // max(1, self.sample_bytes)))
 
     def explain(self) -> str:
         """Say where the bytes of a step with one sample a pass are."""

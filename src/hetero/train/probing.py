@@ -5,6 +5,7 @@ In: a job, samples, a device. Out: a speed model, or a refusal by name. It must 
 
 from __future__ import annotations
 
+import gc
 from typing import TYPE_CHECKING, Any
 
 from hetero.comm.group import Group
@@ -41,6 +42,7 @@ def probe(job: Job, device: Device, samples: Samples, throttle: Any, passes: Pas
 
     from hetero.train.replica import Replica, refuse_unkeyed
 
+    gc.collect()
     copy = Replica(job.parts, job.options, torch_place(device), 0, passes)
     if job.need is not None:
         passes.expect(job.need, room_bytes(device))

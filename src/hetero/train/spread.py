@@ -6,12 +6,15 @@ It must not train.
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import cloudpickle
+import numpy as np
 
+from hetero.backends.torch import is_out_of_memory
 from hetero.floor import clock
 from hetero.model.device import Device
 from hetero.session.tasks import task
@@ -62,13 +65,27 @@ def _model(work: Work, place: str) -> Any:
 
 def predict_part(work: Work, samples: Samples, begin: int, end: int) -> Any:
     """Give the model's outputs for some samples as one array; runs as a task."""
-    return _model(work, _place()).predict(samples, range(begin, end)).numpy()
+    judge = _model(work, _place())
+    return np.concatenate(_in_parts(lambda some: judge.predict(samples, some).numpy(), range(begin, end)))
 
 
 def evaluate_part(work: Work, samples: Samples, begin: int, end: int) -> list[float]:
     """Give the sums over some samples; runs as a task."""
-    header: list[float] = _model(work, _place()).evaluate(samples, range(begin, end), end - begin).header
-    return header
+    judge = _model(work, _place())
+    headers = _in_parts(lambda some: judge.evaluate(samples, some, len(some)).header, range(begin, end))
+    return [sum(column) for column in zip(*headers, strict=True)]
+
+
+def _in_parts(run: Callable[[range], Any], ids: range) -> list[Any]:
+    """Run a function over samples at once, or over halves of them, in order, as far as memory demands."""
+    try:
+        return [run(ids)]
+    except (MemoryError, RuntimeError) as error:
+        if len(ids) == 1 or not is_out_of_memory(error):
+            raise
+    gc.collect()
+    middle = len(ids) // 2
+    return [*_in_parts(run, ids[:middle]), *_in_parts(run, ids[middle:])]
 
 
 def _place() -> str:

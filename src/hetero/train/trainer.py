@@ -409,6 +409,11 @@ class Trainer:
             given_shares(options.shares, names, options.global_batch)
         cut = len(names) > 1 or options.accumulate > 1 or options.micro_batch or options.exact == "bitwise"
         mixing = mixing_layers(self.model)
+        if options.recompute != "none" and mixing:
+            raise BadValueError(
+                f"{mixing[0]} would count its samples twice where it is recomputed",
+                remedy="use torch.nn.GroupNorm, put these layers into eval mode, or leave recompute out",
+            )
         if cut and mixing:
             raise BadValueError(
                 f"{mixing[0]} takes its statistics from the samples of a pass, and each device sees only its part",

@@ -1,8 +1,8 @@
 """Unequal devices train one model: against the sum of what torch does on each alone, and plain DDP with equal shares.
 
 The network of the MNIST tutorials, global batch 128, Adam. A device's own speed is that of a plain torch loop that is
-throttled as the device is, in the same run. Beside it stands the limit that no sharing of these passes could beat: each device
-takes what its plain passes of that size take, in whole samples, and talking is free.
+throttled as the device is, in the same run. Beside it stands the limit that no sharing of these passes could beat: each
+device takes what its plain passes of that size take, in whole samples, and talking is free.
 """
 
 from __future__ import annotations

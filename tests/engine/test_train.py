@@ -249,6 +249,28 @@ def test_a_recurrent_network_trains_and_sequences_are_shared_by_length() -> None
     assert trainer.reports[-1].samples_per_s > 0
 
 
+class PaddedRecurrent(Recurrent):
+    """The same network, fed with padded sequences and their lengths."""
+
+    def forward(self, sequences: Any, lengths: Any) -> Any:
+        rows = nn.utils.rnn.pack_padded_sequence(sequences, lengths, batch_first=True, enforce_sorted=False)
+        return self.out(self.gru(rows)[1][0])
+
+
+def test_sequences_of_different_length_can_be_padded_pass_by_pass() -> None:
+    samples, alone, shared = Sequences(), PaddedRecurrent().double(), PaddedRecurrent().double()
+    loader = torch.utils.data.DataLoader(samples, batch_size=64, collate_fn=hetero.pad_samples)
+    options = {"cost": samples.lengths, "global_batch": 64, "pair": loader}
+    trained(alone, ONE, **options)
+    trained(shared, TWO, shares="equal", **options)
+    assert distance(alone, shared) < 1e-12
+
+
+def test_samples_of_different_shape_are_told_how_to_become_a_batch() -> None:
+    with pytest.raises(BadValueError, match=r"the samples differ in shape: .*collate_fn=hetero\.pad_samples"):
+        trained(Recurrent().double(), ONE, pair=Sequences(), global_batch=64)
+
+
 def test_a_graph_network_trains() -> None:
     class Graph(nn.Module):  # type: ignore[misc]
         def __init__(self) -> None:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import functools
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -16,9 +17,9 @@ import numpy as np
 import torch
 
 from hetero.floor.errors import BadValueError
-from hetero.train.keyed import sample_seed
+from hetero.train.keyed import sample_seed, sample_seeds
 
-__all__ = ["Batches", "Samples", "as_array", "as_samples", "order", "prepared"]
+__all__ = ["Batches", "Samples", "as_array", "as_samples", "order", "pad_samples", "prepared"]
 
 
 class Batches(Protocol):
@@ -37,7 +38,7 @@ class Samples:
     ----------
     arrays : inputs and targets, first dimension the samples; None where a dataset is read
     dataset : has `len` and `[id]`; None where arrays are read
-    collate : makes a batch of a list of samples
+    collate : makes a batch of a list of samples, None for torch's own way
     augment : changes the inputs of one sample whenever it is trained on, None to leave them
     readers : processes that read ahead for each device, None where that is decided by what reading takes
     """
@@ -62,19 +63,67 @@ class Samples:
             assert self.arrays is not None
             index = torch.as_tensor(ids, dtype=torch.int64)
             return tuple(_tensor(array)[index] for array in self.arrays)
-        collate = self.collate or torch.utils.data.default_collate
-        return collate([self._one(int(each), sample_seed(seed, step, int(each))) for each in ids])
+        collate = self.collate or _collated
+        with _generators_kept():
+            seeds = sample_seeds(seed, step, ids)
+            return collate([self._one(int(each), own) for each, own in zip(ids, seeds, strict=True)])
 
     def _one(self, sample: int, seed: int) -> Any:
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
-            random.seed(seed)
-            np.random.seed(seed & 0xFFFFFFFF)
-            if self.arrays is None:
-                found = self.dataset[sample]
-            else:
-                found = tuple(_tensor(array)[sample] for array in self.arrays)
-            return found if self.augment is None else (self.augment(found[0]), *found[1:])
+        torch.default_generator.manual_seed(seed)
+        random.seed(seed)
+        np.random.seed(seed & 0xFFFFFFFF)
+        found = self.dataset[sample] if self.arrays is None else tuple(_tensor(array)[sample] for array in self.arrays)
+        return found if self.augment is None else (self.augment(found[0]), *found[1:])
+
+
+@contextmanager
+def _generators_kept() -> Iterator[None]:
+    """Give the generators of this process back as they were: torch's, NumPy's and Python's."""
+    states = torch.get_rng_state(), np.random.get_state(), random.getstate()
+    try:
+        yield
+    finally:
+        torch.set_rng_state(states[0])
+        np.random.set_state(states[1])
+        random.setstate(states[2])
+
+
+def _collated(samples: list[Any]) -> Any:
+    """Make a batch as torch does; say what helps where samples differ in shape."""
+    try:
+        return torch.utils.data.default_collate(samples)
+    except RuntimeError as error:
+        if "equal size" not in str(error):
+            raise
+        raise BadValueError(
+            f"the samples differ in shape: {' '.join(str(error).split())}",
+            remedy="give a DataLoader with collate_fn=hetero.pad_samples, or a function of your own",
+        ) from error
+
+
+def pad_samples(samples: Sequence[tuple[Any, Any]]) -> tuple[tuple[Any, Any], Any]:
+    """Make a batch of (sequence, target) pairs whose sequences differ in length: a `collate_fn` for a DataLoader.
+
+    Parameters
+    ----------
+    samples : sequences with their steps as the first dimension
+
+    Returns
+    -------
+    tuple
+        ((sequences, lengths), targets): sequences padded with zeros to the longest of this pass, samples first;
+        lengths as int64. The model is called with sequences and lengths, and must not let the padding count.
+
+    Examples
+    --------
+    >>> (sequences, lengths), targets = pad_samples([([1.0, 2.0], 0), ([3.0], 1)])
+    >>> sequences.tolist(), lengths.tolist(), targets.tolist()
+    ([[1.0, 2.0], [3.0, 0.0]], [2, 1], [0, 1])
+    """
+    rows = [torch.as_tensor(row) for row, _ in samples]
+    lengths = torch.tensor([len(row) for row in rows], dtype=torch.int64)
+    targets = torch.utils.data.default_collate([target for _, target in samples])
+    return (torch.nn.utils.rnn.pad_sequence(rows, batch_first=True), lengths), targets
 
 
 def _tensor(array: Any) -> Any:
@@ -115,7 +164,7 @@ def _taken(data: Any, what: str) -> Samples:
     if isinstance(data, torch.utils.data.TensorDataset) and len(data.tensors) == 2:
         return _of_arrays(data.tensors, what)
     if hasattr(data, "__len__") and hasattr(data, "__getitem__") and not isinstance(data, str | bytes | dict):
-        return Samples(dataset=data, collate=torch.utils.data.default_collate)
+        return Samples(dataset=data)
     raise BadValueError(
         f"{what}: {type(data).__name__} cannot be read by sample",
         remedy="give (inputs, targets), a dataset with len() and [i], or a DataLoader of one",

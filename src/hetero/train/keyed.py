@@ -20,7 +20,7 @@ from torch.overrides import TorchFunctionMode
 
 from hetero.floor.errors import HeteroError
 
-__all__ = ["KeyedRandom", "RandomRefusedError", "sample_seed"]
+__all__ = ["KeyedRandom", "RandomRefusedError", "sample_seed", "sample_seeds"]
 
 _GAMMA = -7046029254386353131
 _FIRST = -4658895280553007687
@@ -50,7 +50,13 @@ def sample_seed(seed: int, step: int, sample: int) -> int:
     >>> sample_seed(0, 1, 2) == sample_seed(0, 1, 2), sample_seed(0, 1, 2) == sample_seed(0, 1, 3)
     (True, False)
     """
-    return int(_keys(seed, step, np.array([sample]))[0]) & 0x7FFFFFFFFFFFFFFF
+    return sample_seeds(seed, step, [sample])[0]
+
+
+def sample_seeds(seed: int, step: int, samples: Sequence[int]) -> list[int]:
+    """Give what `sample_seed` gives for each of some samples."""
+    seeds: list[int] = (_keys(seed, step, np.asarray(samples, dtype=np.int64)) & 0x7FFFFFFFFFFFFFFF).tolist()
+    return seeds
 
 
 def _keys(seed: int, step: int, samples: NDArray[np.int64]) -> NDArray[np.int64]:

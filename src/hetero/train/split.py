@@ -7,11 +7,12 @@ It must not compute a layer: the stages do, each on its device.
 from __future__ import annotations
 
 import itertools
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
@@ -37,6 +38,7 @@ __all__ = ["Split", "split"]
 
 _PATIENCE_STEPS = 10.0
 _LOADING_S = 600.0
+_REMEMBERED = 100
 _numbers = itertools.count(1)
 register(StageJob, lambda job: (f"{job.action} of split {job.number}, {job.generation}", 0.0))
 
@@ -129,6 +131,14 @@ class _Asked:
     patience_s: float
 
 
+class _Passed(NamedTuple):
+    """What a batch took: s of the call, and s that each stage computed."""
+
+    samples: int
+    seconds: float
+    busy_s: tuple[float, ...]
+
+
 class Split:
     """A model over several devices; made by `hetero.split`.
 
@@ -151,7 +161,7 @@ class Split:
         self._devices = tuple(devices[stage.device] for stage in choice.plan.stages)
         self._generation = self._made = self._begun = self._step = 0
         self._optimizer_states: list[bytes | None] = [None] * len(self._devices)
-        self._passes: list[tuple[int, float, list[Said]]] = []
+        self._passes: deque[_Passed] = deque(maxlen=_REMEMBERED)
         self._blobs: list[Any] = []
         self._begin_anew()
         self._make()
@@ -166,22 +176,18 @@ class Split:
         """Let all stages be made of the parameters that the model has here."""
         self._generation += 1
         self._step = self._begun
-        last = len(self._devices) - 1
-        self._blobs = [
-            self.context.put(
-                as_bytes(
-                    StageParts(
-                        modules,
-                        self._choice.plan.stages[number].first,
-                        not self.model.training,
-                        self._asked.loss if number == last else None,
-                        self._asked.optimizer,
-                        self._optimizer_states[number],
-                    )
-                )
-            )
-            for number, modules in enumerate(self._modules())
-        ]
+        self._blobs = [self.context.put(as_bytes(self._parts(number))) for number in range(len(self._devices))]
+
+    def _parts(self, number: int) -> StageParts:
+        is_last = number == len(self._devices) - 1
+        return StageParts(
+            modules=self._modules()[number],
+            first=self._choice.plan.stages[number].first,
+            all_train=not self.model.training,
+            loss=self._asked.loss if is_last else None,
+            optimizer=self._asked.optimizer,
+            optimizer_state=self._optimizer_states[number],
+        )
 
     def _make(self) -> None:
         self._pass("load")
@@ -257,7 +263,8 @@ class Split:
                 raise
             raise self._lost(error) from error
         if action == ("predict" if self._asked.loss is None else "train"):
-            self._passes.append((len(inputs), clock.monotonic_s() - begun_s, said))
+            busy_s = tuple(stage.busy_s for stage in said)
+            self._passes.append(_Passed(len(inputs), clock.monotonic_s() - begun_s, busy_s))
         return said
 
     def _task(self, action: str, inputs: Any) -> Any:
@@ -323,7 +330,7 @@ class Split:
     def report(self) -> SplitReport:
         """Give the stages with what was predicted and measured, and the best device alone beside them."""
         micro_batch = len(self._asked.sample)
-        samples = self._passes[-1][0] if self._passes else micro_batch * self._choice.chain.micro_batches
+        samples = self._passes[-1].samples if self._passes else micro_batch * self._choice.chain.micro_batches
         count = -(-samples // micro_batch)
         alone = self._choice.alone
         alone_s = self._choice.alone_s(count)
@@ -334,7 +341,7 @@ class Split:
             micro_batch=micro_batch,
             micro_batches=count,
             predicted_samples_per_s=samples / self._choice.predicted_s(count),
-            measured_samples_per_s=median(n / s for n, s, _ in self._passes) if self._passes else None,
+            measured_samples_per_s=median(one.samples / one.seconds for one in self._passes) if self._passes else None,
             passes=len(self._passes),
             alone=None if alone is None else self._names[alone.stages[0].device],
             alone_samples_per_s=None if alone_s is None else samples / alone_s,
@@ -344,7 +351,7 @@ class Split:
 
     def _stage_report(self, number: int) -> StageReport:
         stage, device = self._choice.plan.stages[number], self._devices[number]
-        busy_s = [said[number].busy_s * len(self._asked.sample) / samples for samples, _, said in self._passes]
+        busy_s = [one.busy_s[number] * len(self._asked.sample) / one.samples for one in self._passes]
         chain = self._choice.chain
         return StageReport(
             device=device.short,

@@ -52,7 +52,7 @@ class SplitReport:
     micro_batches : of a batch, as the figures below have them: of the last pass, or as was planned for
     predicted_samples_per_s : of the split
     measured_samples_per_s : median of the passes, call included; None before the first
-    passes : how many were measured
+    passes : how many the measured figures are of, the last 100 at most
     alone : short id of the best device alone, None where the model fits on none
     alone_samples_per_s : predicted for it, None where there is none
     reason : why one device runs all of it, '' where it is split

@@ -70,7 +70,8 @@ def blocks(model: Any) -> list[str]:
 
     Notes
     -----
-    The outermost lists count; a Sequential within a Sequential is gone into.
+    The outermost lists count. A Sequential within a Sequential is gone into where it holds such modules, else it is
+    a block itself.
 
     Examples
     --------
@@ -92,10 +93,8 @@ def _held(module: Any, kind: Any, path: str = "") -> list[str]:
     found: list[str] = []
     for name, child in module.named_children():
         place = f"{path}.{name}" if path else name
-        if isinstance(module, kind) and not isinstance(child, kind):
-            found += [place] if any(child.children()) else []
-        else:
-            found += _held(child, kind, place)
+        inner = _held(child, kind, place) if isinstance(child, kind) or not isinstance(module, kind) else []
+        found += inner or ([place] if isinstance(module, kind) and any(child.children()) else [])
     return found
 
 

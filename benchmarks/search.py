@@ -72,7 +72,7 @@ def plain_optuna(trials: int) -> None:
 def main() -> None:
     """Measure and print."""
     given = arguments(str(__doc__).splitlines()[0])
-    rounds, trials = (1, 6) if given.quick else (5, 25)
+    rounds, trials = (1, 6) if given.quick else (4, 16)
     bench = Bench("search", "a search over unequal devices", ("optuna",), given.out)
     counts: dict[str, dict[str, int]] = {}
     fleets = {"best device alone": "cpu:1", "both, 3 : 1": f"cpu:1,cpu:1*{SLOW}", "useless": f"cpu:1,cpu:1*{USELESS}"}

@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -34,14 +35,14 @@ class Team:
 
     Attributes
     ----------
-    most_sent_bytes : by contestant, the most that went over one link in one direction
+    sent_bytes : by contestant, what each member sent over its link the last time
     """
 
     def __init__(self, fleet: Fleet, nbytes: int) -> None:
         size = len(fleet.hosts)
         command = [sys.executable, str(Path(__file__).resolve()), "--member"]
         self.nbytes = nbytes
-        self.most_sent_bytes: dict[str, int] = {}
+        self.sent_bytes: dict[str, list[int]] = {}
         self._members = [
             fleet.popen(
                 rank,
@@ -67,9 +68,9 @@ class Team:
         """Give the seconds from the first member's start to the last one's end."""
         for member in self._members:
             self._say(member, [contestant, self.nbytes])
-        rows = [self._hear(member) for member in self._members]
+        rows: list[tuple[float, float, int, bool]] = [self._hear(member) for member in self._members]
         assert all(right for _, _, _, right in rows), f"{contestant}: the sum is wrong"
-        self.most_sent_bytes[contestant] = max(sent for _, _, sent, _ in rows)
+        self.sent_bytes[contestant] = [sent for _, _, sent, _ in rows]
         return max(end_s for _, end_s, _, _ in rows) - min(begin_s for begin_s, _, _, _ in rows)
 
     def close(self) -> None:
@@ -138,6 +139,8 @@ def member(rank: int, size: int, address: str) -> None:
         dist.barrier()
         right = bool((row == size * (size + 1) / 2).all())
         print(json.dumps([begin_s, end_s, int(_COUNTER.read_text()) - sent_bytes, right]), flush=True)
+    group.close()
+    dist.destroy_process_group()
 
 
 def bound_s(size: int, nbytes: int, bits_per_s: float) -> float:
@@ -149,7 +152,7 @@ def _equal_links(bench: Bench, size: int, nbytes: int, rounds: int) -> None:
     where = f"{size} members"
     with team([_FAST_BITS_PER_S] * size, nbytes) as members:
         names = (_RIVAL, "auto", "ring", "pipelined_tree")
-        samples = alternate({name: lambda name=name: members.sum_s(name) for name in names}, rounds, warm_up=0)
+        samples = alternate({name: partial(members.sum_s, name) for name in names}, rounds, warm_up=0)
         samples["tree"] = [members.sum_s("tree")]
         _keep(bench, where, samples, members)
     least_s = [bound_s(size, nbytes, _FAST_BITS_PER_S)]
@@ -174,7 +177,7 @@ def _unequal_links(bench: Bench, nbytes: int, rounds: int) -> None:
     speeds = [_SLOW_BITS_PER_S if rank in _SLOW_MEMBERS else _FAST_BITS_PER_S for rank in range(16)]
     with team(speeds, nbytes) as members:
         names = (_RIVAL, "auto")
-        samples = alternate({name: lambda name=name: members.sum_s(name) for name in names}, rounds, warm_up=0)
+        samples = alternate({name: partial(members.sum_s, name) for name in names}, rounds, warm_up=0)
         _keep(bench, where, samples, members)
     bench.claim(f"{where}: auto", ratio(samples["auto"], samples[_RIVAL]), rival=_RIVAL, at_most=0.65)
     least_s = nbytes * 8 / _SLOW_BITS_PER_S
@@ -184,7 +187,7 @@ def _unequal_links(bench: Bench, nbytes: int, rounds: int) -> None:
 def _keep(bench: Bench, where: str, samples: dict[str, list[float]], members: Team) -> None:
     for name, seconds in samples.items():
         bench.measure(f"{where}: {name}", seconds)
-        bench.measure(f"{where}: {name}, most over a link, one way", [members.most_sent_bytes[name] / 1e6], "MB")
+        bench.measure(f"{where}: {name}, most over a link, one way", [max(members.sent_bytes[name]) / 1e6], "MB")
 
 
 def main() -> None:

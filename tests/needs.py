@@ -19,7 +19,7 @@ import pytest
 from hetero.floor import settings
 from tests import cgroups
 
-__all__ = ["PARTS", "PROJECT", "absent", "chromium", "data_folder", "need"]
+__all__ = ["PARTS", "PROJECT", "absent", "chromium", "data_folder", "mpiexec", "need"]
 
 PROJECT = Path(__file__).resolve().parent.parent
 _BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
@@ -59,6 +59,16 @@ def _browser_trouble() -> str:
     return _outcome([path, "--version"]) if path else f"none of {', '.join(_BROWSERS)} is on the PATH"
 
 
+def mpiexec() -> str:
+    """Give the path of MPI's launcher, beside this Python or on the PATH; '' where there is none."""
+    return shutil.which("mpiexec", path=str(Path(sys.executable).parent)) or shutil.which("mpiexec") or ""
+
+
+def _mpi_trouble() -> str:
+    command = [mpiexec() or "mpiexec", "-n", "1", sys.executable, "-c", "from mpi4py import MPI"]
+    return _outcome(command)
+
+
 def _data() -> Path:
     return settings.test_data() or PROJECT.parent / "shared" / "data"
 
@@ -78,6 +88,7 @@ PARTS: dict[str, tuple[str, Callable[[], str]]] = {
     ),
     "cuda": ("an NVIDIA GPU that torch can use", lambda: _outcome([sys.executable, "-c", _CUDA])),
     "netns": ("network namespaces (root, and Debian: iproute2)", _namespace_trouble),
+    "mpi": ("MPI (pip install mpi4py mpich, or Debian: mpich)", _mpi_trouble),
     "chromium": ("Chromium (Debian: chromium)", _browser_trouble),
     "cgroup": ("memory cgroups (root, and the memory controller below the own group)", cgroups.trouble),
     "data": ("the test data (HETERO_TEST_DATA, or shared/data beside the checkout)", _data_trouble),

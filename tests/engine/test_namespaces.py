@@ -1,0 +1,78 @@
+"""Groups whose members are behind links of their own, in network namespaces."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from benchmarks.all_reduce import Team, team
+from hetero.errors import BadValueError
+from hetero.testing.netns import fleet_of_namespaces
+from tests.needs import need
+
+_NBYTES = 1_000_000
+_HEADERS = 1.15
+_FAST, _SLOW = 200e6, 20e6
+
+_TALK = """
+import socket, sys
+with socket.create_server((sys.argv[1], 5000)) as server:
+    print("listening", flush=True)
+    connection = server.accept()[0]
+    print(sum(len(piece) for piece in iter(lambda: connection.recv(65536), b"")))
+"""
+_CALL = "import socket, sys; socket.create_connection((sys.argv[1], 5000)).sendall(bytes(300_000))"
+
+
+@pytest.fixture(scope="module")
+def unequal() -> Iterator[Team]:
+    need("netns")
+    pytest.importorskip("torch")
+    with team([_FAST, _FAST, _SLOW, _FAST], _NBYTES) as members:
+        yield members
+
+
+def test_hosts_see_each_other_their_bytes_are_counted_and_nothing_is_left() -> None:
+    need("netns")
+    with fleet_of_namespaces([1e8, 1e8]) as fleet:
+        names = [host.name for host in fleet.hosts]
+        address = fleet.hosts[0].address
+        server = fleet.popen(0, [sys.executable, "-c", _TALK, address], stdout=subprocess.PIPE, text=True)
+        assert server.stdout is not None
+        assert server.stdout.readline() == "listening\n"
+        assert fleet.popen(1, [sys.executable, "-c", _CALL, address]).wait(30) == 0
+        assert server.communicate(timeout=30)[0] == "300000\n"
+        server_end, client_end = fleet.counters()
+        assert 300_000 < client_end.sent_bytes < 330_000
+        assert 300_000 < server_end.received_bytes < 330_000
+    left = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, timeout=30, check=True).stdout
+    assert not any(name in left for name in names)
+
+
+@pytest.mark.parametrize("speeds", [[], [0.0], [1e8] * 201])
+def test_speeds_that_are_none_are_told(speeds: list[float]) -> None:
+    with pytest.raises(BadValueError, match="give 1 to 200 speeds above 0"), fleet_of_namespaces(speeds):
+        pass
+
+
+@pytest.mark.slow
+def test_a_ring_sends_its_bound_over_every_link(unequal: Team) -> None:
+    unequal.sum_s("ring")
+    for sent_bytes in unequal.sent_bytes["ring"]:
+        assert 1.5 * _NBYTES <= sent_bytes < 1.5 * _HEADERS * _NBYTES
+
+
+@pytest.mark.slow
+def test_auto_sends_the_row_but_once_over_the_slow_link(unequal: Team) -> None:
+    unequal.sum_s("auto")
+    assert _NBYTES <= unequal.sent_bytes["auto"][2] < _HEADERS * _NBYTES
+    assert sum(unequal.sent_bytes["auto"]) < 6 * _HEADERS * _NBYTES
+
+
+@pytest.mark.slow
+def test_the_library_takes_part_on_an_address_that_was_given(unequal: Team) -> None:
+    unequal.sum_s("library")
+    assert min(unequal.sent_bytes["library"]) >= 1.5 * _NBYTES

@@ -87,10 +87,8 @@ class FolderSink(Sink):
                 atomic_write(self._unfinished / _JOB, json.dumps({"job": job.key}).encode())
                 return frozenset()
         if found == "refuse":
-            raise BadValueError(
-                f"{self.folder} is not empty: it holds {there}", remedy="resume, overwrite, or name another folder"
-            )
-        return self._resumed(job)
+            raise BadValueError(f"{self.folder} holds {there}", remedy="resume, overwrite, or name another folder")
+        return self._resumed(job, there)
 
     def _found(self) -> str | None:
         """Say what is in the folder, None where it is empty or absent."""
@@ -104,10 +102,12 @@ class FolderSink(Sink):
             raise BadValueError(f"{self.folder} is a file", remedy="name a folder for the results")
         return f"{len(others)} files of others, such as {others[0]}" if others else None
 
-    def _resumed(self, job: Job) -> frozenset[int]:
+    def _resumed(self, job: Job, there: str) -> frozenset[int]:
         source = self.folder / MANIFEST if (self.folder / MANIFEST).exists() else self._unfinished / _JOB
         if not source.exists():
-            raise BadValueError(f"{self.folder} holds no run to resume", remedy="name another folder, or an empty one")
+            raise BadValueError(
+                f"{self.folder} holds {there} and no run", remedy="name another folder, or an empty one"
+            )
         manifest = json.loads(source.read_text(encoding="utf-8"))
         if manifest["job"] != job.key:
             raise BadValueError(

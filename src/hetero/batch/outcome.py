@@ -21,10 +21,10 @@ class Lane:
     Attributes
     ----------
     device : itself
-    items, calls, failed : records done, batches begun, batches that failed
+    items, calls, failed, again : records done; batches begun, that failed, and that were begun because others had
     busy_s : s, that its batches took
     batch : its best size in the end, 0 where nobody knows
-    raw_bytes : of its results before they were merged
+    raw_bytes, home_bytes : of its results before they were merged, and of what came home
     left_out : why it did nothing, or no more; '' where it took part
     """
 
@@ -32,9 +32,11 @@ class Lane:
     items: int = 0
     calls: int = 0
     failed: int = 0
+    again: int = 0
     busy_s: float = 0.0
     batch: int = 0
     raw_bytes: int = 0
+    home_bytes: int = 0
     left_out: str = ""
 
     @property
@@ -42,11 +44,12 @@ class Lane:
         """Records a second while it worked, 0 where it did nothing."""
         return self.items / self.busy_s if self.busy_s else 0.0
 
-    def note(self, items: int, seconds: float, raw_bytes: int) -> None:
+    def note(self, items: int, seconds: float, raw_bytes: int, home_bytes: int) -> None:
         """Take note of a batch that is done."""
         self.items += items
         self.busy_s += seconds
         self.raw_bytes += raw_bytes
+        self.home_bytes += home_bytes
 
     def as_dict(self) -> dict[str, Any]:
         """Give the figures by name."""
@@ -57,6 +60,7 @@ class Lane:
             "batch": self.batch,
             "calls": self.calls,
             "failed": self.failed,
+            "again": self.again,
             "left_out": self.left_out,
         }
 

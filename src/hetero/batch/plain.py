@@ -14,12 +14,13 @@ from typing import Any
 import numpy as np
 
 from hetero.batch.base import Piece, Source
-from hetero.batch.records import count, cut
+from hetero.batch.records import count, cut, size_bytes
 from hetero.floor.errors import BadValueError, HeteroError
 
 __all__ = ["ArraySource", "GeneratorSource", "NpySource", "SequenceSource"]
 
 _PIECE = 4096
+_PIECE_BYTES = 1 << 20
 _SAMPLED = 64
 
 
@@ -151,7 +152,7 @@ class GeneratorSource(Source):
                 raise HeteroError(f"{self._name} gave more than the {self._length} records it said", remedy=_TELL)
             yield Piece(found, "items", place)
             place += len(found)
-            size = min(2 * size, _PIECE)
+            size = max(1, min(2 * size, _PIECE, int(_PIECE_BYTES * len(found) / max(1, size_bytes(found)))))
         if self._length is not None and place < self._length:
             raise HeteroError(f"{self._name} ended after {place} of {self._length} records", remedy=_TELL)
 

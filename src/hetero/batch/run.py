@@ -203,6 +203,7 @@ class Run:
             return
         flight.runs[name] = future, now_s
         self.lanes[name].calls += 1
+        self.lanes[name].again += flight.suspected
         future.add_done_callback(lambda _: self._inbox.put((ticket, name, monotonic_s())))
 
     # --- taking news ---------------------------------------------------------------------------------------
@@ -244,7 +245,7 @@ class Run:
             future.cancel()
             self.planner.done(other, ticket, monotonic_s())
         batch, lane = flight.batch, self.lanes[name]
-        lane.note(len(batch), seconds, done.raw_bytes)
+        lane.note(len(batch), seconds, done.raw_bytes, done.home_bytes)
         bad = tuple(BadRecord(batch.begin + at, batch.place(batch.begin + at), why) for at, why in done.bad)
         self.committer.take(Entry(batch.begin, batch.end, done.results, bad), done.seconds)
         self._refuse_beyond_budget(bad, None)

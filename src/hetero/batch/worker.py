@@ -58,7 +58,7 @@ class Done(NamedTuple):
     bad : place in the batch and reason of records without a result
     seconds : s, that the function took
     cold : True for the first batch of this worker
-    raw_bytes : of the results before they were merged
+    raw_bytes, home_bytes : of the results before they were merged, and of what is sent
     """
 
     results: Any
@@ -66,6 +66,7 @@ class Done(NamedTuple):
     seconds: float
     cold: bool
     raw_bytes: int
+    home_bytes: int
 
 
 _kept: dict[str, tuple[str, Program, Callable[[Any], Any]]] = {}
@@ -97,7 +98,8 @@ def run_batch(work: Work, records: Any, begin: int) -> Done:
     seconds = monotonic_s() - begin_s
     bad = _not_finite(results) if program.check_finite else ()
     kept = without(results, [place for place, _ in bad]) if bad else results
-    return _merged(program, Done(kept, bad, seconds, cold, size_bytes(kept)), begin, count(records))
+    nbytes = size_bytes(kept)
+    return _merged(program, Done(kept, bad, seconds, cold, nbytes, nbytes), begin, count(records))
 
 
 def _merged(program: Program, done: Done, begin: int, expected: int) -> Done:
@@ -105,7 +107,8 @@ def _merged(program: Program, done: Done, begin: int, expected: int) -> Done:
         return done
     gone = [begin + place for place, _ in done.bad]
     results = None if len(gone) == expected else done.results
-    return done._replace(results=program.merge.start(results, begin, begin + expected, gone))
+    state = program.merge.start(results, begin, begin + expected, gone)
+    return done._replace(results=state, home_bytes=size_bytes(state))
 
 
 def _as_records(results: Any, expected: int, program: Program) -> Any:

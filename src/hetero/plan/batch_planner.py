@@ -20,6 +20,8 @@ _LATE_S = 0.02
 _AHEAD = 3.0
 _WORTH = 1.1
 _PAYS = 1.03
+_TINY_S = 5e-3
+_PAUSE_FRAC = 0.1
 
 
 @dataclass(slots=True)
@@ -48,6 +50,7 @@ class _Lane:
     records: float = 0.0
     busy_s: float = 0.0
     why_idle: str = ""
+    ask_again_s: float = 0.0
 
     def free_s(self, now_s: float) -> float:
         """Give when everything that it was given should be done."""
@@ -119,16 +122,16 @@ class Planner:
         """
         lane = self._lanes[name]
         wanted, law = lane.sizes.wanted(), lane.sizes.law
-        lane.why_idle = ""
         if left <= 0 or len(lane.queue) >= (1 if law is None or lane.sizes.probing else _QUEUED):
             return 0
         if law is None:
-            return min(wanted, math.ceil(left))
+            return wanted if math.isinf(left) else min(wanted, math.ceil(left))
         known = [(other, each.sizes.law) for other, each in self._lanes.items() if each.sizes.law is not None]
         laws = [found for _, found in known if found is not None]
         free = [self._lanes[other].free_s(now_s) for other, _ in known]
         at = [other for other, _ in known].index(name)
         if soonest_s(laws, free, left) - free[at] > _AHEAD * max(law.best_s, law.seconds(wanted)):
+            lane.why_idle = ""
             return wanted
         return self._near_the_end(lane, wanted, laws, free, left, at, now_s)
 
@@ -138,13 +141,15 @@ class Planner:
         law = laws[at]
         if lane.queue and lane.queue[0].expected_s > _LATE_S:
             return 0
-        size = guided_size(laws, free, left, at)
+        if now_s < lane.ask_again_s:
+            return 0
+        size, lane.why_idle = _part(laws, free, left, at, now_s)
         if size == 0:
-            done_s = finish_s(laws, free, left) - now_s
-            lane.why_idle = (
-                f"one record would take it {law.seconds(1):.3g} s, and the others are done in {done_s:.3g} s"
-            )
-        return min(size, wanted)
+            lane.ask_again_s = now_s + _PAUSE_FRAC * (finish_s(laws, free, left) - now_s)
+            return 0
+        if size < law.points[0][0]:
+            size = max(size, law.size_within(_TINY_S))
+        return int(min(size, wanted if lane.sizes.probing else size, left))
 
     def give(self, name: str, ticket: int, size: float, now_s: float) -> None:
         """Take note that a device was given a batch."""
@@ -173,6 +178,8 @@ class Planner:
 
     def drop(self, name: str) -> tuple[int, ...]:
         """Leave a device out from now on; gives the tickets that it had."""
+        for lane in self._lanes.values():
+            lane.ask_again_s = 0.0
         return tuple(given.ticket for given in self._lanes.pop(name).queue)
 
     def rescue(self, name: str, now_s: float) -> int | None:
@@ -180,7 +187,7 @@ class Planner:
 
         Notes
         -----
-        A batch is run again once at most, where 1.1 times its time here ends before its expected end there; or,
+        A batch is run again once at most, where 1.1 times its time here ends well before its expected end there; or,
         where nobody knows that, once it has taken longer than it would here.
         """
         law = self._lanes[name].sizes.law
@@ -191,7 +198,7 @@ class Planner:
             for other, lane in self._lanes.items()
             if other != name
             for given, end_s in self._ends(lane, now_s, law)
-            if given.ticket not in self._twice and end_s > now_s + _WORTH * law.seconds(given.size)
+            if given.ticket not in self._twice and end_s > now_s + _WORTH * law.seconds(given.size) + _LATE_S
         ]
         if not late:
             return None
@@ -207,3 +214,28 @@ class Planner:
             known = not math.isinf(at_s) or now_s - lane.since_s > mine.seconds(given.size)
             found.append((given, max(at_s, now_s + 0.5 * overdue_s) if known else now_s))
         return found
+
+
+def _part(laws: list[Law], free: list[float], left: float, at: int, now_s: float) -> tuple[int, str]:
+    """Give the size of a device's next batch, and where it is 0, why.
+
+    Notes
+    -----
+    The device that would end first alone never refuses, so that somebody goes on. Any other one does where it
+    would make the end sooner by less than 3 %: so much the measured curves may be off.
+    """
+    law = laws[at]
+    end_s = finish_s(laws, free, left) - now_s
+    alone = [finish_s([each], [begin], left) - now_s for each, begin in zip(laws, free, strict=True)]
+    first = min(range(len(laws)), key=lambda number: (alone[number], number))
+    size = guided_size(laws, free, left, at)
+    if at == first:
+        enough = size == 0 or alone[at] < _PAYS * end_s
+        return guided_size([law], [free[at]], left, 0) if enough else size, ""
+    if size == 0:
+        return 0, f"one record would take it {law.seconds(1):.3g} s, and the others are done in {end_s:.3g} s"
+    others = [number for number in range(len(laws)) if number != at]
+    without_s = finish_s([laws[each] for each in others], [free[each] for each in others], left) - now_s
+    if without_s < _PAYS * end_s:
+        return 0, f"the others end in {without_s:.3g} s without it, in {end_s:.3g} s with it"
+    return size, ""

@@ -65,7 +65,7 @@ class Sizes:
         self._cold: tuple[float, float] | None = None
         self._law: Law | None = None
         for size, seconds in known:
-            self._bucket(size).append((size, seconds))
+            self._bucket(size).extend([(size, seconds)] * 2)
 
     @property
     def law(self) -> Law | None:

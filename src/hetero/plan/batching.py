@@ -14,6 +14,7 @@ from functools import cached_property
 __all__ = ["Law", "finish_s", "guided_size", "packed", "soonest_s"]
 
 _NEAR_BEST = 0.99
+_STRETCH = 1.2
 _ROUNDS = 14
 
 
@@ -178,8 +179,9 @@ def guided_size(laws: Sequence[Law], free_s: Sequence[float], left: float, devic
     part = min(left, law.capacity(end - free + 1e-9))
     if part < 1:
         return 0
-    batches = math.ceil(part / law.best)
-    return int(law.best) if batches > 3 else math.ceil(part / batches)
+    batches = math.ceil(part / (_STRETCH * law.best))
+    largest = min(law.limit, max(law.best, law.points[-1][0]))
+    return int(law.best) if batches > 3 else int(min(math.ceil(part / batches), largest))
 
 
 def packed(costs: Sequence[float], wanted: float) -> int:

@@ -1,0 +1,34 @@
+"""A bulk run that a test kills: `python batch_program.py OUT CALLS FORM`; each call of the function leaves a line."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+
+import hetero
+
+
+def main(out: str, calls: str, merge: str) -> None:
+    """Run to the end."""
+
+    def work(batch: list[int]) -> list[str]:
+        with open(calls, "a", encoding="utf-8") as file:
+            file.write(f"{batch[0]} {len(batch)} {os.getpid()}\n")
+        time.sleep(0.01 * len(batch))
+        return [f"record {x}" for x in batch]
+
+    def value(batch: list[int]) -> list[float]:
+        work(batch)
+        return [0.1 * x for x in batch]
+
+    with hetero.Context(devices="cpu:1,cpu:1*0.5", history=False) as ctx:
+        if merge:
+            outcome = ctx.map_batches(value, range(160), merge="sum", name=out, part=40, batch=8)
+        else:
+            outcome = ctx.map_batches(work, range(160), out=out, part=40, batch=8, resume=True)
+    print(repr(outcome.value), outcome.resumed)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

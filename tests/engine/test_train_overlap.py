@@ -88,6 +88,7 @@ def test_overlap_gives_what_a_plain_loop_gives(fleet: Any, expected: Any, option
     assert distance(model, expected) < 1e-12
 
 
+@pytest.mark.slow
 def test_a_worker_that_is_killed_within_an_overlapped_step_changes_nothing() -> None:
     def kill_soon(report: Any) -> None:
         if report.epoch == 1:
@@ -140,6 +141,7 @@ def test_compression_goes_with_loss_scaling(fleet: Any) -> None:
     assert reports[-1].loss < reports[0].loss
 
 
+@pytest.mark.slow
 def test_gradients_are_summed_on_an_opencl_device_of_the_fleet(expected: Any) -> None:
     need("opencl")
     model, reference = wide().float(), copy.deepcopy(expected)

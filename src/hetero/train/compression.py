@@ -129,26 +129,23 @@ class LowRankExchange(Exchange):
 
     def __init__(self, row: Any, shapes: Sequence[Sequence[int]], rank: int, seed: int) -> None:
         super().__init__(row, shapes)
-        ends = list(accumulate(math.prod(shape) for shape in self.shapes))
-        self._thin: list[tuple[Any, Any]] = []
-        whole = []
         self._kind = torch.float64 if row.dtype == torch.float64 else torch.float32
-        total = ends[-1] if ends else 0
-        self.owed = torch.zeros(total, dtype=self._kind, device=row.device)
-        generator = torch.Generator().manual_seed(seed)
+        self._thin: list[tuple[slice, tuple[int, int]]] = []
+        self._whole: list[slice] = []
         self._first: list[Any] = []
-        for shape, end in zip(self.shapes, ends, strict=True):
-            begin = end - math.prod(shape)
-            height, width = (shape[0], math.prod(shape[1:])) if len(shape) > 1 else (1, math.prod(shape))
-            columns = min(rank, height, width)
+        generator, end = torch.Generator().manual_seed(seed), 0
+        for height, width in map(_as_matrix, self.shapes):
+            part, columns = slice(end, end + height * width), min(rank, height, width)
+            end = part.stop
             if columns * (height + width) < height * width:
-                self._thin.append((slice(begin, end), (height, width)))
+                self._thin.append((part, (height, width)))
                 drawn = torch.randn(width, columns, generator=generator, dtype=torch.float64)
                 self._first.append(drawn.to(row.device, self._kind))
             else:
-                whole.append(slice(begin, end))
-        self._whole = [*whole, slice(total, len(row))]
+                self._whole.append(part)
+        self._whole.append(slice(end, len(row)))
         self._factors = [first.clone() for first in self._first]
+        self.owed = torch.zeros(end, dtype=self._kind, device=row.device)
 
     @property
     def nbytes(self) -> int:
@@ -232,6 +229,10 @@ def _added_up(group: Group, row: Any) -> Iterator[Work]:
     host = row.cpu()
     yield group.start_all_reduce(host)
     row.copy_(host)
+
+
+def _as_matrix(shape: Sequence[int]) -> tuple[int, int]:
+    return (shape[0], math.prod(shape[1:])) if len(shape) > 1 else (1, math.prod(shape))
 
 
 def _joined(parts: Sequence[Any], like: Any) -> Any:

@@ -126,17 +126,11 @@ class Gradients:
         self._rows, self._views = [], []
         for parameter in self.parameters:
             parameter.grad = None
-        whole = self.options.compression not in HALVES
-        carrying = [at for at, bucket in enumerate(cuts) if whole and bucket.kind in _CARRIERS]
-        leaving = [*cuts[: carrying[-1]], *cuts[carrying[-1] + 1 :], cuts[carrying[-1]]] if carrying else cuts
-        self._rows = [
-            _Row(
-                bucket.indices, self._exchange(bucket, at, extra=self._extra * (bool(carrying) and at == len(cuts) - 1))
-            )
-            for at, bucket in enumerate(leaving)
-        ]
-        if not carrying:
-            self._rows.append(_Row((), Exchange(torch.zeros(self._extra, dtype=torch.float64), ())))
+        able = [bucket for bucket in cuts if bucket.kind in _CARRIERS and self.options.compression not in HALVES]
+        carrier = able[-1] if able else Bucket(torch.float64, ())
+        leaving = [bucket for bucket in cuts if bucket is not carrier]
+        self._rows = [_Row(bucket.indices, self._exchange(bucket, number)) for number, bucket in enumerate(leaving)]
+        self._rows.append(_Row(carrier.indices, self._exchange(carrier, len(leaving), extra=self._extra)))
         places = {index: number for number, row in enumerate(self._rows) for index in row.indices}
         self._row_of = [places[index] for index in range(len(self.parameters))]
         views = {index: view for row in self._rows for index, view in self._cut_up(row)}
@@ -146,9 +140,10 @@ class Gradients:
         """Make the exchange of a bucket; a group's first step goes uncompressed where the order is to be learned."""
         mine = [self.parameters[index] for index in bucket.indices]
         kind: Any = bucket.kind
-        flat = torch.zeros(sum(p.numel() for p in mine) + extra, dtype=kind, device=place or mine[0].device)
+        where = place or (mine[0].device if mine else "cpu")
+        flat = torch.zeros(sum(p.numel() for p in mine) + extra, dtype=kind, device=where)
         shapes = [tuple(p.shape) for p in mine]
-        if self._learns and not self._ordered and place is None:
+        if not mine or (self._learns and not self._ordered and place is None):
             return Exchange(flat, shapes)
         return make_exchange(self.options, flat, shapes, number)
 

@@ -74,15 +74,10 @@ class Team:
         return max(end_s for _, end_s, _, _ in rows) - min(begin_s for begin_s, _, _, _ in rows)
 
     def close(self) -> None:
-        """Let all members end."""
+        """End all members."""
         for member in self._members:
-            if member.stdin is not None:
-                member.stdin.close()
-        for member in self._members:
-            try:
-                member.wait(5)
-            except subprocess.TimeoutExpired:
-                member.kill()
+            member.kill()
+            member.wait()
 
     @staticmethod
     def _say(member: subprocess.Popen[str], value: Any) -> None:

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from hetero import errors
     from hetero.backends.base import Kernel
     from hetero.batch.face import map_batches
+    from hetero.comm.group import Group, open_rendezvous
+    from hetero.comm.mpi import MpiGroup
     from hetero.drive.checkpoints import checkpoint, restore, resumable
     from hetero.floor.errors import HeteroError
     from hetero.model.device import Device
@@ -53,8 +55,10 @@ __all__ = [
     "Device",
     "Executor",
     "Future",
+    "Group",
     "HeteroError",
     "Kernel",
+    "MpiGroup",
     "Split",
     "TaskFunction",
     "Trainer",
@@ -73,6 +77,7 @@ __all__ = [
     "load_parameters",
     "map_batches",
     "namespace",
+    "open_rendezvous",
     "pad_samples",
     "rank",
     "read_sample_log",
@@ -95,6 +100,8 @@ _HOMES = {
     "concurrent.futures": ("ALL_COMPLETED", "FIRST_COMPLETED", "FIRST_EXCEPTION", "as_completed", "wait"),
     "hetero.backends.base": ("Kernel",),
     "hetero.batch.face": ("map_batches",),
+    "hetero.comm.group": ("Group", "open_rendezvous"),
+    "hetero.comm.mpi": ("MpiGroup",),
     "hetero.drive.checkpoints": ("checkpoint", "restore", "resumable"),
     "hetero.floor.errors": ("HeteroError",),
     "hetero.model.device": ("Device",),

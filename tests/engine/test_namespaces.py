@@ -31,7 +31,7 @@ _CALL = "import socket, sys; socket.create_connection((sys.argv[1], 5000)).senda
 def unequal() -> Iterator[Team]:
     need("netns")
     pytest.importorskip("torch")
-    with team([_FAST, _FAST, _SLOW, _FAST], _NBYTES) as members:
+    with team([_FAST, _FAST, _SLOW], _NBYTES) as members:
         yield members
 
 
@@ -62,17 +62,17 @@ def test_speeds_that_are_none_are_told(speeds: list[float]) -> None:
 def test_a_ring_sends_its_bound_over_every_link(unequal: Team) -> None:
     unequal.sum_s("ring")
     for sent_bytes in unequal.sent_bytes["ring"]:
-        assert 1.5 * _NBYTES <= sent_bytes < 1.5 * _HEADERS * _NBYTES
+        assert 4 / 3 * _NBYTES <= sent_bytes < 4 / 3 * _HEADERS * _NBYTES
 
 
 @pytest.mark.slow
 def test_auto_sends_the_row_but_once_over_the_slow_link(unequal: Team) -> None:
     unequal.sum_s("auto")
     assert _NBYTES <= unequal.sent_bytes["auto"][2] < _HEADERS * _NBYTES
-    assert sum(unequal.sent_bytes["auto"]) < 6 * _HEADERS * _NBYTES
+    assert sum(unequal.sent_bytes["auto"]) < 4 * _HEADERS * _NBYTES
 
 
 @pytest.mark.slow
 def test_the_library_takes_part_on_an_address_that_was_given(unequal: Team) -> None:
     unequal.sum_s("library")
-    assert min(unequal.sent_bytes["library"]) >= 1.5 * _NBYTES
+    assert min(unequal.sent_bytes["library"]) >= 4 / 3 * _NBYTES

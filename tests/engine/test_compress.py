@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -152,7 +153,9 @@ def test_a_compressed_file_of_another_model_is_told(tmp_path: Path) -> None:
 def test_a_damaged_word_in_a_compressed_file_is_told(tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes(pack(rows(), {}))
     tensors, facts = read_model(tmp_path / "a")
-    for damaged in ("", "[]", '{"sparse": {"0.weight": [3]}, "quantise": null}', '{"sparse": {}, "quantise": "int3"}'):
+    whole = json.loads(facts["hetero.compressed"])
+    odd = [{"sparse": {"0.weight": [3]}}, {"quantise": "int3"}, {"shapes": {"0.weight": [1, 1]}}, {"sparse": 3}]
+    for damaged in ("", "[]", "{}", *(json.dumps({**whole, **change}) for change in odd)):
         with pytest.raises((RuntimeError, BadValueError)):
             restore(rows(), tensors, {**facts, "hetero.compressed": damaged})
 

@@ -34,23 +34,30 @@ def pack(model: Any, facts: Mapping[str, str], quantised: str | None = None) -> 
     """
     import safetensors.torch
 
-    plain: dict[str, Any] = {}
-    for name, tensor in model.state_dict().items():
-        inner = inner_tensors(tensor)
-        plain |= {f"{name}/{part}": value for part, value in inner.items()} if inner else {name: tensor}
+    state = model.state_dict()
     tensors: dict[str, Any] = {}
-    shapes: dict[str, list[int]] = {}
-    for name, tensor in plain.items():
+    sparse: dict[str, list[int]] = {}
+    for name, tensor in _plain(state).items():
         whole = tensor.detach().cpu().contiguous()
         packed = _packed(whole)
         if packed is None:
             tensors[name] = whole.clone()
         else:
             tensors[f"{name}:values"], tensors[f"{name}:bitmap"] = packed
-            shapes[name] = list(whole.shape)
-    about = json.dumps({"quantise": quantised, "sparse": shapes})
-    data: bytes = safetensors.torch.save(tensors, {"format": "pt", **facts, COMPRESSED: about})
+            sparse[name] = list(whole.shape)
+    shapes = {name: list(tensor.shape) for name, tensor in state.items()}
+    about = {"quantise": quantised, "sparse": sparse, "shapes": shapes}
+    data: bytes = safetensors.torch.save(tensors, {"format": "pt", **facts, COMPRESSED: json.dumps(about)})
     return data
+
+
+def _plain(state: Mapping[str, Any]) -> dict[str, Any]:
+    """Give a model's tensors, the parts of quantised ones one by one."""
+    plain: dict[str, Any] = {}
+    for name, tensor in state.items():
+        inner = inner_tensors(tensor)
+        plain |= {f"{name}/{part}": value for part, value in inner.items()} if inner else {name: tensor}
+    return plain
 
 
 def _packed(tensor: Any) -> tuple[Any, Any] | None:
@@ -83,37 +90,30 @@ def restore(model: Any, tensors: Mapping[str, Any], facts: Mapping[str, str]) ->
     RuntimeError
         The file belongs to another model, as `load_state_dict` has it.
     """
+    from hetero.train.compress_prune import fit_shapes
+
     try:
         about = json.loads(facts[COMPRESSED])
         whole = dict(tensors)
         for name, shape in about["sparse"].items():
             whole[name] = _unpacked(whole.pop(f"{name}:values"), whole.pop(f"{name}:bitmap"), shape)
-        _fill(model, whole, about["quantise"])
+        fit_shapes(model, about["shapes"])
+        if about["quantise"] is not None:
+            quantise(model, about["quantise"])
+        _fill(model, whole)
     except (KeyError, TypeError, AttributeError, IndexError, ValueError) as error:
         raise RuntimeError(f"{type(error).__name__}: {error}") from error
 
 
-def _fill(model: Any, tensors: dict[str, Any], quantised: str | None) -> None:
+def _fill(model: Any, tensors: Mapping[str, Any]) -> None:
     import torch
 
-    from hetero.train.compress_prune import fit_shapes
-
-    shapes = {name.removesuffix("/qdata"): tuple(tensor.shape) for name, tensor in tensors.items()}
-    fit_shapes(model, shapes)
-    if quantised is not None:
-        quantise(model, quantised)
-    own = model.state_dict()
-    parts = {name: inner_tensors(tensor) for name, tensor in own.items()}
-    flat = {
-        key: value
-        for name, tensor in own.items()
-        for key, value in ({f"{name}/{p}": t for p, t in parts[name].items()} or {name: tensor}).items()
-    }
-    if set(flat) != set(tensors):
-        odd = sorted(set(flat) ^ set(tensors))
+    own = _plain(model.state_dict())
+    if set(own) != set(tensors):
+        odd = sorted(set(own) ^ set(tensors))
         raise ValueError(f"{', '.join(odd[:3])} is only in one of them")
     with torch.no_grad():
-        for name, tensor in flat.items():
+        for name, tensor in own.items():
             if tensor.shape != tensors[name].shape:
                 raise ValueError(f"{name} has shape {tuple(tensors[name].shape)}, and the model {tuple(tensor.shape)}")
             tensor.copy_(tensors[name])

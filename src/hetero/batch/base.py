@@ -162,7 +162,7 @@ class Sink(ABC):
     """Where results go, part by part: each part is there whole or not at all, and once.
 
     Its methods are called by one thread at a time: `open`, then `write` once for each part that `open` did not
-    name, then `close`, or `abort` where the run ends early.
+    give, then `close`, or `abort` where the run ends early.
 
     Attributes
     ----------
@@ -174,8 +174,14 @@ class Sink(ABC):
     part_bytes: int = 64 << 20
 
     @abstractmethod
-    def open(self, job: Job, found: Found) -> frozenset[int]:
-        """Make ready, and give the numbers of the parts that are there from an earlier run of the same job.
+    def open(self, job: Job, found: Found) -> dict[int, int]:
+        """Make ready, and give the parts that are there from an earlier run of the same job.
+
+        Returns
+        -------
+        dict
+            By number of the part the item after its last one, which is less than (number + 1) · part_items only
+            for the last part of a source.
 
         Raises
         ------

@@ -20,9 +20,9 @@ class CollectSink(Sink):
     def __init__(self) -> None:
         self._parts: dict[int, list[Any]] = {}
 
-    def open(self, job: Job, found: Found) -> frozenset[int]:
+    def open(self, job: Job, found: Found) -> dict[int, int]:
         """Make ready; nothing is there before."""
-        return frozenset()
+        return {}
 
     def write(self, part: Part) -> None:
         """Keep a part."""
@@ -47,9 +47,9 @@ class CallSink(Sink):
         self._function = function
         self.part_bytes = part_bytes
 
-    def open(self, job: Job, found: Found) -> frozenset[int]:
+    def open(self, job: Job, found: Found) -> dict[int, int]:
         """Make ready; what the function did in an earlier run is not known."""
-        return frozenset()
+        return {}
 
     def write(self, part: Part) -> None:
         """Call the function."""

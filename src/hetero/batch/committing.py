@@ -9,13 +9,13 @@ from __future__ import annotations
 import pickle
 import threading
 from bisect import insort
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from hetero.batch.base import BadRecord, Job, Part, Sink
+from hetero.batch.base import BadRecord, Found, Job, Part, Sink
 from hetero.batch.merges import Merge
 from hetero.batch.records import size_bytes
 from hetero.floor.clock import monotonic_s
@@ -121,10 +121,10 @@ class MergeSink(Sink):
         """Beside the states of the parts."""
         return None if self._folder is None else self._folder / "batches"
 
-    def open(self, job: Job, found: str) -> frozenset[int]:
+    def open(self, job: Job, found: Found) -> dict[int, int]:
         """Read the states of an earlier run of the same job; those of another one are dropped."""
         if self._folder is None:
-            return frozenset()
+            return {}
         store = FileStore(self._folder / "states")
         head = store.get("job")
         if head != job.key.encode() or found == "overwrite":
@@ -132,13 +132,14 @@ class MergeSink(Sink):
                 store.delete(key)
                 FileStore(self._folder / "batches").delete(key)
             store.put("job", job.key.encode())
+        ends: dict[int, int] = {}
         for key in store.list("part"):
             data = store.get(key)
             if data is not None:
-                number, state, bad = pickle.loads(data)
+                number, ends[number], state, bad = pickle.loads(data)
                 self._states[number] = state
                 self._bad += bad
-        return frozenset(self._states)
+        return ends
 
     def bad(self) -> tuple[BadRecord, ...]:
         """Give the bad records of the states that were there."""
@@ -151,7 +152,7 @@ class MergeSink(Sink):
             state = self._merge.combine(state, other)
         self._states[part.number] = state
         if self._folder is not None:
-            data = pickle.dumps((part.number, state, part.bad))
+            data = pickle.dumps((part.number, part.end, state, part.bad))
             FileStore(self._folder / "states").put(f"part-{part.number}", data)
 
     def close(self) -> Any:
@@ -204,19 +205,17 @@ class Committer:
         self.bad: list[BadRecord] = []
         self.held_bytes = 0
 
-    def resume(self, parts: frozenset[int]) -> list[tuple[int, int]]:
+    def resume(self, parts: Mapping[int, int]) -> list[tuple[int, int]]:
         """Take over what an earlier run did; gives (begin, end) of the items that are done, ascending."""
         size = self._job.part_items
         self._skipped = set(parts)
         self.bad += self._sink.bad()
-        done = [(number * size, (number + 1) * size) for number in sorted(parts)]
+        done = [(number * size, parts[number]) for number in sorted(parts)]
         for entry in self._journal.entries() if self._journal is not None else ():
             if entry.begin // size in parts:
                 continue
             insort(done, (entry.begin, entry.end))
             self._add(entry, journaled=True)
-        if done and self._job.length is not None:
-            done = [(begin, min(end, self._job.length)) for begin, end in done]
         return done
 
     def take(self, entry: Entry, seconds: float) -> None:

@@ -18,6 +18,7 @@ from hetero.batch.finding import sink_of, source_of
 from hetero.batch.functions import function_key, prepared
 from hetero.batch.options import Options, options_of
 from hetero.batch.outcome import Outcome
+from hetero.batch.progress import BatchProgress
 from hetero.batch.records import count, size_bytes
 from hetero.batch.run import Run
 from hetero.batch.worker import Program, packed_work
@@ -57,6 +58,7 @@ def map_batches(
     check_finite: bool = False,
     spill: bool = False,
     precision: str = "float32",
+    progress: bool = False,
     learn: bool = True,
     ctx: Context | None = None,
     devices: Any = None,
@@ -85,6 +87,7 @@ def map_batches(
     check_finite : True sets records aside whose results hold NaN or an infinity
     spill : True keeps results that wait for their turn on disk
     precision : of a torch module: 'float32', 'bfloat16', 'float16', or 'any' for each device's quickest
+    progress : True shows the records done, the rate of each device and the time left, on standard error
     learn : False neither uses nor keeps the batch sizes of other runs
     ctx : the Context whose devices do the work; one is opened where none is given
     devices : the fleet of the Context that is opened
@@ -107,6 +110,7 @@ def map_batches(
     [0, 2, 4, 6, 8]
     """
     others = {"ordered": ordered, "name": name or "", "cost": cost, "same_count": same_count, "learn": learn}
+    others["progress"] = progress
     options = options_of(
         batch=batch, merge=merge, errors=errors, resume=resume, overwrite=overwrite, timeout=timeout,
         time_limit=time_limit, memory=memory, part=part, check_finite=check_finite, spill=spill, **others,
@@ -137,9 +141,12 @@ def _run(ctx: Context, program: Program, key: str, name: str, source: Source, si
     sizes = {device.id: _sizes(key, device, options) for device in taking_part}
     work = packed_work(f"{key}-{next(_numbers)}", program)
     run = Run(ctx, taking_part, sizes, work, source, committer, options, done, job.part_items, name)
+    view = BatchProgress(run) if options.progress else None
     try:
         return run.go()
     finally:
+        if view is not None:
+            view.close()
         if options.learn:
             learned.keep(key, {device: sizes[device.id] for device in taking_part})
 

@@ -75,7 +75,7 @@ class FolderSink(Sink):
         """Where batches are kept that make no whole part yet."""
         return self._unfinished / "batches"
 
-    def open(self, job: Job, found: Found) -> frozenset[int]:
+    def open(self, job: Job, found: Found) -> dict[int, int]:
         """Make the folder, or see what an earlier run left in it."""
         self._job = job
         with _worded(self.folder):
@@ -85,7 +85,7 @@ class FolderSink(Sink):
             if there is None:
                 self._unfinished.mkdir(parents=True, exist_ok=True)
                 atomic_write(self._unfinished / _JOB, json.dumps({"job": job.key}).encode())
-                return frozenset()
+                return {}
         if found == "refuse":
             raise BadValueError(f"{self.folder} holds {there}", remedy="resume, overwrite, or name another folder")
         return self._resumed(job, there)
@@ -102,7 +102,7 @@ class FolderSink(Sink):
             raise BadValueError(f"{self.folder} is a file", remedy="name a folder for the results")
         return f"{len(others)} files of others, such as {others[0]}" if others else None
 
-    def _resumed(self, job: Job, there: str) -> frozenset[int]:
+    def _resumed(self, job: Job, there: str) -> dict[int, int]:
         source = self.folder / MANIFEST if (self.folder / MANIFEST).exists() else self._unfinished / _JOB
         if not source.exists():
             raise BadValueError(
@@ -114,7 +114,7 @@ class FolderSink(Sink):
                 f"{self.folder} holds the results of another function, source or options",
                 remedy="overwrite, or name another folder",
             )
-        return frozenset(note["part"] for note in self._notes())
+        return {note["part"]: note["end"] for note in self._notes()}
 
     def _clear(self) -> None:
         """Remove what a run of ours left."""

@@ -49,7 +49,7 @@ class Options:
     same_count: bool = True
     check_finite: bool = False
     spill: bool = False
-    progress: bool | None = None
+    progress: bool = False
     learn: bool = True
 
     def size_for(self, device: Device) -> int | None:

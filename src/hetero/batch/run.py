@@ -142,7 +142,7 @@ class Run:
         spent_s = monotonic_s() - self.begin_s
         if self.options.time_limit_s is not None and spent_s > self.options.time_limit_s:
             raise TimeLimitError(
-                f"not done within {self.options.time_limit_s:g} s: {self._items()} records have results",
+                f"not done within {self.options.time_limit_s:g} s: {self.items()} records have results",
                 remedy="allow more time and resume",
             )
         return self.reader.exhausted and not self._flights and not self._again
@@ -226,7 +226,7 @@ class Run:
         if flight is None or name not in flight.runs:
             return
         future, given_s = flight.runs.pop(name)
-        seconds = at_s - max(given_s, self._last_s.get(name, 0.0))
+        waited_s = at_s - max(given_s, self._last_s.get(name, 0.0))
         self._last_s[name] = at_s
         try:
             done: Done = future.result()
@@ -235,8 +235,9 @@ class Run:
                 self.planner.done(name, ticket, at_s)
             self._failed(ticket, flight, name, error)
             return
+        seconds = done.seconds if done.cold else max(waited_s, done.seconds)
         if name in self.planner.names:
-            self.planner.done(name, ticket, at_s, max(seconds, done.seconds), done.cold)
+            self.planner.done(name, ticket, at_s, seconds, done.cold)
         self._commit(ticket, flight, name, done, seconds)
 
     def _commit(self, ticket: int, flight: _Flight, name: str, done: Done, seconds: float) -> None:
@@ -285,7 +286,7 @@ class Run:
 
     def _refuse_beyond_budget(self, bad: Sequence[BadRecord], cause: BaseException | None) -> None:
         total = len({record.item for record in (*self.committer.bad, *bad)})
-        if not bad or self.options.allows(total, self.source.length or self._items()):
+        if not bad or self.options.allows(total, self.source.length or self.items()):
             return
         record = bad[0]
         words = "record" if total == 1 else f"{total} records have no result; the last one, record"
@@ -310,8 +311,13 @@ class Run:
 
     # --- telling -------------------------------------------------------------------------------------------
 
-    def _items(self) -> int:
+    def items(self) -> int:
+        """Give how many records have results."""
         return self._resumed + sum(lane.items for lane in self.lanes.values())
+
+    def rates(self) -> dict[str, float]:
+        """Give the records a second of each device while it worked."""
+        return {lane.device.short: lane.rate for lane in self.lanes.values()}
 
     def end_s(self) -> float:
         """Give in how many seconds everything should be done, infinite where nobody knows."""

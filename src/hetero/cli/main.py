@@ -11,7 +11,21 @@ from typing import Annotated
 
 import typer
 
-from hetero.cli import catalog, compress, config, demo, devices, doctor, graph, plan, run, schedule, search, train
+from hetero.cli import (
+    batch,
+    catalog,
+    compress,
+    config,
+    demo,
+    devices,
+    doctor,
+    graph,
+    plan,
+    run,
+    schedule,
+    search,
+    train,
+)
 from hetero.cli.output import tell_error
 from hetero.floor import settings
 from hetero.floor.errors import HeteroError
@@ -32,6 +46,7 @@ app.command("run", context_settings={"allow_interspersed_args": False})(run.run)
 app.command("demo")(demo.demo)
 app.command("train")(train.train)
 app.command("infer")(train.infer)
+app.command("batch")(batch.batch)
 app.command("search")(search.search)
 app.command("compress")(compress.compress)
 app.add_typer(config.app, name="config")

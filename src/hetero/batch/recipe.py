@@ -1,0 +1,120 @@
+"""Jobs of bulk work in files: which function over which source, how, and where the results go.
+
+In: a YAML file and settings laid over it. Out: a frozen value, and what is left for the Context.
+It must not open devices, or read records.
+"""
+
+from __future__ import annotations
+
+import inspect
+import runpy
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from hetero.batch.face import map_batches
+from hetero.batch.plain import GeneratorSource
+from hetero.floor.errors import BadValueError, ConfigError, HeteroError
+from hetero.session.config import read_file
+from hetero.session.config_yaml import lay_over
+
+__all__ = ["BatchRecipe", "read_batch_recipe"]
+
+_OPTIONS = tuple(
+    name for name, given in inspect.signature(map_batches).parameters.items() if given.kind is given.KEYWORD_ONLY
+)
+_OWN = ("function", "source")
+_NOT_HERE = ("ctx", "devices")
+
+
+@dataclass(frozen=True, slots=True)
+class BatchRecipe:
+    """What is to be done.
+
+    Attributes
+    ----------
+    name : of the run, after the file
+    function, source : as `map_batches` takes them
+    options : its keywords
+    context : what is left, for the Context
+    """
+
+    name: str
+    function: Any
+    source: Any
+    options: Mapping[str, Any] = field(default_factory=dict)
+    context: Mapping[str, Any] = field(default_factory=dict)
+
+
+def read_batch_recipe(path: Path | str, set: Sequence[str] = ()) -> BatchRecipe:
+    """Read a job; paths in it are taken from its own folder.
+
+    Parameters
+    ----------
+    set : settings laid over it, 'out=FOLDER'
+
+    Raises
+    ------
+    ConfigError
+        The file cannot be read, or lacks a key; the message begins with its place.
+    """
+    tree = read_file(path)
+    for setting in set:
+        lay_over(tree, setting)
+    if not isinstance(tree.value, dict):
+        raise ConfigError(f"{path}: a job is a mapping of keys to values", remedy="see examples/embed_folder.yaml")
+    given = {key: value for key, value in tree.value.items() if value is not None}
+    for key in _OWN:
+        if key not in given:
+            raise ConfigError(f"{path}: {key} is absent", remedy="name it; see examples/embed_folder.yaml")
+    folder = Path(path).parent
+    try:
+        function, source = _function(folder, given.pop("function")), _source(folder, given.pop("source"))
+    except HeteroError as error:
+        raise ConfigError(f"{path}: {error.problem}", remedy=error.remedy) from error
+    allowed = [name for name in _OPTIONS if name not in _NOT_HERE]
+    options = {key: given.pop(key) for key in allowed if key in given}
+    if isinstance(options.get("cost"), str):
+        options["cost"] = len if options["cost"] == "len" else _named(folder, options["cost"])
+    return BatchRecipe(str(options.pop("name", Path(path).stem)), function, source, options, given)
+
+
+def _function(folder: Path, word: Any) -> Any:
+    if str(word).endswith(".onnx"):
+        return _beside(folder, str(word))
+    return _named(folder, str(word))
+
+
+def _source(folder: Path, word: Any) -> Any:
+    if not isinstance(word, str):
+        return word
+    if ":" in word and "://" not in word:
+        return GeneratorSource(_named(folder, word), name=word)
+    return word if "://" in word else str(_beside(folder, word))
+
+
+def _named(folder: Path, word: str) -> Any:
+    """Give what 'file.py:name' or 'module:name' names."""
+    place, colon, name = word.rpartition(":")
+    if not colon:
+        raise BadValueError(f"{word!r} names no function", remedy="write 'file.py:name' or 'module:name'")
+    if place.endswith(".py"):
+        path = _beside(folder, place)
+        if not path.is_file():
+            raise BadValueError(f"{path}: there is no such file", remedy="give the path from the job's folder")
+        found = runpy.run_path(str(path), run_name="__main__").get(name)
+    else:
+        try:
+            found = getattr(import_module(place), name, None)
+        except ImportError as error:
+            raise BadValueError(f"{place} cannot be imported: {error}", remedy="install it, or name a file") from error
+    if found is None:
+        raise BadValueError(f"{place} has no {name!r}", remedy="write 'file.py:name' or 'module:name'")
+    return found
+
+
+def _beside(folder: Path, word: str) -> Path:
+    path = Path(word).expanduser()
+    return path if path.is_absolute() else folder / path

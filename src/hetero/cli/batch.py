@@ -1,0 +1,75 @@
+"""`hetero batch`: one function or model over a mountain of records, as a job file says.
+
+In: options. Out: what each device did, in words or as one JSON document. The work is in `hetero.batch`.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from hetero.cli.output import console, print_json
+
+if TYPE_CHECKING:
+    from hetero.batch.outcome import Outcome
+
+__all__ = ["batch"]
+
+_SHOWN = 5
+
+
+def batch(
+    config: Annotated[Path, typer.Argument(help="Job, a YAML file like examples/embed_folder.yaml.")],
+    devices: Annotated[str | None, typer.Option(help="Fleet, as in 'cpu:1,cpu:1*0.25'.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder of the results, in place of the job's.")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run that the folder holds.")] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Begin anew in the folder.")] = False,
+    set_: Annotated[list[str] | None, typer.Option("--set", help="Setting, key=value; may be repeated.")] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+) -> None:
+    """Run a function or a model over many records, every device at its own batch size."""
+    from hetero.batch.face import map_batches
+    from hetero.batch.recipe import read_batch_recipe
+    from hetero.session.context import Context
+
+    job = read_batch_recipe(config, set_ or [])
+    options: dict[str, Any] = {"progress": not json, **job.options, "name": job.name}
+    options |= {key: True for key, wanted in (("resume", resume), ("overwrite", overwrite)) if wanted}
+    if out is not None:
+        options["out"] = out
+    with Context(job.context, devices=devices) as ctx:
+        outcome = map_batches(job.function, job.source, ctx=ctx, **options)
+    if json:
+        print_json({"value": _plain(outcome.value), **outcome.as_dict()})
+    else:
+        _tell(outcome)
+
+
+def _plain(value: Any) -> Any:
+    return value.tolist() if hasattr(value, "tolist") else value
+
+
+def _tell(outcome: Outcome) -> None:
+    from rich.table import Table
+
+    say = console()
+    fresh = outcome.items - outcome.resumed
+    resumed = f", {outcome.resumed:,} done before" if outcome.resumed else ""
+    say.print(f"{fresh:,} records in {outcome.seconds:.2f} s{resumed}", soft_wrap=True)
+    table = Table()
+    for heading in ("device", "records", "records/s", "batch", "calls", "left out"):
+        table.add_column(heading, justify="left" if heading in ("device", "left out") else "right")
+    for lane in outcome.lanes:
+        rate, size = f"{lane.rate:,.0f}" if lane.items else "", str(lane.batch or "")
+        table.add_row(lane.device.short, f"{lane.items:,}", rate, size, str(lane.calls), lane.left_out)
+    say.print(table)
+    for record in outcome.bad[:_SHOWN]:
+        say.print(f"[yellow]set aside:[/] record {record.item} ({record.place}): {record.reason}", soft_wrap=True)
+    if len(outcome.bad) > _SHOWN:
+        say.print(f"and {len(outcome.bad) - _SHOWN} more", soft_wrap=True)
+    if isinstance(outcome.value, Path):
+        say.print(f"results: {outcome.value}", soft_wrap=True)
+    elif outcome.value is not None and not isinstance(outcome.value, list):
+        say.print(f"value: {outcome.value}", soft_wrap=True, markup=False)

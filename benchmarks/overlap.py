@@ -207,7 +207,7 @@ def _compare(bench: Bench, size: int, way: str, rounds: int) -> None:
     where = f"{size} members, a processor that {way}"
     with team(size, way) as members:
         contestants = {name: lambda name=name: members.step_s(name) for name in _CONTESTANTS}
-        samples = alternate(contestants, rounds, warm_up=1)
+        samples = alternate(contestants, rounds, warm_up=0)
     alone = samples[_ALONE]
     exposed = {name: [max(1e-4, a - b) for a, b in zip(samples[name], alone, strict=True)] for name in samples}
     for name, seconds in samples.items():
@@ -228,7 +228,7 @@ def main() -> None:
     given = arguments(str(__doc__).splitlines()[0])
     bench = Bench("overlap", "gradients travel while others are computed", packages=("torch",), out=given.out)
     for size, way in _CASES[:1] if given.quick else _CASES:
-        _compare(bench, size, way, 1 if given.quick else 4)
+        _compare(bench, size, way, 1 if given.quick else 3)
     bench.note(
         model=f"{_LAYERS} linear layers of {_WIDTH} × {_WIDTH}",
         asleep=f"{_FORWARD_S} s a layer forward, {_BACKWARD_S} s backward",

@@ -30,3 +30,11 @@ def embed(batch: list[str]) -> NDArray[np.float32]:
             row[zlib.crc32(word.encode()) % WIDTH] += 1.0
         row /= max(float(np.linalg.norm(row)), 1.0)
     return vectors
+
+
+if __name__ == "__main__":
+    import hetero
+
+    outcome = hetero.map_batches(embed, texts, cost=len, devices="cpu:1,cpu:1*0.5")
+    print(outcome)
+    print(f"{outcome.value.shape[0]} texts as vectors of {outcome.value.shape[1]}")

@@ -104,7 +104,7 @@ def _named(folder: Path, word: str) -> Any:
         path = _beside(folder, place)
         if not path.is_file():
             raise BadValueError(f"{path}: there is no such file", remedy="give the path from the job's folder")
-        found = runpy.run_path(str(path), run_name="__main__").get(name)
+        found = runpy.run_path(str(path), run_name="hetero_job").get(name)
     else:
         try:
             found = getattr(import_module(place), name, None)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ import pytest
 
 import hetero
 from hetero.errors import BadValueError
+from hetero.train.recipe import read_recipe
 from tests.needs import need
 
 torch = pytest.importorskip("torch")
@@ -183,3 +185,11 @@ def test_an_option_that_cannot_be_is_told_before_anything_starts(
 ) -> None:
     with pytest.raises(BadValueError, match=words):
         trained(wide(), fleet, **option)
+
+
+def test_a_recipe_says_how_gradients_travel(tmp_path: Path) -> None:
+    recipe = tmp_path / "run.yaml"
+    recipe.write_text("train: {global_batch: 8, compression: powersgd, compression_rank: 2}\n", encoding="utf-8")
+    options = read_recipe(recipe, ["train.overlap=never", "train.sum_on=cpu:0"]).options
+    words = {"compression": "powersgd", "compression_rank": 2, "overlap": "never", "sum_on": "cpu:0"}
+    assert options == {"global_batch": 8, **words}

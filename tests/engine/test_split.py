@@ -250,6 +250,8 @@ class Heavy(nn.Module):  # type: ignore[misc]
         ({"place": "best"}, "place='best' is not allowed"),
         ({"slow": {"cpu:0": {"Linaer": 0.5}}}, "no 'Linaer'; did you mean 'Linear'"),
         ({"slow": {"cpu:0": {"Linear": 0}}}, "slow: Linear at 0; give a share of speed above 0"),
+        ({"slow": {"cpu:0": 0.5}}, "slow: cpu:0 has 0.5; give shares of speed by class"),
+        ({"place": ["cpu:0", "cpu:1"]}, r"give 'auto', or \[\(device, layers\)"),
         ({"micro_batches": 0}, "micro_batches=0 is not allowed"),
         ({"loss": nn.CrossEntropyLoss()}, "there is no optimizer"),
         ({"loss": nn.CrossEntropyLoss(), "optimizer": 3}, "int is no function of parameters"),

@@ -154,6 +154,8 @@ def given_stages(costs: Costs, place: Sequence[tuple[str, int]], micro_batches: 
     BadValueError
         A device is not there or named twice, or the layers do not add up.
     """
+    if not all(isinstance(one, tuple | list) and len(one) == 2 and isinstance(one[1], int) for one in place):
+        raise BadValueError(f"place={place!r} is not allowed", remedy="give 'auto', or [(device, layers), …]")
     names = [device.short for device in costs.devices]
     chosen = [name for name, _ in place]
     for name in chosen:

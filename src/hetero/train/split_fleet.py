@@ -109,20 +109,25 @@ class Fleet:
                 raise BadValueError(
                     f"slow: {name!r} is no device here{did_you_mean(name, ids)}", remedy=f"the devices are {known}"
                 )
-            for kind, frac in fracs.items():
-                if kind not in kinds:
-                    raise BadValueError(
-                        f"slow: the model has no {kind!r}{did_you_mean(kind, kinds)}",
-                        remedy="name a class of its layers",
-                    )
-                if not 0.0 < frac <= 1.0:
-                    raise BadValueError(f"slow: {kind} at {frac!r}", remedy="give a share of speed above 0, at most 1")
+            _check_shares(name, fracs, kinds)
         return {ids[name]: dict(fracs) for name, fracs in slow.items()}
 
     def close(self) -> None:
         """Give the devices back where they were opened here."""
         if not self.lent:
             self.ctx.close()
+
+
+def _check_shares(name: str, fracs: object, kinds: set[str]) -> None:
+    if not isinstance(fracs, Mapping):
+        raise BadValueError(f"slow: {name} has {fracs!r}", remedy="give shares of speed by class, {'Conv2d': 0.3}")
+    for kind, frac in fracs.items():
+        if kind not in kinds:
+            raise BadValueError(
+                f"slow: the model has no {kind!r}{did_you_mean(kind, kinds)}", remedy="name a class of its layers"
+            )
+        if not isinstance(frac, int | float) or not 0.0 < frac <= 1.0:
+            raise BadValueError(f"slow: {kind} at {frac!r}", remedy="give a share of speed above 0, at most 1")
 
 
 def _opened(devices: Any, opening: Mapping[str, Any]) -> Context:

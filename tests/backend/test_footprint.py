@@ -66,11 +66,13 @@ def test_the_foretold_bytes_are_those_that_a_real_step_takes(make: Callable[[], 
 
 def test_nothing_of_the_model_is_read_or_changed_so_that_it_may_lie_nowhere() -> None:
     with torch.device("meta"):
-        model = nn.Sequential(nn.Linear(30_000, 30_000), nn.Linear(30_000, 1))
+        model = nn.Sequential(nn.Linear(30_000, 30_000), nn.Dropout(0.5), nn.Linear(30_000, 1))
     pair = torch.zeros(4, 30_000), torch.zeros(4, 1)
+    generator = torch.get_rng_state()
     took = hetero.footprint(model, nn.MSELoss(), torch.optim.Adam(model.parameters()), pair)
     assert took.parameters == 4 * sum(parameter.numel() for parameter in model.parameters())
     assert took.optimizer > 2 * took.parameters
+    assert torch.equal(generator, torch.get_rng_state())
     assert {parameter.device.type for parameter in model.parameters()} == {"meta"}
     assert all(parameter.grad is None for parameter in model.parameters())
 

@@ -9,7 +9,7 @@ import pytest
 from hetero.errors import OutOfDeviceMemoryError
 from hetero.model.device import Device, DeviceType
 from hetero.train.killed import Killed
-from hetero.train.memory import KeptPasses, Need, PassLimit, beyond, does_not_fit
+from hetero.train.memory import KeptPasses, Need, PassLimit, beyond
 
 NEED = Need({"parameters": 40, "activations": 10}, held_bytes=80, fixed_bytes=20, sample_bytes=10, step_bytes=50)
 
@@ -58,15 +58,6 @@ def test_the_limit_of_a_cpu_has_to_hold_torch_as_well() -> None:
     assert beyond(device(10**8, kind="cpu"), NEED) == (
         "its memory_limit is 100 MB; one sample takes 130 B, and torch itself 140 MB"
     )
-
-
-def test_the_refusal_has_the_numbers_and_names_the_way() -> None:
-    said = str(does_not_fit(NEED, {"cuda:0": "its memory is 100 B; one sample takes 130 B"}))
-    assert said.startswith(
-        "no device can train this model, which takes 130 B with one sample a pass (parameters 40 B, activations 10 B): "
-        "cuda:0: its memory is 100 B"
-    )
-    assert "hetero.split" in said
 
 
 def test_a_kill_for_memory_halves_the_passes_and_any_other_death_does_not(tmp_path: Path) -> None:

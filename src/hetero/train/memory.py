@@ -6,16 +6,17 @@ It must not import torch before it is asked to look at a device.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from math import inf
 from typing import TYPE_CHECKING, Any
 
 from hetero.floor import platform, settings
-from hetero.floor.errors import BadValueError, HeteroError, OutOfDeviceMemoryError
+from hetero.floor.errors import HeteroError, OutOfDeviceMemoryError
 from hetero.floor.units import format_bytes
 from hetero.model.device import Device
 from hetero.stores.files import FileStore
@@ -26,14 +27,11 @@ if TYPE_CHECKING:
     from hetero.train.values import Options
 
 __all__ = [
+    "Fitting",
     "KeptPasses",
     "Need",
     "PassLimit",
     "beyond",
-    "does_not_fit",
-    "estimate",
-    "is_short",
-    "job_key",
     "room_bytes",
 ]
 
@@ -101,7 +99,7 @@ def estimate(model: Any, loss: Any, optimizer: Any, samples: Samples, options: O
 
     try:
         one, few, more = of(1), of(_FEW), of(_MORE)
-    except (BadValueError, RuntimeError, TypeError):
+    except Exception:  # noqa: BLE001  a model may raise anything on tensors without contents; then nobody knows
         return None
     per_sample = max(0, more.pass_bytes - few.pass_bytes) // (_MORE - _FEW)
     held = few.parameters + few.gradients
@@ -127,6 +125,49 @@ def beyond(device: Device, need: Need | None) -> str:
     kind = "memory_limit" if device.memory_limit_bytes else "memory"
     also = f", and torch itself {format_bytes(_TORCH_BYTES)}" if torch_too else ""
     return f"its {kind} is {format_bytes(limit)}; one sample takes {format_bytes(takes)}{also}"
+
+
+class Fitting:
+    """What a program knows of the memory that training takes on its devices.
+
+    Parameters
+    ----------
+    job : model, loss, optimizer, samples and options of the run
+    """
+
+    def __init__(self, *job: Any) -> None:
+        self._job = job
+
+    @functools.cached_property
+    def key(self) -> str:
+        """A word for the model and how it is trained, the same in every run."""
+        return job_key(*self._job)
+
+    @functools.cached_property
+    def need(self) -> Need | None:
+        """What a step takes, None where it cannot be foretold."""
+        return estimate(*self._job)
+
+    def need_on(self, devices: Sequence[Device]) -> Need | None:
+        """Give what a step takes where the memory of one of the devices could be short of it."""
+        return self.need if any(is_short(device, self._job[0]) for device in devices) else None
+
+    def left_out(self, devices: Sequence[Device]) -> dict[str, str]:
+        """Say of each device whose memory is too small why it is; raises OutOfDeviceMemoryError where all are."""
+        need = self.need_on(devices)
+        reasons = {device.short: reason for device in devices if (reason := beyond(device, need))}
+        if len(reasons) == len(devices):
+            raise self.refusal(reasons)
+        return reasons
+
+    def refusal(self, reasons: dict[str, str]) -> OutOfDeviceMemoryError:
+        """Word that the model fits on no device of a run, with the reason for each."""
+        said = "; ".join(f"{device}: {reason}" for device, reason in reasons.items())
+        takes = "" if self.need is None else f", which takes {self.need.explain()}"
+        return OutOfDeviceMemoryError(
+            f"no device can train this model{takes}: {said}",
+            remedy="give recompute='blocks' or precision='bf16', or part the model by layers with hetero.split",
+        )
 
 
 def room_bytes(device: Device) -> float:
@@ -222,21 +263,6 @@ class PassLimit:
             raise OutOfDeviceMemoryError("memory ran out in a pass of one sample")
         self.most = self._largest = samples // 2
         self._keep(self._largest)
-
-
-def does_not_fit(need: Need | None, reasons: dict[str, str]) -> OutOfDeviceMemoryError:
-    """Word that a model fits on no device of a run.
-
-    Parameters
-    ----------
-    reasons : why, by device
-    """
-    said = "; ".join(f"{device}: {reason}" for device, reason in reasons.items())
-    takes = "" if need is None else f", which takes {need.explain()}"
-    return OutOfDeviceMemoryError(
-        f"no device can train this model{takes}: {said}",
-        remedy="give recompute='blocks' or precision='bf16', or part the model by layers with hetero.split",
-    )
 
 
 def job_key(model: Any, loss: Any, optimizer: Any, samples: Samples, options: Options) -> str:

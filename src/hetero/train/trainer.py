@@ -22,6 +22,7 @@ from hetero.plan.shares import given_shares
 from hetero.session.signature import register
 from hetero.session.tasks import task
 from hetero.train.adapters import has_adapters
+from hetero.train.admission import Admission
 from hetero.train.checkpoints import TrainingCheckpoints, run_facts
 from hetero.train.data import Samples, as_array, as_samples, prepared
 from hetero.train.job import Job
@@ -29,7 +30,7 @@ from hetero.train.lead import Extent, Lead
 from hetero.train.listening import Heard, Listener
 from hetero.train.losses import SummedLoss
 from hetero.train.member import train_member
-from hetero.train.memory import Need, beyond, does_not_fit, estimate, is_short, job_key
+from hetero.train.memory import Fitting
 from hetero.train.recompute import chosen as chosen_modules
 from hetero.train.replica import Parts, mixing_layers
 from hetero.train.sample_log import next_run
@@ -168,6 +169,7 @@ class Trainer:
         self._opening = {"config": config, "devices": devices, "set": set, "trace": trace}
         self._lent = hasattr(devices, "submit_call")
         self._ctx: Context | None = devices if self._lent else None  # type: ignore[assignment]
+        self._fitting = Fitting(model, loss, optimizer, self.data, self.options)
         self._kept: Any = None
         self._state: bytes | None = None
         self._step = 0
@@ -342,13 +344,12 @@ class Trainer:
         return run_over(self.context, self.devices, function, work, self._put(samples), len(samples))
 
     def _run(self, steps: int, test: Samples | None, listener: Listener) -> bytes:
-        need = self._need(self.devices)
-        devices = self._that_hold(self.devices, need, listener)
         names = tuple(device.short for device in self.devices)
         self._check(names)
         checkpoints = self._checkpoints()
         if checkpoints is not None:
             checkpoints.refuse_to_overtake(self._step)
+        full = self._fitting.left_out(self.devices)
         with Hub() as hub:
             job = Job(
                 parts=self._parts(),
@@ -365,17 +366,20 @@ class Trainer:
                 totals=self._totals,
                 sample_log=self._sample_log,
                 run=next_run(self._sample_log) if self._sample_log else 0,
-                need=need,
-                key=job_key(self.model, self.loss, self.optimizer, self.data, self.options),
+                need=self._fitting.need_on(self.devices),
+                key=self._fitting.key,
                 sum_on=summer(self.options.sum_on, self.context.devices),
             )
             futures = {
                 device.short: self.context.submit(
                     task(train_member, on=(device.id,), name="train"), job, self._put(self.data), self._put(test)
                 )
-                for device in devices
+                for device in self.devices
+                if device.short not in full
             }
-            lead = Lead(hub, futures, listener, Extent(self._step, steps, checkpoints))
+            for name, reason in full.items():
+                listener.on_note(f"{name} is left out: {reason}")
+            lead = Lead(hub, futures, listener, Extent(self._step, steps, checkpoints), Admission(self.options))
             for other in self.context.devices:
                 if not can_train(other) and other != job.sum_on:
                     listener.on_note(f"{other.short} is left out: torch cannot train on it")
@@ -383,25 +387,9 @@ class Trainer:
                 state: bytes = lead.run()
             except TrainingError as error:
                 if lead.killed.full:
-                    raise does_not_fit(need or self._estimate(), lead.killed.full) from error
+                    raise self._fitting.refusal(full | lead.killed.full) from error
                 raise
             return state
-
-    def _need(self, devices: Sequence[Device]) -> Need | None:
-        """Estimate what a step takes, where the memory of a device could be short."""
-        return self._estimate() if any(is_short(device, self.model) for device in devices) else None
-
-    def _estimate(self) -> Need | None:
-        return estimate(self.model, self.loss, self.optimizer, self.data, self.options)
-
-    def _that_hold(self, devices: Sequence[Device], need: Need | None, listener: Listener) -> tuple[Device, ...]:
-        """Leave out devices whose memory is less than one sample takes; refuse where all are."""
-        reasons = {device.short: reason for device in devices if (reason := beyond(device, need))}
-        if len(reasons) == len(devices):
-            raise does_not_fit(need, reasons)
-        for device, reason in reasons.items():
-            listener.on_note(f"{device} is left out: {reason}")
-        return tuple(device for device in devices if device.short not in reasons)
 
     def _check(self, names: Sequence[str]) -> None:
         options = self.options

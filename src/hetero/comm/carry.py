@@ -69,9 +69,16 @@ class _Peer:
         self.sending = -1
         self.into = memoryview(b"")
         self.head: bytearray | None = bytearray(HEAD_BYTES)
-        self.receiving = -1
         self.early = False
         self.interest = 0
+        self._woken_at = 0
+
+    def wake_at(self, nbytes: int) -> None:
+        """Ask to be told only when so much has come, where the system can do that."""
+        if nbytes != self._woken_at:
+            self._woken_at = nbytes
+            with suppress(OSError):
+                self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, nbytes)
 
 
 class _Run:
@@ -110,11 +117,11 @@ class _Run:
         """Move what can be moved on one connection."""
         try:
             if events & selectors.EVENT_READ:
-                self._receive(peer)
+                with suppress(BlockingIOError):
+                    self._receive(peer)
             if events & selectors.EVENT_WRITE:
-                self._send(peer)
-        except BlockingIOError:
-            pass
+                with suppress(BlockingIOError):
+                    self._send(peer)
         except OSError as error:
             raise GroupBrokenError(f"rank {peer.rank} is gone: {error}", rank=peer.rank) from error
         self._watch(peer)
@@ -131,7 +138,10 @@ class _Run:
     def _watch(self, peer: _Peer) -> None:
         """Wait for what this connection can do next; an idle one is watched too, for its end."""
         interest = 0
-        if self._is_ready(peer.receives) or not peer.early:
+        if self._is_ready(peer.receives):
+            interest |= selectors.EVENT_READ
+            peer.wake_at(min(self._place_bytes(peer), _WAKE_BYTES))
+        elif not peer.early:
             interest |= selectors.EVENT_READ
         if peer.out or self._is_ready(peer.sends):
             interest |= selectors.EVENT_WRITE
@@ -178,7 +188,6 @@ class _Run:
         while self._is_ready(peer.receives):
             if not peer.into:
                 peer.into = self._place(peer)
-                _wake_at(peer.connection, len(peer.into))
             got = peer.connection.recv_into(peer.into)
             if not got:
                 raise ConnectionError("it closed the connection")
@@ -195,6 +204,15 @@ class _Run:
         if step.action == "copy":
             return self._range(peer.receives[0])
         return memoryview(self._scratch[peer.rank])[: (step.end - step.begin) * self._row.itemsize]
+
+    def _place_bytes(self, peer: _Peer) -> int:
+        """Give how many bytes are missing there."""
+        if peer.into:
+            return len(peer.into)
+        if peer.head is not None:
+            return HEAD_BYTES
+        step = self._steps[peer.receives[0]]
+        return (step.end - step.begin) * self._row.itemsize
 
     def _received(self, peer: _Peer) -> None:
         if peer.head is not None:
@@ -224,9 +242,3 @@ class _Run:
         self.left -= 1
         for peer in self._waiting.get(index, ()):
             self._watch(peer)
-
-
-def _wake_at(connection: socket.socket, nbytes: int) -> None:
-    """Ask to be told only when so much has come, where the system can do that."""
-    with suppress(OSError):
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, min(nbytes, _WAKE_BYTES))

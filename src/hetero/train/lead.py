@@ -18,6 +18,7 @@ from hetero.floor import clock
 from hetero.floor.errors import HeteroError, OutOfDeviceMemoryError, TaskCancelledError, TaskLostError
 from hetero.plan.shares import StepModel
 from hetero.session.futures import Future
+from hetero.train.admission import Admission
 from hetero.train.checkpoints import TrainingCheckpoints
 from hetero.train.job import Formation, Saved
 from hetero.train.killed import Killed
@@ -78,6 +79,7 @@ class Lead:
     futures : the members' tasks by device
     listener : who hears of it
     extent : from where to where it goes
+    admission : who takes part
     notes : what was said to the listener
     killed : whose memory is too small
     """
@@ -86,6 +88,7 @@ class Lead:
     futures: dict[str, Future]
     listener: Listener
     extent: Extent
+    admission: Admission
     notes: list[str] = field(default_factory=list)
     killed: Killed = field(default_factory=Killed)
     _members: dict[Line, _Member] = field(default_factory=dict)
@@ -96,6 +99,7 @@ class Lead:
     _seen: set[str] = field(default_factory=set)
     _probing: bool = False
     _first_here_s: float = inf
+    _probe_s: float = inf
     _first_ready_s: float = inf
     _report_due_s: float = inf
     _end: int = 0
@@ -179,7 +183,7 @@ class Lead:
             return
         for device in sorted(absent):
             self._note(f"{device} is not up yet: training begins without it")
-        self._probing = True
+        self._probing, self._probe_s = True, clock.monotonic_s()
         for member in self._members.values():
             self._send(member, "probe", self.killed.most(member.device))
 
@@ -193,7 +197,19 @@ class Lead:
         if not any(other.phase == "ready" for other in self._members.values() if other is not member):
             self._first_ready_s = clock.monotonic_s()
         if member not in self._team and self._team and self._team[0].phase == "in":
+            self._admit(member)
+
+    def _admit(self, member: _Member) -> None:
+        """Have the group take in a newcomer at its next step, or let it go where it would not help."""
+        models = [each.model for each in self._team if each.model is not None]
+        assert member.model is not None
+        reason = self.admission.refusal(models, member.model, max(each.link_s for each in self._team))
+        if not reason:
             self._send(self._team[0], "regroup")
+            return
+        member.phase = "left"
+        self._note(f"{member.device} is left out: {reason}")
+        self._send(member, "stop")
 
     def _on_rendezvous(self, line: Line, generation: int, rendezvous: Any) -> None:
         if generation == self._generation:
@@ -315,8 +331,12 @@ class Lead:
         if not ready:
             return
         waited_s = now_s - self._first_ready_s
-        if not self._generation and len(ready) < len(alive) and waited_s < _START_S:
-            return
+        if not self._generation and len(ready) < len(alive):
+            if waited_s < self.admission.wait_s(self._first_ready_s - self._probe_s):
+                return
+            for member in alive:
+                if member not in ready:
+                    self._note(f"{member.device} still measures itself: training begins without it")
         missing = [member for member in alive if member.phase == "in"]
         if not missing:
             self._form(ready)

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from hetero import errors
     from hetero.backends.base import Kernel
     from hetero.batch.face import map_batches
+    from hetero.batch.pipeline import pipeline
     from hetero.comm.group import Group, open_rendezvous
     from hetero.comm.mpi import MpiGroup
     from hetero.drive.checkpoints import checkpoint, restore, resumable
@@ -79,6 +80,7 @@ __all__ = [
     "namespace",
     "open_rendezvous",
     "pad_samples",
+    "pipeline",
     "rank",
     "read_sample_log",
     "recv",
@@ -100,6 +102,7 @@ _HOMES = {
     "concurrent.futures": ("ALL_COMPLETED", "FIRST_COMPLETED", "FIRST_EXCEPTION", "as_completed", "wait"),
     "hetero.backends.base": ("Kernel",),
     "hetero.batch.face": ("map_batches",),
+    "hetero.batch.pipeline": ("pipeline",),
     "hetero.comm.group": ("Group", "open_rendezvous"),
     "hetero.comm.mpi": ("MpiGroup",),
     "hetero.drive.checkpoints": ("checkpoint", "restore", "resumable"),

@@ -6,7 +6,7 @@ In: a function, a source, where the results go. Out: an `Outcome`. The work is i
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,13 +18,17 @@ from hetero.batch.finding import sink_of, source_of
 from hetero.batch.functions import function_key, prepared
 from hetero.batch.options import Options, options_of
 from hetero.batch.outcome import Outcome
+from hetero.batch.pipeline import Pipeline, chained
 from hetero.batch.progress import BatchProgress
 from hetero.batch.records import count, size_bytes
 from hetero.batch.run import Run
+from hetero.batch.staged import StagedRun
 from hetero.batch.worker import Program, packed_work
 from hetero.floor import settings
 from hetero.floor.errors import BadValueError, NothingFitsError
 from hetero.model.device import Device
+from hetero.plan.batch_sizes import Sizes
+from hetero.plan.batch_stages import StagePlanner
 from hetero.session.kept import digest
 from hetero.session.requests import KERNEL_KINDS
 
@@ -68,7 +72,7 @@ def map_batches(
     Parameters
     ----------
     fn : a function of a batch; a class with `setup(device)` and `__call__(batch)`, made once a worker; a torch
-        module; or an ONNX model or file. It gives one result for each record
+        module; an ONNX model or file; or a `pipeline` of these. It gives one result for each record
     source : a list, an array, a dict of arrays, a generator or a function that makes one, a path, or a `Source`
     batch : 'auto' finds each device's best size; a number; or numbers by device word, as in {'cuda': 256}
     merge : None or 'concatenate' keeps the results; 'sum', 'mean', 'count', `TopK(k)`, `Histogram(edges)` or an
@@ -115,8 +119,10 @@ def map_batches(
         batch=batch, merge=merge, errors=errors, resume=resume, overwrite=overwrite, timeout=timeout,
         time_limit=time_limit, memory=memory, part=part, check_finite=check_finite, spill=spill, **others,
     )  # fmt: skip
-    function, records = prepared(fn, precision), source_of(source)
-    key = digest(function_key(fn), precision)
+    pipeline = fn if isinstance(fn, Pipeline) else None
+    records = source_of(source)
+    function = prepared(fn, precision) if pipeline is None else chained(pipeline.stages, precision)
+    key = digest(function_key(fn) if pipeline is None else pipeline.key, precision)
     program = Program(function, records.load, options.merge, same_count, check_finite)
     sink = _sink(options, out, form)
     if ctx is not None and devices is not None:
@@ -124,10 +130,20 @@ def map_batches(
             "ctx and devices exclude one another", remedy="give the Context, or the devices of a new one"
         )
     with nullcontext(ctx) if ctx is not None else _opened(devices) as context:
-        return _run(context, program, key, name or _name(fn), records, sink, options)
+        return _run(context, program, key, name or _name(fn), records, sink, options, pipeline, precision)
 
 
-def _run(ctx: Context, program: Program, key: str, name: str, source: Source, sink: Sink, options: Options) -> Outcome:
+def _run(
+    ctx: Context,
+    program: Program,
+    key: str,
+    name: str,
+    source: Source,
+    sink: Sink,
+    options: Options,
+    pipeline: Pipeline | None,
+    precision: str,
+) -> Outcome:
     taking_part = _devices(ctx)
     job = Job(
         digest(key, source.identity(), options.part_items, repr(type(options.merge)), options.same_count),
@@ -139,21 +155,52 @@ def _run(ctx: Context, program: Program, key: str, name: str, source: Source, si
     committer = Committer(sink, job, journal, options.ordered, options.spill)
     done = committer.resume(parts)
     sizes = {device.id: _sizes(key, device, options) for device in taking_part}
-    work = packed_work(f"{key}-{next(_numbers)}", program)
-    run = Run(ctx, taking_part, sizes, work, source, committer, options, done, job.part_items, name)
+    number = f"{key}-{next(_numbers)}"
+    work = packed_work(number, number, program)
+    given = (ctx, taking_part, sizes, work, source, committer, options, done, job.part_items, name)
+    run = (
+        Run(*given) if pipeline is None else _staged(pipeline, precision, program, number, taking_part, options, given)
+    )
     view = BatchProgress(run) if options.progress else None
     try:
         return run.go()
     finally:
         if view is not None:
             view.close()
-        if options.learn:
+        if options.learn and pipeline is None:
             learned.keep(key, {device: sizes[device.id] for device in taking_part})
 
 
-def _sizes(key: str, device: Device, options: Options) -> Any:
-    from hetero.plan.batch_sizes import Sizes
+def _staged(
+    pipeline: Pipeline,
+    precision: str,
+    whole: Program,
+    number: str,
+    devices: Sequence[Device],
+    options: Options,
+    given: tuple[Any, ...],
+) -> StagedRun:
+    """Make the run of a pipeline: a program for each stage, and one for all of them in one piece."""
+    last = len(pipeline.stages) - 1
+    works = {}
+    for begin, end in sorted({*((stage, stage) for stage in range(last + 1)), (0, last)}):
+        load, ends = whole.load if begin == 0 else None, end == last
+        function = chained(pipeline.stages[begin : end + 1], precision)
+        part = Program(function, load, whole.merge if ends else None, True, whole.check_finite and ends)
+        works[begin, end] = packed_work(number, f"{number}/{begin}-{end}", part)
+    allowed = {device.id: tuple(stage.may_run_on(device) for stage in pipeline.stages) for device in devices}
+    for place, stage in enumerate(pipeline.stages):
+        if not any(row[place] for row in allowed.values()):
+            raise NothingFitsError(
+                f"no device may run stage {place} of the pipeline: it asks for {' or '.join(stage.on)}",
+                remedy=f"there are {', '.join(device.short for device in devices)}",
+            )
+    by_id = {device.id: device for device in devices}
+    planner = StagePlanner(allowed, lambda name, _: Sizes(options.size_for(by_id[name])))
+    return StagedRun(planner, works, *given)
 
+
+def _sizes(key: str, device: Device, options: Options) -> Sizes:
     fixed = options.size_for(device)
     return learned.known_sizes(key, device, fixed) if options.learn else Sizes(fixed)
 

@@ -64,8 +64,11 @@ class Batch:
 
     def halves(self) -> tuple[Batch, Batch]:
         """Give both halves of the items."""
-        middle = len(self) // 2
-        return self._slice(0, middle), self._slice(middle, len(self))
+        return self.split(len(self) // 2)
+
+    def split(self, size: int) -> tuple[Batch, Batch]:
+        """Give the first items, so many, and the others."""
+        return self._slice(0, size), self._slice(size, len(self))
 
     def _slice(self, begin: int, end: int) -> Batch:
         share = (end - begin) / len(self)

@@ -10,7 +10,7 @@ import queue
 from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import CancelledError
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from hetero.batch.base import BadRecord, Source
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from hetero.session.context import Context
     from hetero.session.futures import Future
 
-__all__ = ["Run"]
+__all__ = ["Flight", "Run"]
 
 _LOOK_S = 0.05
 _PATIENCE_S = 1.0
@@ -46,7 +46,7 @@ _CRASHES = 2
 
 
 @dataclass(slots=True)
-class _Flight:
+class Flight:
     """A batch that one device works on, or two.
 
     Attributes
@@ -55,6 +55,7 @@ class _Flight:
     avoid : the device where it failed, '' where it did not
     suspected : True where it is part of a batch that failed
     crashes : workers that died of it
+    step : first and last of the stages of a pipeline that it goes through
     runs : future and time of handing in, by device
     """
 
@@ -62,6 +63,7 @@ class _Flight:
     avoid: str = ""
     suspected: bool = False
     crashes: int = 0
+    step: tuple[int, int] = (0, 0)
     runs: dict[str, tuple[Future, float]] = field(default_factory=dict)
 
 
@@ -95,13 +97,14 @@ class Run:
         self.ctx, self.options, self.committer, self.source = ctx, options, committer, source
         self.planner = Planner(sizes)
         self.lanes = {device.id: Lane(device) for device in devices}
-        self._work: Any = ctx.put(work)
+        self._works: dict[tuple[int, int], Any] = {(0, 0): ctx.put(work)}
+        self.part_items = part_items
         self._tasks = {
             device.id: task(run_batch, on=(device.id,), name=name, crashes=0, timeout=options.timeout_s)
             for device in devices
         }
-        self._flights: dict[int, _Flight] = {}
-        self._again: deque[_Flight] = deque()
+        self._flights: dict[int, Flight] = {}
+        self._again: deque[Flight] = deque()
         self._inbox: queue.SimpleQueue[tuple[int, str, float] | None] = queue.SimpleQueue()
         self._last_s: dict[str, float] = {}
         self._tickets = 0
@@ -169,22 +172,32 @@ class Run:
                 self._tickets += 1
                 self._flights[self._tickets] = flight
                 self._submit(name, self._tickets)
-            if name in self.planner.names and (late := self.planner.rescue(name, monotonic_s())) is not None:
+            if name in self.planner.names and (late := self._rescue(name)) is not None:
                 self._submit(name, late)
 
-    def _next_for(self, name: str) -> _Flight | None:
-        given = self.planner.given(name)
-        if len(given) > 1:
+    def _rescue(self, name: str) -> int | None:
+        return self.planner.rescue(name, monotonic_s())
+
+    def _next_for(self, name: str) -> Flight | None:
+        if len(self.planner.given(name)) > 1:
             return None
         for flight in self._again:
-            if flight.avoid != name or len(self.planner.names) == 1:
+            others = [other for other in self.planner.names if other != name and self._allowed(other, flight)]
+            if self._allowed(name, flight) and (flight.avoid != name or not others):
                 self._again.remove(flight)
                 return flight
+        return self._fresh(name)
+
+    def _allowed(self, name: str, flight: Flight) -> bool:
+        return True
+
+    def _fresh(self, name: str) -> Flight | None:
+        """Give records that nobody was given yet, None where the device should wait."""
         if not self._has_room():
             return None
         size = self.planner.ask(name, self.reader.left, monotonic_s())
-        batch = self.reader.take(size, hungry=not given) if size else None
-        return None if batch is None else _Flight(batch)
+        batch = self.reader.take(size, hungry=not self.planner.given(name)) if size else None
+        return None if batch is None else Flight(batch)
 
     def _has_room(self) -> bool:
         """Tell whether more may be in flight: results that wait for a slow batch, or for the sink, hold it back."""
@@ -195,9 +208,11 @@ class Run:
     def _submit(self, name: str, ticket: int) -> None:
         flight = self._flights[ticket]
         now_s = monotonic_s()
-        self.planner.give(name, ticket, flight.batch.cost, now_s)
+        self._give(name, ticket, flight, now_s)
         try:
-            future = self.ctx.submit(self._tasks[name], self._work, flight.batch.records, flight.batch.begin)
+            future = self.ctx.submit(
+                self._tasks[name], self._works[flight.step], flight.batch.records, flight.batch.begin
+            )
         except NothingFitsError as error:
             self._leave_out(name, str(error))
             return
@@ -205,6 +220,9 @@ class Run:
         self.lanes[name].calls += 1
         self.lanes[name].again += flight.suspected
         future.add_done_callback(lambda _: self._inbox.put((ticket, name, monotonic_s())))
+
+    def _give(self, name: str, ticket: int, flight: Flight, now_s: float) -> None:
+        self.planner.give(name, ticket, flight.batch.cost, now_s)
 
     # --- taking news ---------------------------------------------------------------------------------------
 
@@ -240,20 +258,23 @@ class Run:
             self.planner.done(name, ticket, at_s, seconds, done.cold)
         self._commit(ticket, flight, name, done, seconds)
 
-    def _commit(self, ticket: int, flight: _Flight, name: str, done: Done, seconds: float) -> None:
+    def _commit(self, ticket: int, flight: Flight, name: str, done: Done, seconds: float) -> None:
         del self._flights[ticket]
         for other, (future, _) in flight.runs.items():
             future.cancel()
             self.planner.done(other, ticket, monotonic_s())
-        batch, lane = flight.batch, self.lanes[name]
-        lane.note(len(batch), seconds, done.raw_bytes, done.home_bytes)
+        self.lanes[name].note(len(flight.batch), seconds, done.raw_bytes, done.home_bytes)
+        self._deliver(flight, done)
+
+    def _deliver(self, flight: Flight, done: Done) -> None:
+        batch = flight.batch
         bad = tuple(BadRecord(batch.begin + at, batch.place(batch.begin + at), why) for at, why in done.bad)
         self.committer.take(Entry(batch.begin, batch.end, done.results, bad), done.seconds)
         self._refuse_beyond_budget(bad, None)
 
     # --- trouble -------------------------------------------------------------------------------------------
 
-    def _failed(self, ticket: int, flight: _Flight, name: str, error: BaseException) -> None:
+    def _failed(self, ticket: int, flight: Flight, name: str, error: BaseException) -> None:
         self.lanes[name].failed += 1
         if flight.runs:
             return
@@ -265,16 +286,20 @@ class Run:
             self._leave_out(name, str(error), error)
             self._again.append(flight)
         elif isinstance(error, MemoryError) and len(flight.batch) > 1:
-            self.planner.sizes(name).too_large(flight.batch.cost)
-            self._again.extend(_Flight(half, suspected=flight.suspected) for half in flight.batch.halves())
+            self._too_large(name, flight)
+            self._again.extend(replace(flight, batch=half, runs={}) for half in flight.batch.halves())
         elif isinstance(error, TaskLostError) and flight.crashes + 1 < _CRASHES:
-            self._again.append(_Flight(flight.batch, name, flight.suspected, flight.crashes + 1))
+            self._again.append(replace(flight, avoid=name, crashes=flight.crashes + 1, runs={}))
         elif len(flight.batch) > 1:
-            self._again.extend(_Flight(half, name, True, flight.crashes) for half in flight.batch.halves())
+            halves = flight.batch.halves()
+            self._again.extend(replace(flight, batch=half, avoid=name, suspected=True, runs={}) for half in halves)
         elif not flight.suspected:
-            self._again.append(_Flight(flight.batch, name, True, flight.crashes))
+            self._again.append(replace(flight, avoid=name, suspected=True, runs={}))
         else:
             self._set_aside(flight.batch, error)
+
+    def _too_large(self, name: str, flight: Flight) -> None:
+        self.planner.sizes(name).too_large(flight.batch.cost)
 
     def _set_aside(self, batch: Batch, error: BaseException) -> None:
         reason = " ".join(f"{type(error).__name__}: {error}".split())

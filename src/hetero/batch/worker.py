@@ -43,8 +43,9 @@ class Program:
 
 
 class Work(NamedTuple):
-    """A program as it travels: its name, and its bytes as an array, which workers map and do not copy."""
+    """A program as it travels: its run, its name, and its bytes as an array, which workers map and do not copy."""
 
+    run: str
     key: str
     payload: Any
 
@@ -69,12 +70,12 @@ class Done(NamedTuple):
     home_bytes: int
 
 
-_kept: dict[str, tuple[str, Program, Callable[[Any], Any]]] = {}
+_kept: dict[str, dict[str, tuple[Program, Callable[[Any], Any]]]] = {}
 
 
-def packed_work(key: str, program: Program) -> Work:
+def packed_work(run: str, key: str, program: Program) -> Work:
     """Pack a program for its journey."""
-    return Work(key, np.frombuffer(cloudpickle.dumps(program), dtype=np.uint8))
+    return Work(run, key, np.frombuffer(cloudpickle.dumps(program), dtype=np.uint8))
 
 
 def run_batch(work: Work, records: Any, begin: int) -> Done:
@@ -87,19 +88,22 @@ def run_batch(work: Work, records: Any, begin: int) -> Done:
     from hetero.session.inside import get_current_device
 
     device = get_current_device()
-    cold = _kept.get(device.id, ("",))[0] != work.key
+    kept = _kept.setdefault(device.id, {})
+    cold = work.key not in kept
     if cold:
-        program: Program = cloudpickle.loads(work.payload.tobytes())
-        _kept[device.id] = work.key, program, program.function.for_device(device)
-    _, program, function = _kept[device.id]
+        for other in [key for key in kept if not key.startswith(work.run)]:
+            del kept[other]
+        loaded_program: Program = cloudpickle.loads(work.payload.tobytes())
+        kept[work.key] = loaded_program, loaded_program.function.for_device(device)
+    program, function = kept[work.key]
     begin_s = monotonic_s()
     loaded = records if program.load is None else program.load(records)
     results = _as_records(function(loaded), count(records), program)
     seconds = monotonic_s() - begin_s
     bad = _not_finite(results) if program.check_finite else ()
-    kept = without(results, [place for place, _ in bad]) if bad else results
-    nbytes = size_bytes(kept)
-    return _merged(program, Done(kept, bad, seconds, cold, nbytes, nbytes), begin, count(records))
+    good = without(results, [place for place, _ in bad]) if bad else results
+    nbytes = size_bytes(good)
+    return _merged(program, Done(good, bad, seconds, cold, nbytes, nbytes), begin, count(records))
 
 
 def _merged(program: Program, done: Done, begin: int, expected: int) -> Done:

@@ -54,6 +54,11 @@ class Law:
         return next(size for size, seconds in allowed if size / seconds >= _NEAR_BEST * top)
 
     @cached_property
+    def most(self) -> float:
+        """The largest size for a last batch: a little above the best one, where that was measured."""
+        return min(self.limit, max(self.best, min(self.points[-1][0], _STRETCH * self.best)))
+
+    @cached_property
     def best_s(self) -> float:
         """The seconds of a batch of the best size."""
         return self.seconds(self.best)
@@ -88,10 +93,10 @@ class Law:
         return min(max(bent_s, min(low[1], high[1])), max(low[1], high[1]))
 
     def size_within(self, seconds: float) -> int:
-        """Give the largest size up to the best one that is done within some seconds, 0 where not even 1 is."""
-        if seconds >= self.best_s:
-            return int(self.best)
-        low, high = 0, int(self.best)
+        """Give the largest size, up to `most`, that is done within some seconds, 0 where not even 1 is."""
+        low, high = 0, int(self.most)
+        if seconds >= self.seconds(high):
+            return high
         while low < high:
             middle = (low + high + 1) // 2
             low, high = (middle, high) if self.seconds(middle) <= seconds else (low, middle - 1)
@@ -101,8 +106,12 @@ class Law:
         """Give how many records are done within some seconds, in batches of the best size and a smaller last one."""
         if seconds <= 0.0:
             return 0
-        full = int(seconds / self.best_s)
-        return full * int(self.best) + self.size_within(seconds - full * self.best_s)
+        full = max(0, int(seconds / self.best_s) - 1)
+        left_s = seconds - full * self.best_s
+        last = self.size_within(left_s)
+        if left_s >= self.best_s:
+            last = max(last, int(self.best) + self.size_within(left_s - self.best_s))
+        return full * int(self.best) + last
 
 
 def _on_line(a: tuple[float, float], b: tuple[float, float], size: float) -> float:
@@ -180,8 +189,7 @@ def guided_size(laws: Sequence[Law], free_s: Sequence[float], left: float, devic
     if part < 1:
         return 0
     batches = math.ceil(part / (_STRETCH * law.best))
-    largest = min(law.limit, max(law.best, law.points[-1][0]))
-    return int(law.best) if batches > 3 else int(min(math.ceil(part / batches), largest))
+    return int(law.best) if batches > 3 else int(min(math.ceil(part / batches), law.most))
 
 
 def packed(costs: Sequence[float], wanted: float) -> int:

@@ -21,7 +21,9 @@ __all__ = ["links_of", "partners"]
 _ROUNDS = 7
 _WARM_BYTES = 128 * 1024
 _MOST_BYTES = 4 * 1024 * 1024
-_AIM_S = 0.1
+_LEAST_BYTES = 512 * 1024
+_AIM_S, _MOST_S = 0.1, 0.5
+_MANY = 5
 _HANDING_OUT = Choice("ring", None, 1 << 20, 0.0)
 
 _known: dict[tuple[str, ...], Links] = {}
@@ -87,7 +89,8 @@ def _measure(mesh: Mesh, deadline_s: float) -> Links:
     Notes
     -----
     A pair is as fast as the slowest of its four directions: the slower reading of its two ends is taken. Over several
-    partners, the fastest pair shows a member's link.
+    partners, the fastest pairs show a member's link; where there are many, the very fastest is left out, since it may
+    be an error.
     """
     size = mesh.size
     table = np.zeros((size, size + 1))
@@ -100,8 +103,9 @@ def _measure(mesh: Mesh, deadline_s: float) -> Links:
     table[mesh.rank, size] = latency_s
     what = Collective("all_gather", size, table.size, table.itemsize)
     carry(mesh, plan_steps(what, mesh.rank, _HANDING_OUT), row_of(table), "measured links", "sum", deadline_s)
-    pairs = np.minimum(table[:, :size], table[:, :size].T)
-    return Links(tuple(pairs.max(axis=1).tolist()), float(table[:, size].max()))
+    pairs = np.sort(np.minimum(table[:, :size], table[:, :size].T), axis=1)
+    best = pairs[:, -2] if size > _MANY else pairs[:, -1]
+    return Links(tuple(best.tolist()), float(table[:, size].max()))
 
 
 def _pair(mesh: Mesh, peer: int, deadline_s: float) -> tuple[float, float]:
@@ -113,7 +117,8 @@ def _pair(mesh: Mesh, peer: int, deadline_s: float) -> tuple[float, float]:
     figure = np.zeros(2)
     figure[0], _ = _exchange(mesh, peer, np.zeros(2 * _WARM_BYTES, np.uint8), deadline_s)
     _, tiny_s = _exchange(mesh, peer, figure, deadline_s)
-    nbytes = int(min(max(figure.min() * _AIM_S, _WARM_BYTES), _MOST_BYTES))
+    bytes_per_s = figure.min()
+    nbytes = int(min(max(bytes_per_s * _AIM_S, min(_LEAST_BYTES, bytes_per_s * _MOST_S)), _MOST_BYTES))
     bytes_per_s, _ = _exchange(mesh, peer, np.zeros(2 * nbytes, np.uint8), deadline_s)
     return bytes_per_s, tiny_s
 

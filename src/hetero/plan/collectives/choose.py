@@ -27,7 +27,7 @@ _MOST_CHUNK_BYTES = 4 * 1024 * 1024
 _CHUNK_UNIT_BYTES = 4096
 _GAIN_FRAC = 0.85
 _SHARING_FRAC = 0.1
-_ALIKE = 1.4
+_ALIKE = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ class Links:
 
     @property
     def are_alike(self) -> bool:
-        """Whether no link is slower than another by more than an error of measurement."""
+        """Whether no link is so much slower than another that a ring would be held up."""
         return min(self.bytes_per_s) * _ALIKE >= max(self.bytes_per_s)
 
 
@@ -147,14 +147,15 @@ def _trees(links: Links, root: int | None) -> Iterator[Tree]:
 
 
 def _levelled(speeds: tuple[float, ...]) -> list[float]:
-    """Give speeds that are alike the same figure, so that measuring errors do not shape the tree."""
-    order = sorted(range(len(speeds)), key=lambda member: -speeds[member])
-    levelled = [0.0] * len(speeds)
-    top = speeds[order[0]]
-    for member in order:
-        top = top if speeds[member] * _ALIKE >= top else speeds[member]
-        levelled[member] = top
-    return levelled
+    """Give links that are alike the speed of the slowest of them, so that measuring errors do not shape the tree."""
+    classes: list[list[float]] = []
+    for speed in sorted(speeds, reverse=True):
+        if classes and speed * _ALIKE >= classes[-1][0]:
+            classes[-1].append(speed)
+        else:
+            classes.append([speed])
+    level = {speed: alike[-1] for alike in classes for speed in alike}
+    return [level[speed] for speed in speeds]
 
 
 def _chunk_bytes(links: Links, tree: Tree, nbytes: int) -> int:
@@ -195,4 +196,4 @@ def choose(links: Links, nbytes: int, algorithm: Algorithm = "auto", *, library:
 
 
 def _ring_chunk_bytes(links: Links, nbytes: int) -> int:
-    return min(max(nbytes // (4 * links.size), _LEAST_CHUNK_BYTES), _MOST_CHUNK_BYTES)
+    return min(max(nbytes // (16 * links.size), _LEAST_CHUNK_BYTES), _MOST_CHUNK_BYTES)

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from math import inf
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 from hetero.comm.errors import LineClosedError
 from hetero.comm.lines import Hub, Line
@@ -19,54 +19,17 @@ from hetero.floor.errors import HeteroError, OutOfDeviceMemoryError, TaskCancell
 from hetero.plan.shares import StepModel
 from hetero.session.futures import Future
 from hetero.train.admission import Admission
-from hetero.train.checkpoints import TrainingCheckpoints
 from hetero.train.job import Formation, Saved
 from hetero.train.killed import Killed
 from hetero.train.listening import Listener
+from hetero.train.roster import Extent, Member
 from hetero.train.values import EpochReport, NotANumberError, Totals, TrainingError
 
-__all__ = ["Extent", "Lead"]
+__all__ = ["Lead"]
 
 _POLL_S = 0.1
 _START_S = 30.0
 _LAST_WORDS_S = 2.0
-
-
-class Extent(NamedTuple):
-    """From where to where a run goes.
-
-    Attributes
-    ----------
-    begin, end : steps done before it and after it
-    checkpoints : where it goes on when nobody who took part is left, None for `begin`
-    """
-
-    begin: int
-    end: int
-    checkpoints: TrainingCheckpoints | None = None
-
-
-@dataclass(slots=True)
-class _Member:
-    """One device as far as it is known here.
-
-    Attributes
-    ----------
-    phase : 'here', 'ready', 'in' or 'left'
-    step : steps that it has done
-    model, link_s : what it knows of its own speed and of an exchange; see `Formation`
-    patience_s : how long it would wait for the others, s
-    joined : generation of the group that it was last in, 0 for none
-    """
-
-    device: str
-    line: Line
-    phase: str = "here"
-    step: int = -1
-    model: StepModel | None = None
-    link_s: float = -1.0
-    patience_s: float = 0.0
-    joined: int = 0
 
 
 @dataclass(slots=True)
@@ -91,8 +54,8 @@ class Lead:
     admission: Admission
     notes: list[str] = field(default_factory=list)
     killed: Killed = field(default_factory=Killed)
-    _members: dict[Line, _Member] = field(default_factory=dict)
-    _team: list[_Member] = field(default_factory=list)
+    _members: dict[Line, Member] = field(default_factory=dict)
+    _team: list[Member] = field(default_factory=list)
     _generation: int = 0
     _outsiders: dict[str, float] = field(default_factory=dict)
     _bad: dict[int, list[int]] = field(default_factory=dict)
@@ -168,7 +131,7 @@ class Lead:
             self._forget(old)
         for old in [member for member in self._team if member.device == device]:
             self._break(old)
-        self._members[line] = _Member(device, line)
+        self._members[line] = Member(device, line)
         if self._generation:
             self._note(f"{device} {'is back' if device in self._seen else 'is up'} and joins at the next step")
         self._seen.add(device)
@@ -199,7 +162,7 @@ class Lead:
         if member not in self._team and self._team and self._team[0].phase == "in":
             self._admit(member)
 
-    def _admit(self, member: _Member) -> None:
+    def _admit(self, member: Member) -> None:
         """Have the group take in a newcomer at its next step, or let it go where it would not help."""
         models = [each.model for each in self._team if each.model is not None]
         assert member.model is not None
@@ -280,14 +243,14 @@ class Lead:
             if member.device in self.killed.full:
                 self.futures[member.device].cancel()
 
-    def _break(self, lost: _Member) -> None:
+    def _break(self, lost: Member) -> None:
         """Tell the others of the group, some of whom may wait for words and not in the group."""
         self._report_due_s = inf
         for other in self._team if lost in self._team else ():
             if other is not lost and other.phase == "in":
                 self._send(other, "broken", self._generation)
 
-    def _forget(self, member: _Member) -> None:
+    def _forget(self, member: Member) -> None:
         self._members.pop(member.line, None)
         self.hub.drop(member.line)
 
@@ -344,13 +307,13 @@ class Lead:
             for member in missing:
                 self._give_up(member)
 
-    def _give_up(self, member: _Member) -> None:
+    def _give_up(self, member: Member) -> None:
         """Go on without a member that does not answer; should it wake up, it finds its line cut, and comes back."""
         self._note(f"{member.device} does not answer and is given up")
         self._forget(member)
         self._break(member)
 
-    def _form(self, ready: list[_Member]) -> None:
+    def _form(self, ready: list[Member]) -> None:
         order = {device: index for index, device in enumerate(self.futures)}
         team = sorted(ready, key=lambda member: order[member.device])
         saved = self._saved(team) if self._generation and not any(member.joined for member in team) else None
@@ -377,7 +340,7 @@ class Lead:
             member.phase, member.joined = "in", self._generation
             self._send(member, "form", word._replace(rank=rank, saved=None if rank else saved))
 
-    def _saved(self, team: list[_Member]) -> Saved | None:
+    def _saved(self, team: list[Member]) -> Saved | None:
         """Give the newest checkpoint where it is further than all who are there; say what was lost."""
         begin = max(member.step for member in team)
         found = None
@@ -396,7 +359,7 @@ class Lead:
         self._heard = min(self._heard, found.step)
         return Saved(found.state, Totals(**found.facts["totals"]))
 
-    def _send(self, member: _Member, *message: Any) -> None:
+    def _send(self, member: Member, *message: Any) -> None:
         with suppress(LineClosedError):  # the line itself will tell of it
             member.line.send(*message)
 

@@ -26,13 +26,14 @@ from hetero.train.admission import Admission
 from hetero.train.checkpoints import TrainingCheckpoints, run_facts
 from hetero.train.data import Samples, as_array, as_samples, prepared
 from hetero.train.job import Job
-from hetero.train.lead import Extent, Lead
+from hetero.train.lead import Lead
 from hetero.train.listening import Heard, Listener
 from hetero.train.losses import SummedLoss
 from hetero.train.member import train_member
 from hetero.train.memory import Fitting
 from hetero.train.recompute import chosen as chosen_modules
 from hetero.train.replica import Parts, mixing_layers
+from hetero.train.roster import Extent
 from hetero.train.sample_log import next_run
 from hetero.train.saving import save_model
 from hetero.train.spread import Work, evaluate_part, predict_part, run_over

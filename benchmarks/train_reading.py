@@ -69,7 +69,7 @@ def torchs(data: Any, workers: int, epochs: int) -> float:
 def main() -> None:
     """Measure and print."""
     given = arguments(str(__doc__).splitlines()[0])
-    rounds, epochs = (1, 12) if given.quick else (5, 30)
+    rounds, epochs = (1, 4) if given.quick else (3, 20)
     torch.set_num_threads(1)
     bench = Bench("train_reading", "samples that take a while to come", ("torch",), given.out)
     slow = Slow(WAIT_S)

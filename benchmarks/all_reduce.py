@@ -22,7 +22,7 @@ from hetero.testing.netns import Fleet, fleet_of_namespaces
 _MBIT = 1e6
 _FAST_BITS_PER_S = 100 * _MBIT
 _SLOW_BITS_PER_S = 20 * _MBIT
-_SLOW_MEMBERS = (3, 7, 11, 15)
+_SLOW_EVERY = 4
 _NBYTES = 16_000_000
 _QUICK_NBYTES = 1_000_000
 _WAIT_S = 120.0
@@ -167,9 +167,10 @@ def _equal_links(bench: Bench, size: int, nbytes: int, rounds: int) -> None:
     bench.claim(f"{where}: pipelined tree", ratio(samples["pipelined_tree"], samples[_RIVAL]), rival=_RIVAL)
 
 
-def _unequal_links(bench: Bench, nbytes: int, rounds: int) -> None:
-    where = "16 members, 4 of them behind links five times slower"
-    speeds = [_SLOW_BITS_PER_S if rank in _SLOW_MEMBERS else _FAST_BITS_PER_S for rank in range(16)]
+def _unequal_links(bench: Bench, size: int, nbytes: int, rounds: int) -> None:
+    where = f"{size} members, {size // _SLOW_EVERY} of them behind links five times slower"
+    last = _SLOW_EVERY - 1
+    speeds = [_SLOW_BITS_PER_S if rank % _SLOW_EVERY == last else _FAST_BITS_PER_S for rank in range(size)]
     with team(speeds, nbytes) as members:
         names = (_RIVAL, "auto")
         samples = alternate({name: partial(members.sum_s, name) for name in names}, rounds, warm_up=0)
@@ -190,9 +191,10 @@ def main() -> None:
     given = arguments(__doc__ or "")
     bench = Bench("all_reduce", (__doc__ or "").strip(), packages=("torch",), out=given.out)
     nbytes, rounds = (_QUICK_NBYTES, 1) if given.quick else (_NBYTES, 2)
-    for size in (4,) if given.quick else (4, 8, 16):
+    sizes = (4,) if given.quick else (4, 8, 16)
+    for size in sizes:
         _equal_links(bench, size, nbytes, rounds)
-    _unequal_links(bench, nbytes, rounds)
+    _unequal_links(bench, sizes[-1], nbytes, rounds)
     bench.note(
         row=f"{nbytes / 1e6:g} MB of float32",
         links="veth pairs on a bridge, a token bucket (tc tbf) of 100 Mbit/s, slow ones 20 Mbit/s, in each direction",

@@ -15,6 +15,8 @@ from tests.needs import need
 
 _NBYTES = 1_000_000
 _HEADERS = 1.15
+_SENT_AGAIN = 1.3
+"""A queue that overflows in front of the slow link drops packets."""
 _FAST, _SLOW = 200e6, 20e6
 
 _TALK = """
@@ -62,14 +64,14 @@ def test_speeds_that_are_none_are_told(speeds: list[float]) -> None:
 def test_a_ring_sends_its_bound_over_every_link(unequal: Team) -> None:
     unequal.sum_s("ring")
     for sent_bytes in unequal.sent_bytes["ring"]:
-        assert 4 / 3 * _NBYTES <= sent_bytes < 4 / 3 * _HEADERS * _NBYTES
+        assert 4 / 3 * _NBYTES <= sent_bytes < 4 / 3 * _HEADERS * _SENT_AGAIN * _NBYTES
 
 
 @pytest.mark.slow
 def test_auto_sends_the_row_but_once_over_the_slow_link(unequal: Team) -> None:
     unequal.sum_s("auto")
     assert _NBYTES <= unequal.sent_bytes["auto"][2] < _HEADERS * _NBYTES
-    assert sum(unequal.sent_bytes["auto"]) < 4 * _HEADERS * _NBYTES
+    assert sum(unequal.sent_bytes["auto"]) < 4 * _HEADERS * _SENT_AGAIN * _NBYTES
 
 
 @pytest.mark.slow

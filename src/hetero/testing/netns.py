@@ -96,7 +96,7 @@ def fleet_of_namespaces(bits_per_s: Sequence[float]) -> Iterator[Fleet]:
     """
     if not 0 < len(bits_per_s) <= _MOST or min(bits_per_s) <= 0:
         raise BadValueError(f"bits_per_s: {bits_per_s!r}", remedy=f"give 1 to {_MOST} speeds above 0")
-    _remove(lambda owner: not _is_alive(owner))
+    _remove([name for name in _ours() if not _is_alive(_owner(name))])
     own = f"{_PREFIX}{os.getpid()}-{next(_numbers)}"
     hosts = tuple(Namespace(f"{own}-{index}", f"10.77.0.{index + 1}", speed) for index, speed in enumerate(bits_per_s))
     switch = f"{own}-switch"
@@ -104,7 +104,7 @@ def fleet_of_namespaces(bits_per_s: Sequence[float]) -> Iterator[Fleet]:
         _build(switch, hosts)
         yield Fleet(hosts)
     finally:
-        _remove(lambda owner: owner == os.getpid(), prefix=own)
+        _remove([name for name in _ours() if name.startswith(f"{own}-")])
 
 
 def _build(switch: str, hosts: Sequence[Namespace]) -> None:
@@ -129,16 +129,21 @@ def _counters(host: Namespace) -> Counters:
     return Counters(link["stats64"]["tx"]["bytes"], link["stats64"]["rx"]["bytes"])
 
 
-def _remove(wanted: Any, prefix: str = _PREFIX) -> None:
-    """Delete namespaces of ours whose owner, a process id, is wanted for that."""
-    try:
-        names = [line.split()[0] for line in _run(["ip", "netns", "list"]).splitlines() if line]
-    except HeteroError:
-        return
+def _ours() -> list[str]:
+    """Give the names of all namespaces that were made here, by whichever process."""
+    names = [line.split()[0] for line in _run(["ip", "netns", "list"]).splitlines() if line]
+    return [name for name in names if name.startswith(_PREFIX) and _owner(name)]
+
+
+def _owner(name: str) -> int:
+    """Give the id of the process that made a namespace, 0 for a name that is none of ours."""
+    pid = name.removeprefix(_PREFIX).partition("-")[0]
+    return int(pid) if pid.isdecimal() else 0
+
+
+def _remove(names: Sequence[str]) -> None:
     for name in names:
-        owner = name.removeprefix(_PREFIX).partition("-")[0]
-        if name.startswith(prefix) and owner.isdecimal() and wanted(int(owner)):
-            _run(["ip", "netns", "delete", name])
+        _run(["ip", "netns", "delete", name])
 
 
 def _is_alive(pid: int) -> bool:

@@ -19,6 +19,7 @@ Step = tuple[int, int]
 _QUEUED = 2
 _FUSED = 1.05
 _LEAST = 8.0
+_ROOM = 8.0
 
 
 @dataclass(slots=True)
@@ -70,9 +71,9 @@ class StagePlanner:
 
     @property
     def bound(self) -> float:
-        """How many records may wait before a stage, for each device two batches of its largest size."""
+        """How many records may wait before a stage, for each device eight batches of the largest size."""
         sizes = [each.wanted() for desk in self._desks.values() for each in desk.sizes.values()]
-        return max(_LEAST, 2.0 * max(sizes, default=1.0) * len(self._desks))
+        return max(_LEAST, _ROOM * max(sizes, default=1.0) * len(self._desks))
 
     def may(self, name: str, step: Step) -> bool:
         """Tell whether a device may run a step."""
@@ -109,11 +110,12 @@ class StagePlanner:
         desk, bound = self._desks[name], self.bound
         if len(desk.queue) >= _QUEUED or any(self.sizes_at(name, step).probing for step, _ in desk.queue.values()):
             return None
-        behind = [*queues[1:], 0.0]
+        behind = [ready + self._coming(number + 1) for number, ready in enumerate(queues[1:])] + [0.0]
         stages = [
             number
             for number, ready in enumerate(queues)
             if ready > 0 and desk.allowed[number] and (behind[number] < bound or number == len(queues) - 1)
+            if not self._too_late(name, number, queues)
         ]
         for number in reversed(stages):
             if self.sizes_at(name, (number, number)).law is None:
@@ -144,6 +146,21 @@ class StagePlanner:
     def drop(self, name: str) -> tuple[int, ...]:
         """Leave a device out from now on; gives the tickets that it had."""
         return tuple(self._desks.pop(name).queue)
+
+    def _too_late(self, name: str, stage: int, queues: Sequence[float]) -> bool:
+        """Tell whether quicker ones will be through with a stage before this device has done a batch of it."""
+        law = self.sizes_at(name, (stage, stage)).law
+        if any(queues[:stage]) or law is None:
+            return False
+        step = (stage, stage)
+        rates = [self._rate(other, step) for other in self._desks if self.may(other, step)]
+        quicker = sum(rate for rate in rates if rate > law.rate)
+        return law.seconds(min(law.best, queues[stage])) * quicker > queues[stage]
+
+    def _coming(self, stage: int) -> float:
+        """Give how many records devices work on that will wait before a stage."""
+        works = [work for desk in self._desks.values() for work in desk.queue.values()]
+        return sum(size for (_, last), size in works if last + 1 == stage)
 
     def _rate(self, name: str, step: Step) -> float:
         """Give the records a second of a device at a step; of several stages, from each where they were not run."""

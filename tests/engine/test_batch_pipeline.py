@@ -1,0 +1,101 @@
+"""Pipelines: each record goes through every stage once, and devices go where they relieve most."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+import hetero
+from hetero.errors import BadValueError, NothingFitsError
+from hetero.plan.batch_sizes import Sizes
+from hetero.plan.batch_stages import StagePlanner
+
+
+@pytest.fixture(scope="module")
+def ctx() -> Iterator[hetero.Context]:
+    with hetero.Context(devices="cpu:1,cpu:1", history=False) as context:
+        yield context
+
+
+def waits(first_s: float, second_s: float) -> Any:
+    """Make a stage that takes so long for a record on the first and on the second device."""
+
+    def stage(batch: list[int]) -> list[int]:
+        time.sleep((first_s, second_s)[hetero.get_current_device().index] * len(batch))
+        return [x + 1 for x in batch]
+
+    return stage
+
+
+def test_every_record_goes_through_every_stage_once(ctx: hetero.Context) -> None:
+    steps = hetero.pipeline(
+        lambda batch: [x + 1 for x in batch],
+        lambda batch: [x * 2 for x in batch],
+        lambda batch: [str(x) for x in batch],
+    )
+    assert ctx.map_batches(steps, range(2000), part=300).value == [str(2 * (x + 1)) for x in range(2000)]
+
+
+def test_a_stage_runs_only_where_it_may(ctx: hetero.Context) -> None:
+    def where(batch: list[Any]) -> list[Any]:
+        return [(x, hetero.get_current_device().short) for x in batch]
+
+    found = ctx.map_batches(hetero.pipeline((where, "cpu:0"), (where, "cpu:1")), range(100)).value
+    assert {(first, second) for (_, first), second in found} == {("cpu:0", "cpu:1")}
+
+
+def test_devices_that_are_good_at_different_stages_are_faster_than_in_one_piece(ctx: hetero.Context) -> None:
+    stages = waits(0.0005, 0.004), waits(0.004, 0.0005)
+    begin_s = time.monotonic()
+    outcome = ctx.map_batches(hetero.pipeline(*stages), range(1500), batch=20)
+    divided_s = time.monotonic() - begin_s
+    assert outcome.value == [x + 2 for x in range(1500)]
+    one_piece_s = 1500 * 0.0045 / 2
+    assert divided_s < 0.6 * one_piece_s
+
+
+def test_stages_that_all_devices_do_alike_run_in_one_piece(ctx: hetero.Context) -> None:
+    stages = waits(0.0005, 0.0005), waits(0.0005, 0.0005)
+    outcome = ctx.map_batches(hetero.pipeline(*stages), range(2000), batch=20)
+    assert sum(lane.calls for lane in outcome.lanes) < 1.6 * 2000 / 20
+
+
+@pytest.mark.parametrize("place", [0, 1])
+def test_a_bad_record_is_found_at_whichever_stage_it_fails(ctx: hetero.Context, place: int) -> None:
+    def fails(batch: list[int]) -> list[int]:
+        if 37 in batch:
+            raise ValueError("thirty-seven")
+        return batch
+
+    stages = [lambda batch: batch, lambda batch: batch]
+    stages[place] = fails
+    outcome = ctx.map_batches(hetero.pipeline(*stages), range(200), errors=1, batch=16)
+    assert [record.item for record in outcome.bad] == [37]
+    assert outcome.value == [x for x in range(200) if x != 37]
+
+
+def test_a_pipeline_merges_what_its_last_stage_gives(ctx: hetero.Context) -> None:
+    steps = hetero.pipeline(lambda batch: [x + 1 for x in batch], lambda batch: [2.0 * x for x in batch])
+    assert ctx.map_batches(steps, range(100), merge="sum").value == sum(2.0 * (x + 1) for x in range(100))
+
+
+def test_a_stage_that_no_device_may_run_is_refused(ctx: hetero.Context) -> None:
+    with pytest.raises(NothingFitsError, match="no device may run stage 1 of the pipeline: it asks for cuda"):
+        ctx.map_batches(hetero.pipeline(waits(0, 0), (waits(0, 0), "cuda")), range(3))
+
+
+@pytest.mark.parametrize(("stages", "words"), [((), "needs a stage"), (((len, "a", "b"),), "a stage of 3 parts")])
+def test_a_pipeline_without_sense_is_refused(stages: tuple[Any, ...], words: str) -> None:
+    with pytest.raises(BadValueError, match=words):
+        hetero.pipeline(*stages)
+
+
+def test_a_device_goes_to_the_stage_whose_queue_grew() -> None:
+    planner = StagePlanner({"a": (True, True)}, lambda name, step: Sizes(known=[(4, 0.1)], fixed=4))
+    assert planner.choose("a", [8.0, 0.0]) in ((0, 0), (0, 1))
+    assert planner.choose("a", [2.0, 60.0]) == (1, 1)
+    assert planner.choose("a", [0.0, 3.0]) == (1, 1)
+    assert planner.choose("a", [0.0, 0.0]) is None

@@ -99,8 +99,8 @@ def footprint(
     Notes
     -----
     torch's `MemTracker` counts the storages of fake tensors through a forward and a backward pass and a step of
-    the optimizer. What libraries take besides (workspaces, what an allocator rounds up) is not in it, nor are the
-    masks of keyed dropout.
+    the optimizer. What libraries take besides is not in it: workspaces, what convolutions rearrange, what an allocator
+    rounds up; nor are the masks of keyed dropout.
 
     Examples
     --------

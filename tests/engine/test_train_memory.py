@@ -137,6 +137,16 @@ def test_a_device_that_runs_out_at_one_sample_says_so(limited: Any) -> None:
         trainer(Greedy(looks=True), limited).fit(1)
 
 
+def test_an_optimizer_that_runs_out_of_memory_says_so(limited: Any) -> None:
+    class Fat(torch.optim.SGD):  # type: ignore[misc]
+        def step(self, closure: Any = None) -> Any:
+            torch.ones(200_000_000)
+            return super().step(closure)
+
+    with pytest.raises(OutOfDeviceMemoryError, match="cpu:0: memory ran out in the optimizer's step"):
+        trainer(Wide(looks=True), limited, optimizer=lambda parameters: Fat(parameters, lr=0.1)).fit(1)
+
+
 def test_a_device_with_too_little_memory_is_left_out_and_the_others_train() -> None:
     small = {**LIMITED, "memory_limit": "100MB"}
     with hetero.Context({"devices": [small, FREE]}, history=False) as ctx:

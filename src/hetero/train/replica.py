@@ -17,7 +17,7 @@ import torch
 
 from hetero.backends.torch import is_out_of_memory
 from hetero.comm.group import Group
-from hetero.floor.errors import BadValueError
+from hetero.floor.errors import BadValueError, OutOfDeviceMemoryError
 from hetero.train.data import Batches, Samples
 from hetero.train.drawing import Drawing, refuse_unkeyed
 from hetero.train.gradients import BitwiseGradients, Gradients
@@ -239,6 +239,8 @@ class Replica(Judge):
         ------
         NotANumberError
             The loss is not a number, and the run is to stop.
+        OutOfDeviceMemoryError
+            The optimizer's step does not fit.
         """
         if self.options.precision == "fp16" and not self.gradients.finite():
             self.scale, self._good_steps = self.scale / 2, 0
@@ -250,11 +252,19 @@ class Replica(Judge):
             self.gradients.forget()
             return False
         self.gradients.scale(self._factor(total.weight, batch))
-        self.optimizer.step()
+        self._step_optimizer()
         self._good_steps += 1
         if self.options.precision == "fp16" and self._good_steps % _GROWS_AFTER == 0:
             self.scale *= 2
         return True
+
+    def _step_optimizer(self) -> None:
+        try:
+            self.optimizer.step()
+        except (MemoryError, RuntimeError) as error:
+            if not is_out_of_memory(error):
+                raise
+            raise OutOfDeviceMemoryError("memory ran out in the optimizer's step") from None
 
     def _factor(self, weight: float, batch: int) -> float:
         divisor = weight if self.loss.divides else 1.0

@@ -18,6 +18,8 @@ from hetero.plan.batch_stages import StagePlanner, Step
 
 __all__ = ["StagedRun"]
 
+_SMALLEST = 8
+
 
 class StagedRun(Run):
     """One run of a pipeline over a source.
@@ -51,7 +53,7 @@ class StagedRun(Run):
             return None
         wanted = self.planner.sizes_at(name, step).wanted()
         if step[0] == 0:
-            size = min(wanted, max(1.0, self.reader.left / len(self.planner.names)))
+            size = min(wanted, max(1.0, wanted / _SMALLEST, self.reader.left / len(self.planner.names)))
             batch = self.reader.take(int(size), hungry=True)
         else:
             batch = self._taken(step[0], wanted)

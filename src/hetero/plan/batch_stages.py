@@ -125,7 +125,7 @@ class StagePlanner:
             for number in stages
         }
         whole = (0, len(queues) - 1)
-        if len(queues) > 1 and queues[0] > 0 and self.may(name, whole):
+        if len(queues) > 1 and queues[0] >= bound and self.may(name, whole):
             gains[whole] = _FUSED * self._rate(name, whole) * queues[0]
         best = max(gains, key=lambda step: (gains[step], step), default=None)
         if best is not None and gains[best] <= 0.0:
@@ -150,7 +150,7 @@ class StagePlanner:
     def _too_late(self, name: str, stage: int, queues: Sequence[float]) -> bool:
         """Tell whether quicker ones will be through with a stage before this device has done a batch of it."""
         law = self.sizes_at(name, (stage, stage)).law
-        if any(queues[:stage]) or law is None:
+        if queues[0] >= self.bound or law is None:
             return False
         step = (stage, stage)
         rates = [self._rate(other, step) for other in self._desks if self.may(other, step)]

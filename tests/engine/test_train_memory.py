@@ -147,6 +147,18 @@ def test_an_optimizer_that_runs_out_of_memory_says_so(limited: Any) -> None:
         trainer(Wide(looks=True), limited, optimizer=lambda parameters: Fat(parameters, lr=0.1)).fit(1)
 
 
+def test_a_loss_that_does_not_fit_beside_the_model_says_so(limited: Any) -> None:
+    class Bulky(nn.MSELoss):  # type: ignore[misc]
+        def __setstate__(self, state: dict[str, Any]) -> None:
+            super().__setstate__(state)
+            self.table = torch.ones(200_000_000)
+
+    run = trainer(Wide(looks=True), limited)
+    run.loss = Bulky()
+    with pytest.raises(OutOfDeviceMemoryError, match="cpu:0: memory ran out beside the passes"):
+        run.fit(1)
+
+
 def test_a_device_with_too_little_memory_is_left_out_and_the_others_train() -> None:
     small = {**LIMITED, "memory_limit": "100MB"}
     with hetero.Context({"devices": [small, FREE]}, history=False) as ctx:

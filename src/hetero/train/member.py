@@ -12,10 +12,12 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
+from hetero.backends.torch import is_out_of_memory
 from hetero.comm.errors import GroupBrokenError, LineClosedError
 from hetero.comm.lines import Line
 from hetero.drive.frame import Frame, current, enter
 from hetero.floor import clock
+from hetero.floor.errors import HeteroError, OutOfDeviceMemoryError
 from hetero.model.device import Device
 from hetero.plan.shares import Plan, apportion
 from hetero.train.job import Job
@@ -111,6 +113,10 @@ class _Member(Membership):
             return self.replica.state() if self.rank == 0 else None
         except (_LeftError, StopError):
             return None
+        except (MemoryError, RuntimeError) as error:
+            if isinstance(error, HeteroError) or not is_out_of_memory(error):
+                raise
+            raise OutOfDeviceMemoryError("memory ran out beside the passes") from None
         finally:
             self.ahead.close()
             self.leave()

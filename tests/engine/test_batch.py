@@ -77,22 +77,20 @@ def test_a_generator_is_read_as_its_records_are_needed(threads: hetero.Context) 
     assert max(ahead) < 200
 
 
-def test_a_class_is_set_up_once_on_each_worker(ctx: hetero.Context) -> None:
+def test_a_class_is_set_up_once_on_each_worker(ctx: hetero.Context, tmp_path: Path) -> None:
     class Model:
-        def __init__(self) -> None:
-            self.batches = 0
-
         def setup(self, device: hetero.Device) -> None:
             self.where = device.short
+            with (tmp_path / "setups").open("a") as file:
+                file.write(f"{device.short}\n")
 
-        def __call__(self, batch: list[int]) -> list[Any]:
-            self.batches += 1
-            time.sleep(0.002)
-            return [(self.where, self.batches)] * len(batch)
+        def __call__(self, batch: list[int]) -> list[str]:
+            time.sleep(0.01)
+            return [self.where] * len(batch)
 
     found = ctx.map_batches(Model, range(100), batch=5).value
-    assert {where for where, _ in found} == {"cpu:0", "cpu:1"}
-    assert sum(max(n for where, n in found if where == name) for name in ("cpu:0", "cpu:1")) == 20
+    assert set(found) == {"cpu:0", "cpu:1"}
+    assert sorted((tmp_path / "setups").read_text().split()) == ["cpu:0", "cpu:1"]
 
 
 def test_the_sizes_found_are_begun_with_the_next_time(threads: hetero.Context) -> None:
@@ -222,6 +220,13 @@ def test_merges_are_what_the_whole_would_have_given(threads: hetero.Context, rng
     )
     words = [chr(97 + number % 26) for number in range(300)]
     assert work(lambda batch: batch, words, merge=lambda a, b: a + b, batch=7).value == "".join(words)
+
+
+def test_a_merge_that_is_not_associative_is_refused_when_asked(threads: hetero.Context) -> None:
+    with pytest.raises(BadValueError, match="not associative"):
+        threads.map_batches(lambda x: x, np.arange(10.0), merge=lambda a, b: a - b, check_merge=True)
+    found = threads.map_batches(doubled, (x for x in range(10)), merge=lambda a, b: a + b, check_merge=True)
+    assert found.value == 90
 
 
 def test_a_merge_brings_home_less_than_the_results(ctx: hetero.Context) -> None:

@@ -46,7 +46,7 @@ def content(folder: Path) -> dict[str, bytes]:
 
 
 @pytest.mark.slow
-def test_a_run_killed_three_times_gives_the_bytes_of_an_undisturbed_one(tmp_path: Path) -> None:
+def test_a_run_killed_twice_gives_the_bytes_of_an_undisturbed_one(tmp_path: Path) -> None:
     calm = start(str(tmp_path / "calm"), tmp_path / "calm-calls")
     assert calm.wait(60) == 0
     calls = tmp_path / "calls"

@@ -8,6 +8,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,14 +17,15 @@ from hetero.batch.base import Job, Sink, Source
 from hetero.batch.committing import Committer, Journal, MergeSink
 from hetero.batch.finding import sink_of, source_of
 from hetero.batch.functions import function_key, prepared
+from hetero.batch.merges import Fold, check_associative
 from hetero.batch.options import Options, options_of
 from hetero.batch.outcome import Outcome
 from hetero.batch.pipeline import Pipeline, chained
 from hetero.batch.progress import BatchProgress
-from hetero.batch.records import count, size_bytes
+from hetero.batch.records import count, cut, size_bytes
 from hetero.batch.run import Run
 from hetero.batch.staged import StagedRun
-from hetero.batch.worker import Program, packed_work
+from hetero.batch.worker import Program, packed_work, run_batch
 from hetero.floor import settings
 from hetero.floor.errors import BadValueError, NothingFitsError
 from hetero.model.device import Device
@@ -31,6 +33,7 @@ from hetero.plan.batch_sizes import Sizes
 from hetero.plan.batch_stages import StagePlanner
 from hetero.session.kept import digest
 from hetero.session.requests import KERNEL_KINDS
+from hetero.session.tasks import task
 
 if TYPE_CHECKING:
     from hetero.session.context import Context
@@ -38,6 +41,7 @@ if TYPE_CHECKING:
 __all__ = ["map_batches"]
 
 _numbers = itertools.count(1)
+_TRIED = 3
 
 
 def map_batches(
@@ -60,6 +64,7 @@ def map_batches(
     cost: Callable[[Any], float] | None = None,
     same_count: bool = True,
     check_finite: bool = False,
+    check_merge: bool = False,
     spill: bool = False,
     precision: str = "float32",
     progress: bool = False,
@@ -89,6 +94,7 @@ def map_batches(
     cost : of a record, where records differ much: batches are then of equal cost, not of equal number
     same_count : False allows more or fewer results than records
     check_finite : True sets records aside whose results hold NaN or an infinity
+    check_merge : True tries on the first records whether the merge is associative, and refuses one that is not
     spill : True keeps results that wait for their turn on disk
     precision : of a torch module: 'float32', 'bfloat16', 'float16', or 'any' for each device's quickest
     progress : True shows the records done, the rate of each device and the time left, on standard error
@@ -114,7 +120,7 @@ def map_batches(
     [0, 2, 4, 6, 8]
     """
     others = {"ordered": ordered, "name": name or "", "cost": cost, "same_count": same_count, "learn": learn}
-    others["progress"] = progress
+    others |= {"progress": progress, "check_merge": check_merge}
     options = options_of(
         batch=batch, merge=merge, errors=errors, resume=resume, overwrite=overwrite, timeout=timeout,
         time_limit=time_limit, memory=memory, part=part, check_finite=check_finite, spill=spill, **others,
@@ -154,6 +160,8 @@ def _run(
     journal = None if sink.journal is None else Journal(sink.journal)
     committer = Committer(sink, job, journal, options.ordered, options.spill)
     done = committer.resume(parts)
+    if options.check_merge and isinstance(options.merge, Fold):
+        _try_merge(ctx, taking_part[0], program, options.merge, source)
     sizes = {device.id: _sizes(key, device, options) for device in taking_part}
     number = f"{key}-{next(_numbers)}"
     work = packed_work(number, number, program)
@@ -169,6 +177,18 @@ def _run(
             view.close()
         if options.learn and pipeline is None:
             learned.keep(key, {device: sizes[device.id] for device in taking_part})
+
+
+def _try_merge(ctx: Context, device: Device, program: Program, merge: Fold, source: Source) -> None:
+    """Combine the results of the first three records in both ways."""
+    first = source.peek()
+    if first is None or count(first.records) < _TRIED:
+        return
+    number = f"try-{next(_numbers)}"
+    work = packed_work(number, number, replace(program, merge=None))
+    one = task(run_batch, on=(device.id,))
+    done = ctx.run(one, work, cut(first.records, 0, _TRIED), 0)
+    check_associative(merge.function, *(done.results[place] for place in range(_TRIED)))
 
 
 def _staged(

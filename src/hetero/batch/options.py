@@ -48,6 +48,7 @@ class Options:
     cost: Callable[[Any], float] | None = None
     same_count: bool = True
     check_finite: bool = False
+    check_merge: bool = False
     spill: bool = False
     progress: bool = False
     learn: bool = True

@@ -22,6 +22,7 @@ __all__ = ["ArraySource", "GeneratorSource", "NpySource", "SequenceSource"]
 _PIECE = 4096
 _PIECE_BYTES = 1 << 20
 _SAMPLED = 64
+_PEEKED = 4
 
 
 class SequenceSource(Source):
@@ -146,7 +147,7 @@ class GeneratorSource(Source):
         """Make the records from item `begin` on; those before are made and dropped."""
         records = self._fresh()
         place = sum(1 for _ in itertools.islice(records, begin))
-        size = 1
+        size = _PEEKED
         while found := list(itertools.islice(records, size)):
             if self._length is not None and place + len(found) > self._length:
                 raise HeteroError(f"{self._name} gave more than the {self._length} records it said", remedy=_TELL)
@@ -157,10 +158,10 @@ class GeneratorSource(Source):
             raise HeteroError(f"{self._name} ended after {place} of {self._length} records", remedy=_TELL)
 
     def peek(self) -> Piece | None:
-        """Give the first record; a plain iterator still gives it afterwards."""
+        """Give the first records; a plain iterator still gives it afterwards."""
         if callable(self._make) or iter(self._make) is not self._make:
             return super().peek()
-        found = list(itertools.islice(self._make, 1))
+        found = list(itertools.islice(self._make, _PEEKED))
         self._make = itertools.chain(found, self._make)
         return Piece(found, "items", 0) if found else None
 

@@ -7,6 +7,7 @@ import os
 import threading
 import time
 from collections.abc import Iterator
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -263,6 +264,22 @@ def test_a_time_limit_ends_the_run_and_says_how_far_it_came(threads: hetero.Cont
         threads.map_batches(slow, range(10_000), batch=1, time_limit=0.3)
 
 
+def test_a_share_leaves_the_device_to_others_for_the_rest_of_the_time(threads: hetero.Context) -> None:
+    def slow(batch: list[int]) -> list[int]:
+        time.sleep(0.01)
+        return batch
+
+    outcome = threads.map_batches(slow, range(40), batch=1, share="25%", learn=False)
+    assert outcome.seconds > 0.9 * 40 * 0.04 / 2
+
+
+def test_outside_of_its_hours_a_run_begins_no_batch(threads: hetero.Context) -> None:
+    later = datetime.now() + timedelta(hours=2)
+    hours = f"{later:%H:%M}-{later + timedelta(hours=1):%H:%M}"
+    with pytest.raises(TimeLimitError, match=r"0 records have results"):
+        threads.map_batches(doubled, range(10), hours=hours, time_limit=0.2)
+
+
 class Ends(Source):
     """Says that it has ten records and gives four."""
 
@@ -301,6 +318,8 @@ def test_a_source_that_cannot_be_read_is_told_in_one_line(threads: hetero.Contex
         ({"merge": "summ"}, "merge='summ' is not allowed; did you mean 'sum'"),
         ({"out": "folder", "form": "jsonn"}, "'jsonn' is no format of results; did you mean 'jsonl'"),
         ({"resume": True, "overwrite": True}, "resume and overwrite exclude one another"),
+        ({"share": 0}, "share=0 is not allowed"),
+        ({"hours": "25:00-3"}, "hours='25:00-3' is not allowed"),
         ({"precision": "int3"}, "precision='int3' is not allowed"),
     ],
 )

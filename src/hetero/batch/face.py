@@ -60,6 +60,8 @@ def map_batches(
     timeout: float | str | None = None,
     time_limit: float | str | None = None,
     memory: int | str = "1GiB",
+    hours: str | None = None,
+    share: float | str = 1.0,
     part: int | None = None,
     cost: Callable[[Any], float] | None = None,
     same_count: bool = True,
@@ -90,6 +92,8 @@ def map_batches(
     resume, overwrite : what to do where `out` holds something; without either it is refused
     timeout, time_limit : of a batch, and of the whole, as in '30s'
     memory : bound on the records and results that are held at a time
+    hours : of the local day in which batches may begin, as in '22:00-06:00'
+    share : of each device's time that the run may take, as in '50%'; it rests after each batch
     part : items that make one file or one call
     cost : of a record, where records differ much: batches are then of equal cost, not of equal number
     same_count : False allows more or fewer results than records
@@ -123,13 +127,13 @@ def map_batches(
     others |= {"progress": progress, "check_merge": check_merge}
     options = options_of(
         batch=batch, merge=merge, errors=errors, resume=resume, overwrite=overwrite, timeout=timeout,
-        time_limit=time_limit, memory=memory, part=part, check_finite=check_finite, spill=spill, **others,
+        time_limit=time_limit, memory=memory, hours=hours, share=share, part=part, check_finite=check_finite, spill=spill, **others,
     )  # fmt: skip
     pipeline = fn if isinstance(fn, Pipeline) else None
     records = source_of(source)
     function = prepared(fn, precision) if pipeline is None else chained(pipeline.stages, precision)
     key = digest(function_key(fn) if pipeline is None else pipeline.key, precision)
-    program = Program(function, records.load, options.merge, same_count, check_finite)
+    program = Program(function, records.load, options.merge, same_count, check_finite, options.share_frac)
     sink = _sink(options, out, form)
     if ctx is not None and devices is not None:
         raise BadValueError(
@@ -206,7 +210,9 @@ def _staged(
     for begin, end in sorted({*((stage, stage) for stage in range(last + 1)), (0, last)}):
         load, ends = whole.load if begin == 0 else None, end == last
         function = chained(pipeline.stages[begin : end + 1], precision)
-        part = Program(function, load, whole.merge if ends else None, True, whole.check_finite and ends)
+        part = Program(
+            function, load, whole.merge if ends else None, True, whole.check_finite and ends, whole.share_frac
+        )
         works[begin, end] = packed_work(number, f"{number}/{begin}-{end}", part)
     allowed = {device.id: tuple(stage.may_run_on(device) for stage in pipeline.stages) for device in devices}
     for place, stage in enumerate(pipeline.stages):

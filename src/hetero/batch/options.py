@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hetero.batch.base import Found
+from hetero.batch.limits import Hours, parse_hours, parse_share
 from hetero.batch.merges import Merge, merge_of
 from hetero.floor.errors import BadValueError
 from hetero.floor.units import parse_bytes, parse_seconds, shown
@@ -31,6 +32,8 @@ class Options:
     errors : bad records that are allowed, a share where below 1
     found : what to do where the sink holds something
     timeout_s, time_limit_s : of a batch and of the whole, None for none
+    hours : of the day in which batches may begin, None for all
+    share_frac : of each device that the run may take
     memory_bytes : bound on records and results in flight
     part_items : items of a part, None to follow the sink
     """
@@ -44,6 +47,8 @@ class Options:
     timeout_s: float | None = None
     time_limit_s: float | None = None
     memory_bytes: int = _MEMORY_BYTES
+    hours: Hours | None = None
+    share_frac: float = 1.0
     part_items: int | None = None
     cost: Callable[[Any], float] | None = None
     same_count: bool = True
@@ -76,6 +81,8 @@ def options_of(
     time_limit: float | str | None = None,
     memory: int | str = _MEMORY_BYTES,
     part: int | None = None,
+    hours: str | None = None,
+    share: float | str = 1.0,
     **others: Any,
 ) -> Options:
     """Check the keywords of `map_batches`.
@@ -100,6 +107,8 @@ def options_of(
         timeout_s=None if timeout is None else parse_seconds(timeout),
         time_limit_s=None if time_limit is None else parse_seconds(time_limit),
         memory_bytes=parse_bytes(memory),
+        hours=None if hours is None else parse_hours(hours),
+        share_frac=parse_share(share),
         part_items=None if part is None else _whole("part", part),
         **others,
     )

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from hetero.batch.base import BadRecord, Source
 from hetero.batch.committing import Committer, Entry
 from hetero.batch.errors import BadRecordsError, TimeLimitError
+from hetero.batch.limits import local_now
 from hetero.batch.options import Options
 from hetero.batch.outcome import Lane, Outcome
 from hetero.batch.reading import Batch, Reader
@@ -201,7 +202,8 @@ class Run:
 
     def _has_room(self) -> bool:
         """Tell whether more may be in flight: results that wait for a slow batch, or for the sink, hold it back."""
-        if self.committer.writing > _WRITES:
+        hours = self.options.hours
+        if self.committer.writing > _WRITES or (hours is not None and not hours.allow(local_now())):
             return False
         return not self._flights or self.committer.held_bytes < self.options.memory_bytes // 2
 

@@ -17,7 +17,7 @@ from hetero.batch.errors import WrongResultError
 from hetero.batch.functions import Prepared
 from hetero.batch.merges import Merge
 from hetero.batch.records import count, is_records, size_bytes, without
-from hetero.floor.clock import monotonic_s
+from hetero.floor.clock import monotonic_s, sleep
 
 __all__ = ["Done", "Program", "Work", "packed_work", "run_batch"]
 
@@ -33,6 +33,7 @@ class Program:
     merge : combines the results here, None to send them back
     same_count : True where each record must have one result
     check_finite : True sets records aside whose results are not finite
+    share_frac : of the device's time that may be taken; it rests after each batch
     """
 
     function: Prepared
@@ -40,6 +41,7 @@ class Program:
     merge: Merge | None = None
     same_count: bool = True
     check_finite: bool = False
+    share_frac: float = 1.0
 
 
 class Work(NamedTuple):
@@ -100,6 +102,8 @@ def run_batch(work: Work, records: Any, begin: int) -> Done:
     loaded = records if program.load is None else program.load(records)
     results = _as_records(function(loaded), count(records), program)
     seconds = monotonic_s() - begin_s
+    if program.share_frac < 1.0:
+        sleep((1.0 / program.share_frac - 1.0) * seconds)
     bad = _not_finite(results) if program.check_finite else ()
     good = without(results, [place for place, _ in bad]) if bad else results
     nbytes = size_bytes(good)

@@ -18,6 +18,7 @@ from hetero.comm.lines import Line
 from hetero.drive.frame import Frame, current, enter
 from hetero.floor import clock
 from hetero.floor.errors import HeteroError, OutOfDeviceMemoryError
+from hetero.floor.platform import freed_memory_kept
 from hetero.model.device import Device
 from hetero.plan.shares import Plan, apportion
 from hetero.train.job import Job
@@ -55,7 +56,7 @@ def train_member(job: Job, data: Any, test: Any) -> bytes | None:
     def work() -> None:
         try:
             enter(frame)
-            with frame.backend.activate():
+            with frame.backend.activate(), freed_memory_kept():
                 outcome.append(_Member(job, data, test, line, frame).run())
         except BaseException as error:  # noqa: BLE001  it is raised again where the task ends
             outcome.append(error)

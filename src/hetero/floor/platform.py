@@ -66,9 +66,11 @@ _PR_SET_PDEATHSIG = 1
 _M_MMAP_THRESHOLD = -3
 _MAPPED_BYTES = 1 << 20
 _M_TRIM_THRESHOLD = -1
+_M_ARENA_MAX = -8
 _LARGEST_MAPPED_BYTES = 32 << 20
 _KEPT_BYTES = 1 << 30
 _USUALLY_KEPT_BYTES = 64 << 20
+_USUAL_ARENAS = 8 * (os.cpu_count() or 1)
 _PROT_READ_WRITE = 0x03
 _MAP_PRIVATE = 0x02
 
@@ -317,17 +319,20 @@ def freed_memory_kept() -> Iterator[None]:
     Notes
     -----
     A training step frees its activations and takes as much again. glibc hands such memory back to the system at the
-    end of the heap, and every page of the next step is then a fault: a quarter of a step where it was measured.
+    end of a heap, and every page of the next step is then a fault: a quarter of a step where it was measured. Threads
+    that start meanwhile share one heap, since those of threads are given back whole.
     """
     keeps = sys.platform == "linux" and hasattr(_C, "mallopt") and data_room_bytes() == float("inf")
     if keeps:
         _C.mallopt(_M_MMAP_THRESHOLD, _LARGEST_MAPPED_BYTES)
         _C.mallopt(_M_TRIM_THRESHOLD, _KEPT_BYTES)
+        _C.mallopt(_M_ARENA_MAX, 1)
     try:
         yield
     finally:
         if keeps:
             _C.mallopt(_M_TRIM_THRESHOLD, _USUALLY_KEPT_BYTES)
+            _C.mallopt(_M_ARENA_MAX, _USUAL_ARENAS)
             _C.malloc_trim(0)
 
 

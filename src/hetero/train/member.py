@@ -62,14 +62,15 @@ def train_member(job: Job, data: Any, test: Any) -> bytes | None:
             outcome.append(error)
 
     thread = threading.Thread(target=work, name="hetero-train", daemon=True)
-    thread.start()
-    try:
-        thread.join()
-    finally:
-        with suppress(LineClosedError):
-            line.send("ends")
-        line.close()
-        thread.join(_END_S)
+    with freed_memory_kept():
+        thread.start()
+        try:
+            thread.join()
+        finally:
+            with suppress(LineClosedError):
+                line.send("ends")
+            line.close()
+            thread.join(_END_S)
     if isinstance(outcome[0], BaseException):
         raise outcome[0]
     state: bytes | None = outcome[0]

@@ -68,6 +68,16 @@ def test_a_change_of_speed_scales_every_size_after_three_batches() -> None:
     assert sizes.law.seconds(8) == pytest.approx(3.0 * before.seconds(8))
 
 
+def test_sizes_of_an_earlier_run_that_prove_wrong_are_learned_again() -> None:
+    truth = law(256, 900.0)
+    sizes = Sizes(known=learned(law(16, 100.0)).points())
+    assert sizes.wanted() == 16
+    for _ in range(20):
+        size = sizes.wanted()
+        sizes.add(size, truth(size))
+    assert sizes.wanted() == 256
+
+
 def test_one_spike_changes_nothing() -> None:
     sizes = learned(law(64, 100.0))
     before = sizes.wanted()

@@ -127,7 +127,8 @@ def map_batches(
     others |= {"progress": progress, "check_merge": check_merge}
     options = options_of(
         batch=batch, merge=merge, errors=errors, resume=resume, overwrite=overwrite, timeout=timeout,
-        time_limit=time_limit, memory=memory, hours=hours, share=share, part=part, check_finite=check_finite, spill=spill, **others,
+        time_limit=time_limit, memory=memory, hours=hours, share=share, part=part,
+        check_finite=check_finite, spill=spill, **others,
     )  # fmt: skip
     pipeline = fn if isinstance(fn, Pipeline) else None
     records = source_of(source)

@@ -42,7 +42,7 @@ class Sizes:
     Sizes grow while the rate does: four-fold while four times as many records take less than 1.6 times as
     long, else two-fold, until a step wins less than 3 %. A step that seems to lose a little is tried once more.
     Three samples in a row that are 1.4 times off, all on one side, are a change of speed, and scale all that
-    was learned. Sizes within a quarter of an octave count as one.
+    was learned; what an earlier run learned is forgotten then. Sizes within a quarter of an octave count as one.
 
     Examples
     --------
@@ -64,7 +64,9 @@ class Sizes:
         self._off_side = 0
         self._cold: tuple[float, float] | None = None
         self._law: Law | None = None
+        self._unconfirmed = False
         for size, seconds in known:
+            self._unconfirmed = True
             self._bucket(size).extend([(size, seconds)] * 2)
 
     @property
@@ -118,7 +120,11 @@ class Sizes:
             self._off.append((size, seconds, ratio))
             if len(self._off) < _SURE:
                 return
+            if self._unconfirmed:
+                self._forget()
+                return
             self._scale(median([each for _, _, each in self._off]))
+        self._unconfirmed = False
         self._bucket(size).append((size, seconds))
 
     def too_large(self, size: float) -> None:
@@ -142,6 +148,12 @@ class Sizes:
         for size, seconds, _ in self._off:
             self._bucket(size).append((size, seconds))
         self._off.clear()
+
+    def _forget(self) -> None:
+        """Begin anew with the samples that were off: what an earlier run learned is of no use here."""
+        self._samples.clear()
+        self._unconfirmed = False
+        self._settle()
 
     def _scale(self, by: float) -> None:
         for bucket in self._samples.values():

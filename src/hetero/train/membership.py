@@ -29,6 +29,7 @@ _FORM_DEADLINE_S = 5.0
 _LEAST_DEADLINE_S = 1.0
 _DEADLINE_STEPS = 20.0
 _FADE = 0.95
+_LEAST_PATIENCE_S = 0.5
 _PATIENCE_STEPS = 5.0
 _MOST_DOUBLINGS = 6
 _KEEP_S = 10.0
@@ -158,7 +159,7 @@ class Membership:
             It did not come about.
         """
         self.group.close()
-        self.line.send("ready", self.replica.step, model, self._link_s, self._slack * self._least_s(_PATIENCE_STEPS))
+        self.line.send("ready", self.replica.step, model, self._link_s, self._patience_s())
         formation: Formation = self.wait_for("form")[0]
         self.rank, self.team, self.generation = formation.rank, formation.team, formation.generation
         self.outsiders, self.steps = dict(formation.outsiders), formation.steps
@@ -239,15 +240,18 @@ class Membership:
         self.expect(step_s)
 
     def _set_deadline(self) -> None:
-        self.group.deadline_s = self._slack * self._least_s(_DEADLINE_STEPS) + self._keeping_s
+        self.group.deadline_s = (
+            self._slack * max(_LEAST_DEADLINE_S, _DEADLINE_STEPS * self._slowest_s) + self._keeping_s
+        )
 
     @property
     def _slack(self) -> float:
         """Grows while groups break before their first step, so that a step of unforeseen length can be done."""
         return 2.0 ** min(_MOST_DOUBLINGS, max(0, self._forms_without_step - 1))
 
-    def _least_s(self, steps: float) -> float:
-        return max(_LEAST_DEADLINE_S, steps * self._slowest_s)
+    def _patience_s(self) -> float:
+        """Give how long the others may take to answer once the group is broken, s."""
+        return self._slack * max(_LEAST_PATIENCE_S, _PATIENCE_STEPS * self._slowest_s)
 
     # --- what is kept --------------------------------------------------------------------------------------
 

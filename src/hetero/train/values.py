@@ -103,9 +103,7 @@ class Options:
             return
         if self.compression != "none" or self.sum_on:
             given = f"sum_on={self.sum_on!r}" if self.sum_on else f"compression={self.compression!r}"
-            raise BadValueError(
-                f"{given} rounds what exact='bitwise' keeps", remedy="leave one of the two out"
-            )
+            raise BadValueError(f"{given} rounds what exact='bitwise' keeps", remedy="leave one of the two out")
         if self.global_batch > _MOST_PARTS * self.unit:
             raise BadValueError(
                 f"micro_batch={self.micro_batch} cuts {self.global_batch} samples into more than {_MOST_PARTS} parts",

@@ -197,7 +197,7 @@ def whole_samples(fracs: Sequence[float]) -> float:
     Examples
     --------
     >>> round(whole_samples((8, 4, 2, 1)), 3)
-    0.985
+    0.989
     """
     return BATCH / make_plan([StepModel(0.0, 1.0 / frac) for frac in fracs], BATCH).step_s / sum(fracs)
 

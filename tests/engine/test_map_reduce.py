@@ -5,13 +5,16 @@ from __future__ import annotations
 import operator
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 import hetero
+from hetero.drive.trace_read import read_trace
 from hetero.errors import BadValueError
+from hetero.model.events import TaskSubmitted
 from hetero.session.mapping import chunk_size
 
 
@@ -159,17 +162,20 @@ def test_reduce_of_nothing_is_told(ctx: hetero.Context) -> None:
         ctx.reduce(operator.add, [])
 
 
-def test_reduce_without_order_combines_on_each_memory_node_first() -> None:
-    """Eight arrays lie on two slow memory nodes, by turns: in order nearly every pair crosses a link."""
+def test_reduce_without_order_combines_on_each_memory_node_first(tmp_path: Path) -> None:
+    """Eight arrays lie on two slow memory nodes, by turns: in order every pair of them lies on both."""
     devices = [{"type": "cpu", "cores": 1, "link": {"bandwidth": "10MB/s"}}] * 2
     pairs: dict[bool, int] = {}
     for ordered in (True, False):
-        with hetero.Context({"devices": devices}, history=False) as ctx:
+        trace = tmp_path / f"{ordered}.trace.jsonl.gz"
+        with hetero.Context({"devices": devices}, history=False, trace=trace) as ctx:
             where = [device.id for device in ctx.devices]
             leaves = [ctx.submit(hetero.task(np.ones, on=where[i % 2]), 100_000) for i in range(8)]
             hetero.wait(leaves, 60)
-            nodes = [ctx.driver.where(leaf.item) for leaf in leaves]
+            nodes = {leaf.item: ctx.driver.where(leaf.item) for leaf in leaves}
+            assert list(nodes.values()) == [ctx.devices[i % 2].memory_node for i in range(8)]
             assert ctx.reduce(np.add, leaves, ordered=ordered).result(60)[0] == 8.0
-            pairs[ordered] = ctx.driver.engine.counters["transfers"]  # type: ignore[attr-defined]
-            assert nodes == [ctx.devices[i % 2].memory_node for i in range(8)]
-    assert pairs[False] < pairs[True]
+        inputs = [fact.task.inputs for _, fact in read_trace(trace) if isinstance(fact, TaskSubmitted)]
+        of_leaves = [two for two in inputs if two and nodes.keys() >= set(two)]
+        pairs[ordered] = sum(nodes[one] == nodes[other] for one, other in of_leaves)
+    assert pairs == {True: 0, False: 4}

@@ -315,7 +315,9 @@ def slow_net() -> Any:
 
 
 def workers() -> list[psutil.Process]:
-    found = [child for child in psutil.Process().children() if "hetero.drive.worker" in " ".join(child.cmdline())]
+    """Give this process's workers, the youngest last; a child that has ended and was not waited for is none."""
+    living = [child for child in psutil.Process().children() if child.status() != psutil.STATUS_ZOMBIE]
+    found = [child for child in living if "hetero.drive.worker" in " ".join(child.cmdline())]
     return sorted(found, key=lambda child: child.create_time())
 
 

@@ -118,8 +118,11 @@ def has_torch() -> bool:
 def rank_main(folder: Path) -> None:
     """Be one rank of plain DDP under torchrun; writes its process id and the time of each step."""
     torch.set_num_threads(1)
-    torch.distributed.init_process_group("gloo")
-    rank, size = torch.distributed.get_rank(), torch.distributed.get_world_size()
+    told = os.environ
+    rank, size = int(told["RANK"]), int(told["WORLD_SIZE"])
+    agents = torch.distributed.TCPStore(told["MASTER_ADDR"], int(told["MASTER_PORT"]), is_master=False)
+    store = torch.distributed.PrefixStore(f"attempt-{told['TORCHELASTIC_RESTART_COUNT']}", agents)
+    torch.distributed.init_process_group("gloo", store=store, rank=rank, world_size=size)
     inputs, targets = map(torch.from_numpy, pictures())
     torch.manual_seed(0)
     model = nn.parallel.DistributedDataParallel(network())
@@ -156,31 +159,30 @@ def torchrun(kills: int) -> list[float]:
     options = ["--standalone", f"--nproc-per-node={MEMBERS}", f"--max-restarts={kills}", "--monitor-interval=0.1"]
     command = [sys.executable, "-m", "torch.distributed.run", *options, __file__, "--rank", str(folder)]
     agent = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    took_s = []
     try:
-        for kill in range(kills):
-            known = len(wait_for(folder, kill % MEMBERS, 0))
-            victim = wait_for(folder, kill % MEMBERS, known + 20)[-1][0]
-            struck_s = time.time()
-            os.kill(victim, signal.SIGKILL)
-            while (last := rows(folder, kill % MEMBERS)[-1])[0] == victim:
-                time.sleep(0.01)
-            first_s = next(at_s for pid, at_s in rows(folder, kill % MEMBERS) if pid == last[0])
-            took_s.append(first_s - struck_s)
+        return [kill_rank(folder, kill % MEMBERS) for kill in range(kills)]
     finally:
-        family = [*psutil.Process(agent.pid).children(recursive=True), psutil.Process(agent.pid)]
-        for process in family:
+        family = psutil.Process(agent.pid)
+        for process in [*family.children(recursive=True), family]:
             process.kill()
         agent.wait()
-    return took_s
+
+
+def kill_rank(folder: Path, rank: int) -> float:
+    """Kill a rank once it has done some steps; gives s until its successor has done one."""
+    victim = wait_for(folder, rank, len(rows(folder, rank)) + 20)[-1][0]
+    struck_s = time.time()
+    os.kill(victim, signal.SIGKILL)
+    before = len(rows(folder, rank))
+    return wait_for(folder, rank, before + 1)[before][1] - struck_s
 
 
 def wait_for(folder: Path, rank: int, steps: int) -> list[tuple[int, float]]:
     """Wait until a rank has done so many steps; gives all of them."""
     deadline_s = time.monotonic() + 60
-    while len(found := rows(folder, rank)) < max(1, steps):
+    while len(found := rows(folder, rank)) < steps:
         if time.monotonic() > deadline_s:
-            raise TimeoutError(f"rank {rank} of torchrun does no steps")
+            raise TimeoutError(f"rank {rank} under torchrun does no steps")
         time.sleep(0.02)
     return found
 

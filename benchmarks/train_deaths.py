@@ -33,7 +33,7 @@ from hetero.train.listening import Listener
 from hetero.train.mnist import network
 
 MEMBERS, STEPS = 3, SAMPLES // BATCH
-DEADLINE_STEPS, LEAST_DEADLINE_S = 25, 2.0
+DEADLINE_STEPS, LEAST_DEADLINE_S = 30, 2.0
 
 
 class Timed(Listener):

@@ -15,8 +15,9 @@ import hetero
 from hetero.errors import BadValueError, HeteroError
 from hetero.stores.files import FileStore
 from hetero.testing.power import RecordingDisk, cuts
-from hetero.train.checkpoints import TrainingCheckpoints
+from hetero.train.checkpoints import Checkpoint, TrainingCheckpoints
 from hetero.train.saving import read_model
+from hetero.train.state import unpack
 
 torch = pytest.importorskip("torch")
 
@@ -66,6 +67,7 @@ def test_a_program_that_is_killed_resumes_to_the_same_bits_over_other_devices(tm
 
 
 def trainer(folder: Path, width: int = 16, **options: Any) -> hetero.Trainer:
+    torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(12, width), torch.nn.Linear(width, 4))
     data = np.zeros((96, 12), np.float32), np.zeros(96, np.int64)
     optimizer = torch.optim.Adam(model.parameters())
@@ -120,17 +122,64 @@ def test_a_run_without_checkpoints_begins_at_the_beginning(tmp_path: Path) -> No
     assert trainer(tmp_path / "nothing").resume() == 0
 
 
-def test_a_power_cut_at_any_write_boundary_leaves_the_newest_complete_checkpoint(tmp_path: Path) -> None:
+def test_a_run_does_not_begin_anew_beside_checkpoints_that_are_further(folder: Path) -> None:
+    with pytest.raises(BadValueError, match=r"a checkpoint of step 12 already, and this run stands at step 0; resume"):
+        trainer(folder).fit(1)
+
+
+def test_a_run_that_is_done_has_nothing_left_to_do(folder: Path) -> None:
+    with trainer(folder) as made:
+        assert made.fit(4 - made.resume()) == []
+
+
+def test_an_epoch_that_is_resumed_in_its_middle_reports_all_of_its_samples(tmp_path: Path) -> None:
+    with trainer(tmp_path / "whole", checkpoint_every=2) as made:
+        [whole] = made.fit(1)
+    for path in (tmp_path / "whole" / f"step-{3:012d}").iterdir():
+        path.unlink()
+    with trainer(tmp_path / "whole", checkpoint_every=2) as made:
+        assert made.resume() == 0
+        assert made.step == 2
+        [resumed] = made.fit(1)
+    assert (resumed.loss, resumed.accuracy) == (whole.loss, whole.accuracy)
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Checkpoint]:
+    """Give the checkpoints of every step of a run of two epochs."""
+    path = tmp_path_factory.mktemp("every") / "run"
+    with trainer(path, checkpoint_every=1, keep=100, exact="bitwise") as made:
+        made.fit(2)
+    kept = TrainingCheckpoints(path)
+    return {step: Checkpoint(step, *kept.read(step)) for step in kept.steps()}
+
+
+def test_a_kill_at_any_write_boundary_leaves_the_newest_complete_checkpoint_and_it_leads_to_the_same_bits(
+    written: dict[int, Checkpoint], tmp_path: Path
+) -> None:
     disk = RecordingDisk(tmp_path / "store")
     kept = TrainingCheckpoints("", keep=2, store=FileStore(tmp_path / "store", disk))
-    for step in range(1, 5):
-        disk.during("newest", b"%d" % step, lambda step=step: kept.write(step, b"%d" % step * 50, {}))  # type: ignore[misc]
+    for step, whole in written.items():
+        facts = {name: whole.facts[name] for name in whole.facts if name not in ("step", "sha256", "bytes")}
+        disk.during(
+            "newest", b"%d" % step, lambda step=step, whole=whole, facts=facts: kept.write(step, whole.state, facts)
+        )  # type: ignore[misc]
+    roots: dict[int, Path] = {}
     tried = 0
     for number, (allowed, build) in enumerate(cuts(disk.log)):
         root = tmp_path / str(number)
         build(root)
         found = TrainingCheckpoints(root).newest()
         assert (None if found is None else b"%d" % found.step) in allowed["newest"]
-        assert found is None or found.state == b"%d" % found.step * 50
+        assert found is None or found.state == written[found.step].state
+        roots.setdefault(0 if found is None else found.step, root)
         tried += 1
     assert tried > 100
+    assert sorted(roots) == [0, *written]
+    with hetero.Context(devices="cpu:1", history=False) as ctx:
+        for step, root in roots.items():
+            with trainer(root, devices=ctx, exact="bitwise", checkpoint_every=100) as made:
+                assert made.resume() == step // 3
+                made.fit(2 - step // 3)
+            last, whole = unpack(TrainingCheckpoints(root).newest().state), unpack(written[6].state)  # type: ignore[union-attr]
+            assert all(torch.equal(last[0][name], whole[0][name]) for name in whole[0])

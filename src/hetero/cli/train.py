@@ -23,12 +23,13 @@ def train(
     recipe: Annotated[Path, typer.Argument(help="Recipe, a YAML file like examples/mnist.yaml.")],
     devices: Annotated[str | None, typer.Option(help="Fleet, as in 'cpu:1,cpu:1*0.25'.")] = None,
     set_: Annotated[list[str] | None, typer.Option("--set", help="Setting, key.path=value; may be repeated.")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on from the newest checkpoint.")] = False,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
     """Train one model over this host's devices, as a recipe says."""
     from hetero.train.recipe import read_recipe
 
-    wanted = read_recipe(recipe, set_ or [])
+    wanted = read_recipe(recipe, [*(set_ or []), *(["train.resume=true"] if resume else [])])
     need_torch()
     from hetero.train.example import Watcher, carry_out
 
@@ -139,11 +140,14 @@ def _epoch_line(report: Any) -> str:
 
 
 def _tell_results(outcome: Outcome) -> None:
-    out, last = console(), outcome.reports[-1]
-    if last.test_accuracy is not None:
-        out.print(f"    {last.test_accuracy:.2%} of the pictures held back are told right")
-    speed = f"{outcome.samples_per_s:,.0f} samples/s"
-    out.print(f"    {speed}, {outcome.efficiency:.0%} of the sum of the devices' own speeds")
+    out = console()
+    if outcome.tested.accuracy is not None:
+        out.print(f"    {outcome.tested.accuracy:.2%} of the pictures held back are told right")
+    if outcome.reports:
+        speed = f"{outcome.samples_per_s:,.0f} samples/s"
+        out.print(f"    {speed}, {outcome.efficiency:.0%} of the sum of the devices' own speeds")
+    else:
+        out.print(f"    all {outcome.before} epochs were done before")
     out.print("[bold]5/5 save the model[/]")
     for what, path in (("model", outcome.model), ("metrics", outcome.metrics), ("trace", outcome.trace)):
         out.print(f"    {what}: {path}", soft_wrap=True)

@@ -74,7 +74,7 @@ class TrainingCheckpoints:
         damaged: list[str] = []
         for step in reversed(self.steps()):
             try:
-                state, facts = self._read(step)
+                state, facts = self.read(step)
             except (HeteroError, ValueError) as error:
                 damaged.append(f"the checkpoint of step {step} is passed over: {error}")
             else:
@@ -126,7 +126,14 @@ class TrainingCheckpoints:
                 remedy="resume (trainer.resume(), --resume), or give another folder",
             )
 
-    def _read(self, step: int) -> tuple[bytes, dict[str, Any]]:
+    def read(self, step: int) -> tuple[bytes, dict[str, Any]]:
+        """Give the state and the facts of one checkpoint.
+
+        Raises
+        ------
+        HeteroError
+            It is not complete.
+        """
         manifest, state = self.store.get(_key(step, _MANIFEST)), self.store.get(_key(step, _STATE))
         if manifest is None or state is None:
             raise HeteroError("its state is absent")

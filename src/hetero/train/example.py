@@ -10,14 +10,17 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hetero.floor.errors import BadValueError
 from hetero.floor.platform import atomic_write
 from hetero.train.listening import Listener
 from hetero.train.mnist import Digits, download, load_digits, load_mnist, network
 from hetero.train.recipe import Recipe
-from hetero.train.values import EpochReport
+from hetero.train.values import EpochReport, Evaluation
+
+if TYPE_CHECKING:
+    from hetero.train.trainer import Trainer
 
 __all__ = ["Outcome", "Watcher", "carry_out", "load", "make_model", "make_optimizer"]
 
@@ -38,7 +41,9 @@ class Outcome:
 
     Attributes
     ----------
-    reports : of every epoch
+    reports : of every epoch of this run
+    before : epochs that an earlier run had done
+    tested : the model that was saved, on the data held back
     devices : names and what they are
     notes : devices left out, lost or joined
     model, metrics, trace : files
@@ -46,6 +51,8 @@ class Outcome:
     """
 
     reports: tuple[EpochReport, ...]
+    before: int
+    tested: Evaluation
     devices: dict[str, str]
     notes: tuple[str, ...]
     model: Path
@@ -55,24 +62,26 @@ class Outcome:
 
     @property
     def samples_per_s(self) -> float:
-        """Samples/s over all epochs."""
-        return sum(r.samples_per_s * r.seconds for r in self.reports) / sum(r.seconds for r in self.reports)
+        """Samples/s over all epochs, 0 where an earlier run had done all of them."""
+        seconds = sum(report.seconds for report in self.reports)
+        return sum(r.samples_per_s * r.seconds for r in self.reports) / seconds if seconds else 0.0
 
     @property
     def efficiency(self) -> float:
-        """Achieved speed over the sum of the devices' own speeds."""
-        return self.samples_per_s / sum(self.reports[-1].speeds.values())
+        """Achieved speed over the sum of the devices' own speeds, 0 where an earlier run had done all epochs."""
+        return self.samples_per_s / sum(self.reports[-1].speeds.values()) if self.reports else 0.0
 
     def as_dict(self) -> dict[str, Any]:
         """Give the figures for a program."""
-        last = self.reports[-1]
+        last = self.reports[-1] if self.reports else None
         return {
-            "test_accuracy": last.test_accuracy,
-            "test_loss": last.test_loss,
-            "epochs": len(self.reports),
-            "loss": last.loss,
-            "shares": last.shares,
-            "speeds": last.speeds,
+            "test_accuracy": self.tested.accuracy,
+            "test_loss": self.tested.loss,
+            "epochs": self.before + len(self.reports),
+            "resumed_after": self.before,
+            "loss": None if last is None else last.loss,
+            "shares": {} if last is None else last.shares,
+            "speeds": {} if last is None else last.speeds,
             "efficiency": self.efficiency,
             "samples_per_s": self.samples_per_s,
             "model": str(self.model),
@@ -116,6 +125,7 @@ def carry_out(recipe: Recipe, watcher: Watcher, *, devices: str | None = None) -
         config=context,
         trace=trace,
         **recipe.options,
+        **recipe.kept,
     ) as trainer:
         fleet = {device.short: device for device in trainer.context.devices}
         about = {name: f"{each.name}{_throttled(each.throttle_frac)}" for name, each in fleet.items()}
@@ -125,15 +135,32 @@ def carry_out(recipe: Recipe, watcher: Watcher, *, devices: str | None = None) -
             2, "assign tasks", [sizes, f"{recipe.options['global_batch']} samples a step, {_sharing(recipe)}"]
         )
         watcher.on_size(recipe.epochs * -(-len(digits.train[0]) // recipe.options["global_batch"]))
-        watcher.on_stage(3, "execute", [])
-        reports = trainer.fit(recipe.epochs, test=digits.test, listener=watcher)
+        before = _resume(trainer, watcher) if recipe.resume else 0
+        watcher.on_stage(3, "execute", [f"goes on after step {trainer.step}"] if trainer.step else [])
+        reports = trainer.fit(max(0, recipe.epochs - before), test=digits.test, listener=watcher)
+        tested = _tested(reports, len(digits.test[0])) or trainer.evaluate(digits.test)
         watcher.on_stage(4, "collect results", [])
         saved = trainer.save(recipe.output / "model.safetensors", {"hetero.model": recipe.model})
         notes = tuple(trainer.notes)
     metrics = recipe.output / "metrics.json"
-    outcome = Outcome(tuple(reports), about, notes, saved, metrics, trace, digits.origin)
+    outcome = Outcome(tuple(reports), before, tested, about, notes, saved, metrics, trace, digits.origin)
     atomic_write(metrics, json.dumps(outcome.as_dict(), indent=2).encode())
     return outcome
+
+
+def _resume(trainer: Trainer, watcher: Watcher) -> int:
+    """Go back to the newest checkpoint and tell what was wrong with newer ones; gives the epochs that were done."""
+    done = trainer.resume()
+    for note in trainer.notes:
+        watcher.on_note(note)
+    return done
+
+
+def _tested(reports: list[EpochReport], samples: int) -> Evaluation | None:
+    """Give the test that the last epoch ended with."""
+    if not reports or reports[-1].test_loss is None:
+        return None
+    return Evaluation(samples, reports[-1].test_loss, reports[-1].test_accuracy)
 
 
 def load(recipe: Recipe) -> Digits:

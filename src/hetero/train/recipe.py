@@ -25,6 +25,7 @@ _TRAIN = (
     *("accumulate", "micro_batch", "recompute", "on_nan", "seed"),
     *("overlap", "compression", "compression_rank", "sum_on"),
 )
+_KEPT = ("checkpoint", "checkpoint_every", "keep", "sample_log")
 _OWN = ("model", "data", "train", "output")
 
 
@@ -41,6 +42,8 @@ class Recipe:
     epochs : ≥ 1
     optimizer, learning_rate : one of `OPTIMIZERS`
     options : keywords of the Trainer
+    kept : keywords of the Trainer that say what is written while it trains, and how often
+    resume : True goes on from the newest complete checkpoint, where there is one
     output : folder of the results
     context : what is left, for the Context
     """
@@ -53,6 +56,8 @@ class Recipe:
     optimizer: str = "adam"
     learning_rate: float = 0.001
     options: Mapping[str, Any] = field(default_factory=dict)
+    kept: Mapping[str, Any] = field(default_factory=dict)
+    resume: bool = False
     output: Path = Path("mnist-run")
     context: Mapping[str, Any] = field(default_factory=dict)
 
@@ -103,7 +108,7 @@ def recipe_of(tree: Tree, name: str) -> Recipe:
     value = {key: part for key, part in tree.value.items() if part is not None}
     given = {key: value.pop(key) for key in _OWN if key in value}
     data = _section(tree, given, "data", _DATA)
-    train = _section(tree, given, "train", _TRAIN)
+    train = _section(tree, given, "train", (*_TRAIN, *_KEPT, "resume"))
     optimizer = train.pop("optimizer", "adam")
     if optimizer not in OPTIMIZERS:
         raise _wrong(tree, "train", "optimizer", optimizer, f"allowed: {', '.join(OPTIMIZERS)}", OPTIMIZERS)
@@ -111,16 +116,20 @@ def recipe_of(tree: Tree, name: str) -> Recipe:
         name=name,
         model=_text(tree, given, "model", "mnist"),
         data_path=None if "path" not in data else Path(_text(tree, data, "path", "", "data")).expanduser(),
-        download=_truth(tree, data, "download"),
+        download=_truth(tree, data, "download", "data"),
         epochs=_whole(tree, train, "epochs", 8),
         optimizer=optimizer,
         learning_rate=_positive(tree, train, "learning_rate", 0.001),
-        options={"global_batch": 128, **train},
+        resume=_truth(tree, train, "resume", "train"),
+        kept=_kept(tree, train),
+        options={"global_batch": 128, **{key: part for key, part in train.items() if key in _TRAIN}},
         output=Path(_text(tree, given, "output", f"{name}-run")).expanduser(),
         context=value,
     )
     if recipe.download and recipe.data_path is None:
         raise _wrong(tree, "data", "download", True, "give data.path, the folder that the files go to")
+    if recipe.resume and "checkpoint" not in recipe.kept:
+        raise _wrong(tree, "train", "resume", True, "give train.checkpoint, the folder of the checkpoints")
     return recipe
 
 
@@ -154,10 +163,21 @@ def _text(tree: Tree, given: Mapping[str, Any], key: str, usual: str, section: s
     return value
 
 
-def _truth(tree: Tree, data: Mapping[str, Any], key: str) -> bool:
-    value = data.get(key, False)
+def _kept(tree: Tree, train: dict[str, Any]) -> dict[str, Any]:
+    kept: dict[str, Any] = {}
+    for key in ("checkpoint", "sample_log"):
+        if key in train:
+            kept[key] = _text(tree, train, key, "", "train")
+    for key in ("checkpoint_every", "keep"):
+        if key in train:
+            kept[key] = _whole(tree, train, key, 1)
+    return kept
+
+
+def _truth(tree: Tree, given: Mapping[str, Any], key: str, section: str) -> bool:
+    value = given.get(key, False)
     if not isinstance(value, bool):
-        raise _wrong(tree, "data", key, value, "write true or false")
+        raise _wrong(tree, section, key, value, "write true or false")
     return value
 
 

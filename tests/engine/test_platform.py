@@ -97,6 +97,9 @@ def test_a_file_is_replaced_whole_or_not_at_all(
         platform.atomic_write(path, "text")  # type: ignore[arg-type]
     assert path.read_bytes() == b"new" * 1000
     assert [entry.name for entry in tmp_path.iterdir()] == ["state"]
+    plain = tmp_path / "plain"
+    plain.touch()
+    assert path.stat().st_mode == plain.stat().st_mode
 
 
 def test_without_affinity_a_process_stays_unbound(monkeypatch: pytest.MonkeyPatch) -> None:

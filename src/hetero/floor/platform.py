@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import mmap
 import os
+import secrets
 import shutil
 import signal
 import socket
@@ -491,16 +492,17 @@ def atomic_write(path: Path, data: bytes) -> None:
 
     Notes
     -----
-    Temporary file in the same folder, fsync, rename over the old file, fsync of the folder.
+    Temporary file in the same folder, fsync, rename over the old file, fsync of the folder. A new file has the
+    mode that the user's umask gives.
     """
-    fd, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    temporary = path.parent / f".{path.name}.{secrets.token_hex(8)}"
     try:
-        with os.fdopen(fd, "wb") as file:
+        with temporary.open("xb") as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
     except BaseException:
-        Path(temporary).unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
         raise
     sync_folder(path.parent)

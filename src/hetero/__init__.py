@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from concurrent.futures import ALL_COMPLETED, FIRST_COMPLETED, FIRST_EXCEPTION, as_completed, wait
 
     from hetero import errors
+    from hetero.advise.estimate import Estimate, Workload, estimate
     from hetero.backends.base import Kernel
     from hetero.batch.face import map_batches
     from hetero.batch.pipeline import pipeline
@@ -54,6 +55,7 @@ __all__ = [
     "FIRST_EXCEPTION",
     "Context",
     "Device",
+    "Estimate",
     "Executor",
     "Future",
     "Group",
@@ -63,6 +65,7 @@ __all__ = [
     "Split",
     "TaskFunction",
     "Trainer",
+    "Workload",
     "all_gather",
     "all_reduce",
     "as_completed",
@@ -71,6 +74,7 @@ __all__ = [
     "checkpoint",
     "compress",
     "errors",
+    "estimate",
     "footprint",
     "get_current_device",
     "get_device_list",
@@ -100,6 +104,7 @@ __all__ = [
 
 _HOMES = {
     "concurrent.futures": ("ALL_COMPLETED", "FIRST_COMPLETED", "FIRST_EXCEPTION", "as_completed", "wait"),
+    "hetero.advise.estimate": ("Estimate", "Workload", "estimate"),
     "hetero.backends.base": ("Kernel",),
     "hetero.batch.face": ("map_batches",),
     "hetero.batch.pipeline": ("pipeline",),

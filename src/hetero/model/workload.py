@@ -87,6 +87,7 @@ ENGINES = {
         Engine("llama.cpp", CONTEXT_BYTES, host_embedding=True, step_tokens=512, logits="step", logit_bytes=4),
         Engine("vllm", 2 * CONTEXT_BYTES, step_tokens=8192, logit_bytes=4),
         Engine("tensorrt-llm", 2 * CONTEXT_BYTES, step_tokens=8192, logit_bytes=4),
+        Engine("deepspeed", 2 * CONTEXT_BYTES, step_tokens=8192, logit_bytes=4),
     )
 }
 """Engines by name."""
@@ -157,7 +158,8 @@ class Workload:
     kv : number format of the KV cache
     batch : sequences at once on a replica; a micro-batch in training
     context : tokens a sequence, prompt and answer together
-    prompt : tokens that are read at once, 0 for all of the context
+    prompt : tokens that are read at once, 0 for all of the context; speed is then that of half read, half answered
+    chunk : tokens of the prompts that are read in one pass, 0 for as many as the engine takes
     engine : one of `ENGINES`
     optimiser : one of `OPTIMISERS`
     master_weights : True for a copy of the weights in 32 bits
@@ -181,6 +183,7 @@ class Workload:
     batch: int = 1
     context: int = 2048
     prompt: int = 0
+    chunk: int = 0
     engine: str = "torch"
     optimiser: str = "adamw"
     master_weights: bool = False
@@ -197,6 +200,7 @@ class Workload:
         _at_least("batch", self.batch, 1)
         _at_least("context", self.context, 1)
         _at_least("prompt", self.prompt, 0)
+        _at_least("chunk", self.chunk, 0)
         form = number_format(self.weights)
         if self.job in ("finetune", "pretrain") and not form.trainable:
             raise BadValueError(
@@ -207,6 +211,18 @@ class Workload:
     def training(self) -> bool:
         """Whether a backward pass is made."""
         return self.job in ("finetune", "pretrain", "lora")
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Tokens of a sequence that are read."""
+        if self.training or self.job == "embedding":
+            return self.context
+        return min(self.prompt or (self.context + 1) // 2, self.context)
+
+    @property
+    def answer_tokens(self) -> int:
+        """Tokens of a sequence that are answered."""
+        return self.context - self.prompt_tokens
 
 
 def _one_of(what: str, given: object, allowed: tuple[object, ...]) -> None:

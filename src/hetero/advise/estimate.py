@@ -1,0 +1,220 @@
+"""How fast, how long, with how much memory: the estimate for people, each figure with its interval and origin.
+
+In: a workload and a device, by name or as values. Out: an `Estimate` that explains itself. It must not fill a gap of
+the catalog: a device whose speed has no source is an error.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from hetero.advise.fit import read_model, room_of
+from hetero.catalog.load import find
+from hetero.catalog.values import DeviceSpec
+from hetero.floor.errors import BadValueError
+from hetero.floor.units import format_bytes, format_seconds
+from hetero.model import workload as values
+from hetero.model.architecture import ModelSpec
+from hetero.model.figure import Figure
+from hetero.model.quantisation import number_format
+from hetero.model.workload import Sharding
+from hetero.plan.efficiency import SPEC, Efficiency
+from hetero.plan.fit import Fit, fit
+from hetero.plan.fit_search import shardings
+from hetero.plan.speed import Rates, answers_amounts, prompt_amounts, sequences_at_once, step_amounts
+
+__all__ = ["Estimate", "Workload", "estimate", "rates_of"]
+
+
+class Workload(values.Workload):
+    """A model, by its name in the catalog, its config.json or its architecture, and what it is to do.
+
+    The fields are those of `hetero.model.workload.Workload`.
+
+    Examples
+    --------
+    >>> Workload("Llama-3.1-8B", batch=8, prompt=512, context=1024).answer_tokens
+    512
+    """
+
+    __slots__ = ()
+
+    def __init__(self, model: str | Path | ModelSpec, job: values.Job = "inference", **how: Any) -> None:
+        super().__init__(read_model(model), job, **how)
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """How fast devices of one sort do a workload; None where a figure means nothing for the job.
+
+    Attributes
+    ----------
+    work, device, spread : what was asked
+    memory : whether it fits, and the bytes
+    prefill_s : until the prompts of the batch are read
+    step_s : of one decode step, a token for each sequence
+    decode_tokens_per_s : of one sequence, while `batch` are answered
+    latency_s : from the prompts to the last token of the batch, in turns where not all fit at once
+    throughput_tokens_per_s : answer tokens, or read tokens where nothing is answered, of the batch / latency
+    most_tokens_per_s : the same with as many sequences as the memory holds, coming and going
+    at_once : sequences that the memory holds
+    shares : what the time is made of
+    """
+
+    work: values.Workload
+    device: DeviceSpec
+    spread: Sharding
+    memory: Fit
+    latency_s: Figure
+    throughput_tokens_per_s: Figure
+    prefill_s: Figure | None = None
+    step_s: Figure | None = None
+    decode_tokens_per_s: Figure | None = None
+    most_tokens_per_s: Figure | None = None
+    at_once: int = 0
+    shares: tuple[tuple[str, float], ...] = ()
+
+    @property
+    def figures(self) -> dict[str, Figure]:
+        """The figures that are there, by name."""
+        found = {name: getattr(self, name) for name in self.__slots__}
+        return {name: figure for name, figure in found.items() if isinstance(figure, Figure)}
+
+    def as_dict(self) -> dict[str, Any]:
+        """Give what a program would read."""
+        return {
+            "model": self.work.model.name,
+            "device": self.device.name,
+            "devices": self.spread.devices,
+            "memory": self.memory.answer,
+            "memory_bytes": self.memory.footprint.total,
+            "at_once": self.at_once,
+            **{name: figure.as_dict() for name, figure in self.figures.items()},
+        }
+
+    def explain(self) -> str:
+        """Give the answer in words."""
+        work = self.work
+        lines = [
+            f"{work.model.name} in {work.weights} by {work.engine} on {self.spread.devices} × {self.device.name}:"
+            f" {self.memory.answer}, {format_bytes(self.memory.footprint.total)} a device"
+        ]
+        lines += [f"  {name:24} {_shown(name, figure)}" for name, figure in self.figures.items()]
+        if self.shares:
+            parts = [f"{share:.0%} {name}" for name, share in self.shares if share >= 0.01]
+            lines.append(f"the time is {', '.join(parts)}")
+        return "\n".join(lines)
+
+
+def _shown(name: str, figure: Figure) -> str:
+    if name.endswith("_per_s"):
+        return f"{figure.value:,.1f} (80 %: {figure.low:,.1f} to {figure.high:,.1f}; {figure.origin})"
+    shown = [format_seconds(amount) for amount in (figure.value, figure.low, figure.high)]
+    return f"{shown[0]} (80 %: {shown[1]} to {shown[2]}; {figure.origin})"
+
+
+_PRECISIONS = {
+    "fp8": ("fp8", "int8", "bf16", "fp16"),
+    "int8": ("int8", "bf16", "fp16"),
+    "fp32": ("fp32",),
+    "tf32": ("tf32", "fp32"),
+    "fp4": ("fp4", "fp8", "bf16", "fp16"),
+}
+_HALF = ("bf16", "fp16", "fp16_acc16", "fp32")
+_LINK_BYTES_PER_S = 16e9
+"""What is taken of a link that no source prints: PCIe 4.0 with half of its lanes, declared."""
+
+
+def rates_of(device: DeviceSpec, weights: str) -> Rates:
+    """Give what a device's data sheet promises for weights of that format.
+
+    Raises
+    ------
+    BadValueError
+        The catalog knows no source for its arithmetic or its bandwidth.
+    """
+    form = number_format(weights)
+    flop = device.rate(*_PRECISIONS.get(form.name, _HALF))
+    speed = device.bandwidth_bytes_per_s
+    if flop is None or speed is None:
+        lacking = "arithmetic" if flop is None else "memory bandwidth"
+        raise BadValueError(
+            f"the catalog has no source for the {lacking} of {device.name}",
+            remedy="give a DeviceSpec with flop_per_s and bandwidth_bytes_per_s",
+        )
+    return Rates(flop, speed, device.link_bytes_per_s or device.host_bytes_per_s or _LINK_BYTES_PER_S)
+
+
+def estimate(
+    workload: values.Workload | str,
+    device: DeviceSpec | str,
+    count: int = 1,
+    spread: Sharding | None = None,
+    efficiency: Efficiency | None = None,
+) -> Estimate:
+    """Say how fast devices of one sort do a workload.
+
+    Parameters
+    ----------
+    workload : a model's name stands for its inference as `Workload` has it by default
+    device : name in the catalog, or a device
+    count : devices of that sort
+    spread : how to spread over them; default: the usual way that fits best
+    efficiency : how much of the data sheet is reached; default: what is known of this device and engine
+
+    Examples
+    --------
+    >>> estimate(Workload("Llama-3.1-8B", prompt=512, context=1024), "RTX-4090").memory.answer
+    'fits'
+    """
+    work = Workload(workload) if isinstance(workload, str) else workload
+    spec = device if isinstance(device, DeviceSpec) else find(device)
+    if count < 1:
+        raise BadValueError(f"count is {count}", remedy="it must be at least 1")
+    room, rates = room_of(spec), rates_of(spec, work.weights)
+    known = efficiency or SPEC
+    how = spread or _usual(work, count)
+    most = sequences_at_once(work, room, how)
+    turns = -(-work.batch // most) if most else 1
+    batch = work.batch / turns
+    prefill = prompt_amounts(work, how, rates, batch)
+    answers = answers_amounts(work, how, rates, batch)
+    latency = known.figure((prefill + answers) * turns)
+    tokens = work.batch * (work.answer_tokens or work.context)
+    step = step_amounts(work, how, rates, batch, work.prompt_tokens + work.answer_tokens / 2)
+    step_s = known.figure(step) if work.answer_tokens else None
+    return Estimate(
+        work=work,
+        device=spec,
+        spread=how,
+        memory=fit(work, room, how),
+        latency_s=latency,
+        throughput_tokens_per_s=latency.over(tokens),
+        prefill_s=known.figure(prefill).times(turns),
+        step_s=step_s,
+        decode_tokens_per_s=step_s.over(1.0) if step_s else None,
+        most_tokens_per_s=_most(work, spec, how, rates, known),
+        at_once=most,
+        shares=tuple(known.shares(prefill + answers).items()),
+    )
+
+
+def _usual(work: values.Workload, count: int) -> Sharding:
+    if count == 1:
+        return Sharding()
+    ways = list(shardings(work, count))
+    if not ways:
+        raise BadValueError(
+            f"{work.model.name} cannot be spread over {count} devices", remedy=f"at most {work.model.layers} layers"
+        )
+    return ways[0]
+
+
+def _most(work: values.Workload, spec: DeviceSpec, how: Sharding, rates: Rates, known: Efficiency) -> Figure | None:
+    batch = sequences_at_once(replace(work), room_of(spec), how, mean=True)
+    if not batch:
+        return None
+    amounts = prompt_amounts(work, how, rates, batch) + answers_amounts(work, how, rates, batch)
+    return known.figure(amounts).over(batch * (work.answer_tokens or work.context))

@@ -1,0 +1,65 @@
+"""A figure that was not measured: its value, how sure it is, and where it comes from.
+
+In: a value, a spread, an origin. Out: a frozen value. It must not compute anything else.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import exp
+from typing import Literal
+
+__all__ = ["ORIGINS", "Figure", "Origin"]
+
+Origin = Literal["spec", "prior", "borrowed", "measured"]
+
+ORIGINS: tuple[Origin, ...] = ("measured", "borrowed", "prior", "spec")
+"""From the surest to the least sure: measured on this device with this engine; measured on others of the engine or the
+vendor; published measurements of other people; the data sheet alone."""
+
+NORMAL_80 = 1.2816
+"""Standard deviations on each side that hold 80 % of a normal distribution."""
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """A value with its 80 % interval.
+
+    Attributes
+    ----------
+    value : the median of what is expected
+    low, high : four of five such values should lie between them
+    origin : one of `ORIGINS`
+
+    Examples
+    --------
+    >>> Figure.around(2.0, 0.1, "prior").overlaps(Figure.around(2.2, 0.1, "prior"))
+    True
+    """
+
+    value: float
+    low: float
+    high: float
+    origin: Origin
+
+    @classmethod
+    def around(cls, value: float, spread: float, origin: Origin) -> Figure:
+        """Give a figure whose logarithm has this standard deviation."""
+        width = exp(NORMAL_80 * spread)
+        return cls(value, value / width, value * width, origin)
+
+    def over(self, amount: float) -> Figure:
+        """Give `amount` over this figure, as in tokens over seconds."""
+        return Figure(amount / self.value, amount / self.high, amount / self.low, self.origin)
+
+    def times(self, factor: float) -> Figure:
+        """Give this figure a number of times."""
+        return Figure(self.value * factor, self.low * factor, self.high * factor, self.origin)
+
+    def overlaps(self, other: Figure) -> bool:
+        """Whether the two intervals share a value, so that no order of the two is certain."""
+        return self.low <= other.high and other.low <= self.high
+
+    def as_dict(self) -> dict[str, float | str]:
+        """Give what a program would read."""
+        return {"value": self.value, "low": self.low, "high": self.high, "origin": self.origin}

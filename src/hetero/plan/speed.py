@@ -1,0 +1,147 @@
+"""Seconds of a model's passes over its devices, as amounts of ideal work: arithmetic, bytes read, launches, messages.
+
+In: a workload, its sharding, a data sheet's rates. Out: amounts by term, which `efficiency` turns into seconds. It
+must not know how fast any software is.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import ceil
+
+import numpy as np
+import numpy.typing as npt
+
+from hetero.model.architecture import ModelSpec
+from hetero.model.quantisation import number_format
+from hetero.model.workload import ENGINES, Sharding, Workload
+from hetero.plan.fit import Room, footprint, weight_bytes
+
+__all__ = ["TERMS", "Rates", "answers_amounts", "prompt_amounts", "sequences_at_once", "step_amounts", "touched_frac"]
+
+Vector = npt.NDArray[np.float64]
+
+TERMS = ("prompt", "arithmetic", "weights", "attention", "cache", "layer", "reduce", "link", "hop", "request")
+"""What a pass is made of. In seconds at the data sheet's rates: 'prompt' arithmetic of many tokens at once,
+'arithmetic' of a few, 'weights' read, 'attention' arithmetic over kept tokens, 'cache' read, 'link' bytes of
+all-reduces. As counts: 'layer' passed, 'reduce' messages, 'hop' between stages, 'request'."""
+
+FEW_TOKENS = 128
+"""Up to so many tokens a pass multiplies as a decode step does, above as a prompt."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """What a device's data sheet promises.
+
+    Attributes
+    ----------
+    flop_per_s : dense, in the precision that the engine multiplies in
+    bytes_per_s : of its memory
+    link_bytes_per_s : to its neighbours, one direction
+    """
+
+    flop_per_s: float
+    bytes_per_s: float
+    link_bytes_per_s: float
+
+
+def touched_frac(model: ModelSpec, tokens: float) -> float:
+    """Give the share of a mixture's experts that at least one of these tokens passes.
+
+    Notes
+    -----
+    1 − (1 − k/E)^tokens, for E experts of which each token takes k as if by chance.
+
+    Examples
+    --------
+    >>> mixture = ModelSpec("m", 32, 4096, 32, 8, 128, 0, 32000, experts=8, experts_per_token=2, expert_intermediate=9)
+    >>> touched_frac(mixture, 1), round(touched_frac(mixture, 16), 2)
+    (0.25, 0.99)
+    """
+    if not model.experts:
+        return 1.0
+    return float(1 - (1 - model.experts_per_token / model.experts) ** tokens)
+
+
+def _weights_read(work: Workload, tokens: float) -> float:
+    """Give the bytes of the weights that a pass of so many tokens reads; of the input table only the tokens' rows."""
+    model, form = work.model, number_format(work.weights)
+    whole = weight_bytes(model, form, host_embedding=True, packs_head=ENGINES[work.engine].packs_head)
+    each = (3 if model.gated else 2) * model.hidden * model.expert_intermediate
+    routed = model.expert_layers * model.experts * each * form.bytes_per_weight
+    return whole - routed * (1 - touched_frac(model, tokens))
+
+
+def _pass(work: Workload, spread: Sharding, rates: Rates, tokens: float, kept: float, read: float) -> Vector:
+    """Give the amounts of one pass of `tokens`, over `kept` pairs of a token with one before it, `read` cache bytes."""
+    model = work.model
+    few = tokens <= FEW_TOKENS
+    logits = 0 if few else (model.vocab * model.hidden)
+    flop = 2.0 * (model.parameters().active - logits) * tokens / rates.flop_per_s / spread.tensor
+    pairs = 4.0 * kept * model.query_width * model.layers / rates.flop_per_s / spread.tensor
+    found = dict.fromkeys(TERMS, 0.0)
+    found["arithmetic" if few else "prompt"] = flop + (0.0 if few else pairs)
+    found["attention"] = pairs if few else 0.0
+    found["weights"] = _weights_read(work, tokens) / rates.bytes_per_s / spread.tensor
+    found["cache"] = read / rates.bytes_per_s / (1 if model.latent else min(spread.tensor, model.kv_heads))
+    found["layer"] = float(model.layers)
+    if spread.tensor > 1:
+        size = 2.0 * model.layers * tokens * model.hidden * 2
+        found["reduce"] = 2.0 * model.layers * np.log2(spread.tensor)
+        found["link"] = 2 * (spread.tensor - 1) / spread.tensor * size / rates.link_bytes_per_s
+    found["hop"] = spread.pipeline - 1.0
+    return np.array([found[name] for name in TERMS])
+
+
+def step_amounts(work: Workload, spread: Sharding, rates: Rates, batch: float, kept: float) -> Vector:
+    """Give the amounts of one decode step: a token for each of `batch` sequences that have `kept` tokens each.
+
+    Notes
+    -----
+    A step reads every weight once whatever the batch is, and the KV cache of every sequence: its time is that of
+    bytes / bandwidth as long as the batch is small. Stages of a pipeline take turns, so they do not divide it.
+    """
+    values = work.model.kv_values(max(1, round(kept))) * number_format(work.kv).bytes_per_weight
+    return _pass(work, spread, rates, batch, batch * kept, batch * values)
+
+
+def prompt_amounts(work: Workload, spread: Sharding, rates: Rates, batch: float) -> Vector:
+    """Give the amounts of reading the prompts of `batch` sequences, in passes of as many tokens as the engine takes.
+
+    Notes
+    -----
+    2 · active parameters · tokens + 2 · tokens² · query width · layers operations (causal). The passes follow one
+    another through the stages of a pipeline: (passes + stages − 1) / (passes · stages) of the time of one device.
+    """
+    prompt = work.prompt_tokens
+    tokens = batch * prompt
+    chunk = min(work.chunk or ENGINES[work.engine].step_tokens or tokens, tokens)
+    passes = max(1.0, tokens / chunk)
+    values = work.model.kv_values(max(1, prompt // 2)) * number_format(work.kv).bytes_per_weight
+    read = values * max(1.0, chunk / prompt) if chunk <= FEW_TOKENS else 0.0
+    one = _pass(work, spread, rates, chunk, chunk * prompt / 2, read)
+    turns = (passes + spread.pipeline - 1) / spread.pipeline
+    return one * turns
+
+
+def answers_amounts(work: Workload, spread: Sharding, rates: Rates, batch: float) -> Vector:
+    """Give the amounts of all decode steps of `batch` sequences that are read and answered together."""
+    answer = work.answer_tokens
+    return answer * step_amounts(work, spread, rates, batch, work.prompt_tokens + answer / 2)
+
+
+def sequences_at_once(work: Workload, room: Room, spread: Sharding, mean: bool = False) -> int:
+    """Give how many sequences' caches fit beside the weights, 0 where not even one does.
+
+    Parameters
+    ----------
+    mean : True where sequences come and go, so that each holds half of its answer on average
+    """
+    from dataclasses import replace
+
+    one = footprint(replace(work, batch=1), spread, room.shared)
+    free = room.usable_bytes - (one.total - one.kv_cache)
+    held = work.prompt_tokens + work.answer_tokens / 2 if mean else work.context
+    each = one.kv_cache * min(1.0, held / work.context)
+    return max(0, int(free / each)) if each > 0 else (ceil(work.batch) if free >= 0 else 0)

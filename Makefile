@@ -35,10 +35,10 @@ demo: $(READY) ## run the main job: a tiled Cholesky and a stencil over this hos
 	$(BIN)/hetero train examples/mnist.yaml --set output=build/mnist-run
 
 test: $(READY) $(OTHER) ## run every test (at most 15 minutes on 2 cores)
-	$(BIN)/python -m pytest -q
+	.ci/test
 
 test-fast: $(READY) ## run the quick tests (at most 2 minutes)
-	$(BIN)/python -m pytest -q -m "not slow" $(FAST)
+	$(BIN)/python -m pytest -q -n 2 --dist loadfile -m "not slow" $(FAST)
 
 lint: $(READY) ## style, types on three operating systems, and the import contract
 	$(BIN)/ruff check .

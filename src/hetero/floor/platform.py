@@ -34,6 +34,7 @@ __all__ = [
     "SharedMemory",
     "atomic_write",
     "available_cpus",
+    "bind_process_to_cpus",
     "bind_to_cpus",
     "child_environment",
     "data_bytes",
@@ -50,12 +51,14 @@ __all__ = [
     "memory_kills",
     "memory_kills_file",
     "open_process",
+    "open_shared",
     "private_view",
     "receive_with_files",
     "same_bytes",
     "send_with_files",
     "set_environment",
     "shared_memory",
+    "shared_path",
     "spill_file",
     "sync_folder",
 ]
@@ -194,6 +197,23 @@ def shared_memory(nbytes: int) -> SharedMemory:
             remedy="make memory_pool_size smaller",
         )
     return _unlinked(folder, nbytes, f"the memory pool of {nbytes} bytes lies in a file under {folder}, because {room}")
+
+
+def shared_path(memory: SharedMemory) -> str:
+    """Give the path under which another process of this user can open shared memory, '' where there is none."""
+    return f"/proc/{os.getpid()}/fd/{memory.fd}" if sys.platform == "linux" and FEATURES.memfd else ""
+
+
+def open_shared(path: str, nbytes: int) -> SharedMemory | None:
+    """Open another process's shared memory; None where it cannot be reached or is of another size."""
+    try:
+        fd = os.open(path, os.O_RDWR | getattr(os, "O_CLOEXEC", 0))
+    except OSError:
+        return None
+    if os.fstat(fd).st_size == nbytes:
+        return SharedMemory(fd, nbytes)
+    os.close(fd)
+    return None
 
 
 def spill_file(nbytes: int) -> SharedMemory:
@@ -384,6 +404,17 @@ def bind_to_cpus(cpus: Iterable[int]) -> bool:
         with suppress(OSError):
             os.sched_setaffinity(0, set(cpus))
             return True
+    return False
+
+
+def bind_process_to_cpus(cpus: Iterable[int]) -> bool:
+    """Bind every thread of this process to these CPUs; False where that is not possible."""
+    if sys.platform == "linux" and FEATURES.affinity:
+        wanted = set(cpus)
+        for thread in os.listdir("/proc/self/task"):
+            with suppress(OSError):
+                os.sched_setaffinity(int(thread), wanted)
+        return True
     return False
 
 

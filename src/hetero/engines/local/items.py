@@ -10,12 +10,12 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple, Protocol
 
 from hetero.engines.base import NodeUsage
-from hetero.engines.local.arena import Arena, Payload
+from hetero.engines.local.arena import Payload
 from hetero.engines.local.wire import Wire
 from hetero.floor.errors import DeviceLostError, SerialisationError
 from hetero.model.device import Device
 
-__all__ = ["MISSING", "Holder", "Item", "Items", "Meter", "Replica"]
+__all__ = ["MISSING", "Holder", "Item", "Items", "Meter", "Packer", "Replica"]
 
 
 class _Missing:
@@ -32,6 +32,14 @@ class Holder(Protocol):
 
     def drop(self, key: Any) -> None:
         """Forget a kept value."""
+        ...
+
+
+class Packer(Protocol):
+    """Turns values into bytes that travel."""
+
+    def payload(self, value: Any) -> Payload:
+        """Give a value as bytes; raises whatever its pickling raises."""
         ...
 
 
@@ -86,7 +94,7 @@ class Item:
 class Items:
     """All data items and uncommitted results of one engine."""
 
-    def __init__(self, arena: Arena, meter: Meter) -> None:
+    def __init__(self, arena: Packer, meter: Meter) -> None:
         self._arena = arena
         self._meter = meter
         self._items: dict[int, Item] = {}

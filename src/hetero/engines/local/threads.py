@@ -29,7 +29,7 @@ from hetero.model.device import HOST_NODE, Device
 from hetero.model.events import DeviceLost, DeviceReady, Event, TaskFailed, TaskFinished, TaskWithdrawn
 from hetero.model.tasks import Failure
 
-__all__ = ["ThreadWorker", "resolve", "sizeof"]
+__all__ = ["ThreadWorker", "raise_in_thread", "resolve", "sizeof"]
 
 CANCEL_S = 0.2
 STOP_S = 1.0
@@ -71,7 +71,7 @@ def copy_said(data: Any, buffer: memoryview) -> None:
     buffer[: len(data)] = data
 
 
-def _raise_in_thread(ident: int, exception: type[BaseException] | None) -> None:
+def raise_in_thread(ident: int, exception: type[BaseException] | None) -> None:
     """Raise an exception in a thread as soon as it runs Python code; None takes back one that has not come yet."""
     given = None if exception is None else ctypes.py_object(exception)
     ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(ident), given)
@@ -120,7 +120,7 @@ class ThreadWorker:
         with self._guard:
             if self._current == (task, attempt):
                 self._cancelling = True
-                _raise_in_thread(self._thread.ident or 0, Cancelled)
+                raise_in_thread(self._thread.ident or 0, Cancelled)
             elif (task, attempt) in self._waiting:
                 self._unwanted[task, attempt] = say.CANCELLED
                 return
@@ -247,7 +247,7 @@ class ThreadWorker:
         """Let an exception that is on its way arrive here, where it does no harm."""
         for _ in range(20):
             clock.sleep(1e-3)
-        _raise_in_thread(threading.get_ident(), None)
+        raise_in_thread(threading.get_ident(), None)
         self._cancelling = False
 
     def _arguments(self, call: Call) -> tuple[Any, Any]:

@@ -16,7 +16,9 @@ if TYPE_CHECKING:
     from hetero.advise.estimate import Estimate, Workload, estimate
     from hetero.backends.base import Kernel
     from hetero.batch.face import map_batches
+    from hetero.batch.files import Files, Images
     from hetero.batch.pipeline import pipeline
+    from hetero.batch.tables import Tables
     from hetero.comm.group import Group, open_rendezvous
     from hetero.comm.mpi import MpiGroup
     from hetero.drive.checkpoints import checkpoint, restore, resumable
@@ -39,6 +41,7 @@ if TYPE_CHECKING:
         world_size,
     )
     from hetero.session.joblib import register_joblib
+    from hetero.session.snapshot import snapshot
     from hetero.session.tasks import TaskFunction, task
     from hetero.train.compress import compress
     from hetero.train.data import pad_samples
@@ -57,12 +60,15 @@ __all__ = [
     "Device",
     "Estimate",
     "Executor",
+    "Files",
     "Future",
     "Group",
     "HeteroError",
+    "Images",
     "Kernel",
     "MpiGroup",
     "Split",
+    "Tables",
     "TaskFunction",
     "Trainer",
     "Workload",
@@ -96,6 +102,7 @@ __all__ = [
     "search",
     "send",
     "set_log_level",
+    "snapshot",
     "split",
     "task",
     "wait",
@@ -107,7 +114,9 @@ _HOMES = {
     "hetero.advise.estimate": ("Estimate", "Workload", "estimate"),
     "hetero.backends.base": ("Kernel",),
     "hetero.batch.face": ("map_batches",),
+    "hetero.batch.files": ("Files", "Images"),
     "hetero.batch.pipeline": ("pipeline",),
+    "hetero.batch.tables": ("Tables",),
     "hetero.comm.group": ("Group", "open_rendezvous"),
     "hetero.comm.mpi": ("MpiGroup",),
     "hetero.drive.checkpoints": ("checkpoint", "restore", "resumable"),
@@ -129,6 +138,7 @@ _HOMES = {
         "world_size",
     ),
     "hetero.session.joblib": ("register_joblib",),
+    "hetero.session.snapshot": ("snapshot",),
     "hetero.session.tasks": ("TaskFunction", "task"),
     "hetero.train.compress": ("compress",),
     "hetero.train.data": ("pad_samples",),

@@ -24,6 +24,8 @@ from hetero.cli import (
     run,
     schedule,
     search,
+    top,
+    topo,
     train,
 )
 from hetero.cli.output import tell_error
@@ -53,7 +55,9 @@ app.add_typer(config.app, name="config")
 app.add_typer(catalog.app, name="catalog")
 app.add_typer(plan.app, name="plan")
 app.add_typer(graph.app, name="graph")
+app.command("top")(top.top)
 app.command("schedule")(schedule.schedule)
+app.command("topo")(topo.topo)
 app.command("doctor")(doctor.doctor)
 
 

@@ -44,6 +44,8 @@ class Lives(Questions):
             state.task, state.row, state.waits_for, state.excluded = task, None, 0, frozenset()
         if self.fleet.own_nodes:
             self._count_at_home(state)
+        if self.placer.outlook is not None:
+            self.placer.outlook.came(state)
         if task.after or task.inputs:
             for parent in dict.fromkeys(task.after + task.inputs):
                 waited = self.tasks.get(parent)
@@ -115,8 +117,11 @@ class Lives(Questions):
 
     def _learn(self, state: TaskState, device: DeviceState, event: TaskFinished) -> None:
         device.finished += 1
+        device.busy_s += event.seconds
         device.starts = 0
         task = state.task
+        if self.placer.outlook is not None and state.sure:
+            self.placer.outlook.took(event.seconds, state.predicted_s)
         if self.fleet.own_nodes and self.rows.sized(self.rows.of(state), event.nbytes):
             self.placer.home.changed()
             self.placer.offer_all()
@@ -140,6 +145,8 @@ class Lives(Questions):
         task = state.task
         state.phase = Phase.FINISHED
         del self.tasks[task.id]
+        if self.placer.outlook is not None:
+            self.placer.outlook.over(state, self.fleet.by_id[event.device].index, event.nbytes)
         if state.recomputed:
             commands.append(Recommit(task.id, event.attempt, event.device))
             commands.extend(self.replicas.unclaim(task.inputs))
@@ -162,6 +169,7 @@ class Lives(Questions):
         commands: list[Command] = []
         rank = state.devices.index(device.index)
         state.group_left -= 1
+        device.busy_s += event.seconds if rank else 0.0
         self.fleet.drop(device, state, event.at_s)
         if rank == 0:
             state.result = event
@@ -259,6 +267,8 @@ class Lives(Questions):
             if self.tasks.pop(state.task.id, None) is None:
                 continue
             state.phase = Phase.FAILED
+            if self.placer.outlook is not None:
+                self.placer.outlook.over(state, -1, 0)
             self.placer.home.read(state.task.inputs)
             self.counts.failed += not state.recomputed
             commands.append(Fail(state.task.id, failure))

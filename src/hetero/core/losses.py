@@ -47,6 +47,7 @@ class Losses(Lives):
         if state is None or state.phase in (DevicePhase.READY, DevicePhase.GONE):
             return []
         self.fleet.set_phase(state, DevicePhase.READY, event.at_s)
+        self.placer.fleet_changed()
         self.placer.offer_all()
         return []
 
@@ -60,6 +61,7 @@ class Losses(Lives):
         device.starts += not wanted
         gone = event.permanent or device.starts > self.rules.starts
         self.fleet.set_phase(device, DevicePhase.GONE if gone else DevicePhase.LOST, event.at_s)
+        self.placer.fleet_changed()
         victims = [state for state, _ in device.sent.values()]
         for position, state in enumerate(victims):
             self._lose_attempt(state, device, event, commands, running=position == 0 and not wanted)
@@ -135,6 +137,8 @@ class Losses(Lives):
             producer.recomputed, producer.excluded, producer.dependents = True, frozenset(), None
             producer.phase, producer.waits_for = Phase.SUBMITTED, 0
             self.tasks[entry.id] = again[entry.id] = producer
+            if self.placer.outlook is not None:
+                self.placer.outlook.came(producer)
             orphans.extend(self.replicas.claim(producer.task.inputs))
         return again
 
@@ -161,7 +165,11 @@ class Losses(Lives):
 
     def _transfer_finished(self, event: TransferFinished) -> list[Command]:
         waiters, commands = self.replicas.arrived(event.item, event.src, event.dst)
+        count, nbytes = self.replicas.moved.get((event.src, event.dst), (0, 0))
+        self.replicas.moved[event.src, event.dst] = (count + 1, nbytes + event.nbytes)
         self.placer.home.paid(event.item)
+        if self.placer.outlook is not None:
+            self.placer.outlook.copied(event.item, event.dst)
         for state in waiters:
             if not state.missing and state.phase is Phase.PLACED:
                 self.placer.flush(self.fleet.states[state.device], event.at_s, commands)

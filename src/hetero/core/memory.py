@@ -6,7 +6,7 @@ Small values travel inside messages and are not items here.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from math import inf
 
 import numpy as np
@@ -74,6 +74,11 @@ class Replicas:
     full. Every other node has the capacity that the topology states; a placement reserves what it needs,
     replicas that exist elsewhere too are dropped first, oldest use first, and the last replica of an item is
     copied to the host before it is dropped.
+
+    Attributes
+    ----------
+    used, peak : bytes by node
+    moved : transfers that finished and their bytes, by (from, to)
     """
 
     def __init__(self, topology: Topology) -> None:
@@ -87,6 +92,7 @@ class Replicas:
         self.items: dict[int, Item] = {}
         self.used: dict[str, int] = dict.fromkeys(self._capacity, 0)
         self.peak: dict[str, int] = dict.fromkeys(self._capacity, 0)
+        self.moved: dict[tuple[str, str], tuple[int, int]] = {}
         self._on: dict[str, dict[int, Item]] = {node: {} for node in self._capacity}
 
     def capacity(self, node: str) -> float:
@@ -170,6 +176,11 @@ class Replicas:
             latency_s, per_byte_s = self.links_from(src)
             np.minimum(best, latency_s + entry.nbytes * per_byte_s, out=best)
         return best
+
+    def links(self, nodes: Sequence[str]) -> tuple[Floats, Floats]:
+        """Give latency and seconds per byte from each of some nodes to each: shape (n_nodes, n_nodes)."""
+        latency_s, per_byte_s = self._measured([(src, dst) for src in nodes for dst in nodes])
+        return latency_s.reshape(len(nodes), -1), per_byte_s.reshape(len(nodes), -1)
 
     def links_from(self, src: str) -> tuple[Floats, Floats]:
         """Give latency and seconds per byte from a node to each device."""

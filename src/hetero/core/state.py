@@ -119,12 +119,14 @@ class DeviceState:
     batches : `Run` commands that are not answered in full
     held_by : id of the group that waits for this device, 0 for none
     stopping : attempts that were ordered to stop and have not answered
+    finished, busy_s : tasks that it finished, and the seconds that they took
     starts : times that its worker was lost since it last finished a task
     started_s : when the first of `sent` became the first
     """
 
     __slots__ = (
         "batches",
+        "busy_s",
         "device",
         "finished",
         "held_by",
@@ -148,6 +150,7 @@ class DeviceState:
         self.batches = 0
         self.held_by = 0
         self.finished = 0
+        self.busy_s = 0.0
         self.starts = 0
         self.started_s = 0.0
         self.stopping: dict[int, int] = {}

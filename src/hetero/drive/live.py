@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import count
 from math import inf
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from hetero.core.machine import Machine
 from hetero.drive.timer import Timer
@@ -42,6 +42,7 @@ from hetero.plan.policies.base import Policy
 __all__ = ["Driver", "Explanation", "Sink"]
 
 Delivery = Callable[[], object]
+T = TypeVar("T")
 
 
 class Sink(Protocol):
@@ -258,6 +259,17 @@ class Driver:
             Explanation(device, None if reason else estimate, reason)
             for (device, reason), (_, estimate) in zip(obstacles, estimates, strict=True)
         ]
+
+    def now_s(self) -> float:
+        """Give the seconds since the run began."""
+        return self._clock.now_s()
+
+    def look(self, question: Callable[[Machine], T]) -> T:
+        """Ask the core a question between two events."""
+        with self._token:
+            answer = question(self.machine)
+        self._drain()
+        return answer
 
     def usage(self) -> Mapping[str, NodeUsage]:
         """Give how full each memory node is: the engine's figures, and the core's for the devices' own nodes."""

@@ -24,6 +24,7 @@ from hetero.session.arguments import bind
 from hetero.session.asyncio_twins import AsyncTwins
 from hetero.session.callbacks import Callbacks
 from hetero.session.futures import Future
+from hetero.session.published import publish
 from hetero.session.requests import limited
 from hetero.session.sharing import Sharing
 from hetero.session.signature import describe, describe_value
@@ -116,6 +117,7 @@ class Context(AsyncTwins):
         self.driver: Driver = self._opened.driver
         nodes = {device.memory_node for device in self._opened.devices}
         self._sharing = Sharing(self) if nodes - {HOST_NODE} else None
+        self._published = publish(self) if self.engine != "inline" else None
         self.closed = False
         runs.opened(self)
 
@@ -309,6 +311,11 @@ class Context(AsyncTwins):
         return {} if self.closed else self.driver.usage()
 
     @property
+    def engine(self) -> str:
+        """The engine that executes: 'local' or 'inline'."""
+        return self._opened.engine_name
+
+    @property
     def policy_reason(self) -> str:
         """Why this policy places the tasks; what `policy: auto` chose and why."""
         return f"{self.driver.machine.placer.policy.name}: {self._opened.policy_reason}"
@@ -354,6 +361,8 @@ class Context(AsyncTwins):
             if wait:
                 self._bring_home()
             self.closed = True
+        if self._published is not None:
+            self._published.close()
         self._opened.close(wait)
         for future in self._futures():
             future.abandoned()

@@ -1,0 +1,183 @@
+"""Showing a run to others: a private socket for each Context, on which it answers what it is doing.
+
+In: an open Context. Out: a descriptor in HETERO_HOME/run, and a snapshot for each question.
+It must not cost anything while nobody asks, and never stop a run: where it cannot be, the run goes on without.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import logging
+import os
+import re
+import socket
+import sys
+import tempfile
+import threading
+import weakref
+from contextlib import suppress
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hetero.floor import settings
+from hetero.floor.clock import wall_time_s
+
+if TYPE_CHECKING:
+    from hetero.session.context import Context
+
+__all__ = ["PATIENCE_S", "TOKEN_BYTES", "Publication", "answers", "publish", "run_folder", "sweep"]
+
+PATIENCE_S = 5.0
+"""One who asks and then says nothing is given up after this time."""
+TOKEN_BYTES = 16
+
+_log = logging.getLogger("hetero")
+_numbers = itertools.count(1)
+_UNFIT = re.compile(r"[^A-Za-z0-9_-]+")
+
+
+def run_folder() -> Path:
+    """Give the folder of the descriptors of open runs."""
+    return settings.home() / "run"
+
+
+def publish(ctx: Context) -> Publication | None:
+    """Let others look at a Context; None where this system has no such sockets or the folder cannot be written."""
+    if not hasattr(socket, "AF_UNIX"):
+        return None
+    try:
+        sweep()
+        return Publication(ctx)
+    except OSError as error:
+        _log.debug("this run cannot be seen by hetero top: %s", error)
+        return None
+
+
+def answers(address: str) -> bool:
+    """Tell whether somebody listens at a socket."""
+    with suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as line:
+        line.settimeout(PATIENCE_S)
+        line.connect(address)
+        return True
+    return False
+
+
+def sweep() -> None:
+    """Take away what programs that were killed left behind on this machine."""
+    folder = run_folder()
+    for path in folder.glob("*.json") if folder.is_dir() else ():
+        with suppress(OSError, ValueError, KeyError, TypeError):
+            about = json.loads(path.read_text(encoding="utf-8"))
+            own = about["host"] == socket.gethostname() and path.stat().st_uid == os.getuid()
+            if own and not answers(about["socket"]):
+                path.unlink(missing_ok=True)
+                _remove(about["socket"])
+
+
+def _remove(address: str) -> None:
+    with suppress(OSError):
+        os.unlink(address)
+    with suppress(OSError):
+        os.rmdir(os.path.dirname(address))
+
+
+class Publication:
+    """The socket and the descriptor of one Context.
+
+    Attributes
+    ----------
+    descriptor : JSON file, mode 0600: name, pid, host, began, script, socket, token
+
+    Raises
+    ------
+    OSError
+        The socket or the file cannot be made.
+
+    Notes
+    -----
+    Whoever connects sends the token and a line end, and gets one line: a snapshot as JSON, or `{"error": …}`. The
+    socket has mode 0600 and lies in a folder of mode 0700.
+    """
+
+    def __init__(self, ctx: Context) -> None:
+        self._ctx = weakref.ref(ctx)
+        self._token = os.urandom(TOKEN_BYTES).hex()
+        self._closed = False
+        folder = run_folder()
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self._address = os.path.join(tempfile.mkdtemp(prefix="hetero-"), "run")
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            self._listener.bind(self._address)
+            os.chmod(self._address, 0o600)
+            self._listener.listen()
+            self.descriptor = self._describe(ctx, folder)
+        except OSError:
+            self._listener.close()
+            _remove(self._address)
+            raise
+        self._thread = threading.Thread(target=self._serve, name="hetero-published", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """End the answering and take the files away; safe to call twice."""
+        if self._closed:
+            return
+        self._closed = True
+        answers(self._address)  # wakes the thread
+        self.descriptor.unlink(missing_ok=True)
+        _remove(self._address)
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
+
+    def _describe(self, ctx: Context, folder: Path) -> Path:
+        script = Path(sys.argv[0] if sys.argv and sys.argv[0] not in ("", "-", "-c") else "python").stem
+        name = ctx.name or script
+        about = {
+            "name": name,
+            "pid": os.getpid(),
+            "host": socket.gethostname(),
+            "began": datetime.fromtimestamp(wall_time_s(), UTC).isoformat(timespec="seconds"),
+            "socket": self._address,
+            "token": self._token,
+        }
+        path = folder / f"{_UNFIT.sub('_', name)[:60]}-{os.getpid()}-{next(_numbers)}.json"
+        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            json.dump(about, file)
+        return path
+
+    def _serve(self) -> None:
+        with self._listener:
+            while not self._closed:
+                try:
+                    line, _ = self._listener.accept()
+                except OSError:
+                    return
+                with line, suppress(OSError):
+                    line.settimeout(PATIENCE_S)
+                    self._answer(line)
+
+    def _answer(self, line: socket.socket) -> None:
+        import hmac
+
+        with line.makefile("rb") as asked:
+            given = asked.readline(4 * TOKEN_BYTES).strip()
+        if self._closed:
+            return
+        known = hmac.compare_digest(given, self._token.encode())
+        answer = self._look() if known else {"error": "the token is wrong"}
+        line.sendall(json.dumps(answer).encode() + b"\n")
+
+    def _look(self) -> dict[str, object]:
+        from hetero.session.snapshot import snapshot
+
+        ctx = self._ctx()
+        if ctx is None or ctx.closed:
+            return {"error": "the run has ended"}
+        try:
+            return snapshot(ctx).as_dict()
+        except Exception as error:  # noqa: BLE001  the run must not suffer from being looked at
+            return {"error": f"{type(error).__name__}: {error}"}

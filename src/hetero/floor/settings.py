@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,12 +23,14 @@ __all__ = [
     "default_devices",
     "default_engine",
     "device_variables",
+    "given",
     "home",
     "lent",
     "offer",
     "overrides",
     "progress",
     "read",
+    "replaced",
     "required",
     "seed",
     "switch_on",
@@ -57,7 +59,7 @@ SWITCHES: tuple[Switch, ...] = (
     Switch(
         "HETERO_DEVICES", "", "the fleet, as in 'cpu:1,cpu:1*0.25,null:8'; default: every sound device of this host"
     ),
-    Switch("HETERO_ENGINE", "", "engine when none is named: local or inline"),
+    Switch("HETERO_ENGINE", "", "engine when none is named: local, inline or ray"),
     Switch("HETERO_CONFIG", "", "configuration file when none is named"),
     Switch(
         "HETERO_SET",
@@ -216,3 +218,23 @@ def lent(name: str, value: str) -> Iterator[None]:
     finally:
         if unset:
             os.environ.pop(name, None)
+
+
+@contextmanager
+def replaced(values: Mapping[str, str]) -> Iterator[None]:
+    """Set variables of other programs' runtimes for the `with` block, whatever they were, and set them back."""
+    before = {name: os.environ.get(name) for name in values}
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
+def given() -> dict[str, str]:
+    """Give the registered switches that are set, for workers that do not inherit them."""
+    return {name: os.environ[name] for name in _BY_NAME if name in os.environ}

@@ -1,0 +1,257 @@
+"""The Ray cluster that this process uses: one of its own on loopback, or one that it was told to join.
+
+In: an address. Out: hosts, and Ray initialised. It never joins a cluster that it was not told to join.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+import tempfile
+import threading
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import psutil
+
+from hetero.engines.ray.calling import knock
+from hetero.floor import settings
+from hetero.floor.errors import BadValueError, EngineError, HeteroError
+
+__all__ = ["LEAST_STORE_BYTES", "OWN_HOST", "Cluster", "Host"]
+
+LEAST_STORE_BYTES = 80_000_000
+"""Ray refuses an object store below 75 MiB."""
+
+OWN_HOST = "h0"
+_PREFIX = "hetero-ray-"
+_INSTALL = "pip install 'hetero-core[ray]'"
+
+
+class Host(NamedTuple):
+    """One host of a cluster.
+
+    Attributes
+    ----------
+    name : 'h0' for the program's own
+    node_id : Ray's, another one each time that the host joins
+    address : on which the others reach it
+    """
+
+    name: str
+    node_id: str
+    address: str
+
+
+class Cluster:
+    """One initialised Ray; made by `Cluster.open`, given back by `close`.
+
+    Attributes
+    ----------
+    address : as it was asked for
+    store_bytes : bytes of the object store on this host
+    """
+
+    _held: Cluster | None = None
+    _lock = threading.RLock()
+
+    def __init__(self, address: str, folder: Path | None, lent: ExitStack | None) -> None:
+        self.address = address
+        self.store_bytes = 0
+        self._users = 0
+        self._folder = folder
+        self._lent = lent
+        self._names: dict[str, str] = {}
+
+    @classmethod
+    def open(cls, address: str, store_bytes: int) -> Cluster:
+        """Give the cluster of an address; Contexts of one process share it.
+
+        Parameters
+        ----------
+        address : 'local', 'auto' or 'host:port'
+        store_bytes : of the object store where a new cluster is started, at least `LEAST_STORE_BYTES`
+
+        Raises
+        ------
+        EngineError
+            Nobody answers there, it is no Ray, or another version; Ray is not installed, or used otherwise.
+        BadValueError
+            The address is none.
+        """
+        check_address(address)
+        with cls._lock:
+            held = cls._held
+            if held is None:
+                held = cls._held = _started(address, store_bytes)
+            elif held.address != address:
+                raise EngineError(
+                    f"this program already uses the Ray cluster {held.address!r}, and asks for {address!r}",
+                    remedy="close the Context that uses the other one first",
+                )
+            held._users += 1
+            return held
+
+    def close(self) -> None:
+        """Leave the cluster with the last user; one of our own ends, and leaves nothing behind."""
+        with Cluster._lock:
+            self._users -= 1
+            if self._users or Cluster._held is not self:
+                return
+            Cluster._held = None
+            if self._lent is None:
+                return
+            import ray
+
+            ray.shutdown()
+            self._lent.close()
+            if self._folder is not None:
+                shutil.rmtree(self._folder, ignore_errors=True)
+
+    def hosts(self) -> tuple[Host, ...]:
+        """Give the hosts that are there now, the program's own first; a host keeps its name when it returns."""
+        import ray
+
+        own = ray.get_runtime_context().get_node_id()
+        alive = [node for node in ray.nodes() if node["Alive"]]
+        alive.sort(key=lambda node: (node["NodeID"] != own, node["NodeManagerAddress"], node["NodeID"]))
+        return tuple([Host(self._name(node), node["NodeID"], node["NodeManagerAddress"]) for node in alive])
+
+    def host(self, name: str) -> Host | None:
+        """Give one host, None when it is not there now."""
+        return next((host for host in self.hosts() if host.name == name), None)
+
+    def _name(self, node: dict[str, Any]) -> str:
+        return self._names.setdefault(node["NodeManagerAddress"], f"h{len(self._names)}")
+
+
+def check_address(address: str) -> None:
+    """Refuse what is no address.
+
+    Raises
+    ------
+    BadValueError
+        It is none.
+
+    Examples
+    --------
+    >>> check_address("local"), check_address("10.0.0.1:6379")
+    (None, None)
+    """
+    if address in ("local", "auto"):
+        return
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdecimal() or not 0 < int(port) < 65536:
+        raise BadValueError(
+            f"{address!r} is no address of a Ray cluster", remedy="write 'local', 'auto' or 'host:port', as in 'h:6379'"
+        )
+
+
+def _started(address: str, store_bytes: int) -> Cluster:
+    given = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
+    if address == "local":
+        given |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
+        given |= {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
+    lent = ExitStack()
+    lent.enter_context(settings.replaced(given))
+    try:
+        ray = _imported()
+        if ray.is_initialized():
+            return _of_the_program(address, lent)
+        return _own(ray, store_bytes, lent) if address == "local" else _joined(ray, address, lent)
+    except BaseException:
+        lent.close()
+        raise
+
+
+def _imported() -> Any:
+    try:
+        import ray
+    except ImportError as error:
+        raise EngineError(f"engine ray needs Ray, which is not installed ({error})", remedy=_INSTALL) from error
+    return ray
+
+
+def _of_the_program(address: str, lent: ExitStack) -> Cluster:
+    """Use the Ray that the program itself initialised, and never end it."""
+    if address == "local":
+        raise EngineError(
+            "this program has initialised Ray itself, so hetero cannot start one of its own",
+            remedy="use address: auto to run on the program's cluster, or leave ray.init to hetero",
+        )
+    lent.close()
+    return _measured(Cluster(address, None, None))
+
+
+def _own(ray: Any, store_bytes: int, lent: ExitStack) -> Cluster:
+    import ray._private.ray_constants as constants
+
+    _remove_left_behind()
+    folder = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-"))
+    # Ray reads this once, when it is imported, which the program may have done before.
+    before, constants.ENABLE_RAY_CLUSTER = constants.ENABLE_RAY_CLUSTER, False
+    try:
+        ray.init(
+            address="local", _temp_dir=str(folder), _node_ip_address="127.0.0.1", include_dashboard=False, num_cpus=0,
+            num_gpus=0, object_store_memory=max(store_bytes, LEAST_STORE_BYTES), configure_logging=False,
+        )  # fmt: skip
+    except Exception as error:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise EngineError(f"Ray cannot be started on this host: {_first_line(error)}", remedy="see ray.init") from error
+    finally:
+        constants.ENABLE_RAY_CLUSTER = before
+    return _measured(Cluster("local", folder, lent))
+
+
+def _joined(ray: Any, address: str, lent: ExitStack) -> Cluster:
+    knock(address)
+    try:
+        ray.init(address=address, configure_logging=False)
+    except Exception as error:
+        with suppress(Exception):
+            ray.shutdown()
+        raise _worded(address, error) from error
+    return _measured(Cluster(address, None, lent))
+
+
+def _measured(cluster: Cluster) -> Cluster:
+    import ray
+
+    own = ray.get_runtime_context().get_node_id()
+    resources = next((node["Resources"] for node in ray.nodes() if node["NodeID"] == own), {})
+    cluster.store_bytes = int(resources.get("object_store_memory", 0))
+    cluster.hosts()
+    return cluster
+
+
+def _worded(address: str, error: Exception) -> HeteroError:
+    text = str(error)
+    if "ersion mismatch" in text:
+        facts = ", ".join([line.strip() for line in text.splitlines() if line.strip().startswith(("Ray:", "Python:"))])
+        return EngineError(
+            f"the Ray cluster at {address} and this program are of different versions ({facts}, the cluster's first)",
+            remedy="use the same Ray and the same Python on every host",
+        )
+    if "token" in text.lower() or "auth" in type(error).__name__.lower():
+        return EngineError(
+            f"the Ray cluster at {address} refuses this program's token", remedy="run 'hetero node start --join' here"
+        )
+    return EngineError(
+        f"the Ray cluster at {address} cannot be joined: {_first_line(error)}",
+        remedy="check the address, and that this host is part of the cluster: 'hetero node start --join ADDRESS'",
+    )
+
+
+def _first_line(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__
+
+
+def _remove_left_behind() -> None:
+    """Remove the folders of clusters whose program was killed."""
+    for folder in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
+        pid = folder.name.removeprefix(_PREFIX).partition("-")[0]
+        if pid.isdecimal() and not psutil.pid_exists(int(pid)):
+            shutil.rmtree(folder, ignore_errors=True)

@@ -1,0 +1,295 @@
+"""The Ray engine: carries out commands on actors, one a device, wherever its host is.
+
+In: commands and calls. Out: events. It never chooses a device, and Ray chooses none either.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import threading
+import weakref
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from typing import Any
+
+from hetero.engines.base import Call, Engine, EngineOrder, NodeUsage, Report, WorkerEntry
+from hetero.engines.local.groups import Group
+from hetero.engines.local.hub import Hub
+from hetero.engines.local.items import Item, Items, Meter, Replica
+from hetero.engines.local.wire import as_bytes, one_line
+from hetero.engines.ray.cluster import Cluster
+from hetero.engines.ray.lodge import Lodge
+from hetero.engines.ray.vault import Stored, Vault
+from hetero.engines.ray.worker import START_S, RemoteWorker
+from hetero.floor.clock import Clock
+from hetero.floor.errors import DeviceLostError, EngineError, HeteroError, SerialisationError
+from hetero.model.commands import Cancel, Discard, Free, Launch, StartWorker, Transfer, Withdraw
+from hetero.model.device import HOST_NODE, Device
+from hetero.model.events import TransferFailed, TransferFinished
+
+__all__ = ["RayEngine"]
+
+
+class RayEngine(Engine):
+    """Runs tasks on the actors of a Ray cluster, one a device.
+
+    Parameters
+    ----------
+    address : 'local' for a cluster of this program's own on this host, 'auto', or 'host:port'
+    memory_pool_bytes : bytes of the object store of a cluster of its own
+    start_s : s that a worker may take to start
+    note : told what the user should know, in one line each
+
+    Attributes
+    ----------
+    counters : how often things happened: copies and copied_bytes (into the object store), shared (copies saved),
+        messages (calls of actors that carried attempts), functions (sent to a worker), transfers
+    """
+
+    name = "ray"
+
+    def __init__(
+        self,
+        address: str = "local",
+        memory_pool_bytes: int = 1 << 30,
+        start_s: float = START_S,
+        note: Callable[[str], None] = lambda text: None,
+    ) -> None:
+        self.counters: Counter[str] = Counter()
+        self._address = address
+        self._pool_bytes = memory_pool_bytes
+        self._start_s = start_s
+        self._note = note
+        self._lodge: Lodge
+        self._devices: dict[str, Device] = {}
+        self._workers: dict[str, RemoteWorker] = {}
+        self._pid = 0
+        self._stop_lock = threading.Lock()
+
+    def start(self, devices: Sequence[Device], worker: WorkerEntry, clock: Clock, report: Report) -> None:
+        """Be part of the cluster, and start an actor for each device without waiting for it.
+
+        Raises
+        ------
+        EngineError
+            There is no such cluster, or it cannot be used.
+        """
+        cluster = Cluster.open(self._address, self._pool_bytes)
+        vault, meter = Vault(cluster.store_bytes, self.counters), Meter()
+        items, hub = Items(vault, meter), Hub(report)
+        self._lodge = Lodge(hub, cluster, vault, items, meter, clock, self.counters, worker, self._start_s)
+        self._pid = os.getpid()
+        self._devices = {device.id: device for device in devices}
+        limited = [device.short for device in devices if device.kind == "cpu" and device.memory_limit_bytes]
+        if limited:
+            self._note(
+                f"the memory_limit of {', '.join(limited)} keeps out tasks that ask for more, but does not stop one "
+                "that takes more: its worker belongs to Ray"
+            )
+        hub.start()
+        atexit.register(_stop_at_exit, weakref.ref(self))
+        for device in devices:
+            self._workers[device.id] = RemoteWorker(self._lodge, device)
+
+    def encode(self, call: Call) -> None:
+        """Capture the arguments as they are now; their large arrays go to the object store, each once."""
+        function = call.function
+        if not function.blob:
+            try:
+                function.blob = as_bytes((function.name, function.default, dict(function.implementations)))
+            except Exception as error:
+                raise SerialisationError(
+                    f"the function {function.name!r} cannot travel to a worker: {one_line(error)}",
+                    remedy="create what cannot be pickled inside the function",
+                ) from error
+        call.encoded = self._payload((call.args, dict(call.kwargs)), f"an argument of {function.name!r}")
+
+    def _payload(self, value: Any, what: str) -> Stored:
+        try:
+            return self._lodge.vault.payload(value)
+        except EngineError:
+            raise
+        except Exception as error:
+            raise SerialisationError(
+                f"{what} cannot travel to a worker: {one_line(error)}",
+                remedy="give arrays, numbers, strings or plain containers",
+            ) from error
+
+    def run(self, device: str, launches: Sequence[tuple[Launch, Call]]) -> None:
+        """Run these attempts on the device, one after the other in this order."""
+        self._workers[device].run(launches)
+
+    def run_group(self, devices: Sequence[str], launch: Launch, call: Call) -> None:
+        """Run one attempt on all devices together; the position of a device is its rank."""
+        members = [self._workers[device] for device in devices]
+        group, peers = Group(launch.task, members), tuple([member.handle for member in members])
+        for rank, member in enumerate(members):
+            member.run([(launch, call)], group, rank, peers)
+
+    def submit(self, order: EngineOrder) -> None:
+        """Carry out a command that has no call."""
+        if isinstance(order, Withdraw):
+            self._workers[order.device].withdraw(order.task, order.attempt)
+        elif isinstance(order, Cancel):
+            self._workers[order.device].cancel(order.task, order.attempt)
+        elif isinstance(order, Discard):
+            self._lodge.items.discard(order.task, order.attempt)
+        elif isinstance(order, Free):
+            self._lodge.items.free(order.item, order.node, order.node == HOST_NODE)
+        elif isinstance(order, StartWorker):
+            self._workers[order.device] = RemoteWorker(self._lodge, self._devices[order.device])
+        else:
+            self._lodge.hub.call(lambda: self._transfer(order))
+
+    # -- data -------------------------------------------------------------------------------------------------
+
+    def put(self, item: int, value: Any) -> int:
+        """Keep a value as a data item in the object store; give its bytes there, 0 where it travels in messages."""
+        payload = self._payload(value, "the value")
+        self._lodge.items.put(item, Item(payload))
+        return payload.nbytes
+
+    def holds(self, item: int, value: Any) -> bool:
+        """Tell whether a data item is this very array, unchanged since it was put."""
+        try:
+            known = self._lodge.items.find(item).payload
+        except DeviceLostError:
+            return False
+        again = self._payload(value, "the value")
+        return isinstance(known, Stored) and (again.body, again.parts) == (known.body, known.parts)
+
+    def commit(self, task: int, attempt: int) -> None:
+        """Make the result of this attempt the data item `task`."""
+        self._lodge.items.commit(task, attempt)
+
+    def load(self, item: int) -> Any:
+        """Give the value of a data item, from wherever it is; may wait for a copy."""
+        found = self._lodge.items.find(item)
+        payload = found.payload or self._fetch(item, found.replicas[0])
+        try:
+            return payload.value()
+        except DeviceLostError:
+            raise
+        except Exception as error:
+            raise SerialisationError(f"the result of task {item} cannot be read here: {one_line(error)}") from error
+
+    def _fetch(self, item: int, replica: Replica) -> Any:
+        done = threading.Event()
+        answers: list[tuple[str, Item | None]] = []
+
+        def arrived(problem: str, started_s: float, seconds: float, answer: Item | None) -> None:
+            answers.append((problem, answer))
+            done.set()
+
+        _worker_of(replica).give_out(replica.key, arrived)
+        self._lodge.hub.wait(done)
+        problem, answer = answers[0]
+        if answer is None:
+            raise DeviceLostError(f"the result of task {item} cannot be had: {problem}")
+        return answer.payload
+
+    def forget(self, item: int) -> None:
+        """Drop a data item everywhere."""
+        self._lodge.items.forget(item)
+
+    def pids(self) -> Mapping[str, int]:
+        """Give the process id of each worker that is on this host."""
+        return {name: worker.pid for name, worker in self._workers.items() if worker.pid}
+
+    def usage(self) -> Mapping[str, NodeUsage]:
+        """Give how full each memory node is."""
+        found = {HOST_NODE: self._lodge.vault.usage()}
+        for device in self._devices.values():
+            if device.memory_node != f"{device.host}/ram":
+                found[device.memory_node] = self._lodge.meter.usage(device)
+        return found
+
+    # -- transfers, in the hub's thread -----------------------------------------------------------------------
+
+    def _transfer(self, order: Transfer) -> None:
+        try:
+            item = self._lodge.items.find(order.item)
+            if item.payload is None:
+                replica = next(r for r in item.replicas if r.holder.device.memory_node == order.src)
+                _worker_of(replica).give_out(replica.key, lambda *answer: self._came_out(order, *answer))
+            else:
+                self._bring(order, item, 0.0)
+        except StopIteration:
+            self._transfer_failed(order, f"data item {order.item} is not on {order.src}")
+        except HeteroError as error:
+            self._transfer_failed(order, str(error))
+
+    def _came_out(self, order: Transfer, problem: str, started_s: float, seconds: float, answer: Item | None) -> None:
+        if answer is None:
+            self._transfer_failed(order, problem)
+            return
+        with suppress(DeviceLostError):
+            self._lodge.items.find(order.item).payload = answer.payload
+        self._bring(order, answer, seconds)
+
+    def _bring(self, order: Transfer, item: Item, so_far_s: float) -> None:
+        """Copy what lies in the object store to where it is wanted: a host's memory, or a device's own."""
+        now_s = self._lodge.clock.now_s()
+        if order.dst == HOST_NODE:
+            self._arrived(order, now_s - so_far_s, so_far_s)
+            return
+        worker = next((one for one in self._workers.values() if _serves(one.device, order.dst)), None)
+        if worker is None or item.payload is None:
+            self._transfer_failed(order, f"no worker has the memory node {order.dst}")
+            return
+        key, own = (order.item, 0, order.dst), worker.device.memory_node == order.dst
+        own = own and order.dst != f"{worker.device.host}/ram"
+
+        def arrived(problem: str, started_s: float, seconds: float, _: object) -> None:
+            if problem:
+                self._transfer_failed(order, problem)
+                return
+            if own:
+                self._lodge.items.add_replica(order.item, Replica(worker, key, order.nbytes))
+            self._arrived(order, now_s - so_far_s, so_far_s + seconds)
+
+        if own:
+            worker.take_in(key, item.payload, arrived)
+        else:
+            worker.touch(item.payload, arrived)
+
+    def _arrived(self, order: Transfer, started_s: float, seconds: float) -> None:
+        now_s = self._lodge.clock.now_s()
+        self._lodge.hub.tell(
+            TransferFinished(now_s, order.item, order.src, order.dst, order.nbytes, started_s, seconds)
+        )
+
+    def _transfer_failed(self, order: Transfer, reason: str) -> None:
+        self._lodge.hub.tell(TransferFailed(self._lodge.clock.now_s(), order.item, order.src, order.dst, reason))
+
+    # -- the end ----------------------------------------------------------------------------------------------
+
+    def stop(self) -> None:
+        """End every actor and leave the cluster; safe to call twice."""
+        with self._stop_lock:
+            if self._pid != os.getpid():
+                return
+            self._pid = 0
+        self._lodge.hub.stop()
+        for worker in self._workers.values():
+            worker.stop()
+        self._lodge.items.clear()
+        self._lodge.vault.clear()
+        self._lodge.cluster.close()
+
+
+def _serves(device: Device, node: str) -> bool:
+    return node == device.memory_node
+
+
+def _worker_of(replica: Replica) -> RemoteWorker:
+    assert isinstance(replica.holder, RemoteWorker)
+    return replica.holder
+
+
+def _stop_at_exit(reference: weakref.ref[RayEngine]) -> None:
+    engine = reference()
+    if engine is not None:
+        engine.stop()

@@ -1,0 +1,40 @@
+"""What all parts of one Ray engine share.
+
+In: nothing. Out: the hub, the object store, the items, the clock and the counters, by name.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+from hetero.engines.base import WorkerEntry
+from hetero.engines.local.hub import Hub
+from hetero.engines.local.items import Items, Meter
+from hetero.engines.ray.cluster import Cluster
+from hetero.engines.ray.vault import Vault
+from hetero.floor.clock import Clock
+
+__all__ = ["Lodge"]
+
+
+@dataclass(slots=True)
+class Lodge:
+    """One running engine.
+
+    Attributes
+    ----------
+    start_s : s that a worker may take to start
+    failed_starts : how often in a row the worker of a device did not start
+    """
+
+    hub: Hub
+    cluster: Cluster
+    vault: Vault
+    items: Items
+    meter: Meter
+    clock: Clock
+    counters: Counter[str]
+    entry: WorkerEntry
+    start_s: float
+    failed_starts: Counter[str] = field(default_factory=Counter)

@@ -1,0 +1,358 @@
+"""The worker's side of the Ray engine: what runs in the actor of one device.
+
+In: batches of attempts as bytes, with the large buffers that Ray brought. Out: rows, and the large buffers of results.
+It must not know Ray: the engine makes an actor of it, and hands it the actors of a group's other members.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import platform as python_platform
+import queue
+import sys
+import threading
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from hetero.engines.base import Function, Outcome, Runner, WorkerEntry
+from hetero.engines.local import messages as say
+from hetero.engines.local.messages import Cancelled, GroupChannel, UnserialisableError
+from hetero.engines.local.pieces import Whole
+from hetero.engines.local.threads import raise_in_thread
+from hetero.engines.local.wire import LARGE_BYTES, NONE, dump, dump_error, fresh, load, one_line
+from hetero.floor import clock, platform
+from hetero.floor.errors import HeteroError
+from hetero.model.device import Device
+
+__all__ = ["COPIES", "GROUPS", "TALK", "Greeting", "Job", "Seat"]
+
+TALK = "talk"
+COPIES = "copies"
+GROUPS = {TALK: 1, COPIES: 1}
+"""Threads beside the one that runs tasks: for orders and messages, and for copies."""
+
+_POLL_S = 0.05
+_IMPORTER = "<frozen importlib._bootstrap>"
+_IMPORT_S = 0.15
+_ENDED_KEPT = 1000
+
+Which = tuple[int, int]
+Row = tuple[Any, ...]
+
+
+class Job(NamedTuple):
+    """One attempt on its way to a seat.
+
+    Attributes
+    ----------
+    wire : the pickle of the arguments, and the (part, index) of each of their large buffers
+    items : item id to its wire and None, or to None and the key under which the seat keeps it
+    group : rank and world size, None outside of groups
+    """
+
+    seq: int
+    task: int
+    attempt: int
+    key: str
+    task_key: str
+    wire: tuple[bytes | None, tuple[tuple[int, int], ...]]
+    items: dict[int, Any]
+    group: tuple[int, int] | None
+
+
+class Greeting(NamedTuple):
+    """The first words of a seat.
+
+    Attributes
+    ----------
+    trouble : why the device cannot be used, '' when it can
+    now_s : s on this host's clock
+    """
+
+    trouble: str
+    python: str
+    pid: int
+    now_s: float
+
+
+class Seat:
+    """One device's worker.
+
+    Parameters
+    ----------
+    entry : opens the device
+    device : whose main memory, if it has no other, is that of this host
+    path : where the program finds its modules
+    """
+
+    def __init__(self, entry: WorkerEntry, device: Device, path: Sequence[str]) -> None:
+        known = set(sys.path)
+        sys.path.extend([folder for folder in path if folder not in known])
+        if device.cpus:
+            platform.bind_process_to_cpus(device.cpus)
+        self._device = device
+        self._clock = clock.WallClock(0.0)
+        self._functions: dict[str, Any] = {}
+        self._kept: dict[Any, Any] = {}
+        self._unwanted: dict[int, int] = {}
+        self._started = 0
+        self._guard = threading.Lock()
+        self._running = 0
+        self._thread = 0
+        self._cancelling = False
+        self._drops = 0
+        self._dropped = threading.Condition()
+        self._inboxes: dict[Which, queue.SimpleQueue[Any]] = {}
+        self._over: deque[Which] = deque(maxlen=_ENDED_KEPT)
+        self._runner: Runner
+        self._trouble = ""
+        try:
+            self._runner = entry.make(device)
+        except Exception as error:  # noqa: BLE001  back ends raise anything
+            self._trouble = str(error) if isinstance(error, HeteroError) else one_line(error)
+
+    def greet(self) -> Greeting:
+        """Say who this is, and whether the device could be opened."""
+        return Greeting(self._trouble, python_platform.python_version(), os.getpid(), self._clock.now_s())
+
+    # -- attempts, in the thread that runs tasks --------------------------------------------------------------
+
+    def run(self, batch: bytes, peers: Sequence[Any], *parts: Any) -> tuple[bytes, tuple[Any, ...] | None]:
+        """Run attempts one after the other; give their rows, and all large buffers of their results.
+
+        Parameters
+        ----------
+        batch : pickled: functions that are new here, `Job`s, and how many values must have been dropped before
+        peers : the actors of a group's members, by rank
+        parts : large buffers, or tuples of them
+        """
+        functions, jobs, drops = pickle.loads(batch)
+        for key, blob in functions:
+            self._functions[key] = blob
+        self._wait_for_drops(drops)
+        self._thread = threading.get_ident()
+        large: list[Any] = []
+        rows = [self._attempt(Job._make(fields), peers, parts, large, len(jobs) > 1) for fields in jobs]
+        return pickle.dumps(rows, 5), tuple(large) or None
+
+    def _attempt(self, job: Job, peers: Sequence[Any], parts: Sequence[Any], large: list[Any], copied: bool) -> Row:
+        with self._guard:
+            self._started = job.seq
+            told = self._unwanted.pop(job.seq, 0)
+            self._running = 0 if told else job.seq
+        row = (job.seq, 0.0, 0.0, told) if told else self._timed(job, peers, parts, large, copied)
+        if job.group is not None:
+            self._leave(job, peers, "" if row[3] in (say.VALUE, say.RESIDENT) else f"rank {job.group[0]} failed")
+        return row
+
+    def _timed(self, job: Job, peers: Sequence[Any], parts: Sequence[Any], large: list[Any], copied: bool) -> Row:
+        started_s = self._clock.now_s()
+        try:
+            outcome = self._call(job, peers, parts)
+            return (job.seq, started_s, outcome.seconds, *self._result(job, outcome, large, copied))
+        except Cancelled:
+            self._cancelling = False
+            ended: Row = (say.FAILED, "cancelled", "cancelled", None, "")
+        except UnserialisableError as error:
+            return (job.seq, started_s, error.seconds, say.FAILED, "unserialisable", str(error), None, "")
+        except BaseException as error:  # noqa: BLE001  whatever a task raises is its own
+            blob, text = dump_error(error)
+            ended = (say.FAILED, self._runner.classify(error), one_line(error), blob, text)
+            error.__traceback__ = None
+        return (job.seq, started_s, self._clock.now_s() - started_s, *ended)
+
+    def _call(self, job: Job, peers: Sequence[Any], parts: Sequence[Any]) -> Outcome:
+        try:
+            items = {number: self._item(wire, key, parts) for number, (wire, key) in job.items.items()}
+            args, kwargs = _value(job.wire, parts, items)
+            self._slow_link(_travelled(job, parts))
+            channel = self._channel(job, peers) if job.group is not None else None
+            return self._runner.run(
+                self._function(job.key), args, kwargs, task=job.task, attempt=job.attempt, task_key=job.task_key,
+                channel=channel,
+            )  # fmt: skip
+        except Cancelled:
+            self._cancelling = False
+            raise
+        finally:
+            with self._guard:
+                self._running = 0
+            if self._cancelling:
+                self._await_cancellation()
+
+    def _await_cancellation(self) -> None:
+        """Let an exception that is on its way arrive here, where it does no harm."""
+        for _ in range(20):
+            clock.sleep(1e-3)
+        raise_in_thread(threading.get_ident(), None)
+        self._cancelling = False
+
+    def _item(self, wire: Any, key: Any, parts: Sequence[Any]) -> Any:
+        return fresh(self._kept[key]) if wire is None else _value(wire, parts)
+
+    def _slow_link(self, nbytes: int) -> None:
+        if self._device.link_bytes_per_s > 0 and nbytes:
+            clock.sleep(self._device.link_latency_s + nbytes / self._device.link_bytes_per_s)
+
+    def _function(self, key: str) -> Function:
+        known = self._functions[key]
+        if not isinstance(known, Function):
+            known = self._functions[key] = Function(key, *pickle.loads(known))
+        return known
+
+    def _result(self, job: Job, outcome: Outcome, large: list[Any], copied: bool) -> Row:
+        if outcome.value is None:
+            return say.VALUE, NONE, 0, ()
+        if outcome.resident:
+            self._kept[job.task, job.attempt] = outcome.value
+            return say.RESIDENT, outcome.nbytes
+        try:
+            body, buffers = _packed(outcome.value)
+        except MemoryError:
+            raise
+        except Exception as error:
+            raise UnserialisableError(
+                f"the result of {self._function(job.key).name} (task {job.task}) cannot travel back: {one_line(error)}",
+                outcome.seconds,
+            ) from None
+        first, sizes = len(large), tuple([buffer.nbytes for buffer in buffers])
+        large.extend([buffer.copy() if copied else buffer for buffer in buffers])
+        self._slow_link(sum(sizes))
+        return say.VALUE, body, first, sizes
+
+    # -- groups -----------------------------------------------------------------------------------------------
+
+    def _channel(self, job: Job, peers: Sequence[Any]) -> GroupChannel:
+        assert job.group is not None
+        which, rank = (job.task, job.attempt), job.group[0]
+        inbox = self._inbox(which)
+
+        def send(to: int, value: Any) -> None:
+            body, buffers = _packed(value)
+            peers[to].hear.options(concurrency_group=TALK).remote(which, rank, body, *buffers)
+
+        def receive() -> tuple[int, int, Any]:
+            while True:
+                with suppress(queue.Empty):
+                    tag, sender, content = inbox.get(timeout=_POLL_S)
+                    return tag, sender, Whole(load(*content)) if tag == say.SAY else content
+
+        return GroupChannel(*job.group, send, receive, lambda data, buffer: None)
+
+    def _inbox(self, which: Which) -> queue.SimpleQueue[Any]:
+        return self._inboxes.setdefault(which, queue.SimpleQueue())
+
+    def _leave(self, job: Job, peers: Sequence[Any], reason: str) -> None:
+        assert job.group is not None
+        which, rank = (job.task, job.attempt), job.group[0]
+        self._over.append(which)
+        self._inboxes.pop(which, None)
+        for other, peer in enumerate(peers):
+            if other != rank:
+                peer.hear_left.options(concurrency_group=TALK).remote(which, rank, reason)
+
+    def hear(self, which: Which, sender: int, body: bytes | None, *buffers: Any) -> None:
+        """Take a value from another member of a group."""
+        content = (buffers[0], buffers[1:]) if body is None else (body, buffers)
+        self._post(which, (say.SAY, sender, content))
+
+    def hear_left(self, which: Which, sender: int, reason: str) -> None:
+        """Learn that another member of a group has ended."""
+        self._post(which, (say.LEFT, sender, reason))
+
+    def _post(self, which: Which, message: tuple[int, int, Any]) -> None:
+        if which not in self._over:
+            self._inbox(which).put(message)
+
+    # -- orders, beside the tasks -----------------------------------------------------------------------------
+
+    def withdraw(self, seq: int) -> None:
+        """Give an attempt back if it has not started."""
+        self._unwant(seq, say.WITHDRAWN)
+
+    def cancel(self, seq: int) -> None:
+        """Stop an attempt; an import is let go on, for half a module would stay behind."""
+        deadline_s = clock.monotonic_s() + _IMPORT_S
+        while self._running == seq and self._imports() and clock.monotonic_s() < deadline_s:
+            clock.sleep(_POLL_S / 5)
+        self._unwant(seq, say.CANCELLED)
+
+    def _unwant(self, seq: int, told: int) -> None:
+        with self._guard:
+            if seq > self._started:
+                self._unwanted[seq] = told
+            elif told == say.CANCELLED and self._running == seq and not self._imports():
+                self._cancelling = True
+                raise_in_thread(self._thread, Cancelled)
+
+    def _imports(self) -> bool:
+        where = sys._current_frames().get(self._thread)
+        return any(name == _IMPORTER for name in _files_of(where))
+
+    def take_in(self, key: Any, wire: Any, *parts: Any) -> tuple[float, float]:
+        """Copy a value to the device's memory node; give when that began, and how long it took, in s."""
+        started_s = self._clock.now_s()
+        value = _value(wire, parts)
+        self._slow_link(sum([len(buffer) for buffer in _buffers(wire, parts)]))
+        self._kept[key] = self._runner.to_device(value)
+        return started_s, self._clock.now_s() - started_s
+
+    def give_out(self, key: Any) -> tuple[bytes, tuple[Any, ...] | None]:
+        """Copy a kept value to the host."""
+        started_s = self._clock.now_s()
+        body, buffers = _packed(self._runner.to_host(self._kept[key]))
+        sizes = tuple([buffer.nbytes for buffer in buffers])
+        self._slow_link(sum(sizes))
+        row = (started_s, self._clock.now_s() - started_s, body, sizes)
+        return pickle.dumps(row, 5), tuple(buffers) or None
+
+    def drop(self, key: Any) -> None:
+        """Forget a kept value."""
+        self._kept.pop(key, None)
+        with self._dropped:
+            self._drops += 1
+            self._dropped.notify()
+
+    def _wait_for_drops(self, count: int) -> None:
+        """Wait until so many values were dropped: a task that ran out of memory finds that which they leave."""
+        if self._drops < count:
+            with self._dropped:
+                self._dropped.wait_for(lambda: self._drops >= count)
+
+    def touch(self, *parts: Any) -> None:
+        """Do nothing: the parts are on this host now."""
+
+
+def _packed(value: Any) -> tuple[bytes | None, list[Any]]:
+    """Pickle a value: give the pickle, None where it is the first buffer, and the large buffers as arrays of bytes."""
+    body, buffers = dump(value)
+    arrays = [np.frombuffer(buffer, np.uint8) for buffer in buffers]
+    if len(body) < LARGE_BYTES:
+        return body, arrays
+    return None, [np.frombuffer(body, np.uint8), *arrays]
+
+
+def _buffers(wire: Any, parts: Sequence[Any]) -> list[Any]:
+    return [parts[part] if index < 0 else parts[part][index] for part, index in wire[1]]
+
+
+def _value(wire: Any, parts: Sequence[Any], items: Mapping[int, Any] | None = None) -> Any:
+    """Read a value; its arrays are copies, since what Ray brought is shared and cannot be written to."""
+    buffers = _buffers(wire, parts)
+    return load(buffers.pop(0), buffers, items) if wire[0] is None else load(wire[0], buffers, items)
+
+
+def _travelled(job: Job, parts: Sequence[Any]) -> int:
+    wires = [job.wire, *(wire for wire, _ in job.items.values() if wire is not None)]
+    return sum([len(buffer) for wire in wires for buffer in _buffers(wire, parts)])
+
+
+def _files_of(where: Any) -> Iterator[str]:
+    while where is not None:
+        yield where.f_code.co_filename
+        where = where.f_back

@@ -1,0 +1,193 @@
+"""Large buffers in Ray's object store: each array of the program is put there once.
+
+In: values. Out: payloads whose buffers lie in the store, and what one call of an actor needs to see them.
+It must not know tasks or devices.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections import Counter, OrderedDict, deque
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from hetero.engines.base import NodeUsage
+from hetero.engines.local.arena import Payload
+from hetero.engines.local.wire import LARGE_BYTES, dump, load
+from hetero.floor.errors import DeviceLostError, EngineError
+from hetero.floor.platform import same_bytes
+
+__all__ = ["Cargo", "Part", "Stored", "Vault"]
+
+WHOLE = -1
+"""The index of a buffer that is an object of its own, and no element of a tuple."""
+
+
+class Part:
+    """A buffer in the object store; the object goes when nobody holds a part of it any more."""
+
+    __slots__ = ("_returned", "index", "nbytes", "ref")
+
+    def __init__(self, ref: Any, index: int, nbytes: int, returned: deque[int]) -> None:
+        self.ref = ref
+        self.index = index
+        self.nbytes = nbytes
+        self._returned = returned
+
+    def __del__(self) -> None:
+        self._returned.append(self.nbytes)
+
+
+class Stored(Payload):
+    """A value as bytes: its pickle, and its large buffers in the object store."""
+
+    __slots__ = ("parts",)
+
+    def __init__(self, body: bytes | None, parts: Sequence[Part] = ()) -> None:
+        super().__init__(body)
+        self.parts = tuple(parts)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that lie in the object store."""
+        return sum([part.nbytes for part in self.parts])
+
+    def value(self) -> Any:
+        """Read the value; its arrays are writable and shared with nobody.
+
+        Raises
+        ------
+        DeviceLostError
+            A buffer was lost with its host.
+        """
+        buffers = [_bytes_of(part) for part in self.parts]
+        return load(buffers.pop(0), buffers) if self.body is None else load(self.body, buffers)
+
+
+def _bytes_of(part: Part) -> Any:
+    import ray
+
+    try:
+        found = ray.get(part.ref)
+    except ray.exceptions.RayError as error:
+        raise DeviceLostError(f"a value of {part.nbytes} bytes was lost with its host") from error
+    return found if part.index == WHOLE else found[part.index]
+
+
+class Cargo:
+    """What one call of an actor brings along: each object once, however many values look at it."""
+
+    def __init__(self) -> None:
+        self.refs: list[Any] = []
+        self._places: dict[Any, int] = {}
+
+    def wire(self, payload: Payload) -> tuple[bytes | None, tuple[tuple[int, int], ...]]:
+        """Give a payload as it travels, and take its objects along."""
+        assert isinstance(payload, Stored)
+        return payload.body, tuple([(self._place(part.ref), part.index) for part in payload.parts])
+
+    def _place(self, ref: Any) -> int:
+        place = self._places.get(ref)
+        if place is None:
+            place = self._places[ref] = len(self.refs)
+            self.refs.append(ref)
+        return place
+
+
+class Vault:
+    """The object store as the program uses it.
+
+    Parameters
+    ----------
+    capacity_bytes : bytes of the store on this host
+    counters : counts copies, copied_bytes and shared (a copy saved)
+    """
+
+    def __init__(self, capacity_bytes: int, counters: Counter[str]) -> None:
+        self._capacity = capacity_bytes
+        self._counters = counters
+        self._returned: deque[int] = deque()
+        self._used = 0
+        self._peak = 0
+        self._lock = threading.Lock()
+        self._copies: OrderedDict[tuple[int, int], tuple[Part, Any]] = OrderedDict()
+
+    def payload(self, value: Any) -> Stored:
+        """Give a value as bytes; raises whatever its pickling raises.
+
+        Raises
+        ------
+        EngineError
+            The object store and its disk are full.
+        """
+        body, buffers = dump(value)
+        parts = [self._keep(buffer) for buffer in buffers]
+        if len(body) < LARGE_BYTES:
+            return Stored(body, parts)
+        return Stored(None, (self._put(np.frombuffer(body, np.uint8)), *parts))
+
+    def part(self, ref: Any, index: int, nbytes: int) -> Part:
+        """Take a buffer into account that an actor left in the store."""
+        with self._lock:
+            self._drain()
+            self._used += nbytes
+            self._peak = max(self._peak, self._used)
+        return Part(ref, index, nbytes, self._returned)
+
+    def usage(self) -> NodeUsage:
+        """Give how full the store is with what this program put there."""
+        with self._lock:
+            self._drain()
+            return NodeUsage(self._capacity, self._used, self._peak, 0.0)
+
+    def clear(self) -> None:
+        """Forget the copies of arguments that are kept for their next use."""
+        self._copies.clear()
+
+    def _keep(self, buffer: memoryview) -> Part:
+        """Give a part with these bytes: a new copy, or the one made before where it still holds the same.
+
+        Notes
+        -----
+        A copy is found by the address of the bytes and believed only after comparing all of them, so an array
+        changed between two calls gives each call its own value.
+        """
+        import ray
+
+        source = np.frombuffer(buffer, np.uint8)
+        key = (source.ctypes.data, source.nbytes)
+        known = self._copies.get(key)
+        if known is not None and same_bytes(key[0], ray.get(known[0].ref).ctypes.data, key[1]):
+            self._counters["shared"] += 1
+            return known[0]
+        part = self._put(source)
+        self._remember(key, part, buffer.obj)
+        return part
+
+    def _put(self, source: Any) -> Part:
+        import ray
+
+        try:
+            ref = ray.put(source)
+        except (ray.exceptions.ObjectStoreFullError, ray.exceptions.OutOfDiskError) as error:
+            raise EngineError(
+                f"Ray's object store has no room for {source.nbytes} bytes, nor has the disk that it spills to",
+                remedy="make memory_pool_size larger, or drop futures that nobody needs",
+            ) from error
+        self._counters["copies"] += 1
+        self._counters["copied_bytes"] += source.nbytes
+        return self.part(ref, WHOLE, source.nbytes)
+
+    def _remember(self, key: tuple[int, int], part: Part, owner: Any) -> None:
+        forget: Callable[[object], object] = lambda _, copies=self._copies: copies.pop(key, None)  # noqa: E731
+        try:
+            self._copies[key] = (part, weakref.ref(owner, forget))
+        except TypeError:
+            return
+
+    def _drain(self) -> None:
+        while self._returned:
+            self._used -= self._returned.popleft()

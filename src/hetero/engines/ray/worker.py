@@ -1,0 +1,458 @@
+"""The actor of one device as the program sees it: starting, sending, answers, and noticing its end.
+
+In: attempts and copies to make. Out: events, through the hub. Answers are read in the hub's thread.
+"""
+
+from __future__ import annotations
+
+import itertools
+import pickle
+import sys
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+from hetero.engines.base import Call
+from hetero.engines.local import messages as say
+from hetero.engines.local.arena import Payload
+from hetero.engines.local.groups import Group
+from hetero.engines.local.house import failure_of
+from hetero.engines.local.items import Item, Replica
+from hetero.engines.local.shipping import Shipped
+from hetero.engines.ray.lodge import Lodge
+from hetero.engines.ray.seat import COPIES, TALK, Greeting, Job
+from hetero.engines.ray.starting import start_seat, why_ended
+from hetero.engines.ray.vault import Cargo, Stored
+from hetero.floor.clock import WallClock
+from hetero.floor.errors import HeteroError
+from hetero.model.commands import Launch
+from hetero.model.device import Device
+from hetero.model.events import DeviceLost, DeviceReady, Event, TaskFailed, TaskFinished, TaskWithdrawn
+from hetero.model.tasks import Failure
+
+__all__ = ["START_S", "RemoteWorker"]
+
+START_S = 120.0
+STARTS = 3
+"""How often an actor may be killed while it starts, one time after the other, before its device is given up."""
+CANCEL_S = 0.2
+AWAY_S = 0.5
+"""How often to look whether a host that went away is there again."""
+DEEP = 2
+"""Calls that an actor has at a time: it runs one while the other waits, and what comes meanwhile leaves together."""
+SHORT_S = 2e-3
+"""Attempts that are expected to be shorter than this share a call."""
+BATCH_S = 10e-3
+BATCH = 500
+
+Done = Callable[[str, float, float, Item | None], None]
+
+
+class Flight(NamedTuple):
+    """An attempt that has not been answered for."""
+
+    seq: int
+    launch: Launch
+    call: Call
+    group: Group | None
+    rank: int
+    peers: tuple[Any, ...]
+
+
+class _Sent(NamedTuple):
+    """A call of the actor that has not been answered, and what must be kept until it is."""
+
+    flights: tuple[Flight, ...]
+    refs: tuple[Any, ...]
+    holds: tuple[Payload, ...]
+
+
+class RemoteWorker:
+    """One actor of one device; a new one is made for each start."""
+
+    def __init__(self, lodge: Lodge, device: Device) -> None:
+        self.device = device
+        self.handle: Any = None
+        self.pid = 0
+        self._lodge = lodge
+        self._lock = threading.RLock()
+        self._seqs = itertools.count(1)
+        self._flights: dict[int, Flight] = {}
+        self._by_attempt: dict[tuple[int, int], int] = {}
+        self._waiting: deque[Flight] = deque()
+        self._sent: dict[int, _Sent] = {}
+        self._orders: dict[int, tuple[Any, Done]] = {}
+        self._shipped = Shipped(lodge.counters)
+        self._drops = 0
+        self._shift_s = 0.0
+        self._ready = False
+        self._ended = False
+        self._stopping = False
+        self._why = ""
+        lodge.hub.call(self._start)
+
+    # -- starting ---------------------------------------------------------------------------------------------
+
+    def _start(self) -> None:
+        if self._stopping:
+            return
+        host = self._lodge.cluster.host(self.device.host)
+        if host is None:
+            self._lodge.hub.at(AWAY_S, self._start)
+            return
+        self.handle = start_seat(self._lodge.entry, self.device, host)
+        asked_s = self._lodge.clock.now_s()
+        ref = self.handle.greet.remote()
+        ref._on_completed(self._in_hub(partial(self._greeted, ref, asked_s)))
+        self._lodge.hub.at(self._lodge.start_s, self._too_late)
+
+    def _in_hub(self, handler: Callable[[Any], None]) -> Callable[[Any], None]:
+        return lambda answer: self._lodge.hub.call(partial(handler, answer))
+
+    def _too_late(self) -> None:
+        if not self._ready and not self._ended:
+            self._kill(f"it was not ready after {self._lodge.start_s:g} s")
+
+    def _greeted(self, ref: Any, asked_s: float, greeting: Any) -> None:
+        if self._ended:
+            return
+        if isinstance(greeting, Exception):
+            self._end(self._why or why_ended(greeting), again=not self._why)
+            return
+        assert isinstance(greeting, Greeting)
+        now_s = self._lodge.clock.now_s()
+        here = self.device.host == "h0"
+        self._shift_s = (WallClock(0.0).now_s() - now_s) if here else greeting.now_s - (asked_s + now_s) / 2
+        self.pid = greeting.pid if here else 0
+        own = ".".join(map(str, sys.version_info[:2]))
+        if greeting.trouble or greeting.python.split(".")[:2] != own.split("."):
+            versions = f"its Python is {greeting.python} and the program's is {own}"
+            self._end(greeting.trouble or versions, opened=not greeting.trouble)
+            return
+        self._ready = True
+        del self._lodge.failed_starts[self.device.id]
+        self._lodge.hub.tell(DeviceReady(now_s, self.device.id))
+
+    # -- what the engine asks ---------------------------------------------------------------------------------
+
+    def run(
+        self,
+        launches: Sequence[tuple[Launch, Call]],
+        group: Group | None = None,
+        rank: int = 0,
+        peers: tuple[Any, ...] = (),
+    ) -> None:
+        """Send attempts, as soon as the actor has little left to do."""
+        with self._lock:
+            for launch, call in launches:
+                flight = Flight(next(self._seqs), launch, call, group, rank, peers)
+                self._flights[flight.seq] = flight
+                self._by_attempt[launch.task, launch.attempt] = flight.seq
+                self._waiting.append(flight)
+            self._push()
+
+    def withdraw(self, task: int, attempt: int) -> None:
+        """Ask for an attempt back."""
+        with self._lock:
+            seq = self._by_attempt.get((task, attempt))
+            if seq is None or self._taken_back(seq, TaskWithdrawn(self._now_s(), task, attempt, self.device.id)):
+                return
+        self._talk("withdraw", seq)
+
+    def cancel(self, task: int, attempt: int) -> None:
+        """Stop an attempt: by an exception first, then by ending the actor."""
+        failure = Failure("cancelled", "cancelled before it started")
+        now_s = self._now_s()
+        with self._lock:
+            seq = self._by_attempt.get((task, attempt))
+            event = TaskFailed(now_s, task, attempt, self.device.id, now_s, 0.0, failure)
+            if seq is None or self._taken_back(seq, event):
+                return
+        self._talk("cancel", seq)
+        self._lodge.hub.at(CANCEL_S, lambda: self._insist(seq, self._is_first(seq)))
+
+    def _taken_back(self, seq: int, event: Event) -> bool:
+        """Take an attempt back that has not left yet, and tell so."""
+        flight = self._flights[seq]
+        if flight not in self._waiting:
+            return False
+        self._waiting.remove(flight)
+        self._forget(flight)
+        self._lodge.hub.call(lambda: self._lodge.hub.tell(event))
+        return True
+
+    def _is_first(self, seq: int) -> bool:
+        return next(iter(self._flights), 0) == seq
+
+    def _insist(self, seq: int, running: bool) -> None:
+        if self._ended or seq not in self._flights:
+            return
+        if running:
+            self._kill(f"it was ended to stop task {self._flights[seq].launch.task}")
+        else:
+            self._lodge.hub.at(CANCEL_S, lambda: self._insist(seq, self._is_first(seq)))
+
+    def take_in(self, key: Any, payload: Payload, done: Done) -> None:
+        """Copy a value to the device's memory node; `done(error, started_s, seconds, item)` in the hub's thread."""
+        cargo = Cargo()
+        wire = cargo.wire(payload)
+        self._order(done, lambda group: (self.handle.take_in.options(**group).remote(key, wire, *cargo.refs), None))
+
+    def give_out(self, key: Any, done: Done) -> None:
+        """Copy a kept value to its host's main memory."""
+        self._order(done, lambda group: self.handle.give_out.options(num_returns=2, **group).remote(key))
+
+    def touch(self, payload: Payload, done: Done) -> None:
+        """Bring a value to the main memory of this device's host."""
+        cargo = Cargo()
+        cargo.wire(payload)
+        self._order(done, lambda group: (self.handle.touch.options(**group).remote(*cargo.refs), None))
+
+    def _order(self, done: Done, call: Callable[[dict[str, str]], Any]) -> None:
+        started_s = self._now_s()
+        if self._ended or not self._ready:
+            why = f"the worker of {self.device.id} went away"
+            self._lodge.hub.call(lambda: done(why, 0.0, 0.0, None))
+            return
+        ref, data = call({"concurrency_group": COPIES})
+        number = next(self._seqs)
+        self._orders[number] = ((ref, data), done)
+        ref._on_completed(self._in_hub(partial(self._copied, number, data, started_s)))
+
+    def drop(self, key: Any) -> None:
+        """Forget a kept value."""
+        if self._ready and not self._ended:
+            self._drops += 1
+            self._talk("drop", key)
+
+    def hear(self, task: int, sender: int, content: Any) -> None:
+        """Do nothing: members talk without the program."""
+
+    def hear_left(self, task: int, sender: int, reason: str) -> None:
+        """Tell the actor that another member of a group was lost."""
+        which = next((which for which in self._by_attempt if which[0] == task), None)
+        if which is not None:
+            self._talk("hear_left", which, sender, reason)
+
+    def _talk(self, method: str, *arguments: Any) -> None:
+        if not self._ended:
+            getattr(self.handle, method).options(concurrency_group=TALK).remote(*arguments)
+
+    def _now_s(self) -> float:
+        return self._lodge.clock.now_s()
+
+    # -- sending ----------------------------------------------------------------------------------------------
+
+    def _push(self) -> None:
+        while self._waiting and len(self._sent) < DEEP and not self._ended:
+            self._send(self._batch())
+
+    def _batch(self) -> list[Flight]:
+        """Take one attempt, or several that are short: the first to finish waits for the last."""
+        batch = [self._waiting.popleft()]
+        total_s = batch[0].launch.predicted_s
+        while self._waiting and len(batch) < BATCH and _short(batch[-1]) and _short(self._waiting[0]):
+            total_s += self._waiting[0].launch.predicted_s
+            if total_s > BATCH_S:
+                break
+            batch.append(self._waiting.popleft())
+        return batch
+
+    def _send(self, batch: list[Flight]) -> None:
+        functions: list[tuple[str, bytes]] = []
+        cargo, holds, jobs = Cargo(), list[Payload](), list[tuple[Any, ...]]()
+        going = [flight for flight in batch if self._pack(flight, functions, cargo, holds, jobs)]
+        if not going:
+            return
+        again = any(flight.launch.attempt > 1 for flight in going)
+        message = pickle.dumps((functions, jobs, self._drops if again else 0), 5)
+        number = going[0].seq
+        self._lodge.counters["messages"] += 1
+        rows, data = self._runs(message, going[0].peers, *cargo.refs)
+        self._sent[number] = _Sent(tuple(going), (rows, data), tuple(holds))
+        rows._on_completed(self._in_hub(partial(self._answered, number, data)))
+
+    def _runs(self, *arguments: Any) -> Any:
+        return self.handle.run.options(num_returns=2).remote(*arguments)
+
+    def _pack(
+        self,
+        flight: Flight,
+        functions: list[tuple[str, bytes]],
+        cargo: Cargo,
+        holds: list[Payload],
+        jobs: list[tuple[Any, ...]],
+    ) -> bool:
+        """Pack an attempt; one whose input is not there any more is given back."""
+        call, launch, items = flight.call, flight.launch, dict[int, Any]()
+        try:
+            for item in call.refs:
+                items[item] = self._item(item, cargo, holds)
+        except HeteroError as error:
+            self._give_back(flight, str(error))
+            return False
+        holds.append(call.encoded)
+        group = (flight.rank, flight.group.size) if flight.group is not None else None
+        key = self._shipped.use(call.function, functions)
+        wire = cargo.wire(call.encoded)
+        jobs.append(tuple(Job(flight.seq, launch.task, launch.attempt, key, call.task_key, wire, items, group)))
+        return True
+
+    def _item(self, item: int, cargo: Cargo, holds: list[Payload]) -> tuple[Any, Any]:
+        replica = self._lodge.items.find(item).on(self)
+        if replica is not None:
+            return None, replica.key
+        payload = self._lodge.items.payload(item)
+        holds.append(payload)
+        return cargo.wire(payload), None
+
+    # -- answers, in the hub's thread -------------------------------------------------------------------------
+
+    def _answered(self, number: int, data: Any, answer: Any) -> None:
+        sent = self._sent.pop(number, None)
+        if sent is None:
+            return
+        if isinstance(answer, Exception):
+            self._not_answered(sent, answer)
+            return
+        with self._lock:
+            for row in pickle.loads(answer):
+                flight = self._flights.get(row[0])
+                if flight is not None:
+                    self._forget(flight)
+                    self._tell(flight, data, *row[1:])
+            self._push()
+
+    def _not_answered(self, sent: _Sent, error: Exception) -> None:
+        """Tell that the actor ended, or that an input could not be brought to it."""
+        import ray
+
+        if isinstance(error, ray.exceptions.RayActorError):
+            self._end(self._why or why_ended(error))
+            return
+        for flight in sent.flights:
+            with self._lock:
+                self._forget(flight)
+            self._lodge.hub.at(AWAY_S, partial(self._give_back, flight, str(error)))
+        with self._lock:
+            self._push()
+
+    def _give_back(self, flight: Flight, reason: str) -> None:
+        self._forget(flight)
+        task, attempt = flight.launch.task, flight.launch.attempt
+        event = TaskWithdrawn(self._now_s(), task, attempt, self.device.id)
+        self._lodge.hub.call(lambda: self._lodge.hub.tell(event))
+
+    def _forget(self, flight: Flight) -> None:
+        self._flights.pop(flight.seq, None)
+        self._by_attempt.pop((flight.launch.task, flight.launch.attempt), None)
+
+    def _tell(self, flight: Flight, data: Any, started_s: float, seconds: float, how: int, *rest: Any) -> None:
+        task, attempt = flight.launch.task, flight.launch.attempt
+        now_s, device, lodge = self._now_s(), self.device.id, self._lodge
+        started_s = started_s - self._shift_s if started_s else now_s
+        if how == say.VALUE:
+            nbytes = self._keep(flight, data, *rest)
+            node = self._main_node if nbytes else ""
+            lodge.hub.tell(TaskFinished(now_s, task, attempt, device, started_s, seconds, nbytes, node))
+        elif how == say.RESIDENT:
+            nbytes = self._resident(flight, rest[0])
+            node = self.device.memory_node
+            lodge.hub.tell(TaskFinished(now_s, task, attempt, device, started_s, seconds, nbytes, node))
+        elif how == say.WITHDRAWN:
+            lodge.hub.tell(TaskWithdrawn(now_s, task, attempt, device))
+        else:
+            failure = failure_of(*rest) if how == say.FAILED else Failure("cancelled", "cancelled before it started")
+            lodge.hub.tell(TaskFailed(now_s, task, attempt, device, started_s, seconds, failure))
+
+    @property
+    def _main_node(self) -> str:
+        return f"{self.device.host}/ram"
+
+    def _keep(self, flight: Flight, data: Any, body: bytes | None, first: int, sizes: tuple[int, ...]) -> int:
+        if flight.rank:
+            return 0
+        vault, launch = self._lodge.vault, flight.launch
+        parts = [vault.part(data, first + place, size) for place, size in enumerate(sizes)]
+        self._lodge.items.finished(launch.task, launch.attempt, Item(Stored(body, parts)))
+        return sum(sizes)
+
+    def _resident(self, flight: Flight, nbytes: int) -> int:
+        key = (flight.launch.task, flight.launch.attempt)
+        if flight.rank:
+            self.drop(key)
+            return 0
+        self._lodge.items.finished(*key, Item(replica=Replica(self, key, nbytes)))
+        return nbytes
+
+    def _copied(self, number: int, data: Any, asked_s: float, answer: Any) -> None:
+        order = self._orders.pop(number, None)
+        if order is None:
+            return
+        done, now_s = order[1], self._now_s()
+        if isinstance(answer, Exception):
+            done(why_ended(answer), 0.0, 0.0, None)
+            return
+        self._lodge.counters["transfers"] += 1
+        item = None
+        if data is not None:
+            _, _, body, sizes = pickle.loads(answer)
+            parts = [self._lodge.vault.part(data, place, size) for place, size in enumerate(sizes)]
+            item = Item(Stored(body, parts))
+        done("", asked_s, now_s - asked_s, item)
+
+    # -- the end ----------------------------------------------------------------------------------------------
+
+    def lose(self, why: str) -> None:
+        """Give the actor up: its host does not answer."""
+        self._why = why
+        self._end(why)
+
+    def _kill(self, why: str) -> None:
+        self._why = why
+        _kill(self.handle)
+        self._end(why, again=self._ready)
+
+    def _end(self, why: str, again: bool = True, opened: bool = True) -> None:
+        with self._lock:
+            if self._ended:
+                return
+            self._ended = True
+            flights, self._flights = self._flights, {}
+            self._by_attempt.clear()
+            self._waiting.clear()
+            self._sent.clear()
+        if not self._ready:
+            self._lodge.failed_starts[self.device.id] += 1
+            why = f"its worker did not start: {why}" if opened else why
+            again = again and opened and self._lodge.failed_starts[self.device.id] < STARTS
+        _kill(self.handle)
+        self._lodge.items.lost(self)
+        if not self._stopping:
+            self._lodge.hub.tell(DeviceLost(self._now_s(), self.device.id, why, permanent=not again))
+        for flight in flights.values():
+            if flight.group is not None:
+                flight.group.leave(flight.rank, f"rank {flight.rank} was lost")
+        orders, self._orders = self._orders, {}
+        for _, done in orders.values():
+            done(f"the worker of {self.device.id} went away", 0.0, 0.0, None)
+
+    def stop(self) -> None:
+        """End the actor; called after the hub has stopped."""
+        self._stopping = True
+        if not self._ended:
+            self._ended = True
+            _kill(self.handle)
+
+
+def _short(flight: Flight) -> bool:
+    return flight.group is None and 0.0 < flight.launch.predicted_s <= SHORT_S
+
+
+def _kill(handle: Any) -> None:
+    if handle is not None:
+        import ray
+
+        ray.kill(handle, no_restart=True)

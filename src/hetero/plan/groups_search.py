@@ -17,6 +17,9 @@ __all__ = ["Search", "searched"]
 _STEPS = 2_000
 """Extensions that are tried at one bandwidth before it is given up."""
 
+_NEAREST = 2
+"""Members of a clique after which the order in which others are tried no longer matters."""
+
 _SWAPS = 12
 """Swaps that improve the mean bandwidth of a group."""
 
@@ -125,8 +128,10 @@ class _Walk:
         near = [0]
         for ring in reach:
             near.append(near[-1] | ring)
-        path = [start]
-        return tuple(path) if self._grow(path, alive & ~self._search.clashes[start], near) else None
+        path, free = [start], alive & ~self._search.clashes[start]
+        if self._search.shape == "pairs":
+            free &= self._beside[start]
+        return tuple(path) if self._grow(path, free, near) else None
 
     def _distances(self, start: int, alive: int) -> list[int]:
         rings, seen = [1 << start], 1 << start
@@ -146,33 +151,34 @@ class _Walk:
             closed = search.shape != "ring" or search.count == 2 or self._beside[path[-1]] >> path[0] & 1
             return bool(closed) and not self._wanted & ~sum(1 << at for at in path)
         self._steps -= 1
-        if self._steps < 0 or missing.bit_count() > left:
+        if self._steps < 0 or missing.bit_count() > left or free.bit_count() < left:
             return False
-        options = self._options(path, free, near, left)
-        for at in sorted(_members(options), key=lambda at: (not missing >> at & 1, -self._closeness(at, path))):
+        for at in self._ordered(path, self._options(path, free, near, left), missing):
             path.append(at)
-            if self._grow(path, free & ~search.clashes[at], near):
+            others = free & ~search.clashes[at]
+            if self._grow(path, others & self._beside[at] if search.shape == "pairs" else others, near):
                 return True
             path.pop()
             if self._steps < 0:
                 return False
         return False
 
+    def _ordered(self, path: list[int], options: int, missing: int) -> list[int]:
+        """Give what must come first, then what is near to the path; in a clique all are, after its first members."""
+        if self._search.shape == "pairs" and len(path) > _NEAREST:
+            return _members(options & missing) + _members(options & ~missing)
+        close = self._search.speeds[path].sum(axis=0).tolist()
+        return sorted(_members(options), key=lambda at: (-(missing >> at & 1), -close[at]))
+
     def _options(self, path: list[int], free: int, near: list[int], left: int) -> int:
         if self._search.shape == "ring":
             return self._beside[path[-1]] & free & near[min(left + 1, len(near) - 1)]
         if self._search.shape == "pairs":
-            options = free
-            for at in path:
-                options &= self._beside[at]
-            return options
+            return free
         options = 0
         for at in path:
             options |= self._beside[at]
         return options & free
-
-    def _closeness(self, at: int, path: list[int]) -> float:
-        return float(self._search.speeds[at, path].sum())
 
 
 def _members(group: int) -> list[int]:

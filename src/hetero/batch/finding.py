@@ -12,20 +12,32 @@ from typing import Any
 
 from hetero.batch.base import Sink, Source
 from hetero.batch.collect import CallSink, CollectSink
+from hetero.batch.files import IMAGES
 from hetero.batch.plain import ArraySource, GeneratorSource, SequenceSource
 from hetero.batch.records import is_records
+from hetero.batch.storage import find, is_folder, suffix_of
+from hetero.batch.tables import FORMATS as TABLES
+from hetero.batch.tables import OURS
 from hetero.floor.errors import BadValueError, did_you_mean
 
-__all__ = ["SINKS", "SOURCES", "sink_of", "source_of"]
+__all__ = ["KINDS", "SINKS", "SOURCES", "sink_of", "source_of"]
+
+_TABLES, _IMAGES, _FILES = "hetero.batch.tables:Tables", "hetero.batch.files:Images", "hetero.batch.files:Files"
 
 SOURCES: dict[str, str] = {
     ".npy": "hetero.batch.plain:NpySource",
+    **dict.fromkeys(TABLES, _TABLES),
+    **dict.fromkeys(IMAGES, _IMAGES),
 }
 """Which class reads a file of a suffix; it is called with the path or URL."""
+
+KINDS: dict[str, str] = {"tables": _TABLES, "images": _IMAGES, "files": _FILES}
+"""Which class reads what a job's file says in words, as {'images': 'photos', 'size': [28, 28]}."""
 
 SINKS: dict[str, str] = {
     "jsonl": "hetero.batch.folder:JsonLinesSink",
     "npy": "hetero.batch.folder:NpySink",
+    "parquet": "hetero.batch.parquet:ParquetSink",
 }
 """Which class writes a format; it is called with the folder."""
 
@@ -60,13 +72,23 @@ def source_of(given: Any) -> Source:
 
 
 def _of_path(path: str | Path) -> Source:
-    suffix = Path(str(path)).suffix.lower()
+    if is_folder(path):
+        return _of_folder(path)
+    suffix = suffix_of(path)
     if suffix not in SOURCES:
         raise BadValueError(
             f"{path} is of no kind that can be read{did_you_mean(suffix, SOURCES)}",
-            remedy=f"known: {', '.join(sorted(SOURCES))}",
+            remedy=f"known: {', '.join(sorted(SOURCES))}; hetero.Files takes any",
         )
     found: Source = _home(SOURCES[suffix])(path)
+    return found
+
+
+def _of_folder(path: str | Path) -> Source:
+    """Give the tables or the images of a folder where it holds nothing else, and its files otherwise."""
+    suffixes = {suffix_of(blob.path) for blob in find(path, without=OURS)}
+    kind = "tables" if suffixes <= TABLES.keys() else "images" if suffixes <= set(IMAGES) else "files"
+    found: Source = _home(KINDS[kind])(path)
     return found
 
 

@@ -46,7 +46,9 @@ def _entry(found: Any) -> dict[str, Any]:
     """Give an entry whose form is right; one that was damaged counts as none."""
     points = found.get("points") if isinstance(found, dict) else None
     sound = isinstance(points, list) and all(
-        isinstance(point, list) and len(point) == 2 and all(isinstance(x, int | float) and x > 0 for x in point)
+        isinstance(point, list)
+        and len(point) == 2
+        and all(isinstance(x, int | float) and 0 < x < math.inf for x in point)
         for point in points
     )
     limit = found.get("limit") if isinstance(found, dict) else None

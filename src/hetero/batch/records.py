@@ -15,7 +15,7 @@ import numpy as np
 
 from hetero.floor.errors import BadValueError
 
-__all__ = ["count", "cut", "is_records", "joined", "size_bytes", "without"]
+__all__ = ["count", "cut", "is_records", "is_table", "joined", "size_bytes", "without"]
 
 _SAMPLED = 32
 
@@ -30,7 +30,7 @@ def is_records(value: object) -> bool:
     """
     if isinstance(value, dict):
         return bool(value) and all(is_records(column) and not isinstance(column, dict) for column in value.values())
-    return isinstance(value, list | tuple | range) or _is_table(value) or bool(getattr(value, "shape", ()))
+    return isinstance(value, list | tuple | range) or is_table(value) or bool(getattr(value, "shape", ()))
 
 
 def count(records: Any) -> int:
@@ -56,7 +56,7 @@ def count(records: Any) -> int:
         if len(set(lengths.values())) > 1:
             raise BadValueError(f"the columns differ in length: {lengths}", remedy="give one entry a record in each")
         return next(iter(lengths.values()))
-    return int(records.num_rows) if _is_table(records) else len(records)
+    return int(records.num_rows) if is_table(records) else len(records)
 
 
 def cut(records: Any, begin: int, end: int) -> Any:
@@ -69,7 +69,7 @@ def cut(records: Any, begin: int, end: int) -> Any:
     """
     if isinstance(records, dict):
         return {name: column[begin:end] for name, column in records.items()}
-    if _is_table(records):
+    if is_table(records):
         return records.slice(begin, end - begin)
     return records[begin:end]
 
@@ -127,7 +127,8 @@ def _joined_alike(first: Any, runs: Sequence[Any]) -> Any:
         return np.concatenate(runs)
     home = type(first).__module__.partition(".")[0]
     if home == "pyarrow":
-        return sys.modules["pyarrow"].concat_tables(runs)
+        arrow = sys.modules["pyarrow"]
+        return arrow.Table.from_batches(runs) if isinstance(first, arrow.RecordBatch) else arrow.concat_tables(runs)
     if home == "torch":
         return sys.modules["torch"].cat(list(runs))
     raise TypeError(f"a {type(first).__name__} cannot be joined")
@@ -160,5 +161,6 @@ def _value_bytes(value: Any) -> int:
     return int(getattr(value, "nbytes", 0)) or sys.getsizeof(value)
 
 
-def _is_table(value: object) -> bool:
+def is_table(value: object) -> bool:
+    """Tell whether a value is an Arrow table, or a batch of rows of one."""
     return hasattr(value, "num_rows") and hasattr(value, "slice")

@@ -20,6 +20,7 @@ from hetero.batch.limits import local_now
 from hetero.batch.options import Options
 from hetero.batch.outcome import Lane, Outcome
 from hetero.batch.reading import Batch, Reader
+from hetero.batch.travel import packed, unpacked
 from hetero.batch.worker import Done, Work, run_batch
 from hetero.floor.clock import monotonic_s
 from hetero.floor.errors import (
@@ -212,9 +213,8 @@ class Run:
         now_s = monotonic_s()
         self._give(name, ticket, flight, now_s)
         try:
-            future = self.ctx.submit(
-                self._tasks[name], self._works[flight.step], flight.batch.records, flight.batch.begin
-            )
+            records = packed(flight.batch.records)
+            future = self.ctx.submit(self._tasks[name], self._works[flight.step], records, flight.batch.begin)
         except NothingFitsError as error:
             self._leave_out(name, str(error))
             return
@@ -250,6 +250,7 @@ class Run:
         self._last_s[name] = at_s
         try:
             done: Done = future.result()
+            done = done._replace(results=unpacked(done.results))
         except (Exception, CancelledError) as error:  # noqa: BLE001  whatever the function raised is looked into
             if name in self.planner.names:
                 self.planner.done(name, ticket, at_s)

@@ -17,6 +17,7 @@ from hetero.batch.errors import WrongResultError
 from hetero.batch.functions import Prepared
 from hetero.batch.merges import Merge
 from hetero.batch.records import count, is_records, size_bytes, without
+from hetero.batch.travel import packed, unpacked
 from hetero.floor.clock import monotonic_s, sleep
 
 __all__ = ["Done", "Program", "Work", "packed_work", "run_batch"]
@@ -98,6 +99,7 @@ def run_batch(work: Work, records: Any, begin: int) -> Done:
         loaded_program: Program = cloudpickle.loads(work.payload.tobytes())
         kept[work.key] = loaded_program, loaded_program.function.for_device(device)
     program, function = kept[work.key]
+    records = unpacked(records)
     begin_s = monotonic_s()
     loaded = records if program.load is None else program.load(records)
     results = _as_records(function(loaded), count(records), program)
@@ -112,7 +114,7 @@ def run_batch(work: Work, records: Any, begin: int) -> Done:
 
 def _merged(program: Program, done: Done, begin: int, expected: int) -> Done:
     if program.merge is None:
-        return done
+        return done._replace(results=packed(done.results))
     gone = [begin + place for place, _ in done.bad]
     results = None if len(gone) == expected else done.results
     state = program.merge.start(results, begin, begin + expected, gone)

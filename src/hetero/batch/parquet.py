@@ -1,0 +1,125 @@
+"""Results as Parquet files in a folder: tables, dicts of columns, arrays, or rows as dicts.
+
+In: parts. Out: `part-00000.parquet` and so on, all of one schema. It must not import pyarrow before a part is there.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hetero.batch.base import Found, Job, Part
+from hetero.batch.folder import FolderSink
+from hetero.batch.records import is_table, joined
+from hetero.floor.errors import HeteroError, SerialisationError
+
+__all__ = ["ParquetSink"]
+
+_COLUMN = "value"
+
+
+class ParquetSink(FolderSink):
+    """A Parquet file a part; results that are neither tables nor dicts become one column, 'value'.
+
+    Parameters
+    ----------
+    folder : made where it is absent; must be empty unless the run resumes or overwrites
+
+    Raises
+    ------
+    HeteroError
+        From `write`: the results of a part have another schema than those before.
+    """
+
+    suffix = ".parquet"
+    part_bytes = 32 << 20
+
+    def __init__(self, folder: Path | str) -> None:
+        try:
+            import pyarrow.parquet  # noqa: F401  asked for before any work is done
+        except ImportError as error:
+            raise HeteroError(
+                "Parquet files need the package pyarrow", remedy="pip install 'hetero-core[batch]'"
+            ) from error
+        super().__init__(folder)
+        self._schema: Any = None
+
+    def open(self, job: Job, found: Found) -> dict[int, int]:
+        """Make the folder, or see what an earlier run left in it, and of which schema that is."""
+        import pyarrow.parquet as pq
+
+        there = super().open(job, found)
+        first = next((note["file"] for note in self._notes() if note["file"]), "") if there else ""
+        self._schema = pq.read_schema(self.folder / first) if first else None
+        return there
+
+    def _write_file(self, path: Path, part: Part) -> int:
+        import pyarrow.parquet as pq
+
+        table = joined([_table(results, part) for results in part.results]).combine_chunks()
+        if self._schema is None:
+            self._schema = table.schema
+        if not table.schema.equals(self._schema):
+            raise SerialisationError(
+                f"the results of items {part.begin} to {part.end} have the columns {_words(table.schema)}; "
+                f"those before had {_words(self._schema)}",
+                remedy="return the same columns and types for each batch",
+            )
+        with path.open("wb") as file:
+            pq.write_table(table, file, use_dictionary=[path for field in table.schema for path in _repeating(field)])
+            file.flush()
+            os.fsync(file.fileno())
+        return int(table.num_rows)
+
+
+def _table(results: Any, part: Part) -> Any:
+    import pyarrow as pa
+
+    if is_table(results):
+        return results if isinstance(results, pa.Table) else pa.Table.from_batches([results])
+    try:
+        if isinstance(results, Mapping):
+            return pa.table({name: _column(column) for name, column in results.items()})
+        if isinstance(results, list | tuple) and results and isinstance(results[0], Mapping):
+            return pa.Table.from_pylist(list(results))
+        return pa.table({_COLUMN: _column(results)})
+    except (pa.ArrowException, TypeError) as error:
+        raise SerialisationError(
+            f"the results of items {part.begin} to {part.end} make no table: {str(error).splitlines()[0]}",
+            remedy="return a table, a dict of columns, arrays, or dicts of numbers and text",
+        ) from error
+
+
+def _column(values: Any) -> Any:
+    """Give a column; an array of more than one dimension becomes lists of fixed size."""
+    import pyarrow as pa
+
+    array = np.asarray(values) if hasattr(values, "shape") else None
+    if array is None or array.ndim == 1:
+        return pa.array(values if array is None else array)
+    column = pa.array(np.ascontiguousarray(array).reshape(-1))
+    for size in array.shape[:0:-1]:
+        column = pa.FixedSizeListArray.from_arrays(column, size)
+    return column
+
+
+def _repeating(field: Any, above: str = "") -> Iterator[str]:
+    """Give the paths of columns whose values may repeat: a dictionary of floating-point numbers only takes time."""
+    import pyarrow as pa
+
+    path, kind = f"{above}{field.name}", field.type
+    if pa.types.is_struct(kind):
+        for place in range(kind.num_fields):
+            yield from _repeating(kind.field(place), f"{path}.")
+    elif pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
+        yield from _repeating(kind.value_field.with_name("element"), f"{path}.list.")
+    elif not pa.types.is_floating(kind):
+        yield path
+
+
+def _words(schema: Any) -> str:
+    return ", ".join(f"{field.name}: {field.type}" for field in schema)

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from hetero.comm import shared
 from hetero.comm.errors import DisagreementError, GroupBrokenError
 from hetero.comm.group import Group
 from hetero.comm.meeting import open_rendezvous
@@ -57,6 +58,45 @@ def test_in_a_group_of_one_every_collective_is_done_at_once() -> None:
     check_group(Group(0, 1), ("auto", "ring", "pipelined_tree"))
 
 
+def _many_under_way(group: Group, seed: int) -> list[str]:
+    """Sum rows of many sizes, several at a time, some more than shared memory holds; gives what went wrong."""
+    rng = np.random.default_rng(seed)
+    wrong, under_way = [], []
+    for number in range(60):
+        length = int(rng.choice([1, 3, 1000, 100_001, 1_000_003, 4_000_000]))
+        row = np.full(length, group.rank + number, np.float64)
+        under_way.append((group.start_all_reduce(row), row, 6.0 + 4 * number))
+        if rng.random() < 0.5:
+            for _ in range(int(rng.integers(1, len(under_way) + 1))):
+                work, done, total = under_way.pop(0)
+                work.wait()
+                wrong += [] if (done == total).all() else [f"{done[0]} is not {total}"]
+    for work, done, total in reversed(under_way):
+        work.wait()
+        wrong += [] if (done == total).all() else [f"{done[0]} is not {total}"]
+    return wrong
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_sums_under_way_do_not_spoil_each_other(team: Members, seed: int) -> None:
+    team.form()
+    assert team.run(functools.partial(_many_under_way, seed=seed)) == [[]] * 4
+
+
+def _without_shared_memory(group: Group) -> tuple[list[float], bool]:
+    if group.rank == 2:
+        shared.open_shared = lambda path, nbytes: None
+    row = np.ones(1000)
+    group.all_reduce(row)
+    return sorted(set(row.tolist())), group._shared is None
+
+
+def test_where_one_member_cannot_reach_the_shared_memory_all_do_without() -> None:
+    with members(3) as three:
+        three.form()
+        assert three.run(_without_shared_memory) == [([3.0], True)] * 3
+
+
 def _is_broken_after(group: Group, absent: int, algorithm: str) -> float:
     """Take part in a sum that one member never joins; gives how long it took until that was told."""
     if group.rank == absent:
@@ -72,7 +112,7 @@ def _is_broken_after(group: Group, absent: int, algorithm: str) -> float:
     raise AssertionError("a sum without one of the members")
 
 
-@pytest.mark.parametrize("algorithm", ["library", "pipelined_tree"])
+@pytest.mark.parametrize("algorithm", ["library", "pipelined_tree", "auto"])
 def test_when_a_member_dies_everyone_is_told_long_before_the_deadline(algorithm: str) -> None:
     with members(4) as team:
         team.form()
@@ -83,7 +123,7 @@ def test_when_a_member_dies_everyone_is_told_long_before_the_deadline(algorithm:
         assert max(team.hear(rank) for rank in range(3)) < 15.0
 
 
-@pytest.mark.parametrize("algorithm", ["library", "pipelined_tree"])
+@pytest.mark.parametrize("algorithm", ["library", "pipelined_tree", "auto"])
 def test_a_frozen_member_is_given_up_at_the_deadline(team: Members, algorithm: str) -> None:
     team.form(deadline_s=0.7)
     assert team.run(functools.partial(_half_precision, algorithm=algorithm)) == [[8.0, 8.0]] * 4
@@ -124,36 +164,38 @@ def test_a_stranger_without_the_key_is_hung_up_on() -> None:
     strangers[0].close()
 
 
-def _disagrees(group: Group) -> None:
+def _disagrees(group: Group, algorithm: str) -> None:
     shape = (4, 3) if group.rank == 2 else (4, 5)
-    group.all_reduce(np.zeros(shape), algorithm="ring")
+    group.all_reduce(np.zeros(shape), algorithm=algorithm)
 
 
-def test_members_who_give_different_shapes_are_told_so(team: Members) -> None:
+@pytest.mark.parametrize("algorithm", ["ring", "auto"])
+def test_members_who_give_different_shapes_are_told_so(team: Members, algorithm: str) -> None:
     team.form()
-    outcomes = team.run(_disagrees)
+    outcomes = team.run(functools.partial(_disagrees, algorithm=algorithm))
     assert any(isinstance(outcome, DisagreementError) for outcome in outcomes)
     assert all(isinstance(outcome, DisagreementError | GroupBrokenError) for outcome in outcomes)
-    assert "all_reduce of 12 float64 by ring, sum" in str([str(outcome) for outcome in outcomes])
+    assert "all_reduce of 12 float64" in str([str(outcome) for outcome in outcomes])
 
 
-def _one_leaves(group: Group) -> Any:
+def _one_leaves(group: Group, algorithm: str) -> Any:
     row = np.ones(100_000)
-    group.all_reduce(row, algorithm="tree")
+    group.all_reduce(row, algorithm=algorithm)
     if group.rank == 1:
         group.close()
         return row[0]
     time.sleep(0.2)
     try:
-        group.all_reduce(row, algorithm="tree")
+        group.all_reduce(row, algorithm=algorithm)
     except GroupBrokenError:
         return row[0]
     raise AssertionError("a sum without one of the members")
 
 
-def test_who_leaves_after_its_last_sum_spoils_no_sum_before(team: Members) -> None:
+@pytest.mark.parametrize("algorithm", ["tree", "auto"])
+def test_who_leaves_after_its_last_sum_spoils_no_sum_before(team: Members, algorithm: str) -> None:
     team.form()
-    outcomes = team.run(_one_leaves)
+    outcomes = team.run(functools.partial(_one_leaves, algorithm=algorithm))
     assert outcomes[1] == 4.0
     assert all(np.isfinite(outcome) for outcome in outcomes)
 

@@ -26,6 +26,7 @@ from hetero.comm.meeting import (
 )
 from hetero.comm.mesh import Mesh
 from hetero.comm.rows import Op, Row, as_tensor, check_op, row_of
+from hetero.comm.shared import SharedSums
 from hetero.floor import clock
 from hetero.floor.errors import BadValueError, HeteroError, did_you_mean
 from hetero.plan.collectives.choose import ALGORITHMS, SMALL_BYTES, Algorithm, Choice, Links, choose
@@ -47,7 +48,8 @@ class Group:
     * ``ring``: a ring of our own;
     * ``tree``: up and down a binary tree, the whole row at once;
     * ``pipelined_tree``: in chunks, up and down at the same time, along a tree that spares slow links;
-    * ``auto``: what is soonest over the links, which are measured once.
+    * ``auto``: what is soonest over the links, which are measured once; between processes of one host, sums are made
+      in memory that they share.
 
     Parameters
     ----------
@@ -89,6 +91,8 @@ class Group:
         self._meeting: Meeting | None = None
         self._library: Gloo | None = None
         self._mesh: Mesh | None = None
+        self._shared: SharedSums | None = None
+        self._may_share = self._is_local
         self._links: Links | None = None
         self._background: ThreadPoolExecutor | None = None
         if rendezvous is None or world_size == 1:
@@ -127,6 +131,8 @@ class Group:
     def _all_reduce(self, tensor: Any, op: str, algorithm: str, *, now: bool) -> Work:
         checked = check_op(op)
         row = row_of(tensor)
+        if self.world_size > 1 and check_algorithm(algorithm) == "auto" and self._shares(row):
+            return self._in_shared_memory(row, checked)
         return self._start(
             "all_reduce",
             row,
@@ -135,6 +141,22 @@ class Group:
             op=checked,
             now=now,
         )
+
+    def _shares(self, row: Row) -> bool:
+        """Tell whether there is shared memory for a sum, the same on every member; made when first asked for."""
+        if self._may_share and self._shared is None:
+            assert self._meeting is not None
+            with self._breaking():
+                mesh = self._form_mesh("shared mesh")
+                self._shared = SharedSums.form(mesh, self._meeting.exchange, self._form_deadline_s)
+            self._may_share = self._shared is not None
+        return row.count > 0 and self._shared is not None and self._shared.has_room(len(row.data))
+
+    def _in_shared_memory(self, row: Row, op: Op) -> Work:
+        assert self._shared is not None
+        with self._breaking():
+            words = f"all_reduce of {row.count} {row.kind}, {op}"
+            return Work(self, self._shared.start(row, words, op, self.deadline_s))
 
     def broadcast(self, tensor: Any, src: int, algorithm: str = "auto") -> None:
         """Replace a row by that of the member `src`; raises GroupBrokenError as `all_reduce` does."""
@@ -264,9 +286,16 @@ class Group:
 
     def _open_mesh(self) -> Mesh:
         if self._mesh is None:
-            assert self._meeting is not None
-            self._mesh = Mesh.form(self.rank, self._address, self._meeting.exchange, min(FORM_S, self.deadline_s))
+            self._mesh = self._form_mesh("mesh")
         return self._mesh
+
+    def _form_mesh(self, word: str) -> Mesh:
+        assert self._meeting is not None
+        return Mesh.form(self.rank, self._address, self._meeting.exchange, self._form_deadline_s, word)
+
+    @property
+    def _form_deadline_s(self) -> float:
+        return min(FORM_S, self.deadline_s)
 
     # --- its end -------------------------------------------------------------------------------------------
 
@@ -298,6 +327,8 @@ class Group:
             self._library.abort()
         if self._mesh is not None:
             self._mesh.abort()
+        if self._shared is not None:
+            self._shared.abort()
 
     def close(self) -> None:
         """Leave the group; its collectives do nothing from here on."""
@@ -307,8 +338,10 @@ class Group:
             self._background.shutdown(wait=False, cancel_futures=True)
         if self._mesh is not None:
             self._mesh.leave()
+        if self._shared is not None:
+            self._shared.leave()
         self.world_size = 1
-        self._library = self._mesh = self._meeting = self._background = None
+        self._library = self._mesh = self._shared = self._meeting = self._background = None
 
 
 class Work:

@@ -48,13 +48,14 @@ class Mesh:
             connection.setblocking(False)
 
     @classmethod
-    def form(cls, rank: int, address: str, exchange: Exchange, deadline_s: float) -> Mesh:
+    def form(cls, rank: int, address: str, exchange: Exchange, deadline_s: float, word: str = "mesh") -> Mesh:
         """Connect with every other member; all members call it.
 
         Parameters
         ----------
         address : of this member, on which the others reach it
         deadline_s : longest wait for the others, s
+        word : under which addresses are exchanged; another one for each mesh of a group
 
         Raises
         ------
@@ -65,7 +66,7 @@ class Mesh:
         with socket.create_server((address, 0), backlog=128) as listener:
             key = secrets.token_bytes(_KEY_BYTES)
             mine = json.dumps([address, listener.getsockname()[1], key.hex()]).encode()
-            members = [json.loads(each) for each in exchange("mesh", mine, deadline_s)]
+            members = [json.loads(each) for each in exchange(word, mine, deadline_s)]
             sockets: dict[int, socket.socket] = {}
             try:
                 for other in range(rank):

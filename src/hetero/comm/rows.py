@@ -38,6 +38,10 @@ class Row(Protocol):
         """Put the sum, maximum or minimum of a range and of received bytes into the range."""
         ...
 
+    def over(self, data: memoryview) -> Row:
+        """Give a row of the same kind whose numbers lie in other bytes."""
+        ...
+
 
 class _NumpyRow:
     def __init__(self, array: Any) -> None:
@@ -50,6 +54,9 @@ class _NumpyRow:
     def combine(self, begin: int, end: int, received: memoryview, op: Op) -> None:
         mine = self._flat[begin:end]
         _NUMPY[op](mine, np.frombuffer(received, dtype=mine.dtype), out=mine)
+
+    def over(self, data: memoryview) -> Row:
+        return _NumpyRow(np.frombuffer(data, dtype=self._flat.dtype))
 
 
 _NUMPY: dict[Op, Callable[..., Any]] = {"sum": np.add, "max": np.maximum, "min": np.minimum}
@@ -68,6 +75,9 @@ class _TorchRow:
     def combine(self, begin: int, end: int, received: memoryview, op: Op) -> None:
         mine = self._flat[begin:end]
         self._combine[op](mine, self._torch.frombuffer(received, dtype=mine.dtype), out=mine)
+
+    def over(self, data: memoryview) -> Row:
+        return _TorchRow(self._torch.frombuffer(data, dtype=self._flat.dtype))
 
 
 def row_of(array: Any) -> Row:

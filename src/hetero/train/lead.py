@@ -23,7 +23,7 @@ from hetero.train.job import Formation, Saved
 from hetero.train.killed import Killed
 from hetero.train.listening import Listener
 from hetero.train.roster import Extent, Member
-from hetero.train.values import EpochReport, NotANumberError, Totals, TrainingError
+from hetero.train.values import EpochReport, NotANumberError, StepReport, Totals, TrainingError
 
 __all__ = ["Lead"]
 
@@ -196,8 +196,12 @@ class Lead:
     def _on_ends(self, line: Line) -> None:
         self._members[line].phase = "left"
 
-    def _on_step(self, line: Line, step: int, loss: float) -> None:
-        self.listener.on_step(step, loss)
+    def _on_step(self, line: Line, report: StepReport) -> None:
+        self.listener.on_step(report.step, report.loss)
+        self.listener.on_step_report(report)
+
+    def _on_kept(self, line: Line, step: int, nbytes: int, seconds: float) -> None:
+        self.listener.on_checkpoint(step, nbytes, seconds)
 
     def _on_plan(self, line: Line, shares: dict[str, int]) -> None:
         self.listener.on_plan(shares)
@@ -226,6 +230,7 @@ class Lead:
         "pass": _on_pass,
         "halved": _on_halved,
         "step": _on_step,
+        "kept": _on_kept,
         "plan": _on_plan,
         "epoch": _on_epoch,
         "waits": _on_waits,

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from hetero.train.values import EpochReport
+from hetero.train.values import EpochReport, StepReport
 
 __all__ = ["Heard", "Listener"]
 
@@ -18,6 +18,12 @@ class Listener:
 
     def on_step(self, step: int, loss: float) -> None:
         """Hear of a step, a few times a second."""
+
+    def on_step_report(self, report: StepReport) -> None:
+        """Hear what that step was like on each device."""
+
+    def on_checkpoint(self, step: int, nbytes: int, seconds: float) -> None:
+        """Hear that a checkpoint was written."""
 
     def on_plan(self, shares: dict[str, int]) -> None:
         """Hear how a step is shared from now on."""
@@ -53,6 +59,14 @@ class Heard(Listener):
     def on_step(self, step: int, loss: float) -> None:
         """Pass a step on."""
         self.further.on_step(step, loss)
+
+    def on_step_report(self, report: StepReport) -> None:
+        """Pass the step's figures on."""
+        self.further.on_step_report(report)
+
+    def on_checkpoint(self, step: int, nbytes: int, seconds: float) -> None:
+        """Pass it on."""
+        self.further.on_checkpoint(step, nbytes, seconds)
 
     def on_plan(self, shares: dict[str, int]) -> None:
         """Pass the shares on."""

@@ -26,7 +26,7 @@ from hetero.train.membership import Membership, StopError
 from hetero.train.memory import KeptPasses, PassLimit
 from hetero.train.probing import probe, torch_place
 from hetero.train.sharing import Sharing
-from hetero.train.values import EpochReport, Totals, TrainingError
+from hetero.train.values import EpochReport, StepReport, Totals, TrainingError
 
 if TYPE_CHECKING:
     from hetero.train.replica import Replica
@@ -108,8 +108,10 @@ class _Member(Membership):
         """Take part until the last step; gives the trained state if this is the first member then."""
         try:
             self.passes.most = min(self.passes.most, self.introduce())
-            self.model = probe(self.job, self.device, self.data, self.throttle, self.passes)
+            found = probe(self.job, self.device, self.data, self.throttle, self.passes)
+            self.model = found.model
             self.replica = self._made()
+            self.replica.layout.channels_last = found.channels_last
             while not self._is_over():
                 pass
             return self.replica.state() if self.rank == 0 else None
@@ -213,13 +215,14 @@ class _Member(Membership):
         step_s = clock.monotonic_s() - begun_s
         self.stepped(step_s)
         self._add_up(total, step_s)
-        self._tell(total)
+        size, ranks = len(self.team), len(self.job.names)
+        busy_s, waits_s = more[1 : 1 + size], more[1 + ranks :][:size]
+        self._tell(total, step_s, counts, busy_s, waits_s)
         self.keep()
         epoch_over = replica.step % self.steps_an_epoch == 0
         if epoch_over:
             self._end_epoch()
-        size, ranks = len(self.team), len(self.job.names)
-        better = self.sharing.learn(more[1 : 1 + size], more[1 + ranks :][:size], ids, counts)
+        better = self.sharing.learn(busy_s, waits_s, ids, counts)
         if better is not None:
             self._adopt_plan(better)
         return bool(more[0])
@@ -258,10 +261,13 @@ class _Member(Membership):
         for name, speed in self.sharing.speeds().items():
             sums.speeds[name] = sums.speeds.get(name, 0.0) + speed
 
-    def _tell(self, total: Any) -> None:
+    def _tell(
+        self, total: Any, step_s: float, counts: Sequence[int], busy_s: Sequence[float], waits_s: Sequence[float]
+    ) -> None:
         if self.rank == 0 and clock.monotonic_s() - self.told_s > _TELL_S:
             self.told_s = clock.monotonic_s()
-            self.line.send("step", self.replica.step, self._mean(total))
+            mine = (tuple(self.team), tuple(counts), tuple(busy_s))
+            self.line.send("step", StepReport(self.replica.step, self._mean(total), step_s, min(waits_s), *mine))
 
     def _mean(self, total: Any) -> float:
         divisor = total.weight if self.replica.loss.divides else total.samples

@@ -275,4 +275,6 @@ class Membership:
         self._set_deadline()
         if self.rank == 0:
             facts = {**run_facts(job.options, self.samples), "totals": asdict(self.totals)}
-            TrainingCheckpoints(job.checkpoint, job.keep).write(step, self.replica.state(), facts)
+            state, begun_s = self.replica.state(), clock.monotonic_s()
+            TrainingCheckpoints(job.checkpoint, job.keep).write(step, state, facts)
+            self.line.send("kept", step, len(state), clock.monotonic_s() - begun_s)

@@ -1,12 +1,14 @@
 """The probe before the first step: how long a device takes for few and for many samples, and what it cannot key.
 
-In: a job, samples, a device. Out: a speed model, or a refusal by name. It must not change the model that is trained.
+In: a job, samples, a device. Out: a speed model and the better layout, or a refusal by name.
+It must not change the model that is trained.
 """
 
 from __future__ import annotations
 
 import gc
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hetero.comm.group import Group
 from hetero.floor.errors import HeteroError
@@ -17,13 +19,28 @@ from hetero.train.memory import PassLimit, room_bytes
 
 if TYPE_CHECKING:
     from hetero.train.data import Samples
+    from hetero.train.replica import Replica
 
-__all__ = ["probe", "torch_place"]
+__all__ = ["Found", "probe", "torch_place"]
 
 _BUDGET_S = 0.25
+_WORTH_FRAC = 0.03
 
 
-def probe(job: Job, device: Device, samples: Samples, throttle: Any, passes: PassLimit) -> StepModel:
+class Found(NamedTuple):
+    """What a probe found.
+
+    Attributes
+    ----------
+    model : seconds of a step over the units of samples
+    channels_last : whether convolutions are to work with channels last
+    """
+
+    model: StepModel
+    channels_last: bool
+
+
+def probe(job: Job, device: Device, samples: Samples, throttle: Any, passes: PassLimit) -> Found:
     """Measure two points of t = a + b·n on a copy of the model.
 
     Parameters
@@ -67,8 +84,31 @@ def probe(job: Job, device: Device, samples: Samples, throttle: Any, passes: Pas
     many = max(1, min(units // 2, int(few * _BUDGET_S / max(few_s, 1e-9)), there))
     many = many if many > few else min(2 * few, max(1, there))
     many_s = min(timed(many) for _ in range(2))
+    if _may_choose(copy):
+        last_s = _with_channels_last(copy, lambda: timed(many))
+        if last_s < (1 - _WORTH_FRAC) * many_s:
+            few_s, many_s = min(timed(few) for _ in range(2)), last_s
+        else:
+            copy.layout.channels_last = False
     refuse_unkeyed(before, "the model")
-    return fit_step(few, few_s, many, many_s) if many > few else StepModel(0.0, few_s / few)
+    model = fit_step(few, few_s, many, many_s) if many > few else StepModel(0.0, few_s / few)
+    return Found(model, copy.layout.channels_last)
+
+
+def _may_choose(copy: Replica) -> bool:
+    """Tell whether the layout is open: equal bits want equal layouts everywhere."""
+    import torch
+
+    if copy.options.exact == "bitwise" or torch.are_deterministic_algorithms_enabled():
+        return False
+    return copy.layout.applies and copy.options.layout == "auto"
+
+
+def _with_channels_last(copy: Replica, timed: Callable[[], float]) -> float:
+    """Give the seconds of a step with channels last, infinite where the model cannot be run so."""
+    copy.layout.channels_last = True
+    found_s = min(timed() for _ in range(3))
+    return found_s if copy.layout.channels_last else float("inf")
 
 
 def torch_place(device: Device) -> str:

@@ -22,7 +22,7 @@ OPTIMIZERS = ("adam", "adamw", "sgd")
 _DATA = ("path", "download")
 _TRAIN = (
     *("epochs", "global_batch", "optimizer", "learning_rate", "shares", "precision", "exact"),
-    *("accumulate", "micro_batch", "recompute", "on_nan", "seed"),
+    *("accumulate", "micro_batch", "recompute", "layout", "on_nan", "seed"),
     *("overlap", "compression", "compression_rank", "sum_on"),
 )
 _KEPT = ("checkpoint", "checkpoint_every", "keep", "sample_log")

@@ -17,11 +17,12 @@ import torch
 
 from hetero.backends.torch import is_out_of_memory
 from hetero.comm.group import Group
-from hetero.floor.errors import BadValueError, OutOfDeviceMemoryError
+from hetero.floor.errors import BadValueError, HeteroError, OutOfDeviceMemoryError
 from hetero.train.data import Batches, Samples
 from hetero.train.drawing import Drawing, refuse_unkeyed
 from hetero.train.gradients import BitwiseGradients, Gradients
 from hetero.train.keyed import KeyedRandom
+from hetero.train.layout import Layout
 from hetero.train.losses import SummedLoss
 from hetero.train.memory import PassLimit
 from hetero.train.recompute import recompute_blocks
@@ -154,6 +155,8 @@ class Replica(Judge):
         self.passes = passes or PassLimit()
         self.passes.whole = "exact='bitwise'" if options.exact == "bitwise" else next(iter(mixing_layers(model)), "")
         recompute_blocks(self.model, options.recompute, self.random)
+        self.layout = Layout(self.model)
+        self.layout.channels_last = options.layout == "channels_last"
         self._drawing = Drawing(self.random, self.model)
         self.scale = _FIRST_SCALE if options.precision == "fp16" else 1.0
         self._good_steps = 0
@@ -173,7 +176,8 @@ class Replica(Judge):
         Notes
         -----
         Gradients are those of scale · Σ lᵢ / batch; `apply` corrects for the weight that the loss really has. When
-        memory runs out in a pass, the part is computed anew with passes half as large.
+        memory runs out in a pass, the part is computed anew with passes half as large; when one fails for another
+        reason under a layout that nobody asked for, it is computed anew in the layout of the model.
 
         Raises
         ------
@@ -186,10 +190,18 @@ class Replica(Judge):
             try:
                 return self._compute(samples, pieces, batch, group)
             except (MemoryError, RuntimeError) as error:
-                if not is_out_of_memory(error):
+                full = is_out_of_memory(error)
+                if not full and not self._can_turn_back(error):
                     raise
             gc.collect()
-            self.passes.ran_out(len(pieces[0]))
+            if full:
+                self.passes.ran_out(len(pieces[0]))
+            else:
+                self.layout.channels_last = False
+
+    def _can_turn_back(self, error: Exception) -> bool:
+        """Tell whether a pass may have failed because activations lie otherwise than the model's code expects."""
+        return self.layout.channels_last and self.options.layout == "auto" and not isinstance(error, HeteroError)
 
     def _compute(self, samples: Batches, pieces: Sequence[Sequence[int]], batch: int, group: Group | None) -> Parts:
         self.gradients.begin(group, (1.0 if self.loss.divides else batch) / self.scale)

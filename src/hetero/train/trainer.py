@@ -18,9 +18,9 @@ from hetero.comm.lines import Hub
 from hetero.floor import settings
 from hetero.floor.errors import BadValueError, NothingFitsError
 from hetero.model.device import Device
-from hetero.plan.shares import given_shares
 from hetero.session.signature import register
 from hetero.session.tasks import task
+from hetero.train import checking
 from hetero.train.adapters import has_adapters
 from hetero.train.admission import Admission
 from hetero.train.checkpoints import TrainingCheckpoints, run_facts
@@ -32,7 +32,8 @@ from hetero.train.losses import SummedLoss
 from hetero.train.member import train_member
 from hetero.train.memory import Fitting
 from hetero.train.recompute import chosen as chosen_modules
-from hetero.train.replica import Parts, mixing_layers
+from hetero.train.recording import Recorded
+from hetero.train.replica import Parts
 from hetero.train.roster import Extent
 from hetero.train.sample_log import next_run
 from hetero.train.saving import save_model
@@ -74,6 +75,8 @@ class Trainer:
     micro_batch : most samples of a pass, 0 for as many as a device's memory holds
     recompute : 'none'; 'blocks', or names of modules, to compute what is inside them again in the backward pass
         instead of keeping it
+    layout : of what convolutions work on in memory: 'channels_last', 'channels_first' as the model has it, or 'auto'
+        for what each device is found to be sooner with
     on_nan : 'stop' or 'skip' where a loss is not a number
     seed : of the order of samples, of dropout and of augmentation; HETERO_SEED where none is given
     shuffle : True for a new order every epoch
@@ -118,6 +121,7 @@ class Trainer:
         accumulate: int = 1,
         micro_batch: int = 0,
         recompute: str | Sequence[str] = "none",
+        layout: str = "auto",
         on_nan: str = "stop",
         seed: int | None = None,
         shuffle: bool = True,
@@ -137,36 +141,27 @@ class Trainer:
         set: Sequence[str] | Mapping[str, Any] = (),
         trace: str | Path | None = None,
     ) -> None:
-        if not isinstance(model, torch.nn.Module):
-            raise BadValueError(f"{type(model).__name__} is no model", remedy="give a torch.nn.Module")
-        if not hasattr(optimizer, "param_groups") and not callable(optimizer):
-            raise BadValueError(
-                f"{optimizer!r} is no optimizer", remedy="give torch.optim.Adam(model.parameters()) or a function"
-            )
+        checking.parts(model, optimizer)
         chosen = settings.seed() if seed is None else seed
         words = (shares, precision, exact, accumulate, micro_batch, on_nan, chosen, shuffle)
         again = recompute if isinstance(recompute, str) else tuple(recompute)
         sent = (overlap, compression, compression_rank, sum_on or "")
-        self.options = Options(global_batch, *words, *sent, recompute=again)
+        self.options = Options(global_batch, *words, *sent, recompute=again, layout=layout)
         chosen_modules(model, again)
         self.model = model
         self.loss = loss
         self.optimizer = optimizer
         self.data = prepared(as_samples(data), augment, readers)
-        if self.options.global_batch > len(self.data):
-            raise BadValueError(
-                f"global_batch={global_batch} is more than the {len(self.data)} samples of the data",
-                remedy="make it smaller",
-            )
+        checking.batch(global_batch, len(self.data))
         steps_an_epoch = -(-len(self.data) // global_batch)
-        self._checkpoint = _absolute(checkpoint)
-        self._sample_log = _absolute(sample_log)
-        self._every = _at_least_one("checkpoint_every", checkpoint_every or steps_an_epoch)
-        self._keep = _at_least_one("keep", keep)
+        self._checkpoint = checking.folder(checkpoint)
+        self._sample_log = checking.folder(sample_log)
+        self._every = checking.at_least_one("checkpoint_every", checkpoint_every or steps_an_epoch)
+        self._keep = checking.at_least_one("keep", keep)
         self.callbacks = tuple(callbacks)
         self.reports: list[EpochReport] = []
         self.notes: list[str] = []
-        self._costs = None if cost is None else _costs(cost, len(self.data))
+        self._costs = None if cost is None else checking.costs(cost, len(self.data))
         self._opening = {"config": config, "devices": devices, "set": set, "trace": trace}
         self._lent = hasattr(devices, "submit_call")
         self._ctx: Context | None = devices if self._lent else None  # type: ignore[assignment]
@@ -296,7 +291,8 @@ class Trainer:
         steps = (self._step // steps_an_epoch + epochs) * steps_an_epoch
         if steps <= self._step:
             return []
-        heard = Heard(self.notes, self.callbacks, listener or Listener())
+        told = Recorded(self.context.driver, listener or Listener())
+        heard = Heard(self.notes, self.callbacks, told)
         state = self._run(steps, None if test is None else as_samples(test, "test"), heard)
         self._adopt(state)
         self._totals = None
@@ -346,7 +342,7 @@ class Trainer:
 
     def _run(self, steps: int, test: Samples | None, listener: Listener) -> bytes:
         names = tuple(device.short for device in self.devices)
-        self._check(names)
+        checking.sharing(self.model, self.options, names)
         checkpoints = self._checkpoints()
         if checkpoints is not None:
             checkpoints.refuse_to_overtake(self._step)
@@ -392,23 +388,6 @@ class Trainer:
                 raise
             return state
 
-    def _check(self, names: Sequence[str]) -> None:
-        options = self.options
-        if isinstance(options.shares, Mapping):
-            given_shares(options.shares, names, options.global_batch)
-        cut = len(names) > 1 or options.accumulate > 1 or options.micro_batch or options.exact == "bitwise"
-        mixing = mixing_layers(self.model)
-        if options.recompute != "none" and mixing:
-            raise BadValueError(
-                f"{mixing[0]} would count its samples twice where it is recomputed",
-                remedy="use torch.nn.GroupNorm, put these layers into eval mode, or leave recompute out",
-            )
-        if cut and mixing:
-            raise BadValueError(
-                f"{mixing[0]} takes its statistics from the samples of a pass, and each device sees only its part",
-                remedy="use torch.nn.GroupNorm, put these layers into eval mode, or train on one device",
-            )
-
     def _checkpoints(self) -> TrainingCheckpoints | None:
         return TrainingCheckpoints(self._checkpoint, self._keep) if self._checkpoint else None
 
@@ -428,24 +407,3 @@ class Trainer:
         numbers = load_state(state, self.model, self.optimizer)
         self._state = state
         self._step = int(numbers[0])
-
-
-def _absolute(folder: str | Path | None) -> str:
-    return "" if folder is None else str(Path(folder).expanduser().absolute())
-
-
-def _at_least_one(name: str, given: object) -> int:
-    if isinstance(given, bool) or not isinstance(given, int) or given < 1:
-        raise BadValueError(f"{name}={given!r} is not allowed", remedy="give a whole number, 1 or more")
-    return given
-
-
-def _costs(cost: Iterable[float], samples: int) -> list[float]:
-    costs = [float(one) for one in cost]
-    if len(costs) != samples or not all(0 < one < float("inf") for one in costs):
-        raise BadValueError(
-            f"cost has {len(costs)} numbers for {samples} samples, or one that is not above 0",
-            remedy="give one positive number a sample",
-        )
-    mean = sum(costs) / len(costs)
-    return [one / mean for one in costs]

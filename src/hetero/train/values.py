@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from hetero.floor.errors import BadValueError, HeteroError, did_you_mean
 
 __all__ = [
     "COMPRESSIONS",
     "EXACT",
+    "LAYOUTS",
     "NANS",
     "OVERLAPS",
     "PRECISIONS",
@@ -22,6 +23,7 @@ __all__ = [
     "Evaluation",
     "NotANumberError",
     "Options",
+    "StepReport",
     "Totals",
     "TrainingError",
 ]
@@ -30,6 +32,7 @@ PRECISIONS = ("fp32", "bf16", "fp16")
 SHARES = ("auto", "equal", "proportional")
 EXACT = ("sum", "bitwise")
 NANS = ("stop", "skip")
+LAYOUTS = ("auto", "channels_first", "channels_last")
 OVERLAPS = ("auto", "always", "never")
 COMPRESSIONS = ("none", "fp16", "bf16", "powersgd")
 _PARTS = 16
@@ -66,6 +69,7 @@ class Options:
     compression_rank : columns of the factors of 'powersgd'
     sum_on : id of the device that adds up the gradients, '' for the group's own way
     recompute : 'none', 'blocks' or names of modules whose insides are computed again in the backward pass
+    layout : of what convolutions work on: 'auto' for what is sooner, 'channels_first' or 'channels_last'
     """
 
     global_batch: int
@@ -82,6 +86,7 @@ class Options:
     compression_rank: int = 4
     sum_on: str = ""
     recompute: str | tuple[str, ...] = "none"
+    layout: str = "auto"
 
     def __post_init__(self) -> None:
         _whole("global_batch", self.global_batch, 1, _MOST_BATCH)
@@ -94,6 +99,7 @@ class Options:
         _word("exact", self.exact, EXACT)
         _word("on_nan", self.on_nan, NANS)
         _word("overlap", self.overlap, OVERLAPS)
+        _word("layout", self.layout, LAYOUTS)
         _word("compression", self.compression, COMPRESSIONS)
         _whole("compression_rank", self.compression_rank, 1, _MOST_RANK)
         self._check_bitwise()
@@ -136,6 +142,27 @@ def _word(name: str, given: object, allowed: tuple[str, ...], more: str = "") ->
             f"{name}={given!r} is not allowed{did_you_mean(given, allowed)}",
             remedy=f"give {', '.join(allowed)}{more}",
         )
+
+
+class StepReport(NamedTuple):
+    """What one step was like.
+
+    Attributes
+    ----------
+    step : counted from 1
+    loss : mean over its samples
+    seconds : s from its beginning to its end
+    exchange_s : s that the last member to come spent in the exchange of gradients of the step before
+    devices, samples, busy_s : of each member: its device, samples, and s that its passes took
+    """
+
+    step: int
+    loss: float
+    seconds: float
+    exchange_s: float
+    devices: tuple[str, ...]
+    samples: tuple[int, ...]
+    busy_s: tuple[float, ...]
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,314 @@
+"""Sums through memory that the members of one host share: each adds up its part of the rows of all.
+
+In: a mesh for signals, a meeting, rows of numbers. Out: sums, the same bits on every member, or GroupBrokenError.
+It must not move a row through a socket: only words of five bytes travel.
+"""
+
+from __future__ import annotations
+
+import json
+import mmap
+import secrets
+import select
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from zlib import crc32
+
+from hetero.comm.errors import DisagreementError, GroupBrokenError
+from hetero.comm.mesh import Exchange, Mesh
+from hetero.comm.rows import Op, Row
+from hetero.floor import clock
+from hetero.floor.errors import EngineError
+from hetero.floor.platform import SharedMemory, open_shared, shared_memory, shared_path
+
+__all__ = ["SharedSums", "Under"]
+
+_BYTES = 1 << 27
+_TOKEN_BYTES = 32
+_LINE_BYTES = 64
+_WORD_BYTES = 5
+_HERE, _ADDED = b"ha"
+_LOOK_S = 5e-5
+
+
+@dataclass(slots=True)
+class _Peer:
+    """What was heard of one other member; `end` says how it left, '' while it is there."""
+
+    rank: int
+    end: str = ""
+    here: deque[int] = field(default_factory=deque)
+    heard_here: int = 0
+    heard_added: int = 0
+    rest: bytes = b""
+
+
+class SharedSums:
+    """One member's end of the memory that a group shares.
+
+    Parameters
+    ----------
+    mesh : of connections that nobody else uses
+    memory, view : what all members share, and where it is mapped
+
+    Notes
+    -----
+    Each sum that is under way has a place in the memory, with a row for every member. A member copies its row in and
+    says so; when all have, it adds up its part of the rows, in the order of ranks, into the first of them, and says
+    so; when all have, it copies the sum out. A place is taken again when every member has copied out what lay there,
+    which each notes at the beginning of the memory. All members choose the same places, since they start and end the
+    same sums in the same order.
+    """
+
+    def __init__(self, mesh: Mesh, memory: SharedMemory, view: mmap.mmap) -> None:
+        self._mesh = mesh
+        self._memory = memory
+        self._map = view
+        self._bytes = memoryview(view)
+        self._begin = _padded(_TOKEN_BYTES + 8 * mesh.size)
+        self._peers = {rank: _Peer(rank) for rank in mesh.sockets}
+        self._rank_of = {connection.fileno(): rank for rank, connection in mesh.sockets.items()}
+        self._poll = select.poll()
+        for descriptor in self._rank_of:
+            self._poll.register(descriptor, select.POLLIN)
+        self._started = 0
+        self._open: deque[Under] = deque()
+        self._past: deque[Under] = deque()
+
+    @classmethod
+    def form(cls, mesh: Mesh, exchange: Exchange, deadline_s: float) -> SharedSums | None:
+        """Make the memory and let everybody find it; None on all members where one of them cannot.
+
+        Parameters
+        ----------
+        exchange : how the members tell each other where it is
+        deadline_s : longest wait for the others, s
+
+        Raises
+        ------
+        GroupBrokenError
+            Not all members came.
+        """
+        memory, offer = _made() if mesh.rank == 0 else (None, b"")
+        path, token = json.loads(exchange("shared", offer, deadline_s)[0] or b'["", ""]')
+        if mesh.rank and path:
+            memory = open_shared(path, _BYTES)
+        view = None if memory is None else memory.map()
+        found = view is not None and view[:_TOKEN_BYTES].hex() == token
+        if all(exchange("shared found", b"1" if found else b"", deadline_s)):
+            assert memory is not None
+            assert view is not None
+            return cls(mesh, memory, view)
+        if memory is not None:
+            memory.close()
+        return None
+
+    def has_room(self, nbytes: int) -> bool:
+        """Tell whether a sum of rows of so many bytes can start beside those that are under way, as on all members."""
+        return self._place(nbytes) + _padded(nbytes) * self._mesh.size <= len(self._bytes)
+
+    def _place(self, nbytes: int) -> int:
+        """Give the first place that holds no sum under way, nor the one that ended last: others may still copy it."""
+        need, begin = _padded(nbytes) * self._mesh.size, self._begin
+        last = [self._past[-1]] if self._past else []
+        for one in sorted([*self._open, *last], key=lambda one: one.begin):
+            if one.overlaps(begin, begin + need):
+                begin = one.end
+        return begin
+
+    def start(self, row: Row, words: str, op: Op, deadline_s: float) -> Under:
+        """Begin to replace a row by the sum, maximum or minimum of all; there must be room.
+
+        Parameters
+        ----------
+        words : says what this member takes part in; all members must say the same
+
+        Raises
+        ------
+        GroupBrokenError
+            A member died, left, or did not come within the deadline.
+        """
+        begin = self._place(len(row.data))
+        end = begin + _padded(len(row.data)) * self._mesh.size
+        self._wait_until_free(begin, end, deadline_s)
+        self._started += 1
+        one = Under(self, self._started, begin, end, row, words, op, deadline_s)
+        self._open.append(one)
+        one.slot(self._mesh.rank)[:] = row.data
+        self._say(_HERE, crc32(words.encode()))
+        return one
+
+    def _wait_until_free(self, begin: int, end: int, deadline_s: float) -> None:
+        """Wait until every member has copied out the sums that lay in a place."""
+        last = max((one.number for one in self._past if one.overlaps(begin, end)), default=0)
+        until_s = clock.monotonic_s() + deadline_s
+        while any(self._copied_out(rank) < last for rank in self._peers):
+            if clock.monotonic_s() > until_s or any(peer.end for peer in self._peers.values()):
+                raise GroupBrokenError("a member is gone that has not taken its sum")
+            self._hear(0.0)
+            clock.sleep(_LOOK_S)
+        while self._past and self._past[0].number <= last:
+            self._past.popleft()
+
+    def _copied_out(self, rank: int) -> int:
+        at = _TOKEN_BYTES + 8 * rank
+        return int.from_bytes(self._bytes[at : at + 8], "little")
+
+    def end(self, one: Under) -> None:
+        """Wait for a sum that was started, and for those before it.
+
+        Raises
+        ------
+        GroupBrokenError
+            A member died, left, or did not come within the deadline.
+        DisagreementError
+            Another member takes part in something else.
+        """
+        while one in self._open:
+            self._end(self._open[0])
+            self._past.append(self._open.popleft())
+
+    def _end(self, one: Under) -> None:
+        self._await(lambda peer: peer.heard_here >= one.number, one.deadline_s)
+        mine = crc32(one.words.encode())
+        for peer in self._peers.values():
+            if peer.here.popleft() != mine:
+                raise DisagreementError(
+                    f"rank {peer.rank} takes part in something else than {one.words}, which is what this rank does",
+                    remedy="all members call the same collectives in the same order, with equal shapes and dtypes",
+                )
+        one.add_up(self._mesh.rank, self._mesh.size)
+        self._say(_ADDED, 0)
+        self._await(lambda peer: peer.heard_added >= one.number, one.deadline_s)
+        one.row.data[:] = one.slot(0)
+        at = _TOKEN_BYTES + 8 * self._mesh.rank
+        self._bytes[at : at + 8] = one.number.to_bytes(8, "little")
+
+    # --- signals -------------------------------------------------------------------------------------------
+
+    def _say(self, what: int, number: int) -> None:
+        word = bytes([what]) + number.to_bytes(4, "big")
+        for rank, connection in self._mesh.sockets.items():
+            try:
+                connection.sendall(word)
+            except OSError as error:
+                raise GroupBrokenError(f"rank {rank} is gone: {error}", rank=rank) from error
+
+    def _await(self, said: Callable[[_Peer], bool], deadline_s: float) -> None:
+        """Hear the others until each has said something."""
+        until_s = clock.monotonic_s() + deadline_s
+        while missing := [peer for peer in self._peers.values() if not said(peer)]:
+            left_s = until_s - clock.monotonic_s()
+            rank = missing[0].rank
+            for peer in missing:
+                if peer.end:
+                    raise GroupBrokenError(f"rank {peer.rank} {peer.end}", rank=peer.rank)
+            if left_s <= 0.0:
+                raise GroupBrokenError(f"nothing came from rank {rank} for {deadline_s:g} s", rank=rank)
+            self._hear(left_s)
+
+    def _hear(self, wait_s: float) -> None:
+        """Take in what comes; what somebody said before it left still counts."""
+        for descriptor, _ in self._poll.poll(wait_s * 1e3):
+            peer = self._peers[self._rank_of[descriptor]]
+            try:
+                came = self._mesh.sockets[peer.rank].recv(4096)
+            except BlockingIOError:
+                continue
+            except OSError as error:
+                came, peer.end = b"", f"is gone: {error}"
+            if not came:
+                peer.end = peer.end or "is gone: it closed the connection"
+                self._poll.unregister(descriptor)
+            self._take_in(peer, peer.rest + came)
+
+    def _take_in(self, peer: _Peer, came: bytes) -> None:
+        whole = len(came) - len(came) % _WORD_BYTES
+        for begin in range(0, whole, _WORD_BYTES):
+            if came[begin] == _HERE:
+                peer.heard_here += 1
+                peer.here.append(int.from_bytes(came[begin + 1 : begin + _WORD_BYTES], "big"))
+            elif came[begin] == _ADDED:
+                peer.heard_added += 1
+            else:
+                peer.end = "has left"
+                return
+        peer.rest = came[whole:]
+
+    # --- its end -------------------------------------------------------------------------------------------
+
+    def abort(self) -> None:
+        """Free every member that waits here."""
+        self._mesh.abort()
+
+    def leave(self) -> None:
+        """Say goodbye and give the memory back."""
+        self._mesh.leave()
+        self._open.clear()
+        self._past.clear()
+        self._bytes.release()
+        self._map.close()
+        self._memory.close()
+
+
+@dataclass(slots=True, eq=False)
+class Under:
+    """A sum that is under way.
+
+    Attributes
+    ----------
+    number : counted from 1, the same on every member
+    begin, end : of its place, bytes
+    row : this member's
+    words, op, deadline_s : as given to `SharedSums.start`
+    """
+
+    _home: SharedSums
+    number: int
+    begin: int
+    end: int
+    row: Row
+    words: str
+    op: Op
+    deadline_s: float
+
+    def wait(self) -> None:
+        """Return when the row holds the sum; raises as `SharedSums.end` does."""
+        self._home.end(self)
+
+    def overlaps(self, begin: int, end: int) -> bool:
+        """Tell whether its place has bytes of another one."""
+        return self.begin < end and begin < self.end
+
+    def slot(self, rank: int) -> memoryview:
+        """Give where the row of a member lies."""
+        nbytes = len(self.row.data)
+        begin = self.begin + rank * _padded(nbytes)
+        return self._home._bytes[begin : begin + nbytes]
+
+    def add_up(self, part: int, parts: int) -> None:
+        """Put one part of the sum of all rows into the first of them, in the order of ranks."""
+        begin, end = (self.row.count * edge // parts for edge in (part, part + 1))
+        if begin == end:
+            return
+        size = self.row.itemsize
+        total = self.row.over(self.slot(0))
+        for rank in range(1, parts):
+            total.combine(begin, end, self.slot(rank)[begin * size : end * size], self.op)
+
+
+def _padded(nbytes: int) -> int:
+    return -(-nbytes // _LINE_BYTES) * _LINE_BYTES
+
+
+def _made() -> tuple[SharedMemory | None, bytes]:
+    """Make memory with a token at its beginning, and say where the others find it."""
+    try:
+        memory = shared_memory(_BYTES)
+    except EngineError:
+        return None, b""
+    token = secrets.token_bytes(_TOKEN_BYTES)
+    with memory.map() as view:
+        view[:_TOKEN_BYTES] = token
+    return memory, json.dumps([shared_path(memory), token.hex()]).encode()

@@ -1,0 +1,92 @@
+"""What a Trainer is given, checked before anything starts.
+
+In: arguments as users write them. Out: values as the run needs them, or one line that says what is allowed.
+It must not open devices or read samples.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from hetero.floor.errors import BadValueError
+from hetero.plan.shares import given_shares
+from hetero.train.replica import mixing_layers
+from hetero.train.values import Options
+
+__all__ = ["at_least_one", "batch", "costs", "folder", "parts", "sharing"]
+
+
+def parts(model: Any, optimizer: Any) -> None:
+    """Check that a model and an optimizer are such."""
+    if not isinstance(model, torch.nn.Module):
+        raise BadValueError(f"{type(model).__name__} is no model", remedy="give a torch.nn.Module")
+    if not hasattr(optimizer, "param_groups") and not callable(optimizer):
+        raise BadValueError(
+            f"{optimizer!r} is no optimizer", remedy="give torch.optim.Adam(model.parameters()) or a function"
+        )
+
+
+def batch(global_batch: int, samples: int) -> None:
+    """Check that there are as many samples as a step needs."""
+    if global_batch > samples:
+        raise BadValueError(
+            f"global_batch={global_batch} is more than the {samples} samples of the data", remedy="make it smaller"
+        )
+
+
+def folder(given: str | Path | None) -> str:
+    """Give the absolute path of a folder, '' for none."""
+    return "" if given is None else str(Path(given).expanduser().absolute())
+
+
+def at_least_one(name: str, given: object) -> int:
+    """Check a whole number.
+
+    Examples
+    --------
+    >>> at_least_one("keep", 3)
+    3
+    """
+    if isinstance(given, bool) or not isinstance(given, int) or given < 1:
+        raise BadValueError(f"{name}={given!r} is not allowed", remedy="give a whole number, 1 or more")
+    return given
+
+
+def costs(cost: Iterable[float], samples: int) -> list[float]:
+    """Check what each sample costs; gives it in units of the mean.
+
+    Examples
+    --------
+    >>> costs([10, 30], 2)
+    [0.5, 1.5]
+    """
+    found = [float(one) for one in cost]
+    if len(found) != samples or not all(0 < one < float("inf") for one in found):
+        raise BadValueError(
+            f"cost has {len(found)} numbers for {samples} samples, or one that is not above 0",
+            remedy="give one positive number a sample",
+        )
+    mean = sum(found) / len(found)
+    return [one / mean for one in found]
+
+
+def sharing(model: Any, options: Options, names: Sequence[str]) -> None:
+    """Check that a model can be trained exactly over some devices, with the shares that were asked for."""
+    if isinstance(options.shares, Mapping):
+        given_shares(options.shares, names, options.global_batch)
+    cut = len(names) > 1 or options.accumulate > 1 or options.micro_batch or options.exact == "bitwise"
+    mixing = mixing_layers(model)
+    if options.recompute != "none" and mixing:
+        raise BadValueError(
+            f"{mixing[0]} would count its samples twice where it is recomputed",
+            remedy="use torch.nn.GroupNorm, put these layers into eval mode, or leave recompute out",
+        )
+    if cut and mixing:
+        raise BadValueError(
+            f"{mixing[0]} takes its statistics from the samples of a pass, and each device sees only its part",
+            remedy="use torch.nn.GroupNorm, put these layers into eval mode, or train on one device",
+        )

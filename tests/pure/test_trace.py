@@ -31,6 +31,7 @@ from hetero.model.events import (
     TimerFired,
     TransferFinished,
 )
+from hetero.model.notes import NOTES
 from hetero.model.tasks import Failure, Near, Request, Task
 from hetero.model.topology import Link, MemoryNode, Topology
 from tests.needs import PROJECT
@@ -44,6 +45,7 @@ VALUES: dict[str, Any] = {
     "float": 0.25,
     "str": "h0/cpu:0",
     "ints": (3, 4),
+    "floats": (0.5, math.inf, -0.25),
     "strs": ("h0/cpu:0", "h0/cpu:1"),
     "request": REQUEST,
     "launch": Launch(7, 1, 0.5),
@@ -54,7 +56,7 @@ VALUES: dict[str, Any] = {
 
 
 def one_of_each() -> list[tuple[float, Any]]:
-    """Give every event and command, each column filled with a value of its kind."""
+    """Give every event, command and note, each column filled with a value of its kind."""
     records = []
     for number, each in enumerate(LAYOUTS):
         at_s = number / 8
@@ -75,9 +77,9 @@ def write(path: Path, records: Iterable[tuple[float, Any]], **head: Any) -> Path
 
 
 @pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz"])
-def test_every_event_and_command_comes_back_as_it_was_in_order(tmp_path: Path, name: str) -> None:
+def test_every_record_comes_back_as_it_was_in_order(tmp_path: Path, name: str) -> None:
     records = one_of_each()
-    assert {type(record) for _, record in records} == {*EVENTS, *COMMANDS}
+    assert {type(record) for _, record in records} == {*EVENTS, *COMMANDS, *NOTES}
     trace = read_trace(write(tmp_path / name, records))
     assert list(trace) == records
     assert list(trace) == records, "a trace can be read twice"
@@ -327,7 +329,7 @@ def test_records_of_a_later_version_are_kept_and_left_out(tmp_path: Path) -> Non
 
 def test_every_record_has_a_code_of_its_own() -> None:
     assert len(set(CODES.values())) == len(CODES)
-    assert set(CODES) == {record.__name__ for record in (*EVENTS, *COMMANDS)}
+    assert set(CODES) == {record.__name__ for record in (*EVENTS, *COMMANDS, *NOTES)}
     assert not {"str", "req", "end"} & set(CODES.values())
 
 
@@ -338,7 +340,7 @@ def _table(text: str, heading: str) -> list[tuple[str, ...]]:
     return [tuple(cell.strip().replace("`", "") for cell in row.strip("|").split(" | ")) for row in rows]
 
 
-@pytest.mark.parametrize(("heading", "records"), [("Events", EVENTS), ("Commands", COMMANDS)])
+@pytest.mark.parametrize(("heading", "records"), [("Events", EVENTS), ("Commands", COMMANDS), ("Notes", NOTES)])
 def test_the_document_tells_every_record_with_its_columns(heading: str, records: tuple[type, ...]) -> None:
     told = _table((PROJECT / "docs" / "trace.md").read_text(encoding="utf-8"), heading)
     layouts = [layout(record) for record in records]

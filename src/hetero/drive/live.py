@@ -264,6 +264,16 @@ class Driver:
         """Give the seconds since the run began."""
         return self._clock.now_s()
 
+    def note(self, record: tuple[object, ...]) -> None:
+        """Put a fact that the core need not know into the trace."""
+        if self._record is not None:
+            self._record(record)
+
+    def listen(self, sink: TraceSink) -> None:
+        """Hand every event, command and note from now on to one more sink."""
+        before = self._record
+        self._record = sink.write if before is None else partial(_both, before, sink.write)
+
     def look(self, question: Callable[[Machine], T]) -> T:
         """Ask the core a question between two events."""
         with self._token:
@@ -422,3 +432,10 @@ class Driver:
 
     def _order_warning(self, command: Warn, deliveries: list[Delivery]) -> None:
         deliveries.append(partial(self._warn, command.text))
+
+
+def _both(
+    one: Callable[[tuple[object, ...]], None], other: Callable[[tuple[object, ...]], None], record: tuple[object, ...]
+) -> None:
+    one(record)
+    other(record)

@@ -243,6 +243,7 @@ class _Encoder:
         shapes: dict[str, Callable[[Any], object]] = {
             "str": self._text,
             "ints": lambda numbers: "[" + ",".join(map(str, numbers)) + "]" if numbers else "[]",
+            "floats": lambda numbers: "[" + ",".join(map(_float, numbers)) + "]",
             "strs": lambda texts: "[" + ",".join(str(self._text(text)) for text in texts) + "]",
             "request": self._request,
             "launch": _launch,
@@ -290,8 +291,11 @@ def _is_shaped(column: Column) -> bool:
 
 def _launch(launch: tuple[int, int, float]) -> str:
     task, attempt, predicted_s = launch
-    number = f"{predicted_s:.7g}" if isfinite(predicted_s) else f'"{predicted_s}"'
-    return f"[{task},{attempt},{number}]"
+    return f"[{task},{attempt},{_float(predicted_s)}]"
+
+
+def _float(number: float) -> str:
+    return f"{number:.7g}" if isfinite(number) else f'"{number}"'
 
 
 def _not_finite(template: str, values: list[Any], floats: list[int]) -> str:

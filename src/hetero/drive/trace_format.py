@@ -11,6 +11,7 @@ from typing import NamedTuple, get_type_hints
 from hetero.model.commands import COMMANDS, Launch
 from hetero.model.device import Device
 from hetero.model.events import EVENTS
+from hetero.model.notes import NOTES
 from hetero.model.tasks import Failure, Request, Task
 
 __all__ = ["CODES", "END", "FORMAT", "KINDS", "LAYOUTS", "REQUEST", "STRING", "VERSION", "Column", "Layout", "layout"]
@@ -28,6 +29,7 @@ KINDS = {
     "float": "number; not finite ones are the texts 'inf', '-inf' and 'nan'",
     "str": "number of a text in the table, or the text itself",
     "ints": "list of whole numbers",
+    "floats": "list of float",
     "strs": "list of str",
     "request": "number of a request in the table, or the request itself",
     "launch": "[task, attempt, predicted_s]",
@@ -43,6 +45,7 @@ _KIND_OF: dict[object, str] = {
     float: "float",
     str: "str",
     tuple[int, ...]: "ints",
+    tuple[float, ...]: "floats",
     tuple[str, ...]: "strs",
     Request: "request",
     Launch: "launch",
@@ -80,6 +83,10 @@ CODES = {
     "Split": "split",
     "SetTimer": "timer",
     "Warn": "warn",
+    "TrainingStep": "step",
+    "TrainingEpoch": "epoch",
+    "TrainingNews": "news",
+    "CheckpointWritten": "kept",
 }
 """The short name of each record; a class that is not listed here is written under its own name."""
 
@@ -92,7 +99,7 @@ class Column(NamedTuple):
 
 
 class Layout(NamedTuple):
-    """How a class of events or commands stands in a trace.
+    """How a class of events, commands or notes stands in a trace.
 
     Attributes
     ----------
@@ -111,7 +118,7 @@ class Layout(NamedTuple):
 
 
 def layout(record: type) -> Layout:
-    """Derive the columns of a class of events or commands from its annotations.
+    """Derive the columns of a class of events, commands or notes from its annotations.
 
     Examples
     --------
@@ -119,7 +126,7 @@ def layout(record: type) -> Layout:
     >>> [column.name for column in layout(Commit).columns]
     ['task', 'attempt', 'device']
     """
-    timed = record in EVENTS
+    timed = record in EVENTS or record in NOTES
     fields = get_type_hints(record)
     if timed:
         del fields["at_s"]
@@ -130,5 +137,5 @@ def layout(record: type) -> Layout:
     return Layout(CODES.get(record.__name__, record.__name__), record, columns, timed, nested)
 
 
-LAYOUTS: tuple[Layout, ...] = tuple(layout(record) for record in (*EVENTS, *COMMANDS))
-"""The layout of every event and command, in the order of the documentation."""
+LAYOUTS: tuple[Layout, ...] = tuple(layout(record) for record in (*EVENTS, *COMMANDS, *NOTES))
+"""The layout of every event, command and note, in the order of the documentation."""

@@ -224,6 +224,7 @@ class _Decoder:
             "float": float,
             "str": self._text,
             "ints": lambda numbers: tuple(int(each) for each in numbers),
+            "floats": lambda numbers: tuple(float(each) for each in numbers),
             "strs": lambda texts: tuple(self._text(each) for each in texts),
             "request": lambda given: _request(given) if isinstance(given, dict) else self._requests[given],
             "launch": _launch,

@@ -1,0 +1,79 @@
+"""Notes: facts of a run that the core need not know, and that its trace tells.
+
+In: applications make them. Out: the trace and the metrics keep them. They are named tuples, as events are;
+`at_s` is the time at which the fact was told. The core must never be given one.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+__all__ = ["NOTES", "CheckpointWritten", "TrainingEpoch", "TrainingNews", "TrainingStep"]
+
+
+class TrainingStep(NamedTuple):
+    """A step of training was done; a few a second are told.
+
+    Attributes
+    ----------
+    step : counted from 1
+    loss : mean over the step's samples
+    seconds : s, from the step's beginning to its end
+    exchange_s : s that the last member to come spent in the exchange of gradients of the step before
+    devices, samples, busy_s : of each member: short name, samples of this step, s that its passes took
+    """
+
+    at_s: float
+    step: int
+    loss: float
+    seconds: float
+    exchange_s: float
+    devices: tuple[str, ...]
+    samples: tuple[int, ...]
+    busy_s: tuple[float, ...]
+
+
+class TrainingEpoch(NamedTuple):
+    """An epoch of training is over.
+
+    Attributes
+    ----------
+    epoch, step : counted from 1; the last step of the epoch
+    loss, accuracy : over the epoch's samples; nan where unknown
+    seconds, samples_per_s : s of its steps; samples/s
+    devices, samples, speeds : by device: short name, samples of a whole step, samples/s that it would reach alone
+    test_loss, test_accuracy : on held-back data; nan where unknown
+    """
+
+    at_s: float
+    epoch: int
+    step: int
+    loss: float
+    accuracy: float
+    seconds: float
+    samples_per_s: float
+    devices: tuple[str, ...]
+    samples: tuple[int, ...]
+    speeds: tuple[float, ...]
+    test_loss: float
+    test_accuracy: float
+
+
+class TrainingNews(NamedTuple):
+    """Something became of a device, or of the run: left out, lost, back."""
+
+    at_s: float
+    text: str
+
+
+class CheckpointWritten(NamedTuple):
+    """A checkpoint of a step was written, which took so many seconds of the first member's time."""
+
+    at_s: float
+    step: int
+    nbytes: int
+    seconds: float
+
+
+NOTES: tuple[type, ...] = (TrainingStep, TrainingEpoch, TrainingNews, CheckpointWritten)
+"""Every kind of note, in the order of the documentation."""

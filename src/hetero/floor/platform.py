@@ -34,7 +34,6 @@ __all__ = [
     "SharedMemory",
     "atomic_write",
     "available_cpus",
-    "bind_process_to_cpus",
     "bind_to_cpus",
     "child_environment",
     "data_bytes",
@@ -404,17 +403,6 @@ def bind_to_cpus(cpus: Iterable[int]) -> bool:
         with suppress(OSError):
             os.sched_setaffinity(0, set(cpus))
             return True
-    return False
-
-
-def bind_process_to_cpus(cpus: Iterable[int]) -> bool:
-    """Bind every thread of this process to these CPUs; False where that is not possible."""
-    if sys.platform == "linux" and FEATURES.affinity:
-        wanted = set(cpus)
-        for thread in os.listdir("/proc/self/task"):
-            with suppress(OSError):
-                os.sched_setaffinity(int(thread), wanted)
-        return True
     return False
 
 

@@ -50,6 +50,7 @@ class Config:
     spec : the wanted fleet where it was written in one line, '' where it was not
     communication : how group tasks talk
     engine, policy, isolation : words
+    address : of the Ray cluster: 'local', 'auto' or 'host:port'
     memory_pool_size_bytes : bytes of the pool that arrays travel through
     trace : file that the trace is written to
     name : name of the run, under which checkpoints are found again
@@ -60,6 +61,7 @@ class Config:
     devices: tuple[DeviceEntry, ...] | None = None
     communication: Communication = field(default_factory=Communication)
     engine: str | None = None
+    address: str | None = None
     policy: str | None = None
     isolation: str | None = None
     memory_pool_size_bytes: int | None = None
@@ -209,6 +211,7 @@ def _config(root: Root, tree: Tree) -> Config:
         devices=None if root.devices is None else _entries(root, tree),
         communication=_communication(root),
         engine=root.engine,
+        address=root.address,
         policy=root.policy,
         isolation=root.isolation,
         memory_pool_size_bytes=root.memory_pool_size,

@@ -106,6 +106,14 @@ def _run_name(given: object) -> str:
     return text
 
 
+def _address(given: object) -> str:
+    from hetero.engines.ray.address import check_address
+
+    text = _text(given)
+    check_address(text)
+    return text
+
+
 def _device_id(given: object) -> int | str:
     return _text(given) if isinstance(given, str) else _whole(0, "the number or the id of a device")(given)
 
@@ -159,6 +167,7 @@ class Root(_Strict):
     devices: list[DeviceKeys] | None = None
     communication: CommunicationKeys | None = None
     engine: Annotated[str | None, BeforeValidator(one_of("an engine", lambda: ENGINES))] = None
+    address: Annotated[str | None, BeforeValidator(_address)] = None
     policy: Annotated[str | None, BeforeValidator(one_of("a policy", policy_words))] = None
     isolation: Annotated[str | None, BeforeValidator(one_of("an isolation", lambda: ISOLATIONS))] = None
     memory_pool_size: Annotated[int | None, BeforeValidator(_bytes_from(1_000_000, "1MB"))] = None

@@ -13,7 +13,7 @@ from hetero.plan.policies import registry as policies
 
 __all__ = ["ENGINES", "ISOLATIONS", "PROTOCOLS", "backend_words", "device_words", "policy_words"]
 
-ENGINES = ("local", "inline")
+ENGINES = ("local", "inline", "ray")
 ISOLATIONS = ("process", "thread")
 _BROAD = ("cpu", "gpu", "tpu", "npu", "fpga")
 PROTOCOLS = ("auto", "shared_memory", "tcp", "rdma", "nccl")

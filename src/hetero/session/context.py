@@ -50,7 +50,8 @@ class Context(AsyncTwins):
     config : a YAML file, a dict of the same form, or None
     devices : the fleet, as in 'cpu:1,cpu:1*0.25', or a list of devices as in the file; every sound device
         of this host where nothing names any
-    engine : 'local' or 'inline'
+    engine : 'local', 'inline' or 'ray'
+    address : of the Ray cluster: 'local' for one of this program's own, 'auto' or 'host:port'
     policy : name of a policy; 'auto' chooses
     isolation : 'process' or 'thread'
     memory_pool_size : of the memory that arrays travel through, as in '2GB'
@@ -88,6 +89,7 @@ class Context(AsyncTwins):
         *,
         devices: str | Sequence[Any] | None = None,
         engine: str | None = None,
+        address: str | None = None,
         policy: str | None = None,
         isolation: str | None = None,
         memory_pool_size: str | int | None = None,
@@ -104,7 +106,7 @@ class Context(AsyncTwins):
         self.closed = True
         runs.refuse_inside_a_task()
         keys: dict[str, Any] = {"devices": devices, "engine": engine, "policy": policy, "isolation": isolation}
-        keys |= {"memory_pool_size": memory_pool_size, "name": name, "trace": trace}
+        keys |= {"address": address, "memory_pool_size": memory_pool_size, "name": name, "trace": trace}
         self.config = load(config, set=set, **keys)
         self.name = self.config.name or ""
         self._run_key = self.name or runs.unnamed_run()
@@ -312,7 +314,7 @@ class Context(AsyncTwins):
 
     @property
     def engine(self) -> str:
-        """The engine that executes: 'local' or 'inline'."""
+        """The engine that executes: 'local', 'inline' or 'ray'."""
         return self._opened.engine_name
 
     @property

@@ -20,14 +20,15 @@ from hetero.floor.errors import HistoryError
 from hetero.plan.cost import CostModel
 from hetero.plan.policies import registry
 from hetero.plan.policies.auto import choose
-from hetero.session import fleet
-from hetero.session.config_here import choose_protocol, find_devices
+from hetero.session import fleet, hosts
+from hetero.session.config_here import choose_protocol
 from hetero.session.fleet_speed import remembered
 from hetero.session.watching import Counts, DebugLog, WatchedPolicy, joined, log_to_stderr, tell_devices
 
 if TYPE_CHECKING:
     from hetero.drive.trace import TraceWriter
     from hetero.engines.base import Engine
+    from hetero.engines.ray.cluster import Cluster
     from hetero.model.device import Device
     from hetero.model.topology import Topology
     from hetero.plan.policies.base import Policy
@@ -37,7 +38,6 @@ if TYPE_CHECKING:
 __all__ = ["Opened"]
 
 _log = logging.getLogger("hetero")
-_POOL_BYTES = 1_000_000_000
 PLENTY = 4
 """A device is told to be left out when the program had so many tasks a device."""
 
@@ -64,9 +64,15 @@ class Opened:
         level = settings.debug_level()
         if level:
             log_to_stderr(logging.DEBUG)
-        self.devices = _devices(config)
-        if level:
-            tell_devices(self.devices)
+        with hosts.reached(config) as cluster:
+            self.devices = _devices(config, cluster)
+            if level:
+                tell_devices(self.devices)
+            self._open(config, split, level, history=history, progress=progress)
+
+    def _open(
+        self, config: Config, split: Callable[[int], bool], level: int, *, history: bool, progress: bool | None
+    ) -> None:
         self.engine_name = config.engine or "local"
         topology = fleet.topology(self.devices)
         policy, self.policy_reason = _policy(config.policy, self.devices)
@@ -165,20 +171,24 @@ def _policy(name: str | None, devices: tuple[Device, ...]) -> tuple[Policy, str]
     return registry.get(chosen), reason
 
 
-def _devices(config: Config) -> tuple[Device, ...]:
+def _devices(config: Config, cluster: Cluster | None) -> tuple[Device, ...]:
     notes: list[str] = []
-    devices = find_devices(config, notes)
+    devices = hosts.devices_of(cluster, config, notes)
     for note in (*notes, *fleet.remarks(devices)):
         _log.info(note)
     return remembered(devices)
 
 
 def _engine(name: str, config: Config) -> Engine:
-    pool_bytes = config.memory_pool_size_bytes or _POOL_BYTES
+    pool_bytes = config.memory_pool_size_bytes or hosts.POOL_BYTES
     if name == "inline":
         from hetero.engines.inline import InlineEngine
 
         return InlineEngine()
+    if name == "ray":
+        from hetero.engines.ray.engine import RayEngine
+
+        return RayEngine(config.address or "local", pool_bytes, note=_log.warning)
     from hetero.engines.local.engine import LocalEngine
 
     return LocalEngine(pool_bytes, note=_log.warning, talk=_talk(config))

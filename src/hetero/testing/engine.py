@@ -34,7 +34,9 @@ from hetero.testing.engine_bench import PATIENCE_S, Bench, two_devices
 __all__ = ["Bench", "check_engine", "two_devices"]
 
 
-def check_engine(make_engine: Callable[[], Engine], *, processes: bool = True, concurrent: bool = True) -> None:
+def check_engine(
+    make_engine: Callable[[], Engine], *, processes: bool = True, concurrent: bool = True, alone: bool = True
+) -> None:
     """Check that an engine does what the driver relies on.
 
     Parameters
@@ -43,6 +45,8 @@ def check_engine(make_engine: Callable[[], Engine], *, processes: bool = True, c
     processes : True when tasks run in processes of their own, so that values are copied and a worker can be
         killed; False when everything is handed over by reference
     concurrent : True when tasks run while the caller goes on; False when they run in `pump`
+    alone : True when nothing may be left of its processes and files once it has stopped; False when they belong
+        to a service that goes on
 
     Raises
     ------
@@ -62,7 +66,8 @@ def check_engine(make_engine: Callable[[], Engine], *, processes: bool = True, c
         for check in checks:
             check(bench)
         bench.check_answers()
-    _check_nothing_left(before)
+    if alone:
+        _check_nothing_left(before)
 
 
 @contextmanager

@@ -10,15 +10,17 @@ import secrets
 import shutil
 import tempfile
 import threading
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import psutil
 
-from hetero.engines.ray.calling import knock
+from hetero.engines.ray.address import check_address, knock
 from hetero.floor import settings
-from hetero.floor.errors import BadValueError, EngineError, HeteroError
+from hetero.floor.clock import monotonic_s
+from hetero.floor.errors import EngineError, HeteroError
 
 __all__ = ["LEAST_STORE_BYTES", "OWN_HOST", "Cluster", "Host"]
 
@@ -123,30 +125,48 @@ class Cluster:
         """Give one host, None when it is not there now."""
         return next((host for host in self.hosts() if host.name == name), None)
 
+    def ask(
+        self, hosts: Sequence[Host], function: Callable[..., Any], arguments: tuple[Any, ...], timeout_s: float
+    ) -> list[tuple[Host, Any]]:
+        """Call a function on each host, all at once; give each its answer, or the HeteroError that it raised.
+
+        An answer that does not come in time, or in any other way does not come, is an EngineError.
+        """
+        import ray
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+        asked = ray.remote(num_cpus=0, max_retries=0)(function)
+        refs = [
+            asked.options(scheduling_strategy=NodeAffinitySchedulingStrategy(host.node_id, soft=False)).remote(
+                *arguments
+            )
+            for host in hosts
+        ]
+        deadline_s = monotonic_s() + timeout_s
+        return [
+            (host, _answer(host, ref, max(0.0, deadline_s - monotonic_s())))
+            for host, ref in zip(hosts, refs, strict=True)
+        ]
+
     def _name(self, node: dict[str, Any]) -> str:
         return self._names.setdefault(node["NodeManagerAddress"], f"h{len(self._names)}")
 
 
-def check_address(address: str) -> None:
-    """Refuse what is no address.
+def _answer(host: Host, ref: Any, timeout_s: float) -> Any:
+    import ray
 
-    Raises
-    ------
-    BadValueError
-        It is none.
-
-    Examples
-    --------
-    >>> check_address("local"), check_address("10.0.0.1:6379")
-    (None, None)
-    """
-    if address in ("local", "auto"):
-        return
-    host, _, port = address.rpartition(":")
-    if not host or not port.isdecimal() or not 0 < int(port) < 65536:
-        raise BadValueError(
-            f"{address!r} is no address of a Ray cluster", remedy="write 'local', 'auto' or 'host:port', as in 'h:6379'"
-        )
+    try:
+        return ray.get(ref, timeout=timeout_s)
+    except ray.exceptions.GetTimeoutError:
+        problem, remedy = f"does not answer after {timeout_s:.0f} s", "see whether it is overloaded"
+    except ray.exceptions.RayError as error:
+        cause = getattr(error, "cause", None)
+        if isinstance(cause, HeteroError):
+            return cause
+        problem, remedy = f"cannot be used: {_first_line(cause or error)}", "see its log"
+        if "No module named 'hetero'" in str(error):
+            problem, remedy = "has no hetero", "install the same version of hetero-core there"
+    return EngineError(f"host {host.name} ({host.address}) {problem}", remedy=remedy)
 
 
 def _started(address: str, store_bytes: int) -> Cluster:
@@ -220,7 +240,7 @@ def _measured(cluster: Cluster) -> Cluster:
     import ray
 
     own = ray.get_runtime_context().get_node_id()
-    resources = next((node["Resources"] for node in ray.nodes() if node["NodeID"] == own), {})
+    resources: dict[str, float] = next((node["Resources"] for node in ray.nodes() if node["NodeID"] == own), {})
     cluster.store_bytes = int(resources.get("object_store_memory", 0))
     cluster.hosts()
     return cluster

@@ -79,7 +79,7 @@ class RayEngine(Engine):
         cluster = Cluster.open(self._address, self._pool_bytes)
         vault, meter = Vault(cluster.store_bytes, self.counters), Meter()
         items, hub = Items(vault, meter), Hub(report)
-        self._lodge = Lodge(hub, cluster, vault, items, meter, clock, self.counters, worker, self._start_s)
+        self._lodge = Lodge(hub, cluster, vault, items, meter, clock, self.counters, worker, report, self._start_s)
         self._pid = os.getpid()
         self._devices = {device.id: device for device in devices}
         limited = [device.short for device in devices if device.kind == "cpu" and device.memory_limit_bytes]

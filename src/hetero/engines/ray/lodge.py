@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
-from hetero.engines.base import WorkerEntry
+from hetero.engines.base import Report, WorkerEntry
 from hetero.engines.local.hub import Hub
 from hetero.engines.local.items import Items, Meter
 from hetero.engines.ray.cluster import Cluster
@@ -36,5 +36,6 @@ class Lodge:
     clock: Clock
     counters: Counter[str]
     entry: WorkerEntry
+    report: Report
     start_s: float
     failed_starts: Counter[str] = field(default_factory=Counter)

@@ -93,8 +93,6 @@ class Seat:
     def __init__(self, entry: WorkerEntry, device: Device, path: Sequence[str]) -> None:
         known = set(sys.path)
         sys.path.extend([folder for folder in path if folder not in known])
-        if device.cpus:
-            platform.bind_process_to_cpus(device.cpus)
         self._device = device
         self._clock = clock.WallClock(0.0)
         self._functions: dict[str, Any] = {}
@@ -135,10 +133,17 @@ class Seat:
         for key, blob in functions:
             self._functions[key] = blob
         self._wait_for_drops(drops)
-        self._thread = threading.get_ident()
+        if self._thread != threading.get_ident():
+            self._sit_down()
         large: list[Any] = []
         rows = [self._attempt(Job._make(fields), peers, parts, large, len(jobs) > 1) for fields in jobs]
         return pickle.dumps(rows, 5), tuple(large) or None
+
+    def _sit_down(self) -> None:
+        """Make this thread the one that runs tasks, on the device's CPUs; Ray's own threads stay where they like."""
+        self._thread = threading.get_ident()
+        if self._device.cpus:
+            platform.bind_to_cpus(self._device.cpus)
 
     def _attempt(self, job: Job, peers: Sequence[Any], parts: Sequence[Any], large: list[Any], copied: bool) -> Row:
         with self._guard:
@@ -215,7 +220,7 @@ class Seat:
             body, buffers = _packed(outcome.value)
         except MemoryError:
             raise
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001  a value's pickling may raise anything
             raise UnserialisableError(
                 f"the result of {self._function(job.key).name} (task {job.task}) cannot travel back: {one_line(error)}",
                 outcome.seconds,
@@ -271,9 +276,10 @@ class Seat:
 
     # -- orders, beside the tasks -----------------------------------------------------------------------------
 
-    def withdraw(self, seq: int) -> None:
-        """Give an attempt back if it has not started."""
-        self._unwant(seq, say.WITHDRAWN)
+    def withdraw(self, seqs: Sequence[int]) -> None:
+        """Give attempts back that have not started."""
+        for seq in seqs:
+            self._unwant(seq, say.WITHDRAWN)
 
     def cancel(self, seq: int) -> None:
         """Stop an attempt; an import is let go on, for half a module would stay behind."""

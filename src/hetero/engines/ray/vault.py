@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections import Counter, OrderedDict, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -182,7 +182,9 @@ class Vault:
         return self.part(ref, WHOLE, source.nbytes)
 
     def _remember(self, key: tuple[int, int], part: Part, owner: Any) -> None:
-        forget: Callable[[object], object] = lambda _, copies=self._copies: copies.pop(key, None)  # noqa: E731
+        def forget(_: object, copies: OrderedDict[Any, Any] = self._copies) -> None:
+            copies.pop(key, None)
+
         try:
             self._copies[key] = (part, weakref.ref(owner, forget))
         except TypeError:

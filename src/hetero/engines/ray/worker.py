@@ -1,12 +1,13 @@
 """The actor of one device as the program sees it: starting, sending, answers, and noticing its end.
 
-In: attempts and copies to make. Out: events, through the hub. Answers are read in the hub's thread.
+In: attempts and copies to make. Out: events. A thread of its own waits for the answers, which come in order.
 """
 
 from __future__ import annotations
 
 import itertools
 import pickle
+import queue
 import sys
 import threading
 from collections import deque
@@ -21,10 +22,12 @@ from hetero.engines.local.groups import Group
 from hetero.engines.local.house import failure_of
 from hetero.engines.local.items import Item, Replica
 from hetero.engines.local.shipping import Shipped
+from hetero.engines.ray.cluster import OWN_HOST
 from hetero.engines.ray.lodge import Lodge
 from hetero.engines.ray.seat import COPIES, TALK, Greeting, Job
 from hetero.engines.ray.starting import start_seat, why_ended
 from hetero.engines.ray.vault import Cargo, Stored
+from hetero.floor import platform
 from hetero.floor.clock import WallClock
 from hetero.floor.errors import HeteroError
 from hetero.model.commands import Launch
@@ -38,6 +41,7 @@ START_S = 120.0
 STARTS = 3
 """How often an actor may be killed while it starts, one time after the other, before its device is given up."""
 CANCEL_S = 0.2
+STOP_S = 5.0
 AWAY_S = 0.5
 """How often to look whether a host that went away is there again."""
 DEEP = 2
@@ -65,7 +69,8 @@ class _Sent(NamedTuple):
     """A call of the actor that has not been answered, and what must be kept until it is."""
 
     flights: tuple[Flight, ...]
-    refs: tuple[Any, ...]
+    rows: Any
+    data: Any
     holds: tuple[Payload, ...]
 
 
@@ -80,9 +85,13 @@ class RemoteWorker:
         self._lock = threading.RLock()
         self._seqs = itertools.count(1)
         self._flights: dict[int, Flight] = {}
+        self._runs: Callable[..., Any]
         self._by_attempt: dict[tuple[int, int], int] = {}
         self._waiting: deque[Flight] = deque()
-        self._sent: dict[int, _Sent] = {}
+        self._unwanted: list[int] = []
+        self._sent = 0
+        self._answers: queue.SimpleQueue[_Sent | None] = queue.SimpleQueue()
+        self._reader = threading.Thread(target=self._read, name=f"hetero-{device.short}", daemon=True)
         self._orders: dict[int, tuple[Any, Done]] = {}
         self._shipped = Shipped(lodge.counters)
         self._drops = 0
@@ -103,6 +112,7 @@ class RemoteWorker:
             self._lodge.hub.at(AWAY_S, self._start)
             return
         self.handle = start_seat(self._lodge.entry, self.device, host)
+        self._runs = self.handle.run.options(num_returns=2).remote
         asked_s = self._lodge.clock.now_s()
         ref = self.handle.greet.remote()
         ref._on_completed(self._in_hub(partial(self._greeted, ref, asked_s)))
@@ -123,7 +133,7 @@ class RemoteWorker:
             return
         assert isinstance(greeting, Greeting)
         now_s = self._lodge.clock.now_s()
-        here = self.device.host == "h0"
+        here = self.device.host == OWN_HOST
         self._shift_s = (WallClock(0.0).now_s() - now_s) if here else greeting.now_s - (asked_s + now_s) / 2
         self.pid = greeting.pid if here else 0
         own = ".".join(map(str, sys.version_info[:2]))
@@ -132,6 +142,7 @@ class RemoteWorker:
             self._end(greeting.trouble or versions, opened=not greeting.trouble)
             return
         self._ready = True
+        self._reader.start()
         del self._lodge.failed_starts[self.device.id]
         self._lodge.hub.tell(DeviceReady(now_s, self.device.id))
 
@@ -159,7 +170,14 @@ class RemoteWorker:
             seq = self._by_attempt.get((task, attempt))
             if seq is None or self._taken_back(seq, TaskWithdrawn(self._now_s(), task, attempt, self.device.id)):
                 return
-        self._talk("withdraw", seq)
+            self._unwanted.append(seq)
+            if len(self._unwanted) == 1:
+                self._lodge.hub.call(self._withdraw_all)
+
+    def _withdraw_all(self) -> None:
+        with self._lock:
+            unwanted, self._unwanted = self._unwanted, []
+        self._talk("withdraw", unwanted)
 
     def cancel(self, task: int, attempt: int) -> None:
         """Stop an attempt: by an exception first, then by ending the actor."""
@@ -180,7 +198,7 @@ class RemoteWorker:
             return False
         self._waiting.remove(flight)
         self._forget(flight)
-        self._lodge.hub.call(lambda: self._lodge.hub.tell(event))
+        self._tell(event)
         return True
 
     def _is_first(self, seq: int) -> bool:
@@ -246,7 +264,7 @@ class RemoteWorker:
     # -- sending ----------------------------------------------------------------------------------------------
 
     def _push(self) -> None:
-        while self._waiting and len(self._sent) < DEEP and not self._ended:
+        while self._waiting and self._sent < DEEP and not self._ended:
             self._send(self._batch())
 
     def _batch(self) -> list[Flight]:
@@ -268,14 +286,10 @@ class RemoteWorker:
             return
         again = any(flight.launch.attempt > 1 for flight in going)
         message = pickle.dumps((functions, jobs, self._drops if again else 0), 5)
-        number = going[0].seq
         self._lodge.counters["messages"] += 1
         rows, data = self._runs(message, going[0].peers, *cargo.refs)
-        self._sent[number] = _Sent(tuple(going), (rows, data), tuple(holds))
-        rows._on_completed(self._in_hub(partial(self._answered, number, data)))
-
-    def _runs(self, *arguments: Any) -> Any:
-        return self.handle.run.options(num_returns=2).remote(*arguments)
+        self._sent += 1
+        self._answers.put(_Sent(tuple(going), rows, data, tuple(holds)))
 
     def _pack(
         self,
@@ -308,64 +322,72 @@ class RemoteWorker:
         holds.append(payload)
         return cargo.wire(payload), None
 
-    # -- answers, in the hub's thread -------------------------------------------------------------------------
+    # -- answers, in the reader's thread ----------------------------------------------------------------------
 
-    def _answered(self, number: int, data: Any, answer: Any) -> None:
-        sent = self._sent.pop(number, None)
-        if sent is None:
-            return
-        if isinstance(answer, Exception):
-            self._not_answered(sent, answer)
-            return
+    def _read(self) -> None:
+        import ray
+
+        platform.hold_interrupt(True)
+        while (sent := self._answers.get()) is not None and not self._ended:
+            try:
+                rows = pickle.loads(ray.get(sent.rows))
+            except ray.exceptions.RayActorError as error:
+                self._end(self._why or why_ended(error))
+            except ray.exceptions.RayError as error:
+                self._not_brought(sent, str(error))
+            else:
+                self._answered(sent, rows)
+
+    def _answered(self, sent: _Sent, rows: list[tuple[Any, ...]]) -> None:
+        events: list[Event] = []
         with self._lock:
-            for row in pickle.loads(answer):
+            self._sent -= 1
+            self._push()
+            for row in rows:
                 flight = self._flights.get(row[0])
                 if flight is not None:
                     self._forget(flight)
-                    self._tell(flight, data, *row[1:])
-            self._push()
+                    events.append(self._event(flight, sent.data, *row[1:]))
+        if events:
+            self._lodge.report(events)
 
-    def _not_answered(self, sent: _Sent, error: Exception) -> None:
-        """Tell that the actor ended, or that an input could not be brought to it."""
-        import ray
-
-        if isinstance(error, ray.exceptions.RayActorError):
-            self._end(self._why or why_ended(error))
-            return
-        for flight in sent.flights:
-            with self._lock:
-                self._forget(flight)
-            self._lodge.hub.at(AWAY_S, partial(self._give_back, flight, str(error)))
+    def _not_brought(self, sent: _Sent, reason: str) -> None:
+        """Give back attempts whose inputs were lost with their host; the core soon learns of that."""
         with self._lock:
+            self._sent -= 1
+            for flight in sent.flights:
+                self._forget(flight)
             self._push()
+        for flight in sent.flights:
+            self._lodge.hub.at(AWAY_S, partial(self._give_back, flight, reason))
 
     def _give_back(self, flight: Flight, reason: str) -> None:
         self._forget(flight)
         task, attempt = flight.launch.task, flight.launch.attempt
-        event = TaskWithdrawn(self._now_s(), task, attempt, self.device.id)
+        self._tell(TaskWithdrawn(self._now_s(), task, attempt, self.device.id))
+
+    def _tell(self, event: Event) -> None:
         self._lodge.hub.call(lambda: self._lodge.hub.tell(event))
 
     def _forget(self, flight: Flight) -> None:
         self._flights.pop(flight.seq, None)
         self._by_attempt.pop((flight.launch.task, flight.launch.attempt), None)
 
-    def _tell(self, flight: Flight, data: Any, started_s: float, seconds: float, how: int, *rest: Any) -> None:
+    def _event(self, flight: Flight, data: Any, started_s: float, seconds: float, how: int, *rest: Any) -> Event:
         task, attempt = flight.launch.task, flight.launch.attempt
-        now_s, device, lodge = self._now_s(), self.device.id, self._lodge
+        now_s, device = self._now_s(), self.device.id
         started_s = started_s - self._shift_s if started_s else now_s
         if how == say.VALUE:
             nbytes = self._keep(flight, data, *rest)
             node = self._main_node if nbytes else ""
-            lodge.hub.tell(TaskFinished(now_s, task, attempt, device, started_s, seconds, nbytes, node))
-        elif how == say.RESIDENT:
+            return TaskFinished(now_s, task, attempt, device, started_s, seconds, nbytes, node)
+        if how == say.RESIDENT:
             nbytes = self._resident(flight, rest[0])
-            node = self.device.memory_node
-            lodge.hub.tell(TaskFinished(now_s, task, attempt, device, started_s, seconds, nbytes, node))
-        elif how == say.WITHDRAWN:
-            lodge.hub.tell(TaskWithdrawn(now_s, task, attempt, device))
-        else:
-            failure = failure_of(*rest) if how == say.FAILED else Failure("cancelled", "cancelled before it started")
-            lodge.hub.tell(TaskFailed(now_s, task, attempt, device, started_s, seconds, failure))
+            return TaskFinished(now_s, task, attempt, device, started_s, seconds, nbytes, self.device.memory_node)
+        if how == say.WITHDRAWN:
+            return TaskWithdrawn(now_s, task, attempt, device)
+        failure = failure_of(*rest) if how == say.FAILED else Failure("cancelled", "cancelled before it started")
+        return TaskFailed(now_s, task, attempt, device, started_s, seconds, failure)
 
     @property
     def _main_node(self) -> str:
@@ -423,7 +445,7 @@ class RemoteWorker:
             flights, self._flights = self._flights, {}
             self._by_attempt.clear()
             self._waiting.clear()
-            self._sent.clear()
+            self._answers.put(None)
         if not self._ready:
             self._lodge.failed_starts[self.device.id] += 1
             why = f"its worker did not start: {why}" if opened else why
@@ -431,7 +453,7 @@ class RemoteWorker:
         _kill(self.handle)
         self._lodge.items.lost(self)
         if not self._stopping:
-            self._lodge.hub.tell(DeviceLost(self._now_s(), self.device.id, why, permanent=not again))
+            self._tell(DeviceLost(self._now_s(), self.device.id, why, permanent=not again))
         for flight in flights.values():
             if flight.group is not None:
                 flight.group.leave(flight.rank, f"rank {flight.rank} was lost")
@@ -444,7 +466,10 @@ class RemoteWorker:
         self._stopping = True
         if not self._ended:
             self._ended = True
+            self._answers.put(None)
             _kill(self.handle)
+        if self._reader.is_alive() and threading.current_thread() is not self._reader:
+            self._reader.join(STOP_S)
 
 
 def _short(flight: Flight) -> bool:

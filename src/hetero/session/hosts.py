@@ -1,0 +1,120 @@
+"""The devices of every host of a Ray cluster.
+
+In: a configuration and a cluster. Out: devices, each with the name of its host in its id.
+It must not open a device in this process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from hetero.floor import settings
+from hetero.floor.errors import BadValueError, ConfigError, HeteroError
+from hetero.model.device import HOST_NODE, Device
+from hetero.session.config_here import find_devices
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from hetero.engines.ray.cluster import Cluster
+    from hetero.session.config import Config
+
+__all__ = ["POOL_BYTES", "devices_of", "reached", "refuse_lone_address"]
+
+POOL_BYTES = 1_000_000_000
+_SURVEY_S = 120.0
+
+
+@contextmanager
+def reached(config: Config) -> Iterator[Cluster | None]:
+    """Be part of the Ray cluster that a configuration names, for a `with` block; None where it names another engine.
+
+    Raises
+    ------
+    EngineError
+        It cannot be reached, or used.
+    ConfigError
+        There is an address and no engine that has use for it.
+    """
+    if config.engine != "ray":
+        refuse_lone_address(config)
+        yield None
+        return
+    from hetero.engines.ray.cluster import Cluster
+
+    cluster = Cluster.open(config.address or "local", config.memory_pool_size_bytes or POOL_BYTES)
+    try:
+        yield cluster
+    finally:
+        cluster.close()
+
+
+def refuse_lone_address(config: Config) -> None:
+    """Refuse an address without `engine: ray`.
+
+    Raises
+    ------
+    ConfigError
+        There is one.
+    """
+    if config.address is not None:
+        place = f"{config.source}: " if config.source else ""
+        raise ConfigError(
+            f"{place}address: {config.address!r} is for engine ray, and the engine is {config.engine or 'local'}",
+            remedy="write 'engine: ray' too, or leave the address out",
+        )
+
+
+def devices_of(cluster: Cluster | None, config: Config, notes: list[str]) -> tuple[Device, ...]:
+    """Give the devices that a configuration names, on every host that has them.
+
+    Parameters
+    ----------
+    cluster : None for this host alone
+    notes : lines for people are added to it: what was left out, and why
+
+    Raises
+    ------
+    ConfigError, BadValueError
+        What is named is on no host.
+    EngineError
+        A host cannot say what it has.
+    """
+    hosts = () if cluster is None else cluster.hosts()
+    if cluster is None or (len(hosts) == 1 and cluster.address == "local"):
+        return find_devices(config, notes)
+    found: list[Device] = []
+    troubles: list[HeteroError] = []
+    for host, answer in cluster.ask(hosts, _devices_here, (config,), _SURVEY_S):
+        if isinstance(answer, (ConfigError, BadValueError)):
+            troubles.append(answer)
+            notes.append(f"{host.name} ({host.address}) is left out: {answer.problem}")
+        elif isinstance(answer, HeteroError):
+            raise answer
+        else:
+            found += [_named(device, host.name) for device in answer]
+    if not found:
+        raise troubles[0]
+    return tuple(found)
+
+
+def _devices_here(config: Config) -> Sequence[Device]:
+    """Give this host's devices: those that it was started with, else those of the configuration."""
+    spec = settings.default_devices()
+    wanted = replace(config, devices=None, spec=spec) if spec else config
+    return find_devices(wanted, [])
+
+
+def _named(device: Device, host: str) -> Device:
+    """Give a device of another host its host's name: in its id, its memory node and its silicon."""
+    node = f"{host}/ram" if device.memory_node == HOST_NODE else _moved(device.memory_node, host)
+    silicon = tuple([_moved(chip, host) for chip in device.silicon])
+    return replace(device, id=_moved(device.id, host), memory_node=node, silicon=silicon)
+
+
+def _moved(name: str, host: str) -> str:
+    before, slash, rest = name.partition("/")
+    return f"{host}/{rest}" if slash else before

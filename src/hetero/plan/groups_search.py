@@ -17,6 +17,9 @@ __all__ = ["Search", "searched"]
 _STEPS = 2_000
 """Extensions that are tried at one bandwidth before it is given up."""
 
+_IMPROVED = 24
+"""Greedily grown groups of which members are exchanged."""
+
 _NEAREST = 2
 """Members of a clique after which the order in which others are tried no longer matters."""
 
@@ -65,13 +68,17 @@ def searched(search: Search) -> tuple[int, ...] | None:
     -----
     Bisection over the bandwidths that occur: at each, a depth-first search with a bounded number of steps, in a graph
     of the pairs that are as fast, from which devices that cannot belong are removed. Then members are exchanged as long
-    as the mean bandwidth grows and the slowest connection stays.
+    as the mean bandwidth grows and the slowest connection stays. A clique is first grown greedily from every device.
     """
     if search.count == 1:
         return (search.include[0] if search.include else 0,) if len(search.include) < 2 else None
     rates = np.unique(search.speeds[search.speeds > 0.0])
     low, high = -1, len(rates)
     found: tuple[int, ...] | None = None
+    if search.shape == "pairs" and not search.include and len(set(search.homes)) == len(search.homes):
+        found = _greedy(search)
+        low = int(np.searchsorted(rates, _slowest(search.speeds, found), side="right")) - 1
+        found = found if low >= 0 else None
     while high - low > 1:
         middle = (low + high) // 2
         group = _Walk(search, float(rates[middle])).group()
@@ -80,6 +87,43 @@ def searched(search: Search) -> tuple[int, ...] | None:
         else:
             low, found = middle, group
     return None if found is None else _exchanged(search, found, float(rates[low]))
+
+
+def _slowest(speeds: NDArray[np.float64], group: Sequence[int]) -> float:
+    inside = speeds[np.ix_(group, group)]
+    return float(inside[~np.eye(len(group), dtype=bool)].min())
+
+
+def _greedy(search: Search) -> tuple[int, ...]:
+    """Grow a group from every device by the one whose slowest pair is fastest; exchange members of the best ones."""
+    speeds, n = search.speeds, len(search.speeds)
+    groups, rows = np.arange(n)[:, None], np.arange(n)
+    slowest = speeds.copy()
+    for _ in range(search.count - 1):
+        following = slowest.argmax(axis=1)
+        groups = np.column_stack((groups, following))
+        slowest = np.minimum(slowest, speeds[following])
+        slowest[rows[:, None], groups] = -1.0
+    rates = [_slowest(speeds, group) for group in groups.tolist()]
+    best = sorted(rows.tolist(), key=lambda at: -rates[at])[:_IMPROVED]
+    better = [_climbed(speeds, groups[at].tolist()) for at in best]
+    return max(better, key=lambda group: _slowest(speeds, group))
+
+
+def _climbed(speeds: NDArray[np.float64], group: list[int]) -> tuple[int, ...]:
+    """Exchange one member at a time while the slowest pair becomes faster."""
+    rate, improved = _slowest(speeds, group), True
+    while improved:
+        improved = False
+        for place in range(len(group)):
+            rest = group[:place] + group[place + 1 :]
+            reached = speeds[rest].min(axis=0)
+            newcomer = int(reached.argmax())
+            new = min(float(reached[newcomer]), _slowest(speeds, rest) if len(rest) > 1 else np.inf)
+            if new > rate:
+                group, rate, improved = [*rest, newcomer], new, True
+                break
+    return tuple(group)
 
 
 class _Walk:
@@ -96,7 +140,8 @@ class _Walk:
         if alive.bit_count() < self._search.count or self._wanted & ~alive:
             return None
         starts = [self._search.include[0]] if self._search.include else _members(alive)
-        starts = sorted(starts, key=lambda at: (-(self._beside[at] & alive).bit_count(), at))
+        sign = 1 if self._search.shape == "pairs" else -1
+        starts = sorted(starts, key=lambda at: (sign * (self._beside[at] & alive).bit_count(), at))
         share = max(200, _STEPS // len(starts))
         spent = 0
         for start in starts:
@@ -151,6 +196,8 @@ class _Walk:
             closed = search.shape != "ring" or search.count == 2 or self._beside[path[-1]] >> path[0] & 1
             return bool(closed) and not self._wanted & ~sum(1 << at for at in path)
         self._steps -= 1
+        if search.shape == "pairs":
+            free = self._dense(free, left)
         if self._steps < 0 or missing.bit_count() > left or free.bit_count() < left:
             return False
         for at in self._ordered(path, self._options(path, free, near, left), missing):
@@ -162,6 +209,21 @@ class _Walk:
             if self._steps < 0:
                 return False
         return False
+
+    def _dense(self, free: int, left: int) -> int:
+        """Give those candidates of a clique that have neighbours enough among them."""
+        beside, changed = self._beside, True
+        while changed:
+            changed, rest = False, free
+            while rest:
+                low = rest & -rest
+                rest ^= low
+                if (beside[low.bit_length() - 1] & free).bit_count() < left - 1:
+                    free ^= low
+                    changed = True
+            if free.bit_count() < left:
+                return 0
+        return free
 
     def _ordered(self, path: list[int], options: int, missing: int) -> list[int]:
         """Give what must come first, then what is near to the path; in a clique all are, after its first members."""

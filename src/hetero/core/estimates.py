@@ -160,6 +160,11 @@ class Rows:
             self._fill(row)
         return row
 
+    def fresh(self, row: Row) -> None:
+        """Bring a row up to date."""
+        if row.stale:
+            self._fill(row)
+
     def _find(self, state: TaskState) -> Row:
         task = state.task
         last = self._last.get(task.signature)

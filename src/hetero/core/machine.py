@@ -6,7 +6,7 @@ What placing, memory and estimates need is in the rooms beside; here are the liv
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from heapq import heappop
 from math import inf, isfinite
 from typing import Any
@@ -106,6 +106,14 @@ class Machine(Losses):
                 self.sweep_at_s = now_s + self.rules.sweep_s
             self._wake(self.sweep_at_s, commands)
         return commands
+
+    def handle_all(self, events: Sequence[Event]) -> list[Command]:
+        """Take several facts at once; nothing is placed before the last of them is known."""
+        commands: list[Command] = []
+        for event in events[:-1]:
+            self.now_s = event.at_s
+            commands.extend(self._handlers[type(event)](event))
+        return [*commands, *self.handle(events[-1])] if events else commands
 
     def _timer_fired(self, event: TimerFired) -> list[Command]:
         self.timer_s = inf

@@ -21,6 +21,7 @@ from hetero.core.estimates import Row, Rows
 from hetero.core.fleet import AHEAD_S, LOOKAHEAD_S, Fleet
 from hetero.core.home import Home
 from hetero.core.memory import Replicas
+from hetero.core.outlook import Outlook
 from hetero.core.state import Batch, DevicePhase, DeviceState, Phase, ReadyQueue, TaskState
 from hetero.model.commands import Command, Launch, Run, RunGroup, Withdraw
 from hetero.model.device import HOST_NODE
@@ -100,6 +101,8 @@ class Placer:
         self.is_lazy = policy.name == "eft"
         self.affinities = Affinities(fleet, topology)
         self.home = Home(fleet, rows, replicas)
+        looks_ahead = getattr(policy, "looks_ahead", False)
+        self.outlook = Outlook(fleet, rows, replicas) if looks_ahead else None
 
     # what changed
 
@@ -111,6 +114,11 @@ class Placer:
         """Take note that every device with room is to be considered anew."""
         self._fleet.offer_all()
         self._declined_at = 0
+
+    def fleet_changed(self) -> None:
+        """Take note that a device came or went."""
+        if self.outlook is not None:
+            self.outlook.changed()
 
     @property
     def starved(self) -> bool:
@@ -185,6 +193,8 @@ class Placer:
         view = self._fleet.view(now_s, self.ready.count, waiting)
         if self._fleet.own_nodes:
             view.home = self.home.look()
+        if self.outlook is not None:
+            view.ahead = self.outlook.look()
         proposals, self._memory = self.policy.propose(view, _Shown(self._show, list(window.values())), self._memory)
         before, sent = self.ready.count, len(commands)
         touched: dict[int, DeviceState] = {}

@@ -18,7 +18,7 @@ from hetero.core.state import DevicePhase
 from hetero.drive.faults import Dice, Faults
 from hetero.drive.sim_engine import Costs, SimEngine, Truth
 from hetero.drive.sim_values import Decision, Program, SimResult, SimTask
-from hetero.model.commands import Commit, Fail, Launch, Recommit, Run, RunGroup, SetTimer, Split, Warn
+from hetero.model.commands import Command, Commit, Fail, Launch, Recommit, Run, RunGroup, SetTimer, Split, Warn
 from hetero.model.device import HOST_NODE, Device
 from hetero.model.events import (
     CancelRequested,
@@ -141,6 +141,7 @@ class _Simulation:
         self._kept: list[int] = []
         self._parts = FIRST_PART
         self._count = 0
+        self._due: list[Event] = []
         self._dice = Dice(seed)
         self._faults = faults
         self._engine = SimEngine(
@@ -227,13 +228,24 @@ class _Simulation:
     # events
 
     def _handle(self, event: Event) -> None:
-        trace = self.trace
+        self._note(event)
+        self._carry_out(self.machine.handle(event))
+
+    def _handle_all(self, events: Sequence[Event]) -> None:
+        for event in events:
+            self._note(event)
+        self._carry_out(self.machine.handle_all(events))
+
+    def _note(self, event: Event) -> None:
         if self.watch is not None:
             self.watch(self.machine, event)
-        if trace is not None:
-            trace(event)
+        if self.trace is not None:
+            self.trace(event)
         self.result.events[type(event).__name__] += 1
-        for command in self.machine.handle(event):
+
+    def _carry_out(self, commands: Sequence[Command]) -> None:
+        trace = self.trace
+        for command in commands:
             if trace is not None:
                 trace(command)
             carry = self._carry.get(type(command))
@@ -250,11 +262,18 @@ class _Simulation:
         """Hand in what is due, and come back for the next."""
         for entry in self._arrivals:
             if entry.at_s > self._now_s:
+                self._flush_due()
                 self._at(entry.at_s - self._now_s, partial(self._arrive_with, entry))
                 return
             self._submit(entry)
+        self._flush_due()
         self._arriving = False
         self._release(0)
+
+    def _flush_due(self) -> None:
+        due, self._due = self._due, []
+        if due:
+            self._handle_all(due)
 
     def _arrive_with(self, entry: SimTask) -> None:
         self._submit(entry)
@@ -270,7 +289,11 @@ class _Simulation:
         if entry.nbytes and self._program.released_after:
             self._kept.append(task.id)
             self._release(self._program.released_after)
-        self._handle(TaskSubmitted(self._now_s, task))
+        submitted = TaskSubmitted(self._now_s, task)
+        if self._program.together:
+            self._due.append(submitted)
+        else:
+            self._handle(submitted)
         if self._dice.happens(self._faults.cancel):
             self._engine.happened["cancel"] += 1
             self._at(self._dice.wait_s(0.01), partial(self._cancel, task.id))

@@ -39,6 +39,7 @@ class Program:
     ----------
     tasks : in the order in which they are handed in; may be a generator
     items : (id, bytes) of the values that lie on the host from the start
+    together : True hands in whatever is due at one time at once, so that a policy sees all of it
     released_after : a result is released when this many further tasks were handed in and no open task reads it;
         0 keeps them all
     """
@@ -46,6 +47,7 @@ class Program:
     tasks: Iterable[SimTask]
     items: Sequence[tuple[int, int]] = ()
     released_after: int = 0
+    together: bool = False
 
 
 class Decision(NamedTuple):

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hetero.model.device import Device
+from hetero.plan.outlook import Ahead
 
 __all__ = ["Memory", "Policy", "Proposal", "ReadyTask", "View", "Waiting"]
 
@@ -83,6 +84,7 @@ class View:
     home : index of the device that would be the best one alone, -1 where it does not matter
     offered : shape (n_devices,), the room that was not left unused when it was offered before; None for all.
         Once it is used up a policy may stop: for the other room it is asked again when something changed.
+    ahead : the open task graph, for a policy whose `looks_ahead` is True; else None
     """
 
     now_s: float
@@ -96,6 +98,7 @@ class View:
     waiting: tuple[Waiting, ...] = ()
     home: int = -1
     offered: Ints | None = None
+    ahead: Ahead | None = None
 
 
 class Policy(Protocol):

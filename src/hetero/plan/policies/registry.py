@@ -18,6 +18,7 @@ GROUP = "hetero.policies"
 
 OURS: dict[str, str] = {
     "eft": "eft:EarliestFinishTime",
+    "planned": "planned:Planned",
     "auto": "auto:Auto",
     "least_loaded": "least_loaded:LeastLoaded",
     "round_robin": "round_robin:RoundRobin",

@@ -1,0 +1,217 @@
+"""A task graph from a file run in virtual time, by the core that runs programs.
+
+In: a graph, a policy, how far real times stray from the graph's. Out: what the simulated driver says happened.
+It must not schedule anything itself.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from hetero.core.machine import Rules
+from hetero.drive.faults import Faults
+from hetero.drive.sim import simulate
+from hetero.drive.sim_engine import Costs
+from hetero.drive.sim_values import Program, SimResult, SimTask
+from hetero.model.device import HOST_NODE, KINDS, Device, DeviceType
+from hetero.model.graph import TaskGraph
+from hetero.model.schedule import Schedule
+from hetero.model.tasks import Request, Task
+from hetero.model.topology import Link, MemoryNode, Topology
+from hetero.plan.cost import CostModel, Estimate, Sample
+from hetero.plan.policies.base import Policy
+from hetero.plan.problem import problem_of
+
+__all__ = ["GraphRun", "TableCost", "guide_of", "run_graph"]
+
+
+class TableCost(CostModel):
+    """The cost model that believes a graph's table of seconds, whatever it sees.
+
+    Parameters
+    ----------
+    seconds : s by signature and device id; a device that is absent cannot run it
+    """
+
+    def __init__(self, seconds: Mapping[str, Mapping[str, float]]) -> None:
+        super().__init__()
+        self._seconds = seconds
+
+    def observe(self, signature: str, size: float, device: Device, seconds: float) -> bool:
+        """Learn nothing."""
+        return False
+
+    def estimate(self, signature: str, size: float, device: Device) -> Estimate:
+        """Give what the table says."""
+        seconds = self._seconds[signature][device.id]
+        return Estimate(seconds, seconds, seconds, "history", 1)
+
+    def load(self, samples: Iterable[Sample]) -> None:
+        """Learn nothing."""
+
+
+class GraphRun(NamedTuple):
+    """A graph in the form in which the core takes it.
+
+    Attributes
+    ----------
+    devices, topology : its fleet
+    program : its tasks; the id of a task is its place in the graph, from 1
+    cost : what is believed of run times
+    sizes : bytes of results by signature
+    widened : tasks that hand different bytes to different tasks; their result counts as large as the largest
+    """
+
+    devices: tuple[Device, ...]
+    topology: Topology
+    program: Program
+    cost: TableCost
+    sizes: dict[str, int]
+    widened: int
+
+
+def run_graph(
+    graph: TaskGraph,
+    policy: str | Policy = "planned",
+    *,
+    guide: Schedule | None = None,
+    noise: float = 0.0,
+    seed: int = 0,
+    faults: Faults | None = None,
+    contention: bool = True,
+) -> SimResult:
+    """Run a task graph in virtual time.
+
+    Parameters
+    ----------
+    policy : a policy's name, or a policy; 'planned' follows `guide` where one is given
+    guide : a plan of the graph, made beforehand
+    noise : standard deviation of the logarithm of real over estimated seconds; 0 for none
+    seed : of every chance
+    contention : False lets every transfer have its link alone
+
+    Notes
+    -----
+    The factor of a task on a device is drawn from the seed alone, so it is the same under every policy. A result is
+    one data item: it travels once to a memory node, when a task that reads it has been placed there.
+    """
+    made = prepared(graph)
+    chosen: str | Policy = policy
+    if policy == "planned":
+        from hetero.plan.policies.planned import Planned
+
+        chosen = Planned(None if guide is None else guide_of(graph, guide))
+    shape = (len(graph.tasks), len(graph.devices))
+    real_s = np.array([task.seconds for task in graph.tasks]).reshape(shape)
+    real_s = real_s * np.exp(noise * np.random.default_rng(seed).standard_normal(shape))
+    column = {device.id: index for index, device in enumerate(made.devices)}
+    return simulate(
+        made.program,
+        made.devices,
+        lambda task, device: float(real_s[task.id - 1, column[device.id]]),
+        policy=chosen,
+        cost=made.cost,
+        sizes=made.sizes,
+        topology=made.topology,
+        seed=seed,
+        costs=Costs(notice_s=0.0, shared=contention),
+        faults=faults,
+        rules=Rules(stall_s=math.inf, sweep_s=math.inf, retry_s=_retry_s(graph)),
+        check_every=1 << 30,
+    )
+
+
+def _retry_s(graph: TaskGraph) -> float:
+    """Give how long a device that was left idle waits to be considered anew: a tenth of a middling task, and not
+    more than some thousand times in a run."""
+    least = sorted(min(task.seconds) for task in graph.tasks)
+    return max(0.1 * least[len(least) // 2], 1e-3 * sum(least) / len(graph.devices), 1e-9) if least else 1.0
+
+
+def guide_of(graph: TaskGraph, plan: Schedule) -> dict[int, tuple[float, int]]:
+    """Give start and device index by the core's task ids."""
+    task = {task.id: number for number, task in enumerate(graph.tasks, 1)}
+    column = {device.id: index for index, device in enumerate(graph.devices)}
+    return {task[row.task]: (row.start_s, column[row.device]) for row in plan.placements}
+
+
+def prepared(graph: TaskGraph) -> GraphRun:
+    """Give a graph's fleet and tasks in the core's terms."""
+    host = _host_node(graph)
+    devices = tuple(
+        Device(
+            device.id if "/" in device.id else f"h0/{device.id}",
+            device.kind if device.kind in KINDS else "cpu",
+            DeviceType("GPU" if device.kind not in ("", "cpu") else "CPU"),
+            "simulated",
+            index,
+            name=device.id,
+            memory_node=HOST_NODE if device.memory_node == host else device.memory_node,
+            simulated=True,
+        )
+        for index, device in enumerate(graph.devices)
+    )
+    tasks, widened = _tasks(graph, devices)
+    table = {
+        entry.task.signature: {
+            device.id: seconds for device, seconds in zip(devices, graph.tasks[entry.task.id - 1].seconds, strict=True)
+        }
+        for entry in tasks
+    }
+    sizes = {entry.task.signature: entry.nbytes for entry in tasks}
+    program = Program(tasks, together=True)
+    return GraphRun(devices, _topology(graph, host), program, TableCost(table), sizes, widened)
+
+
+def _host_node(graph: TaskGraph) -> str:
+    """Give the memory node that counts as the host's: that of the first CPU, else of the first device."""
+    return next((device.memory_node for device in graph.devices if device.kind == "cpu"), graph.devices[0].memory_node)
+
+
+def _topology(graph: TaskGraph, host: str) -> Topology:
+    """Give a link for each path between two memory nodes; a direct one keeps its bus."""
+    p = problem_of(graph)
+    nodes = sorted({device.memory_node for device in graph.devices})
+    capacity = {node.id: node.capacity_bytes for node in graph.topology.nodes}
+
+    def named(node: str) -> str:
+        return HOST_NODE if node == host else node
+
+    links = []
+    for row, src in enumerate(nodes):
+        for column, dst in enumerate(nodes):
+            if src != dst and p.s_per_byte[row, column] > 0.0:
+                direct = graph.topology.link(src, dst)
+                bus = direct.bus if direct is not None else ""
+                latency_s, s_per_byte = float(p.latency_s[row, column]), float(p.s_per_byte[row, column])
+                links.append(Link(named(src), named(dst), latency_s, 1.0 / s_per_byte, bus))
+    return Topology(tuple(MemoryNode(named(node), capacity[node]) for node in nodes), tuple(links))
+
+
+def _tasks(graph: TaskGraph, devices: Sequence[Device]) -> tuple[list[SimTask], int]:
+    """Give the tasks in an order in which each comes after what it needs, and how many results were widened."""
+    number = {task.id: index for index, task in enumerate(graph.tasks, 1)}
+    reads: dict[str, list[int]] = {task.id: [] for task in graph.tasks}
+    after: dict[str, list[int]] = {task.id: [] for task in graph.tasks}
+    sizes: dict[str, set[int]] = {task.id: set() for task in graph.tasks}
+    for edge in graph.edges:
+        (reads if edge.nbytes else after)[edge.dst].append(number[edge.src])
+        if edge.nbytes:
+            sizes[edge.src].add(edge.nbytes)
+    requests: dict[tuple[bool, ...], Request] = {}
+    made = []
+    classes: dict[tuple[object, ...], str] = {}
+    for index in problem_of(graph).order.tolist():
+        task = graph.tasks[index]
+        able = tuple(seconds < math.inf for seconds in task.seconds)
+        on = () if all(able) else tuple(device.id for device, fits in zip(devices, able, strict=True) if fits)
+        request = requests.setdefault(able, Request(on=on, crashes=10))
+        nbytes = max(sizes[task.id], default=0)
+        signature = classes.setdefault((task.seconds, nbytes), f"t{len(classes)}|")
+        entry = Task(index + 1, task.id, signature, 0.0, tuple(reads[task.id]), tuple(after[task.id]), request)
+        made.append(SimTask(entry, 0.0, nbytes))
+    return made, sum(len(found) > 1 for found in sizes.values())

@@ -1,0 +1,168 @@
+"""Planned: what a plan of the whole open graph starts next; the rest is planned anew whenever a task has ended.
+
+In: the fleet, the ready tasks, what lies ahead. Out: proposals; the plan, as memory.
+It must not hold a device back for a plan that times have proved wrong.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from hetero.plan.outlook import WAITING, Ahead
+from hetero.plan.policies.base import Floats, Memory, Proposal, ReadyTask, View
+from hetero.plan.policies.eft import EarliestFinishTime
+from hetero.plan.replan import Plan, replan, warm_up
+
+__all__ = ["Planned"]
+
+
+AHEAD_S = 3e-4
+"""A busy device is given its next task when it will be free within this, the way of a message …"""
+
+PREFETCH = 0.2
+"""… and within this part of the task, or when its inputs take this part of the wait to travel. What is not given yet
+may still go elsewhere."""
+
+STRAYED = 0.15
+"""From this spread of estimates on an idle device takes what would end there no later than where the plan has it."""
+
+
+class Planned:
+    """Follow a plan of everything that was handed in, made anew from what has happened.
+
+    Parameters
+    ----------
+    guide : start and device index by task id of a plan that was made beforehand; None to begin without one
+
+    Notes
+    -----
+    When a task has ended, the plan so far is shifted to what has happened and compared with list schedules over
+    other ranks (`plan.replan`); a device starts the task that the plan gives it first. If that one is not ready,
+    the device takes the next of its tasks that is and ends before the other would begin. Once times have strayed from
+    their estimates, an idle device takes any task that would end there no later than the plan has it end elsewhere.
+    Tasks that came since go where they end first, until a quarter more are known.
+
+    References
+    ----------
+    H. Topcuoglu, S. Hariri, M.-Y. Wu, IEEE TPDS 13 (2002), 260-274: the ranks and the list schedule with insertion.
+    R. Sakellariou, H. Zhao, "A low-cost rescheduling policy for efficient mapping of workflows on grid systems",
+    Scientific Programming 12 (2004), 253-262: planning the rest anew while a graph runs. It departs from it in
+    planning at each end and not only where slack is used up, and in keeping the better of several plans.
+    """
+
+    name = "planned"
+    looks_ahead = True
+
+    def __init__(self, guide: Mapping[int, tuple[float, int]] | None = None) -> None:
+        self._guide = guide
+        self._otherwise = EarliestFinishTime()
+        warm_up()
+
+    def propose(self, view: View, ready: Sequence[ReadyTask], memory: Memory) -> tuple[Sequence[Proposal], Memory]:
+        """Propose what the plan starts now."""
+        ahead = view.ahead
+        if ahead is None or not ahead.open:
+            return self._otherwise.propose(view, ready, None)[0], memory
+        plan = memory if isinstance(memory, Plan) else None
+        if plan is None or plan.version != ahead.version or 4 * len(ahead.ids) > 5 * plan.known:
+            takes_s = np.where(view.ready, view.now_s, np.where(view.queued > 0, np.inf, view.available_s))
+            plan = replan(ahead, view.now_s, takes_s, plan, self._guide)
+        found = _due(view, ready, ahead, plan)
+        return found, plan
+
+
+def _due(view: View, ready: Sequence[ReadyTask], ahead: Ahead, plan: Plan) -> list[Proposal]:
+    """Give what each device with room should start now."""
+    room = np.where(view.ready, np.maximum(view.room, 0), 0)
+    lists: dict[int, list[tuple[float, ReadyTask, int]]] = {}
+    new: list[ReadyTask] = []
+    for task, at in [*((task, -1) for task in ready), *((entry.task, entry.device) for entry in view.waiting)]:
+        slot = ahead.slot_of.get(task.id, plan.known)
+        if slot < plan.known:
+            lists.setdefault(int(plan.device[slot]), []).append((float(plan.start_s[slot]), task, at))
+        elif at < 0:
+            new.append(task)
+    found: list[Proposal] = []
+    taken: set[int] = set()
+    next_s = _next_s(ahead, plan, len(room))
+    for device in np.flatnonzero(room > 0).tolist():
+        due = sorted(lists.get(device, ()), key=lambda entry: (entry[0], entry[1].id))
+        chosen = _first(view, device, due, next_s[device])
+        if chosen is not None:
+            found.append(Proposal(chosen.id, device))
+            taken.add(chosen.id)
+            room[device] -= 1
+    if ahead.error > STRAYED:
+        found += _rather_than_idle(view, lists, taken, room, ahead, plan)
+    if new:
+        found += _where_they_end(view, new, room)
+    return found
+
+
+def _next_s(ahead: Ahead, plan: Plan, devices: int) -> Floats:
+    """Give the first planned start on each device among the tasks that wait."""
+    waiting = np.flatnonzero(ahead.graph.phase[: plan.known] == WAITING)
+    next_s = np.full(devices, np.inf)
+    np.minimum.at(next_s, plan.device[waiting], plan.start_s[waiting])
+    return next_s
+
+
+def _first(view: View, device: int, due: Sequence[tuple[float, ReadyTask, int]], next_s: float) -> ReadyTask | None:
+    """Give the first task of a device that may start now."""
+    for start_s, task, at in due:
+        if at == device or not np.isfinite(task.seconds[device]) or _too_early(view, device, task):
+            continue
+        if start_s <= next_s or view.now_s + task.seconds[device] <= next_s:
+            return task
+    return None
+
+
+def _too_early(view: View, device: int, task: ReadyTask) -> bool:
+    """Tell whether a busy device need not have a task yet: its inputs would travel in a small part of the wait."""
+    if not view.queued[device]:
+        return False
+    left_s = view.available_s[device] - view.now_s
+    travel_s = 0.0 if task.arrive_s is None else task.arrive_s[device]
+    soon_s = min(AHEAD_S, PREFETCH * task.seconds[device])
+    return bool(left_s > soon_s and travel_s < PREFETCH * left_s)
+
+
+def _rather_than_idle(
+    view: View,
+    lists: Mapping[int, Sequence[tuple[float, ReadyTask, int]]],
+    taken: set[int],
+    room: Floats,
+    ahead: Ahead,
+    plan: Plan,
+) -> list[Proposal]:
+    """Give idle devices the most urgent tasks that would end there no later than the plan has them end."""
+    found: list[Proposal] = []
+    left = [task for due in lists.values() for _, task, at in due if at < 0 and task.id not in taken]
+    left.sort(key=lambda task: (-plan.ranks.fastest[ahead.slot_of[task.id]], task.id))
+    for task in left:
+        planned_s = plan.finish_s[ahead.slot_of[task.id]] - view.now_s
+        takes_s = task.seconds if task.arrive_s is None else task.arrive_s + task.seconds
+        takes_s = np.where((room > 0) & (view.queued == 0), takes_s, np.inf)
+        device = int(takes_s.argmin())
+        if takes_s[device] <= planned_s:
+            room[device] -= 1
+            found.append(Proposal(task.id, device))
+    return found
+
+
+def _where_they_end(view: View, tasks: Sequence[ReadyTask], room: Floats) -> list[Proposal]:
+    """Place tasks that the plan does not know on the device where each ends first, if that has room."""
+    free_s = view.available_s.copy()
+    found: list[Proposal] = []
+    for task in tasks:
+        begin_s = free_s if task.arrive_s is None else np.maximum(free_s, view.now_s + task.arrive_s)
+        end_s = begin_s + task.seconds
+        device = int(end_s.argmin())
+        if np.isfinite(end_s[device]):
+            free_s[device] = end_s[device]
+            if room[device] > 0:
+                room[device] -= 1
+                found.append(Proposal(task.id, device))
+    return found

@@ -6,11 +6,13 @@ the catalog: a device whose speed has no source is an error.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from hetero.advise.fit import read_model, room_of
+from hetero.advise.priors import prior_of
+from hetero.advise.rates import rates_of
 from hetero.catalog.load import find
 from hetero.catalog.values import DeviceSpec
 from hetero.floor.errors import BadValueError
@@ -18,14 +20,22 @@ from hetero.floor.units import format_bytes, format_seconds
 from hetero.model import workload as values
 from hetero.model.architecture import ModelSpec
 from hetero.model.figure import Figure
-from hetero.model.quantisation import number_format
 from hetero.model.workload import Sharding
-from hetero.plan.efficiency import SPEC, Efficiency
+from hetero.plan.efficiency import Efficiency
 from hetero.plan.fit import Fit, fit
 from hetero.plan.fit_search import shardings
-from hetero.plan.speed import Rates, answers_amounts, prompt_amounts, sequences_at_once, step_amounts
+from hetero.plan.speed import (
+    Rates,
+    answers_amounts,
+    in_turns,
+    place_of,
+    prompt_amounts,
+    run_amounts,
+    sequences_at_once,
+    step_amounts,
+)
 
-__all__ = ["Estimate", "Workload", "estimate", "rates_of"]
+__all__ = ["Estimate", "Workload", "estimate"]
 
 
 class Workload(values.Workload):
@@ -61,6 +71,7 @@ class Estimate:
     most_tokens_per_s : the same with as many sequences as the memory holds, coming and going
     at_once : sequences that the memory holds
     shares : what the time is made of
+    said : where the efficiency comes from
     """
 
     work: values.Workload
@@ -75,6 +86,7 @@ class Estimate:
     most_tokens_per_s: Figure | None = None
     at_once: int = 0
     shares: tuple[tuple[str, float], ...] = ()
+    said: str = ""
 
     @property
     def figures(self) -> dict[str, Figure]:
@@ -105,6 +117,7 @@ class Estimate:
         if self.shares:
             parts = [f"{share:.0%} {name}" for name, share in self.shares if share >= 0.01]
             lines.append(f"the time is {', '.join(parts)}")
+        lines += [f"from: {self.said}"] if self.said else []
         return "\n".join(lines)
 
 
@@ -113,38 +126,6 @@ def _shown(name: str, figure: Figure) -> str:
         return f"{figure.value:,.1f} (80 %: {figure.low:,.1f} to {figure.high:,.1f}; {figure.origin})"
     shown = [format_seconds(amount) for amount in (figure.value, figure.low, figure.high)]
     return f"{shown[0]} (80 %: {shown[1]} to {shown[2]}; {figure.origin})"
-
-
-_PRECISIONS = {
-    "fp8": ("fp8", "int8", "bf16", "fp16"),
-    "int8": ("int8", "bf16", "fp16"),
-    "fp32": ("fp32",),
-    "tf32": ("tf32", "fp32"),
-    "fp4": ("fp4", "fp8", "bf16", "fp16"),
-}
-_HALF = ("bf16", "fp16", "fp16_acc16", "fp32")
-_LINK_BYTES_PER_S = 16e9
-"""What is taken of a link that no source prints: PCIe 4.0 with half of its lanes, declared."""
-
-
-def rates_of(device: DeviceSpec, weights: str) -> Rates:
-    """Give what a device's data sheet promises for weights of that format.
-
-    Raises
-    ------
-    BadValueError
-        The catalog knows no source for its arithmetic or its bandwidth.
-    """
-    form = number_format(weights)
-    flop = device.rate(*_PRECISIONS.get(form.name, _HALF))
-    speed = device.bandwidth_bytes_per_s
-    if flop is None or speed is None:
-        lacking = "arithmetic" if flop is None else "memory bandwidth"
-        raise BadValueError(
-            f"the catalog has no source for the {lacking} of {device.name}",
-            remedy="give a DeviceSpec with flop_per_s and bandwidth_bytes_per_s",
-        )
-    return Rates(flop, speed, device.link_bytes_per_s or device.host_bytes_per_s or _LINK_BYTES_PER_S)
 
 
 def estimate(
@@ -173,16 +154,13 @@ def estimate(
     spec = device if isinstance(device, DeviceSpec) else find(device)
     if count < 1:
         raise BadValueError(f"count is {count}", remedy="it must be at least 1")
-    room, rates = room_of(spec), rates_of(spec, work.weights)
-    known = efficiency or SPEC
+    room, rates = room_of(spec), rates_of(spec, work)
+    known = efficiency or prior_of(spec, work.engine)
     how = spread or _usual(work, count)
     most = sequences_at_once(work, room, how)
-    turns = -(-work.batch // most) if most else 1
-    batch = work.batch / turns
-    prefill = prompt_amounts(work, how, rates, batch)
-    answers = answers_amounts(work, how, rates, batch)
-    latency = known.figure((prefill + answers) * turns)
-    tokens = work.batch * (work.answer_tokens or work.context)
+    turns, batch = in_turns(work, most)
+    whole = run_amounts(work, how, rates, most)
+    latency = known.figure(whole, place_of(work, how))
     step = step_amounts(work, how, rates, batch, work.prompt_tokens + work.answer_tokens / 2)
     step_s = known.figure(step) if work.answer_tokens else None
     return Estimate(
@@ -191,13 +169,14 @@ def estimate(
         spread=how,
         memory=fit(work, room, how),
         latency_s=latency,
-        throughput_tokens_per_s=latency.over(tokens),
-        prefill_s=known.figure(prefill).times(turns),
+        throughput_tokens_per_s=latency.over(work.batch * (work.answer_tokens or work.context)),
+        prefill_s=known.figure(prompt_amounts(work, how, rates, batch)).times(turns),
         step_s=step_s,
         decode_tokens_per_s=step_s.over(1.0) if step_s else None,
         most_tokens_per_s=_most(work, spec, how, rates, known),
         at_once=most,
-        shares=tuple(known.shares(prefill + answers).items()),
+        shares=tuple(known.shares(whole).items()),
+        said=known.said,
     )
 
 
@@ -213,7 +192,7 @@ def _usual(work: values.Workload, count: int) -> Sharding:
 
 
 def _most(work: values.Workload, spec: DeviceSpec, how: Sharding, rates: Rates, known: Efficiency) -> Figure | None:
-    batch = sequences_at_once(replace(work), room_of(spec), how, mean=True)
+    batch = sequences_at_once(work, room_of(spec), how, steady=True)
     if not batch:
         return None
     amounts = prompt_amounts(work, how, rates, batch) + answers_amounts(work, how, rates, batch)

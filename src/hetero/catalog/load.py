@@ -170,7 +170,8 @@ def find_model(name: str) -> ModelSpec:
     >>> find_model("meta-llama/Llama-3.1-8B-Instruct").layers
     32
     """
-    chosen = _chosen(name.rpartition("/")[2], _model_aliases(), "size", "hetero catalog list --models")
+    plain = name.rpartition("/")[2].removesuffix("-hf")
+    chosen = _chosen(plain, _model_aliases(), "size", "hetero catalog list --models")
     return replace(models()[chosen], name=chosen)
 
 

@@ -65,6 +65,7 @@ class Engine:
     logits : 'last' token of each sequence, 'step' all tokens of the pass
     logit_bytes : bytes a logit
     packs_head : True where packed formats convert the output head too
+    most_sequences : that a server takes at once, 0 where there is no such limit
     """
 
     name: str
@@ -74,6 +75,7 @@ class Engine:
     logits: Literal["last", "step"] = "last"
     logit_bytes: int = 2
     packs_head: bool = False
+    most_sequences: int = 0
 
 
 CONTEXT_BYTES = 600_000_000
@@ -85,8 +87,8 @@ ENGINES = {
         Engine("torch", CONTEXT_BYTES, logits="last", logit_bytes=4),
         Engine("litgpt", CONTEXT_BYTES, logit_bytes=4, packs_head=True),
         Engine("llama.cpp", CONTEXT_BYTES, host_embedding=True, step_tokens=512, logits="step", logit_bytes=4),
-        Engine("vllm", 2 * CONTEXT_BYTES, step_tokens=8192, logit_bytes=4),
-        Engine("tensorrt-llm", 2 * CONTEXT_BYTES, step_tokens=8192, logit_bytes=4),
+        Engine("vllm", 2 * CONTEXT_BYTES, step_tokens=8192, logit_bytes=4, most_sequences=256),
+        Engine("tensorrt-llm", 2 * CONTEXT_BYTES, step_tokens=8192, logit_bytes=4, most_sequences=2048),
         Engine("deepspeed", 2 * CONTEXT_BYTES, step_tokens=8192, logit_bytes=4),
     )
 }

@@ -6,8 +6,7 @@ must not know how fast any software is.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from math import ceil
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -17,14 +16,25 @@ from hetero.model.quantisation import number_format
 from hetero.model.workload import ENGINES, Sharding, Workload
 from hetero.plan.fit import Room, footprint, weight_bytes
 
-__all__ = ["TERMS", "Rates", "answers_amounts", "prompt_amounts", "sequences_at_once", "step_amounts", "touched_frac"]
+__all__ = [
+    "FEW_TOKENS",
+    "TERMS",
+    "Rates",
+    "answers_amounts",
+    "prompt_amounts",
+    "sequences_at_once",
+    "step_amounts",
+    "touched_frac",
+]
 
 Vector = npt.NDArray[np.float64]
 
-TERMS = ("prompt", "arithmetic", "weights", "attention", "cache", "layer", "reduce", "link", "hop", "request")
+TERMS = ("prompt", "arithmetic", "weights", "attention", "cache", "layer", "pass", "reduce", "link", "hop", "request")
 """What a pass is made of. In seconds at the data sheet's rates: 'prompt' arithmetic of many tokens at once,
-'arithmetic' of a few, 'weights' read, 'attention' arithmetic over kept tokens, 'cache' read, 'link' bytes of
-all-reduces. As counts: 'layer' passed, 'reduce' messages, 'hop' between stages, 'request'."""
+'arithmetic' of a few, 'weights' and activations read, 'attention' arithmetic over kept tokens, 'cache' read, 'link'
+bytes of all-reduces. As counts: 'layer' passed, 'pass', 'reduce' messages, 'hop' between stages, 'request'."""
+
+_MULTIPLIED_AS_STORED = ("fp8", "int8", "fp4", "mxfp4")
 
 FEW_TOKENS = 128
 """Up to so many tokens a pass multiplies as a decode step does, above as a prompt."""
@@ -46,6 +56,11 @@ class Rates:
     link_bytes_per_s: float
 
 
+_LOGIT_COPIES = 2
+_CACHE_FRAC = 0.9
+"""Of the memory that is left, what a server gives to its cache: the usual default of servers."""
+
+
 def touched_frac(model: ModelSpec, tokens: float) -> float:
     """Give the share of a mixture's experts that at least one of these tokens passes.
 
@@ -62,6 +77,23 @@ def touched_frac(model: ModelSpec, tokens: float) -> float:
     if not model.experts:
         return 1.0
     return float(1 - (1 - model.experts_per_token / model.experts) ** tokens)
+
+
+def _moved_bytes(work: Workload, tokens: float, kept: float) -> float:
+    """Give the bytes of activations that a pass writes and reads again, and of weights unpacked for a long one.
+
+    A token and layer: the residual four times, queries, keys, values, attention's output, the MLP's inner values. A
+    packed matrix that meets many tokens is unpacked to 16 bits first: 2 bytes a weight written, 2 read. Attention that
+    keeps its scores writes and reads them, and their softmax.
+    """
+    model, form = work.model, number_format(work.weights)
+    width = 4 * model.hidden + model.query_width + model.value_width + 2 * model.kv_heads * model.head_dim
+    width += (3 if model.gated else 2) * model.mlp_width_per_token
+    size = 4 if work.engine == "llama.cpp" else 2
+    packed = form.bits < 16 and form.name not in _MULTIPLIED_AS_STORED and tokens > FEW_TOKENS
+    unpacked = 4.0 * (model.parameters().active - model.parameters().head) if packed else 0.0
+    scores = 0.0 if work.flash else 2.0 * model.heads * kept
+    return 2.0 * size * (width * tokens + scores) * model.layers + unpacked
 
 
 def _weights_read(work: Workload, tokens: float) -> float:
@@ -83,9 +115,10 @@ def _pass(work: Workload, spread: Sharding, rates: Rates, tokens: float, kept: f
     found = dict.fromkeys(TERMS, 0.0)
     found["arithmetic" if few else "prompt"] = flop + (0.0 if few else pairs)
     found["attention"] = pairs if few else 0.0
-    found["weights"] = _weights_read(work, tokens) / rates.bytes_per_s / spread.tensor
+    read_bytes = _weights_read(work, tokens) + _moved_bytes(work, tokens, kept)
+    found["weights"] = read_bytes / rates.bytes_per_s / spread.tensor
     found["cache"] = read / rates.bytes_per_s / (1 if model.latent else min(spread.tensor, model.kv_heads))
-    found["layer"] = float(model.layers)
+    found["layer"], found["pass"] = float(model.layers), 1.0
     if spread.tensor > 1:
         size = 2.0 * model.layers * tokens * model.hidden * 2
         found["reduce"] = 2.0 * model.layers * np.log2(spread.tensor)
@@ -122,26 +155,58 @@ def prompt_amounts(work: Workload, spread: Sharding, rates: Rates, batch: float)
     read = values * max(1.0, chunk / prompt) if chunk <= FEW_TOKENS else 0.0
     one = _pass(work, spread, rates, chunk, chunk * prompt / 2, read)
     turns = (passes + spread.pipeline - 1) / spread.pipeline
-    return one * turns
+    found = one * turns
+    found[TERMS.index("request")] = 1.0
+    return found
 
 
 def answers_amounts(work: Workload, spread: Sharding, rates: Rates, batch: float) -> Vector:
-    """Give the amounts of all decode steps of `batch` sequences that are read and answered together."""
-    answer = work.answer_tokens
-    return answer * step_amounts(work, spread, rates, batch, work.prompt_tokens + answer / 2)
+    """Give the amounts of all decode steps of `batch` sequences answered together; the prompt gives the first token."""
+    steps = max(0, work.answer_tokens - 1)
+    return steps * step_amounts(work, spread, rates, batch, work.prompt_tokens + work.answer_tokens / 2)
 
 
-def sequences_at_once(work: Workload, room: Room, spread: Sharding, mean: bool = False) -> int:
+def sequences_at_once(work: Workload, room: Room, spread: Sharding, steady: bool = False) -> int:
     """Give how many sequences' caches fit beside the weights, 0 where not even one does.
 
     Parameters
     ----------
-    mean : True where sequences come and go, so that each holds half of its answer on average
-    """
-    from dataclasses import replace
+    steady : True for a server under full load: it keeps logits and their sorted copy for the most sequences that it
+        takes, and a part of the memory free
 
+    Notes
+    -----
+    Each sequence is given the room of its whole length, so that none must be evicted.
+    """
+    engine = ENGINES[work.engine]
     one = footprint(replace(work, batch=1), spread, room.shared)
     free = room.usable_bytes - (one.total - one.kv_cache)
-    held = work.prompt_tokens + work.answer_tokens / 2 if mean else work.context
-    each = one.kv_cache * min(1.0, held / work.context)
-    return max(0, int(free / each)) if each > 0 else (ceil(work.batch) if free >= 0 else 0)
+    if not one.kv_cache:
+        return work.batch if free >= 0 else 0
+    if steady and engine.most_sequences:
+        free -= _LOGIT_COPIES * engine.most_sequences * work.model.vocab * engine.logit_bytes
+        return max(1, min(engine.most_sequences, int(_CACHE_FRAC * free / one.kv_cache)))
+    return max(0, int((_CACHE_FRAC if engine.most_sequences else 1.0) * free / one.kv_cache))
+
+
+def in_turns(work: Workload, most: int) -> tuple[int, float]:
+    """Give in how many turns the sequences are answered where `most` fit at once, and how many a turn.
+
+    Examples
+    --------
+    >>> in_turns(Workload(ModelSpec("l", 32, 4096, 32, 32, 128, 11008, 32000), batch=64), 19)
+    (4, 16.0)
+    """
+    turns = -(-work.batch // most) if most else 1
+    return turns, work.batch / turns
+
+
+def run_amounts(work: Workload, spread: Sharding, rates: Rates, most: int) -> Vector:
+    """Give the amounts of reading and answering all sequences, in turns where not all fit at once."""
+    turns, batch = in_turns(work, most)
+    return turns * (prompt_amounts(work, spread, rates, batch) + answers_amounts(work, spread, rates, batch))
+
+
+def place_of(work: Workload, spread: Sharding) -> Vector:
+    """Give where a whole run lies among others: sequences (or tokens a pass), tokens, devices, in powers of two."""
+    return np.log2([work.chunk or work.batch, work.context, spread.devices]) * (0.5, 0.5, 1.0)

@@ -1,0 +1,157 @@
+"""How far estimates lie from measured speeds, as data sheets and priors give them, and after a few own measurements.
+
+In: measured runs. Out: each with what would have been said of it, and figures of merit. It must not fit anything on
+the run that it judges, nor on another of the same model.
+"""
+
+from __future__ import annotations
+
+import statistics
+import zlib
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+
+from hetero.advise.measurements import Measurement
+from hetero.advise.priors import prior_of
+from hetero.model.figure import Figure
+from hetero.plan.efficiency import Efficiency, learn
+
+__all__ = ["Judged", "Merit", "leave_one_model_out", "merits", "ordered", "uncalibrated"]
+
+POINTS = 12
+"""Own measurements a device and engine."""
+
+_TIE_FRAC = 0.05
+"""Pairs that differ by no more than this are not asked for their order."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Judged:
+    """A measured run and what was said of it.
+
+    Attributes
+    ----------
+    row : as measured
+    said_s : the time that was said, of the run or of a token
+    """
+
+    row: Measurement
+    said_s: Figure
+
+    @property
+    def error_frac(self) -> float:
+        """How far what was said lies from the value that was printed, a time or a rate."""
+        ratio = self.said_s.value / self.row.sample.seconds
+        return abs((1 / ratio if self.row.per_second else ratio) - 1)
+
+    @property
+    def held(self) -> bool:
+        """Whether the interval holds the measured value."""
+        return self.said_s.low <= self.row.sample.seconds <= self.said_s.high
+
+    @property
+    def width(self) -> float:
+        """The interval's upper end over its lower."""
+        return self.said_s.high / self.said_s.low
+
+
+def _judged(row: Measurement, known: Efficiency) -> Judged:
+    return Judged(row, known.figure(row.sample.amounts, row.sample.place))
+
+
+def uncalibrated(rows: Iterable[Measurement]) -> list[Judged]:
+    """Say of each run what is said where nothing was measured."""
+    return [_judged(row, prior_of(row.device, row.engine)) for row in rows]
+
+
+def _drawn(rows: Sequence[Measurement], points: int, draw: int) -> list[Measurement]:
+    """Give so many runs by chance that depends on nothing but what was run: the same for every device and engine."""
+
+    def ticket(row: Measurement) -> int:
+        work = row.work
+        what = (draw, work.model.name, work.batch, work.chunk, work.context, row.count)
+        return zlib.crc32(repr(what).encode())
+
+    return sorted(rows, key=ticket)[:points]
+
+
+def leave_one_model_out(rows: Iterable[Measurement], points: int = POINTS, draw: int = 0) -> list[Judged]:
+    """Say of each run what is said after a few measurements of other models by the same engine on the same device.
+
+    Parameters
+    ----------
+    points : own measurements a device and engine, at most
+    draw : which ones: another number draws others
+    """
+    groups: dict[tuple[str, str], list[Measurement]] = defaultdict(list)
+    for row in rows:
+        groups[row.device.name, row.framework].append(row)
+    found = []
+    for group in groups.values():
+        prior = prior_of(group[0].device, group[0].engine)
+        for model in sorted({row.work.model.name for row in group}):
+            others = [row for row in group if row.work.model.name != model]
+            drawn = [row.sample for row in _drawn(others, points, draw)]
+            known = learn(prior, drawn, "measured", f"{len(drawn)} own measurements")
+            found += [_judged(row, known) for row in group if row.work.model.name == model]
+    return found
+
+
+def ordered(items: Iterable[Judged], single: bool = False) -> tuple[int, int]:
+    """Give how many pairs of devices were ordered right, and of how many that differ enough.
+
+    Parameters
+    ----------
+    single : True for pairs of one device each only
+    """
+    same: dict[tuple[object, ...], list[Judged]] = defaultdict(list)
+    for item in items:
+        work = item.row.work
+        if item.row.count == 1 or not single:
+            same[work.model.name, work.weights, item.row.kind, work.chunk or work.batch, work.context].append(item)
+    right = asked = 0
+    for group in same.values():
+        for one, other in combinations(group, 2):
+            ratio = one.row.sample.seconds / other.row.sample.seconds
+            if max(ratio, 1 / ratio) > 1 + _TIE_FRAC:
+                asked += 1
+                right += (ratio > 1) == (one.said_s.value > other.said_s.value)
+    return right, asked
+
+
+@dataclass(frozen=True, slots=True)
+class Merit:
+    """How good a set of estimates is.
+
+    Attributes
+    ----------
+    rows : how many
+    error_frac : median of the absolute relative error
+    held_frac : share of the intervals that held
+    width : mean of upper over lower end
+    """
+
+    rows: int
+    error_frac: float
+    held_frac: float
+    width: float
+
+    @classmethod
+    def of(cls, items: Sequence[Judged]) -> Merit:
+        """Sum up."""
+        return cls(
+            len(items),
+            statistics.median(item.error_frac for item in items),
+            statistics.fmean(item.held for item in items),
+            statistics.fmean(item.width for item in items),
+        )
+
+
+def merits(items: Iterable[Judged], key: Callable[[Judged], str]) -> Mapping[str, Merit]:
+    """Give the merit of each group of estimates, by name."""
+    groups: dict[str, list[Judged]] = defaultdict(list)
+    for item in items:
+        groups[key(item)].append(item)
+    return {name: Merit.of(groups[name]) for name in sorted(groups)}

@@ -1,0 +1,213 @@
+"""Tables of measured speeds: rows of text as runs of a workload, each with the time that it took.
+
+In: a CSV file with the columns of `COLUMNS`, or such rows. Out: runs with their amounts of ideal work, and what could
+not be read. It must not judge or fit anything.
+"""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from hetero.advise.fit import room_of
+from hetero.advise.rates import rates_of
+from hetero.catalog.load import find, find_model
+from hetero.catalog.published import published_rows
+from hetero.catalog.values import DeviceSpec
+from hetero.floor.errors import BadValueError
+from hetero.model.workload import Sharding, Workload
+from hetero.plan import speed
+from hetero.plan.efficiency import Sample, Vector
+
+__all__ = ["COLUMNS", "KINDS", "Measurement", "device_of", "engine_of", "published", "read_rows", "read_table"]
+
+COLUMNS = ("device", "count", "framework", "model", "precision", "kind", "batch", "input_len", "output_len", "value")
+"""The columns that a table must have; 'oom' and others may be there."""
+
+KINDS = ("e2e", "prefill", "decode", "throughput", "max_throughput")
+"""What a value may be: seconds of a whole run; prompt tokens/s; answer tokens/s of one sequence; answer tokens/s of
+all, for the batch given or for as many as fit."""
+
+_SKUS = {
+    "a100": "A100-SXM-40GB",
+    "a100-sxm": "A100-SXM-80GB",
+    "a100-pcie": "A100-PCIe-80GB",
+    "h100": "H100-SXM",
+    "max 1550": "Max-1550",
+}
+"""Which card a table means that names none: as the publishers of the common tables describe their machines."""
+
+_FRAMEWORKS = {"llama": "llama.cpp", "tensorrt": "tensorrt-llm", "trt": "tensorrt-llm", "deepspeed": "deepspeed"}
+_PRECISIONS = {"fp16/bf16": "fp16", "f16": "F16", "bf16": "bf16", "fp8": "fp8", "fp16": "fp16"}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Measurement:
+    """One measured run.
+
+    Attributes
+    ----------
+    device, count, framework, work, spread, kind : what ran
+    sample : its amounts and the time, of a whole run or of a token
+    value : as printed
+    per_second : True where the value is a rate, False where it is seconds
+    """
+
+    device: DeviceSpec
+    count: int
+    framework: str
+    work: Workload
+    spread: Sharding
+    kind: str
+    sample: Sample
+    value: float
+    per_second: bool
+
+    @property
+    def engine(self) -> str:
+        """The engine that hetero knows."""
+        return self.work.engine
+
+
+def engine_of(framework: str) -> str:
+    """Give hetero's name of an engine.
+
+    Examples
+    --------
+    >>> engine_of("TensorRT-LLM 0.14"), engine_of("Deepspeed-MII"), engine_of("vLLM")
+    ('tensorrt-llm', 'deepspeed', 'vllm')
+    """
+    folded = framework.casefold()
+    return next(
+        (name for start, name in _FRAMEWORKS.items() if folded.startswith(start)), folded.split()[0].split("@")[0]
+    )
+
+
+@cache
+def device_of(label: str) -> DeviceSpec:
+    """Give the device that a table's label means, by the usual card where it names none.
+
+    Examples
+    --------
+    >>> device_of("Nvidia A100 GPU").name, device_of("Habana Gaudi2").name
+    ('A100-SXM-40GB', 'Gaudi2')
+    """
+    words = [word for word in label.split() if word.casefold() not in ("nvidia", "amd", "habana", "intel", "gpu")]
+    plain = " ".join(words)
+    try:
+        return find(_SKUS.get(plain.casefold(), plain))
+    except BadValueError:
+        return find(label)
+
+
+def _workload(row: Mapping[str, str], engine: str) -> Workload:
+    prompt, answer = int(row["input_len"] or 0), int(row["output_len"] or 0)
+    batch = int(row["batch"]) if row["batch"].isdigit() else 1
+    weights = _PRECISIONS.get(row["precision"].casefold(), row["precision"])
+    how: dict[str, Any] = {"kv": "fp8"} if weights == "fp8" else {}
+    how |= {"flash": False} if engine == "llama.cpp" else {}
+    if engine == "llama.cpp" and row["kind"] == "e2e":
+        how |= {"chunk": batch}
+        batch = 1
+    return Workload(
+        find_model(row["model"]),
+        weights=weights,
+        batch=batch,
+        prompt=max(1, prompt),
+        context=max(1, prompt) + answer,
+        engine=engine,
+        **how,
+    )
+
+
+def _amounts(kind: str, row: Mapping[str, str], spec: DeviceSpec, work: Workload, spread: Sharding) -> Vector:
+    """Give the amounts of what was timed: the run, the prompt, or one token."""
+    rates = rates_of(spec, work)
+    if kind == "prefill":
+        return speed.prompt_amounts(work, spread, rates, work.batch)
+    if kind == "decode":
+        return speed.step_amounts(work, spread, rates, work.batch, work.prompt_tokens + work.answer_tokens / 2)
+    if kind == "e2e":
+        return speed.run_amounts(work, spread, rates, speed.sequences_at_once(work, room_of(spec), spread))
+    batch = work.batch
+    if not row["batch"].isdigit():
+        batch = max(1, speed.sequences_at_once(work, room_of(spec), spread, steady=True))
+    amounts = speed.prompt_amounts(work, spread, rates, batch) + speed.answers_amounts(work, spread, rates, batch)
+    return amounts / (batch * work.answer_tokens)
+
+
+def read_row(row: Mapping[str, str]) -> Measurement:
+    """Read one row.
+
+    Raises
+    ------
+    BadValueError
+        A device, model, engine, format or kind that nobody knows, or a value that is no positive number.
+    """
+    kind, engine = row["kind"], engine_of(row["framework"])
+    if kind not in KINDS:
+        raise BadValueError(f"{kind!r} is no kind of measurement", remedy=f"allowed: {', '.join(KINDS)}")
+    try:
+        value, count = float(row["value"]), int(row["count"])
+        work = _workload(row, engine)
+    except BadValueError:
+        raise
+    except ValueError as error:
+        raise BadValueError(str(error), remedy="value, count and lengths must be numbers") from error
+    if not value > 0 or count < 1:
+        raise BadValueError(f"value {value}, count {count}", remedy="both must be above 0")
+    spec = device_of(row["device"])
+    spread = Sharding(pipeline=count) if engine == "llama.cpp" else Sharding(tensor=count)
+    per_second = kind != "e2e"
+    tokens = work.batch * work.prompt_tokens if kind == "prefill" else 1
+    sample = Sample(
+        _amounts(kind, row, spec, work, spread),
+        tokens / value if per_second else value,
+        speed.place_of(work, spread) if kind == "e2e" else None,
+    )
+    return Measurement(spec, count, row["framework"], work, spread, kind, sample, value, per_second)
+
+
+def read_rows(rows: Iterable[Mapping[str, str]]) -> tuple[list[Measurement], list[str]]:
+    """Read rows that have a value; give also a line for each that could not be read."""
+    found, unread = [], []
+    for number, row in enumerate(rows, start=2):
+        if row.get("oom", "0") not in ("0", "") or not row["value"]:
+            continue
+        try:
+            found.append(read_row(row))
+        except BadValueError as error:
+            unread.append(f"line {number}: {row['device']}, {row['model']}: {error}")
+    return found, unread
+
+
+def read_table(path: Path) -> list[Mapping[str, str]]:
+    """Read a CSV file's rows as text.
+
+    Raises
+    ------
+    BadValueError
+        The file cannot be read, or lacks a column.
+    """
+    try:
+        with path.open(encoding="utf-8", newline="") as file:
+            reader = csv.DictReader(file)
+            if missing := [name for name in COLUMNS if name not in (reader.fieldnames or ())]:
+                raise BadValueError(
+                    f"{path} lacks the columns {', '.join(missing)}", remedy=f"needed: {', '.join(COLUMNS)}"
+                )
+            return [{name: cell or "" for name, cell in row.items() if name} for row in reader]
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise BadValueError(f"{path} cannot be read: {error}", remedy="give a CSV file") from error
+
+
+@cache
+def published() -> tuple[Measurement, ...]:
+    """Give the published measurements that the catalog keeps."""
+    found, unread = read_rows(published_rows())
+    assert not unread, unread
+    return tuple(found)

@@ -13,14 +13,15 @@ from hetero.plan.efficiency import SPEC, Efficiency, learn
 
 __all__ = ["prior_of"]
 
-_BETWEEN_DEVICES = 0.15
-"""By how much a term's cost differs between devices of a kind (standard deviation of the logarithm): declared."""
+_BETWEEN_DEVICES = 0.4
+"""The part of a data sheet's doubt that stays when others of the kind were measured: declared."""
 
-_BETWEEN_KINDS = 0.4
-"""The same between kinds of devices, as between CUDA and Metal: declared."""
+_BETWEEN_KINDS = 0.6
+"""The same when only other kinds were measured, as CUDA and not Metal: declared."""
 
 _BETWEEN_SETTINGS = 0.15
-"""By how much whole runs differ between versions of an engine, its settings and machines: declared."""
+"""By how much whole runs differ between versions of an engine, its settings and machines (standard deviation of the
+logarithm): declared."""
 
 
 @cache

@@ -96,9 +96,15 @@ class Efficiency:
         """Give the share that each term has of the time."""
         return dict(zip(TERMS, _shares(self.log_cost, amounts[None])[0].tolist(), strict=True))
 
-    def widened(self, spread: float, common: float, origin: Origin, said: str) -> Efficiency:
-        """Give the same for another device: each term may differ by `spread` more, and all together by `common`."""
-        more = np.eye(len(TERMS)) * spread**2 + common**2
+    def widened(self, part_frac: float, common: float, origin: Origin, said: str) -> Efficiency:
+        """Give the same for another device: more doubt of each term and, by `common`, of all together.
+
+        Parameters
+        ----------
+        part_frac : of the doubt that the data sheet leaves of each term
+        common : standard deviation of the logarithm
+        """
+        more = SPEC.covariance * part_frac**2 + common**2
         return replace(
             self,
             covariance=self.covariance + more,

@@ -1,40 +1,49 @@
-"""Text files as vectors: what `hetero batch examples/embed_folder.yaml` runs over the files beside this one."""
+"""Files as vectors: what `hetero batch examples/embed_folder.yaml` runs over the files beside this one.
+
+Texts become their words, counted under hashed places; pictures become their pixels, 8 × 8.
+"""
 
 from __future__ import annotations
 
-import os
+import io
 import re
 import zlib
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-FOLDER = Path(os.environ.get("EMBED_FOLDER", Path(__file__).parent))
-WIDTH = 64
+import hetero
+
+SIDE = 8
+WIDTH = SIDE * SIDE
 
 
-def texts() -> Iterator[str]:
-    """Give each text file of the folder, by name."""
-    for path in sorted(FOLDER.iterdir()):
-        if path.suffix in (".py", ".md", ".yaml", ".txt"):
-            yield path.read_text(encoding="utf-8")
+def embed(batch: list[hetero.File]) -> NDArray[np.float32]:
+    """Give a vector of length 1 for each file."""
+    vectors = np.stack([pixels(file) if file.path.endswith(".png") else words(file) for file in batch])
+    lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
+    return (vectors / np.maximum(lengths, 1e-9)).astype(np.float32)
 
 
-def embed(batch: list[str]) -> NDArray[np.float32]:
-    """Give a vector of length 1 for each text: its words, counted under hashed places."""
-    vectors = np.zeros((len(batch), WIDTH), dtype=np.float32)
-    for row, text in zip(vectors, batch, strict=True):
-        for word in re.findall(r"\w+", text.lower()):
-            row[zlib.crc32(word.encode()) % WIDTH] += 1.0
-        row /= max(float(np.linalg.norm(row)), 1.0)
-    return vectors
+def words(file: hetero.File) -> NDArray[np.float32]:
+    """Count the words of a text under hashed places."""
+    vector = np.zeros(WIDTH, dtype=np.float32)
+    for word in re.findall(r"\w+", file.text.lower()):
+        vector[zlib.crc32(word.encode()) % WIDTH] += 1.0
+    return vector
+
+
+def pixels(file: hetero.File) -> NDArray[np.float32]:
+    """Give the grey values of a picture that was made small."""
+    from PIL import Image
+
+    with Image.open(io.BytesIO(file.data)) as image:
+        return np.asarray(image.convert("L").resize((SIDE, SIDE)), dtype=np.float32).reshape(-1)
 
 
 if __name__ == "__main__":
-    import hetero
-
+    texts = hetero.Files(Path(__file__).parent, pattern=["*.py", "*.md", "*.yaml"])
     outcome = hetero.map_batches(embed, texts, cost=len, devices="cpu:1,cpu:1*0.5")
     print(outcome)
-    print(f"{outcome.value.shape[0]} texts as vectors of {outcome.value.shape[1]}")
+    print(f"{outcome.value.shape[0]} files as vectors of {outcome.value.shape[1]}")

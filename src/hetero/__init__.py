@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from hetero.advise.estimate import Estimate, Workload, estimate
     from hetero.backends.base import Kernel
     from hetero.batch.face import map_batches
-    from hetero.batch.files import Files, Images
+    from hetero.batch.files import File, Files, Images
     from hetero.batch.pipeline import pipeline
     from hetero.batch.tables import Tables
     from hetero.comm.group import Group, open_rendezvous
@@ -60,6 +60,7 @@ __all__ = [
     "Device",
     "Estimate",
     "Executor",
+    "File",
     "Files",
     "Future",
     "Group",
@@ -114,7 +115,7 @@ _HOMES = {
     "hetero.advise.estimate": ("Estimate", "Workload", "estimate"),
     "hetero.backends.base": ("Kernel",),
     "hetero.batch.face": ("map_batches",),
-    "hetero.batch.files": ("Files", "Images"),
+    "hetero.batch.files": ("File", "Files", "Images"),
     "hetero.batch.pipeline": ("pipeline",),
     "hetero.batch.tables": ("Tables",),
     "hetero.comm.group": ("Group", "open_rendezvous"),

@@ -356,7 +356,7 @@ def test_a_folder_that_holds_something_is_refused_resumed_or_overwritten(
     with pytest.raises(BadValueError, match="holds a complete run; resume, overwrite"):
         threads.map_batches(doubled, range(10), out=out)
     assert threads.map_batches(doubled, range(10), out=out, resume=True).resumed == 10
-    with pytest.raises(BadValueError, match="of another function, source or options"):
+    with pytest.raises(BadValueError, match="holds results of sequence of 10, .*; the source is now sequence of 11"):
         threads.map_batches(doubled, range(11), out=out, resume=True)
     threads.map_batches(doubled, range(11), out=out, overwrite=True)
     assert len((out / "part-00000.jsonl").read_text().splitlines()) == 11

@@ -130,11 +130,13 @@ class Job:
     key : names function, source and options: parts of another key were written by another job
     part_items : how many items of the source make a part; the last one may have fewer
     length : items of the source, None where unknown
+    source : its identity, so that a message can say that it changed
     """
 
     key: str
     part_items: int
     length: int | None
+    source: str = ""
 
 
 @dataclass(frozen=True, slots=True)

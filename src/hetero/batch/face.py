@@ -156,10 +156,12 @@ def _run(
     precision: str,
 ) -> Outcome:
     taking_part = _devices(ctx)
+    identity = source.identity()
     job = Job(
-        digest(key, source.identity(), options.part_items, repr(type(options.merge)), options.same_count),
+        digest(key, identity, options.part_items, repr(type(options.merge)), options.same_count),
         options.part_items or _part_items(source, sink),
         source.length,
+        identity,
     )
     parts = sink.open(job, options.found)
     journal = None if sink.journal is None else Journal(sink.journal)

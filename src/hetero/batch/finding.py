@@ -5,7 +5,7 @@ In: what the user gave. Out: a `Source`, a `Sink`. It must not import a format's
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from hetero.batch.tables import FORMATS as TABLES
 from hetero.batch.tables import OURS
 from hetero.floor.errors import BadValueError, did_you_mean
 
-__all__ = ["KINDS", "SINKS", "SOURCES", "sink_of", "source_of"]
+__all__ = ["KINDS", "SINKS", "SOURCES", "kind_of_source", "sink_of", "source_of"]
 
 _TABLES, _IMAGES, _FILES = "hetero.batch.tables:Tables", "hetero.batch.files:Images", "hetero.batch.files:Files"
 
@@ -88,7 +88,12 @@ def _of_folder(path: str | Path) -> Source:
     """Give the tables or the images of a folder where it holds nothing else, and its files otherwise."""
     suffixes = {suffix_of(blob.path) for blob in find(path, without=OURS)}
     kind = "tables" if suffixes <= TABLES.keys() else "images" if suffixes <= set(IMAGES) else "files"
-    found: Source = _home(KINDS[kind])(path)
+    return kind_of_source(kind)(path)
+
+
+def kind_of_source(word: str) -> Callable[..., Source]:
+    """Give the class that reads a kind of `KINDS`."""
+    found: Callable[..., Source] = _home(KINDS[word])
     return found
 
 

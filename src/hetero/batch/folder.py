@@ -54,6 +54,8 @@ class FolderSink(Sink):
 
     durable = True
     suffix: ClassVar[str]
+    manifest: ClassVar[str] = MANIFEST
+    quarantine: ClassVar[str] = QUARANTINE
 
     def __init__(self, folder: Path | str) -> None:
         self.folder = Path(folder)
@@ -84,7 +86,7 @@ class FolderSink(Sink):
             there = self._found()
             if there is None:
                 self._unfinished.mkdir(parents=True, exist_ok=True)
-                atomic_write(self._unfinished / _JOB, json.dumps({"job": job.key}).encode())
+                atomic_write(self._unfinished / _JOB, json.dumps(_head(job)).encode())
                 return {}
         if found == "refuse":
             raise BadValueError(f"{self.folder} holds {there}", remedy="resume, overwrite, or name another folder")
@@ -92,7 +94,7 @@ class FolderSink(Sink):
 
     def _found(self) -> str | None:
         """Say what is in the folder, None where it is empty or absent."""
-        if (self.folder / MANIFEST).exists():
+        if (self.folder / self.manifest).exists():
             return "a complete run"
         if (self._unfinished / _JOB).exists():
             return "an unfinished run"
@@ -103,31 +105,36 @@ class FolderSink(Sink):
         return f"{len(others)} files of others, such as {others[0]}" if others else None
 
     def _resumed(self, job: Job, there: str) -> dict[int, int]:
-        source = self.folder / MANIFEST if (self.folder / MANIFEST).exists() else self._unfinished / _JOB
+        source = self.folder / self.manifest if (self.folder / self.manifest).exists() else self._unfinished / _JOB
         if not source.exists():
             raise BadValueError(
                 f"{self.folder} holds {there} and no run", remedy="name another folder, or an empty one"
             )
         manifest = json.loads(source.read_text(encoding="utf-8"))
+        if manifest.get("source", job.source) != job.source:
+            raise BadValueError(
+                f"{self.folder} holds results of {manifest['source']}; the source is now {job.source}",
+                remedy="give the source as it was, overwrite, or name another folder",
+            )
         if manifest["job"] != job.key:
             raise BadValueError(
-                f"{self.folder} holds the results of another function, source or options",
+                f"{self.folder} holds the results of another function or other options",
                 remedy="overwrite, or name another folder",
             )
         return {note["part"]: note["end"] for note in self._notes()}
 
     def _clear(self) -> None:
         """Remove what a run of ours left."""
-        if (self.folder / MANIFEST).exists() or (self._unfinished / _JOB).exists():
+        if (self.folder / self.manifest).exists() or (self._unfinished / _JOB).exists():
             for note in self._notes():
                 if note["file"]:
                     (self.folder / note["file"]).unlink(missing_ok=True)
-            for name in (MANIFEST, QUARANTINE):
+            for name in (self.manifest, self.quarantine):
                 (self.folder / name).unlink(missing_ok=True)
             shutil.rmtree(self._unfinished, ignore_errors=True)
 
     def _notes(self) -> list[dict[str, Any]]:
-        manifest = self.folder / MANIFEST
+        manifest = self.folder / self.manifest
         if manifest.exists():
             notes: list[dict[str, Any]] = json.loads(manifest.read_text(encoding="utf-8"))["parts"]
             return notes
@@ -160,13 +167,13 @@ class FolderSink(Sink):
         assert self._job is not None, "a sink is opened before it is closed"
         notes = self._notes()
         with _worded(self.folder):
-            if not (self.folder / MANIFEST).exists():
+            if not (self.folder / self.manifest).exists():
                 bad = [json.dumps(line, ensure_ascii=False) for note in notes for line in note["bad"]]
                 if bad:
-                    atomic_write(self.folder / QUARANTINE, "".join(f"{line}\n" for line in bad).encode())
+                    atomic_write(self.folder / self.quarantine, "".join(f"{line}\n" for line in bad).encode())
                 rows = sum(note["rows"] for note in notes)
-                whole = {"job": self._job.key, "rows": rows, "bad": len(bad), "parts": notes}
-                atomic_write(self.folder / MANIFEST, (json.dumps(whole, indent=1) + "\n").encode())
+                whole = {**_head(self._job), "rows": rows, "bad": len(bad), "parts": notes}
+                atomic_write(self.folder / self.manifest, (json.dumps(whole, indent=1) + "\n").encode())
             shutil.rmtree(self._unfinished, ignore_errors=True)
         return self.folder
 
@@ -211,6 +218,10 @@ class NpySink(FolderSink):
             file.flush()
             os.fsync(file.fileno())
         return len(array)
+
+
+def _head(job: Job) -> dict[str, Any]:
+    return {"job": job.key, "source": job.source}
 
 
 def _rows(part: Part) -> Iterator[Any]:

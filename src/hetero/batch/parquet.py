@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from hetero.batch.base import Found, Job, Part
-from hetero.batch.folder import FolderSink
+from hetero.batch.folder import MANIFEST, QUARANTINE, FolderSink
 from hetero.batch.records import is_table, joined
 from hetero.floor.errors import HeteroError, SerialisationError
 
@@ -29,6 +29,10 @@ class ParquetSink(FolderSink):
     ----------
     folder : made where it is absent; must be empty unless the run resumes or overwrites
 
+    Notes
+    -----
+    Manifest and quarantine begin with '_', so that whoever reads the folder as one table passes them over.
+
     Raises
     ------
     HeteroError
@@ -36,6 +40,8 @@ class ParquetSink(FolderSink):
     """
 
     suffix = ".parquet"
+    manifest = f"_{MANIFEST}"
+    quarantine = f"_{QUARANTINE}"
     part_bytes = 32 << 20
 
     def __init__(self, folder: Path | str) -> None:

@@ -14,9 +14,11 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from hetero.batch.base import Source
 from hetero.batch.face import map_batches
+from hetero.batch.finding import KINDS, kind_of_source
 from hetero.batch.plain import GeneratorSource
-from hetero.floor.errors import BadValueError, ConfigError, HeteroError
+from hetero.floor.errors import BadValueError, ConfigError, HeteroError, did_you_mean
 from hetero.session.config import read_file
 from hetero.session.config_yaml import lay_over
 
@@ -88,11 +90,35 @@ def _function(folder: Path, word: Any) -> Any:
 
 
 def _source(folder: Path, word: Any) -> Any:
+    if isinstance(word, dict) and not word.keys().isdisjoint(KINDS):
+        return _described(folder, word)
     if not isinstance(word, str):
         return word
     if ":" in word and "://" not in word:
         return GeneratorSource(_named(folder, word), name=word)
-    return word if "://" in word else str(_beside(folder, word))
+    return _located(folder, word)
+
+
+def _described(folder: Path, words: Mapping[str, Any]) -> Source:
+    """Give the source that {'images': 'photos', 'size': [28, 28]} describes."""
+    kinds = [kind for kind in KINDS if kind in words]
+    if len(kinds) > 1:
+        raise BadValueError(f"source names {' and '.join(kinds)}", remedy="name one of them")
+    options = {key: value for key, value in words.items() if key != kinds[0]}
+    maker, given = kind_of_source(kinds[0]), words[kinds[0]]
+    allowed = tuple(inspect.signature(maker).parameters)[1:]
+    for key in options:
+        if key not in allowed:
+            raise BadValueError(
+                f"source.{key} is not known{did_you_mean(key, allowed)}",
+                remedy=f"with {kinds[0]} go {', '.join(allowed)}",
+            )
+    paths = [_located(folder, each) for each in given] if isinstance(given, list) else _located(folder, given)
+    return maker(paths, **options)
+
+
+def _located(folder: Path, word: Any) -> str:
+    return str(word) if "://" in str(word) else str(_beside(folder, str(word)))
 
 
 def _named(folder: Path, word: str) -> Any:

@@ -13,7 +13,7 @@ import typer
 from hetero.cli.output import console, print_json
 
 if TYPE_CHECKING:
-    from hetero.graphs.planning import Planned
+    from hetero.graphs.planning import Budget, Planned
     from hetero.model.graph import TaskGraph
     from hetero.model.schedule import Schedule
 
@@ -30,33 +30,36 @@ def schedule(
         int | None, typer.Option(min=1, help="Iterations of the search instead of a time: the same plan everywhere.")
     ] = None,
     seed: Annotated[int | None, typer.Option(min=0, help="Seed; default: HETERO_SEED.")] = None,
+    model: Annotated[
+        str, typer.Option(help="contention: transfers share links, memory has capacities; free: neither.")
+    ] = "contention",
     out: Annotated[Path | None, typer.Option(help="File to write the plan to, hetero-plan/1.")] = None,
     check: Annotated[Path | None, typer.Option(help="Check this plan instead; exits 1 when it is not sound.")] = None,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
     """Plan a task graph, and say how far from the best possible the plan is.
 
-    Transfers take latency + bytes / bandwidth and do not share links (the contention-free model).
+    Transfers wait for one another on links and buses, and no memory overflows; '--model free' plans without both.
     """
+    from hetero.floor.units import parse_seconds
+    from hetero.graphs.planning import Budget
     from hetero.graphs.reading import read_graph
 
     read = read_graph(graph)
     if check is not None:
         _check(read, check, json)
         return
-    planned = _planned(read, policy, budget, iterations, seed)
+    planned = _planned(read, policy, Budget(parse_seconds(budget), iterations), seed, model)
     if out is not None:
         _write(planned.schedule, out)
     _print_json(planned) if json else _print(read, planned)
 
 
-def _planned(graph: TaskGraph, policy: str, budget: str, iterations: int | None, seed: int | None) -> Planned:
+def _planned(graph: TaskGraph, policy: str, limit: Budget, seed: int | None, model: str) -> Planned:
     from hetero.floor import settings
-    from hetero.floor.units import parse_seconds
-    from hetero.graphs.planning import Budget, plan_graph
+    from hetero.graphs.planning import plan_graph
 
-    limit = Budget(parse_seconds(budget), iterations)
-    return plan_graph(graph, policy, limit, settings.seed() if seed is None else seed)
+    return plan_graph(graph, policy, limit, settings.seed() if seed is None else seed, model=model)
 
 
 def _write(schedule: Schedule, out: Path) -> None:
@@ -79,7 +82,10 @@ def _check(graph: TaskGraph, file: Path, as_json: bool) -> None:
         print_json({"sound": not found, "faults": found, "makespan_s": plan.makespan_s})
     elif not found:
         tasks, devices = len(plan.placements), len(graph.devices)
-        print(f"{file}: sound: {tasks:,} tasks on {devices} devices, makespan {format_seconds(plan.makespan_s)}")
+        print(
+            f"{file}: sound: {tasks:,} tasks on {devices} devices, makespan {format_seconds(plan.makespan_s)}"
+            f" (model {plan.model})"
+        )
     else:
         for line in found[:_SHOWN_FAULTS]:
             print(f"{file}: {line}")

@@ -10,6 +10,7 @@ import math
 from collections.abc import Iterator
 from itertools import pairwise
 
+from hetero.graphs.check_contention import contention_faults
 from hetero.model.graph import GraphTask, TaskGraph
 from hetero.model.schedule import Placed, Schedule
 
@@ -19,24 +20,24 @@ _ROUTE_BYTES = 1e6
 
 
 def faults(graph: TaskGraph, schedule: Schedule) -> list[str]:
-    """Give what is wrong with a schedule under the contention-free model; nothing when it is sound.
+    """Give what is wrong with a schedule under the model that it names; nothing when it is sound.
 
     Notes
     -----
     Every task stands once, on a device that can run it, for as long as it takes there; a device runs one task
     at a time; a task starts when all that it needs has finished and travelled; the makespan is the last finish;
-    the lower bound is not above it. Times may be off by a billionth of the makespan.
+    the lower bound is not above it. Under the model 'contention' the transfers are the plan's own, share links and
+    buses, and no memory node overflows. Times may be off by a billionth of the makespan.
     """
     slack_s = 1e-9 * max((abs(row.finish_s) for row in schedule.placements if math.isfinite(row.finish_s)), default=0.0)
     found = list(_faults_of_rows(graph, schedule, slack_s))
     if found:
         return found
-    where = {row.task: row for row in schedule.placements}
-    return [
-        *_overlaps(graph, schedule, slack_s),
-        *_early_starts(graph, where, slack_s),
-        *_wrong_totals(schedule, slack_s),
-    ]
+    if schedule.model == "contention":
+        found = contention_faults(graph, schedule, slack_s)
+    else:
+        found = list(_early_starts(graph, {row.task: row for row in schedule.placements}, slack_s))
+    return [*_overlaps(graph, schedule, slack_s), *found, *_wrong_totals(schedule, slack_s)]
 
 
 def _faults_of_rows(graph: TaskGraph, schedule: Schedule, slack_s: float) -> Iterator[str]:

@@ -7,12 +7,16 @@ It must not change what the search finds: a budget only says when to stop.
 from __future__ import annotations
 
 from collections.abc import Callable, Generator
-from typing import NamedTuple
+from functools import cache
+from typing import NamedTuple, TypeVar
 
 from hetero.floor.clock import monotonic_s
 from hetero.floor.errors import BadValueError, did_you_mean
+from hetero.graphs.contention import contended_plan
+from hetero.graphs.plans import MODELS
 from hetero.model.graph import TaskGraph
 from hetero.model.schedule import Placed, Schedule
+from hetero.plan.channels import channels_of, contended_schedule
 from hetero.plan.graph_bounds import area_bound, critical_path_bound
 from hetero.plan.listing import compiler, order_of
 from hetero.plan.planners.base import PLANNERS, planner
@@ -20,6 +24,8 @@ from hetero.plan.problem import Problem, Timeline, problem_of
 from hetero.plan.search.combined import Found, rehearse, search
 
 __all__ = ["POLICIES", "Budget", "Planned", "plan_graph", "pull", "warm_up"]
+
+Best = TypeVar("Best")
 
 POLICIES = ("search", *PLANNERS)
 """What plans a graph: the search, or one planner by name."""
@@ -63,8 +69,9 @@ def plan_graph(
     budget: Budget = Budget(),  # noqa: B008  a value
     seed: int = 0,
     clock: Callable[[], float] = monotonic_s,
+    model: str = "contention",
 ) -> Planned:
-    """Plan a task graph under the contention-free model.
+    """Plan a task graph.
 
     Parameters
     ----------
@@ -72,24 +79,36 @@ def plan_graph(
     budget : kept by the search; a planner by name takes what it takes
     seed : of every random choice
     clock : gives s; tests hand in their own
+    model : 'contention', where transfers share links and memory nodes have capacities, or 'free', where neither holds
 
     Raises
     ------
     BadValueError
-        The policy is not known, or the graph cannot be planned: a cycle, memory nodes without a path.
+        The policy or model is not known, or the graph cannot be planned: a cycle, memory nodes without a path.
+    NothingFitsError
+        Under contention a memory node is too small, whatever is put elsewhere.
     """
     if policy not in POLICIES:
         raise BadValueError(
             f"{policy!r} is not a policy for graphs{did_you_mean(policy, POLICIES)}",
             remedy=f"allowed: {', '.join(POLICIES)}",
         )
+    if model not in MODELS:
+        raise BadValueError(
+            f"{model!r} is not a model of transfers{did_you_mean(model, MODELS)}",
+            remedy=f"allowed: {', '.join(MODELS)}",
+        )
     p = problem_of(graph)
     if not len(p.order):
-        return Planned(Schedule((), 0.0, 0.0, policy), 0, 0.0, 0.0, ())
+        return Planned(Schedule((), 0.0, 0.0, policy, model), 0, 0.0, 0.0, ())
     begin_s = clock()
     warm_up(searches=policy == "search")
     warm_s = clock() - begin_s
     begin_s = clock()
+    if model == "contention":
+        made = contended_plan(graph, policy, seed, lambda found: pull(found, budget, clock))
+        notes = (made.note, *_notes()) if made.note else _notes()
+        return Planned(made.schedule, made.iterations, clock() - begin_s, warm_s, notes)
     if policy == "search":
         found, iterations = pull(search(p, seed), budget, clock)
     else:
@@ -101,8 +120,8 @@ def plan_graph(
 
 
 def pull(
-    found: Generator[Found, float | None, None], budget: Budget, clock: Callable[[], float] = monotonic_s
-) -> tuple[Found, int]:
+    found: Generator[Best, float | None, None], budget: Budget, clock: Callable[[], float] = monotonic_s
+) -> tuple[Best, int]:
     """Take from a search until the budget ends or nothing better can be; gives the last found and the iterations.
 
     Notes
@@ -126,6 +145,7 @@ def pull(
     return best, count
 
 
+@cache
 def warm_up(*, searches: bool) -> None:
     """Load and compile what a plan needs, so that a budget is spent on planning."""
     from hetero.graphs.document import graph_of
@@ -139,10 +159,12 @@ def warm_up(*, searches: bool) -> None:
     edges = [{"src": str(number), "dst": str(number + 2), "bytes": 1} for number in range(7)]
     nodes = [{"id": "a"}, {"id": "b"}]
     document = {"devices": devices, "memory_nodes": nodes, "links": links, "tasks": tasks, "edges": edges}
-    p = problem_of(graph_of({"format": "hetero-graph/1", **document}, "warm-up"))
+    graph = graph_of({"format": "hetero-graph/1", **document}, "warm-up")
+    p = problem_of(graph)
     for name in PLANNERS:
         planner(name)(p)
     area_bound(p)
+    contended_schedule(p, channels_of(graph, p), p.order)
     if searches:
         rehearse(p)
 

@@ -5,17 +5,23 @@ In: a `Schedule`, or a document. Out: a document, or a `Schedule`. It must not j
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from hetero.floor.errors import GraphError
 from hetero.graphs.document import Place
 from hetero.graphs.files import parse_json, read_text
-from hetero.model.schedule import Placed, Schedule
+from hetero.model.schedule import Evicted, Placed, Schedule, Sent
 
-__all__ = ["FORMAT", "plan_document", "plan_of", "read_plan"]
+__all__ = ["FORMAT", "MODELS", "plan_document", "plan_of", "read_plan"]
 
 FORMAT = "hetero-plan/1"
+
+MODELS = ("contention", "free")
+"""What a plan may assume of transfers: that they share links and memory nodes have capacities, or neither."""
+
+Row = TypeVar("Row", Placed, Sent, Evicted)
 
 
 def plan_document(schedule: Schedule) -> dict[str, Any]:
@@ -23,11 +29,17 @@ def plan_document(schedule: Schedule) -> dict[str, Any]:
     return {
         "format": FORMAT,
         "policy": schedule.policy,
-        "model": "free",
+        "model": schedule.model,
         "makespan_s": schedule.makespan_s,
         "lower_bound_s": schedule.lower_bound_s,
         "placements": [row._asdict() for row in schedule.placements],
+        "transfers": [_with_bytes(row._asdict()) for row in schedule.transfers],
+        "evictions": [_with_bytes(row._asdict()) for row in schedule.evictions],
     }
+
+
+def _with_bytes(row: dict[str, Any]) -> dict[str, Any]:
+    return {"bytes" if key == "nbytes" else key: value for key, value in row.items()}
 
 
 def read_plan(path: Path) -> Schedule:
@@ -41,27 +53,41 @@ def plan_of(document: Any, file: str) -> Schedule:
     if not isinstance(document, dict) or document.get("format") != FORMAT:
         given = document.get("format") if isinstance(document, dict) else document
         raise (place / "format").wrong(given, f"{FORMAT!r}")
-    rows = document.get("placements")
-    if not isinstance(rows, list):
-        raise (place / "placements").wrong(rows, "a list")
-    placements = tuple(_placed(row, place / "placements" / number) for number, row in enumerate(rows))
+    model = document.get("model", "free")
+    if model not in MODELS:
+        raise (place / "model").wrong(model, "a model of transfers", f"write {' or '.join(map(repr, MODELS))}")
     return Schedule(
-        placements,
+        tuple(_rows(document, "placements", Placed, place)),
         (place / "makespan_s").number(document.get("makespan_s"), "a number of seconds"),
         (place / "lower_bound_s").number(document.get("lower_bound_s", 0.0), "a number of seconds"),
         str(document.get("policy", "")),
+        model,
+        tuple(_rows(document, "transfers", Sent, place)),
+        tuple(_rows(document, "evictions", Evicted, place)),
     )
 
 
-def _placed(row: Any, place: Place) -> Placed:
+def _rows(document: dict[str, Any], key: str, kind: type[Row], place: Place) -> Iterator[Row]:
+    """Read a list of rows; transfers and evictions may be absent."""
+    rows = document.get(key, None if kind is Placed else [])
+    if not isinstance(rows, list):
+        raise (place / key).wrong(rows, "a list")
+    for number, row in enumerate(rows):
+        yield _row(row, kind, place / key / number)
+
+
+def _row(row: Any, kind: type[Row], place: Place) -> Row:
+    names = ["bytes" if name == "nbytes" else name for name in kind._fields]
     if not isinstance(row, dict):
-        raise place.wrong(row, "an object", f"write {{{', '.join(Placed._fields)}}}")
-    missing = [key for key in Placed._fields if key not in row]
+        raise place.wrong(row, "an object", f"write {{{', '.join(names)}}}")
+    missing = [name for name in names if name not in row]
     if missing:
         raise GraphError(f"{place}: the key {missing[0]!r} is missing")
-    return Placed(
-        (place / "task").text(row["task"]),
-        (place / "device").text(row["device"]),
-        (place / "start_s").number(row["start_s"], "a number of seconds"),
-        (place / "finish_s").number(row["finish_s"], "a number of seconds"),
-    )
+    values: list[Any] = [_value(row[name], name, place / name) for name in names]
+    return kind(*values)
+
+
+def _value(given: Any, name: str, place: Place) -> str | int | float:
+    if name == "bytes":
+        return place.whole(given, "a number of bytes")
+    return place.number(given, "a number of seconds") if name.endswith("_s") else place.text(given)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-__all__ = ["Placed", "Schedule"]
+__all__ = ["Evicted", "Placed", "Schedule", "Sent"]
 
 
 class Placed(NamedTuple):
@@ -26,6 +26,42 @@ class Placed(NamedTuple):
     finish_s: float
 
 
+class Sent(NamedTuple):
+    """One transfer of a data item over one link.
+
+    Attributes
+    ----------
+    task : id of the task that made the item
+    nbytes : > 0
+    src, dst : ids of memory nodes that a link joins
+    start_s, finish_s : s since the start of the schedule
+    """
+
+    task: str
+    nbytes: int
+    src: str
+    dst: str
+    start_s: float
+    finish_s: float
+
+
+class Evicted(NamedTuple):
+    """A data item that leaves a memory node before its last use there; it comes back by a later transfer.
+
+    Attributes
+    ----------
+    task : id of the task that made the item
+    nbytes : > 0
+    node : id of the memory node
+    at_s : s since the start of the schedule
+    """
+
+    task: str
+    nbytes: int
+    node: str
+    at_s: float
+
+
 @dataclass(frozen=True, slots=True)
 class Schedule:
     """The placements of a graph's tasks with start and finish.
@@ -36,12 +72,18 @@ class Schedule:
     makespan_s : s, the last finish
     lower_bound_s : s, below which no schedule of this graph can be
     policy : by which rule it was found
+    model : 'contention', where transfers share links and memory nodes have capacities, or 'free'
+    transfers : by start; none under the model 'free', where each edge has its own
+    evictions : by time
     """
 
     placements: tuple[Placed, ...]
     makespan_s: float
     lower_bound_s: float
     policy: str
+    model: str = "free"
+    transfers: tuple[Sent, ...] = ()
+    evictions: tuple[Evicted, ...] = ()
 
     @property
     def gap_frac(self) -> float:

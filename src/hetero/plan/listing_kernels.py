@@ -11,7 +11,7 @@ import numpy as np
 from hetero.plan.compiled import njit
 from hetero.plan.problem import Floats, Ints, Problem
 
-__all__ = ["by_completion", "by_keys", "in_order", "timed"]
+__all__ = ["by_completion", "by_keys", "fill", "fit", "in_order", "timed"]
 
 
 @njit
@@ -32,7 +32,7 @@ def _arrivals(p: Problem, task: int, device: Ints, finish_s: Floats, arrive_s: F
 
 
 @njit
-def _fit(begin_s: Floats, end_s: Floats, count: int, ready_s: float, seconds: float) -> int:
+def fit(begin_s: Floats, end_s: Floats, count: int, ready_s: float, seconds: float) -> int:
     """Give the first idle gap of a device in which a task fits."""
     low, high = 0, count - 1
     while low < high:
@@ -47,7 +47,7 @@ def _fit(begin_s: Floats, end_s: Floats, count: int, ready_s: float, seconds: fl
 
 
 @njit
-def _fill(begin_s: Floats, end_s: Floats, count: int, gap: int, start_s: float, finish_s: float) -> int:
+def fill(begin_s: Floats, end_s: Floats, count: int, gap: int, start_s: float, finish_s: float) -> int:
     """Take [start, finish] out of an idle gap; gives the new number of gaps."""
     before = start_s > begin_s[gap]
     after = finish_s < end_s[gap]
@@ -100,7 +100,7 @@ def in_order(
                 value += ahead_s[task, d]
             if value >= least:
                 continue
-            gap = _fit(begin_s[d], end_s[d], count[d], arrive_s[p.node[d]], seconds)
+            gap = fit(begin_s[d], end_s[d], count[d], arrive_s[p.node[d]], seconds)
             value = max(begin_s[d, gap], arrive_s[p.node[d]]) + seconds
             if looks:
                 value += ahead_s[task, d]
@@ -108,7 +108,7 @@ def in_order(
                 least, chosen, chosen_gap = value, d, gap
         start = max(begin_s[chosen, chosen_gap], arrive_s[p.node[chosen]])
         finish = start + p.seconds[task, chosen]
-        count[chosen] = _fill(begin_s[chosen], end_s[chosen], count[chosen], chosen_gap, start, finish)
+        count[chosen] = fill(begin_s[chosen], end_s[chosen], count[chosen], chosen_gap, start, finish)
         device[task], start_s[task], finish_s[task] = chosen, start, finish
         makespan_s = max(makespan_s, finish)
     return makespan_s

@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 
 from hetero.floor.errors import BadValueError
 from hetero.model.graph import TaskGraph, topological_order
-from hetero.model.topology import Link
+from hetero.model.topology import Link, Topology
 
-__all__ = ["ROUTE_BYTES", "Floats", "Ints", "Problem", "Timeline", "problem_of"]
+__all__ = ["ROUTE_BYTES", "Floats", "Ints", "Problem", "Timeline", "paths_from", "problem_of"]
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -125,37 +125,39 @@ def _rows(of: Ints, other: Ints, nbytes: Floats, count: int) -> tuple[Ints, Ints
 def _routes(graph: TaskGraph, nodes: Sequence[str], *, travels: bool) -> tuple[Floats, Floats]:
     latency_s = np.zeros((len(nodes), len(nodes)))
     s_per_byte = np.zeros_like(latency_s)
-    outgoing: dict[str, list[Link]] = {}
-    for link in sorted(graph.topology.links, key=lambda link: (link.src, link.dst)):
-        outgoing.setdefault(link.src, []).append(link)
     for row, src in enumerate(nodes):
-        found = _paths(src, outgoing)
+        found = paths_from(graph.topology, src)
         for column, dst in enumerate(nodes):
             if dst not in found and travels:
                 raise BadValueError(
                     f"no path of links leads from memory node {src!r} to {dst!r}", remedy="add a link between them"
                 )
-            latency_s[row, column], s_per_byte[row, column] = found.get(dst, (0.0, 0.0))
+            for link in found.get(dst, ()):
+                latency_s[row, column] += link.latency_s
+                s_per_byte[row, column] += 1.0 / link.bandwidth_bytes_per_s
     return latency_s, s_per_byte
 
 
-def _paths(src: str, outgoing: dict[str, list[Link]]) -> dict[str, tuple[float, float]]:
-    """Give latency and seconds a byte of the path of the fewest links to each memory node within reach."""
-    found = {src: (0.0, 0.0)}
+def paths_from(topology: Topology, src: str) -> dict[str, tuple[Link, ...]]:
+    """Give the path of the fewest links to each memory node within reach; of as many, the faster for a megabyte."""
+    outgoing: dict[str, list[Link]] = {}
+    for link in sorted(topology.links, key=lambda link: (link.src, link.dst)):
+        outgoing.setdefault(link.src, []).append(link)
+    found: dict[str, tuple[Link, ...]] = {src: ()}
     edge = [src]
     while edge:
-        reached: dict[str, tuple[float, float]] = {}
+        reached: dict[str, tuple[Link, ...]] = {}
         for node in edge:
             for link in outgoing.get(node, ()):
                 if link.dst in found:
                     continue
-                path = (found[node][0] + link.latency_s, found[node][1] + 1.0 / link.bandwidth_bytes_per_s)
-                if link.dst not in reached or _route_s(path) < _route_s(reached[link.dst]):
+                path = (*found[node], link)
+                if link.dst not in reached or _path_s(path) < _path_s(reached[link.dst]):
                     reached[link.dst] = path
         found.update(reached)
         edge = sorted(reached)
     return found
 
 
-def _route_s(path: tuple[float, float]) -> float:
-    return path[0] + ROUTE_BYTES * path[1]
+def _path_s(path: tuple[Link, ...]) -> float:
+    return sum(link.seconds(ROUTE_BYTES) for link in path)

@@ -28,7 +28,7 @@ _STEPS_A_BATCH = 300_000
 _FIRST_EXACT, _EVERY, _EVOLVE_AT_LEAST, _EXACT_AT_LEAST = 4, 8, 24, 96
 """Evolution and exact windows have a turn every so many iterations; one without gain makes the next one rarer."""
 
-_CHILDREN_STEPS = 60_000
+_CHILDREN_STEPS, _CHILDREN_AT_MOST = 60_000, 100
 _LEAST_WALL_S, _SHARE_OF_REST, _WINDOW_WALL_S = 0.02, 0.4, 0.06
 _FIRST_LIMIT, _MOST_LIMIT, _WINDOW_LIMIT = 0.02, 0.32, 0.01
 
@@ -110,7 +110,7 @@ class _Mixed:
         self._annealing = Annealing(p, least_tails(p), best.timeline)
         self._evolution = Evolution(p, members)
         self._moves = min(2_000, max(20, _STEPS_A_BATCH // len(p.order)))
-        self._children = max(1, _CHILDREN_STEPS // p.seconds.size)
+        self._children = min(_CHILDREN_AT_MOST, max(1, _CHILDREN_STEPS // p.seconds.size))
         self._limit = _FIRST_LIMIT
 
     def run(self) -> Generator[Found, float | None, None]:

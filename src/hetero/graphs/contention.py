@@ -1,0 +1,176 @@
+"""Plans in which transfers share links and memory nodes have capacities: searched, and repaired where they overflow.
+
+In: a graph, a policy, a budget. Out: a `Schedule` with its transfers and evictions. It must not judge; check does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterator
+from typing import NamedTuple
+
+import numpy as np
+
+from hetero.floor.errors import NothingFitsError
+from hetero.model.graph import UNLIMITED_BYTES, TaskGraph
+from hetero.model.schedule import Evicted, Placed, Schedule, Sent
+from hetero.plan.channels import Channels, Moves, channels_of, contended_schedule, least_transfers
+from hetero.plan.graph_bounds import area_bound, critical_path_bound
+from hetero.plan.listing import order_of
+from hetero.plan.planners.base import planner
+from hetero.plan.portfolio import portfolio
+from hetero.plan.problem import Floats, Ints, Problem, Timeline, problem_of
+from hetero.plan.residence import Resident, only_where_it_fits, overflows, within_capacity
+from hetero.plan.search.contended import ContendedFound, contended_search
+
+__all__ = ["Contended", "contended_plan"]
+
+_REPAIRED = 6
+"""So many orders of the portfolio are tried, besides the plan's own, when a plan overflows a memory node."""
+
+Search = Generator[ContendedFound, float | None, None]
+
+
+class Contended(NamedTuple):
+    """A plan under contention, and how it came about.
+
+    Attributes
+    ----------
+    schedule : with its transfers
+    iterations : of the search, 1 for a planner
+    note : what was done where the plan had overflowed, '' where it fits as it is
+    """
+
+    schedule: Schedule
+    iterations: int
+    note: str
+
+
+def contended_plan(
+    graph: TaskGraph, policy: str, seed: int, pull: Callable[[Search], tuple[ContendedFound, int]]
+) -> Contended:
+    """Plan a graph of at least one task under contention and within capacities.
+
+    Parameters
+    ----------
+    policy : 'search', or a planner by name, whose order and devices are then timed under contention
+    pull : takes from the search until the budget ends
+
+    Raises
+    ------
+    BadValueError
+        The graph cannot be planned: a cycle, memory nodes without a path.
+    NothingFitsError
+        A memory node is too small, whatever is put elsewhere.
+    """
+    names = tuple(task.id for task in graph.tasks)
+    p = problem_of(graph)
+    c = channels_of(graph, p)
+    capacity_bytes = _capacities(graph, c)
+    p = only_where_it_fits(p, c, capacity_bytes, names)
+    if policy == "search":
+        found, iterations = pull(contended_search(p, c, seed))
+    else:
+        chosen = planner(policy)(p)
+        timed = contended_schedule(p, c, order_of(p, chosen), chosen.device)
+        found, iterations = ContendedFound(*timed, critical_path_bound(least_transfers(p)), policy), 1
+    resident, note = Resident(found.timeline, found.moves, ()), ""
+    if overflows(p, c, capacity_bytes, found.timeline, found.moves):
+        resident = _repaired(p, c, capacity_bytes, found.timeline, names)
+        note = f"a memory node would overflow: transfers wait for room, and {len(resident.dropped):,} items are evicted"
+    bound_s = max(found.lower_bound_s, area_bound(least_transfers(p)))
+    return Contended(_schedule(graph, p, c, resident, bound_s, policy), iterations, note)
+
+
+def _capacities(graph: TaskGraph, c: Channels) -> Floats:
+    given = {node.id: node.capacity_bytes for node in graph.topology.nodes}
+    limits = [given.get(name, UNLIMITED_BYTES) for name in c.nodes]
+    return np.array([np.inf if limit == UNLIMITED_BYTES else limit for limit in limits], dtype=np.float64)
+
+
+def _repaired(p: Problem, c: Channels, capacity_bytes: Floats, timeline: Timeline, names: tuple[str, ...]) -> Resident:
+    """Give the shortest of the plan and a few others that keeps to the capacities."""
+    best: Resident | None = None
+    refused: NothingFitsError | None = None
+    for order, device in _candidates(p, c, capacity_bytes, timeline):
+        try:
+            tried = within_capacity(p, c, capacity_bytes, order, device, names)
+        except NothingFitsError as error:
+            refused = refused or error
+            continue
+        if best is None or tried.timeline.makespan_s < best.timeline.makespan_s:
+            best = tried
+    if best is None:
+        assert refused is not None
+        raise refused
+    return best
+
+
+def _candidates(p: Problem, c: Channels, capacity_bytes: Floats, timeline: Timeline) -> Iterator[tuple[Ints, Ints]]:
+    """Give orders and devices: the plan's, the portfolio's, and depth first, also on the largest memory alone."""
+    yield order_of(p, timeline), timeline.device
+    for _, member in zip(range(_REPAIRED), portfolio(p), strict=False):
+        yield order_of(p, member.timeline), member.timeline.device
+    deep = depth_first(p)
+    yield deep, timeline.device
+    largest = int(np.argmax(capacity_bytes[: int(p.node.max()) + 1]))
+    seconds = np.where(p.node[None, :] == largest, p.seconds, np.inf)
+    runs_there = np.isfinite(seconds).any(axis=1, keepdims=True)
+    alone = np.where(runs_there, seconds, p.seconds)
+    yield deep, contended_schedule(p._replace(seconds=alone), c, deep)[0].device
+
+
+def depth_first(p: Problem) -> Ints:
+    """Give the order in which a task is followed by what it was the last to wait for: few items are alive at once."""
+    waits = np.diff(p.pred_first)
+    stack = [int(task) for task in p.order[::-1] if waits[task] == 0]
+    order = []
+    while stack:
+        task = stack.pop()
+        order.append(task)
+        for child in p.succ[p.succ_first[task] : p.succ_first[task + 1]][::-1]:
+            waits[child] -= 1
+            if waits[child] == 0:
+                stack.append(int(child))
+    return np.array(order, dtype=np.int64)
+
+
+def _schedule(graph: TaskGraph, p: Problem, c: Channels, resident: Resident, bound_s: float, policy: str) -> Schedule:
+    timeline, moves, dropped = resident
+    names = [task.id for task in graph.tasks]
+    placements = tuple(
+        Placed(
+            names[task],
+            graph.devices[int(timeline.device[task])].id,
+            float(timeline.start_s[task]),
+            float(timeline.finish_s[task]),
+        )
+        for task in order_of(p, timeline)
+    )
+    evictions = tuple(Evicted(*_item(c, one.item, names), c.nodes[one.node], float(one.at_s)) for one in dropped)
+    return Schedule(
+        placements,
+        timeline.makespan_s,
+        min(bound_s, timeline.makespan_s),
+        policy,
+        "contention",
+        _sent(c, moves, names),
+        evictions,
+    )
+
+
+def _sent(c: Channels, moves: Moves, names: list[str]) -> tuple[Sent, ...]:
+    by = np.lexsort((moves.hop, moves.item, moves.finish_s, moves.start_s))
+    return tuple(
+        Sent(
+            *_item(c, moves.item[at], names),
+            c.nodes[c.hop_src[moves.hop[at]]],
+            c.nodes[c.hop_dst[moves.hop[at]]],
+            float(moves.start_s[at]),
+            float(moves.finish_s[at]),
+        )
+        for at in by
+    )
+
+
+def _item(c: Channels, item: int, names: list[str]) -> tuple[str, int]:
+    return names[c.item_task[item]], int(c.item_bytes[item])

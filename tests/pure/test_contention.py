@@ -1,0 +1,192 @@
+"""Plans in which transfers share links and memory is finite: on random graphs, against the independent checker."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hetero.floor.errors import BadValueError, NothingFitsError
+from hetero.graphs.check import faults
+from hetero.graphs.planning import POLICIES, Budget, plan_graph
+from hetero.graphs.plans import plan_document, plan_of
+from hetero.model.graph import UNLIMITED_BYTES, GraphDevice, GraphEdge, GraphTask, TaskGraph
+from hetero.model.schedule import Evicted, Schedule, Sent
+from hetero.model.topology import Link, MemoryNode, Topology
+
+NODES = ("host", "near", "far")
+
+
+@st.composite
+def graphs(draw: st.DrawFn, most: int = 8, capacities: bool = False) -> TaskGraph:
+    """Draw a graph over three memory nodes: a bus, a path of two hops, shared items; finite memory where asked."""
+    count = draw(st.integers(1, most))
+    m = draw(st.integers(1, 3))
+    homes = [draw(st.sampled_from(NODES)) for _ in range(m)]
+    seconds = [draw(st.lists(st.integers(0, 9), min_size=m, max_size=m)) for _ in range(count)]
+    pairs = list(itertools.combinations(range(count), 2))
+    chosen = draw(st.lists(st.sampled_from(pairs), unique=True, max_size=2 * count)) if pairs else []
+    bus = draw(st.sampled_from(["", "pcie"]))
+    links = [Link("host", "near", 0.5, 1.0, bus), Link("near", "host", 0.25, 2.0, bus)]
+    links += [Link("host", "far", 0.0, 4.0, bus), Link("far", "host", 0.0, 0.5)]
+    if draw(st.booleans()):
+        links += [Link("near", "far", 3.0, 1.0), Link("far", "near", 0.0, 1.0, bus)]
+    limits = st.one_of(st.integers(4, 16), st.just(UNLIMITED_BYTES)) if capacities else st.just(UNLIMITED_BYTES)
+    nodes = [MemoryNode(name, draw(limits)) for name in NODES]
+    return TaskGraph(
+        tuple(GraphDevice(f"d{index}", home) for index, home in enumerate(homes)),
+        Topology(tuple(nodes), tuple(links)),
+        tuple(GraphTask(f"t{index}", tuple(map(float, row))) for index, row in enumerate(seconds)),
+        tuple(GraphEdge(f"t{a}", f"t{b}", draw(st.integers(0, 4))) for a, b in chosen),
+    )
+
+
+def planned(graph: TaskGraph, policy: str = "search", **more: Any) -> Schedule:
+    return plan_graph(graph, policy, Budget(iterations=34), **more).schedule
+
+
+def kept(graph: TaskGraph, policy: str) -> tuple[list[str], str]:
+    """Give the faults of a plan, or why there is none."""
+    try:
+        return faults(graph, planned(graph, policy)), ""
+    except NothingFitsError as error:
+        return [], str(error)
+
+
+@given(graphs())
+@settings(max_examples=20, deadline=None)
+def test_every_plan_under_contention_is_confirmed_by_the_checker(graph: TaskGraph) -> None:
+    for policy in POLICIES:
+        schedule = planned(graph, policy)
+        assert schedule.model == "contention"
+        assert faults(graph, schedule) == []
+
+
+@given(graphs())
+@settings(max_examples=8, deadline=None)
+def test_no_plan_under_contention_is_shorter_than_the_bound_without(graph: TaskGraph) -> None:
+    assert planned(graph).makespan_s >= planned(graph, model="free").lower_bound_s * (1 - 1e-9)
+
+
+@given(graphs(most=14, capacities=True))
+@settings(max_examples=120, deadline=None)
+def test_a_plan_keeps_to_every_capacity_or_is_refused_in_words(graph: TaskGraph) -> None:
+    wrong, said = kept(graph, "heft")
+    assert wrong == []
+    assert not said or "no room is left for task 't" in said or "at once for what it reads and makes" in said
+
+
+@given(graphs(capacities=True))
+@settings(max_examples=8, deadline=None)
+def test_a_search_with_capacities_is_confirmed_by_the_checker(graph: TaskGraph) -> None:
+    assert kept(graph, "search")[0] == []
+
+
+def tight(seed: int, host: int = UNLIMITED_BYTES) -> TaskGraph:
+    """Give a graph whose two devices hold little more than the largest task needs at once."""
+    rng = np.random.default_rng(seed)
+    count = int(rng.integers(10, 40))
+    pairs = {(int(a), int(b)) for a, b in rng.integers(count, size=(2 * count, 2)) if a < b}
+    made = rng.integers(1, 9, size=count)
+    edges = tuple(GraphEdge(f"t{a}", f"t{b}", int(made[a])) for a, b in sorted(pairs))
+    needs = [sum(made[a] for a, b in pairs if b == task) + made[task] for task in range(count)]
+    room = int(max(needs)) + int(rng.integers(0, 6))
+    nodes = (MemoryNode("host", host), MemoryNode("near", room), MemoryNode("far", room))
+    links = tuple(Link(a, b, 0.1, 4.0) for a, b in itertools.permutations(NODES, 2) if "host" in (a, b))
+    seconds = rng.uniform(1.0, 5.0, (count, 2))
+    return TaskGraph(
+        (GraphDevice("d0", "near"), GraphDevice("d1", "far")),
+        Topology(nodes, links),
+        tuple(GraphTask(f"t{index}", (float(a), float(b))) for index, (a, b) in enumerate(seconds)),
+        edges,
+    )
+
+
+def test_a_plan_that_overflows_is_repaired_by_evictions_that_the_checker_confirms() -> None:
+    evicted = 0
+    for seed in range(20):
+        graph = tight(seed)
+        schedule = planned(graph, "heft")
+        assert faults(graph, schedule) == []
+        evicted += bool(schedule.evictions)
+    assert evicted > 3
+
+
+def test_a_plan_with_nowhere_to_put_what_it_evicts_is_refused_with_task_and_memory() -> None:
+    found = [kept(tight(seed, host=0), "heft") for seed in range(20)]
+    assert all(wrong == [] for wrong, _ in found)
+    refused = [said for _, said in found if said]
+    assert len(refused) > 3
+    assert all("no room is left for task 't" in said for said in refused)
+
+
+PAIR = TaskGraph(
+    (GraphDevice("cpu", "ram"), GraphDevice("gpu", "vram")),
+    Topology(
+        (MemoryNode("ram", UNLIMITED_BYTES), MemoryNode("vram", 100)),
+        (Link("ram", "vram", 1.0, 10.0, "pcie"), Link("vram", "ram", 1.0, 10.0, "pcie")),
+    ),
+    (GraphTask("a", (1.0, math.inf)), GraphTask("b", (math.inf, 1.0)), GraphTask("c", (math.inf, 1.0))),
+    (GraphEdge("a", "b", 20), GraphEdge("a", "c", 20)),
+)
+"""One item that two tasks of another memory node read: it travels once, for 3 s."""
+
+
+def sound() -> Schedule:
+    schedule = planned(PAIR)
+    assert (schedule.makespan_s, len(schedule.transfers)) == (6.0, 1)
+    assert faults(PAIR, schedule) == []
+    return schedule
+
+
+def test_an_item_that_two_tasks_read_travels_once() -> None:
+    assert sound().transfers == (Sent("a", 20, "ram", "vram", 1.0, 4.0),)
+
+
+def test_two_items_on_one_bus_follow_one_another() -> None:
+    graph = dataclasses.replace(PAIR, edges=(GraphEdge("a", "b", 20), GraphEdge("a", "c", 30)))
+    assert [planned(graph, model=model).makespan_s for model in ("contention", "free")] == [9.0, 6.0]
+
+
+SENT = Sent("a", 20, "ram", "vram", 1.0, 4.0)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"transfers": ()}, "task 'b' at 4 s needs what 'a' made (20 bytes) on 'vram', where it is not"),
+        ({"transfers": (SENT._replace(start_s=0.5, finish_s=3.5),)}, "the transfer to 'vram' at 0.5 s needs"),
+        ({"transfers": (SENT._replace(finish_s=3.0),)}, "takes 2 s from 'ram' to 'vram', the link needs 3 s"),
+        ({"transfers": (SENT, SENT)}, "pcie carries what 'a' made (20 bytes) and what 'a' made (20 bytes) at 1 s"),
+        ({"transfers": (SENT._replace(nbytes=10, finish_s=3.0),)}, "what 'a' made (10 bytes) is sent, and no edge"),
+        ({"transfers": (SENT._replace(dst="ram"),)}, "no link leads from 'ram' to 'ram'"),
+        ({"evictions": (Evicted("a", 20, "vram", 4.5),)}, "needs what 'a' made (20 bytes) on 'vram', where it is not"),
+    ],
+)
+def test_the_checker_finds_a_planted_fault_of_a_transfer(change: dict[str, Any], said: str) -> None:
+    found = faults(PAIR, dataclasses.replace(sound(), **change))
+    assert any(said in fault for fault in found), found
+
+
+def test_the_checker_finds_a_memory_node_that_overflows() -> None:
+    nodes = (MemoryNode("ram", UNLIMITED_BYTES), MemoryNode("vram", 19))
+    graph = dataclasses.replace(PAIR, topology=dataclasses.replace(PAIR.topology, nodes=nodes))
+    assert faults(graph, sound()) == ["'vram' holds 20 bytes at 1 s, its capacity is 19"]
+    with pytest.raises(NothingFitsError, match=r"task 'b' needs 20 B at once .*; 'vram' has 19 B"):
+        planned(graph)
+
+
+def test_a_plan_with_transfers_and_evictions_written_is_the_plan_read() -> None:
+    schedule = next(found for seed in range(30) if (found := planned(tight(seed), "heft")).evictions)
+    assert plan_of(plan_document(schedule), "p.json") == schedule
+
+
+def test_a_model_that_is_not_known_is_refused_with_those_that_are() -> None:
+    with pytest.raises(BadValueError, match="'contentoin' is not a model of transfers; did you mean 'contention'"):
+        planned(PAIR, model="contentoin")

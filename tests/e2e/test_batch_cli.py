@@ -68,7 +68,7 @@ def test_the_example_embeds_pictures_of_digits_and_goes_on_after_a_kill(tmp_path
         cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
     )  # fmt: skip
     until_s = time.monotonic() + 90.0
-    while not list((tmp_path / "killed").glob("part-*.npy")) and time.monotonic() < until_s:
+    while not list((tmp_path / "killed").glob("_unfinished/part-*.json")) and time.monotonic() < until_s:
         time.sleep(0.01)
     os.killpg(killed.pid, signal.SIGKILL)
     killed.wait(60)

@@ -8,6 +8,7 @@ import cloudpickle
 import numpy as np
 import pytest
 
+import hetero
 from hetero.errors import BadValueError
 
 torch = pytest.importorskip("torch")
@@ -103,6 +104,16 @@ def test_a_layout_that_was_asked_for_is_not_given_up_in_silence(samples: Any) ->
 )
 def test_the_layout_is_left_alone_where_bits_count_or_nothing_depends_on_it(model: Any, options: Any) -> None:
     assert not _may_choose(replica(model(), **options))
+
+
+def test_deterministic_algorithms_of_torch_leave_the_layout_as_it_is() -> None:
+    model, data = flat(), (np.zeros((8, 3, 8, 8), np.float32), np.zeros(8, np.int64))
+    torch.use_deterministic_algorithms(True)
+    try:
+        made = hetero.Trainer(model, nn.CrossEntropyLoss(), torch.optim.Adam(model.parameters()), data, global_batch=8)
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert made.options.layout == "channels_first"
 
 
 def test_a_layout_that_is_none_is_refused() -> None:

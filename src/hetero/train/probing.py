@@ -97,11 +97,7 @@ def probe(job: Job, device: Device, samples: Samples, throttle: Any, passes: Pas
 
 def _may_choose(copy: Replica) -> bool:
     """Tell whether the layout is open: equal bits want equal layouts everywhere."""
-    import torch
-
-    if copy.options.exact == "bitwise" or torch.are_deterministic_algorithms_enabled():
-        return False
-    return copy.layout.applies and copy.options.layout == "auto"
+    return copy.layout.applies and copy.options.layout == "auto" and copy.options.exact != "bitwise"
 
 
 def _with_channels_last(copy: Replica, timed: Callable[[], float]) -> float:

@@ -144,6 +144,8 @@ class Trainer:
         checking.parts(model, optimizer)
         chosen = settings.seed() if seed is None else seed
         words = (shares, precision, exact, accumulate, micro_batch, on_nan, chosen, shuffle)
+        if layout == "auto" and torch.are_deterministic_algorithms_enabled():
+            layout = "channels_first"
         again = recompute if isinstance(recompute, str) else tuple(recompute)
         sent = (overlap, compression, compression_rank, sum_on or "")
         self.options = Options(global_batch, *words, *sent, recompute=again, layout=layout)

@@ -34,6 +34,7 @@ from hetero.plan.speed import (
     sequences_at_once,
     step_amounts,
 )
+from hetero.plan.training_speed import model_flop, training_amounts
 
 __all__ = ["Estimate", "Workload", "estimate"]
 
@@ -66,9 +67,11 @@ class Estimate:
     prefill_s : until the prompts of the batch are read
     step_s : of one decode step, a token for each sequence
     decode_tokens_per_s : of one sequence, while `batch` are answered
-    latency_s : from the prompts to the last token of the batch, in turns where not all fit at once
-    throughput_tokens_per_s : answer tokens, or read tokens where nothing is answered, of the batch / latency
+    latency_s : from the prompts to the last token of the batch, in turns where not all fit at once; of training one
+        step of all replicas
+    throughput_tokens_per_s : answer tokens, or read or learned ones where nothing is answered, of the batch / latency
     most_tokens_per_s : the same with as many sequences as the memory holds, coming and going
+    mfu_frac : of training, the operations that learning needs over the data sheet's rate
     at_once : sequences that the memory holds
     shares : what the time is made of
     said : where the efficiency comes from
@@ -84,6 +87,7 @@ class Estimate:
     step_s: Figure | None = None
     decode_tokens_per_s: Figure | None = None
     most_tokens_per_s: Figure | None = None
+    mfu_frac: Figure | None = None
     at_once: int = 0
     shares: tuple[tuple[str, float], ...] = ()
     said: str = ""
@@ -122,6 +126,8 @@ class Estimate:
 
 
 def _shown(name: str, figure: Figure) -> str:
+    if name.endswith("_frac"):
+        return f"{figure.value:.0%} (80 %: {figure.low:.0%} to {figure.high:.0%}; {figure.origin})"
     if name.endswith("_per_s"):
         return f"{figure.value:,.1f} (80 %: {figure.low:,.1f} to {figure.high:,.1f}; {figure.origin})"
     shown = [format_seconds(amount) for amount in (figure.value, figure.low, figure.high)]
@@ -157,6 +163,8 @@ def estimate(
     room, rates = room_of(spec), rates_of(spec, work)
     known = efficiency or prior_of(spec, work.engine)
     how = spread or _usual(work, count)
+    if work.training:
+        return _training(work, spec, how, known)
     most = sequences_at_once(work, room, how)
     turns, batch = in_turns(work, most)
     whole = run_amounts(work, how, rates, most)
@@ -176,6 +184,25 @@ def estimate(
         most_tokens_per_s=_most(work, spec, how, rates, known),
         at_once=most,
         shares=tuple(known.shares(whole).items()),
+        said=known.said,
+    )
+
+
+def _training(work: values.Workload, spec: DeviceSpec, how: Sharding, known: Efficiency) -> Estimate:
+    rates = rates_of(spec, work)
+    amounts = training_amounts(work, how, rates)
+    step = known.figure(amounts)
+    reached = model_flop(work) / (rates.flop_per_s * how.tensor * how.pipeline)
+    return Estimate(
+        work=work,
+        device=spec,
+        spread=how,
+        memory=fit(work, room_of(spec), how),
+        latency_s=step,
+        throughput_tokens_per_s=step.over(work.batch * how.data * work.context),
+        mfu_frac=step.over(reached),
+        at_once=work.batch,
+        shares=tuple(known.shares(amounts).items()),
         said=known.said,
     )
 

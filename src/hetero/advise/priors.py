@@ -41,7 +41,7 @@ def _of_kind(engine: str, kind: str) -> Efficiency:
 def _of_device(engine: str, kind: str, name: str) -> Efficiency:
     common = _of_kind(engine, kind)
     if common.origin == "spec":
-        return common
+        return common.widened(0.0, 2 * _BETWEEN_SETTINGS, "spec", common.said)
     own = [row for row in published() if row.engine == engine and row.device.name == name]
     near = common.widened(_BETWEEN_DEVICES, 0.0, "borrowed", common.said)
     known = learn(near, [row.sample for row in own], "prior", f"published measurements of {engine} on {name}")

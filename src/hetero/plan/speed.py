@@ -20,8 +20,13 @@ __all__ = [
     "FEW_TOKENS",
     "TERMS",
     "Rates",
+    "Vector",
     "answers_amounts",
+    "in_turns",
+    "pass_amounts",
+    "place_of",
     "prompt_amounts",
+    "run_amounts",
     "sequences_at_once",
     "step_amounts",
     "touched_frac",
@@ -105,7 +110,7 @@ def _weights_read(work: Workload, tokens: float) -> float:
     return whole - routed * (1 - touched_frac(model, tokens))
 
 
-def _pass(work: Workload, spread: Sharding, rates: Rates, tokens: float, kept: float, read: float) -> Vector:
+def pass_amounts(work: Workload, spread: Sharding, rates: Rates, tokens: float, kept: float, read: float) -> Vector:
     """Give the amounts of one pass of `tokens`, over `kept` pairs of a token with one before it, `read` cache bytes."""
     model = work.model
     few = tokens <= FEW_TOKENS
@@ -136,7 +141,7 @@ def step_amounts(work: Workload, spread: Sharding, rates: Rates, batch: float, k
     bytes / bandwidth as long as the batch is small. Stages of a pipeline take turns, so they do not divide it.
     """
     values = work.model.kv_values(max(1, round(kept))) * number_format(work.kv).bytes_per_weight
-    return _pass(work, spread, rates, batch, batch * kept, batch * values)
+    return pass_amounts(work, spread, rates, batch, batch * kept, batch * values)
 
 
 def prompt_amounts(work: Workload, spread: Sharding, rates: Rates, batch: float) -> Vector:
@@ -153,7 +158,7 @@ def prompt_amounts(work: Workload, spread: Sharding, rates: Rates, batch: float)
     passes = max(1.0, tokens / chunk)
     values = work.model.kv_values(max(1, prompt // 2)) * number_format(work.kv).bytes_per_weight
     read = values * max(1.0, chunk / prompt) if chunk <= FEW_TOKENS else 0.0
-    one = _pass(work, spread, rates, chunk, chunk * prompt / 2, read)
+    one = pass_amounts(work, spread, rates, chunk, chunk * prompt / 2, read)
     turns = (passes + spread.pipeline - 1) / spread.pipeline
     found = one * turns
     found[TERMS.index("request")] = 1.0
@@ -183,10 +188,11 @@ def sequences_at_once(work: Workload, room: Room, spread: Sharding, steady: bool
     free = room.usable_bytes - (one.total - one.kv_cache)
     if not one.kv_cache:
         return work.batch if free >= 0 else 0
-    if steady and engine.most_sequences:
+    if not engine.most_sequences:
+        return max(0, int(free / one.kv_cache))
+    if steady:
         free -= _LOGIT_COPIES * engine.most_sequences * work.model.vocab * engine.logit_bytes
-        return max(1, min(engine.most_sequences, int(_CACHE_FRAC * free / one.kv_cache)))
-    return max(0, int((_CACHE_FRAC if engine.most_sequences else 1.0) * free / one.kv_cache))
+    return max(0, min(engine.most_sequences, int(_CACHE_FRAC * free / one.kv_cache)))
 
 
 def in_turns(work: Workload, most: int) -> tuple[int, float]:

@@ -14,6 +14,7 @@ from tests.browser import Browser
 from tests.needs import chromium
 from tests.perfetto import folder, perfetto
 from tests.pure.test_report import EVIL, failed_run
+from tests.pure.test_report_training import trained
 
 READY = "window.heteroStats && heteroStats.ready"
 
@@ -150,3 +151,11 @@ def test_a_million_tasks_open(browser: Browser, tmp_path: Path) -> None:
     show(browser, tmp_path, made(1_000_000, 32))
     assert browser.value("heteroStats.slices") == 1_000_000
     assert browser.value("(drawTimeline(), heteroStats.draws)") < 1000
+
+
+def test_training_is_drawn_over_its_steps_without_a_complaint(browser: Browser, tmp_path: Path) -> None:
+    show(browser, tmp_path, page(trained(EVIL)))
+    inked = "new Uint32Array($('training').getContext('2d').getImageData(0, 0, $('training').width, 300).data.buffer)"
+    assert browser.value(f"new Set({inked}).size") > 10
+    assert browser.requests == []
+    assert browser.errors == []

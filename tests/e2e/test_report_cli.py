@@ -17,6 +17,9 @@ with hetero.Context(devices="cpu:1,cpu:1*0.5") as ctx:
 """
 
 
+TWO = ("two.trace.jsonl.gz", "two-2.trace.jsonl.gz")
+
+
 def profiler(*words: str, cwd: Path, code: int = 0) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "hetero.cli.profiler", *words]
     done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=100, check=False)
@@ -69,6 +72,32 @@ def test_a_program_that_knows_nothing_of_it_is_profiled(folder: Path) -> None:
     done = profiler("run", "-o", "own.html", "program.py", cwd=folder)
     assert "21 tasks ran on" in (folder / "own.html").read_text(encoding="utf-8")
     assert done.stdout.splitlines() == ["9990190", "own.html"]
+
+
+def test_a_program_with_several_contexts_has_a_report_of_each(folder: Path) -> None:
+    (folder / "several.py").write_text(
+        "import hetero\n"
+        "with hetero.Context(devices='cpu:1', isolation='thread') as one:\n"
+        "    with hetero.Context(devices='cpu:1', isolation='thread') as two:\n"
+        "        one.gather([one.submit(abs, -1), two.submit(abs, -2), two.submit(abs, -3)])\n",
+        encoding="utf-8",
+    )
+    done = profiler("run", "several.py", cwd=folder)
+    assert done.stdout.splitlines() == ["several.report.html", "several-2.report.html"]
+    assert "1 task ran on" in (folder / "several.report.html").read_text(encoding="utf-8")
+    assert "2 tasks ran on" in (folder / "several-2.report.html").read_text(encoding="utf-8")
+
+
+def test_two_contexts_that_are_open_together_do_not_write_one_trace(folder: Path) -> None:
+    program = (
+        PROGRAM + "    with hetero.Context(devices='cpu:1', isolation='thread') as two:\n        two.run(abs, -1)\n"
+    )
+    (folder / "two.py").write_text(program, encoding="utf-8")
+    command = [sys.executable, "-m", "hetero", "run", "--trace", "two.trace.jsonl.gz", "two.py"]
+    subprocess.run(command, cwd=folder, check=True, timeout=100, capture_output=True)
+    found = [json.loads(profiler("summary", "--json", name, cwd=folder).stdout) for name in TWO]
+    assert [each["tasks"] for each in found] == [21, 1]
+    assert [each["problems"] for each in found] == [[], []]
 
 
 def test_a_program_without_a_context_has_no_report_and_keeps_its_exit_code(folder: Path) -> None:

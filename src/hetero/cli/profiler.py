@@ -73,13 +73,15 @@ def report(trace: TraceFile, output: Output = None, only: Only = None, price: Pr
 def summary(trace: TraceFile, only: Only = None, price: Price = None, json: AsJson = False) -> None:
     """Tell in sentences where the time went."""
     from hetero.report.findings import find, prices
-    from hetero.report.tables import device_table, loss_table
+    from hetero.report.tables import device_table, epoch_table, loss_table, member_table
 
     found = find(_read(trace, only), prices(price or []))
     if json:
         print_json(found.as_dict())
         return
     print("\n".join(found.sentences))
+    if found.training is not None:
+        print(f"\n{member_table(found.training)}\n\n{epoch_table(found.training)}".rstrip())
     print(f"\n{device_table(found)}\n\n{loss_table(found)}")
     for problem in found.problems[:10]:
         print(f"problem: {problem}", file=sys.stderr)
@@ -142,7 +144,7 @@ def run(
     output: Output = None,
     price: Price = None,
 ) -> None:
-    """Run a script that need not know of it, and write the report of its last Context."""
+    """Run a script that need not know of it, and write a report of each Context that it opened."""
     import subprocess
     import tempfile
 
@@ -152,14 +154,24 @@ def run(
 
     usd = prices(price or [])
     with tempfile.TemporaryDirectory(prefix="hetero-") as folder:
-        trace = Path(folder) / "run.trace.jsonl.gz"
-        settings.switch_on("HETERO_TRACE", str(trace))
+        settings.switch_on("HETERO_TRACE", str(Path(folder) / "{pid}-{n}.trace.jsonl.gz"))
         code = subprocess.run([sys.executable, script, *(args or [])], check=False).returncode
-        if trace.exists():
-            _write(output or Path(f"{Path(script).stem}.report.html"), page(_read(trace), usd))
-        else:
+        path = output or Path(f"{Path(script).stem}.report.html")
+        runs = sorted((_read(trace) for trace in Path(folder).iterdir()), key=_opened_s)
+        for number, each in enumerate(runs, start=1):
+            _write(path if number == 1 else path.with_name(_numbered(path.name, number)), page(each, usd))
+        if not runs:
             print(f"hetero-profiler: {script} opened no hetero.Context, so there is no report", file=sys.stderr)
     raise typer.Exit(code if code >= 0 else 128 - code)
+
+
+def _opened_s(run: RunRecord) -> float:
+    return float(run.head.get("clock_origin_s", 0.0))
+
+
+def _numbered(name: str, number: int) -> str:
+    stem, dot, endings = name.partition(".")
+    return f"{stem}-{number}{dot}{endings}"
 
 
 @app.callback()

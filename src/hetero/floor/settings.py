@@ -54,7 +54,11 @@ SWITCHES: tuple[Switch, ...] = (
         "0",
         "1 devices found and why others not; 2 placements and transfers; 3 events and commands; 4 policy scores",
     ),
-    Switch("HETERO_TRACE", "", "file that the trace of every run is written to"),
+    Switch(
+        "HETERO_TRACE",
+        "",
+        "file that the trace of every run is written to; in its name {pid} is the process, {n} the Context's number",
+    ),
     Switch("HETERO_CHECK", "0", "1 checks every invariant of the core after every event"),
     Switch(
         "HETERO_DEVICES", "", "the fleet, as in 'cpu:1,cpu:1*0.25,null:8'; default: every sound device of this host"

@@ -22,6 +22,8 @@ from hetero.report.best import Best, best_possible
 from hetero.report.paths import Link, critical_chain, longest_path
 from hetero.report.quick import nothing_collected
 from hetero.report.record import RunRecord
+from hetero.report.training import Training, training
+from hetero.report.training import sentences as training_sentences
 
 __all__ = ["Findings", "Prediction", "find", "prices"]
 
@@ -73,6 +75,7 @@ class Findings:
     chain : what held the run up, first to last
     path, path_s : the longest chain of the task graph, and its s
     predictions : per function and device
+    training : what was told of training, None where there was none
     usd : per device its price for the run, None where its price per hour is not known
     sentences : the summary, most important first
     """
@@ -94,6 +97,7 @@ class Findings:
     sentences: tuple[str, ...]
     problems: tuple[str, ...]
     devices: tuple[Device, ...]
+    training: Training | None
 
     def as_dict(self) -> dict[str, Any]:
         """Give all figures by name, for programs."""
@@ -112,6 +116,7 @@ class Findings:
             "predictions": [asdict(each) for each in self.predictions],
             "sentences": list(self.sentences),
             "problems": list(self.problems),
+            "training": self.training.as_dict() if self.training else None,
         }
 
 
@@ -149,6 +154,7 @@ def find(run: RunRecord, usd_per_hour: Mapping[str, float] | None = None) -> Fin
         sentences=(),
         problems=given.problems,
         devices=run.devices,
+        training=training(run),
     )
     return replace(found, sentences=tuple(_sentences(run, found)))
 
@@ -213,6 +219,8 @@ def _sentences(run: RunRecord, found: Findings) -> list[str]:
     told = [_what_ran(run, found)]
     if found.failed:
         told.append(_failures(run, found))
+    if found.training is not None:
+        return [*told, *training_sentences(found.training), _who_worked(found)]
     told.append(_who_worked(found))
     whole_s = found.span_s * len(found.devices)
     moving_s = sum(found.account.total_s(name) for name in ("transfer in", "transfer out", "collective"))

@@ -18,7 +18,7 @@ from hetero.report.findings import Findings, find
 from hetero.report.packing import packed
 from hetero.report.quick import nothing_collected
 from hetero.report.record import RunRecord
-from hetero.report.tables import chain_table, device_table, loss_table, prediction_table
+from hetero.report.tables import chain_table, device_table, epoch_table, loss_table, member_table, prediction_table
 
 __all__ = ["page"]
 
@@ -48,6 +48,7 @@ def page(run: RunRecord, usd_per_hour: Mapping[str, float] | None = None, found:
         "losses": escape(loss_table(found)),
         "predictions": escape(_plain(prediction_table(found))),
         "chain": escape(_plain(chain_table(run, found))),
+        "training": _training(found),
         "problems": _problems(run, found),
         "data": data,
     }
@@ -76,6 +77,15 @@ def _about(run: RunRecord, found: Findings) -> str:
         f"hetero {head['hetero']}" if head.get("hetero") else "",
     ]
     return " · ".join(_plain(each) for each in parts if each)
+
+
+def _training(found: Findings) -> str:
+    if found.training is None:
+        return ""
+    tables = "\n\n".join(filter(None, (member_table(found.training), epoch_table(found.training))))
+    label = "Loss, samples of a step and time of a step over the steps; the figures follow as text"
+    canvas = f'<canvas id="training" role="img" aria-label="{label}"></canvas>'
+    return f"<h2>Training</h2>{canvas}<pre>{escape(_plain(tables))}</pre>"
 
 
 def _problems(run: RunRecord, found: Findings) -> str:

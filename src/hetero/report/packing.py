@@ -20,6 +20,7 @@ from hetero.report.account import CATEGORIES
 from hetero.report.curves import curves
 from hetero.report.findings import Findings
 from hetero.report.record import RunRecord
+from hetero.report.training import drawn
 
 __all__ = ["packed"]
 
@@ -73,6 +74,7 @@ def _document(run: RunRecord, found: Findings, tick_s: float) -> dict[str, Any]:
         "linkCounts": [len(each) for each in _links(run).values()],
         "path": found.path[:20_000],
         "best": found.best.seconds,
+        "training": drawn(found.training),
         "curves": [[each.group, each.name, each.unit, [_short(one) for one in each.values]] for each in curves(run)],
     }
 

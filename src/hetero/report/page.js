@@ -288,6 +288,34 @@ function drawCurves() {
   });
 }
 
+// Training over its steps: loss, what each device had of a step, and what it took for it.
+function drawTraining() {
+  const t = D.training;
+  if (!t) return;
+  const high = 110, panels = [
+    ["loss", "", [["of steps", t.loss, PALETTE[0]], ["of epochs, held back", t.epochs.map(e => e[2]), PALETTE[1], t.epochs.map(e => e[0])]]],
+    ["samples of a step", "", t.devices.map((name, k) => [name, t.samples[k], PALETTE[k % PALETTE.length]])],
+    ["time of a step", "s", [...t.devices.map((name, k) => [name, t.busy[k], PALETTE[k % PALETTE.length]]), ["whole step", t.seconds, theme.soft]]],
+  ].map(([name, unit, lines]) => [name, unit, lines.filter(line => line[1].some(v => v !== null))]).filter(panel => panel[2].length);
+  const [g, w] = sheet("training", panels.length * (high + 34) + 20), ends = [...t.steps, ...t.epochs.map(e => e[0])];
+  const a = Math.min(...ends), b = Math.max(...ends, a + 1), x = step => LEFT + (step - a) / (b - a) * (w - LEFT - 8);
+  panels.forEach(([name, unit, lines], k) => {
+    const base = k * (high + 34) + high + 22, most = Math.max(...lines.flatMap(line => line[1])) * 1.02 || 1;
+    text(g, name, 0, base - high - 8); text(g, unit ? seconds(most) : +most.toPrecision(3) + "", LEFT - 6, base - high + 10, theme.soft, "right"); text(g, "0", LEFT - 6, base - 4, theme.soft, "right");
+    box(g, LEFT, base, w - LEFT, 1, theme.line);
+    let left = LEFT;
+    lines.forEach(([words, values, paint, steps = t.steps], n) => {
+      g.strokeStyle = paint; g.lineWidth = 1.5; g.setLineDash(n < PALETTE.length ? [] : [5, 3]); g.beginPath();
+      let up = true;
+      values.forEach((v, i) => { if (v === null) { up = true; return; } const px = x(steps[i]), py = base - v / most * high; up ? g.moveTo(px, py) : g.lineTo(px, py); up = false; });
+      g.stroke(); g.setLineDash([]);
+      if (values.length < 60) values.forEach((v, i) => { if (v !== null) box(g, x(steps[i]) - 2, base - v / most * high - 2, 4, 4, paint); });
+      if (n < 8) { box(g, left, base - high - 12, 10, 8, paint); text(g, words, left + 14, base - high - 8, theme.soft); left += g.measureText(words).width + 34; }
+    });
+    if (k === panels.length - 1) { text(g, `step ${a.toLocaleString("en")}`, LEFT, base + 14, theme.soft); text(g, b.toLocaleString("en"), w - 8, base + 14, theme.soft, "right"); }
+  });
+}
+
 function drawGraph() {
   const n = D.start.length, depth = new Int32Array(n), order = Array.from({ length: n }, (_, i) => i).sort((a, b) => D.start[a] - D.start[b] || a - b);
   let deepest = 0;
@@ -337,10 +365,10 @@ function setTheme(light = false) {
   const style = getComputedStyle(document.documentElement), value = name => style.getPropertyValue("--" + name).trim();
   theme = light ? { ink: "#000", soft: "#444", line: "#ccc" } : { ink: value("ink"), soft: value("soft"), line: value("line") };
 }
-function drawAll(light) { setTheme(light); drawShares(); drawTimeline(); drawCurves(); drawGraph(); drawScatter(); }
+function drawAll(light) { setTheme(light); drawTraining(); drawShares(); drawTimeline(); drawCurves(); drawGraph(); drawScatter(); }
 // The timeline first; what lies below it in turns of their own, so that the page answers meanwhile.
 function drawFirst() {
-  setTheme(); drawShares(); drawTimeline();
+  setTheme(); drawTraining(); drawShares(); drawTimeline();
   [drawCurves, drawGraph, drawScatter, () => { stats.done = true; }].forEach(each => setTimeout(each));
 }
 

@@ -29,6 +29,7 @@ from hetero.model.events import (
     TransferFailed,
     TransferFinished,
 )
+from hetero.model.notes import NOTES
 from hetero.report.quick import nothing_collected
 from hetero.report.record import Attempt, Outcome, RunRecord, TaskRecord, TransferRecord
 
@@ -128,6 +129,7 @@ class _Collector:
             ItemPut: lambda at_s, record: self._run.put.append((record.item, record.nbytes, record.node, at_s)),
             Free: lambda at_s, record: self._run.freed.append((record.item, record.node, at_s)),
             Warn: lambda at_s, record: self._run.warnings.append((at_s, record.text)),
+            **dict.fromkeys(NOTES, lambda at_s, record: self._run.notes.append(record)),
         }
         for device in devices:
             self._add(device)

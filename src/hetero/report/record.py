@@ -91,6 +91,7 @@ class RunRecord:
     put : (item, bytes, node, at) of each value that came to be on a node
     freed : (item, node, at)
     warnings : what the user was told
+    notes : what training told, as in `hetero.model.notes`
     problems : one line for each event that is missing or contradicts another; empty for a sound trace
     torn : True when the program ended without closing its trace
     begin_s, end_s : s, first submission and last outcome
@@ -107,6 +108,7 @@ class RunRecord:
     put: list[tuple[int, int, str, float]] = field(default_factory=list)
     freed: list[tuple[int, str, float]] = field(default_factory=list)
     warnings: list[tuple[float, str]] = field(default_factory=list)
+    notes: list[Any] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
     torn: bool = False
     begin_s: float = 0.0

@@ -6,13 +6,23 @@ In: `Findings`. Out: lines. It must not compute a figure.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from math import isfinite
 
 from hetero.floor.units import format_seconds
 from hetero.report.account import CATEGORIES
 from hetero.report.findings import LOSSES, REMEDIES, Findings
 from hetero.report.record import RunRecord
+from hetero.report.training import Training
 
-__all__ = ["chain_table", "device_table", "loss_table", "prediction_table", "text_table"]
+__all__ = [
+    "chain_table",
+    "device_table",
+    "epoch_table",
+    "loss_table",
+    "member_table",
+    "prediction_table",
+    "text_table",
+]
 
 _ROWS = 30
 
@@ -95,3 +105,37 @@ def chain_table(run: RunRecord, found: Findings) -> str:
         cells = (f"{name[:40]} #{attempt.task}", run.devices[attempt.device].short, took, format_seconds(link.waited_s))
         rows.append((*cells, f"after {link.cause}"))
     return text_table(("task", "device", "took", "waited", "began"), rows, left=(0, 1, 4))
+
+
+def member_table(found: Training) -> str:
+    """Give what each device had of a step and took for it."""
+    rows = []
+    for each in found.members:
+        busy = f"{100.0 * each.busy_s / found.step_s:.0f} %" if found.step_s and each.steps else "–"
+        alone = f"{each.alone_per_s:,.0f}" if each.alone_per_s else "–"
+        took = format_seconds(each.busy_s) if each.steps else "–"
+        rows.append((each.device, f"{each.samples:,.0f}", took, busy, alone))
+    return text_table(("device", "samples of a step", "its time", "of the step", "alone, samples/s"), rows)
+
+
+def epoch_table(found: Training) -> str:
+    """Give the epochs, the last ones where there are many."""
+    rows = [
+        (
+            f"{each.epoch:,}",
+            f"{each.step:,}",
+            f"{each.loss:.4g}",
+            _share(each.accuracy),
+            f"{each.test_loss:.4g}" if isfinite(each.test_loss) else "–",
+            _share(each.test_accuracy),
+            format_seconds(each.seconds),
+            f"{each.samples_per_s:,.0f}",
+        )
+        for each in found.epochs[-_ROWS:]
+    ]
+    head = ("epoch", "step", "loss", "right", "test loss", "test right", "took", "samples/s")
+    return text_table(head, rows, left=()) if rows else ""
+
+
+def _share(part: float) -> str:
+    return f"{100.0 * part:.1f} %" if isfinite(part) else "–"

@@ -56,7 +56,7 @@ class Context(AsyncTwins):
     isolation : 'process' or 'thread'
     memory_pool_size : of the memory that arrays travel through, as in '2GB'
     name : of the run; checkpoints of an earlier run of the same name are found again
-    trace : file that the trace is written to
+    trace : file that the trace is written to; in its name {pid} is the process id, {n} the number of the Context
     set : settings laid over the file, 'key.path=value'
     history : False neither reads nor writes the times measured in other runs
     progress : True shows the tasks done on each device, as they are done; None as HETERO_PROGRESS says, and
@@ -107,7 +107,7 @@ class Context(AsyncTwins):
         runs.refuse_inside_a_task()
         keys: dict[str, Any] = {"devices": devices, "engine": engine, "policy": policy, "isolation": isolation}
         keys |= {"address": address, "memory_pool_size": memory_pool_size, "name": name, "trace": trace}
-        self.config = load(config, set=set, **keys)
+        self.config = runs.with_own_trace(load(config, set=set, **keys))
         self.name = self.config.name or ""
         self._run_key = self.name or runs.unnamed_run()
         self._numbers: dict[str, tuple[str, itertools.count[int]]] = {}

@@ -6,10 +6,13 @@ In: Contexts. Out: keys of checkpoints. It must not touch the checkpoints of a r
 from __future__ import annotations
 
 import atexit
+import itertools
 import os
 import re
 import uuid
 import weakref
+from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hetero.drive.frame import current
@@ -17,11 +20,13 @@ from hetero.floor import settings
 from hetero.floor.errors import BadValueError
 
 if TYPE_CHECKING:
+    from hetero.session.config import Config
     from hetero.session.context import Context
 
-__all__ = ["forget_runs", "open_contexts", "opened", "refuse_inside_a_task", "unnamed_run"]
+__all__ = ["forget_runs", "open_contexts", "opened", "refuse_inside_a_task", "unnamed_run", "with_own_trace"]
 
 _contexts: weakref.WeakSet[Context] = weakref.WeakSet()
+_traced = itertools.count(1)
 _UNNAMED = re.compile(r"unnamed-(\d+)-[0-9a-f]{8}")
 
 
@@ -49,6 +54,23 @@ def opened(ctx: Context) -> None:
 def open_contexts() -> tuple[Context, ...]:
     """Give the Contexts that are open in this process."""
     return tuple(ctx for ctx in _contexts if not ctx.closed)
+
+
+def with_own_trace(config: Config) -> Config:
+    """Give a configuration whose trace no other Context writes now.
+
+    In its name `{pid}` stands for the process id, and `{n}` for the number of the Context in this process. A file
+    that an open Context writes gets a number: `run.trace.jsonl` becomes `run-2.trace.jsonl`.
+    """
+    if config.trace is None:
+        return config
+    text = str(config.trace)
+    number = next(_traced) if "{n}" in text else 0
+    path = Path(text.replace("{n}", str(number)).replace("{pid}", str(os.getpid())))
+    busy = {ctx.config.trace for ctx in open_contexts()}
+    stem, dot, endings = path.name.partition(".")
+    others = (path.with_name(f"{stem}-{number}{dot}{endings}") for number in itertools.count(2))
+    return replace(config, trace=path if path not in busy else next(each for each in others if each not in busy))
 
 
 @atexit.register

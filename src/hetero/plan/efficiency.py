@@ -25,7 +25,7 @@ _TRUSTED = 2.5
 _EQUALS = 6.0
 """How many measurements the prior noise is worth."""
 
-_ALIKE_FRAC = 0.5
+_ALIKE_FRAC = 0.7
 """Of what the terms leave unsaid, the part that nearly equal runs share: declared."""
 
 

@@ -147,3 +147,37 @@ def test_a_fixed_size_is_kept() -> None:
         assert sizes.wanted() == 24
         sizes.add(24, 0.1)
     assert not sizes.probing
+
+
+def test_batches_given_before_anything_was_known_are_expected_to_end_once_something_is() -> None:
+    planner = Planner({"a": Sizes()})
+    for ticket in (1, 2):
+        planner.give("a", ticket, 1, 0.0)
+    planner.done("a", 1, 1.0, 1.0)
+    assert planner.given("a")[0].expected_s == 1.0
+    assert planner.ask("a", 5, 1.0) >= 0
+    assert planner.end_s(5, 1.0) < 60.0
+
+
+def test_times_that_are_noise_do_not_drive_sizes_away() -> None:
+    """Two short batches told at once look as one that took long and one that took nothing."""
+
+    def truth(size: float) -> float:
+        return 1.5e-3 + 1e-7 * size
+
+    sizes, rng = Sizes(), np.random.default_rng(3)
+    for _ in range(20_000):
+        size = sizes.wanted()
+        sizes.add(size, truth(size) * (rng.uniform(0.02, 0.1) if rng.random() < 0.5 else rng.uniform(1.0, 2.0)))
+    law = sizes.law
+    assert law is not None
+    assert all(truth(size) / 250 < seconds < 10 * truth(size) for size, seconds in law.points)
+    assert sizes.wanted() >= 4096
+
+
+def test_what_was_scaled_far_since_it_was_measured_is_forgotten() -> None:
+    sizes = learned(law(256, 900.0))
+    top = int(sizes.wanted())
+    for _ in range(3):
+        sizes.add(top, 9.0 * law(256, 900.0)(top))
+    assert [size for size, _ in sizes.points()] == [top]

@@ -175,6 +175,14 @@ class Planner:
             lane.sizes.add(size, seconds, cold)
             lane.records += size
             lane.busy_s += seconds
+            self._expect(lane)
+
+    def _expect(self, lane: _Lane) -> None:
+        """Say how long the batches take that were given before anything was known of the device."""
+        law = lane.sizes.law
+        for given in lane.queue:
+            if math.isinf(given.expected_s) and law is not None:
+                given.expected_s = law.seconds(given.size)
 
     def drop(self, name: str) -> tuple[int, ...]:
         """Leave a device out from now on; gives the tickets that it had."""

@@ -131,6 +131,7 @@ class Sizes:
                 self._forget()
                 return
             self._scale(median([each for _, _, each in self._off]))
+            return
         self._unconfirmed = False
         self._bucket(size).append((size, seconds))
 
@@ -164,17 +165,15 @@ class Sizes:
         self._settle()
 
     def _scale(self, by: float) -> None:
-        """Scale all that is known; forget what was scaled too far since it was measured."""
-        measured = {_key(size) for size, _, _ in self._off}
+        """Scale all that is known, and forget what was scaled too far since it was measured."""
         for key, bucket in list(self._samples.items()):
+            self._scaled[key] = self._scaled.get(key, 1.0) * by
             scaled = [(size, seconds * by) for size, seconds in bucket]
             bucket.clear()
             bucket.extend(scaled)
-            if key not in measured:
-                self._scaled[key] = self._scaled.get(key, 1.0) * by
-                if not 1.0 / _FAR <= self._scaled[key] <= _FAR:
-                    del self._samples[key], self._scaled[key]
-        self._off.clear()
+            if not 1.0 / _FAR <= self._scaled[key] <= _FAR:
+                del self._samples[key], self._scaled[key]
+        self._settle()
 
     def _next_probe(self) -> float | None:
         """Give the size to learn from next, None where the best one is known."""

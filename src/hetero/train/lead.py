@@ -153,6 +153,9 @@ class Lead:
     def _wanted(self) -> set[str]:
         return {device for device, future in self.futures.items() if not future.done()}
 
+    def _on_seems(self, line: Line, model: StepModel) -> None:
+        self._members[line].seems = model
+
     def _on_ready(self, line: Line, step: int, model: StepModel, link_s: float, patience_s: float) -> None:
         member = self._members[line]
         member.phase, member.step, member.model = "ready", step, model
@@ -223,6 +226,7 @@ class Lead:
 
     _answers: ClassVar[dict[str, Callable[..., None]]] = {
         "here": _on_here,
+        "seems": _on_seems,
         "ready": _on_ready,
         "rendezvous": _on_rendezvous,
         "left": _on_left,
@@ -300,7 +304,8 @@ class Lead:
             return
         waited_s = now_s - self._first_ready_s
         if not self._generation and len(ready) < len(alive):
-            if waited_s < self.admission.wait_s(self._first_ready_s - self._probe_s):
+            longest_s = self.admission.wait_s(self._first_ready_s - self._probe_s)
+            if waited_s < longest_s and any(self._may_help(member, ready) for member in alive):
                 return
             for member in alive:
                 if member not in ready:
@@ -311,6 +316,13 @@ class Lead:
         elif any(m.joined for m in ready) and waited_s > max(m.patience_s for m in ready if m.joined):
             for member in missing:
                 self._give_up(member)
+
+    def _may_help(self, member: Member, ready: list[Member]) -> bool:
+        """Tell whether one that still measures itself could make the step of the others shorter."""
+        models = [each.model for each in ready if each.model is not None]
+        if member in ready or member.seems is None:
+            return member not in ready
+        return not self.admission.refusal(models, member.seems, -1.0)
 
     def _give_up(self, member: Member) -> None:
         """Go on without a member that does not answer; should it wake up, it finds its line cut, and comes back."""

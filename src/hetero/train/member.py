@@ -10,6 +10,7 @@ import gc
 import threading
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from hetero.backends.torch import is_out_of_memory
@@ -108,7 +109,8 @@ class _Member(Membership):
         """Take part until the last step; gives the trained state if this is the first member then."""
         try:
             self.passes.most = min(self.passes.most, self.introduce())
-            found = probe(self.job, self.device, self.data, self.throttle, self.passes)
+            tell = partial(self.line.send, "seems")
+            found = probe(self.job, self.device, self.data, self.throttle, self.passes, tell)
             self.model = found.model
             self.replica = self._made()
             self.replica.layout.channels_last = found.channels_last

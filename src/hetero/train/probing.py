@@ -40,13 +40,21 @@ class Found(NamedTuple):
     channels_last: bool
 
 
-def probe(job: Job, device: Device, samples: Samples, throttle: Any, passes: PassLimit) -> Found:
+def probe(
+    job: Job,
+    device: Device,
+    samples: Samples,
+    throttle: Any,
+    passes: PassLimit,
+    glimpse: Callable[[StepModel], None] = lambda model: None,
+) -> Found:
     """Measure two points of t = a + b·n on a copy of the model.
 
     Parameters
     ----------
     throttle : slows the device down and measures
     passes : learns here how many samples fit into a pass
+    glimpse : told early how fast the device can be at most
 
     Raises
     ------
@@ -80,7 +88,9 @@ def probe(job: Job, device: Device, samples: Samples, throttle: Any, passes: Pas
     few = max(1, min(units // 16, there // 2))
     before = torch.get_rng_state()
     timed(few)
-    few_s = min(timed(few) for _ in range(2))
+    few_s = timed(few)
+    glimpse(StepModel(0.0, max(few_s, 1e-12) / few))
+    few_s = min(few_s, timed(few))
     many = max(1, min(units // 2, int(few * _BUDGET_S / max(few_s, 1e-9)), there))
     many = many if many > few else min(2 * few, max(1, there))
     many_s = min(timed(many) for _ in range(2))

@@ -40,6 +40,7 @@ class Member:
     model, link_s : what it knows of its own speed and of an exchange; see `Formation`
     patience_s : how long it would wait for the others, s
     joined : generation of the group that it was last in, 0 for none
+    seems : how fast it can be at most, told while it measures itself
     """
 
     device: str
@@ -50,3 +51,4 @@ class Member:
     link_s: float = -1.0
     patience_s: float = 0.0
     joined: int = 0
+    seems: StepModel | None = None

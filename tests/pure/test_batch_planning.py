@@ -165,7 +165,7 @@ def test_times_that_are_noise_do_not_drive_sizes_away() -> None:
     def truth(size: float) -> float:
         return 1.5e-3 + 1e-7 * size
 
-    sizes, rng = Sizes(), np.random.default_rng(3)
+    sizes, rng = Sizes(limit=1 << 20), np.random.default_rng(3)
     for _ in range(20_000):
         size = sizes.wanted()
         sizes.add(size, truth(size) * (rng.uniform(0.02, 0.1) if rng.random() < 0.5 else rng.uniform(1.0, 2.0)))

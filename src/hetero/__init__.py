@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
     from hetero import errors
     from hetero.advise.estimate import Estimate, Workload, estimate
+    from hetero.advise.match import match
     from hetero.backends.base import Kernel
     from hetero.batch.face import map_batches
     from hetero.batch.files import File, Files, Images
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
         world_size,
     )
     from hetero.session.joblib import register_joblib
+    from hetero.session.metrics import metrics_server
     from hetero.session.snapshot import snapshot
     from hetero.session.tasks import TaskFunction, task
     from hetero.train.compress import compress
@@ -88,6 +90,7 @@ __all__ = [
     "get_memory_usage",
     "load_parameters",
     "map_batches",
+    "match",
     "namespace",
     "open_rendezvous",
     "pad_samples",
@@ -113,6 +116,7 @@ __all__ = [
 _HOMES = {
     "concurrent.futures": ("ALL_COMPLETED", "FIRST_COMPLETED", "FIRST_EXCEPTION", "as_completed", "wait"),
     "hetero.advise.estimate": ("Estimate", "Workload", "estimate"),
+    "hetero.advise.match": ("match",),
     "hetero.backends.base": ("Kernel",),
     "hetero.batch.face": ("map_batches",),
     "hetero.batch.files": ("File", "Files", "Images"),
@@ -139,6 +143,7 @@ _HOMES = {
         "world_size",
     ),
     "hetero.session.joblib": ("register_joblib",),
+    "hetero.session.metrics": ("metrics_server",),
     "hetero.session.snapshot": ("snapshot",),
     "hetero.session.tasks": ("TaskFunction", "task"),
     "hetero.train.compress": ("compress",),

@@ -1,0 +1,128 @@
+from __future__ import annotations
+
+import socket
+import urllib.request
+from collections.abc import Iterator
+
+import pytest
+
+import hetero
+from hetero.floor.errors import BadValueError
+from hetero.model.notes import TrainingEpoch, TrainingStep
+
+Figures = dict[tuple[str, tuple[tuple[str, str], ...]], float]
+
+
+@pytest.fixture
+def ctx() -> Iterator[hetero.Context]:
+    pytest.importorskip("prometheus_client")
+    with hetero.Context(devices="cpu:1,cpu:1*0.5", isolation="thread") as ctx:
+        yield ctx
+
+
+def scraped(server: object) -> Figures:
+    """Read the metrics with the official parser; the text has one kind and one help line for each family."""
+    from prometheus_client.parser import text_string_to_metric_families
+
+    with urllib.request.urlopen(server.url, timeout=60) as answer:  # type: ignore[attr-defined]
+        text = answer.read().decode()
+    found: Figures = {}
+    for family in text_string_to_metric_families(text):
+        assert family.documentation, family.name
+        assert family.type in ("counter", "gauge", "histogram"), family.name
+        for sample in family.samples:
+            key = (sample.name, tuple(sorted(sample.labels.items())))
+            assert key not in found
+            found[key] = sample.value
+    return found
+
+
+def test_tasks_and_devices_are_counted_as_they_ran(ctx: hetero.Context) -> None:
+    def broken(_: int) -> None:
+        raise ValueError
+
+    with hetero.metrics_server(ctx) as server:
+        ctx.gather([ctx.submit(abs, -number) for number in range(20)])
+        assert isinstance(ctx.submit(broken, 1).exception(), ValueError)
+        found = scraped(server)
+    assert found["hetero_tasks_submitted_total", ()] == 21
+    assert found["hetero_tasks_finished_total", ()] == 20
+    assert found["hetero_tasks_failed_total", ()] == 1
+    assert found["hetero_run_open", ()] == 1
+    ids = [device.id for device in ctx.devices]
+    assert [found["hetero_device_up", (("device", each), ("kind", "cpu"))] for each in ids] == [1, 1]
+    counted = [value for (name, _), value in found.items() if name == "hetero_attempt_duration_seconds_count"]
+    assert sum(counted) == 21
+    assert sum(value for (name, _), value in found.items() if name == "hetero_device_finished_tasks_total") == 20
+
+
+def test_every_name_of_a_quantity_has_a_unit(ctx: hetero.Context) -> None:
+    units = ("seconds", "bytes", "ratio", "celsius", "watts", "samples", "tasks", "transfers", "second")
+    counts = ("run_open", "tasks_open", "device_up", "training_step", "training_loss")
+    with hetero.metrics_server(ctx) as server:
+        names = {name.removeprefix("hetero_") for name, _ in scraped(server)}
+    for name in names:
+        plain = name.removesuffix("_total").removesuffix("_created").removesuffix("_count").removesuffix("_sum")
+        assert plain.removesuffix("_bucket").endswith(units) or plain in counts or plain.startswith("tasks_"), name
+
+
+def test_training_is_told_by_device(ctx: hetero.Context) -> None:
+    with hetero.metrics_server(ctx) as server:
+        for step in (1, 5):
+            ctx.driver.note(TrainingStep(0.1, step, 0.5, 0.02, 0.001, ("cpu:0", "cpu:1"), (96, 32), (0.01, 0.02)))
+        speeds = (("cpu:0", "cpu:1"), (96, 32), (1e3, 5e2))
+        ctx.driver.note(TrainingEpoch(1.0, 1, 5, 0.5, 0.5, 0.1, 6400.0, *speeds, 0.5, 0.5))
+        found = scraped(server)
+    first = (("device", "cpu:0"),)
+    assert found["hetero_training_samples_total", first] == 5 * 96
+    assert found["hetero_training_share_samples", first] == 96
+    assert found["hetero_training_step_duration_seconds_count", ()] == 2
+    assert found["hetero_training_loss", ()] == 0.5
+    assert found["hetero_training_epoch_samples_per_second", ()] == 6400
+
+
+def test_a_trainer_feeds_its_metrics() -> None:
+    pytest.importorskip("prometheus_client")
+    torch = pytest.importorskip("torch")
+    data = torch.randn(64, 4), torch.zeros(64, dtype=torch.long)
+    model = torch.nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with (
+        hetero.Trainer(
+            model, torch.nn.CrossEntropyLoss(), optimizer, data, global_batch=16, devices="cpu:1"
+        ) as trainer,
+        hetero.metrics_server(trainer.context) as server,
+    ):
+        trainer.fit(2)
+        found = scraped(server)
+    assert found["hetero_training_step", ()] >= 1
+    assert found["hetero_training_share_samples", (("device", "cpu:0"),)] == 16
+
+
+def test_metrics_are_served_on_the_loopback_only(ctx: hetero.Context) -> None:
+    with hetero.metrics_server(ctx) as server:
+        assert server.url == f"http://127.0.0.1:{server.port}/metrics"
+
+
+def test_a_closed_run_is_told_as_closed() -> None:
+    pytest.importorskip("prometheus_client")
+    with hetero.Context(devices="cpu:1", isolation="thread") as ctx:
+        server = hetero.metrics_server(ctx)
+    with server:
+        assert scraped(server)["hetero_run_open", ()] == 0
+    with pytest.raises(BadValueError, match="this Context is closed"):
+        hetero.metrics_server(ctx)
+
+
+@pytest.mark.parametrize("port", [-1, 65_536, True, "80"])
+def test_what_is_no_port_is_refused(ctx: hetero.Context, port: object) -> None:
+    with pytest.raises(BadValueError, match="is no port; give a whole number from 0 to 65535"):
+        hetero.metrics_server(ctx, port=port)  # type: ignore[arg-type]
+
+
+def test_a_port_that_is_taken_is_told(ctx: hetero.Context) -> None:
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        with pytest.raises(BadValueError, match="metrics cannot be served at 127"):
+            hetero.metrics_server(ctx, port=other.getsockname()[1])

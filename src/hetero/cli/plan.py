@@ -5,20 +5,85 @@ In: the names of a model and of devices. Out: an answer with its reasons, or one
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
+from typer.core import TyperGroup
 
+from hetero.cli import plan_speed
 from hetero.cli.output import print_json
 
 __all__ = ["app"]
 
-app = typer.Typer(help="Know before you run: what fits where.", no_args_is_help=True)
+class _Group(TyperGroup):
+    """The commands of `hetero plan`, where '--accuracy' takes every word after it up to the next option."""
+
+    def parse_args(self, context: Context, words: list[str]) -> list[str]:
+        """Write '--accuracy A B' as '--accuracy A --accuracy B'."""
+        spread: list[str] = []
+        taking = False
+        for word in words:
+            if taking and not word.startswith("-") and spread[-1] != "--accuracy":
+                spread.append("--accuracy")
+            taking = word == "--accuracy" or (taking and not word.startswith("-"))
+            spread.append(word)
+        return super().parse_args(context, spread)
 
 
-@app.callback()
-def _group() -> None:
-    """Know before you run: what fits where."""
+app = typer.Typer(cls=_Group, help="Know before you run: what fits where, how fast, at what price.")
+
+
+@app.callback(invoke_without_command=True)
+def plan(
+    context: typer.Context,
+    workload: Annotated[str, typer.Option(help="A model, its config.json, or a YAML file with a workload.")] = "",
+    fleet: Annotated[str, typer.Option(help="'here', words as in H100-SXM:2,RTX-4090:4, or a file.")] = "catalog",
+    catalog: Annotated[bool, typer.Option("--catalog", help="Choose from the whole catalog; the default.")] = False,
+    slo_latency_ms: Annotated[float, typer.Option(help="Most milliseconds for the batch, 0 for any.")] = 0.0,
+    slo_throughput: Annotated[float, typer.Option(help="Least tokens a second in all, 0 for any.")] = 0.0,
+    max_cost: Annotated[float, typer.Option(help="Most dollars an hour, 0 for any.")] = 0.0,
+    needs: Annotated[list[str] | None, typer.Option(help="A capability, as in fp8; may be repeated.")] = None,
+    stream: Annotated[list[str] | None, typer.Option(help="Requests: PROMPT/ANSWER@PER_SECOND; repeatable.")] = None,
+    prices: Annotated[Path | None, typer.Option(help="Your own prices: lines like 'H100-SXM: 2.90'.")] = None,
+    live_prices: Annotated[bool, typer.Option("--live-prices", help="Ask gpuhunt, over the network.")] = False,
+    job: Annotated[str | None, typer.Option(help="inference, finetune, lora, pretrain or embedding.")] = None,
+    weights: Annotated[str | None, typer.Option(help="Number format: bf16, nf4-dq, Q4_K_M, …")] = None,
+    batch: Annotated[int | None, typer.Option(help="Sequences at once on a copy.")] = None,
+    prompt: Annotated[int | None, typer.Option(help="Tokens of the prompt.")] = None,
+    tokens: Annotated[int | None, typer.Option(help="Tokens of prompt and answer together.")] = None,
+    engine: Annotated[str | None, typer.Option(help="torch, litgpt, llama.cpp, vllm or tensorrt-llm.")] = None,
+    accuracy: Annotated[
+        list[Path] | None, typer.Option(help="CSV files of measured speeds: print how far estimates lie from them.")
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+) -> None:
+    """Know before you run: what fits where, how fast, at what price, on which devices."""
+    if context.invoked_subcommand is not None:
+        return
+    if accuracy:
+        plan_speed.accuracy(accuracy, json)
+        return
+    if not workload:
+        print(context.get_help())
+        raise typer.Exit
+    from hetero.cli.plan_choose import choose
+
+    choose(
+        workload,
+        {"job": job, "weights": weights, "batch": batch, "prompt": prompt, "context": tokens, "engine": engine},
+        "catalog" if catalog else fleet,
+        {
+            "latency_s": slo_latency_ms / 1000,
+            "throughput_per_s": slo_throughput,
+            "usd_per_hour": max_cost,
+            "needs": tuple(needs or ()),
+        },
+        stream or (),
+        prices,
+        live_prices,
+        json,
+    )
 
 
 @app.command("fit")
@@ -58,3 +123,7 @@ def fit(
         print(report.explain())
     if report.answer == "does not fit":
         raise typer.Exit(4)
+
+
+app.command("speed")(plan_speed.speed)
+app.command("training")(plan_speed.training)

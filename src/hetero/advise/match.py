@@ -1,0 +1,374 @@
+"""Which devices suit a workload: scored and ranked with reasons, the others refused with the reason.
+
+In: a workload, a fleet, limits and prices. Out: matches that explain themselves. It must not invent a figure: what the
+catalog does not know is told as a reason.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from math import ceil
+from typing import Any
+
+from hetero.advise.estimate import Estimate, estimate
+from hetero.advise.fit import room_of
+from hetero.advise.fleet import Kind, catalog_fleet, group_of, read_fleet
+from hetero.advise.prices import Paid, Prices
+from hetero.catalog.load import devices
+from hetero.floor.errors import BadValueError, HeteroError, did_you_mean
+from hetero.floor.units import format_bytes, format_seconds
+from hetero.model.workload import Workload
+from hetero.plan.fit_search import devices_needed
+from hetero.plan.match import Figures, pareto, ranks, scores
+
+__all__ = ["Choice", "Limits", "Match", "choose", "estimates_of", "match"]
+
+_GROUPS = (1, 2, 4, 8, 16)
+"""Devices that hold one copy of a model, beside the fewest that can."""
+
+_TERMS = {
+    "prompt": "reading prompts",
+    "arithmetic": "arithmetic",
+    "weights": "reading weights",
+    "attention": "attention",
+    "cache": "reading the KV cache",
+    "layer": "starting kernels",
+    "reduce": "messages between devices",
+    "link": "bytes between devices",
+    "hop": "hops between devices",
+    "request": "handling requests",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What a choice must keep to.
+
+    Attributes
+    ----------
+    latency_s : most seconds from the prompts to the last token of the batch, 0 for any
+    throughput_per_s : tokens/s that all replicas must give together, 0 for any
+    usd_per_hour : most dollars an hour, 0 for any
+    needs : capabilities that a device must have, as in 'fp8'
+    """
+
+    latency_s: float = 0.0
+    throughput_per_s: float = 0.0
+    usd_per_hour: float = 0.0
+    needs: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        for name, what in (("latency_s", "s"), ("throughput_per_s", "tokens/s"), ("usd_per_hour", "dollars an hour")):
+            given = getattr(self, name)
+            if not 0.0 <= given < float("inf"):
+                raise BadValueError(
+                    f"a limit of {given:g} {what} is none", remedy="give a number above 0, or leave it out"
+                )
+        known = sorted({word for spec in devices().values() for word in spec.capabilities})
+        for word in self.needs:
+            if word not in known:
+                hint = did_you_mean(word, known).removeprefix("; ")
+                raise BadValueError(f"no device has {word!r}", remedy=hint or f"known: {', '.join(known)}")
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """A number of equal devices, and what they make of a workload.
+
+    Attributes
+    ----------
+    device, count : what; `count` devices hold one copy of the model
+    replicas : copies
+    refused : why it cannot be, '' where it can
+    estimate : of one copy, None where it could not be made
+    price : of one device an hour, None where unknown
+    members : ids of the devices of the first copy, where the topology is known
+    score, rank, best : as compared with the other matches; `best` where no other beats it in everything
+    reasons : in words
+    """
+
+    device: str
+    count: int
+    replicas: int = 1
+    refused: str = ""
+    estimate: Estimate | None = None
+    price: Paid | None = None
+    members: tuple[str, ...] = ()
+    score: float = 0.0
+    rank: int = 0
+    best: bool = False
+    reasons: tuple[str, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """What it is, for people."""
+        many = f"{self.devices} × {self.device}" if self.devices > 1 else self.device
+        return f"{many} in {self.replicas} copies" if self.replicas > 1 else many
+
+    @property
+    def devices(self) -> int:
+        """The devices of all copies."""
+        return self.count * self.replicas
+
+    @property
+    def usd_per_hour(self) -> float | None:
+        """The price of all devices."""
+        return None if self.price is None else self.price.usd_per_hour * self.devices
+
+    @property
+    def power_w(self) -> float | None:
+        """What all devices may draw."""
+        power = self.estimate.device.power_w if self.estimate else None
+        return None if power is None else power * self.devices
+
+    @property
+    def latency_s(self) -> float | None:
+        """Seconds from the prompts to the last token of the batch."""
+        return self.estimate.latency_s.value if self.estimate else None
+
+    @property
+    def throughput_per_s(self) -> float | None:
+        """Tokens/s of all copies under full load."""
+        return None if self.estimate is None else _most(self.estimate).value * self.replicas
+
+    @property
+    def usd_per_million(self) -> float | None:
+        """Dollars for a million tokens under full load."""
+        usd, rate = self.usd_per_hour, self.throughput_per_s
+        return None if usd is None or not rate else usd / 3600 / rate * 1e6
+
+    def explain(self) -> str:
+        """Tell why it is where it is."""
+        name = self.name
+        if self.refused:
+            return f"{name}: refused: {self.refused}"
+        lines = [f"{self.rank}. {name}: score {self.score:.2f}{', beaten by none' if self.best else ''}"]
+        return "\n".join([*lines, *(f"   {reason}" for reason in self.reasons)])
+
+    def as_dict(self) -> dict[str, Any]:
+        """Give what a program would read."""
+        plain = {"device": self.device, "devices": self.devices, "count": self.count, "replicas": self.replicas}
+        if self.refused:
+            return {**plain, "refused": self.refused}
+        figures = self.estimate.as_dict() if self.estimate else {}
+        return {
+            **plain,
+            "rank": self.rank,
+            "score": self.score,
+            "pareto": self.best,
+            "latency_s": self.latency_s,
+            "throughput_per_s": self.throughput_per_s,
+            "usd_per_hour": self.usd_per_hour,
+            "usd_per_million": self.usd_per_million,
+            "power_w": self.power_w,
+            "price": None if self.price is None else {"origin": self.price.origin, "day": self.price.day},
+            "members": list(self.members),
+            "reasons": list(self.reasons),
+            "estimate": figures,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """All matches of a workload.
+
+    Attributes
+    ----------
+    matches : those that can be, the best first
+    refused : those that cannot
+    notes : what a reader should know
+    """
+
+    matches: tuple[Match, ...]
+    refused: tuple[Match, ...]
+    notes: tuple[str, ...] = field(default=())
+
+    def as_dict(self) -> dict[str, Any]:
+        """Give what a program would read."""
+        rows = {"matches": self.matches, "refused": self.refused}
+        return {key: [row.as_dict() for row in found] for key, found in rows.items()} | {"notes": list(self.notes)}
+
+
+def _most(found: Estimate) -> Any:
+    return found.most_tokens_per_s or found.throughput_tokens_per_s
+
+
+def match(
+    workload: Workload | str, fleet: str | Sequence[Kind] = "catalog", limits: Limits | None = None, **how: Any
+) -> list[Match]:
+    """Say which devices suit a workload, the best first, those that cannot do it last.
+
+    Parameters
+    ----------
+    workload : what is to be done; a model's name stands for its inference, with `how` as further fields
+    fleet : 'here', 'catalog', words as in 'H100-SXM:2,RTX-4090:4', a file, or kinds
+    limits : what a choice must keep to
+
+    Notes
+    -----
+    score = geometric mean over latency, seconds a token, dollars a token and joules a token of (best of all / own);
+    what is unknown of one is left out for all. Matches whose scores are nearer than their 80 % intervals share a rank.
+
+    Examples
+    --------
+    >>> found = match("Llama-3.1-8B", "H100-SXM:1,RTX-4090:1,T4:1", context=1024)
+    >>> [(one.device, bool(one.refused)) for one in found]
+    [('H100-SXM', False), ('RTX-4090', False), ('T4', True)]
+    """
+    from hetero.advise.estimate import Workload as Named
+
+    work = Named(workload, **how) if isinstance(workload, str) else replace(workload, **how)
+    kinds = read_fleet(fleet) if isinstance(fleet, str) else tuple(fleet)
+    found = choose(work, kinds, limits)
+    return [*found.matches, *found.refused]
+
+
+def choose(
+    work: Workload,
+    kinds: Sequence[Kind] | None = None,
+    limits: Limits | None = None,
+    prices: Prices | None = None,
+) -> Choice:
+    """Judge every sensible number of every kind of device; see `match`."""
+    limits, prices = limits or Limits(), prices or Prices()
+    tried: list[Match] = []
+    for kind in catalog_fleet() if kinds is None else kinds:
+        tried += _of_kind(work, kind, limits, prices)
+    able = [one for one in tried if not one.refused]
+    rows = [_figures(one) for one in able]
+    judged = zip(able, scores(rows), pareto(rows), strict=True)
+    scored = [replace(one, score=score, best=best) for one, score, best in judged]
+    places = ranks(rows, [one.score for one in scored])
+    ranked = [replace(one, rank=rank) for one, rank in zip(scored, places, strict=True)]
+    ranked.sort(key=lambda one: (one.rank, -one.score, one.device, one.devices))
+    told = tuple(replace(one, reasons=_reasons(one, ranked, limits)) for one in ranked)
+    return Choice(told, tuple(one for one in tried if one.refused), (*prices.notes, *_notes(told)))
+
+
+def _figures(one: Match) -> Figures:
+    assert one.estimate is not None
+    most = _most(one.estimate)
+    spread = (most.high / most.low) ** 0.5
+    return Figures(one.latency_s or 0.0, one.throughput_per_s or 0.0, one.usd_per_hour, one.power_w, spread)
+
+
+def _of_kind(work: Workload, kind: Kind, limits: Limits, prices: Prices) -> list[Match]:
+    """Give the matches of one kind of device, or one refusal that says why there is none."""
+    name = kind.spec.name
+    lacking = [word for word in limits.needs if word not in kind.spec.capabilities]
+    if lacking:
+        has = ", ".join(kind.spec.capabilities) or "none that the catalog knows"
+        return [Match(name, 1, refused=f"it lacks {', '.join(lacking)}; it has {has}")]
+    price = kind.price or prices.of(kind.spec)
+    try:
+        found = [
+            _judged(one, None if kind.count is None else kind.count // one.count, limits)
+            for one in estimates_of(work, kind, price)
+        ]
+    except HeteroError as error:
+        return [Match(name, 1, refused=error.problem)]
+    able = [one for one in found if not one.refused]
+    return able or found[:1] or [Match(name, kind.count or 1, refused=_too_small(work, kind))]
+
+
+def _too_small(work: Workload, kind: Kind) -> str:
+    room = room_of(kind.spec)
+    needed = devices_needed(work, room)
+    have = "" if kind.count is None else f" and there {'is' if kind.count == 1 else 'are'} {kind.count}"
+    if needed is None:
+        return f"no number of devices with {format_bytes(room.usable_bytes)} each holds it"
+    return f"it takes {needed[0]} with {format_bytes(room.usable_bytes)} each{have}"
+
+
+def estimates_of(work: Workload, kind: Kind, price: Paid | None) -> Iterator[Match]:
+    """Give a match for each number of devices that holds the model: the fewest, and the usual ones above.
+
+    Raises
+    ------
+    BadValueError
+        The catalog has no source for what an estimate needs.
+    """
+    needed = devices_needed(work, room_of(kind.spec))
+    if needed is None:
+        return
+    most = kind.count or max(8, needed[0])
+    for count in sorted({needed[0], *(size for size in _GROUPS if size > needed[0])}):
+        if count > most:
+            return
+        spec, members = group_of(kind, count)
+        try:
+            found = estimate(work, spec, count, needed[1] if count == needed[0] else None)
+        except BadValueError:
+            if count == needed[0]:
+                raise
+            continue
+        if found.memory.answer == "fits":
+            yield Match(kind.spec.name, count, estimate=found, price=price, members=members)
+
+
+def _judged(one: Match, most_copies: int | None, limits: Limits) -> Match:
+    """Take as many copies as there are, or as the limits ask for, and refuse what cannot keep to them."""
+    assert one.estimate is not None
+    each = _most(one.estimate).value
+    copies = most_copies or 1
+    if limits.throughput_per_s:
+        copies = ceil(limits.throughput_per_s / each)
+    kept = replace(one, replicas=copies)
+    if limits.latency_s and one.estimate.latency_s.value > limits.latency_s:
+        took = format_seconds(one.estimate.latency_s.value)
+        return replace(kept, refused=f"latency {took} is above {format_seconds(limits.latency_s)}")
+    if most_copies is not None and copies > most_copies:
+        have = f"all {most_copies * one.count} give {each * most_copies:,.0f} tokens/s"
+        return replace(kept, replicas=most_copies, refused=f"{have}, and {limits.throughput_per_s:,.0f} are asked for")
+    if limits.usd_per_hour and kept.usd_per_hour is None:
+        return replace(kept, refused="no price is known: give one in the fleet file or with --prices")
+    if limits.usd_per_hour and (kept.usd_per_hour or 0.0) > limits.usd_per_hour:
+        return replace(kept, refused=f"${kept.usd_per_hour:.2f} an hour is above ${limits.usd_per_hour:.2f}")
+    return kept
+
+
+def _reasons(one: Match, ranked: Sequence[Match], limits: Limits) -> tuple[str, ...]:
+    """Tell what speaks for and against a match."""
+    found = one.estimate
+    assert found is not None
+    need, have = found.memory.footprint.total, found.memory.usable_bytes
+    copies = f", {one.replicas} copies" if one.replicas > 1 else ""
+    lines = [f"holds the model on {one.count}{copies}: {format_bytes(need)} of {format_bytes(have)} on each"]
+    if one.members:
+        link = format_bytes(found.device.link_bytes_per_s or 0.0)
+        lines.append(f"the best {one.count} to work together: {', '.join(one.members)}, {link}/s between them")
+    lines.append(_latency(found, ranked, limits))
+    most = _most(found).times(one.replicas)
+    at_once = f", {found.at_once} sequences at once on a copy" if found.at_once else ""
+    lines.append(f"{most.value:,.0f} tokens/s under load (80 %: {most.low:,.0f} to {most.high:,.0f}){at_once}")
+    if one.price is None or one.usd_per_million is None:
+        lines.append("no price is known")
+    else:
+        lines.append(f"${one.usd_per_million:.2f} a million tokens under load, each at {one.price.said}")
+    largest = max(found.shares, key=lambda share: share[1], default=None)
+    if largest is not None:
+        lines.append(f"{largest[1]:.0%} of the time goes into {_TERMS.get(largest[0], largest[0])}")
+    ties = [other.device for other in ranked if other.rank == one.rank and other.device != one.device]
+    if ties:
+        lines.append(f"no certain difference to {', '.join(dict.fromkeys(ties))}")
+    return tuple(lines)
+
+
+def _latency(found: Estimate, ranked: Sequence[Match], limits: Limits) -> str:
+    own = found.latency_s
+    interval = f"80 %: {format_seconds(own.low)} to {format_seconds(own.high)}; {own.origin}"
+    line = f"{format_seconds(own.value)} for the batch ({interval})"
+    if own.value <= min(other.latency_s or own.value for other in ranked):
+        line += ", the least of all"
+    if limits.latency_s and own.high > limits.latency_s:
+        line += f"; that it keeps below {format_seconds(limits.latency_s)} is likely, not sure"
+    return line
+
+
+def _notes(ranked: Sequence[Match]) -> Iterator[str]:
+    priced = [one for one in ranked if one.price is not None]
+    if ranked and len(priced) < len(ranked):
+        yield f"prices are known of {len(priced)} of {len(ranked)}: scores leave money out"
+    if any(one.estimate and one.estimate.latency_s.origin == "spec" for one in ranked):
+        yield "speeds marked 'spec' come from data sheets alone; 'hetero calibrate' narrows them"

@@ -1,0 +1,180 @@
+"""What a device costs an hour: the user's own price, then live offers, then the catalog's hint, each with its age.
+
+In: a file of prices, and gpuhunt where it is installed and asked for. Out: prices with where they come from. It must
+not guess: a device without a price has none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, date, datetime
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from hetero.catalog.load import find
+from hetero.catalog.values import DeviceSpec
+from hetero.floor.clock import wall_time_s
+from hetero.floor.errors import BadValueError
+from hetero.floor.units import shown
+
+__all__ = ["Paid", "Prices", "age_of", "live_prices", "own_price", "read_prices"]
+
+
+@dataclass(frozen=True, slots=True)
+class Paid:
+    """A price of one device.
+
+    Attributes
+    ----------
+    usd_per_hour : > 0
+    origin : 'yours', 'gpuhunt' with the provider, or 'catalog' with the source
+    day : year-month or year-month-day that it was seen, '' where nobody says
+    """
+
+    usd_per_hour: float
+    origin: str
+    day: str = ""
+
+    @property
+    def said(self) -> str:
+        """The price for people, with its age."""
+        return f"${self.usd_per_hour:.2f} an hour ({self.origin}, {age_of(self.day)})"
+
+
+@dataclass(frozen=True, slots=True)
+class Prices:
+    """Prices by name of the device, and what stood in the way of more.
+
+    Attributes
+    ----------
+    own, live : by the catalog's name
+    notes : lines for people
+    """
+
+    own: Mapping[str, Paid] = field(default_factory=dict)
+    live: Mapping[str, Paid] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+    def of(self, device: DeviceSpec) -> Paid | None:
+        """Give the price of a device, None where none is known."""
+        found = self.own.get(device.name) or self.live.get(device.name)
+        hint = device.price(per_hour=True)
+        if found is None and hint is not None:
+            found = Paid(hint.usd, f"catalog: {hint.source}", hint.month)
+        return found
+
+
+def _today() -> date:
+    return datetime.fromtimestamp(wall_time_s(), UTC).date()
+
+
+def age_of(day: str) -> str:
+    """Tell how old a price is.
+
+    Examples
+    --------
+    >>> age_of("")
+    'undated'
+    """
+    if not day:
+        return "undated"
+    year, month, *rest = (int(part) for part in day.split("-"))
+    seen, today = date(year, month, rest[0] if rest else 1), _today()
+    days = max(0, (today - seen).days)
+    many = f"{days} days" if days < 60 else f"{days // 30} months"
+    return f"of {day}, {'today' if days == 0 and rest else many + ' old'}"
+
+
+def own_price(given: Any, where: str, day: Any = "") -> Paid:
+    """Check a price that the user gives: a number above zero, and the day that it is of.
+
+    Raises
+    ------
+    BadValueError
+        The price is not above zero, or the day is no date.
+
+    Examples
+    --------
+    >>> own_price(0, "my")
+    Traceback (most recent call last):
+    hetero.floor.errors.BadValueError: my: the price is 0; give dollars an hour above 0, or leave it out
+    """
+    number = isinstance(given, int | float) and not isinstance(given, bool)
+    if not number or not 0.0 < given < float("inf"):
+        raise BadValueError(
+            f"{where}: the price is {shown(given)}", remedy="give dollars an hour above 0, or leave it out"
+        )
+    return Paid(float(given), "yours", _day(day, where))
+
+
+def _day(given: Any, where: str) -> str:
+    if given in ("", None):
+        return ""
+    text = str(given)
+    try:
+        date.fromisoformat(text if len(text) > 7 else f"{text}-01")
+    except ValueError as error:
+        raise BadValueError(f"{where}: {shown(given)} is no day", remedy="write it like 2026-11-01") from error
+    return text
+
+
+def read_prices(file: Path) -> dict[str, Paid]:
+    """Read the user's own prices: a mapping of devices to dollars an hour, or to {usd_per_hour: …, day: …}.
+
+    Raises
+    ------
+    BadValueError
+        The file cannot be read, or a device or a price in it is wrong.
+    """
+    import yaml
+
+    try:
+        document = yaml.safe_load(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        raise BadValueError(f"{file} cannot be read as YAML", remedy="write lines like 'H100-SXM: 2.90'") from error
+    if not isinstance(document, dict):
+        raise BadValueError(f"{file} holds {shown(document)}", remedy="write lines like 'H100-SXM: 2.90'")
+    found = {}
+    for name, given in document.items():
+        where = f"{file}: {name}"
+        row = given if isinstance(given, dict) else {"usd_per_hour": given}
+        if unknown := sorted(set(map(str, row)) - {"usd_per_hour", "day"}):
+            raise BadValueError(f"{where}: the key {unknown[0]!r} is not known", remedy="allowed: usd_per_hour, day")
+        found[find(str(name)).name] = own_price(row.get("usd_per_hour"), where, row.get("day", ""))
+    return found
+
+
+def live_prices(devices: Sequence[DeviceSpec]) -> tuple[dict[str, Paid], str]:
+    """Ask gpuhunt for the cheapest offer on demand of each device; gives prices, and a note where that cannot be.
+
+    It asks cloud providers over the network. An offer is taken for a device of the same name and memory; offers do not
+    tell SXM from PCIe, so one price then stands for both.
+    """
+    try:
+        gpuhunt = import_module("gpuhunt")
+    except ImportError:
+        return {}, "live prices need gpuhunt, which is not installed: pip install 'hetero-core[prices]'"
+    try:
+        offers = gpuhunt.query(min_gpu_count=1, spot=False)
+    except Exception as error:  # noqa: BLE001  a network that does not answer, in whatever words
+        return {}, f"gpuhunt gave no prices: {type(error).__name__}: {error}"
+    found: dict[str, Paid] = {}
+    for spec in devices:
+        fitting = [offer for offer in offers if _is_offer_of(offer, spec)]
+        if fitting:
+            best = min(fitting, key=lambda offer: offer.price / offer.gpu_count)
+            usd = best.price / best.gpu_count
+            found[spec.name] = Paid(usd, f"gpuhunt: {best.provider}", _today().isoformat())
+    return found, ""
+
+
+def _is_offer_of(offer: Any, spec: DeviceSpec) -> bool:
+    """Compare names without marks and blanks, and memory within a tenth."""
+    if not offer.gpu_name or not offer.gpu_count or not offer.price or spec.memory_bytes is None:
+        return False
+    ours = "".join(filter(str.isalnum, spec.name.casefold()))
+    theirs = "".join(filter(str.isalnum, str(offer.gpu_name).casefold()))
+    size = (offer.gpu_memory or 0.0) * 2**30
+    return ours.startswith(theirs) and abs(size / spec.memory_bytes - 1.0) < 0.1

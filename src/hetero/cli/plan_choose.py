@@ -1,0 +1,157 @@
+"""`hetero plan --workload W`: which devices, how many, in which mix, with reasons.
+
+In: a workload and a fleet by words or files, limits, prices. Out: a table and reasons for people, or one JSON document.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from hetero.cli.output import console, print_json
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from hetero.advise.fleet import Kind
+    from hetero.advise.match import Choice, Limits
+    from hetero.advise.prices import Prices
+    from hetero.model.workload import Workload
+
+__all__ = ["choose", "read_workload"]
+
+_SHOWN = 8
+
+
+def read_workload(word: str, options: Mapping[str, Any]) -> tuple[Workload, tuple[str, ...], tuple[str, ...]]:
+    """Read a workload: a model's name or config.json, or a YAML file with the fields of a workload.
+
+    Returns
+    -------
+    tuple
+        The workload, the capabilities that it needs, its streams of requests. Options that are given go before the
+        file's.
+    """
+    from hetero.advise.estimate import Workload
+    from hetero.floor.errors import BadValueError, did_you_mean
+
+    given = {key: value for key, value in options.items() if value is not None}
+    if Path(word).suffix not in (".yaml", ".yml"):
+        return Workload(word, **given), (), ()
+    document = _document(Path(word))
+    known = ("model", "job", "weights", "kv", "batch", "context", "prompt", "engine", "optimiser", "checkpointing")
+    for key in document:
+        if key not in (*known, "needs", "streams"):
+            hint = did_you_mean(key, known).removeprefix("; ")
+            remedy = hint or f"allowed: {', '.join(known)}, needs, streams"
+            raise BadValueError(f"{word}: the key {key!r} is not known", remedy=remedy)
+    needs, streams = (tuple(map(str, document.pop(key, ()) or ())) for key in ("needs", "streams"))
+    try:
+        return Workload(**{**document, **given}), needs, streams
+    except BadValueError as error:
+        raise BadValueError(f"{word}: {error.problem}", remedy=error.remedy) from error
+
+
+def _document(file: Path) -> dict[str, Any]:
+    import yaml
+
+    from hetero.floor.errors import BadValueError
+
+    try:
+        document = yaml.safe_load(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        raise BadValueError(f"{file} cannot be read as YAML", remedy="write 'model: NAME' and other fields") from error
+    if not isinstance(document, dict) or not isinstance(document.get("model"), str):
+        raise BadValueError(f"{file} names no model", remedy="write 'model: NAME', as in 'model: Llama-3.1-8B'")
+    return document
+
+
+def choose(
+    word: str,
+    options: Mapping[str, Any],
+    fleet: str,
+    limits: Mapping[str, Any],
+    streams: Sequence[str],
+    prices: Path | None,
+    live: bool,
+    json: bool,
+) -> None:
+    """Answer which devices suit a workload."""
+    from hetero.advise.fleet import read_fleet
+    from hetero.advise.match import Limits
+    from hetero.advise.match import choose as judged
+
+    work, needs, own_streams = read_workload(word, options)
+    kinds = read_fleet(fleet)
+    limit = Limits(**{**limits, "needs": (*limits["needs"], *needs)})
+    paid = _prices(kinds, prices, live)
+    if wanted := streams or own_streams:
+        _mix(work, wanted, kinds, limit, paid, json)
+        return
+    found = judged(work, kinds, limit, paid)
+    if json:
+        print_json({"model": work.model.name, **found.as_dict()})
+    else:
+        _show(work, found)
+    if not found.matches:
+        raise typer.Exit(4)
+
+
+def _prices(kinds: Sequence[Kind], file: Path | None, live: bool) -> Prices:
+    from hetero.advise.prices import Prices, live_prices, read_prices
+
+    own = read_prices(file) if file is not None else {}
+    found, note = live_prices([kind.spec for kind in kinds]) if live else ({}, "")
+    return Prices(own, found, (note,) if note else ())
+
+
+def _mix(work: Workload, words: Sequence[str], kinds: Sequence[Kind], limit: Limits, paid: Prices, json: bool) -> None:
+    from hetero.advise.mixing import mix, read_stream
+
+    found = mix(work, [read_stream(word) for word in words], kinds, limit, paid)
+    print_json({"model": work.model.name, **found.as_dict()}) if json else print(found.explain())
+
+
+def _show(work: Workload, found: Choice) -> None:
+    from rich.box import SIMPLE
+    from rich.table import Table
+
+    from hetero.floor.units import format_seconds
+
+    out = console()
+    if found.matches:
+        title = f"{work.model.name}, {work.job} in {work.weights} by {work.engine}"
+        table = Table(title=title, title_justify="left", box=SIMPLE, padding=(0, 1, 0, 0), pad_edge=False)
+        for heading in ("", "devices", "score", "latency", "tokens/s", "$/h", "$/Mtok", "W", ""):
+            table.add_column(heading, justify="left" if heading == "devices" else "right", no_wrap=True)
+        for one in found.matches[:_SHOWN]:
+            table.add_row(
+                f"{one.rank}.",
+                one.name,
+                f"{one.score:.2f}",
+                format_seconds(one.latency_s or 0.0),
+                f"{one.throughput_per_s or 0.0:,.0f}",
+                "" if one.usd_per_hour is None else f"{one.usd_per_hour:.2f}",
+                "" if one.usd_per_million is None else f"{one.usd_per_million:.2f}",
+                "" if one.power_w is None else f"{one.power_w:,.0f}",
+                "*" if one.best else "",
+            )
+        out.print(table)
+        out.print("* no other is better in latency, throughput, cost and power; equal ranks: no certain difference")
+        out.print()
+        out.print(found.matches[0].explain(), markup=False, soft_wrap=True)
+    if len(found.matches) > _SHOWN:
+        out.print(f"and {len(found.matches) - _SHOWN} more: --json lists all", markup=False)
+    _refused(out, found)
+    for note in found.notes:
+        out.print(f"note: {note}", markup=False, soft_wrap=True)
+
+
+def _refused(out: Any, found: Choice) -> None:
+    shown = found.refused if not found.matches or len(found.refused) <= _SHOWN else found.refused[:_SHOWN]
+    for one in shown:
+        out.print(one.explain(), markup=False, soft_wrap=True)
+    if len(shown) < len(found.refused):
+        out.print(f"and {len(found.refused) - len(shown)} more refused: --json lists all", markup=False)

@@ -6,12 +6,13 @@ the catalog: a device whose speed has no source is an error.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from hetero.advise.calibration import known_of
 from hetero.advise.fit import read_model, room_of
-from hetero.advise.priors import prior_of
 from hetero.advise.rates import rates_of
 from hetero.catalog.load import find
 from hetero.catalog.values import DeviceSpec
@@ -36,7 +37,7 @@ from hetero.plan.speed import (
 )
 from hetero.plan.training_speed import model_flop, training_amounts
 
-__all__ = ["Estimate", "Workload", "estimate"]
+__all__ = ["Estimate", "Workload", "compare_speeds", "estimate"]
 
 
 class Workload(values.Workload):
@@ -161,7 +162,7 @@ def estimate(
     if count < 1:
         raise BadValueError(f"count is {count}", remedy="it must be at least 1")
     room, rates = room_of(spec), rates_of(spec, work)
-    known = efficiency or prior_of(spec, work.engine)
+    known = efficiency or known_of(spec, work.engine)
     how = spread or _usual(work, count)
     if work.training:
         return _training(work, spec, how, known)
@@ -186,6 +187,26 @@ def estimate(
         shares=tuple(known.shares(whole).items()),
         said=known.said,
     )
+
+
+def compare_speeds(found: Sequence[Estimate]) -> str:
+    """Give a ranking by latency in words, the fastest first; those whose intervals overlap the leader's are ties.
+
+    Examples
+    --------
+    >>> work = Workload("Llama-3.1-8B", engine="llama.cpp", weights="Q4_K_M")
+    >>> print(compare_speeds([estimate(work, name) for name in ("RTX-4080", "RTX-4090")]))
+    1. RTX-4090, RTX-4080: a tie, their intervals overlap
+    """
+    left = sorted(found, key=lambda one: one.latency_s.value)
+    lines, place = [], 1
+    while left:
+        tied = [one for one in left if one.latency_s.overlaps(left[0].latency_s)]
+        names = ", ".join(one.device.name for one in tied)
+        lines.append(f"{place}. {names}" + (": a tie, their intervals overlap" if len(tied) > 1 else ""))
+        place += len(tied)
+        left = [one for one in left if one not in tied]
+    return "\n".join(lines)
 
 
 def _training(work: values.Workload, spec: DeviceSpec, how: Sharding, known: Efficiency) -> Estimate:

@@ -13,6 +13,7 @@ import typer
 
 from hetero.cli import (
     batch,
+    calibrate,
     catalog,
     compress,
     config,
@@ -54,6 +55,7 @@ app.command("compress")(compress.compress)
 app.add_typer(config.app, name="config")
 app.add_typer(catalog.app, name="catalog")
 app.add_typer(plan.app, name="plan")
+app.command("calibrate")(calibrate.calibrate)
 app.add_typer(graph.app, name="graph")
 app.command("top")(top.top)
 app.command("schedule")(schedule.schedule)

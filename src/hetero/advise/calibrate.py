@@ -1,0 +1,141 @@
+"""Measures the devices of this host: a matrix product, copies, transfers, and a few tokens of a small model.
+
+In: the devices. Out: what each was seen to do. It must not keep or judge anything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from importlib import metadata
+from typing import Any
+
+from hetero.advise.calibration import MINI, Timed
+from hetero.floor.clock import monotonic_s
+from hetero.model.device import HOST_NODE, Device
+
+__all__ = ["Exchange", "measure_device", "measure_exchange", "targets"]
+
+PROMPTS = (64, 256)
+KEPT = (64, 256)
+"""Lengths at which the small model is timed."""
+
+_ROUNDS = 5
+_FEW_S = 8.0
+"""Rounds of a pass, and after how many seconds no further one begins."""
+
+_LIBRARIES = ("torch", "numpy", "hetero-core")
+_TORCH_WORDS = {"cuda": "cuda", "rocm": "cuda", "xpu": "xpu", "mps": "mps", "cpu": "cpu"}
+
+
+def targets() -> list[Device]:
+    """Give one device of each sort of this host that computes; simulated and throttled ones are left out."""
+    from hetero.session.fleet import choose, survey
+
+    found: dict[tuple[str, str], Device] = {}
+    for device in choose(survey())[0]:
+        if not device.simulated and device.throttle_frac == 1.0:
+            found.setdefault((device.kind, device.name), device)
+    return list(found.values())
+
+
+def measure_device(device: Device) -> Timed:
+    """Measure one device; about ten seconds on a processor, less on an accelerator."""
+    from hetero.session.fleet_speed import measure, topology
+
+    fast = measure([device], refresh=True)[0]
+    links = {
+        link.src == HOST_NODE: link.bandwidth_bytes_per_s for link in topology([device]).links if link.kind != "assumed"
+    }
+    place = _TORCH_WORDS.get(device.kind)
+    runs = place is not None and _installed("torch")
+    weights, prompt_s, step_s = _tokens(place or "", device.index) if runs else ("", {}, {})
+    return Timed(
+        device=device.name,
+        flop_per_s=fast.flop_per_s or 0.0,
+        bytes_per_s=fast.bytes_per_s or 0.0,
+        in_bytes_per_s=links.get(True),
+        out_bytes_per_s=links.get(False),
+        weights=weights,
+        prompt_s=prompt_s,
+        step_s=step_s,
+        versions={"driver": device.driver, **{name: metadata.version(name) for name in _LIBRARIES if _installed(name)}},
+        day=datetime.now(UTC).date().isoformat(),
+    )
+
+
+def _installed(name: str) -> bool:
+    try:
+        metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return False
+    return True
+
+
+def _tokens(place: str, index: int) -> tuple[str, dict[str, float], dict[str, float]]:
+    """Time prompts and decode steps of the small model; gives the format, seconds by tokens, seconds by kept tokens."""
+    import torch
+
+    from hetero.advise.calibrate_model import Decoder
+
+    half = place != "cpu"
+    model = Decoder(MINI, f"{place}:{index}" if half else place, torch.float16 if half else torch.float32)
+    wait = getattr(torch, place).synchronize if half else (lambda: None)
+    with torch.no_grad():
+        prompts = {str(tokens): _best_s(model.prompt(tokens), wait) for tokens in PROMPTS}
+        steps = {str(kept): _best_s(model.step(kept), wait) for kept in KEPT}
+    return ("fp16" if half else "fp32"), prompts, steps
+
+
+def _best_s(call: Callable[[], Any], wait: Callable[[], Any]) -> float:
+    """Give the shortest of a few calls after one that warms up: what else runs on the host only makes them longer."""
+    call()
+    wait()
+    best_s, begun_s = float("inf"), monotonic_s()
+    for _ in range(_ROUNDS):
+        start_s = monotonic_s()
+        call()
+        wait()
+        end_s = monotonic_s()
+        best_s = min(best_s, end_s - start_s)
+        if end_s - begun_s > _FEW_S:
+            break
+    return best_s
+
+
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """How long members on several devices took to add up arrays.
+
+    Attributes
+    ----------
+    devices : their ids
+    seconds : by bytes of the array
+    """
+
+    devices: tuple[str, ...]
+    seconds: dict[str, float]
+
+
+EXCHANGED_BYTES = (4_000, 4_000_000)
+
+
+def measure_exchange(devices: int) -> Exchange:
+    """Time an all-reduce between workers on so many devices of this host."""
+    import numpy as np
+
+    from hetero.session.collectives import all_reduce
+    from hetero.session.context import Context
+    from hetero.session.tasks import task
+
+    def timed(sizes: tuple[int, ...]) -> dict[str, float]:
+        def one(values: Any) -> Callable[[], Any]:
+            return lambda: all_reduce(values)
+
+        arrays = {size: np.ones(size // 4, np.float32) for size in sizes}
+        return {str(size): _best_s(one(values), lambda: None) for size, values in arrays.items()}
+
+    with Context(devices=",".join(["cpu:1"] * devices)) as ctx:
+        seconds = ctx.run(task(devices=devices)(timed), EXCHANGED_BYTES)
+        return Exchange(tuple(device.id for device in ctx.devices), seconds)

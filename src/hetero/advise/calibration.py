@@ -1,0 +1,152 @@
+"""What was measured by the user or on this host, kept between runs, and what it makes of the priors.
+
+In: tables of the user's own figures, and runs that `calibrate` timed. Out: an `Efficiency` for a device and an engine.
+It must not measure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from hetero.advise.measurements import Measurement, read_rows, read_table
+from hetero.advise.priors import prior_of
+from hetero.advise.rates import rates_of
+from hetero.catalog.values import DeviceSpec
+from hetero.floor.errors import BadValueError
+from hetero.model.architecture import ModelSpec
+from hetero.model.workload import Sharding, Workload
+from hetero.plan import speed
+from hetero.plan.efficiency import Efficiency, Sample, learn
+from hetero.session.kept import Kept
+
+__all__ = ["MINI", "Timed", "keep_table", "keep_timed", "kept_entries", "known_of", "tables"]
+
+FILE = "calibration.json"
+"""The file's name under HETERO_HOME."""
+
+MINI = ModelSpec("mini", 8, 1024, 16, 4, 64, 2816, 4096)
+"""The small decoder that `calibrate` runs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Timed:
+    """What `calibrate` timed on one device.
+
+    Attributes
+    ----------
+    device : its name
+    flop_per_s, bytes_per_s : of a float32 matrix product and of a copy
+    in_bytes_per_s, out_bytes_per_s : to and from the host's memory, None where they share it
+    weights : number format of the small model, '' where torch is not there
+    prompt_s, step_s : seconds by tokens of a prompt; of one decode step by tokens kept
+    versions : of driver and libraries
+    day : year-month-day
+    """
+
+    device: str
+    flop_per_s: float
+    bytes_per_s: float
+    in_bytes_per_s: float | None = None
+    out_bytes_per_s: float | None = None
+    weights: str = ""
+    prompt_s: Mapping[str, float] = field(default_factory=dict)
+    step_s: Mapping[str, float] = field(default_factory=dict)
+    versions: Mapping[str, str] = field(default_factory=dict)
+    day: str = ""
+
+    def samples(self, spec: DeviceSpec) -> list[Sample]:
+        """Give the timed passes of the small model as runs, against what the data sheet promises."""
+        if not self.weights:
+            return []
+        found = []
+        for tokens, seconds in self.prompt_s.items():
+            work = Workload(MINI, weights=self.weights, prompt=int(tokens), context=int(tokens) + 1)
+            amounts = speed.prompt_amounts(work, Sharding(), rates_of(spec, work), 1)
+            found.append(Sample(amounts, seconds))
+        for kept, seconds in self.step_s.items():
+            work = Workload(MINI, weights=self.weights)
+            amounts = speed.step_amounts(work, Sharding(), rates_of(spec, work), 1, float(kept))
+            found.append(Sample(amounts, seconds))
+        return found
+
+
+def keep_table(path: Path) -> tuple[list[Measurement], list[str]]:
+    """Keep a user's own figures; a table of the same name takes the place of the older one.
+
+    Returns
+    -------
+    tuple
+        The rows that could be read, and a line for each that could not.
+
+    Raises
+    ------
+    BadValueError
+        The file cannot be read, lacks a column, or has no row that could be read.
+    """
+    rows = read_table(path)
+    found, unread = read_rows(rows)
+    if not found:
+        why = unread[0] if unread else "no row has a value"
+        raise BadValueError(f"{path} has no row to learn from: {why}", remedy="repair the rows")
+    Kept(FILE).update({f"table {path.name}": [dict(row) for row in rows]})
+    return found, unread
+
+
+def keep_timed(timed: Timed) -> None:
+    """Keep what was timed on a device of this host."""
+    Kept(FILE).update({f"here {timed.device}": asdict(timed)})
+
+
+def kept_entries() -> Mapping[str, Any]:
+    """Give everything that is kept, read anew where the file has changed."""
+    path = Kept(FILE).path
+    try:
+        stamp = path.stat().st_mtime_ns
+    except OSError:
+        return {}
+    return _read(str(path), stamp)
+
+
+@lru_cache(maxsize=4)
+def _read(path: str, stamp: int) -> Mapping[str, Any]:
+    return Kept(FILE).read()
+
+
+def tables() -> list[Measurement]:
+    """Give the rows of every kept table."""
+    return list(_tables(str(Kept(FILE).path), kept_entries()))
+
+
+_LAST: dict[str, tuple[Mapping[str, Any], tuple[Measurement, ...]]] = {}
+
+
+def _tables(path: str, entries: Mapping[str, Any]) -> Sequence[Measurement]:
+    """Read the rows of the tables once for each state of the file."""
+    if path not in _LAST or _LAST[path][0] is not entries:
+        rows = [row for name, table in entries.items() if name.startswith("table ") for row in table]
+        _LAST[path] = (entries, tuple(read_rows(rows)[0]))
+    return _LAST[path][1]
+
+
+def known_of(device: DeviceSpec, engine: str) -> Efficiency:
+    """Give what is known of an engine on a device: its prior, narrowed by what was measured here or by the user.
+
+    Notes
+    -----
+    See `hetero.plan.efficiency.learn`. Without own measurements of this device and engine the prior stays.
+    """
+    prior = prior_of(device, engine)
+    entries = kept_entries()
+    if not entries:
+        return prior
+    own = [row.sample for row in tables() if row.engine == engine and row.device.name == device.name]
+    here = entries.get(f"here {device.name}")
+    if here and engine == "torch":
+        own += Timed(**here).samples(device)
+    if not own:
+        return prior
+    return learn(prior, own, "measured", f"{len(own)} own measurements of {engine} on {device.name}")

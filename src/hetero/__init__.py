@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from hetero.comm.mpi import MpiGroup
     from hetero.drive.checkpoints import checkpoint, restore, resumable
     from hetero.floor.errors import HeteroError
+    from hetero.graphs.program import Graph
+    from hetero.graphs.show import graph
     from hetero.model.device import Device
     from hetero.report.context import report
     from hetero.session.collectives import all_gather, all_reduce, broadcast, reduce_scatter
@@ -65,6 +67,7 @@ __all__ = [
     "File",
     "Files",
     "Future",
+    "Graph",
     "Group",
     "HeteroError",
     "Images",
@@ -88,6 +91,7 @@ __all__ = [
     "get_current_device",
     "get_device_list",
     "get_memory_usage",
+    "graph",
     "load_parameters",
     "map_batches",
     "match",
@@ -126,6 +130,8 @@ _HOMES = {
     "hetero.comm.mpi": ("MpiGroup",),
     "hetero.drive.checkpoints": ("checkpoint", "restore", "resumable"),
     "hetero.floor.errors": ("HeteroError",),
+    "hetero.graphs.program": ("Graph",),
+    "hetero.graphs.show": ("graph",),
     "hetero.model.device": ("Device",),
     "hetero.session.collectives": ("all_gather", "all_reduce", "broadcast", "reduce_scatter"),
     "hetero.session.context": ("Context",),

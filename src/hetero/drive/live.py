@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from itertools import count
 from math import inf
@@ -55,6 +56,12 @@ class Sink(Protocol):
     def failed(self, failure: Failure) -> None:
         """Take the failure; its payload may be the user's exception. Called once, from any thread."""
         ...
+
+
+class _Together(tuple[TaskSubmitted, ...]):
+    """Tasks that are handed in at once."""
+
+    __slots__ = ()
 
 
 class Explanation(NamedTuple):
@@ -122,7 +129,10 @@ class Driver:
         self._sinks: dict[int, Sink] = {}
         self._tracked: set[int] = set()
         self._able: dict[tuple[str, int], Request] = {}
-        self._inbox: deque[Event] = deque()
+        self._inbox: deque[Event | _Together] = deque()
+        self._held: list[TaskSubmitted] = []
+        self._holder = 0
+        self._one_holder = threading.Lock()
         self._released: deque[int] = deque()
         self._token = threading.Lock()
         self._idle = threading.Condition()
@@ -190,8 +200,32 @@ class Driver:
         self._calls[task.id] = call
         if sink is not None:
             self._sinks[task.id] = sink
-        self._inbox.append(TaskSubmitted(self._clock.now_s(), task))
+        submitted = TaskSubmitted(self._clock.now_s(), task)
+        if self._holder == threading.get_ident():
+            self._held.append(submitted)
+            return
+        self._inbox.append(submitted)
         self._drain()
+
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """Hand in at once, at the end, what this thread submits inside; nothing of it when that raises."""
+        with self._one_holder:
+            self._holder = threading.get_ident()
+            try:
+                yield
+            except BaseException:
+                for event in self._held:
+                    self._calls.pop(event.task.id, None)
+                    self._sinks.pop(event.task.id, None)
+                self._held.clear()
+                raise
+            finally:
+                self._holder = 0
+                held, self._held = self._held, []
+        if held:
+            self._inbox.append(_Together(held))
+            self._drain()
 
     def _refuse(self, task: Task, key: tuple[str, int]) -> None:
         reason = self.machine.refuse(task.name, task.signature, task.request)
@@ -340,13 +374,16 @@ class Driver:
                     self._idle.notify_all()
         self.engine.pump()
 
-    def _take(self, event: Event, deliveries: list[Delivery]) -> None:
+    def _take(self, event: Event | _Together, deliveries: list[Delivery]) -> None:
         record = self._record
         if record is not None:
-            record(event)
+            for each in event if isinstance(event, _Together) else (event,):
+                record(each)
         if type(event) is TaskFinished and event.nbytes:
             self._tracked.add(event.task)
-        for command in self.machine.handle(event):
+        core = self.machine
+        commands = core.handle_all(event) if isinstance(event, _Together) else core.handle(event)
+        for command in commands:
             if record is not None:
                 record(command)
             carry = self._carry.get(type(command))

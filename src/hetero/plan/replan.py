@@ -126,15 +126,13 @@ def replan(
     everything = before is None or before.table != ahead.table
     turn = 0 if before is None else before.turn + 1
     best: Plan | None = None
-    least: tuple[float, float] | None = None
+    least = np.inf
     for rule, order, pinned, look_s in _candidates(ahead, ranks, old, waiting, turn, everything, plain):
         device, start_s, finish_s = g.device.copy(), np.zeros(len(g.phase)), ends_s.copy()
         found = place_rest(g, order, pinned, look_s, free_s, now_s, device, start_s, finish_s)
-        if least is None or found[0] < least[0] * (1.0 - 1e-9):
+        if best is None or found < least * (1.0 - 1e-9):
             least = found
-            best = Plan(
-                ahead.version, ahead.table, len(g.phase), device, start_s, finish_s, found[0], ranks, rule, turn
-            )
+            best = Plan(ahead.version, ahead.table, len(g.phase), device, start_s, finish_s, found, ranks, rule, turn)
     assert best is not None
     return best
 

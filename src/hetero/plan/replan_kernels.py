@@ -18,9 +18,12 @@ _FINISHED = 2
 
 
 @njit
-def _arrivals(g: Graph, task: int, now_s: float, device: Ints, finish_s: Floats, arrive_s: Floats) -> None:
-    """Write when what a task needs is on each memory node."""
+def _arrivals(
+    g: Graph, task: int, now_s: float, device: Ints, finish_s: Floats, arrive_s: Floats, travel_s: Floats
+) -> None:
+    """Write when what a task needs can be on each memory node, and how long it travels there altogether."""
     arrive_s[:] = now_s
+    travel_s[:] = 0.0
     for e in range(g.pred_first[task], g.pred_first[task + 1]):
         before = g.pred[e]
         here = g.node[device[before]]
@@ -31,45 +34,68 @@ def _arrivals(g: Graph, task: int, now_s: float, device: Ints, finish_s: Floats,
         for there in range(len(arrive_s)):
             at_s = end_s
             if travels and there != here and not (over and g.has[before, there] == 1):
-                at_s += g.latency_s[here, there] + nbytes * g.s_per_byte[here, there]
+                way_s = g.latency_s[here, there] + nbytes * g.s_per_byte[here, there]
+                at_s += way_s
+                travel_s[there] += way_s
             if at_s > arrive_s[there]:
                 arrive_s[there] = at_s
 
 
 @njit
-def _gap(begin_s: Floats, end_s: Floats, count: int, ready_s: float, seconds: float) -> int:
+def _ready(arrive_s: float, travel_s: float, called_s: float) -> float:
+    """Give when inputs are there that do not set out before they are called for."""
+    return max(arrive_s, called_s + travel_s) if travel_s > 0.0 else arrive_s
+
+
+@njit
+def _gap(
+    begin_s: Floats, end_s: Floats, called_s: Floats, count: int, arrive_s: float, travel_s: float, seconds: float
+) -> int:
     """Give the first idle gap of a device in which a task fits; the last has no end."""
     low, high = 0, count - 1
     while low < high:
         middle = (low + high) // 2
-        if end_s[middle] < ready_s:
+        if end_s[middle] < arrive_s:
             low = middle + 1
         else:
             high = middle
-    while max(begin_s[low], ready_s) + seconds > end_s[low]:
+    while max(begin_s[low], _ready(arrive_s, travel_s, called_s[low])) + seconds > end_s[low]:
         low += 1
     return low
 
 
 @njit
-def _take(begin_s: Floats, end_s: Floats, count: int, gap: int, start_s: float, finish_s: float) -> int:
+def _take(
+    begin_s: Floats, end_s: Floats, called_s: Floats, count: int, gap: int, start_s: float, finish_s: float
+) -> int:
     """Take [start, finish] out of an idle gap; gives the new number of gaps."""
     if start_s > begin_s[gap]:
         if finish_s < end_s[gap]:
             for i in range(count, gap, -1):
                 begin_s[i] = begin_s[i - 1]
                 end_s[i] = end_s[i - 1]
+                called_s[i] = called_s[i - 1]
             begin_s[gap + 1] = finish_s
+            called_s[gap + 1] = start_s
             count += 1
         end_s[gap] = start_s
     elif finish_s < end_s[gap]:
         begin_s[gap] = finish_s
+        called_s[gap] = start_s
     else:
         for i in range(gap, count - 1):
             begin_s[i] = begin_s[i + 1]
             end_s[i] = end_s[i + 1]
+            called_s[i] = called_s[i + 1]
         count -= 1
     return count
+
+
+@njit
+def _end(g: Graph, task: int, d: int, arrive_s: Floats, travel_s: Floats, gap_begin_s: float, called_s: float) -> float:
+    """Give when a task would end that begins in a gap of a device."""
+    there = g.node[d]
+    return max(gap_begin_s, _ready(arrive_s[there], travel_s[there], called_s)) + g.seconds[g.kind[task], d]
 
 
 @njit
@@ -83,54 +109,56 @@ def place_rest(
     device: Ints,
     start_s: Floats,
     finish_s: Floats,
-) -> tuple[float, float]:
-    """Place tasks that wait, each where EFT + ahead is least, into idle gaps; gives makespan and sum of finishes.
+) -> float:
+    """Place tasks that wait, each where EFT + ahead is least, into idle gaps; gives the makespan.
 
     `free_s` is when each device has ended what it runs, inf for one that takes nothing. `device` and `finish_s`
-    hold those of the tasks that run. `pinned` names a device for each entry of `order`, or -1; `ahead_s` has a row
-    a slot, or no rows.
+    hold those of the tasks that run. `pinned` names a device for each entry of `order`, or -1; where that takes
+    nothing, any other may. `ahead_s` has a row a slot, or no rows. The inputs of a task set out when the task before
+    it on its device begins, for not before then is it placed.
     """
     m = g.seconds.shape[1]
     begin_s = np.empty((m, len(order) + 1))
     end_s = np.empty((m, len(order) + 1))
+    called_s = np.empty((m, len(order) + 1))
     begin_s[:, 0] = free_s
     end_s[:, 0] = np.inf
+    called_s[:, 0] = now_s
     count = np.ones(m, dtype=np.int64)
     arrive_s = np.empty(g.latency_s.shape[0])
+    travel_s = np.empty(g.latency_s.shape[0])
     looks = ahead_s.shape[0] > 0
-    last_s, total_s = now_s, 0.0
+    last_s = now_s
     for at in range(len(order)):
         task = order[at]
-        _arrivals(g, task, now_s, device, finish_s, arrive_s)
-        seconds = g.seconds[g.kind[task]]
+        _arrivals(g, task, now_s, device, finish_s, arrive_s, travel_s)
+        pin = pinned[at]
+        if pin >= 0 and free_s[pin] + g.seconds[g.kind[task], pin] == np.inf:
+            pin = -1
         least, chosen, chosen_gap = np.inf, -1, 0
-        for attempt in range(2):
-            for d in range(m):
-                if attempt == 0 and pinned[at] >= 0 and d != pinned[at]:
-                    continue
-                value = max(arrive_s[g.node[d]], begin_s[d, 0]) + seconds[d]
-                if looks and attempt == 0:
-                    value += ahead_s[task, d]
-                if value >= least:
-                    continue
-                gap = _gap(begin_s[d], end_s[d], count[d], arrive_s[g.node[d]], seconds[d])
-                value = max(begin_s[d, gap], arrive_s[g.node[d]]) + seconds[d]
-                if looks and attempt == 0:
-                    value += ahead_s[task, d]
-                if value < least:
-                    least, chosen, chosen_gap = value, d, gap
-            if chosen >= 0:
-                break
+        for d in range(m):
+            if pin >= 0 and d != pin:
+                continue
+            more_s = ahead_s[task, d] if looks else 0.0
+            seconds, there = g.seconds[g.kind[task], d], g.node[d]
+            if max(arrive_s[there], begin_s[d, 0]) + seconds + more_s >= least:
+                continue
+            gap = _gap(begin_s[d], end_s[d], called_s[d], count[d], arrive_s[there], travel_s[there], seconds)
+            value = _end(g, task, d, arrive_s, travel_s, begin_s[d, gap], called_s[d, gap]) + more_s
+            if value < least:
+                least, chosen, chosen_gap = value, d, gap
         if chosen < 0:
             device[task], start_s[task], finish_s[task] = 0, np.inf, np.inf
             continue
-        start = max(begin_s[chosen, chosen_gap], arrive_s[g.node[chosen]])
-        finish = start + seconds[chosen]
-        count[chosen] = _take(begin_s[chosen], end_s[chosen], count[chosen], chosen_gap, start, finish)
+        seconds = g.seconds[g.kind[task], chosen]
+        finish = _end(g, task, chosen, arrive_s, travel_s, begin_s[chosen, chosen_gap], called_s[chosen, chosen_gap])
+        start = finish - seconds
+        count[chosen] = _take(
+            begin_s[chosen], end_s[chosen], called_s[chosen], count[chosen], chosen_gap, start, finish
+        )
         device[task], start_s[task], finish_s[task] = chosen, start, finish
         last_s = max(last_s, finish)
-        total_s += finish - now_s
-    return last_s, total_s
+    return last_s
 
 
 @njit

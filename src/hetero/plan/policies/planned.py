@@ -25,7 +25,7 @@ PREFETCH = 0.2
 """… and within this part of the task, or when its inputs take this part of the wait to travel. What is not given yet
 may still go elsewhere."""
 
-STRAYED = 0.15
+STRAYED = 0.45
 """From this spread of estimates on an idle device takes what would end there no later than where the plan has it."""
 
 

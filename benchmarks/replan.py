@@ -1,0 +1,170 @@
+"""Real times stray from the model: planning the rest anew at each completion, against following the plan as it is,
+and against an online policy that binds a task to a device when it becomes ready (as StarPU's dmdas does).
+
+In virtual time, so nothing but the decisions differ: the same draws of lognormal times for all three.
+"""
+
+from __future__ import annotations
+
+import statistics
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from benchmarks.common import Bench
+from benchmarks.graphs import Instance, instances
+from hetero.floor.clock import monotonic_s
+from hetero.graphs.planning import Budget, plan_graph
+from hetero.graphs.simulating import guide_of, run_graph
+from hetero.model.graph import TaskGraph
+from hetero.model.schedule import Schedule
+from hetero.plan.policies.base import Memory, Policy, Proposal, ReadyTask, View
+from hetero.plan.problem import problem_of
+from hetero.plan.ranks import upward_rank
+
+SIGMAS = (0.1, 0.3, 0.6)
+DRAWS = 20
+MOST_TASKS = 260
+PLAN_ITERATIONS = 60
+
+
+class Static:
+    """Follow a plan: each device runs its tasks in the planned order, whatever happens."""
+
+    name = "static"
+
+    def __init__(self, guide: Mapping[int, tuple[float, int]]) -> None:
+        self._device = {task: device for task, (_, device) in guide.items()}
+        by_start = sorted(guide, key=lambda task: (guide[task][0], task))
+        self._after: dict[int, int] = {}
+        self._first: dict[int, int] = {}
+        last: dict[int, int] = {}
+        for task in by_start:
+            device = self._device[task]
+            if device in last:
+                self._after[last[device]] = task
+            else:
+                self._first[device] = task
+            last[device] = task
+
+    def propose(self, view: View, ready: Sequence[ReadyTask], memory: Memory) -> tuple[Sequence[Proposal], Memory]:
+        """Propose the next task of each device, where it is ready."""
+        due = dict(memory) if isinstance(memory, dict) else dict(self._first)
+        found = []
+        waits = {task.id for task in ready}
+        for device in np.flatnonzero(view.ready & (view.room > 0)).tolist():
+            task = due.get(device)
+            if task in waits and task is not None:
+                found.append(Proposal(task, device))
+                due[device] = self._after.get(task, 0)
+        return found, due
+
+
+class Bound(NamedTuple):
+    """Where ready tasks were bound, and how much work each device was given."""
+
+    device: dict[int, int]
+    load_s: dict[int, float]
+
+
+class AtReady:
+    """Bind each task, when it becomes ready, to the device where it would end first; devices take the most urgent.
+
+    References
+    ----------
+    C. Augonnet, S. Thibault, R. Namyst, P.-A. Wacrenier, "StarPU: a unified platform for task scheduling on
+    heterogeneous multicore architectures", CCPE 23 (2011), 187-198: dmda, and dmdas with sorted queues.
+    """
+
+    name = "at_ready"
+
+    def __init__(self, graph: TaskGraph) -> None:
+        self._urgency = upward_rank(problem_of(graph))
+
+    def propose(self, view: View, ready: Sequence[ReadyTask], memory: Memory) -> tuple[Sequence[Proposal], Memory]:
+        """Bind what is new, and propose the most urgent of what each device was given."""
+        bound = dict(memory) if isinstance(memory, dict) else {}
+        waiting = {task.id: task for task in ready}
+        load_s = view.available_s.copy()
+        for task, device in bound.items():
+            if task in waiting:
+                load_s[device] += waiting[task].seconds[device]
+        for task_id in sorted(waiting, key=lambda task: (-self._urgency[task - 1], task)):
+            task = waiting[task_id]
+            if task_id not in bound:
+                begin_s = load_s if task.arrive_s is None else np.maximum(load_s, view.now_s + task.arrive_s)
+                device = int((begin_s + task.seconds).argmin())
+                bound[task_id] = device
+                load_s[device] += task.seconds[device]
+        found = []
+        for device in np.flatnonzero(view.ready & (view.room > 0)).tolist():
+            mine = [task for task in waiting if bound[task] == device]
+            if mine:
+                found.append(Proposal(min(mine, key=lambda task: (-self._urgency[task - 1], task)), device))
+        return found, bound
+
+
+class Row(NamedTuple):
+    """Mean makespans over the draws of one graph, in terms of the plan's."""
+
+    graph: str
+    family: str
+    sigma: float
+    replan: float
+    static: float
+    online: float
+
+    @classmethod
+    def of(cls, entry: Instance, plan: Schedule, sigma: float, draws: int) -> Row:
+        """Run one graph under every policy."""
+        graph = entry.graph
+        rivals: dict[str, Policy | str] = {
+            "replan": "planned",
+            "static": Static(guide_of(graph, plan)),
+            "online": AtReady(graph),
+        }
+        means = {
+            name: statistics.fmean(
+                run_graph(graph, policy, guide=plan, noise=sigma, seed=seed).makespan_s for seed in range(draws)
+            )
+            / plan.makespan_s
+            for name, policy in rivals.items()
+        }
+        return cls(entry.name, entry.name.partition("/")[0], sigma, **means)
+
+    @property
+    def over_better(self) -> float:
+        """Re-planning over the better of the two rivals."""
+        return self.replan / min(self.static, self.online)
+
+
+def _claims(bench: Bench, sigma: float, rows: Sequence[Row]) -> None:
+    for family in dict.fromkeys(row.family for row in rows):
+        mine = [row for row in rows if row.family == family]
+        for rival in ("static", "online"):
+            value = statistics.fmean(row.replan / getattr(row, rival) for row in mine)
+            bench.claim(f"spread {sigma:g}, {family}: re-planned", value, rival=rival, at_most=1.0)
+    worst = max(row.over_better for row in rows)
+    bench.claim(f"spread {sigma:g}: re-planned, the worst graph", worst, rival="better of the two", at_most=1.1)
+
+
+def main() -> None:
+    """Run every graph under every spread."""
+    bench = Bench("replan", "Times that stray from the model: re-planning against a static plan and an online policy")
+    draws = 2 if bench.quick else DRAWS
+    chosen = [entry for entry in instances() if 10 < len(entry.graph.tasks) <= MOST_TASKS]
+    rows: list[Row] = []
+    for entry in chosen[:: 6 if bench.quick else 1]:
+        plan = plan_graph(entry.graph, "search", Budget(iterations=2 if bench.quick else PLAN_ITERATIONS)).schedule
+        for sigma in SIGMAS:
+            rows.append(Row.of(entry, plan, sigma, draws))
+    for sigma in SIGMAS:
+        _claims(bench, sigma, [row for row in rows if row.sigma == sigma])
+    _speed(bench)
+    bench.note(graphs=len(chosen), draws=draws, rows=[row._asdict() for row in rows])
+    bench.finish()

@@ -6,7 +6,7 @@ In: the names of a model and of devices. Out: an answer with its reasons, or one
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from typer.core import TyperGroup
@@ -16,19 +16,20 @@ from hetero.cli.output import print_json
 
 __all__ = ["app"]
 
+
 class _Group(TyperGroup):
     """The commands of `hetero plan`, where '--accuracy' takes every word after it up to the next option."""
 
-    def parse_args(self, context: Context, words: list[str]) -> list[str]:
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Write '--accuracy A B' as '--accuracy A --accuracy B'."""
         spread: list[str] = []
         taking = False
-        for word in words:
+        for word in args:
             if taking and not word.startswith("-") and spread[-1] != "--accuracy":
                 spread.append("--accuracy")
             taking = word == "--accuracy" or (taking and not word.startswith("-"))
             spread.append(word)
-        return super().parse_args(context, spread)
+        return super().parse_args(ctx, spread)
 
 
 app = typer.Typer(cls=_Group, help="Know before you run: what fits where, how fast, at what price.")

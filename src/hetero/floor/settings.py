@@ -225,18 +225,22 @@ def lent(name: str, value: str) -> Iterator[None]:
 
 
 @contextmanager
-def replaced(values: Mapping[str, str]) -> Iterator[None]:
-    """Set variables of other programs' runtimes for the `with` block, whatever they were, and set them back."""
+def replaced(values: Mapping[str, str | None]) -> Iterator[None]:
+    """Set variables of other programs' runtimes for the `with` block, None for unset, and set them back afterwards."""
     before = {name: os.environ.get(name) for name in values}
-    os.environ.update(values)
+    _set_all(values)
     try:
         yield
     finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
+        _set_all(before)
+
+
+def _set_all(values: Mapping[str, str | None]) -> None:
+    for name, value in values.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
 
 
 def given() -> dict[str, str]:

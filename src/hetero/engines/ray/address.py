@@ -6,16 +6,33 @@ It must not import Ray.
 
 from __future__ import annotations
 
+import json
 import socket
+import subprocess
+import sys
 from contextlib import closing
 
 from hetero.floor.errors import BadValueError, EngineError
 
-__all__ = ["KNOCK_S", "check_address", "knock"]
+__all__ = ["ANSWER_S", "KNOCK_S", "ask_cluster", "check_address", "is_loopback", "knock"]
 
 KNOCK_S = 3.0
+ANSWER_S = 7.0
+"""With the knock, less than the ten seconds after which a user thinks that nothing happens."""
+
 _PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
 _SETTINGS = 4
+_ASK = """
+import json, sys
+from ray._private.utils import compute_version_info
+from ray._raylet import GcsClient
+try:
+    told = GcsClient(address=sys.argv[1]).internal_kv_get(b"CLUSTER_METADATA", namespace=b"cluster")
+    facts = json.loads(told)
+    print(json.dumps({"cluster": [facts["ray_version"], facts["python_version"]], "own": compute_version_info()}))
+except Exception as error:
+    print(json.dumps({"error": str(error)}))
+"""
 
 
 def check_address(address: str) -> None:
@@ -40,16 +57,26 @@ def check_address(address: str) -> None:
         )
 
 
+def is_loopback(address: str) -> bool:
+    """Tell whether 'host:port' is this host to itself.
+
+    Examples
+    --------
+    >>> is_loopback("127.0.0.1:6379"), is_loopback("localhost:1"), is_loopback("10.0.0.1:6379")
+    (True, True, False)
+    """
+    host = address.rpartition(":")[0].strip("[]")
+    return host in ("localhost", "::1") or host.startswith("127.")
+
+
 def knock(address: str) -> None:
-    """Find out whether a gRPC server answers at 'host:port'; 'auto' is for Ray to find.
+    """Find out whether a gRPC server answers at 'host:port'.
 
     Raises
     ------
     EngineError
         Nobody answers in `KNOCK_S`, or something else does.
     """
-    if address == "auto":
-        return
     host, _, port = address.rpartition(":")
     remedy = "start it with 'hetero node start --head', and give the address that this prints"
     try:
@@ -62,3 +89,40 @@ def knock(address: str) -> None:
         raise EngineError(f"no Ray cluster answers at {address}: {why}", remedy=remedy) from error
     if len(answer) < 4 or answer[3] != _SETTINGS:
         raise EngineError(f"what answers at {address} is no Ray cluster", remedy=remedy)
+
+
+def ask_cluster(address: str) -> None:
+    """Ask a cluster for its versions, in a process of its own: what answers may keep Ray waiting without end.
+
+    Raises
+    ------
+    EngineError
+        It does not answer in `ANSWER_S`, refuses the token, or has another Ray or Python.
+    """
+    command = [sys.executable, "-c", _ASK, address]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=ANSWER_S, check=False)
+        lines = done.stdout.splitlines()
+        answer = json.loads(lines[-1]) if lines else {"error": "its answer could not be read"}
+    except subprocess.TimeoutExpired:
+        answer = {"error": f"no answer in {ANSWER_S:g} s"}
+    if "error" in answer:
+        raise _refused(address, answer["error"])
+    if list(answer["cluster"]) != list(answer["own"]):
+        theirs, own = (" on Python ".join(versions) for versions in (answer["cluster"], answer["own"]))
+        raise EngineError(
+            f"the Ray cluster at {address} has Ray {theirs}, and this program Ray {own}",
+            remedy="use the same Ray and the same Python on every host",
+        )
+
+
+def _refused(address: str, why: str) -> EngineError:
+    if "uthenticat" in why or "token" in why.lower():
+        return EngineError(
+            f"the Ray cluster at {address} refuses this program: its token is missing or another one",
+            remedy="run 'hetero node start --join ADDRESS --token-file FILE' on this host, with the head's token",
+        )
+    return EngineError(
+        f"what answers at {address} is no Ray cluster that can be used: {why}",
+        remedy="give the address that 'hetero node start --head' printed",
+    )

@@ -10,14 +10,14 @@ import secrets
 import shutil
 import tempfile
 import threading
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import psutil
 
-from hetero.engines.ray.address import check_address, knock
+from hetero.engines.ray.address import ask_cluster, check_address, is_loopback, knock
 from hetero.floor import settings
 from hetero.floor.clock import monotonic_s
 from hetero.floor.errors import EngineError, HeteroError
@@ -28,6 +28,7 @@ LEAST_STORE_BYTES = 80_000_000
 """Ray refuses an object store below 75 MiB."""
 
 OWN_HOST = "h0"
+LOOPBACK = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
 _PREFIX = "hetero-ray-"
 _INSTALL = "pip install 'hetero-core[ray]'"
 
@@ -109,6 +110,7 @@ class Cluster:
 
             ray.shutdown()
             self._lent.close()
+            _read_again()
             if self._folder is not None:
                 shutil.rmtree(self._folder, ignore_errors=True)
 
@@ -170,14 +172,15 @@ def _answer(host: Host, ref: Any, timeout_s: float) -> Any:
 
 
 def _started(address: str, store_bytes: int) -> Cluster:
-    given = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
+    given: dict[str, str | None] = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
+    given["RAY_ADDRESS"] = None
     if address == "local":
         given |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
-        given |= {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
     lent = ExitStack()
     lent.enter_context(settings.replaced(given))
     try:
         ray = _imported()
+        _read_again()
         if ray.is_initialized():
             return _of_the_program(address, lent)
         return _own(ray, store_bytes, lent) if address == "local" else _joined(ray, address, lent)
@@ -194,6 +197,14 @@ def _imported() -> Any:
     return ray
 
 
+def _read_again() -> None:
+    """Let Ray read its variables again, which it does once, when it is imported."""
+    from ray._raylet import AuthenticationTokenLoader, Config
+
+    Config.initialize("")
+    AuthenticationTokenLoader.instance().reset_cache()
+
+
 def _of_the_program(address: str, lent: ExitStack) -> Cluster:
     """Use the Ray that the program itself initialised, and never end it."""
     if address == "local":
@@ -205,13 +216,26 @@ def _of_the_program(address: str, lent: ExitStack) -> Cluster:
     return _measured(Cluster(address, None, None))
 
 
-def _own(ray: Any, store_bytes: int, lent: ExitStack) -> Cluster:
+@contextmanager
+def _on_loopback() -> Iterator[None]:
+    """Keep Ray on 127.0.0.1: else it takes another address of this host, and listens on all of them.
+
+    Ray reads the switch once, when it is imported, which the program may have done before.
+    """
     import ray._private.ray_constants as constants
 
+    before, constants.ENABLE_RAY_CLUSTER = constants.ENABLE_RAY_CLUSTER, False
+    try:
+        with settings.replaced(LOOPBACK):
+            yield
+    finally:
+        constants.ENABLE_RAY_CLUSTER = before
+
+
+def _own(ray: Any, store_bytes: int, lent: ExitStack) -> Cluster:
     _remove_left_behind()
     folder = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-"))
-    # Ray reads this once, when it is imported, which the program may have done before.
-    before, constants.ENABLE_RAY_CLUSTER = constants.ENABLE_RAY_CLUSTER, False
+    lent.enter_context(_on_loopback())
     try:
         ray.init(
             address="local", _temp_dir=str(folder), _node_ip_address="127.0.0.1", include_dashboard=False, num_cpus=0,
@@ -219,21 +243,40 @@ def _own(ray: Any, store_bytes: int, lent: ExitStack) -> Cluster:
         )  # fmt: skip
     except Exception as error:
         shutil.rmtree(folder, ignore_errors=True)
-        raise EngineError(f"Ray cannot be started on this host: {_first_line(error)}", remedy="see ray.init") from error
-    finally:
-        constants.ENABLE_RAY_CLUSTER = before
+        raise EngineError(
+            f"Ray cannot be started on this host: {_first_line(error)}",
+            remedy=f"see that {tempfile.gettempdir()} has room and that no limit on processes or files is reached",
+        ) from error
     return _measured(Cluster("local", folder, lent))
 
 
 def _joined(ray: Any, address: str, lent: ExitStack) -> Cluster:
-    knock(address)
+    found = _found_here() if address == "auto" else address
+    knock(found)
+    if is_loopback(found):
+        lent.enter_context(_on_loopback())
+    ask_cluster(found)
     try:
-        ray.init(address=address, configure_logging=False)
+        ray.init(address=found, configure_logging=False)
     except Exception as error:
         with suppress(Exception):
             ray.shutdown()
-        raise _worded(address, error) from error
+        raise EngineError(
+            f"the Ray cluster at {address} cannot be joined: {_first_line(error)}",
+            remedy="make this host part of it first: 'hetero node start --join ADDRESS'",
+        ) from error
     return _measured(Cluster(address, None, lent))
+
+
+def _found_here() -> str:
+    """Give the address of the one cluster that runs on this host."""
+    from ray._private.services import find_gcs_addresses
+
+    found = sorted(find_gcs_addresses())
+    if len(found) == 1:
+        return str(found[0])
+    problem = f"several Ray clusters run on this host ({', '.join(found)})" if found else "no Ray cluster runs here"
+    raise EngineError(f"address auto: {problem}", remedy="give the address that 'hetero node start --head' printed")
 
 
 def _measured(cluster: Cluster) -> Cluster:
@@ -244,24 +287,6 @@ def _measured(cluster: Cluster) -> Cluster:
     cluster.store_bytes = int(resources.get("object_store_memory", 0))
     cluster.hosts()
     return cluster
-
-
-def _worded(address: str, error: Exception) -> HeteroError:
-    text = str(error)
-    if "ersion mismatch" in text:
-        facts = ", ".join([line.strip() for line in text.splitlines() if line.strip().startswith(("Ray:", "Python:"))])
-        return EngineError(
-            f"the Ray cluster at {address} and this program are of different versions ({facts}, the cluster's first)",
-            remedy="use the same Ray and the same Python on every host",
-        )
-    if "token" in text.lower() or "auth" in type(error).__name__.lower():
-        return EngineError(
-            f"the Ray cluster at {address} refuses this program's token", remedy="run 'hetero node start --join' here"
-        )
-    return EngineError(
-        f"the Ray cluster at {address} cannot be joined: {_first_line(error)}",
-        remedy="check the address, and that this host is part of the cluster: 'hetero node start --join ADDRESS'",
-    )
 
 
 def _first_line(error: Exception) -> str:

@@ -26,7 +26,7 @@ from hetero.engines.local.pieces import Whole
 from hetero.engines.local.threads import raise_in_thread
 from hetero.engines.local.wire import LARGE_BYTES, NONE, dump, dump_error, fresh, load, one_line
 from hetero.floor import clock, platform
-from hetero.floor.errors import HeteroError
+from hetero.floor.errors import HeteroError, SerialisationError
 from hetero.model.device import Device
 
 __all__ = ["COPIES", "GROUPS", "TALK", "Greeting", "Job", "Seat"]
@@ -238,7 +238,12 @@ class Seat:
         inbox = self._inbox(which)
 
         def send(to: int, value: Any) -> None:
-            body, buffers = _packed(value)
+            try:
+                body, buffers = _packed(value)
+            except Exception as error:
+                raise SerialisationError(
+                    f"what is sent to another member cannot be pickled: {error}", remedy="send plain values or arrays"
+                ) from error
             peers[to].hear.options(concurrency_group=TALK).remote(which, rank, body, *buffers)
 
         def receive() -> tuple[int, int, Any]:

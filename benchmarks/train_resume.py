@@ -1,8 +1,8 @@
 """A whole training run that is killed at random moments, a hundred times: it resumes to the bits of an undisturbed one.
 
 A small network with dropout on scikit-learn's digits, over two workers 1 : 0.5, `exact: bitwise`, a checkpoint every
-four steps. The program and its workers get SIGKILL at a moment between the start and the end of a run; the same command goes
-on until the run is done, and the next run begins. The rival is a plain torch loop that writes its state with
+four steps. The program and its workers get SIGKILL at a moment between the start and the end of a run; the same command
+goes on until the run is done, and the next run begins. The rival is a plain torch loop that writes its state with
 `torch.save` every four steps, over the file before it.
 """
 

@@ -22,7 +22,7 @@ KEPT = (64, 256)
 """Lengths at which the small model is timed."""
 
 _ROUNDS = 5
-_FEW_S = 8.0
+_FEW_S = 3.0
 """Rounds of a pass, and after how many seconds no further one begins."""
 
 _LIBRARIES = ("torch", "numpy", "hetero-core")

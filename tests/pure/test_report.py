@@ -266,7 +266,7 @@ def test_a_trace_that_is_cut_is_read_as_far_as_it_goes(tmp_path: Path) -> None:
         (tmp_path / "cut").write_bytes(whole[:length])
         run = read_run(tmp_path / "cut")
         assert run.torn
-        assert "without closing its trace" in page(run) or not run.tasks or "No task ran." in page(run)
+        assert "The trace has no end" in page(run) or not run.tasks or "No task ran." in page(run)
     damaged = whole.replace(b'["fin"', b'["???"')
     (tmp_path / "damaged").write_bytes(damaged)
     assert "not a record of a trace" in read_run(tmp_path / "damaged").problems[0]
@@ -343,3 +343,23 @@ def test_every_category_has_a_meaning_and_a_remedy() -> None:
     from hetero.report.findings import LOSSES, REMEDIES
 
     assert set(REMEDIES) == set(LOSSES) == set(CATEGORIES) - {"compute"}
+
+
+def test_a_trace_that_is_too_long_is_read_as_far_as_a_report_can_be(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hetero.report.reading._TASKS_MAX", 50)
+    writer = TraceWriter(tmp_path / "long.jsonl.gz", devices=[CPU])
+    for record in ready(CPU):
+        writer.write(record)
+    for number in range(1, 101):
+        for record in (
+            (float(number), submitted(float(number), number)),
+            *ran(number, CPU.id, number, number, number + 1),
+        ):
+            writer.write(record)
+    writer.close()
+    run = read_run(tmp_path / "long.jsonl.gz")
+    assert len(run.tasks) == 50
+    assert run.problems[0].endswith("is longer than a report can be: this is about its first 50 tasks")
+    assert "longer than a report can be" in page(run)

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from hetero.drive import trace as trace_module
+from hetero.drive import trace_read
 from hetero.drive.trace import TraceWriter, read_trace, summary
 from hetero.drive.trace_format import CODES, KINDS, LAYOUTS, layout
 from hetero.floor.errors import BadValueError, TraceError
@@ -389,3 +390,27 @@ def usual_records(tasks: int) -> Iterable[tuple[float, Any]]:
 
 def test_an_empty_run_has_an_empty_summary(tmp_path: Path) -> None:
     assert summary(write(tmp_path / "a", [])) == (0, 0, 0.0, {}, {}, {}, 0, False)
+
+
+def test_a_long_line_without_an_end_is_refused_before_it_fills_the_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trace_read, "_LINE_MAX_BYTES", 100_000)
+    path = tmp_path / "a"
+    path.write_bytes(b"x" * 1_000_000)
+    with pytest.raises(TraceError, match=r"a:1: a line without an end: this is no trace"):
+        read_trace(path)
+
+
+def test_what_compresses_a_thousandfold_is_unpacked_piece_by_piece(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.gz", [(0.5, Warn("spaces" + " " * 3_000_000))] * 4)
+    assert [len(record.text) for _, record in read_trace(path)] == [3_000_006] * 4
+
+
+def test_a_broken_line_among_many_is_named_by_its_number(tmp_path: Path) -> None:
+    path = write(tmp_path / "a", [(1.0, Commit(number, 1, "d")) for number in range(1000)])
+    lines = path.read_bytes().split(b"\n")
+    for wrong in (b"[", b"1,2", b"[]", b"{}", b'"done"', b"3"):
+        path.write_bytes(b"\n".join([*lines[:500], wrong, *lines[501:]]))
+        with pytest.raises(TraceError, match="a:501: not a record of a trace"):
+            list(read_trace(path))

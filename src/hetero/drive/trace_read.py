@@ -24,6 +24,8 @@ from hetero.model.tasks import Failure, Near, Request, Task
 __all__ = ["Trace", "TraceSummary", "Unknown", "read_trace", "summary"]
 
 _READ_BYTES = 1 << 18
+_PIECE_BYTES = 1 << 20
+_LINE_MAX_BYTES = 1 << 26
 _parse = json.JSONDecoder().raw_decode
 _LAYOUTS = {each.record.__name__: each for each in LAYOUTS}
 
@@ -76,21 +78,24 @@ class Trace:
         decoder = _Decoder(self.head)
         self._torn = None
         ended = False
-        for number, line in _lines(self.path):
-            if number == 1:
-                continue
-            try:
-                code, *values = _parsed(line)
-                if code == END:
-                    ended = True
-                    _check_count(values[0], decoder.count)
+        for first, lines in _blocks(self.path):
+            together = _parsed_together(lines)
+            for number, line in enumerate(lines, start=first):
+                if number == 1:
                     continue
-                found = decoder.record(code, values)
-            except _BROKEN as error:
-                problem = f"{self.path}:{number}: not a record of a trace"
-                raise TraceError(problem, remedy=f"what stands before it can be kept: head -n {number - 1}") from error
-            if found is not None:
-                yield found
+                try:
+                    values = _parsed(line) if together is None else together[number - first]
+                    if values[0] == END:
+                        ended = True
+                        _check_count(values[1], decoder.count)
+                        continue
+                    found = decoder.record(values)
+                except _BROKEN as error:
+                    problem = f"{self.path}:{number}: not a record of a trace"
+                    remedy = f"what stands before it can be kept: head -n {number - 1}"
+                    raise TraceError(problem, remedy=remedy) from error
+                if found is not None:
+                    yield found
         self._torn = not ended
 
 
@@ -117,12 +122,12 @@ def read_trace(path: Path | str) -> Trace:
         with the number of the line where the file is corrupt.
     """
     path = Path(path)
-    first = next(_lines(path), None)
+    first = next(_blocks(path), None)
     if first is None:
         problem = f"{path} is empty or was cut off before its first line ended"
         raise TraceError(problem, remedy=_REMEDY)
     try:
-        head = json.loads(first[1])
+        head = json.loads(first[1][0])
         is_trace = head["format"] == FORMAT and isinstance(head["records"], dict)
         version = int(head["version"])
     except _BROKEN as error:
@@ -135,20 +140,34 @@ def read_trace(path: Path | str) -> Trace:
     return Trace(path, head)
 
 
-def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
-    """Give the complete lines with their numbers; what follows the last line end was torn off and is left out."""
-    number, rest = 0, b""
+def _blocks(path: Path) -> Iterator[tuple[int, list[bytes]]]:
+    """Give the complete lines, some at a time, with the number of the first of them.
+
+    What follows the last line end was torn off and is left out. A line without end is no line of a trace.
+    """
+    number, rest = 1, b""
     try:
         with path.open("rb") as file:
             for chunk in _chunks(file):
                 *whole, rest = (rest + chunk).split(b"\n")
-                for line in whole:
-                    number += 1
-                    yield number, line
+                if whole:
+                    yield number, whole
+                number += len(whole)
+                if len(rest) > _LINE_MAX_BYTES:
+                    raise TraceError(f"{path}:{number}: a line without an end: this is no trace", remedy=_REMEDY)
     except zlib.error as error:
-        raise TraceError(f"{path}: the compressed bytes after line {number} are damaged") from error
+        raise TraceError(f"{path}: the compressed bytes after line {number - 1} are damaged") from error
     except OSError as error:
         raise TraceError(f"{path} cannot be read: {error.strerror}", remedy="check the path") from error
+
+
+def _parsed_together(lines: list[bytes]) -> list[Any] | None:
+    """Read the values of some lines at once, None where one of them is no JSON value."""
+    try:
+        values: list[Any] = json.loads(b"[" + b",".join(lines) + b"]")
+    except (ValueError, RecursionError):
+        return None
+    return values if len(values) == len(lines) else None
 
 
 def _parsed(line: bytes) -> Any:
@@ -164,7 +183,12 @@ def _chunks(file: IO[bytes]) -> Iterator[bytes]:
     chunk = file.read(_READ_BYTES)
     unzip = zlib.decompressobj(31) if chunk.startswith(b"\x1f\x8b") else None
     while chunk:
-        yield chunk if unzip is None else unzip.decompress(chunk)
+        if unzip is None:
+            yield chunk
+        else:
+            yield unzip.decompress(chunk, _PIECE_BYTES)
+            while unzip.unconsumed_tail:
+                yield unzip.decompress(unzip.unconsumed_tail, _PIECE_BYTES)
         chunk = file.read(_READ_BYTES)
 
 
@@ -183,23 +207,24 @@ class _Decoder:
         self._head = head
         self._makers: dict[str, Callable[[list[Any]], Any]] = {}
 
-    def record(self, code: str, values: list[Any]) -> tuple[float, Any] | None:
+    def record(self, values: list[Any]) -> tuple[float, Any] | None:
         """Give the time and the record of a line; None for a line of the tables."""
+        code = values[0]
         if code == STRING:
-            self._texts[values[0]] = str(values[1])
+            self._texts[values[1]] = str(values[2])
             return None
         if code == REQUEST:
-            self._requests[values[0]] = _request(values[1])
+            self._requests[values[1]] = _request(values[2])
             return None
         maker = self._makers.get(code)
         if maker is None:
             maker = self._makers[code] = self._maker(code)
         self.count += 1
-        return float(values[0]), maker(values)
+        return float(values[1]), maker(values)
 
     def _maker(self, code: str) -> Callable[[list[Any]], Any]:
         name, columns = self._head["records"][code]
-        places = {column: place for place, (column, _) in enumerate(columns, start=1)}
+        places = {column: place for place, (column, _) in enumerate(columns, start=2)}
         layout = _LAYOUTS.get(name)
         kinds = dict(columns)
         if layout is None or any(kinds.get(column) != kind for column, kind in layout.columns):
@@ -212,8 +237,8 @@ class _Decoder:
         def make(values: list[Any]) -> Any:
             found = [read(values[place]) for place, read in reads]
             if layout.nested:
-                return record(float(values[0]), Task(*found))
-            return record(float(values[0]), *found) if layout.timed else record(*found)
+                return record(float(values[1]), Task(*found))
+            return record(float(values[1]), *found) if layout.timed else record(*found)
 
         return make
 

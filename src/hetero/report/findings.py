@@ -235,7 +235,7 @@ def _sentences(run: RunRecord, found: Findings) -> list[str]:
 def _what_ran(run: RunRecord, found: Findings) -> str:
     used = len({each.device for each in run.attempts})
     again = f"; {found.retried:,} attempt{'s' if found.retried != 1 else ''} did not count" if found.retried else ""
-    torn = " The program ended without closing its trace: this is what it told until then." if found.torn else ""
+    torn = " The trace has no end: this is what it told until then." if found.torn else ""
     tasks = f"{found.tasks:,} task{'s' if found.tasks != 1 else ''}"
     return f"{tasks} ran on {used} of {len(found.devices)} devices in {format_seconds(found.span_s)}{again}.{torn}"
 

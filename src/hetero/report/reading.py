@@ -35,6 +35,9 @@ from hetero.report.record import Attempt, Outcome, RunRecord, TaskRecord, Transf
 
 __all__ = ["collect", "only", "read_run"]
 
+_TASKS_MAX = 1_500_000
+"""Tasks that are read of one trace, which take about 4 GB."""
+
 
 def read_run(path: Path | str) -> RunRecord:
     """Read a trace as far as it goes.
@@ -43,7 +46,7 @@ def read_run(path: Path | str) -> RunRecord:
     ------
     TraceError
         The file cannot be read, is no trace, or was written by a newer version. A file that is corrupt further on
-        is read up to there, and `problems` says so.
+        is read up to there, one of more than 1,500,000 tasks up to that many, and `problems` says so.
     """
     trace = read_trace(path)
     collector = _Collector(trace.devices())
@@ -52,6 +55,9 @@ def read_run(path: Path | str) -> RunRecord:
         try:
             for at_s, record in trace:
                 collector.take(at_s, record)
+                if type(record) is TaskSubmitted and collector.is_full:
+                    broken = f"{path} is longer than a report can be: this is about its first {_TASKS_MAX:,} tasks"
+                    break
         except TraceError as error:
             broken = str(error)
         run = collector.finish(torn=bool(broken) or trace.torn)
@@ -133,6 +139,10 @@ class _Collector:
         }
         for device in devices:
             self._add(device)
+
+    @property
+    def is_full(self) -> bool:
+        return len(self._run.tasks) >= _TASKS_MAX
 
     def take(self, at_s: float, record: Any) -> None:
         self._at_s = at_s

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import json
 import socket
+import ssl
 import subprocess
 import sys
 from contextlib import closing
+from pathlib import Path
 
 from hetero.floor.errors import BadValueError, EngineError
 
@@ -69,8 +71,12 @@ def is_loopback(address: str) -> bool:
     return host in ("localhost", "::1") or host.startswith("127.")
 
 
-def knock(address: str) -> None:
+def knock(address: str, authority: Path | None = None) -> None:
     """Find out whether a gRPC server answers at 'host:port'.
+
+    Parameters
+    ----------
+    authority : certificate of the cluster's authority, None where nothing is encrypted
 
     Raises
     ------
@@ -82,13 +88,29 @@ def knock(address: str) -> None:
     try:
         with closing(socket.create_connection((host, int(port)), KNOCK_S)) as line:
             line.settimeout(KNOCK_S)
+            if authority is not None:
+                line = _encrypted(line, authority)
             line.sendall(_PREFACE)
             answer = line.recv(9)
+    except ssl.SSLError as error:
+        raise EngineError(
+            f"what answers at {address} shows no certificate of this cluster's authority: {error.reason}",
+            remedy="use the folder of certificates that the head uses",
+        ) from error
     except (OSError, ValueError) as error:
         why = "no answer in time" if isinstance(error, TimeoutError) else getattr(error, "strerror", None) or error
         raise EngineError(f"no Ray cluster answers at {address}: {why}", remedy=remedy) from error
     if len(answer) < 4 or answer[3] != _SETTINGS:
         raise EngineError(f"what answers at {address} is no Ray cluster", remedy=remedy)
+
+
+def _encrypted(line: socket.socket, authority: Path) -> socket.socket:
+    context = ssl.create_default_context(cafile=str(authority))
+    context.check_hostname = False
+    context.set_alpn_protocols(["h2"])
+    own = authority.with_name("node.crt")
+    context.load_cert_chain(own, authority.with_name("node.key"))
+    return context.wrap_socket(line)
 
 
 def ask_cluster(address: str) -> None:

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import psutil
 
 from hetero.engines.ray.address import ask_cluster, check_address, is_loopback, knock
+from hetero.engines.ray.node import this_node
 from hetero.floor import settings
 from hetero.floor.clock import monotonic_s
 from hetero.floor.errors import EngineError, HeteroError
@@ -251,13 +252,18 @@ def _own(ray: Any, store_bytes: int, lent: ExitStack) -> Cluster:
 
 
 def _joined(ray: Any, address: str, lent: ExitStack) -> Cluster:
-    found = _found_here() if address == "auto" else address
-    knock(found)
+    node = this_node()
+    ours = node if node is not None and address in ("auto", node.address) else None
+    if ours is not None:
+        lent.enter_context(settings.replaced(ours.variables))
+        _read_again()
+    found = ours.address if ours else _found_here() if address == "auto" else address
+    knock(found, Path(ours.certificates, "ca.crt") if ours and ours.certificates else None)
     if is_loopback(found):
         lent.enter_context(_on_loopback())
     ask_cluster(found)
     try:
-        ray.init(address=found, configure_logging=False)
+        ray.init(address=found, configure_logging=False, **({"_node_ip_address": ours.host} if ours else {}))
     except Exception as error:
         with suppress(Exception):
             ray.shutdown()

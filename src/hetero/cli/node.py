@@ -1,0 +1,87 @@
+"""`hetero node`: this host as a part of a cluster of hosts.
+
+In: options. Out: a running node, or its end, and what to do on the next host. The work is in `hetero.engines.ray.node`.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from hetero.floor.errors import BadValueError
+
+__all__ = ["app"]
+
+app = typer.Typer(
+    help="Make this host a part of a cluster of hosts, on Ray.", no_args_is_help=True, rich_markup_mode=None
+)
+
+
+@app.command()
+def start(
+    head: Annotated[bool, typer.Option("--head", help="Be the first host of a cluster.")] = False,
+    join: Annotated[str, typer.Option(metavar="ADDRESS", help="Join the cluster whose head printed this.")] = "",
+    host: Annotated[str, typer.Option(help="Address of this host, on which the others reach it.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Port of the head; 0 takes any that is free.")] = 0,
+    token_file: Annotated[Path | None, typer.Option(help="File with the cluster's token.")] = None,
+    certificates: Annotated[Path | None, typer.Option(help="Folder of 'hetero node certs'.")] = None,
+    devices: Annotated[str, typer.Option(help="Fleet of this host, as in 'cpu:1,cpu:1*0.25'.")] = "",
+    memory: Annotated[str, typer.Option(help="Size of the object store.")] = "1GB",
+) -> None:
+    """Start this host's part of a cluster, and say how the next host joins."""
+    from hetero.engines.ray.node import start_node
+    from hetero.floor.units import parse_bytes
+
+    if head == bool(join):
+        raise BadValueError("a node is a head or joins one", remedy="give --head or --join ADDRESS")
+    node = start_node(
+        join=join,
+        host=host,
+        port=port,
+        token_file=token_file,
+        certificates=certificates,
+        devices=devices,
+        store_bytes=parse_bytes(memory),
+    )
+    print(f"{'head' if head else 'member'} of the cluster {node.address}, as {node.host}")
+    if head:
+        file = _token_file(node.token, token_file)
+        print(f"token: {file}")
+        print(f"on other hosts: hetero node start --join {node.address} --token-file FILE --certificates FOLDER")
+    print("in programs here: hetero.Context(engine='ray', address='auto')")
+
+
+def _token_file(token: str, given: Path | None) -> Path:
+    """Write the token where only this user reads it; give the file."""
+    if given is not None:
+        return given
+    from hetero.floor import settings
+
+    path = settings.home() / "node-token"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.touch(mode=0o600)
+    path.write_text(token, encoding="utf-8")
+    return path
+
+
+@app.command()
+def stop() -> None:
+    """End this host's part of the cluster: only what 'hetero node start' started."""
+    from hetero.engines.ray.node import stop_node
+
+    node = stop_node()
+    print("no node runs on this host" if node is None else f"left the cluster {node.address}")
+
+
+@app.command()
+def certs(
+    folder: Annotated[Path, typer.Argument(help="New folder for ca.crt, node.crt and node.key.")],
+    host: Annotated[list[str] | None, typer.Option(help="Address of a host; give it once for each.")] = None,
+) -> None:
+    """Make the certificates that the hosts of a cluster share."""
+    from hetero.engines.ray.certificates import make_certificates
+
+    make_certificates(folder, host or [])
+    print(f"{folder}: copy this folder to every host, readable for you only")

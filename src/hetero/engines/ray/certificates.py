@@ -1,0 +1,95 @@
+"""Certificates for the hosts of one cluster: an authority of its own, and one certificate that all hosts share.
+
+In: the addresses of the hosts, a folder. Out: ca.crt, node.crt and node.key in it. It must not send anything anywhere.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+
+from hetero.floor.errors import BadValueError, EngineError
+
+__all__ = ["check_folder", "make_certificates", "tls_variables"]
+
+_FILES = {"RAY_TLS_CA_CERT": "ca.crt", "RAY_TLS_SERVER_CERT": "node.crt", "RAY_TLS_SERVER_KEY": "node.key"}
+_DAYS = "825"
+_OPENSSL_S = 60.0
+
+
+def make_certificates(folder: Path, hosts: Sequence[str]) -> tuple[Path, ...]:
+    """Make an authority and a certificate for these hosts; the authority's key is not kept.
+
+    Parameters
+    ----------
+    folder : new or empty; copy what it then holds to every host
+    hosts : IP addresses or names under which the hosts reach each other
+
+    Raises
+    ------
+    BadValueError
+        There is no host, or the folder already has certificates.
+    EngineError
+        OpenSSL is not installed, or fails.
+    """
+    if not hosts:
+        raise BadValueError("certificates without a host", remedy="name each host, as in --host 10.0.0.1")
+    if any((folder / name).exists() for name in _FILES.values()):
+        raise BadValueError(f"{folder} already has certificates", remedy="name a new folder")
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    names = ",".join([_subject(host) for host in (*dict.fromkeys(hosts), "127.0.0.1", "localhost")])
+    key, request, extension = folder / "ca.key", folder / "node.csr", folder / "names.cnf"
+    extension.write_text(f"subjectAltName={names}\n", encoding="utf-8")
+    ca, crt, own = (folder / name for name in _FILES.values())
+    new_key = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes")
+    _openssl("req", "-x509", *new_key, "-days", _DAYS, "-subj", "/CN=hetero cluster", "-keyout", key, "-out", ca)
+    _openssl("req", *new_key, "-subj", "/CN=hetero node", "-keyout", own, "-out", request)
+    signing = ("-CA", ca, "-CAkey", key, "-CAcreateserial", "-days", _DAYS, "-extfile", extension)
+    _openssl("x509", "-req", "-in", request, *signing, "-out", crt)
+    for needless in (key, request, extension, folder / "ca.srl"):
+        needless.unlink(missing_ok=True)
+    own.chmod(0o600)
+    return ca, crt, own
+
+
+def _subject(host: str) -> str:
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return f"DNS:{host}"
+    return f"IP:{host}"
+
+
+def _openssl(*arguments: str | Path) -> None:
+    try:
+        subprocess.run(
+            ["openssl", *map(str, arguments)], capture_output=True, text=True, timeout=_OPENSSL_S, check=True
+        )
+    except (OSError, subprocess.SubprocessError) as error:
+        said = (getattr(error, "stderr", "") or str(error)).strip().splitlines()
+        raise EngineError(
+            f"certificates cannot be made: {said[-1]}", remedy="install OpenSSL's command line"
+        ) from error
+
+
+def check_folder(folder: Path) -> None:
+    """Refuse a folder that lacks one of the files.
+
+    Raises
+    ------
+    BadValueError
+        It does.
+    """
+    absent = [name for name in _FILES.values() if not (folder / name).is_file()]
+    if absent:
+        raise BadValueError(
+            f"{folder} lacks {', '.join(absent)}",
+            remedy="make them with 'hetero node certs', and copy them to each host",
+        )
+
+
+def tls_variables(folder: Path) -> dict[str, str]:
+    """Give the variables by which Ray encrypts what goes between hosts."""
+    return {"RAY_USE_TLS": "1"} | {name: str(folder.absolute() / file) for name, file in _FILES.items()}

@@ -1,0 +1,251 @@
+"""This host as a part of a cluster: Ray's processes started and ended, and how programs here find them.
+
+In: an address to join, or none for a head. Out: a running node, written down in HETERO_HOME. It ends only what it
+started, and refuses to listen beyond loopback without a token and certificates.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import psutil
+
+from hetero.engines.ray.address import is_loopback, knock
+from hetero.engines.ray.certificates import check_folder, tls_variables
+from hetero.floor import platform, settings
+from hetero.floor.clock import monotonic_s, sleep
+from hetero.floor.errors import BadValueError, EngineError
+
+__all__ = ["Node", "start_node", "stop_node", "this_node"]
+
+START_S = 60.0
+STOP_S = 20.0
+_POLL_S = 0.1
+_LEAST_TOKEN = 16
+_WATCHING = {
+    "RAY_health_check_initial_delay_ms": "2000",
+    "RAY_health_check_period_ms": "1000",
+    "RAY_health_check_timeout_ms": "2000",
+    "RAY_health_check_failure_threshold": "3",
+    "RAY_grpc_keepalive_time_ms": "3000",
+    "RAY_grpc_keepalive_timeout_ms": "3000",
+    "RAY_grpc_client_keepalive_time_ms": "3000",
+    "RAY_grpc_client_keepalive_timeout_ms": "3000",
+}
+"""So that a host which is silent is found in seconds: Ray's own values take minutes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """What is written down of the node of this host.
+
+    Attributes
+    ----------
+    address : of the cluster's head, 'host:port'
+    host : address of this host within the cluster
+    token : that everyone in the cluster shows
+    certificates : folder, '' on loopback
+    pid : of the process that watches over Ray's
+    folder : of Ray's sockets and logs
+    """
+
+    address: str
+    host: str
+    token: str
+    certificates: str
+    pid: int
+    folder: str
+
+    @property
+    def alive(self) -> bool:
+        """Tell whether it still runs."""
+        with suppress(psutil.Error):
+            process = psutil.Process(self.pid)
+            return Path(self.folder).name in " ".join(process.cmdline()) and process.status() != psutil.STATUS_ZOMBIE
+        return False
+
+    @property
+    def variables(self) -> dict[str, str]:
+        """The variables by which a program becomes a part of the cluster."""
+        return _variables(self.host, self.token, self.certificates)
+
+
+def _variables(host: str, token: str, certificates: str) -> dict[str, str]:
+    given = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": token, **_WATCHING}
+    given |= {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"} if is_loopback(f"{host}:0") else {}
+    return given | (tls_variables(Path(certificates)) if certificates else {})
+
+
+def _file() -> Path:
+    return settings.home() / "node.json"
+
+
+def this_node() -> Node | None:
+    """Give the node that was started on this host and still runs."""
+    try:
+        node = Node(**json.loads(_file().read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError):
+        return None
+    return node if node.alive else None
+
+
+def start_node(
+    *,
+    join: str = "",
+    host: str = "127.0.0.1",
+    port: int = 0,
+    token_file: Path | None = None,
+    certificates: Path | None = None,
+    devices: str = "",
+    store_bytes: int = 1_000_000_000,
+) -> Node:
+    """Start Ray's processes on this host, and wait until they answer.
+
+    Parameters
+    ----------
+    join : 'host:port' of the head; '' makes this host the head
+    host : address of this host, on which the others reach it
+    port : of the head, 0 for any that is free
+    token_file : with the cluster's token; a new head without one makes one
+    certificates : folder made by `make_certificates`
+    devices : the fleet of this host, as HETERO_DEVICES takes it; '' for all of it
+    store_bytes : of the object store
+
+    Raises
+    ------
+    BadValueError
+        It would listen beyond loopback without certificates, or join without a token.
+    EngineError
+        A node runs here already, the port is in use, nobody answers, or Ray does not start.
+    """
+    running = this_node()
+    if running is not None:
+        raise EngineError(f"a node of {running.address} runs on this host", remedy="end it with 'hetero node stop'")
+    _refuse_open(host, join, certificates)
+    token = _token(token_file, join)
+    if join:
+        knock(join, None if certificates is None else certificates / "ca.crt")
+    elif port:
+        _refuse_taken(host, port)
+    folder = tempfile.mkdtemp(prefix="hetero-node-")
+    role = [f"--address={join}"] if join else ["--head", f"--port={port}", f"--temp-dir={folder}"]
+    command = [sys.executable, "-m", "ray.scripts.scripts", "start", *role, f"--node-ip-address={host}", "--block"]
+    command += ["--num-cpus=0", "--num-gpus=0", f"--object-store-memory={store_bytes}", "--disable-usage-stats"]
+    command += ["--include-dashboard=false"] if not join else []
+    command += [f"--labels=hetero={Path(folder).name}"]
+    variables = _variables(host, token, str(certificates.absolute()) if certificates else "")
+    variables |= {"HETERO_DEVICES": devices} if devices else {}
+    process = _started(command, variables, Path(folder))
+    try:
+        address = join or _head_address(process, Path(folder))
+        _wait_joined(process, Path(folder))
+    except BaseException:
+        _end(process.pid)
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+    node = Node(address, host, token, str(certificates.absolute()) if certificates else "", process.pid, folder)
+    _file().parent.mkdir(parents=True, exist_ok=True)
+    platform.atomic_write(_file(), json.dumps(asdict(node)).encode())
+    _file().chmod(0o600)
+    return node
+
+
+def _refuse_open(host: str, join: str, certificates: Path | None) -> None:
+    beyond = not is_loopback(f"{host}:0") or (join and not is_loopback(join))
+    if beyond and certificates is None:
+        raise BadValueError(
+            f"{host} is reached from elsewhere, and nothing would be encrypted",
+            remedy="make certificates with 'hetero node certs', copy them to each host, and give --certificates FOLDER",
+        )
+    if certificates is not None:
+        check_folder(certificates)
+
+
+def _token(file: Path | None, join: str) -> str:
+    if file is None:
+        if join:
+            raise BadValueError(
+                "joining takes the head's token", remedy="copy its file here and give --token-file FILE"
+            )
+        return secrets.token_hex(32)
+    try:
+        token = file.read_text(encoding="utf-8").strip()
+    except OSError as error:
+        raise BadValueError(f"{file}: the token cannot be read: {error.strerror}", remedy="check the path") from error
+    if len(token) < _LEAST_TOKEN:
+        raise BadValueError(f"{file}: the token is shorter than {_LEAST_TOKEN} characters", remedy="take the head's")
+    return token
+
+
+def _refuse_taken(host: str, port: int) -> None:
+    try:
+        with socket.create_server((host, port)):
+            return
+    except OSError as error:
+        raise EngineError(
+            f"{host}:{port} cannot be used: {error.strerror}", remedy="give another --port, or 0 for any that is free"
+        ) from error
+
+
+def _started(command: list[str], variables: Mapping[str, str], folder: Path) -> subprocess.Popen[bytes]:
+    with (folder / "node.log").open("wb") as log, settings.replaced({**variables, "RAY_ADDRESS": None}):
+        return subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True, cwd=folder
+        )
+
+
+def _head_address(process: subprocess.Popen[bytes], folder: Path) -> str:
+    file = folder / "ray_current_cluster"
+    _wait(process, folder, lambda: file.is_file() and ":" in file.read_text(encoding="utf-8"))
+    return file.read_text(encoding="utf-8").strip()
+
+
+def _wait_joined(process: subprocess.Popen[bytes], folder: Path) -> None:
+    _wait(process, folder, lambda: "Ray runtime started" in _said(folder))
+
+
+def _wait(process: subprocess.Popen[bytes], folder: Path, done: Callable[[], bool]) -> None:
+    deadline_s = monotonic_s() + START_S
+    while not done():
+        if process.poll() is not None or monotonic_s() > deadline_s:
+            lines = [line.strip() for line in _said(folder).splitlines() if "rror" in line]
+            why = lines[-1] if lines else f"Ray was not ready after {START_S:g} s"
+            raise EngineError(f"the node cannot be started: {why}", remedy="check the address, token and certificates")
+        sleep(_POLL_S)
+
+
+def _said(folder: Path) -> str:
+    return (folder / "node.log").read_text(encoding="utf-8", errors="replace")
+
+
+def stop_node() -> Node | None:
+    """End the node of this host with all its processes; give it, None where there was none."""
+    node = this_node()
+    if node is not None:
+        _end(node.pid)
+        shutil.rmtree(node.folder, ignore_errors=True)
+    _file().unlink(missing_ok=True)
+    return node
+
+
+def _end(pid: int) -> None:
+    with suppress(psutil.NoSuchProcess):
+        family = [psutil.Process(pid), *psutil.Process(pid).children(recursive=True)]
+        for process in family:
+            with suppress(psutil.NoSuchProcess):
+                process.terminate()
+        _, left = psutil.wait_procs(family, STOP_S / 2)
+        for process in left:
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
+        psutil.wait_procs(left, STOP_S / 2)

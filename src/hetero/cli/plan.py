@@ -13,6 +13,7 @@ from typer.core import TyperGroup
 
 from hetero.cli import plan_speed
 from hetero.cli.output import print_json
+from hetero.cli.plan_llm import llm
 
 __all__ = ["app"]
 
@@ -128,3 +129,6 @@ def fit(
 
 app.command("speed")(plan_speed.speed)
 app.command("training")(plan_speed.training)
+
+
+app.command("llm")(llm)

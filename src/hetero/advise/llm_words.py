@@ -1,0 +1,141 @@
+"""Settings of engines in their own words: command lines, environment, Python, and how to verify them.
+
+In: placed layers. Out: lines of text. It must not choose anything.
+"""
+
+from __future__ import annotations
+
+from itertools import accumulate, pairwise
+from typing import Any
+
+from hetero.advise.llm import Placed
+from hetero.floor.units import format_bytes, format_seconds
+
+__all__ = ["explain", "settings"]
+
+_FORMULA = {
+    "latency": "Σ layers × s/layer + hops: one request passes the devices in turn",
+    "throughput": "max of layers × s/layer: many requests, the slowest device decides",
+}
+
+
+def settings(placed: Placed) -> dict[str, Any]:
+    """Give the settings of an engine: 'run', 'verify' and, where there are some, 'environment' or 'device_map'."""
+    if placed.engine == "llama.cpp":
+        return _llama(placed)
+    return _vllm(placed) if placed.engine == "vllm" else _accelerate(placed)
+
+
+def _llama(placed: Placed) -> dict[str, Any]:
+    """Give llama.cpp's: layers on accelerators count with the output head, which goes with the last."""
+    cards = [(device, count) for device, count in placed.used if device.index >= 0]
+    offloaded = sum(count for _, count in cards)
+    whole = bool(cards) and cards[-1][0] == placed.devices[placed.split.last]
+    on_cards = offloaded + whole
+    parts = [count + (whole and at == len(cards) - 1) for at, (_, count) in enumerate(cards)]
+    model = placed.target.named if placed.target.files else f"{placed.target.model.name}-{placed.work.weights}.gguf"
+    words = ["--model", model, "--n-gpu-layers", str(on_cards), "--ctx-size", str(placed.work.context)]
+    bench = ["-m", model, "-ngl", str(on_cards)]
+    if cards:
+        order = ",".join(f"CUDA{device.index}" for device, _ in cards)
+        words += ["--device", order, "--split-mode", "layer"]
+        bench += ["-dev", order.replace(",", "/"), "-sm", "layer"]
+    if len(cards) > 1:
+        words += ["--tensor-split", ",".join(map(str, parts))]
+        bench += ["-ts", "/".join(map(str, parts))]
+    prompt, answer = placed.work.prompt_tokens, placed.work.answer_tokens
+    verify = ["llama-bench", *bench, "-p", str(prompt), "-n", str(answer)]
+    return {"run": " ".join(["llama-server", *words]), "verify": " ".join(verify)}
+
+
+def _vllm(placed: Placed) -> dict[str, Any]:
+    """Give vLLM's: it cuts layers evenly unless its environment says how, and takes the same share of each memory."""
+    shared = [device.index for device in placed.shared]
+    counts = [] if shared else [count for _, count in placed.used]
+    order = ",".join(map(str, shared or [device.index for device, _ in placed.used]))
+    environment = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": order}
+    if len(counts) > 1:
+        environment["VLLM_PP_LAYER_PARTITION"] = ",".join(map(str, counts))
+    prefix = " ".join(f"{key}={value}" for key, value in environment.items())
+    parallel = f" --tensor-parallel-size {max(1, len(shared))} --pipeline-parallel-size {max(1, len(counts))}"
+    named, work = placed.target.named, placed.work
+    lengths = f"--input-len {work.prompt_tokens} --output-len {work.answer_tokens} --batch-size {work.batch}"
+    return {
+        "environment": environment,
+        "run": f"{prefix} vllm serve {named}{parallel} --max-model-len {work.context}",
+        "verify": f"{prefix} vllm bench latency --model {named}{parallel} {lengths}",
+    }
+
+
+def _accelerate(placed: Placed) -> dict[str, Any]:
+    """Give accelerate's: a device for every module, and the most memory of each device."""
+    places = [_place(device.index) for device, _ in placed.used]
+    ends = list(accumulate((count for _, count in placed.used), initial=0))
+    files = placed.target.files
+    prefix = files.prefix if files else "model.layers."
+    model = prefix.rpartition("layers.")[0]
+    first = _place(placed.devices[placed.split.first].index)
+    names = [name.rpartition(".")[0] for name in files.names] if files else [f"{model}embed_tokens", f"{model}norm"]
+    if not files and not placed.target.model.tied:
+        names.append("lm_head")
+    table: dict[str, int | str] = {name: first if "embed" in name or "wte" in name else places[-1] for name in names}
+    for place, (begin, end) in zip(places, pairwise(ends), strict=True):
+        table |= {f"{prefix}{layer}": place for layer in range(begin, end)}
+    rooms = zip(placed.devices, placed.hosts, strict=True)
+    most = {_place(device.index): f"{int(host.room_bytes - host.fixed_bytes) // 2**20}MiB" for device, host in rooms}
+    parts = [f'"{name}": {place!r}' for name, place in table.items() if not name.startswith(prefix)]
+    parts += [
+        f'**{{f"{prefix}{{n}}": {place!r} for n in range({begin}, {end})}}'
+        for place, (begin, end) in zip(places, pairwise(ends), strict=True)
+    ]
+    code = [
+        "import torch",
+        "from transformers import AutoModelForCausalLM",
+        f"device_map = {{{', '.join(parts)}}}",
+        f'model = AutoModelForCausalLM.from_pretrained("{placed.target.named}", device_map=device_map, dtype="auto")',
+        f"# or, cut by accelerate itself: device_map='sequential', max_memory={most}",
+    ]
+    verify = "print(model.hf_device_map, [torch.cuda.memory_allocated(n) for n in range(torch.cuda.device_count())])"
+    return {"device_map": table, "max_memory": most, "run": "\n".join(code), "verify": verify}
+
+
+def _place(index: int) -> int | str:
+    return "cpu" if index < 0 else index
+
+
+def explain(placed: Placed) -> str:
+    """Tell settings, inputs, formula and what is left out, in lines."""
+    made = settings(placed)
+    work, source = placed.work, "headers of the weight files" if placed.target.files else "the architecture"
+    lines = [
+        f"{placed.engine}: {placed.target.model.name} in {work.weights}, {placed.layers.count} layers of"
+        f" {format_bytes(placed.layers.layer_bytes)} with their cache (from {source})",
+        *made["run"].splitlines(),
+    ]
+    if placed.shared:
+        names = ", ".join(device.name for device in placed.shared)
+        lines.append(
+            f"  every matrix shared by {names}: quicker than layers in turn ({format_seconds(placed.split.seconds)})"
+        )
+    for device, count in () if placed.shared else placed.used:
+        host = placed.hosts[placed.devices.index(device)]
+        each, free = format_seconds(host.layer_s), format_bytes(host.room_bytes - host.fixed_bytes)
+        lines.append(f"  {count:3} layers on {host.name}: {each} a layer, room for {free}")
+    for device, seconds in () if placed.shared else placed.without:
+        why = "it holds not one layer" if seconds is None else f"with it {format_seconds(seconds)}"
+        lines.append(f"    0 layers on {device.name}: left out, {why}")
+    lines.append(f"expected {format_seconds(placed.seconds)} for {_asked(placed)}: {_formula(placed)}")
+    if placed.by_memory is None:
+        lines.append("a split by memory alone does not fit")
+    else:
+        lines.append(f"a split by memory alone: {format_seconds(placed.by_memory[1])}, {placed.by_memory[0]}")
+    return "\n".join([*lines, f"verify: {made['verify']}"])
+
+
+def _formula(placed: Placed) -> str:
+    return "the estimate of tensor parallelism, messages included" if placed.shared else _FORMULA[placed.aim]
+
+
+def _asked(placed: Placed) -> str:
+    work = placed.work
+    return f"{work.batch} × {work.prompt_tokens} tokens read and {work.answer_tokens} answered"

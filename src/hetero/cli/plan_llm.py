@@ -1,0 +1,51 @@
+"""`hetero plan llm`: how to start a language model on unequal devices.
+
+In: a model and a fleet by words. Out: command lines with their reasons, or one JSON document.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from hetero.cli.output import print_json
+
+__all__ = ["llm"]
+
+
+def llm(
+    model: Annotated[str, typer.Argument(help="A model of the catalog, a weight file, or a folder with some.")],
+    fleet: Annotated[str, typer.Option(help="'here', words as in RTX-4090:1,RTX-3060:2, or a file.")] = "here",
+    engine: Annotated[list[str] | None, typer.Option(help="llama.cpp, vllm or accelerate; default: each.")] = None,
+    aim: Annotated[str, typer.Option(help="latency of one request, or throughput of many.")] = "latency",
+    weights: Annotated[str | None, typer.Option(help="Number format; default: of the files, Q4_K_M or bf16.")] = None,
+    kv: Annotated[str, typer.Option(help="Number format of the KV cache.")] = "fp16",
+    batch: Annotated[int, typer.Option(help="Sequences at once.")] = 1,
+    prompt: Annotated[int, typer.Option(help="Tokens of the prompt.")] = 512,
+    tokens: Annotated[int, typer.Option(help="Tokens of prompt and answer together.")] = 2048,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+) -> None:
+    """Print how to start a model on these devices, from their speed and their memory."""
+    from hetero.advise.fleet import read_fleet
+    from hetero.advise.llm import ENGINES, place, read_target
+    from hetero.advise.llm_words import explain, settings
+    from hetero.floor.errors import BadValueError, NothingFitsError, did_you_mean
+
+    if aim not in ("latency", "throughput"):
+        hint = did_you_mean(aim, ("latency", "throughput")).removeprefix("; ")
+        raise BadValueError(f"{aim!r} is no aim", remedy=hint or "allowed: latency, throughput")
+    target, kinds = read_target(model, weights), read_fleet(fleet)
+    found, refused = [], {}
+    for name in engine or ENGINES:
+        how = {"aim": aim, "kv": kv, "batch": batch, "prompt": prompt, "context": tokens}
+        try:
+            found.append(place(target, kinds, name, **how))  # type: ignore[arg-type]
+        except NothingFitsError as error:
+            refused[name] = str(error)
+    if json:
+        print_json({"settings": [{**one.as_dict(), **settings(one)} for one in found], "refused": refused})
+    else:
+        print("\n\n".join([*map(explain, found), *(f"{name}: {reason}" for name, reason in refused.items())]))
+    if not found:
+        raise typer.Exit(4)

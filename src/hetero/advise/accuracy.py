@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from itertools import combinations
 
 from hetero.advise.measurements import Measurement
-from hetero.advise.priors import prior_of
+from hetero.advise.priors import borrowed, prior_of
 from hetero.model.figure import Figure
-from hetero.plan.efficiency import Efficiency, learn
+from hetero.plan.efficiency import Efficiency, Sample, learn
 
 __all__ = ["Judged", "Merit", "leave_one_model_out", "merits", "ordered", "uncalibrated"]
 
@@ -78,7 +78,7 @@ def _drawn(rows: Sequence[Measurement], points: int, draw: int) -> list[Measurem
 
 
 def leave_one_model_out(rows: Iterable[Measurement], points: int = POINTS, draw: int = 0) -> list[Judged]:
-    """Say of each run what is said after a few measurements of other models by the same engine on the same device.
+    """Say of each run what is said after a few measurements of other models by the same engine on each device.
 
     Parameters
     ----------
@@ -89,14 +89,20 @@ def leave_one_model_out(rows: Iterable[Measurement], points: int = POINTS, draw:
     for row in rows:
         groups[row.device.name, row.framework].append(row)
     found = []
-    for group in groups.values():
+    for name, group in groups.items():
         prior = prior_of(group[0].device, group[0].engine)
+        kin = [other for key, other in groups.items() if key != name and other[0].engine == group[0].engine]
         for model in sorted({row.work.model.name for row in group}):
-            others = [row for row in group if row.work.model.name != model]
-            drawn = [row.sample for row in _drawn(others, points, draw)]
-            known = learn(prior, drawn, "measured", f"{len(drawn)} own measurements")
+            elsewhere = [sample for other in kin for sample in _without(model, other, points, draw)]
+            near = borrowed(prior, elsewhere, "own measurements on other devices")
+            own = _without(model, group, points, draw)
+            known = learn(near, own, "measured", f"{len(own)} own measurements")
             found += [_judged(row, known) for row in group if row.work.model.name == model]
     return found
+
+
+def _without(model: str, rows: Sequence[Measurement], points: int, draw: int) -> list[Sample]:
+    return [row.sample for row in _drawn([row for row in rows if row.work.model.name != model], points, draw)]
 
 
 def ordered(items: Iterable[Judged], single: bool = False) -> tuple[int, int]:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from hetero.advise.measurements import Measurement, read_rows, read_table
-from hetero.advise.priors import prior_of
+from hetero.advise.priors import borrowed, prior_of
 from hetero.advise.rates import rates_of
 from hetero.catalog.values import DeviceSpec
 from hetero.floor.errors import BadValueError
@@ -137,16 +137,19 @@ def known_of(device: DeviceSpec, engine: str) -> Efficiency:
 
     Notes
     -----
-    See `hetero.plan.efficiency.learn`. Without own measurements of this device and engine the prior stays.
+    See `hetero.plan.efficiency.learn`. Own measurements of the engine on other devices are borrowed first; without any
+    the prior stays.
     """
     prior = prior_of(device, engine)
     entries = kept_entries()
     if not entries:
         return prior
-    own = [row.sample for row in tables() if row.engine == engine and row.device.name == device.name]
+    rows = [row for row in tables() if row.engine == engine]
+    others = [row for row in rows if row.device.name != device.name]
+    names = ", ".join(sorted({row.device.name for row in others}))
+    near = borrowed(prior, [row.sample for row in others], f"own measurements of {engine} on {names}")
+    own = [row.sample for row in rows if row.device.name == device.name]
     here = entries.get(f"here {device.name}")
     if here and engine == "torch":
         own += Timed(**here).samples(device)
-    if not own:
-        return prior
-    return learn(prior, own, "measured", f"{len(own)} own measurements of {engine} on {device.name}")
+    return learn(near, own, "measured", f"{len(own)} own measurements of {engine} on {device.name}")

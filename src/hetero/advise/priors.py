@@ -5,18 +5,19 @@ In: a device and an engine's name. Out: an `Efficiency` that says where it comes
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache
 
 from hetero.advise.measurements import Measurement, published
 from hetero.catalog.values import DeviceSpec
-from hetero.plan.efficiency import SPEC, Efficiency, learn
+from hetero.plan.efficiency import SPEC, Efficiency, Sample, learn
 
-__all__ = ["prior_of"]
+__all__ = ["borrowed", "prior_of"]
 
-_BETWEEN_DEVICES = 0.4
+_BETWEEN_DEVICES = 0.5
 """The part of a data sheet's doubt that stays when others of the kind were measured: declared."""
 
-_BETWEEN_KINDS = 0.6
+_BETWEEN_KINDS = 0.7
 """The same when only other kinds were measured, as CUDA and not Metal: declared."""
 
 _BETWEEN_SETTINGS = 0.15
@@ -68,3 +69,16 @@ def prior_of(device: DeviceSpec, engine: str) -> Efficiency:
     ('prior', 'borrowed')
     """
     return _of_device(engine, device.kind, device.name)
+
+
+def borrowed(prior: Efficiency, samples: Sequence[Sample], said: str) -> Efficiency:
+    """Give what own measurements of an engine on other devices say of this one: the prior, narrowed and widened again.
+
+    Parameters
+    ----------
+    samples : runs on other devices; none leave the prior as it is
+    said : whose they are
+    """
+    if not samples:
+        return prior
+    return learn(prior, samples, "borrowed", said).widened(_BETWEEN_DEVICES, _BETWEEN_SETTINGS, "borrowed", said)

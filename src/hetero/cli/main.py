@@ -21,13 +21,16 @@ from hetero.cli import (
     devices,
     doctor,
     graph,
+    node,
     plan,
     run,
     schedule,
     search,
+    simulate,
     top,
     topo,
     train,
+    whatif,
 )
 from hetero.cli.output import tell_error
 from hetero.floor import settings
@@ -57,8 +60,11 @@ app.add_typer(catalog.app, name="catalog")
 app.add_typer(plan.app, name="plan")
 app.command("calibrate")(calibrate.calibrate)
 app.add_typer(graph.app, name="graph")
+app.add_typer(node.app, name="node")
 app.command("top")(top.top)
 app.command("schedule")(schedule.schedule)
+app.command("simulate")(simulate.simulate)
+app.command("whatif")(whatif.whatif)
 app.command("topo")(topo.topo)
 app.command("doctor")(doctor.doctor)
 

@@ -10,7 +10,7 @@ from math import inf, log
 
 import numpy as np
 
-__all__ = ["Dice", "Faults", "Slowdown"]
+__all__ = ["Dice", "Faults", "Loss", "Slowdown"]
 
 _DRAWN = 4096
 
@@ -29,6 +29,20 @@ class Slowdown:
     at_s: float
     device: str
     factor: float
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """At `at_s` a device is lost for good.
+
+    Attributes
+    ----------
+    at_s : s
+    device : id
+    """
+
+    at_s: float
+    device: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +65,7 @@ class Faults:
     absent : (function, device label) where a package is missing that the function imports
     out_of_memory_size : tasks of a larger size run out of memory everywhere
     slowdowns : changes of speed
+    losses : devices that are lost for good at a time
     utilisation_every_s : s between two reports of use by others, 0 for none
     """
 
@@ -70,6 +85,7 @@ class Faults:
     absent: tuple[tuple[str, str], ...] = ()
     out_of_memory_size: float = inf
     slowdowns: tuple[Slowdown, ...] = ()
+    losses: tuple[Loss, ...] = ()
     utilisation_every_s: float = 0.0
 
     def outcome(self, draw: float) -> str:

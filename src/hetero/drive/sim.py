@@ -209,6 +209,8 @@ class _Simulation:
             self._handle(ItemPut(0.0, item, nbytes, HOST_NODE))
         for change in self._faults.slowdowns:
             self._chore(change.at_s, partial(self._slow_down, change.device, change.factor))
+        for loss in self._faults.losses:
+            self._chore(loss.at_s, partial(self._engine.lose, loss.device, "it failed", permanent=True))
         if self._faults.kill_every_s:
             self._chore(self._faults.kill_every_s, self._kill)
         if self._faults.utilisation_every_s:

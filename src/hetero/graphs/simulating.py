@@ -26,7 +26,7 @@ from hetero.plan.cost import CostModel, Estimate, Sample
 from hetero.plan.policies.base import Policy
 from hetero.plan.problem import problem_of
 
-__all__ = ["GraphRun", "TableCost", "guide_of", "run_graph"]
+__all__ = ["GraphRun", "TableCost", "device_ids", "guide_of", "prepared", "run_graph"]
 
 
 class TableCost(CostModel):
@@ -127,7 +127,8 @@ def run_graph(
 
 def _retry_s(graph: TaskGraph) -> float:
     """Give how long a device that was left idle waits to be considered anew: a tenth of a middling task, and not
-    more than some thousand times in a run."""
+    more than some thousand times in a run.
+    """
     least = sorted(min(task.seconds) for task in graph.tasks)
     return max(0.1 * least[len(least) // 2], 1e-3 * sum(least) / len(graph.devices), 1e-9) if least else 1.0
 
@@ -139,12 +140,17 @@ def guide_of(graph: TaskGraph, plan: Schedule) -> dict[int, tuple[float, int]]:
     return {task[row.task]: (row.start_s, column[row.device]) for row in plan.placements}
 
 
+def device_ids(graph: TaskGraph) -> list[str]:
+    """Give the ids that the graph's devices have in the core."""
+    return [device.id if "/" in device.id else f"h0/{device.id}" for device in graph.devices]
+
+
 def prepared(graph: TaskGraph) -> GraphRun:
     """Give a graph's fleet and tasks in the core's terms."""
     host = _host_node(graph)
     devices = tuple(
         Device(
-            device.id if "/" in device.id else f"h0/{device.id}",
+            name,
             device.kind if device.kind in KINDS else "cpu",
             DeviceType("GPU" if device.kind not in ("", "cpu") else "CPU"),
             "simulated",
@@ -153,7 +159,7 @@ def prepared(graph: TaskGraph) -> GraphRun:
             memory_node=HOST_NODE if device.memory_node == host else device.memory_node,
             simulated=True,
         )
-        for index, device in enumerate(graph.devices)
+        for index, (name, device) in enumerate(zip(device_ids(graph), graph.devices, strict=True))
     )
     tasks, widened = _tasks(graph, devices)
     table = {

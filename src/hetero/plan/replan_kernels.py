@@ -164,7 +164,8 @@ def place_rest(
 @njit
 def ranks(g: Graph, fastest: Floats, mean: Floats, optimistic: Floats) -> None:
     """Write upward ranks of the tasks that are not over, over the fastest device and the mean, and the
-    optimistic cost table; tasks come after what they need, so one pass from the last to the first does it."""
+    optimistic cost table; tasks come after what they need, so one pass from the last to the first does it.
+    """
     n, m = len(g.phase), g.seconds.shape[1]
     nodes = g.latency_s.shape[0]
     latency, per_byte = 0.0, 0.0

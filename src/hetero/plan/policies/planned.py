@@ -80,7 +80,7 @@ def _due(view: View, ready: Sequence[ReadyTask], ahead: Ahead, plan: Plan) -> li
     new: list[ReadyTask] = []
     for task, at in [*((task, -1) for task in ready), *((entry.task, entry.device) for entry in view.waiting)]:
         slot = ahead.slot_of.get(task.id, plan.known)
-        if slot < plan.known:
+        if slot < plan.known and np.isfinite(plan.start_s[slot] + task.seconds[plan.device[slot]]):
             lists.setdefault(int(plan.device[slot]), []).append((float(plan.start_s[slot]), task, at))
         elif at < 0:
             new.append(task)
@@ -98,6 +98,8 @@ def _due(view: View, ready: Sequence[ReadyTask], ahead: Ahead, plan: Plan) -> li
         found += _rather_than_idle(view, lists, taken, room, ahead, plan)
     if new:
         found += _where_they_end(view, new, room)
+    if not found and not view.queued[view.ready].any():
+        found += _where_they_end(view, ready, room)
     return found
 
 
@@ -112,7 +114,7 @@ def _next_s(ahead: Ahead, plan: Plan, devices: int) -> Floats:
 def _first(view: View, device: int, due: Sequence[tuple[float, ReadyTask, int]], next_s: float) -> ReadyTask | None:
     """Give the first task of a device that may start now."""
     for start_s, task, at in due:
-        if at == device or not np.isfinite(task.seconds[device]) or _too_early(view, device, task):
+        if at == device or _too_early(view, device, task):
             continue
         if start_s <= next_s or view.now_s + task.seconds[device] <= next_s:
             return task
@@ -153,8 +155,8 @@ def _rather_than_idle(
 
 
 def _where_they_end(view: View, tasks: Sequence[ReadyTask], room: Floats) -> list[Proposal]:
-    """Place tasks that the plan does not know on the device where each ends first, if that has room."""
-    free_s = view.available_s.copy()
+    """Place tasks that the plan has no place for on the device where each ends first, if that has room."""
+    free_s = np.where(view.ready, view.available_s, np.inf)
     found: list[Proposal] = []
     for task in tasks:
         begin_s = free_s if task.arrive_s is None else np.maximum(free_s, view.now_s + task.arrive_s)

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from hetero.graphs.program import Graph
     from hetero.graphs.show import graph
     from hetero.model.device import Device
+    from hetero.plan.training_speed import training_time
     from hetero.report.context import report
     from hetero.session.collectives import all_gather, all_reduce, broadcast, reduce_scatter
     from hetero.session.context import Context
@@ -113,6 +114,7 @@ __all__ = [
     "snapshot",
     "split",
     "task",
+    "training_time",
     "wait",
     "world_size",
 ]
@@ -133,6 +135,7 @@ _HOMES = {
     "hetero.graphs.program": ("Graph",),
     "hetero.graphs.show": ("graph",),
     "hetero.model.device": ("Device",),
+    "hetero.plan.training_speed": ("training_time",),
     "hetero.session.collectives": ("all_gather", "all_reduce", "broadcast", "reduce_scatter"),
     "hetero.session.context": ("Context",),
     "hetero.session.executor": ("Executor",),

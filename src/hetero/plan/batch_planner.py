@@ -149,7 +149,10 @@ class Planner:
             return 0
         if size < law.points[0][0]:
             size = max(size, law.size_within(_TINY_S))
-        return int(min(size, wanted if lane.sizes.probing else size, left))
+        if lane.sizes.probing:
+            own = law.capacity(finish_s(laws, free, left) - free[at])
+            size = min(wanted, max(size, own))
+        return int(min(size, left))
 
     def give(self, name: str, ticket: int, size: float, now_s: float) -> None:
         """Take note that a device was given a batch."""

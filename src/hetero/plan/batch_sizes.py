@@ -73,7 +73,7 @@ class Sizes:
         self._unconfirmed = False
         for size, seconds in known:
             self._unconfirmed = True
-            self._bucket(size).extend([(size, seconds)] * 2)
+            self._bucket(size).extend([(size, seconds)] * _SURE)
 
     @property
     def law(self) -> Law | None:

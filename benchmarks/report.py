@@ -1,4 +1,4 @@
-"""The report of a run: its size, its paint and its making, beside Bokeh, Plotly and Dask's performance report.
+"""The report of a run: its size, paint and making, beside Bokeh, Plotly, Dask's performance report and Ray's timeline.
 
 In: runs made for this. Out: one table, and pictures of the pages beside it.
 Pages are opened in one browser with the network off, in turn; a rival's own script is put into its page.
@@ -47,6 +47,8 @@ PAN = {
         " await new Promise(d => requestAnimationFrame(() => setTimeout(d))); return 1 })()"
     ),
 }
+_RAY_FLUSH_S = 3.0
+"""Ray's workers tell of their tasks each second."""
 _MAKE = """
 import resource, sys, time
 from hetero.report.chrome import chrome_trace
@@ -110,6 +112,40 @@ def dask_page(tasks: int, path: Path) -> None:
     workers = Client(processes=False, n_workers=4, threads_per_worker=1, dashboard_address=None)
     with workers as client, performance_report(filename=str(path)):
         client.gather(client.map(lambda each: each + 1, range(tasks)))
+
+
+def ray_timeline(tasks: int, path: Path) -> int:
+    """Let Ray write its timeline of as many small tasks; gives how many of them stand in it."""
+    import ray
+
+    ray.init(num_cpus=4, include_dashboard=False, logging_level="ERROR", log_to_driver=False)
+    try:
+        work = ray.remote(lambda each: each + 1)
+        ray.get([work.remote(each) for each in range(tasks)])
+        told, before = 0, -1
+        while told != before:
+            time.sleep(_RAY_FLUSH_S)
+            ray.timeline(filename=str(path))
+            events = json.loads(path.read_text(encoding="utf-8"))
+            before, told = told, len({each["args"]["task_id"] for each in events if "task_id" in each.get("args", {})})
+        return told
+    finally:
+        ray.shutdown()
+
+
+def measure_ray(bench: common.Bench, path: Path, tasks: int, pictures: Path | None) -> None:
+    """Open Ray's timeline in Perfetto's page, and hetero's own report of as many tasks in the same browser's kind."""
+    timeline, fleet = path / "ray.json", devices(32)
+    told = ray_timeline(tasks, timeline)
+    run = collect(big_run(tasks, fleet), fleet)
+    with perfetto(chromium(), folder()) as imported:
+        found = imported(timeline.read_text(encoding="utf-8"), pictures / "report-ray.png" if pictures else None)
+        own = imported(json.dumps(chrome_trace(run)))
+    bench.note(Ray=f"{timeline.stat().st_size:,} bytes, {told:,} of {tasks:,} tasks, {found.slices:,} slices")
+    bench.measure("Ray: its timeline in Perfetto's page", [1e3 * found.seconds], "ms")
+    bench.measure("hetero: its Chrome trace in Perfetto's page", [1e3 * own.seconds], "ms")
+    size = len(page(run).encode()) / timeline.stat().st_size
+    bench.claim(f"report of {tasks:,} tasks, size", size, rival="Ray's timeline", at_most=1.0)
 
 
 def painted(browser: Browser, name: str, path: Path) -> float:
@@ -208,12 +244,13 @@ def main() -> None:
     """Measure everything."""
     given = common.arguments(__doc__ or "")
     title = (__doc__ or "").partition("\n")[0]
-    bench = common.Bench("report", title, ("bokeh", "plotly", "distributed", "viztracer"), given.out)
+    bench = common.Bench("report", title, ("bokeh", "plotly", "distributed", "ray", "viztracer"), given.out)
     pictures = None if given.out is None else PICTURES
     with tempfile.TemporaryDirectory() as name:
         path = Path(name)
         measure_pages(bench, path, pictures, 1 if given.quick else 5)
         measure_making(bench, path, 5_000 if given.quick else 100_000, 1 if given.quick else 3)
+        measure_ray(bench, path, 500 if given.quick else 10_000, pictures)
         measure_perfetto(bench, 2 if given.quick else 10)
     bench.finish()
 

@@ -28,12 +28,13 @@ _ASK = """(async () => {
 
 
 class Imported(NamedTuple):
-    """What Perfetto found in a file."""
+    """What Perfetto found in a file, and the seconds until the page had read it."""
 
     errors: int
     rows: int
     slices: int
     flows: int
+    seconds: float
 
 
 def folder() -> Path:
@@ -69,17 +70,20 @@ class _Answers(http.server.SimpleHTTPRequestHandler):
 
 
 @contextmanager
-def perfetto(program: str, page: Path) -> Iterator[Callable[[str], Imported]]:
+def perfetto(program: str, page: Path) -> Iterator[Callable[..., Imported]]:
     """Give a function that opens a trace in the page and tells what became of it."""
     server = _Server(("127.0.0.1", 0), functools.partial(_Answers, directory=str(page)))
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
 
-    def imported(trace: str) -> Imported:
+    def imported(trace: str, picture: Path | None = None) -> Imported:
         server.trace = trace.encode()
         browser.open_address("about:blank", "location.href === 'about:blank'")
-        browser.open_address(f"http://127.0.0.1:{server.server_port}/index.html", _LOADED)
-        return Imported(*map(int, browser.value(_ASK)))
+        took_s = browser.open_address(f"http://127.0.0.1:{server.server_port}/index.html", _LOADED)
+        if picture is not None:
+            browser.value("new Promise(d => setTimeout(d, 2000))")
+            browser.picture(picture, whole=False)
+        return Imported(*map(int, browser.value(_ASK)), took_s)  # type: ignore[call-arg]
 
     try:
         with Browser(program, offline=False) as browser:

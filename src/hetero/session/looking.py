@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from hetero.floor.errors import BadValueError, HeteroError, did_you_mean
+from hetero.floor.private import file_socket, user_id, user_name
 from hetero.session.published import PATIENCE_S, answers, run_folder, sweep
 from hetero.session.snapshot import Snapshot
 
@@ -102,7 +103,7 @@ def ask(run: OpenRun) -> Snapshot:
         It has ended, does not answer, or refuses the token.
     """
     try:
-        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as line:
+        with _line() as line:
             line.settimeout(4.0 * PATIENCE_S)
             line.connect(run.socket)
             line.sendall(f"{run.token}\n".encode())
@@ -118,26 +119,28 @@ def ask(run: OpenRun) -> Snapshot:
     return Snapshot.of_dict(values)
 
 
+def _line() -> socket.socket:
+    line = file_socket()
+    assert line is not None, "there are no runs to ask on a system without such sockets"
+    return line
+
+
 def _foreign(user: str) -> BadValueError:
     return BadValueError(f"the run belongs to {user}, and only its owner may look", remedy=f"look as {user}")
 
 
 def _owner(path: Path) -> str:
     """Name the owner of a file, or of the nearest folder above it that can be seen."""
-    import pwd
-
     try:
-        return pwd.getpwuid(uid := path.stat().st_uid).pw_name
+        return user_name(path.stat().st_uid)
     except PermissionError:
         return _owner(path.parent)
-    except KeyError:
-        return f"user {uid}"
 
 
 def _read(path: Path) -> OpenRun | None:
     """Read a descriptor; None where it is damaged, or its program is dead or on another machine."""
     try:
-        if path.stat().st_uid != os.getuid():
+        if path.stat().st_uid != user_id():
             name, pid, _ = path.stem.rsplit("-", 2)
             return OpenRun(name, int(pid), "", "", _owner(path), "", "")
         about = json.loads(path.read_text(encoding="utf-8"))

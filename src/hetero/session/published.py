@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING
 
 from hetero.floor import settings
 from hetero.floor.clock import wall_time_s
+from hetero.floor.private import file_socket, user_id
 
 if TYPE_CHECKING:
     from hetero.session.context import Context
@@ -45,23 +46,26 @@ def run_folder() -> Path:
 
 def publish(ctx: Context) -> Publication | None:
     """Let others look at a Context; None where this system has no such sockets or the folder cannot be written."""
-    if not hasattr(socket, "AF_UNIX"):
+    listener = file_socket()
+    if listener is None:
         return None
     try:
         sweep()
-        return Publication(ctx)
-    except OSError as error:
+        return Publication(ctx, listener)
+    except (OSError, RuntimeError) as error:
+        listener.close()
         _log.debug("this run cannot be seen by hetero top: %s", error)
         return None
 
 
 def answers(address: str) -> bool:
     """Tell whether somebody listens at a socket."""
-    with suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as line:
+    line = file_socket()
+    if line is None:
+        return False
+    with line:
         line.settimeout(PATIENCE_S)
-        line.connect(address)
-        return True
-    return False
+        return line.connect_ex(address) == 0
 
 
 def sweep() -> None:
@@ -70,7 +74,7 @@ def sweep() -> None:
     for path in folder.glob("*.json") if folder.is_dir() else ():
         with suppress(OSError, ValueError, KeyError, TypeError):
             about = json.loads(path.read_text(encoding="utf-8"))
-            own = about["host"] == socket.gethostname() and path.stat().st_uid == os.getuid()
+            own = about["host"] == socket.gethostname() and path.stat().st_uid == user_id()
             if own and not answers(about["socket"]):
                 path.unlink(missing_ok=True)
                 _remove(about["socket"])
@@ -86,14 +90,18 @@ def _remove(address: str) -> None:
 class Publication:
     """The socket and the descriptor of one Context.
 
+    Parameters
+    ----------
+    listener : a new socket whose address is a file; closed at the end
+
     Attributes
     ----------
     descriptor : JSON file, mode 0600: name, pid, host, began, script, socket, token
 
     Raises
     ------
-    OSError
-        The socket or the file cannot be made.
+    OSError, RuntimeError
+        The socket, the file or the thread cannot be made.
 
     Notes
     -----
@@ -101,25 +109,26 @@ class Publication:
     socket has mode 0600 and lies in a folder of mode 0700.
     """
 
-    def __init__(self, ctx: Context) -> None:
+    def __init__(self, ctx: Context, listener: socket.socket) -> None:
         self._ctx = weakref.ref(ctx)
         self._token = os.urandom(TOKEN_BYTES).hex()
         self._closed = False
         folder = run_folder()
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._address = os.path.join(tempfile.mkdtemp(prefix="hetero-"), "run")
-        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._listener = listener
         try:
             self._listener.bind(self._address)
             os.chmod(self._address, 0o600)
             self._listener.listen()
+            self._thread = threading.Thread(target=self._serve, name="hetero-published", daemon=True)
+            self._thread.start()
             self.descriptor = self._describe(ctx, folder)
-        except OSError:
-            self._listener.close()
+        except (OSError, RuntimeError):
+            self._closed = True
+            answers(self._address)
             _remove(self._address)
             raise
-        self._thread = threading.Thread(target=self._serve, name="hetero-published", daemon=True)
-        self._thread.start()
 
     def close(self) -> None:
         """End the answering and take the files away; safe to call twice."""

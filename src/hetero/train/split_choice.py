@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import inf, isfinite
+from math import isfinite
 
 from hetero.floor.errors import BadValueError, NothingFitsError, did_you_mean
 from hetero.floor.units import format_bytes
 from hetero.model.device import Device
 from hetero.plan.stages import Chain, StagePlan, best_alone, fixed_stages, pipeline_s, plan_stages
 from hetero.train.split_cut import Layer
-from hetero.train.split_measure import LayerCost, LinkCost
+from hetero.train.split_measure import LayerCost, LinkCost, limit_bytes
 
 __all__ = ["Choice", "Costs", "choose", "given_stages"]
 
@@ -51,7 +51,7 @@ class Costs:
             weight_bytes=[max(cost.weight_bytes for cost in row) for row in rows],
             kept_bytes=[max(cost.kept_bytes for cost in row) for row in rows],
             working_bytes=[max(cost.working_bytes for cost in row) for row in rows],
-            limit_bytes=[_limit(device) for device in self.devices],
+            limit_bytes=[limit_bytes(device) for device in self.devices],
             micro_batches=micro_batches,
         )
 
@@ -87,10 +87,6 @@ class Choice:
     def alone_s(self, count: int) -> float | None:
         """Predict the same for the best device alone."""
         return None if self.alone is None else self.call_s[0] + count * self.alone.stages[0].period_s
-
-
-def _limit(device: Device) -> float:
-    return float(device.memory_limit_bytes or (device.kind != "cpu" and device.memory_bytes) or inf)
 
 
 def choose(costs: Costs, micro_batches: int, training: bool) -> Choice:

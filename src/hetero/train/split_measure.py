@@ -6,9 +6,9 @@ In: layers, one input of each. Out: plain numbers. It must not place anything.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import combinations
-from math import inf
+from math import inf, isfinite
 from statistics import median
 from typing import Any
 
@@ -17,16 +17,18 @@ import torch
 
 from hetero.drive.frame import Frame, current
 from hetero.floor import clock
+from hetero.model.device import Device
 from hetero.train.keyed import KeyedRandom
 from hetero.train.probing import torch_place
 from hetero.train.split_slow import Pace, slow_layers
 from hetero.train.split_talk import Packed, Talk, packed, unpacked
 
-__all__ = ["LayerCost", "LinkCost", "Measuring", "measure_layers", "measure_links", "only_meet"]
+__all__ = ["LayerCost", "LinkCost", "Measuring", "limit_bytes", "measure_layers", "measure_links", "only_meet"]
 
 _BUDGET_S = 0.1
 _LEAST, _MOST = 2, 10
-_ROUNDS = 3
+_PASSES = 4
+_ROOM_FRAC = 0.7
 _ROUND_TRIPS = 5
 
 
@@ -100,19 +102,31 @@ def measure_layers(work: Measuring, blobs: Sequence[Any], inputs: Sequence[Packe
 
     Notes
     -----
-    All layers have their turn three times, so that what disturbs the host for a while does not look like slow
-    layers; of each the shortest time counts.
+    A layer by itself finds its weights in the cache, which it does not in a model that is larger than that. So where
+    all layers fit, they are measured once more one behind the other, as they will run; of each the median counts.
     """
-    rounds = [[_measured(work, blob, value) for blob, value in zip(blobs, inputs, strict=True)] for _ in range(_ROUNDS)]
-    return [min(costs, key=lambda cost: cost.seconds) for costs in zip(*rounds, strict=True)]
+    alone = [_measured(work, blob, value) for blob, value in zip(blobs, inputs, strict=True)]
+    need = sum(cost.weight_bytes + cost.kept_bytes for cost in alone) + max(cost.working_bytes for cost in alone)
+    if not all(isfinite(cost.seconds) for cost in alone) or need > _ROOM_FRAC * limit_bytes(_frame().device):
+        return alone
+    taken = _Row([_trial(work, blob, value) for blob, value in zip(blobs, inputs, strict=True)]).seconds()
+    return [replace(cost, seconds=seconds) for cost, seconds in zip(alone, taken, strict=True)]
+
+
+def limit_bytes(device: Device) -> float:
+    """Give the bytes that a device holds, inf where nobody counts them."""
+    return float(device.memory_limit_bytes or (device.kind != "cpu" and device.memory_bytes) or inf)
+
+
+def _trial(work: Measuring, blob: Any, value: Packed) -> _Trial:
+    frame = _frame()
+    place = torch_place(frame.device)
+    return _Trial(cloudpickle.loads(bytes(blob)).to(place), unpacked(value, place), work, frame)
 
 
 def _measured(work: Measuring, blob: Any, value: Packed) -> LayerCost:
-    frame = _frame()
     try:
-        place = torch_place(frame.device)
-        trial = _Trial(cloudpickle.loads(bytes(blob)).to(place), unpacked(value, place), work, frame)
-        return trial.cost()
+        return _trial(work, blob, value).cost()
     except Exception as error:  # noqa: BLE001  a layer that a device cannot run may raise anything
         return LayerCost(inf, reason=" ".join(str(error).split())[:200] or type(error).__name__)
 
@@ -143,13 +157,16 @@ class _Trial:
         working = self.value.nbytes + self.output_bytes
         return LayerCost(min(taken), self._weight_bytes(), kept_bytes, working)
 
-    def _pass(self) -> None:
+    def forward(self, value: Any) -> Any:
+        """Run the layer, with the random numbers of a pass where it trains."""
         if not self.trains:
             with torch.no_grad():
-                self.output_bytes = self.module(self.value.clone()).nbytes
-            return
-        with KeyedRandom(0).begin(0, range(len(self.value))):
-            output = self.module(self.value.clone())
+                return self.module(value)
+        with KeyedRandom(0).begin(0, range(len(value))):
+            return self.module(value)
+
+    def _pass(self) -> None:
+        output = self.forward(self.value.clone())
         self.output_bytes = output.nbytes
         if output.requires_grad:
             output.backward(torch.ones_like(output))
@@ -180,6 +197,35 @@ class _Trial:
         optimizer.step()
         state = [value for one in optimizer.state.values() for value in one.values() if torch.is_tensor(value)]
         return int(weights + sum(parameter.grad.nbytes for parameter in trained) + sum(one.nbytes for one in state))
+
+
+class _Row:
+    """All layers on one device, one behind the other."""
+
+    def __init__(self, trials: Sequence[_Trial]) -> None:
+        self._trials = trials
+        self._paces = [[Pace(trial.frame) for _ in range(_PASSES + 1)] for trial in trials]
+
+    def seconds(self) -> list[float]:
+        """Give the s of each layer; the first pass does not count."""
+        for number in range(_PASSES + 1):
+            self._pass(number)
+        return [median(pace.busy_s for pace in paces[1:]) for paces in self._paces]
+
+    def _pass(self, number: int) -> None:
+        outputs, value = [], self._trials[0].value
+        for trial, paces in zip(self._trials, self._paces, strict=True):
+            value = value.detach().requires_grad_(trial.trains and value.is_floating_point())
+            with paces[number].part():
+                outputs.append((value, trial.forward(value.clone())))
+            value = outputs[-1][1]
+        gradient = torch.ones_like(value)
+        for paces, (given, output) in zip(reversed(self._paces), reversed(outputs), strict=True):
+            if not output.requires_grad:
+                return
+            with paces[number].part():
+                output.backward(gradient)
+            gradient = given.grad
 
 
 def measure_links(devices: Sequence[str], nbytes: int) -> list[dict[tuple[str, str], LinkCost]] | None:

@@ -50,7 +50,7 @@ def roofline(row: Measurement) -> float:
     The counting is ours: weights, cache, activations, tensor parallelism, sequences that fit.
     """
     amounts = row.sample.amounts
-    return max(amounts[ARITHMETIC].sum() / 0.5, amounts[BYTES].sum() / 0.7)
+    return float(max(amounts[ARITHMETIC].sum() / 0.5, amounts[BYTES].sum() / 0.7))
 
 
 def error_of(rows: Sequence[Measurement], rule: Callable[[Measurement], float]) -> float:
@@ -91,7 +91,10 @@ def _uncalibrated(bench: Bench, name: str, rows: list[Measurement], at_most: flo
         unit="%",
         at_most=at_most,
     )
+    bench.claim(f"{name}: error of the copied formula / ours", blog / Merit.of(items).error_frac, at_least=2)
+    bench.claim(f"{name}: 80 % intervals that hold (65 to 95)", 100 * Merit.of(items).held_frac, unit="%", at_least=65)
     bench.measure(f"{name}: error", [100 * item.error_frac for item in items], unit="%")
+    bench.measure(f"{name}: width of the intervals", [item.width for item in items], unit="×")
     return items
 
 
@@ -126,6 +129,9 @@ def _calibrated(bench: Bench, rows: list[Measurement], draws: int) -> None:
 
     rival = f"copied formula {error_of(rows, copied):.0%}, roofline {error_of(rows, roofline):.0%}"
     bench.claim("12 own points, other models: median error", middle(error), rival=rival, unit="%", at_most=18)
+    bench.claim(
+        "the same: error of the copied formula / ours", 100 * error_of(rows, copied) / middle(error), at_least=2
+    )
     engines = {item.row.engine for item in runs[0]}
     if "tensorrt-llm" in engines:
         bench.claim("the same, TensorRT-LLM", middle(error, "tensorrt-llm"), unit="%", at_most=8)

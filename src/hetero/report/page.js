@@ -342,12 +342,12 @@ function drawScatter() {
   let a = Infinity, b = -Infinity; for (const i of some) { a = Math.min(a, took(i), told(i)); b = Math.max(b, took(i), told(i)); }
   a = Math.floor(a); b = Math.max(a + 1, Math.ceil(b));
   const high = 280, [g] = sheet("scatter", high + 30), wide = 420, x = v => 70 + (v - a) / (b - a) * wide, y = v => high - (v - a) / (b - a) * (high - 20);
-  for (let v = a; v <= b; v++) { box(g, x(v), 20, 1, high - 20, theme.line); box(g, 70, y(v), wide, 1, theme.line); text(g, seconds(10 ** v), x(v), high + 10, theme.soft, "center"); text(g, seconds(10 ** v), 64, y(v), theme.soft, "right"); }
+  for (let v = a; v <= b; v++) { box(g, x(v), 20, 1, high - 20, theme.line); box(g, 70, y(v), wide, 1, theme.line); const words = v > 1 ? 10 ** v + " s" : seconds(10 ** v); text(g, words, x(v), high + 12, theme.soft, "center"); if (v > a) text(g, words, 64, y(v), theme.soft, "right"); }
   g.strokeStyle = theme.soft; g.beginPath(); g.moveTo(x(a), y(a)); g.lineTo(x(b), y(b)); g.stroke();
   text(g, "predicted", 70, 9, theme.soft); text(g, "measured", 70 + wide + 10, high - 6, theme.soft);
-  const cells = new Set();
+  const cells = new Set(), dot = some.length < 200 ? 3 : 1.5;
   g.globalAlpha = 0.75;
-  for (const i of some) { const px = Math.round(x(took(i))), py = Math.round(y(told(i))), key = px * 10000 + py; if (!cells.has(key)) { cells.add(key); box(g, px - 1.5, py - 1.5, 3, 3, colour(i)); } }
+  for (const i of some) { const px = Math.round(x(took(i))), py = Math.round(y(told(i))), key = px * 10000 + py; if (!cells.has(key)) { cells.add(key); box(g, px - dot, py - dot, 2 * dot, 2 * dot, colour(i)); } }
   g.globalAlpha = 1;
   D.names.slice(0, 7).forEach((name, k) => { box(g, wide + 150, 24 + 20 * k, 12, 12, PALETTE[k]); text(g, name.slice(0, 60), wide + 168, 31 + 20 * k); });
   if (D.names.length > 7) { box(g, wide + 150, 164, 12, 12, OTHER); text(g, `${D.names.length - 7} others`, wide + 168, 171); }

@@ -180,3 +180,19 @@ def test_a_worker_that_the_system_kills_for_its_memory_comes_back_with_smaller_p
         run.fit(1)
     assert [note for note in run.notes if "cpu:0 is lost: the system killed it for its memory in a pass of" in note]
     assert distance(model, expected) < 1e-6
+
+
+@pytest.mark.parametrize(("compression", "times"), [("bf16", 1.5), ("powersgd", 1.0)])
+def test_what_compression_owes_counts(compression: str, times: float) -> None:
+    from hetero.train.data import as_samples
+    from hetero.train.memory import estimate
+    from hetero.train.values import Options
+
+    model = Wide()
+    plain, packed = (
+        estimate(model, LOSS, sgd, as_samples(data()), Options(32, compression=word)) for word in ("none", compression)
+    )
+    assert plain is not None
+    assert packed is not None
+    gradients = sum(parameter.nbytes for parameter in model.parameters())
+    assert packed.least_bytes - plain.least_bytes == int(times * gradients)

@@ -38,6 +38,9 @@ __all__ = [
 _DOUBT_FRAC = 0.25
 """How much more than the estimate a pass may take: what convolutions rearrange on a CPU came to 24 % at most."""
 
+_OWED = {"none": 0.0, "fp16": 1.5, "bf16": 1.5, "powersgd": 1.0}
+"""What compression keeps and sends, in sizes of the gradients: what is owed of them, and the 16-bit row."""
+
 _BESIDES_BYTES = 24_000_000
 """What is kept free for stacks of threads and what libraries allocate during a pass."""
 
@@ -105,8 +108,9 @@ def estimate(model: Any, loss: Any, optimizer: Any, samples: Samples, options: O
         return None
     per_sample = max(0, more.pass_bytes - few.pass_bytes) // (_MORE - _FEW)
     held = few.parameters + few.gradients
-    fixed = max(0, few.pass_bytes - held - _FEW * per_sample)
-    return Need(one.as_dict(), held, fixed, per_sample, one.total_bytes - held)
+    owed = int(_OWED[options.compression] * few.gradients)
+    fixed = max(0, few.pass_bytes - held - _FEW * per_sample) + owed
+    return Need({**one.as_dict(), "compression": owed}, held, fixed, per_sample, one.total_bytes - held + owed)
 
 
 def is_short(device: Device, model: Any) -> bool:

@@ -14,9 +14,7 @@ from hetero.floor.errors import BadValueError
 
 __all__ = ["app"]
 
-app = typer.Typer(
-    help="Make this host a part of a cluster of hosts, on Ray.", no_args_is_help=True, rich_markup_mode=None
-)
+app = typer.Typer(help="Make this host a part of a cluster, on Ray.", no_args_is_help=True, rich_markup_mode=None)
 
 
 @app.command()

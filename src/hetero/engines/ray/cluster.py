@@ -5,6 +5,7 @@ In: an address. Out: hosts, and Ray initialised. It never joins a cluster that i
 
 from __future__ import annotations
 
+import importlib
 import os
 import secrets
 import shutil
@@ -200,10 +201,9 @@ def _imported() -> Any:
 
 def _read_again() -> None:
     """Let Ray read its variables again, which it does once, when it is imported."""
-    from ray._raylet import AuthenticationTokenLoader, Config
-
-    Config.initialize("")
-    AuthenticationTokenLoader.instance().reset_cache()
+    raylet: Any = importlib.import_module("ray._raylet")
+    raylet.Config.initialize("")
+    raylet.AuthenticationTokenLoader.instance().reset_cache()
 
 
 def _of_the_program(address: str, lent: ExitStack) -> Cluster:

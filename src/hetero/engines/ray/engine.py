@@ -22,6 +22,7 @@ from hetero.engines.local.wire import as_bytes, one_line
 from hetero.engines.ray.cluster import Cluster
 from hetero.engines.ray.lodge import Lodge
 from hetero.engines.ray.vault import Stored, Vault
+from hetero.engines.ray.watching import SILENT_S, Watch
 from hetero.engines.ray.worker import START_S, RemoteWorker
 from hetero.floor.clock import Clock
 from hetero.floor.errors import DeviceLostError, EngineError, HeteroError, SerialisationError
@@ -79,7 +80,10 @@ class RayEngine(Engine):
         cluster = Cluster.open(self._address, self._pool_bytes)
         vault, meter = Vault(cluster.store_bytes, self.counters), Meter()
         items, hub = Items(vault, meter), Hub(report)
-        self._lodge = Lodge(hub, cluster, vault, items, meter, clock, self.counters, worker, report, self._start_s)
+        watch = Watch(hub, cluster, [device.host for device in devices], self._silent)
+        self._lodge = Lodge(
+            hub, cluster, vault, items, meter, clock, self.counters, worker, report, self._start_s, watch
+        )  # fmt: skip
         self._pid = os.getpid()
         self._devices = {device.id: device for device in devices}
         limited = [device.short for device in devices if device.kind == "cpu" and device.memory_limit_bytes]
@@ -92,6 +96,11 @@ class RayEngine(Engine):
         atexit.register(_stop_at_exit, weakref.ref(self))
         for device in devices:
             self._workers[device.id] = RemoteWorker(self._lodge, device)
+
+    def _silent(self, host: str) -> None:
+        for worker in self._workers.values():
+            if worker.device.host == host:
+                worker.lose(f"its host did not answer for {SILENT_S:g} s")
 
     def encode(self, call: Call) -> None:
         """Capture the arguments as they are now; their large arrays go to the object store, each once."""
@@ -275,6 +284,7 @@ class RayEngine(Engine):
         self._lodge.hub.stop()
         for worker in self._workers.values():
             worker.stop()
+        self._lodge.watch.stop()
         self._lodge.items.clear()
         self._lodge.vault.clear()
         self._lodge.cluster.close()

@@ -13,6 +13,7 @@ from hetero.engines.local.hub import Hub
 from hetero.engines.local.items import Items, Meter
 from hetero.engines.ray.cluster import Cluster
 from hetero.engines.ray.vault import Vault
+from hetero.engines.ray.watching import Watch
 from hetero.floor.clock import Clock
 
 __all__ = ["Lodge"]
@@ -38,4 +39,5 @@ class Lodge:
     entry: WorkerEntry
     report: Report
     start_s: float
+    watch: Watch
     failed_starts: Counter[str] = field(default_factory=Counter)

@@ -1,4 +1,4 @@
-"""This host as a part of a cluster: Ray's processes started and ended, and how programs here find them.
+"""One host as a part of a cluster: Ray's processes started and ended, and how programs here find them.
 
 In: an address to join, or none for a head. Out: a running node, written down in HETERO_HOME. It ends only what it
 started, and refuses to listen beyond loopback without a token and certificates.

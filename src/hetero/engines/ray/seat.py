@@ -1,7 +1,7 @@
 """The worker's side of the Ray engine: what runs in the actor of one device.
 
 In: batches of attempts as bytes, with the large buffers that Ray brought. Out: rows, and the large buffers of results.
-It must not know Ray: the engine makes an actor of it, and hands it the actors of a group's other members.
+Of Ray it knows its host's name only: the engine makes an actor of it, and hands it those of a group's other members.
 """
 
 from __future__ import annotations
@@ -72,12 +72,14 @@ class Greeting(NamedTuple):
     ----------
     trouble : why the device cannot be used, '' when it can
     now_s : s on this host's clock
+    node_id : of this host, as Ray names it
     """
 
     trouble: str
     python: str
     pid: int
     now_s: float
+    node_id: str
 
 
 class Seat:
@@ -116,7 +118,10 @@ class Seat:
 
     def greet(self) -> Greeting:
         """Say who this is, and whether the device could be opened."""
-        return Greeting(self._trouble, python_platform.python_version(), os.getpid(), self._clock.now_s())
+        import ray
+
+        node_id = ray.get_runtime_context().get_node_id()
+        return Greeting(self._trouble, python_platform.python_version(), os.getpid(), self._clock.now_s(), node_id)
 
     # -- attempts, in the thread that runs tasks --------------------------------------------------------------
 

@@ -22,7 +22,7 @@ from hetero.engines.local.groups import Group
 from hetero.engines.local.house import failure_of
 from hetero.engines.local.items import Item, Replica
 from hetero.engines.local.shipping import Shipped
-from hetero.engines.ray.cluster import OWN_HOST
+from hetero.engines.ray.cluster import OWN_HOST, Host
 from hetero.engines.ray.lodge import Lodge
 from hetero.engines.ray.seat import COPIES, TALK, Greeting, Job
 from hetero.engines.ray.starting import start_seat, why_ended
@@ -86,6 +86,7 @@ class RemoteWorker:
         self._seqs = itertools.count(1)
         self._flights: dict[int, Flight] = {}
         self._runs: Callable[..., Any]
+        self._greeting: Any = None
         self._by_attempt: dict[tuple[int, int], int] = {}
         self._waiting: deque[Flight] = deque()
         self._unwanted: list[int] = []
@@ -105,34 +106,44 @@ class RemoteWorker:
     # -- starting ---------------------------------------------------------------------------------------------
 
     def _start(self) -> None:
-        if self._stopping:
+        """Start the actor if its host is there; else look again a little later."""
+        if self._stopping or self._ended:
             return
-        host = self._lodge.cluster.host(self.device.host)
+        host = self._lodge.watch.there(self.device.host)
         if host is None:
             self._lodge.hub.at(AWAY_S, self._start)
             return
-        self.handle = start_seat(self._lodge.entry, self.device, host)
-        self._runs = self.handle.run.options(num_returns=2).remote
-        asked_s = self._lodge.clock.now_s()
-        ref = self.handle.greet.remote()
-        ref._on_completed(self._in_hub(partial(self._greeted, ref, asked_s)))
-        self._lodge.hub.at(self._lodge.start_s, self._too_late)
+        handle = self.handle = start_seat(self._lodge.entry, self.device, host)
+        self._runs = handle.run.options(num_returns=2).remote
+        self._greeting = handle.greet.remote()
+        self._greeting._on_completed(self._in_hub(partial(self._greeted, handle, host, self._now_s())))
+        self._lodge.hub.at(self._lodge.start_s, partial(self._too_late, handle))
 
     def _in_hub(self, handler: Callable[[Any], None]) -> Callable[[Any], None]:
         return lambda answer: self._lodge.hub.call(partial(handler, answer))
 
-    def _too_late(self) -> None:
-        if not self._ready and not self._ended:
+    def _too_late(self, handle: Any) -> None:
+        if handle is self.handle and not self._ready and not self._ended:
             self._kill(f"it was not ready after {self._lodge.start_s:g} s")
 
-    def _greeted(self, ref: Any, asked_s: float, greeting: Any) -> None:
-        if self._ended:
+    def _start_again(self) -> None:
+        _kill(self.handle)
+        self.handle = None
+        self._lodge.hub.at(AWAY_S, self._start)
+
+    def _greeted(self, handle: Any, host: Host, asked_s: float, greeting: Any) -> None:
+        if self._ended or handle is not self.handle:
             return
-        if isinstance(greeting, Exception):
+        elsewhere = isinstance(greeting, Greeting) and greeting.node_id != host.node_id
+        if elsewhere or self._lodge.watch.there(self.device.host) != host:
+            self._start_again()
+        elif isinstance(greeting, Exception):
             self._end(self._why or why_ended(greeting), again=not self._why)
-            return
-        assert isinstance(greeting, Greeting)
-        now_s = self._lodge.clock.now_s()
+        else:
+            self._settle(asked_s, greeting)
+
+    def _settle(self, asked_s: float, greeting: Greeting) -> None:
+        now_s = self._now_s()
         here = self.device.host == OWN_HOST
         self._shift_s = (WallClock(0.0).now_s() - now_s) if here else greeting.now_s - (asked_s + now_s) / 2
         self.pid = greeting.pid if here else 0
@@ -429,8 +440,10 @@ class RemoteWorker:
 
     def lose(self, why: str) -> None:
         """Give the actor up: its host does not answer."""
-        self._why = why
-        self._end(why)
+        if self._ready:
+            self._end(why)
+        elif not self._ended and self.handle is not None:
+            self._start_again()
 
     def _kill(self, why: str) -> None:
         self._why = why

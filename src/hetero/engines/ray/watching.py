@@ -1,0 +1,112 @@
+"""Heartbeats of the other hosts: a keeper on each answers once a second, whatever that host's devices compute.
+
+In: the hosts of the fleet. Out: which of them are silent, told once each time. It must not restart anything else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Any
+
+from hetero.engines.local.hub import Hub
+from hetero.engines.ray.cluster import OWN_HOST, Cluster, Host
+from hetero.floor.clock import monotonic_s
+
+__all__ = ["SILENT_S", "Keeper", "Watch"]
+
+BEAT_S = 1.0
+SILENT_S = 5.0
+"""A host that has not answered for so long counts as gone until it answers again."""
+
+
+class Keeper:
+    """The actor that answers for a host: a task that holds its interpreter's lock does not keep this one silent."""
+
+    def beat(self) -> str:
+        """Give the id of the host that this runs on."""
+        import ray
+
+        return str(ray.get_runtime_context().get_node_id())
+
+
+class _Watched:
+    """One host: its keeper, and when it was last heard of."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.node_id = ""
+        self.keeper: Any = None
+        self.heard_s = monotonic_s()
+        self.asked = False
+
+
+class Watch:
+    """Watches the hosts of a fleet but the program's own; its methods belong to the hub's thread.
+
+    Parameters
+    ----------
+    names : hosts of the fleet
+    silent : called with the name of a host that fell silent
+    """
+
+    def __init__(self, hub: Hub, cluster: Cluster, names: Iterable[str], silent: Callable[[str], None]) -> None:
+        self._hub = hub
+        self._cluster = cluster
+        self._told = silent
+        self._watched = {name: _Watched(name) for name in dict.fromkeys(names) if name != OWN_HOST}
+        self._silent: set[str] = set()
+        if self._watched:
+            hub.call(self._look)
+
+    def there(self, name: str) -> Host | None:
+        """Give a host that is part of the cluster and not silent, None when it is away."""
+        return None if name in self._silent else self._cluster.host(name)
+
+    def stop(self) -> None:
+        """End the keepers; called after the hub has stopped."""
+        for watched in self._watched.values():
+            _end(watched)
+
+    def _look(self) -> None:
+        hosts = {host.name: host for host in self._cluster.hosts()}
+        for watched in self._watched.values():
+            self._ask(watched, hosts.get(watched.name))
+            if monotonic_s() - watched.heard_s > SILENT_S and watched.name not in self._silent:
+                self._silent.add(watched.name)
+                self._told(watched.name)
+        self._hub.at(BEAT_S, self._look)
+
+    def _ask(self, watched: _Watched, host: Host | None) -> None:
+        if host is not None and host.node_id != watched.node_id:
+            _end(watched)
+            watched.node_id, watched.keeper, watched.asked = host.node_id, _keeper_on(host), False
+        if watched.keeper is not None and not watched.asked:
+            watched.asked = True
+            ref = watched.keeper.beat.remote()
+            ref._on_completed(lambda answer: self._hub.call(partial(self._heard, watched, ref, answer)))
+
+    def _heard(self, watched: _Watched, ref: Any, answer: Any) -> None:
+        watched.asked = False
+        if answer == watched.node_id:
+            watched.heard_s = monotonic_s()
+            self._silent.discard(watched.name)
+        else:
+            _end(watched)
+            watched.node_id = ""
+
+
+def _keeper_on(host: Host) -> Any:
+    import ray
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    place = NodeAffinitySchedulingStrategy(host.node_id, soft=True)
+    return ray.remote(num_cpus=0, max_restarts=0)(Keeper).options(scheduling_strategy=place).remote()
+
+
+def _end(watched: _Watched) -> None:
+    if watched.keeper is not None:
+        import ray
+
+        ray.kill(watched.keeper, no_restart=True)
+        watched.keeper = None

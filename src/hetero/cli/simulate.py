@@ -60,11 +60,8 @@ def _print(trials: Trials) -> None:
     if trials.draws == 1:
         out.print(f"{trials.policy}: {spans[0]}", markup=False)
     else:
-        out.print(
-            f"{trials.policy}: median {spans[0]} of {trials.draws:,} runs, four of five between {spans[1]} and {spans[2]}",
-            markup=False,
-            soft_wrap=True,
-        )
+        middle = f"{trials.policy}: median {spans[0]} of {trials.draws:,} runs"
+        out.print(f"{middle}, four of five between {spans[1]} and {spans[2]}", markup=False, soft_wrap=True)
     for device, share in trials.busy_frac.items():
         out.print(f"  {device}: busy {share:.0%}", markup=False)
     if trials.repeated:

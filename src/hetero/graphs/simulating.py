@@ -126,9 +126,7 @@ def run_graph(
 
 
 def _retry_s(graph: TaskGraph) -> float:
-    """Give how long a device that was left idle waits to be considered anew: a tenth of a middling task, and not
-    more than some thousand times in a run.
-    """
+    """Give how long an idle device waits to be considered anew: some tenth of a task, some thousandth of the run."""
     least = sorted(min(task.seconds) for task in graph.tasks)
     return max(0.1 * least[len(least) // 2], 1e-3 * sum(least) / len(graph.devices), 1e-9) if least else 1.0
 

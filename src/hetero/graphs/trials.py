@@ -6,7 +6,6 @@ In: a graph, a policy, spread, losses, a number of draws. Out: `Trials`. It must
 from __future__ import annotations
 
 import statistics
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -108,7 +107,7 @@ def try_out(
     get(policy)
     plan = plan_graph(graph, "search", Budget(iterations=iterations), seed).schedule
     spans: list[float] = []
-    busy: Counter[str] = Counter()
+    busy = dict.fromkeys((device.id for device in graph.devices), 0.0)
     failed: dict[str, str] = {}
     repeated = 0
     for turn in range(draws):
@@ -123,7 +122,7 @@ def try_out(
     cuts = statistics.quantiles(spans, n=10, method="inclusive") if draws > 1 else [spans[0]] * 9
     notes = _notes(graph)
     middle = statistics.median(spans)
-    return Trials(plan, policy, draws, middle, cuts[0], cuts[-1], dict(busy), repeated, failed, notes)
+    return Trials(plan, policy, draws, middle, cuts[0], cuts[-1], busy, repeated, failed, notes)
 
 
 def _notes(graph: TaskGraph) -> tuple[str, ...]:

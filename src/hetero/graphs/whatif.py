@@ -111,7 +111,8 @@ def changed(graph: TaskGraph, add: Sequence[str], remove: Sequence[str], known: 
             graphs[place] = _with(graphs[place], name, count, model, times, spec)
     for name in remove:
         said.append(f"- {graph.devices[_index(graph, name)].id}")
-    return Changed(*(without(each, remove) for each in graphs), tuple(said), extrapolated)
+    middle, low, high = (without(each, remove) for each in graphs)
+    return Changed(middle, low, high, tuple(said), extrapolated)
 
 
 def speed_of(new: DeviceSpec, old: DeviceSpec) -> Speed:
@@ -122,11 +123,8 @@ def speed_of(new: DeviceSpec, old: DeviceSpec) -> Speed:
     BadValueError
         They have no figure in common.
     """
-    ratios = [
-        old.flop_per_s[name] / new.flop_per_s[name]
-        for name in sorted(set(old.flop_per_s) & set(new.flop_per_s))
-        if name in ("fp32", "fp64") and old.flop_per_s[name] and new.flop_per_s[name]
-    ]
+    before, after = ({name: spec.flop_per_s.get(name) for name in ("fp32", "fp64")} for spec in (old, new))
+    ratios = [mine / theirs for name, mine in before.items() if mine and (theirs := after[name])]
     if old.bandwidth_bytes_per_s and new.bandwidth_bytes_per_s:
         ratios.append(old.bandwidth_bytes_per_s / new.bandwidth_bytes_per_s)
     if not ratios:

@@ -44,7 +44,9 @@ def _arrivals(
 @njit
 def _ready(arrive_s: float, travel_s: float, called_s: float) -> float:
     """Give when inputs are there that do not set out before they are called for."""
-    return max(arrive_s, called_s + travel_s) if travel_s > 0.0 else arrive_s
+    if travel_s > 0.0:
+        arrive_s = max(arrive_s, called_s + travel_s)
+    return arrive_s
 
 
 @njit
@@ -95,7 +97,8 @@ def _take(
 def _end(g: Graph, task: int, d: int, arrive_s: Floats, travel_s: Floats, gap_begin_s: float, called_s: float) -> float:
     """Give when a task would end that begins in a gap of a device."""
     there = g.node[d]
-    return max(gap_begin_s, _ready(arrive_s[there], travel_s[there], called_s)) + g.seconds[g.kind[task], d]
+    begin_s = max(gap_begin_s, _ready(arrive_s[there], travel_s[there], called_s))
+    return begin_s + float(g.seconds[g.kind[task], d])
 
 
 @njit
@@ -163,8 +166,9 @@ def place_rest(
 
 @njit
 def ranks(g: Graph, fastest: Floats, mean: Floats, optimistic: Floats) -> None:
-    """Write upward ranks of the tasks that are not over, over the fastest device and the mean, and the
-    optimistic cost table; tasks come after what they need, so one pass from the last to the first does it.
+    """Write upward ranks over the fastest device and over the mean, and the optimistic cost table, of what is open.
+
+    Tasks come after what they need, so one pass from the last to the first does it.
     """
     n, m = len(g.phase), g.seconds.shape[1]
     nodes = g.latency_s.shape[0]

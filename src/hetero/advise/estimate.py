@@ -118,6 +118,8 @@ class Estimate:
             f"{work.model.name} in {work.weights} by {work.engine} on {self.spread.devices} × {self.device.name}:"
             f" {self.memory.answer}, {format_bytes(self.memory.footprint.total)} a device"
         ]
+        if self.memory.answer == "does not fit":
+            lines.append("  the figures are those of devices with more memory and the same speed")
         lines += [f"  {name:24} {_shown(name, figure)}" for name, figure in self.figures.items()]
         if self.shares:
             parts = [f"{share:.0%} {name}" for name, share in self.shares if share >= 0.01]

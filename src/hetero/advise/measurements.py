@@ -7,7 +7,9 @@ not be read. It must not judge or fit anything.
 from __future__ import annotations
 
 import csv
-from collections.abc import Iterable, Mapping
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -37,9 +39,17 @@ _SKUS = {
     "a100-sxm": "A100-SXM-80GB",
     "a100-pcie": "A100-PCIe-80GB",
     "h100": "H100-SXM",
-    "max 1550": "Max-1550",
+    "a100 40gb": "A100-SXM-40GB",
+    "a100 80gb": "A100-SXM-80GB",
+    "v100": "V100-SXM-16GB",
+    "v100 16gb": "V100-SXM-16GB",
+    "v100 32gb": "V100-SXM-32GB",
 }
 """Which card a table means that names none: as the publishers of the common tables describe their machines."""
+
+_NO_NAME = ("nvidia", "amd", "habana", "intel", "apple", "gpu")
+_CORES = re.compile(r"\s*\b\d+-?core\b", re.IGNORECASE)
+_MEMORY = re.compile(r"\s*\b\d+\s*GB$", re.IGNORECASE)
 
 _FRAMEWORKS = {"llama": "llama.cpp", "tensorrt": "tensorrt-llm", "trt": "tensorrt-llm", "deepspeed": "deepspeed"}
 _PRECISIONS = {"fp16/bf16": "fp16", "f16": "F16", "bf16": "bf16", "fp8": "fp8", "fp16": "fp16"}
@@ -87,21 +97,35 @@ def engine_of(framework: str) -> str:
     )
 
 
+def _spellings(label: str) -> Iterator[str]:
+    """Give what a label may mean, the surest first: without makers, without counted cores, without the memory."""
+    words = [word for word in label.replace("‑", "-").split() if word.casefold() not in _NO_NAME]
+    plain = " ".join(words)
+    yield _SKUS.get(plain.casefold(), plain)
+    yield label
+    bare = _CORES.sub("", plain)
+    yield _SKUS.get(bare.casefold(), bare)
+    yield _MEMORY.sub("", bare)
+
+
 @cache
 def device_of(label: str) -> DeviceSpec:
     """Give the device that a table's label means, by the usual card where it names none.
 
+    Raises
+    ------
+    BadValueError
+        The catalog has no such device.
+
     Examples
     --------
-    >>> device_of("Nvidia A100 GPU").name, device_of("Habana Gaudi2").name
-    ('A100-SXM-40GB', 'Gaudi2')
+    >>> device_of("Nvidia A100 GPU").name, device_of("Habana Gaudi2").name, device_of("M4 Max 40-Core GPU 128GB").name
+    ('A100-SXM-40GB', 'Gaudi2', 'M4-Max-128GB')
     """
-    words = [word for word in label.split() if word.casefold() not in ("nvidia", "amd", "habana", "intel", "gpu")]
-    plain = " ".join(words)
-    try:
-        return find(_SKUS.get(plain.casefold(), plain))
-    except BadValueError:
-        return find(label)
+    for spelling in _spellings(label):
+        with suppress(BadValueError):
+            return find(spelling)
+    return find(label)
 
 
 def _workload(row: Mapping[str, str], engine: str) -> Workload:

@@ -41,11 +41,13 @@ def speed(
     found = [estimate(work, name, count) for name in device]
     if json:
         print_json([one.as_dict() for one in found])
-        return
-    show_any_character()
-    print("\n\n".join(one.explain() for one in found))
-    if len(found) > 1:
-        print("\n" + compare_speeds(found))
+    else:
+        show_any_character()
+        print("\n\n".join(one.explain() for one in found))
+        if len(found) > 1:
+            print("\n" + compare_speeds(found))
+    if all(one.memory.answer == "does not fit" for one in found):
+        raise typer.Exit(4)
 
 
 def training(

@@ -16,7 +16,7 @@ import pytest
 
 import hetero
 from hetero.batch.base import Piece, Source
-from hetero.batch.errors import BadRecordsError, TimeLimitError
+from hetero.batch.errors import BadRecordsError, PriceLimitError, TimeLimitError
 from hetero.batch.merges import Histogram, TopK
 from hetero.errors import BadValueError, HeteroError, NothingFitsError
 
@@ -356,7 +356,7 @@ def test_a_folder_that_holds_something_is_refused_resumed_or_overwritten(
     with pytest.raises(BadValueError, match="holds a complete run; resume, overwrite"):
         threads.map_batches(doubled, range(10), out=out)
     assert threads.map_batches(doubled, range(10), out=out, resume=True).resumed == 10
-    with pytest.raises(BadValueError, match="holds results of sequence of 10, .*; the source is now sequence of 11"):
+    with pytest.raises(BadValueError, match=r"holds results of sequence of 10, .*; the source is now sequence of 11"):
         threads.map_batches(doubled, range(11), out=out, resume=True)
     threads.map_batches(doubled, range(11), out=out, overwrite=True)
     assert len((out / "part-00000.jsonl").read_text().splitlines()) == 11
@@ -402,3 +402,38 @@ def test_ended_by_an_exception_of_the_sink_it_leaves_no_thread(threads: hetero.C
         threads.map_batches(doubled, range(100_000), out=full, part=10)
     names = [thread.name for thread in threading.enumerate()]
     assert not [name for name in names if name.startswith(("hetero-reader", "hetero-writer"))]
+
+
+def test_a_run_that_costs_more_than_allowed_ends_and_goes_on_when_more_is_allowed(
+    threads: hetero.Context, tmp_path: Path
+) -> None:
+    out, prices = tmp_path / "out", {"cpu:0": 1800.0, "cpu": 1800.0}
+
+    def slowly(batch: list[int]) -> list[int]:
+        time.sleep(0.01 * len(batch))
+        return batch
+
+    with pytest.raises(PriceLimitError, match=r"not done for \$0.3: \d+ records have results"):
+        threads.map_batches(slowly, range(200), batch=4, part=10, out=out, price=0.3, usd_per_hour=prices)
+    found = threads.map_batches(slowly, range(200), batch=4, part=10, out=out, resume=True, usd_per_hour=prices)
+    lines = [line for path in sorted(out.glob("part-*")) for line in path.read_text().splitlines()]
+    assert lines == [str(x) for x in range(200)]
+    assert 0.0 < found.usd <= found.seconds
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"price": 1.0}, "price=1.0 needs to know what devices cost"),
+        ({"price": -1, "usd_per_hour": {"cpu": 1}}, "price=-1 is not allowed"),
+        ({"usd_per_hour": {"cpu": 0}}, r"usd_per_hour\['cpu'\]=0 is not allowed"),
+        ({"share": "fre"}, "share='fre' is not allowed"),
+    ],
+)
+def test_wrong_limits_are_told_before_anything_runs(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(BadValueError, match=words):
+        hetero.map_batches(doubled, range(3), **options)
+
+
+def test_a_run_that_takes_what_others_leave_gives_the_same(ctx: hetero.Context) -> None:
+    assert ctx.map_batches(doubled, range(300), share="free").value == [2 * x for x in range(300)]

@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hetero.batch.base import Place
+from hetero.batch.limits import Load, Neighbours, host_load
 from hetero.batch.merges import Fold, Mean, Merge, Sum, check_associative
 from hetero.batch.plain import ArraySource, GeneratorSource, SequenceSource
 from hetero.batch.reading import Batch, Reader
@@ -154,3 +155,19 @@ def test_a_plain_generator_cannot_be_read_twice() -> None:
 def test_a_generator_that_gives_another_number_than_it_said_is_told(length: int, words: str) -> None:
     with pytest.raises(HeteroError, match=words):
         list(GeneratorSource(lambda: range(3), length).read())
+
+
+@pytest.mark.parametrize(
+    ("busy_s", "own_s", "left"), [(8.0, 8.0, 1.0), (8.0, 2.0, 0.25), (8.0, 0.0, 0.1), (2.0, 3.0, 1.0), (3.0, 1.0, 0.75)]
+)
+def test_the_share_that_others_leave_is_what_they_did_not_use(busy_s: float, own_s: float, left: float) -> None:
+    loads = iter([Load(10.0, 5.0, 1.0, 4), Load(10.1, 99.0, 1.0, 4), Load(12.0, 5.0 + busy_s, 1.0 + own_s, 4)])
+    neighbours = Neighbours(lambda: next(loads))
+    assert [neighbours.left_frac() for _ in range(3)] == pytest.approx([1.0, 1.0, left])
+
+
+def test_the_load_of_this_host_grows() -> None:
+    first, second = host_load(), host_load()
+    assert second.at_s >= first.at_s
+    assert second.busy_s >= first.busy_s
+    assert first.cores >= 1

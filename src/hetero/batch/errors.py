@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from hetero.floor.errors import HeteroError
 
-__all__ = ["BadRecordsError", "TimeLimitError", "WrongResultError"]
+__all__ = ["BadRecordsError", "PriceLimitError", "TimeLimitError", "WrongResultError"]
 
 
 class BadRecordsError(HeteroError):
@@ -16,6 +16,10 @@ class BadRecordsError(HeteroError):
 
 class TimeLimitError(HeteroError, TimeoutError):
     """The whole took longer than its limit; what is done is kept where the sink keeps it."""
+
+
+class PriceLimitError(HeteroError):
+    """The whole cost more than its limit; what is done is kept where the sink keeps it."""
 
 
 class WrongResultError(HeteroError, ValueError):

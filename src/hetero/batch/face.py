@@ -62,6 +62,8 @@ def map_batches(
     memory: int | str = "1GiB",
     hours: str | None = None,
     share: float | str = 1.0,
+    price: float | None = None,
+    usd_per_hour: Mapping[str, float] | None = None,
     part: int | None = None,
     cost: Callable[[Any], float] | None = None,
     same_count: bool = True,
@@ -85,7 +87,7 @@ def map_batches(
     merge : None or 'concatenate' keeps the results; 'sum', 'mean', 'count', `TopK(k)`, `Histogram(edges)` or an
         associative function of two values gives one value, combined on the devices first
     out : where the results go: None gives them back, a function gets them run by run, a folder gets files
-    form : of the files, 'jsonl' or 'npy'
+    form : of the files, 'jsonl', 'npy' or 'parquet'
     ordered : False lets a function have the results as they come
     name : of the run; a merge without a folder is resumed under it
     errors : how many bad records may be set aside, or which share, as in '1%'; one more stops the run
@@ -93,7 +95,10 @@ def map_batches(
     timeout, time_limit : of a batch, and of the whole, as in '30s'
     memory : bound on the records and results that are held at a time
     hours : of the local day in which batches may begin, as in '22:00-06:00'
-    share : of each device's time that the run may take, as in '50%'; it rests after each batch
+    share : of each device's time that the run may take, as in '50%'; it rests after each batch. 'free' follows what
+        others leave of the host
+    price : dollars that the whole may cost
+    usd_per_hour : dollars an hour by device word, as in {'cuda': 2.5}
     part : items that make one file or one call
     cost : of a record, where records differ much: batches are then of equal cost, not of equal number
     same_count : False allows more or fewer results than records
@@ -112,8 +117,8 @@ def map_batches(
         There are more bad records than allowed; the message names one and its place.
     BadValueError
         An option is wrong, the source cannot be read, or `out` holds something.
-    TimeLimitError
-        It took longer than allowed.
+    TimeLimitError, PriceLimitError
+        It took longer, or cost more, than allowed.
     NothingFitsError
         No device can do it.
 
@@ -128,13 +133,16 @@ def map_batches(
     options = options_of(
         batch=batch, merge=merge, errors=errors, resume=resume, overwrite=overwrite, timeout=timeout,
         time_limit=time_limit, memory=memory, hours=hours, share=share, part=part,
+        price=price, usd_per_hour=usd_per_hour,
         check_finite=check_finite, spill=spill, **others,
     )  # fmt: skip
     pipeline = fn if isinstance(fn, Pipeline) else None
     records = source_of(source)
     function = prepared(fn, precision) if pipeline is None else chained(pipeline.stages, precision)
     key = digest(function_key(fn) if pipeline is None else pipeline.key, precision)
-    program = Program(function, records.load, options.merge, same_count, check_finite, options.share_frac)
+    program = Program(
+        function, records.load, options.merge, same_count, check_finite, options.share_frac, options.follow
+    )
     sink = _sink(options, out, form)
     if ctx is not None and devices is not None:
         raise BadValueError(
@@ -214,7 +222,13 @@ def _staged(
         load, ends = whole.load if begin == 0 else None, end == last
         function = chained(pipeline.stages[begin : end + 1], precision)
         part = Program(
-            function, load, whole.merge if ends else None, True, whole.check_finite and ends, whole.share_frac
+            function,
+            load,
+            whole.merge if ends else None,
+            True,
+            whole.check_finite and ends,
+            whole.share_frac,
+            whole.follow,
         )
         works[begin, end] = packed_work(number, f"{number}/{begin}-{end}", part)
     allowed = {device.id: tuple(stage.may_run_on(device) for stage in pipeline.stages) for device in devices}

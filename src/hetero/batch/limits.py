@@ -1,19 +1,38 @@
-"""Limits on when and how much a run works: hours of the day, and a share of each device.
+"""Limits on when and how much a run works: hours of the day, a share of each device, what others leave, a price.
 
-In: words such as '22:00-06:00', '50%'. Out: values that can be asked. It must not wait.
+In: words such as '22:00-06:00', '50%', 'free'. Out: values that can be asked. It must not wait.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Mapping
 from datetime import datetime
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from hetero.floor.clock import wall_time_s
+from hetero.floor.clock import monotonic_s, wall_time_s
 from hetero.floor.errors import BadValueError
 from hetero.floor.units import shown
+from hetero.model.device import Device
 
-__all__ = ["Hours", "local_now", "parse_hours", "parse_share"]
+__all__ = [
+    "FREE",
+    "Hours",
+    "Load",
+    "Neighbours",
+    "host_load",
+    "local_now",
+    "parse_hours",
+    "parse_prices",
+    "parse_share",
+    "price_of",
+]
+
+FREE = "free"
+"""The share that follows what others leave of the host."""
+
+_LEAST_FRAC = 0.1
+_LOOK_S = 1.0
 
 _HOURS = re.compile(r"(\d{1,2}):(\d{2})\s*-\s*(\d{1,2}):(\d{2})")
 
@@ -80,3 +99,103 @@ def parse_share(given: float | str) -> float:
     if not 0.0 < share <= 1.0:
         raise BadValueError(f"share={shown(given)} is not allowed", remedy="give one above 0 and up to 1, or '50%'")
     return share
+
+
+class Load(NamedTuple):
+    """What a host's cores did until now.
+
+    Attributes
+    ----------
+    at_s : s, when it was looked at
+    busy_s, own_s : core-seconds of all programs, and of this one with its workers
+    cores : of the host
+    """
+
+    at_s: float
+    busy_s: float
+    own_s: float
+    cores: int
+
+
+def host_load() -> Load:
+    """Look at the host as a worker: its program is the parent process with all its children."""
+    import psutil
+
+    times = psutil.cpu_times()
+    idle_s = times.idle + getattr(times, "iowait", 0.0)
+    own_s = 0.0
+    try:
+        program = psutil.Process().parent() or psutil.Process()
+        for process in (program, *program.children(recursive=True)):
+            used = process.cpu_times()
+            own_s += used.user + used.system
+    except psutil.Error:
+        own_s = 0.0
+    guests_s = getattr(times, "guest", 0.0) + getattr(times, "guest_nice", 0.0)
+    return Load(monotonic_s(), sum(times) - idle_s - guests_s, own_s, psutil.cpu_count() or 1)
+
+
+class Neighbours:
+    """Tells which share of a host its other users leave.
+
+    Parameters
+    ----------
+    look : gives the load until now
+
+    Examples
+    --------
+    >>> loads = iter([Load(0.0, 0.0, 0.0, 4), Load(2.0, 5.0, 1.0, 4)])
+    >>> Neighbours(lambda: next(loads)).left_frac()
+    1.0
+    >>> loads = iter([Load(0.0, 0.0, 0.0, 4), Load(2.0, 5.0, 1.0, 4)])
+    >>> neighbours = Neighbours(lambda: next(loads))
+    >>> neighbours.left_frac(), neighbours.left_frac()
+    (1.0, 0.5)
+    """
+
+    def __init__(self, look: Callable[[], Load] = host_load) -> None:
+        self._look = look
+        self._last: Load | None = None
+        self._left_frac = 1.0
+
+    def left_frac(self) -> float:
+        """Give the share, from 0.1 to 1, as it was in the last second or more; 1 at the first call."""
+        if self._last is None:
+            self._last = self._look()
+            return self._left_frac
+        now = self._look()
+        took_s = now.at_s - self._last.at_s
+        if took_s >= _LOOK_S:
+            others_s = max(0.0, now.busy_s - self._last.busy_s - (now.own_s - self._last.own_s))
+            self._left_frac = max(_LEAST_FRAC, 1.0 - others_s / (took_s * now.cores))
+            self._last = now
+        return self._left_frac
+
+
+def parse_prices(given: Mapping[str, Any] | None) -> dict[str, float]:
+    """Read dollars an hour by device word.
+
+    Raises
+    ------
+    BadValueError
+        A price is not above 0.
+
+    Examples
+    --------
+    >>> parse_prices({"CUDA": 2.5})
+    {'cuda': 2.5}
+    """
+    found = {}
+    for word, price in (given or {}).items():
+        if isinstance(price, bool) or not isinstance(price, int | float) or not 0 < price < float("inf"):
+            raise BadValueError(
+                f"usd_per_hour[{word!r}]={shown(price)} is not allowed", remedy="give dollars an hour above 0"
+            )
+        found[str(word).casefold()] = float(price)
+    return found
+
+
+def price_of(device: Device, prices: Mapping[str, float]) -> float:
+    """Give the dollars an hour of a device, by its id, its short id or another of its words; 0 where none is known."""
+    words = (device.id, device.short, *sorted(device.words))
+    return next((prices[word] for word in words if word in prices), 0.0)

@@ -6,11 +6,11 @@ In: keywords with units and words. Out: one frozen value. It must not open a sou
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from hetero.batch.base import Found
-from hetero.batch.limits import Hours, parse_hours, parse_share
+from hetero.batch.limits import FREE, Hours, parse_hours, parse_prices, parse_share
 from hetero.batch.merges import Merge, merge_of
 from hetero.floor.errors import BadValueError
 from hetero.floor.units import parse_bytes, parse_seconds, shown
@@ -33,7 +33,8 @@ class Options:
     found : what to do where the sink holds something
     timeout_s, time_limit_s : of a batch and of the whole, None for none
     hours : of the day in which batches may begin, None for all
-    share_frac : of each device that the run may take
+    share_frac, follow : of each device that the run may take; True lowers it as others use the host
+    price_usd, usd_per_hour : what the whole may cost, None for any price; dollars an hour by device word
     memory_bytes : bound on records and results in flight
     part_items : items of a part, None to follow the sink
     """
@@ -49,6 +50,9 @@ class Options:
     memory_bytes: int = _MEMORY_BYTES
     hours: Hours | None = None
     share_frac: float = 1.0
+    follow: bool = False
+    price_usd: float | None = None
+    usd_per_hour: Mapping[str, float] = field(default_factory=dict)
     part_items: int | None = None
     cost: Callable[[Any], float] | None = None
     same_count: bool = True
@@ -83,6 +87,8 @@ def options_of(
     part: int | None = None,
     hours: str | None = None,
     share: float | str = 1.0,
+    price: float | None = None,
+    usd_per_hour: Mapping[str, float] | None = None,
     **others: Any,
 ) -> Options:
     """Check the keywords of `map_batches`.
@@ -99,6 +105,7 @@ def options_of(
     """
     if resume and overwrite:
         raise BadValueError("resume and overwrite exclude one another", remedy="give one of them")
+    prices = parse_prices(usd_per_hour)
     return Options(
         batch=_batch(batch),
         merge=merge_of(merge),
@@ -108,7 +115,10 @@ def options_of(
         time_limit_s=None if time_limit is None else parse_seconds(time_limit),
         memory_bytes=parse_bytes(memory),
         hours=None if hours is None else parse_hours(hours),
-        share_frac=parse_share(share),
+        share_frac=1.0 if share == FREE else parse_share(share),
+        follow=share == FREE,
+        price_usd=_price(price, prices),
+        usd_per_hour=prices,
         part_items=None if part is None else _whole("part", part),
         **others,
     )
@@ -127,6 +137,18 @@ def _whole(name: str, given: Any) -> int:
         allowed = "give 'auto', a whole number from 1, or one by device" if name == "batch" else "give one from 1"
         raise BadValueError(f"{name}={shown(given)} is not allowed", remedy=allowed)
     return given
+
+
+def _price(given: Any, prices: Mapping[str, float]) -> float | None:
+    if given is None:
+        return None
+    if isinstance(given, bool) or not isinstance(given, int | float) or not given > 0:
+        raise BadValueError(f"price={shown(given)} is not allowed", remedy="give dollars above 0")
+    if not prices:
+        raise BadValueError(
+            f"price={shown(given)} needs to know what devices cost", remedy="write usd_per_hour={'cuda': 2.5}"
+        )
+    return float(given)
 
 
 def _budget(given: float | str) -> float:

@@ -77,6 +77,7 @@ class Outcome:
     bad : records that have no result
     seconds : s, of this run
     lanes : what each device did
+    usd : dollars, the time of the run on every device that was not left out; 0 where no price was given
     """
 
     value: Any
@@ -85,6 +86,7 @@ class Outcome:
     bad: tuple[BadRecord, ...]
     seconds: float
     lanes: tuple[Lane, ...]
+    usd: float = 0.0
 
     @property
     def left_out(self) -> dict[str, str]:
@@ -103,6 +105,7 @@ class Outcome:
             "resumed": self.resumed,
             "seconds": self.seconds,
             "items_per_s": (self.items - self.resumed) / self.seconds if self.seconds else 0.0,
+            "usd": self.usd,
             "bad": [record.as_dict() for record in self.bad],
             "devices": [lane.as_dict() for lane in self.lanes],
         }

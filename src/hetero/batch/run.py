@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 from hetero.batch.base import BadRecord, Source
 from hetero.batch.committing import Committer, Entry
-from hetero.batch.errors import BadRecordsError, TimeLimitError
-from hetero.batch.limits import local_now
+from hetero.batch.errors import BadRecordsError, PriceLimitError, TimeLimitError
+from hetero.batch.limits import local_now, price_of
 from hetero.batch.options import Options
 from hetero.batch.outcome import Lane, Outcome
 from hetero.batch.reading import Batch, Reader
@@ -149,6 +149,12 @@ class Run:
             raise TimeLimitError(
                 f"not done within {self.options.time_limit_s:g} s: {self.items()} records have results",
                 remedy="allow more time and resume",
+            )
+        limit_usd = self.options.price_usd
+        if limit_usd is not None and self.usd() > limit_usd:
+            raise PriceLimitError(
+                f"not done for ${limit_usd:g}: {self.items()} records have results",
+                remedy="allow more, or leave the dear devices out, and resume",
             )
         return self.reader.exhausted and not self._flights and not self._again
 
@@ -343,6 +349,12 @@ class Run:
         """Give how many records have results."""
         return self._resumed + sum(lane.items for lane in self.lanes.values())
 
+    def usd(self) -> float:
+        """Give what the run cost so far: the time since it began on every device that was not left out."""
+        hours = (monotonic_s() - self.begin_s) / 3600.0
+        taking_part = (lane.device for lane in self.lanes.values() if not lane.left_out)
+        return hours * sum(price_of(device, self.options.usd_per_hour) for device in taking_part)
+
     def rates(self) -> dict[str, float]:
         """Give the records a second of each device while it worked."""
         return {lane.device.short: lane.rate for lane in self.lanes.values()}
@@ -354,6 +366,7 @@ class Run:
         return math.inf if math.isinf(left) else self.planner.end_s(left, now_s) - now_s
 
     def _outcome(self, value: Any) -> Outcome:
+        usd = self.usd()
         for name, lane in self.lanes.items():
             if name not in self.planner.names:
                 continue
@@ -368,4 +381,5 @@ class Run:
             bad=tuple(sorted(self.committer.bad)),
             seconds=monotonic_s() - self.begin_s,
             lanes=tuple(self.lanes.values()),
+            usd=usd,
         )

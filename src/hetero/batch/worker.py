@@ -15,6 +15,7 @@ import numpy as np
 
 from hetero.batch.errors import WrongResultError
 from hetero.batch.functions import Prepared
+from hetero.batch.limits import Neighbours
 from hetero.batch.merges import Merge
 from hetero.batch.records import count, is_records, size_bytes, without
 from hetero.batch.travel import packed, unpacked
@@ -35,6 +36,7 @@ class Program:
     same_count : True where each record must have one result
     check_finite : True sets records aside whose results are not finite
     share_frac : of the device's time that may be taken; it rests after each batch
+    follow : True takes no more than others leave of the host
     """
 
     function: Prepared
@@ -43,6 +45,7 @@ class Program:
     same_count: bool = True
     check_finite: bool = False
     share_frac: float = 1.0
+    follow: bool = False
 
 
 class Work(NamedTuple):
@@ -74,6 +77,7 @@ class Done(NamedTuple):
 
 
 _kept: dict[str, dict[str, tuple[Program, Callable[[Any], Any]]]] = {}
+_neighbours = Neighbours()
 
 
 def packed_work(run: str, key: str, program: Program) -> Work:
@@ -104,8 +108,9 @@ def run_batch(work: Work, records: Any, begin: int) -> Done:
     loaded = records if program.load is None else program.load(records)
     results = _as_records(function(loaded), count(records), program)
     seconds = monotonic_s() - begin_s
-    if program.share_frac < 1.0:
-        sleep((1.0 / program.share_frac - 1.0) * seconds)
+    share_frac = min(program.share_frac, _neighbours.left_frac()) if program.follow else program.share_frac
+    if share_frac < 1.0:
+        sleep((1.0 / share_frac - 1.0) * seconds)
     bad = _not_finite(results) if program.check_finite else ()
     good = without(results, [place for place, _ in bad]) if bad else results
     nbytes = size_bytes(good)

@@ -65,6 +65,8 @@ def _tell(outcome: Outcome) -> None:
         rate, size = f"{lane.rate:,.0f}" if lane.items else "", str(lane.batch or "")
         table.add_row(lane.device.short, f"{lane.items:,}", rate, size, str(lane.calls), lane.left_out)
     say.print(table)
+    if outcome.usd:
+        say.print(f"cost: ${outcome.usd:.4f}", soft_wrap=True)
     for record in outcome.bad[:_SHOWN]:
         say.print(f"[yellow]set aside:[/] record {record.item} ({record.place}): {record.reason}", soft_wrap=True)
     if len(outcome.bad) > _SHOWN:

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from hetero.drive.trace import TraceWriter
-from hetero.model.notes import CheckpointWritten, TrainingEpoch, TrainingNews, TrainingStep
+from hetero.model.notes import CheckpointWritten, DeviceSampled, TrainingEpoch, TrainingNews, TrainingStep
+from hetero.report.curves import curves
 from hetero.report.findings import find
 from hetero.report.html import page
 from hetero.report.reading import collect, read_run
@@ -93,3 +94,12 @@ def test_training_comes_back_from_a_trace_as_it_was_told(tmp_path: Path) -> None
 
 def test_news_of_training_never_become_markup() -> None:
     assert "<img" not in page(trained(EVIL))
+
+
+def test_what_devices_told_is_drawn_from_each_sample_to_the_next() -> None:
+    told = [DeviceSampled(at_s, "h0/cuda:0", busy, nan, 60.0, nan) for at_s, busy in ((1.0, 0.25), (3.0, 0.75))]
+    run = trained()
+    run.notes = [*run.notes, *told]
+    found = {each.group: each.values for each in curves(run) if each.name == "h0/cuda:0"}
+    assert set(found) == {"busy", "°C"}
+    assert (found["busy"][len(found["busy"]) // 2 - 2], found["busy"][-1]) == (0.25, 0.75)

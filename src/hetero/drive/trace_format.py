@@ -87,6 +87,7 @@ CODES = {
     "TrainingEpoch": "epoch",
     "TrainingNews": "news",
     "CheckpointWritten": "kept",
+    "DeviceSampled": "sample",
 }
 """The short name of each record; a class that is not listed here is written under its own name."""
 

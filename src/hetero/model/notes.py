@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-__all__ = ["NOTES", "CheckpointWritten", "TrainingEpoch", "TrainingNews", "TrainingStep"]
+__all__ = ["NOTES", "CheckpointWritten", "DeviceSampled", "TrainingEpoch", "TrainingNews", "TrainingStep"]
 
 
 class TrainingStep(NamedTuple):
@@ -75,5 +75,23 @@ class CheckpointWritten(NamedTuple):
     seconds: float
 
 
-NOTES: tuple[type, ...] = (TrainingStep, TrainingEpoch, TrainingNews, CheckpointWritten)
+class DeviceSampled(NamedTuple):
+    """What a device told of itself; once a second of each GPU, and of the host.
+
+    Attributes
+    ----------
+    device : id, or 'host' for all processors and the memory of this machine
+    busy_frac : 0..1 of the time since the sample before; nan where unknown, as are the others
+    used_bytes, temperature_c, power_w : bytes, degrees Celsius, W
+    """
+
+    at_s: float
+    device: str
+    busy_frac: float
+    used_bytes: float
+    temperature_c: float
+    power_w: float
+
+
+NOTES: tuple[type, ...] = (TrainingStep, TrainingEpoch, TrainingNews, CheckpointWritten, DeviceSampled)
 """Every kind of note, in the order of the documentation."""

@@ -6,10 +6,12 @@ In: a `RunRecord`. Out: named series, a value for each of a fixed number of step
 from __future__ import annotations
 
 from collections import defaultdict
+from math import isfinite
 from typing import NamedTuple
 
 import numpy as np
 
+from hetero.model.notes import DeviceSampled
 from hetero.report.intervals import Floats
 from hetero.report.record import RunRecord
 
@@ -24,7 +26,7 @@ class Curve(NamedTuple):
 
     Attributes
     ----------
-    group : 'devices computing', 'memory' or 'links'
+    group : 'devices computing', 'memory', 'links', or what devices told of themselves: 'busy', 'in use', '°C', 'W'
     unit : '', 'B' or 'B/s'
     values : shape (STEPS,), the mean of each step; of memory the value at its end
     """
@@ -38,7 +40,7 @@ class Curve(NamedTuple):
 def curves(run: RunRecord) -> list[Curve]:
     """Give all curves of a run that have something to show."""
     edges = np.linspace(run.begin_s, max(run.end_s, run.begin_s + 1e-9), STEPS + 1)
-    return [_computing(run, edges), *_memory(run, edges), *_links(run, edges)]
+    return [_computing(run, edges), *_memory(run, edges), *_links(run, edges), *_told(run, edges)]
 
 
 def _spread(starts: Floats, ends: Floats, amounts: Floats, edges: Floats) -> Floats:
@@ -90,4 +92,23 @@ def _links(run: RunRecord, edges: Floats) -> list[Curve]:
         table = np.array(copies)
         moved = _spread(table[:, 0], table[:, 1], table[:, 2], edges)
         found.append(Curve("links", name, "B/s", moved / np.diff(edges)))
+    return found
+
+
+_TOLD = (("busy", "", "busy_frac"), ("in use", "B", "used_bytes"), ("°C", "", "temperature_c"), ("W", "", "power_w"))
+
+
+def _told(run: RunRecord, edges: Floats) -> list[Curve]:
+    """Give what devices told of themselves, each value until the next one."""
+    samples = [each for each in run.notes if isinstance(each, DeviceSampled)]
+    found = []
+    for group, unit, column in _TOLD:
+        series: dict[str, list[tuple[float, float]]] = defaultdict(list)
+        for each in samples:
+            if isfinite(value := getattr(each, column)):
+                series[each.device].append((each.at_s, value))
+        for name, pairs in sorted(series.items()):
+            at, values = np.array(pairs).T
+            place = np.searchsorted(at, edges[1:], side="right") - 1
+            found.append(Curve(group, name, unit, values[place.clip(min=0)]))
     return found

@@ -23,6 +23,7 @@ from hetero.plan.policies.auto import choose
 from hetero.session import fleet, hosts
 from hetero.session.config_here import choose_protocol
 from hetero.session.fleet_speed import remembered
+from hetero.session.sampling import Sampler
 from hetero.session.watching import Counts, DebugLog, WatchedPolicy, joined, log_to_stderr, tell_devices
 
 if TYPE_CHECKING:
@@ -98,6 +99,7 @@ class Opened:
         if self._debug is not None:
             self._debug.machine = self.driver.machine
         self.driver.start()
+        self._sampler = Sampler(self.driver, self.devices) if self._trace is not None else None
 
     def left_out(self) -> list[tuple[str, str]]:
         """Give the devices that ran nothing although there was plenty, each with the reason."""
@@ -117,6 +119,8 @@ class Opened:
             _log.info(line)
         if self._view is not None:
             self._view.close(left_out)
+        if self._sampler is not None:
+            self._sampler.close()
         if self._trace is not None:
             self._trace.close()
             if self._trace.problem:

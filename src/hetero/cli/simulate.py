@@ -35,7 +35,7 @@ def simulate(
 ) -> None:
     """Run a task graph in virtual time, by the code that runs programs.
 
-    The same seed gives the same result on every machine. Exits 1 when tasks failed.
+    The same seed gives the same result on every machine with the same extras. Exits 1 when tasks failed.
     """
     from hetero.floor import settings
     from hetero.graphs.reading import convert, read_graph

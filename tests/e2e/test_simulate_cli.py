@@ -1,0 +1,65 @@
+"""`hetero simulate` and `hetero whatif` as a user types them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.test_cli import document, hetero
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = tmp_path_factory.mktemp("graphs")
+    graph = {
+        "format": "hetero-graph/1",
+        "devices": [
+            {"id": "cpu0", "memory_node": "ram", "kind": "cpu"},
+            {"id": "gpu0", "memory_node": "vram", "kind": "cuda"},
+        ],
+        "memory_nodes": [{"id": "ram"}, {"id": "vram"}],
+        "links": [
+            {"src": "ram", "dst": "vram", "bandwidth_bytes_per_s": 1e9, "latency_s": 0.001},
+            {"src": "vram", "dst": "ram", "bandwidth_bytes_per_s": 1e9, "latency_s": 0.001},
+        ],
+        "tasks": [{"id": f"t{index}", "seconds": {"cpu0": 2.0, "gpu0": 0.5}} for index in range(12)],
+        "edges": [{"src": "t0", "dst": f"t{index}", "bytes": 1000} for index in range(1, 12)],
+    }
+    (made / "g.json").write_text(json.dumps(graph))
+    return made
+
+
+def test_a_graph_is_run_many_times_with_a_device_lost_and_every_figure_is_told(folder: Path) -> None:
+    words = ("simulate", "g.json", "--noise", "0.3", "--fail", "gpu0@2s", "--draws", "20", "--seed", "1", "--json")
+    done = hetero(*words, cwd=folder)
+    assert done.returncode == 0, done.stderr
+    told = document(done)
+    assert told["draws"] == 20 and told["failed"] == {}
+    assert told["planned"]["lower_bound_s"] <= told["planned"]["makespan_s"] < told["low_s"] <= told["high_s"]
+    assert document(hetero(*words, cwd=folder)) == told
+
+
+def test_what_other_devices_would_make_of_a_graph_says_what_is_extrapolated(folder: Path) -> None:
+    words = ("--add", "2 x H100-SXM", "--is", "gpu0=A100-SXM-80GB", "--remove", "gpu0")
+    told = document(hetero("whatif", "g.json", *words, "--json", cwd=folder))
+    assert told["extrapolated"] and told["times_as_fast"] > 1.0
+    assert told["then"]["makespan_low_s"] <= told["then"]["makespan_s"] <= told["then"]["makespan_high_s"]
+    people = hetero("whatif", "g.json", *words, cwd=folder)
+    assert "extrapolated" in people.stdout and "times as fast" in people.stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("simulate", "g.json", "--fail", "gpu1@1s"), "the graph has no device 'gpu1'; did you mean"),
+        (("simulate", "g.json", "--fail", "gpu0"), "does not say when"),
+        (("simulate", "g.json", "--policy", "planed"), "did you mean 'planned'"),
+        (("whatif", "g.json", "--add", "H100-SXM"), "--is gpu0=NAME"),
+    ],
+)
+def test_a_mistake_is_one_line_and_exits_2(folder: Path, words: tuple[str, ...], said: str) -> None:
+    done = hetero(*words, cwd=folder)
+    assert done.returncode == 2 and done.stdout == ""
+    assert said in done.stderr and len(done.stderr.splitlines()) == 1

@@ -87,7 +87,7 @@ def test_an_address_that_nobody_answers_at_is_told() -> None:
 def test_an_address_where_something_else_answers_is_told() -> None:
     with answering(b"HTTP/1.1 400 Bad Request\r\n\r\n") as address:
         said = run("-c", JOIN, address)
-    assert said.startswith(f"EngineError what answers at {address} is no Ray cluster; start it with")
+    assert said.startswith(f"EngineError what answers at {address} is no Ray cluster, or one that")
 
 
 def test_importing_hetero_and_a_local_context_leave_ray_alone() -> None:

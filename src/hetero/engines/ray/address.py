@@ -101,7 +101,10 @@ def knock(address: str, authority: Path | None = None) -> None:
         why = "no answer in time" if isinstance(error, TimeoutError) else getattr(error, "strerror", None) or error
         raise EngineError(f"no Ray cluster answers at {address}: {why}", remedy=remedy) from error
     if len(answer) < 4 or answer[3] != _SETTINGS:
-        raise EngineError(f"what answers at {address} is no Ray cluster", remedy=remedy)
+        raise EngineError(
+            f"what answers at {address} is no Ray cluster, or one that speaks only to hosts with its certificates",
+            remedy="make this host part of it: 'hetero node start --join ADDRESS'",
+        )
 
 
 def _encrypted(line: socket.socket, authority: Path) -> socket.socket:

@@ -20,7 +20,7 @@ from pathlib import Path
 
 import psutil
 
-from hetero.engines.ray.address import is_loopback, knock
+from hetero.engines.ray.address import ask_cluster, is_loopback, knock
 from hetero.engines.ray.certificates import check_folder, tls_variables
 from hetero.floor import platform, settings
 from hetero.floor.clock import monotonic_s, sleep
@@ -29,7 +29,7 @@ from hetero.floor.errors import BadValueError, EngineError
 __all__ = ["Node", "start_node", "stop_node", "this_node"]
 
 START_S = 60.0
-STOP_S = 20.0
+STOP_S = 3.0
 _POLL_S = 0.1
 _LEAST_TOKEN = 16
 _WATCHING = {
@@ -133,8 +133,11 @@ def start_node(
         raise EngineError(f"a node of {running.address} runs on this host", remedy="end it with 'hetero node stop'")
     _refuse_open(host, join, certificates)
     token = _token(token_file, join)
+    variables = _variables(host, token, str(certificates.absolute()) if certificates else "")
     if join:
         knock(join, None if certificates is None else certificates / "ca.crt")
+        with settings.replaced(variables):
+            ask_cluster(join)
     elif port:
         _refuse_taken(host, port)
     folder = tempfile.mkdtemp(prefix="hetero-node-")
@@ -143,7 +146,6 @@ def start_node(
     command += ["--num-cpus=0", "--num-gpus=0", f"--object-store-memory={store_bytes}", "--disable-usage-stats"]
     command += ["--include-dashboard=false"] if not join else []
     command += [f"--labels=hetero={Path(folder).name}"]
-    variables = _variables(host, token, str(certificates.absolute()) if certificates else "")
     variables |= {"HETERO_DEVICES": devices} if devices else {}
     process = _started(command, variables, Path(folder))
     try:
@@ -244,8 +246,8 @@ def _end(pid: int) -> None:
         for process in family:
             with suppress(psutil.NoSuchProcess):
                 process.terminate()
-        _, left = psutil.wait_procs(family, STOP_S / 2)
+        _, left = psutil.wait_procs(family, STOP_S)
         for process in left:
             with suppress(psutil.NoSuchProcess):
                 process.kill()
-        psutil.wait_procs(left, STOP_S / 2)
+        psutil.wait_procs(left, START_S)

@@ -45,6 +45,7 @@ if TYPE_CHECKING:
         world_size,
     )
     from hetero.session.joblib import register_joblib
+    from hetero.session.leases import Pool
     from hetero.session.metrics import metrics_server
     from hetero.session.snapshot import snapshot
     from hetero.session.tasks import TaskFunction, task
@@ -74,6 +75,7 @@ __all__ = [
     "Images",
     "Kernel",
     "MpiGroup",
+    "Pool",
     "Split",
     "Tables",
     "TaskFunction",
@@ -152,6 +154,7 @@ _HOMES = {
         "world_size",
     ),
     "hetero.session.joblib": ("register_joblib",),
+    "hetero.session.leases": ("Pool",),
     "hetero.session.metrics": ("metrics_server",),
     "hetero.session.snapshot": ("snapshot",),
     "hetero.session.tasks": ("TaskFunction", "task"),

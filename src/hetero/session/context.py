@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from hetero.session.config import Config
     from hetero.session.executor import Executor
     from hetero.session.explain import Explained
+    from hetero.session.leases import ContextLease, ContextLeases
 
 __all__ = ["Context"]
 
@@ -119,6 +120,7 @@ class Context(AsyncTwins):
         self.driver: Driver = self._opened.driver
         nodes = {device.memory_node for device in self._opened.devices}
         self._sharing = Sharing(self) if nodes - {HOST_NODE} else None
+        self._leases: ContextLeases | None = None
         self._published = publish(self) if self.engine != "inline" else None
         self.closed = False
         runs.opened(self)
@@ -166,6 +168,8 @@ class Context(AsyncTwins):
         else:
             signature, size, refs, after, keep = f"{source.model_key}|", 0.0, (), (), ()
         request = task.request if self.config.timeout_s is None else limited(task.request, self.config.timeout_s)
+        if self._leases is not None:
+            request = self._leases.around(request)
         item = future.item
         task_key = self._checkpoint_key(task.name)
         if self.name:
@@ -293,6 +297,32 @@ class Context(AsyncTwins):
         task.source.current()
         signature, size = describe(task.source.model_key, args, kwargs)
         return Explained(task.name, tuple(self.driver.explain(signature, size, task.request)))
+
+    def lease(self, **options: Any) -> ContextLease:
+        """Hold devices of the fleet for oneself; other tasks that are submitted meanwhile keep away from them.
+
+        Parameters
+        ----------
+        options : those of `hetero.Pool.lease`
+
+        Returns
+        -------
+        ContextLease
+            A `with` block gives it back; its `submit` and `run` use its devices.
+
+        Raises
+        ------
+        NothingFitsError
+            The fleet can never meet it, or did not within its `timeout`.
+        """
+        from hetero.session.leases import ContextLeases
+
+        if self.closed:
+            self._refuse()
+        with self._lock:
+            if self._leases is None:
+                self._leases = ContextLeases(self)
+        return self._leases.lease(options)
 
     def executor(self) -> Executor:
         """Give a `concurrent.futures.Executor` over this Context."""

@@ -1,0 +1,325 @@
+"""The pool: devices handed out by leases, all that a request asks for or nothing.
+
+In: requests and facts with the time inside. Out: leases as they stand now. It must not look at a clock or touch a
+device: who uses it tells what happened.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+
+from hetero.core.eligible import obstacle, refusal
+from hetero.floor.errors import BadValueError
+from hetero.model.device import Device
+from hetero.model.leases import Lease, LeasePhase, LeaseRequest
+from hetero.model.tasks import Request
+from hetero.model.topology import Topology
+
+__all__ = ["Pool"]
+
+REMEMBERED = 4_096
+"""Leases that are over and can still be asked about."""
+
+_ROUNDING = 1e-9
+_HOLDING = (LeasePhase.ACTIVE, LeasePhase.RELEASING)
+
+
+@dataclass(slots=True)
+class _Slot:
+    """What of a device is handed out, and to whom."""
+
+    device: Device
+    holders: dict[int, LeaseRequest] = field(default_factory=dict)
+    lost: bool = False
+
+    @property
+    def memory_bytes(self) -> int | None:
+        limits = [size for size in (self.device.memory_bytes, self.device.memory_limit_bytes) if size is not None]
+        return min(limits, default=None)
+
+    def has_room(self, request: LeaseRequest) -> bool:
+        """Whether a request fits beside those that hold a part."""
+        others = self.holders.values()
+        if self.lost or (others and (request.exclusive or any(other.exclusive for other in others))):
+            return False
+        if sum(other.compute_frac for other in others) + request.compute_frac > 1.0 + _ROUNDING:
+            return False
+        taken = sum(other.memory_bytes for other in others)
+        return self.memory_bytes is None or taken + request.memory_bytes <= self.memory_bytes
+
+
+class Pool:
+    """Devices and the leases on them.
+
+    Requests are met in order of priority, then of arrival; one that cannot be met now does not hold up those behind it.
+
+    Examples
+    --------
+    >>> from hetero.model.device import DeviceType
+    >>> pool = Pool([Device(f"h0/cuda:{n}", "cuda", DeviceType("GPU"), "torch") for n in range(2)])
+    >>> first = pool.ask(LeaseRequest(count=2), now_s=0.0)
+    >>> second = pool.ask(LeaseRequest(on=("gpu",)), now_s=1.0)
+    >>> pool.lease(first).phase, pool.lease(second).phase
+    (<LeasePhase.ACTIVE: 'active'>, <LeasePhase.PENDING: 'pending'>)
+    >>> pool.release(first, now_s=2.0)
+    >>> pool.lease(second).devices
+    ('h0/cuda:0',)
+    """
+
+    def __init__(self, devices: Iterable[Device], topology: Topology | None = None) -> None:
+        self._slots = {device.id: _Slot(device) for device in devices}
+        self._topology = topology or Topology()
+        self._leases: dict[int, Lease] = {}
+        self._over: OrderedDict[int, Lease] = OrderedDict()
+        self._next = 1
+
+    @property
+    def devices(self) -> tuple[Device, ...]:
+        """The devices that are not lost."""
+        return tuple(slot.device for slot in self._slots.values() if not slot.lost)
+
+    @property
+    def leases(self) -> tuple[Lease, ...]:
+        """Every lease that is not over, in the order of arrival."""
+        return tuple(self._leases.values())
+
+    def lease(self, number: int) -> Lease:
+        """Give a lease as it stands.
+
+        Raises
+        ------
+        BadValueError
+            There was no such lease.
+        """
+        lease = self._leases.get(number) or self._over.get(number)
+        if lease is None:
+            raise BadValueError(f"there is no lease {number}", remedy="use the number that 'ask' gave")
+        return lease
+
+    def ask(self, request: LeaseRequest, now_s: float) -> int:
+        """Ask for a lease and give its number; it is active at once where that can be.
+
+        A request that the devices could never meet, were all of them free, has failed at once, with the reason.
+        """
+        number = self._next
+        self._next += 1
+        self._leases[number] = Lease(number, request, asked_s=now_s)
+        if reason := self._never(request):
+            self._end(number, LeasePhase.FAILED, reason)
+        self.advance(now_s)
+        return number
+
+    def release(self, number: int, now_s: float) -> None:
+        """Give a lease back; one that is over stays as it is."""
+        if not self.lease(number).over:
+            self._end(number, LeasePhase.RELEASED, "")
+            self.advance(now_s)
+
+    def begin_release(self, number: int) -> None:
+        """Say that a lease is being given back: its devices are held until `release`, and it can no longer expire."""
+        lease = self.lease(number)
+        if lease.phase is LeasePhase.ACTIVE:
+            self._leases[number] = replace(lease, phase=LeasePhase.RELEASING, expires_s=0.0)
+
+    def refuse(self, number: int, device: str, now_s: float, reason: str) -> None:
+        """Say that a device could not be had after all: the whole lease is rolled back, and waits for others."""
+        lease = self.lease(number)
+        if lease.phase is not LeasePhase.ACTIVE or device not in lease.devices:
+            return
+        self._free(lease)
+        request = replace(lease.request, not_on=(*lease.request.not_on, device))
+        self._leases[number] = Lease(number, request, asked_s=lease.asked_s, reason=reason)
+        if never := self._never(request):
+            self._end(number, LeasePhase.FAILED, f"{reason}; {never}")
+        self.advance(now_s)
+
+    def renew(self, number: int, now_s: float) -> None:
+        """Let a lease run its time again from now.
+
+        Raises
+        ------
+        BadValueError
+            It is not active: what was given back or expired may belong to others already.
+        """
+        lease = self.lease(number)
+        if lease.phase is not LeasePhase.ACTIVE or 0.0 < lease.expires_s <= now_s:
+            self.advance(now_s)
+            raise BadValueError(f"lease {number} is {self.lease(number).phase}", remedy="ask for a new one")
+        if lease.request.lease_s:
+            self._leases[number] = replace(lease, expires_s=now_s + lease.request.lease_s)
+
+    def lose(self, device: str, now_s: float, reason: str = "") -> None:
+        """Say that a device is gone: its leases have failed whole, and what waits for it in vain too."""
+        slot = self._slot(device)
+        slot.lost = True
+        for number in tuple(slot.holders):
+            self._end(number, LeasePhase.FAILED, f"{device} was lost{': ' if reason else ''}{reason}")
+        for lease in self.leases:
+            if lease.phase is LeasePhase.PENDING and (never := self._never(lease.request)):
+                self._end(lease.id, LeasePhase.FAILED, f"{device} was lost; {never}")
+        self.advance(now_s)
+
+    def restore(self, device: str, now_s: float) -> None:
+        """Say that a device is back."""
+        self._slot(device).lost = False
+        self.advance(now_s)
+
+    def next_s(self) -> float | None:
+        """Give when time alone changes something next, None where it does not."""
+        times = [
+            lease.expires_s if lease.phase is LeasePhase.ACTIVE else lease.asked_s + lease.request.timeout_s
+            for lease in self.leases
+            if (lease.phase is LeasePhase.ACTIVE and lease.expires_s)
+            or (lease.phase is LeasePhase.PENDING and lease.request.timeout_s)
+        ]
+        return min(times, default=None)
+
+    def advance(self, now_s: float) -> None:
+        """Let time pass: leases expire, requests have waited too long, others are met."""
+        for lease in self.leases:
+            if lease.phase is LeasePhase.ACTIVE and 0.0 < lease.expires_s <= now_s:
+                self._end(lease.id, LeasePhase.RELEASED, f"expired after {lease.request.lease_s:g} s")
+        for lease in self._waiting():
+            limit_s = lease.request.timeout_s
+            if chosen := self._chosen(lease.request):
+                self._grant(lease, chosen, now_s)
+            elif limit_s and now_s >= lease.asked_s + limit_s:
+                self._end(lease.id, LeasePhase.FAILED, f"not met within {limit_s:g} s: {self._wants(lease.request)}")
+
+    def check(self) -> None:
+        """Assert that every device is handed out to those that hold it, within its bounds, and to nobody else."""
+        for name, slot in self._slots.items():
+            holding = {lease.id for lease in self.leases if lease.phase in _HOLDING and name in lease.devices}
+            assert set(slot.holders) == holding, (name, slot.holders, holding)
+            assert sum(other.compute_frac for other in slot.holders.values()) <= 1.0 + 1e-6, name
+            assert len(slot.holders) == 1 or not any(other.exclusive for other in slot.holders.values()), name
+            taken = sum(other.memory_bytes for other in slot.holders.values())
+            assert slot.memory_bytes is None or taken <= slot.memory_bytes, name
+            assert not (slot.lost and slot.holders), name
+        for lease in self.leases:
+            size = lease.request.count if lease.phase in _HOLDING else 0
+            assert not lease.over, lease
+            assert len(lease.devices) == size, lease
+
+    # --- below ---------------------------------------------------------------------------------------------
+
+    def _slot(self, device: str) -> _Slot:
+        if device not in self._slots:
+            raise BadValueError(f"the pool has no device {device!r}", remedy=f"it has: {', '.join(self._slots)}")
+        return self._slots[device]
+
+    def _waiting(self) -> list[Lease]:
+        waiting = [lease for lease in self.leases if lease.phase is LeasePhase.PENDING]
+        return sorted(waiting, key=lambda lease: (-lease.request.priority, lease.id))
+
+    def _grant(self, lease: Lease, chosen: Sequence[_Slot], now_s: float) -> None:
+        for slot in chosen:
+            slot.holders[lease.id] = lease.request
+        lease_s = lease.request.lease_s
+        self._leases[lease.id] = replace(
+            lease,
+            phase=LeasePhase.ACTIVE,
+            devices=tuple(slot.device.id for slot in chosen),
+            granted_s=now_s,
+            expires_s=now_s + lease_s if lease_s else 0.0,
+            reason="",
+        )
+
+    def _free(self, lease: Lease) -> None:
+        for slot in self._slots.values():
+            slot.holders.pop(lease.id, None)
+
+    def _end(self, number: int, phase: LeasePhase, reason: str) -> None:
+        lease = self._leases.pop(number)
+        self._free(lease)
+        self._over[number] = replace(lease, phase=phase, reason=reason, expires_s=0.0)
+        if len(self._over) > REMEMBERED:
+            self._over.popitem(last=False)
+
+    def _obstacle(self, slot: _Slot, request: LeaseRequest) -> str:
+        if slot.lost:
+            return "it is lost"
+        needs = Request(
+            on=request.on,
+            not_on=request.not_on,
+            implemented=("any",),
+            memory_bytes=request.memory_bytes,
+            min_cores=request.min_cores,
+            devices=request.count,
+        )
+        return obstacle(slot.device, needs, slot.memory_bytes)
+
+    def _able(self, request: LeaseRequest) -> list[_Slot]:
+        return [slot for slot in self._slots.values() if not self._obstacle(slot, request)]
+
+    def _never(self, request: LeaseRequest) -> str:
+        """Say why a request could not be met even if nobody held anything, '' where it could."""
+        if self._together(self._able(request), request):
+            return ""
+        found = [(slot.device.id, self._obstacle(slot, request)) for slot in self._slots.values()]
+        needs = Request(devices=request.count)
+        told = refusal("it", needs, [pair for pair in found if pair[1]])
+        return f"{told}{f', and sharing {request.together}' if request.together else ''}"
+
+    def _wants(self, request: LeaseRequest) -> str:
+        held = [slot.device.id for slot in self._able(request) if slot.holders]
+        return f"{', '.join(held) or 'no device'} held by others"
+
+    def _chosen(self, request: LeaseRequest) -> Sequence[_Slot]:
+        """Give devices that meet a request now, partly taken ones first; empty where there are none."""
+        free = [slot for slot in self._able(request) if slot.has_room(request) and self._may_be_beside(slot, request)]
+        free.sort(key=lambda slot: -len(slot.holders))
+        return self._together(free, request)
+
+    def _together(self, slots: Sequence[_Slot], request: LeaseRequest) -> Sequence[_Slot]:
+        """Give as many as asked for that share what they must share; the smallest place that has enough."""
+        if not request.together:
+            return _in_order(slots[: request.count]) if len(slots) >= request.count else ()
+        if request.together.startswith("link:"):
+            return self._linked(slots, request)
+        places: dict[str, list[_Slot]] = {}
+        for slot in slots:
+            place = slot.device.host if request.together == "host" else slot.device.rack
+            places.setdefault(place, []).append(slot)
+        enough = [group for group in places.values() if len(group) >= request.count]
+        return _in_order(min(enough, key=len)[: request.count]) if enough else ()
+
+    def _linked(self, slots: Sequence[_Slot], request: LeaseRequest) -> Sequence[_Slot]:
+        kind = request.together.removeprefix("link:")
+
+        def joined(one: _Slot, other: _Slot) -> bool:
+            link = self._topology.link(one.device.memory_node, other.device.memory_node)
+            return link is not None and link.kind == kind
+
+        def grown(group: list[_Slot], others: Sequence[_Slot]) -> list[_Slot]:
+            if len(group) == request.count:
+                return group
+            for at, slot in enumerate(others):
+                rest = [other for other in others[at + 1 :] if joined(slot, other)]
+                if len(group) + 1 + len(rest) >= request.count and (found := grown([*group, slot], rest)):
+                    return found
+            return []
+
+        return grown([], slots)
+
+    def _may_be_beside(self, slot: _Slot, request: LeaseRequest) -> bool:
+        """Whether neither this request keeps away from a holder near the device, nor a holder from it."""
+        for other in self._slots.values():
+            for holder in other.holders.values():
+                if holder.workload in request.apart and holder.workload and _near(slot, other, request.apart_by):
+                    return False
+                if request.workload and request.workload in holder.apart and _near(slot, other, holder.apart_by):
+                    return False
+        return True
+
+
+def _in_order(slots: Sequence[_Slot]) -> Sequence[_Slot]:
+    return sorted(slots, key=lambda slot: (slot.device.host, slot.device.kind, slot.device.index, slot.device.id))
+
+
+def _near(one: _Slot, other: _Slot, scope: str) -> bool:
+    if scope == "host":
+        return one.device.host == other.device.host
+    return one is other if scope == "device" else one.device.rack == other.device.rack

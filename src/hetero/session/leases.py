@@ -1,0 +1,393 @@
+"""Leases for programs: devices handed out together for a time, to threads that wait for them.
+
+In: wishes in words, from any thread. Out: leases that are given back by a `with` block. It must not decide who gets
+what: the pool of the core does.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from hetero.catalog.load import find
+from hetero.catalog.values import DeviceSpec
+from hetero.core.pool import Pool as CorePool
+from hetero.floor.clock import monotonic_s
+from hetero.floor.errors import BadValueError, DeviceError, NothingFitsError, TaskTimeoutError, did_you_mean
+from hetero.floor.units import parse_bytes, parse_seconds
+from hetero.model.device import Device, DeviceStatus
+from hetero.model.leases import Lease as LeaseValue
+from hetero.model.leases import LeasePhase, LeaseRequest
+from hetero.model.tasks import Request
+from hetero.model.topology import Topology
+from hetero.session.requests import check_word
+from hetero.session.tasks import as_task
+
+if TYPE_CHECKING:
+    from hetero.session.context import Context
+    from hetero.session.futures import Future
+
+__all__ = ["ContextLeases", "Lease", "Pool", "PooledDevice"]
+
+_OPTIONS = {
+    "on": "on",
+    "not_on": "not_on",
+    "count": "count",
+    "memory": "memory_bytes",
+    "compute": "compute_frac",
+    "min_cores": "min_cores",
+    "exclusive": "exclusive",
+    "together": "together",
+    "workload": "workload",
+    "apart": "apart",
+    "apart_by": "apart_by",
+    "timeout": "timeout_s",
+    "expires": "lease_s",
+    "priority": "priority",
+}
+_READ: dict[str, Callable[[Any], Any]] = {
+    "on": lambda given: tuple(check_word("on", word) for word in _words(given)),
+    "not_on": lambda given: tuple(check_word("not_on", word) for word in _words(given)),
+    "apart": lambda given: _words(given),
+    "memory": parse_bytes,
+    "timeout": parse_seconds,
+    "expires": parse_seconds,
+}
+
+
+def _words(given: Any) -> tuple[str, ...]:
+    return (given,) if isinstance(given, str) else tuple(given)
+
+
+def _request(options: dict[str, Any]) -> LeaseRequest:
+    for name in options:
+        if name not in _OPTIONS:
+            hint = did_you_mean(name, _OPTIONS).removeprefix("; ")
+            raise BadValueError(f"a lease has no option {name!r}", remedy=hint or f"allowed: {', '.join(_OPTIONS)}")
+    read = {name: _READ[name](value) if name in _READ else value for name, value in options.items()}
+    return LeaseRequest(**{_OPTIONS[name]: value for name, value in read.items()})
+
+
+class PooledDevice:
+    """A device of a pool: what it is, how it does, and a part of it for oneself.
+
+    Attributes
+    ----------
+    device : the value behind it
+    """
+
+    def __init__(self, pool: Pool, device: Device) -> None:
+        self._pool, self.device = pool, device
+        self._own: list[Lease] = []
+
+    @property
+    def id(self) -> str:
+        """As in 'h0/cuda:0'."""
+        return self.device.id
+
+    @property
+    def type(self) -> str:
+        """'CPU', 'GPU', …; compares without regard to case."""
+        return self.device.type
+
+    @property
+    def spec(self) -> DeviceSpec | None:
+        """What the catalog knows of it, None where it knows no device of that name."""
+        try:
+            return find(self.device.name)
+        except BadValueError:
+            return None
+
+    @property
+    def capabilities(self) -> tuple[str, ...]:
+        """What the catalog says that it can do, as in 'fp8'; empty where nothing is known."""
+        return self.spec.capabilities if self.spec else ()
+
+    @property
+    def status(self) -> DeviceStatus:
+        """Memory, load, temperature and power now; None where unknown."""
+        from hetero.session.fleet_speed import status
+
+        return status([self.device], sample_s=0.0)[0]
+
+    @property
+    def free(self) -> bool:
+        """Whether no lease holds a part of it."""
+        return all(self.id not in lease.devices for lease in self._pool.leases)
+
+    def allocate(self, **options: Any) -> Lease:
+        """Lease a part of this device, by the options of `Pool.lease`; waits until it is free."""
+        lease = self._pool.lease(**{**options, "on": self.id})
+        self._own.append(lease)
+        return lease
+
+    def release(self) -> None:
+        """Give back all that was allocated through this object."""
+        while self._own:
+            self._own.pop().release()
+
+    def __repr__(self) -> str:
+        return f"<{self.type} {self.id} {'free' if self.free else 'leased'}>"
+
+
+class Lease:
+    """Devices held together; a `with` block gives them back.
+
+    Attributes
+    ----------
+    number : in its pool
+    """
+
+    def __init__(self, pool: Pool, number: int) -> None:
+        self._pool, self.number = pool, number
+
+    @property
+    def value(self) -> LeaseValue:
+        """The lease as it stands now."""
+        return self._pool.look(self.number)
+
+    @property
+    def phase(self) -> LeasePhase:
+        """'pending', 'active', 'releasing', 'released' or 'failed'."""
+        return self.value.phase
+
+    @property
+    def devices(self) -> tuple[PooledDevice, ...]:
+        """The devices that it holds."""
+        return tuple(self._pool.device(name) for name in self.value.devices)
+
+    def wait(self, timeout: float | None = None) -> Lease:
+        """Wait until the devices are there.
+
+        Raises
+        ------
+        NothingFitsError
+            They never can be, or were not within the timeout that was asked for.
+        TaskTimeoutError
+            They were not within `timeout` seconds.
+        """
+        self._pool.wait(self.number, timeout)
+        return self
+
+    def renew(self) -> None:
+        """Let its time run again from now.
+
+        Raises
+        ------
+        BadValueError
+            It is over.
+        """
+        self._pool.renew(self.number)
+
+    def release(self) -> None:
+        """Give the devices back; safe to call twice."""
+        self._pool.release(self.number)
+
+    def __enter__(self) -> Lease:
+        return self.wait()
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
+    def __repr__(self) -> str:
+        return f"<lease {self.number} {self.phase}: {', '.join(self.value.devices) or self.value.reason or 'waits'}>"
+
+
+class Pool:
+    """Devices that threads of a program lease, all that a lease asks for or nothing.
+
+    Parameters
+    ----------
+    devices : a fleet in one line, as in 'cpu:1,null:4', or devices; default: those of this host
+    topology : links between their memories, for leases together on a kind of link
+
+    Examples
+    --------
+    >>> pool = Pool("null:2")
+    >>> with pool.lease(count=2) as lease:
+    ...     [device.id for device in lease.devices], pool.device("h0/null:0").free
+    (['h0/null:0', 'h0/null:1'], False)
+    >>> pool.device("h0/null:0").free
+    True
+    """
+
+    def __init__(self, devices: str | Sequence[Device] | None = None, topology: Topology | None = None) -> None:
+        self._core = CorePool(_found(devices), topology)
+        self._changed = threading.Condition()
+        self._devices = {device.id: PooledDevice(self, device) for device in self._core.devices}
+
+    @property
+    def devices(self) -> tuple[PooledDevice, ...]:
+        """The devices that are not lost."""
+        with self._changed:
+            return tuple(self._devices[device.id] for device in self._core.devices)
+
+    @property
+    def leases(self) -> tuple[LeaseValue, ...]:
+        """The leases that are not over, as they stand."""
+        with self._changed:
+            self._core.advance(monotonic_s())
+            return self._core.leases
+
+    def device(self, name: str) -> PooledDevice:
+        """Give the device of that id."""
+        if name not in self._devices:
+            raise BadValueError(f"the pool has no device {name!r}", remedy=f"it has: {', '.join(self._devices)}")
+        return self._devices[name]
+
+    def ask(self, **options: Any) -> Lease:
+        """Ask for a lease without waiting for it; options as for `lease`."""
+        request = _request(options)
+        with self._changed:
+            number = self._core.ask(request, monotonic_s())
+            self._changed.notify_all()
+        return Lease(self, number)
+
+    def lease(self, prepare: Callable[[PooledDevice], object] | None = None, **options: Any) -> Lease:
+        """Lease devices, and wait until all of them are there.
+
+        Parameters
+        ----------
+        prepare : called for each device; where it raises, the whole lease is rolled back and tried without that device
+        options : `on`, `not_on` words of devices; `count`; `memory` of each, as in '8GB'; `compute`, the share of each
+            device's time, 1 by default; `min_cores`; `exclusive`; `together`, 'host', 'rack' or 'link:KIND';
+            `workload`, a name; `apart`, names of workloads to keep away from, and `apart_by` 'device', 'host' or
+            'rack'; `timeout` of the wait; `expires`, how long it is held without `renew`; `priority`
+
+        Raises
+        ------
+        NothingFitsError
+            The devices can never meet it, or did not in time; the message gives the reason.
+        BadValueError
+            An option or its value is not allowed.
+        """
+        found = self.ask(**options)
+        try:
+            while True:
+                found.wait()
+                failed = _prepared(found, prepare)
+                if failed is None:
+                    return found
+                with self._changed:
+                    self._core.refuse(found.number, failed[0], monotonic_s(), failed[1])
+                    self._changed.notify_all()
+        except BaseException:
+            found.release()
+            raise
+
+    def lose(self, device: str, reason: str = "") -> None:
+        """Say that a device is gone: leases that hold it have failed."""
+        with self._changed:
+            self._core.lose(device, monotonic_s(), reason)
+            self._changed.notify_all()
+
+    def restore(self, device: str) -> None:
+        """Say that a device is back."""
+        with self._changed:
+            self._core.restore(device, monotonic_s())
+            self._changed.notify_all()
+
+    def look(self, number: int) -> LeaseValue:
+        """Give a lease as it stands now."""
+        with self._changed:
+            self._core.advance(monotonic_s())
+            return self._core.lease(number)
+
+    def renew(self, number: int) -> None:
+        """Let a lease's time run again from now."""
+        with self._changed:
+            self._core.renew(number, monotonic_s())
+
+    def release(self, number: int) -> None:
+        """Give a lease back."""
+        with self._changed:
+            self._core.release(number, monotonic_s())
+            self._changed.notify_all()
+
+    def wait(self, number: int, timeout: float | None = None) -> None:
+        """Wait until a lease is active; see `Lease.wait`."""
+        end_s = None if timeout is None else monotonic_s() + timeout
+        with self._changed:
+            while True:
+                now_s = monotonic_s()
+                self._core.advance(now_s)
+                lease = self._core.lease(number)
+                if lease.phase is not LeasePhase.PENDING:
+                    break
+                if end_s is not None and now_s >= end_s:
+                    raise TaskTimeoutError(f"lease {number} was not met within {timeout:g} s", remedy="wait longer")
+                ends = [time_s for time_s in (end_s, self._core.next_s()) if time_s is not None]
+                self._changed.wait(max(0.001, min(ends) - now_s) if ends else None)
+        if lease.phase is LeasePhase.FAILED:
+            raise NothingFitsError(f"no lease: {lease.reason}", remedy="ask for less, or for other devices")
+        if lease.over:
+            raise DeviceError(f"lease {number} is over", remedy="ask for a new one")
+
+
+def _found(devices: str | Sequence[Device] | None) -> tuple[Device, ...]:
+    from hetero.session.fleet import choose, from_spec, survey
+
+    if devices is None:
+        return choose(survey())[0]
+    return from_spec(devices) if isinstance(devices, str) else tuple(devices)
+
+
+def _prepared(lease: Lease, prepare: Callable[[PooledDevice], object] | None) -> tuple[str, str] | None:
+    if prepare is None:
+        return None
+    for device in lease.devices:
+        try:
+            prepare(device)
+        except Exception as error:  # noqa: BLE001  whatever the user's function raises
+            return device.id, f"{device.id} could not be prepared: {type(error).__name__}: {error}"
+    return None
+
+
+class ContextLeases:
+    """The leases of a Context: devices that its other tasks keep away from."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = weakref.ref(context)
+        self.pool = Pool(context.devices)
+
+    def lease(self, options: dict[str, Any]) -> ContextLease:
+        """Lease devices of the fleet, and wait for them."""
+        found = self.pool.lease(**options)
+        return ContextLease(self.pool, found.number, self._context)
+
+    def around(self, request: Request) -> Request:
+        """Give a request that keeps away from leased devices; one that names devices of a lease stays as it is."""
+        held = [lease.devices for lease in self.pool.leases if lease.phase is LeasePhase.ACTIVE]
+        if not held or (request.on and any(set(request.on) <= set(devices) for devices in held)):
+            return request
+        taken = tuple(dict.fromkeys(name for devices in held for name in devices))
+        return replace(request, not_on=(*request.not_on, *taken))
+
+
+class ContextLease(Lease):
+    """A lease of a Context's devices, on which it runs functions."""
+
+    def __init__(self, pool: Pool, number: int, context: weakref.ref[Context]) -> None:
+        super().__init__(pool, number)
+        self._context = context
+
+    def submit(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future:
+        """Hand in one call that runs on a device of the lease.
+
+        Raises
+        ------
+        DeviceError
+            The lease is over.
+        """
+        value, context = self.value, self._context()
+        if value.phase is not LeasePhase.ACTIVE or context is None:
+            why = f": {value.reason}" if value.reason else ""
+            raise DeviceError(f"lease {self.number} is {value.phase}{why}", remedy="ask for a new one")
+        return context.submit_call(as_task(function).options(on=value.devices), args, kwargs)
+
+    def run(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+        """Run one call on a device of the lease, and give its result."""
+        return self.submit(function, *args, **kwargs).result()

@@ -74,6 +74,14 @@ def test_stages_take_turns_at_an_answer_and_share_a_prompt_of_many_passes() -> N
     assert share == pytest.approx((8 + 3) / (8 * 4))
 
 
+def test_a_head_that_is_the_input_table_is_multiplied_with_all_the_same() -> None:
+    tied = Workload("Qwen2.5-1.5B", engine="vllm")
+    count = tied.model.parameters()
+    assert count.head == 0
+    flop = _term(speed.step_amounts(tied, Sharding(), RATES, 1, 100), "arithmetic") * RATES.flop_per_s
+    assert flop == pytest.approx(2 * (count.active + tied.model.vocab * tied.model.hidden))
+
+
 def test_a_mixture_reads_the_experts_that_its_batch_touches() -> None:
     mixtral = find_model("Mixtral-8x7B")
     work = Workload(mixtral, engine="vllm")

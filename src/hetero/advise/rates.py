@@ -18,7 +18,7 @@ _PRECISIONS = {
     "int8": ("int8", "bf16", "fp16"),
     "fp32": ("fp32",),
     "tf32": ("tf32", "fp32"),
-    "fp4": ("fp4", "fp8", "bf16", "fp16"),
+    "nvfp4": ("fp4", "fp8", "bf16", "fp16"),
 }
 _HALF = ("bf16", "fp16", "fp16_acc16", "fp32")
 _LLAMA_CPP = ("fp16_acc16", "fp16", "bf16", "fp32")

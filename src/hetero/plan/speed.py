@@ -23,6 +23,7 @@ __all__ = [
     "Vector",
     "answers_amounts",
     "in_turns",
+    "multiplied",
     "pass_amounts",
     "place_of",
     "prompt_amounts",
@@ -39,10 +40,17 @@ TERMS = ("prompt", "arithmetic", "weights", "attention", "cache", "layer", "pass
 'arithmetic' of a few, 'weights' and activations read, 'attention' arithmetic over kept tokens, 'cache' read, 'link'
 bytes of all-reduces. As counts: 'layer' passed, 'pass', 'reduce' messages, 'hop' between stages, 'request'."""
 
-_MULTIPLIED_AS_STORED = ("fp8", "int8", "fp4", "mxfp4")
-
 FEW_TOKENS = 128
 """Up to so many tokens a pass multiplies as a decode step does, above as a prompt."""
+
+_MULTIPLIED_AS_STORED = ("fp8", "int8", "nvfp4")
+"""Packed formats that matrix units take as they are; others are unpacked for a long pass."""
+
+_LOGIT_COPIES = 2
+"""What a server keeps of the logits of each sequence: them and their sorted copy."""
+
+_CACHE_FRAC = 0.9
+"""Of the memory that is left, what a server gives to its cache: the usual default of servers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,11 +67,6 @@ class Rates:
     flop_per_s: float
     bytes_per_s: float
     link_bytes_per_s: float
-
-
-_LOGIT_COPIES = 2
-_CACHE_FRAC = 0.9
-"""Of the memory that is left, what a server gives to its cache: the usual default of servers."""
 
 
 def touched_frac(model: ModelSpec, tokens: float) -> float:
@@ -84,6 +87,18 @@ def touched_frac(model: ModelSpec, tokens: float) -> float:
     return float(1 - (1 - model.experts_per_token / model.experts) ** tokens)
 
 
+def multiplied(model: ModelSpec) -> tuple[int, int]:
+    """Give the weights that a token is multiplied with in the layers, and for the logits; a long prompt has few logits.
+
+    Examples
+    --------
+    >>> multiplied(ModelSpec("l", 32, 4096, 32, 32, 128, 11008, 32000))
+    (6476271616, 131072000)
+    """
+    count = model.parameters()
+    return count.active - count.head, 0 if model.kind == "encoder" else model.vocab * model.hidden
+
+
 def _moved_bytes(work: Workload, tokens: float, kept: float) -> float:
     """Give the bytes of activations that a pass writes and reads again, and of weights unpacked for a long one.
 
@@ -96,7 +111,7 @@ def _moved_bytes(work: Workload, tokens: float, kept: float) -> float:
     width += (3 if model.gated else 2) * model.mlp_width_per_token
     size = 4 if work.engine == "llama.cpp" else 2
     packed = form.bits < 16 and form.name not in _MULTIPLIED_AS_STORED and tokens > FEW_TOKENS
-    unpacked = 4.0 * (model.parameters().active - model.parameters().head) if packed else 0.0
+    unpacked = 4.0 * multiplied(model)[0] if packed else 0.0
     scores = 0.0 if work.flash else 2.0 * model.heads * kept
     return 2.0 * size * (width * tokens + scores) * model.layers + unpacked
 
@@ -114,8 +129,8 @@ def pass_amounts(work: Workload, spread: Sharding, rates: Rates, tokens: float, 
     """Give the amounts of one pass of `tokens`, over `kept` pairs of a token with one before it, `read` cache bytes."""
     model = work.model
     few = tokens <= FEW_TOKENS
-    logits = 0 if few else (model.vocab * model.hidden)
-    flop = 2.0 * (model.parameters().active - logits) * tokens / rates.flop_per_s / spread.tensor
+    body, outputs = multiplied(model)
+    flop = 2.0 * (body + (outputs if few else 0)) * tokens / rates.flop_per_s / spread.tensor
     pairs = 4.0 * kept * model.query_width * model.layers / rates.flop_per_s / spread.tensor
     found = dict.fromkeys(TERMS, 0.0)
     found["arithmetic" if few else "prompt"] = flop + (0.0 if few else pairs)

@@ -17,7 +17,7 @@ from hetero.model.quantisation import number_format
 from hetero.model.workload import Sharding, Workload
 from hetero.plan.fit import footprint, weight_bytes
 from hetero.plan.shares import Plan, StepModel, make_plan
-from hetero.plan.speed import TERMS, Rates, Vector, pass_amounts
+from hetero.plan.speed import FEW_TOKENS, TERMS, Rates, Vector, multiplied, pass_amounts
 
 __all__ = ["TrainingTime", "model_flop", "training_amounts", "training_time"]
 
@@ -40,7 +40,7 @@ def model_flop(work: Workload) -> float:
     Kaplan and others 2020, "Scaling Laws for Neural Language Models", section 2.1.
     Chowdhery and others 2022, "PaLM", appendix B (model FLOP utilisation).
     """
-    return 2 * _factors(work)[0] * work.model.parameters().active * work.batch * work.context
+    return 2.0 * _factors(work)[0] * sum(multiplied(work.model)) * work.batch * work.context
 
 
 def _exchanged_bytes(work: Workload, spread: Sharding) -> float:
@@ -71,6 +71,9 @@ def training_amounts(work: Workload, spread: Sharding, rates: Rates) -> Vector:
     tokens = work.batch * work.context
     again = _factors(work)[1]
     forward = pass_amounts(work, Sharding(tensor=spread.tensor), rates, tokens, tokens * work.context / 2, 0.0)
+    if tokens > FEW_TOKENS:
+        outputs = multiplied(work.model)[1]
+        forward[TERMS.index("prompt")] += 2.0 * outputs * tokens / rates.flop_per_s / spread.tensor
     found = forward * again * (2 * spread.pipeline - 1) / spread.pipeline**2
     need = footprint(work, spread)
     found[TERMS.index("weights")] += 2 * (need.optimiser + need.gradients) / rates.bytes_per_s

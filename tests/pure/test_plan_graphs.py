@@ -15,7 +15,7 @@ from hetero.graphs.check import faults
 from hetero.graphs.planning import Budget, plan_graph, pull, schedule_of
 from hetero.model.graph import GraphDevice, GraphEdge, GraphTask, TaskGraph
 from hetero.model.topology import Link, MemoryNode, Topology
-from hetero.plan.graph_bounds import area_bound, critical_path_bound, least_heads, least_tails
+from hetero.plan.graph_bounds import area_bound, critical_path_bound, grain, least_heads, least_tails
 from hetero.plan.listing import list_schedule, order_of, timed_schedule
 from hetero.plan.planners.base import PLANNERS, planner
 from hetero.plan.portfolio import portfolio
@@ -340,3 +340,15 @@ def test_the_driver_tells_the_search_what_is_left() -> None:
     pull(listening(), Budget(1.0), Ticking(0.1))  # type: ignore[arg-type]
     assert told[2:] == sorted(told[2:], reverse=True)
     assert all(left is not None and 0.0 < left < 1.0 for left in told[2:])
+
+
+def test_a_bound_between_two_possible_makespans_is_raised_to_the_upper() -> None:
+    p = problem_of(graph([(0.75, 0.75), (0.5, 0.5), (0.5, 0.5)], []))
+    assert grain(p) == 0.25
+    assert p.seconds[:, 0].sum() / 2 == 0.875
+    assert math.isclose(area_bound(p), 1.0, rel_tol=1e-6)
+
+
+def test_times_that_share_no_grain_raise_no_bound() -> None:
+    assert grain(problem_of(graph([(math.pi, 1.0), (1.0, math.sqrt(2.0))], []))) == 0.0
+    assert grain(problem_of(graph([(1.0, 1.0), (1.0, 1.0)], [(1, 2, 1)], latency_s=math.pi))) == 0.0

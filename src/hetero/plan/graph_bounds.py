@@ -6,16 +6,20 @@ In: a `Problem`. Out: seconds. It must not use a schedule: a bound holds for eve
 from __future__ import annotations
 
 import importlib.util
+import math
 
 import numpy as np
 
 from hetero.plan.prices import device_classes
 from hetero.plan.problem import Floats, Problem
 
-__all__ = ["area_bound", "critical_path_bound", "least_heads", "least_tails"]
+__all__ = ["area_bound", "critical_path_bound", "grain", "in_whole_grains", "least_heads", "least_tails"]
 
 _ROUNDS, _CUTS = 150, 25
 _THRESHOLDS = 48
+_GRAINS_A_SECOND = (1, 4, 64, 1024, 10, 100, 1000, 10**6)
+_GRAINS_AT_MOST = 10**6
+"""A grain must be no less than a millionth of the longest task: smaller ones say nothing."""
 
 
 def least_tails(p: Problem) -> Floats:
@@ -53,6 +57,41 @@ def critical_path_bound(p: Problem) -> float:
     return float(through.min(axis=1).max())
 
 
+def grain(p: Problem) -> float:
+    """Give the s of which all times of a problem are whole multiples, so that every makespan is one; 0 for none.
+
+    Notes
+    -----
+    Each task of a shortest schedule starts at 0 or when another task or a transfer ends. So a makespan is a sum of
+    seconds of tasks and transfers, and a multiple of whatever they all are multiples of.
+    """
+    own_s = p.seconds[np.isfinite(p.seconds)]
+    sizes = np.unique(p.pred_bytes[p.pred_bytes > 0.0])
+    between = ~np.eye(len(p.latency_s), dtype=np.bool_)
+    travel_s = np.add.outer(sizes * 0.0, p.latency_s[between]) + np.outer(sizes, p.s_per_byte[between])
+    times = np.unique(np.concatenate([own_s, travel_s.ravel()]))
+    for each in _GRAINS_A_SECOND:
+        grains = np.rint(times * each)
+        if grains.max(initial=0.0) > _GRAINS_AT_MOST:
+            return 0.0
+        if np.abs(times * each - grains).max(initial=0.0) <= 1e-9 * grains.max(initial=0.0):
+            return float(np.gcd.reduce(grains.astype(np.int64))) / each
+    return 0.0
+
+
+def in_whole_grains(bound_s: float, grain_s: float) -> float:
+    """Raise a bound of the makespan to the next multiple of the grain.
+
+    Examples
+    --------
+    >>> [round(in_whole_grains(bound_s, 0.25), 3) for bound_s in (32.7501, 32.7499999999)]
+    [33.0, 32.75]
+    """
+    if grain_s <= 0.0:
+        return bound_s
+    return max(bound_s, math.ceil(bound_s / grain_s - 1e-6) * grain_s * (1.0 - 1e-9))
+
+
 def area_bound(p: Problem) -> float:
     """Give the area relaxation's bound: tasks may be split over devices, but every device has only so much time.
 
@@ -88,7 +127,7 @@ def area_bound(p: Problem) -> float:
             break
         best = bound
         chosen = (head_s >= r) & (tail_s >= q)
-    return best * (1.0 - 1e-9)
+    return in_whole_grains(best * (1.0 - 1e-9), grain(p))
 
 
 def _areas(seconds: Floats, prices: Floats) -> Floats:

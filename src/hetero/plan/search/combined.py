@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from hetero.plan.graph_bounds import critical_path_bound, least_tails
+from hetero.plan.graph_bounds import critical_path_bound, grain, in_whole_grains, least_tails
 from hetero.plan.portfolio import portfolio
 from hetero.plan.problem import Problem, Timeline
 from hetero.plan.search.annealing import Annealing
@@ -25,11 +25,11 @@ WHOLE_AT_MOST = 60
 
 _WINDOW = 32
 _STEPS_A_BATCH = 300_000
-_FIRST_EXACT, _EVERY, _EVOLVE_AT_LEAST, _EXACT_AT_LEAST = 4, 8, 24, 96
+_FIRST_EXACT, _EVERY, _EVOLVE_AT_LEAST, _EXACT_AT_LEAST = 24, 8, 24, 96
 """Evolution and exact windows have a turn every so many iterations; one without gain makes the next one rarer."""
 
 _CHILDREN_STEPS, _CHILDREN_AT_MOST = 60_000, 100
-_LEAST_WALL_S, _SHARE_OF_REST, _WINDOW_WALL_S = 0.02, 0.4, 0.06
+_LEAST_WALL_S, _SHARE_OF_REST, _WINDOW_WALL_S = 0.02, 0.25, 0.06
 _FIRST_LIMIT, _MOST_LIMIT, _WINDOW_LIMIT = 0.02, 0.32, 0.01
 
 
@@ -112,12 +112,13 @@ class _Mixed:
         self._moves = min(2_000, max(20, _STEPS_A_BATCH // len(p.order)))
         self._children = min(_CHILDREN_AT_MOST, max(1, _CHILDREN_STEPS // p.seconds.size))
         self._limit = _FIRST_LIMIT
+        self._grain_s = grain(p)
 
     def run(self) -> Generator[Found, float | None, None]:
         turn = 0
         left_s: float | None = None
         small = len(self._p.order) <= WHOLE_AT_MOST
-        exact = _Turns(_FIRST_EXACT if small else 3 * _EVERY, _EXACT_AT_LEAST)
+        exact = _Turns(_FIRST_EXACT, _EXACT_AT_LEAST)
         evolve = _Turns(_EVERY, _EVOLVE_AT_LEAST)
         while not self._best.is_optimal:
             turn += 1
@@ -166,7 +167,7 @@ class _Mixed:
             limit = self._limit if left_s is None else np.inf
             timeline, bound_s = improve(self._p, self._best.timeline, 0, n, Limits(limit, wall_s, self._seed))
             self._limit = min(2.0 * self._limit, _MOST_LIMIT)
-            bound_s = max(bound_s, self._best.lower_bound_s)
+            bound_s = max(in_whole_grains(bound_s, self._grain_s), self._best.lower_bound_s)
             self._best = self._best._replace(lower_bound_s=min(bound_s, timeline.makespan_s))
         else:
             first = int(self._rng.integers(n - _WINDOW + 1))

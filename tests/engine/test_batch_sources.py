@@ -242,6 +242,21 @@ def test_a_function_may_give_fewer_rows_of_a_table(processes: hetero.Context, tm
     assert found.value["id"].to_pylist() == list(range(1, 100, 2))
 
 
+def test_rows_of_tables_that_hold_nan_are_set_aside_and_those_with_nulls_are_not(
+    threads: hetero.Context, tmp_path: Path
+) -> None:
+    def wrong(table: Any) -> Any:
+        values = [{3: float("nan"), 5: None, 6: float("inf")}.get(x, float(x)) for x in table["id"].to_pylist()]
+        return pa.table({"id": table["id"], "y": pa.array(values, pa.float64())})
+
+    source = folder_of(tmp_path, ".parquet", 8)
+    found = threads.map_batches(wrong, source, check_finite=True, errors=2, out=tmp_path / "out", form="parquet")
+    assert [(record.item, record.reason) for record in found.bad] == [
+        (3, "the result holds NaN"), (6, "the result holds an infinity"),
+    ]  # fmt: skip
+    assert pq.read_table(tmp_path / "out")["id"].to_pylist() == [0, 1, 2, 4, 5, 7]
+
+
 def test_images_come_as_one_array_and_what_is_no_image_is_set_aside_with_its_path(
     processes: hetero.Context, tmp_path: Path
 ) -> None:

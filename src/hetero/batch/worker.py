@@ -6,7 +6,7 @@ It must not raise for a single bad record that it can name.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -17,7 +17,7 @@ from hetero.batch.errors import WrongResultError
 from hetero.batch.functions import Prepared
 from hetero.batch.limits import Neighbours
 from hetero.batch.merges import Merge
-from hetero.batch.records import count, is_records, size_bytes, without
+from hetero.batch.records import count, is_records, is_table, size_bytes, without
 from hetero.batch.travel import packed, unpacked
 from hetero.floor.clock import monotonic_s, sleep
 
@@ -78,6 +78,7 @@ class Done(NamedTuple):
 
 _kept: dict[str, dict[str, tuple[Program, Callable[[Any], Any]]]] = {}
 _neighbours = Neighbours()
+_FLOATS = ("halffloat", "float", "double")
 
 
 def packed_work(run: str, key: str, program: Program) -> Work:
@@ -142,11 +143,19 @@ def _as_records(results: Any, expected: int, program: Program) -> Any:
     return found
 
 
+def _columns(results: Any) -> Iterable[Any]:
+    """Give what may hold numbers; what is null in a table is absent, not NaN."""
+    if isinstance(results, dict):
+        return tuple(results.values())
+    if not is_table(results):
+        return (results,)
+    return [np.asarray(column.fill_null(0)) for column in results.columns if str(column.type) in _FLOATS]
+
+
 def _not_finite(results: Any) -> tuple[tuple[int, str], ...]:
     """Give the places of results that hold NaN or an infinity."""
-    columns = results.values() if isinstance(results, dict) else (results,)
     reasons: dict[int, str] = {}
-    for column in columns:
+    for column in _columns(results):
         values = np.asarray(column) if isinstance(column, list | np.ndarray) else np.zeros(0)
         if values.dtype.kind not in "fc" or not len(values):
             continue

@@ -23,7 +23,7 @@ from hetero.model.architecture import ModelSpec
 from hetero.model.figure import Figure
 from hetero.model.workload import Sharding
 from hetero.plan.efficiency import Efficiency
-from hetero.plan.fit import Fit, fit
+from hetero.plan.fit import Fit, Room, fit
 from hetero.plan.fit_search import shardings
 from hetero.plan.speed import (
     Rates,
@@ -38,6 +38,21 @@ from hetero.plan.speed import (
 from hetero.plan.training_speed import model_flop, training_amounts
 
 __all__ = ["Estimate", "Workload", "compare_speeds", "estimate"]
+
+
+_MEANING = {
+    "prompt": "arithmetic of long passes",
+    "arithmetic": "arithmetic of short passes",
+    "weights": "reading weights",
+    "attention": "attention",
+    "cache": "reading the KV cache",
+    "layer": "starting kernels",
+    "pass": "starting passes",
+    "reduce": "messages between devices",
+    "link": "bytes between devices",
+    "hop": "hops between devices",
+    "request": "handling requests",
+}
 
 
 class Workload(values.Workload):
@@ -122,8 +137,8 @@ class Estimate:
             lines.append("  the figures are those of devices with more memory and the same speed")
         lines += [f"  {name:24} {_shown(name, figure)}" for name, figure in self.figures.items()]
         if self.shares:
-            parts = [f"{share:.0%} {name}" for name, share in self.shares if share >= 0.01]
-            lines.append(f"the time is {', '.join(parts)}")
+            parts = [f"{share:.0%} {_MEANING[name]}" for name, share in self.shares if share >= 0.01]
+            lines.append(f"the time goes into {', '.join(parts)}")
         lines += [f"from: {self.said}"] if self.said else []
         return "\n".join(lines)
 
@@ -151,7 +166,7 @@ def estimate(
     workload : a model's name stands for its inference as `Workload` has it by default
     device : name in the catalog, or a device
     count : devices of that sort
-    spread : how to spread over them; default: the usual way that fits best
+    spread : how to spread over them; default: the first of the usual ways that fits
     efficiency : how much of the data sheet is reached; default: what is known of this device and engine
 
     Examples
@@ -165,7 +180,7 @@ def estimate(
         raise BadValueError(f"count is {count}", remedy="it must be at least 1")
     room, rates = room_of(spec), rates_of(spec, work)
     known = efficiency or known_of(spec, work.engine)
-    how = spread or _usual(work, count)
+    how = spread or _usual(work, room, count)
     if work.training:
         return _training(work, spec, how, known)
     most = sequences_at_once(work, room, how)
@@ -230,7 +245,8 @@ def _training(work: values.Workload, spec: DeviceSpec, how: Sharding, known: Eff
     )
 
 
-def _usual(work: values.Workload, count: int) -> Sharding:
+def _usual(work: values.Workload, room: Room, count: int) -> Sharding:
+    """Give the first of the usual ways that fits, else the first: the simplest come first."""
     if count == 1:
         return Sharding()
     ways = list(shardings(work, count))
@@ -238,7 +254,7 @@ def _usual(work: values.Workload, count: int) -> Sharding:
         raise BadValueError(
             f"{work.model.name} cannot be spread over {count} devices", remedy=f"at most {work.model.layers} layers"
         )
-    return ways[0]
+    return next((way for way in ways if fit(work, room, way).answer != "does not fit"), ways[0])
 
 
 def _most(work: values.Workload, spec: DeviceSpec, how: Sharding, rates: Rates, known: Efficiency) -> Figure | None:

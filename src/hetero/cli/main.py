@@ -1,7 +1,7 @@
 """The command `hetero`: its subcommands, its exit codes, and how a mistake is told.
 
 In: the words of a command line. Out: an exit code: 0, 1 a task failed, 2 usage, 3 configuration, 4 nothing fits,
-130 interrupted. Its commands import what is heavy inside their functions, so that `--help` costs nothing.
+130 interrupted. Commands are imported when they are called, so that `--help` costs nothing.
 """
 
 from __future__ import annotations
@@ -11,62 +11,60 @@ from typing import Annotated
 
 import typer
 
-from hetero.cli import (
-    batch,
-    calibrate,
-    catalog,
-    compress,
-    config,
-    demo,
-    devices,
-    doctor,
-    graph,
-    node,
-    plan,
-    run,
-    schedule,
-    search,
-    simulate,
-    top,
-    topo,
-    train,
-    whatif,
-)
+from hetero.cli.lazy import SETTINGS, Entry, lazy_group
 from hetero.cli.output import tell_error
 from hetero.floor import settings
 from hetero.floor.errors import HeteroError
 
-__all__ = ["app", "entry"]
+__all__ = ["COMMANDS", "app", "entry"]
+
+COMMANDS = {
+    "devices": Entry("hetero.cli.devices:devices", "List this host's devices, and why one is not used."),
+    "run": Entry("hetero.cli.run:run", "Run a script on the devices of this host.", {"allow_interspersed_args": False}),
+    "demo": Entry("hetero.cli.demo:demo", "Run real computations on this host's devices and check them."),
+    "train": Entry("hetero.cli.train:train", "Train one model over this host's devices, as a recipe says."),
+    "infer": Entry("hetero.cli.train:infer", "Run a saved model on pictures, over this host's devices."),
+    "batch": Entry(
+        "hetero.cli.batch:batch", "Run a function or a model over many records, every device at its own batch size."
+    ),
+    "search": Entry(
+        "hetero.cli.search:search",
+        "Search for the best values of a recipe or a function; run anew, it goes on with what was stopped.",
+    ),
+    "compress": Entry(
+        "hetero.cli.compress:compress",
+        "Prune and quantise a saved model; tells size, speed on each device and accuracy before and after.",
+    ),
+    "calibrate": Entry(
+        "hetero.cli.calibrate:calibrate",
+        "Measure the devices of this host, about a minute each, and keep the figures; or keep your own.",
+    ),
+    "top": Entry("hetero.cli.top:top", "Show devices, tasks, memory and links of a run that is going on."),
+    "schedule": Entry(
+        "hetero.cli.schedule:schedule", "Plan a task graph, and say how far from the best possible the plan is."
+    ),
+    "simulate": Entry(
+        "hetero.cli.simulate:simulate", "Run a task graph in virtual time, by the code that runs programs."
+    ),
+    "whatif": Entry("hetero.cli.whatif:whatif", "Compare what a task graph takes on its fleet and on another one."),
+    "topo": Entry("hetero.cli.topo:topo", "Show how devices are connected, and which of them work together best."),
+    "doctor": Entry("hetero.cli.doctor:doctor", "Show what is missing on this host, and how to get it."),
+    "config": Entry("hetero.cli.config:app", "Check a configuration."),
+    "catalog": Entry("hetero.cli.catalog:app", "Facts about devices and models, each with its source."),
+    "plan": Entry("hetero.cli.plan:app", "Know before you run: what fits where, how fast, at what price."),
+    "graph": Entry("hetero.cli.graph:app", "Convert task graphs."),
+    "node": Entry("hetero.cli.node:app", "Make this host a part of a cluster, on Ray."),
+}
 
 app = typer.Typer(
     name="hetero",
+    cls=lazy_group(COMMANDS),
     help="Run one Python program of tasks over every unequal device of a host.",
     epilog="Exit codes: 0 done, 1 a task failed, 2 usage, 3 configuration, 4 nothing fits, 130 interrupted.",
-    rich_markup_mode=None,
     no_args_is_help=True,
-    pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
+    **SETTINGS,
 )
-app.command("devices")(devices.devices)
-app.command("run", context_settings={"allow_interspersed_args": False})(run.run)
-app.command("demo")(demo.demo)
-app.command("train")(train.train)
-app.command("infer")(train.infer)
-app.command("batch")(batch.batch)
-app.command("search")(search.search)
-app.command("compress")(compress.compress)
-app.add_typer(config.app, name="config")
-app.add_typer(catalog.app, name="catalog")
-app.add_typer(plan.app, name="plan")
-app.command("calibrate")(calibrate.calibrate)
-app.add_typer(graph.app, name="graph")
-app.add_typer(node.app, name="node")
-app.command("top")(top.top)
-app.command("schedule")(schedule.schedule)
-app.command("simulate")(simulate.simulate)
-app.command("whatif")(whatif.whatif)
-app.command("topo")(topo.topo)
-app.command("doctor")(doctor.doctor)
 
 
 def _version(wanted: bool) -> None:

@@ -32,7 +32,7 @@ def search(
     set_: Annotated[list[str] | None, typer.Option("--set", help="Setting, key.path=value; may be repeated.")] = None,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
-    """Search for the best values of a recipe or a function; the same command goes on with a search that was stopped."""
+    """Search for the best values of a recipe or a function; run anew, it goes on with what was stopped."""
     from hetero.train.search_recipe import carry_out_search, read_search
     from hetero.train.search_values import SearchListener
 

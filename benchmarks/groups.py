@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from itertools import combinations
+from pathlib import Path
 
 import numpy as np
-from common import Bench, arguments
 from numpy.typing import NDArray
 
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from benchmarks.common import Bench, arguments
 from hetero.model.fabric import Fabric, Part, Wire
 from hetero.plan.groups import best_group, group_bandwidth
 

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Sequence
 from itertools import product
+from pathlib import Path
 
 import numpy as np
-from common import Bench, arguments
 from scipy.optimize import linprog
 
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from benchmarks.common import Bench, arguments
 from hetero.floor.errors import NothingFitsError
 from hetero.plan.mix import Offer, best_mix, cheapest_single
 

@@ -13,14 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from hetero.advise.prices import Paid, own_price
-from hetero.advise.topo import FORMAT, from_document, read_topology
 from hetero.catalog.load import devices, find
 from hetero.catalog.values import DeviceSpec
 from hetero.floor.errors import BadValueError, HeteroError, did_you_mean
 from hetero.floor.units import parse_bandwidth, shown
 from hetero.model.device import Device
 from hetero.model.fabric import Fabric
-from hetero.plan.groups import Terms, best_group
 
 __all__ = ["Kind", "catalog_fleet", "group_of", "here_fleet", "read_fleet"]
 
@@ -135,6 +133,8 @@ def _kind(item: str, word: str) -> Kind:
 def _from_file(file: Path) -> tuple[Kind, ...]:
     import yaml
 
+    from hetero.advise.topo import FORMAT, from_document, read_topology
+
     if file.suffix == ".txt":
         return _of_fabric(read_topology([file]), str(file))
     try:
@@ -167,6 +167,8 @@ def _known(row: Mapping[str, Any], keys: Sequence[str], where: str) -> None:
 def _fabric(given: Any, file: Path) -> Fabric | None:
     if given is None:
         return None
+    from hetero.advise.topo import FORMAT, from_document, read_topology
+
     if isinstance(given, str):
         return read_topology([file.parent / given])
     return from_document({"format": FORMAT, **given} if isinstance(given, dict) else given, f"{file}: topology")
@@ -206,6 +208,8 @@ def group_of(kind: Kind, count: int) -> tuple[DeviceSpec, tuple[str, ...]]:
     """
     if kind.fabric is None or count < 2:
         return kind.spec, ()
+    from hetero.plan.groups import Terms, best_group
+
     others = tuple(part.id for part in kind.fabric.devices if not _same(part.name, kind.spec.name))
     group = best_group(kind.fabric, count, terms=Terms(exclude=others))
     return replace(kind.spec, link_bytes_per_s=group.bytes_per_s), group.devices

@@ -27,6 +27,9 @@ __all__ = ["Choice", "Limits", "Match", "choose", "estimates_of", "match"]
 _GROUPS = (1, 2, 4, 8, 16)
 """Devices that hold one copy of a model, beside the fewest that can."""
 
+_MOST_TIMES = 4
+"""Where there is no end of devices, a copy is tried on up to so many times the fewest."""
+
 _TERMS = {
     "prompt": "reading prompts",
     "arithmetic": "arithmetic",
@@ -292,7 +295,7 @@ def estimates_of(work: Workload, kind: Kind, price: Paid | None) -> Iterator[Mat
     needed = devices_needed(work, room_of(kind.spec))
     if needed is None:
         return
-    most = kind.count or max(8, needed[0])
+    most = kind.count or _MOST_TIMES * needed[0]
     for count in sorted({needed[0], *(size for size in _GROUPS if size > needed[0])}):
         if count > most:
             return

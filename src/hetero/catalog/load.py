@@ -137,6 +137,7 @@ def _chosen(given: str, names: Mapping[str, Iterable[str]], what: str, listed: s
     raise BadValueError(f"the catalog has no {given!r}", remedy=remedy)
 
 
+@cache
 def find(name: str) -> DeviceSpec:
     """Give the device of that name.
 
@@ -157,6 +158,7 @@ def find(name: str) -> DeviceSpec:
     return devices()[_chosen(name, names, "SKU", "hetero catalog list")]
 
 
+@cache
 def find_model(name: str) -> ModelSpec:
     """Give the model of that name.
 

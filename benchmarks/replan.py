@@ -43,29 +43,22 @@ class Static:
     name = "static"
 
     def __init__(self, guide: Mapping[int, tuple[float, int]]) -> None:
-        self._device = {task: device for task, (_, device) in guide.items()}
-        by_start = sorted(guide, key=lambda task: (guide[task][0], task))
-        self._after: dict[int, int] = {}
-        self._first: dict[int, int] = {}
-        last: dict[int, int] = {}
-        for task in by_start:
-            device = self._device[task]
-            if device in last:
-                self._after[last[device]] = task
-            else:
-                self._first[device] = task
-            last[device] = task
+        self._place: dict[int, tuple[int, int]] = {}
+        count: dict[int, int] = {}
+        for task in sorted(guide, key=lambda task: (guide[task][0], task)):
+            device = guide[task][1]
+            self._place[task] = (device, count.get(device, 0))
+            count[device] = count.get(device, 0) + 1
 
     def propose(self, view: View, ready: Sequence[ReadyTask], memory: Memory) -> tuple[Sequence[Proposal], Memory]:
         """Propose the next task of each device, where it is ready."""
-        due = dict(memory) if isinstance(memory, dict) else dict(self._first)
+        due = dict(memory) if isinstance(memory, dict) else {}
         found = []
-        waits = {task.id for task in ready}
         for device in np.flatnonzero(view.ready & (view.room > 0)).tolist():
-            task = due.get(device)
-            if task in waits and task is not None:
-                found.append(Proposal(task, device))
-                due[device] = self._after.get(task, 0)
+            mine = sorted((self._place[task.id][1], task.id) for task in ready if self._place[task.id][0] == device)
+            if mine and mine[0][0] <= due.get(device, 0):
+                found.append(Proposal(mine[0][1], device))
+                due[device] = max(due.get(device, 0), mine[0][0] + 1)
         return found, due
 
 

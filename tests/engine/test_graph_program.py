@@ -34,7 +34,8 @@ def test_a_graph_gives_the_results_of_the_tasks_that_nobody_reads(ctx: hetero.Co
     a = graph.add(joined, "a")
     b, c = graph.add(joined, "b", a), graph.add(joined, a, "c")
     graph.add("".join, [b, c])
-    assert len(graph) == 4 and graph.run(ctx) == ["(b(a))((a)c)"]
+    assert len(graph) == 4
+    assert graph.run(ctx) == ["(b(a))((a)c)"]
     assert graph.run(ctx) == ["(b(a))((a)c)"]
 
 

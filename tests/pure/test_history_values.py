@@ -159,3 +159,33 @@ def test_a_steady_series_is_not_taken_for_a_change() -> None:
         for value in times:
             model.observe(signature, size, CPU, value)
         assert model.epoch == 0, signature
+
+
+def test_a_size_between_others_goes_by_its_neighbours_where_no_one_law_holds() -> None:
+    """A fixed cost below, a cube above, and the size in the bend not shown."""
+    sizes = [2.0**power for power in range(4, 16)]
+
+    def truth(size: float) -> float:
+        return 2.0 + 1e-3 * size if size < 1024 else 1e-6 * size**2 + 2.0
+
+    shown = [size for size in sizes if size != 2048.0]
+    found = curve(shown, [truth(size) for size in shown])
+    assert found is not None
+    assert found.seconds(2048.0) == pytest.approx(truth(2048.0), rel=0.4)
+
+
+def test_a_wild_size_does_not_bend_what_is_told_of_another_one() -> None:
+    sizes = [float(2**power) for power in range(4, 14)]
+    times = [1e-6 * size**1.5 * (50.0 if size == 256.0 else 1.0) for size in sizes]
+    found = curve(sizes, times)
+    assert found is not None
+    for size in (40.0, 200.0, 300.0, 3000.0, 30000.0):
+        assert found.seconds(size) == pytest.approx(1e-6 * size**1.5, rel=0.05)
+
+
+def test_many_sizes_are_bent_by_groups_of_them() -> None:
+    sizes = [float(size) for size in range(100, 900)]
+    found = curve(sizes, [1e-6 * size**2 * (1.3 if size % 2 else 1.0) for size in sizes])
+    assert found is not None
+    assert len(found.bends) <= 32
+    assert found.seconds(500.0) == pytest.approx(1e-6 * 500.0**2 * 1.15, rel=0.2)

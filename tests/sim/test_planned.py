@@ -76,7 +76,8 @@ def test_a_device_that_is_lost_costs_its_results_and_no_task() -> None:
     whole = run_graph(graph)
     half = Faults(losses=(Loss(0.5 * whole.makespan_s, "h0/gpu0"),))
     broken = run_graph(graph, faults=half)
-    assert len(broken.commits) == len(graph.tasks) and not broken.failures
+    assert len(broken.commits) == len(graph.tasks)
+    assert not broken.failures
     assert broken.makespan_s > whole.makespan_s
     assert broken.machine is not None
     check(broken.machine)
@@ -87,7 +88,8 @@ def test_tasks_that_only_the_lost_device_could_run_fail_with_the_reason() -> Non
     tasks = (GraphTask("a", (math.inf, 1.0)), GraphTask("b", (1.0, 1.0)))
     graph = TaskGraph(devices, topology, tasks, (GraphEdge("a", "b", 0),))
     trials = try_out(graph, losses=losses_of(graph, ["gpu0@0.5s"]), iterations=1)
-    assert "lost" in trials.failed["a"] and set(trials.failed) == {"a", "b"}
+    assert "lost" in trials.failed["a"]
+    assert set(trials.failed) == {"a", "b"}
 
 
 def test_a_task_that_is_hours_late_holds_up_its_device_alone() -> None:
@@ -123,7 +125,8 @@ def test_slots_of_tasks_that_are_over_are_given_up() -> None:
         Program(tasks), devices, lambda task, device: 1.0, policy="planned", costs=Costs(), check_every=1 << 30
     )
     assert len(found.commits) == 9000
-    assert found.machine is not None and found.machine.placer.outlook is not None
+    assert found.machine is not None
+    assert found.machine.placer.outlook is not None
     assert len(found.machine.placer.outlook.look().ids) < 5000
 
 

@@ -7,6 +7,7 @@ It must not remember anything: the windows live in `hetero.plan.cost`.
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Sequence
 from math import ceil
 from typing import Literal, NamedTuple
@@ -36,6 +37,12 @@ SURE_RATIO = 2.0
 
 NOISE_S = 20e-6
 """Differences below this are the clock's and the dispatcher's, not the device's (s)."""
+
+_BENDS = 32
+"""At most so many sizes bend a curve; more are grouped."""
+
+_BEYOND = math.log(4.0)
+"""How far beyond the sizes measured a bend goes on, as a logarithm of sizes."""
 
 _RANKS = (0.1, 0.25, 0.5, 0.75, 0.9)
 
@@ -158,6 +165,7 @@ class Curve(NamedTuple):
     a, b : the coefficients
     spread : >= 1; the 90th percentile of how many times a point lies above or below the curve
     least, most : the sizes between which it was measured
+    bends : (log size, log of times above the law) at the sizes measured, ascending; empty for none
     """
 
     kind: CurveKind
@@ -166,9 +174,10 @@ class Curve(NamedTuple):
     spread: float
     least: float
     most: float
+    bends: tuple[tuple[float, float], ...] = ()
 
     def seconds(self, size: float) -> float:
-        """Give the seconds at a size.
+        """Give the seconds at a size: what the law says, bent to the sizes next to it.
 
         Examples
         --------
@@ -177,9 +186,10 @@ class Curve(NamedTuple):
         """
         if self.kind == "constant":
             return self.a
+        bent = math.exp(_between(self.bends, math.log(max(size, 1.0)))) if self.bends else 1.0
         if self.kind == "power":
-            return self.a * math.pow(max(size, 1.0), self.b)
-        return self.a + self.b * max(size, 0.0)
+            return bent * self.a * math.pow(max(size, 1.0), self.b)
+        return bent * (self.a + self.b * max(size, 0.0))
 
     def spread_at(self, size: float) -> float:
         """Give the spread at a size, wider the farther it lies outside of what was measured."""
@@ -207,8 +217,14 @@ def curve(sizes: Sequence[float], seconds: Sequence[float]) -> Curve | None:
     explain nothing (an index that is only a number) give the constant: another curve has to halve the 75th
     percentile of the distances (of logarithms) to be believed. The exponent is held between 0 and 4.
 
+    No one law holds from a tile in the first cache to one in main memory. So the law is bent towards what was
+    measured next to a size: by the line between the distances of its two neighbours, after each distance that lies
+    outside of both its neighbours' has been replaced by the nearer one; beyond the ends the line goes on for a while.
+    Three sizes bend nothing.
+
     References
     ----------
+    J. W. Tukey, "Exploratory Data Analysis", Addison-Wesley 1977, chapter 7: running medians of three, and ends.
     P. K. Sen, "Estimates of the regression coefficient based on Kendall's tau", JASA 63 (1968), 1379-1389.
 
     Examples
@@ -226,7 +242,35 @@ def curve(sizes: Sequence[float], seconds: Sequence[float]) -> Curve | None:
     best = best if found[best][2] < 0.5 * found[0][2] else 0
     kinds: tuple[CurveKind, ...] = ("constant", "power", "affine")
     a, b, _, spread = found[best]
-    return Curve(kinds[best], a, b, spread, float(x.min()), float(x.max()))
+    law = Curve(kinds[best], a, b, spread, float(x.min()), float(x.max()))
+    if best == 0:
+        return law
+    off = np.log(y) - np.log([law.seconds(size) for size in x.tolist()])
+    return law._replace(bends=_bends(np.log(x), off))
+
+
+def _bends(log_x: NDArray[np.float64], off: NDArray[np.float64]) -> tuple[tuple[float, float], ...]:
+    """Give the distances from a law by size, few and smooth; none for fewer than four sizes."""
+    places, sizes = np.unique(log_x, return_inverse=True)
+    groups = np.array_split(np.arange(len(places)), min(len(places), _BENDS))
+    knots = [
+        (median(places[group].tolist()), median(off[np.isin(sizes, group)].tolist())) for group in groups if len(group)
+    ]
+    values = [value for _, value in knots]
+    inner = [median(values[at - 1 : at + 2]) for at in range(1, len(values) - 1)]
+    if len(inner) < 2:
+        return ()
+    first = median([values[0], inner[0], 3.0 * inner[0] - 2.0 * inner[1]])
+    last = median([values[-1], inner[-1], 3.0 * inner[-1] - 2.0 * inner[-2]])
+    return tuple((place, value) for (place, _), value in zip(knots, [first, *inner, last], strict=True))
+
+
+def _between(knots: tuple[tuple[float, float], ...], place: float) -> float:
+    """Give the value of the line through knots; beyond the ends it goes on for `_BEYOND`, then stays."""
+    at = min(max(bisect_left(knots, (place, -math.inf)), 1), len(knots) - 1)
+    (left, low), (right, high) = knots[at - 1], knots[at]
+    place = min(max(place, left - _BEYOND), right + _BEYOND)
+    return low + (high - low) * (place - left) / (right - left)
 
 
 def exponent(sizes: Sequence[float], seconds: Sequence[float]) -> float:

@@ -148,3 +148,15 @@ def test_a_file_of_a_hundred_megabytes_is_refused_before_it_is_read(folder: Path
     done = hetero("schedule", "large.json", cwd=folder)
     assert done.returncode == 3
     assert "the file has more than 48 MB" in done.stderr
+
+
+def test_a_graph_beyond_the_memory_is_refused_and_planned_under_the_model_without_capacities(folder: Path) -> None:
+    graph = json.loads((folder / "g.json").read_text())
+    graph["memory_nodes"] = [{"id": "ram", "capacity_bytes": 1000}, {"id": "vram", "capacity_bytes": 1000}]
+    (folder / "small.json").write_text(json.dumps(graph))
+    refused = hetero("schedule", "small.json", "--out", "none.json", cwd=folder)
+    assert (refused.returncode, refused.stdout) == (4, "")
+    assert "at once for what it reads and makes; 'ram' has 1 kB" in refused.stderr
+    assert not (folder / "none.json").exists()
+    free = document(hetero("schedule", "small.json", "--model", "free", "--policy", "heft", "--json", cwd=folder))
+    assert (free["model"], free["transfers"], free["evictions"]) == ("free", [], [])

@@ -22,12 +22,13 @@ from hetero.plan.problem import Floats, Ints, Problem, Timeline, problem_of
 from hetero.plan.residence import Resident, only_where_it_fits, overflows, within_capacity
 from hetero.plan.search.contended import ContendedFound, contended_search
 
-__all__ = ["Contended", "contended_plan"]
+__all__ = ["Contended", "Search", "contended_plan"]
 
 _REPAIRED = 6
 """So many orders of the portfolio are tried, besides the plan's own, when a plan overflows a memory node."""
 
 Search = Generator[ContendedFound, float | None, None]
+"""A search under contention, which may be sent the seconds that are left."""
 
 
 class Contended(NamedTuple):

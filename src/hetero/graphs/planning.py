@@ -12,7 +12,7 @@ from typing import NamedTuple, TypeVar
 
 from hetero.floor.clock import monotonic_s
 from hetero.floor.errors import BadValueError, did_you_mean
-from hetero.graphs.contention import contended_plan
+from hetero.graphs.contention import Search, contended_plan
 from hetero.graphs.plans import MODELS
 from hetero.model.graph import TaskGraph
 from hetero.model.schedule import Placed, Schedule
@@ -22,6 +22,7 @@ from hetero.plan.listing import compiler, order_of
 from hetero.plan.planners.base import PLANNERS, planner
 from hetero.plan.problem import Problem, Timeline, problem_of
 from hetero.plan.search.combined import Found, rehearse, search
+from hetero.plan.search.contended import ContendedFound
 
 __all__ = ["POLICIES", "Budget", "Planned", "plan_graph", "pull", "warm_up"]
 
@@ -106,9 +107,7 @@ def plan_graph(
     warm_s = clock() - begin_s
     begin_s = clock()
     if model == "contention":
-        made = contended_plan(graph, policy, seed, lambda found: pull(found, budget, clock))
-        notes = (made.note, *_notes()) if made.note else _notes()
-        return Planned(made.schedule, made.iterations, clock() - begin_s, warm_s, notes)
+        return _contended(graph, policy, budget, seed, clock)._replace(warm_up_s=warm_s)
     if policy == "search":
         found, iterations = pull(search(p, seed), budget, clock)
     else:
@@ -117,6 +116,22 @@ def plan_graph(
     search_s = clock() - begin_s
     schedule = schedule_of(graph, p, found.timeline, max(found.lower_bound_s, area_bound(p)), policy)
     return Planned(schedule, iterations, search_s, warm_s, _notes())
+
+
+def _contended(graph: TaskGraph, policy: str, budget: Budget, seed: int, clock: Callable[[], float]) -> Planned:
+    spent_s = 0.0
+
+    def timed(found: Search) -> tuple[ContendedFound, int]:
+        nonlocal spent_s
+        begin_s = clock()
+        pulled = pull(found, budget, clock)
+        spent_s = clock() - begin_s
+        return pulled
+
+    begin_s = clock()
+    made = contended_plan(graph, policy, seed, timed)
+    notes = (made.note, *_notes()) if made.note else _notes()
+    return Planned(made.schedule, made.iterations, spent_s or clock() - begin_s, 0.0, notes)
 
 
 def pull(

@@ -10,7 +10,7 @@ set -euo pipefail
 
 program=$1
 folder=$PWD/.hetero-$SLURM_JOB_ID
-trap 'srun hetero node stop; rm -rf "$folder"' EXIT
+trap 'kill $(jobs -p) || true; wait; rm -rf "$folder"' EXIT
 export HETERO_HOME=/tmp/hetero-$SLURM_JOB_ID
 
 mapfile -t names < <(scontrol show hostnames "$SLURM_JOB_NODELIST")
@@ -22,12 +22,19 @@ hetero node certs "$folder" $(printf -- '--host %s ' "${hosts[@]}")
 (umask 077; python -c 'import secrets; print(secrets.token_hex(32))' > "$folder/token")
 
 start() {
-    srun --nodes=1 --ntasks=1 --nodelist="$1" hetero node start "${@:2}" --certificates "$folder" --token-file "$folder/token"
+    srun --overlap --nodes=1 --ntasks=1 --nodelist="$1" \
+        hetero node start --block --certificates "$folder" --token-file "$folder/token" "${@:2}"
 }
-address=$(start "${names[0]}" --head --host "${hosts[0]}" | sed -n 's/^head of the cluster \([^,]*\),.*/\1/p')
+# Slurm ends what outlives its step: each node stays in the foreground of one.
+start "${names[0]}" --head --host "${hosts[0]}" > "$folder/head" &
+until grep -q '^in programs' "$folder/head"; do sleep 1; done
+address=$(sed -n 's/^head of the cluster \([^,]*\),.*/\1/p' "$folder/head")
 for index in "${!names[@]}"; do
     if ((index > 0)); then
-        start "${names[index]}" --join "$address" --host "${hosts[index]}"
+        start "${names[index]}" --join "$address" --host "${hosts[index]}" > "$folder/member-$index" &
     fi
+done
+for ((index = 1; index < ${#names[@]}; index++)); do
+    until grep -q '^in programs' "$folder/member-$index"; do sleep 1; done
 done
 HETERO_ENGINE=ray HETERO_SET=address=auto hetero run "$program"

@@ -5,12 +5,17 @@ In: options. Out: a running node, or its end, and what to do on the next host. T
 
 from __future__ import annotations
 
+import signal
+import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from hetero.floor.errors import BadValueError
+
+if TYPE_CHECKING:
+    from hetero.engines.ray.node import Node
 
 __all__ = ["app"]
 
@@ -27,6 +32,7 @@ def start(
     certificates: Annotated[Path | None, typer.Option(help="Folder of 'hetero node certs'.")] = None,
     devices: Annotated[str, typer.Option(help="Fleet of this host, as in 'cpu:1,cpu:1*0.25'.")] = "",
     memory: Annotated[str, typer.Option(help="Size of the object store.")] = "1GB",
+    block: Annotated[bool, typer.Option("--block", help="Go on until the node ends; end it when interrupted.")] = False,
 ) -> None:
     """Start this host's part of a cluster, and say how the next host joins."""
     from hetero.engines.ray.node import start_node
@@ -34,6 +40,8 @@ def start(
 
     if head == bool(join):
         raise BadValueError("a node is a head or joins one", remedy="give --head or --join ADDRESS")
+    if block:
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     node = start_node(
         join=join,
         host=host,
@@ -48,7 +56,21 @@ def start(
         file = _token_file(node.token, token_file)
         print(f"token: {file}")
         print(f"on other hosts: hetero node start --join {node.address} --token-file FILE --certificates FOLDER")
-    print("in programs here: hetero.Context(engine='ray', address='auto')")
+    print("in programs here: hetero.Context(engine='ray', address='auto')", flush=True)
+    if block:
+        _stay(node)
+
+
+def _stay(node: Node) -> None:
+    """Wait for the node's end, as those who start and end it need that watch over one process of their own."""
+    from hetero.engines.ray.node import stop_node
+    from hetero.floor.clock import sleep
+
+    try:
+        while node.alive:
+            sleep(0.5)
+    finally:
+        stop_node()
 
 
 def _token_file(token: str, given: Path | None) -> Path:

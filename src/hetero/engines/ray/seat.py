@@ -125,15 +125,18 @@ class Seat:
 
     # -- attempts, in the thread that runs tasks --------------------------------------------------------------
 
-    def run(self, batch: bytes, peers: Sequence[Any], *parts: Any) -> tuple[bytes, tuple[Any, ...] | None]:
+    def run(self, batch: bytes, *parts: Any) -> tuple[bytes, tuple[Any, ...] | None]:
         """Run attempts one after the other; give their rows, and all large buffers of their results.
 
         Parameters
         ----------
         batch : pickled: functions that are new here, `Job`s, and how many values must have been dropped before
-        peers : the actors of a group's members, by rank
         parts : large buffers, or tuples of them
         """
+        return self.run_group(batch, (), *parts)
+
+    def run_group(self, batch: bytes, peers: Sequence[Any], *parts: Any) -> tuple[bytes, tuple[Any, ...] | None]:
+        """Run an attempt together with others; peers are the actors of all members, by rank."""
         functions, jobs, drops = pickle.loads(batch)
         for key, blob in functions:
             self._functions[key] = blob

@@ -298,7 +298,10 @@ class RemoteWorker:
         again = any(flight.launch.attempt > 1 for flight in going)
         message = pickle.dumps((functions, jobs, self._drops if again else 0), 5)
         self._lodge.counters["messages"] += 1
-        rows, data = self._runs(message, going[0].peers, *cargo.refs)
+        if going[0].peers:
+            rows, data = self.handle.run_group.options(num_returns=2).remote(message, going[0].peers, *cargo.refs)
+        else:
+            rows, data = self._runs(message, *cargo.refs)
         self._sent += 1
         self._answers.put(_Sent(tuple(going), rows, data, tuple(holds)))
 

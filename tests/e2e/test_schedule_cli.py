@@ -156,7 +156,7 @@ def test_a_graph_beyond_the_memory_is_refused_and_planned_under_the_model_withou
     (folder / "small.json").write_text(json.dumps(graph))
     refused = hetero("schedule", "small.json", "--out", "none.json", cwd=folder)
     assert (refused.returncode, refused.stdout) == (4, "")
-    assert "at once for what it reads and makes; 'ram' has 1 kB" in refused.stderr
+    assert "at once for what it reads and makes; 'ram' has 1 KB" in refused.stderr
     assert not (folder / "none.json").exists()
     free = document(hetero("schedule", "small.json", "--model", "free", "--policy", "heft", "--json", cwd=folder))
     assert (free["model"], free["transfers"], free["evictions"]) == ("free", [], [])

@@ -181,3 +181,11 @@ def test_what_was_scaled_far_since_it_was_measured_is_forgotten() -> None:
     for _ in range(3):
         sizes.add(top, 9.0 * law(256, 900.0)(top))
     assert [size for size, _ in sizes.points()] == [top]
+
+
+def test_where_the_rate_still_grows_a_larger_batch_is_expected_on_the_line_up_to_four_times_the_size() -> None:
+    points = [(1, 1.0), (4, 1.3)]
+    assert Law(points).seconds(16) == pytest.approx(5.2)
+    assert Law(points, grows=True).seconds(16) == pytest.approx(2.5)
+    assert Law(points, grows=True).seconds(32) == pytest.approx(5.0)
+    assert Law([(1, 1.0), (4, 5.0)], grows=True).seconds(16) == pytest.approx(20.0)

@@ -80,7 +80,7 @@ class Sizes:
         """What is known of this device, None before its first batch."""
         if self._law is None:
             points = self.points() or ((self._cold,) if self._cold is not None else ())
-            self._law = Law(points, min(self.limit, self.fixed or math.inf)) if points else None
+            self._law = Law(points, min(self.limit, self.fixed or math.inf), self.probing) if points else None
         return self._law
 
     @property

@@ -16,6 +16,7 @@ __all__ = ["Law", "finish_s", "guided_size", "packed", "soonest_s"]
 _NEAR_BEST = 0.99
 _STRETCH = 1.2
 _ROUNDS = 14
+_REACH = 4.0
 
 
 class Law:
@@ -25,11 +26,13 @@ class Law:
     ----------
     points : (size, s) of sizes that were measured, at least one, sizes ascending and > 0
     limit : the largest size that is allowed
+    grows : whether the rate still grew at the last point
 
     Notes
     -----
     Between two points it is a parabola through them and a neighbour, held between the two; above the last one
-    the rate stays what it was there; below the first one the line of the first two goes on, but a smaller batch
+    the rate stays what it was there, or, where it still grew, the line of the last two goes on up to four times
+    the size; below the first one the line of the first two goes on, but a smaller batch
     is never worth more a second than the first point.
 
     Examples
@@ -39,9 +42,10 @@ class Law:
     (64, 0.26, 0.175, 10)
     """
 
-    def __init__(self, points: Iterable[tuple[float, float]], limit: float = math.inf) -> None:
+    def __init__(self, points: Iterable[tuple[float, float]], limit: float = math.inf, grows: bool = False) -> None:
         self.points: tuple[tuple[float, float], ...] = tuple(points)
         self.limit = limit
+        self.grows = grows and len(self.points) > 1
         self._sizes = [size for size, _ in self.points]
 
     @cached_property
@@ -73,12 +77,19 @@ class Law:
         first, first_s = self.points[0]
         last, last_s = self.points[-1]
         if size >= last:
-            return last_s * size / last
+            return self._above(size)
         if size >= first:
             return self._between(size)
         if len(self.points) == 1:
             return first_s * size / first
         return max(_on_line(self.points[0], self.points[1], size), first_s * size / first)
+
+    def _above(self, size: float) -> float:
+        last, last_s = self.points[-1]
+        if not self.grows:
+            return last_s * size / last
+        far = min(size, _REACH * last)
+        return max(last_s, min(last_s * far / last, _on_line(self.points[-2], self.points[-1], far))) * size / far
 
     def _between(self, size: float) -> float:
         """Give the seconds of a size between two points: on the parabola through them and a third one."""

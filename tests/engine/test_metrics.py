@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import socket
+import time
 import urllib.request
 from collections.abc import Iterator
 
@@ -10,6 +11,7 @@ import hetero
 from hetero.floor.errors import BadValueError
 from hetero.model.notes import TrainingEpoch, TrainingStep
 
+WAIT_S = 90.0
 Figures = dict[tuple[str, tuple[tuple[str, str], ...]], float]
 
 
@@ -44,6 +46,9 @@ def test_tasks_and_devices_are_counted_as_they_ran(ctx: hetero.Context) -> None:
     with hetero.metrics_server(ctx) as server:
         ctx.gather([ctx.submit(abs, -number) for number in range(20)])
         assert isinstance(ctx.submit(broken, 1).exception(), ValueError)
+        deadline_s = time.monotonic() + WAIT_S
+        while any(each.phase != "ready" for each in hetero.snapshot(ctx).devices) and time.monotonic() < deadline_s:
+            time.sleep(0.02)
         found = scraped(server)
     assert found["hetero_tasks_submitted_total", ()] == 21
     assert found["hetero_tasks_finished_total", ()] == 20

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import pty
@@ -96,11 +97,15 @@ def test_a_wrong_token_gets_no_answer(ctx: hetero.Context) -> None:
 def test_one_who_asks_and_says_nothing_does_not_keep_others_out(
     ctx: hetero.Context, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(published, "PATIENCE_S", 0.1)
     (run,) = open_runs()
+    monkeypatch.setattr(published, "PATIENCE_S", 0.5)
     with socket.socket(socket.AF_UNIX) as silent:
         silent.connect(run.socket)
-        assert ask(run).run == "shown"
+        deadline_s, answers = time.monotonic() + WAIT_S, []
+        while not answers and time.monotonic() < deadline_s:
+            with contextlib.suppress(RunGoneError):
+                answers.append(ask(run).run)
+    assert answers == ["shown"]
 
 
 def test_a_closed_run_leaves_nothing_and_gives_no_answer(home: Path, no_leaks: None) -> None:

@@ -6,6 +6,7 @@ It must not cost anything while nobody asks, and never stop a run: where it cann
 
 from __future__ import annotations
 
+import errno
 import itertools
 import json
 import logging
@@ -59,13 +60,13 @@ def publish(ctx: Context) -> Publication | None:
 
 
 def answers(address: str) -> bool:
-    """Tell whether somebody listens at a socket."""
+    """Tell whether somebody listens at a socket, also one who is too busy to answer now."""
     line = file_socket()
     if line is None:
         return False
     with line:
         line.settimeout(PATIENCE_S)
-        return line.connect_ex(address) == 0
+        return line.connect_ex(address) not in (errno.ECONNREFUSED, errno.ENOENT, errno.ENOTDIR)
 
 
 def sweep() -> None:

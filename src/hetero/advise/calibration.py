@@ -7,7 +7,7 @@ It must not measure.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,9 @@ __all__ = ["MINI", "Timed", "keep_table", "keep_timed", "kept_entries", "known_o
 
 FILE = "calibration.json"
 """The file's name under HETERO_HOME."""
+
+_ENOUGH = 200
+"""Rows of other devices from which no more is learned by taking more."""
 
 MINI = ModelSpec("mini", 8, 1024, 16, 4, 64, 2816, 4096)
 """The small decoder that `calibrate` runs."""
@@ -57,6 +60,12 @@ class Timed:
     step_s: Mapping[str, float] = field(default_factory=dict)
     versions: Mapping[str, str] = field(default_factory=dict)
     day: str = ""
+
+    @classmethod
+    def read(cls, kept: Mapping[str, Any]) -> Timed:
+        """Read what was kept, perhaps by another version."""
+        names = {item.name for item in fields(cls)}
+        return cls(**{name: value for name, value in kept.items() if name in names})
 
     def samples(self, spec: DeviceSpec) -> list[Sample]:
         """Give the timed passes of the small model as runs, against what the data sheet promises."""
@@ -101,35 +110,34 @@ def keep_timed(timed: Timed) -> None:
     Kept(FILE).update({f"here {timed.device}": asdict(timed)})
 
 
-def kept_entries() -> Mapping[str, Any]:
-    """Give everything that is kept, read anew where the file has changed."""
+def _state() -> tuple[str, int]:
+    """Give the file and when it was written last, 0 where it is absent: the key of what was read of it."""
     path = Kept(FILE).path
     try:
-        stamp = path.stat().st_mtime_ns
+        return str(path), path.stat().st_mtime_ns
     except OSError:
-        return {}
-    return _read(str(path), stamp)
+        return str(path), 0
+
+
+def kept_entries() -> Mapping[str, Any]:
+    """Give everything that is kept, read anew where the file has changed."""
+    return _entries(_state())
 
 
 @lru_cache(maxsize=4)
-def _read(path: str, stamp: int) -> Mapping[str, Any]:
-    return Kept(FILE).read()
+def _entries(state: tuple[str, int]) -> Mapping[str, Any]:
+    return Kept(FILE).read() if state[1] else {}
 
 
-def tables() -> list[Measurement]:
+def tables() -> Sequence[Measurement]:
     """Give the rows of every kept table."""
-    return list(_tables(str(Kept(FILE).path), kept_entries()))
+    return _rows(_state())
 
 
-_LAST: dict[str, tuple[Mapping[str, Any], tuple[Measurement, ...]]] = {}
-
-
-def _tables(path: str, entries: Mapping[str, Any]) -> Sequence[Measurement]:
-    """Read the rows of the tables once for each state of the file."""
-    if path not in _LAST or _LAST[path][0] is not entries:
-        rows = [row for name, table in entries.items() if name.startswith("table ") for row in table]
-        _LAST[path] = (entries, tuple(read_rows(rows)[0]))
-    return _LAST[path][1]
+@lru_cache(maxsize=4)
+def _rows(state: tuple[str, int]) -> tuple[Measurement, ...]:
+    kept = _entries(state)
+    return tuple(read_rows(row for name, table in kept.items() if name.startswith("table ") for row in table)[0])
 
 
 def known_of(device: DeviceSpec, engine: str) -> Efficiency:
@@ -140,16 +148,31 @@ def known_of(device: DeviceSpec, engine: str) -> Efficiency:
     See `hetero.plan.efficiency.learn`. Own measurements of the engine on other devices are borrowed first; without any
     the prior stays.
     """
-    prior = prior_of(device, engine)
-    entries = kept_entries()
-    if not entries:
-        return prior
+    state = _state()
+    if not state[1]:
+        return prior_of(device, engine)
+    key = (device.name, device.kind, engine)
+    known = _known(state)
+    if key not in known:
+        known[key] = _learned(device, engine)
+    return known[key]
+
+
+@lru_cache(maxsize=1)
+def _known(state: tuple[str, int]) -> dict[tuple[str, str, str], Efficiency]:
+    """Give the room for what was learned from one state of the file."""
+    return {}
+
+
+def _learned(device: DeviceSpec, engine: str) -> Efficiency:
     rows = [row for row in tables() if row.engine == engine]
     others = [row for row in rows if row.device.name != device.name]
-    names = ", ".join(sorted({row.device.name for row in others}))
-    near = borrowed(prior, [row.sample for row in others], f"own measurements of {engine} on {names}")
+    some = others[:: 1 + len(others) // _ENOUGH]
+    names = ", ".join(sorted({row.device.name for row in some}))
+    said = f"own measurements of {engine} on {names}"
+    near = borrowed(prior_of(device, engine), [row.sample for row in some], said)
     own = [row.sample for row in rows if row.device.name == device.name]
-    here = entries.get(f"here {device.name}")
+    here = kept_entries().get(f"here {device.name}")
     if here and engine == "torch":
-        own += Timed(**here).samples(device)
+        own += Timed.read(here).samples(device)
     return learn(near, own, "measured", f"{len(own)} own measurements of {engine} on {device.name}")

@@ -75,8 +75,7 @@ class Law:
     def seconds(self, size: float) -> float:
         """Give the seconds of a batch."""
         first, first_s = self.points[0]
-        last, last_s = self.points[-1]
-        if size >= last:
+        if size >= self.points[-1][0]:
             return self._above(size)
         if size >= first:
             return self._between(size)

@@ -94,6 +94,6 @@ def test_the_graph_that_is_shown_has_every_task_with_what_it_needed_and_where_it
 
 
 def test_a_context_without_a_trace_is_told_how_to_get_one() -> None:
-    with hetero.Context(devices="cpu:1", engine="inline", history=False) as plain:
-        with pytest.raises(BadValueError, match="trace=FILE"):
-            hetero.graph(plain)
+    plain = hetero.Context(devices="cpu:1", engine="inline", history=False)
+    with plain, pytest.raises(BadValueError, match="trace=FILE"):
+        hetero.graph(plain)

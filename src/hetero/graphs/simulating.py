@@ -104,7 +104,7 @@ def run_graph(
     if policy == "planned":
         from hetero.plan.policies.planned import Planned
 
-        chosen = Planned(None if guide is None else guide_of(graph, guide))
+        chosen = Planned(None if guide is None else guide_of(graph, guide), ahead_s=0.0)
     shape = (len(graph.tasks), len(graph.devices))
     real_s = np.array([task.seconds for task in graph.tasks]).reshape(shape)
     real_s = real_s * np.exp(noise * np.random.default_rng(seed).standard_normal(shape))

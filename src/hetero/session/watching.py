@@ -148,6 +148,7 @@ class WatchedPolicy:
 
     def __init__(self, policy: Policy) -> None:
         self.name = policy.name
+        self.looks_ahead = getattr(policy, "looks_ahead", False)
         self._policy = policy
 
     def propose(self, view: View, ready: Sequence[ReadyTask], memory: Memory) -> tuple[Sequence[Proposal], Memory]:

@@ -18,12 +18,11 @@ from hetero.plan.replan import Plan, replan, warm_up
 __all__ = ["Planned"]
 
 
-AHEAD_S = 3e-4
-"""A busy device is given its next task when it will be free within this, the way of a message …"""
+AHEAD_S = 2e-3
+"""A busy device is given its next task when it will be free within this, so that it does not wait for a message …"""
 
 PREFETCH = 0.2
-"""… and within this part of the task, or when its inputs take this part of the wait to travel. What is not given yet
-may still go elsewhere."""
+"""… or when the inputs of that task take this part of the wait to travel. What is not given yet may go elsewhere."""
 
 STRAYED = 0.45
 """From this spread of estimates on an idle device takes what would end there no later than where the plan has it."""
@@ -35,6 +34,7 @@ class Planned:
     Parameters
     ----------
     guide : start and device index by task id of a plan that was made beforehand; None to begin without one
+    ahead_s : s before a device is free at which it may have its next task; the way of a message
 
     Notes
     -----
@@ -55,8 +55,9 @@ class Planned:
     name = "planned"
     looks_ahead = True
 
-    def __init__(self, guide: Mapping[int, tuple[float, int]] | None = None) -> None:
+    def __init__(self, guide: Mapping[int, tuple[float, int]] | None = None, ahead_s: float = AHEAD_S) -> None:
         self._guide = guide
+        self._ahead_s = ahead_s
         self._otherwise = EarliestFinishTime()
         warm_up()
 
@@ -69,11 +70,11 @@ class Planned:
         if plan is None or plan.version != ahead.version or 4 * len(ahead.ids) > 5 * plan.known:
             takes_s = np.where(view.ready, view.now_s, np.where(view.queued > 0, np.inf, view.available_s))
             plan = replan(ahead, view.now_s, takes_s, plan, self._guide)
-        found = _due(view, ready, ahead, plan)
+        found = _due(view, ready, ahead, plan, self._ahead_s)
         return found, plan
 
 
-def _due(view: View, ready: Sequence[ReadyTask], ahead: Ahead, plan: Plan) -> list[Proposal]:
+def _due(view: View, ready: Sequence[ReadyTask], ahead: Ahead, plan: Plan, ahead_s: float) -> list[Proposal]:
     """Give what each device with room should start now."""
     room = np.where(view.ready, np.maximum(view.room, 0), 0)
     lists: dict[int, list[tuple[float, ReadyTask, int]]] = {}
@@ -89,7 +90,7 @@ def _due(view: View, ready: Sequence[ReadyTask], ahead: Ahead, plan: Plan) -> li
     next_s = _next_s(ahead, plan, len(room))
     for device in np.flatnonzero(room > 0).tolist():
         due = sorted(lists.get(device, ()), key=lambda entry: (entry[0], entry[1].id))
-        chosen = _first(view, device, due, next_s[device])
+        chosen = _first(view, device, due, next_s[device], ahead_s)
         if chosen is not None:
             found.append(Proposal(chosen.id, device))
             taken.add(chosen.id)
@@ -111,24 +112,25 @@ def _next_s(ahead: Ahead, plan: Plan, devices: int) -> Floats:
     return next_s
 
 
-def _first(view: View, device: int, due: Sequence[tuple[float, ReadyTask, int]], next_s: float) -> ReadyTask | None:
+def _first(
+    view: View, device: int, due: Sequence[tuple[float, ReadyTask, int]], next_s: float, ahead_s: float
+) -> ReadyTask | None:
     """Give the first task of a device that may start now."""
     for start_s, task, at in due:
-        if at == device or _too_early(view, device, task):
+        if at == device or _too_early(view, device, task, ahead_s):
             continue
         if start_s <= next_s or view.now_s + task.seconds[device] <= next_s:
             return task
     return None
 
 
-def _too_early(view: View, device: int, task: ReadyTask) -> bool:
+def _too_early(view: View, device: int, task: ReadyTask, ahead_s: float) -> bool:
     """Tell whether a busy device need not have a task yet: its inputs would travel in a small part of the wait."""
     if not view.queued[device]:
         return False
     left_s = view.available_s[device] - view.now_s
     travel_s = 0.0 if task.arrive_s is None else task.arrive_s[device]
-    soon_s = min(AHEAD_S, PREFETCH * task.seconds[device])
-    return bool(left_s > soon_s and travel_s < PREFETCH * left_s)
+    return bool(left_s > ahead_s and travel_s < PREFETCH * left_s)
 
 
 def _rather_than_idle(

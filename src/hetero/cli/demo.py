@@ -21,6 +21,8 @@ __all__ = ["demo"]
 def demo(
     config: Annotated[Path | None, typer.Option(help="Configuration file.")] = None,
     devices: Annotated[str | None, typer.Option(help="Fleet, as in 'cpu:1,cpu:1*0.25'.")] = None,
+    engine: Annotated[str | None, typer.Option(help="local or ray.")] = None,
+    address: Annotated[str | None, typer.Option(help="Of the Ray cluster: local, auto or host:port.")] = None,
     policy: Annotated[str | None, typer.Option(help="Policy by name; 'auto' chooses.")] = None,
     size: Annotated[int | None, typer.Option(help="Rows of the matrix, a multiple of 192.")] = None,
     field: Annotated[Path | None, typer.Option(help="File with a field that diffuses; synthetic without one.")] = None,
@@ -38,6 +40,8 @@ def demo(
         field=field,
         trace=trace,
         quiet=json,
+        engine=engine,
+        address=address,
         policy=policy,
         set=set_ or (),
         **({} if size is None else {"size": size}),

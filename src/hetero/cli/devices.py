@@ -25,21 +25,26 @@ def devices(
     probe: Annotated[bool, typer.Option("--probe", help="Run a kernel on each device and measure its speed.")] = False,
     refresh: Annotated[bool, typer.Option("--refresh", help="Look again; with --probe, also measure again.")] = False,
     fleet: Annotated[str | None, typer.Option("--devices", help="Show this fleet, as in 'cpu:1,cpu:1*0.25'.")] = None,
+    engine: Annotated[str | None, typer.Option(help="'ray' lists the devices of every host of a cluster.")] = None,
+    address: Annotated[str | None, typer.Option(help="Of the Ray cluster: local, auto or host:port.")] = None,
     config: Annotated[Path | None, typer.Option(help="Show the fleet of this configuration file.")] = None,
     set_: Annotated[list[str] | None, typer.Option("--set", help="Setting, key.path=value; may be repeated.")] = None,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
     """List this host's devices, and why one is not used."""
     from hetero.cli.device_rows import rows_of
+    from hetero.cli.words import as_setting
     from hetero.session.fleet import choose, remarks, survey
 
     notes: list[str] = []
-    if fleet is None and config is None and set_ is None:
+    named = [as_setting(key, word) for key, word in (("engine", engine), ("address", address)) if word is not None]
+    set_ = [*(set_ or []), *named]
+    if fleet is None and config is None and not set_:
         found = survey(refresh=refresh)
         chosen, left_out = choose(found)
     else:
         found, left_out = (), ()
-        chosen = _configured(fleet, config, set_ or [], notes)
+        chosen = _configured(fleet, config, set_, notes)
     speeds = _speeds([*chosen, *(device for device, _ in left_out)], probe, refresh)
     chosen = speeds[: len(chosen)]
     left_out = tuple(zip(speeds[len(chosen) :], (reason for _, reason in left_out), strict=True))
@@ -54,10 +59,11 @@ def devices(
 def _configured(line: str | None, config: Path | None, set_: list[str], notes: list[str]) -> tuple[Device, ...]:
     from hetero.cli.words import as_setting
     from hetero.session.config import load
-    from hetero.session.config_here import find_devices
+    from hetero.session.hosts import devices_of, reached
 
-    named = [] if line is None else [as_setting("devices", line)]
-    return find_devices(load(config, set=[*set_, *named]), notes)
+    wanted = load(config, set=[*set_, *([] if line is None else [as_setting("devices", line)])])
+    with reached(wanted) as cluster:
+        return devices_of(cluster, wanted, notes)
 
 
 def _speeds(devices: Sequence[Device], probe: bool, refresh: bool) -> tuple[Device, ...]:

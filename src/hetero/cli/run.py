@@ -26,7 +26,8 @@ def run(
     args: Annotated[list[str] | None, typer.Argument(help="Arguments of the script.")] = None,
     config: Annotated[Path | None, typer.Option(help="Configuration file.")] = None,
     devices: Annotated[str | None, typer.Option(help="Fleet, as in 'cpu:1,cpu:1*0.25,null:8'.")] = None,
-    engine: Annotated[str | None, typer.Option(help="local or inline.")] = None,
+    engine: Annotated[str | None, typer.Option(help="local, inline or ray.")] = None,
+    address: Annotated[str | None, typer.Option(help="Of the Ray cluster: local, auto or host:port.")] = None,
     policy: Annotated[str | None, typer.Option(help="Policy by name; 'auto' chooses.")] = None,
     trace: Annotated[Path | None, typer.Option(help="File to write the trace to.")] = None,
     set_: Annotated[list[str] | None, typer.Option("--set", help="Setting, key.path=value; may be repeated.")] = None,
@@ -41,6 +42,7 @@ def run(
     options = {
         "devices": devices,
         "engine": engine,
+        "address": address,
         "policy": policy,
         "trace": str(trace.absolute()) if trace else None,
     }

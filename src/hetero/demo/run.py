@@ -71,7 +71,9 @@ def run(
     sizes = _sizes(size)
     grid: Any = synthetic_field(sizes["field"]) if field is None else read_field(Path(field), sizes["field"])
     origin = "a synthetic field" if field is None else f"the field in {Path(field).name}"
-    wanted = load(config, set=options.get("set", ()), devices=devices, trace=None if trace is None else str(trace))
+    keys = {"devices": devices, "trace": None if trace is None else str(trace)}
+    keys |= {key: options.get(key) for key in ("engine", "address")}
+    wanted = load(config, set=options.get("set", ()), **keys)
     devices, notes = _fleet(wanted, devices)
     path = _trace_path(wanted.trace)
     try:
@@ -113,7 +115,7 @@ def _sizes(size: int) -> dict[str, int]:
 
 
 def _fleet(wanted: Config, devices: str | None) -> tuple[str | None, tuple[str, ...]]:
-    if wanted.devices is not None or wanted.spec:
+    if wanted.devices is not None or wanted.spec or wanted.address not in (None, "local"):
         return devices, ()
     from hetero.session.fleet import choose, survey
 

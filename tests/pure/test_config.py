@@ -223,8 +223,11 @@ def test_a_wrong_keyword_is_told_as_the_call_was_written() -> None:
     assert "7 is not a configuration; give the path of a YAML file" in message(7)
 
 
-def test_ray_is_refused_like_any_engine_that_does_not_exist() -> None:
-    assert message({"engine": "ray"}).endswith("engine: 'ray' is not an engine; allowed: local, inline")
+def test_an_address_is_local_auto_or_a_host_with_a_port() -> None:
+    for address in ("local", "auto", "10.0.0.1:6379", "head.example:1"):
+        assert load({"engine": "ray", "address": address}).address == address
+    for address in ("nowhere", ":6379", "host:", "host:0", "host:65536"):
+        assert f"address: {address!r} is no address of a Ray cluster" in message({"engine": "ray", "address": address})
 
 
 def test_a_switch_is_the_default_and_no_more(monkeypatch: pytest.MonkeyPatch, file: Any) -> None:

@@ -103,8 +103,8 @@ class Device:
 
     @property
     def short(self) -> str:
-        """The id without its host, as in 'cuda:1'."""
-        return self.id.partition("/")[2]
+        """The id without its host where that is the program's own: 'cuda:1', and 'h1/cuda:1' of another."""
+        return self.id.removeprefix("h0/")
 
     @property
     def model_key(self) -> str:

@@ -9,15 +9,13 @@ from dataclasses import dataclass
 from math import exp
 from typing import Literal
 
-__all__ = ["ORIGINS", "Figure", "Origin"]
+__all__ = ["Figure", "Origin"]
 
 Origin = Literal["spec", "prior", "borrowed", "measured"]
+"""'measured' here or by the user, on this device with this engine; 'borrowed' from measurements of the engine on other
+devices; 'prior' from published measurements of this device; 'spec' from the data sheet alone."""
 
-ORIGINS: tuple[Origin, ...] = ("measured", "borrowed", "prior", "spec")
-"""From the surest to the least sure: measured on this device with this engine; measured on others of the engine or the
-vendor; published measurements of other people; the data sheet alone."""
-
-NORMAL_80 = 1.2816
+_NORMAL_80 = 1.2816
 """Standard deviations on each side that hold 80 % of a normal distribution."""
 
 
@@ -29,7 +27,7 @@ class Figure:
     ----------
     value : the median of what is expected
     low, high : four of five such values should lie between them
-    origin : one of `ORIGINS`
+    origin : where it comes from
 
     Examples
     --------
@@ -45,7 +43,7 @@ class Figure:
     @classmethod
     def around(cls, value: float, spread: float, origin: Origin) -> Figure:
         """Give a figure whose logarithm has this standard deviation."""
-        width = exp(NORMAL_80 * spread)
+        width = exp(_NORMAL_80 * spread)
         return cls(value, value / width, value * width, origin)
 
     def over(self, amount: float) -> Figure:

@@ -116,9 +116,10 @@ class Efficiency:
 
 
 def _likeness(one: Vector, other: Vector) -> Vector:
-    """Give how alike runs are, 1 where they are the same: a Gaussian of the distance of their places."""
+    """Give how alike runs are, most where they are the same: a Gaussian of the distance of their places."""
     apart = ((one[:, None, :] - other[None, :, :]) ** 2).sum(axis=-1)
-    return _ALIKE_FRAC * np.exp(-apart / 2)
+    alike: Vector = _ALIKE_FRAC * np.exp(-apart / 2)
+    return alike
 
 
 def _shares(log_cost: Vector, amounts: Vector) -> Vector:
@@ -142,7 +143,7 @@ def _cost(left: Vector, away: Vector, precision: Vector) -> float:
 
 def _nearest(prior: Efficiency, amounts: Vector, log_seconds: Vector, noise: float) -> tuple[Vector, Vector]:
     """Give the costs that are likeliest after the measurements, and their covariance (Gauss and Newton, damped)."""
-    precision = np.linalg.inv(prior.covariance)
+    precision: Vector = np.linalg.inv(prior.covariance).astype(np.float64)
     cost, damping = prior.log_cost.copy(), 1e-3
     left = _residuals(cost, amounts, log_seconds)
     value = _cost(left / noise, cost - prior.log_cost, precision)
@@ -162,7 +163,7 @@ def _nearest(prior: Efficiency, amounts: Vector, log_seconds: Vector, noise: flo
         if value - new_value < 1e-9:
             break
         value = new_value
-    return cost, np.linalg.inv(curve)
+    return cost, np.linalg.inv(curve).astype(np.float64)
 
 
 def _noise(prior: Efficiency, cost: Vector, covariance: Vector, noise: float, data: tuple[Vector, Vector]) -> float:
@@ -213,7 +214,7 @@ def learn(prior: Efficiency, samples: Sequence[Sample], origin: Origin, said: st
     places = np.array([samples[number].place for number in whole])
     left = _residuals(cost, amounts, log_seconds)[whole]
     alike = _likeness(places, places) + (1 - _ALIKE_FRAC) * np.eye(len(whole))
-    return replace(known, places=places, pulls=np.linalg.solve(alike, left))
+    return replace(known, places=places, pulls=np.linalg.solve(alike, left).astype(np.float64))
 
 
 SPEC = Efficiency.of(

@@ -156,9 +156,14 @@ def arrow_files(path: str, storage: Storage = ()) -> tuple[Any, str]:
 
 @functools.cache
 def _handled(scheme: str, storage: Storage) -> Any:
-    from obstore.fsspec import FsspecStore
     from pyarrow import fs
 
+    try:
+        from obstore.fsspec import FsspecStore
+    except ImportError as error:
+        raise HeteroError(
+            f"tables at {scheme}:// need the packages obstore and fsspec", remedy="pip install 'hetero-core[batch]'"
+        ) from error
     return fs.PyFileSystem(fs.FSSpecHandler(FsspecStore(scheme, **_options(scheme, storage))))
 
 

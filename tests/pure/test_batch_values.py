@@ -161,8 +161,8 @@ def test_a_generator_that_gives_another_number_than_it_said_is_told(length: int,
     ("busy_s", "own_s", "left"), [(8.0, 8.0, 1.0), (8.0, 2.0, 0.25), (8.0, 0.0, 0.1), (2.0, 3.0, 1.0), (3.0, 1.0, 0.75)]
 )
 def test_the_share_that_others_leave_is_what_they_did_not_use(busy_s: float, own_s: float, left: float) -> None:
-    loads = iter([Load(10.0, 5.0, 1.0, 4), Load(10.1, 99.0, 1.0, 4), Load(12.0, 5.0 + busy_s, 1.0 + own_s, 4)])
-    neighbours = Neighbours(lambda: next(loads))
+    loads, times = iter([Load(10.0, 5.0, 1.0, 4), Load(12.0, 5.0 + busy_s, 1.0 + own_s, 4)]), iter([10.0, 10.1, 12.0])
+    neighbours = Neighbours(lambda: next(loads), lambda: next(times))
     assert [neighbours.left_frac() for _ in range(3)] == pytest.approx([1.0, 1.0, left])
 
 

@@ -141,34 +141,31 @@ class Neighbours:
     Parameters
     ----------
     look : gives the load until now
+    now_s : gives the time of a load
 
     Examples
     --------
-    >>> loads = iter([Load(0.0, 0.0, 0.0, 4), Load(2.0, 5.0, 1.0, 4)])
-    >>> Neighbours(lambda: next(loads)).left_frac()
-    1.0
-    >>> loads = iter([Load(0.0, 0.0, 0.0, 4), Load(2.0, 5.0, 1.0, 4)])
-    >>> neighbours = Neighbours(lambda: next(loads))
+    >>> loads, times = iter([Load(0.0, 0.0, 0.0, 4), Load(2.0, 5.0, 1.0, 4)]), iter([0.0, 2.0])
+    >>> neighbours = Neighbours(lambda: next(loads), lambda: next(times))
     >>> neighbours.left_frac(), neighbours.left_frac()
     (1.0, 0.5)
     """
 
-    def __init__(self, look: Callable[[], Load] = host_load) -> None:
-        self._look = look
+    def __init__(self, look: Callable[[], Load] = host_load, now_s: Callable[[], float] = monotonic_s) -> None:
+        self._look, self._now_s = look, now_s
         self._last: Load | None = None
         self._left_frac = 1.0
 
     def left_frac(self) -> float:
         """Give the share, from 0.1 to 1, as it was in the last second or more; 1 at the first call."""
-        if self._last is None:
+        now_s, last = self._now_s(), self._last
+        if last is None:
             self._last = self._look()
-            return self._left_frac
-        now = self._look()
-        took_s = now.at_s - self._last.at_s
-        if took_s >= _LOOK_S:
-            others_s = max(0.0, now.busy_s - self._last.busy_s - (now.own_s - self._last.own_s))
-            self._left_frac = max(_LEAST_FRAC, 1.0 - others_s / (took_s * now.cores))
-            self._last = now
+        elif now_s - last.at_s >= _LOOK_S:
+            load = self._look()
+            others_s = max(0.0, load.busy_s - last.busy_s - (load.own_s - last.own_s))
+            self._left_frac = max(_LEAST_FRAC, 1.0 - others_s / ((load.at_s - last.at_s) * load.cores))
+            self._last = load
         return self._left_frac
 
 

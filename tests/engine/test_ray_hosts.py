@@ -24,16 +24,17 @@ pytestmark = [pytest.mark.timeout(400), pytest.mark.slow]
 HETERO = str(Path(sys.executable).with_name("hetero"))
 PATIENCE_S = 180.0
 ARRAY = """
-import numpy as np, time, hetero
+import numpy as np, hetero
+@hetero.task
 def total(array):
-    time.sleep(0.3)
     return float(array.sum()), hetero.get_current_device().host
+on = [total.options(on=(f"{host}/cpu:0",)) for host in ("h0", "h1")]
 with hetero.Context(engine="ray", address="auto", history=False) as ctx:
-    ctx.gather([ctx.submit(time.sleep, 0.2) for _ in range(4)])
+    ctx.gather([ctx.submit(task, np.ones(3)) for task in on])
     print("ready", flush=True)
     input()
     array = np.ones(8_000_000)
-    answers = ctx.gather([ctx.submit(total, array) for _ in range(8)])
+    answers = ctx.gather([ctx.submit(on[number % 2], array) for number in range(8)])
 print({answer[0] for answer in answers}, sorted({answer[1] for answer in answers}))
 """
 KILLED = """

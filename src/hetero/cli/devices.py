@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from hetero.cli.device_rows import Row
     from hetero.model.device import Device
+    from hetero.model.topology import Link
 
 __all__ = ["devices"]
 
@@ -59,11 +60,20 @@ def devices(
 def _configured(line: str | None, config: Path | None, set_: list[str], notes: list[str]) -> tuple[Device, ...]:
     from hetero.cli.words import as_setting
     from hetero.session.config import load
-    from hetero.session.hosts import devices_of, reached
+    from hetero.session.hosts import devices_of, network_links, reached
 
     wanted = load(config, set=[*set_, *([] if line is None else [as_setting("devices", line)])])
     with reached(wanted) as cluster:
-        return devices_of(cluster, wanted, notes)
+        found = devices_of(cluster, wanted, notes)
+        notes += [_told(link) for link in network_links(cluster)]
+    return found
+
+
+def _told(link: Link) -> str:
+    return (
+        f"{link.src.partition('/')[0]} to {link.dst.partition('/')[0]}: "
+        f"{link.bandwidth_bytes_per_s / 1e6:.0f} MB/s, {link.latency_s * 1e3:.1f} ms"
+    )
 
 
 def _speeds(devices: Sequence[Device], probe: bool, refresh: bool) -> tuple[Device, ...]:

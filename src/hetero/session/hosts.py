@@ -1,6 +1,6 @@
-"""The devices of every host of a Ray cluster.
+"""The devices of every host of a Ray cluster, and the links between hosts.
 
-In: a configuration and a cluster. Out: devices, each with the name of its host in its id.
+In: a configuration and a cluster. Out: devices, each with the name of its host in its id; measured links.
 It must not open a device in this process.
 """
 
@@ -14,7 +14,9 @@ from typing import TYPE_CHECKING
 from hetero.floor import settings
 from hetero.floor.errors import BadValueError, ConfigError, HeteroError
 from hetero.model.device import HOST_NODE, Device
+from hetero.model.topology import Link, Topology
 from hetero.session.config_here import find_devices
+from hetero.session.kept import Kept
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -22,7 +24,7 @@ if TYPE_CHECKING:
     from hetero.engines.ray.cluster import Cluster
     from hetero.session.config import Config
 
-__all__ = ["POOL_BYTES", "devices_of", "reached", "refuse_lone_address"]
+__all__ = ["POOL_BYTES", "devices_of", "network_links", "over_network", "reached", "refuse_lone_address"]
 
 POOL_BYTES = 1_000_000_000
 _SURVEY_S = 120.0
@@ -99,6 +101,48 @@ def devices_of(cluster: Cluster | None, config: Config, notes: list[str]) -> tup
     if not found:
         raise troubles[0]
     return tuple(found)
+
+
+def network_links(cluster: Cluster | None) -> tuple[Link, ...]:
+    """Give the links between this host and the others; each pair of hosts is measured once, and remembered.
+
+    Raises
+    ------
+    EngineError
+        A host does not answer.
+    """
+    if cluster is None:
+        return ()
+    own, *others = cluster.hosts()
+    kept = Kept("links.json")
+    known = kept.read()
+    links: list[Link] = []
+    for host in others:
+        key = f"{own.address} {host.address}"
+        if key not in known:
+            from hetero.engines.ray.links import measure_links
+
+            known[key] = [(link.latency_s, link.bandwidth_bytes_per_s) for link in measure_links(host)]
+            kept.update({key: known[key]})
+        pairs = ((HOST_NODE, f"{host.name}/ram"), (f"{host.name}/ram", HOST_NODE))
+        links += [
+            Link(src, dst, latency_s, rate, kind="network")
+            for (src, dst), (latency_s, rate) in zip(pairs, known[key], strict=True)
+        ]
+    return tuple(links)
+
+
+def over_network(topology: Topology, links: Sequence[Link]) -> Topology:
+    """Give a topology whose links to other hosts are those of the network, to whichever of their memory nodes."""
+    network = {(link.src.partition("/")[0], link.dst.partition("/")[0]): link for link in links}
+    if not network:
+        return topology
+
+    def measured(link: Link) -> Link:
+        way = network.get((link.src.partition("/")[0], link.dst.partition("/")[0]))
+        return link if way is None else replace(way, src=link.src, dst=link.dst)
+
+    return Topology(topology.nodes, tuple([measured(link) for link in topology.links]))
 
 
 def _devices_here(config: Config) -> Sequence[Device]:

@@ -69,13 +69,14 @@ class Opened:
             self.devices = _devices(config, cluster)
             if level:
                 tell_devices(self.devices)
+            self._topology = hosts.over_network(fleet.topology(self.devices), hosts.network_links(cluster))
             self._open(config, split, level, history=history, progress=progress)
 
     def _open(
         self, config: Config, split: Callable[[int], bool], level: int, *, history: bool, progress: bool | None
     ) -> None:
         self.engine_name = config.engine or "local"
-        topology = fleet.topology(self.devices)
+        topology = self._topology
         policy, self.policy_reason = _policy(config.policy, self.devices)
         clock = WallClock()
         self._trace = _trace(config, self.devices, topology, policy, clock)

@@ -77,7 +77,7 @@ def contended_plan(
     resident, note = Resident(found.timeline, found.moves, ()), ""
     if overflows(p, c, capacity_bytes, found.timeline, found.moves):
         resident = _repaired(p, c, capacity_bytes, found.timeline, names)
-        note = f"a memory node would overflow: transfers wait for room, and {len(resident.dropped):,} items are evicted"
+        note = f"a memory node would overflow, so transfers wait for room; evictions: {len(resident.dropped):,}"
     bound_s = max(found.lower_bound_s, area_bound(least_transfers(p)))
     return Contended(_schedule(graph, p, c, resident, bound_s, policy), iterations, note)
 

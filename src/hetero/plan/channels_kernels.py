@@ -6,6 +6,8 @@ numba is installed; import it inside functions. It must not draw chance.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 
 from hetero.plan.channels import Moves, Routes
@@ -17,6 +19,14 @@ __all__ = ["contended"]
 
 _GAPS = 64
 """So many idle gaps of a channel are known; when there are more, the earliest is forgotten."""
+
+
+class Gaps(NamedTuple):
+    """The idle gaps of devices or channels, a row each: where each begins and ends, s, and how many there are."""
+
+    begin_s: Floats
+    end_s: Floats
+    many: Ints
 
 
 @njit
@@ -35,44 +45,51 @@ def _by_finish(p: Problem, task: int, finish_s: Floats, edges: Ints) -> int:
 
 
 @njit
-def _arrival(c: Routes, item: int, path: int, ready_s: float, begin_s: Floats, end_s: Floats, count: Ints) -> float:
+def _arrival(c: Routes, item: int, path: int, ready_s: float, gaps: Gaps) -> float:
     """Give when an item would be at the end of a path, nothing else being sent."""
     for hop in range(c.hop_first[path], c.hop_first[path + 1]):
         channel = c.hop_channel[hop]
         seconds = c.hop_latency_s[hop] + c.item_bytes[item] * c.hop_s_per_byte[hop]
-        gap = fit(begin_s[channel], end_s[channel], count[channel], ready_s, seconds)
-        ready_s = max(ready_s, begin_s[channel, gap]) + seconds
+        gap = fit(gaps.begin_s[channel], gaps.end_s[channel], gaps.many[channel], ready_s, seconds)
+        ready_s = max(ready_s, gaps.begin_s[channel, gap]) + seconds
     return ready_s
 
 
 @njit
-def _send(
-    c: Routes,
-    item: int,
-    path: int,
-    ready_s: float,
-    begin_s: Floats,
-    end_s: Floats,
-    count: Ints,
-    sent: int,
-    moves: Moves,
-) -> int:
+def _send(c: Routes, item: int, path: int, ready_s: float, gaps: Gaps, sent: int, moves: Moves) -> int:
     """Take the time of an item's transfer out of the channels of its path; gives the new number of transfers."""
     for hop in range(c.hop_first[path], c.hop_first[path + 1]):
         channel = c.hop_channel[hop]
+        begin_s, end_s = gaps.begin_s[channel], gaps.end_s[channel]
         seconds = c.hop_latency_s[hop] + c.item_bytes[item] * c.hop_s_per_byte[hop]
-        gap = fit(begin_s[channel], end_s[channel], count[channel], ready_s, seconds)
-        start = max(ready_s, begin_s[channel, gap])
+        gap = fit(begin_s, end_s, gaps.many[channel], ready_s, seconds)
+        start = max(ready_s, begin_s[gap])
         ready_s = start + seconds
-        count[channel] = fill(begin_s[channel], end_s[channel], count[channel], gap, start, ready_s)
-        if count[channel] == _GAPS:
+        gaps.many[channel] = fill(begin_s, end_s, gaps.many[channel], gap, start, ready_s)
+        if gaps.many[channel] == _GAPS:
             for i in range(_GAPS - 1):
-                begin_s[channel, i] = begin_s[channel, i + 1]
-                end_s[channel, i] = end_s[channel, i + 1]
-            count[channel] -= 1
+                begin_s[i], end_s[i] = begin_s[i + 1], end_s[i + 1]
+            gaps.many[channel] -= 1
         moves.item[sent], moves.hop[sent], moves.start_s[sent], moves.finish_s[sent] = item, hop, start, ready_s
         sent += 1
     return sent
+
+
+@njit
+def _estimate(
+    p: Problem, c: Routes, edges: Ints, there: int, device: Ints, finish_s: Floats, at_s: Floats, gaps: Gaps
+) -> float:
+    """Give when the inputs of a task would be on a memory node, did they not wait for one another."""
+    ready_s = 0.0
+    for e in edges:
+        before, item = p.pred[e], c.pred_item[e]
+        own_s, here = finish_s[before], p.node[device[before]]
+        if item >= 0 and here != there:
+            own_s = at_s[item, there]
+            if own_s == np.inf:
+                own_s = _arrival(c, item, here * c.n_nodes + there, finish_s[before], gaps)
+        ready_s = max(ready_s, own_s)
+    return ready_s
 
 
 @njit
@@ -92,17 +109,16 @@ def contended(
     `pinned` names a device or -1; `ahead_s` has a row a task, or no rows for EFT alone.
     """
     n, m = p.seconds.shape
-    begin_s, end_s = np.zeros((m, n + 1)), np.full((m, n + 1), np.inf)
-    count = np.ones(m, dtype=np.int64)
-    busy_s, idle_s = np.zeros((c.n_channels, _GAPS + 1)), np.full((c.n_channels, _GAPS + 1), np.inf)
-    gaps = np.ones(c.n_channels, dtype=np.int64)
+    idle = Gaps(np.zeros((m, n + 1)), np.full((m, n + 1), np.inf), np.ones(m, dtype=np.int64))
+    shape = (c.n_channels, _GAPS + 1)
+    gaps = Gaps(np.zeros(shape), np.full(shape, np.inf), np.ones(c.n_channels, dtype=np.int64))
     at_s = np.full((len(c.item_task), c.n_nodes), np.inf)
     arrive_s = np.empty(c.n_nodes)
     edges = np.empty(max(1, len(p.pred)), dtype=np.int64)
     looks = ahead_s.shape[0] > 0
     sent = 0
     for task in order:
-        inputs = _by_finish(p, task, finish_s, edges)
+        inputs = edges[: _by_finish(p, task, finish_s, edges)]
         arrive_s[:] = -1.0
         least, chosen = np.inf, -1
         for d in range(m):
@@ -111,36 +127,25 @@ def contended(
                 continue
             there = p.node[d]
             if arrive_s[there] < 0.0:
-                arrive_s[there] = 0.0
-                for i in range(inputs):
-                    before, item = p.pred[edges[i]], c.pred_item[edges[i]]
-                    ready_s, here = finish_s[before], p.node[device[before]]
-                    if item >= 0 and here != there:
-                        ready_s = at_s[item, there]
-                        if ready_s == np.inf:
-                            path = here * c.n_nodes + there
-                            ready_s = _arrival(c, item, path, finish_s[before], busy_s, idle_s, gaps)
-                    arrive_s[there] = max(arrive_s[there], ready_s)
-            gap = fit(begin_s[d], end_s[d], count[d], arrive_s[there], seconds)
-            value = max(begin_s[d, gap], arrive_s[there]) + seconds
+                arrive_s[there] = _estimate(p, c, inputs, there, device, finish_s, at_s, gaps)
+            gap = fit(idle.begin_s[d], idle.end_s[d], idle.many[d], arrive_s[there], seconds)
+            value = max(idle.begin_s[d, gap], arrive_s[there]) + seconds
             if looks:
                 value += ahead_s[task, d]
             if value < least:
                 least, chosen = value, d
-        there, ready_s = p.node[chosen], 0.0
-        for i in range(inputs):
-            before, item = p.pred[edges[i]], c.pred_item[edges[i]]
-            here, here_s = p.node[device[before]], finish_s[before]
-            if item >= 0 and here != there:
-                if at_s[item, there] == np.inf:
-                    path = here * c.n_nodes + there
-                    sent = _send(c, item, path, here_s, busy_s, idle_s, gaps, sent, moves)
-                    at_s[item, there] = moves.finish_s[sent - 1]
-                here_s = at_s[item, there]
-            ready_s = max(ready_s, here_s)
-        gap = fit(begin_s[chosen], end_s[chosen], count[chosen], ready_s, p.seconds[task, chosen])
-        start = max(begin_s[chosen, gap], ready_s)
+        there = p.node[chosen]
+        for e in inputs:
+            before, item = p.pred[e], c.pred_item[e]
+            here = p.node[device[before]]
+            if item >= 0 and here != there and at_s[item, there] == np.inf:
+                sent = _send(c, item, here * c.n_nodes + there, finish_s[before], gaps, sent, moves)
+                at_s[item, there] = moves.finish_s[sent - 1]
+        ready_s = _estimate(p, c, inputs, there, device, finish_s, at_s, gaps)
+        begin_s, end_s, count = idle.begin_s[chosen], idle.end_s[chosen], idle.many[chosen]
+        gap = fit(begin_s, end_s, count, ready_s, p.seconds[task, chosen])
+        start = max(begin_s[gap], ready_s)
         finish = start + p.seconds[task, chosen]
-        count[chosen] = fill(begin_s[chosen], end_s[chosen], count[chosen], gap, start, finish)
+        idle.many[chosen] = fill(begin_s, end_s, count, gap, start, finish)
         device[task], start_s[task], finish_s[task] = chosen, start, finish
     return sent

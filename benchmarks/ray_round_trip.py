@@ -18,6 +18,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import hetero
 from benchmarks.common import Bench, alternate, arguments, ratio
+from benchmarks.rivals import ray_module
 
 DEVICES = "cpu:1,cpu:1"
 
@@ -25,14 +26,6 @@ DEVICES = "cpu:1,cpu:1"
 @hetero.task
 def nothing() -> None:
     """Do nothing."""
-
-
-def started() -> Any:
-    """Start a Ray of two CPUs, without its dashboard."""
-    import ray
-
-    ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False)
-    return ray
 
 
 def trips(call: Callable[[], Any], count: int) -> float:
@@ -57,8 +50,7 @@ def main() -> None:
     given = arguments(str(__doc__).splitlines()[0])
     count, many, rounds = (30, 300, 1) if given.quick else (300, 5000, 7)
     bench = Bench("ray_round_trip", "a no-op task through hetero on Ray", ("ray",), given.out)
-    ray = started()
-    with hetero.Context(devices=DEVICES, engine="ray", address="auto", history=False) as ctx:
+    with ray_module() as ray, hetero.Context(devices=DEVICES, engine="ray", address="auto", history=False) as ctx:
 
         class Plain:
             def nothing(self) -> None:

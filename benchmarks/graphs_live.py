@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import statistics
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import hetero
-from benchmarks.common import Bench, arguments
+from benchmarks.common import Bench, alternate, arguments, ratio
 from hetero.drive.trace_read import read_trace
 from hetero.floor.clock import monotonic_s
 from hetero.graphs.planning import Budget, plan_graph
@@ -25,7 +26,7 @@ from hetero.model.graph import GraphDevice, GraphEdge, GraphTask, TaskGraph
 from hetero.model.topology import MemoryNode, Topology
 
 DEVICES = "cpu:1,cpu:1*0.5"
-TILES, TILE = 8, 384
+TILES, TILE = 8, 448
 ROUNDS = 5
 Tile = tuple[int, int]
 
@@ -103,45 +104,48 @@ def planned_s(ctx: hetero.Context, trace: str, made: list[tuple[str, list[int]]]
     return plan_graph(graph, "search", Budget(iterations=20)).schedule.makespan_s
 
 
-def run(policy: str, count: int, tile: int, rounds: int, folder: Path) -> tuple[list[float], list[float]]:
-    """Run the factorisation some times; gives seconds, and those of the plan from what was measured by then."""
-    trace = str(folder / f"{policy}.trace.jsonl.gz")
-    took, plans = [], []
-    tiles = matrix(count, tile)
-    with hetero.Context(devices=DEVICES, policy=policy, trace=trace, history=False) as ctx:
-        kept = {place: ctx.put(value) for place, value in tiles.items()}
-        graph, at, made = cholesky(kept, count)
-        for turn in range(2 + rounds):
-            begin_s = monotonic_s()
-            futures = graph.submit(ctx)
-            ctx.driver.wait()
-            if turn >= 2:
-                took.append(monotonic_s() - begin_s)
-        lower = np.block([
-            [futures[at[i, j]].result() if j <= i else np.zeros((tile, tile)) for j in range(count)]
-            for i in range(count)
-        ])  # fmt: skip
-        whole = np.tril(np.block([[tiles[max(i, j), min(i, j)] for j in range(count)] for i in range(count)]))
-        assert np.allclose(np.tril(lower @ lower.T), whole), "the factor is wrong"
-        plans.append(planned_s(ctx, trace, made))
-    return took, plans
+class Runner:
+    """One policy's Context with the graph, run as often as wanted."""
+
+    def __init__(self, policy: str, count: int, tile: int, folder: Path) -> None:
+        self.trace = str(folder / f"{policy}.trace.jsonl.gz")
+        self.ctx = hetero.Context(devices=DEVICES, policy=policy, trace=self.trace, history=False)
+        self.tiles = matrix(count, tile)
+        kept = {place: self.ctx.put(value) for place, value in self.tiles.items()}
+        self.graph, self.at, self.made = cholesky(kept, count)
+
+    def run(self) -> float:
+        """Run the graph once, check the factor, and give the seconds that it took."""
+        begin_s = monotonic_s()
+        futures = self.graph.submit(self.ctx)
+        self.ctx.driver.wait()
+        took_s = monotonic_s() - begin_s
+        count, tile = 1 + max(i for i, _ in self.tiles), len(self.tiles[0, 0])
+        factor, whole = np.zeros((2, count * tile, count * tile))
+        for (i, j), value in self.tiles.items():
+            place = np.s_[i * tile : (i + 1) * tile, j * tile : (j + 1) * tile]
+            factor[place], whole[place] = futures[self.at[i, j]].result(), value
+        assert np.allclose(np.tril(np.tril(factor) @ np.tril(factor).T), np.tril(whole)), "the factor is wrong"
+        return took_s
 
 
 def main() -> None:
-    """Run both policies."""
-    import tempfile
-
+    """Run both policies in turn."""
     given = arguments(__doc__ or "")
     count, rounds = (4, 1) if given.quick else (TILES, ROUNDS)
     bench = Bench("graphs_live", "A tiled Cholesky live on two unlike devices, against its own plan", out=given.out)
     with tempfile.TemporaryDirectory() as folder:
-        ours, plans = run("planned", count, TILE, rounds, Path(folder))
-        theirs, _ = run("eft", count, TILE, rounds, Path(folder))
-    bench.measure("planned", ours)
-    bench.measure("eft", theirs)
-    bench.claim("live over its own plan", statistics.median(ours) / plans[0], at_most=1.10)
-    bench.claim("live", statistics.median(ours) / statistics.median(theirs), rival="eft")
-    bench.note(devices=DEVICES, tiles=count, tile=TILE, tasks=count * (count + 1) * (count + 2) // 6, plan_s=plans[0])
+        runners = {policy: Runner(policy, count, TILE, Path(folder)) for policy in ("planned", "eft")}
+        took = alternate({policy: runner.run for policy, runner in runners.items()}, rounds, warm_up=2)
+        ours = runners["planned"]
+        plan_s = planned_s(ours.ctx, ours.trace, ours.made)
+        for runner in runners.values():
+            runner.ctx.close()
+    for policy, samples in took.items():
+        bench.measure(policy, samples)
+    bench.claim("live over its own plan", statistics.median(took["planned"]) / plan_s, at_most=1.10)
+    bench.claim("live", ratio(took["planned"], took["eft"]), rival="eft")
+    bench.note(devices=DEVICES, tiles=count, tile=TILE, tasks=len(ours.made), plan_s=plan_s)
     bench.finish()
 
 

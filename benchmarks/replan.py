@@ -33,7 +33,7 @@ from hetero.plan.ranks import upward_rank
 
 SIGMAS = (0.1, 0.3, 0.6)
 DRAWS = 20
-MOST_TASKS = 230
+MOST_TASKS = 130
 PLAN_ITERATIONS = 30
 
 

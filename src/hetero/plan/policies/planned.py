@@ -18,7 +18,7 @@ from hetero.plan.replan import Plan, replan, warm_up
 __all__ = ["Planned"]
 
 
-AHEAD_S = 2e-3
+AHEAD_S = 0.1
 """A busy device is given its next task when it will be free within this, so that it does not wait for a message …"""
 
 PREFETCH = 0.2

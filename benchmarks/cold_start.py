@@ -1,4 +1,4 @@
-"""The commands start quickly: `hetero --help` beside importing typer, `hetero devices` beside the core dependencies.
+"""The commands start quickly: `hetero --help` beside importing typer, `devices` and `plan` beside the dependencies.
 
 Whole processes, alternated; byte code is compiled, and the probe of the devices kept, before the first counted round.
 """
@@ -31,6 +31,8 @@ def main() -> None:
         "import typer": [python, "-c", "import typer"],
         "hetero devices": [hetero, "devices"],
         "import the core dependencies": [python, "-c", f"import {CORE}"],
+        "hetero plan, two devices": [hetero, "plan", "--workload", "Llama-3.1-8B", "--fleet", "H100-SXM:1,L4:1"],
+        "hetero plan, whole catalog": [hetero, "plan", "--workload", "Llama-3.1-8B"],
         "python -c pass": [python, "-c", "pass"],
     }
     with tempfile.TemporaryDirectory() as home:
@@ -44,6 +46,8 @@ def main() -> None:
     for ours, theirs, at_most in (
         ("hetero --help", "import typer", 2.0),
         ("hetero devices", "import the core dependencies", 1.5),
+        ("hetero plan, two devices", "import the core dependencies", 3.0),
+        ("hetero plan, whole catalog", "import the core dependencies", 3.0),
     ):
         bench.claim(f"`{ours}`", ratio(times_s[ours], times_s[theirs]), rival=f"`{theirs}`", at_most=at_most)
     bench.finish()

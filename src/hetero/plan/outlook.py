@@ -98,7 +98,7 @@ def remaining_s(predicted_s: float, elapsed_s: float, error: float) -> float:
     Examples
     --------
     >>> remaining_s(1.0, 0.25, 0.0), round(remaining_s(1.0, 1.5, 0.3), 2), round(remaining_s(1.0, 1.5, 0.6), 2)
-    (0.75, 0.25, 0.72)
+    (0.75, 0.24, 0.75)
     """
     left_s = predicted_s - elapsed_s
     if predicted_s <= 0.0 or elapsed_s <= 0.0:

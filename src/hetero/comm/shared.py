@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import mmap
 import secrets
-import select
+import selectors
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -68,10 +68,9 @@ class SharedSums:
         self._bytes = memoryview(view)
         self._begin = _padded(_TOKEN_BYTES + 8 * mesh.size)
         self._peers = {rank: _Peer(rank) for rank in mesh.sockets}
-        self._rank_of = {connection.fileno(): rank for rank, connection in mesh.sockets.items()}
-        self._poll = select.poll()
-        for descriptor in self._rank_of:
-            self._poll.register(descriptor, select.POLLIN)
+        self._selector = selectors.DefaultSelector()
+        for rank, connection in mesh.sockets.items():
+            self._selector.register(connection, selectors.EVENT_READ, rank)
         self._started = 0
         self._open: deque[Under] = deque()
         self._past: deque[Under] = deque()
@@ -210,8 +209,8 @@ class SharedSums:
 
     def _hear(self, wait_s: float) -> None:
         """Take in what comes; what somebody said before it left still counts."""
-        for descriptor, _ in self._poll.poll(wait_s * 1e3):
-            peer = self._peers[self._rank_of[descriptor]]
+        for key, _ in self._selector.select(wait_s):
+            peer = self._peers[key.data]
             try:
                 came = self._mesh.sockets[peer.rank].recv(4096)
             except BlockingIOError:
@@ -220,7 +219,7 @@ class SharedSums:
                 came, peer.end = b"", f"is gone: {error}"
             if not came:
                 peer.end = peer.end or "is gone: it closed the connection"
-                self._poll.unregister(descriptor)
+                self._selector.unregister(key.fileobj)
             self._take_in(peer, peer.rest + came)
 
     def _take_in(self, peer: _Peer, came: bytes) -> None:
@@ -244,6 +243,7 @@ class SharedSums:
 
     def leave(self) -> None:
         """Say goodbye and give the memory back."""
+        self._selector.close()
         self._mesh.leave()
         self._open.clear()
         self._past.clear()

@@ -98,6 +98,7 @@ __all__ = [
     "load_parameters",
     "map_batches",
     "match",
+    "metrics_server",
     "namespace",
     "open_rendezvous",
     "pad_samples",

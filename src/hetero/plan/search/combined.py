@@ -29,7 +29,7 @@ _FIRST_EXACT, _EVERY, _EVOLVE_AT_LEAST, _EXACT_AT_LEAST = 24, 8, 24, 96
 """Evolution and exact windows have a turn every so many iterations; one without gain makes the next one rarer."""
 
 _CHILDREN_STEPS, _CHILDREN_AT_MOST = 60_000, 100
-_LEAST_WALL_S, _SHARE_OF_REST, _WINDOW_WALL_S = 0.02, 0.25, 0.06
+_LEAST_WALL_S, _SHARE_OF_REST, _WINDOW_WALL_S = 0.02, 0.6, 0.06
 _FIRST_LIMIT, _MOST_LIMIT, _WINDOW_LIMIT = 0.02, 0.32, 0.01
 
 

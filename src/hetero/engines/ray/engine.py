@@ -192,7 +192,7 @@ class RayEngine(Engine):
             answers.append((problem, answer))
             done.set()
 
-        _worker_of(replica).give_out(replica.key, arrived)
+        _worker_of(replica).copies.give_out(replica.key, arrived)
         self._lodge.hub.wait(done)
         problem, answer = answers[0]
         if answer is None:
@@ -222,7 +222,7 @@ class RayEngine(Engine):
             item = self._lodge.items.find(order.item)
             if item.payload is None:
                 replica = next(r for r in item.replicas if r.holder.device.memory_node == order.src)
-                _worker_of(replica).give_out(replica.key, lambda *answer: self._came_out(order, *answer))
+                _worker_of(replica).copies.give_out(replica.key, lambda *answer: self._came_out(order, *answer))
             else:
                 self._bring(order, item, 0.0)
         except StopIteration:
@@ -260,9 +260,9 @@ class RayEngine(Engine):
             self._arrived(order, now_s - so_far_s, so_far_s + seconds)
 
         if own:
-            worker.take_in(key, item.payload, arrived)
+            worker.copies.take_in(key, item.payload, arrived)
         else:
-            worker.touch(item.payload, arrived)
+            worker.copies.touch(item.payload, arrived)
 
     def _arrived(self, order: Transfer, started_s: float, seconds: float) -> None:
         now_s = self._lodge.clock.now_s()

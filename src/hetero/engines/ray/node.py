@@ -92,11 +92,15 @@ def _file() -> Path:
 
 def this_node() -> Node | None:
     """Give the node that was started on this host and still runs."""
+    node = _written()
+    return node if node is not None and node.alive else None
+
+
+def _written() -> Node | None:
     try:
-        node = Node(**json.loads(_file().read_text(encoding="utf-8")))
+        return Node(**json.loads(_file().read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError):
         return None
-    return node if node.alive else None
 
 
 def start_node(
@@ -232,10 +236,11 @@ def _said(folder: Path) -> str:
 
 def stop_node() -> Node | None:
     """End the node of this host with all its processes; give it, None where there was none."""
-    node = this_node()
+    written, node = _written(), this_node()
     if node is not None:
         _end(node.pid)
-        shutil.rmtree(node.folder, ignore_errors=True)
+    if written is not None:
+        shutil.rmtree(written.folder, ignore_errors=True)
     _file().unlink(missing_ok=True)
     return node
 

@@ -23,8 +23,10 @@ from hetero.engines.local.house import failure_of
 from hetero.engines.local.items import Item, Replica
 from hetero.engines.local.shipping import Shipped
 from hetero.engines.ray.cluster import OWN_HOST, Host
+from hetero.engines.ray.copies import Copies
+from hetero.engines.ray.flights import Flight, next_batch
 from hetero.engines.ray.lodge import Lodge
-from hetero.engines.ray.seat import COPIES, TALK, Greeting, Job
+from hetero.engines.ray.seat import TALK, Greeting, Job
 from hetero.engines.ray.starting import start_seat, why_ended
 from hetero.engines.ray.vault import Cargo, Stored
 from hetero.floor import platform
@@ -46,23 +48,6 @@ AWAY_S = 0.5
 """How often to look whether a host that went away is there again."""
 DEEP = 2
 """Calls that an actor has at a time: it runs one while the other waits, and what comes meanwhile leaves together."""
-SHORT_S = 2e-3
-"""Attempts that are expected to be shorter than this share a call."""
-BATCH_S = 10e-3
-BATCH = 500
-
-Done = Callable[[str, float, float, Item | None], None]
-
-
-class Flight(NamedTuple):
-    """An attempt that has not been answered for."""
-
-    seq: int
-    launch: Launch
-    call: Call
-    group: Group | None
-    rank: int
-    peers: tuple[Any, ...]
 
 
 class _Sent(NamedTuple):
@@ -81,6 +66,7 @@ class RemoteWorker:
         self.device = device
         self.handle: Any = None
         self.pid = 0
+        self.copies = Copies(lodge, device.id)
         self._lodge = lodge
         self._lock = threading.RLock()
         self._seqs = itertools.count(1)
@@ -93,7 +79,6 @@ class RemoteWorker:
         self._sent = 0
         self._answers: queue.SimpleQueue[_Sent | None] = queue.SimpleQueue()
         self._reader = threading.Thread(target=self._read, name=f"hetero-{device.short}", daemon=True)
-        self._orders: dict[int, tuple[Any, Done]] = {}
         self._shipped = Shipped(lodge.counters)
         self._drops = 0
         self._shift_s = 0.0
@@ -153,6 +138,7 @@ class RemoteWorker:
             self._end(greeting.trouble or versions, opened=not greeting.trouble)
             return
         self._ready = True
+        self.copies.handle = self.handle
         self._reader.start()
         del self._lodge.failed_starts[self.device.id]
         self._lodge.hub.tell(DeviceReady(now_s, self.device.id))
@@ -223,33 +209,6 @@ class RemoteWorker:
         else:
             self._lodge.hub.at(CANCEL_S, lambda: self._insist(seq, self._is_first(seq)))
 
-    def take_in(self, key: Any, payload: Payload, done: Done) -> None:
-        """Copy a value to the device's memory node; `done(error, started_s, seconds, item)` in the hub's thread."""
-        cargo = Cargo()
-        wire = cargo.wire(payload)
-        self._order(done, lambda group: (self.handle.take_in.options(**group).remote(key, wire, *cargo.refs), None))
-
-    def give_out(self, key: Any, done: Done) -> None:
-        """Copy a kept value to its host's main memory."""
-        self._order(done, lambda group: self.handle.give_out.options(num_returns=2, **group).remote(key))
-
-    def touch(self, payload: Payload, done: Done) -> None:
-        """Bring a value to the main memory of this device's host."""
-        cargo = Cargo()
-        cargo.wire(payload)
-        self._order(done, lambda group: (self.handle.touch.options(**group).remote(*cargo.refs), None))
-
-    def _order(self, done: Done, call: Callable[[dict[str, str]], Any]) -> None:
-        started_s = self._now_s()
-        if self._ended or not self._ready:
-            why = f"the worker of {self.device.id} went away"
-            self._lodge.hub.call(lambda: done(why, 0.0, 0.0, None))
-            return
-        ref, data = call({"concurrency_group": COPIES})
-        number = next(self._seqs)
-        self._orders[number] = ((ref, data), done)
-        ref._on_completed(self._in_hub(partial(self._copied, number, data, started_s)))
-
     def drop(self, key: Any) -> None:
         """Forget a kept value."""
         if self._ready and not self._ended:
@@ -276,18 +235,7 @@ class RemoteWorker:
 
     def _push(self) -> None:
         while self._waiting and self._sent < DEEP and not self._ended:
-            self._send(self._batch())
-
-    def _batch(self) -> list[Flight]:
-        """Take one attempt, or several that are short: the first to finish waits for the last."""
-        batch = [self._waiting.popleft()]
-        total_s = batch[0].launch.predicted_s
-        while self._waiting and len(batch) < BATCH and _short(batch[-1]) and _short(self._waiting[0]):
-            total_s += self._waiting[0].launch.predicted_s
-            if total_s > BATCH_S:
-                break
-            batch.append(self._waiting.popleft())
-        return batch
+            self._send(next_batch(self._waiting))
 
     def _send(self, batch: list[Flight]) -> None:
         functions: list[tuple[str, bytes]] = []
@@ -423,22 +371,6 @@ class RemoteWorker:
         self._lodge.items.finished(*key, Item(replica=Replica(self, key, nbytes)))
         return nbytes
 
-    def _copied(self, number: int, data: Any, asked_s: float, answer: Any) -> None:
-        order = self._orders.pop(number, None)
-        if order is None:
-            return
-        done, now_s = order[1], self._now_s()
-        if isinstance(answer, Exception):
-            done(why_ended(answer), 0.0, 0.0, None)
-            return
-        self._lodge.counters["transfers"] += 1
-        item = None
-        if data is not None:
-            _, _, body, sizes = pickle.loads(answer)
-            parts = [self._lodge.vault.part(data, place, size) for place, size in enumerate(sizes)]
-            item = Item(Stored(body, parts))
-        done("", asked_s, now_s - asked_s, item)
-
     # -- the end ----------------------------------------------------------------------------------------------
 
     def lose(self, why: str) -> None:
@@ -473,9 +405,7 @@ class RemoteWorker:
         for flight in flights.values():
             if flight.group is not None:
                 flight.group.leave(flight.rank, f"rank {flight.rank} was lost")
-        orders, self._orders = self._orders, {}
-        for _, done in orders.values():
-            done(f"the worker of {self.device.id} went away", 0.0, 0.0, None)
+        self.copies.end()
 
     def stop(self) -> None:
         """End the actor; called after the hub has stopped."""
@@ -486,10 +416,6 @@ class RemoteWorker:
             _kill(self.handle)
         if self._reader.is_alive() and threading.current_thread() is not self._reader:
             self._reader.join(STOP_S)
-
-
-def _short(flight: Flight) -> bool:
-    return flight.group is None and 0.0 < flight.launch.predicted_s <= SHORT_S
 
 
 def _kill(handle: Any) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import os
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -32,6 +33,8 @@ def fleets() -> Iterator[None]:
     """Keep two fleets open for all tests: starting torch in a worker takes seconds."""
     with hetero.Context(devices=TWO, history=False) as two, hetero.Context(devices=ONE, history=False) as one:
         OPEN.update({TWO: two, ONE: one})
+        for ctx in (two, one):  # a worker that comes up later looks like one that was left behind
+            ctx.gather([ctx.submit(hetero.task(os.getpid, on=(device.id,))) for device in ctx.devices])
         yield
     OPEN.clear()
 

@@ -174,7 +174,8 @@ class Lead:
             self._send(self._team[0], "regroup")
             return
         member.phase = "left"
-        self._note(f"{member.device} is left out: {reason}")
+        if not any(note.startswith(f"{member.device} is left out") for note in self.notes):
+            self._note(f"{member.device} is left out: {reason}")
         self._send(member, "stop")
 
     def _on_rendezvous(self, line: Line, generation: int, rendezvous: Any) -> None:
@@ -305,11 +306,12 @@ class Lead:
         waited_s = now_s - self._first_ready_s
         if not self._generation and len(ready) < len(alive):
             longest_s = self.admission.wait_s(self._first_ready_s - self._probe_s)
-            if waited_s < longest_s and any(self._may_help(member, ready) for member in alive):
+            late = {member.device: self._hopeless(member, ready) for member in alive if member not in ready}
+            if waited_s < longest_s and not all(late.values()):
                 return
-            for member in alive:
-                if member not in ready:
-                    self._note(f"{member.device} still measures itself: training begins without it")
+            for device, reason in late.items():
+                said = f"is left out: {reason}" if reason else "still measures itself: training begins without it"
+                self._note(f"{device} {said}")
         missing = [member for member in alive if member.phase == "in"]
         if not missing:
             self._form(ready)
@@ -317,12 +319,10 @@ class Lead:
             for member in missing:
                 self._give_up(member)
 
-    def _may_help(self, member: Member, ready: list[Member]) -> bool:
-        """Tell whether one that still measures itself could make the step of the others shorter."""
+    def _hopeless(self, member: Member, ready: list[Member]) -> str:
+        """Say why one that still measures itself would not make the step of the others shorter, '' where it may."""
         models = [each.model for each in ready if each.model is not None]
-        if member in ready or member.seems is None:
-            return member not in ready
-        return not self.admission.refusal(models, member.seems, -1.0)
+        return "" if member.seems is None else self.admission.refusal(models, member.seems, -1.0)
 
     def _give_up(self, member: Member) -> None:
         """Go on without a member that does not answer; should it wake up, it finds its line cut, and comes back."""

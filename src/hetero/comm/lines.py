@@ -175,6 +175,10 @@ class Hub:
         self._listener = socket.create_server(("127.0.0.1", 0))
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._listener, selectors.EVENT_READ)
+        self._ears, self._mouth = socket.socketpair()
+        self._ears.setblocking(False)
+        self._mouth.setblocking(False)
+        self._selector.register(self._ears, selectors.EVENT_READ)
         self._key = secrets.token_hex(_KEY_CHARACTERS // 2)
         host, port = self._listener.getsockname()
         self.address: Address = (host, port, self._key)
@@ -185,12 +189,16 @@ class Hub:
         Returns
         -------
         list of (line, message)
-            Empty when nothing came in time, or when somebody only dialled in.
+            Empty when nothing came in time, when somebody only dialled in, or called `wake`.
         """
         found: list[tuple[Line, tuple[Any, ...] | None]] = []
         for key, _ in self._selector.select(timeout_s):
             if key.fileobj is self._listener:
                 self._accept()
+                continue
+            if key.fileobj is self._ears:
+                with suppress(BlockingIOError):
+                    self._ears.recv(1 << 12)
                 continue
             line: Line = key.data
             try:
@@ -200,6 +208,11 @@ class Hub:
                 self.drop(line)
                 found.append((line, None))
         return found
+
+    def wake(self) -> None:
+        """Let `poll` return; any thread may call it, also when the hub is closed."""
+        with suppress(OSError):
+            self._mouth.send(b"!")
 
     def _accept(self) -> None:
         connection, _ = self._listener.accept()
@@ -225,10 +238,11 @@ class Hub:
     def close(self) -> None:
         """Hang up on everybody."""
         for key in list((self._selector.get_map() or {}).values()):
-            if key.fileobj is not self._listener:
+            if key.data is not None:
                 self.drop(key.data)
         self._selector.close()
-        self._listener.close()
+        for end in (self._listener, self._ears, self._mouth):
+            end.close()
 
     def __enter__(self) -> Hub:
         return self

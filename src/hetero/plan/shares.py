@@ -90,7 +90,7 @@ class StepModel:
         if _moved(recent, self.factor):
             recent = recent[-_MOVES_TRUSTED:]
         factor = self.factor if len(recent) < _MOVES_TRUSTED else median(recent)
-        return replace(self, recent=recent, factor=factor)
+        return StepModel(self.fixed_s, self.per_sample_s, recent, factor, self.most)
 
     def changed(self, before: StepModel) -> bool:
         """Tell whether the speed moved by more than 25 % since an earlier model."""
@@ -101,7 +101,7 @@ class StepModel:
 def _moved(recent: Sequence[float], factor: float) -> bool:
     """Tell whether the last two ratios lie beyond what the ones before scatter, on the same side."""
     before, last = recent[:-_MOVES_TRUSTED], [ratio / factor for ratio in recent[-_MOVES_TRUSTED:]]
-    if len(last) < _MOVES_TRUSTED:
+    if len(last) < _MOVES_TRUSTED or 1 / (1 + CHANGE_FRAC) <= last[-1] <= 1 + CHANGE_FRAC:
         return False
     scatter = median(abs(ratio / factor - 1) for ratio in before) if len(before) > 1 else 0.0
     limit = 1 + max(CHANGE_FRAC, _SCATTERS * scatter)

@@ -70,6 +70,8 @@ class Lead:
 
     def __post_init__(self) -> None:
         self._end, self._heard = self.extent.end, self.extent.begin
+        for future in self.futures.values():
+            future.add_done_callback(lambda _: self.hub.wake())
 
     def run(self) -> bytes:
         """Lead until the last member is done; gives the trained state.

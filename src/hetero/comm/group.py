@@ -28,8 +28,8 @@ from hetero.comm.mesh import Mesh
 from hetero.comm.rows import Op, Row, as_tensor, check_op, row_of
 from hetero.comm.shared import SharedSums
 from hetero.floor import clock
-from hetero.floor.errors import BadValueError, HeteroError, did_you_mean
-from hetero.plan.collectives.choose import ALGORITHMS, SMALL_BYTES, Algorithm, Choice, Links, choose
+from hetero.floor.errors import BadValueError, HeteroError
+from hetero.plan.collectives.choose import SMALL_BYTES, Algorithm, Choice, Links, check_algorithm, choose
 from hetero.plan.collectives.plan import Collective, Word, plan_steps
 
 __all__ = ["Group", "Rendezvous", "Work", "open_rendezvous"]
@@ -377,27 +377,6 @@ class _Queued:
 
     def wait(self) -> None:
         self._future.result()
-
-
-def check_algorithm(word: str) -> Algorithm:
-    """Give the algorithm of that name.
-
-    Raises
-    ------
-    BadValueError
-        There is none.
-
-    Examples
-    --------
-    >>> check_algorithm("ring")
-    'ring'
-    """
-    for known in ALGORITHMS:
-        if word == known:
-            return known
-    raise BadValueError(
-        f"algorithm: {word!r} is none{did_you_mean(str(word), ALGORITHMS)}", remedy=f"allowed: {', '.join(ALGORITHMS)}"
-    )
 
 
 def _line(error: Exception) -> str:

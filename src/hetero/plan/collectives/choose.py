@@ -11,9 +11,21 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
+from hetero.floor.errors import BadValueError, did_you_mean
 from hetero.plan.collectives.trees import Tree, balanced_tree, capped_tree
 
-__all__ = ["ALGORITHMS", "SMALL_BYTES", "Algorithm", "Choice", "Links", "choose", "pipelined", "ring_s", "tree_s"]
+__all__ = [
+    "ALGORITHMS",
+    "SMALL_BYTES",
+    "Algorithm",
+    "Choice",
+    "Links",
+    "check_algorithm",
+    "choose",
+    "pipelined",
+    "ring_s",
+    "tree_s",
+]
 
 Algorithm = Literal["auto", "library", "ring", "tree", "pipelined_tree"]
 ALGORITHMS: tuple[Algorithm, ...] = ("auto", "library", "ring", "tree", "pipelined_tree")
@@ -28,6 +40,27 @@ _CHUNK_UNIT_BYTES = 4096
 _GAIN_FRAC = 0.85
 _SHARING_FRAC = 0.1
 _ALIKE = 2.0
+
+
+def check_algorithm(word: str) -> Algorithm:
+    """Give the algorithm of that name.
+
+    Raises
+    ------
+    BadValueError
+        There is none.
+
+    Examples
+    --------
+    >>> check_algorithm("ring")
+    'ring'
+    """
+    for known in ALGORITHMS:
+        if word == known:
+            return known
+    raise BadValueError(
+        f"algorithm: {word!r} is none{did_you_mean(str(word), ALGORITHMS)}", remedy=f"allowed: {', '.join(ALGORITHMS)}"
+    )
 
 
 @dataclass(frozen=True, slots=True)

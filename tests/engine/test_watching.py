@@ -111,6 +111,7 @@ def useless() -> str:
     return fleet
 
 
+@pytest.mark.alone
 def test_a_device_that_was_left_out_is_told_with_the_reason(
     useless: str, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -172,6 +173,7 @@ def _used(device: Device) -> float:
     return psutil.cpu_percent(interval=0.6, percpu=True)[device.cpus[0]] / 100.0
 
 
+@pytest.mark.alone
 @pytest.mark.usefixtures("no_leaks")
 def test_what_others_use_of_a_device_is_reported_to_the_policy_that_looks_at_it() -> None:
     cpus = platform.available_cpus()

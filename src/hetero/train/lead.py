@@ -288,7 +288,7 @@ class Lead:
         deadline_s = clock.monotonic_s() + _LAST_WORDS_S
         while self._members and clock.monotonic_s() < deadline_s:
             self._hear(_POLL_S)
-        samples = sorted(sample for found in self._bad.values() for sample in found)
+        samples = sorted({sample for found in self._bad.values() for sample in found})
         which = f"; samples {', '.join(map(str, samples[:20]))}{' …' if len(samples) > 20 else ''}" if samples else ""
         return NotANumberError(
             f"{error.problem}{which}",

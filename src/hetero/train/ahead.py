@@ -1,7 +1,8 @@
 """Reading ahead: processes beside a member read and augment what it will train on, while it computes.
 
 In: samples, which of them the next steps need. Out: batches, the same ones that the member would have read itself.
-It must not run further ahead than one step a process, and a batch that nobody read ahead is read here.
+It must not run further ahead than a step a process and one more, which is read while the next is computed; a batch that
+nobody read ahead is read here.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -94,7 +96,7 @@ class Ahead:
             self._under_way.pop(late).cancel()
         if not self._decided:
             self._decide(steps - step)
-        for further in range(1, 1 + len(self._readers)):
+        for further in range(1, 2 + len(self._readers) if self._readers else 1):
             reader = self._readers[(step + further) % len(self._readers)]
             if step + further < steps and step + further not in self._under_way and reader.is_up:
                 wanted = tuple(tuple(piece) for piece in pieces(step + further))
@@ -105,6 +107,7 @@ class Ahead:
         for reader in self._readers:
             reader.close()
         self._readers = []
+        self._under_way.clear()
 
     def _start(self, count: int) -> None:
         self._readers = [_Reader(self.samples) for _ in range(count)]
@@ -163,7 +166,8 @@ class _Reader:
         self._thread.shutdown()
         for end in (self._process.stdin, self._process.stdout):
             assert end is not None
-            end.close()
+            with suppress(OSError):  # what was on its way to it
+                end.close()
 
     def _greet(self, samples: Samples) -> None:
         try:

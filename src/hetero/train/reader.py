@@ -21,6 +21,9 @@ def main() -> None:
     os.dup2(2, 1)
     asked = sys.stdin.buffer
     sys.path[:], content = pickle.load(asked)
+    from hetero.floor import platform
+
+    platform.bind_to_cpus(range(os.cpu_count() or 1))  # the device computes on its own CPUs meanwhile
     import torch
 
     torch.set_num_threads(1)

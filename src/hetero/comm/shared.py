@@ -13,6 +13,7 @@ import selectors
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import NamedTuple
 from zlib import crc32
 
 from hetero.comm.errors import DisagreementError, GroupBrokenError
@@ -44,6 +45,18 @@ class _Peer:
     rest: bytes = b""
 
 
+class _Place(NamedTuple):
+    """Where a sum lies: its number, counted from 1 and the same on every member, and the bytes from begin to end."""
+
+    number: int
+    begin: int
+    end: int
+
+    def overlaps(self, begin: int, end: int) -> bool:
+        """Tell whether it has bytes of another range."""
+        return self.begin < end and begin < self.end
+
+
 class SharedSums:
     """One member's end of the memory that a group shares.
 
@@ -73,7 +86,7 @@ class SharedSums:
             self._selector.register(connection, selectors.EVENT_READ, rank)
         self._started = 0
         self._open: deque[Under] = deque()
-        self._past: deque[Under] = deque()
+        self._past: deque[_Place] = deque()
 
     @classmethod
     def form(cls, mesh: Mesh, exchange: Exchange, deadline_s: float) -> SharedSums | None:
@@ -95,12 +108,13 @@ class SharedSums:
             memory = open_shared(path, _BYTES)
         view = None if memory is None else memory.map()
         found = view is not None and view[:_TOKEN_BYTES].hex() == token
-        if all(exchange("shared found", b"1" if found else b"", deadline_s)):
-            assert memory is not None
-            assert view is not None
-            return cls(mesh, memory, view)
-        if memory is not None:
+        everywhere = all(exchange("shared found", b"1" if found else b"", deadline_s))
+        if memory is not None and view is not None:
+            if everywhere:
+                return cls(mesh, memory, view)
+            view.close()
             memory.close()
+        mesh.leave()
         return None
 
     def has_room(self, nbytes: int) -> bool:
@@ -110,10 +124,10 @@ class SharedSums:
     def _place(self, nbytes: int) -> int:
         """Give the first place that holds no sum under way, nor the one that ended last: others may still copy it."""
         need, begin = _padded(nbytes) * self._mesh.size, self._begin
-        last = [self._past[-1]] if self._past else []
-        for one in sorted([*self._open, *last], key=lambda one: one.begin):
-            if one.overlaps(begin, begin + need):
-                begin = one.end
+        taken = [*(one.place for one in self._open), *list(self._past)[-1:]]
+        for place in sorted(taken, key=lambda place: place.begin):
+            if place.overlaps(begin, begin + need):
+                begin = place.end
         return begin
 
     def start(self, row: Row, words: str, op: Op, deadline_s: float) -> Under:
@@ -132,7 +146,7 @@ class SharedSums:
         end = begin + _padded(len(row.data)) * self._mesh.size
         self._wait_until_free(begin, end, deadline_s)
         self._started += 1
-        one = Under(self, self._started, begin, end, row, words, op, deadline_s)
+        one = Under(self, _Place(self._started, begin, end), row, words, op, deadline_s)
         self._open.append(one)
         one.slot(self._mesh.rank)[:] = row.data
         self._say(_HERE, crc32(words.encode()))
@@ -140,7 +154,7 @@ class SharedSums:
 
     def _wait_until_free(self, begin: int, end: int, deadline_s: float) -> None:
         """Wait until every member has copied out the sums that lay in a place."""
-        last = max((one.number for one in self._past if one.overlaps(begin, end)), default=0)
+        last = max((place.number for place in self._past if place.overlaps(begin, end)), default=0)
         until_s = clock.monotonic_s() + deadline_s
         while any(self._copied_out(rank) < last for rank in self._peers):
             if clock.monotonic_s() > until_s or any(peer.end for peer in self._peers.values()):
@@ -166,10 +180,10 @@ class SharedSums:
         """
         while one in self._open:
             self._end(self._open[0])
-            self._past.append(self._open.popleft())
+            self._past.append(self._open.popleft().place)
 
     def _end(self, one: Under) -> None:
-        self._await(lambda peer: peer.heard_here >= one.number, one.deadline_s)
+        self._await(lambda peer: peer.heard_here >= one.place.number, one.deadline_s)
         mine = crc32(one.words.encode())
         for peer in self._peers.values():
             if peer.here.popleft() != mine:
@@ -179,10 +193,10 @@ class SharedSums:
                 )
         one.add_up(self._mesh.rank, self._mesh.size)
         self._say(_ADDED, 0)
-        self._await(lambda peer: peer.heard_added >= one.number, one.deadline_s)
+        self._await(lambda peer: peer.heard_added >= one.place.number, one.deadline_s)
         one.row.data[:] = one.slot(0)
         at = _TOKEN_BYTES + 8 * self._mesh.rank
-        self._bytes[at : at + 8] = one.number.to_bytes(8, "little")
+        self._bytes[at : at + 8] = one.place.number.to_bytes(8, "little")
 
     # --- signals -------------------------------------------------------------------------------------------
 
@@ -258,16 +272,13 @@ class Under:
 
     Attributes
     ----------
-    number : counted from 1, the same on every member
-    begin, end : of its place, bytes
+    place : where it lies
     row : this member's
     words, op, deadline_s : as given to `SharedSums.start`
     """
 
     _home: SharedSums
-    number: int
-    begin: int
-    end: int
+    place: _Place
     row: Row
     words: str
     op: Op
@@ -277,14 +288,10 @@ class Under:
         """Return when the row holds the sum; raises as `SharedSums.end` does."""
         self._home.end(self)
 
-    def overlaps(self, begin: int, end: int) -> bool:
-        """Tell whether its place has bytes of another one."""
-        return self.begin < end and begin < self.end
-
     def slot(self, rank: int) -> memoryview:
         """Give where the row of a member lies."""
         nbytes = len(self.row.data)
-        begin = self.begin + rank * _padded(nbytes)
+        begin = self.place.begin + rank * _padded(nbytes)
         return self._home._bytes[begin : begin + nbytes]
 
     def add_up(self, part: int, parts: int) -> None:

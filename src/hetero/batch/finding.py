@@ -5,11 +5,12 @@ In: what the user gave. Out: a `Source`, a `Sink`. It must not import a format's
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from hetero.batch.arrow import DatasetSource, ReaderSource, is_dataset, is_reader
 from hetero.batch.base import Sink, Source
 from hetero.batch.collect import CallSink, CollectSink
 from hetero.batch.files import IMAGES
@@ -59,16 +60,26 @@ def source_of(given: Any) -> Source:
         return given
     if isinstance(given, str | Path):
         return _of_path(given)
+    if is_dataset(given):
+        return DatasetSource(given)
+    if is_reader(given):
+        return ReaderSource(given)
     if not isinstance(given, list | tuple | range) and is_records(given):
         return ArraySource(given)
-    if isinstance(given, Sequence):
+    if isinstance(given, Sequence) or _is_indexed(given):
         return SequenceSource(given)
-    if isinstance(given, Iterable) or callable(given):
+    if callable(given) or (isinstance(given, Iterable) and not isinstance(given, Mapping)):
         return GeneratorSource(given)
     raise BadValueError(
         f"a {type(given).__name__} gives no records",
-        remedy="give a list, an array, a generator, a path or a hetero.batch.base.Source",
+        remedy="give a list, an array, a dict of arrays, a data set, a generator, a path or a hetero.batch.base.Source",
     )
+
+
+def _is_indexed(value: object) -> bool:
+    """Tell whether a value gives its records by their numbers, as the data sets of torch and Hugging Face do."""
+    indexed = hasattr(value, "__len__") and hasattr(value, "__getitem__")
+    return indexed and not isinstance(value, Mapping | type)
 
 
 def _of_path(path: str | Path) -> Source:

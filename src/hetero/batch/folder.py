@@ -18,9 +18,10 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from hetero.batch.base import BadRecord, Found, Job, Part, Place, Sink
-from hetero.batch.records import count, joined
+from hetero.batch.records import count, is_frame, joined
 from hetero.floor.errors import BadValueError, HeteroError, SerialisationError
 from hetero.floor.platform import atomic_write, sync_folder
 
@@ -207,17 +208,24 @@ class NpySink(FolderSink):
     suffix = ".npy"
 
     def _write_file(self, path: Path, part: Part) -> int:
-        array = np.asarray(joined(list(part.results)))
-        if array.dtype == object:
+        array = _array(joined(list(part.results)))
+        if array is None or array.dtype == object:
             raise SerialisationError(
                 f"the results of items {part.begin} to {part.end} are no array of numbers or text",
-                remedy="return an array, or write JSON lines",
+                remedy="return arrays of one shape, or write JSON lines",
             )
         with path.open("wb") as file:
             np.lib.format.write_array(file, np.ascontiguousarray(array), allow_pickle=False)
             file.flush()
             os.fsync(file.fileno())
         return len(array)
+
+
+def _array(results: Any) -> NDArray[Any] | None:
+    try:
+        return np.asarray(results)
+    except ValueError:
+        return None
 
 
 def _head(job: Job) -> dict[str, Any]:
@@ -228,6 +236,8 @@ def _rows(part: Part) -> Iterator[Any]:
     for results in part.results:
         if hasattr(results, "to_pylist"):
             yield from results.to_pylist()
+        elif is_frame(results):
+            yield from results.to_dict("records") if results.ndim > 1 else results.tolist()
         elif isinstance(results, dict):
             for place in range(count(results)):
                 yield {name: column[place] for name, column in results.items()}

@@ -14,6 +14,7 @@ from hetero.floor.clock import monotonic_s, wall_time_s
 from hetero.floor.errors import BadValueError
 from hetero.floor.units import shown
 from hetero.model.device import Device
+from hetero.session.requests import check_word
 
 __all__ = [
     "FREE",
@@ -188,7 +189,7 @@ def parse_prices(given: Mapping[str, Any] | None) -> dict[str, float]:
             raise BadValueError(
                 f"usd_per_hour[{word!r}]={shown(price)} is not allowed", remedy="give dollars an hour above 0"
             )
-        found[str(word).casefold()] = float(price)
+        found[check_word("usd_per_hour", word)] = float(price)
     return found
 
 

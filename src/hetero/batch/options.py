@@ -15,6 +15,7 @@ from hetero.batch.merges import Merge, merge_of
 from hetero.floor.errors import BadValueError
 from hetero.floor.units import parse_bytes, parse_seconds, shown
 from hetero.model.device import Device
+from hetero.session.requests import check_word
 
 __all__ = ["Options", "options_of"]
 
@@ -128,7 +129,7 @@ def _batch(given: Any) -> int | dict[str, int] | None:
     if given == "auto":
         return None
     if isinstance(given, Mapping):
-        return {str(word).casefold(): _whole(f"batch[{word!r}]", size) for word, size in given.items()}
+        return {check_word("batch", word): _whole(f"batch[{word!r}]", size) for word, size in given.items()}
     return _whole("batch", given)
 
 

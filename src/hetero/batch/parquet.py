@@ -14,7 +14,7 @@ import numpy as np
 
 from hetero.batch.base import Found, Job, Part
 from hetero.batch.folder import MANIFEST, QUARANTINE, FolderSink
-from hetero.batch.records import is_table, joined
+from hetero.batch.records import is_frame, is_table, joined
 from hetero.floor.errors import HeteroError, SerialisationError
 
 __all__ = ["ParquetSink"]
@@ -88,6 +88,8 @@ def _table(results: Any, part: Part) -> Any:
     if is_table(results):
         return results if isinstance(results, pa.Table) else pa.Table.from_batches([results])
     try:
+        if is_frame(results) and results.ndim > 1:
+            return pa.Table.from_pandas(results, preserve_index=False).replace_schema_metadata()
         if isinstance(results, Mapping):
             return pa.table({name: _column(column) for name, column in results.items()})
         if isinstance(results, list | tuple) and results and isinstance(results[0], Mapping):

@@ -26,7 +26,7 @@ _PEEKED = 4
 
 
 class SequenceSource(Source):
-    """Records in a list, a tuple, a range or any other sequence.
+    """Records in a list, a tuple, a range, or whatever else has a length and gives its records by their numbers.
 
     Parameters
     ----------
@@ -50,7 +50,12 @@ class SequenceSource(Source):
     def read(self, begin: int = 0) -> Iterator[Piece]:
         """Give the records from item `begin` on."""
         for place in range(begin, len(self._records), _PIECE):
-            yield Piece(list(self._records[place : place + _PIECE]), "items", place)
+            yield Piece(self._run(place, min(place + _PIECE, len(self._records))), "items", place)
+
+    def _run(self, begin: int, end: int) -> list[Any]:
+        if isinstance(self._records, Sequence):
+            return list(self._records[begin:end])
+        return [self._records[place] for place in range(begin, end)]
 
 
 class ArraySource(Source):

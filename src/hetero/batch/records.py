@@ -1,4 +1,4 @@
-"""Records in bulk: counting, cutting and joining lists, arrays, dicts of arrays, tensors and Arrow tables alike.
+"""Records in bulk: counting, cutting and joining lists, arrays, dicts of arrays, tensors, tables and frames alike.
 
 In: records of one of these forms. Out: the same form. It must not import the packages that such records are of:
 a table can only come from who has imported them.
@@ -15,7 +15,7 @@ import numpy as np
 
 from hetero.floor.errors import BadValueError
 
-__all__ = ["count", "cut", "is_records", "is_table", "joined", "size_bytes", "without"]
+__all__ = ["count", "cut", "is_frame", "is_records", "is_table", "joined", "size_bytes", "without"]
 
 _SAMPLED = 32
 
@@ -71,7 +71,7 @@ def cut(records: Any, begin: int, end: int) -> Any:
         return {name: column[begin:end] for name, column in records.items()}
     if is_table(records):
         return records.slice(begin, end - begin)
-    return records[begin:end]
+    return records.iloc[begin:end] if is_frame(records) else records[begin:end]
 
 
 def without(records: Any, places: Sequence[int]) -> Any:
@@ -129,6 +129,8 @@ def _joined_alike(first: Any, runs: Sequence[Any]) -> Any:
     if home == "pyarrow":
         arrow = sys.modules["pyarrow"]
         return arrow.Table.from_batches(runs) if isinstance(first, arrow.RecordBatch) else arrow.concat_tables(runs)
+    if home == "pandas":
+        return sys.modules["pandas"].concat(list(runs))
     if home == "torch":
         return sys.modules["torch"].cat(list(runs))
     raise TypeError(f"a {type(first).__name__} cannot be joined")
@@ -159,6 +161,11 @@ def _value_bytes(value: Any) -> int:
     if isinstance(value, list | tuple) and not isinstance(value, str):
         return sys.getsizeof(value) + size_bytes(value)
     return int(getattr(value, "nbytes", 0)) or sys.getsizeof(value)
+
+
+def is_frame(value: object) -> bool:
+    """Tell whether a value is a pandas DataFrame or Series."""
+    return type(value).__module__.partition(".")[0] == "pandas" and hasattr(value, "iloc")
 
 
 def is_table(value: object) -> bool:

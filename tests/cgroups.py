@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from hetero.floor import platform
+from hetero.floor import own_memory
 
 __all__ = ["MemoryGroup", "memory_group", "trouble"]
 
@@ -29,7 +29,7 @@ class MemoryGroup:
 @contextmanager
 def memory_group(limit_bytes: int) -> Iterator[MemoryGroup]:
     """Make a group with a limit, and remove it."""
-    folder = Path(platform.memory_kills_file()).parent / f"hetero-test-{os.getpid()}"
+    folder = Path(own_memory.memory_kills_file()).parent / f"hetero-test-{os.getpid()}"
     folder.mkdir()
     try:
         old = folder / "memory.limit_in_bytes"

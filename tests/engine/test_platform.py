@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from hetero.engines.local.arena import Arena
-from hetero.floor import platform
+from hetero.floor import files, platform
 from hetero.floor.errors import EngineError
 from hetero.floor.platform import FEATURES, PAGE_BYTES
 
@@ -90,11 +90,11 @@ def test_a_file_is_replaced_whole_or_not_at_all(
 ) -> None:
     monkeypatch.setattr(FEATURES, "dir_fsync", dir_fsync)
     path = tmp_path / "state"
-    platform.atomic_write(path, b"old")
-    platform.atomic_write(path, b"new" * 1000)
+    files.atomic_write(path, b"old")
+    files.atomic_write(path, b"new" * 1000)
     assert path.read_bytes() == b"new" * 1000
     with pytest.raises(TypeError):
-        platform.atomic_write(path, "text")  # type: ignore[arg-type]
+        files.atomic_write(path, "text")  # type: ignore[arg-type]
     assert path.read_bytes() == b"new" * 1000
     assert [entry.name for entry in tmp_path.iterdir()] == ["state"]
     plain = tmp_path / "plain"

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from hetero.batch.base import BadRecord, Found, Job, Part, Place, Sink
 from hetero.batch.records import count, is_frame, joined
 from hetero.floor.errors import BadValueError, HeteroError, SerialisationError
-from hetero.floor.platform import atomic_write, sync_folder
+from hetero.floor.files import atomic_write, sync_folder
 
 __all__ = ["MANIFEST", "QUARANTINE", "UNFINISHED", "FolderSink", "JsonLinesSink", "NpySink"]
 

@@ -1,4 +1,4 @@
-"""What differs between operating systems: shared memory, mappings, signals, CPU binding, durable files.
+"""What differs between operating systems: shared memory, mappings, signals, CPU binding, open files that travel.
 
 In: sizes, file descriptors, paths, process ids. Out: the same behaviour everywhere, faster where the system helps.
 It must not know tasks or devices. Linux is where this ran; the other branches are the fall-backs that the tests
@@ -10,7 +10,6 @@ from __future__ import annotations
 import ctypes
 import mmap
 import os
-import secrets
 import shutil
 import signal
 import socket
@@ -18,8 +17,8 @@ import sys
 import tempfile
 import threading
 import weakref
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,27 +27,21 @@ from hetero.floor.errors import EngineError
 
 __all__ = [
     "CANCEL_SIGNAL",
+    "C_LIBRARY",
     "FEATURES",
     "PAGE_BYTES",
     "Features",
     "SharedMemory",
-    "atomic_write",
     "available_cpus",
     "bind_to_cpus",
     "child_environment",
-    "data_bytes",
-    "data_room_bytes",
     "describe_exit",
     "die_with_parent",
     "free_bytes",
-    "freed_memory_kept",
     "hard_kill",
     "hold_interrupt",
     "interrupt_main_thread",
-    "limit_data",
     "make_private",
-    "memory_kills",
-    "memory_kills_file",
     "open_process",
     "open_shared",
     "private_view",
@@ -59,21 +52,12 @@ __all__ = [
     "shared_memory",
     "shared_path",
     "spill_file",
-    "sync_folder",
 ]
 
 PAGE_BYTES = mmap.ALLOCATIONGRANULARITY
 """Blocks of shared memory begin at multiples of this."""
 
 _PR_SET_PDEATHSIG = 1
-_M_MMAP_THRESHOLD = -3
-_MAPPED_BYTES = 1 << 20
-_M_TRIM_THRESHOLD = -1
-_M_ARENA_MAX = -8
-_LARGEST_MAPPED_BYTES = 32 << 20
-_KEPT_BYTES = 1 << 30
-_USUALLY_KEPT_BYTES = 64 << 20
-_USUAL_ARENAS = 8 * (os.cpu_count() or 1)
 _PROT_READ_WRITE = 0x03
 _MAP_PRIVATE = 0x02
 
@@ -250,11 +234,12 @@ def _c_library() -> ctypes.CDLL:
     return library
 
 
-_C = _c_library()
+C_LIBRARY = _c_library()
+"""The functions of the C library that Python does not offer."""
 
 
 def _unmap(address: int, nbytes: int, keep: object) -> None:
-    _C.munmap(address, nbytes)
+    C_LIBRARY.munmap(address, nbytes)
 
 
 def private_view(memory: SharedMemory, offset: int, nbytes: int, keep: object = None) -> Any:
@@ -274,7 +259,7 @@ def private_view(memory: SharedMemory, offset: int, nbytes: int, keep: object = 
     `make_private` be called. Elsewhere it is a copy.
     """
     if FEATURES.private_mapping:
-        address = _C.mmap(None, nbytes, _PROT_READ_WRITE, _MAP_PRIVATE, memory.fd, offset)
+        address = C_LIBRARY.mmap(None, nbytes, _PROT_READ_WRITE, _MAP_PRIVATE, memory.fd, offset)
         if address not in (None, ctypes.c_void_p(-1).value):
             view = (ctypes.c_char * nbytes).from_address(address)
             weakref.finalize(view, _unmap, address, nbytes, keep).atexit = False
@@ -291,97 +276,7 @@ def make_private(view: Any) -> None:
 
 def same_bytes(address: int, other: int, nbytes: int) -> bool:
     """Compare two parts of this process's memory."""
-    return bool(_C.memcmp(address, other, nbytes) == 0)
-
-
-def data_bytes() -> int:
-    """Give the bytes that `limit_data` would count for this process now, 0 where that is not known."""
-    if sys.platform == "linux" and FEATURES.data_limit:
-        with suppress(OSError), open("/proc/self/status", encoding="ascii") as lines:
-            return next((1024 * int(line.split()[1]) for line in lines if line.startswith("VmData:")), 0)
-    return 0
-
-
-def limit_data(nbytes: int) -> bool:
-    """Let this process have at most so many bytes of memory of its own; False where that is not possible.
-
-    Notes
-    -----
-    RLIMIT_DATA counts every private writable mapping: the heap, large arrays, stacks of threads, and copy-on-write
-    mappings of files, but no shared ones. What goes beyond fails, and Python raises MemoryError. From then on glibc
-    gives arrays of 1 MiB and more mappings of their own, so that what is freed does not count any more.
-    """
-    if sys.platform == "linux" and FEATURES.data_limit:
-        import resource
-
-        if hasattr(_C, "mallopt"):
-            _C.mallopt(_M_MMAP_THRESHOLD, _MAPPED_BYTES)
-        with suppress(OSError, ValueError):
-            resource.setrlimit(resource.RLIMIT_DATA, (nbytes, resource.getrlimit(resource.RLIMIT_DATA)[1]))
-            return True
-    return False
-
-
-def data_room_bytes() -> float:
-    """Give the bytes that this process may still take before `limit_data` stops it; inf where nothing does."""
-    if sys.platform == "linux" and FEATURES.data_limit:
-        import resource
-
-        limit = resource.getrlimit(resource.RLIMIT_DATA)[0]
-        return float("inf") if limit == resource.RLIM_INFINITY else max(0.0, float(limit - data_bytes()))
-    return float("inf")
-
-
-@contextmanager
-def freed_memory_kept() -> Iterator[None]:
-    """Let this process keep up to 1 GiB that it has freed for what it needs next; not where `limit_data` counts it.
-
-    Notes
-    -----
-    A training step frees its activations and takes as much again. glibc hands such memory back to the system at the
-    end of a heap, and every page of the next step is then a fault: a quarter of a step where it was measured. Threads
-    that start meanwhile share one heap, since those of threads are given back whole.
-    """
-    keeps = sys.platform == "linux" and hasattr(_C, "mallopt") and data_room_bytes() == float("inf")
-    if keeps:
-        _C.mallopt(_M_MMAP_THRESHOLD, _LARGEST_MAPPED_BYTES)
-        _C.mallopt(_M_TRIM_THRESHOLD, _KEPT_BYTES)
-        _C.mallopt(_M_ARENA_MAX, 1)
-    try:
-        yield
-    finally:
-        if keeps:
-            _C.mallopt(_M_TRIM_THRESHOLD, _USUALLY_KEPT_BYTES)
-            _C.mallopt(_M_ARENA_MAX, _USUAL_ARENAS)
-            _C.malloc_trim(0)
-
-
-def memory_kills_file() -> str:
-    """Give the file in which the system counts the processes of this one's group that it killed for memory.
-
-    Returns
-    -------
-    str
-        '' where there is no such file.
-    """
-    with suppress(OSError), open("/proc/self/cgroup", encoding="ascii") as lines:
-        for line in lines:
-            _, kinds, path = line.rstrip("\n").split(":", 2)
-            if kinds and "memory" not in kinds.split(","):
-                continue
-            root = "/sys/fs/cgroup/memory" if kinds else "/sys/fs/cgroup"
-            for folder in (root + path.rstrip("/"), root):
-                file = f"{folder}/{'memory.oom_control' if kinds else 'memory.events'}"
-                if os.path.exists(file):
-                    return file
-    return ""
-
-
-def memory_kills(file: str) -> int:
-    """Read the count of a file that `memory_kills_file` named, 0 where it cannot be read."""
-    with suppress(OSError, ValueError), open(file, encoding="ascii") as lines:
-        return next((int(line.split()[1]) for line in lines if line.startswith("oom_kill ")), 0)
-    return 0
+    return bool(C_LIBRARY.memcmp(address, other, nbytes) == 0)
 
 
 def die_with_parent(parent: int) -> bool:
@@ -393,7 +288,7 @@ def die_with_parent(parent: int) -> bool:
     as the program. Elsewhere the end of the socket to the parent is the only sign.
     """
     if sys.platform == "linux" and FEATURES.parent_death_signal:
-        _C.prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
+        C_LIBRARY.prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
     return os.getppid() == parent
 
 
@@ -493,35 +388,3 @@ def describe_exit(code: int | None) -> str:
         return f"ended with exit code {code}"
     known = {int(one): one.name for one in signal.Signals}
     return f"was killed by {known.get(-code, f'signal {-code}')}"
-
-
-def sync_folder(folder: Path) -> None:
-    """Flush a folder's entries to disk, so that a new name in it survives a power cut."""
-    if not FEATURES.dir_fsync:
-        return
-    fd = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
-
-
-def atomic_write(path: Path, data: bytes) -> None:
-    """Write a file durably: afterwards it holds all of the data, and at no time a part of it.
-
-    Notes
-    -----
-    Temporary file in the same folder, fsync, rename over the old file, fsync of the folder. A new file has the
-    mode that the user's umask gives.
-    """
-    temporary = path.parent / f".{path.name}.{secrets.token_hex(8)}"
-    try:
-        with temporary.open("xb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
-    sync_folder(path.parent)

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from hetero.floor.clock import wall_time_s
 from hetero.floor.errors import BadValueError, HeteroError
-from hetero.floor.platform import sync_folder
+from hetero.floor.files import sync_folder
 from hetero.stores.base import Store
 
 __all__ = ["Disk", "FileStore"]

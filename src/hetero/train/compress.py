@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hetero.floor.errors import BadValueError
-from hetero.floor.platform import atomic_write
+from hetero.floor.files import atomic_write
 from hetero.train.compress_files import COMPRESSED, pack
 from hetero.train.compress_measure import measure_speeds
 from hetero.train.compress_quantise import WORDS, check_word, quantise

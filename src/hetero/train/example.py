@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hetero.floor.errors import BadValueError
-from hetero.floor.platform import atomic_write
+from hetero.floor.files import atomic_write
 from hetero.train.listening import Listener
 from hetero.train.mnist import Digits, download, load_digits, load_mnist, network
 from hetero.train.recipe import Recipe

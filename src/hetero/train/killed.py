@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import NamedTuple
 
-from hetero.floor import platform
+from hetero.floor import own_memory
 from hetero.floor.errors import OutOfDeviceMemoryError
 
 __all__ = ["Killed"]
@@ -49,7 +49,7 @@ class Killed:
 
     def begins(self, device: str, samples: int, file: str) -> bool:
         """Take note of a pass that is about to be made; False where it killed the worker before."""
-        self._passes[device] = _Pass(samples, file, platform.memory_kills(file))
+        self._passes[device] = _Pass(samples, file, own_memory.memory_kills(file))
         if samples <= self.most(device):
             return True
         self.full[device] = f"the system killed it for its memory in a pass of {samples} samples, which stays whole"
@@ -65,7 +65,7 @@ class Killed:
     def was_killed(self, device: str) -> str:
         """Say what a worker that is gone was killed for, '' where its memory was not the reason."""
         last = self._passes.pop(device, None)
-        if last is None or platform.memory_kills(last.file) <= last.kills:
+        if last is None or own_memory.memory_kills(last.file) <= last.kills:
             return ""
         self._most[device] = last.samples // 2
         size = "one sample" if last.samples == 1 else f"{last.samples} samples"

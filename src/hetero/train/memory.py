@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from math import inf
 from typing import TYPE_CHECKING, Any
 
-from hetero.floor import platform, settings
+from hetero.floor import own_memory, settings
 from hetero.floor.errors import HeteroError, OutOfDeviceMemoryError
 from hetero.floor.units import format_bytes
 from hetero.model.device import Device
@@ -179,7 +179,7 @@ class Fitting:
 def room_bytes(device: Device) -> float:
     """Give the bytes that this process may still allocate on its device; inf where nobody knows."""
     if device.kind == "cpu":
-        return platform.data_room_bytes()
+        return own_memory.data_room_bytes()
     import torch
 
     module: Any = getattr(torch, "cuda" if device.kind == "rocm" else device.kind, None)

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hetero.floor.errors import BadValueError, HeteroError
-from hetero.floor.platform import atomic_write
+from hetero.floor.files import atomic_write
 
 __all__ = ["Digits", "download", "load_digits", "load_mnist", "network", "read_idx", "scaled"]
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from hetero.floor.errors import BadValueError
-from hetero.floor.platform import atomic_write
+from hetero.floor.files import atomic_write
 from hetero.train.adapters import frozen_word, kept_state, load_kept
 from hetero.train.compress_files import COMPRESSED, restore
 

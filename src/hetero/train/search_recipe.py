@@ -16,7 +16,7 @@ import yaml
 
 from hetero.floor import settings
 from hetero.floor.errors import BadValueError, ConfigError, HeteroError, did_you_mean
-from hetero.floor.platform import atomic_write
+from hetero.floor.files import atomic_write
 from hetero.floor.units import shown
 from hetero.model.device import Device
 from hetero.session.config_yaml import Key, Tree, copied

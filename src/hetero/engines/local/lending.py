@@ -14,7 +14,7 @@ import numpy as np
 
 from hetero.engines.local.arena import POOL, Segment
 from hetero.engines.local.wire import LARGE_BYTES, Place, Wire, dump, load
-from hetero.floor import platform
+from hetero.floor import own_memory
 from hetero.floor.platform import SharedMemory, make_private
 
 __all__ = ["Lender", "MemoryLimit", "store"]
@@ -30,7 +30,7 @@ class MemoryLimit:
     """
 
     def __init__(self, limit_bytes: int) -> None:
-        self._own_bytes = platform.data_bytes() + limit_bytes
+        self._own_bytes = own_memory.data_bytes() + limit_bytes
         self._views: dict[int, int] = {}
         self._set()
 
@@ -47,7 +47,7 @@ class MemoryLimit:
         self._set()
 
     def _set(self) -> None:
-        platform.limit_data(self._own_bytes + sum(list(self._views.values())))
+        own_memory.limit_data(self._own_bytes + sum(list(self._views.values())))
 
 
 class _Spared:

@@ -32,6 +32,7 @@ from hetero.model.events import (
     TimerFired,
     TransferFinished,
 )
+from hetero.model.leases import LeaseRequest
 from hetero.model.notes import NOTES
 from hetero.model.tasks import Failure, Near, Request, Task
 from hetero.model.topology import Link, MemoryNode, Topology
@@ -53,6 +54,7 @@ VALUES: dict[str, Any] = {
     "launches": (Launch(7, 1, 0.5), Launch(8, 1, math.inf)),
     "failure": Failure("exception", "ValueError: no"),
     "device": DEVICE,
+    "wish": LeaseRequest(on=("gpu",), count=2, together="host", lease_s=0.5),
 }
 
 

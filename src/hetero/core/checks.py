@@ -62,6 +62,14 @@ def check(machine: Machine) -> None:
     _check_bytes(machine)
     _check_lineage(machine)
     _check_waits(machine)
+    _check_leases(machine)
+
+
+def _check_leases(machine: Machine) -> None:
+    """Check that devices are handed out once, and that the open tasks of leases are counted."""
+    machine.pool.check()
+    leased = Counter(s.task.request.lease for s in machine.tasks.values() if s.task.request.lease and not s.recomputed)
+    assert machine.leased == leased, f"open tasks of leases: {machine.leased} counted, {leased} are"
 
 
 def _check_places(machine: Machine) -> None:
@@ -221,7 +229,7 @@ def _check_waits(machine: Machine) -> None:
     placer, rules = machine.placer, machine.rules
     limit_s = min((at for at, task, attempt in placer.deadlines if _runs(machine, task, attempt)), default=inf)
     assert machine.timer_s <= limit_s, f"a time limit ends at {limit_s}, the timer at {machine.timer_s}"
-    first = placer.ready.first()
+    first = next(iter(placer.ready), None)
     if first is None:
         return
     row = machine.rows.of(first)

@@ -25,7 +25,7 @@ from hetero.model.events import (
     TaskSubmitted,
     TaskWithdrawn,
 )
-from hetero.model.tasks import Failure
+from hetero.model.tasks import Failure, Task
 
 __all__ = ["Lives"]
 
@@ -39,6 +39,8 @@ class Lives(Questions):
         state = self.tasks.get(task.id)
         if state is None:
             self.counts.submitted += 1
+            if task.request.lease:
+                self.leased[task.request.lease] += 1
             state = self.tasks[task.id] = TaskState(task)
         else:
             state.task, state.row, state.waits_for, state.excluded = task, None, 0, frozenset()
@@ -74,6 +76,13 @@ class Lives(Questions):
         if state.waits_for:
             state.phase = Phase.SUBMITTED
         return state.waits_for > 0
+
+    def _lease_left(self, task: Task) -> None:
+        lease = task.request.lease
+        if lease:
+            self.leased[lease] -= 1
+            if not self.leased[lease]:
+                del self.leased[lease]
 
     @staticmethod
     def _wait(state: TaskState, waited: TaskState) -> None:
@@ -153,6 +162,7 @@ class Lives(Questions):
             self.counts.again -= 1
         else:
             self.counts.committed += 1
+            self._lease_left(task)
             commands.append(Commit(task.id, event.attempt, event.device))
         if state.released:
             commands.extend(self.replicas.release(task.id))
@@ -271,6 +281,8 @@ class Lives(Questions):
                 self.placer.outlook.over(state, -1, 0)
             self.placer.home.read(state.task.inputs)
             self.counts.failed += not state.recomputed
+            if not state.recomputed:
+                self._lease_left(state.task)
             commands.append(Fail(state.task.id, failure))
             if state.recomputed:
                 self.counts.again -= 1

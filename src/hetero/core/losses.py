@@ -5,7 +5,7 @@ In: what happened to a device or an item. Out: commands.
 
 from __future__ import annotations
 
-from hetero.core.lives import Lives
+from hetero.core.lending import Lending
 from hetero.core.memory import Item
 from hetero.core.state import DevicePhase, DeviceState, Phase, TaskState
 from hetero.model.commands import (
@@ -29,13 +29,14 @@ from hetero.model.tasks import Failure
 __all__ = ["Losses"]
 
 
-class Losses(Lives):
+class Losses(Lending):
     """What becomes of devices and data."""
 
     def _device_added(self, event: DeviceAdded) -> list[Command]:
         known = self.fleet.by_id.get(event.device.id)
         if known is None or known.phase is DevicePhase.GONE:
             self.fleet.add(event.device, event.at_s)
+            self.pool.add(event.device, event.at_s)
             self.replicas.spread(tuple(device.memory_node for device in self.fleet.devices))
             self._able.clear()
             self.rows.refresh()
@@ -98,6 +99,7 @@ class Losses(Lives):
         commands.append(Warn(f"{device.name} is not used any more: {event.reason}"))
         self.rows.refresh()
         self.placer.home.changed()
+        self.pool.lose(device.name, event.at_s, event.reason)
         self._refuse_stranded(commands)
 
     def _lose_node(self, node: str, now_s: float, commands: list[Command]) -> None:

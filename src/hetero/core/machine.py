@@ -28,6 +28,10 @@ from hetero.model.events import (
     Event,
     ItemPut,
     ItemReleased,
+    LeaseAsked,
+    LeaseRefused,
+    LeaseReleased,
+    LeaseRenewed,
     TaskFailed,
     TaskFinished,
     TaskSubmitted,
@@ -83,6 +87,10 @@ class Machine(Losses):
             ItemReleased: self._item_released,
             TransferFinished: self._transfer_finished,
             TransferFailed: self._transfer_failed,
+            LeaseAsked: self._lease_asked,
+            LeaseRenewed: self._lease_renewed,
+            LeaseRefused: self._lease_refused,
+            LeaseReleased: self._lease_released,
             TimerFired: self._timer_fired,
         }
 
@@ -90,6 +98,8 @@ class Machine(Losses):
         """Take one fact; give the orders that follow from it, in the order in which they must be carried out."""
         now_s = self.now_s = event.at_s
         commands = self._handlers[type(event)](event)
+        if self.pool.lends:
+            self._lend(now_s, commands)
         placer = self.placer
         if placer.ready.count or placer.groups or placer.parked:
             commands.extend(placer.dispatch(now_s))
@@ -118,6 +128,7 @@ class Machine(Losses):
     def _timer_fired(self, event: TimerFired) -> list[Command]:
         self.timer_s = inf
         commands: list[Command] = []
+        self.pool.advance(event.at_s)
         self.placer.offer_all()
         self.placer.crowded = False
         while self.placer.deadlines and self.placer.deadlines[0][0] <= event.at_s:

@@ -22,6 +22,7 @@ from hetero.core.fleet import AHEAD_S, LOOKAHEAD_S, Fleet
 from hetero.core.home import Home
 from hetero.core.memory import Replicas
 from hetero.core.outlook import Outlook
+from hetero.core.pool import Pool
 from hetero.core.state import Batch, DevicePhase, DeviceState, Phase, ReadyQueue, TaskState
 from hetero.model.commands import Command, Launch, Run, RunGroup, Withdraw
 from hetero.model.device import HOST_NODE
@@ -83,7 +84,9 @@ class Placer:
     by the clock: so a useless device costs nothing per event.
     """
 
-    def __init__(self, fleet: Fleet, rows: Rows, replicas: Replicas, topology: Topology, policy: Policy) -> None:
+    def __init__(
+        self, fleet: Fleet, rows: Rows, replicas: Replicas, topology: Topology, policy: Policy, pool: Pool
+    ) -> None:
         self.ready = ReadyQueue()
         self.groups: deque[TaskState] = deque()
         self.policy = policy
@@ -91,6 +94,7 @@ class Placer:
         self._fleet = fleet
         self._rows = rows
         self._replicas = replicas
+        self._pool = pool
         self._declined_at = 0
         self._weighed: set[Row] = set()
         self.parked = 0
@@ -151,15 +155,16 @@ class Placer:
         while self._fleet.open and (ready.count or (self.parked and not self.is_lazy)):
             if not self._round(now_s, commands):
                 self._declined_at = max(1, ready.count)
-                self._weighed = {self._rows.of(state) for state in islice(iter(ready), WINDOW)}
+                self._weighed = {self._rows.of(state) for state in ready.window(WINDOW)}
                 self._fleet.close_all()
         return commands
 
     def _is_new(self, state: TaskState) -> bool:
         """Tell whether a task that became ready may suit a device that was left without work."""
         request = state.task.request
-        special = state.excluded or request.near or request.apart or (state.task.inputs and self._fleet.own_nodes)
-        return bool(special) or self._rows.of(state) not in self._weighed
+        special = state.excluded or request.near or request.apart or request.lease
+        travels = state.task.inputs and self._fleet.own_nodes
+        return bool(special or travels) or self._rows.of(state) not in self._weighed
 
     def express(self, state: TaskState, now_s: float) -> Run | None:
         """Send a lone task to the fastest device when that one is idle: what the default policy would do.
@@ -169,6 +174,8 @@ class Placer:
         request = state.task.request
         fleet = self._fleet
         if self.ready.count or self.groups or not self.is_lazy or fleet.own_nodes or not request.is_plain:
+            return None
+        if self._pool.lends:
             return None
         row = self._rows.of(state)
         device = fleet.states[row.best]
@@ -187,7 +194,7 @@ class Placer:
 
     def _round(self, now_s: float, commands: list[Command]) -> bool:
         """Ask the policy once; True when a task was accepted from the ready queue or something was sent."""
-        window = {state.task.id: state for state in islice(iter(self.ready), WINDOW)}
+        window = {state.task.id: state for state in self.ready.window(WINDOW)}
         waiting = self._waiting()
         at = {entry.task.id: entry.device for entry in waiting}
         view = self._fleet.view(now_s, self.ready.count, waiting)
@@ -221,14 +228,31 @@ class Placer:
         return ReadyTask(state.task.id, self._seconds(state, row), arrive, state.task.signature, back)
 
     def _seconds(self, state: TaskState, row: Row) -> NDArray[np.float64]:
-        request = state.task.request
-        if not (request.near or request.apart or state.excluded):
+        request, lends = state.task.request, self._pool.lends
+        if not (request.near or request.apart or state.excluded or request.lease or lends):
             return row.by_now(self._now_s)
         seconds = row.by_now(self._now_s).copy()
+        if request.lease or lends:
+            self._keep_to_leases(seconds, state)
         for index in state.excluded:
             seconds[index] = inf
         self.affinities.narrow(seconds, request)
         return seconds
+
+    def _keep_to_leases(self, seconds: NDArray[np.float64], state: TaskState) -> None:
+        """Set the seconds of devices that others have leased, or that are not of the task's lease, to inf."""
+        lease = state.task.request.lease
+        if state.recomputed and self._pool.ended(lease):
+            lease = 0
+        for index, device in enumerate(self._fleet.devices):
+            if not self._pool.admits(device.id, lease):
+                seconds[index] = inf
+
+    def clear(self, device: DeviceState, now_s: float, commands: list[Command]) -> None:
+        """Make what waits at a device ready again, in its order."""
+        for parked in list(device.placed)[::-1]:
+            self.unplace(parked, now_s, commands)
+            self.ready.push(parked, first=True)
 
     def _waiting(self) -> tuple[Waiting, ...]:
         if self.is_lazy or not self.parked:
@@ -333,7 +357,7 @@ class Placer:
         fleet = self._fleet
         n = len(fleet.states)
         idle = [int(index) for index in np.flatnonzero((fleet.rooms[:n] > 0) & (fleet.queued[:n] == 0))]
-        if not idle or fleet.own_nodes:
+        if not idle or fleet.own_nodes or self._pool.lends:
             return
         available_s = fleet.available_s(now_s)
         for device in list(fleet.stacked.values())[:RECALLS]:
@@ -366,7 +390,7 @@ class Placer:
             return
         limit = min(CHUNK_TASKS, ceil((self.ready.count + len(launches)) / max(1, self._fleet.live)))
         while len(launches) < limit and worth + like.predicted_s <= CHUNK_S:
-            state = self.ready.first()
+            state = self.ready.first(row.request.lease)
             if state is None or self._rows.of(state) is not row or state.excluded:
                 return
             self._accept(state, device, row, now_s, commands)
@@ -442,9 +466,7 @@ class Placer:
             if device.index in state.devices or (state.task.request.exclusive and device.device.host in hosts):
                 device.held_by = state.task.id
                 self.offer(device)
-                for parked in list(device.placed)[::-1]:
-                    self.unplace(parked, now_s, commands)
-                    self.ready.push(parked, first=True)
+                self.clear(device, now_s, commands)
         return True
 
     def let_go(self, state: TaskState) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from hetero.core.eligible import obstacle, refusal
+from hetero.core.together import chosen_together, place_of
 from hetero.floor.errors import BadValueError
 from hetero.model.device import Device
 from hetero.model.leases import Lease, LeasePhase, LeaseRequest
@@ -53,6 +54,12 @@ class _Slot:
 class Pool:
     """Devices and the leases on them.
 
+    Attributes
+    ----------
+    lends : True while there are leases, or news of them
+
+    Notes
+    -----
     Requests are met in order of priority, then of arrival; one that cannot be met now does not hold up those behind it.
 
     Examples
@@ -68,12 +75,14 @@ class Pool:
     ('h0/cuda:0',)
     """
 
-    def __init__(self, devices: Iterable[Device], topology: Topology | None = None) -> None:
+    def __init__(self, devices: Iterable[Device] = (), topology: Topology | None = None) -> None:
         self._slots = {device.id: _Slot(device) for device in devices}
         self._topology = topology or Topology()
         self._leases: dict[int, Lease] = {}
         self._over: OrderedDict[int, Lease] = OrderedDict()
+        self._changed: dict[int, Lease] = {}
         self._next = 1
+        self.lends = False
 
     @property
     def devices(self) -> tuple[Device, ...]:
@@ -98,14 +107,46 @@ class Pool:
             raise BadValueError(f"there is no lease {number}", remedy="use the number that 'ask' gave")
         return lease
 
-    def ask(self, request: LeaseRequest, now_s: float) -> int:
+    def news(self) -> tuple[Lease, ...]:
+        """Give the leases that have changed since this was last asked, as they stand now."""
+        found, self._changed = tuple(self._changed.values()), {}
+        self.lends = bool(self._leases)
+        return found
+
+    def admits(self, device: str, lease: int) -> bool:
+        """Tell whether work of a lease may use a device: one that it holds; work of none (0), what nobody holds."""
+        holders = self._slots[device].holders
+        return lease in holders if lease else not holders
+
+    def knows(self, number: int) -> bool:
+        """Tell whether that number was asked for, as far as is remembered."""
+        return number in self._leases or number in self._over
+
+    def ended(self, number: int) -> str:
+        """Say how a lease ended, '' where it has not."""
+        if number in self._leases:
+            return ""
+        lease = self._over.get(number)
+        return f"lease {number} is {lease.phase if lease else 'not known'}{_because(lease)}"
+
+    def add(self, device: Device, now_s: float) -> None:
+        """Take a device in; one that was lost is back."""
+        slot = self._slots.setdefault(device.id, _Slot(device))
+        slot.device, slot.lost = device, False
+        self.advance(now_s)
+
+    def ask(self, request: LeaseRequest, now_s: float, number: int = 0) -> int:
         """Ask for a lease and give its number; it is active at once where that can be.
 
         A request that the devices could never meet, were all of them free, has failed at once, with the reason.
+
+        Parameters
+        ----------
+        number : of the asker's own choice, > 0 and never used before; 0 takes the next
         """
-        number = self._next
-        self._next += 1
-        self._leases[number] = Lease(number, request, asked_s=now_s)
+        number = number or self._next
+        self._next = max(self._next, number) + 1
+        self._set(Lease(number, request, asked_s=now_s))
         if reason := self._never(request):
             self._end(number, LeasePhase.FAILED, reason)
         self.advance(now_s)
@@ -121,7 +162,7 @@ class Pool:
         """Say that a lease is being given back: its devices are held until `release`, and it can no longer expire."""
         lease = self.lease(number)
         if lease.phase is LeasePhase.ACTIVE:
-            self._leases[number] = replace(lease, phase=LeasePhase.RELEASING, expires_s=0.0)
+            self._set(replace(lease, phase=LeasePhase.RELEASING, expires_s=0.0))
 
     def refuse(self, number: int, device: str, now_s: float, reason: str) -> None:
         """Say that a device could not be had after all: the whole lease is rolled back, and waits for others."""
@@ -130,7 +171,7 @@ class Pool:
             return
         self._free(lease)
         request = replace(lease.request, not_on=(*lease.request.not_on, device))
-        self._leases[number] = Lease(number, request, asked_s=lease.asked_s, reason=reason)
+        self._set(Lease(number, request, asked_s=lease.asked_s, reason=reason))
         if never := self._never(request):
             self._end(number, LeasePhase.FAILED, f"{reason}; {never}")
         self.advance(now_s)
@@ -148,7 +189,7 @@ class Pool:
             self.advance(now_s)
             raise BadValueError(f"lease {number} is {self.lease(number).phase}", remedy="ask for a new one")
         if lease.request.lease_s:
-            self._leases[number] = replace(lease, expires_s=now_s + lease.request.lease_s)
+            self._set(replace(lease, expires_s=now_s + lease.request.lease_s))
 
     def lose(self, device: str, now_s: float, reason: str = "") -> None:
         """Say that a device is gone: its leases have failed whole, and what waits for it in vain too."""
@@ -218,14 +259,20 @@ class Pool:
         for slot in chosen:
             slot.holders[lease.id] = lease.request
         lease_s = lease.request.lease_s
-        self._leases[lease.id] = replace(
-            lease,
-            phase=LeasePhase.ACTIVE,
-            devices=tuple(slot.device.id for slot in chosen),
-            granted_s=now_s,
-            expires_s=now_s + lease_s if lease_s else 0.0,
-            reason="",
+        self._set(
+            replace(
+                lease,
+                phase=LeasePhase.ACTIVE,
+                devices=tuple(slot.device.id for slot in chosen),
+                granted_s=now_s,
+                expires_s=now_s + lease_s if lease_s else 0.0,
+                reason="",
+            )
         )
+
+    def _set(self, lease: Lease) -> None:
+        self._leases[lease.id] = self._changed[lease.id] = lease
+        self.lends = True
 
     def _free(self, lease: Lease) -> None:
         for slot in self._slots.values():
@@ -234,7 +281,7 @@ class Pool:
     def _end(self, number: int, phase: LeasePhase, reason: str) -> None:
         lease = self._leases.pop(number)
         self._free(lease)
-        self._over[number] = replace(lease, phase=phase, reason=reason, expires_s=0.0)
+        self._over[number] = self._changed[number] = replace(lease, phase=phase, reason=reason, expires_s=0.0)
         if len(self._over) > REMEMBERED:
             self._over.popitem(last=False)
 
@@ -274,52 +321,33 @@ class Pool:
         return self._together(free, request)
 
     def _together(self, slots: Sequence[_Slot], request: LeaseRequest) -> Sequence[_Slot]:
-        """Give as many as asked for that share what they must share; the smallest place that has enough."""
-        if not request.together:
-            return _in_order(slots[: request.count]) if len(slots) >= request.count else ()
-        if request.together.startswith("link:"):
-            return self._linked(slots, request)
-        places: dict[str, list[_Slot]] = {}
-        for slot in slots:
-            place = slot.device.host if request.together == "host" else slot.device.rack
-            places.setdefault(place, []).append(slot)
-        enough = [group for group in places.values() if len(group) >= request.count]
-        return _in_order(min(enough, key=len)[: request.count]) if enough else ()
-
-    def _linked(self, slots: Sequence[_Slot], request: LeaseRequest) -> Sequence[_Slot]:
-        kind = request.together.removeprefix("link:")
-
-        def joined(one: _Slot, other: _Slot) -> bool:
-            link = self._topology.link(one.device.memory_node, other.device.memory_node)
-            return link is not None and link.kind == kind
-
-        def grown(group: list[_Slot], others: Sequence[_Slot]) -> list[_Slot]:
-            if len(group) == request.count:
-                return group
-            for at, slot in enumerate(others):
-                rest = [other for other in others[at + 1 :] if joined(slot, other)]
-                if len(group) + 1 + len(rest) >= request.count and (found := grown([*group, slot], rest)):
-                    return found
-            return []
-
-        return grown([], slots)
+        """Give as many as asked for that share what they must share, in the order of the fleet."""
+        if len(slots) < request.count:
+            return ()
+        devices = [slot.device for slot in slots]
+        whole = request.compute_frac == 1.0
+        chosen = chosen_together(devices, request.count, request.together, self._topology, best=whole)
+        return _in_order([self._slots[device.id] for device in chosen])
 
     def _may_be_beside(self, slot: _Slot, request: LeaseRequest) -> bool:
         """Whether neither this request keeps away from a holder near the device, nor a holder from it."""
         for other in self._slots.values():
             for holder in other.holders.values():
-                if holder.workload in request.apart and holder.workload and _near(slot, other, request.apart_by):
+                if holder.workload in request.apart and holder.workload and self._near(slot, other, request.apart_by):
                     return False
-                if request.workload and request.workload in holder.apart and _near(slot, other, holder.apart_by):
+                if request.workload and request.workload in holder.apart and self._near(slot, other, holder.apart_by):
                     return False
         return True
+
+    def _near(self, one: _Slot, other: _Slot, scope: str) -> bool:
+        if scope == "device":
+            return one is other
+        return place_of(one.device, scope, self._topology) == place_of(other.device, scope, self._topology)
 
 
 def _in_order(slots: Sequence[_Slot]) -> Sequence[_Slot]:
     return sorted(slots, key=lambda slot: (slot.device.host, slot.device.kind, slot.device.index, slot.device.id))
 
 
-def _near(one: _Slot, other: _Slot, scope: str) -> bool:
-    if scope == "host":
-        return one.device.host == other.device.host
-    return one is other if scope == "device" else one.device.rack == other.device.rack
+def _because(lease: Lease | None) -> str:
+    return f": {lease.reason}" if lease and lease.reason else ""

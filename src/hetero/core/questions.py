@@ -5,6 +5,7 @@ In: questions about requests and estimates. Out: answers in words or values. It 
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from math import inf
 
@@ -13,6 +14,7 @@ from hetero.core.estimates import Rows
 from hetero.core.fleet import Fleet
 from hetero.core.memory import Replicas
 from hetero.core.placing import Placer
+from hetero.core.pool import Pool
 from hetero.core.state import DevicePhase, TaskState
 from hetero.floor.units import format_bytes
 from hetero.model.commands import (
@@ -60,7 +62,12 @@ class Counts:
 
 
 class Questions:
-    """The state of a core, and what it can be asked."""
+    """The state of a core, and what it can be asked.
+
+    Attributes
+    ----------
+    leased : open tasks by the number of their lease
+    """
 
     def __init__(self, policy: Policy, cost: CostModel, topology: Topology, rules: Rules | None = None) -> None:
         self.rules = rules or Rules()
@@ -69,7 +76,9 @@ class Questions:
         self.fleet = Fleet()
         self.rows = Rows(cost, self.fleet.states, topology)
         self.replicas = Replicas(topology)
-        self.placer = Placer(self.fleet, self.rows, self.replicas, topology, policy)
+        self.pool = Pool((), topology)
+        self.leased: Counter[int] = Counter()
+        self.placer = Placer(self.fleet, self.rows, self.replicas, topology, policy, self.pool)
         self.tasks: dict[int, TaskState] = {}
         self._reduced = False
         self.now_s = 0.0
@@ -101,6 +110,8 @@ class Questions:
         """Say why no device can ever run a task as things stand, '' when one can."""
         task = state.task
         request = task.request
+        if request.lease and not state.recomputed and (ended := self.pool.ended(request.lease)):
+            return f"{task.name} did not begin in time: {ended}"
         obstacles = self.obstacles(task.signature, request)
         if self.fleet.own_nodes and request.devices == 1:
             needed = self.replicas.nbytes(task.inputs) + request.memory_bytes
@@ -136,7 +147,7 @@ class Questions:
         """Tell whether it must be looked at if any device can ever run a task; seldom."""
         task = state.task
         request = task.request
-        if state.excluded or request.near or request.apart:
+        if state.excluded or request.near or request.apart or request.lease:
             return True
         if self.fleet.own_nodes and (task.inputs or request.memory_bytes):
             needed = self.replicas.nbytes(task.inputs) + request.memory_bytes

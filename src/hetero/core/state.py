@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import OrderedDict, deque
 from collections.abc import Iterator
 from enum import IntEnum
+from itertools import islice
 from typing import TYPE_CHECKING
 
 from hetero.model.device import Device
@@ -157,7 +158,7 @@ class DeviceState:
 
 
 class ReadyQueue:
-    """Ready tasks by priority (higher first), then in the order of their arrival; retried ones go first.
+    """Ready tasks by priority (higher first), by lease, then in the order of their arrival; retried ones go first.
 
     Every operation takes a constant time, also taking a task from the middle. `fresh` holds what was added
     since the queue was last looked at.
@@ -167,17 +168,18 @@ class ReadyQueue:
 
     def __init__(self) -> None:
         self.fresh: list[TaskState] = []
-        self._lanes: dict[int, OrderedDict[int, TaskState]] = {}
-        self._order: list[int] = []
+        self._lanes: dict[tuple[int, int], OrderedDict[int, TaskState]] = {}
+        self._order: list[tuple[int, int]] = []
         self.count = 0
 
     def push(self, state: TaskState, *, first: bool = False) -> None:
         """Add a task whose phase becomes READY."""
-        priority = state.task.request.priority
-        lane = self._lanes.get(priority)
+        request = state.task.request
+        key = (-request.priority, request.lease)
+        lane = self._lanes.get(key)
         if lane is None:
-            lane = self._lanes[priority] = OrderedDict()
-            self._order = sorted(self._lanes, reverse=True)
+            lane = self._lanes[key] = OrderedDict()
+            self._order = sorted(self._lanes)
         state.phase = Phase.READY
         lane[state.task.id] = state
         self.fresh.append(state)
@@ -187,20 +189,31 @@ class ReadyQueue:
 
     def remove(self, state: TaskState, phase: Phase) -> None:
         """Take a task out; its phase becomes the one given."""
-        priority = state.task.request.priority
-        lane = self._lanes[priority]
+        request = state.task.request
+        key = (-request.priority, request.lease)
+        lane = self._lanes[key]
         del lane[state.task.id]
         if not lane and len(self._order) > 1:
-            del self._lanes[priority]
-            self._order.remove(priority)
+            del self._lanes[key]
+            self._order.remove(key)
         state.phase = phase
         self.count -= 1
 
-    def first(self) -> TaskState | None:
-        """Give the task that is next in order, None when none is ready."""
-        return next(iter(self), None)
+    def first(self, lease: int) -> TaskState | None:
+        """Give the task of a lease that is next in order, None when none is ready."""
+        lanes = (self._lanes[key] for key in self._order if key[1] == lease and self._lanes[key])
+        lane = next(lanes, None)
+        return None if lane is None else next(iter(lane.values()))
 
     def __iter__(self) -> Iterator[TaskState]:
         """Give the ready tasks in order; the queue must not change meanwhile."""
-        for priority in self._order:
-            yield from self._lanes[priority].values()
+        for key in self._order:
+            yield from self._lanes[key].values()
+
+    def window(self, most: int) -> Iterator[TaskState]:
+        """Give the first tasks in order: so many of each lease, and so many of those in none."""
+        shown: dict[int, int] = {}
+        for key in self._order:
+            before, lane = shown.get(key[1], 0), self._lanes[key]
+            yield from islice(lane.values(), max(0, most - before))
+            shown[key[1]] = before + len(lane)

@@ -250,6 +250,7 @@ class _Encoder:
             "launches": lambda launches: "[" + ",".join(map(_launch, launches)) + "]",
             "failure": self._failure,
             "device": lambda device: json.dumps(_changed(device)),
+            "wish": lambda wish: json.dumps(_changed(wish)),
         }
         return shapes[kind]
 

@@ -11,6 +11,7 @@ from typing import NamedTuple, get_type_hints
 from hetero.model.commands import COMMANDS, Launch
 from hetero.model.device import Device
 from hetero.model.events import EVENTS
+from hetero.model.leases import LeaseRequest
 from hetero.model.notes import NOTES
 from hetero.model.tasks import Failure, Request, Task
 
@@ -36,6 +37,7 @@ KINDS = {
     "launches": "list of launch",
     "failure": "[kind, message], each a str",
     "device": "object: the fields of a device that differ from their defaults",
+    "wish": "object: the fields of a request for a lease that differ from their defaults",
 }
 """The kinds of columns."""
 
@@ -52,6 +54,7 @@ _KIND_OF: dict[object, str] = {
     tuple[Launch, ...]: "launches",
     Failure: "failure",
     Device: "device",
+    LeaseRequest: "wish",
 }
 
 CODES = {
@@ -68,6 +71,10 @@ CODES = {
     "ItemReleased": "rel",
     "TransferFinished": "moved",
     "TransferFailed": "stuck",
+    "LeaseAsked": "ask",
+    "LeaseRenewed": "renew",
+    "LeaseRefused": "refuse",
+    "LeaseReleased": "return",
     "TimerFired": "tick",
     "Run": "run",
     "RunGroup": "group",
@@ -81,6 +88,7 @@ CODES = {
     "Recommit": "redo",
     "Fail": "fail",
     "Split": "split",
+    "LeaseChanged": "lease",
     "SetTimer": "timer",
     "Warn": "warn",
     "TrainingStep": "step",
@@ -88,6 +96,7 @@ CODES = {
     "TrainingNews": "news",
     "CheckpointWritten": "kept",
     "DeviceSampled": "sample",
+    "CollectiveDone": "sum",
 }
 """The short name of each record; a class that is not listed here is written under its own name."""
 

@@ -19,6 +19,7 @@ from hetero.floor.errors import TraceError
 from hetero.model.commands import Commit, Fail, Launch
 from hetero.model.device import Device, DeviceType
 from hetero.model.events import TaskFailed, TaskFinished, TaskSubmitted, TransferFinished
+from hetero.model.leases import LeaseRequest
 from hetero.model.tasks import Failure, Near, Request, Task
 
 __all__ = ["Trace", "TraceSummary", "Unknown", "read_trace", "summary"]
@@ -256,6 +257,7 @@ class _Decoder:
             "launches": lambda launches: tuple(_launch(each) for each in launches),
             "failure": lambda given: Failure(self._text(given[0]), self._text(given[1])),  # type: ignore[arg-type]
             "device": _device,
+            "wish": _wish,
         }
         return reads[kind]
 
@@ -278,6 +280,10 @@ def _request(given: Mapping[str, Any]) -> Request:
 def _device(given: Mapping[str, Any]) -> Device:
     known = {name: _tuples(each) for name, each in given.items() if name in Device.__slots__}
     return Device(**{**known, "type": DeviceType(known["type"])})
+
+
+def _wish(given: Mapping[str, Any]) -> LeaseRequest:
+    return LeaseRequest(**{name: _tuples(each) for name, each in given.items() if name in LeaseRequest.__slots__})
 
 
 def _tuples(value: Any) -> Any:

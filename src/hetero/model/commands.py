@@ -18,6 +18,7 @@ __all__ = [
     "Fail",
     "Free",
     "Launch",
+    "LeaseChanged",
     "Recommit",
     "Run",
     "RunGroup",
@@ -130,6 +131,17 @@ class Split(NamedTuple):
     task: int
 
 
+class LeaseChanged(NamedTuple):
+    """Driver: tell who asked for a lease how it stands now."""
+
+    lease: int
+    phase: str
+    devices: tuple[str, ...]
+    granted_s: float
+    expires_s: float
+    reason: str
+
+
 class SetTimer(NamedTuple):
     """Driver: send `TimerFired` at this time."""
 
@@ -155,6 +167,7 @@ Command = (
     | Recommit
     | Fail
     | Split
+    | LeaseChanged
     | SetTimer
     | Warn
 )
@@ -172,6 +185,7 @@ COMMANDS: tuple[type, ...] = (
     Recommit,
     Fail,
     Split,
+    LeaseChanged,
     SetTimer,
     Warn,
 )

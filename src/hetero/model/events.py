@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from hetero.model.device import Device
+from hetero.model.leases import LeaseRequest
 from hetero.model.tasks import Failure, Task
 
 __all__ = [
@@ -21,6 +22,10 @@ __all__ = [
     "Event",
     "ItemPut",
     "ItemReleased",
+    "LeaseAsked",
+    "LeaseRefused",
+    "LeaseReleased",
+    "LeaseRenewed",
     "TaskFailed",
     "TaskFinished",
     "TaskSubmitted",
@@ -149,6 +154,37 @@ class TransferFailed(NamedTuple):
     reason: str
 
 
+class LeaseAsked(NamedTuple):
+    """Devices are wanted together for a time; the number is the asker's, and never used again."""
+
+    at_s: float
+    lease: int
+    wish: LeaseRequest
+
+
+class LeaseRenewed(NamedTuple):
+    """A lease shall run its time again from now."""
+
+    at_s: float
+    lease: int
+
+
+class LeaseRefused(NamedTuple):
+    """A device of a lease could not be had after all: the lease is rolled back, and waits for others."""
+
+    at_s: float
+    lease: int
+    device: str
+    reason: str
+
+
+class LeaseReleased(NamedTuple):
+    """A lease is given back; it ends once its open tasks have."""
+
+    at_s: float
+    lease: int
+
+
 class TimerFired(NamedTuple):
     """A time that the core had asked for has come."""
 
@@ -169,6 +205,10 @@ Event = (
     | ItemReleased
     | TransferFinished
     | TransferFailed
+    | LeaseAsked
+    | LeaseRenewed
+    | LeaseRefused
+    | LeaseReleased
     | TimerFired
 )
 
@@ -186,6 +226,10 @@ EVENTS: tuple[type, ...] = (
     ItemReleased,
     TransferFinished,
     TransferFailed,
+    LeaseAsked,
+    LeaseRenewed,
+    LeaseRefused,
+    LeaseReleased,
     TimerFired,
 )
 """Every kind of event, in the order of the documentation."""

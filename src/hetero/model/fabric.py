@@ -150,6 +150,10 @@ class Fabric:
         """The parts that compute."""
         return tuple(part for part in self.parts if part.kind == "device")
 
+    def has(self, name: str) -> bool:
+        """Tell whether a part has that id."""
+        return name in self._by_id
+
     def part(self, name: str) -> Part:
         """Give the part of that id, or of that id without its host where one device alone has it.
 

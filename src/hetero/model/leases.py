@@ -10,9 +10,11 @@ from enum import StrEnum
 
 from hetero.floor.errors import BadValueError, did_you_mean
 
-__all__ = ["Lease", "LeasePhase", "LeaseRequest"]
+__all__ = ["TOGETHER", "Lease", "LeasePhase", "LeaseRequest"]
 
-_TOGETHER = ("", "host", "rack")
+TOGETHER = ("host", "rack", "numa", "pcie", "nvlink")
+"""What devices of a lease may share, beside a kind of link."""
+
 _APART = ("device", "host", "rack")
 
 
@@ -38,7 +40,7 @@ class LeaseRequest:
     compute_frac : share of each device's time, 0 < f <= 1
     min_cores : cores that each device must have
     exclusive : True where nobody else may have a part of its devices
-    together : '' or 'host' or 'rack', which all devices share, or 'link:KIND', which joins each two of them
+    together : '' or one of `TOGETHER`, which all devices share, or 'link:KIND', which joins each two of them
     workload : name under which others may keep away from it, '' for none
     apart : names of workloads that it keeps away from
     apart_by : 'device', 'host' or 'rack': how far
@@ -72,7 +74,7 @@ class LeaseRequest:
                 f"a lease of the share {self.compute_frac!r}", remedy="it must be above 0 and at most 1"
             )
         if not self.together.startswith("link:"):
-            _one_of("together", self.together, _TOGETHER)
+            _one_of("together", self.together, ("", *TOGETHER))
         _one_of("apart_by", self.apart_by, _APART)
 
 

@@ -54,6 +54,7 @@ class Request:
     crashes : times that a death of its worker is retried
     priority : higher goes first
     splittable : True when the function says how to cut the task into smaller ones
+    lease : number of the lease whose devices alone may run it, 0 for devices that nobody leased
     """
 
     on: tuple[str, ...] = ()
@@ -71,11 +72,13 @@ class Request:
     crashes: int = 3
     priority: int = 0
     splittable: bool = False
+    lease: int = 0
 
     @property
     def is_plain(self) -> bool:
-        """True when nothing but the device has to be chosen: no group, affinity, workload, limit or priority."""
-        return not (self.near or self.apart or self.workload or self.exclusive or self.timeout_s or self.devices > 1)
+        """True when nothing but the device has to be chosen: no group, affinity, workload, lease or limit of time."""
+        special = self.near or self.apart or self.workload or self.exclusive or self.timeout_s or self.lease
+        return not (special or self.devices > 1)
 
 
 class Task(NamedTuple):

@@ -7,8 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from hetero.model.device import HOST_NODE
+
+if TYPE_CHECKING:
+    from hetero.model.fabric import Fabric
 
 __all__ = ["Link", "MemoryNode", "Topology"]
 
@@ -62,6 +66,11 @@ class Link:
 class Topology:
     """All memory nodes and links of a fleet.
 
+    Attributes
+    ----------
+    nodes, links : what transfers go between, and over
+    fabric : where the devices stand and how they are wired, None where that is unknown
+
     Notes
     -----
     Between two nodes without a link of their own a transfer goes through the host's memory, and costs
@@ -70,6 +79,7 @@ class Topology:
 
     nodes: tuple[MemoryNode, ...] = ()
     links: tuple[Link, ...] = ()
+    fabric: Fabric | None = field(default=None, repr=False, compare=False)
     _by_pair: dict[tuple[str, str], Link] = field(default_factory=dict, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -101,4 +111,4 @@ class Topology:
 
     def extended(self, nodes: Iterable[MemoryNode], links: Iterable[Link]) -> Topology:
         """Give a topology with further nodes and links."""
-        return Topology((*self.nodes, *nodes), (*self.links, *links))
+        return Topology((*self.nodes, *nodes), (*self.links, *links), self.fabric)

@@ -54,6 +54,12 @@ COMMANDS = {
     "plan": Entry("hetero.cli.plan:app", "Know before you run: what fits where, how fast, at what price."),
     "graph": Entry("hetero.cli.graph:app", "Convert task graphs."),
     "node": Entry("hetero.cli.node:app", "Make this host a part of a cluster, on Ray."),
+    "submit": Entry(
+        "hetero.cli.submit:submit",
+        "Run a program on a cluster, and end as it ends.",
+        {"allow_interspersed_args": False},
+    ),
+    "jobs": Entry("hetero.cli.jobs:app", "See and stop the programs of a cluster."),
 }
 
 app = typer.Typer(

@@ -28,6 +28,7 @@ def start(
     join: Annotated[str, typer.Option(metavar="ADDRESS", help="Join the cluster whose head printed this.")] = "",
     host: Annotated[str, typer.Option(help="Address of this host, on which the others reach it.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port of the head; 0 takes any that is free.")] = 0,
+    jobs_port: Annotated[int, typer.Option(help="Port of the head for jobs; 0 takes any that is free.")] = 0,
     token_file: Annotated[Path | None, typer.Option(help="File with the cluster's token.")] = None,
     certificates: Annotated[Path | None, typer.Option(help="Folder of 'hetero node certs'.")] = None,
     devices: Annotated[str, typer.Option(help="Fleet of this host, as in 'cpu:1,cpu:1*0.25'.")] = "",
@@ -46,6 +47,7 @@ def start(
         join=join,
         host=host,
         port=port,
+        jobs_port=jobs_port,
         token_file=token_file,
         certificates=certificates,
         devices=devices,
@@ -56,6 +58,7 @@ def start(
         file = _token_file(node.token, token_file)
         print(f"token: {file}")
         print(f"on other hosts: hetero node start --join {node.address} --token-file FILE --certificates FOLDER")
+        print(f"for programs from elsewhere: hetero submit --address {node.jobs} SCRIPT")
     print("in programs here: hetero.Context(engine='ray', address='auto')", flush=True)
     if block:
         _stay(node)

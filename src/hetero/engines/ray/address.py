@@ -14,6 +14,7 @@ import sys
 from contextlib import closing
 from pathlib import Path
 
+from hetero.engines.ray.certificates import client_context
 from hetero.floor.errors import BadValueError, EngineError
 
 __all__ = ["ANSWER_S", "KNOCK_S", "ask_cluster", "check_address", "is_loopback", "knock"]
@@ -89,7 +90,7 @@ def knock(address: str, authority: Path | None = None) -> None:
         with closing(socket.create_connection((host, int(port)), KNOCK_S)) as line:
             line.settimeout(KNOCK_S)
             if authority is not None:
-                line = _encrypted(line, authority)
+                line = _encrypted(line, authority.parent)
             line.sendall(_PREFACE)
             answer = line.recv(9)
     except ssl.SSLError as error:
@@ -107,12 +108,9 @@ def knock(address: str, authority: Path | None = None) -> None:
         )
 
 
-def _encrypted(line: socket.socket, authority: Path) -> socket.socket:
-    context = ssl.create_default_context(cafile=str(authority))
-    context.check_hostname = False
+def _encrypted(line: socket.socket, folder: Path) -> socket.socket:
+    context = client_context(folder)
     context.set_alpn_protocols(["h2"])
-    own = authority.with_name("node.crt")
-    context.load_cert_chain(own, authority.with_name("node.key"))
     return context.wrap_socket(line)
 
 

@@ -6,13 +6,14 @@ In: the addresses of the hosts, a folder. Out: ca.crt, node.crt and node.key in 
 from __future__ import annotations
 
 import ipaddress
+import ssl
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
 from hetero.floor.errors import BadValueError, EngineError
 
-__all__ = ["check_folder", "make_certificates", "tls_variables"]
+__all__ = ["check_folder", "client_context", "make_certificates", "server_context", "tls_variables"]
 
 _FILES = {"RAY_TLS_CA_CERT": "ca.crt", "RAY_TLS_SERVER_CERT": "node.crt", "RAY_TLS_SERVER_KEY": "node.key"}
 _DAYS = "825"
@@ -93,3 +94,24 @@ def check_folder(folder: Path) -> None:
 def tls_variables(folder: Path) -> dict[str, str]:
     """Give the variables by which Ray encrypts what goes between hosts."""
     return {"RAY_USE_TLS": "1"} | {name: str(folder.absolute() / file) for name, file in _FILES.items()}
+
+
+def client_context(folder: Path) -> ssl.SSLContext:
+    """Give what encrypts a connection to a host of the cluster: it must have its authority's certificate.
+
+    Notes
+    -----
+    All hosts share one certificate, so that the name under which a host is reached says nothing.
+    """
+    context = ssl.create_default_context(cafile=str(folder / "ca.crt"))
+    context.check_hostname = False
+    context.load_cert_chain(folder / "node.crt", folder / "node.key")
+    return context
+
+
+def server_context(folder: Path) -> ssl.SSLContext:
+    """Give what encrypts connections from elsewhere: who connects must show its authority's certificate too."""
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=str(folder / "ca.crt"))
+    context.verify_mode = ssl.CERT_REQUIRED
+    context.load_cert_chain(folder / "node.crt", folder / "node.key")
+    return context

@@ -6,7 +6,9 @@ started, and refuses to listen beyond loopback without a token and certificates.
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import secrets
 import shutil
 import socket
@@ -15,18 +17,18 @@ import sys
 import tempfile
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import psutil
 
 from hetero.engines.ray.address import ask_cluster, is_loopback, knock
 from hetero.engines.ray.certificates import check_folder, tls_variables
-from hetero.floor import platform, settings
+from hetero.floor import files, settings
 from hetero.floor.clock import monotonic_s, sleep
 from hetero.floor.errors import BadValueError, EngineError
 
-__all__ = ["Node", "start_node", "stop_node", "this_node"]
+__all__ = ["Node", "read_token", "start_node", "stop_node", "this_node"]
 
 START_S = 60.0
 STOP_S = 3.0
@@ -57,6 +59,8 @@ class Node:
     certificates : folder, '' on loopback
     pid : of the process that watches over Ray's
     folder : of Ray's sockets and logs
+    jobs : address of the head's door for jobs, 'host:port'; '' on the others
+    door : process id of that door, 0 on the others
     """
 
     address: str
@@ -65,6 +69,8 @@ class Node:
     certificates: str
     pid: int
     folder: str
+    jobs: str = ""
+    door: int = 0
 
     @property
     def alive(self) -> bool:
@@ -108,6 +114,7 @@ def start_node(
     join: str = "",
     host: str = "127.0.0.1",
     port: int = 0,
+    jobs_port: int = 0,
     token_file: Path | None = None,
     certificates: Path | None = None,
     devices: str = "",
@@ -120,6 +127,7 @@ def start_node(
     join : 'host:port' of the head; '' makes this host the head
     host : address of this host, on which the others reach it
     port : of the head, 0 for any that is free
+    jobs_port : of the head's door for jobs, 0 for any that is free
     token_file : with the cluster's token; a new head without one makes one
     certificates : folder made by `make_certificates`
     devices : the fleet of this host, as HETERO_DEVICES takes it; '' for all of it
@@ -142,8 +150,9 @@ def start_node(
         knock(join, None if certificates is None else certificates / "ca.crt")
         with settings.replaced(variables):
             ask_cluster(join)
-    elif port:
-        _refuse_taken(host, port)
+    else:
+        _refuse_taken(host, port, "--port")
+        _refuse_taken(host, jobs_port, "--jobs-port")
     folder = tempfile.mkdtemp(prefix="hetero-node-")
     role = [f"--address={join}"] if join else ["--head", f"--port={port}", f"--temp-dir={folder}"]
     command = [sys.executable, "-m", "ray.scripts.scripts", "start", *role, f"--node-ip-address={host}", "--block"]
@@ -155,13 +164,14 @@ def start_node(
     try:
         address = join or _head_address(process, Path(folder))
         _wait_joined(process, Path(folder))
+        node = Node(address, host, token, str(certificates.absolute()) if certificates else "", process.pid, folder)
+        node = node if join else _with_door(node, jobs_port)
     except BaseException:
         _end(process.pid)
         shutil.rmtree(folder, ignore_errors=True)
         raise
-    node = Node(address, host, token, str(certificates.absolute()) if certificates else "", process.pid, folder)
     _file().parent.mkdir(parents=True, exist_ok=True)
-    platform.atomic_write(_file(), json.dumps(asdict(node)).encode())
+    files.atomic_write(_file(), json.dumps(asdict(node)).encode())
     _file().chmod(0o600)
     return node
 
@@ -178,12 +188,21 @@ def _refuse_open(host: str, join: str, certificates: Path | None) -> None:
 
 
 def _token(file: Path | None, join: str) -> str:
-    if file is None:
-        if join:
-            raise BadValueError(
-                "joining takes the head's token", remedy="copy its file here and give --token-file FILE"
-            )
-        return secrets.token_hex(32)
+    if file is not None:
+        return read_token(file)
+    if join:
+        raise BadValueError("joining takes the head's token", remedy="copy its file here and give --token-file FILE")
+    return secrets.token_hex(32)
+
+
+def read_token(file: Path) -> str:
+    """Read a cluster's token.
+
+    Raises
+    ------
+    BadValueError
+        It cannot be read, or is too short to be one.
+    """
     try:
         token = file.read_text(encoding="utf-8").strip()
     except OSError as error:
@@ -193,21 +212,41 @@ def _token(file: Path | None, join: str) -> str:
     return token
 
 
-def _refuse_taken(host: str, port: int) -> None:
+def _refuse_taken(host: str, port: int, option: str) -> None:
     try:
         with socket.create_server((host, port)):
             return
     except OSError as error:
-        raise EngineError(
-            f"{host}:{port} cannot be used: {error.strerror}", remedy="give another --port, or 0 for any that is free"
-        ) from error
+        remedy = "give --host an address of this host"
+        if error.errno == errno.EADDRINUSE:
+            remedy = f"give another {option}, or 0 for any that is free"
+        why = os.strerror(error.errno) if error.errno else str(error)
+        raise EngineError(f"{host}:{port} cannot be used: {why}", remedy=remedy) from error
 
 
-def _started(command: list[str], variables: Mapping[str, str], folder: Path) -> subprocess.Popen[bytes]:
-    with (folder / "node.log").open("wb") as log, settings.replaced({**variables, "RAY_ADDRESS": None}):
-        return subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True, cwd=folder
-        )
+def _with_door(node: Node, port: int) -> Node:
+    """Open the head's door for jobs, a process beside Ray's that needs no Ray before the first job."""
+    from hetero.engines.ray.door import FILE
+
+    folder = Path(node.folder)
+    command = [sys.executable, "-m", "hetero.engines.ray.door"]
+    process = _started(command, node.variables | {"RAY_LOG_TO_DRIVER": "0"}, folder, FILE, subprocess.PIPE)
+    assert process.stdin is not None
+    with process.stdin as ear:
+        ear.write(json.dumps(asdict(node) | {"port": port}).encode() + b"\n")
+    try:
+        _wait(process, folder, (folder / FILE).is_file, FILE)
+    except BaseException:
+        _end(process.pid)
+        raise
+    return replace(node, jobs=(folder / FILE).read_text(encoding="utf-8"), door=process.pid)
+
+
+def _started(
+    command: list[str], variables: Mapping[str, str], folder: Path, name: str = "node", ear: int = subprocess.DEVNULL
+) -> subprocess.Popen[bytes]:
+    with (folder / f"{name}.log").open("wb") as log, settings.replaced({**variables, "RAY_ADDRESS": None}):
+        return subprocess.Popen(command, stdin=ear, stdout=log, stderr=log, start_new_session=True, cwd=folder)
 
 
 def _head_address(process: subprocess.Popen[bytes], folder: Path) -> str:
@@ -220,39 +259,41 @@ def _wait_joined(process: subprocess.Popen[bytes], folder: Path) -> None:
     _wait(process, folder, lambda: "Ray runtime started" in _said(folder))
 
 
-def _wait(process: subprocess.Popen[bytes], folder: Path, done: Callable[[], bool]) -> None:
+def _wait(process: subprocess.Popen[bytes], folder: Path, done: Callable[[], bool], name: str = "node") -> None:
     deadline_s = monotonic_s() + START_S
     while not done():
         if process.poll() is not None or monotonic_s() > deadline_s:
-            lines = [line.strip() for line in _said(folder).splitlines() if "rror" in line]
+            lines = [line.strip() for line in _said(folder, name).splitlines() if "rror" in line]
             why = lines[-1] if lines else f"Ray was not ready after {START_S:g} s"
             raise EngineError(f"the node cannot be started: {why}", remedy="check the address, token and certificates")
         sleep(_POLL_S)
 
 
-def _said(folder: Path) -> str:
-    return (folder / "node.log").read_text(encoding="utf-8", errors="replace")
+def _said(folder: Path, name: str = "node") -> str:
+    return (folder / f"{name}.log").read_text(encoding="utf-8", errors="replace")
 
 
 def stop_node() -> Node | None:
     """End the node of this host with all its processes; give it, None where there was none."""
     written, node = _written(), this_node()
     if node is not None:
-        _end(node.pid)
+        _end(*filter(None, (node.pid, node.door)))
     if written is not None:
         shutil.rmtree(written.folder, ignore_errors=True)
     _file().unlink(missing_ok=True)
     return node
 
 
-def _end(pid: int) -> None:
-    with suppress(psutil.NoSuchProcess):
-        family = [psutil.Process(pid), *psutil.Process(pid).children(recursive=True)]
-        for process in family:
-            with suppress(psutil.NoSuchProcess):
-                process.terminate()
-        _, left = psutil.wait_procs(family, STOP_S)
-        for process in left:
-            with suppress(psutil.NoSuchProcess):
-                process.kill()
-        psutil.wait_procs(left, START_S)
+def _end(*pids: int) -> None:
+    family: list[psutil.Process] = []
+    for pid in pids:
+        with suppress(psutil.NoSuchProcess):
+            family += [psutil.Process(pid), *psutil.Process(pid).children(recursive=True)]
+    for process in family:
+        with suppress(psutil.NoSuchProcess):
+            process.terminate()
+    _, left = psutil.wait_procs(family, STOP_S)
+    for process in left:
+        with suppress(psutil.NoSuchProcess):
+            process.kill()
+    psutil.wait_procs(left, START_S)

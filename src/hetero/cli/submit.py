@@ -1,0 +1,89 @@
+"""`hetero submit`: sends a program to a cluster, shows what it prints, and ends as it ends.
+
+In: a script, its arguments, where the cluster is. Out: the program's words, and its exit code. The work is in
+`hetero.engines.ray.doorway`; nothing of the program runs here.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from hetero.engines.ray.doorway import Doorway
+
+__all__ = ["Address", "Certificates", "TokenFile", "doorway", "submit", "tell"]
+
+Address = Annotated[str, typer.Option(help="Where the head takes jobs, host:port; auto: the head on this host.")]
+TokenFile = Annotated[Path | None, typer.Option(help="File with the cluster's token; default: that of this host.")]
+Certificates = Annotated[
+    Path | None, typer.Option(help="Folder of 'hetero node certs'; default: that of this host's node.")
+]
+
+
+def submit(
+    script: Annotated[Path, typer.Argument(help="Python file to run on the cluster.")],
+    args: Annotated[list[str] | None, typer.Argument(help="Arguments of the script.")] = None,
+    address: Address = "auto",
+    token_file: TokenFile = None,
+    certificates: Certificates = None,
+    working_dir: Annotated[
+        Path | None, typer.Option(help="Folder that travels too, the script in it; default: the script alone.")
+    ] = None,
+    env: Annotated[list[str] | None, typer.Option(help="Variable for it, NAME=VALUE; may be repeated.")] = None,
+    pip: Annotated[list[str] | None, typer.Option(help="Package to install for it; may be repeated.")] = None,
+    detach: Annotated[bool, typer.Option("--detach", help="Print the name of the job, and do not wait.")] = False,
+) -> None:
+    """Run a program on a cluster; it finds the devices of all hosts.
+
+    What it prints comes out here, and the command ends with its exit code.
+    """
+    from hetero.engines.ray.parcel import pack, read_variables
+
+    way = doorway(address, token_file, certificates)
+    variables = read_variables(env or ())
+    inside, archive = pack(script, working_dir)
+    words: dict[str, Any] = {"script": inside, "arguments": args or [], "variables": variables, "packages": pip or []}
+    answers = way.ask("submit", archive, follow=not detach, **words)
+    job = next(answers)["job"]
+    if detach:
+        print(job)
+        return
+    print(f"hetero: job {job} is submitted", file=sys.stderr)
+    try:
+        raise typer.Exit(tell(answers))
+    except KeyboardInterrupt:
+        print(
+            f"hetero: job {job} goes on; see 'hetero jobs logs --follow {job}' and 'hetero jobs cancel {job}'",
+            file=sys.stderr,
+        )
+        raise typer.Exit(130) from None
+
+
+def doorway(address: str, token_file: Path | None, certificates: Path | None) -> Doorway:
+    """Give the way to a cluster's door."""
+    from hetero.engines.ray.doorway import way_to
+
+    return way_to(address, token_file, certificates)
+
+
+def tell(answers: Iterable[dict[str, Any]]) -> int:
+    """Show what a program prints; give its exit code, 0 where it goes on."""
+    code = 0
+    for answer in answers:
+        if "text" in answer:
+            print(answer["text"], end="", flush=True)
+        elif "cold_start_s" in answer:
+            print(f"hetero: its program began after a cold start of {answer['cold_start_s']:.1f} s", file=sys.stderr)
+        else:
+            code = answer["exit_code"] or 0
+            took = "" if answer["took_s"] is None else f" after {answer['took_s']:.1f} s"
+            how = f", exit code {code}" if answer["state"] == "failed" else ""
+            why = f": {answer['why']}" if answer["why"] else ""
+            print(f"hetero: job {answer['job']} {answer['state']}{took}{how}{why}", file=sys.stderr)
+    return code

@@ -1,0 +1,175 @@
+"""The door of a cluster: takes programs in from elsewhere, on the head's address, by certificate and token.
+
+In: requests of one line of JSON each, with an archive behind it. Out: answers, one line of JSON each. It starts Ray's
+keeper of jobs with the first request, and must not read on before a token was shown.
+"""
+
+from __future__ import annotations
+
+import hmac
+import json
+import logging
+import socket
+import ssl
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import closing, suppress
+from pathlib import Path
+from typing import IO, Any, cast
+
+import psutil
+
+from hetero.engines.ray.certificates import server_context
+from hetero.engines.ray.jobs import Jobs
+from hetero.engines.ray.parcel import MOST_BYTES, Program
+from hetero.floor.clock import monotonic_s
+from hetero.floor.errors import BadValueError, HeteroError
+
+__all__ = ["FILE", "Door", "main"]
+
+_log = logging.getLogger("hetero.door")
+FILE = "door"
+"""In the node's folder: the address, as soon as it listens."""
+
+_GREETING_S = 5.0
+_LOOK_S = 1.0
+_LONGEST_LINE = 1 << 16
+_SILENCE_LINES = 20
+_TO_RUN = ("script", "arguments", "variables", "packages")
+
+Answer = dict[str, Any]
+
+
+class Door:
+    """Listens for requests; each connection has a thread of its own.
+
+    Parameters
+    ----------
+    host : address to listen on
+    port : 0 for any that is free
+    token : who does not show it is sent away
+    certificates : folder; None where nothing is encrypted
+
+    Attributes
+    ----------
+    address : 'host:port'
+    """
+
+    def __init__(self, host: str, port: int, token: str, certificates: Path | None) -> None:
+        self._listener = socket.create_server((host, port))
+        self._listener.settimeout(_LOOK_S)
+        self._token = token
+        self._context = None if certificates is None else server_context(certificates)
+        self._lock = threading.Lock()
+        self._jobs: Jobs | None = None
+        self.address = f"{host}:{self._listener.getsockname()[1]}"
+
+    def serve(self, while_true: Callable[[], bool]) -> None:
+        """Let requests in as long as this is true."""
+        while while_true():
+            with suppress(TimeoutError):
+                line, peer = self._listener.accept()
+                threading.Thread(target=self._greet, args=(line, peer[0]), daemon=True).start()
+
+    def _greet(self, line: socket.socket, peer: str) -> None:
+        line.settimeout(_GREETING_S)
+        try:
+            with closing(line if self._context is None else self._context.wrap_socket(line, server_side=True)) as safe:
+                self._talk(safe, peer)
+        except (ssl.SSLError, TimeoutError) as error:
+            _log.warning("refused %s: %s", peer, getattr(error, "reason", None) or error)
+        except OSError:
+            return
+        finally:
+            line.close()
+
+    def _talk(self, line: socket.socket, peer: str) -> None:
+        with cast(IO[bytes], line.makefile("rwb")) as file:
+            try:
+                request = self._read(file, peer)
+                line.settimeout(None)
+                for answer in self._answers(request, file):
+                    file.write(json.dumps(answer).encode() + b"\n")
+                    file.flush()
+            except HeteroError as error:
+                file.write(json.dumps({"problem": error.problem, "remedy": error.remedy}).encode() + b"\n")
+
+    def _read(self, file: IO[bytes], peer: str) -> Answer:
+        try:
+            request = json.loads(file.readline(_LONGEST_LINE))
+            shown = str(request["token"])
+        except (ValueError, TypeError, KeyError) as error:
+            _log.warning("refused %s: no request", peer)
+            raise BadValueError(
+                "this is no request of hetero", remedy="use 'hetero submit' or 'hetero jobs'"
+            ) from error
+        if not hmac.compare_digest(shown.encode(), self._token.encode()):
+            _log.warning("refused %s: another token", peer)
+            raise BadValueError(
+                "the cluster refuses this token", remedy="copy the head's to this host and give --token-file FILE"
+            )
+        return dict(request)
+
+    def _answers(self, request: Answer, file: IO[bytes]) -> Iterator[Answer]:
+        begin_s = monotonic_s()
+        jobs = self._opened()
+        match request["do"]:
+            case "submit":
+                job = jobs.submit(_program(request), _archive(file, request["nbytes"]))
+                yield {"job": job}
+                if request["follow"]:
+                    yield from _followed(jobs, job, True, begin_s)
+            case "logs":
+                yield from _followed(jobs, request["job"], request["follow"], None)
+            case "cancel":
+                yield jobs.cancel(request["job"])._asdict()
+            case _:
+                yield from (state._asdict() for state in jobs.all())
+
+    def _opened(self) -> Jobs:
+        with self._lock:
+            if self._jobs is None:
+                self._jobs = Jobs()
+            return self._jobs
+
+
+def _program(request: Answer) -> Program:
+    script, arguments, variables, packages = (request[name] for name in _TO_RUN)
+    return Program(script, tuple(arguments), tuple([tuple(pair) for pair in variables]), tuple(packages))
+
+
+def _archive(file: IO[bytes], nbytes: int) -> bytes:
+    if not 0 < nbytes <= 2 * MOST_BYTES:
+        raise BadValueError(f"an archive of {nbytes} bytes", remedy=f"send 1 to {2 * MOST_BYTES}")
+    return file.read(nbytes)
+
+
+def _followed(jobs: Jobs, job: str, follow: bool, begin_s: float | None) -> Iterator[Answer]:
+    """Give what a program prints, how long it took until it began, and how it ended or stands."""
+    silent = 0
+    for text in jobs.printed(job, follow):
+        if begin_s is not None:
+            yield {"cold_start_s": monotonic_s() - begin_s}
+            begin_s = None
+        silent = 0 if text else silent + 1
+        if text or silent % _SILENCE_LINES == 0:
+            yield {"text": text}
+    yield jobs.state(job)._asdict()
+
+
+def main() -> None:
+    """Be the door of the node that standard input tells of, as long as that runs."""
+    logging.basicConfig(format="%(asctime)s %(message)s")
+    told = json.loads(sys.stdin.readline())
+    node = psutil.Process(told["pid"])
+    certificates = Path(told["certificates"]) if told["certificates"] else None
+    door = Door(told["host"], told["port"], told["token"], certificates)
+    part = Path(told["folder"]) / f"{FILE}.part"
+    part.write_text(door.address, encoding="utf-8")
+    part.rename(part.with_suffix(""))
+    door.serve(node.is_running)
+
+
+if __name__ == "__main__":
+    main()

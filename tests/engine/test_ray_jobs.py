@@ -1,0 +1,187 @@
+"""Programs sent to a cluster end as they would here, can be watched and stopped, and leave no worker behind."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+import pytest
+
+from hetero.engines.ray.parcel import pack, read_variables
+from hetero.errors import BadValueError
+
+pytestmark = [pytest.mark.timeout(400)]
+
+HETERO = str(Path(sys.executable).with_name("hetero"))
+PATIENCE_S = 180.0
+PROGRAM = """
+import os, sys
+import hetero
+import beside
+with hetero.Context(history=False) as ctx:
+    print(ctx.run(beside.seen))
+print(sys.argv[1:], file=sys.stderr)
+sys.exit(5)
+"""
+BESIDE = """
+import os
+import hetero
+def seen():
+    return hetero.get_current_device().id, os.environ["SIZE"]
+"""
+
+
+@dataclass(frozen=True)
+class Head:
+    """A cluster of this host alone."""
+
+    folder: Path
+    address: str
+
+    def run(self, *words: str) -> tuple[int, str, str]:
+        env = {**os.environ, "HETERO_HOME": str(self.folder / "home")}
+        done = subprocess.run(
+            [HETERO, *words], capture_output=True, text=True, env=env, timeout=PATIENCE_S, check=False
+        )
+        return done.returncode, done.stdout, done.stderr
+
+    def written(self) -> dict[str, object]:
+        return dict(json.loads((self.folder / "home" / "node.json").read_text()))
+
+    def write(self, name: str, text: str) -> str:
+        path = self.folder / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text)
+        return str(path)
+
+
+@pytest.fixture(scope="module")
+def head(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Head]:
+    folder = tmp_path_factory.mktemp("jobs")
+    bare = Head(folder, "")
+    try:
+        code, _, wrong = bare.run("node", "start", "--head", "--devices", "cpu:1", "--memory", "100MB")
+        assert code == 0, wrong
+        yield Head(folder, str(bare.written()["jobs"]))
+    finally:
+        bare.run("node", "stop")
+
+
+@pytest.mark.slow
+def test_a_program_ends_there_as_it_would_here_and_leaves_no_worker(head: Head) -> None:
+    script = head.write("program/main.py", PROGRAM)
+    head.write("program/beside.py", BESIDE)
+    folder = str(head.folder / "program")
+    code, said, wrong = head.run("submit", "--working-dir", folder, "--env", "SIZE=7", script, "--fast", "a b")
+    assert code == 5, wrong
+    assert said.splitlines() == ["('h0/cpu:0', '7')", "['--fast', 'a b']"]
+    assert "its program began after a cold start of" in wrong
+    assert "failed after" in wrong
+    assert "exit code 5" in wrong
+    node = psutil.Process(int(str(head.written()["pid"])))
+    deadline_s = time.monotonic() + PATIENCE_S
+    while workers(node) and time.monotonic() < deadline_s:
+        time.sleep(0.2)
+    assert workers(node) == []
+
+
+def workers(node: psutil.Process) -> list[str]:
+    titles = []
+    for process in node.children(recursive=True):
+        try:
+            titles.append(" ".join(process.cmdline()))
+        except psutil.Error:
+            continue
+    return [title for title in titles if title.startswith("ray::") and "Agent" not in title]
+
+
+@pytest.mark.slow
+def test_a_job_is_listed_read_and_cancelled(head: Head) -> None:
+    script = head.write("long.py", "import time; print('begun', flush=True); time.sleep(600)")
+    code, said, wrong = head.run("submit", "--detach", script)
+    assert code == 0, wrong
+    job = said.strip()
+    deadline_s = time.monotonic() + PATIENCE_S
+    while head.run("jobs", "logs", job)[1] != "begun\n":
+        assert time.monotonic() < deadline_s
+    assert state(head, job) == ("running", None)
+    assert head.run("jobs", "cancel", job)[0] == 0
+    assert state(head, job) == ("cancelled", 130)
+    assert head.run("jobs", "logs", "--follow", job)[:2] == (130, "begun\n")
+    code, _, wrong = head.run("jobs", "logs", "long-nothing")
+    assert (code, wrong) == (1, "hetero: there is no job 'long-nothing'; see 'hetero jobs ls'\n")
+
+
+def state(head: Head, job: str) -> tuple[str, int | None]:
+    found = {row["job"]: row for row in json.loads(head.run("jobs", "ls", "--json")[1])["jobs"]}
+    return found[job]["state"], found[job]["exit_code"]
+
+
+@pytest.mark.slow
+def test_who_shows_another_token_or_no_request_is_sent_away_and_logged(head: Head) -> None:
+    token = head.write("token", "another-token-than-the-head-has")
+    code, _, wrong = head.run("jobs", "ls", "--token-file", token)
+    assert code == 1
+    assert "the cluster refuses this token" in wrong
+    host, _, port = head.address.rpartition(":")
+    with socket.create_connection((host, int(port)), PATIENCE_S) as line:
+        line.sendall(b"GET / HTTP/1.1\r\n\r\n")
+        assert b"this is no request" in line.makefile("rb").readline()
+    log = (Path(str(head.written()["folder"])) / "door.log").read_text()
+    assert "refused 127.0.0.1: another token" in log
+    assert "refused 127.0.0.1: no request" in log
+
+
+@pytest.mark.slow
+def test_what_cannot_be_reached_or_asked_is_told_in_one_line(head: Head, tmp_path: Path) -> None:
+    script = head.write("short.py", "print(1)")
+    cases = {
+        ("jobs", "ls", "--address", "127.0.0.1:1"): "no cluster takes jobs at 127.0.0.1:1: Connection refused",
+        ("jobs", "ls", "--address", str(head.written()["address"])): "is no door of a cluster",
+        ("jobs", "ls", "--address", "10.9.9.9:1"): "is reached over a network, and nothing would be encrypted",
+        ("submit", str(tmp_path / "none.py")): "there is no such script",
+        ("node", "start", "--head"): "runs on this host",
+    }
+    if importlib.util.find_spec("virtualenv") is None:
+        cases["submit", "--pip", "six", script] = "lacks virtualenv"
+    for words, problem in cases.items():
+        code, _, wrong = head.run(*words)
+        assert code in (1, 2), words
+        assert problem in wrong
+        assert wrong.count("\n") == 1
+
+
+def test_a_port_in_use_and_a_token_that_is_not_there_are_refused(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        for option in ("--port", "--jobs-port"):
+            code, _, wrong = Head(tmp_path, "").run("node", "start", "--head", option, port)
+            assert code == 1
+            assert f"127.0.0.1:{port} cannot be used: Address already in use; give another {option}" in wrong
+    code, _, wrong = Head(tmp_path, "").run(
+        "node", "start", "--join", "127.0.0.1:1", "--token-file", str(tmp_path / "no")
+    )
+    assert (code, "the token cannot be read" in wrong) == (2, True)
+
+
+def test_a_folder_travels_without_what_is_hidden_and_has_the_script_in_it(tmp_path: Path) -> None:
+    for name in ("main.py", "part/more.py", ".git/config", "part/__pycache__/more.pyc"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(name)
+    inside, archive = pack(tmp_path / "part" / "more.py", tmp_path)
+    assert inside == "part/more.py"
+    assert (archive.count(b"main.py"), archive.count(b"config"), archive.count(b".pyc")) == (2, 0, 0)
+    (tmp_path / "alone").mkdir()
+    with pytest.raises(BadValueError, match="is not in the folder"):
+        pack(tmp_path / "main.py", tmp_path / "alone")
+    with pytest.raises(BadValueError, match="sets no variable"):
+        read_variables(["2SIZE=3"])

@@ -23,7 +23,7 @@ class Lane:
     device : itself
     items, calls, failed, again : records done; batches begun, that failed, and that were begun because others had
     busy_s : s, that its batches took
-    batch : its best size in the end, 0 where nobody knows
+    batch : its best size in the end, 0 where nobody knows; with a cost of records, how many its batches held
     raw_bytes, home_bytes : of its results before they were merged, and of what came home
     left_out : why it did nothing, or no more; '' where it took part
     """

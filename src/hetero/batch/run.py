@@ -365,15 +365,22 @@ class Run:
         left = self.reader.left
         return math.inf if math.isinf(left) else self.planner.end_s(left, now_s) - now_s
 
+    def _batch_items(self, name: str, lane: Lane) -> int:
+        """Give the best batch of a device in records: as they came where a batch is measured by another cost."""
+        if self.options.cost is not None:
+            return round(lane.items / max(1, lane.calls - lane.failed))
+        law = self.planner.sizes(name).law
+        return 0 if law is None else int(law.best)
+
     def _outcome(self, value: Any) -> Outcome:
         usd = self.usd()
+        idle = "the others were done before it could help" if self.reader.items > self._resumed else "all was done before"
         for name, lane in self.lanes.items():
             if name not in self.planner.names:
                 continue
-            law = self.planner.sizes(name).law
-            lane.batch = 0 if law is None else int(law.best)
+            lane.batch = self._batch_items(name, lane)
             if not lane.items and not lane.left_out:
-                lane.left_out = self.planner.why_idle(name) or "the others were done before it could help"
+                lane.left_out = self.planner.why_idle(name) or idle
         return Outcome(
             value=value,
             items=self.reader.items,

@@ -374,7 +374,7 @@ class Run:
 
     def _outcome(self, value: Any) -> Outcome:
         usd = self.usd()
-        idle = "the others were done before it could help" if self.reader.items > self._resumed else "all was done before"
+        idle = "the others were done before it could help" if self.reader.items > self._resumed else "all was done"
         for name, lane in self.lanes.items():
             if name not in self.planner.names:
                 continue

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-__all__ = ["COMPILED", "WHY_NOT", "njit"]
+__all__ = ["COMPILED", "WHY_NOT", "njit", "njit_in_place"]
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -37,4 +37,18 @@ def njit(function: Function) -> Function:
         made: Function = _NUMBA.njit(cache=True, nogil=True)(function)
     except RuntimeError:  # no folder for the cache can be written
         made = _NUMBA.njit(nogil=True)(function)
+    return made
+
+
+def njit_in_place(function: Function) -> Function:
+    """Compile a function that makes no array and is called by compiled ones, into each of them.
+
+    Notes
+    -----
+    numba counts the references to every array of a tuple at each use. Where nothing is made nothing needs counting,
+    and inner loops over a tuple of arrays run three to four times as fast without.
+    """
+    if _NUMBA is None:
+        return function
+    made: Function = _NUMBA.njit(nogil=True, forceinline=True, _nrt=False)(function)
     return made

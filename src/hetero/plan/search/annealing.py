@@ -10,7 +10,7 @@ import numpy as np
 from hetero.plan.listing import order_of, timed_schedule
 from hetero.plan.prices import priced_seconds
 from hetero.plan.problem import Floats, Problem, Timeline
-from hetero.plan.search.annealing_kernels import MARK, Walk, begin, walk
+from hetero.plan.search.annealing_kernels import Walk, begin, walk
 
 __all__ = ["Annealing"]
 
@@ -46,14 +46,14 @@ class Annealing:
 
     def __init__(self, p: Problem, tail_s: Floats, timeline: Timeline) -> None:
         n, m = p.seconds.shape
-        self._p = p
-        marks = n // MARK + 1
+        self.problem = p
         ranked = np.argsort(priced_seconds(p), axis=1, kind="stable").astype(np.int64)
-        whole = np.zeros(n, dtype=np.int64)
-        self._walk = Walk(
-            whole.copy(), whole.copy(), whole.copy(), np.zeros(n), np.zeros(n), np.zeros(n), np.zeros(n),
-            np.zeros((marks, m + 1)), np.zeros((marks, m + 1)), ranked, np.isfinite(p.seconds).sum(axis=1), tail_s,
-            whole.copy(), whole.copy(), whole.copy(), np.array([np.inf, np.inf]),
+        whole, times_s = np.zeros(n, dtype=np.int64), np.zeros(n)
+        self.walk = Walk(
+            whole.copy(), whole.copy(), whole.copy(), times_s.copy(), times_s.copy(), times_s.copy(), whole.copy(),
+            whole.copy(), np.zeros(m, dtype=np.int64), times_s.copy(), whole.copy(), whole.copy(), ranked,
+            np.isfinite(p.seconds).sum(axis=1), tail_s, np.flatnonzero(np.diff(p.succ_first) == 0), whole.copy(),
+            whole.copy(), whole.copy(), np.array([np.inf, np.inf]), np.zeros(1, dtype=np.int64),
         )  # fmt: skip
         self._done, self._cycle = 0, max(_FIRST_STEPS // n, _FIRST_MOVES)
         self.begin_at(timeline)
@@ -61,27 +61,27 @@ class Annealing:
     @property
     def makespan_s(self) -> float:
         """The best makespan so far, s."""
-        return float(self._walk.span_s[1])
+        return float(self.walk.span_s[1])
 
     def begin_at(self, timeline: Timeline) -> None:
         """Go on from a schedule."""
-        self._walk.order[:] = order_of(self._p, timeline)
-        self._walk.device[:] = timeline.device
-        begin(self._p, self._walk)
+        self.walk.order[:] = order_of(self.problem, timeline)
+        self.walk.device[:] = timeline.device
+        begin(self.problem, self.walk)
 
     def batch(self, moves: int, rng: np.random.Generator) -> None:
         """Try so many moves."""
         at = (self._done + np.arange(moves)) / self._cycle
-        mean_s = float((self._walk.finish_s - self._walk.start_s).mean())
+        mean_s = float((self.walk.finish_s - self.walk.start_s).mean())
         temperature_s = mean_s * _HOT * (_COLD / _HOT) ** np.minimum(at, 1.0)
-        walk(self._p, self._walk, rng.random((moves, 5)), -np.log1p(-rng.random(moves)) * temperature_s)
+        walk(self.problem, self.walk, rng.random((moves, 5)), -np.log1p(-rng.random(moves)) * temperature_s)
         self._done += moves
         if self._done >= self._cycle:
             self._done, self._cycle = 0, 2 * self._cycle
-            self._walk.order[:] = self._walk.best_order
-            self._walk.device[:] = self._walk.best_device
-            begin(self._p, self._walk)
+            self.walk.order[:] = self.walk.best_order
+            self.walk.device[:] = self.walk.best_device
+            begin(self.problem, self.walk)
 
     def best(self) -> Timeline:
         """Give the best schedule so far."""
-        return timed_schedule(self._p, self._walk.best_order, self._walk.best_device)
+        return timed_schedule(self.problem, self.walk.best_order, self.walk.best_device)

@@ -18,8 +18,10 @@ from hetero.core.eligible import obstacle
 from hetero.core.machine import Rules
 from hetero.drive.faults import Faults
 from hetero.drive.sim import Costs, Program, SimTask, simulate
+from hetero.model.commands import RunGroup
 from hetero.model.device import HOST_NODE, Device, DeviceType
-from hetero.model.events import EVENTS
+from hetero.model.events import EVENTS, TaskFinished
+from hetero.model.notes import CollectiveDone
 from hetero.model.tasks import Request, Task
 from hetero.model.topology import Link, MemoryNode, Topology
 
@@ -94,6 +96,26 @@ def run(seed: int, *, rough: bool, count: int = 40, noise: float = 0.2) -> tuple
     return records, devices
 
 
+def with_collectives(records: Records, seed: int) -> Records:
+    """Let the members of group tasks tell of some collectives that they took part in."""
+    rng = np.random.default_rng(seed)
+    sizes = {record.launch.task: len(record.devices) for _, record in records if isinstance(record, RunGroup)}
+    found: Records = []
+    told = set()
+    for at_s, record in records:
+        of_a_group = isinstance(record, TaskFinished) and sizes.get(record.task, 1) > 1
+        if of_a_group and (record.task, record.attempt, record.device) not in told:
+            told.add((record.task, record.attempt, record.device))
+            calls = 1 + record.task % 3
+            cuts = np.sort(rng.random(2 * calls)) * record.seconds + record.started_s
+            for begin_s, end_s in cuts.reshape(-1, 2).tolist():
+                sums = ("all_reduce", "ring", 0, sizes[record.task], 8)
+                which = (record.task, record.attempt, record.device)
+                found.append((at_s, CollectiveDone(at_s, *which, *sums, begin_s, end_s - begin_s, 1)))
+        found.append((at_s, record))
+    return found
+
+
 class _Sweep:
     """Lists of what was so, from when until when."""
 
@@ -106,6 +128,7 @@ class _Sweep:
         self.queued: list[tuple[str, float, float]] = []
         self.copies: list[tuple[int, str, str, float, float]] = []
         self.up: list[tuple[str, float, float]] = []
+        self.sums: list[tuple[str, float, float]] = []
         self._read(records)
 
     def _read(self, records: Records) -> None:
@@ -138,6 +161,8 @@ class _Sweep:
                 launch_s = sent.pop((record.task, record.attempt, record.device), None)
                 if launch_s is not None:
                     self.queued.append((record.device, launch_s, at_s))
+            elif kind == "CollectiveDone":
+                self.sums.append((record.device, record.started_s, record.started_s + record.seconds))
             elif kind == "DeviceReady":
                 since.setdefault(record.device, at_s)
             elif kind == "DeviceLost":
@@ -187,7 +212,7 @@ class _Sweep:
     def _points(self) -> list[float]:
         points = [each[0] for each in self.submitted.values()] + list(self.over.values())
         points += [at_s for each in self.runs for at_s in each[3:6]]
-        points += [at_s for each in (*self.queued, *self.up) for at_s in each[1:] if at_s < inf]
+        points += [at_s for each in (*self.queued, *self.up, *self.sums) for at_s in each[1:] if at_s < inf]
         return points + [at_s for each in self.copies for at_s in each[3:]]
 
     def _tasks_at(self, at_s: float) -> tuple[list[Request], list[Request]]:
@@ -210,7 +235,10 @@ class _Sweep:
         for task, attempt, name, _, from_s, until_s, well in self.runs:
             if name == device.id and from_s <= at_s < until_s:
                 counts = well and self.winner.get(task, (None,))[0] == attempt
-                return "compute" if counts else "retry"
+                if not counts:
+                    return "retry"
+                together = any(who == device.id and since_s <= at_s < end_s for who, since_s, end_s in self.sums)
+                return "collective" if together else "compute"
         for task, attempt, name, _, _, until_s, _ in self.runs:
             if name == device.id and until_s <= at_s:
                 last_s = max(each[5] for each in self.runs if each[:2] == (task, attempt))

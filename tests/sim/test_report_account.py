@@ -4,16 +4,18 @@ import pytest
 
 from hetero.model.commands import Commit, Run, RunGroup, Transfer
 from hetero.model.events import DeviceReady, TaskFailed, TaskFinished, TaskSubmitted, TransferFinished
+from hetero.model.notes import CollectiveDone
 from hetero.report.account import CATEGORIES, account
 from hetero.report.best import best_possible
 from hetero.report.reading import collect
-from tests.sim.report_runs import run, swept
+from tests.sim.report_runs import run, swept, with_collectives
 
 CHECKED = (TaskSubmitted, Run, RunGroup, TaskFinished, TaskFailed, Commit, Transfer, TransferFinished, DeviceReady)
 
 
 def _is_same(seed: int, rough: bool) -> None:
     records, devices = run(seed, rough=rough)
+    records = with_collectives(records, seed)
     given = account(collect(records, devices))
     assert given.problems == (), seed
     for mine, theirs in zip(given.seconds, swept(records, devices), strict=True):
@@ -45,6 +47,25 @@ def test_an_event_that_is_dropped_makes_the_check_fail() -> None:
                 assert account(collect(records[:place] + records[place + 1 :], devices)).problems, (seed, record)
                 dropped.add(type(record))
     assert dropped >= set(CHECKED) - {TaskFailed}
+
+
+def test_a_collective_that_is_dropped_moved_or_told_twice_makes_the_check_fail() -> None:
+    dropped = 0
+    for seed in range(12):
+        records, devices = run(seed, rough=False, count=25)
+        records = with_collectives(records, seed)
+        for place, (at_s, record) in enumerate(records):
+            if isinstance(record, CollectiveDone):
+                before, after = records[:place], records[place + 1 :]
+                moved = (at_s, record._replace(started_s=record.started_s + 5.0))
+                for changed in (
+                    [*before, *after],
+                    [*before, moved, *after],
+                    [*before, *records[place:][:1] * 2, *after],
+                ):
+                    assert account(collect(changed, devices)).problems, (seed, record)
+                dropped += 1
+    assert dropped > 10
 
 
 def test_an_event_that_overlaps_another_makes_the_check_fail() -> None:

@@ -63,6 +63,7 @@ class Group:
     Attributes
     ----------
     waited_s : time spent in collectives, s
+    carried_by : what the last of them went by: 'shared_memory' or an algorithm; '' before the first
 
     Raises
     ------
@@ -87,6 +88,7 @@ class Group:
         self.world_size = world_size
         self.deadline_s = deadline_s
         self.waited_s = 0.0
+        self.carried_by = ""
         self._address = check_address(address, beyond_loopback)
         self._meeting: Meeting | None = None
         self._library: Gloo | None = None
@@ -154,6 +156,7 @@ class Group:
 
     def _in_shared_memory(self, row: Row, op: Op) -> Work:
         assert self._shared is not None
+        self.carried_by = "shared_memory"
         with self._breaking():
             words = f"all_reduce of {row.count} {row.kind}, {op}"
             return Work(self, self._shared.start(row, words, op, self.deadline_s))
@@ -228,6 +231,7 @@ class Group:
             return Work(self, None)
         with self._breaking():
             choice = self._choose(word, row, asked)
+            self.carried_by = choice.algorithm
             if choice.algorithm == "library":
                 return Work(self, by_library(self._open_library()))
             mesh = self._open_mesh()

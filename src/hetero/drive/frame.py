@@ -6,11 +6,12 @@ In: the runner enters a frame around each call. Out: `current()` for the functio
 from __future__ import annotations
 
 import threading
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from hetero.engines.base import Channel
 from hetero.model.device import Device
+from hetero.model.notes import TaskNote
 
 __all__ = ["Frame", "current", "enter"]
 
@@ -30,6 +31,8 @@ class Frame:
     loops : where its resumable loops stand, None before the first
     talk : how it takes part in collectives, None before the first; closed when the attempt ends
     throttled_cpu_s : CPU seconds after which the task has slept by itself, as the device's throttle asks
+    began_s : s of this host's monotonic clock at which the call began
+    notes : what the attempt tells of its inside, with times since `began_s`
     """
 
     device: Device
@@ -42,6 +45,8 @@ class Frame:
     loops: Any = None
     talk: Any = None
     throttled_cpu_s: float = 0.0
+    began_s: float = 0.0
+    notes: list[TaskNote] = field(default_factory=list)
 
 
 _local = threading.local()

@@ -22,7 +22,7 @@ from hetero.engines.base import Call, Engine, NodeUsage, WorkerEntry
 from hetero.floor import settings
 from hetero.floor.clock import Clock, TraceSink, sleep
 from hetero.floor.errors import DeviceLostError, EngineError, NothingFitsError
-from hetero.model.commands import Commit, Fail, Free, Recommit, Run, RunGroup, SetTimer, Split, Warn
+from hetero.model.commands import Commit, Fail, Free, LeaseChanged, Recommit, Run, RunGroup, SetTimer, Split, Warn
 from hetero.model.device import HOST_NODE, Device
 from hetero.model.events import (
     CancelRequested,
@@ -31,10 +31,16 @@ from hetero.model.events import (
     Event,
     ItemPut,
     ItemReleased,
+    LeaseAsked,
+    LeaseRefused,
+    LeaseReleased,
+    LeaseRenewed,
     TaskFinished,
     TaskSubmitted,
     TimerFired,
 )
+from hetero.model.leases import LeasePhase
+from hetero.model.notes import TaskNote
 from hetero.model.tasks import Failure, Request, Task
 from hetero.model.topology import Topology
 from hetero.plan.cost import CostModel, Estimate
@@ -141,6 +147,7 @@ class Driver:
         self._check = self._checker() if settings.check_level() else None
         self._timer = Timer(clock, self._tick)
         self._watch = UtilisationWatch(self.devices, engine.pids, clock) if watch else None
+        self._lease_sink: Callable[[LeaseChanged], None] | None = None
         self._closed = False
         self._carry: dict[type, Callable[[Any, list[Delivery]], None]] = {
             Run: self._run,
@@ -150,6 +157,7 @@ class Driver:
             Fail: self._fail,
             Free: self._free,
             Split: self._order_split,
+            LeaseChanged: self._lease_changed,
             SetTimer: self._set_timer,
             Warn: self._order_warning,
         }
@@ -166,6 +174,7 @@ class Driver:
         """Start a worker for each device, without waiting for them."""
         now_s = self._clock.now_s()
         self._post([DeviceAdded(now_s, device) for device in self.devices])
+        self.engine.tell = self._tell
         self.engine.start(self.devices, self._worker, self._clock, self._post)
         self._timer.start()
 
@@ -294,6 +303,14 @@ class Driver:
             for (device, reason), (_, estimate) in zip(obstacles, estimates, strict=True)
         ]
 
+    def on_leases(self, sink: Callable[[LeaseChanged], None]) -> None:
+        """Hand news of leases to a sink, in their order; it is called while the core is held, and must not wait."""
+        self._lease_sink = sink
+
+    def lend(self, event: LeaseAsked | LeaseRenewed | LeaseRefused | LeaseReleased) -> None:
+        """Tell the core what is wanted of a lease; what becomes of it goes to the sink."""
+        self._post([event])
+
     def now_s(self) -> float:
         """Give the seconds since the run began."""
         return self._clock.now_s()
@@ -302,6 +319,10 @@ class Driver:
         """Put a fact that the core need not know into the trace."""
         if self._record is not None:
             self._record(record)
+
+    def _tell(self, notes: Sequence[TaskNote]) -> None:
+        for note in notes:
+            self.note(note._replace(at_s=self._clock.now_s()))
 
     def listen(self, sink: TraceSink) -> None:
         """Hand every event, command and note from now on to one more sink."""
@@ -342,7 +363,9 @@ class Driver:
         if wait and self._broken is None:
             self.wait()
         self._closed = True
-        self._post([CancelRequested(self._clock.now_s(), task) for task in list(self._sinks)])
+        now_s = self._clock.now_s()
+        self._post([CancelRequested(now_s, task) for task in list(self._sinks)])
+        self._post([LeaseReleased(now_s, lease.id) for lease in self.machine.pool.leases])
         self._timer.stop()
         self.engine.stop()
         self._drop_released()
@@ -403,6 +426,8 @@ class Driver:
         for sink in self._sinks.values():
             deliveries.append(partial(sink.failed, failure))
         self._sinks.clear()
+        for lease in self.machine.pool.leases:
+            self._lease_changed(LeaseChanged(lease.id, LeasePhase.FAILED, (), 0.0, 0.0, failure.message), deliveries)
 
     def _tick(self, now_s: float, due: bool) -> None:
         if self._released:
@@ -463,6 +488,10 @@ class Driver:
     def _cut(self, task: int) -> None:
         if not self._split(task):
             self.cancel(task)
+
+    def _lease_changed(self, command: LeaseChanged, deliveries: list[Delivery]) -> None:
+        if self._lease_sink is not None:
+            self._lease_sink(command)
 
     def _set_timer(self, command: SetTimer, deliveries: list[Delivery]) -> None:
         self._timer.set(command.at_s)

@@ -15,6 +15,7 @@ from hetero.engines.base import Channel, Function, Outcome
 from hetero.floor import clock, platform
 from hetero.floor.errors import HeteroError
 from hetero.model.device import HOST_NODE, Device
+from hetero.model.notes import TaskNote, set_in_time
 
 if TYPE_CHECKING:
     from hetero.backends.base import Backend
@@ -34,6 +35,7 @@ class DeviceRunner:
         self._idle_per_cpu_s = 1.0 / device.throttle_frac - 1.0
         words = (device.id, device.short, device.label, device.kind, device.backend, device.type.casefold(), "any")
         self._words = tuple(dict.fromkeys(words))
+        self._notes: list[TaskNote] = []
 
     def run(
         self,
@@ -52,7 +54,7 @@ class DeviceRunner:
         frame = Frame(self.device, backend, task, attempt, task_key, channel)
         before = enter(frame)
         cpu_s = clock.thread_cpu_s() if self._idle_per_cpu_s else 0.0
-        started_s = clock.monotonic_s()
+        started_s = frame.began_s = clock.monotonic_s()
         try:
             with backend.activate():
                 value = backend.run(implementation, args, kwargs)
@@ -66,11 +68,17 @@ class DeviceRunner:
             if self._idle_per_cpu_s:
                 clock.sleep(self._idle_per_cpu_s * max(0.0, clock.thread_cpu_s() - cpu_s - frame.throttled_cpu_s))
             enter(before)
+            self._notes = frame.notes
             if frame.talk is not None:
                 frame.talk.close()
         if value is not None and (self._own_memory or frame.used_namespace or not backend.runs_python):
             return self._outcome(value, started_s)
         return Outcome(value, clock.monotonic_s() - started_s)
+
+    def notes(self, began_s: float) -> list[TaskNote]:
+        """Take what the last attempt told of its inside."""
+        notes, self._notes = self._notes, []
+        return [set_in_time(note, began_s) for note in notes]
 
     def _outcome(self, value: Any, started_s: float) -> Outcome:
         owned_bytes = _sum_bytes(value, self.backend.owns) if self._own_memory else 0

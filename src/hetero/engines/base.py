@@ -15,6 +15,7 @@ from hetero.floor.clock import Clock
 from hetero.model.commands import Cancel, Discard, Free, Launch, StartWorker, Transfer, Withdraw
 from hetero.model.device import Device
 from hetero.model.events import Event
+from hetero.model.notes import TaskNote
 
 __all__ = [
     "Call",
@@ -25,13 +26,18 @@ __all__ = [
     "ItemRef",
     "NodeUsage",
     "Outcome",
+    "Reach",
     "Report",
     "Runner",
+    "Tell",
     "WorkerEntry",
 ]
 
 Report = Callable[[Sequence[Event]], None]
 """How an engine tells events, from whichever of its threads learned them."""
+
+Tell = Callable[[Sequence[TaskNote]], None]
+"""How an engine tells what attempts noted of their inside, from whichever of its threads learned it."""
 
 EngineOrder = Withdraw | Cancel | Transfer | Free | StartWorker | Discard
 """The commands that come without a call."""
@@ -87,10 +93,16 @@ class Call:
 
 
 class Channel(Protocol):
-    """How the members of one group task talk."""
+    """How the members of one group task talk.
+
+    Attributes
+    ----------
+    address : on which members on other hosts reach this one's host, loopback where the engine has one host
+    """
 
     rank: int
     world_size: int
+    address: str
 
     def send(self, value: Any, rank: int) -> None:
         """Send a value to the member of this rank."""
@@ -136,6 +148,15 @@ class Runner(Protocol):
         channel: Channel | None = None,
     ) -> Outcome:
         """Run one attempt with its items already in place of the references."""
+        ...
+
+    def notes(self, began_s: float) -> Sequence[TaskNote]:
+        """Take what the last attempt told of its inside, also where it failed.
+
+        Parameters
+        ----------
+        began_s : s of the run, or of the worker's clock, at which the attempt began
+        """
         ...
 
     def to_host(self, value: Any) -> Any:
@@ -185,6 +206,21 @@ class NodeUsage(NamedTuple):
     fragmentation_frac: float
 
 
+class Reach(NamedTuple):
+    """How the program and its workers reach each other without the engine.
+
+    Attributes
+    ----------
+    own : address of the program's host
+    workers : address of the host of each device, by id; empty where all are on the program's own
+    certificates : folder of the cluster's certificates on the program's host, '' where it has none
+    """
+
+    own: str = "127.0.0.1"
+    workers: Mapping[str, str] = {}
+    certificates: str = ""
+
+
 class Engine(ABC):
     """Executes commands on workers, one worker a device.
 
@@ -194,9 +230,11 @@ class Engine(ABC):
     Attributes
     ----------
     name : the word by which users choose it
+    tell : takes the notes of attempts, which nobody needs; set before `start`
     """
 
     name: str
+    tell: Tell = staticmethod(lambda notes: None)
 
     @abstractmethod
     def start(self, devices: Sequence[Device], worker: WorkerEntry, clock: Clock, report: Report) -> None:
@@ -271,6 +309,10 @@ class Engine(ABC):
     def pids(self) -> Mapping[str, int]:
         """Give the process id of each device's worker, where it has a process of its own."""
         return {}
+
+    def reach(self) -> Reach:
+        """Give the addresses of hosts, for processes that talk to each other themselves."""
+        return Reach()
 
     def pump(self) -> None:  # noqa: B027
         """Do work that waits for the caller's thread (the inline engine runs its tasks here)."""

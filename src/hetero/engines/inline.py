@@ -172,6 +172,8 @@ class InlineEngine(Engine):
             )
         except (Exception, SystemExit) as error:  # noqa: BLE001  whatever a task raises is its own
             return self._failed(device, launch, started_s, error)
+        finally:
+            self.tell(runner.notes(started_s))
         value = runner.to_host(outcome.value) if outcome.resident else outcome.value
         self._results[launch.task, launch.attempt] = value
         nbytes = sizeof(value)

@@ -8,7 +8,17 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-__all__ = ["NOTES", "CheckpointWritten", "DeviceSampled", "TrainingEpoch", "TrainingNews", "TrainingStep"]
+__all__ = [
+    "NOTES",
+    "CheckpointWritten",
+    "CollectiveDone",
+    "DeviceSampled",
+    "TaskNote",
+    "TrainingEpoch",
+    "TrainingNews",
+    "TrainingStep",
+    "set_in_time",
+]
 
 
 class TrainingStep(NamedTuple):
@@ -93,5 +103,54 @@ class DeviceSampled(NamedTuple):
     power_w: float
 
 
-NOTES: tuple[type, ...] = (TrainingStep, TrainingEpoch, TrainingNews, CheckpointWritten, DeviceSampled)
+class CollectiveDone(NamedTuple):
+    """A member took part in a collective of its group, within its attempt at a task.
+
+    Attributes
+    ----------
+    task, attempt, device : whose attempt it was; members of one group task share the first two
+    what : 'all_reduce', 'broadcast', 'all_gather', 'reduce_scatter', or 'exchange' for a step of training
+    algorithm : what carried it: 'shared_memory', 'library', 'ring', 'tree' or 'pipelined_tree'
+    rank, world_size : of the member, and of its group
+    nbytes : bytes of the member's row; 0 where that is not known
+    started_s, seconds : s, when the member came and how long it was in there, waiting for others included
+    calls : how many collectives this stands for; above 1 only for those after the first 10,000 of an attempt
+    """
+
+    at_s: float
+    task: int
+    attempt: int
+    device: str
+    what: str
+    algorithm: str
+    rank: int
+    world_size: int
+    nbytes: int
+    started_s: float
+    seconds: float
+    calls: int
+
+
+TaskNote = CollectiveDone
+"""What an attempt tells of its inside; `started_s` counts from the attempt's beginning until it reaches the program."""
+
+
+def set_in_time(note: TaskNote, began_s: float) -> TaskNote:
+    """Give a note that counts from the beginning of an attempt with the time of the run.
+
+    Parameters
+    ----------
+    began_s : s of the run at which the attempt began
+    """
+    return note._replace(started_s=note.started_s + began_s)
+
+
+NOTES: tuple[type, ...] = (
+    TrainingStep,
+    TrainingEpoch,
+    TrainingNews,
+    CheckpointWritten,
+    DeviceSampled,
+    CollectiveDone,
+)
 """Every kind of note, in the order of the documentation."""

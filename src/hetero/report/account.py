@@ -6,7 +6,7 @@ It must not take any category for the rest of the others.
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import inf
@@ -16,16 +16,17 @@ import numpy as np
 from hetero.core.eligible import obstacle
 from hetero.model.device import HOST_NODE
 from hetero.model.tasks import Request
+from hetero.report.collectives import collective_problems, collective_spans, collective_waits
 from hetero.report.intervals import EMPTY, Spans, common, length_s, pairs, union, without
 from hetero.report.record import RunRecord
 
-__all__ = ["CATEGORIES", "Account", "account", "collective_waits"]
+__all__ = ["CATEGORIES", "Account", "account"]
 
 CATEGORIES: Mapping[str, str] = {
     "compute": "ran tasks whose results counted",
     "transfer in": "waited while inputs of its tasks were copied to it",
     "transfer out": "waited while its results were copied away",
-    "collective": "waited for the other devices of a group task",
+    "collective": "took part in a collective of its group, or waited for the others at the end of a group task",
     "waiting for data": "found only tasks whose inputs were not computed yet",
     "waiting for work": "found no open task that it could run",
     "retry": "ran attempts that did not count, or had lost its worker",
@@ -63,16 +64,16 @@ def account(run: RunRecord) -> Account:
 
     Notes
     -----
-    At any moment a device either runs an attempt (compute, retry), or waits in a group task (collective), or its
-    worker is away (retry; overhead before its first start), or bytes travel for it (transfer in, before transfer
-    out), or an attempt that was sent to it has not begun (overhead), or some task that it could run is ready
-    elsewhere (idle), or some is not ready (waiting for data), or none is open (waiting for work). Each of these
-    is computed from the events that make it so. An event that is missing, and two attempts at the same time on
-    one device, show in `problems`.
+    At any moment a device either runs an attempt (retry where it did not count, else collective while it is in one,
+    else compute), or waits for the others at the end of a group task (collective), or its worker is away (retry;
+    overhead before its first start), or bytes travel for it (transfer in, before transfer out), or an attempt that
+    was sent to it has not begun (overhead), or some task that it could run is ready elsewhere (idle), or some is
+    not ready (waiting for data), or none is open (waiting for work). Each of these is computed from the events that
+    make it so. An event that is missing, and two attempts at the same time on one device, show in `problems`.
     """
     facts = _facts(run)
     seconds = tuple(_seconds(each) for each in facts)
-    problems = [*run.problems]
+    problems = [*run.problems, *collective_problems(run)]
     for device, found, fact in zip(run.devices, seconds, facts, strict=True):
         twice_s = length_s(fact.busy) - length_s(union(fact.busy))
         if twice_s > _SLACK_S * (1 + len(fact.busy[0])):
@@ -90,6 +91,7 @@ class _Facts:
     window: Spans
     done: Spans = EMPTY
     wasted: Spans = EMPTY
+    inside: Spans = EMPTY
     member: Spans = EMPTY
     inbound: Spans = EMPTY
     outbound: Spans = EMPTY
@@ -111,6 +113,7 @@ def _together(one: Spans, other: Spans) -> Spans:
 
 
 def _seconds(fact: _Facts) -> dict[str, float]:
+    inside = union(fact.inside)
     busy = union(fact.done, fact.wasted)
     member = without(union(fact.member), busy)
     held = union(busy, member)
@@ -124,10 +127,10 @@ def _seconds(fact: _Facts) -> dict[str, float]:
     ready, blocked = union(fact.ready), union(fact.blocked)
     none_open = without(fact.window, union(ready, blocked))
     return {
-        "compute": length_s(fact.done),
+        "compute": length_s(without(fact.done, inside)),
         "transfer in": length_s(inbound),
         "transfer out": length_s(outbound),
-        "collective": length_s(member),
+        "collective": length_s(member) + length_s(common(fact.done, inside)),
         "waiting for data": length_s(common(unused, without(blocked, ready))),
         "waiting for work": length_s(common(unused, none_open)),
         "retry": length_s(fact.wasted) + length_s(without(fact.away, held)),
@@ -147,7 +150,7 @@ def _facts(run: RunRecord) -> list[_Facts]:
     for at, from_s, until_s in run.queued:
         queued[at].append((from_s, until_s))
     inbound, outbound = _transfers(run)
-    members = collective_waits(run)
+    members, inside = collective_waits(run), collective_spans(run)
     open_of = _open_tasks(run)
     facts = []
     for index, device in enumerate(run.devices):
@@ -158,6 +161,7 @@ def _facts(run: RunRecord) -> list[_Facts]:
                 window=window,
                 done=pairs(done[index], begin_s, end_s),
                 wasted=pairs(wasted[index], begin_s, end_s),
+                inside=pairs(inside.get(index, ()), begin_s, end_s),
                 member=pairs(members.get(index, ()), begin_s, end_s),
                 inbound=pairs(inbound.get(index, ()), begin_s, end_s),
                 outbound=pairs(outbound.get(index, ()), begin_s, end_s),
@@ -246,19 +250,3 @@ def _readers(run: RunRecord) -> dict[tuple[int, str], tuple[int, ...]]:
         for item in run.tasks[each.task].inputs if each.task in run.tasks else ():
             found[item, node].add(each.device)
     return {key: tuple(sorted(devices)) for key, devices in found.items()}
-
-
-def collective_waits(run: RunRecord) -> dict[int, list[tuple[float, float]]]:
-    """Give for each device when it had ended its part of a group task and others had not."""
-    sizes = Counter((each.task, each.attempt) for each in run.attempts)
-    ends: dict[tuple[int, int], float] = {}
-    for each in run.attempts:
-        key = (each.task, each.attempt)
-        if sizes[key] > 1:
-            ends[key] = max(ends.get(key, -inf), each.end_s)
-    waits: dict[int, list[tuple[float, float]]] = defaultdict(list)
-    for each in run.attempts:
-        last_s = ends.get((each.task, each.attempt), -inf)
-        if last_s > each.end_s:
-            waits[each.device].append((each.end_s, last_s))
-    return waits

@@ -1,15 +1,16 @@
 """A run as Chrome-trace JSON, which Perfetto and chrome://tracing open.
 
-In: a `RunRecord`. Out: events: a row a device and link, a slice a task and copy, a flow from each copy to what read it.
-It must not let slices of one row overlap: importers drop those.
+In: a `RunRecord`. Out: events: a row a device and link, a slice a task and copy, below a task what it told of its
+inside, a flow from each copy to what read it. It must not let slices of one row cross each other: importers drop those.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
+from hetero.model.notes import CollectiveDone
 from hetero.report.record import RunRecord
 
 __all__ = ["chrome_trace"]
@@ -25,8 +26,12 @@ def chrome_trace(run: RunRecord) -> dict[str, Any]:
     Notes
     -----
     Times are whole µs since the begin of the run; a slice of less than 1 µs is shown as 0 µs, in order.
-    Copies that overlap on one link are put on rows of their own.
+    Copies that overlap on one link are put on rows of their own. Collectives lie below the slice of their task, and
+    what reaches beyond it by rounding is cut.
     """
+    inside: dict[tuple[int, int, str], list[CollectiveDone]] = defaultdict(list)
+    for note in run.collectives:
+        inside[note.task, note.attempt, note.device].append(note)
     events: list[dict[str, Any]] = [_meta("process_name", 0, "hetero")]
     for index, device in enumerate(run.devices):
         events.append(_meta("thread_name", _FIRST_ROW + index, device.id))
@@ -37,7 +42,10 @@ def chrome_trace(run: RunRecord) -> dict[str, Any]:
         for each, (start_us, took_us) in zip(rows, spans, strict=True):
             task = run.tasks.get(each.task)
             told = {"task": each.task, "attempt": each.attempt, "outcome": each.outcome}
-            events.append(_slice(_FIRST_ROW + index, task.name if task else "?", each.outcome, start_us, took_us, told))
+            row = _FIRST_ROW + index
+            events.append(_slice(row, task.name if task else "?", each.outcome, start_us, took_us, told))
+            notes = inside.get((each.task, each.attempt, device.id), ())
+            events += _collectives(run, row, notes, start_us, start_us + took_us)
     events += _copies(run)
     return {"traceEvents": events, "displayTimeUnit": "ms"}
 
@@ -51,6 +59,29 @@ def _whole(run: RunRecord, spans: Iterable[tuple[float, float]]) -> list[tuple[i
         free_us = max(start_us, round((end_s - run.begin_s) * 1e6))
         found.append((start_us, free_us - start_us))
     return found
+
+
+def _collectives(
+    run: RunRecord, row: int, notes: Sequence[CollectiveDone], from_us: int, until_us: int
+) -> list[dict[str, Any]]:
+    """Give the collectives of one attempt as slices within its own, one after the other."""
+    events = []
+    for note in sorted(notes, key=lambda each: each.started_s):
+        start_us, took_us = _within(run, note.started_s, note.seconds, from_us, until_us)
+        from_us = start_us + took_us
+        told = {
+            "algorithm": note.algorithm, "rank": note.rank, "members": note.world_size, "bytes": note.nbytes,
+            "calls": note.calls,
+        }  # fmt: skip
+        events.append(_slice(row, note.what, "collective", start_us, took_us, told))
+    return events
+
+
+def _within(run: RunRecord, started_s: float, seconds: float, from_us: int, until_us: int) -> tuple[int, int]:
+    """Round a span to whole µs and cut it to a window."""
+    begin_s = started_s - run.begin_s
+    start_us = min(max(from_us, round(begin_s * 1e6)), until_us)
+    return start_us, max(start_us, min(until_us, round((begin_s + seconds) * 1e6))) - start_us
 
 
 def _meta(name: str, row: int, text: str) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from math import inf
 from typing import Any, Literal, NamedTuple
 
 from hetero.model.device import Device
+from hetero.model.notes import CollectiveDone
 from hetero.model.tasks import Request
 
 __all__ = ["Attempt", "Outcome", "RunRecord", "TaskRecord", "TransferRecord"]
@@ -91,7 +92,7 @@ class RunRecord:
     put : (item, bytes, node, at) of each value that came to be on a node
     freed : (item, node, at)
     warnings : what the user was told
-    notes : what training told, as in `hetero.model.notes`
+    notes : what training, devices and attempts told, as in `hetero.model.notes`
     problems : one line for each event that is missing or contradicts another; empty for a sound trace
     torn : True when the program ended without closing its trace
     begin_s, end_s : s, first submission and last outcome
@@ -114,6 +115,11 @@ class RunRecord:
     begin_s: float = 0.0
     end_s: float = 0.0
     head: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def collectives(self) -> list[CollectiveDone]:
+        """What devices did in collectives, in the order in which it was told."""
+        return [each for each in self.notes if isinstance(each, CollectiveDone)]
 
     @property
     def span_s(self) -> float:

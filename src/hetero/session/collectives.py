@@ -19,9 +19,11 @@ import numpy as np
 
 from hetero.comm.errors import GroupBrokenError
 from hetero.comm.group import Group
-from hetero.comm.meeting import Library, StoreMeeting, open_rendezvous
+from hetero.comm.meeting import LOOPBACK, Library, StoreMeeting, open_rendezvous
 from hetero.drive.frame import Frame, current
+from hetero.drive.telling import tell_collective
 from hetero.engines.base import Channel
+from hetero.floor import clock
 from hetero.floor.errors import BadValueError
 
 __all__ = ["all_gather", "all_reduce", "broadcast", "reduce_scatter"]
@@ -49,7 +51,7 @@ def all_reduce(array: Any, op: str = "sum", algorithm: str = "auto") -> Any:
         Another member failed.
     """
     row, back = _copied(array)
-    with _group() as group:
+    with _group("all_reduce", row) as group:
         group.all_reduce(row, op, algorithm)
     return back(row)
 
@@ -71,7 +73,7 @@ def broadcast(array: Any, src: int = 0, algorithm: str = "auto") -> Any:
         Another member failed.
     """
     row, back = _copied(array)
-    with _group() as group:
+    with _group("broadcast", row) as group:
         group.broadcast(row, src, algorithm)
     return back(row)
 
@@ -92,7 +94,7 @@ def all_gather(array: Any, algorithm: str = "auto") -> Any:
         Another member failed.
     """
     row, back = _copied(array, is_whole=True)
-    with _group() as group:
+    with _group("all_gather", row) as group:
         parts = _repeated(row, group.world_size)
         group.all_gather(parts, algorithm)
     return back(parts)
@@ -115,7 +117,7 @@ def reduce_scatter(array: Any, op: str = "sum", algorithm: str = "auto") -> Any:
         Another member failed.
     """
     row, back = _copied(array, is_whole=True)
-    with _group() as group:
+    with _group("reduce_scatter", row) as group:
         size = group.world_size
         if not row.ndim or len(row) % size:
             raise BadValueError(
@@ -179,11 +181,13 @@ class _Talk:
         self._channel = channel
         self._kept: defaultdict[tuple[int, bool], deque[Any]] = defaultdict(deque)
         self._store: StoreMeeting | None = None
-        here = json.dumps([socket.gethostname(), os.getpid(), find_spec("torch") is not None]).encode()
-        places = [tuple(json.loads(each)) for each in self.exchange("where", here)]
-        own_processes = len({place[:2] for place in places}) == len(places)
-        self.library: Library = "asked" if own_processes and all(place[2] for place in places) else "none"
-        self.group = Group(channel.rank, channel.world_size, self, deadline_s=_DEADLINE_S)
+        here = [channel.address, socket.gethostname(), os.getpid(), find_spec("torch") is not None]
+        places = [tuple(json.loads(each)) for each in self.exchange("where", json.dumps(here).encode())]
+        own_processes = len({place[:3] for place in places}) == len(places)
+        self.library: Library = "asked" if own_processes and all(place[3] for place in places) else "none"
+        apart = len({place[0] for place in places}) > 1
+        self._where = {"address": channel.address if apart else LOOPBACK, "beyond_loopback": apart}
+        self.group = Group(channel.rank, channel.world_size, self, deadline_s=_DEADLINE_S, **self._where)
 
     def exchange(self, word: str, mine: bytes, deadline_s: float = _DEADLINE_S) -> list[bytes]:
         """Tell a value under a word; gives what each member told under it, by rank."""
@@ -200,9 +204,10 @@ class _Talk:
     def store(self) -> Any:
         """Give torch's store of keys that all members share."""
         if self._store is None:
-            kept, mine = open_rendezvous("task", self._channel.world_size) if not self._channel.rank else (None, None)
+            rank, size = self._channel.rank, self._channel.world_size
+            kept, mine = (None, None) if rank else open_rendezvous("task", size, **self._where)
             rendezvous = tuple(json.loads(self.exchange("store", json.dumps(mine).encode())[0]))
-            self._store = StoreMeeting(self._channel.rank, self._channel.world_size, rendezvous, kept)
+            self._store = StoreMeeting(rank, size, rendezvous, kept)
         return self._store.store()
 
     def recv(self, rank: int) -> Any:
@@ -227,19 +232,24 @@ class _Talk:
 
 
 @contextmanager
-def _group() -> Iterator[Group]:
-    """Have the group of this task's members, or one of a single member."""
+def _group(what: str, row: Any) -> Iterator[Group]:
+    """Have the group of this task's members, or one of a single member; the trace is told of what goes on in it."""
     frame = current()
     if frame is None or frame.channel is None or frame.channel.world_size == 1:
         yield Group(0, 1)
         return
+    begun_s = clock.monotonic_s()
     talk = _talk(frame, frame.channel)
+    group = talk.group
     try:
-        yield talk.group
+        yield group
     except GroupBrokenError as error:
         if error.rank is not None:
             talk.learn_why(error.rank)
         raise
+    finally:
+        seconds = clock.monotonic_s() - begun_s
+        tell_collective(frame, what, group.carried_by, group.rank, group.world_size, int(row.nbytes), seconds)
 
 
 def _talk(frame: Frame, channel: Channel) -> _Talk:

@@ -17,9 +17,10 @@ from hetero.backends.torch import is_out_of_memory
 from hetero.comm.errors import GroupBrokenError, LineClosedError
 from hetero.comm.lines import Line
 from hetero.drive.frame import Frame, current, enter
+from hetero.drive.telling import tell_collective
 from hetero.floor import clock
 from hetero.floor.errors import HeteroError, OutOfDeviceMemoryError
-from hetero.floor.platform import freed_memory_kept
+from hetero.floor.own_memory import freed_memory_kept
 from hetero.model.device import Device
 from hetero.plan.shares import Plan, apportion
 from hetero.train.job import Job
@@ -97,6 +98,7 @@ class _Member(Membership):
         self.options = job.options
         self.data: Samples = data
         self.test: Samples | None = test
+        self.frame = frame
         self.device: Device = frame.device
         self.throttle = Throttle(frame.device.throttle_frac)
         self.place = torch_place(frame.device)
@@ -210,6 +212,9 @@ class _Member(Membership):
         total, more = replica.reduce(self.group, done, [float(self.told_to_regroup()), *spent, *waits])
         applies_s = clock.monotonic_s()
         self.waited_s = applies_s - computed_s
+        if len(self.team) > 1:
+            group = self.group
+            tell_collective(self.frame, "exchange", group.carried_by, self.rank, len(self.team), 0, self.waited_s)
         if total.samples != len(ids):
             raise TrainingError(
                 f"{total.samples:g} samples took part in step {replica.step} instead of {len(ids)}",

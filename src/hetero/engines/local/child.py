@@ -180,6 +180,8 @@ class Server:
             self._shielded = 0
         if views:
             self.segments.release(views)
+        if notes := self.runner.notes(started_s):
+            self.send((say.NOTES, notes))
         return row
 
     def _call(self, job: Job, views: list[Any]) -> Outcome:

@@ -83,7 +83,8 @@ class LocalEngine(Engine):
         origin_s = WallClock(0.0).now_s() - clock.now_s()
         items = Items(arena, meter)
         self._house = House(
-            hub, arena, items, meter, clock, self.counters, worker, report, origin_s, self._start_s, self._talk
+            hub, arena, items, meter, clock, self.counters, worker, report, origin_s, self._start_s, self._talk,
+            self.tell,
         )  # fmt: skip
         arena.closed_segments = self._segment_closed
         self._pid = os.getpid()

@@ -9,7 +9,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
-from hetero.engines.base import Report, WorkerEntry
+from hetero.engines.base import Report, Tell, WorkerEntry
 from hetero.engines.local.arena import Arena
 from hetero.engines.local.hub import Hub
 from hetero.engines.local.items import Items, Meter
@@ -33,6 +33,7 @@ class House:
     origin_s : the clock's zero on the host's monotonic clock, so that workers agree
     start_s : s that a worker may take to start
     talk : how the members of a group talk
+    tell : takes the notes of attempts
     failed_starts : how often in a row the worker of a device did not start
     """
 
@@ -47,6 +48,7 @@ class House:
     origin_s: float
     start_s: float
     talk: Talk
+    tell: Tell
     failed_starts: Counter[str] = field(default_factory=Counter)
 
     def refuse(self, device: str, launch: Launch, failure: Failure) -> None:

@@ -16,7 +16,7 @@ from hetero.floor.errors import BadValueError, GroupError
 __all__ = ["Cancelled", "GroupChannel", "Hello", "Job", "NoRoomError", "UnserialisableError", "granted"]
 
 # On the data socket, in both directions.
-HELLO, READY, BROKEN, RUN, DONE, ROOM, SAY, LEFT, HEARD = range(9)
+HELLO, READY, BROKEN, RUN, DONE, ROOM, SAY, LEFT, HEARD, NOTES = range(10)
 # On the control socket, in both directions.
 WITHDRAW, CANCEL, IMPORT, EXPORT, DROP, SEGMENT, CLOSE, IMPORTED, EXPORTED, TROUBLE = range(20, 30)
 # How an attempt ended.
@@ -92,6 +92,7 @@ class GroupChannel:
     send : sends a value to a rank
     receive : waits for the next (SAY, sender, content) or (LEFT, sender, reason); a content is a `Whole` or a `Piece`
     copy : copies the data of a piece into a buffer
+    address : as in `Channel`
     """
 
     def __init__(
@@ -101,9 +102,11 @@ class GroupChannel:
         send: Callable[[int, Any], None],
         receive: Callable[[], Any],
         copy: Callable[[Any, memoryview], None],
+        address: str = "127.0.0.1",
     ) -> None:
         self.rank = rank
         self.world_size = world_size
+        self.address = address
         self._send = send
         self._receive = receive
         self._copy = copy

@@ -270,6 +270,8 @@ class ProcessWorker:
             self._says(*message[1:])
         elif tag == say.HEARD:
             self._said.pop(Place(*message[1]), None)
+        elif tag == say.NOTES:
+            self._house.tell(message[1])
         elif tag == say.READY:
             self._greeted(message[1])
         elif tag == say.BROKEN:

@@ -221,6 +221,7 @@ class ThreadWorker:
             event = self._failed(launch, started_s, error)
         else:
             event = self._finished(launch, started_s, outcome, rank)
+        self._house.tell(self._runner.notes(started_s))
         if group is not None:
             self._inboxes.pop(launch.task, None)
             group.leave(rank, "" if type(event) is TaskFinished else f"rank {rank} failed")

@@ -14,12 +14,12 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
-from hetero.engines.base import Call, Engine, EngineOrder, NodeUsage, Report, WorkerEntry
+from hetero.engines.base import Call, Engine, EngineOrder, NodeUsage, Reach, Report, WorkerEntry
 from hetero.engines.local.groups import Group
 from hetero.engines.local.hub import Hub
 from hetero.engines.local.items import Item, Items, Meter, Replica
 from hetero.engines.local.wire import as_bytes, one_line
-from hetero.engines.ray.cluster import Cluster
+from hetero.engines.ray.cluster import OWN_HOST, Cluster
 from hetero.engines.ray.lodge import Lodge
 from hetero.engines.ray.vault import Stored, Vault
 from hetero.engines.ray.watching import SILENT_S, Watch
@@ -82,7 +82,7 @@ class RayEngine(Engine):
         items, hub = Items(vault, meter), Hub(report)
         watch = Watch(hub, cluster, [device.host for device in devices], self._silent)
         self._lodge = Lodge(
-            hub, cluster, vault, items, meter, clock, self.counters, worker, report, self._start_s, watch
+            hub, cluster, vault, items, meter, clock, self.counters, worker, report, self._start_s, watch, self.tell
         )  # fmt: skip
         self._pid = os.getpid()
         self._devices = {device.id: device for device in devices}
@@ -206,6 +206,15 @@ class RayEngine(Engine):
     def pids(self) -> Mapping[str, int]:
         """Give the process id of each worker that is on this host."""
         return {name: worker.pid for name, worker in self._workers.items() if worker.pid}
+
+    def reach(self) -> Reach:
+        """Give the addresses of hosts: those of the cluster, where devices are on several."""
+        if all(device.host == OWN_HOST for device in self._devices.values()):
+            return Reach()
+        cluster = self._lodge.cluster
+        of_hosts = cluster.addresses()
+        workers = {name: of_hosts[device.host] for name, device in self._devices.items()}
+        return Reach(of_hosts[OWN_HOST], workers, cluster.certificates)
 
     def usage(self) -> Mapping[str, NodeUsage]:
         """Give how full each memory node is."""

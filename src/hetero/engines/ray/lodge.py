@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
-from hetero.engines.base import Report, WorkerEntry
+from hetero.engines.base import Report, Tell, WorkerEntry
 from hetero.engines.local.hub import Hub
 from hetero.engines.local.items import Items, Meter
 from hetero.engines.ray.cluster import Cluster
@@ -26,6 +26,7 @@ class Lodge:
     Attributes
     ----------
     start_s : s that a worker may take to start
+    tell : takes the notes of attempts
     failed_starts : how often in a row the worker of a device did not start
     """
 
@@ -40,4 +41,5 @@ class Lodge:
     report: Report
     start_s: float
     watch: Watch
+    tell: Tell
     failed_starts: Counter[str] = field(default_factory=Counter)

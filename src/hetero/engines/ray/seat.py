@@ -28,6 +28,7 @@ from hetero.engines.local.wire import LARGE_BYTES, NONE, dump, dump_error, fresh
 from hetero.floor import clock, platform
 from hetero.floor.errors import HeteroError, SerialisationError
 from hetero.model.device import Device
+from hetero.model.notes import TaskNote
 
 __all__ = ["COPIES", "GROUPS", "TALK", "Greeting", "Job", "Seat"]
 
@@ -90,12 +91,14 @@ class Seat:
     entry : opens the device
     device : whose main memory, if it has no other, is that of this host
     path : where the program finds its modules
+    address : of this host, on which others reach it
     """
 
-    def __init__(self, entry: WorkerEntry, device: Device, path: Sequence[str]) -> None:
+    def __init__(self, entry: WorkerEntry, device: Device, path: Sequence[str], address: str) -> None:
         known = set(sys.path)
         sys.path.extend([folder for folder in path if folder not in known])
         self._device = device
+        self._address = address
         self._clock = clock.WallClock(0.0)
         self._functions: dict[str, Any] = {}
         self._kept: dict[Any, Any] = {}
@@ -126,7 +129,7 @@ class Seat:
     # -- attempts, in the thread that runs tasks --------------------------------------------------------------
 
     def run(self, batch: bytes, *parts: Any) -> tuple[bytes, tuple[Any, ...] | None]:
-        """Run attempts one after the other; give their rows, and all large buffers of their results.
+        """Run attempts one after the other; give their rows and notes, and all large buffers of their results.
 
         Parameters
         ----------
@@ -144,8 +147,9 @@ class Seat:
         if self._thread != threading.get_ident():
             self._sit_down()
         large: list[Any] = []
-        rows = [self._attempt(Job._make(fields), peers, parts, large, len(jobs) > 1) for fields in jobs]
-        return pickle.dumps(rows, 5), tuple(large) or None
+        notes: list[TaskNote] = []
+        rows = [self._attempt(Job._make(fields), peers, parts, large, notes, len(jobs) > 1) for fields in jobs]
+        return pickle.dumps((rows, notes), 5), tuple(large) or None
 
     def _sit_down(self) -> None:
         """Make this thread the one that runs tasks, on the device's CPUs; Ray's own threads stay where they like."""
@@ -153,12 +157,21 @@ class Seat:
         if self._device.cpus:
             platform.bind_to_cpus(self._device.cpus)
 
-    def _attempt(self, job: Job, peers: Sequence[Any], parts: Sequence[Any], large: list[Any], copied: bool) -> Row:
+    def _attempt(
+        self,
+        job: Job,
+        peers: Sequence[Any],
+        parts: Sequence[Any],
+        large: list[Any],
+        notes: list[TaskNote],
+        copied: bool,
+    ) -> Row:
         with self._guard:
             self._started = job.seq
             told = self._unwanted.pop(job.seq, 0)
             self._running = 0 if told else job.seq
         row = (job.seq, 0.0, 0.0, told) if told else self._timed(job, peers, parts, large, copied)
+        notes += self._runner.notes(row[1])
         if job.group is not None:
             self._leave(job, peers, "" if row[3] in (say.VALUE, say.RESIDENT) else f"rank {job.group[0]} failed")
         return row
@@ -260,7 +273,7 @@ class Seat:
                     tag, sender, content = inbox.get(timeout=_POLL_S)
                     return tag, sender, Whole(load(*content)) if tag == say.SAY else content
 
-        return GroupChannel(*job.group, send, receive, lambda data, buffer: None)
+        return GroupChannel(*job.group, send, receive, lambda data, buffer: None, self._address)
 
     def _inbox(self, which: Which) -> queue.SimpleQueue[Any]:
         return self._inboxes.setdefault(which, queue.SimpleQueue())

@@ -35,6 +35,7 @@ from hetero.floor.errors import HeteroError
 from hetero.model.commands import Launch
 from hetero.model.device import Device
 from hetero.model.events import DeviceLost, DeviceReady, Event, TaskFailed, TaskFinished, TaskWithdrawn
+from hetero.model.notes import set_in_time
 from hetero.model.tasks import Failure
 
 __all__ = ["START_S", "RemoteWorker"]
@@ -292,12 +293,13 @@ class RemoteWorker:
         platform.hold_interrupt(True)
         while (sent := self._answers.get()) is not None and not self._ended:
             try:
-                rows = pickle.loads(ray.get(sent.rows))
+                rows, notes = pickle.loads(ray.get(sent.rows))
             except ray.exceptions.RayActorError as error:
                 self._end(self._why or why_ended(error))
             except ray.exceptions.RayError as error:
                 self._not_brought(sent, str(error))
             else:
+                self._lodge.tell([set_in_time(note, -self._shift_s) for note in notes])
                 self._answered(sent, rows)
 
     def _answered(self, sent: _Sent, rows: list[tuple[Any, ...]]) -> None:

@@ -16,7 +16,7 @@ from tests.perfetto import folder, perfetto
 from tests.pure.test_report import EVIL, failed_run
 from tests.pure.test_report_training import trained
 
-READY = "window.heteroStats && heteroStats.ready"
+READY = "window.heteroStats && heteroStats.done"
 
 
 @pytest.fixture(scope="module")
@@ -131,6 +131,13 @@ def test_the_page_prints_and_has_a_dark_form(tmp_path: Path) -> None:
         dark.open(path, READY)
         assert dark.value("getComputedStyle(document.body).backgroundColor") == "rgb(21, 24, 27)"
         assert dark.print().startswith(b"%PDF")
+        dark.value("dispatchEvent(new Event('beforeprint'))")
+        widths = "[...document.querySelectorAll('canvas')].map(each => Math.round(each.getBoundingClientRect().width))"
+        assert max(dark.value("over.time.charts.map(each => each.width)")) == 700
+        assert dark.value("theme.ink") == "#000"
+        assert dark.value("document.querySelector('details').open")
+        dark.value("dispatchEvent(new Event('afterprint'))")
+        assert max(dark.value(widths)) > 1000
         assert dark.errors == []
 
 
@@ -153,9 +160,54 @@ def test_a_million_tasks_open(browser: Browser, tmp_path: Path) -> None:
     assert browser.value("(drawTimeline(), heteroStats.draws)") < 1000
 
 
+def test_curves_show_the_moments_that_the_timeline_shows(browser: Browser, tmp_path: Path) -> None:
+    show(browser, tmp_path, made(300, 4))
+    assert browser.value("over.time.charts.length") == 3
+    browser.value("(zoom(0.25), 0)")
+    browser.wait("over.time.charts.every(each => each.scales.x.min === view[0] && each.scales.x.max === view[1])")
+    browser.value("$('curves').focus()")
+    browser.press("0")
+    browser.wait("over.time.charts.every(each => each.scales.x.max >= D.span)")
+    assert browser.value("view[1]") == pytest.approx(browser.value("D.span"))
+    assert browser.errors == []
+
+
+def test_a_stretch_marked_on_a_curve_is_what_the_timeline_shows_next(browser: Browser, tmp_path: Path) -> None:
+    show(browser, tmp_path, made(300, 4))
+    left, top, wide = browser.value(
+        "(() => { const o = over.time.charts[0].over; o.scrollIntoView({ block: 'center' });"
+        " const b = o.getBoundingClientRect(); return [b.left, b.top, b.width] })()"
+    )
+    held = {"button": "left", "buttons": 1, "clickCount": 1, "y": top + 20}
+    browser.call("Input.dispatchMouseEvent", type="mousePressed", x=left + wide / 4, **held)
+    for part in (0.4, 0.5):
+        browser.call("Input.dispatchMouseEvent", type="mouseMoved", x=left + part * wide, **held)
+    browser.call("Input.dispatchMouseEvent", type="mouseReleased", x=left + wide / 2, **held)
+    browser.wait("view[1] - view[0] < D.span / 3")
+    assert browser.value("[view[0] / D.span, view[1] / D.span]") == pytest.approx([0.25, 0.5], abs=0.01)
+
+
+def test_a_name_of_a_curve_tells_its_height_with_a_unit_and_hides_it(browser: Browser, tmp_path: Path) -> None:
+    show(browser, tmp_path, made(300, 4))
+    words = browser.value("Array.from(document.querySelectorAll('#curves button'), each => each.textContent)")
+    assert any(each.startswith("ram → cuda:0: up to ") and each.endswith("B/s") for each in words)
+    assert any(each.startswith("cuda:0: up to ") and each.endswith("B") for each in words)
+    browser.value("document.querySelector('#curves button').click()")
+    assert browser.value("over.time.charts[0].series[1].show") is False
+    assert browser.value("document.querySelector('#curves button').getAttribute('aria-pressed')") == "false"
+
+
 def test_training_is_drawn_over_its_steps_without_a_complaint(browser: Browser, tmp_path: Path) -> None:
     show(browser, tmp_path, page(trained(EVIL)))
-    inked = "new Uint32Array($('training').getContext('2d').getImageData(0, 0, $('training').width, 300).data.buffer)"
+    charts = browser.value("over.steps.charts.map(each => each.series.slice(1).map(one => one.min !== null))")
+    assert charts == [[True, True], [True, True], [True, True, True]]
+    canvas = "over.steps.charts[0].ctx.canvas"
+    inked = f"new Uint32Array({canvas}.getContext('2d').getImageData(0, 0, {canvas}.width, 100).data.buffer)"
     assert browser.value(f"new Set({inked}).size") > 10
+    browser.value("$('training').focus()")
+    browser.press("+")
+    assert browser.value("over.steps.view[1] - over.steps.view[0]") < browser.value(
+        "over.steps.whole[1] - over.steps.whole[0]"
+    )
     assert browser.requests == []
     assert browser.errors == []

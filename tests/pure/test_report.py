@@ -189,6 +189,13 @@ def test_a_page_names_no_address() -> None:
     assert "default-src 'none'" in text
 
 
+def test_a_page_carries_the_licence_of_what_it_carries_of_others() -> None:
+    text = page(two_devices())
+    assert "uPlot 1.6" in text
+    assert "Copyright (c) 2022 Leon Sorokin" in text
+    assert 'THE SOFTWARE IS PROVIDED "AS IS"' in text
+
+
 def test_a_chrome_trace_has_whole_microseconds_and_no_overlap_in_a_row() -> None:
     document = json.loads(json.dumps(chrome_trace(two_devices())))
     slices = [each for each in document["traceEvents"] if each["ph"] == "X"]

@@ -101,5 +101,5 @@ def test_what_devices_told_is_drawn_from_each_sample_to_the_next() -> None:
     run = trained()
     run.notes = [*run.notes, *told]
     found = {each.group: each.values for each in curves(run) if each.name == "h0/cuda:0"}
-    assert set(found) == {"busy", "°C"}
+    assert set(found) == {"busy", "temperature"}
     assert (found["busy"][len(found["busy"]) // 2 - 2], found["busy"][-1]) == (0.25, 0.75)

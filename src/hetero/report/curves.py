@@ -26,8 +26,9 @@ class Curve(NamedTuple):
 
     Attributes
     ----------
-    group : 'devices computing', 'memory', 'links', or what devices told of themselves: 'busy', 'in use', '°C', 'W'
-    unit : '', 'B' or 'B/s'
+    group : 'devices computing', 'memory', 'links', or what devices told of themselves: 'busy', 'in use', 'temperature',
+        'power'
+    unit : '', 'B', 'B/s', '°C', 'W', or '%' of fractions
     values : shape (STEPS,), the mean of each step; of memory the value at its end
     """
 
@@ -95,7 +96,12 @@ def _links(run: RunRecord, edges: Floats) -> list[Curve]:
     return found
 
 
-_TOLD = (("busy", "", "busy_frac"), ("in use", "B", "used_bytes"), ("°C", "", "temperature_c"), ("W", "", "power_w"))
+_TOLD = (
+    ("busy", "%", "busy_frac"),
+    ("in use", "B", "used_bytes"),
+    ("temperature", "°C", "temperature_c"),
+    ("power", "W", "power_w"),
+)
 
 
 def _told(run: RunRecord, edges: Floats) -> list[Curve]:

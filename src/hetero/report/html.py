@@ -23,6 +23,7 @@ from hetero.report.tables import chain_table, device_table, epoch_table, loss_ta
 __all__ = ["page"]
 
 _PROBLEMS = 50
+_SCRIPTS = ("data", "uplot", "draw", "timeline", "curves", "figures", "start")
 
 
 def page(run: RunRecord, usd_per_hour: Mapping[str, float] | None = None, found: Findings | None = None) -> str:
@@ -34,9 +35,8 @@ def page(run: RunRecord, usd_per_hour: Mapping[str, float] | None = None, found:
     found : what was found already, None to look now
     """
     found = found or find(run, usd_per_hour)
-    files = resources.files("hetero.report")
-    texts = {name: (files / f"page.{name}").read_text(encoding="utf-8") for name in ("html", "css", "js")}
-    digest = base64.b64encode(hashlib.sha256(texts["js"].encode()).digest()).decode()
+    script = _script()
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     with nothing_collected():
         data = packed(run, found)
     values = {
@@ -52,8 +52,19 @@ def page(run: RunRecord, usd_per_hour: Mapping[str, float] | None = None, found:
         "problems": _problems(run, found),
         "data": data,
     }
-    values |= {"css": texts["css"], "js": texts["js"]}
-    return re.sub(r"@(\w+)@", lambda match: values[match[1]], texts["html"])
+    values |= {"css": _file("uplot.css") + "\n" + _file("css"), "js": script}
+    return re.sub(r"@(\w+)@", lambda match: values[match[1]], _file("html"))
+
+
+def _file(name: str) -> str:
+    return (resources.files("hetero.report") / f"page.{name}").read_text(encoding="utf-8")
+
+
+def _script() -> str:
+    """Put the page's one script together: our own parts, and uPlot with its licence in place of its address."""
+    parts = {name: _file(f"{name}.js") for name in _SCRIPTS}
+    parts["uplot"] = f"/* uPlot 1.6.32\n{_file('uplot.LICENSE')}*/\n{parts['uplot'].partition(chr(10))[2]}"
+    return "\n".join(parts.values())
 
 
 def _plain(text: str) -> str:
@@ -83,9 +94,9 @@ def _training(found: Findings) -> str:
     if found.training is None:
         return ""
     tables = "\n\n".join(filter(None, (member_table(found.training), epoch_table(found.training))))
-    label = "Loss, samples of a step and time of a step over the steps; the figures follow as text"
-    canvas = f'<canvas id="training" role="img" aria-label="{label}"></canvas>'
-    return f"<h2>Training</h2>{canvas}<pre>{escape(_plain(tables))}</pre>"
+    label = "Loss, samples and time over the steps. Arrow keys move, plus and minus zoom, 0 shows all; figures follow"
+    curves = f'<div id="training" tabindex="0" role="group" aria-label="{label}"></div>'
+    return f"<h2>Training</h2>{curves}<pre>{escape(_plain(tables))}</pre>"
 
 
 def _problems(run: RunRecord, found: Findings) -> str:

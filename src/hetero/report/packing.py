@@ -70,13 +70,21 @@ def _document(run: RunRecord, found: Findings, tick_s: float) -> dict[str, Any]:
         "counts": [counts[index] for index in range(len(run.devices))],
         "categories": list(CATEGORIES),
         "seconds": [[_short(each[name]) for name in CATEGORIES] for each in found.account.seconds],
-        "links": [f"{_near(run, src)} → {_near(run, dst)}" for src, dst in _links(run)],
+        "links": [_arrow(run, f"{src} → {dst}") for src, dst in _links(run)],
         "linkCounts": [len(each) for each in _links(run).values()],
         "path": found.path[:20_000],
         "best": found.best.seconds,
         "training": drawn(found.training),
-        "curves": [[each.group, each.name, each.unit, [_short(one) for one in each.values]] for each in curves(run)],
+        "curves": [
+            [each.group, _arrow(run, each.name), each.unit, [_short(one) for one in each.values]]
+            for each in curves(run)
+        ],
     }
+
+
+def _arrow(run: RunRecord, name: str) -> str:
+    """Shorten the memory nodes in the name of a link, or of anything else."""
+    return " → ".join(_near(run, each) for each in name.split(" → "))
 
 
 def _near(run: RunRecord, node: str) -> str:

@@ -162,10 +162,15 @@ def _a_step(found: Training) -> str:
 
 
 def drawn(found: Training | None) -> dict[str, Any] | None:
-    """Give what the page draws: series over steps, of long runs every so manieth step."""
+    """Give what the page draws: series over ascending steps, of long runs every so manieth step.
+
+    Of a step that was done again after a death the later one is drawn.
+    """
     if found is None:
         return None
-    steps = found.steps[:: max(1, len(found.steps) // _DRAWN)]
+    told = [each for _, each in sorted({each.step: each for each in found.steps}.items())]
+    epochs = [each for _, each in sorted({each.step: each for each in found.epochs}.items())]
+    steps = told[:: max(1, len(told) // _DRAWN)]
     names = [each.device for each in found.members if each.steps]
     return {
         "steps": [each.step for each in steps],
@@ -174,7 +179,7 @@ def drawn(found: Training | None) -> dict[str, Any] | None:
         "devices": names,
         "samples": [[_of(name, each, each.samples) for each in steps] for name in names],
         "busy": [[_of(name, each, each.busy_s) for each in steps] for name in names],
-        "epochs": [[each.step, _short(each.loss), _short(each.test_loss)] for each in found.epochs[-_DRAWN:]],
+        "epochs": [[each.step, _short(each.loss), _short(each.test_loss)] for each in epochs[-_DRAWN:]],
     }
 
 

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from hetero.advise.estimate import Estimate, Workload, estimate
     from hetero.advise.match import match
     from hetero.backends.base import Kernel
+    from hetero.backends.topology_files import topology
     from hetero.batch.face import map_batches
     from hetero.batch.files import File, Files, Images
     from hetero.batch.pipeline import pipeline
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from hetero.graphs.program import Graph
     from hetero.graphs.show import graph
     from hetero.model.device import Device
+    from hetero.plan.groups import best_group
     from hetero.plan.training_speed import training_time
     from hetero.report.context import report
     from hetero.session.collectives import all_gather, all_reduce, broadcast, reduce_scatter
@@ -84,6 +86,7 @@ __all__ = [
     "all_gather",
     "all_reduce",
     "as_completed",
+    "best_group",
     "broadcast",
     "check_sample_log",
     "checkpoint",
@@ -117,6 +120,7 @@ __all__ = [
     "snapshot",
     "split",
     "task",
+    "topology",
     "training_time",
     "wait",
     "world_size",
@@ -127,6 +131,7 @@ _HOMES = {
     "hetero.advise.estimate": ("Estimate", "Workload", "estimate"),
     "hetero.advise.match": ("match",),
     "hetero.backends.base": ("Kernel",),
+    "hetero.backends.topology_files": ("topology",),
     "hetero.batch.face": ("map_batches",),
     "hetero.batch.files": ("File", "Files", "Images"),
     "hetero.batch.pipeline": ("pipeline",),
@@ -138,6 +143,7 @@ _HOMES = {
     "hetero.graphs.program": ("Graph",),
     "hetero.graphs.show": ("graph",),
     "hetero.model.device": ("Device",),
+    "hetero.plan.groups": ("best_group",),
     "hetero.plan.training_speed": ("training_time",),
     "hetero.session.collectives": ("all_gather", "all_reduce", "broadcast", "reduce_scatter"),
     "hetero.session.context": ("Context",),

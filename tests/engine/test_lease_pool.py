@@ -114,6 +114,86 @@ def test_tasks_keep_away_from_leased_devices_and_those_of_the_lease_use_them(con
 
 
 def test_with_all_devices_leased_a_task_without_a_lease_is_refused(context: hetero.Context) -> None:
-    with context.lease(count=2), pytest.raises(NothingFitsError, match="excludes"):
+    with context.lease(count=2), pytest.raises(NothingFitsError, match="are leased; run it by the lease"):
         context.run(_where)
     assert context.run(_where).startswith("h0/cpu:")
+
+
+def test_work_that_began_before_a_lease_and_work_behind_it_are_both_done(context: hetero.Context) -> None:
+    before = [context.submit(_where) for _ in range(50)]
+    with context.lease(on="h0/cpu:1") as lease:
+        inside = [lease.submit(_where) for _ in range(200)]
+        beside = [context.submit(_where) for _ in range(200)]
+        assert {future.result() for future in inside} == {"h0/cpu:1"}
+        assert {future.result() for future in beside} == {"h0/cpu:0"}
+    assert len(context.gather(before)) == 50
+
+
+def test_a_lease_that_is_left_ends_once_its_tasks_have(context: hetero.Context) -> None:
+    gate = threading.Event()
+    with context.lease(on="h0/cpu:1") as lease:
+        waits = lease.submit(gate.wait, 60)
+        behind = lease.submit(_where)
+    assert lease.phase is LeasePhase.RELEASING
+    assert context.run(_where) == "h0/cpu:0"
+    gate.set()
+    assert (waits.result(), behind.result()) == (True, "h0/cpu:1")
+    context.lease(on="h0/cpu:1").release()
+    assert lease.phase is LeasePhase.RELEASED
+
+
+def test_a_lease_of_a_context_that_is_not_renewed_makes_room_for_the_next(context: hetero.Context) -> None:
+    old = context.lease(count=2, expires="50ms")
+    with context.lease(count=2) as new:
+        assert new.run(_where).startswith("h0/cpu:")
+        assert old.phase is LeasePhase.RELEASED
+        assert "expired" in old.value.reason
+
+
+def test_a_task_that_names_the_devices_of_a_lease_belongs_to_it(context: hetero.Context) -> None:
+    with context.lease(on="h0/cpu:1"):
+        assert context.run(hetero.task(_where).options(on="h0/cpu:1")) == "h0/cpu:1"
+
+
+def test_leases_of_two_threads_follow_one_another(context: hetero.Context) -> None:
+    first, seen = context.lease(count=2), []
+
+    def second() -> None:
+        with context.lease(count=2, timeout="60s") as lease:
+            seen.append(lease.run(_where))
+
+    thread = threading.Thread(target=second)
+    thread.start()
+    seen.append(first.run(_where))
+    first.release()
+    thread.join(60)
+    assert len(seen) == 2
+
+
+def test_a_lease_that_waits_ends_with_its_context() -> None:
+    with hetero.Context(devices="cpu:1", isolation="thread", history=False) as ctx:
+        held = ctx.lease()
+        told: list[str] = []
+
+        def second() -> None:
+            try:
+                ctx.lease()
+            except hetero.HeteroError as error:
+                told.append(str(error))
+
+        thread = threading.Thread(target=second)
+        thread.start()
+        while len(ctx.driver.machine.pool.leases) < 2:
+            threading.Event().wait(0.005)
+    thread.join(60)
+    assert "over" in told[0]
+    assert held.phase is LeasePhase.RELEASED
+
+
+def test_a_device_that_cannot_be_prepared_is_not_taken_for_a_lease_of_a_context(context: hetero.Context) -> None:
+    def prepare(device: object) -> None:
+        if device.id == "h0/cpu:0":  # type: ignore[attr-defined]
+            raise OSError("no room")
+
+    with context.lease(prepare=prepare) as lease:
+        assert lease.run(_where) == "h0/cpu:1"

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from hetero.advise.topo import FORMAT, as_document, from_document, read_text, read_topology
+from hetero.backends.topology_files import FORMAT, as_document, from_document, read_text, read_topology
 from hetero.backends.nvidia import GpuReading, NvLink
 from hetero.backends.topology import Rates, from_matrix, is_matrix
 from hetero.backends.topology_system import from_system

@@ -133,7 +133,7 @@ def _kind(item: str, word: str) -> Kind:
 def _from_file(file: Path) -> tuple[Kind, ...]:
     import yaml
 
-    from hetero.advise.topo import FORMAT, from_document, read_topology
+    from hetero.backends.topology_files import FORMAT, from_document, read_topology
 
     if file.suffix == ".txt":
         return _of_fabric(read_topology([file]), str(file))
@@ -167,7 +167,7 @@ def _known(row: Mapping[str, Any], keys: Sequence[str], where: str) -> None:
 def _fabric(given: Any, file: Path) -> Fabric | None:
     if given is None:
         return None
-    from hetero.advise.topo import FORMAT, from_document, read_topology
+    from hetero.backends.topology_files import FORMAT, from_document, read_topology
 
     if isinstance(given, str):
         return read_topology([file.parent / given])

@@ -59,7 +59,7 @@ def topo(
         terms = Terms(tuple(include or ()), tuple(exclude or ()), within, spread, *places)
         _tell_group(best_group(fabric, group, collective, terms), json)
     elif json:
-        from hetero.advise.topo import as_document
+        from hetero.backends.topology_files import as_document
 
         print_json(as_document(fabric))
     else:
@@ -69,7 +69,7 @@ def topo(
 def _read(files: list[Path], gpu: str, network: float | None) -> Fabric:
     import sys
 
-    from hetero.advise.topo import here, joined, rates_of, read_text, read_topology
+    from hetero.backends.topology_files import here, joined, rates_of, read_text, read_topology
 
     if not files:
         return here() if network is None else joined([here()], network)

@@ -34,9 +34,9 @@ if TYPE_CHECKING:
     from hetero.drive.live import Driver
     from hetero.model.device import Device
     from hetero.session.config import Config
+    from hetero.session.context_leases import ContextLease, ContextLeases
     from hetero.session.executor import Executor
     from hetero.session.explain import Explained
-    from hetero.session.leases import ContextLease, ContextLeases
 
 __all__ = ["Context"]
 
@@ -169,7 +169,7 @@ class Context(AsyncTwins):
             signature, size, refs, after, keep = f"{source.model_key}|", 0.0, (), (), ()
         request = task.request if self.config.timeout_s is None else limited(task.request, self.config.timeout_s)
         if self._leases is not None:
-            request = self._leases.around(request)
+            request = self._leases.around(task.name, signature, request)
         item = future.item
         task_key = self._checkpoint_key(task.name)
         if self.name:
@@ -315,7 +315,7 @@ class Context(AsyncTwins):
         NothingFitsError
             The fleet can never meet it, or did not within its `timeout`.
         """
-        from hetero.session.leases import ContextLeases
+        from hetero.session.context_leases import ContextLeases
 
         if self.closed:
             self._refuse()

@@ -6,13 +6,14 @@ In: devices. Out: the same with their speeds, a topology, status. Measuring happ
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from hetero.backends import host, nvidia, probe
 from hetero.backends.base import Speed
 from hetero.backends.cpu import CpuLoad
 from hetero.backends.gpus import gpu_status
+from hetero.backends.topology_places import fabric_here
 from hetero.floor.clock import sleep
 from hetero.model.device import HOST_NODE, Device, DeviceStatus
 from hetero.model.topology import Link, MemoryNode, Topology
@@ -92,14 +93,15 @@ def _with_speed(device: Device, speed: Speed | None) -> Device:
     return replace(device, flop_per_s=speed.flop_per_s * share, bytes_per_s=speed.bytes_per_s * share)
 
 
-def topology(devices: Iterable[Device]) -> Topology:
+def topology(devices: Sequence[Device]) -> Topology:
     """Give the memory nodes of a fleet and the directed links between them.
 
     Notes
     -----
     The link of a node and the host is, the first that applies: 'emulated' as configured; as measured
     ('memory' for runtimes on the CPU, else 'pcie'); 'pcie' from the generation and width that NVML tells;
-    'assumed', 12 GB/s. NVLinks come from NVML. A node whose size is unknown has no limit.
+    'assumed', 12 GB/s. NVLinks come from NVML. A node whose size is unknown has no limit. Where devices stand comes
+    from /sys.
     """
     own: dict[str, Device] = {}
     for device in devices:
@@ -111,7 +113,8 @@ def topology(devices: Iterable[Device]) -> Topology:
     links = [
         link for name, device in own.items() for link in _host_links(name, device, told, measured.get(_key(device)))
     ]
-    return Topology(tuple(nodes), (*links, *(link for link in told if HOST_NODE not in (link.src, link.dst))))
+    between = (link for link in told if HOST_NODE not in (link.src, link.dst))
+    return Topology(tuple(nodes), (*links, *between), fabric_here(devices))
 
 
 def _node(name: str, device: Device) -> MemoryNode:

@@ -6,31 +6,26 @@ what: the pool of the core does.
 
 from __future__ import annotations
 
-import threading
-import weakref
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hetero.catalog.load import find
 from hetero.catalog.values import DeviceSpec
-from hetero.core.pool import Pool as CorePool
 from hetero.floor.clock import monotonic_s
 from hetero.floor.errors import BadValueError, DeviceError, NothingFitsError, TaskTimeoutError, did_you_mean
 from hetero.floor.units import parse_bytes, parse_seconds
 from hetero.model.device import Device, DeviceStatus
 from hetero.model.leases import Lease as LeaseValue
 from hetero.model.leases import LeasePhase, LeaseRequest
-from hetero.model.tasks import Request
-from hetero.model.topology import Topology
+from hetero.session.keepers import Keeper, Own
 from hetero.session.requests import check_word
-from hetero.session.tasks import as_task
 
 if TYPE_CHECKING:
-    from hetero.session.context import Context
-    from hetero.session.futures import Future
+    from hetero.model.fabric import Fabric
+    from hetero.model.topology import Topology
 
-__all__ = ["ContextLeases", "Lease", "Pool", "PooledDevice"]
+__all__ = ["Lease", "LeasingPool", "Pool", "PooledDevice"]
 
 _OPTIONS = {
     "on": "on",
@@ -79,7 +74,7 @@ class PooledDevice:
     device : the value behind it
     """
 
-    def __init__(self, pool: Pool, device: Device) -> None:
+    def __init__(self, pool: LeasingPool, device: Device) -> None:
         self._pool, self.device = pool, device
         self._own: list[Lease] = []
 
@@ -141,7 +136,7 @@ class Lease:
     number : in its pool
     """
 
-    def __init__(self, pool: Pool, number: int) -> None:
+    def __init__(self, pool: LeasingPool, number: int) -> None:
         self._pool, self.number = pool, number
 
     @property
@@ -196,45 +191,28 @@ class Lease:
         return f"<lease {self.number} {self.phase}: {', '.join(self.value.devices) or self.value.reason or 'waits'}>"
 
 
-class Pool:
-    """Devices that threads of a program lease, all that a lease asks for or nothing.
+class LeasingPool:
+    """What can be done with a pool, whoever keeps its leases."""
 
-    Parameters
-    ----------
-    devices : a fleet in one line, as in 'cpu:1,null:4', or devices; default: those of this host
-    topology : links between their memories, for leases together on a kind of link
-
-    Examples
-    --------
-    >>> pool = Pool("null:2")
-    >>> with pool.lease(count=2) as lease:
-    ...     [device.id for device in lease.devices], pool.device("h0/null:0").free
-    (['h0/null:0', 'h0/null:1'], False)
-    >>> pool.device("h0/null:0").free
-    True
-    """
-
-    def __init__(self, devices: str | Sequence[Device] | None = None, topology: Topology | None = None) -> None:
-        self._core = CorePool(_found(devices), topology)
-        self._changed = threading.Condition()
-        self._devices = {device.id: PooledDevice(self, device) for device in self._core.devices}
+    def __init__(self, keeper: Keeper) -> None:
+        self._keeper, self._changed = keeper, keeper.changed
+        self._devices: dict[str, PooledDevice] = {}
 
     @property
     def devices(self) -> tuple[PooledDevice, ...]:
         """The devices that are not lost."""
         with self._changed:
-            return tuple(self._devices[device.id] for device in self._core.devices)
+            return tuple(self._pooled(device) for device in self._keeper.devices())
 
     @property
     def leases(self) -> tuple[LeaseValue, ...]:
         """The leases that are not over, as they stand."""
         with self._changed:
-            self._core.advance(monotonic_s())
-            return self._core.leases
+            return self._keeper.leases()
 
     def device(self, name: str) -> PooledDevice:
         """Give the device of that id."""
-        if name not in self._devices:
+        if name not in self._devices and name not in {device.id for device in self.devices}:
             raise BadValueError(f"the pool has no device {name!r}", remedy=f"it has: {', '.join(self._devices)}")
         return self._devices[name]
 
@@ -242,9 +220,7 @@ class Pool:
         """Ask for a lease without waiting for it; options as for `lease`."""
         request = _request(options)
         with self._changed:
-            number = self._core.ask(request, monotonic_s())
-            self._changed.notify_all()
-        return Lease(self, number)
+            return Lease(self, self._keeper.ask(request))
 
     def lease(self, prepare: Callable[[PooledDevice], object] | None = None, **options: Any) -> Lease:
         """Lease devices, and wait until all of them are there.
@@ -253,9 +229,9 @@ class Pool:
         ----------
         prepare : called for each device; where it raises, the whole lease is rolled back and tried without that device
         options : `on`, `not_on` words of devices; `count`; `memory` of each, as in '8GB'; `compute`, the share of each
-            device's time, 1 by default; `min_cores`; `exclusive`; `together`, 'host', 'rack' or 'link:KIND';
-            `workload`, a name; `apart`, names of workloads to keep away from, and `apart_by` 'device', 'host' or
-            'rack'; `timeout` of the wait; `expires`, how long it is held without `renew`; `priority`
+            device's time, 1 by default; `min_cores`; `exclusive`; `together`, 'host', 'rack', 'numa', 'pcie', 'nvlink'
+            or 'link:KIND'; `workload`, a name; `apart`, names of workloads to keep away from, and `apart_by` 'device'
+            or one of the places; `timeout` of the wait; `expires`, how long it is held without `renew`; `priority`
 
         Raises
         ------
@@ -272,67 +248,83 @@ class Pool:
                 if failed is None:
                     return found
                 with self._changed:
-                    self._core.refuse(found.number, failed[0], monotonic_s(), failed[1])
-                    self._changed.notify_all()
+                    self._keeper.refuse(found.number, *failed)
         except BaseException:
             found.release()
             raise
 
-    def lose(self, device: str, reason: str = "") -> None:
-        """Say that a device is gone: leases that hold it have failed."""
-        with self._changed:
-            self._core.lose(device, monotonic_s(), reason)
-            self._changed.notify_all()
-
-    def restore(self, device: str) -> None:
-        """Say that a device is back."""
-        with self._changed:
-            self._core.restore(device, monotonic_s())
-            self._changed.notify_all()
-
     def look(self, number: int) -> LeaseValue:
         """Give a lease as it stands now."""
         with self._changed:
-            self._core.advance(monotonic_s())
-            return self._core.lease(number)
+            return self._keeper.look(number)
 
     def renew(self, number: int) -> None:
         """Let a lease's time run again from now."""
         with self._changed:
-            self._core.renew(number, monotonic_s())
+            self._keeper.renew(number)
 
     def release(self, number: int) -> None:
         """Give a lease back."""
         with self._changed:
-            self._core.release(number, monotonic_s())
-            self._changed.notify_all()
+            self._keeper.release(number)
 
     def wait(self, number: int, timeout: float | None = None) -> None:
         """Wait until a lease is active; see `Lease.wait`."""
         end_s = None if timeout is None else monotonic_s() + timeout
         with self._changed:
-            while True:
-                now_s = monotonic_s()
-                self._core.advance(now_s)
-                lease = self._core.lease(number)
-                if lease.phase is not LeasePhase.PENDING:
-                    break
-                if end_s is not None and now_s >= end_s:
+            while (lease := self._keeper.look(number)).phase is LeasePhase.PENDING:
+                left_s = None if end_s is None else end_s - monotonic_s()
+                if left_s is not None and left_s <= 0.0:
                     raise TaskTimeoutError(f"lease {number} was not met within {timeout:g} s", remedy="wait longer")
-                ends = [time_s for time_s in (end_s, self._core.next_s()) if time_s is not None]
-                self._changed.wait(max(0.001, min(ends) - now_s) if ends else None)
+                waits = [wait_s for wait_s in (left_s, self._keeper.next_s()) if wait_s is not None]
+                self._changed.wait(min(waits, default=None))
         if lease.phase is LeasePhase.FAILED:
             raise NothingFitsError(f"no lease: {lease.reason}", remedy="ask for less, or for other devices")
         if lease.over:
             raise DeviceError(f"lease {number} is over", remedy="ask for a new one")
 
+    def _pooled(self, device: Device) -> PooledDevice:
+        return self._devices.setdefault(device.id, PooledDevice(self, device))
 
-def _found(devices: str | Sequence[Device] | None) -> tuple[Device, ...]:
-    from hetero.session.fleet import choose, from_spec, survey
 
-    if devices is None:
-        return choose(survey())[0]
-    return from_spec(devices) if isinstance(devices, str) else tuple(devices)
+class Pool(LeasingPool):
+    """Devices that threads of a program lease, all that a lease asks for or nothing.
+
+    Parameters
+    ----------
+    devices : a fleet in one line, as in 'cpu:1,null:4', or devices; default: those of the topology, where it names
+        devices, else those of this host
+    topology : a topology file or what `hetero.topology` gives, for leases together on a link or at a place
+
+    Examples
+    --------
+    >>> pool = Pool("null:2")
+    >>> with pool.lease(count=2) as lease:
+    ...     [device.id for device in lease.devices], pool.device("h0/null:0").free
+    (['h0/null:0', 'h0/null:1'], False)
+    >>> pool.device("h0/null:0").free
+    True
+    """
+
+    def __init__(
+        self, devices: str | Sequence[Device] | None = None, topology: Topology | Fabric | str | Path | None = None
+    ) -> None:
+        from hetero.session.placed import placed
+
+        self._own = Own(*placed(devices, topology))
+        super().__init__(self._own)
+
+    def lose(self, device: str, reason: str = "") -> None:
+        """Say that a device is gone: leases that hold it have failed."""
+        with self._changed:
+            self._own.pool.lose(device, monotonic_s(), reason)
+            self._changed.notify_all()
+
+    def restore(self, device: str) -> None:
+        """Say that a device is back."""
+        with self._changed:
+            self._own.pool.restore(device, monotonic_s())
+            self._changed.notify_all()
 
 
 def _prepared(lease: Lease, prepare: Callable[[PooledDevice], object] | None) -> tuple[str, str] | None:
@@ -344,50 +336,3 @@ def _prepared(lease: Lease, prepare: Callable[[PooledDevice], object] | None) ->
         except Exception as error:  # noqa: BLE001  whatever the user's function raises
             return device.id, f"{device.id} could not be prepared: {type(error).__name__}: {error}"
     return None
-
-
-class ContextLeases:
-    """The leases of a Context: devices that its other tasks keep away from."""
-
-    def __init__(self, context: Context) -> None:
-        self._context = weakref.ref(context)
-        self.pool = Pool(context.devices)
-
-    def lease(self, options: dict[str, Any]) -> ContextLease:
-        """Lease devices of the fleet, and wait for them."""
-        found = self.pool.lease(**options)
-        return ContextLease(self.pool, found.number, self._context)
-
-    def around(self, request: Request) -> Request:
-        """Give a request that keeps away from leased devices; one that names devices of a lease stays as it is."""
-        held = [lease.devices for lease in self.pool.leases if lease.phase is LeasePhase.ACTIVE]
-        if not held or (request.on and any(set(request.on) <= set(devices) for devices in held)):
-            return request
-        taken = tuple(dict.fromkeys(name for devices in held for name in devices))
-        return replace(request, not_on=(*request.not_on, *taken))
-
-
-class ContextLease(Lease):
-    """A lease of a Context's devices, on which it runs functions."""
-
-    def __init__(self, pool: Pool, number: int, context: weakref.ref[Context]) -> None:
-        super().__init__(pool, number)
-        self._context = context
-
-    def submit(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future:
-        """Hand in one call that runs on a device of the lease.
-
-        Raises
-        ------
-        DeviceError
-            The lease is over.
-        """
-        value, context = self.value, self._context()
-        if value.phase is not LeasePhase.ACTIVE or context is None:
-            why = f": {value.reason}" if value.reason else ""
-            raise DeviceError(f"lease {self.number} is {value.phase}{why}", remedy="ask for a new one")
-        return context.submit_call(as_task(function).options(on=value.devices), args, kwargs)
-
-    def run(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-        """Run one call on a device of the lease, and give its result."""
-        return self.submit(function, *args, **kwargs).result()

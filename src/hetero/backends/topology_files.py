@@ -1,4 +1,4 @@
-"""The topology for people: of this host, of a file, or of what `nvidia-smi topo -m` printed; as words and as a file.
+"""Topologies in files: of this host, of a document, or of what `nvidia-smi topo -m` printed; read and written.
 
 In: paths, or nothing for this host. Out: a `Fabric`, and documents. It must not measure.
 """
@@ -17,7 +17,7 @@ from hetero.floor.errors import BadValueError, GraphError, did_you_mean
 from hetero.floor.units import exact, parse_bandwidth, parse_seconds, shown
 from hetero.model.fabric import PART_KINDS, WIRE_KINDS, Fabric, Part, Wire
 
-__all__ = ["FORMAT", "as_document", "from_document", "here", "joined", "read_text", "read_topology"]
+__all__ = ["FORMAT", "as_document", "from_document", "here", "joined", "read_text", "read_topology", "topology"]
 
 FORMAT = "hetero-topology/1"
 _PART_KEYS = ("id", "kind", "name", "host", "rack", "numa", "pci")
@@ -25,6 +25,32 @@ _LINK_KEYS = ("from", "to", "kind", "bandwidth", "latency", "origin")
 _ORIGINS = ("read", "catalog", "declared")
 _NVLINKS = {"V100": 6, "A100": 12, "H100": 18, "H200": 18, "H20": 18, "B200": 18, "B300": 18, "GH200": 18}
 """NVLinks of one GPU (NVIDIA architecture papers), for the rate of one link from the rate of all."""
+
+
+def topology(*files: str | Path, gpu: str = "", network: str = "") -> Fabric:
+    """Give the topology of this host, or of the hosts that files tell of.
+
+    Parameters
+    ----------
+    files : each a hetero-topology/1 file, or what `nvidia-smi topo -m` printed on one host; none for this host
+    gpu : name of the GPUs in the catalog, where a matrix does not tell their rates
+    network : rate of each network card to a network that joins all hosts, as in '400Gb/s'; '' where none does
+
+    Returns
+    -------
+    Fabric
+        Its `path(one, other)` has hops, bandwidth and latency; `nvlinked(one, other)` and `place(device, scope)` tell
+        of NVLink, NUMA node, PCIe bus, host and rack.
+
+    Raises
+    ------
+    GraphError
+        A file cannot be read, or something in it is wrong; the message begins with the file and the place.
+    """
+    rate = parse_bandwidth(network) if network else None
+    if files:
+        return read_topology([Path(file) for file in files], gpu, rate)
+    return joined([here()], rate)
 
 
 def here() -> Fabric:

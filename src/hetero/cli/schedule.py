@@ -81,10 +81,10 @@ def _check(graph: TaskGraph, file: Path, as_json: bool) -> None:
     if as_json:
         print_json({"sound": not found, "faults": found, "makespan_s": plan.makespan_s})
     elif not found:
-        tasks, devices = len(plan.placements), len(graph.devices)
+        again = f" and {len(plan.repeats):,} repeats" if plan.repeats else ""
         print(
-            f"{file}: sound: {tasks:,} tasks on {devices} devices, makespan {format_seconds(plan.makespan_s)}"
-            f" (model {plan.model})"
+            f"{file}: sound: {len(plan.placements):,} tasks{again} on {len(graph.devices)} devices,"
+            f" makespan {format_seconds(plan.makespan_s)} (model {plan.model})"
         )
     else:
         for line in found[:_SHOWN_FAULTS]:
@@ -126,7 +126,7 @@ def _print(graph: TaskGraph, planned: Planned) -> None:
         markup=False,
     )
     for note in planned.notes:
-        out.print(f"note: {note}", markup=False)
+        out.print(f"note: {note}", markup=False, soft_wrap=True)
 
 
 def verdict(schedule: Schedule) -> str:

@@ -24,13 +24,13 @@ def faults(graph: TaskGraph, schedule: Schedule) -> list[str]:
 
     Notes
     -----
-    Every task stands once, on a device that can run it, for as long as it takes there; a device runs one task
-    at a time; a task starts when all that it needs has finished and travelled; the makespan is the last finish;
-    the lower bound is not above it. Under the model 'contention' the transfers are the plan's own, share links and
-    buses, and no memory node overflows. Times may be off by a billionth of the makespan.
+    Every task stands once, on a device that can run it, for as long as it takes there, and may be repeated later;
+    a device runs one task at a time; a task starts when all that it needs has finished and travelled; the makespan is
+    the last finish; the lower bound is not above it. Under the model 'contention' the transfers are the plan's own,
+    share links and buses, and no memory node overflows. Times may be off by a billionth of the makespan.
     """
     slack_s = 1e-9 * max((abs(row.finish_s) for row in schedule.placements if math.isfinite(row.finish_s)), default=0.0)
-    found = list(_faults_of_rows(graph, schedule, slack_s))
+    found = [*_faults_of_rows(graph, schedule, slack_s), *_faults_of_repeats(graph, schedule, slack_s)]
     if found:
         return found
     if schedule.model == "contention":
@@ -59,6 +59,21 @@ def _faults_of_rows(graph: TaskGraph, schedule: Schedule, slack_s: float) -> Ite
             yield f"task {task.id!r} is not placed"
 
 
+def _faults_of_repeats(graph: TaskGraph, schedule: Schedule, slack_s: float) -> Iterator[str]:
+    tasks = {task.id: task for task in graph.tasks}
+    column = {device.id: index for index, device in enumerate(graph.devices)}
+    first = {row.task: row for row in schedule.placements}
+    for row in schedule.repeats:
+        if row.task not in tasks or row.device not in column:
+            yield f"task {row.task!r} is repeated on {row.device!r}, and the graph has no such task or device"
+        elif schedule.model != "contention":
+            yield f"task {row.task!r} is repeated, and under the model {schedule.model!r} nothing is dropped"
+        elif row.task in first and row.start_s < first[row.task].finish_s - slack_s:
+            yield f"task {row.task!r} is repeated at {row.start_s:.9g} s, before it has finished"
+        else:
+            yield from _fault_of_span(tasks[row.task], column[row.device], row, slack_s)
+
+
 def _fault_of_span(task: GraphTask, column: int, row: Placed, slack_s: float) -> Iterator[str]:
     seconds = task.seconds[column]
     if math.isinf(seconds):
@@ -72,7 +87,8 @@ def _fault_of_span(task: GraphTask, column: int, row: Placed, slack_s: float) ->
 
 def _overlaps(graph: TaskGraph, schedule: Schedule, slack_s: float) -> Iterator[str]:
     for device in graph.devices:
-        rows = [row for row in schedule.placements if row.device == device.id and row.finish_s > row.start_s]
+        ran = (*schedule.placements, *schedule.repeats)
+        rows = [row for row in ran if row.device == device.id and row.finish_s > row.start_s]
         rows.sort(key=lambda row: (row.start_s, row.finish_s))
         for one, other in pairwise(rows):
             if other.start_s < one.finish_s - slack_s:
@@ -116,7 +132,7 @@ def _routes_from(graph: TaskGraph, source: str) -> dict[str, tuple[float, float]
 
 
 def _wrong_totals(schedule: Schedule, slack_s: float) -> Iterator[str]:
-    last_s = max((row.finish_s for row in schedule.placements), default=0.0)
+    last_s = max((row.finish_s for row in (*schedule.placements, *schedule.repeats)), default=0.0)
     if not abs(schedule.makespan_s - last_s) <= slack_s:
         yield f"the makespan is said to be {schedule.makespan_s:.9g} s, the last task finishes at {last_s:.9g} s"
     if not schedule.lower_bound_s <= last_s * (1.0 + 1e-9):

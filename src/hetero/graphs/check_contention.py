@@ -42,10 +42,10 @@ def contention_faults(graph: TaskGraph, schedule: Schedule, slack_s: float) -> l
     Notes
     -----
     A data item is what a task makes with one number of bytes. It is on the task's memory node from the task's start
-    (room) and finish (there); a transfer brings it to another, where room is taken from the transfer's start. It
-    stays until it is evicted, else until its last use: a task that reads it, or a transfer that takes it on. One
-    link, or the links of one bus, carry one transfer at a time, for latency + bytes / bandwidth. No memory node ever
-    holds more than its capacity.
+    (room) and finish (there), and in the same way wherever the task is repeated; a transfer brings it to another,
+    where room is taken from the transfer's start. It stays until it is evicted, else until its last use: a task that
+    reads it, or a transfer that takes it on. One link, or the links of one bus, carry one transfer at a time, for
+    latency + bytes / bandwidth. No memory node ever holds more than its capacity.
     """
     found = [*_faults_of_transfers(graph, schedule, slack_s), *_faults_of_orders(graph, schedule, slack_s)]
     stays: dict[str, list[tuple[_Stay, int]]] = {}
@@ -98,9 +98,13 @@ def _faults_of_orders(graph: TaskGraph, schedule: Schedule, slack_s: float) -> I
             yield f"task {edge.dst!r} starts at {dst.start_s:.9g} s, before {edge.src!r} finishes"
 
 
-def _places(graph: TaskGraph, schedule: Schedule) -> dict[str, tuple[Placed, str]]:
+def _places(graph: TaskGraph, schedule: Schedule) -> dict[str, list[tuple[Placed, str]]]:
+    """Give each attempt of each task, repeats included, and the memory node that it works on."""
     node = {device.id: device.memory_node for device in graph.devices}
-    return {row.task: (row, node[row.device]) for row in schedule.placements}
+    found: dict[str, list[tuple[Placed, str]]] = {}
+    for row in (*schedule.placements, *schedule.repeats):
+        found.setdefault(row.task, []).append((row, node[row.device]))
+    return found
 
 
 def _arrivals(graph: TaskGraph, schedule: Schedule) -> dict[tuple[Item, str], list[tuple[float, float]]]:
@@ -108,8 +112,8 @@ def _arrivals(graph: TaskGraph, schedule: Schedule) -> dict[tuple[Item, str], li
     found: dict[tuple[Item, str], list[tuple[float, float]]] = {}
     places = _places(graph, schedule)
     for item in {(edge.src, edge.nbytes) for edge in graph.edges if edge.nbytes > 0}:
-        row, node = places[item[0]]
-        found.setdefault((item, node), []).append((row.start_s, row.finish_s))
+        for row, node in places[item[0]]:
+            found.setdefault((item, node), []).append((row.start_s, row.finish_s))
     for sent in schedule.transfers:
         found.setdefault(((sent.task, sent.nbytes), sent.dst), []).append((sent.start_s, sent.finish_s))
     return found
@@ -120,9 +124,9 @@ def _uses(graph: TaskGraph, schedule: Schedule) -> dict[tuple[Item, str], list[_
     places = _places(graph, schedule)
     for edge in graph.edges:
         if edge.nbytes > 0:
-            row, node = places[edge.dst]
-            use = _Use(row.start_s, row.finish_s, f"task {row.task!r} at {row.start_s:.9g} s")
-            found.setdefault(((edge.src, edge.nbytes), node), []).append(use)
+            for row, node in places[edge.dst]:
+                use = _Use(row.start_s, row.finish_s, f"task {row.task!r} at {row.start_s:.9g} s")
+                found.setdefault(((edge.src, edge.nbytes), node), []).append(use)
     for sent in schedule.transfers:
         use = _Use(sent.start_s, sent.finish_s, f"the transfer to {sent.dst!r} at {sent.start_s:.9g} s")
         found.setdefault(((sent.task, sent.nbytes), sent.src), []).append(use)

@@ -27,6 +27,9 @@ __all__ = ["Contended", "Search", "contended_plan"]
 _REPAIRED = 6
 """So many orders of the portfolio are tried, besides the plan's own, when a plan overflows a memory node."""
 
+_SHOWN = 5
+"""So many of the tasks that run again are named."""
+
 Search = Generator[ContendedFound, float | None, None]
 """A search under contention, which may be sent the seconds that are left."""
 
@@ -74,12 +77,22 @@ def contended_plan(
         chosen = planner(policy)(p)
         timed = contended_schedule(p, c, order_of(p, chosen), chosen.device)
         found, iterations = ContendedFound(*timed, critical_path_bound(least_transfers(p)), policy), 1
-    resident, note = Resident(found.timeline, found.moves, ()), ""
+    resident, note = Resident(found.timeline, found.moves), ""
     if overflows(p, c, capacity_bytes, found.timeline, found.moves):
         resident = _repaired(p, c, capacity_bytes, found.timeline, names)
-        note = f"a memory node would overflow, so transfers wait for room; evictions: {len(resident.dropped):,}"
+        note = _told(resident, names)
     bound_s = max(found.lower_bound_s, area_bound(least_transfers(p)))
     return Contended(_schedule(graph, p, c, resident, bound_s, policy), iterations, note)
+
+
+def _told(resident: Resident, names: tuple[str, ...]) -> str:
+    """Say what was done so that no memory node overflows."""
+    said = f"a memory node would overflow, so transfers wait for room; evictions: {len(resident.dropped):,}"
+    again = list(dict.fromkeys(names[row.task] for row in resident.repeats))
+    if again:
+        shown = ", ".join(again[:_SHOWN]) + (", …" if len(again) > _SHOWN else "")
+        said += f"; run again to save room: {len(resident.repeats):,} ({shown})"
+    return said
 
 
 def _capacities(graph: TaskGraph, c: Channels) -> Floats:
@@ -93,13 +106,14 @@ def _repaired(p: Problem, c: Channels, capacity_bytes: Floats, timeline: Timelin
     best: Resident | None = None
     refused: NothingFitsError | None = None
     for order, device in _candidates(p, c, capacity_bytes, timeline):
-        try:
-            tried = within_capacity(p, c, capacity_bytes, order, device, names)
-        except NothingFitsError as error:
-            refused = refused or error
-            continue
-        if best is None or tried.timeline.makespan_s < best.timeline.makespan_s:
-            best = tried
+        for repeats in (False, True):
+            try:
+                tried = within_capacity(p, c, capacity_bytes, order, device, names, repeats=repeats)
+            except NothingFitsError as error:
+                refused = refused or error
+                continue
+            if best is None or tried.timeline.makespan_s < best.timeline.makespan_s:
+                best = tried
     if best is None:
         assert refused is not None
         raise refused
@@ -136,7 +150,7 @@ def depth_first(p: Problem) -> Ints:
 
 
 def _schedule(graph: TaskGraph, p: Problem, c: Channels, resident: Resident, bound_s: float, policy: str) -> Schedule:
-    timeline, moves, dropped = resident
+    timeline, moves, dropped, repeats = resident
     names = [task.id for task in graph.tasks]
     placements = tuple(
         Placed(
@@ -156,6 +170,7 @@ def _schedule(graph: TaskGraph, p: Problem, c: Channels, resident: Resident, bou
         "contention",
         _sent(c, moves, names),
         evictions,
+        tuple(Placed(names[row.task], graph.devices[row.device].id, row.start_s, row.finish_s) for row in repeats),
     )
 
 

@@ -25,15 +25,16 @@ def gantt(graph: TaskGraph, schedule: Schedule, width: int) -> list[str]:
 
     Notes
     -----
-    Up to as many tasks as would still be readable each is drawn as a block with its id; beyond, each column's
-    height is the share of its time in which the device is busy.
+    Up to as many tasks as would still be readable each is drawn as a block with its id, after '↻' where it runs
+    again; beyond, each column's height is the share of its time in which the device is busy.
     """
     devices = graph.devices[:_MOST_DEVICES]
     name_width = min(_MOST_NAME, max((len(device.id) for device in devices), default=0))
     columns = max(_LEAST_WIDTH, width - name_width - 9)
     lines = []
     for device in devices:
-        rows = [(row.start_s, row.finish_s, row.task) for row in schedule.placements if row.device == device.id]
+        ran = [(row, row.task) for row in schedule.placements] + [(row, f"↻{row.task}") for row in schedule.repeats]
+        rows = [(row.start_s, row.finish_s, name) for row, name in ran if row.device == device.id]
         busy_s = sum(finish_s - start_s for start_s, finish_s, _ in rows)
         share = busy_s / schedule.makespan_s if schedule.makespan_s > 0.0 else 0.0
         drawn = _blocks(rows, columns, schedule.makespan_s) if len(rows) * 4 <= columns else None

@@ -35,6 +35,7 @@ def plan_document(schedule: Schedule) -> dict[str, Any]:
         "placements": [row._asdict() for row in schedule.placements],
         "transfers": [_with_bytes(row._asdict()) for row in schedule.transfers],
         "evictions": [_with_bytes(row._asdict()) for row in schedule.evictions],
+        "repeats": [row._asdict() for row in schedule.repeats],
     }
 
 
@@ -64,12 +65,13 @@ def plan_of(document: Any, file: str) -> Schedule:
         model,
         tuple(_rows(document, "transfers", Sent, place)),
         tuple(_rows(document, "evictions", Evicted, place)),
+        tuple(_rows(document, "repeats", Placed, place)),
     )
 
 
 def _rows(document: dict[str, Any], key: str, kind: type[Row], place: Place) -> Iterator[Row]:
-    """Read a list of rows; transfers and evictions may be absent."""
-    rows = document.get(key, None if kind is Placed else [])
+    """Read a list of rows; only the placements must be there."""
+    rows = document.get(key, None if key == "placements" else [])
     if not isinstance(rows, list):
         raise (place / key).wrong(rows, "a list")
     for number, row in enumerate(rows):

@@ -46,7 +46,7 @@ class Sent(NamedTuple):
 
 
 class Evicted(NamedTuple):
-    """A data item that leaves a memory node before its last use there; it comes back by a later transfer.
+    """A data item that leaves a memory node before its last use there; a later transfer or repeat brings it back.
 
     Attributes
     ----------
@@ -75,6 +75,7 @@ class Schedule:
     model : 'contention', where transfers share links and memory nodes have capacities, or 'free'
     transfers : by start; none under the model 'free', where each edge has its own
     evictions : by time
+    repeats : further attempts of tasks, by start: they make again what was dropped to make room
     """
 
     placements: tuple[Placed, ...]
@@ -84,6 +85,7 @@ class Schedule:
     model: str = "free"
     transfers: tuple[Sent, ...] = ()
     evictions: tuple[Evicted, ...] = ()
+    repeats: tuple[Placed, ...] = ()
 
     @property
     def gap_frac(self) -> float:

@@ -7,6 +7,7 @@ there is none. It must not choose devices.
 from __future__ import annotations
 
 import heapq
+from bisect import insort
 from typing import NamedTuple
 
 import numpy as np
@@ -15,6 +16,7 @@ from hetero.floor.errors import NothingFitsError
 from hetero.floor.units import format_bytes
 from hetero.plan.channels import Channels, Moves
 from hetero.plan.problem import Floats, Ints, Problem, Timeline
+from hetero.plan.residence_again import Attempts, Repeated
 from hetero.plan.residence_state import Dropped, Residence
 
 __all__ = ["Resident", "only_where_it_fits", "overflows", "within_capacity"]
@@ -34,11 +36,13 @@ class Resident(NamedTuple):
     ----------
     timeline, moves : the schedule and its transfers
     dropped : items that left a memory node and came back later
+    repeats : further attempts of tasks, which make again what was dropped
     """
 
     timeline: Timeline
     moves: Moves
-    dropped: tuple[Dropped, ...]
+    dropped: tuple[Dropped, ...] = ()
+    repeats: tuple[Repeated, ...] = ()
 
 
 def only_where_it_fits(p: Problem, c: Channels, capacity_bytes: Floats, names: tuple[str, ...]) -> Problem:
@@ -100,7 +104,14 @@ def overflows(p: Problem, c: Channels, capacity_bytes: Floats, timeline: Timelin
 
 
 def within_capacity(
-    p: Problem, c: Channels, capacity_bytes: Floats, order: Ints, device: Ints, names: tuple[str, ...]
+    p: Problem,
+    c: Channels,
+    capacity_bytes: Floats,
+    order: Ints,
+    device: Ints,
+    names: tuple[str, ...],
+    *,
+    repeats: bool = True,
 ) -> Resident:
     """Run a plan forward in time and keep every memory node within its capacity.
 
@@ -109,6 +120,7 @@ def within_capacity(
     order : a topological order; the earlier task has the right of way
     device : shape (n_tasks,)
     names : task ids, for the message
+    repeats : whether tasks may run again to make values that were dropped for room
 
     Raises
     ------
@@ -121,13 +133,18 @@ def within_capacity(
     where channel and room allow. Room is made by dropping items that have another copy, then by sending to the
     memory node with the most room those that are needed the latest; a task makes room only at the cost of later
     ones. So the first task of the order can always go on, unless the items in use leave nowhere to put the others.
+    An item that can go nowhere, or whose way there and back takes longer than making it again, is dropped, and its
+    task runs again on the device where that costs least, just before what reads the item next. That takes inputs
+    that are still there, and may not keep as many bytes as it frees.
 
     References
     ----------
+    T. Chen, B. Xu, C. Zhang, C. Guestrin, "Training deep nets with sublinear memory cost" (2016), arXiv:1604.06174:
+    values are dropped and computed again. It is applied here to any task, one value at a time.
     L. A. Belady, "A study of replacement algorithms for a virtual-storage computer", IBM Systems Journal 5 (1966),
     78-101: what is needed the latest leaves first.
     """
-    run = _Run(p, c, capacity_bytes, order, device)
+    run = _Run(p, c, capacity_bytes, order, device, repeats=repeats)
     while run.left:
         run.go_on()
         if not run.events or run.goes_in_circles:
@@ -139,33 +156,51 @@ def within_capacity(
 class _Run:
     """A plan on its way: the clock stands at `now_s`, and `events` are due."""
 
-    def __init__(self, p: Problem, c: Channels, capacity_bytes: Floats, order: Ints, device: Ints) -> None:
-        self._p, self._c, self._device = p, c, device
-        self._place = np.empty(len(order), dtype=np.int64)
-        self._place[order] = np.arange(len(order))
+    def __init__(
+        self, p: Problem, c: Channels, capacity_bytes: Floats, order: Ints, device: Ints, *, repeats: bool
+    ) -> None:
+        self._p, self._c = p, c
+        place = np.empty(len(order), dtype=np.int64)
+        place[order] = np.arange(len(order))
+        self._attempts = Attempts(p, device, place)
         self._queues: list[list[int]] = [[] for _ in p.node]
         for task in order[::-1]:
             self._queues[device[task]].append(int(task))
-        self._state = Residence(p, c, capacity_bytes, device, self._place)
+        self._state = Residence(p, c, capacity_bytes, self._attempts, repeats=repeats)
         self._done = np.zeros(len(order), dtype=np.bool_)
         self._idle = [True] * len(p.node)
         self._timeline = Timeline(device.copy(), np.zeros(len(order)), np.zeros(len(order)))
+        self._repeats: list[Repeated] = []
         self.left = len(order)
         self.events: list[tuple[float, int]] = []
 
     def go_on(self) -> None:
         """Begin whatever can begin now, the earliest task in the order first."""
-        near = sorted(
-            (task for queue in self._queues for task in queue[-_LOOK_AHEAD:]), key=lambda task: int(self._place[task])
-        )
-        self._state.begin_round()
-        for task in near:
-            if not self._waits(task):
-                self._state.fetch(task)
-                if self._queues[self._device[task]][-1] == task and self._idle[self._device[task]]:
-                    self._start(task)
+        self._begin()
+        while self._enqueue():
+            self._begin()
         for due_s in self._state.new_dues():
             heapq.heappush(self.events, (due_s, -1))
+
+    def _begin(self) -> None:
+        queues = self._queues
+        near = sorted((self._attempts.place[one], one) for queue in queues for one in queue[-_LOOK_AHEAD:])
+        self._state.begin_round()
+        for _, attempt in near:
+            device = self._attempts.device[attempt]
+            if not self._waits(self._attempts.task[attempt]):
+                self._state.fetch(attempt)
+                if queues[device][-1] == attempt and self._idle[device]:
+                    self._start(attempt)
+
+    def _enqueue(self) -> bool:
+        """Take in the attempts that are to make dropped values again; False where there are none."""
+        new = self._state.new_repeats()
+        for attempt in new:
+            queue = self._queues[self._attempts.device[attempt]]
+            insort(queue, attempt, key=lambda one: -self._attempts.place[one])
+        self.left += len(new)
+        return bool(new)
 
     @property
     def goes_in_circles(self) -> bool:
@@ -177,38 +212,47 @@ class _Run:
         now_s = self.events[0][0]
         self._state.now_s = now_s
         while self.events and self.events[0][0] <= now_s:
-            _, task = heapq.heappop(self.events)
-            if task >= 0:
-                self._done[task] = True
-                self._idle[self._device[task]] = True
+            _, attempt = heapq.heappop(self.events)
+            if attempt >= 0:
+                self._done[self._attempts.task[attempt]] = True
+                self._idle[self._attempts.device[attempt]] = True
                 self.left -= 1
-                self._state.finished(task)
+                self._state.finished(attempt)
         self._state.arrive()
 
     def lack(self, names: tuple[str, ...]) -> str:
         """Say which task cannot go on, and where room is lacking."""
-        task, node = self._state.blocked()
+        blocked = self._state.blocked()
+        if blocked is None:
+            limits = zip(self._c.nodes, self._state.capacity_bytes.tolist(), strict=True)
+            small = ", ".join(f"{name!r} has {format_bytes(int(limit))}" for name, limit in limits if limit < np.inf)
+            return f"data items would be sent to and fro without end: {small}"
+        attempt, node, needs = blocked
         used, capacity = self._state.used_bytes[node], self._state.capacity_bytes[node]
         return (
-            f"no room is left for task {names[task]!r} on {self._c.nodes[node]!r} ({format_bytes(int(used))} of"
-            f" {format_bytes(int(capacity))} in use), and what lies there can go nowhere"
+            f"no room is left for task {names[self._attempts.task[attempt]]!r} on {self._c.nodes[node]!r}: it needs"
+            f" {format_bytes(int(needs))} more, {format_bytes(int(used))} of {format_bytes(int(capacity))} are in use,"
+            " and what lies there can go nowhere"
         )
 
     def resident(self) -> Resident:
         """Give the schedule as it went."""
-        return Resident(self._timeline, *self._state.history())
+        return Resident(self._timeline, *self._state.history(), tuple(self._repeats))
 
     def _waits(self, task: int) -> bool:
         first, last = self._p.pred_first[task], self._p.pred_first[task + 1]
         return not bool(self._done[self._p.pred[first:last]].all())
 
-    def _start(self, task: int) -> None:
-        if not self._state.take(task):
+    def _start(self, attempt: int) -> None:
+        if not self._state.take(attempt):
             return
-        d = self._device[task]
+        task, device = self._attempts.task[attempt], self._attempts.device[attempt]
         now_s = self._state.now_s
-        self._queues[d].pop()
-        self._idle[d] = False
-        self._timeline.start_s[task] = now_s
-        self._timeline.finish_s[task] = now_s + self._p.seconds[task, d]
-        heapq.heappush(self.events, (float(self._timeline.finish_s[task]), task))
+        finish_s = now_s + float(self._p.seconds[task, device])
+        self._queues[device].pop()
+        self._idle[device] = False
+        if self._attempts.is_repeat(attempt):
+            self._repeats.append(Repeated(task, device, now_s, finish_s))
+        else:
+            self._timeline.start_s[task], self._timeline.finish_s[task] = now_s, finish_s
+        heapq.heappush(self.events, (finish_s, attempt))

@@ -5,16 +5,17 @@ In: tasks that begin and end, in time. Out: transfers, and evictions. It must no
 
 from __future__ import annotations
 
+from bisect import insort
+from math import ceil, inf
 from typing import NamedTuple
 
 import numpy as np
 
 from hetero.plan.channels import Channels, Moves
-from hetero.plan.problem import Floats, Ints, Problem
+from hetero.plan.problem import Floats, Problem
+from hetero.plan.residence_again import Attempts, Repeat
 
 __all__ = ["Dropped", "Residence"]
-
-_NEVER = 2**62
 
 
 class Dropped(NamedTuple):
@@ -53,12 +54,19 @@ class Residence:
     ----------
     now_s : s, set by who runs the plan
     capacity_bytes, used_bytes : shape (n_nodes,)
+
+    Notes
+    -----
+    `repeats` says whether a value may be dropped whose task runs again for its next reader.
     """
 
-    def __init__(self, p: Problem, c: Channels, capacity_bytes: Floats, device: Ints, place: Ints) -> None:
+    def __init__(
+        self, p: Problem, c: Channels, capacity_bytes: Floats, attempts: Attempts, *, repeats: bool = True
+    ) -> None:
         self.now_s = 0.0
         self.capacity_bytes, self.used_bytes = capacity_bytes, np.zeros(len(c.nodes))
-        self._p, self._c, self._node, self._place = p, c, p.node[device], place
+        self._p, self._c, self._attempts, self._repeats = p, c, attempts, repeats
+        self._node, self._place = attempts.node, attempts.place
         self._replicas: list[dict[int, _Replica]] = [{} for _ in c.item_task]
         self._lies_on: list[dict[int, _Replica]] = [{} for _ in c.nodes]
         self._readers = self._read_by()
@@ -69,19 +77,22 @@ class Residence:
         self._flights: list[_Flight] = []
         self._moves: list[tuple[int, int, float, float]] = []
         self._dropped: list[Dropped] = []
+        self._new: list[int] = []
+        self._made_again: list[tuple[int, int, float]] = []
         self._dues: list[float] = []
-        self._blocked: dict[int, int] = {}
+        self._blocked: dict[int, tuple[int, float]] = {}
         self._leaving_bytes = np.zeros(len(c.nodes))
 
     def _read_by(self) -> list[dict[int, list[int]]]:
         """Give for each item and memory node the tasks there that read it, the latest in the order first."""
         found: list[dict[int, list[int]]] = [{} for _ in self._c.item_task]
-        for task in np.argsort(-self._place):
-            for item in self._inputs(int(task)):
-                found[item].setdefault(int(self._node[task]), []).append(int(task))
+        for task in np.argsort(-np.array(self._place)).tolist():
+            for item in self._inputs(task):
+                found[item].setdefault(self._node[task], []).append(task)
         return found
 
-    def _inputs(self, task: int) -> list[int]:
+    def _inputs(self, attempt: int) -> list[int]:
+        task = self._attempts.task[attempt]
         items = self._c.pred_item[self._p.pred_first[task] : self._p.pred_first[task + 1]]
         return sorted({int(item) for item in items if item >= 0})
 
@@ -91,39 +102,47 @@ class Residence:
         """Forget which memory nodes an earlier task waits for room on."""
         self._blocked.clear()
 
-    def blocked(self) -> tuple[int, int]:
-        """Give a task that waits for room in this round, and the memory node; (-1, -1) for none."""
-        return next(((task, node) for node, task in self._blocked.items()), (-1, -1))
+    def blocked(self) -> tuple[int, int, float] | None:
+        """Give an attempt that waits for room in this round, the memory node and how many bytes; None for none."""
+        return next(((attempt, node, nbytes) for node, (attempt, nbytes) in self._blocked.items()), None)
 
     def fetch(self, task: int) -> None:
         """Send what a task reads to its memory node, where channels and room allow."""
-        there = int(self._node[task])
+        there = self._node[task]
         for item in self._inputs(task):
             if there not in self._replicas[item]:
                 self._copy(item, there, task)
 
     def take(self, task: int) -> bool:
         """Reserve what a task makes and use what it reads; False while something is missing."""
-        node = int(self._node[task])
+        node = self._node[task]
         inputs = [self._replicas[item].get(node) for item in self._inputs(task)]
         if any(replica is None or replica.ready_s > self.now_s for replica in inputs):
             return False
-        made = self._made[task]
-        if not self._room(node, float(self._c.item_bytes[made].sum()), task):
+        made = self._made[self._attempts.task[task]]
+        absent = [item for item in made if node not in self._replicas[item]]
+        if not self._room(node, float(self._c.item_bytes[absent].sum()), task):
             return False
         for replica in inputs:
             assert replica is not None
             replica.users += 1
+        for item in absent:
+            self._put(item, node, inf)
         for item in made:
-            self._put(item, node, np.inf).users += 1
+            self._replicas[item][node].users += 1
+        if self._attempts.is_repeat(task):
+            del self._attempts.waiting[self._attempts.task[task]]
+            self._made_again += [(item, node, self.now_s) for item in absent]
         return True
 
     def finished(self, task: int) -> None:
         """Take note that a task has ended: what it made is there, what nobody needs goes."""
-        node = int(self._node[task])
-        for item in self._made[task]:
-            self._replicas[item][node].ready_s = self.now_s
-            self._replicas[item][node].users -= 1
+        node = self._node[task]
+        for item in self._made[self._attempts.task[task]]:
+            replica = self._replicas[item][node]
+            replica.ready_s = self.now_s if replica.ready_s == inf else replica.ready_s
+            replica.users -= 1
+            self._tidy(item)
         for item in self._inputs(task):
             self._replicas[item][node].users -= 1
             self._readers[item][node].remove(task)
@@ -150,13 +169,18 @@ class Residence:
         dues, self._dues = sorted(set(self._dues)), []
         return [due_s for due_s in dues if due_s > self.now_s]
 
+    def new_repeats(self) -> list[int]:
+        """Give the attempts that are to make dropped values again, each once."""
+        new, self._new = self._new, []
+        return new
+
     @property
     def transfers(self) -> int:
         """How many transfers there have been, a hop each."""
         return len(self._moves)
 
     def history(self) -> tuple[Moves, tuple[Dropped, ...]]:
-        """Give all transfers, and the evictions of items that came back."""
+        """Give all transfers, and the evictions of items that came back, by a transfer or made again."""
         rows = sorted(self._moves, key=lambda row: (row[2], row[3], row[0], row[1]))
         moves = Moves(
             np.array([row[0] for row in rows], dtype=np.int64),
@@ -164,7 +188,8 @@ class Residence:
             np.array([row[2] for row in rows], dtype=np.float64),
             np.array([row[3] for row in rows], dtype=np.float64),
         )
-        came = {(item, int(self._c.hop_dst[hop])): start_s for item, hop, start_s, _ in rows}
+        again = [(item, int(self._c.hop_dst[hop]), start_s) for item, hop, start_s, _ in rows] + self._made_again
+        came = {(item, node): start_s for item, node, start_s in sorted(again, key=lambda row: row[2])}
         return moves, tuple(one for one in self._dropped if came.get((one.item, one.node), -1.0) >= one.at_s)
 
     # replicas
@@ -210,7 +235,9 @@ class Residence:
             return
         ends = [int(self._c.hop_dst[hop]) for hop in self._path(src, there)]
         needed = [node for node in ends if node not in self._replicas[item]]
-        if all(self._room(node, float(self._c.item_bytes[item]), task) for node in needed):
+        nbytes = float(self._c.item_bytes[item])
+        made = all(self._room(node, nbytes, task) for node in needed)
+        if made and all(self.used_bytes[node] + nbytes <= self.capacity_bytes[node] for node in needed):
             self._send(item, src, there)
 
     def _path(self, src: int, dst: int) -> range:
@@ -247,7 +274,7 @@ class Residence:
         lacking = self.used_bytes[node] + nbytes - self.capacity_bytes[node]
         if lacking <= 0.0:
             return True
-        spared = set(self._inputs(task)) | set(self._made[task])
+        spared = {*self._inputs(task), *self._made[self._attempts.task[task]]}
         for _, item in sorted(self._victims(node, task, spared), reverse=True):
             if self._is_spare(item, node):
                 self._drop(item, node)
@@ -258,41 +285,106 @@ class Residence:
         for _, item in sorted(self._victims(node, task, spared), reverse=True):
             if lacking <= 0.0:
                 break
-            if self._send_away(item, node):
+            if self._part_with(item, node):
                 lacking -= self._c.item_bytes[item]
-        self._blocked[node] = task
+        if self.used_bytes[node] + nbytes <= self.capacity_bytes[node]:
+            return True
+        self._blocked[node] = task, nbytes
         return False
 
-    def _victims(self, node: int, task: int, spared: set[int]) -> list[tuple[int, int]]:
+    def _victims(self, node: int, task: int, spared: set[int]) -> list[tuple[float, int]]:
         """Give (place of the next reader, item) of what lies idle on a node and is read later than the task."""
         found = []
         for item, replica in self._lies_on[node].items():
             if replica.users or replica.ready_s > self.now_s or item in spared:
                 continue
             readers = self._readers[item].get(node)
-            next_place = int(self._place[readers[-1]]) if readers else _NEVER
-            if next_place > self._place[task]:
+            next_place = self._place[readers[-1]] if readers else inf
+            if next_place > ceil(self._place[task]):
                 found.append((next_place, item))
         return found
 
-    def _send_away(self, item: int, node: int) -> bool:
-        """Begin to send an item to the memory node with the most room, to leave this one afterwards."""
+    def _part_with(self, item: int, node: int) -> bool:
+        """Begin to send the last copy of an item away, or drop it where making it again costs less."""
+        reader = min((tasks[-1] for tasks in self._readers[item].values() if tasks), key=self._place.__getitem__)
+        refuge = self._refuge(item, node)
+        repeat = self._repeat(item, node, reader) if self._repeats else None
+        if repeat is not None:
+            away_s = inf
+            if refuge >= 0:
+                away_s = self._seconds(item, node, refuge) + self._seconds(item, refuge, self._node[reader])
+            if repeat.cost_s < away_s:
+                self._drop(item, node)
+                self._make_again(int(self._c.item_task[item]), repeat)
+                return True
+        if refuge < 0:
+            return False
+        free_s = float(self._free_s[self._c.hop_channel[self._path(node, refuge)[0]]])
+        if free_s > self.now_s:
+            self._dues.append(free_s)
+            return True
+        self._replicas[item][node].leaving = True
+        self._leaving_bytes[node] += self._c.item_bytes[item]
+        self._send(item, node, refuge)
+        return True
+
+    def _refuge(self, item: int, node: int) -> int:
+        """Give the memory node with the most room that an item can be sent to; -1 for none."""
         nbytes = self._c.item_bytes[item]
         room = self.capacity_bytes - self.used_bytes
-        for other in np.argsort(-room, kind="stable"):
-            path = self._path(node, int(other))
+        for other in np.argsort(-room, kind="stable").tolist():
+            path = self._path(node, other)
             taken = other == node or other in self._blocked or other in self._replicas[item]
-            if taken or room[other] < nbytes or not path:
-                continue
             between = [int(self._c.hop_dst[hop]) for hop in path[:-1]]
-            if any(room[at] < nbytes for at in between):
-                continue
-            free_s = float(self._free_s[self._c.hop_channel[path[0]]])
-            if free_s > self.now_s:
-                self._dues.append(free_s)
-                return True
-            self._replicas[item][node].leaving = True
-            self._leaving_bytes[node] += nbytes
-            self._send(item, node, int(other))
-            return True
-        return False
+            if path and not taken and all(room[at] >= nbytes for at in (other, *between)):
+                return int(other)
+        return -1
+
+    # making values again
+
+    def _repeat(self, item: int, node: int, reader: int) -> Repeat | None:
+        """Give how an item would be made again for its next reader at the least cost; None where it cannot be."""
+        task = int(self._c.item_task[item])
+        if self._attempts.is_repeat(reader) or not self._attempts.may_grow:
+            return None
+        if (waiting := self._attempts.waiting.get(task, -1)) >= 0:
+            soon = self._place[waiting] < self._place[reader]
+            return Repeat(self._attempts.device[waiting], reader, 0.0) if soon else None
+        inputs = self._inputs(task)
+        kept = [one for one in inputs if self._would_leave(one, node, self._place[reader])]
+        if self._c.item_bytes[kept].sum() >= self._c.item_bytes[item]:
+            return None
+        costs = []
+        for device in np.flatnonzero(np.isfinite(self._p.seconds[task])).tolist():
+            there = int(self._p.node[device])
+            travel_s = sum(self._nearest_s(one, there) for one in inputs)
+            costs.append((float(self._p.seconds[task, device]) + travel_s + self._way_s(item, there, reader), device))
+        cost_s, device = min(costs)
+        return Repeat(device, reader, cost_s) if cost_s < inf else None
+
+    def _would_leave(self, item: int, node: int, place: float) -> bool:
+        """Tell whether an item would be gone from a node at some place of the order."""
+        readers = [tasks[0] for tasks in self._readers[item].values() if tasks]
+        return node in self._replicas[item] and all(self._place[reader] < place for reader in readers)
+
+    def _nearest_s(self, item: int, there: int) -> float:
+        """Give the seconds of an item's way to a memory node from a copy that is ready; inf for none."""
+        ready = (node for node, one in self._replicas[item].items() if one.ready_s <= self.now_s)
+        return min((self._seconds(item, node, there) for node in ready if self._leads(node, there)), default=inf)
+
+    def _way_s(self, item: int, there: int, reader: int) -> float:
+        node = self._node[reader]
+        return self._seconds(item, there, node) if self._leads(there, node) else inf
+
+    def _leads(self, src: int, dst: int) -> bool:
+        return src == dst or len(self._path(src, dst)) > 0
+
+    def _make_again(self, task: int, repeat: Repeat) -> None:
+        """Have a task run again, and keep what it reads until then."""
+        if task in self._attempts.waiting:
+            return
+        attempt = self._attempts.add(task, repeat)
+        self._new.append(attempt)
+        for item in self._inputs(task):
+            readers = self._readers[item].setdefault(self._node[attempt], [])
+            insort(readers, attempt, key=lambda one: -self._place[one])

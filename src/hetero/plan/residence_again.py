@@ -1,0 +1,78 @@
+"""Attempts of a plan on its way: the first of each task, and those that make a value again that was dropped for room.
+
+In: devices and the order of a plan, and for whom a value is to be made again. Out: attempts as columns that grow.
+It must not decide what is dropped.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from hetero.plan.problem import Ints, Problem
+
+__all__ = ["Attempts", "Repeat", "Repeated"]
+
+_REPEATS_AT_MOST = 2
+"""So many repeats for each task of the graph, and no more values are dropped to be made again."""
+
+
+class Repeat(NamedTuple):
+    """What it would take to make a value again.
+
+    Attributes
+    ----------
+    device : where
+    for_ : the attempt that reads the value next
+    cost_s : s, of its run and of the transfers that it needs
+    """
+
+    device: int
+    for_: int
+    cost_s: float
+
+
+class Repeated(NamedTuple):
+    """A further attempt of a task, from when to when, s."""
+
+    task: int
+    device: int
+    start_s: float
+    finish_s: float
+
+
+class Attempts:
+    """One entry an attempt; the first ones are the tasks themselves, under their own numbers.
+
+    Attributes
+    ----------
+    task, device, node : of each attempt
+    place : when its turn comes; that of a repeat is just before the task that it is for
+    waiting : the repeat of a task that has not begun yet, by task
+    """
+
+    def __init__(self, p: Problem, device: Ints, place: Ints) -> None:
+        self._p = p
+        self.task = list(range(len(device)))
+        self.device: list[int] = device.tolist()
+        self.node: list[int] = p.node[device].tolist()
+        self.place: list[float] = place.astype(float).tolist()
+        self.waiting: dict[int, int] = {}
+
+    @property
+    def may_grow(self) -> bool:
+        """Whether there may be further repeats."""
+        return len(self.task) < (1 + _REPEATS_AT_MOST) * len(self._p.order)
+
+    def is_repeat(self, attempt: int) -> bool:
+        """Tell whether an attempt is not the first of its task."""
+        return attempt >= len(self._p.order)
+
+    def add(self, task: int, repeat: Repeat) -> int:
+        """Take in a further attempt of a task; gives its number."""
+        attempt = len(self.task)
+        self.task.append(task)
+        self.device.append(repeat.device)
+        self.node.append(int(self._p.node[repeat.device]))
+        self.place.append(self.place[repeat.for_] - 0.5)
+        self.waiting[task] = attempt
+        return attempt

@@ -14,11 +14,25 @@ from math import inf
 
 from hetero.core.checks import balanced, check, story
 from hetero.core.machine import Machine, Rules
-from hetero.core.state import DevicePhase
 from hetero.drive.faults import Dice, Faults
+from hetero.drive.planning import PlanTeller
 from hetero.drive.sim_engine import Costs, SimEngine, Truth
-from hetero.drive.sim_values import Decision, Program, SimResult, SimTask
-from hetero.model.commands import Command, Commit, Fail, Launch, Recommit, Run, RunGroup, SetTimer, Split, Warn
+from hetero.drive.sim_leases import SimLeases, Ways
+from hetero.drive.sim_values import Decision, LeaseNews, Program, SimLease, SimResult, SimTask
+from hetero.drive.sim_weather import Weather
+from hetero.model.commands import (
+    Command,
+    Commit,
+    Fail,
+    Launch,
+    LeaseChanged,
+    Recommit,
+    Run,
+    RunGroup,
+    SetTimer,
+    Split,
+    Warn,
+)
 from hetero.model.device import HOST_NODE, Device
 from hetero.model.events import (
     CancelRequested,
@@ -28,7 +42,6 @@ from hetero.model.events import (
     ItemReleased,
     TaskSubmitted,
     TimerFired,
-    UtilisationReported,
 )
 from hetero.model.tasks import Task
 from hetero.model.topology import Topology
@@ -36,7 +49,7 @@ from hetero.plan.cost import CostModel
 from hetero.plan.policies.base import Policy
 from hetero.plan.policies.registry import get
 
-__all__ = ["Costs", "Decision", "Program", "SimResult", "SimTask", "Truth", "simulate"]
+__all__ = ["Costs", "Decision", "LeaseNews", "Program", "SimLease", "SimResult", "SimTask", "Truth", "simulate"]
 
 STALLED = 2000
 """Timers that may fire in a row while nothing else is under way."""
@@ -120,6 +133,7 @@ class _Simulation:
         seed: int,
     ) -> None:
         self.machine = machine
+        self._plans = PlanTeller(machine)
         self.result = SimResult(machine=machine)
         self.trace: Callable[[tuple[object, ...]], object] | None = None
         self.watch: Callable[[Machine, Event], object] | None = None
@@ -148,6 +162,8 @@ class _Simulation:
             fleet, truth, topology, costs, faults, self._dice,
             at=self._at, tell=self._tell, now_s=lambda: self._now_s, task_of=self._tasks.__getitem__,
         )  # fmt: skip
+        self._leases = SimLeases(program.leases, Ways(self._at, self._handle, self._submit, lambda: self._now_s))
+        self.result.leases = self._leases.told
         self._carry: dict[type, Callable[..., None]] = {
             Run: self._run,
             RunGroup: self._run_group,
@@ -155,6 +171,7 @@ class _Simulation:
             Recommit: self._recommit,
             Fail: self._fail,
             Split: self._split,
+            LeaseChanged: self._leases.changed,
             SetTimer: self._set_timer,
             Warn: self._warn,
         }
@@ -185,7 +202,7 @@ class _Simulation:
         """Run to the end of the program."""
         self._begin()
         queue = self._queue
-        while self._arriving or self.machine.tasks or len(queue) > self._chores:
+        while self._arriving or self.machine.tasks or self._leases.open or len(queue) > self._chores:
             assert queue, self._stalled()
             self._now_s, _, call = heappop(queue)
             call()
@@ -207,14 +224,12 @@ class _Simulation:
         for item, nbytes in self._program.items:
             self._engine.put(item)
             self._handle(ItemPut(0.0, item, nbytes, HOST_NODE))
-        for change in self._faults.slowdowns:
-            self._chore(change.at_s, partial(self._slow_down, change.device, change.factor))
-        for loss in self._faults.losses:
-            self._chore(loss.at_s, partial(self._engine.lose, loss.device, "it failed", permanent=True))
-        if self._faults.kill_every_s:
-            self._chore(self._faults.kill_every_s, self._kill)
-        if self._faults.utilisation_every_s:
-            self._chore(self._faults.utilisation_every_s, self._report)
+        weather = Weather(
+            self._fleet, self.machine, self._engine, self._dice, self._faults,
+            chore=self._chore, handle=self._handle, now_s=lambda: self._now_s,
+        )  # fmt: skip
+        weather.begin()
+        self._leases.begin()
         self._at(0.0, partial(self._at, 0.0, self._arrive))
 
     def _ended(self) -> SimResult:
@@ -255,6 +270,8 @@ class _Simulation:
                 carry(command)
             else:
                 self._engine.carry_out(command)
+        if trace is not None and (planned := self._plans.look(self._now_s)) is not None:
+            trace(planned)
         balanced(self.machine)
         self._count += 1
         if self._count % self.check_every == 0:
@@ -313,37 +330,6 @@ class _Simulation:
             if not self._readers[item]:
                 self._handle(ItemReleased(self._now_s, item))
         self._kept = read + self._kept[old:]
-
-    # what happens to the fleet
-
-    def _slow_down(self, device: str, factor: float) -> None:
-        self._engine.happened["slowdown"] += 1
-        self._engine.workers[device].factor = factor
-
-    def _kill(self) -> None:
-        """Kill a worker chosen at random, and add the devices again that were lost for good."""
-        live = self._engine.live()
-        if live:
-            permanent = self._dice.happens(self._faults.permanent)
-            self._engine.happened["permanent" if permanent else "kill"] += 1
-            self._engine.lose(live[self._dice.below(len(live))], "it was killed", permanent=permanent)
-        self._chore(self._faults.kill_every_s, self._kill)
-        if self._faults.back_s:
-            gone = [state.name for state in self.machine.fleet.states if state.phase is DevicePhase.GONE]
-            for name in gone:
-                self._chore(self._faults.back_s, partial(self._back, name))
-
-    def _back(self, name: str) -> None:
-        if self.machine.fleet.by_id[name].phase is DevicePhase.GONE:
-            self._engine.happened["back"] += 1
-            self._handle(DeviceAdded(self._now_s, self._fleet[name]))
-            self._engine.start(name)
-
-    def _report(self) -> None:
-        names = list(self._fleet)
-        name = names[self._dice.below(len(names))]
-        self._handle(UtilisationReported(self._now_s, name, self._dice.draw()))
-        self._chore(self._faults.utilisation_every_s, self._report)
 
     # commands
 

@@ -11,9 +11,10 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from hetero.core.machine import Machine
+from hetero.model.leases import LeasePhase, LeaseRequest
 from hetero.model.tasks import Failure, Task
 
-__all__ = ["Decision", "Program", "SimResult", "SimTask"]
+__all__ = ["Decision", "LeaseNews", "Program", "SimLease", "SimResult", "SimTask"]
 
 
 class SimTask(NamedTuple):
@@ -31,6 +32,34 @@ class SimTask(NamedTuple):
     nbytes: int = 0
 
 
+class SimLease(NamedTuple):
+    """Devices that a program leases, and what it runs on them.
+
+    Attributes
+    ----------
+    number : > 0, its own
+    wish : what is asked for
+    at_s : when
+    tasks : handed in once it is granted, at times that count from then
+    held_s : s from then after which it is given back, once its tasks have ended; inf only where the wish expires
+    """
+
+    number: int
+    wish: LeaseRequest
+    at_s: float = 0.0
+    tasks: Sequence[SimTask] = ()
+    held_s: float = 0.0
+
+
+class LeaseNews(NamedTuple):
+    """How a lease stood from a time on."""
+
+    at_s: float
+    phase: LeasePhase
+    devices: tuple[str, ...]
+    reason: str
+
+
 @dataclass(frozen=True, slots=True)
 class Program:
     """What is run.
@@ -42,12 +71,14 @@ class Program:
     together : True hands in whatever is due at one time at once, so that a policy sees all of it
     released_after : a result is released when this many further tasks were handed in and no open task reads it;
         0 keeps them all
+    leases : what it leases
     """
 
     tasks: Iterable[SimTask]
     items: Sequence[tuple[int, int]] = ()
     released_after: int = 0
     together: bool = False
+    leases: Sequence[SimLease] = ()
 
 
 class Decision(NamedTuple):
@@ -75,6 +106,7 @@ class SimResult:
     happened : faults and what else the engine counts
     decisions : every launch, in order
     warnings : what the user was told
+    leases : what became of each, in order
     machine : the core as it ended
     """
 
@@ -89,4 +121,5 @@ class SimResult:
     happened: Counter[str] = field(default_factory=Counter)
     decisions: list[Decision] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
+    leases: dict[int, list[LeaseNews]] = field(default_factory=dict)
     machine: Machine | None = None

@@ -1,4 +1,4 @@
-"""Lines: ordered messages between a program and its members over loopback TCP, both ends known by a shared key.
+"""Lines: ordered messages between a program and its members over TCP, both ends known by a shared key.
 
 In: values that pickle. Out: the same values at the other end. It must not unpickle a byte before the key was shown.
 """
@@ -10,23 +10,39 @@ import pickle
 import secrets
 import selectors
 import socket
+import ssl
 import struct
 import threading
 from collections.abc import Iterator
 from contextlib import suppress
-from typing import Any
+from multiprocessing.connection import wait
+from pathlib import Path
+from typing import Any, NamedTuple
 
 from hetero.comm.errors import LineClosedError
+from hetero.comm.meeting import LOOPBACK
 
 __all__ = ["Address", "Hub", "Line"]
-
-Address = tuple[str, int, str]
-"""Host, port and key of a hub."""
 
 _HEAD = struct.Struct("!Q")
 _KEY_CHARACTERS = 64
 _KEY_WAIT_S = 5.0
 _DIAL_S = 30.0
+
+
+class Address(NamedTuple):
+    """Where a hub is reached.
+
+    Attributes
+    ----------
+    key : that whoever dials in shows
+    authority : certificate of the authority that vouches for the hub, in PEM; '' where nothing is encrypted
+    """
+
+    host: str
+    port: int
+    key: str
+    authority: str = ""
 
 
 class Line:
@@ -123,19 +139,27 @@ class Line:
 
     def _fill(self, timeout_s: float | None) -> bool:
         try:
-            self._connection.settimeout(timeout_s)
-            chunk = self._connection.recv(1 << 18)
-        except (BlockingIOError, TimeoutError):
-            return False
+            while (chunk := self._read()) is None:
+                if not wait([self._connection], timeout_s):
+                    return False
         except OSError as error:
             raise LineClosedError(f"the line is closed: {error}") from error
-        finally:
-            with suppress(OSError):
-                self._connection.settimeout(None)
         if not chunk:
             raise LineClosedError("the other end of the line is gone")
         self._buffer += chunk
         return True
+
+    def _read(self) -> bytes | None:
+        """Take what has come, None for nothing; what is encrypted comes in whole records."""
+        with self._lock:
+            self._connection.settimeout(0.0)
+            try:
+                return self._connection.recv(1 << 18)
+            except (BlockingIOError, ssl.SSLWantReadError):
+                return None
+            finally:
+                with suppress(OSError):
+                    self._connection.settimeout(None)
 
     def close(self) -> None:
         """Close this end; whoever waits on either end learns of it."""
@@ -146,19 +170,27 @@ class Line:
 
 
 def _connected(address: Address) -> socket.socket:
-    host, port, key = address
     try:
-        connection = socket.create_connection((host, port), _DIAL_S)
+        connection = socket.create_connection((address.host, address.port), _DIAL_S)
+        if address.authority:
+            context = ssl.create_default_context(cadata=address.authority)
+            context.check_hostname = False
+            connection = context.wrap_socket(connection)
         connection.settimeout(None)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        connection.sendall(key.encode())
+        connection.sendall(address.key.encode())
     except OSError as error:
-        raise LineClosedError(f"the program at {host}:{port} does not answer: {error}") from error
+        raise LineClosedError(f"the program at {address.host}:{address.port} does not answer: {error}") from error
     return connection
 
 
 class Hub:
     """Where members dial in; belongs to the thread that calls `poll`.
+
+    Parameters
+    ----------
+    host : address of this host, on which the members reach it
+    certificates : folder of ca.crt, node.crt and node.key, '' to encrypt nothing
 
     Examples
     --------
@@ -171,8 +203,9 @@ class Hub:
     [('hello', 1)]
     """
 
-    def __init__(self) -> None:
-        self._listener = socket.create_server(("127.0.0.1", 0))
+    def __init__(self, host: str = LOOPBACK, certificates: str = "") -> None:
+        self._listener = socket.create_server((host, 0))
+        self._encrypting = _encrypting(Path(certificates)) if certificates else None
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._listener, selectors.EVENT_READ)
         self._ears, self._mouth = socket.socketpair()
@@ -180,8 +213,8 @@ class Hub:
         self._mouth.setblocking(False)
         self._selector.register(self._ears, selectors.EVENT_READ)
         self._key = secrets.token_hex(_KEY_CHARACTERS // 2)
-        host, port = self._listener.getsockname()
-        self.address: Address = (host, port, self._key)
+        authority = Path(certificates, "ca.crt").read_text(encoding="ascii") if certificates else ""
+        self.address = Address(host, self._listener.getsockname()[1], self._key, authority)
 
     def poll(self, timeout_s: float) -> list[tuple[Line, tuple[Any, ...] | None]]:
         """Wait for messages; a line that has closed gives None once.
@@ -219,6 +252,8 @@ class Hub:
         connection.settimeout(_KEY_WAIT_S)
         shown = b""
         with suppress(OSError):
+            if self._encrypting is not None:
+                connection = self._encrypting.wrap_socket(connection, server_side=True)
             while len(shown) < _KEY_CHARACTERS and (piece := connection.recv(_KEY_CHARACTERS - len(shown))):
                 shown += piece
         if not hmac.compare_digest(shown, self._key.encode()):
@@ -249,3 +284,9 @@ class Hub:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _encrypting(certificates: Path) -> ssl.SSLContext:
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(certificates / "node.crt", certificates / "node.key")
+    return context

@@ -5,7 +5,8 @@ In: what a Trainer was asked, who is ready. Out: frozen values that pickle. It m
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from hetero.comm.lines import Address
@@ -40,6 +41,7 @@ class Job:
     need : what a step takes by estimate, None where no device could be short of it
     key : stands for the model and how it is trained, where sizes of passes are kept
     sum_on : the device that adds up gradients, None where the members do
+    hosts : address of each device's host; empty where all are on the program's own
     """
 
     parts: bytes
@@ -59,6 +61,7 @@ class Job:
     need: Need | None = None
     key: str = ""
     sum_on: Device | None = None
+    hosts: Mapping[str, str] = field(default_factory=dict)
 
 
 class Saved(NamedTuple):

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 from hetero.comm.errors import GroupBrokenError
 from hetero.comm.group import Group, open_rendezvous
 from hetero.comm.lines import Line
-from hetero.floor import clock, platform
+from hetero.comm.meeting import LOOPBACK
+from hetero.floor import clock, own_memory
 from hetero.plan.shares import StepModel
 from hetero.train.checkpoints import TrainingCheckpoints, run_facts
 from hetero.train.job import Formation, Job
@@ -67,6 +68,7 @@ class Membership:
         self.name = device
         self.samples = samples
         self.line = line
+        self._address = job.hosts.get(device, LOOPBACK)
         self.log = SampleLog(job.sample_log, job.run, device)
         self.group = Group(0, 1)
         self.team: tuple[str, ...] = ()
@@ -92,7 +94,7 @@ class Membership:
 
     def tell_pass(self, samples: int) -> None:
         """Say that a pass is larger than all before, and where the system counts those that it kills for memory."""
-        self.line.send("pass", samples, platform.memory_kills_file())
+        self.line.send("pass", samples, own_memory.memory_kills_file())
 
     def dial_again(self) -> None:
         """Go back to the program after the line was cut.
@@ -175,13 +177,14 @@ class Membership:
         size = len(self.team)
         store = rendezvous = None
         if size > 1 and self.rank == 0:
-            store, rendezvous = open_rendezvous(f"generation-{self.generation}", size)
+            prefix = f"generation-{self.generation}"
+            store, rendezvous = open_rendezvous(prefix, size, self._address, beyond_loopback=True)
             self.line.send("rendezvous", self.generation, rendezvous)
         elif size > 1:
             (rendezvous,) = self.wait_for("rendezvous")
         from hetero.train.reducing import join
 
-        return join(self.rank, self.team, rendezvous, store, _FORM_DEADLINE_S, self.job.sum_on)
+        return join(self.rank, self.team, rendezvous, store, _FORM_DEADLINE_S, self.job.sum_on, self._address)
 
     def _get_level(self, formation: Formation) -> None:
         """Take over the state of the member that is furthest, or of the checkpoint where nobody is left."""

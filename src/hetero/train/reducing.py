@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ import torch.distributed as dist
 
 from hetero.comm.errors import GroupBrokenError
 from hetero.comm.group import Group, Rendezvous, Work
+from hetero.comm.meeting import LOOPBACK
 from hetero.floor import clock
 from hetero.model.device import Device
 from hetero.train.summing import DeviceSum
@@ -37,6 +39,7 @@ def join(
     store: Any,
     deadline_s: float,
     sum_on: Device | None = None,
+    address: str = LOOPBACK,
 ) -> Group:
     """Form the group of a team in the way that suits its devices.
 
@@ -45,6 +48,7 @@ def join(
     team : the members' devices, in the order of ranks
     rendezvous, store, deadline_s : as for `Group`
     sum_on : the device that adds up, None where the members do
+    address : of this member's host, on which the others reach it
 
     Raises
     ------
@@ -54,10 +58,10 @@ def join(
         The device that is to add up cannot be opened.
     """
     if sum_on is not None and len(team) > 1:
-        return SummedOn(rank, len(team), rendezvous, store, deadline_s, sum_on)
+        return SummedOn(rank, len(team), rendezvous, store, deadline_s, sum_on, address)
     if len(kinds_of(team)) < len(team):
-        return ByKind(rank, team, rendezvous, store, deadline_s)
-    return Group(rank, len(team), rendezvous, store, deadline_s)
+        return ByKind(rank, team, rendezvous, store, deadline_s, address=address)
+    return Group(rank, len(team), rendezvous, store, deadline_s, address=address, beyond_loopback=True)
 
 
 def kinds_of(team: Sequence[str]) -> tuple[tuple[int, ...], ...]:
@@ -83,9 +87,9 @@ class _Relayed(Group, ABC):
     """A group whose sums are made on a thread of their own, in the order in which they were started."""
 
     def __init__(
-        self, rank: int, world_size: int, rendezvous: Rendezvous | None, store: Any, deadline_s: float
+        self, rank: int, world_size: int, rendezvous: Rendezvous | None, store: Any, deadline_s: float, address: str
     ) -> None:
-        super().__init__(rank, world_size, rendezvous, store, deadline_s)
+        super().__init__(rank, world_size, rendezvous, store, deadline_s, address=address, beyond_loopback=True)
         self._lane = ThreadPoolExecutor(1, "hetero-sum")
 
     def all_reduce(self, tensor: Any, op: str = "sum", algorithm: str = "auto") -> None:
@@ -121,6 +125,7 @@ class ByKind(_Relayed):
     ----------
     team : the members' devices, in the order of ranks
     open_inside : forms the group inside a kind, from (kind, rank, members, rendezvous, store, deadline in s)
+    address : of this member's host, on which the others reach it
 
     Notes
     -----
@@ -136,8 +141,9 @@ class ByKind(_Relayed):
         store: Any = None,
         deadline_s: float = 30.0,
         open_inside: Callable[..., Any] | None = None,
+        address: str = LOOPBACK,
     ) -> None:
-        super().__init__(rank, len(team), rendezvous, store, deadline_s)
+        super().__init__(rank, len(team), rendezvous, store, deadline_s, address)
         self._inside: Any = None
         self._between: Group | None = None
         assert rendezvous is not None
@@ -146,13 +152,14 @@ class ByKind(_Relayed):
         mine = next(part for part in parts if rank in part)
         if len(mine) > 1:
             inside = (host, port, f"{prefix}/{mine[0]}")
-            opener = open_inside or _open_inside
+            opener = open_inside or partial(_open_inside, address=address)
             self._inside = opener(_kind(team[rank]), mine.index(rank), len(mine), inside, store, deadline_s)
         leaders = [part[0] for part in parts]
         self._has_leaders = len(leaders) > 1
         if rank in leaders and self._has_leaders:
             between = (host, port, f"{prefix}/leaders")
-            self._between = Group(leaders.index(rank), len(leaders), between, store, deadline_s)
+            among = (leaders.index(rank), len(leaders), between, store, deadline_s)
+            self._between = Group(*among, address=address, beyond_loopback=True)
 
     def _add_up(self, tensor: Any, op: str, algorithm: str) -> None:
         inside, between = self._inside, self._between
@@ -187,12 +194,12 @@ class ByKind(_Relayed):
 
 
 def _open_inside(
-    kind: str, rank: int, members: int, rendezvous: Rendezvous, store: Any, deadline_s: float
+    kind: str, rank: int, members: int, rendezvous: Rendezvous, store: Any, deadline_s: float, address: str
 ) -> _Native | Group:
     """Form the group inside a kind: by its own library where torch has it, else by Gloo."""
     there = {"nccl": dist.is_nccl_available, "xccl": dist.is_xccl_available}[_LIBRARIES[kind]]()
     if not there:
-        return Group(rank, members, rendezvous, store, deadline_s)
+        return Group(rank, members, rendezvous, store, deadline_s, address=address, beyond_loopback=True)
     return _Native(kind, rank, members, rendezvous, store, deadline_s)
 
 
@@ -256,6 +263,7 @@ class SummedOn(_Relayed):
     Parameters
     ----------
     device : that adds up
+    address : of this member's host, on which the others reach it
     """
 
     def __init__(
@@ -266,8 +274,9 @@ class SummedOn(_Relayed):
         store: Any,
         deadline_s: float,
         device: Device,
+        address: str = LOOPBACK,
     ) -> None:
-        super().__init__(rank, world_size, rendezvous, store, deadline_s)
+        super().__init__(rank, world_size, rendezvous, store, deadline_s, address)
         self.summer = DeviceSum(device) if rank == 0 else None
 
     def _add_up(self, tensor: Any, op: str, algorithm: str) -> None:

@@ -349,7 +349,8 @@ class Trainer:
         if checkpoints is not None:
             checkpoints.refuse_to_overtake(self._step)
         full = self._fitting.left_out(self.devices)
-        with Hub() as hub:
+        reach = self.context.driver.engine.reach()
+        with Hub(reach.own, reach.certificates) as hub:
             job = Job(
                 parts=self._parts(),
                 options=self.options,
@@ -368,6 +369,7 @@ class Trainer:
                 need=self._fitting.need_on(self.devices),
                 key=self._fitting.key,
                 sum_on=summer(self.options.sum_on, self.context.devices),
+                hosts={device.short: reach.workers[device.id] for device in self.devices} if reach.workers else {},
             )
             futures = {
                 device.short: self.context.submit(

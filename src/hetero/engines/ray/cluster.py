@@ -57,6 +57,7 @@ class Cluster:
     ----------
     address : as it was asked for
     store_bytes : bytes of the object store on this host
+    certificates : folder of the cluster's certificates on this host, '' where it has none
     """
 
     _held: Cluster | None = None
@@ -65,6 +66,7 @@ class Cluster:
     def __init__(self, address: str, folder: Path | None, lent: ExitStack | None) -> None:
         self.address = address
         self.store_bytes = 0
+        self.certificates = ""
         self._users = 0
         self._folder = folder
         self._lent = lent
@@ -128,6 +130,10 @@ class Cluster:
     def host(self, name: str) -> Host | None:
         """Give one host, None when it is not there now."""
         return next((host for host in self.hosts() if host.name == name), None)
+
+    def addresses(self) -> dict[str, str]:
+        """Give the address of every host that was there at some time, by name."""
+        return {name: address for address, name in self._names.items()}
 
     def ask(
         self, hosts: Sequence[Host], function: Callable[..., Any], arguments: tuple[Any, ...], timeout_s: float
@@ -271,7 +277,9 @@ def _joined(ray: Any, address: str, lent: ExitStack) -> Cluster:
             f"the Ray cluster at {address} cannot be joined: {_first_line(error)}",
             remedy="make this host part of it first: 'hetero node start --join ADDRESS'",
         ) from error
-    return _measured(Cluster(address, None, lent))
+    joined = Cluster(address, None, lent)
+    joined.certificates = ours.certificates if ours else ""
+    return _measured(joined)
 
 
 def _found_here() -> str:

@@ -39,7 +39,7 @@ def start_seat(entry: WorkerEntry, device: Device, host: Host) -> Any:
     return actor.options(
         scheduling_strategy=NodeAffinitySchedulingStrategy(host.node_id, soft=True),
         runtime_env={"env_vars": _variables(device, host)},
-    ).remote(entry, inside, path)
+    ).remote(entry, inside, path, host.address)
 
 
 def _variables(device: Device, host: Host) -> dict[str, str]:

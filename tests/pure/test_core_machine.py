@@ -33,6 +33,10 @@ from hetero.model.events import (
     Event,
     ItemPut,
     ItemReleased,
+    LeaseAsked,
+    LeaseRefused,
+    LeaseReleased,
+    LeaseRenewed,
     TaskFailed,
     TaskFinished,
     TaskSubmitted,
@@ -42,6 +46,7 @@ from hetero.model.events import (
     TransferFinished,
     UtilisationReported,
 )
+from hetero.model.leases import LeaseRequest
 from hetero.model.tasks import Failure, Near, Request, Task
 from hetero.model.topology import Link, MemoryNode, Topology
 from hetero.plan.cost import CostModel
@@ -68,6 +73,15 @@ REQUESTS = [
     Request(apart=(Near("device", workload="blue"),)),
     Request(splittable=True, retries=2),
     Request(memory_bytes=400),
+    Request(lease=1),
+    Request(lease=2, priority=1),
+]
+
+WISHES = [
+    LeaseRequest(),
+    LeaseRequest(count=2, lease_s=0.3),
+    LeaseRequest(exclusive=True, timeout_s=0.5, workload="blue"),
+    LeaseRequest(compute_frac=0.5, priority=1, apart=("blue",)),
 ]
 
 Attempt = tuple[int, int, str]
@@ -87,6 +101,7 @@ class CoreMachine(RuleBasedStateMachine):
         self.fleet = FLEET[:devices]
         self.now_s = 0.0
         self.tasks = 0
+        self.leases = 0
         self.nbytes: dict[int, int] = dict(ITEMS)
         self.out: dict[Attempt, None] = {}
         self.stopped: set[Attempt] = set()
@@ -159,6 +174,20 @@ class CoreMachine(RuleBasedStateMachine):
     def cancel(self, data: st.DataObject) -> None:
         if self.machine.tasks:
             self.tell(CancelRequested(self.now_s, data.draw(st.sampled_from(list(self.machine.tasks)))))
+
+    @rule(wish=st.sampled_from(WISHES))
+    def lease(self, wish: LeaseRequest) -> None:
+        self.leases += 1
+        self.tell(LeaseAsked(self.now_s, self.leases, wish))
+
+    @rule(number=st.integers(1, 4), made=st.sampled_from((LeaseReleased, LeaseRenewed)))
+    def give_back(self, number: int, made: type[LeaseReleased] | type[LeaseRenewed]) -> None:
+        self.tell(made(self.now_s, number))
+
+    @rule(data=st.data(), number=st.integers(1, 4))
+    def refuse(self, data: st.DataObject, number: int) -> None:
+        device = data.draw(st.sampled_from(self.fleet)).id
+        self.tell(LeaseRefused(self.now_s, number, device, "it could not be prepared"))
 
     @rule(data=st.data())
     def release(self, data: st.DataObject) -> None:

@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 
-import psutil
 import pytest
 
 from hetero.engines.ray.certificates import make_certificates
 from hetero.errors import BadValueError
-from hetero.testing.netns import Fleet, fleet_of_namespaces
+from hetero.testing.cluster import Cluster, cluster_of_namespaces
 from tests.needs import need
 
 pytestmark = [pytest.mark.timeout(400), pytest.mark.slow]
@@ -52,62 +46,31 @@ print(sorted(number for number, _ in answers) == list(range(100)), answers[-1][1
 """
 
 
-@dataclass(frozen=True)
-class Hosts:
-    """Two hosts with a cluster over them."""
-
-    fleet: Fleet
-    folder: Path
-    address: str
-
-    def start(self, index: int, *command: str) -> subprocess.Popen[str]:
-        env = {**os.environ, "HETERO_HOME": str(self.folder / f"home{index}"), "HETERO_CHECK": "0"}
-        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-        return self.fleet.popen(index, command, env=env, text=True, **pipes)
-
-    def run(self, index: int, *command: str) -> tuple[int, str, str]:
-        with self.start(index, *command) as process:
-            said, wrong = process.communicate(timeout=PATIENCE_S)
-        return process.returncode, said, wrong
-
-    def node(self, index: int, *options: str) -> str:
-        host = self.fleet.hosts[index].address
-        common = ("--host", host, "--certificates", str(self.folder / "certificates"), "--memory", "150MB")
-        code, said, wrong = self.run(index, HETERO, "node", "start", *options, *common)
-        assert code == 0, wrong
-        return said
-
-    def kill_processes(self, index: int) -> None:
-        pid = json.loads((self.folder / f"home{index}" / "node.json").read_text())["pid"]
-        for process in [psutil.Process(pid), *psutil.Process(pid).children(recursive=True)]:
-            with suppress(psutil.NoSuchProcess):
-                process.kill()
-
-
-@contextmanager
-def two_hosts(folder: Path) -> Iterator[Hosts]:
-    with fleet_of_namespaces([1e9, 1e9]) as fleet:
-        make_certificates(folder / "certificates", [host.address for host in fleet.hosts])
-        hosts = Hosts(fleet, folder, "")
-        try:
-            said = hosts.node(0, "--head", "--devices", "cpu:1")
-            address = said.partition("cluster ")[2].partition(",")[0]
-            token = str(folder / "home0" / "node-token")
-            hosts.node(1, "--join", address, "--token-file", token, "--devices", "cpu:1*0.5")
-            yield Hosts(fleet, folder, address)
-        finally:
-            for index in (1, 0):
-                hosts.run(index, HETERO, "node", "stop")
+LISTEN = """
+import socket, sys
+with socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(3)) as ear, open(sys.argv[1], "wb") as file:
+    ear.bind(("eth0", 0))
+    print("listening", flush=True)
+    while b"the-last-packet" not in (packet := ear.recv(1 << 16)):
+        file.write(packet)
+"""
+SPEAK = """
+import socket, sys
+with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as mouth:
+    for word in sys.argv[2:]:
+        mouth.sendto(word.encode(), (sys.argv[1], 9))
+"""
 
 
 @pytest.fixture(scope="module")
-def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosts]:
+def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     need("netns")
-    with two_hosts(tmp_path_factory.mktemp("hosts")) as made:
+    folder = tmp_path_factory.mktemp("hosts")
+    with cluster_of_namespaces(folder, [1e9, 1e9], ["cpu:1", "cpu:1*0.5"], {"HETERO_CHECK": "0"}) as made:
         yield made
 
 
-def test_an_array_for_many_tasks_crosses_the_link_once(hosts: Hosts) -> None:
+def test_an_array_for_many_tasks_crosses_the_link_once(hosts: Cluster) -> None:
     with hosts.start(0, sys.executable, "-c", ARRAY) as program:
         assert program.stdin is not None
         assert program.stdout is not None
@@ -118,40 +81,75 @@ def test_an_array_for_many_tasks_crosses_the_link_once(hosts: Hosts) -> None:
     assert 64e6 < hosts.fleet.counters()[0].sent_bytes - before < 1.5 * 64e6
 
 
-def test_a_program_on_a_host_that_is_no_part_of_the_cluster_is_refused(hosts: Hosts) -> None:
+def test_a_program_on_a_host_that_is_no_part_of_the_cluster_is_refused(hosts: Cluster) -> None:
     joins = f"import hetero; hetero.Context(devices='cpu:1', engine='ray', address={hosts.address!r})"
     code, _, wrong = hosts.run(1, "env", f"HETERO_HOME={hosts.folder}/nobody", sys.executable, "-c", joins)
     assert code != 0
     assert "speaks only to hosts with its certificates; make this host part of it" in wrong
 
 
-def test_a_host_with_another_token_is_refused(hosts: Hosts, tmp_path: Path) -> None:
+def test_a_host_with_another_token_is_refused(hosts: Cluster, tmp_path: Path) -> None:
     token = tmp_path / "token"
     token.write_text("another-token-than-the-head-has")
-    certificates = str(hosts.folder / "certificates")
+    certificates = str(hosts.certificates)
     code, _, wrong = joined(hosts, tmp_path, "--token-file", str(token), "--certificates", certificates)
     assert code == 1
     assert "refuses this program: its token is missing or another one" in wrong
 
 
-def joined(hosts: Hosts, home: Path, *options: str) -> tuple[int, str, str]:
+def joined(hosts: Cluster, home: Path, *options: str) -> tuple[int, str, str]:
     command = [HETERO, "node", "start", "--join", hosts.address, "--host", hosts.fleet.hosts[1].address, *options]
     return hosts.run(1, "env", f"HETERO_HOME={home}", *command)
 
 
-def test_a_host_with_certificates_of_another_authority_is_refused(hosts: Hosts, tmp_path: Path) -> None:
+def test_a_host_with_certificates_of_another_authority_is_refused(hosts: Cluster, tmp_path: Path) -> None:
     make_certificates(tmp_path / "foreign", [host.address for host in hosts.fleet.hosts])
-    token = str(hosts.folder / "home0" / "node-token")
+    token = str(hosts.token)
     code, _, wrong = joined(hosts, tmp_path, "--token-file", token, "--certificates", str(tmp_path / "foreign"))
     assert code == 1
     assert "shows no certificate of this cluster's authority" in wrong
 
 
-def test_tasks_of_a_host_whose_processes_are_killed_are_done_elsewhere(hosts: Hosts) -> None:
+def test_neither_token_nor_script_of_a_submitted_program_can_be_read_on_the_way(hosts: Cluster, tmp_path: Path) -> None:
+    script, heard = tmp_path / "secret.py", tmp_path / "heard"
+    script.write_text("import os; print('secret-answer', os.environ['WORD'])  # secret-script")
+    submit = ("submit", "--address", hosts.node(0)["jobs"], "--env", "WORD=secret-word", str(script), "secret-argument")
+    head = hosts.fleet.hosts[0].address
+    with hosts.start(1, sys.executable, "-c", LISTEN, str(heard)) as listening:
+        assert listening.stdout is not None
+        assert listening.stdout.readline() == "listening\n"
+        code, said, wrong = hosts.hetero(1, *submit)
+        hosts.run(1, sys.executable, "-c", SPEAK, head, "spoken-openly", "the-last-packet")
+        listening.communicate(timeout=PATIENCE_S)
+    assert (code, said) == (0, "secret-answer secret-word\n"), wrong
+    packets = heard.read_bytes()
+    assert b"spoken-openly" in packets
+    token = hosts.token.read_bytes().strip()
+    secrets = [token, b"secret-script", b"secret.py", b"secret-word", b"secret-answer", b"secret-argument"]
+    assert [secret for secret in secrets if secret in packets] == []
+
+
+def test_a_program_with_no_certificate_or_a_foreign_one_is_refused_at_the_door_and_logged(
+    hosts: Cluster, tmp_path: Path
+) -> None:
+    make_certificates(tmp_path / "foreign", [host.address for host in hosts.fleet.hosts])
+    node = hosts.node(0)
+    token = ("--address", node["jobs"], "--token-file", str(hosts.token))
+    nobody = ("env", f"HETERO_HOME={tmp_path}", HETERO, "jobs", "ls", *token)
+    code, _, wrong = hosts.run(1, *nobody)
+    assert code == 2
+    assert "is reached over a network, and nothing would be encrypted" in wrong
+    code, _, wrong = hosts.run(1, *nobody, "--certificates", str(tmp_path / "foreign"))
+    assert code == 1
+    assert "is no door of a cluster with these certificates" in wrong
+    assert f"refused {hosts.fleet.hosts[1].address}" in (Path(node["folder"]) / "door.log").read_text()
+
+
+def test_tasks_of_a_host_whose_processes_are_killed_are_done_elsewhere(hosts: Cluster) -> None:
     with hosts.start(0, sys.executable, "-c", KILLED) as program:
         assert program.stdout is not None
         assert program.stdout.readline() == "running\n"
-        hosts.kill_processes(1)
+        hosts.kill_node(1)
         said, wrong = program.communicate(timeout=PATIENCE_S)
     assert said.splitlines()[-1] == "True h0", wrong
 

@@ -45,6 +45,8 @@ _WATCHING = {
     "RAY_grpc_client_keepalive_timeout_ms": "3000",
 }
 """So that a host which is silent is found in seconds: Ray's own values take minutes."""
+_ONCE = {"RAY_object_manager_pull_timeout_ms": "120000"}
+"""Ray sends an array anew when it has not come whole after 10 s, which a slow link or a loaded host takes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +89,7 @@ class Node:
 
 
 def _variables(host: str, token: str, certificates: str) -> dict[str, str]:
-    given = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": token, **_WATCHING}
+    given = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": token, **_WATCHING, **_ONCE}
     given |= {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"} if is_loopback(f"{host}:0") else {}
     return given | (tls_variables(Path(certificates)) if certificates else {})
 

@@ -15,8 +15,8 @@ from hetero.core.estimates import Row, Rows
 from hetero.core.fleet import Fleet
 from hetero.core.memory import Replicas
 from hetero.core.state import TaskState
-from hetero.plan.outlook import FINISHED, RUNNING, WAITING, Ahead, Graph
-from hetero.plan.problem import Floats
+from hetero.plan.outlook import FINISHED, RUNNING, WAITING, Ahead, Bytes, Graph
+from hetero.plan.problem import Floats, Ints
 
 __all__ = ["Outlook"]
 
@@ -174,6 +174,10 @@ class Outlook:
         self._version += 1
 
     # looking
+
+    def tasks(self) -> tuple[Ints, Bytes]:
+        """Give the task of each slot by its id, and its phase."""
+        return self._columns["ids"][: self._count], self._columns["phase"][: self._count]
 
     def look(self) -> Ahead:
         """Give what lies ahead, as it is now; the arrays are the outlook's own and change with it."""

@@ -90,7 +90,7 @@ class Placer:
         self.ready = ReadyQueue()
         self.groups: deque[TaskState] = deque()
         self.policy = policy
-        self._memory: object = None
+        self.memory: object = None
         self._fleet = fleet
         self._rows = rows
         self._replicas = replicas
@@ -202,7 +202,7 @@ class Placer:
             view.home = self.home.look()
         if self.outlook is not None:
             view.ahead = self.outlook.look()
-        proposals, self._memory = self.policy.propose(view, _Shown(self._show, list(window.values())), self._memory)
+        proposals, self.memory = self.policy.propose(view, _Shown(self._show, list(window.values())), self.memory)
         before, sent = self.ready.count, len(commands)
         touched: dict[int, DeviceState] = {}
         for task_id, index in proposals:

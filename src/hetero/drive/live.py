@@ -16,6 +16,7 @@ from math import inf
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 from hetero.core.machine import Machine
+from hetero.drive.planning import PlanTeller
 from hetero.drive.timer import Timer
 from hetero.drive.utilisation import UtilisationWatch
 from hetero.engines.base import Call, Engine, NodeUsage, WorkerEntry
@@ -125,6 +126,7 @@ class Driver:
         self.devices = tuple(devices)
         self.engine = engine
         self.machine = Machine(policy, cost, topology)
+        self._plans = PlanTeller(self.machine)
         self._worker = worker
         self._clock = clock
         self._record = trace.write if trace is not None else None
@@ -414,6 +416,8 @@ class Driver:
                 carry(command, deliveries)
             else:
                 self.engine.submit(command)  # type: ignore[arg-type]
+        if record is not None and (planned := self._plans.look(self._clock.now_s())) is not None:
+            record(planned)
         if type(event) is DeviceLost:
             self._able.clear()
         if self._check is not None:

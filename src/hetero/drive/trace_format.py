@@ -97,6 +97,7 @@ CODES = {
     "CheckpointWritten": "kept",
     "DeviceSampled": "sample",
     "CollectiveDone": "sum",
+    "PlanMade": "plan",
 }
 """The short name of each record; a class that is not listed here is written under its own name."""
 

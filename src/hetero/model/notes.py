@@ -13,6 +13,7 @@ __all__ = [
     "CheckpointWritten",
     "CollectiveDone",
     "DeviceSampled",
+    "PlanMade",
     "TaskNote",
     "TrainingEpoch",
     "TrainingNews",
@@ -131,6 +132,27 @@ class CollectiveDone(NamedTuple):
     calls: int
 
 
+class PlanMade(NamedTuple):
+    """A policy that plans ahead has a new plan of what is open.
+
+    Attributes
+    ----------
+    ends_s : s, when the last task is expected to end
+    rule : by which rank the plan was made
+    moved : tasks that this plan puts on another device than the one before
+    tasks, devices, starts_s, finishes_s : of tasks that stand in a plan for the first time: id, device, s
+    """
+
+    at_s: float
+    ends_s: float
+    rule: str
+    moved: int
+    tasks: tuple[int, ...]
+    devices: tuple[str, ...]
+    starts_s: tuple[float, ...]
+    finishes_s: tuple[float, ...]
+
+
 TaskNote = CollectiveDone
 """What an attempt tells of its inside; `started_s` counts from the attempt's beginning until it reaches the program."""
 
@@ -152,5 +174,6 @@ NOTES: tuple[type, ...] = (
     CheckpointWritten,
     DeviceSampled,
     CollectiveDone,
+    PlanMade,
 )
 """Every kind of note, in the order of the documentation."""

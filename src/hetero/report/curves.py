@@ -13,6 +13,7 @@ import numpy as np
 
 from hetero.model.notes import DeviceSampled
 from hetero.report.intervals import Floats
+from hetero.report.planning import expected_end
 from hetero.report.record import RunRecord
 
 __all__ = ["STEPS", "Curve", "curves"]
@@ -27,8 +28,8 @@ class Curve(NamedTuple):
     Attributes
     ----------
     group : 'devices computing', 'memory', 'links', or what devices told of themselves: 'busy', 'in use', 'temperature',
-        'power'
-    unit : '', 'B', 'B/s', '°C', 'W', or '%' of fractions
+        'power', 'expected end'
+    unit : '', 'B', 'B/s', '°C', 'W', 's', or '%' of fractions
     values : shape (STEPS,), the mean of each step; of memory the value at its end
     """
 
@@ -41,7 +42,9 @@ class Curve(NamedTuple):
 def curves(run: RunRecord) -> list[Curve]:
     """Give all curves of a run that have something to show."""
     edges = np.linspace(run.begin_s, max(run.end_s, run.begin_s + 1e-9), STEPS + 1)
-    return [_computing(run, edges), *_memory(run, edges), *_links(run, edges), *_told(run, edges)]
+    told = [_computing(run, edges), *_memory(run, edges), *_links(run, edges), *_told(run, edges)]
+    ends_s = expected_end(run, edges)
+    return told if ends_s is None else [*told, Curve("expected end", "plan", "s", ends_s)]
 
 
 def _spread(starts: Floats, ends: Floats, amounts: Floats, edges: Floats) -> Floats:

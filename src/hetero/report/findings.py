@@ -20,6 +20,8 @@ from hetero.model.device import Device
 from hetero.report.account import CATEGORIES, Account, account
 from hetero.report.best import Best, best_possible
 from hetero.report.paths import Link, critical_chain, longest_path
+from hetero.report.planning import Planning, planning
+from hetero.report.planning import sentence as planning_sentence
 from hetero.report.quick import nothing_collected
 from hetero.report.record import RunRecord
 from hetero.report.training import Training, training
@@ -76,6 +78,7 @@ class Findings:
     path, path_s : the longest chain of the task graph, and its s
     predictions : per function and device
     training : what was told of training, None where there was none
+    planning : what was told of plans, None where nothing planned ahead
     usd : per device its price for the run, None where its price per hour is not known
     sentences : the summary, most important first
     """
@@ -98,6 +101,7 @@ class Findings:
     problems: tuple[str, ...]
     devices: tuple[Device, ...]
     training: Training | None
+    planning: Planning | None
 
     def as_dict(self) -> dict[str, Any]:
         """Give all figures by name, for programs."""
@@ -117,6 +121,7 @@ class Findings:
             "sentences": list(self.sentences),
             "problems": list(self.problems),
             "training": self.training.as_dict() if self.training else None,
+            "plan": self.planning.as_dict() if self.planning else None,
         }
 
 
@@ -155,6 +160,7 @@ def find(run: RunRecord, usd_per_hour: Mapping[str, float] | None = None) -> Fin
         problems=given.problems,
         devices=run.devices,
         training=training(run),
+        planning=planning(run),
     )
     return replace(found, sentences=tuple(_sentences(run, found)))
 
@@ -226,6 +232,8 @@ def _sentences(run: RunRecord, found: Findings) -> list[str]:
     moving_s = sum(found.account.total_s(name) for name in ("transfer in", "transfer out", "collective"))
     moving = f"{_percent(moving_s, whole_s)} of the devices' time was communication that no computing hid."
     told.append(moving[0].upper() + moving[1:] if moving_s > 0.0 else "No device waited for communication.")
+    if found.planning is not None:
+        told.append(planning_sentence(found.planning, run))
     told.append(_how_far(found))
     told.append(_largest_loss(found))
     told.extend(_predicted(found))

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from hetero.report.account import CATEGORIES
 from hetero.report.curves import curves
 from hetero.report.findings import Findings
+from hetero.report.planning import places_by_device
 from hetero.report.record import RunRecord
 from hetero.report.training import drawn
 
@@ -42,9 +43,11 @@ def packed(run: RunRecord, found: Findings) -> str:
     tick_s = max(1e-6, run.span_s / _TICKS) if run.span_s > 0.05 else max(1e-9, run.span_s / _TICKS)
     order = sorted(range(len(run.attempts)), key=lambda at: (run.attempts[at].device, run.attempts[at].start_s, at))
     place = {at: row for row, at in enumerate(order)}
-    columns = {**_attempts(run, order, place, tick_s), **_transfers(run, tick_s)}
+    counts, plan = _plan(run, found, tick_s)
+    columns = {**_attempts(run, order, place, tick_s), **_transfers(run, tick_s), **plan}
     document = {
         **_document(run, found, tick_s),
+        "planCounts": counts,
         "chain": [place[link.attempt] for link in found.chain],
         "columns": [[name, len(values)] for name, values in columns.items()],
     }
@@ -131,6 +134,15 @@ def _attempts(run: RunRecord, order: list[int], place: dict[int, int], tick_s: f
         "parents": counts,
         "parent": parents,
     }
+
+
+def _plan(run: RunRecord, found: Findings, tick_s: float) -> tuple[list[int], dict[str, NDArray[np.int32]]]:
+    """Give where a plan of the whole graph had tasks at first; no columns where there was none."""
+    if found.planning is None:
+        return [], {}
+    counts, starts_s, ends_s = places_by_device(found.planning, len(run.devices))
+    start, end = _ticks(starts_s - run.begin_s, tick_s), _ticks(ends_s - run.begin_s, tick_s)
+    return counts, {"planGap": np.diff(start, prepend=0).astype(np.int32), "planTook": end - start}
 
 
 def _ticks(seconds: Any, tick_s: float) -> NDArray[np.int32]:

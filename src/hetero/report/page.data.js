@@ -48,10 +48,18 @@ function prepare(d) {
   first = 0;
   d.links.forEach((name, r) => d.rows.push({ ...row(name, first, first += d.linkCounts[r], d.copyFrom, d.copyTo), link: true }));
   plan(d);
+  outline(d);
   d.critical = new Set(d.chain);
   ROW = d.rows.length > 20 ? 16 : 26;
   stats.rows = d.rows.length; stats.slices = n;
   return d;
+}
+
+// Where a plan of the whole graph had its tasks at first: bars of each device in the order of their starts.
+function outline(d) {
+  let first = 0, at = 0;
+  const from = Float64Array.from(d.planGap || [], gap => (at += gap) * d.tick), to = from.map((t, i) => t + d.planTook[i] * d.tick);
+  d.planCounts.forEach((n, r) => { d.rows[r].outline = row("", first, first += n, from, to); });
 }
 
 // A row knows its slices in the order of their starts, the seconds covered before each, and the latest end so far.

@@ -35,8 +35,9 @@ function nameColours() {
 
 function drawRow(g, r, w, y) {
   const wide = Math.floor(w - LEFT), i0 = r.a + lower(r.reach, 0, r.b - r.a, view[0]), i1 = lower(r.start, i0, r.b, view[1]);
-  if (i1 - i0 > wide / 12) return drawDense(g, r, i0, i1, wide, w, y);
   const planned = $("planned").checked && !r.link, h = planned ? ROW - 5 : ROW;
+  if (planned && r.outline) drawOutline(g, r.outline, wide, w, y);
+  if (i1 - i0 > wide / 12) return drawDense(g, r, i0, i1, wide, w, y, planned && r.outline ? h : ROW);
   for (let i = i0; i < i1; i++) {
     const x = X(r.start[i], w), x2 = X(r.end[i], w), width = Math.max(x2 - x, 1);
     g.globalAlpha = !r.link && match && !match(i) ? 0.2 : 1;
@@ -46,7 +47,7 @@ function drawRow(g, r, w, y) {
       const from = Math.max(x, LEFT), words = r.link ? amount(D.bytes[i], "B") : D.names[D.name[i]];
       text(g, fit(g, words, Math.min(x2, w) - from - 6), from + 3, y + h / 2, wordsOn.get(fill));
     }
-    if (planned && D.planEnd[i] === D.planEnd[i]) {
+    if (planned && !r.outline && D.planEnd[i] === D.planEnd[i]) {
       const p = X(D.planStart[i], w);
       box(g, p, y + ROW - 3, Math.max(1, X(D.planEnd[i], w) - p), 2, theme.soft);
     }
@@ -55,9 +56,21 @@ function drawRow(g, r, w, y) {
   g.globalAlpha = 1;
 }
 
+// The plan that the run began with, as a line below what became of it; as many bars as there are pixels at most.
+function drawOutline(g, o, wide, w, y) {
+  const i0 = o.a + lower(o.reach, 0, o.b - o.a, view[0]), i1 = lower(o.start, i0, o.b, view[1]), per = (view[1] - view[0]) / wide;
+  for (let i = i0; i < i1; i++) {
+    const from = o.start[i];
+    let to = o.end[i];
+    while (i + 1 < i1 && o.start[i + 1] < to + per) to = Math.max(to, o.end[++i]);
+    const p = X(from, w);
+    box(g, p, y + ROW - 3, Math.max(1, X(to, w) - p - 1), 2, theme.soft);
+  }
+}
+
 // More slices than pixels: one line of pixels, each as full as the time that it stands for, stretched over the row.
 const strip = document.createElement("canvas");
-function drawDense(g, r, i0, i1, wide, w, y) {
+function drawDense(g, r, i0, i1, wide, w, y, h) {
   strip.width = wide; strip.height = 1;
   const s = strip.getContext("2d"), image = s.createImageData(wide, 1), per = (view[1] - view[0]) / wide;
   let i = i0;
@@ -74,7 +87,7 @@ function drawDense(g, r, i0, i1, wide, w, y) {
   }
   s.putImageData(image, 0, 0);
   g.imageSmoothingEnabled = false;
-  g.drawImage(strip, LEFT, y, w - LEFT, ROW);
+  g.drawImage(strip, LEFT, y, w - LEFT, h);
   stats.draws += 2;
 }
 // Of up to eight slices in a pixel: one that did not count, or that the search found, goes before the others.

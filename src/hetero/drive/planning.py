@@ -1,0 +1,84 @@
+"""The plan of a task graph in the trace: where each task was to run at first, and what each re-plan changed.
+
+In: a core whose policy plans ahead, between two events. Out: a note where there is something new to tell.
+It must not plan, and costs nothing where no policy does.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from hetero.core.machine import Machine
+from hetero.model.notes import PlanMade
+from hetero.plan.outlook import WAITING
+from hetero.plan.problem import Ints
+from hetero.plan.replan import RULES, Plan
+
+__all__ = ["PlanTeller"]
+
+_WORTH_FRAC = 0.01
+"""A re-plan that moves no task is told when what is left is expected to end by this much earlier or later."""
+
+
+class PlanTeller:
+    """Looks at the plan of a core after each event.
+
+    Parameters
+    ----------
+    machine : the core
+
+    Notes
+    -----
+    A plan reaches a bounded number of tasks ahead. Each task is told once, when it first stands in a plan; of later
+    plans the number of tasks that changed their device, and the expected end.
+    """
+
+    def __init__(self, machine: Machine) -> None:
+        self._machine = machine
+        self._last: object = None
+        self._end_s = -np.inf
+        self._device = np.full(1024, -1, dtype=np.int64)
+
+    def look(self, now_s: float) -> PlanMade | None:
+        """Give what is new in the plan; None where nothing is."""
+        placer = self._machine.placer
+        plan = placer.memory
+        if plan is self._last or not isinstance(plan, Plan) or placer.outlook is None:
+            return None
+        self._last = plan
+        ids, phase = placer.outlook.tasks()
+        if len(ids) < plan.known:
+            return None
+        slots = np.flatnonzero((phase[: plan.known] == WAITING) & (plan.device >= 0) & (plan.finish_s > 0.0))
+        before = self._known(ids[slots])
+        self._device[ids[slots]] = plan.device[slots]
+        new = slots[before < 0]
+        moved = int(((before >= 0) & (before != plan.device[slots])).sum())
+        worth = abs(plan.makespan_s - self._end_s) > _WORTH_FRAC * max(plan.makespan_s - now_s, 0.0)
+        if not len(new) and not moved and not worth:
+            return None
+        self._end_s = plan.makespan_s
+        return self._note(plan, now_s, new, ids[new], moved)
+
+    def _known(self, ids: Ints) -> Ints:
+        """Give the devices on which tasks were to run so far, -1 for a new one."""
+        most = int(ids.max(initial=0))
+        if most >= len(self._device):
+            longer = np.full(2 * most, -1, dtype=np.int64)
+            longer[: len(self._device)] = self._device
+            self._device = longer
+        return self._device[ids]
+
+    def _note(self, plan: Plan, now_s: float, slots: Ints, ids: Ints, moved: int) -> PlanMade:
+        names = [device.id for device in self._machine.fleet.devices]
+        rank, looks = RULES[plan.rule] if plan.rule >= 0 else ("guide", False)
+        return PlanMade(
+            now_s,
+            float(plan.makespan_s),
+            f"{rank}, looking ahead" if looks else rank,
+            moved,
+            tuple(ids.tolist()),
+            tuple(names[device] for device in plan.device[slots].tolist()),
+            tuple(plan.start_s[slots].tolist()),
+            tuple(plan.finish_s[slots].tolist()),
+        )

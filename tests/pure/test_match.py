@@ -206,3 +206,87 @@ def test_options_go_before_a_workload_file(tmp_path: Path) -> None:
     file.write_text("weights: fp8\n")
     with pytest.raises(BadValueError, match="names no model"):
         read_workload(str(file), {})
+
+
+TWO_HOSTS = """
+devices:
+- {name: H100-SXM, count: 4, host: a, rack: r0}
+- {name: H100-SXM, count: 4, host: b, rack: r1}
+leases:
+- {workload: training, devices: [a/cuda:0, a/cuda:1, a/cuda:2]}
+"""
+LARGE = Workload("Llama-3.1-70B", prompt=512, context=768, engine="vllm")
+
+
+def _fleet(tmp_path: Path, text: str) -> Any:
+    file = tmp_path / "fleet.yaml"
+    file.write_text(text)
+    return read_fleet(str(file))
+
+
+def test_a_group_is_chosen_from_what_nobody_holds_and_planning_holds_nothing(tmp_path: Path) -> None:
+    kinds = _fleet(tmp_path, TWO_HOSTS)
+    assert [(kind.spec.name, kind.count) for kind in kinds] == [("H100-SXM", 8)]
+    for _ in range(2):
+        found = choose(LARGE, kinds)
+        by_count = {one.count: one.groups for one in found.matches}
+        assert by_count[4] == (("b/cuda:0", "b/cuda:1", "b/cuda:2", "b/cuda:3"),)
+        assert by_count[2] == (("b/cuda:0", "b/cuda:1"), ("b/cuda:2", "b/cuda:3"))
+        assert "b/cuda:0, b/cuda:1" in found.matches[0].explain()
+
+
+def test_a_workload_is_kept_away_from_by_device_host_or_rack(tmp_path: Path) -> None:
+    kinds = _fleet(tmp_path, TWO_HOSTS)
+    assert len(kinds[0].copies(1)) == 5
+    assert len(kinds[0].copies(1, Limits(apart=("training",)).terms)) == 4
+    assert len(kinds[0].copies(1, Limits(apart=("training",), apart_by="device").terms)) == 5
+    small = choose(WORK, kinds, Limits(apart=("training",)))
+    assert all(name.startswith("b/") for one in small.matches for group in one.groups for name in group)
+
+
+def test_a_refusal_tells_who_holds_what_and_what_the_rest_does_not_share(tmp_path: Path) -> None:
+    held = TWO_HOSTS + "- {workload: web, devices: [b/cuda:1, b/cuda:2, b/cuda:3]}\n"
+    (refused,) = choose(LARGE, _fleet(tmp_path, held)).refused
+    assert (
+        "there are 8, 3 of them held by training, 3 of them held by web; of those that are free no 2" in refused.refused
+    )
+    (refused,) = choose(LARGE, _fleet(tmp_path, TWO_HOSTS), Limits(together="numa")).refused
+    assert "no 2 share numa" in refused.refused
+
+
+def test_a_copy_whose_devices_must_be_linked_takes_those_that_are(tmp_path: Path) -> None:
+    parts = [{"id": f"a/cuda:{at}", "name": "H100-SXM"} for at in range(4)] + [{"id": "a/sw", "kind": "switch"}]
+    links = [{"from": f"a/cuda:{at}", "to": "a/sw", "kind": "pcie", "bandwidth": "30GB/s"} for at in range(4)]
+    links.append({"from": "a/cuda:1", "to": "a/cuda:2", "kind": "nvlink", "bandwidth": "300GB/s"})
+    document = {"devices": [{"name": "H100-SXM", "count": 4}], "topology": {"parts": parts, "links": links}}
+    kinds = _fleet(tmp_path, json.dumps(document))
+    found = choose(LARGE, kinds, Limits(together="link:nvlink"))
+    assert [one.groups for one in found.matches] == [(("a/cuda:1", "a/cuda:2"),)]
+    assert choose(LARGE, kinds).matches[0].groups[0] == ("a/cuda:1", "a/cuda:2"), "the fastest of all pairs"
+
+
+@pytest.mark.parametrize(
+    ("rows", "told"),
+    [
+        ("leases: 3", "leases is 3"),
+        ("leases: [x]", r"leases\[0\] is 'x'"),
+        ("leases: [{workload: x}]", r"leases\[0\] names no devices"),
+        ("leases: [{devices: [h0/cuda:0]}]", "workload is None"),
+        (
+            "leases: [{workload: x, devices: [h0/cuda:7]}]",
+            r"leases\[0\]: the fleet has no device 'h0/cuda:7'; did you mean",
+        ),
+        ("leases: [{workload: x, name: H100-SXM, count: 5}]", "x cannot hold 5 of"),
+        ("leases: [{workload: x, name: H10-SXM, count: 1}]", "did you mean 'H100-SXM'"),
+        ("leases: [{workload: x, device: [h0/cuda:0]}]", "did you mean 'devices'"),
+    ],
+)
+def test_a_wrong_lease_in_a_fleet_file_is_told_in_one_line(tmp_path: Path, rows: str, told: str) -> None:
+    with pytest.raises(BadValueError, match=told) as caught:
+        _fleet(tmp_path, f"devices: [{{name: H100-SXM, count: 4}}]\n{rows}\n")
+    assert "\n" not in str(caught.value)
+
+
+def test_a_wrong_word_for_what_devices_share_is_told() -> None:
+    with pytest.raises(BadValueError, match="did you mean 'rack'"):
+        Limits(together="rak")

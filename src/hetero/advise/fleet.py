@@ -7,25 +7,30 @@ It must not guess a device: one that the catalog lacks is an error.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from hetero.advise.prices import Paid, own_price
+from hetero.advise.stock import Holding, Stock, Wanted, stocked
 from hetero.catalog.load import devices, find
 from hetero.catalog.values import DeviceSpec
 from hetero.floor.errors import BadValueError, HeteroError, did_you_mean
 from hetero.floor.units import parse_bandwidth, shown
 from hetero.model.device import Device
-from hetero.model.fabric import Fabric
+from hetero.model.fabric import Fabric, Part
+from hetero.model.leases import LeaseRequest
+from hetero.model.topology import Topology
 
 __all__ = ["Kind", "catalog_fleet", "group_of", "here_fleet", "read_fleet"]
 
 _CORES_OF_BANDWIDTH = 4
 """Cores whose own memory bandwidth adds up before they share one: declared."""
 
-_KEYS = ("name", "count", "usd_per_hour", "day", "link")
+_KEYS = ("name", "count", "usd_per_hour", "day", "link", "host", "rack")
+_HOLDING = ("workload", "devices", "name", "count")
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,12 +43,19 @@ class Kind:
     count : how many there are, None for as many as one wants
     price : the user's own, None where none was given
     fabric : how they are connected, None where unknown
+    stock, sort : which of them are free, and what they are asked for there; None where there is no end of them
     """
 
     spec: DeviceSpec
     count: int | None = None
     price: Paid | None = None
     fabric: Fabric | None = None
+    stock: Stock | None = None
+    sort: str = ""
+
+    def copies(self, count: int, terms: LeaseRequest | None = None) -> tuple[tuple[str, ...], ...]:
+        """Give the groups of so many devices that are free at once; () too where there is no end of them."""
+        return () if self.stock is None else self.stock.copies(self.sort, count, terms)
 
 
 def catalog_fleet() -> tuple[Kind, ...]:
@@ -99,8 +111,9 @@ def read_fleet(word: str) -> tuple[Kind, ...]:
     Parameters
     ----------
     word : 'here', 'catalog', kinds as in 'H100-SXM:2,RTX-4090:4', or the path of a YAML or JSON file: `devices`, a list
-        of {name, count, usd_per_hour, day, link}, and `topology`, a file or a hetero-topology/1 document; or a topology
-        whose devices have names of the catalog
+        of {name, count, usd_per_hour, day, link, host, rack}, `topology`, a file or a hetero-topology/1 document, and
+        `leases`, a list of {workload, devices} or {workload, name, count}; or a topology whose devices have names of
+        the catalog
 
     Raises
     ------
@@ -118,7 +131,7 @@ def read_fleet(word: str) -> tuple[Kind, ...]:
         return catalog_fleet()
     if Path(word).suffix in (".yaml", ".yml", ".json", ".txt"):
         return _from_file(Path(word))
-    return tuple(_kind(item.strip(), word) for item in word.split(","))
+    return _kept([(_kind(item.strip(), word), {}) for item in word.split(",")])
 
 
 def _kind(item: str, word: str) -> Kind:
@@ -149,12 +162,13 @@ def _from_file(file: Path) -> tuple[Kind, ...]:
         )
     if document.get("format") == FORMAT:
         return _of_fabric(from_document(document, str(file)), str(file))
-    _known(document, ("devices", "topology"), str(file))
+    _known(document, ("devices", "topology", "leases"), str(file))
     rows = document.get("devices")
     if not isinstance(rows, list) or not rows:
         raise BadValueError(f"{file}: devices is {shown(rows)}", remedy="write a list of {name: …, count: …}")
     fabric = _fabric(document.get("topology"), file)
-    return tuple(_row(row, f"{file}: devices[{at}]", fabric) for at, row in enumerate(rows))
+    kinds = [(_row(row, f"{file}: devices[{at}]", fabric), row) for at, row in enumerate(rows)]
+    return _kept(kinds, _holdings(document.get("leases", []), str(file)))
 
 
 def _known(row: Mapping[str, Any], keys: Sequence[str], where: str) -> None:
@@ -198,20 +212,74 @@ def _of_fabric(fabric: Fabric, where: str) -> tuple[Kind, ...]:
     counts = Counter(part.name for part in fabric.devices)
     if "" in counts:
         raise BadValueError(f"{where}: {counts['']} devices have no name", remedy="name them as the catalog does")
-    return tuple(Kind(find(name), count, None, fabric) for name, count in counts.items() if name != "CPU")
+    return _kept([(Kind(find(name), count, None, fabric), {}) for name, count in counts.items() if name != "CPU"])
 
 
-def group_of(kind: Kind, count: int) -> tuple[DeviceSpec, tuple[str, ...]]:
-    """Give the device with the link that the best group of that many has, and the group's members.
+def _holdings(rows: Any, file: str) -> Iterator[Holding]:
+    """Read who has what already: rows of {workload, devices} or {workload, name, count}."""
+    if not isinstance(rows, list):
+        raise BadValueError(f"{file}: leases is {shown(rows)}", remedy="write a list of {workload: …, devices: […]}")
+    for at, row in enumerate(rows):
+        where = f"{file}: leases[{at}]"
+        if not isinstance(row, dict):
+            raise BadValueError(f"{where} is {shown(row)}", remedy=f"write a mapping with {', '.join(_HOLDING)}")
+        _known(row, _HOLDING, where)
+        workload, ids, name, count = (row.get(key) for key in _HOLDING)
+        if not isinstance(workload, str) or not workload:
+            raise BadValueError(f"{where}: workload is {shown(workload)}", remedy="name whose devices they are")
+        if isinstance(name, str) and isinstance(count, int) and not isinstance(count, bool) and count > 0:
+            yield Holding(workload, (find(name).name,), count, where)
+        elif isinstance(ids, list) and ids and all(isinstance(one, str) for one in ids):
+            yield Holding(workload, tuple(ids), where=where)
+        else:
+            raise BadValueError(f"{where} names no devices", remedy="give 'devices', a list of ids, or name and count")
 
-    Where no topology is known the link is that of the data sheet, and the members are not named.
+
+def _kept(rows: Sequence[tuple[Kind, Any]], holdings: Iterable[Holding] = ()) -> tuple[Kind, ...]:
+    """Give kinds whose devices one pool keeps; rows that are alike in all but their place become one."""
+    alike: dict[tuple[Any, ...], list[tuple[Kind, Any]]] = {}
+    for kind, row in rows:
+        alike.setdefault((kind.spec.name, kind.spec.link_bytes_per_s, kind.price), []).append((kind, row))
+    wanted = [one for sort, members in enumerate(alike.values()) for one in _wanted(str(sort), members)]
+    stock = stocked(wanted, holdings, Topology(fabric=rows[0][0].fabric))
+    return tuple(
+        replace(members[0][0], count=sum(kind.count or 0 for kind, _ in members), stock=stock, sort=str(sort))
+        for sort, members in enumerate(alike.values())
+    )
+
+
+def _wanted(sort: str, members: Sequence[tuple[Kind, Any]]) -> Iterator[Wanted]:
+    """Give the devices of rows that are alike, under the ids that the topology gives them."""
+    ids = iter([part.id for part in _parts_of(members[0][0])])
+    for kind, row in members:
+        place = row if isinstance(row, dict) else {}
+        host, rack, count = str(place.get("host", "h0")), str(place.get("rack", "")), kind.count or 0
+        yield Wanted(sort, kind.spec.name, kind.spec.kind, count, host, rack, tuple(islice(ids, count)))
+
+
+def _parts_of(kind: Kind) -> Sequence[Part]:
+    return [] if kind.fabric is None else [part for part in kind.fabric.devices if _same(part.name, kind.spec.name)]
+
+
+def group_of(kind: Kind, count: int, members: tuple[str, ...] = ()) -> tuple[DeviceSpec, tuple[str, ...]]:
+    """Give the device with the link that a group of that many has, and the group's members.
+
+    Parameters
+    ----------
+    members : ids; () for those that the pool gives first
+
+    Notes
+    -----
+    Where no topology is known the link is that of the data sheet; the members are named where it matters which.
     """
-    if kind.fabric is None or count < 2:
-        return kind.spec, ()
+    members = members or next(iter(kind.copies(count)), ())
+    fabric = kind.fabric
+    if fabric is None or count < 2 or not members or not all(map(fabric.has, members)):
+        return kind.spec, members if kind.stock is not None and kind.stock.named else ()
     from hetero.plan.groups import Terms, best_group
 
-    others = tuple(part.id for part in kind.fabric.devices if not _same(part.name, kind.spec.name))
-    group = best_group(kind.fabric, count, terms=Terms(exclude=others))
+    others = tuple(part.id for part in fabric.devices if part.id not in members)
+    group = best_group(fabric, count, terms=Terms(exclude=others))
     return replace(kind.spec, link_bytes_per_s=group.bytes_per_s), group.devices
 
 

@@ -14,10 +14,11 @@ from typing import Any
 from hetero.advise.estimate import Estimate, estimate
 from hetero.advise.fit import room_of
 from hetero.advise.fleet import Kind, catalog_fleet, group_of, read_fleet
+from hetero.advise.limits import Limits
 from hetero.advise.prices import Paid, Prices
-from hetero.catalog.load import devices
-from hetero.floor.errors import BadValueError, HeteroError, did_you_mean
+from hetero.floor.errors import BadValueError, HeteroError
 from hetero.floor.units import format_bytes, format_seconds
+from hetero.model.leases import LeaseRequest
 from hetero.model.workload import Workload
 from hetero.plan.fit_search import devices_needed
 from hetero.plan.match import Figures, pareto, ranks, scores
@@ -45,37 +46,6 @@ _TERMS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
-    """What a choice must keep to.
-
-    Attributes
-    ----------
-    latency_s : most seconds from the prompts to the last token of the batch, 0 for any
-    throughput_per_s : tokens/s that all replicas must give together, 0 for any
-    usd_per_hour : most dollars an hour, 0 for any
-    needs : capabilities that a device must have, as in 'fp8'
-    """
-
-    latency_s: float = 0.0
-    throughput_per_s: float = 0.0
-    usd_per_hour: float = 0.0
-    needs: tuple[str, ...] = ()
-
-    def __post_init__(self) -> None:
-        for name, what in (("latency_s", "s"), ("throughput_per_s", "tokens/s"), ("usd_per_hour", "dollars an hour")):
-            given = getattr(self, name)
-            if not 0.0 <= given < float("inf"):
-                raise BadValueError(
-                    f"a limit of {given:g} {what} is none", remedy="give a number above 0, or leave it out"
-                )
-        known = sorted({word for spec in devices().values() for word in spec.capabilities})
-        for word in self.needs:
-            if word not in known:
-                hint = did_you_mean(word, known).removeprefix("; ")
-                raise BadValueError(f"no device has {word!r}", remedy=hint or f"known: {', '.join(known)}")
-
-
-@dataclass(frozen=True, slots=True)
 class Match:
     """A number of equal devices, and what they make of a workload.
 
@@ -86,7 +56,7 @@ class Match:
     refused : why it cannot be, '' where it can
     estimate : of one copy, None where it could not be made
     price : of one device an hour, None where unknown
-    members : ids of the devices of the first copy, where the topology is known
+    groups : ids of the devices of each copy that there is room for, where it matters which
     score, rank, best : as compared with the other matches; `best` where no other beats it in everything
     reasons : in words
     """
@@ -97,11 +67,16 @@ class Match:
     refused: str = ""
     estimate: Estimate | None = None
     price: Paid | None = None
-    members: tuple[str, ...] = ()
+    groups: tuple[tuple[str, ...], ...] = ()
     score: float = 0.0
     rank: int = 0
     best: bool = False
     reasons: tuple[str, ...] = ()
+
+    @property
+    def members(self) -> tuple[str, ...]:
+        """Ids of the devices of the first copy."""
+        return next(iter(self.groups), ())
 
     @property
     def name(self) -> str:
@@ -167,6 +142,7 @@ class Match:
             "power_w": self.power_w,
             "price": None if self.price is None else {"origin": self.price.origin, "day": self.price.day},
             "members": list(self.members),
+            "groups": [list(group) for group in self.groups[: self.replicas]],
             "reasons": list(self.reasons),
             "estimate": figures,
         }
@@ -266,26 +242,43 @@ def _of_kind(work: Workload, kind: Kind, limits: Limits, prices: Prices) -> list
     price = kind.price or prices.of(kind.spec)
     try:
         found = [
-            _judged(one, None if kind.count is None else kind.count // one.count, limits)
-            for one in estimates_of(work, kind, price)
+            _judged(one, None if kind.count is None else len(kind.copies(one.count, limits.terms)), limits)
+            for one in estimates_of(work, kind, price, limits.terms)
         ]
     except HeteroError as error:
         return [Match(name, 1, refused=error.problem)]
     able = [one for one in found if not one.refused]
-    return able or found[:1] or [Match(name, kind.count or 1, refused=_too_small(work, kind))]
+    return able or found[:1] or [Match(name, kind.count or 1, refused=_too_few(work, kind, limits))]
 
 
-def _too_small(work: Workload, kind: Kind) -> str:
+def _too_few(work: Workload, kind: Kind, limits: Limits) -> str:
     room = room_of(kind.spec)
     needed = devices_needed(work, room)
-    have = "" if kind.count is None else f" and there {'is' if kind.count == 1 else 'are'} {kind.count}"
     if needed is None:
         return f"no number of devices with {format_bytes(room.usable_bytes)} each holds it"
-    return f"it takes {needed[0]} with {format_bytes(room.usable_bytes)} each{have}"
+    return f"it takes {needed[0]} with {format_bytes(room.usable_bytes)} each{_have(kind, limits, needed[0])}"
 
 
-def estimates_of(work: Workload, kind: Kind, price: Paid | None) -> Iterator[Match]:
+def _have(kind: Kind, limits: Limits, needed: int) -> str:
+    """Tell what there is of a kind, who holds some of it, and what the rest does not share."""
+    if kind.count is None or kind.stock is None:
+        return ""
+    held = kind.stock.held(kind.sort)
+    told = "".join(f", {count} of them held by {workload}" for workload, count in held.items())
+    free = len(kind.copies(1, replace(limits.terms, together="")))
+    if free >= needed:
+        told += f"; of those that are free no {needed} share {limits.together.replace('link:', 'a link of ')}"
+    elif free < kind.count - sum(held.values()):
+        told += f"; {free} are far enough from {', '.join(limits.apart)}"
+    return f" and there {'is' if kind.count == 1 else 'are'} {kind.count}{told}"
+
+
+def estimates_of(work: Workload, kind: Kind, price: Paid | None, terms: LeaseRequest | None = None) -> Iterator[Match]:
     """Give a match for each number of devices that holds the model: the fewest, and the usual ones above.
+
+    Parameters
+    ----------
+    terms : what the devices of a copy must share, and whom they keep away from
 
     Raises
     ------
@@ -299,7 +292,10 @@ def estimates_of(work: Workload, kind: Kind, price: Paid | None) -> Iterator[Mat
     for count in sorted({needed[0], *(size for size in _GROUPS if size > needed[0])}):
         if count > most:
             return
-        spec, members = group_of(kind, count)
+        groups = kind.copies(count, terms)
+        if kind.stock is not None and not groups:
+            continue
+        spec, members = group_of(kind, count, next(iter(groups), ()))
         try:
             found = estimate(work, spec, count, needed[1] if count == needed[0] else None)
         except BadValueError:
@@ -307,7 +303,8 @@ def estimates_of(work: Workload, kind: Kind, price: Paid | None) -> Iterator[Mat
                 raise
             continue
         if found.memory.answer == "fits":
-            yield Match(kind.spec.name, count, estimate=found, price=price, members=members)
+            named = (members, *groups[1:]) if members else ()
+            yield Match(kind.spec.name, count, estimate=found, price=price, groups=named)
 
 
 def _judged(one: Match, most_copies: int | None, limits: Limits) -> Match:
@@ -339,8 +336,10 @@ def _reasons(one: Match, ranked: Sequence[Match], limits: Limits) -> tuple[str, 
     copies = f", {one.replicas} copies" if one.replicas > 1 else ""
     lines = [f"holds the model on {one.count}{copies}: {format_bytes(need)} of {format_bytes(have)} on each"]
     if one.members:
-        link = format_bytes(found.device.link_bytes_per_s or 0.0)
-        lines.append(f"the best {one.count} to work together: {', '.join(one.members)}, {link}/s between them")
+        link = f", {format_bytes(found.device.link_bytes_per_s or 0.0)}/s between them" if one.count > 1 else ""
+        lines.append(
+            f"the best {one.count} that {'are' if one.count > 1 else 'is'} free: {', '.join(one.members)}{link}"
+        )
     lines.append(_latency(found, ranked, limits))
     most = _most(found).times(one.replicas)
     at_once = f", {found.at_once} sequences at once on a copy" if found.at_once else ""

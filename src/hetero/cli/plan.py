@@ -46,6 +46,11 @@ def plan(
     slo_throughput: Annotated[float, typer.Option(help="Least tokens a second in all, 0 for any.")] = 0.0,
     max_cost: Annotated[float, typer.Option(help="Most dollars an hour, 0 for any.")] = 0.0,
     needs: Annotated[list[str] | None, typer.Option(help="A capability, as in fp8; may be repeated.")] = None,
+    together: Annotated[
+        str, typer.Option(help="What devices of a copy share: host, rack, numa, pcie, nvlink or link:KIND.")
+    ] = "",
+    apart: Annotated[list[str] | None, typer.Option(help="A workload of the fleet's leases to keep away from.")] = None,
+    apart_by: Annotated[str, typer.Option(help="How far: device, host or rack.")] = "host",
     stream: Annotated[list[str] | None, typer.Option(help="Requests: PROMPT/ANSWER@PER_SECOND; repeatable.")] = None,
     prices: Annotated[Path | None, typer.Option(help="Your own prices: lines like 'H100-SXM: 2.90'.")] = None,
     live_prices: Annotated[bool, typer.Option("--live-prices", help="Ask gpuhunt, over the network.")] = False,
@@ -80,6 +85,9 @@ def plan(
             "throughput_per_s": slo_throughput,
             "usd_per_hour": max_cost,
             "needs": tuple(needs or ()),
+            "together": together,
+            "apart": tuple(apart or ()),
+            "apart_by": apart_by,
         },
         stream or (),
         prices,

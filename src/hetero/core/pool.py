@@ -152,6 +152,20 @@ class Pool:
         self.advance(now_s)
         return number
 
+    def offers(self, request: LeaseRequest) -> tuple[tuple[str, ...], ...]:
+        """Give the groups of whole devices that could be leased side by side now, the best first; none is taken."""
+        left = self._free_for(request)
+        if not request.together and self._topology.fabric is None:
+            rest = [slot.device.id for slot in _in_order(left)]
+            starts = range(0, len(rest) - request.count + 1, request.count)
+            return tuple(tuple(rest[at : at + request.count]) for at in starts)
+        found = []
+        while chosen := self._together(left, request):
+            taken = {slot.device.id for slot in chosen}
+            found.append(tuple(slot.device.id for slot in chosen))
+            left = [slot for slot in left if slot.device.id not in taken]
+        return tuple(found)
+
     def release(self, number: int, now_s: float) -> None:
         """Give a lease back; one that is over stays as it is."""
         if not self.lease(number).over:
@@ -316,9 +330,20 @@ class Pool:
 
     def _chosen(self, request: LeaseRequest) -> Sequence[_Slot]:
         """Give devices that meet a request now, partly taken ones first; empty where there are none."""
-        free = [slot for slot in self._able(request) if slot.has_room(request) and self._may_be_beside(slot, request)]
-        free.sort(key=lambda slot: -len(slot.holders))
-        return self._together(free, request)
+        return self._together(self._free_for(request), request)
+
+    def _free_for(self, request: LeaseRequest) -> list[_Slot]:
+        """Give the devices that have room for a request, partly taken ones first."""
+        rivals = [
+            (other, holder)
+            for other in self._slots.values()
+            for holder in other.holders.values()
+            if (holder.workload and holder.workload in request.apart)
+            or (request.workload and request.workload in holder.apart)
+        ]
+        free = [slot for slot in self._able(request) if slot.has_room(request)]
+        beside = [slot for slot in free if not any(self._clash(slot, request, *rival) for rival in rivals)]
+        return sorted(beside, key=lambda slot: -len(slot.holders))
 
     def _together(self, slots: Sequence[_Slot], request: LeaseRequest) -> Sequence[_Slot]:
         """Give as many as asked for that share what they must share, in the order of the fleet."""
@@ -329,15 +354,11 @@ class Pool:
         chosen = chosen_together(devices, request.count, request.together, self._topology, best=whole)
         return _in_order([self._slots[device.id] for device in chosen])
 
-    def _may_be_beside(self, slot: _Slot, request: LeaseRequest) -> bool:
-        """Whether neither this request keeps away from a holder near the device, nor a holder from it."""
-        for other in self._slots.values():
-            for holder in other.holders.values():
-                if holder.workload in request.apart and holder.workload and self._near(slot, other, request.apart_by):
-                    return False
-                if request.workload and request.workload in holder.apart and self._near(slot, other, holder.apart_by):
-                    return False
-        return True
+    def _clash(self, slot: _Slot, request: LeaseRequest, other: _Slot, holder: LeaseRequest) -> bool:
+        """Whether this request keeps away from a holder near the device, or the holder from it."""
+        if holder.workload in request.apart and self._near(slot, other, request.apart_by):
+            return True
+        return request.workload in holder.apart and self._near(slot, other, holder.apart_by)
 
     def _near(self, one: _Slot, other: _Slot, scope: str) -> bool:
         if scope == "device":

@@ -206,11 +206,12 @@ class Lead:
         self.listener.on_step(report.step, report.loss)
         self.listener.on_step_report(report)
 
-    def _on_kept(self, line: Line, step: int, nbytes: int, seconds: float) -> None:
-        self.listener.on_checkpoint(step, nbytes, seconds)
-
-    def _on_plan(self, line: Line, shares: dict[str, int]) -> None:
-        self.listener.on_plan(shares)
+    def _on_keep(self, line: Line, step: int, state: bytes, facts: dict[str, Any]) -> None:
+        """Write the checkpoint of a first member on another host."""
+        assert self.extent.checkpoints is not None
+        begun_s = clock.monotonic_s()
+        self.extent.checkpoints.write(step, state, facts)
+        self.listener.on_checkpoint(step, len(state), clock.monotonic_s() - begun_s)
 
     def _on_epoch(self, line: Line, report: EpochReport) -> None:
         if self.listener.on_epoch(report):
@@ -237,8 +238,10 @@ class Lead:
         "pass": _on_pass,
         "halved": _on_halved,
         "step": _on_step,
-        "kept": _on_kept,
-        "plan": _on_plan,
+        "keep": _on_keep,
+        "kept": lambda self, line, *kept: self.listener.on_checkpoint(*kept),
+        "logged": lambda self, line, text: self.extent.log(self._members[line].device, text),
+        "plan": lambda self, line, shares: self.listener.on_plan(shares),
         "epoch": _on_epoch,
         "waits": _on_waits,
         "not a number": _on_not_a_number,

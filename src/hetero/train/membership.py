@@ -6,8 +6,10 @@ It must not compute a step.
 
 from __future__ import annotations
 
+import hmac
 import pickle
 from dataclasses import asdict, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from hetero.comm.errors import GroupBrokenError
@@ -19,7 +21,7 @@ from hetero.plan.shares import StepModel
 from hetero.train.checkpoints import TrainingCheckpoints, run_facts
 from hetero.train.job import Formation, Job
 from hetero.train.sample_log import SampleLog
-from hetero.train.values import Totals
+from hetero.train.values import Totals, TrainingError
 
 if TYPE_CHECKING:
     from hetero.train.replica import Replica
@@ -36,6 +38,7 @@ _MOST_DOUBLINGS = 6
 _KEEP_S = 10.0
 _SLOW_DISK_BYTES_PER_S = 10e6
 _STATE_PER_GRADIENT = 4
+_SIGNATURE_BYTES = 32
 
 
 class StopError(Exception):
@@ -69,7 +72,9 @@ class Membership:
         self.samples = samples
         self.line = line
         self._address = job.hosts.get(device, LOOPBACK)
-        self.log = SampleLog(job.sample_log, job.run, device)
+        self._far = self._address not in (LOOPBACK, job.address.host)
+        send = partial(line.send, "logged") if self._far else None
+        self.log = SampleLog(job.sample_log, job.run, device, send)
         self.group = Group(0, 1)
         self.team: tuple[str, ...] = ()
         self.rank = 0
@@ -200,7 +205,7 @@ class Membership:
     def _catch_up(self, source: int) -> None:
         import torch
 
-        mine = pickle.dumps((self.replica.state(), self.totals)) if self.rank == source else b""
+        mine = self._signed(pickle.dumps((self.replica.state(), self.totals))) if self.rank == source else b""
         length = torch.tensor([len(mine)], dtype=torch.int64)
         self.group.broadcast(length, source)
         content = torch.zeros(int(length), dtype=torch.uint8)
@@ -208,8 +213,15 @@ class Membership:
             content.copy_(torch.frombuffer(bytearray(mine), dtype=torch.uint8))
         self.group.broadcast(content, source)
         if not mine:
-            state, self.totals = pickle.loads(content.numpy().tobytes())
+            came = content.numpy().tobytes()
+            if not hmac.compare_digest(came, self._signed(came[_SIGNATURE_BYTES:])):
+                raise TrainingError("what came as the state of the furthest member is not from this run")
+            state, self.totals = pickle.loads(memoryview(came)[_SIGNATURE_BYTES:])
             self.replica.adopt(state)
+
+    def _signed(self, content: bytes) -> bytes:
+        """Put a signature before what goes over connections that nothing else protects."""
+        return hmac.digest(self.job.address.key.encode(), content, "sha256") + content
 
     def _measure_link(self) -> float:
         """Measure what an exchange of gradients costs for each further member, the same figure on all; -1 alone."""
@@ -279,5 +291,8 @@ class Membership:
         if self.rank == 0:
             facts = {**run_facts(job.options, self.samples), "totals": asdict(self.totals)}
             state, begun_s = self.replica.state(), clock.monotonic_s()
+            if self._far:
+                self.line.send("keep", step, state, facts)
+                return
             TrainingCheckpoints(job.checkpoint, job.keep).write(step, state, facts)
             self.line.send("kept", step, len(state), clock.monotonic_s() - begun_s)

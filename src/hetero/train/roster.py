@@ -5,6 +5,7 @@ In: what members said. Out: values that the lead goes by. It must not talk to an
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -22,11 +23,13 @@ class Extent(NamedTuple):
     ----------
     begin, end : steps done before it and after it
     checkpoints : where it goes on when nobody who took part is left, None for `begin`
+    log : takes the lines that members on other hosts have for the log of samples, after the device
     """
 
     begin: int
     end: int
     checkpoints: TrainingCheckpoints | None = None
+    log: Callable[[str, bytes], None] = lambda device, line: None
 
 
 @dataclass(slots=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,7 +18,7 @@ from hetero.floor import clock
 from hetero.floor.errors import BadValueError
 from hetero.train.values import TrainingError
 
-__all__ = ["LoggedStep", "SampleCheck", "SampleLog", "check_sample_log", "next_run", "read_sample_log"]
+__all__ = ["LoggedStep", "SampleCheck", "SampleLog", "append_line", "check_sample_log", "next_run", "read_sample_log"]
 
 _SUFFIX = ".jsonl"
 
@@ -31,14 +31,15 @@ class SampleLog:
     folder : of the log, '' for none
     run : number of the run in this folder
     device : whose lines these are
+    send : takes the lines to the program, which appends them, where the folder is on another host
     """
 
-    def __init__(self, folder: str, run: int, device: str) -> None:
+    def __init__(self, folder: str, run: int, device: str, send: Callable[[bytes], None] | None = None) -> None:
         self._generation = 0
         self._file = -1
-        if folder:
-            name = f"run-{run:06d}-{device.replace(':', '-').replace('/', '-')}{_SUFFIX}"
-            self._file = os.open(Path(folder) / name, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        self._send = send if folder else None
+        if folder and send is None:
+            self._file = os.open(_path(folder, run, device), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
             os.write(self._file, b"\n")  # a line that a killed predecessor left torn ends here
 
     def begins(self, generation: int, step: int, device: str, samples: int, global_batch: int) -> None:
@@ -55,15 +56,30 @@ class SampleLog:
         self._write("applied", step, at_s=clock.wall_time_s())
 
     def _write(self, what: str, step: int, **more: Any) -> None:
-        if self._file >= 0:
-            row = {"what": what, "generation": self._generation, "step": step, **more}
-            os.write(self._file, json.dumps(row, separators=(",", ":")).encode() + b"\n")
+        if self._file < 0 and self._send is None:
+            return
+        row = {"what": what, "generation": self._generation, "step": step, **more}
+        line = json.dumps(row, separators=(",", ":")).encode() + b"\n"
+        if self._send is not None:
+            self._send(line)
+        else:
+            os.write(self._file, line)
 
     def close(self) -> None:
         """Write no more."""
         if self._file >= 0:
             os.close(self._file)
             self._file = -1
+
+
+def append_line(folder: str, run: int, device: str, line: bytes) -> None:
+    """Append a whole line for a member on another host."""
+    with _path(folder, run, device).open("ab") as file:
+        file.write(line)
+
+
+def _path(folder: str, run: int, device: str) -> Path:
+    return Path(folder) / f"run-{run:06d}-{device.replace(':', '-').replace('/', '-')}{_SUFFIX}"
 
 
 class LoggedStep(NamedTuple):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -35,7 +36,7 @@ from hetero.train.recompute import chosen as chosen_modules
 from hetero.train.recording import Recorded
 from hetero.train.replica import Parts
 from hetero.train.roster import Extent
-from hetero.train.sample_log import next_run
+from hetero.train.sample_log import append_line, next_run
 from hetero.train.saving import save_model
 from hetero.train.spread import Work, evaluate_part, predict_part, run_over
 from hetero.train.state import load_state
@@ -380,7 +381,8 @@ class Trainer:
             }
             for name, reason in full.items():
                 listener.on_note(f"{name} is left out: {reason}")
-            lead = Lead(hub, futures, listener, Extent(self._step, steps, checkpoints), Admission(self.options))
+            extent = Extent(self._step, steps, checkpoints, partial(append_line, self._sample_log, job.run))
+            lead = Lead(hub, futures, listener, extent, Admission(self.options))
             for other in self.context.devices:
                 if not can_train(other) and other != job.sum_on:
                     listener.on_note(f"{other.short} is left out: torch cannot train on it")

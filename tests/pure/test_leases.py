@@ -44,7 +44,7 @@ def test_a_request_that_could_never_be_met_fails_at_once_with_the_reason() -> No
         (LeaseRequest(on=("gpu",), memory_bytes=101), "101"),
         (LeaseRequest(on=("cpu",), min_cores=9), "8 cores of the 9"),
         (LeaseRequest(on=("gpu",), count=7), "no 7 devices"),
-        (LeaseRequest(on=("gpu",), count=4, together="host"), "sharing host"),
+        (LeaseRequest(on=("gpu",), count=4, together="host"), "share the same host"),
     ):
         lease = pool.lease(pool.ask(request, 0.0))
         assert lease.phase is FAILED

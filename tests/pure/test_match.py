@@ -251,7 +251,7 @@ def test_a_refusal_tells_who_holds_what_and_what_the_rest_does_not_share(tmp_pat
         "there are 8, 3 of them held by training, 3 of them held by web; of those that are free no 2" in refused.refused
     )
     (refused,) = choose(LARGE, _fleet(tmp_path, TWO_HOSTS), Limits(together="numa")).refused
-    assert "no 2 share numa" in refused.refused
+    assert "no 2 share the same NUMA node" in refused.refused
 
 
 def test_a_copy_whose_devices_must_be_linked_takes_those_that_are(tmp_path: Path) -> None:

@@ -7,11 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from hetero.backends.topology_files import FORMAT, as_document, from_document, read_text, read_topology
+import hetero
 from hetero.backends.nvidia import GpuReading, NvLink
 from hetero.backends.topology import Rates, from_matrix, is_matrix
+from hetero.backends.topology_files import FORMAT, as_document, from_document, read_text, read_topology
+from hetero.backends.topology_places import fabric_here
 from hetero.backends.topology_system import from_system
 from hetero.floor.errors import BadValueError, GraphError
+from hetero.model.device import Device, DeviceType
 from hetero.model.fabric import Fabric, Part, Wire
 from tests.matrices import DGX1_V100, DGX_A100, TWO_BRIDGED, TWO_CONSUMER
 
@@ -200,6 +203,32 @@ def test_nvlinks_come_from_the_management_library(tmp_path: Path) -> None:
     fabric = from_system(tmp_path, gpus)
     assert fabric.path("cuda:1", "cuda:2").bytes_per_s == 50e9
     assert len([wire for wire in fabric.wires if wire.kind == "nvlink"]) == 1
+
+
+def test_devices_are_found_by_their_address_whatever_number_their_runtime_gives_them(tmp_path: Path) -> None:
+    _system(tmp_path)
+    for cpu in (0, 1):
+        (tmp_path / f"sys/devices/system/node/node{cpu}/cpu{cpu}").mkdir()
+    devices = [
+        Device(f"h0/cuda:{index}", "cuda", DeviceType("GPU"), "torch", index, silicon=(f"h0/pci:{address}",))
+        for index, address in enumerate(("0000:81:00.0", "0000:01:00.0"))
+    ]
+    devices += [Device(f"h0/cpu:{n}", "cpu", DeviceType("CPU"), "cpu", n, cpus=(n,)) for n in (0, 1)]
+    devices += [Device("h1/cuda:0", "cuda", DeviceType("GPU"), "torch")]
+    fabric = fabric_here(devices, tmp_path, ())
+    numa = {part.id: part.numa for part in fabric.devices}
+    assert numa == {"h0/cuda:0": 1, "h0/cuda:1": 0, "h0/cuda:1@0000:80:00.0": 1, "h0/cpu:0": 0, "h0/cpu:1": 1}
+    assert fabric.place("h0/cuda:0", "pcie") == "h0/pci:0000:80:01.0"
+    assert fabric.path("h0/cuda:1", "h0/cpu:0").hops == 2
+
+
+def test_what_topology_gives_answers_for_any_two_parts(tmp_path: Path) -> None:
+    file = tmp_path / "a.txt"
+    file.write_text(DGX1_V100)
+    fabric = hetero.topology(file)
+    assert fabric.nvlinked("h0/cuda:0", "h0/cuda:3")
+    assert hetero.best_group(fabric, 2).bytes_per_s == 50e9
+    assert hetero.topology().devices
 
 
 def test_an_empty_system_has_one_numa_node_and_its_processor(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from hetero.advise.fit import room_of
 from hetero.advise.fleet import Kind, catalog_fleet, group_of, read_fleet
 from hetero.advise.limits import Limits
 from hetero.advise.prices import Paid, Prices
+from hetero.core.pool import sharing
 from hetero.floor.errors import BadValueError, HeteroError
 from hetero.floor.units import format_bytes, format_seconds
 from hetero.model.leases import LeaseRequest
@@ -267,7 +268,7 @@ def _have(kind: Kind, limits: Limits, needed: int) -> str:
     told = "".join(f", {count} of them held by {workload}" for workload, count in held.items())
     free = len(kind.copies(1, replace(limits.terms, together="")))
     if free >= needed:
-        told += f"; of those that are free no {needed} share {limits.together.replace('link:', 'a link of ')}"
+        told += f"; of those that are free no {needed} {sharing(limits.together or 'host')}"
     elif free < kind.count - sum(held.values()):
         told += f"; {free} are far enough from {', '.join(limits.apart)}"
     return f" and there {'is' if kind.count == 1 else 'are'} {kind.count}{told}"

@@ -18,12 +18,13 @@ from hetero.model.leases import Lease, LeasePhase, LeaseRequest
 from hetero.model.tasks import Request
 from hetero.model.topology import Topology
 
-__all__ = ["Pool"]
+__all__ = ["Pool", "sharing"]
 
 REMEMBERED = 4_096
 """Leases that are over and can still be asked about."""
 
 _ROUNDING = 1e-9
+_PLACES = {"numa": "NUMA node", "pcie": "PCIe bus", "nvlink": "NVLink island"}
 _HOLDING = (LeasePhase.ACTIVE, LeasePhase.RELEASING)
 
 
@@ -317,12 +318,15 @@ class Pool:
 
     def _never(self, request: LeaseRequest) -> str:
         """Say why a request could not be met even if nobody held anything, '' where it could."""
-        if self._together(self._able(request), request):
+        able = self._able(request)
+        if self._together(able, request):
             return ""
+        if len(able) >= request.count:
+            names = ", ".join(slot.device.id for slot in able)
+            return f"no {request.count} of {names} {sharing(request.together)}"
         found = [(slot.device.id, self._obstacle(slot, request)) for slot in self._slots.values()]
         needs = Request(devices=request.count)
-        told = refusal("it", needs, [pair for pair in found if pair[1]])
-        return f"{told}{f', and sharing {request.together}' if request.together else ''}"
+        return refusal("it", needs, [pair for pair in found if pair[1]])
 
     def _wants(self, request: LeaseRequest) -> str:
         held = [slot.device.id for slot in self._able(request) if slot.holders]
@@ -368,6 +372,13 @@ class Pool:
 
 def _in_order(slots: Sequence[_Slot]) -> Sequence[_Slot]:
     return sorted(slots, key=lambda slot: (slot.device.host, slot.device.kind, slot.device.index, slot.device.id))
+
+
+def sharing(together: str) -> str:
+    """Word what devices of a lease share."""
+    if together.startswith("link:"):
+        return f"are joined each with each by {together.removeprefix('link:')}"
+    return f"share the same {_PLACES.get(together, together)}, as far as is known"
 
 
 def _because(lease: Lease | None) -> str:

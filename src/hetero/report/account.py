@@ -9,15 +9,16 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import chain
 from math import inf
 
 import numpy as np
 
 from hetero.core.eligible import obstacle
 from hetero.model.device import HOST_NODE
-from hetero.model.tasks import Request
 from hetero.report.collectives import collective_problems, collective_spans, collective_waits
-from hetero.report.intervals import EMPTY, Spans, common, length_s, pairs, union, without
+from hetero.report.intervals import EMPTY, Spans, by_owner, column, common, cut, length_s, pairs, union, without
+from hetero.report.open_tasks import open_tasks
 from hetero.report.record import RunRecord
 
 __all__ = ["CATEGORIES", "Account", "account"]
@@ -142,16 +143,10 @@ def _seconds(fact: _Facts) -> dict[str, float]:
 def _facts(run: RunRecord) -> list[_Facts]:
     begin_s, end_s = run.begin_s, run.end_s
     window = pairs([(begin_s, end_s)])
-    done: list[list[tuple[float, float]]] = [[] for _ in run.devices]
-    wasted: list[list[tuple[float, float]]] = [[] for _ in run.devices]
-    queued: list[list[tuple[float, float]]] = [[] for _ in run.devices]
-    for each in run.attempts:
-        (done if each.outcome == "done" else wasted)[each.device].append((each.start_s, each.end_s))
-    for at, from_s, until_s in run.queued:
-        queued[at].append((from_s, until_s))
+    done, wasted, queued = _attempts(run)
     inbound, outbound = _transfers(run)
     members, inside = collective_waits(run), collective_spans(run)
-    open_of = _open_tasks(run)
+    open_of = open_tasks(run)
     facts = []
     for index, device in enumerate(run.devices):
         starting, away = _absences(run.up[index], begin_s, end_s)
@@ -159,13 +154,13 @@ def _facts(run: RunRecord) -> list[_Facts]:
         facts.append(
             _Facts(
                 window=window,
-                done=pairs(done[index], begin_s, end_s),
-                wasted=pairs(wasted[index], begin_s, end_s),
+                done=cut(*done[index], begin_s, end_s),
+                wasted=cut(*wasted[index], begin_s, end_s),
                 inside=pairs(inside.get(index, ()), begin_s, end_s),
                 member=pairs(members.get(index, ()), begin_s, end_s),
                 inbound=pairs(inbound.get(index, ()), begin_s, end_s),
                 outbound=pairs(outbound.get(index, ()), begin_s, end_s),
-                queued=pairs(queued[index], begin_s, end_s),
+                queued=cut(*queued[index], begin_s, end_s),
                 starting=starting,
                 away=away,
                 ready=union(*(ready for ready, _ in able)),
@@ -175,6 +170,17 @@ def _facts(run: RunRecord) -> list[_Facts]:
     return facts
 
 
+def _attempts(run: RunRecord) -> tuple[list[Spans], list[Spans], list[Spans]]:
+    """Give for each device the attempts that counted, those that did not, and when some had not begun."""
+    count = len(run.devices)
+    owners = column(run.attempts, "device").astype(np.int64)
+    starts, ends = column(run.attempts, "start_s"), column(run.attempts, "end_s")
+    counted = np.fromiter((each.outcome == "done" for each in run.attempts), bool, len(run.attempts))
+    halves = [by_owner(owners[part], (starts[part], ends[part]), count) for part in (counted, ~counted)]
+    table = np.fromiter(chain.from_iterable(run.queued), float, 3 * len(run.queued)).reshape(-1, 3)
+    return halves[0], halves[1], by_owner(table[:, 0].astype(np.int64), (table[:, 1], table[:, 2]), count)
+
+
 def _absences(up: list[tuple[float, float]], begin_s: float, end_s: float) -> tuple[Spans, Spans]:
     """Give when a worker had not started yet, and when it was lost."""
     if not up:
@@ -182,36 +188,6 @@ def _absences(up: list[tuple[float, float]], begin_s: float, end_s: float) -> tu
     starting = pairs([(-inf, up[0][0])], begin_s, end_s)
     until = [*(from_s for from_s, _ in up[1:]), inf]
     return starting, pairs(zip((to_s for _, to_s in up), until, strict=True), begin_s, end_s)
-
-
-def _open_tasks(run: RunRecord) -> dict[Request, tuple[Spans, Spans]]:
-    """Give for each request when a task of it was ready and had not begun, and when one was not ready."""
-    begun: dict[int, list[tuple[float, float]]] = defaultdict(list)
-    for each in run.attempts:
-        begun[each.task].append((each.start_s, each.end_s))
-    kinds: dict[int, tuple[Request, list[tuple[float, float]], list[tuple[float, float]]]] = {}
-    for number, task in run.tasks.items():
-        kind = kinds.get(id(task.request))
-        if kind is None:
-            kind = kinds[id(task.request)] = (task.request, [], [])
-        _, ready, blocked = kind
-        over_s = min(task.over_s, run.end_s)
-        free_s = min(task.ready_s, over_s)
-        blocked.append((task.submitted_s, free_s))
-        tries = begun.get(number, ())
-        for start_s, end_s in sorted(tries) if len(tries) > 1 else tries:
-            if free_s < start_s:
-                ready.append((free_s, min(start_s, over_s)))
-            free_s = max(free_s, end_s)
-        if free_s < over_s and task.commit is None:
-            ready.append((free_s, over_s))
-    window = run.begin_s, run.end_s
-    found: dict[Request, tuple[Spans, Spans]] = {}
-    for request, *lists in kinds.values():
-        spans = tuple(union(pairs(each, *window)) for each in lists)
-        known = found.get(request, (EMPTY, EMPTY))
-        found[request] = (union(known[0], spans[0]), union(known[1], spans[1]))
-    return found
 
 
 def _transfers(run: RunRecord) -> tuple[dict[int, list[tuple[float, float]]], dict[int, list[tuple[float, float]]]]:
@@ -244,9 +220,12 @@ def _owners(node: str, residents: Mapping[str, list[int]], known: tuple[int, ...
 
 
 def _readers(run: RunRecord) -> dict[tuple[int, str], tuple[int, ...]]:
+    moved = {each.item for each in run.transfers}
+    nodes = [device.memory_node for device in run.devices]
     found: dict[tuple[int, str], set[int]] = defaultdict(set)
     for each in run.attempts:
-        node = run.devices[each.device].memory_node
-        for item in run.tasks[each.task].inputs if each.task in run.tasks else ():
-            found[item, node].add(each.device)
+        task = run.tasks.get(each.task)
+        for item in task.inputs if task else ():
+            if item in moved:
+                found[item, nodes[each.device]].add(each.device)
     return {key: tuple(sorted(devices)) for key, devices in found.items()}

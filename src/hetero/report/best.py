@@ -8,20 +8,18 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import dataclass
-from itertools import pairwise, permutations
-from typing import TypeAlias
+from itertools import permutations
+from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from hetero.core.eligible import obstacle
 from hetero.model.tasks import Request
 from hetero.plan.bounds import lower_bound
-from hetero.report.record import Attempt, RunRecord
+from hetero.report.intervals import Floats, Ints, column
+from hetero.report.record import RunRecord
 
 __all__ = ["Best", "best_possible"]
-
-Floats: TypeAlias = NDArray[np.float64]
 
 _LOW = 0.1
 
@@ -59,33 +57,55 @@ def best_possible(run: RunRecord) -> Best:
     schedule of that table, so its makespan is never below the bound, whatever the estimates are. Transfers are left
     out.
     """
-    done = [each for each in run.attempts if each.outcome == "done"]
-    members: dict[int, list[Attempt]] = defaultdict(list)
-    for each in done:
-        members[each.task].append(each)
-    numbers = sorted(members)
-    table, pairs, estimated = _table(run, numbers, members)
-    parts, quiet_s = _parts(run, numbers)
+    done = _done(run)
+    table, pairs, estimated = _table(run, done)
+    parts, quiet_s = _parts(run, done.numbers)
     rounds = max(4, 400 // len(parts)) if len(parts) > 4 else 120
-    found = [_part(run, [numbers[row] for row in rows], table[rows], members, rounds) for rows in parts]
+    found = [_part(run, done, rows, table[rows], rounds) for rows in parts]
     causes = {cause for _, cause in found}
     cause = causes.pop() if len(causes) == 1 else "mixed" if causes else "load"
     seconds = min(sum(each for each, _ in found) + quiet_s, run.span_s)
     return Best(seconds, run.span_s - seconds, cause, pairs, estimated, quiet_s)
 
 
-def _part(
-    run: RunRecord, numbers: list[int], table: Floats, members: dict[int, list[Attempt]], rounds: int
-) -> tuple[float, str]:
-    if len(numbers) == 1:
+class _Done(NamedTuple):
+    """The attempts that counted.
+
+    Attributes
+    ----------
+    numbers : the tasks that have some, ascending
+    row, device, seconds : of each attempt the place of its task in `numbers`, its device, and s that it took
+    width, first_s, last_s : of each task how many attempts it had, and s when the first began and the last ended
+    """
+
+    numbers: list[int]
+    row: Ints
+    device: Ints
+    seconds: Floats
+    width: Ints
+    first_s: Floats
+    last_s: Floats
+
+
+def _done(run: RunRecord) -> _Done:
+    attempts = [each for each in run.attempts if each.outcome == "done"]
+    numbers, row = np.unique(column(attempts, "task").astype(np.int64), return_inverse=True)
+    starts, ends = column(attempts, "start_s"), column(attempts, "end_s")
+    first_s, last_s = np.full(len(numbers), np.inf), np.full(len(numbers), -np.inf)
+    np.minimum.at(first_s, row, starts)
+    np.maximum.at(last_s, row, ends)
+    device, width = column(attempts, "device").astype(np.int64), np.bincount(row, minlength=len(numbers))
+    return _Done(numbers.tolist(), row, device, ends - starts, width, first_s, last_s)
+
+
+def _part(run: RunRecord, done: _Done, rows: list[int], table: Floats, rounds: int) -> tuple[float, str]:
+    if len(rows) == 1:
         return float(table.min()), "path"
-    row_of = {number: row for row, number in enumerate(numbers)}
-    after = [tuple(row_of[each] for each in run.tasks[number].after if each in row_of) for number in numbers]
-    width = [len(members[number]) for number in numbers]
-    found = lower_bound(table, after if any(after) else (), width, rounds=rounds)
-    first_s = min(each.start_s for number in numbers for each in members[number])
-    last_s = max(each.end_s for number in numbers for each in members[number])
-    return min(found.seconds, last_s - first_s), found.cause
+    tasks = [run.tasks[done.numbers[row]] for row in rows]
+    row_of = {done.numbers[row]: at for at, row in enumerate(rows)}
+    after = [tuple([row_of[each] for each in task.after if each in row_of]) if task.after else () for task in tasks]
+    found = lower_bound(table, after if any(after) else (), done.width[rows].tolist(), rounds=rounds)
+    return min(found.seconds, float(done.last_s[rows].max() - done.first_s[rows].min())), found.cause
 
 
 def _parts(run: RunRecord, numbers: list[int]) -> tuple[list[list[int]], float]:
@@ -93,44 +113,59 @@ def _parts(run: RunRecord, numbers: list[int]) -> tuple[list[list[int]], float]:
     row_of = {number: row for row, number in enumerate(numbers)}
     parts: list[list[int]] = []
     over_s, quiet_s = run.begin_s, 0.0
-    numbers_in_order = list(run.tasks)
-    if any(one.submitted_s > two.submitted_s for one, two in pairwise(run.tasks.values())):
-        numbers_in_order.sort(key=lambda number: (run.tasks[number].submitted_s, number))
-    for number in numbers_in_order:
-        task = run.tasks[number]
-        if task.submitted_s > over_s or not parts:
-            quiet_s += max(0.0, task.submitted_s - over_s)
+    submitted_s, ends_s = column(list(run.tasks.values()), "submitted_s"), column(list(run.tasks.values()), "over_s")
+    in_order = np.argsort(submitted_s, kind="stable") if (np.diff(submitted_s) < 0.0).any() else slice(None)
+    each_task = np.fromiter(run.tasks, np.int64, len(run.tasks))[in_order], submitted_s[in_order], ends_s[in_order]
+    for number, from_s, until_s in zip(*(each.tolist() for each in each_task), strict=True):
+        if from_s > over_s or not parts:
+            quiet_s += max(0.0, from_s - over_s)
             parts.append([])
-        over_s = max(over_s, min(task.over_s, run.end_s))
+        if until_s > over_s:
+            over_s = max(over_s, min(until_s, run.end_s))
         if number in row_of:
             parts[-1].append(row_of[number])
     return [sorted(part) for part in parts if part], quiet_s
 
 
-def _table(run: RunRecord, numbers: list[int], members: dict[int, list[Attempt]]) -> tuple[Floats, int, int]:
+def _table(run: RunRecord, done: _Done) -> tuple[Floats, int, int]:
     """Give seconds, task × device, with the number of pairs of function and model, and of those estimated."""
-    keys = [device.model_key for device in run.devices]
-    seen: dict[tuple[str, str], list[float]] = defaultdict(list)
-    for number in numbers:
-        for each in members[number]:
-            seen[run.tasks[number].signature, keys[each.device]].append(each.end_s - each.start_s)
-    low = {pair: float(np.quantile(taken, _LOW)) for pair, taken in seen.items()}
+    tasks = [run.tasks[number] for number in done.numbers]
+    low = _low(run, done, [each.signature for each in tasks])
     by_signature: dict[str, dict[str, float]] = defaultdict(dict)
     for (signature, key), taken in low.items():
         by_signature[signature][key] = taken
     ratios = _ratios(by_signature)
-    rows: dict[tuple[str, int], Floats] = {}
+    place: dict[tuple[str, int], int] = {}
+    rows: list[Floats] = []
     used: set[tuple[str, str]] = set()
-    table = np.empty((len(numbers), len(run.devices)))
-    for row, number in enumerate(numbers):
-        task = run.tasks[number]
+    kinds = []
+    for task in tasks:
         kind = (task.signature, id(task.request))
-        if kind not in rows:
-            rows[kind] = _row(run, task.signature, task.request, by_signature[task.signature], ratios, used)
-        table[row] = rows[kind]
-        for each in members[number]:
-            table[row, each.device] = each.end_s - each.start_s
+        if kind not in place:
+            place[kind] = len(rows)
+            rows.append(_row(run, task.signature, task.request, by_signature[task.signature], ratios, used))
+        kinds.append(place[kind])
+    table = np.array(rows)[kinds] if rows else np.empty((0, len(run.devices)))
+    table[done.row, done.device] = done.seconds
     return table, len(used), len(used - set(low))
+
+
+def _low(run: RunRecord, done: _Done, signatures: list[str]) -> dict[tuple[str, str], float]:
+    """Give the tenth percentile of s that each function took on each model of device where it ran."""
+    if not signatures:
+        return {}
+    names, keys = sorted(set(signatures)), sorted({device.model_key for device in run.devices})
+    name_at, key_at = ({each: at for at, each in enumerate(known)} for known in (names, keys))
+    name = np.array([name_at[each] for each in signatures], dtype=np.int64)
+    key = np.array([key_at[device.model_key] for device in run.devices], dtype=np.int64)
+    code = name[done.row] * len(keys) + key[done.device]
+    order = np.argsort(code, kind="stable")
+    codes, starts = np.unique(code[order], return_index=True)
+    taken = np.split(done.seconds[order], starts[1:])
+    return {
+        (names[at // len(keys)], keys[at % len(keys)]): float(np.quantile(each, _LOW))
+        for at, each in zip(codes.tolist(), taken, strict=True)
+    }
 
 
 def _row(

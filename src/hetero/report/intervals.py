@@ -5,15 +5,31 @@ In: pairs of times, s. Out: unions, intersections, differences, lengths. It must
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import TypeAlias
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
+from operator import attrgetter
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["EMPTY", "Floats", "Spans", "common", "length_s", "pairs", "union", "without"]
+__all__ = [
+    "EMPTY",
+    "Floats",
+    "Ints",
+    "Spans",
+    "by_owner",
+    "column",
+    "common",
+    "cut",
+    "length_s",
+    "pairs",
+    "union",
+    "without",
+]
 
 Floats: TypeAlias = NDArray[np.float64]
+Ints: TypeAlias = NDArray[np.int64]
 Spans: TypeAlias = tuple[Floats, Floats]
 """Starts and ends, disjoint and ascending."""
 
@@ -29,10 +45,48 @@ def pairs(given: Iterable[tuple[float, float]], begin_s: float = -np.inf, end_s:
     >>> pairs([(3.0, 9.0), (1.0, 2.0)], end_s=5.0)
     (array([1., 3.]), array([2., 5.]))
     """
-    table = np.asarray(list(given), dtype=float).reshape(-1, 2).clip(begin_s, end_s)
-    table = table[table[:, 1] > table[:, 0]]
-    table = table[np.lexsort((table[:, 1], table[:, 0]))]
-    return table[:, 0], table[:, 1]
+    table = np.asarray(list(given), dtype=float).reshape(-1, 2)
+    return cut(table[:, 0], table[:, 1], begin_s, end_s)
+
+
+def cut(starts: Floats, ends: Floats, begin_s: float = -np.inf, end_s: float = np.inf) -> Spans:
+    """Give what lies in a window of some intervals, in the order of their starts; they may overlap.
+
+    Examples
+    --------
+    >>> cut(np.array([3.0, 1.0]), np.array([9.0, 2.0]), end_s=5.0)
+    (array([1., 3.]), array([2., 5.]))
+    """
+    starts, ends = starts.clip(begin_s, end_s), ends.clip(begin_s, end_s)
+    kept = ends > starts
+    starts, ends = starts[kept], ends[kept]
+    order = np.lexsort((ends, starts))
+    return starts[order], ends[order]
+
+
+def column(rows: Sequence[Any], name: str) -> Floats:
+    """Give one attribute of many values as numbers.
+
+    Examples
+    --------
+    >>> column([1 + 2j, 3 + 4j], "imag")
+    array([2., 4.])
+    """
+    return np.fromiter(map(attrgetter(name), rows), float, len(rows))
+
+
+def by_owner(owners: Ints, spans: Spans, count: int) -> list[Spans]:
+    """Give the intervals of each of `count` owners; each keeps their order.
+
+    Examples
+    --------
+    >>> by_owner(np.array([1, 0]), (np.array([2.0, 5.0]), np.array([3.0, 6.0])), 2)
+    [(array([5.]), array([6.])), (array([2.]), array([3.]))]
+    """
+    order = np.argsort(owners, kind="stable")
+    edges = np.searchsorted(owners[order], np.arange(count + 1))
+    starts, ends = spans[0][order], spans[1][order]
+    return [(starts[a:b], ends[a:b]) for a, b in pairwise(edges)]
 
 
 def union(*given: Spans) -> Spans:

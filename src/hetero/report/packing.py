@@ -10,7 +10,7 @@ import base64
 import json
 import zlib
 from collections import Counter, defaultdict
-from math import inf, log2
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from hetero.report.account import CATEGORIES
 from hetero.report.curves import curves
 from hetero.report.findings import Findings
+from hetero.report.intervals import Floats, Ints, column
 from hetero.report.planning import places_by_device
 from hetero.report.record import RunRecord
 from hetero.report.training import drawn
@@ -41,14 +42,16 @@ def packed(run: RunRecord, found: Findings) -> str:
     columns with their lengths. Times are whole ticks since the begin; one tick is 1 µs, more in long runs.
     """
     tick_s = max(1e-6, run.span_s / _TICKS) if run.span_s > 0.05 else max(1e-9, run.span_s / _TICKS)
-    order = sorted(range(len(run.attempts)), key=lambda at: (run.attempts[at].device, run.attempts[at].start_s, at))
-    place = {at: row for row, at in enumerate(order)}
+    order = np.lexsort((column(run.attempts, "start_s"), column(run.attempts, "device")))
+    place = np.empty_like(order)
+    place[order] = np.arange(len(order))
+    names, name_of = _names(run)
     counts, plan = _plan(run, found, tick_s)
-    columns = {**_attempts(run, order, place, tick_s), **_transfers(run, tick_s), **plan}
+    columns = {**_attempts(run, order, place, name_of, tick_s), **_transfers(run, tick_s), **plan}
     document = {
-        **_document(run, found, tick_s),
+        **_document(run, found, names, tick_s),
         "planCounts": counts,
-        "chain": [place[link.attempt] for link in found.chain],
+        "chain": place[[link.attempt for link in found.chain]].tolist() if found.chain else [],
         "columns": [[name, len(values)] for name, values in columns.items()],
     }
     head = json.dumps(document, separators=(",", ":")).encode()
@@ -62,8 +65,7 @@ def _planes(values: NDArray[np.int32]) -> bytes:
     return values.astype("<i4").view(np.uint8).reshape(-1, 4).T.tobytes()
 
 
-def _document(run: RunRecord, found: Findings, tick_s: float) -> dict[str, Any]:
-    names, _ = _names(run)
+def _document(run: RunRecord, found: Findings, names: list[str], tick_s: float) -> dict[str, Any]:
     counts = Counter(each.device for each in run.attempts)
     return {
         "tick": tick_s,
@@ -114,23 +116,22 @@ def _names(run: RunRecord) -> tuple[list[str], dict[int, int]]:
 _OUTCOMES = {"done": 0, "failed": 1, "lost": 2, "unused": 3}
 
 
-def _attempts(run: RunRecord, order: list[int], place: dict[int, int], tick_s: float) -> dict[str, NDArray[np.int32]]:
+def _attempts(
+    run: RunRecord, order: Ints, place: Ints, name_of: Mapping[int, int], tick_s: float
+) -> dict[str, NDArray[np.int32]]:
     attempts = [run.attempts[at] for at in order]
-    _, name_of = _names(run)
-    starts = np.array([each.start_s - run.begin_s for each in attempts])
-    ends = np.array([each.end_s - run.begin_s for each in attempts])
-    tasks = np.array([min(each.task, 2**31 - 1) for each in attempts], dtype=np.int64)
-    launches = np.array([max(0.0, each.start_s - each.launch_s) for each in attempts])
+    began_s, ended_s = column(attempts, "start_s"), column(attempts, "end_s")
+    tasks = column(attempts, "task").astype(np.int64)
     counts, parents = _parents(run, order, place)
-    start, end = _ticks(starts, tick_s), _ticks(ends, tick_s)
+    start, end = _ticks(began_s - run.begin_s, tick_s), _ticks(ended_s - run.begin_s, tick_s)
     return {
         "gap": np.diff(start, prepend=0) - np.concatenate(([0], (end - start)[:-1])) if len(start) else start,
         "took": end - start,
-        "queued": _ticks(launches, tick_s),
-        "task": np.diff(tasks, prepend=0).astype(np.int32),
-        "name": np.array([name_of.get(each.task, 0) for each in attempts], dtype=np.int32),
-        "outcome": np.array([_OUTCOMES[each.outcome] for each in attempts], dtype=np.int32),
-        "ratio": np.array([_ratio(each.predicted_s, each.end_s - each.start_s) for each in attempts], dtype=np.int32),
+        "queued": _ticks(np.maximum(began_s - column(attempts, "launch_s"), 0.0), tick_s),
+        "task": np.diff(np.minimum(tasks, 2**31 - 1), prepend=0).astype(np.int32),
+        "name": np.fromiter((name_of.get(each, 0) for each in tasks.tolist()), np.int32, len(tasks)),
+        "outcome": np.fromiter((_OUTCOMES[each.outcome] for each in attempts), np.int32, len(attempts)),
+        "ratio": _ratios(column(attempts, "predicted_s"), ended_s - began_s),
         "parents": counts,
         "parent": parents,
     }
@@ -149,23 +150,25 @@ def _ticks(seconds: Any, tick_s: float) -> NDArray[np.int32]:
     return np.rint(np.asarray(seconds) / tick_s).clip(-(2**31), 2**31 - 1).astype(np.int32)
 
 
-def _ratio(predicted_s: float, took_s: float) -> int:
-    """Give predicted over measured as a logarithm, good to 0.14 %."""
-    if not 0.0 < predicted_s < inf or took_s <= 0.0:
-        return _NO_RATIO
-    return round(max(-32767, min(32767, _RATIO * log2(predicted_s / took_s))))
+def _ratios(predicted_s: Floats, took_s: Floats) -> NDArray[np.int32]:
+    """Give predicted over measured as logarithms, good to 0.14 %."""
+    known = (predicted_s > 0.0) & (predicted_s < np.inf) & (took_s > 0.0)
+    found = np.full(len(took_s), _NO_RATIO)
+    found[known] = np.rint(_RATIO * np.log2(predicted_s[known] / took_s[known])).clip(-32767, 32767)
+    return found.astype(np.int32)
 
 
-def _parents(run: RunRecord, order: list[int], place: dict[int, int]) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+def _parents(run: RunRecord, order: Ints, place: Ints) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
     """Give for each attempt how many attempts it needed, and how many rows before it each of them stands."""
     home: dict[int, int] = {}
-    for at, each in enumerate(run.attempts):
+    for each, row in zip(run.attempts, place.tolist(), strict=True):
         if each.outcome == "done":
-            home.setdefault(each.task, place[at])
-    counts, found = [], []
-    for row, at in enumerate(order):
+            home.setdefault(each.task, row)
+    counts: list[int] = []
+    found: list[int] = []
+    for row, at in enumerate(order.tolist()):
         task = run.tasks.get(run.attempts[at].task)
-        rows = [row - home[each] for each in (task.after if task else ()) if each in home][:_PARENTS]
+        rows = [row - home[each] for each in task.after if each in home][:_PARENTS] if task and task.after else ()
         counts.append(len(rows))
         found.extend(rows)
     return np.array(counts, dtype=np.int32), np.array(found, dtype=np.int32)
@@ -185,8 +188,8 @@ def _transfers(run: RunRecord, tick_s: float) -> dict[str, NDArray[np.int32]]:
         for each in sorted((run.transfers[at] for at in link), key=lambda one: (one.start_s, one.item))
     ]
     return {
-        "copyStart": _ticks([each.start_s - run.begin_s for each in rows], tick_s),
-        "copyTook": _ticks([each.end_s - each.start_s for each in rows], tick_s),
+        "copyStart": _ticks(column(rows, "start_s") - run.begin_s, tick_s),
+        "copyTook": _ticks(column(rows, "end_s") - column(rows, "start_s"), tick_s),
         "copyItem": np.array([min(each.item, 2**31 - 1) for each in rows], dtype=np.int32),
         "copyBytes": np.array([each.nbytes for each in rows], dtype=np.float32).view(np.int32),
         "copyOk": np.array([each.ok for each in rows], dtype=np.int32),

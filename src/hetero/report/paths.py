@@ -7,9 +7,11 @@ It must not guess: each link names the event that the next one waited for.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections import defaultdict
 from typing import NamedTuple
 
+import numpy as np
+
+from hetero.report.intervals import by_owner, column
 from hetero.report.record import Attempt, RunRecord
 
 __all__ = ["Link", "critical_chain", "longest_path"]
@@ -40,7 +42,7 @@ def critical_chain(run: RunRecord) -> list[Link]:
     for index, each in enumerate(run.attempts):
         if each.outcome == "done":
             ended[each.task] = index
-    at = max(range(len(run.attempts)), key=lambda index: (run.attempts[index].end_s, index))
+    at = len(run.attempts) - 1 - int(column(run.attempts[::-1], "end_s").argmax())
     chain: list[Link] = []
     seen = set()
     while at not in seen:
@@ -55,12 +57,11 @@ def critical_chain(run: RunRecord) -> list[Link]:
 
 
 def _by_device(run: RunRecord) -> dict[int, tuple[list[float], list[int]]]:
-    found: dict[int, list[tuple[float, int]]] = defaultdict(list)
-    for index, each in enumerate(run.attempts):
-        found[each.device].append((each.end_s, index))
-    return {
-        device: ([end for end, _ in sorted(pairs)], [at for _, at in sorted(pairs)]) for device, pairs in found.items()
-    }
+    """Give for each device the ends of its attempts, ascending, and their places."""
+    owners, ends = column(run.attempts, "device").astype(np.int64), column(run.attempts, "end_s")
+    order = np.argsort(ends, kind="stable")
+    split = by_owner(owners[order], (ends[order], order.astype(float)), len(run.devices))
+    return {device: (end.tolist(), at.astype(int).tolist()) for device, (end, at) in enumerate(split)}
 
 
 def _reason(

@@ -345,14 +345,12 @@ class _Collector:
             self._end_open(device, run.end_s)
         commits = {number: task.commit[0] for number, task in run.tasks.items() if task.commit is not None}
         run.attempts = [
-            each._replace(outcome="done")
-            if each.outcome == "unused" and commits.get(each.task) == each.attempt
-            else each
+            Attempt(*each[:7], "done") if each.outcome == "unused" and commits.get(each.task) == each.attempt else each
             for each in run.attempts
         ]
         for task in run.tasks.values():
-            needed = [run.tasks[each].over_s if each in run.tasks else -inf for each in task.after]
-            task.ready_s = max((task.submitted_s, *needed))
+            needed = [run.tasks[each].over_s for each in task.after if each in run.tasks]
+            task.ready_s = max(task.submitted_s, *needed) if needed else task.submitted_s
         return run
 
     def _set_bounds(self) -> None:

@@ -11,18 +11,19 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hetero.advise.prices import Paid, own_price
-from hetero.advise.stock import Holding, Stock, Wanted, stocked
 from hetero.catalog.load import devices, find
 from hetero.catalog.values import DeviceSpec
 from hetero.floor.errors import BadValueError, HeteroError, did_you_mean
 from hetero.floor.units import parse_bandwidth, shown
 from hetero.model.device import Device
-from hetero.model.fabric import Fabric, Part
-from hetero.model.leases import LeaseRequest
-from hetero.model.topology import Topology
+
+if TYPE_CHECKING:
+    from hetero.advise.stock import Holding, Stock, Wanted
+    from hetero.model.fabric import Fabric, Part
+    from hetero.model.leases import LeaseRequest
 
 __all__ = ["Kind", "catalog_fleet", "group_of", "here_fleet", "read_fleet"]
 
@@ -217,6 +218,8 @@ def _of_fabric(fabric: Fabric, where: str) -> tuple[Kind, ...]:
 
 def _holdings(rows: Any, file: str) -> Iterator[Holding]:
     """Read who has what already: rows of {workload, devices} or {workload, name, count}."""
+    from hetero.advise.stock import Holding
+
     if not isinstance(rows, list):
         raise BadValueError(f"{file}: leases is {shown(rows)}", remedy="write a list of {workload: …, devices: […]}")
     for at, row in enumerate(rows):
@@ -237,6 +240,9 @@ def _holdings(rows: Any, file: str) -> Iterator[Holding]:
 
 def _kept(rows: Sequence[tuple[Kind, Any]], holdings: Iterable[Holding] = ()) -> tuple[Kind, ...]:
     """Give kinds whose devices one pool keeps; rows that are alike in all but their place become one."""
+    from hetero.advise.stock import stocked
+    from hetero.model.topology import Topology
+
     alike: dict[tuple[Any, ...], list[tuple[Kind, Any]]] = {}
     for kind, row in rows:
         alike.setdefault((kind.spec.name, kind.spec.link_bytes_per_s, kind.price), []).append((kind, row))
@@ -250,6 +256,8 @@ def _kept(rows: Sequence[tuple[Kind, Any]], holdings: Iterable[Holding] = ()) ->
 
 def _wanted(sort: str, members: Sequence[tuple[Kind, Any]]) -> Iterator[Wanted]:
     """Give the devices of rows that are alike, under the ids that the topology gives them."""
+    from hetero.advise.stock import Wanted
+
     ids = iter([part.id for part in _parts_of(members[0][0])])
     for kind, row in members:
         place = row if isinstance(row, dict) else {}

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from math import ceil
+from math import ceil, inf
 from typing import Any
 
 from hetero.advise.estimate import Estimate, estimate
@@ -16,7 +16,6 @@ from hetero.advise.fit import room_of
 from hetero.advise.fleet import Kind, catalog_fleet, group_of, read_fleet
 from hetero.advise.limits import Limits
 from hetero.advise.prices import Paid, Prices
-from hetero.core.pool import sharing
 from hetero.floor.errors import BadValueError, HeteroError
 from hetero.floor.units import format_bytes, format_seconds
 from hetero.model.leases import LeaseRequest
@@ -222,7 +221,11 @@ def choose(
     places = ranks(rows, [one.score for one in scored])
     ranked = [replace(one, rank=rank) for one, rank in zip(scored, places, strict=True)]
     ranked.sort(key=lambda one: (one.rank, -one.score, one.device, one.devices))
-    told = tuple(replace(one, reasons=_reasons(one, ranked, limits)) for one in ranked)
+    least_s = min((one.latency_s or inf for one in ranked), default=inf)
+    alike: dict[int, list[str]] = {}
+    for one in ranked:
+        alike.setdefault(one.rank, []).append(one.device)
+    told = tuple(replace(one, reasons=_reasons(one, least_s, alike[one.rank], limits)) for one in ranked)
     return Choice(told, tuple(one for one in tried if one.refused), (*prices.notes, *_notes(told)))
 
 
@@ -262,6 +265,8 @@ def _too_few(work: Workload, kind: Kind, limits: Limits) -> str:
 
 def _have(kind: Kind, limits: Limits, needed: int) -> str:
     """Tell what there is of a kind, who holds some of it, and what the rest does not share."""
+    from hetero.core.pool import sharing
+
     if kind.count is None or kind.stock is None:
         return ""
     held = kind.stock.held(kind.sort)
@@ -329,8 +334,8 @@ def _judged(one: Match, most_copies: int | None, limits: Limits) -> Match:
     return kept
 
 
-def _reasons(one: Match, ranked: Sequence[Match], limits: Limits) -> tuple[str, ...]:
-    """Tell what speaks for and against a match."""
+def _reasons(one: Match, least_s: float, alike: Sequence[str], limits: Limits) -> tuple[str, ...]:
+    """Tell what speaks for and against a match; `alike` are the devices of its rank."""
     found = one.estimate
     assert found is not None
     need, have = found.memory.footprint.total, found.memory.usable_bytes
@@ -341,7 +346,7 @@ def _reasons(one: Match, ranked: Sequence[Match], limits: Limits) -> tuple[str, 
         lines.append(
             f"the best {one.count} that {'are' if one.count > 1 else 'is'} free: {', '.join(one.members)}{link}"
         )
-    lines.append(_latency(found, ranked, limits))
+    lines.append(_latency(found, least_s, limits))
     most = _most(found).times(one.replicas)
     at_once = f", {found.at_once} sequences at once on a copy" if found.at_once else ""
     lines.append(f"{most.value:,.0f} tokens/s under load (80 %: {most.low:,.0f} to {most.high:,.0f}){at_once}")
@@ -352,17 +357,17 @@ def _reasons(one: Match, ranked: Sequence[Match], limits: Limits) -> tuple[str, 
     largest = max(found.shares, key=lambda share: share[1], default=None)
     if largest is not None:
         lines.append(f"{largest[1]:.0%} of the time goes into {_TERMS.get(largest[0], largest[0])}")
-    ties = [other.device for other in ranked if other.rank == one.rank and other.device != one.device]
+    ties = [device for device in dict.fromkeys(alike) if device != one.device]
     if ties:
-        lines.append(f"no certain difference to {', '.join(dict.fromkeys(ties))}")
+        lines.append(f"no certain difference to {', '.join(ties)}")
     return tuple(lines)
 
 
-def _latency(found: Estimate, ranked: Sequence[Match], limits: Limits) -> str:
+def _latency(found: Estimate, least_s: float, limits: Limits) -> str:
     own = found.latency_s
     interval = f"80 %: {format_seconds(own.low)} to {format_seconds(own.high)}; {own.origin}"
     line = f"{format_seconds(own.value)} for the batch ({interval})"
-    if own.value <= min(other.latency_s or own.value for other in ranked):
+    if own.value <= least_s:
         line += ", the least of all"
     if limits.latency_s and own.high > limits.latency_s:
         line += f"; that it keeps below {format_seconds(limits.latency_s)} is likely, not sure"

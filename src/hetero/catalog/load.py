@@ -37,7 +37,8 @@ _FIGURES = (
 )
 
 
-def _document(name: str) -> dict[str, Any]:
+@cache
+def _document(name: str) -> Mapping[str, Any]:
     import yaml
 
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)

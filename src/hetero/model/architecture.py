@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Literal
 
 from hetero.floor.errors import BadValueError
@@ -195,6 +196,9 @@ class ModelSpec:
         >>> llama.parameters().total
         6738415616
         """
+        return _counted(self)
+
+    def _count(self) -> Parameters:
         attention = self.attention_linear()
         expert = self._mlp_linear(self.expert_intermediate)
         experts = (self.experts + self.shared_experts) * expert + self.hidden * self.experts
@@ -260,3 +264,8 @@ class ModelSpec:
         windowed = self.windowed_layers if self.window else 0
         seen = (self.layers - windowed) * tokens + windowed * min(tokens, self.window or tokens)
         return width * (seen + (self.layers * self.encoder_positions if self.encoder_layers else 0))
+
+
+@lru_cache(maxsize=256)
+def _counted(model: ModelSpec) -> Parameters:
+    return model._count()

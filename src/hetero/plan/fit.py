@@ -5,6 +5,8 @@ In: a workload, its sharding, and what a device has. Out: bytes and an answer. I
 
 from __future__ import annotations
 
+from bisect import bisect_left
+from collections import Counter
 from dataclasses import dataclass, fields
 from math import ceil
 from typing import Literal
@@ -164,11 +166,11 @@ def fullest_stage(layers: int, layer_bytes: float, ends: tuple[float, float], st
     """
     if stages == 1 or layer_bytes <= 0:
         return layers * layer_bytes + sum(ends)
-    extras = (*ends, *(0.0 for _ in range(stages - 2)))
+    extras = Counter((*ends, *(0.0 for _ in range(stages - 2))))
+    least = max(max(extras), (sum(ends) + layers * layer_bytes) / stages * (1 - 1e-9))
     sizes = sorted({extra + count * layer_bytes for extra in extras for count in range(layers + 1)})
-    least = max(extras)
-    for size in sizes:
-        if size >= least and sum(int((size - extra) / layer_bytes + 1e-9) for extra in extras) >= layers:
+    for size in sizes[bisect_left(sizes, least) :]:
+        if sum(many * int((size - extra) / layer_bytes + 1e-9) for extra, many in extras.items()) >= layers:
             return size
     raise AssertionError("the largest size holds every layer")
 

@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 
 from hetero.core.estimates import Row, Rows
 from hetero.core.fleet import Fleet
-from hetero.core.memory import Item, Replicas
+from hetero.core.items import Item
+from hetero.core.memory import Replicas
 from hetero.core.state import DevicePhase
 from hetero.model.device import HOST_NODE
 from hetero.plan.policies.base import Floats, Ints
@@ -108,7 +109,7 @@ class Home:
         self._round += 1
         home = self.index()
         if home >= 0:
-            self._latency_s, self._per_byte_s = self._replicas.links_to(self._fleet.devices[home].memory_node)
+            self._latency_s, self._per_byte_s = self._replicas.ways.links_to(self._fleet.devices[home].memory_node)
             self._away = self._latency_s + self._per_byte_s > 0.0
             self._ahead = 1 + self._fleet.queued[: len(self._away)]
             self._owed_s = self._owed_bytes * self._per_byte_s
@@ -122,11 +123,11 @@ class Home:
         self._moves = self._rows.moves
         total = self._rows.alone_s()
         if self._outside:
-            latency_s, per_byte_s = self._replicas.links_from(HOST_NODE)
+            latency_s, per_byte_s = self._replicas.ways.links_from(HOST_NODE)
             total += len(self._outside) * latency_s + self._outside_bytes * per_byte_s
         kept_bytes = self._rows.result_bytes() - self._released_bytes
         capacity_bytes = [self._replicas.capacity(device.memory_node) for device in self._fleet.devices]
-        total += np.maximum(kept_bytes - np.array(capacity_bytes), 0.0) * self._replicas.links_to(HOST_NODE)[1]
+        total += np.maximum(kept_bytes - np.array(capacity_bytes), 0.0) * self._replicas.ways.links_to(HOST_NODE)[1]
         for state in self._fleet.states:
             if state.phase is DevicePhase.GONE:
                 total[state.index] = inf

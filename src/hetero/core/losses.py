@@ -5,8 +5,8 @@ In: what happened to a device or an item. Out: commands.
 
 from __future__ import annotations
 
+from hetero.core.items import Item
 from hetero.core.lending import Lending
-from hetero.core.memory import Item
 from hetero.core.state import DevicePhase, DeviceState, Phase, TaskState
 from hetero.model.commands import (
     Command,
@@ -37,7 +37,7 @@ class Losses(Lending):
         if known is None or known.phase is DevicePhase.GONE:
             self.fleet.add(event.device, event.at_s)
             self.pool.add(event.device, event.at_s)
-            self.replicas.spread(tuple(device.memory_node for device in self.fleet.devices))
+            self.replicas.ways.spread(tuple(device.memory_node for device in self.fleet.devices))
             self._able.clear()
             self.rows.refresh()
             self.placer.home.changed()

@@ -6,65 +6,18 @@ Small values travel inside messages and are not items here.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
 from math import inf
 
-import numpy as np
-
+from hetero.core.items import Item
 from hetero.core.state import TaskState
+from hetero.core.ways import Ways
 from hetero.model.commands import Command, Free, Transfer
 from hetero.model.device import HOST_NODE
 from hetero.model.topology import Topology
-from hetero.plan.policies.base import Floats
 
-__all__ = ["Item", "Replicas"]
-
-
-class Item:
-    """One data item: its bytes and its replicas.
-
-    Attributes
-    ----------
-    valid : nodes with a finished replica, in the order of their arrival
-    arriving : nodes to which a transfer is under way, with the node that it comes from
-    pins : per node, how many placed tasks need the replica there
-    producer : the task that can compute it again, None where it came from outside
-    heirs : items that would need this one to be computed again
-    claims : tasks that run again and need it for that
-    awaited : True while it is computed again
-    released : True when nobody outside holds it; without a replica only its task is remembered, for its heirs
-    """
-
-    __slots__ = (
-        "arriving",
-        "awaited",
-        "claims",
-        "heirs",
-        "id",
-        "nbytes",
-        "parents",
-        "pins",
-        "producer",
-        "released",
-        "travel",
-        "valid",
-        "waiters",
-    )
-
-    def __init__(self, item: int, nbytes: int, producer: TaskState | None) -> None:
-        self.id = item
-        self.nbytes = nbytes
-        self.valid: list[str] = []
-        self.arriving: dict[str, str] = {}
-        self.pins: dict[str, int] = {}
-        self.waiters: dict[str, list[TaskState]] = {}
-        self.producer = producer
-        self.parents: tuple[int, ...] = ()
-        self.heirs = 0
-        self.claims = 0
-        self.awaited = False
-        self.released = False
-        self.travel: Floats | None = None
+__all__ = ["Replicas"]
 
 
 class Replicas:
@@ -73,26 +26,31 @@ class Replicas:
     The host's memory node has no hard limit here: the engine falls back to a file mapping when its pool is
     full. Every other node has the capacity that the topology states; a placement reserves what it needs,
     replicas that exist elsewhere too are dropped first, oldest use first, and the last replica of an item is
-    copied to the host before it is dropped.
+    copied to the host before it is dropped. Where `foresight` says when the plan reads an item next, the one
+    that is read the latest goes first instead.
 
     Attributes
     ----------
+    ways : seconds that items take from node to node
+    foresight : gives, for a node, when which items are read there next; None where nobody plans
+    settled : transfers that are over, well or not
     used, peak : bytes by node
     moved : transfers that finished and their bytes, by (from, to)
     """
 
     def __init__(self, topology: Topology) -> None:
-        self._topology = topology
         self._capacity: dict[str, float] = {node.id: float(node.capacity_bytes) for node in topology.nodes}
         self._capacity[HOST_NODE] = inf
         self.least_bytes = min(self._capacity.values())
         self.lost: set[int] = set()
-        self._columns: tuple[str, ...] = ()
-        self._links: dict[tuple[str, str], tuple[Floats, Floats]] = {}
         self.items: dict[int, Item] = {}
+        self.ways = Ways(topology, self.items)
         self.used: dict[str, int] = dict.fromkeys(self._capacity, 0)
         self.peak: dict[str, int] = dict.fromkeys(self._capacity, 0)
         self.moved: dict[tuple[str, str], tuple[int, int]] = {}
+        self.foresight: Callable[[str], Mapping[int, float]] | None = None
+        self.settled = 0
+        self._coming: Counter[str] = Counter()
         self._on: dict[str, dict[int, Item]] = {node: {} for node in self._capacity}
 
     def capacity(self, node: str) -> float:
@@ -149,63 +107,6 @@ class Replicas:
         """Give the bytes of all inputs together."""
         return sum(self.items[item].nbytes for item in dict.fromkeys(inputs) if item in self.items)
 
-    def spread(self, nodes: tuple[str, ...]) -> None:
-        """Take note of the memory node of each device, in the order of the columns."""
-        self._columns = nodes
-        self._links.clear()
-
-    def arrivals(self, inputs: Iterable[int]) -> Floats | None:
-        """Give the seconds until all inputs would be at each device, one after the other; None without inputs.
-
-        The array is shared: it must not be changed.
-        """
-        total: Floats | None = None
-        for item in dict.fromkeys(inputs):
-            entry = self.items.get(item)
-            if entry is not None:
-                travel = entry.travel
-                if travel is None or len(travel) != len(self._columns):
-                    travel = entry.travel = self._travel(entry)
-                total = travel if total is None else total + travel
-        return total
-
-    def _travel(self, entry: Item) -> Floats:
-        """Give the seconds from the nearest replica to each device."""
-        best: Floats = np.full(len(self._columns), inf if entry.valid else 0.0)
-        for src in entry.valid:
-            latency_s, per_byte_s = self.links_from(src)
-            np.minimum(best, latency_s + entry.nbytes * per_byte_s, out=best)
-        return best
-
-    def links(self, nodes: Sequence[str]) -> tuple[Floats, Floats]:
-        """Give latency and seconds per byte from each of some nodes to each: shape (n_nodes, n_nodes)."""
-        latency_s, per_byte_s = self._measured([(src, dst) for src in nodes for dst in nodes])
-        return latency_s.reshape(len(nodes), -1), per_byte_s.reshape(len(nodes), -1)
-
-    def links_from(self, src: str) -> tuple[Floats, Floats]:
-        """Give latency and seconds per byte from a node to each device."""
-        links = self._links.get(("from", src))
-        if links is None:
-            links = self._links["from", src] = self._measured([(src, node) for node in self._columns])
-        return links
-
-    def links_to(self, dst: str) -> tuple[Floats, Floats]:
-        """Give latency and seconds per byte from each device to a node."""
-        links = self._links.get(("to", dst))
-        if links is None:
-            links = self._links["to", dst] = self._measured([(node, dst) for node in self._columns])
-        return links
-
-    def _measured(self, pairs: list[tuple[str, str]]) -> tuple[Floats, Floats]:
-        much = 1 << 30
-        latency_s = np.array([self._topology.seconds(0, src, dst) for src, dst in pairs])
-        total_s = np.array([self._topology.seconds(much, src, dst) for src, dst in pairs])
-        return latency_s, (total_s - latency_s) / much
-
-    def _cheapest(self, entry: Item, node: str) -> tuple[float, str]:
-        seconds = self._topology.seconds
-        return min(((seconds(entry.nbytes, src, node), src) for src in entry.valid), default=(0.0, HOST_NODE))
-
     def place(self, state: TaskState, node: str, extra_bytes: int) -> tuple[bool, list[Command]]:
         """Pin a task's inputs on a node and order what must travel.
 
@@ -226,12 +127,7 @@ class Replicas:
             fits, commands = self._make_room(node, needed, state.task.inputs)
             if not fits:
                 return False, commands
-        for entry in absent:
-            source = self._cheapest(entry, node)[1]
-            entry.arriving[node] = source
-            entry.pins[source] = entry.pins.get(source, 0) + 1
-            self._take(node, entry.nbytes)
-            commands.append(Transfer(entry.id, source, node, entry.nbytes))
+        commands.extend(self._order(entry, self.ways.cheapest(entry, node)[1], node) for entry in absent)
         state.missing = 0
         for entry in entries:
             entry.pins[node] = entry.pins.get(node, 0) + 1
@@ -243,10 +139,44 @@ class Replicas:
         state.node = node
         return True, commands
 
+    def _order(self, entry: Item, src: str, dst: str) -> Transfer:
+        """Reserve room for a copy of an item and hold what it is copied from."""
+        entry.arriving[dst] = src
+        entry.pins[src] = entry.pins.get(src, 0) + 1
+        self._coming[dst] += 1
+        self._take(dst, entry.nbytes)
+        return Transfer(entry.id, src, dst, entry.nbytes)
+
+    def _over(self, entry: Item, dst: str) -> None:
+        del entry.arriving[dst]
+        self._coming[dst] -= 1
+        self.settled += 1
+
+    def fetch(self, inputs: Iterable[int], node: str) -> Transfer | None:
+        """Order the first copy that a node lacks of some items; None where none is lacking, or it would be in the way.
+
+        Nothing is dropped for it, and nothing else is on its way there: a task that is placed has the right of way.
+        """
+        if self._coming[node]:
+            return None
+        entries = (self.items[item] for item in dict.fromkeys(inputs) if item in self.items)
+        absent = next((entry for entry in entries if entry.valid and node not in entry.valid), None)
+        if absent is None or self._lacks(node, absent.nbytes):
+            return None
+        return self._order(absent, self.ways.cheapest(absent, node)[1], node)
+
+    def _leaving(self, node: str) -> list[Item]:
+        """Give what lies on a node, first what is the first to go."""
+        held = list(self._on.setdefault(node, {}).values())
+        if self.foresight is None or len(held) < 2:
+            return held
+        read_s = self.foresight(node)
+        return sorted(held, key=lambda entry: -read_s.get(entry.id, inf))
+
     def _make_room(self, node: str, needed: int, keep: tuple[int, ...]) -> tuple[bool, list[Command]]:
         commands: list[Command] = []
-        held = self._on.setdefault(node, {})
-        for entry in list(held.values()):
+        held = self._leaving(node)
+        for entry in held:
             if not self._lacks(node, needed):
                 break
             if entry.pins.get(node) or entry.id in keep or len(entry.valid) < 2:
@@ -254,23 +184,22 @@ class Replicas:
             commands.extend(self._drop(entry, node))
         if not self._lacks(node, needed):
             return True, commands
-        self._write_back(node, needed, keep, commands)
-        return False, commands
+        left = [entry for entry in held if entry.id in self._on[node]]
+        return False, commands + self._write_back(left, node, needed, keep)
 
-    def _write_back(self, node: str, needed: int, keep: tuple[int, ...], commands: list[Command]) -> None:
+    def _write_back(self, held: list[Item], node: str, needed: int, keep: tuple[int, ...]) -> list[Command]:
         """Copy as many last replicas to the host as must be dropped, those under way included."""
+        commands: list[Command] = []
         short = self.used.get(node, 0) + needed - self.capacity(node)
-        for entry in self._on[node].values():
+        for entry in held:
             if short <= 0:
-                return
+                break
             if entry.arriving.get(HOST_NODE) == node and entry.pins.get(node) == 1:
                 short -= entry.nbytes
             elif not entry.pins.get(node) and entry.id not in keep and HOST_NODE not in entry.arriving:
-                entry.arriving[HOST_NODE] = node
-                entry.pins[node] = 1
-                self._take(HOST_NODE, entry.nbytes)
-                commands.append(Transfer(entry.id, node, HOST_NODE, entry.nbytes))
+                commands.append(self._order(entry, node, HOST_NODE))
                 short -= entry.nbytes
+        return commands
 
     def _drop(self, entry: Item, node: str) -> list[Command]:
         self._strike(entry, node)
@@ -315,7 +244,7 @@ class Replicas:
         entry = self.items.get(item)
         if entry is None or entry.arriving.get(dst) != src:
             return [], [Free(item, dst)] if entry is None else []
-        del entry.arriving[dst]
+        self._over(entry, dst)
         self._keep(entry, dst)
         waiters = entry.waiters.pop(dst, [])
         for state in waiters:
@@ -328,7 +257,7 @@ class Replicas:
         entry = self.items.get(item)
         if entry is None or entry.arriving.get(dst) != src:
             return [], []
-        del entry.arriving[dst]
+        self._over(entry, dst)
         self.used[dst] -= entry.nbytes
         return entry.waiters.pop(dst, []), self._unpin(entry, src)
 

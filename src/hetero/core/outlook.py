@@ -15,6 +15,7 @@ from hetero.core.estimates import Row, Rows
 from hetero.core.fleet import Fleet
 from hetero.core.memory import Replicas
 from hetero.core.state import TaskState
+from hetero.model.tasks import Task
 from hetero.plan.outlook import FINISHED, RUNNING, WAITING, Ahead, Bytes, Graph
 from hetero.plan.problem import Floats, Ints
 
@@ -38,7 +39,7 @@ class Outlook:
         self._rows = rows
         self._replicas = replicas
         self._error = _FIRST_ERROR
-        self._version = self._table = 0
+        self.version = self._table = 0
         self._moves = -1
         self._nodes: tuple[str, ...] = ()
         self._links: tuple[Floats, Floats] = (np.zeros((0, 0)), np.zeros((0, 0)))
@@ -123,7 +124,7 @@ class Outlook:
         self._columns["phase"][slot] = WAITING
         self._columns["has"][slot] = 0
         self._states[slot] = state
-        self._version += 1
+        self.version += 1
 
     def over(self, state: TaskState, device: int, nbytes: int) -> None:
         """Take note that a task ended, well or not; `device` is -1 where it left no result."""
@@ -131,7 +132,7 @@ class Outlook:
         if slot is None or self._columns["phase"][slot] == FINISHED:
             return
         self.open -= 1
-        self._version += 1
+        self.version += 1
         self._columns["phase"][slot] = FINISHED
         self._columns["device"][slot] = max(device, 0)
         self._columns["nbytes"][slot] = nbytes if device >= 0 else 0
@@ -152,7 +153,7 @@ class Outlook:
 
     def changed(self) -> None:
         """Take note that the fleet changed."""
-        self._version += 1
+        self.version += 1
 
     def _forget(self) -> None:
         """Give up the slots of tasks that are over, except those that open tasks read."""
@@ -171,7 +172,7 @@ class Outlook:
                 for name in ("device", "nbytes", "has", "phase"):
                     self._columns[name][new] = old[name][slot]
                 self.open -= old["phase"][slot] == FINISHED
-        self._version += 1
+        self.version += 1
 
     # looking
 
@@ -193,10 +194,20 @@ class Outlook:
             column["device"][:count], column["nbytes"][:count], column["has"][:count], self._node_of, *self._links,
         )  # fmt: skip
         ids = column["ids"][:count]
-        return Ahead(graph, self._slot, ids, self.open, self._version, self._table, running, self._error_now())
+        return Ahead(graph, self._slot, ids, self.open, self.version, self._table, running, self.error)
 
-    def _error_now(self) -> float:
+    @property
+    def error(self) -> float:
+        """The spread of estimates, as in `Ahead`."""
         return max(_LEAST_ERROR, self._error)
+
+    def waiting(self) -> Ints:
+        """Give the slots of the tasks that may still be placed anywhere."""
+        return np.flatnonzero(self._columns["phase"][: self._count] == WAITING)
+
+    def task(self, slot: int) -> Task:
+        """Give the task of a slot."""
+        return self._states[slot].task
 
     def _running(self) -> tuple[tuple[int, int, float, float], ...]:
         """Bind what was accepted to its device, and free what is no longer there."""
@@ -233,7 +244,7 @@ class Outlook:
         old, had = self._nodes, self._columns["has"]
         self._nodes = tuple(dict.fromkeys(device.memory_node for device in devices))
         self._node_of = np.array([self._nodes.index(device.memory_node) for device in devices], dtype=np.int64)
-        self._links = self._replicas.links(self._nodes)
+        self._links = self._replicas.ways.links(self._nodes)
         has = self._columns["has"] = np.zeros((len(had), max(1, len(self._nodes))), dtype=np.uint8)
         for column, node in enumerate(old):
             has[:, self._nodes.index(node)] = had[:, column]

@@ -7,27 +7,26 @@ how many small tasks travel together, and who must wait for a whole group, is de
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
 from heapq import heappush
 from itertools import islice
 from math import ceil, inf, isfinite
-from typing import overload
 
 import numpy as np
-from numpy.typing import NDArray
 
 from hetero.core.affinity import Affinities
 from hetero.core.estimates import Row, Rows
 from hetero.core.fleet import AHEAD_S, LOOKAHEAD_S, Fleet
+from hetero.core.foresight import Foresight
 from hetero.core.home import Home
 from hetero.core.memory import Replicas
 from hetero.core.outlook import Outlook
 from hetero.core.pool import Pool
+from hetero.core.showing import Showing, Shown
 from hetero.core.state import Batch, DevicePhase, DeviceState, Phase, ReadyQueue, TaskState
 from hetero.model.commands import Command, Launch, Run, RunGroup, Withdraw
 from hetero.model.device import HOST_NODE
 from hetero.model.topology import Topology
-from hetero.plan.policies.base import Policy, ReadyTask, Waiting
+from hetero.plan.policies.base import Policy, Waiting
 
 __all__ = ["Placer"]
 
@@ -42,38 +41,6 @@ RECALLS = 16
 
 CHUNK_TASKS = 256
 """… or there are this many of them."""
-
-
-class _Shown(Sequence[ReadyTask]):
-    """Ready tasks as a policy sees them, each made when it is looked at: most policies stop early."""
-
-    __slots__ = ("_made", "_show", "_states")
-
-    def __init__(self, show: Callable[[TaskState], ReadyTask], states: list[TaskState]) -> None:
-        self._show = show
-        self._states = states
-        self._made: list[ReadyTask | None] = [None] * len(states)
-
-    def __len__(self) -> int:
-        return len(self._states)
-
-    @overload
-    def __getitem__(self, at: int) -> ReadyTask: ...
-
-    @overload
-    def __getitem__(self, at: slice) -> list[ReadyTask]: ...
-
-    def __getitem__(self, at: int | slice) -> ReadyTask | list[ReadyTask]:
-        if isinstance(at, slice):
-            return [self[index] for index in range(*at.indices(len(self)))]
-        made = self._made[at]
-        if made is None:
-            made = self._made[at] = self._show(self._states[at])
-        return made
-
-    def __iter__(self) -> Iterator[ReadyTask]:
-        for at in range(len(self._states)):
-            yield self[at]
 
 
 class Placer:
@@ -100,13 +67,17 @@ class Placer:
         self.parked = 0
         self.crowded = False
         self.look_again = False
-        self._now_s = 0.0
         self.deadlines: list[tuple[float, int, int]] = []
         self.is_lazy = policy.name == "eft"
         self.affinities = Affinities(fleet, topology)
         self.home = Home(fleet, rows, replicas)
+        self._showing = Showing(fleet, rows, replicas, pool, self.affinities, self.home)
         looks_ahead = getattr(policy, "looks_ahead", False)
         self.outlook = Outlook(fleet, rows, replicas) if looks_ahead else None
+        foresee = getattr(policy, "foresee", None)
+        self.foresight: Foresight | None = None
+        if self.outlook is not None and foresee is not None:
+            self.foresight = Foresight(fleet, replicas, self.outlook, lambda error: foresee(self.memory, error))
 
     # what changed
 
@@ -139,7 +110,7 @@ class Placer:
     def dispatch(self, now_s: float) -> list[Command]:
         """Place what the policy proposes, as long as it proposes."""
         commands: list[Command] = []
-        self._now_s = now_s
+        self._showing.now_s = now_s
         if self.groups:
             self._gather(next((group for group in self.groups if group.devices), self.groups[0]), now_s, commands)
         ready = self.ready
@@ -202,7 +173,8 @@ class Placer:
             view.home = self.home.look()
         if self.outlook is not None:
             view.ahead = self.outlook.look()
-        proposals, self.memory = self.policy.propose(view, _Shown(self._show, list(window.values())), self.memory)
+        shown = Shown(self._showing.show, list(window.values()))
+        proposals, self.memory = self.policy.propose(view, shown, self.memory)
         before, sent = self.ready.count, len(commands)
         touched: dict[int, DeviceState] = {}
         for task_id, index in proposals:
@@ -214,39 +186,11 @@ class Placer:
             if state is None or state.phase is not Phase.READY:
                 continue
             row = self._rows.of(state)
-            if isfinite(self._seconds(state, row)[index]) and self._accept(state, device, row, now_s, commands):
+            if isfinite(self._showing.seconds(state, row)[index]) and self._accept(state, device, row, now_s, commands):
                 touched[index] = device
         for device in touched.values():
             self.flush(device, now_s, commands)
         return self.ready.count < before or any(type(command) is Run for command in commands[sent:])
-
-    def _show(self, state: TaskState) -> ReadyTask:
-        row = self._rows.of(state)
-        inputs = state.task.inputs
-        arrive = self._replicas.arrivals(inputs) if inputs and self._fleet.own_nodes else None
-        back = self.home.back_s(row, arrive, inputs) if self._fleet.own_nodes else None
-        return ReadyTask(state.task.id, self._seconds(state, row), arrive, state.task.signature, back)
-
-    def _seconds(self, state: TaskState, row: Row) -> NDArray[np.float64]:
-        request, lends = state.task.request, self._pool.lends
-        if not (request.near or request.apart or state.excluded or request.lease or lends):
-            return row.by_now(self._now_s)
-        seconds = row.by_now(self._now_s).copy()
-        if request.lease or lends:
-            self._keep_to_leases(seconds, state)
-        for index in state.excluded:
-            seconds[index] = inf
-        self.affinities.narrow(seconds, request)
-        return seconds
-
-    def _keep_to_leases(self, seconds: NDArray[np.float64], state: TaskState) -> None:
-        """Set the seconds of devices that others have leased, or that are not of the task's lease, to inf."""
-        lease = state.task.request.lease
-        if state.recomputed and self._pool.ended(lease):
-            lease = 0
-        for index, device in enumerate(self._fleet.devices):
-            if not self._pool.admits(device.id, lease):
-                seconds[index] = inf
 
     def clear(self, device: DeviceState, now_s: float, commands: list[Command]) -> None:
         """Make what waits at a device ready again, in its order."""
@@ -258,7 +202,7 @@ class Placer:
         if self.is_lazy or not self.parked:
             return ()
         return tuple(
-            Waiting(self._show(task), state.index)
+            Waiting(self._showing.show(task), state.index)
             for state in self._fleet.states
             for task in state.placed
             if not task.missing
@@ -444,7 +388,7 @@ class Placer:
     def _hold(self, state: TaskState, now_s: float, commands: list[Command]) -> bool:
         row = self._rows.of(state)
         free = np.array([not device.held_by for device in self._fleet.states])
-        seconds = np.where(free, self._seconds(state, row), inf)
+        seconds = np.where(free, self._showing.seconds(state, row), inf)
         finish = seconds + self._fleet.available_s(now_s)
         order = np.lexsort((np.arange(len(finish)), finish))
         wanted = state.task.request.devices

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from hetero.plan.problem import Floats, Ints
 
-__all__ = ["FINISHED", "RUNNING", "WAITING", "Ahead", "Bytes", "Graph", "remaining_s"]
+__all__ = ["FINISHED", "RUNNING", "WAITING", "Ahead", "Bytes", "Foreseen", "Graph", "remaining_s"]
 
 Bytes = NDArray[np.uint8]
 
@@ -78,6 +78,21 @@ class Ahead(NamedTuple):
     table: int
     running: tuple[tuple[int, int, float, float], ...]
     error: float
+
+
+class Foreseen(NamedTuple):
+    """Where and when a policy means to run what waits: what the core needs to send data ahead and to make room.
+
+    Attributes
+    ----------
+    device : shape (known,), by slot; -1 where it does not say
+    start_s : shape (known,), s
+    firm : whether data should be sent ahead by it
+    """
+
+    device: Ints
+    start_s: Floats
+    firm: bool
 
 
 def remaining_s(predicted_s: float, elapsed_s: float, error: float) -> float:

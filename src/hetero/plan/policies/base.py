@@ -107,6 +107,11 @@ class Policy(Protocol):
     Attributes
     ----------
     name : the word by which users choose it
+
+    Notes
+    -----
+    A policy whose `looks_ahead` is True may also have `foresee(memory, error) -> Foreseen | None`: where and when it
+    means to run what waits, by which the core sends data ahead and chooses what leaves a full memory node.
     """
 
     name: str

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from hetero.plan.outlook import WAITING, Ahead
+from hetero.plan.outlook import WAITING, Ahead, Foreseen
 from hetero.plan.policies.base import Floats, Memory, Proposal, ReadyTask, View
 from hetero.plan.policies.eft import EarliestFinishTime
 from hetero.plan.replan import Plan, replan, warm_up
@@ -44,6 +44,9 @@ class Planned:
     their estimates, an idle device takes any task that would end there no later than the plan has it end elsewhere.
     Tasks that came since go where they end first, until a quarter more are known.
 
+    The core is told where and when the plan has each task (`foresee`): it sends the inputs of each device's next task
+    ahead, and where room is short drops first what the plan reads last.
+
     References
     ----------
     H. Topcuoglu, S. Hariri, M.-Y. Wu, IEEE TPDS 13 (2002), 260-274: the ranks and the list schedule with insertion.
@@ -72,6 +75,17 @@ class Planned:
             plan = replan(ahead, view.now_s, takes_s, plan, self._guide)
         found = _due(view, ready, ahead, plan, self._ahead_s)
         return found, plan
+
+
+    def foresee(self, memory: Memory, error: float) -> Foreseen | None:
+        """Tell where and when the plan has what waits; data travel ahead while times keep to their estimates.
+
+        Parameters
+        ----------
+        memory : what `propose` gave back
+        error : as in `Ahead`
+        """
+        return Foreseen(memory.device, memory.start_s, error <= STRAYED) if isinstance(memory, Plan) else None
 
 
 def _due(view: View, ready: Sequence[ReadyTask], ahead: Ahead, plan: Plan, ahead_s: float) -> list[Proposal]:

@@ -13,7 +13,6 @@ from hetero.backends import host, nvidia, probe
 from hetero.backends.base import Speed
 from hetero.backends.cpu import CpuLoad
 from hetero.backends.gpus import gpu_status
-from hetero.backends.topology_places import fabric_here
 from hetero.floor.clock import sleep
 from hetero.model.device import HOST_NODE, Device, DeviceStatus
 from hetero.model.topology import Link, MemoryNode, Topology
@@ -103,6 +102,8 @@ def topology(devices: Sequence[Device]) -> Topology:
     'assumed', 12 GB/s. NVLinks come from NVML. A node whose size is unknown has no limit. Where devices stand comes
     from /sys.
     """
+    from hetero.backends.topology_places import fabric_here
+
     own: dict[str, Device] = {}
     for device in devices:
         if device.memory_node != HOST_NODE:

@@ -158,7 +158,7 @@ def parse_seconds(given: object) -> float:
 
 def _scaled(value: float, steps: tuple[tuple[float, str], ...]) -> str:
     for size, unit in steps:
-        if abs(value) >= size:
+        if abs(value) >= 0.9995 * size:
             return f"{value / size:.3g} {unit}" if abs(value) / size < 999.5 else f"{value / size:.0f} {unit}"
     return f"{value / steps[-1][0]:.3g} {steps[-1][1]}"
 
@@ -190,8 +190,8 @@ def format_seconds(duration_s: float) -> str:
 
     Examples
     --------
-    >>> format_seconds(0.0123), format_seconds(125)
-    ('12.3 ms', '2.08 min')
+    >>> format_seconds(0.0123), format_seconds(125), format_seconds(0.99961)
+    ('12.3 ms', '2.08 min', '1 s')
     """
     return _scaled(duration_s, ((3600.0, "h"), (60.0, "min"), (1.0, "s"), (1e-3, "ms"), (1e-6, "µs")))
 

@@ -4,11 +4,11 @@ const RGB = new Map([...PALETTE, OTHER, WASTED, UNFOUND, LINK].map(hex => [hex, 
 // White or black, whichever is easier to read on a colour.
 const wordsOn = new Map([...RGB].map(([hex, [r, g, b]]) => [hex, 0.3 * r + 0.59 * g + 0.11 * b > 140 ? "#111" : "#fff"]));
 function seconds(s) {
-  for (const [size, unit] of [[3600, "h"], [60, "min"], [1, "s"], [1e-3, "ms"]]) if (Math.abs(s) >= size) return +(s / size).toPrecision(4) + " " + unit;
+  for (const [size, unit] of [[3600, "h"], [60, "min"], [1, "s"], [1e-3, "ms"]]) if (Math.abs(s) >= 0.99995 * size) return +(s / size).toPrecision(4) + " " + unit;
   return +(s * 1e6).toPrecision(4) + " µs";
 }
 function amount(x, unit) {
-  for (const [size, p] of [[1e12, "T"], [1e9, "G"], [1e6, "M"], [1e3, "K"]]) if (x >= size) return +(x / size).toPrecision(3) + " " + p + unit;
+  for (const [size, p] of [[1e12, "T"], [1e9, "G"], [1e6, "M"], [1e3, "K"]]) if (x >= 0.9995 * size) return +(x / size).toPrecision(3) + " " + p + unit;
   return +x.toPrecision(3) + " " + unit;
 }
 // The same, for a place that is probably near: looks 1, 2, 4, … ahead first.

@@ -40,12 +40,14 @@ function drawRow(g, r, w, y) {
   if (i1 - i0 > wide / 12) return drawDense(g, r, i0, i1, wide, w, y, planned && r.outline ? h : ROW);
   for (let i = i0; i < i1; i++) {
     const x = X(r.start[i], w), x2 = X(r.end[i], w), width = Math.max(x2 - x, 1);
-    g.globalAlpha = !r.link && match && !match(i) ? 0.2 : 1;
+    const faint = !r.link && match && i !== picked && !match(i);
+    g.globalAlpha = faint ? 0.2 : 1;
     const fill = r.link ? (D.copyOk[i] ? LINK : WASTED) : colour(i);
     box(g, x, y, width > 3 ? width - 0.5 : width, h, fill);
-    if (width > 34 && h > 10) {
-      const from = Math.max(x, LEFT), words = r.link ? amount(D.bytes[i], "B") : D.names[D.name[i]];
-      text(g, fit(g, words, Math.min(x2, w) - from - 6), from + 3, y + h / 2, wordsOn.get(fill));
+    const from = Math.max(x, LEFT), seen = Math.min(x2, w) - from;
+    if (seen > 34 && h > 10 && !faint) {
+      const words = r.link ? amount(D.bytes[i], "B") : D.names[D.name[i]];
+      text(g, fit(g, words, seen - 6), from + 3, y + h / 2, wordsOn.get(fill));
     }
     if (planned && !r.outline && D.planEnd[i] === D.planEnd[i]) {
       const p = X(D.planStart[i], w);

@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 from hetero.drive.trace_read import read_trace
-from hetero.floor.errors import BadValueError
 from hetero.floor.units import format_seconds
 from hetero.model.commands import Fail
 from hetero.model.events import TaskFinished, TaskSubmitted
 from hetero.session.context import Context
+from hetero.session.traced import trace_of
 
 __all__ = ["GraphView", "Shown", "graph"]
 
@@ -145,12 +145,7 @@ def graph(ctx: Context | str | Path) -> GraphView:
     >>> print(str(hetero.graph(ctx)).splitlines()[0])
     2 tasks, 1 edges, 2 levels
     """
-    if isinstance(ctx, Context):
-        if ctx.config.trace is None:
-            raise BadValueError("this Context writes no trace", remedy="open it with hetero.Context(trace=FILE)")
-        ctx.flush_trace()
-        ctx = ctx.config.trace
-    return GraphView(_tasks(ctx))
+    return GraphView(_tasks(trace_of(ctx)))
 
 
 def _tasks(path: str | Path) -> tuple[Shown, ...]:

@@ -16,6 +16,7 @@ from hetero.report.html import page
 from hetero.report.reading import read_run
 from hetero.report.record import RunRecord
 from hetero.session.context import Context
+from hetero.session.traced import trace_of
 
 __all__ = ["Report", "report"]
 
@@ -91,10 +92,5 @@ def report(ctx: Context | str | Path, *, usd_per_hour: Mapping[str, float] | Non
     >>> str(hetero.report(ctx)).startswith("1 task ran on 1 of 1 devices")
     True
     """
-    if isinstance(ctx, Context):
-        if ctx.config.trace is None:
-            raise BadValueError("this Context writes no trace", remedy="open it with hetero.Context(trace=FILE)")
-        ctx.flush_trace()
-        ctx = ctx.config.trace
-    run = read_run(ctx)
+    run = read_run(trace_of(ctx))
     return Report(run, find(run, usd_per_hour))

@@ -93,7 +93,7 @@ def main() -> None:
     ):
         task = hetero.task(crashes=20)(marked)
         ctx.gather([ctx.submit(task, number, warm) for number in range(2)])
-        ours = counted(lambda folder: ctx.gather([ctx.submit(task, n, folder) for n in range(count)]), ("ray::Seat",))
+        ours = counted(lambda folder: ctx.gather([ctx.submit(task, n, folder) for n in range(count)]), ("ray::Worker",))
         committed = ctx.driver.machine.counts.committed - 2
         plain = ray.remote(num_cpus=1, max_retries=20)(marked)
         theirs = counted(

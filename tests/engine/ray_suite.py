@@ -10,8 +10,10 @@ import inspect
 import os
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import numpy as np
 import psutil
@@ -22,17 +24,52 @@ from hetero.engines.ray.cluster import Cluster
 from hetero.engines.ray.engine import RayEngine
 from hetero.errors import BadValueError, ConfigError, EngineError, TaskLostError, TaskTimeoutError
 from hetero.testing import check_engine
-from tests.engine import test_context, test_futures, test_groups, test_map_reduce
+from tests.engine import (
+    test_collectives,
+    test_context,
+    test_futures,
+    test_graph_program,
+    test_groups,
+    test_map_reduce,
+)
+from tests.engine import test_train_deaths as training
 
 STORE_BYTES = 100_000_000
-KNOWN = {"ctx", "rng", "monkeypatch", "tmp_path", "caplog"}
-LEFT_OUT: set[str] = set()
+FIXTURES = {"ctx", "processes", "threads", "rng", "monkeypatch", "tmp_path", "caplog", "capsys"}
 
-for module in (test_context, test_futures, test_groups, test_map_reduce):
-    for name, function in vars(module).items():
-        wanted = set(inspect.signature(function).parameters) if name.startswith("test_") else set()
-        if "ctx" in wanted and wanted <= KNOWN and name not in LEFT_OUT:
-            globals()[name] = function
+
+def found_in(*modules: ModuleType) -> Iterator[tuple[str, Callable[..., None]]]:
+    """Give the tests that run in a Context which they are given."""
+    for module in modules:
+        for name, function in vars(module).items():
+            asked = wanted_by(function) if name.startswith("test_") else set()
+            if asked <= FIXTURES and asked & {"ctx", "processes", "threads"}:
+                yield name, function
+
+
+def wanted_by(function: Callable[..., None]) -> set[str]:
+    """Give the fixtures that a test asks for, without what its cases give it."""
+    given = [mark.args[0] for mark in getattr(function, "pytestmark", []) if mark.name == "parametrize"]
+    cases = {name.strip() for names in given for name in (names.split(",") if isinstance(names, str) else names)}
+    return set(inspect.signature(function).parameters) - cases
+
+
+globals().update(found_in(test_context, test_futures, test_groups, test_map_reduce))
+
+
+class TestThreeDevices:
+    """Tests that want three devices or a trace."""
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def ctx(cls, cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[hetero.Context]:
+        trace = tmp_path_factory.mktemp("ray") / "run.trace.jsonl.gz"
+        with hetero.Context(devices="cpu:1,cpu:1,cpu:1", engine="ray", trace=trace, history=False) as context:
+            yield context
+
+
+for title, function in found_in(test_collectives, test_graph_program):
+    setattr(TestThreeDevices, title, staticmethod(function))
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -46,6 +83,16 @@ def cluster() -> Iterator[Cluster]:
 def ctx(cluster: Cluster) -> Iterator[hetero.Context]:
     with hetero.Context(devices="cpu:1,cpu:1", engine="ray", history=False) as context:
         yield context
+
+
+@pytest.fixture(scope="module")
+def processes(ctx: hetero.Context) -> hetero.Context:
+    return ctx
+
+
+@pytest.fixture(scope="module")
+def threads(ctx: hetero.Context) -> hetero.Context:
+    return ctx
 
 
 @hetero.task
@@ -151,3 +198,26 @@ def test_an_address_is_refused_without_the_engine_and_when_it_is_none() -> None:
         hetero.Context(devices="cpu:1", address="auto", history=False)
     with pytest.raises((BadValueError, ConfigError), match="'nowhere' is no address of a Ray cluster"):
         hetero.Context(devices="cpu:1", engine="ray", address="nowhere", history=False)
+
+
+def test_training_gives_the_bits_of_the_local_engine_though_a_worker_is_killed_and_comes_back(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    torch = pytest.importorskip("torch")
+
+    def watch(report: Any) -> bool:
+        if report.epoch == 2:
+            os.kill(training.pid(own, 1), signal.SIGKILL)
+        elif report.epoch > 2:
+            time.sleep(0.3)
+        return any("is back" in note for note in trainer.notes) and report.shares["cpu:1"] > 0
+
+    with hetero.Context(devices="cpu:1,cpu:1", engine="ray", history=False) as own:
+        trainer = training.make(own, callbacks=[watch], sample_log=tmp_path)
+        trainer.fit(1000)
+    epochs = len(trainer.reports)
+    with training.make("cpu:1") as alone:
+        alone.fit(epochs)
+    assert all(map(torch.equal, trainer.model.parameters(), alone.model.parameters()))
+    assert hetero.check_sample_log(tmp_path).epochs == epochs
+    assert any("cpu:1 is lost" in note for note in trainer.notes)

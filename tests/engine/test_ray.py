@@ -14,9 +14,9 @@ import pytest
 
 from tests.needs import PROJECT
 
-pytestmark = [pytest.mark.timeout(400), pytest.mark.slow]
+pytestmark = [pytest.mark.timeout(1000), pytest.mark.slow]
 
-PATIENCE_S = 300.0
+PATIENCE_S = 900.0
 JOIN = """
 import sys, hetero
 from hetero.errors import HeteroError

@@ -13,6 +13,7 @@ import subprocess
 import sys
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 from hetero.engines.ray.certificates import client_context
 from hetero.floor.errors import BadValueError, EngineError
@@ -29,6 +30,7 @@ _ASK = """
 import json, sys
 from ray._private.utils import compute_version_info
 from ray._raylet import GcsClient
+print("asks", flush=True)
 try:
     told = GcsClient(address=sys.argv[1]).internal_kv_get(b"CLUSTER_METADATA", namespace=b"cluster")
     facts = json.loads(told)
@@ -120,15 +122,9 @@ def ask_cluster(address: str) -> None:
     Raises
     ------
     EngineError
-        It does not answer in `ANSWER_S`, refuses the token, or has another Ray or Python.
+        It does not answer in `ANSWER_S` from when it is asked, refuses the token, or has another Ray or Python.
     """
-    command = [sys.executable, "-c", _ASK, address]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=ANSWER_S, check=False)
-        lines = done.stdout.splitlines()
-        answer = json.loads(lines[-1]) if lines else {"error": "its answer could not be read"}
-    except subprocess.TimeoutExpired:
-        answer = {"error": f"no answer in {ANSWER_S:g} s"}
+    answer = _answer(address)
     if "error" in answer:
         raise _refused(address, answer["error"])
     if list(answer["cluster"]) != list(answer["own"]):
@@ -137,6 +133,20 @@ def ask_cluster(address: str) -> None:
             f"the Ray cluster at {address} has Ray {theirs}, and this program Ray {own}",
             remedy="use the same Ray and the same Python on every host",
         )
+
+
+def _answer(address: str) -> dict[str, Any]:
+    command = [sys.executable, "-c", _ASK, address]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as asking:
+        assert asking.stdout is not None
+        asking.stdout.readline()
+        try:
+            lines = asking.communicate(timeout=ANSWER_S)[0].splitlines()
+        except subprocess.TimeoutExpired:
+            asking.kill()
+            return {"error": f"no answer in {ANSWER_S:g} s"}
+    answer: dict[str, Any] = json.loads(lines[-1]) if lines else {"error": "its answer could not be read"}
+    return answer
 
 
 def _refused(address: str, why: str) -> EngineError:

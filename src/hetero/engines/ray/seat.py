@@ -1,7 +1,7 @@
 """The worker's side of the Ray engine: what runs in the actor of one device.
 
 In: batches of attempts as bytes, with the large buffers that Ray brought. Out: rows, and the large buffers of results.
-Of Ray it knows its host's name only: the engine makes an actor of it, and hands it those of a group's other members.
+Of Ray it knows only the actors of a group's other members, to which it talks.
 """
 
 from __future__ import annotations
@@ -30,13 +30,10 @@ from hetero.floor.errors import HeteroError, SerialisationError
 from hetero.model.device import Device
 from hetero.model.notes import TaskNote
 
-__all__ = ["COPIES", "GROUPS", "TALK", "Greeting", "Job", "Seat"]
+__all__ = ["COPIES", "TALK", "Greeting", "Job", "Seat"]
 
 TALK = "talk"
 COPIES = "copies"
-GROUPS = {TALK: 1, COPIES: 1}
-"""Threads beside the one that runs tasks: for orders and messages, and for copies."""
-
 _POLL_S = 0.05
 _IMPORTER = "<frozen importlib._bootstrap>"
 _IMPORT_S = 0.15
@@ -119,27 +116,21 @@ class Seat:
         except Exception as error:  # noqa: BLE001  back ends raise anything
             self._trouble = str(error) if isinstance(error, HeteroError) else one_line(error)
 
-    def greet(self) -> Greeting:
+    def greet(self, node_id: str) -> Greeting:
         """Say who this is, and whether the device could be opened."""
-        import ray
-
-        node_id = ray.get_runtime_context().get_node_id()
         return Greeting(self._trouble, python_platform.python_version(), os.getpid(), self._clock.now_s(), node_id)
 
     # -- attempts, in the thread that runs tasks --------------------------------------------------------------
 
-    def run(self, batch: bytes, *parts: Any) -> tuple[bytes, tuple[Any, ...] | None]:
-        """Run attempts one after the other; give their rows and notes, and all large buffers of their results.
+    def run(self, batch: bytes, peers: Sequence[Any], parts: Sequence[Any]) -> tuple[bytes, tuple[Any, ...] | None]:
+        """Run attempts one after the other; give their rows, and all large buffers of their results.
 
         Parameters
         ----------
         batch : pickled: functions that are new here, `Job`s, and how many values must have been dropped before
+        peers : the actors of all members, by rank, where the one attempt is run together with others
         parts : large buffers, or tuples of them
         """
-        return self.run_group(batch, (), *parts)
-
-    def run_group(self, batch: bytes, peers: Sequence[Any], *parts: Any) -> tuple[bytes, tuple[Any, ...] | None]:
-        """Run an attempt together with others; peers are the actors of all members, by rank."""
         functions, jobs, drops = pickle.loads(batch)
         for key, blob in functions:
             self._functions[key] = blob
@@ -326,7 +317,7 @@ class Seat:
         where = sys._current_frames().get(self._thread)
         return any(name == _IMPORTER for name in _files_of(where))
 
-    def take_in(self, key: Any, wire: Any, *parts: Any) -> tuple[float, float]:
+    def take_in(self, key: Any, wire: Any, parts: Sequence[Any]) -> tuple[float, float]:
         """Copy a value to the device's memory node; give when that began, and how long it took, in s."""
         started_s = self._clock.now_s()
         value = _value(wire, parts)
@@ -355,9 +346,6 @@ class Seat:
         if self._drops < count:
             with self._dropped:
                 self._dropped.wait_for(lambda: self._drops >= count)
-
-    def touch(self, *parts: Any) -> None:
-        """Do nothing: the parts are on this host now."""
 
 
 def _packed(value: Any) -> tuple[bytes | None, list[Any]]:

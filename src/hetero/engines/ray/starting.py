@@ -11,8 +11,8 @@ from dataclasses import replace
 from typing import Any
 
 from hetero.engines.base import WorkerEntry
+from hetero.engines.ray.actor import THREADS, Worker
 from hetero.engines.ray.cluster import OWN_HOST, Host
-from hetero.engines.ray.seat import GROUPS, Seat
 from hetero.floor import settings
 from hetero.model.device import HOST_NODE, Device
 
@@ -33,7 +33,7 @@ def start_seat(entry: WorkerEntry, device: Device, host: Host) -> Any:
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-    actor = ray.remote(num_cpus=0, max_restarts=0, max_task_retries=0, concurrency_groups=GROUPS)(Seat)
+    actor = ray.remote(num_cpus=0, max_restarts=0, max_task_retries=0, concurrency_groups=THREADS)(Worker)
     inside = device if device.memory_node != f"{device.host}/ram" else replace(device, memory_node=HOST_NODE)
     path = [entry or os.getcwd() for entry in sys.path]
     return actor.options(

@@ -4,11 +4,13 @@ import socket
 import time
 import urllib.request
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 import hetero
-from hetero.floor.errors import BadValueError
+from hetero.drive.trace import read_trace
+from hetero.floor.errors import BadValueError, ConfigError
 from hetero.model.notes import TrainingEpoch, TrainingStep
 
 WAIT_S = 90.0
@@ -131,3 +133,39 @@ def test_a_port_that_is_taken_is_told(ctx: hetero.Context) -> None:
         other.listen()
         with pytest.raises(BadValueError, match="metrics cannot be served at 127"):
             hetero.metrics_server(ctx, port=other.getsockname()[1])
+
+
+def test_a_configuration_says_where_prometheus_may_ask() -> None:
+    pytest.importorskip("prometheus_client")
+    config = {"devices": "cpu:1", "isolation": "thread", "metrics": {"address": "127.0.0.1", "port": 0}}
+    with hetero.Context(config=config, history=False) as ctx:
+        ctx.run(sum, [1, 2])
+        server = ctx._metrics
+        assert server is not None
+        assert "hetero_tasks_finished_total 1.0" in urllib.request.urlopen(server.url, timeout=60).read().decode()
+    with pytest.raises(OSError, match="refused"):
+        urllib.request.urlopen(server.url, timeout=60)
+
+
+def test_a_port_that_is_taken_closes_the_context_and_is_told(tmp_path: Path) -> None:
+    pytest.importorskip("prometheus_client")
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        config = {"devices": "cpu:1", "isolation": "thread", "metrics": {"port": port}}
+        with pytest.raises(BadValueError, match=rf"metrics cannot be served at 127.0.0.1:{port}"):
+            hetero.Context(config=config, history=False, trace=tmp_path / "run.trace.jsonl")
+    assert not read_trace(tmp_path / "run.trace.jsonl").torn
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({"port": 70000}, "metrics.port: 70000 is no port; give a whole number from 0 to 65535"),
+        ({"porto": 1}, "metrics.porto: there is no such key; did you mean 'port'?"),
+        (9464, "9464 is not a mapping of keys to values; allowed keys: port, address"),
+    ],
+)
+def test_a_wrong_place_for_metrics_is_told(given: object, told: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        hetero.Context(config={"devices": "cpu:1", "metrics": given})
+    assert told in str(error.value)

@@ -73,7 +73,7 @@ def report(trace: TraceFile, output: Output = None, only: Only = None, price: Pr
 def summary(trace: TraceFile, only: Only = None, price: Price = None, json: AsJson = False) -> None:
     """Tell in sentences where the time went."""
     from hetero.report.findings import find, prices
-    from hetero.report.tables import device_table, epoch_table, loss_table, member_table
+    from hetero.report.tables import device_table, epoch_table, loss_table, member_table, operator_table
 
     found = find(_read(trace, only), prices(price or []))
     if json:
@@ -83,6 +83,8 @@ def summary(trace: TraceFile, only: Only = None, price: Price = None, json: AsJs
     if found.training is not None:
         print(f"\n{member_table(found.training)}\n\n{epoch_table(found.training)}".rstrip())
     print(f"\n{device_table(found)}\n\n{loss_table(found)}")
+    if found.operators:
+        print(f"\n{operator_table(found)}")
     for problem in found.problems[:10]:
         print(f"problem: {problem}", file=sys.stderr)
 

@@ -6,12 +6,13 @@ In: the runner enters a frame around each call. Out: `current()` for the functio
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 from hetero.engines.base import Channel
 from hetero.model.device import Device
-from hetero.model.notes import TaskNote
+from hetero.model.notes import CollectiveDone, TaskNote
 
 __all__ = ["Frame", "current", "enter"]
 
@@ -32,7 +33,9 @@ class Frame:
     talk : how it takes part in collectives, None before the first; closed when the attempt ends
     throttled_cpu_s : CPU seconds after which the task has slept by itself, as the device's throttle asks
     began_s : s of this host's monotonic clock at which the call began
-    notes : what the attempt tells of its inside, with times since `began_s`
+    notes : collectives that the attempt took part in, with times since `began_s`
+    late : make further notes once the attempt has ended, None for nothing to tell
+    profile : by what the attempt is to be profiled: 'torch' or ''
     """
 
     device: Device
@@ -46,7 +49,9 @@ class Frame:
     talk: Any = None
     throttled_cpu_s: float = 0.0
     began_s: float = 0.0
-    notes: list[TaskNote] = field(default_factory=list)
+    notes: list[CollectiveDone] = field(default_factory=list)
+    late: list[Callable[[], TaskNote | None]] = field(default_factory=list)
+    profile: str = ""
 
 
 _local = threading.local()

@@ -98,6 +98,7 @@ CODES = {
     "DeviceSampled": "sample",
     "CollectiveDone": "sum",
     "PlanMade": "plan",
+    "OperatorsRun": "ops",
 }
 """The short name of each record; a class that is not listed here is written under its own name."""
 

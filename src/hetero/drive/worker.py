@@ -35,7 +35,7 @@ class DeviceRunner:
         self._idle_per_cpu_s = 1.0 / device.throttle_frac - 1.0
         words = (device.id, device.short, device.label, device.kind, device.backend, device.type.casefold(), "any")
         self._words = tuple(dict.fromkeys(words))
-        self._notes: list[TaskNote] = []
+        self._told: Frame | None = None
 
     def run(
         self,
@@ -68,7 +68,7 @@ class DeviceRunner:
             if self._idle_per_cpu_s:
                 clock.sleep(self._idle_per_cpu_s * max(0.0, clock.thread_cpu_s() - cpu_s - frame.throttled_cpu_s))
             enter(before)
-            self._notes = frame.notes
+            self._told = frame
             if frame.talk is not None:
                 frame.talk.close()
         if value is not None and (self._own_memory or frame.used_namespace or not backend.runs_python):
@@ -77,8 +77,11 @@ class DeviceRunner:
 
     def notes(self, began_s: float) -> list[TaskNote]:
         """Take what the last attempt told of its inside."""
-        notes, self._notes = self._notes, []
-        return [set_in_time(note, began_s) for note in notes]
+        frame, self._told = self._told, None
+        if frame is None or not (frame.notes or frame.late):
+            return []
+        late = [note for make in frame.late if (note := make()) is not None]
+        return [set_in_time(note, began_s) for note in (*frame.notes, *late)]
 
     def _outcome(self, value: Any, started_s: float) -> Outcome:
         owned_bytes = _sum_bytes(value, self.backend.owns) if self._own_memory else 0

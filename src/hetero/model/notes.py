@@ -13,6 +13,7 @@ __all__ = [
     "CheckpointWritten",
     "CollectiveDone",
     "DeviceSampled",
+    "OperatorsRun",
     "PlanMade",
     "TaskNote",
     "TrainingEpoch",
@@ -153,7 +154,32 @@ class PlanMade(NamedTuple):
     finishes_s: tuple[float, ...]
 
 
-TaskNote = CollectiveDone
+class OperatorsRun(NamedTuple):
+    """What a profiler saw inside an attempt, or inside some steps of training.
+
+    Attributes
+    ----------
+    started_s : s, from which `starts_s` count
+    names, lanes, starts_s, seconds : of slices, the longest 2,000: operator, '' for the attempt's own thread or the
+        name of another thread or stream, s, s
+    operators, calls, own_s : by operator, those that took longest: how often, and s without what it called
+    """
+
+    at_s: float
+    task: int
+    attempt: int
+    device: str
+    started_s: float
+    names: tuple[str, ...]
+    lanes: tuple[str, ...]
+    starts_s: tuple[float, ...]
+    seconds: tuple[float, ...]
+    operators: tuple[str, ...]
+    calls: tuple[int, ...]
+    own_s: tuple[float, ...]
+
+
+TaskNote = CollectiveDone | OperatorsRun
 """What an attempt tells of its inside; `started_s` counts from the attempt's beginning until it reaches the program."""
 
 
@@ -175,5 +201,6 @@ NOTES: tuple[type, ...] = (
     DeviceSampled,
     CollectiveDone,
     PlanMade,
+    OperatorsRun,
 )
 """Every kind of note, in the order of the documentation."""

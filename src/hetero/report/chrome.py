@@ -7,16 +7,17 @@ inside, a flow from each copy to what read it. It must not let slices of one row
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
 
-from hetero.model.notes import CollectiveDone
+from hetero.report.chrome_inside import Inside, nested
 from hetero.report.record import RunRecord
 
 __all__ = ["chrome_trace"]
 
 _FIRST_ROW = 1000
 """Perfetto takes small thread ids for those of its own."""
+_FIRST_LANE = 1_000_000
 _PROCESS = 1
 
 
@@ -26,12 +27,10 @@ def chrome_trace(run: RunRecord) -> dict[str, Any]:
     Notes
     -----
     Times are whole µs since the begin of the run; a slice of less than 1 µs is shown as 0 µs, in order.
-    Copies that overlap on one link are put on rows of their own. Collectives lie below the slice of their task, and
-    what reaches beyond it by rounding is cut.
+    Copies that overlap on one link are put on rows of their own. Collectives and operators lie below the slice of
+    their task, and what reaches beyond it by rounding is cut.
     """
-    inside: dict[tuple[int, int, str], list[CollectiveDone]] = defaultdict(list)
-    for note in run.collectives:
-        inside[note.task, note.attempt, note.device].append(note)
+    inside = Inside(run)
     events: list[dict[str, Any]] = [_meta("process_name", 0, "hetero")]
     for index, device in enumerate(run.devices):
         events.append(_meta("thread_name", _FIRST_ROW + index, device.id))
@@ -44,9 +43,10 @@ def chrome_trace(run: RunRecord) -> dict[str, Any]:
             told = {"task": each.task, "attempt": each.attempt, "outcome": each.outcome}
             row = _FIRST_ROW + index
             events.append(_slice(row, task.name if task else "?", each.outcome, start_us, took_us, told))
-            notes = inside.get((each.task, each.attempt, device.id), ())
-            events += _collectives(run, row, notes, start_us, start_us + took_us)
+            for part, at, took in nested(inside.of(each.task, each.attempt, device.id), start_us, start_us + took_us):
+                events.append(_slice(row, part.name, part.kind, at, took, part.told))
     events += _copies(run)
+    events += _lanes(inside)
     return {"traceEvents": events, "displayTimeUnit": "ms"}
 
 
@@ -61,27 +61,14 @@ def _whole(run: RunRecord, spans: Iterable[tuple[float, float]]) -> list[tuple[i
     return found
 
 
-def _collectives(
-    run: RunRecord, row: int, notes: Sequence[CollectiveDone], from_us: int, until_us: int
-) -> list[dict[str, Any]]:
-    """Give the collectives of one attempt as slices within its own, one after the other."""
+def _lanes(inside: Inside) -> list[dict[str, Any]]:
+    """Give what ran beside attempts, each thread and stream on a row of its own."""
     events = []
-    for note in sorted(notes, key=lambda each: each.started_s):
-        start_us, took_us = _within(run, note.started_s, note.seconds, from_us, until_us)
-        from_us = start_us + took_us
-        told = {
-            "algorithm": note.algorithm, "rank": note.rank, "members": note.world_size, "bytes": note.nbytes,
-            "calls": note.calls,
-        }  # fmt: skip
-        events.append(_slice(row, note.what, "collective", start_us, took_us, told))
+    for number, ((device, lane), parts) in enumerate(sorted(inside.lanes.items())):
+        row = _FIRST_LANE + number
+        events.append(_meta("thread_name", row, f"{device} {lane}"))
+        events += [_slice(row, part.name, part.kind, at, took, part.told) for part, at, took in nested(parts)]
     return events
-
-
-def _within(run: RunRecord, started_s: float, seconds: float, from_us: int, until_us: int) -> tuple[int, int]:
-    """Round a span to whole µs and cut it to a window."""
-    begin_s = started_s - run.begin_s
-    start_us = min(max(from_us, round(begin_s * 1e6)), until_us)
-    return start_us, max(start_us, min(until_us, round((begin_s + seconds) * 1e6))) - start_us
 
 
 def _meta(name: str, row: int, text: str) -> dict[str, Any]:

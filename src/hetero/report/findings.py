@@ -19,6 +19,8 @@ from hetero.floor.units import format_seconds
 from hetero.model.device import Device
 from hetero.report.account import CATEGORIES, Account, account
 from hetero.report.best import Best, best_possible
+from hetero.report.operators import OperatorTime, operators
+from hetero.report.operators import sentence as operator_sentence
 from hetero.report.paths import Link, critical_chain, longest_path
 from hetero.report.planning import Planning, planning
 from hetero.report.planning import sentence as planning_sentence
@@ -79,6 +81,7 @@ class Findings:
     predictions : per function and device
     training : what was told of training, None where there was none
     planning : what was told of plans, None where nothing planned ahead
+    operators : what a profiler told of operators, those that took longest first; empty where none did
     usd : per device its price for the run, None where its price per hour is not known
     sentences : the summary, most important first
     """
@@ -102,6 +105,7 @@ class Findings:
     devices: tuple[Device, ...]
     training: Training | None
     planning: Planning | None
+    operators: tuple[OperatorTime, ...]
 
     def as_dict(self) -> dict[str, Any]:
         """Give all figures by name, for programs."""
@@ -121,6 +125,7 @@ class Findings:
             "sentences": list(self.sentences),
             "problems": list(self.problems),
             "training": self.training.as_dict() if self.training else None,
+            "operators": [each._asdict() for each in self.operators],
             "plan": self.planning.as_dict() if self.planning else None,
         }
 
@@ -161,6 +166,7 @@ def find(run: RunRecord, usd_per_hour: Mapping[str, float] | None = None) -> Fin
         devices=run.devices,
         training=training(run),
         planning=planning(run),
+        operators=operators(run),
     )
     return replace(found, sentences=tuple(_sentences(run, found)))
 
@@ -225,8 +231,9 @@ def _sentences(run: RunRecord, found: Findings) -> list[str]:
     told = [_what_ran(run, found)]
     if found.failed:
         told.append(_failures(run, found))
+    inside = [operator_sentence(found.operators)] if found.operators else []
     if found.training is not None:
-        return [*told, *training_sentences(found.training), _who_worked(found)]
+        return [*told, *training_sentences(found.training), *inside, _who_worked(found)]
     told.append(_who_worked(found))
     whole_s = found.span_s * len(found.devices)
     moving_s = sum(found.account.total_s(name) for name in ("transfer in", "transfer out", "collective"))
@@ -237,7 +244,7 @@ def _sentences(run: RunRecord, found: Findings) -> list[str]:
     told.append(_how_far(found))
     told.append(_largest_loss(found))
     told.extend(_predicted(found))
-    return told
+    return [*told, *inside]
 
 
 def _what_ran(run: RunRecord, found: Findings) -> str:

@@ -18,7 +18,15 @@ from hetero.report.findings import Findings, find
 from hetero.report.packing import packed
 from hetero.report.quick import nothing_collected
 from hetero.report.record import RunRecord
-from hetero.report.tables import chain_table, device_table, epoch_table, loss_table, member_table, prediction_table
+from hetero.report.tables import (
+    chain_table,
+    device_table,
+    epoch_table,
+    loss_table,
+    member_table,
+    operator_table,
+    prediction_table,
+)
 
 __all__ = ["page"]
 
@@ -49,6 +57,7 @@ def page(run: RunRecord, usd_per_hour: Mapping[str, float] | None = None, found:
         "predictions": escape(_plain(prediction_table(found))),
         "chain": escape(_plain(chain_table(run, found))),
         "training": _training(found),
+        "operators": _operators(found),
         "problems": _problems(run, found),
         "data": data,
     }
@@ -97,6 +106,10 @@ def _training(found: Findings) -> str:
     label = "Loss, samples and time over the steps. Arrow keys move, plus and minus zoom, 0 shows all; figures follow"
     curves = f'<div id="training" tabindex="0" role="group" aria-label="{label}"></div>'
     return f"<h2>Training</h2>{curves}<pre>{escape(_plain(tables))}</pre>"
+
+
+def _operators(found: Findings) -> str:
+    return f"<h2>Operators</h2><pre>{escape(_plain(operator_table(found)))}</pre>" if found.operators else ""
 
 
 def _problems(run: RunRecord, found: Findings) -> str:

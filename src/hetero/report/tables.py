@@ -20,11 +20,13 @@ __all__ = [
     "epoch_table",
     "loss_table",
     "member_table",
+    "operator_table",
     "prediction_table",
     "text_table",
 ]
 
 _ROWS = 30
+_OPERATORS = 15
 
 
 def text_table(head: Sequence[str], rows: Sequence[Sequence[str]], left: Collection[int] = (0,)) -> str:
@@ -135,6 +137,16 @@ def epoch_table(found: Training) -> str:
     ]
     head = ("epoch", "step", "loss", "right", "test loss", "test right", "took", "samples/s")
     return text_table(head, rows, left=()) if rows else ""
+
+
+def operator_table(found: Findings) -> str:
+    """Give the operators that took most time; '' where no profiler told."""
+    rows = [
+        (each.operator[:60], each.device, f"{each.calls:,}", format_seconds(each.own_s), _share(each.share_frac))
+        for each in found.operators[:_OPERATORS]
+    ]
+    head = ("operator", "device", "calls", "own time", "of the device's")
+    return text_table(head, rows, left=(0, 1)) if rows else ""
 
 
 def _share(part: float) -> str:

@@ -186,7 +186,7 @@ class _Talk:
         own_processes = len({place[:3] for place in places}) == len(places)
         self.library: Library = "asked" if own_processes and all(place[3] for place in places) else "none"
         apart = len({place[0] for place in places}) > 1
-        self._where = {"address": channel.address if apart else LOOPBACK, "beyond_loopback": apart}
+        self._where: dict[str, Any] = {"address": channel.address if apart else LOOPBACK, "beyond_loopback": apart}
         self.group = Group(channel.rank, channel.world_size, self, deadline_s=_DEADLINE_S, **self._where)
 
     def exchange(self, word: str, mine: bytes, deadline_s: float = _DEADLINE_S) -> list[bytes]:

@@ -55,6 +55,8 @@ class Config:
     trace : file that the trace is written to
     name : name of the run, under which checkpoints are found again
     timeout_s : s; limit of every task that has none of its own
+    profile : what profiles the tasks, 'torch' or None
+    metrics : address and port at which Prometheus may ask, None for nowhere
     """
 
     source: str = ""
@@ -68,6 +70,8 @@ class Config:
     trace: Path | None = None
     name: str | None = None
     timeout_s: float | None = None
+    profile: str | None = None
+    metrics: tuple[str, int] | None = None
     spec: str = ""
 
 
@@ -218,6 +222,8 @@ def _config(root: Root, tree: Tree) -> Config:
         trace=None if root.trace is None else Path(root.trace).expanduser(),
         name=root.name,
         timeout_s=root.timeout,
+        profile=root.profile,
+        metrics=None if root.metrics is None else (root.metrics.address, root.metrics.port),
         spec=root.spec,
     )
 

@@ -13,7 +13,16 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, PrivateAttr, Valida
 
 from hetero.floor.errors import BadValueError, ConfigError, HeteroError, did_you_mean
 from hetero.floor.units import parse_bandwidth, parse_bytes, parse_seconds, shown
-from hetero.session.config_words import ENGINES, ISOLATIONS, PROTOCOLS, backend_words, device_words, policy_words
+from hetero.session.config_words import (
+    ENGINES,
+    ISOLATIONS,
+    MOST_PORT,
+    PROFILERS,
+    PROTOCOLS,
+    backend_words,
+    device_words,
+    policy_words,
+)
 from hetero.session.config_yaml import Key, Tree
 from hetero.session.fleet_build import parse_spec
 
@@ -83,6 +92,12 @@ def _fraction(given: object) -> float:
             f"{shown(given)} is not a share of a device's speed", remedy="give a number above 0, at most 1, like 0.25"
         )
     return float(given)
+
+
+def _port(given: object) -> int:
+    if isinstance(given, bool) or not isinstance(given, int) or not 0 <= given <= MOST_PORT:
+        raise BadValueError(f"{shown(given)} is no port", remedy=f"give a whole number from 0 to {MOST_PORT}")
+    return given
 
 
 def _truth(given: object) -> bool:
@@ -161,6 +176,13 @@ class CommunicationKeys(_Strict):
     buffer_size: Annotated[int | None, BeforeValidator(_bytes_from(1000, "1KB"))] = None
 
 
+class MetricsKeys(_Strict):
+    """Keys of `metrics`."""
+
+    port: Annotated[int, BeforeValidator(_port)] = 0
+    address: Annotated[str, BeforeValidator(_text)] = "127.0.0.1"
+
+
 class Root(_Strict):
     """Keys of a configuration."""
 
@@ -172,6 +194,8 @@ class Root(_Strict):
     isolation: Annotated[str | None, BeforeValidator(one_of("an isolation", lambda: ISOLATIONS))] = None
     memory_pool_size: Annotated[int | None, BeforeValidator(_bytes_from(1_000_000, "1MB"))] = None
     trace: Annotated[str | None, BeforeValidator(_text)] = None
+    profile: Annotated[str | None, BeforeValidator(one_of("a profiler", lambda: PROFILERS))] = None
+    metrics: MetricsKeys | None = None
     name: Annotated[str | None, BeforeValidator(_run_name)] = None
     timeout: Annotated[float | None, BeforeValidator(_positive(parse_seconds))] = None
 
@@ -302,6 +326,8 @@ def _keys_of(key: Key) -> tuple[str, ...]:
             model = DeviceKeys
         case ("communication",):
             model = CommunicationKeys
+        case ("metrics",):
+            model = MetricsKeys
         case _:
             model = Root
     return tuple(model.model_fields)

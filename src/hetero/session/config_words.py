@@ -11,11 +11,22 @@ from functools import cache
 from hetero.backends import registry as backends
 from hetero.plan.policies import registry as policies
 
-__all__ = ["ENGINES", "ISOLATIONS", "PROTOCOLS", "backend_words", "device_words", "policy_words"]
+__all__ = [
+    "ENGINES",
+    "ISOLATIONS",
+    "MOST_PORT",
+    "PROFILERS",
+    "PROTOCOLS",
+    "backend_words",
+    "device_words",
+    "policy_words",
+]
 
 ENGINES = ("local", "inline", "ray")
 ISOLATIONS = ("process", "thread")
 _BROAD = ("cpu", "gpu", "tpu", "npu", "fpga")
+PROFILERS = ("torch",)
+MOST_PORT = 65_535
 PROTOCOLS = ("auto", "shared_memory", "tcp", "rdma", "nccl")
 
 

@@ -24,6 +24,7 @@ from hetero.session.arguments import bind
 from hetero.session.asyncio_twins import AsyncTwins
 from hetero.session.callbacks import Callbacks
 from hetero.session.futures import Future
+from hetero.session.profiling import Profiling
 from hetero.session.published import publish
 from hetero.session.requests import limited
 from hetero.session.sharing import Sharing
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from hetero.session.context_leases import ContextLease, ContextLeases
     from hetero.session.executor import Executor
     from hetero.session.explain import Explained
+    from hetero.session.metrics import MetricsServer
 
 __all__ = ["Context"]
 
@@ -58,6 +60,8 @@ class Context(AsyncTwins):
     memory_pool_size : of the memory that arrays travel through, as in '2GB'
     name : of the run; checkpoints of an earlier run of the same name are found again
     trace : file that the trace is written to; in its name {pid} is the process id, {n} the number of the Context
+    profile : 'torch' puts the operators that torch ran in each task into the trace; the times of such a run are not
+        kept for others
     set : settings laid over the file, 'key.path=value'
     history : False neither reads nor writes the times measured in other runs
     progress : True shows the tasks done on each device, as they are done; None as HETERO_PROGRESS says, and
@@ -96,6 +100,7 @@ class Context(AsyncTwins):
         memory_pool_size: str | int | None = None,
         name: str | None = None,
         trace: str | Path | None = None,
+        profile: str | None = None,
         set: Sequence[str] | Mapping[str, Any] = (),
         history: bool = True,
         progress: bool | None = None,
@@ -108,6 +113,7 @@ class Context(AsyncTwins):
         runs.refuse_inside_a_task()
         keys: dict[str, Any] = {"devices": devices, "engine": engine, "policy": policy, "isolation": isolation}
         keys |= {"address": address, "memory_pool_size": memory_pool_size, "name": name, "trace": trace}
+        keys["profile"] = profile
         self.config = runs.with_own_trace(load(config, set=set, **keys))
         self.name = self.config.name or ""
         self._run_key = self.name or runs.unnamed_run()
@@ -116,6 +122,9 @@ class Context(AsyncTwins):
         self._lock = threading.Lock()
         self._callbacks = Callbacks()
         this = weakref.ref(self)
+        self._profiling = Profiling(self.config.profile) if self.config.profile else None
+        self._metrics: MetricsServer | None = None
+        history = history and self._profiling is None
         self._opened = Opened(self.config, lambda item: cut_later(this(), item), history=history, progress=progress)
         self.driver: Driver = self._opened.driver
         nodes = {device.memory_node for device in self._opened.devices}
@@ -124,6 +133,10 @@ class Context(AsyncTwins):
         self._published = publish(self) if self.engine != "inline" else None
         self.closed = False
         runs.opened(self)
+        if self.config.metrics is not None:
+            from hetero.session.metrics import configured_metrics
+
+            self._metrics = configured_metrics(self)
 
     # --- giving work ---------------------------------------------------------------------------------------
 
@@ -152,7 +165,7 @@ class Context(AsyncTwins):
         if self.closed:
             self._refuse()
         driver, source = self.driver, task.source
-        function = source.current()
+        function = source.current() if self._profiling is None else self._profiling.of(source.current())
         future = Future(self, driver.new_id(), task.name)
         if task.request.splittable:
             future.cut = (task, args, kwargs)
@@ -395,6 +408,8 @@ class Context(AsyncTwins):
             self.closed = True
         if self._published is not None:
             self._published.close()
+        if self._metrics is not None:
+            self._metrics.close()
         self._opened.close(wait)
         for future in self._futures():
             future.abandoned()

@@ -6,6 +6,7 @@ It must not cost a run more than a look at each record, and listens on the loopb
 
 from __future__ import annotations
 
+import logging
 import weakref
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
@@ -13,16 +14,18 @@ from typing import TYPE_CHECKING, Any
 from hetero.floor.errors import BadValueError
 from hetero.model.events import TaskFailed, TaskFinished
 from hetero.model.notes import TrainingEpoch, TrainingStep
+from hetero.session.config_words import MOST_PORT
 
 if TYPE_CHECKING:
     from hetero.session.context import Context
     from hetero.session.snapshot import Snapshot
 
-__all__ = ["MetricsServer", "metrics_server"]
+__all__ = ["MetricsServer", "configured_metrics", "metrics_server"]
+
+_log = logging.getLogger("hetero")
 
 _TASK_BUCKETS_S = (1e-4, 1e-3, 0.01, 0.1, 1.0, 10.0, 60.0, 600.0, 3600.0)
 _STEP_BUCKETS_S = (1e-3, 3e-3, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
-_MOST_PORT = 65_535
 
 
 class MetricsServer:
@@ -88,11 +91,31 @@ def metrics_server(ctx: Context, port: int = 0, address: str = "127.0.0.1") -> M
 
     if find_spec("prometheus_client") is None:
         raise BadValueError("prometheus_client is not installed", remedy="pip install 'hetero-core[metrics]'")
-    if isinstance(port, bool) or not isinstance(port, int) or not 0 <= port <= _MOST_PORT:
-        raise BadValueError(f"port={port!r} is no port", remedy=f"give a whole number from 0 to {_MOST_PORT}")
+    if isinstance(port, bool) or not isinstance(port, int) or not 0 <= port <= MOST_PORT:
+        raise BadValueError(f"port={port!r} is no port", remedy=f"give a whole number from 0 to {MOST_PORT}")
     if ctx.closed:
         raise BadValueError("this Context is closed", remedy="serve the metrics of an open one")
     return MetricsServer(ctx, address, port)
+
+
+def configured_metrics(ctx: Context) -> MetricsServer | None:
+    """Serve the metrics of a new Context where its configuration says so; it is closed where that is not possible.
+
+    Raises
+    ------
+    BadValueError
+        As `metrics_server`.
+    """
+    if ctx.config.metrics is None:
+        return None
+    address, port = ctx.config.metrics
+    try:
+        server = metrics_server(ctx, port, address)
+    except BaseException:
+        ctx.close(wait=False)
+        raise
+    _log.info("metrics for Prometheus: %s", server.url)
+    return server
 
 
 class _Now:

@@ -27,6 +27,7 @@ from hetero.train.job import Job
 from hetero.train.membership import Membership, StopError
 from hetero.train.memory import KeptPasses, PassLimit
 from hetero.train.probing import probe, torch_place
+from hetero.train.profiling import StepProfile
 from hetero.train.sharing import Sharing
 from hetero.train.values import EpochReport, StepReport, Totals, TrainingError
 
@@ -79,6 +80,9 @@ def train_member(job: Job, data: Any, test: Any) -> bytes | None:
     return state
 
 
+train_member.profiles_itself = True  # type: ignore[attr-defined]
+
+
 @functools.cache
 def _spare_what_is_there() -> None:
     """Let garbage collections pass over what a process has once it has trained: with torch, 60 ms of each."""
@@ -99,6 +103,7 @@ class _Member(Membership):
         self.data: Samples = data
         self.test: Samples | None = test
         self.frame = frame
+        self.profile = StepProfile(frame)
         self.device: Device = frame.device
         self.throttle = Throttle(frame.device.throttle_frac)
         self.place = torch_place(frame.device)
@@ -132,6 +137,7 @@ class _Member(Membership):
                 raise
             raise OutOfDeviceMemoryError("memory ran out beside the passes") from None
         finally:
+            self.profile.close()
             self.ahead.close()
             self.leave()
 
@@ -198,6 +204,7 @@ class _Member(Membership):
 
     def _step(self) -> bool:
         """Do one step; True when a new group is to form."""
+        self.profile.begin()
         begun_s = clock.monotonic_s()
         replica = self.replica
         ids = self._ids(replica.step)
@@ -227,6 +234,7 @@ class _Member(Membership):
         replica.step += 1
         self.log.applied(replica.step)
         step_s = clock.monotonic_s() - begun_s
+        self.profile.end()
         self.stepped(step_s)
         self._add_up(total, step_s)
         size, ranks = len(self.team), len(self.job.names)

@@ -89,6 +89,10 @@ PARTS: dict[str, tuple[str, Callable[[], str]]] = {
     "cuda": ("an NVIDIA GPU that torch can use", lambda: _outcome([sys.executable, "-c", _CUDA])),
     "netns": ("network namespaces (root, and Debian: iproute2)", _namespace_trouble),
     "mpi": ("MPI (pip install mpi4py mpich, or Debian: mpich)", _mpi_trouble),
+    "gpuhunt": (
+        "gpuhunt (pip install 'hetero-core[prices]')",
+        lambda: _outcome([sys.executable, "-c", "import gpuhunt"]),
+    ),
     "chromium": ("Chromium (Debian: chromium)", _browser_trouble),
     "cgroup": ("memory cgroups (root, and the memory controller below the own group)", cgroups.trouble),
     "data": ("the test data (HETERO_TEST_DATA, or shared/data beside the checkout)", _data_trouble),

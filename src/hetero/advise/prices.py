@@ -6,10 +6,9 @@ not guess: a device without a price has none.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ from hetero.floor.clock import wall_time_s
 from hetero.floor.errors import BadValueError
 from hetero.floor.units import shown
 
-__all__ = ["Paid", "Prices", "age_of", "live_prices", "own_price", "read_prices"]
+__all__ = ["Paid", "Prices", "age_of", "own_price", "read_prices", "today"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +65,8 @@ class Prices:
         return found
 
 
-def _today() -> date:
+def today() -> date:
+    """Give the day, UTC."""
     return datetime.fromtimestamp(wall_time_s(), UTC).date()
 
 
@@ -81,8 +81,8 @@ def age_of(day: str) -> str:
     if not day:
         return "undated"
     year, month, *rest = (int(part) for part in day.split("-"))
-    seen, today = date(year, month, rest[0] if rest else 1), _today()
-    days = max(0, (today - seen).days)
+    seen = date(year, month, rest[0] if rest else 1)
+    days = max(0, (today() - seen).days)
     many = f"{days} days" if days < 60 else f"{days // 30} months"
     return f"of {day}, {'today' if days == 0 and rest else many + ' old'}"
 
@@ -144,37 +144,3 @@ def read_prices(file: Path) -> dict[str, Paid]:
             raise BadValueError(f"{where}: the key {unknown[0]!r} is not known", remedy="allowed: usd_per_hour, day")
         found[find(str(name)).name] = own_price(row.get("usd_per_hour"), where, row.get("day", ""))
     return found
-
-
-def live_prices(devices: Sequence[DeviceSpec]) -> tuple[dict[str, Paid], str]:
-    """Ask gpuhunt for the cheapest offer on demand of each device; gives prices, and a note where that cannot be.
-
-    It asks cloud providers over the network. An offer is taken for a device of the same name and memory; offers do not
-    tell SXM from PCIe, so one price then stands for both.
-    """
-    try:
-        gpuhunt = import_module("gpuhunt")
-    except ImportError:
-        return {}, "live prices need gpuhunt, which is not installed: pip install 'hetero-core[prices]'"
-    try:
-        offers = gpuhunt.query(min_gpu_count=1, spot=False)
-    except Exception as error:  # noqa: BLE001  a network that does not answer, in whatever words
-        return {}, f"gpuhunt gave no prices: {type(error).__name__}: {error}"
-    found: dict[str, Paid] = {}
-    for spec in devices:
-        fitting = [offer for offer in offers if _is_offer_of(offer, spec)]
-        if fitting:
-            best = min(fitting, key=lambda offer: offer.price / offer.gpu_count)
-            usd = best.price / best.gpu_count
-            found[spec.name] = Paid(usd, f"gpuhunt: {best.provider}", _today().isoformat())
-    return found, ""
-
-
-def _is_offer_of(offer: Any, spec: DeviceSpec) -> bool:
-    """Compare names without marks and blanks, and memory within a tenth."""
-    if not offer.gpu_name or not offer.gpu_count or not offer.price or spec.memory_bytes is None:
-        return False
-    ours = "".join(filter(str.isalnum, spec.name.casefold()))
-    theirs = "".join(filter(str.isalnum, str(offer.gpu_name).casefold()))
-    size = (offer.gpu_memory or 0.0) * 2**30
-    return ours.startswith(theirs) and abs(size / spec.memory_bytes - 1.0) < 0.1

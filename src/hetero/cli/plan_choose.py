@@ -100,7 +100,8 @@ def choose(
 
 
 def _prices(kinds: Sequence[Kind], file: Path | None, live: bool) -> Prices:
-    from hetero.advise.prices import Prices, live_prices, read_prices
+    from hetero.advise.live_prices import live_prices
+    from hetero.advise.prices import Prices, read_prices
 
     own = read_prices(file) if file is not None else {}
     found, note = live_prices([kind.spec for kind in kinds]) if live else ({}, "")

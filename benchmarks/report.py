@@ -47,6 +47,15 @@ PAN = {
         " await new Promise(d => requestAnimationFrame(() => setTimeout(d))); return 1 })()"
     ),
 }
+_PAGE = """
+import sys
+from pathlib import Path
+from hetero.report.html import page
+from hetero.report.reading import collect
+from tests.big_runs import big_run, devices
+fleet = devices(32)
+Path(sys.argv[2]).write_text(page(collect(big_run(int(sys.argv[1]), fleet), fleet)), encoding="utf-8")
+"""
 _RAY_FLUSH_S = 3.0
 """Ray's workers tell of their tasks each second."""
 _MAKE = """
@@ -225,6 +234,23 @@ def measure_making(bench: common.Bench, path: Path, tasks: int, rounds: int) -> 
     bench.claim("its size", found[0][2] / 1e6, unit="MB", at_most=3.0)
 
 
+def measure_many(bench: common.Bench, path: Path, tasks: int) -> None:
+    """Open the report of very many tasks, and count what is drawn a frame of all, a tenth and a thousandth of them."""
+    report = path / "many.html"
+    root = Path(__file__).resolve().parent.parent
+    subprocess.run([sys.executable, "-c", _PAGE, str(tasks), str(report)], check=True, cwd=root)
+    with Browser(chromium(), size=(1280, 2400), free=True) as browser:
+        bench.measure(f"opening the report of {tasks:,} tasks", [painted(browser, "hetero", report)], "s")
+        shown = browser.value("heteroStats.slices")
+        pixels = browser.value("$('timeline').clientWidth * shown()")
+        look = "look(D.span / 2, D.span * (0.5 + {} / 2)), drawTimeline(), heteroStats.draws"
+        draws = [browser.value(f"({look.format(share)})") for share in (1.0, 0.1, 0.001)]
+        errors = len(browser.errors)
+    bench.note(many=f"{report.stat().st_size:,} bytes, {shown:,.0f} tasks, {draws} draw calls a frame, {errors} errors")
+    bench.claim(f"{tasks:,} tasks: draw calls a frame over pixels of the rows", max(draws) / pixels, at_most=0.1)
+    bench.claim(f"{tasks:,} tasks: tasks that its page holds", shown / tasks, unit="", at_least=1.0)
+
+
 def measure_perfetto(bench: common.Bench, runs: int) -> None:
     """Open Chrome traces of random runs in Perfetto's own page; count import errors, rows and slices."""
     errors = wrong = 0
@@ -250,6 +276,7 @@ def main() -> None:
         path = Path(name)
         measure_pages(bench, path, pictures, 1 if given.quick else 5)
         measure_making(bench, path, 5_000 if given.quick else 100_000, 1 if given.quick else 3)
+        measure_many(bench, path, 20_000 if given.quick else 1_000_000)
         measure_ray(bench, path, 500 if given.quick else 10_000, pictures)
         measure_perfetto(bench, 2 if given.quick else 10)
     bench.finish()

@@ -1,8 +1,10 @@
-let waiting = false;
+// The timeline each frame, the curves up to sixteen times a second.
+let waiting = false, following = 0;
 function draw() {
   if (waiting) return;
   waiting = true;
-  requestAnimationFrame(() => { waiting = false; drawTimeline(); drawCurves(); });
+  requestAnimationFrame(() => { waiting = false; drawTimeline(); });
+  following = following || setTimeout(() => { following = 0; drawCurves(); }, 60);
 }
 function setTheme() {
   const style = getComputedStyle(document.documentElement), value = name => style.getPropertyValue("--" + name).trim();

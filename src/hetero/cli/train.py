@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from hetero.cli.output import console, print_json
+from hetero.cli.words import as_setting
 
 if TYPE_CHECKING:
     from hetero.train.example import Outcome
@@ -22,14 +23,17 @@ __all__ = ["infer", "train"]
 def train(
     recipe: Annotated[Path, typer.Argument(help="Recipe, a YAML file like examples/mnist.yaml.")],
     devices: Annotated[str | None, typer.Option(help="Fleet, as in 'cpu:1,cpu:1*0.25'.")] = None,
+    engine: Annotated[str | None, typer.Option(help="local or ray.")] = None,
+    address: Annotated[str | None, typer.Option(help="Of the Ray cluster: local, auto or host:port.")] = None,
     set_: Annotated[list[str] | None, typer.Option("--set", help="Setting, key.path=value; may be repeated.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on from the newest checkpoint.")] = False,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
-    """Train one model over this host's devices, as a recipe says."""
+    """Train one model over this host's devices, or with Ray over those of many, as a recipe says."""
     from hetero.train.recipe import read_recipe
 
-    wanted = read_recipe(recipe, [*(set_ or []), *(["train.resume=true"] if resume else [])])
+    settings = [*(set_ or []), *_as_settings(engine, address), *(["train.resume=true"] if resume else [])]
+    wanted = read_recipe(recipe, settings)
     need_torch()
     from hetero.train.example import Watcher, carry_out
 
@@ -48,18 +52,25 @@ def infer(
     model: Annotated[Path, typer.Argument(help="Model that `hetero train` saved.")],
     images: Annotated[list[Path], typer.Argument(help="Pictures: PNG and the like, .npy, or MNIST's idx files.")],
     devices: Annotated[str | None, typer.Option(help="Fleet, as in 'cpu:1,cpu:1*0.25'.")] = None,
+    engine: Annotated[str | None, typer.Option(help="local or ray.")] = None,
+    address: Annotated[str | None, typer.Option(help="Of the Ray cluster: local, auto or host:port.")] = None,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
-    """Run a saved model on pictures, over this host's devices."""
+    """Run a saved model on pictures, over this host's devices, or with Ray over those of many."""
     need_torch()
     from hetero.train.inference import infer as run
 
-    answers = run(model, images, devices=devices)
+    answers = run(model, images, devices=devices, set=_as_settings(engine, address))
     if json:
         print_json({"model": str(model), "answers": [answer._asdict() for answer in answers]})
         return
     for answer in answers:
         print(f"{answer.image}: {answer.label} ({answer.confidence:.1%})")
+
+
+def _as_settings(engine: str | None, address: str | None) -> list[str]:
+    named = {"engine": engine, "address": address}
+    return [as_setting(key, word) for key, word in named.items() if word is not None]
 
 
 def need_torch() -> None:

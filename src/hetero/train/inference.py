@@ -28,8 +28,14 @@ class Answer(NamedTuple):
     confidence: float
 
 
-def infer(model: Path | str, images: Sequence[Path | str], *, devices: str | None = None) -> list[Answer]:
+def infer(
+    model: Path | str, images: Sequence[Path | str], *, devices: str | None = None, set: Sequence[str] = ()
+) -> list[Answer]:
     """Run a model that `hetero train` saved on pictures, over the devices of this host.
+
+    Parameters
+    ----------
+    devices, set : as for `hetero.Context`
 
     Raises
     ------
@@ -52,9 +58,8 @@ def infer(model: Path | str, images: Sequence[Path | str], *, devices: str | Non
     pictures = np.concatenate(read)
     no_targets = np.zeros(len(pictures), dtype=np.int64)
     optimizer = torch.optim.SGD(network.parameters())
-    with Trainer(
-        network, torch.nn.CrossEntropyLoss(), optimizer, (pictures, no_targets), global_batch=1, devices=devices
-    ) as trainer:
+    data, loss = (pictures, no_targets), torch.nn.CrossEntropyLoss()
+    with Trainer(network, loss, optimizer, data, global_batch=1, devices=devices, set=set) as trainer:
         odds = torch.softmax(trainer.predict(pictures), 1)
     best = odds.max(1)
     return [

@@ -9,7 +9,8 @@ from hetero.plan.graph_bounds import least_tails
 from hetero.plan.listing import timed_schedule
 from hetero.plan.planners.base import planner
 from hetero.plan.search.annealing import Annealing
-from hetero.plan.search.annealing_kernels import begin, walk
+from hetero.plan.search.annealing_kernels import walk
+from hetero.plan.search.walk_kernels import begin
 from tests.pure.test_plan_graphs import random_problem
 
 
@@ -50,6 +51,19 @@ def test_no_accepted_move_lengthens_the_schedule_by_more_than_its_slack(annealin
             span_s = w.span_s[0]
             walk(p, w, draws[row : row + 1], np.array([slack_s]))
             assert w.span_s[0] <= (span_s + slack_s) * (1.0 + 1e-12)
+
+
+def test_two_tasks_on_different_devices_can_change_places() -> None:
+    p = random_problem(12, 2, seed=1)
+    annealing = Annealing(p, least_tails(p), planner("heft")(p))
+    w = annealing.walk
+    draws = np.random.default_rng(7).random((300, 5))
+    draws[:, 2] = 0.99
+    counts = np.bincount(w.device)
+    devices = w.device.copy()
+    assert walk(p, w, draws, np.full(300, 5.0)) > 0
+    assert (np.bincount(w.device) == counts).all()
+    assert (w.device != devices).any()
 
 
 def test_a_task_is_never_put_before_what_it_depends_on(annealing: Annealing) -> None:

@@ -10,15 +10,16 @@ import numpy as np
 from hetero.plan.listing import order_of, timed_schedule
 from hetero.plan.prices import priced_seconds
 from hetero.plan.problem import Floats, Problem, Timeline
-from hetero.plan.search.annealing_kernels import Walk, begin, walk
+from hetero.plan.search.annealing_kernels import walk
+from hetero.plan.search.walk_kernels import Walk, begin
 
 __all__ = ["Annealing"]
 
-_HOT, _COLD = 0.2, 0.01
+_HOT, _COLD = 0.1, 0.01
 """The temperature at the beginning and at the end of a cycle, as shares of the mean seconds of a placed task."""
 
-_FIRST_STEPS, _FIRST_MOVES = 2_000_000, 1_000
-"""The first cycle has so many steps over tasks, and at least so many moves."""
+_FIRST_STEPS, _FIRST_MOVES, _LONGER = 2_000_000, 1_000, 4
+"""The first cycle has so many steps over tasks, and at least so many moves; each is so many times the one before."""
 
 
 class Annealing:
@@ -32,12 +33,12 @@ class Annealing:
 
     Notes
     -----
-    A move takes a task (six times of ten from the critical path), sometimes gives it another device, more often one
-    that is cheap for it at the prices of the area relaxation, and puts it elsewhere in the order between its
-    predecessors and successors; all start as early as they can. A move that lengthens the schedule by x is accepted
-    with probability exp(-x / T); since the number that decides is drawn first, a move is given up as soon as
-    finish + tail is beyond what would be accepted. T falls geometrically within a cycle; the next cycle is longer,
-    and begins at the best schedule.
+    A move takes a task (six times of ten from the critical path) and has it change places and devices with another,
+    or gives it another device, more often one that is cheap for it at the prices of the area relaxation, or the same,
+    and puts it elsewhere in the order between its predecessors and successors; all start as early as they can. A move
+    that lengthens the schedule by x is accepted with probability exp(-x / T); since the number that decides is drawn
+    first, a move is given up as soon as finish + tail is beyond what would be accepted. T falls geometrically within
+    a cycle; the next cycle is longer, and begins at the best schedule.
 
     References
     ----------
@@ -69,15 +70,16 @@ class Annealing:
         self.walk.device[:] = timeline.device
         begin(self.problem, self.walk)
 
-    def batch(self, moves: int, rng: np.random.Generator) -> None:
-        """Try so many moves."""
+    def batch(self, moves: int, rng: np.random.Generator, rest: float = np.inf) -> None:
+        """Try so many moves; about `rest` moves are left after them, and the last cycle is to end with them."""
         at = (self._done + np.arange(moves)) / self._cycle
         mean_s = float((self.walk.finish_s - self.walk.start_s).mean())
         temperature_s = mean_s * _HOT * (_COLD / _HOT) ** np.minimum(at, 1.0)
         walk(self.problem, self.walk, rng.random((moves, 5)), -np.log1p(-rng.random(moves)) * temperature_s)
         self._done += moves
         if self._done >= self._cycle:
-            self._done, self._cycle = 0, 2 * self._cycle
+            longer = _LONGER * self._cycle
+            self._done, self._cycle = 0, int(rest) + _FIRST_MOVES if rest < 2 * longer else longer
             self.walk.order[:] = self.walk.best_order
             self.walk.device[:] = self.walk.best_device
             begin(self.problem, self.walk)

@@ -25,8 +25,9 @@ WHOLE_AT_MOST = 60
 
 _WINDOW = 32
 _STEPS_A_BATCH = 300_000
-_FIRST_EXACT, _EVERY, _EVOLVE_AT_LEAST, _EXACT_AT_LEAST = 24, 8, 24, 96
-"""Evolution and exact windows have a turn every so many iterations; one without gain makes the next one rarer."""
+_EVOLVE, _EXACT, _WINDOWS = (24, 192), (24, 96), (600, 2_400)
+"""Evolution, an exact search of the whole and one of a window have their first turn after so many iterations; one
+without gain makes the next one rarer, down to every so many."""
 
 _CHILDREN_STEPS, _CHILDREN_AT_MOST = 60_000, 100
 _LEAST_WALL_S, _SHARE_OF_REST, _WINDOW_WALL_S = 0.02, 0.6, 0.06
@@ -92,14 +93,14 @@ class _Turns:
     """When a part of the search has its next turn."""
 
     def __init__(self, first: int, rarest: int) -> None:
-        self._next = self._gap = first
+        self._next = self._gap = self._least = first
         self._rarest = rarest
 
     def is_due(self, turn: int) -> bool:
         return turn >= self._next
 
-    def took(self, turn: int, gained: bool, least: int) -> None:
-        self._gap = least if gained else min(2 * self._gap, self._rarest)
+    def took(self, turn: int, gained: bool) -> None:
+        self._gap = self._least if gained else min(2 * self._gap, self._rarest)
         self._next = turn + self._gap
 
 
@@ -113,28 +114,29 @@ class _Mixed:
         self._children = min(_CHILDREN_AT_MOST, max(1, _CHILDREN_STEPS // p.seconds.size))
         self._limit = _FIRST_LIMIT
         self._grain_s = grain(p)
+        self._moved, self._since_s = 0, 0.0
 
     def run(self) -> Generator[Found, float | None, None]:
         turn = 0
         left_s: float | None = None
         small = len(self._p.order) <= WHOLE_AT_MOST
-        exact = _Turns(_FIRST_EXACT, _EXACT_AT_LEAST)
-        evolve = _Turns(_EVERY, _EVOLVE_AT_LEAST)
+        exact = _Turns(*(_EXACT if small else _WINDOWS))
+        evolve = _Turns(*_EVOLVE)
         while not self._best.is_optimal:
             turn += 1
             before_s = self._best.timeline.makespan_s
             if exact.is_due(turn) and self._may_be_exact(left_s):
                 self._exact(left_s)
-                exact.took(turn, small or self._best.timeline.makespan_s < before_s, 3 * _EVERY)
+                exact.took(turn, small or self._best.timeline.makespan_s < before_s)
             elif evolve.is_due(turn):
                 self._evolve()
-                evolve.took(turn, self._best.timeline.makespan_s < before_s, _EVERY)
+                evolve.took(turn, self._best.timeline.makespan_s < before_s)
             else:
-                self._anneal()
+                self._anneal(left_s)
             left_s = yield self._best
 
     def rehearse(self) -> None:
-        self._anneal()
+        self._anneal(None)
         self._evolve()
         self._annealing.begin_at(self._annealing.best())
         if is_here():
@@ -146,10 +148,20 @@ class _Mixed:
             if by != "annealing":
                 self._annealing.begin_at(timeline)
 
-    def _anneal(self) -> None:
-        self._annealing.batch(self._moves, self._rng)
+    def _anneal(self, left_s: float | None) -> None:
+        self._annealing.batch(self._moves, self._rng, self._rest(left_s))
         if self._annealing.makespan_s < self._best.timeline.makespan_s:
             self._take(self._annealing.best(), "annealing")
+
+    def _rest(self, left_s: float | None) -> float:
+        """Give how many moves are left, at the pace so far."""
+        rest = np.inf
+        if left_s is not None and self._since_s > left_s:
+            rest = self._moved * left_s / (self._since_s - left_s)
+        elif left_s is not None and not self._moved:
+            self._since_s = left_s
+        self._moved += self._moves
+        return rest
 
     def _evolve(self) -> None:
         self._evolution.add(self._best.timeline)

@@ -33,6 +33,10 @@ class Worker:
 
         return self._seat.greet(ray.get_runtime_context().get_node_id())
 
+    def now(self) -> float:
+        """Give the time on this host's clock."""
+        return self._seat.now_s()
+
     def run(self, batch: bytes, *parts: Any) -> Answer:
         """Run attempts one after the other."""
         return self._seat.run(batch, (), parts)

@@ -69,14 +69,12 @@ class Greeting(NamedTuple):
     Attributes
     ----------
     trouble : why the device cannot be used, '' when it can
-    now_s : s on this host's clock
     node_id : of this host, as Ray names it
     """
 
     trouble: str
     python: str
     pid: int
-    now_s: float
     node_id: str
 
 
@@ -118,7 +116,11 @@ class Seat:
 
     def greet(self, node_id: str) -> Greeting:
         """Say who this is, and whether the device could be opened."""
-        return Greeting(self._trouble, python_platform.python_version(), os.getpid(), self._clock.now_s(), node_id)
+        return Greeting(self._trouble, python_platform.python_version(), os.getpid(), node_id)
+
+    def now_s(self) -> float:
+        """Give the time on this host's clock, s."""
+        return self._clock.now_s()
 
     # -- attempts, in the thread that runs tasks --------------------------------------------------------------
 

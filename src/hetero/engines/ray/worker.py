@@ -22,6 +22,7 @@ from hetero.engines.local.groups import Group
 from hetero.engines.local.house import failure_of
 from hetero.engines.local.items import Item, Replica
 from hetero.engines.local.shipping import Shipped
+from hetero.engines.ray.clocks import compare_clocks
 from hetero.engines.ray.cluster import OWN_HOST, Host
 from hetero.engines.ray.copies import Copies
 from hetero.engines.ray.flights import Flight, next_batch
@@ -102,7 +103,7 @@ class RemoteWorker:
         handle = self.handle = start_seat(self._lodge.entry, self.device, host)
         self._runs = handle.run.options(num_returns=2).remote
         self._greeting = handle.greet.remote()
-        self._greeting._on_completed(self._in_hub(partial(self._greeted, handle, host, self._now_s())))
+        self._greeting._on_completed(self._in_hub(partial(self._greeted, handle, host)))
         self._lodge.hub.at(self._lodge.start_s, partial(self._too_late, handle))
 
     def _in_hub(self, handler: Callable[[Any], None]) -> Callable[[Any], None]:
@@ -117,7 +118,7 @@ class RemoteWorker:
         self.handle = None
         self._lodge.hub.at(AWAY_S, self._start)
 
-    def _greeted(self, handle: Any, host: Host, asked_s: float, greeting: Any) -> None:
+    def _greeted(self, handle: Any, host: Host, greeting: Any) -> None:
         if self._ended or handle is not self.handle:
             return
         elsewhere = isinstance(greeting, Greeting) and greeting.node_id != host.node_id
@@ -125,14 +126,19 @@ class RemoteWorker:
             self._start_again()
         elif isinstance(greeting, Exception):
             self._end(self._why or why_ended(greeting), again=not self._why)
+        elif self.device.host == OWN_HOST:
+            self.pid = greeting.pid
+            self._settle(handle, greeting, WallClock(0.0).now_s() - self._now_s())
         else:
-            self._settle(asked_s, greeting)
+            compare_clocks(handle, self._now_s, self._in_hub, partial(self._settle, handle, greeting))
 
-    def _settle(self, asked_s: float, greeting: Greeting) -> None:
-        now_s = self._now_s()
-        here = self.device.host == OWN_HOST
-        self._shift_s = (WallClock(0.0).now_s() - now_s) if here else greeting.now_s - (asked_s + now_s) / 2
-        self.pid = greeting.pid if here else 0
+    def _settle(self, handle: Any, greeting: Greeting, shift_s: float | Exception) -> None:
+        if self._ended or handle is not self.handle:
+            return
+        if isinstance(shift_s, Exception):
+            self._end(self._why or why_ended(shift_s), again=not self._why)
+            return
+        self._shift_s = shift_s
         own = ".".join(map(str, sys.version_info[:2]))
         if greeting.trouble or greeting.python.split(".")[:2] != own.split("."):
             versions = f"its Python is {greeting.python} and the program's is {own}"
@@ -142,7 +148,7 @@ class RemoteWorker:
         self.copies.handle = self.handle
         self._reader.start()
         del self._lodge.failed_starts[self.device.id]
-        self._lodge.hub.tell(DeviceReady(now_s, self.device.id))
+        self._lodge.hub.tell(DeviceReady(self._now_s(), self.device.id))
 
     # -- what the engine asks ---------------------------------------------------------------------------------
 

@@ -114,6 +114,7 @@ def test_a_program_without_a_context_has_no_report_and_keeps_its_exit_code(folde
         (("png", "a.trace.jsonl.gz", "-o", "a.gif"), 2, "hetero: a.gif is no picture that can be written; end its"),
         (("report", "a.trace.jsonl.gz", "-o", "no/a.html"), 2, "hetero: no/a.html cannot be written: No such file"),
         (("summary", "a.trace.jsonl.gz", "--price", "x"), 2, "hetero: 'x' is not a price; write it like 'cuda=2.5'"),
+        (("summary", "a.trace.jsonl.gz", "--price", "cpux=1"), 2, "hetero: no device of the run goes by 'cpux', for"),
         (("report", "a.trace.jsonl.gz", "--only", "sun"), 2, "hetero: no task of the run is named 'sun'; did you mean"),
     ],
 )

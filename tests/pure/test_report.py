@@ -27,13 +27,15 @@ from hetero.report.account import CATEGORIES, account
 from hetero.report.best import best_possible
 from hetero.report.chrome import chrome_trace
 from hetero.report.compare import compare
-from hetero.report.findings import find, prices
+from hetero.report.findings import find
 from hetero.report.gantt import gantt
 from hetero.report.html import page
 from hetero.report.intervals import common, length_s, pairs, union, without
+from hetero.report.money import prices
 from hetero.report.paths import critical_chain, longest_path
 from hetero.report.reading import collect, only, read_run
 from hetero.report.record import RunRecord
+from hetero.report.tables import loss_table
 
 CPU = Device("h0/cpu:0", "cpu", DeviceType("CPU"), "cpu")
 GPU = Device("h0/cuda:0", "cuda", DeviceType("GPU"), "null", memory_node="h0/cuda:0")
@@ -248,9 +250,30 @@ def test_the_rank_test_is_that_of_scipy(rng: np.random.Generator) -> None:
         assert change.p == pytest.approx(expected, rel=0.2, abs=1e-3)
 
 
+def test_a_price_for_a_device_that_the_run_did_not_have_is_refused_with_those_it_had() -> None:
+    with pytest.raises(BadValueError, match=r"no device of the run goes by 'cudaa'.*did you mean 'cuda'.*there are: "):
+        find(two_devices(), {"cudaa": 1.0})
+
+
+def test_a_device_of_the_catalog_costs_what_the_catalog_says_with_its_source() -> None:
+    run = two_devices()
+    run.devices = (run.devices[0], replace(run.devices[1], name="NVIDIA H100 80GB HBM3"))
+    found = find(run)
+    assert found.usd[0] is None
+    assert found.usd[1] is not None
+    assert found.price_origins[1].startswith("catalog: ")
+    assert any("prices: catalog: " in each for each in found.sentences)
+
+
 def test_a_price_is_shared_out_by_the_hour() -> None:
     found = find(two_devices(), prices(["cuda=3600"]))
     assert found.usd == (None, 9.0)
+    assert found.price_origins == ("", "yours")
+    assert sum(found.as_dict()["lost_usd"].values()) == pytest.approx(
+        9.0 - 9.0 * found.account.seconds[1]["compute"] / 9
+    )
+    assert any(each.startswith("1 of 2 devices cost 9.00 USD in this time, of which ") for each in found.sentences)
+    assert " USD" in loss_table(found)
     with pytest.raises(BadValueError, match=r"'cuda=much' is not a price; write it like 'cuda=2\.5'"):
         prices(["cuda=much"])
 

@@ -63,8 +63,8 @@ def _write(path: Path, text: str) -> None:
 @app.command()
 def report(trace: TraceFile, output: Output = None, only: Only = None, price: Price = None) -> None:
     """Write the report: one page of HTML that opens anywhere, without the network."""
-    from hetero.report.findings import prices
     from hetero.report.html import page
+    from hetero.report.money import prices
 
     _write(output or _beside(trace, ".report.html"), page(_read(trace, only), prices(price or [])))
 
@@ -72,7 +72,8 @@ def report(trace: TraceFile, output: Output = None, only: Only = None, price: Pr
 @app.command()
 def summary(trace: TraceFile, only: Only = None, price: Price = None, json: AsJson = False) -> None:
     """Tell in sentences where the time went."""
-    from hetero.report.findings import find, prices
+    from hetero.report.findings import find
+    from hetero.report.money import prices
     from hetero.report.tables import device_table, epoch_table, loss_table, member_table, operator_table
 
     found = find(_read(trace, only), prices(price or []))
@@ -151,8 +152,8 @@ def run(
     import tempfile
 
     from hetero.floor import settings
-    from hetero.report.findings import prices
     from hetero.report.html import page
+    from hetero.report.money import applying, prices
 
     usd = prices(price or [])
     with tempfile.TemporaryDirectory(prefix="hetero-") as folder:
@@ -161,7 +162,10 @@ def run(
         path = output or Path(f"{Path(script).stem}.report.html")
         runs = sorted((_read(trace) for trace in Path(folder).iterdir()), key=_opened_s)
         for number, each in enumerate(runs, start=1):
-            _write(path if number == 1 else path.with_name(_numbered(path.name, number)), page(each, usd))
+            text = page(each, applying(usd, each.devices))
+            _write(path if number == 1 else path.with_name(_numbered(path.name, number)), text)
+        for name in usd.keys() - {name for each in runs for name in applying(usd, each.devices)} if runs else ():
+            print(f"hetero-profiler: no device goes by {name!r}, for which a price is given", file=sys.stderr)
         if not runs:
             print(f"hetero-profiler: {script} opened no hetero.Context, so there is no report", file=sys.stderr)
     raise typer.Exit(code if code >= 0 else 128 - code)

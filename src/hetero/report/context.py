@@ -74,12 +74,12 @@ def report(ctx: Context | str | Path, *, usd_per_hour: Mapping[str, float] | Non
     Parameters
     ----------
     ctx : a Context that was opened with `trace=`, or the path of a trace
-    usd_per_hour : price per hour by device id, label or kind
+    usd_per_hour : price per hour by device id, label, name or kind; where none is given, the catalog's
 
     Raises
     ------
     BadValueError
-        The Context writes no trace.
+        The Context writes no trace, or a price is for a device that the run did not have.
     TraceError
         The trace cannot be read.
 

@@ -14,11 +14,12 @@ from typing import Any
 
 import numpy as np
 
-from hetero.floor.errors import BadValueError
 from hetero.floor.units import format_seconds
 from hetero.model.device import Device
 from hetero.report.account import CATEGORIES, Account, account
 from hetero.report.best import Best, best_possible
+from hetero.report.money import lost_usd, rates
+from hetero.report.money import sentence as money_sentence
 from hetero.report.operators import OperatorTime, operators
 from hetero.report.operators import sentence as operator_sentence
 from hetero.report.paths import Link, critical_chain, longest_path
@@ -29,7 +30,7 @@ from hetero.report.record import RunRecord
 from hetero.report.training import Training, training
 from hetero.report.training import sentences as training_sentences
 
-__all__ = ["Findings", "Prediction", "find", "prices"]
+__all__ = ["LOSSES", "Findings", "Prediction", "find", "remedy"]
 
 LOSSES = tuple(name for name in CATEGORIES if name != "compute")
 REMEDIES = {
@@ -43,6 +44,11 @@ REMEDIES = {
     "idle": "nothing, where that device is slow at this work; else see ctx.explain(task)",
 }
 """What helps against each loss."""
+_IN_TRAINING = {
+    "collective": "take a larger global batch, so that a step computes for longer",
+    "waiting for work": "see above which devices were left out, and why; a device without samples waits",
+    "overhead": "train for longer: workers start once",
+}
 
 _EPSILON_S = 1e-9
 
@@ -83,6 +89,7 @@ class Findings:
     planning : what was told of plans, None where nothing planned ahead
     operators : what a profiler told of operators, those that took longest first; empty where none did
     usd : per device its price for the run, None where its price per hour is not known
+    price_origins : per device where that price is from: 'yours', or the catalog with its source; '' without
     sentences : the summary, most important first
     """
 
@@ -100,6 +107,7 @@ class Findings:
     path_s: float
     predictions: list[Prediction]
     usd: tuple[float | None, ...]
+    price_origins: tuple[str, ...]
     sentences: tuple[str, ...]
     problems: tuple[str, ...]
     devices: tuple[Device, ...]
@@ -113,12 +121,16 @@ class Findings:
             name: getattr(self, name)
             for name in ("tasks", "failed", "retried", "span_s", "makespan_s", "bytes_moved", "torn", "path_s")
         }
-        rows = zip(self.devices, self.account.seconds, self.usd, strict=True)
+        rows = zip(self.devices, self.account.seconds, self.usd, self.price_origins, strict=True)
         return {
             **plain,
             "best": asdict(self.best),
-            "devices": [{"id": each.id, "name": each.name, "seconds": took, "usd": usd} for each, took, usd in rows],
+            "devices": [
+                {"id": each.id, "name": each.name, "seconds": took, "usd": usd, "usd_from": origin}
+                for each, took, usd, origin in rows
+            ],
             "lost_s": {name: self.account.total_s(name) for name in LOSSES},
+            "lost_usd": {name: lost_usd(self.account, self.usd, name) for name in LOSSES} if any(self.usd) else None,
             "critical_chain": [each._asdict() for each in self.chain],
             "longest_path": self.path,
             "predictions": [asdict(each) for each in self.predictions],
@@ -135,7 +147,12 @@ def find(run: RunRecord, usd_per_hour: Mapping[str, float] | None = None) -> Fin
 
     Parameters
     ----------
-    usd_per_hour : price per hour by device id, label or kind
+    usd_per_hour : price per hour by device id, label, name or kind; where none is given, the catalog's
+
+    Raises
+    ------
+    BadValueError
+        A price is for a device that the run did not have.
     """
     with nothing_collected():
         given = account(run)
@@ -145,7 +162,7 @@ def find(run: RunRecord, usd_per_hour: Mapping[str, float] | None = None) -> Fin
     counts = Counter(each.outcome for each in run.attempts)
     committed = sum(1 for each in run.tasks.values() if each.commit is not None)
     failed = sum(1 for each in run.tasks.values() if each.failure)
-    usd = tuple(_price(each, usd_per_hour or {}, run.span_s) for each in run.devices)
+    rated = rates(run.devices, usd_per_hour or {})
     found = Findings(
         tasks=committed,
         failed=failed,
@@ -160,7 +177,8 @@ def find(run: RunRecord, usd_per_hour: Mapping[str, float] | None = None) -> Fin
         path=path,
         path_s=path_s,
         predictions=predictions,
-        usd=usd,
+        usd=tuple(None if each is None else each[0] * run.span_s / 3600.0 for each in rated),
+        price_origins=tuple("" if each is None else each[1] for each in rated),
         sentences=(),
         problems=given.problems,
         devices=run.devices,
@@ -171,36 +189,9 @@ def find(run: RunRecord, usd_per_hour: Mapping[str, float] | None = None) -> Fin
     return replace(found, sentences=tuple(_sentences(run, found)))
 
 
-def prices(given: list[str]) -> dict[str, float]:
-    """Read prices like 'cuda=2.5', USD per hour by device id, label or kind.
-
-    Raises
-    ------
-    BadValueError
-        One is not of that form.
-
-    Examples
-    --------
-    >>> prices(["cuda=2.5"])
-    {'cuda': 2.5}
-    """
-    found = {}
-    for text in given:
-        name, _, amount = text.partition("=")
-        try:
-            found[name] = float(amount)
-        except ValueError:
-            found[name] = -1.0
-        if not name or not 0.0 <= found[name] < inf:
-            raise BadValueError(f"{text!r} is not a price", remedy="write it like 'cuda=2.5' (USD per hour)")
-    return found
-
-
-def _price(device: Device, usd_per_hour: Mapping[str, float], span_s: float) -> float | None:
-    names = (device.id, device.short, device.label, device.kind)
-    known = (usd_per_hour[name] for name in names if name in usd_per_hour)
-    price = next(known, None)
-    return None if price is None else price * span_s / 3600.0
+def remedy(found: Findings, loss: str) -> str:
+    """Say what helps against a loss in this run."""
+    return (_IN_TRAINING if found.training is not None else REMEDIES).get(loss, REMEDIES[loss])
 
 
 def _predictions(run: RunRecord) -> list[Prediction]:
@@ -232,8 +223,9 @@ def _sentences(run: RunRecord, found: Findings) -> list[str]:
     if found.failed:
         told.append(_failures(run, found))
     inside = [operator_sentence(found.operators)] if found.operators else []
+    money = list(filter(None, [money_sentence(found.account, found.usd, found.price_origins)]))
     if found.training is not None:
-        return [*told, *training_sentences(found.training), *inside, _who_worked(found)]
+        return [*told, *training_sentences(found.training), *inside, _who_worked(found), _largest_loss(found), *money]
     told.append(_who_worked(found))
     whole_s = found.span_s * len(found.devices)
     moving_s = sum(found.account.total_s(name) for name in ("transfer in", "transfer out", "collective"))
@@ -243,6 +235,7 @@ def _sentences(run: RunRecord, found: Findings) -> list[str]:
         told.append(planning_sentence(found.planning, run))
     told.append(_how_far(found))
     told.append(_largest_loss(found))
+    told.extend(money)
     told.extend(_predicted(found))
     return [*told, *inside]
 
@@ -299,7 +292,7 @@ def _largest_loss(found: Findings) -> str:
     share = _percent(total_s, found.span_s * len(found.devices))
     return (
         f"The largest loss was {name}: {format_seconds(total_s)} over all devices ({share}), in which a device "
-        f"{CATEGORIES[name]}. What helps: {REMEDIES[name]}."
+        f"{CATEGORIES[name]}. What helps: {remedy(found, name)}."
     )
 
 

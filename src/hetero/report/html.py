@@ -39,7 +39,7 @@ def page(run: RunRecord, usd_per_hour: Mapping[str, float] | None = None, found:
 
     Parameters
     ----------
-    usd_per_hour : price per hour by device id, label or kind
+    usd_per_hour : price per hour by device id, label, name or kind; where none is given, the catalog's
     found : what was found already, None to look now
     """
     found = found or find(run, usd_per_hour)
@@ -82,7 +82,8 @@ def _plain(text: str) -> str:
 
 
 def _title(run: RunRecord) -> str:
-    return f"hetero: {_plain(str(run.head.get('run') or 'run'))}"
+    name = _plain(str(run.head.get("run") or ""))
+    return f"Where the time went: {name}" if name else "Where the time went"
 
 
 def _about(run: RunRecord, found: Findings) -> str:

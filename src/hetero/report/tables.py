@@ -10,7 +10,8 @@ from math import isfinite
 
 from hetero.floor.units import format_seconds
 from hetero.report.account import CATEGORIES
-from hetero.report.findings import LOSSES, REMEDIES, Findings
+from hetero.report.findings import LOSSES, Findings, remedy
+from hetero.report.money import format_usd, lost_usd
 from hetero.report.record import RunRecord
 from hetero.report.training import Training
 
@@ -52,11 +53,11 @@ def text_table(head: Sequence[str], rows: Sequence[Sequence[str]], left: Collect
 def device_table(found: Findings) -> str:
     """Give the share of each kind of time for each device."""
     priced = any(each is not None for each in found.usd)
-    head = ("device", *CATEGORIES, *(("USD",) if priced else ()))
+    head = ("device", *CATEGORIES, *(("cost",) if priced else ()))
     rows = []
     for device, seconds, usd in zip(found.devices, found.account.seconds, found.usd, strict=True):
         shares = (f"{100.0 * seconds[name] / found.span_s:.1f} %" if found.span_s else "" for name in CATEGORIES)
-        rows.append((device.short, *shares, *((f"{usd:.4g}" if usd is not None else "",) if priced else ())))
+        rows.append((device.short, *shares, *((format_usd(usd) if usd is not None else "–",) if priced else ())))
     return text_table(head, rows)
 
 
@@ -69,16 +70,11 @@ def loss_table(found: Findings) -> str:
         total_s = found.account.total_s(name)
         if total_s <= 0.0:
             continue
-        money = (f"{_money(found, name):.4g} USD",) if priced else ()
+        money = (format_usd(lost_usd(found.account, found.usd, name)),) if priced else ()
         share = f"{100.0 * total_s / whole_s:.1f} %"
-        rows.append((name, format_seconds(total_s), share, *money, REMEDIES[name]))
+        rows.append((name, format_seconds(total_s), share, *money, remedy(found, name)))
     head = ("loss", "over all devices", "share", *(("cost",) if priced else ()), "what helps")
     return text_table(head, rows, left=(0, len(head) - 1))
-
-
-def _money(found: Findings, name: str) -> float:
-    rows = zip(found.account.seconds, found.usd, strict=True)
-    return sum(usd * seconds[name] / found.span_s for seconds, usd in rows if usd is not None and found.span_s)
 
 
 def prediction_table(found: Findings) -> str:
@@ -86,12 +82,24 @@ def prediction_table(found: Findings) -> str:
     rows = []
     for each in sorted(found.predictions, key=lambda one: -one.runs * one.measured_s):
         seconds = (format_seconds(each.predicted_s), format_seconds(each.measured_s))
-        rows.append((each.function[:40], each.device, f"{each.runs:,}", *seconds, f"{100.0 * each.error_frac:.0f} %"))
+        rows.append((each.function[:40], each.device, f"{each.runs:,}", *seconds, _error(each.error_frac)))
     more = f"\n… and {len(rows) - _ROWS:,} more" if len(rows) > _ROWS else ""
     return (
         text_table(("function", "device", "runs", "predicted", "measured", "median error"), rows[:_ROWS], left=(0, 1))
         + more
     )
+
+
+def _error(frac: float) -> str:
+    """Write an error for people: far off as a factor."""
+    return f"{100.0 * frac:.0f} %" if frac < 10.0 else f"{frac:,.0f} ×"
+
+
+_BEGAN = {
+    "data": "when its inputs were there",
+    "device": "when the device was free",
+    "submission": "after it was handed in",
+}
 
 
 def chain_table(run: RunRecord, found: Findings) -> str:
@@ -105,7 +113,7 @@ def chain_table(run: RunRecord, found: Findings) -> str:
         name = run.tasks[attempt.task].name if attempt.task in run.tasks else "?"
         took = format_seconds(attempt.end_s - attempt.start_s)
         cells = (f"{name[:40]} #{attempt.task}", run.devices[attempt.device].short, took, format_seconds(link.waited_s))
-        rows.append((*cells, f"after {link.cause}"))
+        rows.append((*cells, _BEGAN[link.cause]))
     return text_table(("task", "device", "took", "waited", "began"), rows, left=(0, 1, 4))
 
 

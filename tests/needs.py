@@ -89,6 +89,10 @@ PARTS: dict[str, tuple[str, Callable[[], str]]] = {
     "cuda": ("an NVIDIA GPU that torch can use", lambda: _outcome([sys.executable, "-c", _CUDA])),
     "netns": ("network namespaces (root, and Debian: iproute2)", _namespace_trouble),
     "mpi": ("MPI (pip install mpi4py mpich, or Debian: mpich)", _mpi_trouble),
+    "accelerate": (
+        "accelerate and transformers (pip install accelerate transformers)",
+        lambda: _outcome([sys.executable, "-c", "import accelerate, transformers"]),
+    ),
     "gpuhunt": (
         "gpuhunt (pip install 'hetero-core[prices]')",
         lambda: _outcome([sys.executable, "-c", "import gpuhunt"]),

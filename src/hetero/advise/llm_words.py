@@ -76,9 +76,8 @@ def _accelerate(placed: Placed) -> dict[str, Any]:
     model = prefix.rpartition("layers.")[0]
     first = _place(placed.devices[placed.split.first].index)
     names = [name.rpartition(".")[0] for name in files.names] if files else [f"{model}embed_tokens", f"{model}norm"]
-    if not files and not placed.target.model.tied:
-        names.append("lm_head")
     table: dict[str, int | str] = {name: first if "embed" in name or "wte" in name else places[-1] for name in names}
+    table.setdefault("lm_head", first if placed.target.model.tied else places[-1])
     for place, (begin, end) in zip(places, pairwise(ends), strict=True):
         table |= {f"{prefix}{layer}": place for layer in range(begin, end)}
     rooms = zip(placed.devices, placed.hosts, strict=True)
@@ -95,7 +94,8 @@ def _accelerate(placed: Placed) -> dict[str, Any]:
         f'model = AutoModelForCausalLM.from_pretrained("{placed.target.named}", device_map=device_map, dtype="auto")',
         f"# or, cut by accelerate itself: device_map='sequential', max_memory={most}",
     ]
-    verify = "print(model.hf_device_map, [torch.cuda.memory_allocated(n) for n in range(torch.cuda.device_count())])"
+    where = 'getattr(model, "hf_device_map", model.device)'
+    verify = f"print({where}, [torch.cuda.memory_allocated(n) for n in range(torch.cuda.device_count())])"
     return {"device_map": table, "max_memory": most, "run": "\n".join(code), "verify": verify}
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hetero.plan.batch_planner import Planner
@@ -189,3 +189,64 @@ def test_where_the_rate_still_grows_a_larger_batch_is_expected_on_the_line_up_to
     assert Law(points, grows=True).seconds(16) == pytest.approx(2.5)
     assert Law(points, grows=True).seconds(32) == pytest.approx(5.0)
     assert Law([(1, 1.0), (4, 5.0)], grows=True).seconds(16) == pytest.approx(20.0)
+
+
+def makespans(truths: dict[str, Callable[[float], float]], count: int) -> tuple[float, float]:
+    """Give the seconds of a pair, and of its better half alone, both from cold."""
+    alone = min(simulate(Planner({name: Sizes()}), {name: truth}, count).makespan_s for name, truth in truths.items())
+    return simulate(Planner({name: Sizes() for name in truths}), truths, count).makespan_s, alone
+
+
+@pytest.mark.parametrize(
+    ("count", "a", "b"),
+    [
+        (15, law(8, 2.0), law(4, 0.05)),
+        (10, law(64, 900.0), law(8, 3.0)),
+        (45, law(1000, 5000.0, 0.44), law(8, 2.0)),
+        (98, law(500, 1000.0, 0.4), law(1, 6.0, 0.3)),
+        (360, law(300, 3000.0, 0.4), law(24, 2000.0)),
+        (276, law(4, 6.9, 0.3), law(256, 40.0, 0.44)),
+    ],
+)
+def test_a_device_that_nobody_knows_makes_no_run_longer(
+    count: int, a: Callable[[float], float], b: Callable[[float], float]
+) -> None:
+    for truths in ({"a": a, "b": b}, {"a": b, "b": a}):
+        pair_s, alone_s = makespans(truths, count)
+        assert pair_s <= 1.02 * alone_s
+
+
+@given(st.integers(0, 10_000), st.integers(10, 400))
+@settings(max_examples=40, derandomize=True, deadline=None)
+def test_a_pair_that_begins_cold_is_never_much_slower_than_its_better_half(seed: int, count: int) -> None:
+    rng = np.random.default_rng(seed)
+    truths = {name: law(2.0 ** rng.uniform(0, 10), 10.0 ** rng.uniform(0, 2), rng.uniform(0.02, 0.45)) for name in "ab"}
+    pair_s, alone_s = makespans(truths, count)
+    assert pair_s <= 1.02 * alone_s + 0.1
+
+
+def test_a_batch_that_is_late_goes_to_the_other_device_with_its_last_batch() -> None:
+    truths = {"quick": law(64, 1000.0), "dead slow": lambda _: 1000.0}
+    done = simulate(Planner({name: Sizes() for name in truths}), truths, 40)
+    alone = simulate(Planner({"quick": Sizes()}), {"quick": truths["quick"]}, 40)
+    assert done.records == {"quick": 40, "dead slow": 0}
+    assert done.makespan_s == alone.makespan_s
+
+
+def test_what_was_taken_over_is_not_given_to_the_same_device_again() -> None:
+    planner = Planner({"quick": Sizes(), "unknown": Sizes()})
+    planner.give("quick", 1, 1, 0.0)
+    planner.give("unknown", 2, 1, 0.0)
+    planner.done("quick", 1, 1.0, 1.0)
+    assert planner.late("quick", (2,), 3, 1.1) == ()
+    assert planner.late("quick", (2,), 3, 2.0) == (2,)
+    planner.taken_over("unknown", 2, 2.0)
+    assert planner.ask("unknown", 4, 2.0) == 0
+
+
+def test_a_device_that_seems_too_slow_tries_a_larger_batch_only_where_another_can_take_it_over() -> None:
+    sizes = Sizes()
+    sizes.add(1, 1.0)
+    planner = Planner({"quick": Sizes(known=[(8, 0.08)], fixed=8), "unsure": sizes})
+    assert planner.ask("unsure", 400, 0.0) == 0
+    assert planner.ask("unsure", 400, 0.0, insured=True) == 4

@@ -16,6 +16,7 @@ from typing import Any
 
 from hetero.batch.base import Piece, Place, Source
 from hetero.batch.records import count, cut, joined, size_bytes
+from hetero.plan.batch_ends import Span
 from hetero.plan.batching import packed
 
 __all__ = ["Batch", "Reader"]
@@ -150,27 +151,83 @@ class Reader:
             length = self._source.length
             return math.inf if length is None else max(0, length - self._taken) * mean
 
-    def take(self, wanted: float, hungry: bool) -> Batch | None:
+    @property
+    def span(self) -> Span | None:
+        """The items that are left, where all of them were read and lie in one run and in one part; None elsewhere."""
+        with self._more:
+            return self._span()
+
+    def _span(self) -> Span | None:
+        if not self._ended or not self._ready:
+            return None
+        span = Span(self._ready[0].begin, self._ready[-1].begin + self._ready[-1].size)
+        one_part = span.begin // self._part_items == (span.end - 1) // self._part_items
+        return span if one_part and len(span) == self._buffered else None
+
+    def take(self, wanted: float, hungry: bool, back: bool = False) -> Batch | None:
         """Give the next batch of about this cost, None where it is not read yet.
 
         Parameters
         ----------
         hungry : True takes what is there rather than nothing
+        back : True takes the last items, where `span` gives something
         """
         with self._more:
             if not self._ready:
                 return None
+            if back and self._span() is not None:
+                return self._last(wanted)
             room = self._room()
             pieces, cost, nbytes, size = self._gathered(min(wanted, room) if self._cost is None else wanted, room)
             if size < room and cost < wanted and not (hungry or self._ended):
                 return None
             begin = self._ready[0].begin
             self._drop(size)
-            self._held_bytes -= nbytes
-            self._buffered -= size
-            self._taken += size
-            self._more.notify_all()
+            self._note(-size, -nbytes)
             return Batch(begin, tuple(pieces), cost, int(nbytes))
+
+    def _note(self, items: int, nbytes: float) -> None:
+        """Take note of items that came, or that went where they are below 0."""
+        self._held_bytes += nbytes
+        self._buffered += items
+        self._taken -= items
+        self._more.notify_all()
+
+    def _last(self, wanted: float) -> Batch:
+        """Take the last items, of about this cost."""
+        pieces: deque[Piece] = deque()
+        cost, nbytes, size = 0.0, 0.0, 0
+        while self._ready and (cost < wanted or not pieces):
+            read = self._ready.pop()
+            here, found = _fitting(read, wanted - cost)
+            if pieces and found > wanted - cost:
+                self._ready.append(read)
+                break
+            rest = read.size - here
+            pieces.appendleft(_between(read.piece, rest, read.size))
+            cost, nbytes, size = cost + found, nbytes + here * read.item_bytes, size + here
+            if rest:
+                costs = None if read.costs is None else read.costs[:rest]
+                self._ready.append(_Read(read.begin, _first(read.piece, rest, read.size), rest, read.item_bytes, costs))
+                break
+        self._note(-size, -nbytes)
+        begin = self._ready[-1].begin + self._ready[-1].size if self._ready else read.begin
+        return Batch(begin, tuple(pieces), cost, int(nbytes))
+
+    def give_back(self, batch: Batch) -> None:
+        """Put the items of a batch back, which stands beside what is left."""
+        with self._more:
+            reads, at = [], batch.begin
+            for piece in batch.pieces:
+                size = count(piece.records)
+                costs = None if self._cost is None else [batch.cost / len(batch)] * size
+                reads.append(_Read(at, piece, size, batch.nbytes / len(batch), costs))
+                at += size
+            if self._ready and self._ready[-1].begin < batch.begin:
+                self._ready.extend(reads)
+            else:
+                self._ready.extendleft(reversed(reads))
+            self._note(len(batch), batch.nbytes)
 
     def close(self) -> None:
         """Read no further."""
@@ -283,6 +340,15 @@ class Reader:
             begin = max(begin, high)
         if begin < end:
             yield begin, end
+
+
+def _fitting(read: _Read, wanted: float) -> tuple[int, float]:
+    """Give how many of the last items of a piece make a batch of about this cost, and what they cost; at least one."""
+    if read.costs is None:
+        here = min(read.size, max(1, math.ceil(wanted)))
+        return here, float(here)
+    here = packed(read.costs[::-1], wanted)
+    return here, sum(read.costs[read.size - here :])
 
 
 def _between(piece: Piece, begin: int, end: int) -> Piece:

@@ -31,6 +31,7 @@ from hetero.floor.errors import (
     TaskLostError,
 )
 from hetero.model.device import Device
+from hetero.plan.batch_ends import Span, beside
 from hetero.plan.batch_planner import Planner
 from hetero.plan.batch_sizes import Sizes
 from hetero.session.tasks import task
@@ -203,9 +204,32 @@ class Run:
         """Give records that nobody was given yet, None where the device should wait."""
         if not self._has_room():
             return None
-        size = self.planner.ask(name, self.reader.left, monotonic_s())
-        batch = self.reader.take(size, hungry=not self.planner.given(name)) if size else None
+        now_s, left, span = monotonic_s(), self.reader.left, self.reader.span
+        late = () if span is None else self.planner.late(name, self._beside(span), left, now_s)
+        more = sum(self._flights[ticket].batch.cost for ticket in late)
+        size = self.planner.ask(name, left + more, now_s, insured=span is not None)
+        if late and size >= left:
+            for ticket in late:
+                self._take_over(ticket)
+        back = name != self.planner.names[0]
+        batch = self.reader.take(size, hungry=not self.planner.given(name), back=back) if size else None
         return None if batch is None else Flight(batch)
+
+    def _beside(self, left: Span) -> tuple[int, ...]:
+        """Give the batches that stand beside what is left, in its part, and that one device alone works on."""
+        part = left.begin // self.part_items
+        flights = {ticket: each for ticket, each in self._flights.items() if len(each.runs) == 1}
+        sound = ((ticket, each.batch) for ticket, each in flights.items() if not each.suspected and not each.avoid)
+        spans = {ticket: Span(batch.begin, batch.end) for ticket, batch in sound}
+        return beside(left, {ticket: span for ticket, span in spans.items() if span.begin // self.part_items == part})
+
+    def _take_over(self, ticket: int) -> None:
+        """Put the records of a batch that is late back to what is left."""
+        flight = self._flights.pop(ticket)
+        for name, (future, _) in flight.runs.items():
+            future.cancel()
+            self.planner.taken_over(name, ticket, monotonic_s())
+        self.reader.give_back(flight.batch)
 
     def _has_room(self) -> bool:
         """Tell whether more may be in flight: results that wait for a slow batch, or for the sink, hold it back."""

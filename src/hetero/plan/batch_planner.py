@@ -7,7 +7,7 @@ It must not know a clock, a record or a worker: the same code plans a live run a
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from hetero.plan.batch_sizes import Sizes
@@ -19,9 +19,13 @@ _QUEUED = 2
 _LATE_S = 0.02
 _AHEAD = 3.0
 _WORTH = 1.1
+_STRETCH = 1.2
 _PAYS = 1.03
 _TINY_S = 5e-3
 _PAUSE_FRAC = 0.1
+_PATIENCE = 1.5
+_TRY_FRAC = 0.5
+_UNSURE_FRAC = 0.6
 
 
 @dataclass(slots=True)
@@ -51,6 +55,7 @@ class _Lane:
     busy_s: float = 0.0
     why_idle: str = ""
     ask_again_s: float = 0.0
+    in_vain: bool = False
 
     def free_s(self, now_s: float) -> float:
         """Give when everything that it was given should be done."""
@@ -113,16 +118,19 @@ class Planner:
         free = [self._lanes[name].free_s(now_s) for name in known]
         return max(max(free), finish_s([law for law in known.values() if law], free, left))
 
-    def ask(self, name: str, left: float, now_s: float) -> int:
+    def ask(self, name: str, left: float, now_s: float, insured: bool = False) -> int:
         """Give the size of the next batch of a device, 0 where it should wait.
 
         Parameters
         ----------
         left : records that nobody was given yet, infinite where unknown
+        insured : whether another device can take the batch over with what is left, where it turns out late
         """
         lane = self._lanes[name]
         wanted, law = lane.sizes.wanted(), lane.sizes.law
         if left <= 0 or len(lane.queue) >= (1 if law is None or lane.sizes.probing else _QUEUED):
+            return 0
+        if law is None and lane.in_vain:
             return 0
         if law is None:
             return wanted if math.isinf(left) else min(wanted, math.ceil(left))
@@ -133,7 +141,16 @@ class Planner:
         if soonest_s(laws, free, left) - free[at] > _AHEAD * max(law.best_s, law.seconds(wanted)):
             lane.why_idle = ""
             return wanted
-        return self._near_the_end(lane, wanted, laws, free, left, at, now_s)
+        size = self._near_the_end(lane, wanted, laws, free, left, at, now_s)
+        if size == 0 and insured and self._may_try(lane, finish_s(laws, free, left) - now_s):
+            return int(min(wanted, left // 2))
+        return size
+
+    def _may_try(self, lane: _Lane, end_s: float) -> bool:
+        """Tell whether a device that seems too slow tries a larger batch: the next size may take no longer."""
+        law = lane.sizes.law
+        idle = not lane.in_vain and not lane.queue and lane.sizes.probing
+        return idle and law is not None and law.points[-1][1] <= _TRY_FRAC * end_s
 
     def _near_the_end(
         self, lane: _Lane, wanted: int, laws: list[Law], free: list[float], left: float, at: int, now_s: float
@@ -190,8 +207,52 @@ class Planner:
     def drop(self, name: str) -> tuple[int, ...]:
         """Leave a device out from now on; gives the tickets that it had."""
         for lane in self._lanes.values():
-            lane.ask_again_s = 0.0
+            lane.ask_again_s, lane.in_vain = 0.0, False
         return tuple(given.ticket for given in self._lanes.pop(name).queue)
+
+    def late(self, name: str, tickets: Sequence[int], left: float, now_s: float) -> tuple[int, ...]:
+        """Give which batches of others a device takes over with what is left, where that is its last batch.
+
+        Parameters
+        ----------
+        tickets : of batches that stand beside what is left, in the order in which they may be taken over
+        left : records that nobody was given yet
+
+        Notes
+        -----
+        A batch is late where its device would end it after this one has done it and all that is left. Where nothing
+        is known of its device, it is late once it took 1.5 times as long as it would here. So a device that nobody
+        knows costs the others nothing: they end as if it was not there.
+        """
+        law = self._lanes[name].sizes.law
+        found: list[int] = []
+        if law is None or left <= 0:
+            return ()
+        others = [(lane, given) for other, lane in self._lanes.items() if other != name for given in lane.queue]
+        held = {given.ticket: (lane, given) for lane, given in others}
+        for ticket in tickets:
+            if ticket not in held or ticket in self._twice:
+                break
+            lane, given = held[ticket]
+            left += given.size
+            if not self._is_late(lane, given, law, left, now_s):
+                break
+            found.append(ticket)
+        return tuple(found)
+
+    def _is_late(self, lane: _Lane, given: Given, mine: Law, left: float, now_s: float) -> bool:
+        law = lane.sizes.law
+        if law is None or math.isinf(given.expected_s):
+            return now_s - lane.since_s > _PATIENCE * mine.seconds(given.size)
+        end_s = next(end_s for each, end_s in self._ends(lane, now_s, mine) if each is given)
+        if given.size > _STRETCH * law.points[-1][0]:
+            end_s += _UNSURE_FRAC * given.expected_s
+        return end_s > now_s + mine.seconds(left)
+
+    def taken_over(self, name: str, ticket: int, now_s: float) -> None:
+        """Take note that a batch was late, and that its records are given to another device."""
+        self.done(name, ticket, now_s)
+        self._lanes[name].in_vain = True
 
     def rescue(self, name: str, now_s: float) -> int | None:
         """Give the ticket of a batch that an idle device would end sooner than the one that has it.

@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
+from hetero.plan.batch_ends import Span, beside
 from hetero.plan.batch_planner import Planner
 
 __all__ = ["Simulated", "simulate"]
@@ -23,7 +24,7 @@ class Simulated(NamedTuple):
     ----------
     makespan_s : s
     records : done by each device; a batch that ran twice counts where it was done first
-    repeated : records of batches that ran twice
+    repeated : records of batches that ran twice, or that another device took over
     """
 
     makespan_s: float
@@ -32,35 +33,64 @@ class Simulated(NamedTuple):
 
 
 class _World:
-    """The devices of one simulated run."""
+    """The devices of one simulated run: the first one works from the front, all others from the back."""
 
     def __init__(self, planner: Planner, truths: Mapping[str, Callable[[int], float]], count: int) -> None:
         self.planner = planner
         self.truths = truths
-        self.left = count
+        self.left = Span(0, count)
         self.now_s = 0.0
         self.queues: dict[str, deque[int]] = {name: deque() for name in truths}
-        self.batches: list[int] = []
-        self.open: set[int] = set()
+        self.open: dict[int, Span] = {}
+        self.tickets = 0
         self.ends: list[tuple[float, str, int]] = []
         self.result = Simulated(0.0, dict.fromkeys(truths, 0), 0)
 
     def hand_out(self) -> None:
         """Give work to who asks until nobody takes any."""
-        for name in self.truths:
-            while size := self.planner.ask(name, self.left, self.now_s):
-                size = min(size, self.left)
-                self.left -= size
-                self.open.add(len(self.batches))
-                self.batches.append(size)
-                self.give(name, len(self.batches) - 1)
+        for number, name in enumerate(self.truths):
+            while (batch := self.next_for(name, back=number > 0)) is not None:
+                self.tickets += 1
+                self.open[self.tickets] = batch
+                self.give(name, self.tickets)
             if (late := self.planner.rescue(name, self.now_s)) is not None:
-                self.result = self.result._replace(repeated=self.result.repeated + self.batches[late])
+                self.repeat(late)
                 self.give(name, late)
+
+    def next_for(self, name: str, back: bool) -> Span | None:
+        """Cut the next batch of a device off what is left, with what it takes over from others that are late."""
+        late = self.planner.late(name, beside(self.left, self.open), len(self.left), self.now_s)
+        more = sum(len(self.open[ticket]) for ticket in late)
+        size = self.planner.ask(name, len(self.left) + more, self.now_s, insured=True) if self.left else 0
+        if late and size >= len(self.left):
+            for ticket in late:
+                self.take_over(ticket)
+        size = min(size, len(self.left))
+        if size == 0:
+            return None
+        begin, end = self.left
+        cut = end - size if back else begin + size
+        self.left = Span(begin, cut) if back else Span(cut, end)
+        return Span(cut, end) if back else Span(begin, cut)
+
+    def take_over(self, ticket: int) -> None:
+        """Put the records of a batch that is late back to what is left."""
+        self.repeat(ticket)
+        span = self.open.pop(ticket)
+        self.left = Span(min(span.begin, self.left.begin), max(span.end, self.left.end))
+        self.stop("", ticket, self.planner.taken_over)
+
+    def repeat(self, ticket: int) -> None:
+        """Count records that are worked on twice."""
+        self.result = self.result._replace(repeated=self.result.repeated + len(self.open[ticket]))
+
+    def seconds(self, name: str, ticket: int) -> float:
+        """Give how long a batch really takes on a device."""
+        return self.truths[name](len(self.open[ticket]))
 
     def give(self, name: str, ticket: int) -> None:
         """Put a batch into a device's queue."""
-        self.planner.give(name, ticket, self.batches[ticket], self.now_s)
+        self.planner.give(name, ticket, len(self.open[ticket]), self.now_s)
         self.queues[name].append(ticket)
         if len(self.queues[name]) == 1:
             self.start(name)
@@ -68,7 +98,7 @@ class _World:
     def start(self, name: str) -> None:
         """Let a device begin with the next batch of its queue."""
         ticket = self.queues[name][0]
-        heapq.heappush(self.ends, (self.now_s + self.truths[name](self.batches[ticket]), name, ticket))
+        heapq.heappush(self.ends, (self.now_s + self.seconds(name, ticket), name, ticket))
 
     def step(self) -> None:
         """Go on to the next end of a batch."""
@@ -76,22 +106,20 @@ class _World:
         if not self.queues[name] or self.queues[name][0] != ticket:
             return
         self.queues[name].popleft()
-        size = self.batches[ticket]
-        self.planner.done(name, ticket, self.now_s, self.truths[name](size))
-        if ticket in self.open:
-            self.open.discard(ticket)
-            self.result.records[name] += size
-            self.stop_twin(name, ticket)
+        self.planner.done(name, ticket, self.now_s, self.seconds(name, ticket))
+        self.result.records[name] += len(self.open[ticket])
+        self.stop(name, ticket, self.planner.done)
+        del self.open[ticket]
         if self.queues[name]:
             self.start(name)
 
-    def stop_twin(self, name: str, ticket: int) -> None:
-        """Stop the other copy of a batch that is done."""
+    def stop(self, but: str, ticket: int, tell: Callable[[str, int, float], None]) -> None:
+        """Stop a batch wherever it is in a queue, but on one device."""
         for other, queue in self.queues.items():
-            if other != name and ticket in queue:
+            if other != but and ticket in queue:
                 running = queue[0] == ticket
                 queue.remove(ticket)
-                self.planner.done(other, ticket, self.now_s)
+                tell(other, ticket, self.now_s)
                 if running and queue:
                     self.start(other)
 
@@ -116,5 +144,5 @@ def simulate(planner: Planner, truths: Mapping[str, Callable[[int], float]], cou
     while world.open:
         world.step()
         world.hand_out()
-    assert world.left == 0, "every record is given to a device"
+    assert not world.left, "every record is given to a device"
     return world.result._replace(makespan_s=world.now_s)

@@ -59,8 +59,14 @@ class Law:
 
     @cached_property
     def most(self) -> float:
-        """The largest size for a last batch: a little above the best one, where that was measured."""
-        return min(self.limit, max(self.best, min(self.points[-1][0], _STRETCH * self.best)))
+        """The largest size for a last batch: a little above the best one, where that was measured.
+
+        Where the rate still grew it is four times the largest size that was measured, as for `seconds`.
+        """
+        last = self.points[-1][0]
+        if self.grows:
+            return min(self.limit, _REACH * last)
+        return min(self.limit, max(self.best, min(last, _STRETCH * self.best)))
 
     @cached_property
     def best_s(self) -> float:

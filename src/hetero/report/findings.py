@@ -218,7 +218,7 @@ def _percent(part: float, whole: float) -> str:
 
 def _sentences(run: RunRecord, found: Findings) -> list[str]:
     if not found.tasks and not found.failed:
-        return ["No task ran."]
+        return [_nothing_ended(run) if run.torn and run.tasks else "No task ran."]
     told = [_what_ran(run, found)]
     if found.failed:
         told.append(_failures(run, found))
@@ -238,6 +238,11 @@ def _sentences(run: RunRecord, found: Findings) -> list[str]:
     told.extend(money)
     told.extend(_predicted(found))
     return [*told, *inside]
+
+
+def _nothing_ended(run: RunRecord) -> str:
+    count = f"{len(run.tasks):,} task{'s' if len(run.tasks) != 1 else ''}"
+    return f"{count} had been handed in and none had ended when the trace broke off."
 
 
 def _what_ran(run: RunRecord, found: Findings) -> str:

@@ -296,7 +296,8 @@ def test_a_trace_that_is_cut_is_read_as_far_as_it_goes(tmp_path: Path) -> None:
         (tmp_path / "cut").write_bytes(whole[:length])
         run = read_run(tmp_path / "cut")
         assert run.torn
-        assert "The trace has no end" in page(run) or not run.tasks or "No task ran." in page(run)
+        said = page(run)
+        assert not run.tasks or any(words in said for words in ("The trace has no end", "No task ran.", "broke off"))
     damaged = whole.replace(b'["fin"', b'["???"')
     (tmp_path / "damaged").write_bytes(damaged)
     assert "not a record of a trace" in read_run(tmp_path / "damaged").problems[0]

@@ -150,6 +150,18 @@ def test_a_file_of_a_hundred_megabytes_is_refused_before_it_is_read(folder: Path
     assert "the file has more than 48 MB" in done.stderr
 
 
+@pytest.mark.parametrize("command", ["schedule", "simulate", "whatif"])
+def test_a_wrong_file_is_told_before_the_planner_is_loaded(folder: Path, command: str) -> None:
+    (folder / "cut.json").write_text((folder / "g.json").read_text()[:-40])
+    program = (
+        "import sys\nfrom hetero.cli.main import entry\ntry:\n    entry()\nexcept SystemExit as end:\n"
+        "    print(end.code, 'numba' in sys.modules)"
+    )
+    words = [sys.executable, "-c", program, command, "cut.json"]
+    done = subprocess.run(words, cwd=folder, capture_output=True, text=True, timeout=120, check=False)
+    assert done.stdout.split() == ["3", "False"], done.stderr
+
+
 def test_a_graph_beyond_the_memory_is_refused_and_planned_under_the_model_without_capacities(folder: Path) -> None:
     graph = json.loads((folder / "g.json").read_text())
     graph["memory_nodes"] = [{"id": "ram", "capacity_bytes": 1000}, {"id": "vram", "capacity_bytes": 1000}]

@@ -170,14 +170,15 @@ def written(folder: Path, name: str, text: str | bytes) -> Path:
     [
         (json.dumps(DOCUMENT)[:-40], ":1:"),
         ('{"format": "hetero-graph/1", "format": 2}', "the key 'format' is given twice"),
-        ('{"a": NaN}', "NaN is not a number that JSON has"),
+        ('{"a": NaN}', ":1:7: NaN is not a number that JSON has"),
+        ('{"say \\"NaN\\" aloud":\n [-Infinity]}', ":2:3: -Infinity is not a number that JSON has"),
         (b"\xff\xfe{", "byte 0 is not UTF-8 text"),
         ("[" * 100_000, "this is not JSON"),
         (gzip.compress(json.dumps(DOCUMENT).encode())[:-12], "is cut short or damaged"),
         (gzip.compress(b" " * (AT_MOST_BYTES + 5)), "the file has more than 48 MB"),
         (b" " * (AT_MOST_BYTES + 1), "the file has more than 48 MB"),
     ],
-    ids=["cut", "twice", "nan", "bytes", "deep", "cut gzip", "gzip bomb", "large"],
+    ids=["cut", "twice", "nan", "infinity", "bytes", "deep", "cut gzip", "gzip bomb", "large"],
 )
 def test_a_damaged_file_is_told_with_its_name(tmp_path: Path, content: str | bytes, said: str) -> None:
     path = written(tmp_path, "g.json", content)

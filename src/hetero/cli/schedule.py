@@ -13,7 +13,7 @@ import typer
 from hetero.cli.output import console, print_json
 
 if TYPE_CHECKING:
-    from hetero.graphs.planning import Budget, Planned
+    from hetero.graphs.planning import Planned
     from hetero.model.graph import TaskGraph
     from hetero.model.schedule import Schedule
 
@@ -42,24 +42,27 @@ def schedule(
     Transfers wait for one another on links and buses, and no memory overflows; '--model free' plans without both.
     """
     from hetero.floor.units import parse_seconds
-    from hetero.graphs.planning import Budget
     from hetero.graphs.reading import read_graph
 
+    limit_s = parse_seconds(budget)
     read = read_graph(graph)
     if check is not None:
         _check(read, check, json)
         return
-    planned = _planned(read, policy, Budget(parse_seconds(budget), iterations), seed, model)
+    planned = _planned(read, policy, limit_s, iterations, seed, model)
     if out is not None:
         _write(planned.schedule, out)
     _print_json(planned) if json else _print(read, planned)
 
 
-def _planned(graph: TaskGraph, policy: str, limit: Budget, seed: int | None, model: str) -> Planned:
+def _planned(
+    graph: TaskGraph, policy: str, limit_s: float, iterations: int | None, seed: int | None, model: str
+) -> Planned:
     from hetero.floor import settings
-    from hetero.graphs.planning import plan_graph
+    from hetero.graphs.planning import Budget, plan_graph
 
-    return plan_graph(graph, policy, limit, settings.seed() if seed is None else seed, model=model)
+    chosen = settings.seed() if seed is None else seed
+    return plan_graph(graph, policy, Budget(limit_s, iterations), chosen, model=model)
 
 
 def _write(schedule: Schedule, out: Path) -> None:

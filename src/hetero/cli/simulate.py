@@ -39,9 +39,10 @@ def simulate(
     """
     from hetero.floor import settings
     from hetero.graphs.reading import convert, read_graph
-    from hetero.graphs.trials import losses_of, try_out
 
     read = convert(graph, fleet) if fleet is not None else read_graph(graph)
+    from hetero.graphs.trials import losses_of, try_out
+
     losses = losses_of(read, fail or ())
     first = settings.seed() if seed is None else seed
     trials = try_out(read, policy, noise=noise, losses=losses, draws=draws, seed=first, iterations=iterations)

@@ -1,6 +1,7 @@
 """`hetero whatif`: what a task graph would take on another fleet, by measured and by catalogued speeds.
 
-In: a hetero-graph/1 file, devices to add and to take away. Out: a table for people, or one JSON document.
+In: a hetero-graph/1 file, devices to add and to take away, the times of earlier runs. Out: lines for people,
+or one JSON document.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import typer
 from hetero.cli.output import console, print_json
 
 if TYPE_CHECKING:
+    from hetero.graphs.measured import Measured
     from hetero.graphs.whatif import Changed
     from hetero.model.schedule import Schedule
 
@@ -26,7 +28,10 @@ def whatif(
     ] = None,
     remove: Annotated[list[str] | None, typer.Option(help="Device of the graph to take away.")] = None,
     is_: Annotated[
-        list[str] | None, typer.Option("--is", help="What a device of the graph is: gpu0=A100-SXM-80GB.")
+        list[str] | None,
+        typer.Option(
+            "--is", help="What a device of the graph is, in the catalog or in earlier runs: gpu0=A100-SXM-80GB."
+        ),
     ] = None,
     iterations: Annotated[int, typer.Option(min=1, help="Iterations of the search for each fleet.")] = 20,
     seed: Annotated[int | None, typer.Option(min=0, help="Seed; default: HETERO_SEED.")] = None,
@@ -34,19 +39,22 @@ def whatif(
 ) -> None:
     """Compare what a task graph takes on its fleet and on another one.
 
-    Seconds of the graph's own devices are taken as measured. Those of a device from the catalog are extrapolated
-    from a device that --is names: the range is between the ratios of arithmetic and of memory bandwidth.
+    Seconds of the graph's own devices are taken as measured. A new device is compared with one that --is names: by
+    the times of earlier runs of the tasks' functions on both, else by the catalog. That is extrapolated, and the
+    range is between the ratios of arithmetic and of memory bandwidth.
     """
     from hetero.floor import settings
-    from hetero.graphs.planning import Budget, plan_graph
     from hetero.graphs.reading import read_graph
     from hetero.graphs.whatif import changed, named_devices
 
     read = read_graph(graph)
-    other = changed(read, add or (), remove or (), named_devices(read, is_ or ()))
+    measured = _measured()
+    other = changed(read, add or (), remove or (), named_devices(read, is_ or (), measured), measured)
     chosen = settings.seed() if seed is None else seed
 
     def planned(each: Any) -> Schedule:
+        from hetero.graphs.planning import Budget, plan_graph
+
         return plan_graph(each, "search", Budget(iterations=iterations), chosen).schedule
 
     now = planned(read)
@@ -54,6 +62,24 @@ def whatif(
         planned(each) for each in ((other.middle, other.low, other.high) if other.extrapolated else (other.middle,))
     ]
     _print_json(now, then, other) if json else _print(now, then, other)
+
+
+def _measured() -> Measured:
+    """Read the times of earlier runs; none where there were none, or their file cannot be read."""
+    from hetero.floor import settings
+    from hetero.floor.errors import HistoryError
+    from hetero.graphs.measured import Measured
+    from hetero.stores.history import FILE, HistoryStore
+
+    file = settings.home() / FILE
+    if not file.exists():
+        return Measured()
+    try:
+        store = HistoryStore(file)
+        return Measured(store.load(store.device_keys()))
+    except HistoryError as error:
+        typer.echo(f"note: earlier runs are left out: {error.problem}", err=True)
+        return Measured()
 
 
 def _print_json(now: Schedule, then: list[Schedule], other: Changed) -> None:

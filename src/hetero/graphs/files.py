@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import secrets
 import zlib
 from pathlib import Path
@@ -21,19 +22,26 @@ AT_MOST_BYTES = 48_000_000
 """The largest file that is read, unpacked."""
 
 
+_STRING_OR_WORD = re.compile(r'"(?:[^"\\]|\\.)*"|(-?Infinity|NaN)')
+
+
 def read_text(path: Path) -> str:
     """Read a text file, unpacking it where it is compressed by gzip.
 
     Raises
     ------
     GraphError
-        The file is not there, is no text, or is larger than `AT_MOST_BYTES`.
+        The file is not there, is no text, or is larger than `AT_MOST_BYTES`, packed or unpacked.
     """
     try:
         with path.open("rb") as file:
+            if os.fstat(file.fileno()).st_size > AT_MOST_BYTES:
+                raise _too_large(path)
             packed = file.read(AT_MOST_BYTES + 1)
         data = _unpacked(packed) if packed[:2] == b"\x1f\x8b" else packed
-        text = data.decode("utf-8")
+        if len(data) > AT_MOST_BYTES:
+            raise _too_large(path)
+        return data.decode("utf-8")
     except OSError as error:
         raise GraphError(
             f"{path}: the file cannot be read: {error.strerror or error}", remedy="check the path"
@@ -42,9 +50,10 @@ def read_text(path: Path) -> str:
         raise GraphError(f"{path}: the compressed file is cut short or damaged ({error})") from error
     except UnicodeDecodeError as error:
         raise GraphError(f"{path}: byte {error.start} is not UTF-8 text") from error
-    if len(data) > AT_MOST_BYTES:
-        raise GraphError(f"{path}: the file has more than {format_bytes(AT_MOST_BYTES)}", remedy="cut the graph up")
-    return text
+
+
+def _too_large(path: Path) -> GraphError:
+    return GraphError(f"{path}: the file has more than {format_bytes(AT_MOST_BYTES)}", remedy="cut the graph up")
 
 
 def _unpacked(packed: bytes) -> bytes:
@@ -64,7 +73,9 @@ def parse_json(text: str, place: str) -> Any:
         The text is not JSON; the message gives line and column.
     """
     try:
-        return json.loads(text, object_pairs_hook=lambda pairs: _once(pairs, place), parse_constant=_refuse(place))
+        return json.loads(
+            text, object_pairs_hook=lambda pairs: _once(pairs, place), parse_constant=_refuse(text, place)
+        )
     except json.JSONDecodeError as error:
         raise GraphError(f"{place}:{error.lineno}:{error.colno}: this is not JSON: {error.msg}") from error
     except (RecursionError, ValueError) as error:
@@ -82,9 +93,13 @@ def _once(pairs: list[tuple[str, Any]], place: str) -> dict[str, Any]:
     return made
 
 
-def _refuse(place: str) -> Any:
+def _refuse(text: str, place: str) -> Any:
     def refuse(word: str) -> NoReturn:
-        raise GraphError(f"{place}: {word} is not a number that JSON has", remedy="leave out what cannot run")
+        at = next(found.start(1) for found in _STRING_OR_WORD.finditer(text) if found[1])
+        line, column = text.count("\n", 0, at) + 1, at - text.rfind("\n", 0, at)
+        raise GraphError(
+            f"{place}:{line}:{column}: {word} is not a number that JSON has", remedy="leave out what cannot run"
+        )
 
     return refuse
 

@@ -1,7 +1,7 @@
-"""What another fleet would make of a task graph: devices taken away, copied, or added from the catalog.
+"""What another fleet would make of a task graph: devices taken away, copied, or added by their name.
 
-In: a graph, words for the changes. Out: graphs over the other fleet, with what in them is extrapolated.
-It must not plan anything.
+In: a graph, words for the changes, what earlier runs measured. Out: graphs over the other fleet, with what in them is
+extrapolated. It must not plan anything.
 """
 
 from __future__ import annotations
@@ -15,14 +15,16 @@ from typing import NamedTuple
 from hetero.catalog.load import find
 from hetero.catalog.values import DeviceSpec
 from hetero.floor.errors import BadValueError, did_you_mean
+from hetero.graphs.measured import Measured
 from hetero.model.graph import UNLIMITED_BYTES, GraphDevice, GraphTask, TaskGraph
 from hetero.model.topology import Link, MemoryNode
 
-__all__ = ["Changed", "Speed", "changed", "named_devices", "speed_of", "without"]
+__all__ = ["Changed", "Known", "Speed", "changed", "named_devices", "speed_of", "without"]
 
 _ADD = re.compile(r"\s*(?:(\d+)\s*[x×*]\s+)?(.+?)\s*")
 _MOST_ADDED = 1024
 _FEW_BYTES_PER_S = 1e9
+_NOTHING = Measured()
 
 
 class Speed(NamedTuple):
@@ -48,6 +50,41 @@ class Speed(NamedTuple):
         return math.sqrt(self.low * self.high)
 
 
+_SAME = Speed(1.0, 1.0)
+
+
+class Known(NamedTuple):
+    """What a device is.
+
+    Attributes
+    ----------
+    name : as it was given
+    spec : its entry in the catalog, None for none
+    kind : what earlier runs call it, '' where it was not measured
+    """
+
+    name: str
+    spec: DeviceSpec | None
+    kind: str
+
+
+class _Source(NamedTuple):
+    """What the seconds of a new device come from.
+
+    Attributes
+    ----------
+    model : index of the device that it is like
+    speeds : for each task; the ends are equal where it was measured
+    spec : its entry in the catalog, None for none
+    said : how its seconds are known
+    """
+
+    model: int
+    speeds: tuple[Speed, ...]
+    spec: DeviceSpec | None
+    said: str
+
+
 class Changed(NamedTuple):
     """A graph over another fleet.
 
@@ -66,49 +103,67 @@ class Changed(NamedTuple):
     extrapolated: bool
 
 
-def named_devices(graph: TaskGraph, words: Sequence[str]) -> dict[str, DeviceSpec]:
-    """Read 'gpu0=A100-SXM-80GB': which catalogued device a device of the graph is.
+def named_devices(graph: TaskGraph, words: Sequence[str], measured: Measured = _NOTHING) -> dict[str, Known]:
+    """Read 'gpu0=A100-SXM-80GB': which device of the catalog or of earlier runs a device of the graph is.
 
     Raises
     ------
     BadValueError
-        A word has no '=', or names no device of the graph or of the catalog.
+        A word has no '=', or names no device of the graph, or neither one of the catalog nor one that was measured.
     """
     found = {}
     for word in words:
-        name, equals, spec = word.partition("=")
+        name, equals, what = word.partition("=")
         if not equals:
             raise BadValueError(f"{word!r} does not say what a device is", remedy="write DEVICE=NAME")
-        found[graph.devices[_index(graph, name.strip())].id] = find(spec.strip())
+        found[graph.devices[_index(graph, name.strip())].id] = _known(what.strip(), measured)
     return found
 
 
-def changed(graph: TaskGraph, add: Sequence[str], remove: Sequence[str], known: Mapping[str, DeviceSpec]) -> Changed:
+def _known(name: str, measured: Measured) -> Known:
+    kind = measured.kind(name)
+    if not kind and "/" in name:
+        raise BadValueError(
+            f"no earlier run knows a kind of device {name!r}{did_you_mean(name, measured.kinds)}",
+            remedy=f"known: {_some(measured.kinds) or 'none yet'}",
+        )
+    return Known(name, None if kind == name else find(name), kind)
+
+
+def changed(
+    graph: TaskGraph,
+    add: Sequence[str],
+    remove: Sequence[str],
+    known: Mapping[str, Known],
+    measured: Measured = _NOTHING,
+) -> Changed:
     """Change the fleet of a graph.
 
     Parameters
     ----------
-    add : as in '2 x H100-SXM', a catalogued device, or '2 x gpu0', more of a device that the graph has
+    add : as in '2 x H100-SXM', a catalogued device, '2 x gpu0', more of a device that the graph has, or a kind of
+        device that was measured
     remove : ids of devices
-    known : the catalogued devices of the graph, see `named_devices`
+    known : what devices of the graph are, see `named_devices`
+    measured : of earlier runs; it goes before data sheets
 
     Raises
     ------
     BadValueError
-        A word names nothing, no device is left, or there is nothing that a catalogued device can be compared with.
+        A word names nothing, no device is left, or there is nothing that a new device can be compared with.
     """
     graphs = [graph] * 3
     said: list[str] = []
     extrapolated = False
     for word in add:
         count, name = _counted(word)
-        model, speed, why = _source(graph, name, known)
-        extrapolated |= speed is not None
-        said.append(f"+ {count} x {name}: {why}")
-        spec = None if speed is None else find(name)
-        for place in range(3):
-            times = 1.0 if speed is None else (speed.middle, speed.low, speed.high)[place]
-            graphs[place] = _with(graphs[place], name, count, model, times, spec)
+        source = _source(graph, name, known, measured)
+        extrapolated |= any(speed.low != speed.high for speed in source.speeds)
+        said.append(f"+ {count} x {name}: {source.said}")
+        for place, times in enumerate(
+            zip(*((each.middle, each.low, each.high) for each in source.speeds), strict=True)
+        ):
+            graphs[place] = _with(graphs[place], name, count, source, times)
     for name in remove:
         said.append(f"- {graph.devices[_index(graph, name)].id}")
     middle, low, high = (without(each, remove) for each in graphs)
@@ -180,31 +235,68 @@ def _some(ids: Sequence[str]) -> str:
     return ", ".join(ids[:8]) + (", …" if len(ids) > 8 else "")
 
 
-def _source(graph: TaskGraph, name: str, known: Mapping[str, DeviceSpec]) -> tuple[int, Speed | None, str]:
-    """Give the device that a new one is like, how much slower it is, and how that is known."""
+def _source(graph: TaskGraph, name: str, known: Mapping[str, Known], measured: Measured) -> _Source:
+    """Give what the seconds of a new device come from: the graph, earlier runs, else data sheets."""
     ids = [device.id for device in graph.devices]
+    same = (_SAME,) * len(graph.tasks)
     if name in ids:
-        return ids.index(name), None, f"measured: the seconds of {name}"
-    new = find(name)
+        return _Source(ids.index(name), same, None, f"measured: the seconds of {name}")
+    new = _known(name, measured)
     if not known:
         raise BadValueError(
-            f"nothing says how the devices of this graph compare with {new.name}",
+            f"nothing says how the devices of this graph compare with {name}",
             remedy=f"say what one of them is: --is {ids[-1]}=NAME, as in 'hetero catalog list'",
         )
-    same = {device: spec for device, spec in known.items() if spec.name == new.name}
-    if same:
-        device = next(iter(same))
-        return ids.index(device), None, f"measured: {device} is one"
-    speeds = {device: speed_of(new, spec) for device, spec in known.items()}
-    device = min(speeds, key=lambda each: (speeds[each].high / speeds[each].low, ids.index(each)))
-    speed = speeds[device]
-    faster = f"{1 / speed.high:.2g} to {1 / speed.low:.2g} times as fast"
-    return ids.index(device), speed, f"extrapolated: {faster} as {device} ({known[device].name}) by their data sheets"
+    for device, old in known.items():
+        if old.kind == new.kind != "" or (old.spec is not None and old.spec == new.spec):
+            return _Source(ids.index(device), same, new.spec, f"measured: {device} is one")
+    found = [_compared(graph, device, old, new, measured) for device, old in known.items()]
+    return min(found, key=lambda source: (_spread(source.speeds), source.model))
 
 
-def _with(graph: TaskGraph, name: str, count: int, model: int, times: float, spec: DeviceSpec | None) -> TaskGraph:
-    """Give a graph with further devices like one that it has, `times` as slow, each with a memory of its own."""
-    like = graph.devices[model]
+def _spread(speeds: Sequence[Speed]) -> float:
+    return sum(math.log(speed.high / speed.low) for speed in speeds)
+
+
+def _compared(graph: TaskGraph, device: str, old: Known, new: Known, measured: Measured) -> _Source:
+    """Compare a new device with one of the graph, task by task."""
+    ratios = [measured.ratio(task.id, new.kind, old.kind) for task in graph.tasks]
+    lacking = [task.id for task, ratio in zip(graph.tasks, ratios, strict=True) if ratio is None]
+    sheet: Speed | None = None
+    if lacking:
+        if new.spec is None or old.spec is None:
+            raise BadValueError(
+                f"task {lacking[0]!r} was not measured on both {new.name} and {old.name}, and the catalog has not both",
+                remedy="run it on both with hetero, or name devices of 'hetero catalog list'",
+            )
+        sheet = speed_of(new.spec, old.spec)
+    speeds = tuple(Speed(ratio, ratio) if ratio is not None else sheet or _SAME for ratio in ratios)
+    said = _said([ratio for ratio in ratios if ratio is not None], sheet, len(lacking), f"{device} ({old.name})")
+    index = next(at for at, each in enumerate(graph.devices) if each.id == device)
+    return _Source(index, speeds, new.spec, said)
+
+
+def _said(ratios: Sequence[float], sheet: Speed | None, lacking: int, than: str) -> str:
+    """Say how the seconds of a new device are known."""
+    parts = []
+    if ratios:
+        parts.append(
+            f"measured in earlier runs for {len(ratios):,} tasks: {_times(min(ratios), max(ratios))} as {than}"
+        )
+    if sheet is not None:
+        which = f" for {lacking:,} tasks" if ratios else ""
+        parts.append(f"extrapolated{which}: {_times(sheet.low, sheet.high)} as {than} by their data sheets")
+    return "; ".join(parts)
+
+
+def _times(low: float, high: float) -> str:
+    slow, fast = f"{1 / high:.2g}", f"{1 / low:.2g}"
+    return f"{slow} times as fast" if slow == fast else f"{slow} to {fast} times as fast"
+
+
+def _with(graph: TaskGraph, name: str, count: int, source: _Source, times: Sequence[float]) -> TaskGraph:
+    """Give a graph with further devices like one that it has, each with a memory of its own; `times` is by task."""
+    like, spec = graph.devices[source.model], source.spec
     own = any(device.memory_node != like.memory_node for device in graph.devices) or spec is not None
     devices, nodes, links = list(graph.devices), list(graph.topology.nodes), list(graph.topology.links)
     for _ in range(count):
@@ -215,7 +307,10 @@ def _with(graph: TaskGraph, name: str, count: int, model: int, times: float, spe
         if own:
             nodes.append(MemoryNode(node, _capacity(graph, like, spec)))
             links += _links(graph, like.memory_node, node, spec)
-    tasks = tuple(GraphTask(task.id, (*task.seconds, *[task.seconds[model] * times] * count)) for task in graph.tasks)
+    tasks = tuple(
+        GraphTask(task.id, (*task.seconds, *[task.seconds[source.model] * by] * count))
+        for task, by in zip(graph.tasks, times, strict=True)
+    )
     topology = replace(graph.topology, nodes=tuple(nodes), links=tuple(links), _by_pair={})
     return replace(graph, devices=tuple(devices), tasks=tasks, topology=topology)
 

@@ -105,6 +105,12 @@ class HistoryStore:
             aside = _set_aside(path)
             return cls(path), f"{error.problem}: it was renamed to {aside.name}, and times are learned anew"
 
+    def device_keys(self) -> tuple[str, ...]:
+        """Give the kinds of devices that there are samples of, by name."""
+        with self._worded(), closing(self._connect()) as connection:
+            rows = connection.execute("SELECT DISTINCT device_key FROM samples ORDER BY device_key")
+            return tuple(key for (key,) in rows)
+
     def load(self, device_keys: Iterable[str]) -> tuple[Sample, ...]:
         """Give the samples of these kinds of devices, oldest first within each kind."""
         found: list[Sample] = []

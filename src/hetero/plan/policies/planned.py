@@ -28,6 +28,10 @@ STRAYED = 0.45
 """From this spread of estimates on an idle device takes what would end there no later than where the plan has it."""
 
 
+FIRM = 0.3
+"""Up to this spread of estimates data travel ahead of their tasks."""
+
+
 class Planned:
     """Follow a plan of everything that was handed in, made anew from what has happened.
 
@@ -76,7 +80,6 @@ class Planned:
         found = _due(view, ready, ahead, plan, self._ahead_s)
         return found, plan
 
-
     def foresee(self, memory: Memory, error: float) -> Foreseen | None:
         """Tell where and when the plan has what waits; data travel ahead while times keep to their estimates.
 
@@ -85,7 +88,7 @@ class Planned:
         memory : what `propose` gave back
         error : as in `Ahead`
         """
-        return Foreseen(memory.device, memory.start_s, error <= STRAYED) if isinstance(memory, Plan) else None
+        return Foreseen(memory.device, memory.start_s, error <= FIRM) if isinstance(memory, Plan) else None
 
 
 def _due(view: View, ready: Sequence[ReadyTask], ahead: Ahead, plan: Plan, ahead_s: float) -> list[Proposal]:

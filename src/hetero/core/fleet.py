@@ -55,6 +55,7 @@ class Fleet:
         self.open = 0
         self.live = 0
         self.nodes: tuple[str, ...] = ()
+        self.memory_nodes: list[str] = []
         self.own_nodes = False
 
     def add(self, device: Device, now_s: float) -> DeviceState:
@@ -62,6 +63,7 @@ class Fleet:
         state = self.by_id.get(device.id)
         if state is not None:
             state.device, state.starts = device, 0
+            self.memory_nodes[state.index] = device.memory_node
             self.set_phase(state, DevicePhase.STARTING, now_s)
             self.devices = tuple(entry.device for entry in self.states)
             return state
@@ -69,7 +71,9 @@ class Fleet:
         self.states.append(state)
         self.by_id[device.id] = state
         self.devices = (*self.devices, device)
-        self.nodes = tuple(dict.fromkeys(entry.memory_node for entry in self.devices))
+        self.memory_nodes.append(device.memory_node)
+        if device.memory_node not in self.nodes:
+            self.nodes = (*self.nodes, device.memory_node)
         self.own_nodes = self.nodes != (HOST_NODE,)
         if state.index >= len(self.pending_s):
             self._grow(max(8, 2 * state.index + 2))

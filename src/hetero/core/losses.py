@@ -37,7 +37,7 @@ class Losses(Lending):
         if known is None or known.phase is DevicePhase.GONE:
             self.fleet.add(event.device, event.at_s)
             self.pool.add(event.device, event.at_s)
-            self.replicas.ways.spread(tuple(device.memory_node for device in self.fleet.devices))
+            self.replicas.ways.spread(self.fleet.memory_nodes)
             self._able.clear()
             self.rows.refresh()
             self.placer.home.changed()

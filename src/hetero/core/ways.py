@@ -31,11 +31,11 @@ class Ways:
     def __init__(self, topology: Topology, items: Mapping[int, Item]) -> None:
         self._topology = topology
         self._items = items
-        self._columns: tuple[str, ...] = ()
+        self._columns: Sequence[str] = ()
         self._links: dict[tuple[str, str], tuple[Floats, Floats]] = {}
 
-    def spread(self, nodes: tuple[str, ...]) -> None:
-        """Take note of the memory node of each device, in the order of the columns."""
+    def spread(self, nodes: Sequence[str]) -> None:
+        """Take note that the memory node of each device is one of these now, in the order of the columns."""
         self._columns = nodes
         self._links.clear()
 
@@ -83,8 +83,9 @@ class Ways:
 
     def _measured(self, pairs: list[tuple[str, str]]) -> tuple[Floats, Floats]:
         much = 1 << 30
-        latency_s = np.array([self._topology.seconds(0, src, dst) for src, dst in pairs])
-        total_s = np.array([self._topology.seconds(much, src, dst) for src, dst in pairs])
+        seconds = self._topology.seconds
+        known = {pair: (seconds(0, *pair), seconds(much, *pair)) for pair in dict.fromkeys(pairs)}
+        latency_s, total_s = np.array([known[pair] for pair in pairs]).reshape(-1, 2).T
         return latency_s, (total_s - latency_s) / much
 
     def cheapest(self, entry: Item, node: str) -> tuple[float, str]:

@@ -7,6 +7,7 @@ It must not bind a task early: what is not bound can still go where a faster dev
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +15,12 @@ from numpy.typing import NDArray
 from hetero.plan.policies.base import Floats, Memory, Proposal, ReadyTask, View
 
 __all__ = ["EarliestFinishTime"]
+
+_ALL = slice(None)
+_MANY = 512
+"""On fleets from here on only the devices that could be chosen are looked at, …"""
+_FEW = 8
+"""… where the tasks are of no more kinds than this."""
 
 
 class EarliestFinishTime:
@@ -49,10 +56,11 @@ class EarliestFinishTime:
 
     def propose(self, view: View, ready: Sequence[ReadyTask], memory: Memory) -> tuple[Sequence[Proposal], Memory]:
         """Propose devices for the ready tasks that would start soon."""
-        avail = view.available_s.copy()
         room = np.where(view.ready, np.maximum(view.room, 0), 0)
         offered = room if view.offered is None else np.minimum(room, view.offered)
         free = int(offered.sum())
+        able: Any = _contenders(view, ready) if free else _ALL
+        avail, room, asked = view.available_s[able].copy(), room[able], offered[able]
         proposals: list[Proposal] = []
         now_s = view.now_s
         eft = np.empty(len(avail))
@@ -61,11 +69,11 @@ class EarliestFinishTime:
             if not free:
                 return proposals, memory
             if arrive_s is None:
-                np.add(avail, seconds, out=eft)
+                np.add(avail, seconds[able], out=eft)
             else:
-                np.add(arrive_s, now_s, out=eft)
+                np.add(arrive_s[able], now_s, out=eft)
                 np.maximum(avail, eft, out=eft)
-                np.add(eft, seconds, out=eft)
+                np.add(eft, seconds[able], out=eft)
             if back_s is not None:
                 eft[eft + back_s > eft[home]] = np.inf
             device = int(eft.argmin())
@@ -74,12 +82,38 @@ class EarliestFinishTime:
                 continue
             avail[device] = end_s
             if room[device] > 0:
-                proposals.append(Proposal(task_id, device))
+                proposals.append(Proposal(task_id, int(able[device]) if able is not _ALL else device))
                 room[device] -= 1
-                free -= int(offered[device] > 0)
+                free -= int(asked[device] > 0)
         if free and view.backlog > len(ready):
             proposals += _from_the_end(view, ready, proposals, offered)
         return proposals, memory
+
+
+def _contenders(view: View, ready: Sequence[ReadyTask]) -> Any:
+    """Give the columns of the only devices that these tasks could get; on small fleets, and where in doubt, all.
+
+    Notes
+    -----
+    Of n tasks none goes to a device that n others would end it before: at most n - 1 of those have got one by then.
+    """
+    if len(view.available_s) < _MANY:
+        return _ALL
+    rows: dict[tuple[int, int], tuple[Floats, Floats | None]] = {}
+    count = 0
+    for _, seconds, arrive_s, _, back_s in ready:
+        rows[id(seconds), id(arrive_s)] = seconds, arrive_s
+        count += 1
+        if back_s is not None or len(rows) > _FEW:
+            return _ALL
+    chosen = np.zeros(len(view.available_s), dtype=np.bool_)
+    if count >= len(chosen):
+        return _ALL
+    for seconds, arrive_s in rows.values():
+        begin = view.available_s if arrive_s is None else np.maximum(view.available_s, view.now_s + arrive_s)
+        end_s = begin + seconds
+        chosen |= end_s <= np.partition(end_s, count)[count]
+    return np.flatnonzero(chosen)
 
 
 def _from_the_end(
@@ -94,16 +128,18 @@ def _from_the_end(
     others_end_s = _others_end(view, ready, start_s)
     taken = {proposal.task for proposal in proposed}
     found: list[Proposal] = []
-    refused: Floats | None = None
+    refused: dict[tuple[int, int], tuple[Floats, Floats | None]] = {}
     for task_id, seconds, arrive_s, _, back_s in reversed(ready):
-        if task_id in taken or (seconds is refused and arrive_s is None):
+        key = id(seconds), id(arrive_s)
+        if task_id in taken or key in refused:
             continue
         begin = start_s if arrive_s is None else np.maximum(start_s, view.now_s + arrive_s)
         end_s = np.where(idle, begin + seconds, np.inf)
         end_s[end_s + (0.0 if back_s is None else back_s) > others_end_s] = np.inf
         device = int(end_s.argmin())
         if end_s[device] == np.inf:
-            refused = seconds if arrive_s is None else refused
+            if arrive_s is None or back_s is None:
+                refused[key] = seconds, arrive_s
             continue
         found.append(Proposal(task_id, device))
         idle[device] = False
@@ -122,12 +158,12 @@ def _others_end(view: View, ready: Sequence[ReadyTask], start_s: Floats) -> Floa
     """
     rate = np.zeros(len(start_s))
     work_s, seen = 0.0, 0
-    last: Floats | None = None
-    shortest = np.inf
+    known: dict[int, tuple[Floats, float]] = {}
     for _, seconds, _, _, _ in ready:
-        if seconds is not last:
-            last = seconds
+        shortest = known[id(seconds)][1] if id(seconds) in known else None
+        if shortest is None:
             shortest = float(np.where(np.isfinite(start_s), seconds, np.inf).min())
+            known[id(seconds)] = seconds, shortest
             if shortest < np.inf:
                 np.maximum(rate, max(shortest, 1e-12) / np.maximum(seconds, 1e-12), out=rate)
         if shortest < np.inf:

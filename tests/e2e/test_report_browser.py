@@ -82,6 +82,14 @@ def test_a_search_finds_tasks_and_enter_shows_one_with_what_it_needed(browser: B
     assert "needed by" in browser.value("$('detail').textContent")
 
 
+def test_a_click_on_did_not_count_finds_the_attempts_that_failed(browser: Browser, tmp_path: Path) -> None:
+    show(browser, tmp_path, page(failed_run("load", "no such file")))
+    names = browser.value("Array.from(document.querySelectorAll('#names button'), each => each.textContent)")
+    assert names == ["load", "did not count"]
+    browser.value("document.querySelectorAll('#names button')[1].click()")
+    assert browser.value("$('hits').textContent").startswith("1 found")
+
+
 def test_a_click_shows_the_task_under_it(browser: Browser, tmp_path: Path) -> None:
     show(browser, tmp_path, made(40, 2))
     place = browser.value(

@@ -175,6 +175,10 @@ def test_a_failed_task_is_told_with_its_reason() -> None:
     assert account(failed_run()).seconds[0]["retry"] == 1.0
 
 
+def test_the_page_names_each_task_that_failed_with_its_reason_on_one_line() -> None:
+    assert "1 s: load #1 failed: no such file: a.csv" in page(failed_run("load", "no such file:\n  a.csv"))
+
+
 def test_nothing_of_a_trace_becomes_markup() -> None:
     run = failed_run(EVIL, EVIL)
     run.head = {"run": EVIL, "host": EVIL, "policy": EVIL, "started": EVIL, "hetero": EVIL}

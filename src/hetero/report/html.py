@@ -115,6 +115,10 @@ def _operators(found: Findings) -> str:
 
 def _problems(run: RunRecord, found: Findings) -> str:
     told = [(at_s, f"warned: {text}") for at_s, text in run.warnings]
+    failed = [(number, task) for number, task in run.tasks.items() if task.failure]
+    told += [
+        (task.over_s, f"{task.name} #{number} failed: {' '.join(task.failure.split())}") for number, task in failed
+    ]
     for device, losses in zip(run.devices, run.lost, strict=True):
         told += [(at_s, f"{device.id} was lost: {reason}") for at_s, reason in losses]
     lines = [*found.problems, *(f"{format_seconds(at_s - run.begin_s)}: {text}" for at_s, text in sorted(told))]

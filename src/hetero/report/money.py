@@ -113,10 +113,10 @@ def format_usd(usd: float) -> str:
     Examples
     --------
     >>> format_usd(1234.5), format_usd(0.03125), format_usd(4.5e-8), format_usd(0.0)
-    ('1,234.50 USD', '0.031 USD', 'under 0.0001 USD', '0 USD')
+    ('1,234.50 USD', '0.031 USD', '< 0.0001 USD', '0 USD')
     """
     if usd >= 1.0:
         return f"{usd:,.2f} USD"
     if usd >= _LEAST_USD:
         return f"{usd:.2g} USD"
-    return "under 0.0001 USD" if usd > 0.0 else "0 USD"
+    return "< 0.0001 USD" if usd > 0.0 else "0 USD"

@@ -26,7 +26,7 @@ function drawGraph() {
   const size = new Int32Array(deepest + 1), rank = new Int32Array(n), high = 240;
   for (const i of order) rank[i] = size[depth[i]]++;
   const [g, w] = sheet("graph", high + 22), x = i => 8 + depth[i] / deepest * (w - 16), y = i => 24 + (rank[i] + 0.5) / size[depth[i]] * (high - 8);
-  text(g, `task graph: ${n.toLocaleString("en")} attempts in ${deepest + 1} steps, left to right; the line is its longest chain`, 0, 8, theme.soft);
+  text(g, fit(g, `task graph: ${n.toLocaleString("en")} attempts in ${deepest + 1} steps, left to right; the line is its longest chain`, w), 0, 8, theme.soft);
   const cells = new Set(), line = (a, b) => { g.beginPath(); g.moveTo(x(a), y(a)); g.lineTo(x(b), y(b)); g.stroke(); };
   g.strokeStyle = theme.line;
   if (D.parent.length < 4000) for (let i = 0; i < n; i++) for (let k = D.from[i]; k < D.from[i + 1]; k++) line(i - D.parent[k], i);

@@ -20,16 +20,17 @@ function drawTimeline() {
   if (D.rows.length > rows) text(g, `${top0 + 1}–${top0 + rows} of ${D.rows.length}`, 0, 9, theme.soft);
 }
 
+const UNCOUNTED = "did not count";
 // Which colour is which function; a click looks for it.
 function nameColours() {
   const named = D.names.slice(0, PALETTE.length).map((name, k) => [name, PALETTE[k]]);
   if (D.names.length > named.length) named.push([`${D.names.length - named.length} others`, OTHER]);
-  if (D.outcome.some(Boolean)) named.push(["did not count", WASTED]);
+  if (D.outcome.some(Boolean)) named.push([UNCOUNTED, WASTED]);
   for (const [name, key] of named) {
     const button = $("names").appendChild(document.createElement("button"));
     button.textContent = name.length > 40 ? name.slice(0, 39) + "…" : name;
     button.style.setProperty("--key", key);
-    if (D.names.includes(name)) button.onclick = () => { const same = $("search").value === name; search($("search").value = same ? "" : name); };
+    if (name === UNCOUNTED || D.names.includes(name)) button.onclick = () => { const same = $("search").value === name; search($("search").value = same ? "" : name); };
   }
 }
 
@@ -154,7 +155,7 @@ function search(words) {
   words = words.trim().toLowerCase(); hits = []; hit = -1; match = null;
   if (words) {
     const number = words[0] === "#" ? parseInt(words.slice(1)) : NaN, names = D.names.map(n => n.toLowerCase().includes(words));
-    match = number === number ? i => D.task[i] === number : i => names[D.name[i]];
+    match = words === UNCOUNTED ? i => D.outcome[i] > 0 : number === number ? i => D.task[i] === number : i => names[D.name[i]];
     for (let i = 0; i < D.start.length; i++) if (match(i)) hits.push(i);
   }
   $("hits").textContent = words ? `${hits.length.toLocaleString("en")} found${hits.length ? ": Enter goes from one to the next" : ""}` : "";

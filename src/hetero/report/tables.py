@@ -51,12 +51,13 @@ def text_table(head: Sequence[str], rows: Sequence[Sequence[str]], left: Collect
 
 
 def device_table(found: Findings) -> str:
-    """Give the share of each kind of time for each device."""
+    """Give the share of each kind of time for each device; kinds that no device had are left out."""
     priced = any(each is not None for each in found.usd)
-    head = ("device", *CATEGORIES, *(("cost",) if priced else ()))
+    kinds = [name for name in CATEGORIES if found.account.total_s(name) > 0.0]
+    head = ("device", *kinds, *(("cost",) if priced else ()))
     rows = []
     for device, seconds, usd in zip(found.devices, found.account.seconds, found.usd, strict=True):
-        shares = (f"{100.0 * seconds[name] / found.span_s:.1f} %" if found.span_s else "" for name in CATEGORIES)
+        shares = (f"{100.0 * seconds[name] / found.span_s:.1f} %" if found.span_s else "" for name in kinds)
         rows.append((device.short, *shares, *((format_usd(usd) if usd is not None else "–",) if priced else ())))
     return text_table(head, rows)
 

@@ -148,7 +148,8 @@ def _calibrated(bench: Bench, rows: list[Measurement], draws: int) -> None:
     bench.measure("width of the intervals, upper / lower", [Merit.of(items).width for items in runs], unit="×")
 
 
-def _paths(given: list[Path]) -> list[Path]:
+def paths(given: list[Path]) -> list[Path]:
+    """Give the files that were named, else those of the shared data."""
     folder = settings.test_data() or Path(__file__).resolve().parents[2] / "shared" / "data"
     return given or [folder / "planner" / name for name in FILES]
 
@@ -163,7 +164,7 @@ def main() -> int:
     bench = Bench("speed", "How fast: measured speeds of llama.cpp, TensorRT-LLM, vLLM and DeepSpeed", (), None)
     bench.out = given.out or (None if given.quick else RESULTS)
     try:
-        read = [read_rows(read_table(path)) for path in _paths(given.files)]
+        read = [read_rows(read_table(path)) for path in paths(given.files)]
     except BadValueError as error:
         print(f"speed: {error}", file=sys.stderr)
         return error.exit_code

@@ -11,6 +11,7 @@ import hetero
 from hetero.drive.frame import Frame
 from hetero.drive.telling import KEPT, tell_collective
 from hetero.model.device import Device, DeviceType
+from hetero.model.notes import CheckpointKept
 from hetero.report.account import account
 from hetero.report.chrome import chrome_trace
 from hetero.report.reading import read_run
@@ -87,3 +88,23 @@ def test_a_trace_tells_of_collectives_on_ray(tmp_path: Path) -> None:
         ["all_reduce"] * 2 + ["broadcast"] * 2,
     )
     assert not account(found).problems
+
+
+@hetero.task
+def _keeps() -> int:
+    hetero.checkpoint("half", np.zeros(100))
+    return sum(hetero.resumable([1, 2, 3], every=2))
+
+
+def test_checkpoints_of_tasks_are_told_with_their_bytes_and_lie_within_the_task(tmp_path: Path) -> None:
+    trace = tmp_path / "run.trace.jsonl"
+    with hetero.Context(devices="cpu:1", isolation="thread", trace=trace, history=False) as ctx:
+        assert ctx.run(_keeps) == 6
+    run = read_run(trace)
+    told = [each for each in run.notes if isinstance(each, CheckpointKept)]
+    assert [each.name for each in told] == ["half", "", ""]
+    assert told[0].nbytes > 800
+    (attempt,) = run.attempts
+    assert all(attempt.start_s <= each.started_s <= each.started_s + each.seconds <= attempt.end_s for each in told)
+    kinds = [each["cat"] for each in chrome_trace(run)["traceEvents"] if each["ph"] == "X"]
+    assert kinds == ["done", *["checkpoint"] * 3]

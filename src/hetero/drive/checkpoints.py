@@ -11,7 +11,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Generic, TypeVar
 
 from hetero.drive.frame import Frame, current
-from hetero.floor import settings
+from hetero.drive.telling import tell_checkpoint
+from hetero.floor import clock, settings
 from hetero.floor.errors import BadValueError, HeteroError
 from hetero.stores.checkpoints import Checkpoints
 from hetero.stores.files import FileStore
@@ -57,9 +58,12 @@ def checkpoint(name: str, state: Any = _ITSELF) -> None:
     ...         hetero.checkpoint("epoch", (epoch, weights))
     ...     return weights
     """
-    key = _key(_frame("checkpoint"))
+    frame = _frame("checkpoint")
+    key = _key(frame)
     if key:
-        _kept().save(key, name, name if state is _ITSELF else state)
+        begun_s = clock.monotonic_s()
+        nbytes = _kept().save(key, name, name if state is _ITSELF else state)
+        tell_checkpoint(frame, name, nbytes, begun_s)
 
 
 def restore(name: str | None = None) -> Any:
@@ -187,8 +191,9 @@ class _Loops:
     among the loops opened there. So the same call has the same name in every attempt.
     """
 
-    def __init__(self, task_key: str) -> None:
-        self._task_key = task_key
+    def __init__(self, frame: Frame) -> None:
+        self._frame = frame
+        self._task_key = task_key = _key(frame)
         self.found: dict[str, tuple[int, Any]] = (_kept().loops(task_key) if task_key else None) or {}
         self.within: list[Resumable[Any]] = []
         self._open: dict[str, Resumable[Any]] = {}
@@ -212,12 +217,14 @@ class _Loops:
     def save(self) -> None:
         if self._task_key:
             positions = {name: (loop.done, loop.state) for name, loop in self._open.items()}
-            _kept().save_loops(self._task_key, {**self.found, **positions})
+            begun_s = clock.monotonic_s()
+            nbytes = _kept().save_loops(self._task_key, {**self.found, **positions})
+            tell_checkpoint(self._frame, "", nbytes, begun_s)
 
 
 def _loops_of(frame: Frame) -> _Loops:
     if frame.loops is None:
-        frame.loops = _Loops(_key(frame))
+        frame.loops = _Loops(frame)
     loops: _Loops = frame.loops
     return loops
 

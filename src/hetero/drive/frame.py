@@ -12,7 +12,7 @@ from typing import Any
 
 from hetero.engines.base import Channel
 from hetero.model.device import Device
-from hetero.model.notes import CollectiveDone, TaskNote
+from hetero.model.notes import CheckpointKept, CollectiveDone, TaskNote
 
 __all__ = ["Frame", "current", "enter"]
 
@@ -33,7 +33,7 @@ class Frame:
     talk : how it takes part in collectives, None before the first; closed when the attempt ends
     throttled_cpu_s : CPU seconds after which the task has slept by itself, as the device's throttle asks
     began_s : s of this host's monotonic clock at which the call began
-    notes : collectives that the attempt took part in, with times since `began_s`
+    notes : collectives and checkpoints of the attempt, with times since `began_s`
     late : make further notes once the attempt has ended, None for nothing to tell
     profile : by what the attempt is to be profiled: 'torch' or ''
     """
@@ -49,7 +49,7 @@ class Frame:
     talk: Any = None
     throttled_cpu_s: float = 0.0
     began_s: float = 0.0
-    notes: list[CollectiveDone] = field(default_factory=list)
+    notes: list[CollectiveDone | CheckpointKept] = field(default_factory=list)
     late: list[Callable[[], TaskNote | None]] = field(default_factory=list)
     profile: str = ""
 

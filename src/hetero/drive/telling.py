@@ -1,4 +1,4 @@
-"""What a running attempt tells of its inside: the collectives that it took part in.
+"""What a running attempt tells of its inside: collectives that it took part in, checkpoints that it kept.
 
 In: the frame of the attempt, and what happened. Out: notes, kept in the frame until the attempt ends.
 It must not send anything: engines take the notes with the answer.
@@ -8,35 +8,37 @@ from __future__ import annotations
 
 from hetero.drive.frame import Frame
 from hetero.floor import clock
-from hetero.model.notes import CollectiveDone
+from hetero.model.notes import CheckpointKept, CollectiveDone
 
-__all__ = ["KEPT", "tell_collective"]
+__all__ = ["KEPT", "tell_checkpoint", "tell_collective"]
 
 KEPT = 10_000
-"""Collectives of an attempt that are told one by one; what follows is added to the last of them."""
+"""Notes of an attempt that are told one by one; what follows is added to the last of its kind."""
 
 
 def tell_collective(
     frame: Frame, what: str, algorithm: str, rank: int, world_size: int, nbytes: int, seconds: float
 ) -> None:
     """Take note of a collective that ends now, and that this member was in for so long."""
+    which = (frame.task, frame.attempt, frame.device.id)
     started_s = clock.monotonic_s() - frame.began_s - seconds
-    told = CollectiveDone(
-        0.0,
-        frame.task,
-        frame.attempt,
-        frame.device.id,
-        what,
-        algorithm,
-        rank,
-        world_size,
-        nbytes,
-        started_s,
-        seconds,
-        1,
-    )
-    if len(frame.notes) < KEPT:
-        frame.notes.append(told)
-        return
-    last = frame.notes[-1]
-    frame.notes[-1] = last._replace(nbytes=last.nbytes + nbytes, seconds=last.seconds + seconds, calls=last.calls + 1)
+    _add(frame, CollectiveDone(0.0, *which, what, algorithm, rank, world_size, nbytes, started_s, seconds, 1))
+
+
+def tell_checkpoint(frame: Frame, name: str, nbytes: int, begun_s: float) -> None:
+    """Take note of a checkpoint that is kept now, and that was begun at a time of the host's monotonic clock."""
+    which = (frame.task, frame.attempt, frame.device.id)
+    seconds = clock.monotonic_s() - begun_s
+    _add(frame, CheckpointKept(0.0, *which, name, nbytes, begun_s - frame.began_s, seconds, 1))
+
+
+def _add(frame: Frame, note: CollectiveDone | CheckpointKept) -> None:
+    notes = frame.notes
+    if len(notes) >= KEPT:
+        for place in range(len(notes) - 1, -1, -1):
+            last = notes[place]
+            if type(last) is type(note):
+                nbytes, seconds = last.nbytes + note.nbytes, last.seconds + note.seconds
+                notes[place] = last._replace(nbytes=nbytes, seconds=seconds, calls=last.calls + 1)
+                return
+    notes.append(note)

@@ -99,6 +99,7 @@ CODES = {
     "CollectiveDone": "sum",
     "PlanMade": "plan",
     "OperatorsRun": "ops",
+    "CheckpointKept": "keep",
 }
 """The short name of each record; a class that is not listed here is written under its own name."""
 

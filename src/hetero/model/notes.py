@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 __all__ = [
     "NOTES",
+    "CheckpointKept",
     "CheckpointWritten",
     "CollectiveDone",
     "DeviceSampled",
@@ -133,6 +134,29 @@ class CollectiveDone(NamedTuple):
     calls: int
 
 
+class CheckpointKept(NamedTuple):
+    """A task kept a state from which a later attempt can go on.
+
+    Attributes
+    ----------
+    task, attempt, device : whose attempt it was
+    name : of the checkpoint; '' for the positions of resumable loops
+    nbytes : bytes on disk
+    started_s, seconds : s
+    calls : how many this stands for; above 1 only for those after the first 10,000 of an attempt
+    """
+
+    at_s: float
+    task: int
+    attempt: int
+    device: str
+    name: str
+    nbytes: int
+    started_s: float
+    seconds: float
+    calls: int
+
+
 class PlanMade(NamedTuple):
     """A policy that plans ahead has a new plan of what is open.
 
@@ -179,7 +203,7 @@ class OperatorsRun(NamedTuple):
     own_s: tuple[float, ...]
 
 
-TaskNote = CollectiveDone | OperatorsRun
+TaskNote = CollectiveDone | CheckpointKept | OperatorsRun
 """What an attempt tells of its inside; `started_s` counts from the attempt's beginning until it reaches the program."""
 
 
@@ -202,5 +226,6 @@ NOTES: tuple[type, ...] = (
     CollectiveDone,
     PlanMade,
     OperatorsRun,
+    CheckpointKept,
 )
 """Every kind of note, in the order of the documentation."""

@@ -1,4 +1,4 @@
-"""What attempts told of their inside, as slices of a Chrome trace: collectives and operators.
+"""What attempts told of their inside, as slices of a Chrome trace: collectives, checkpoints and operators.
 
 In: the notes of a run, rows with their times. Out: spans in whole µs that lie within each other and never cross.
 It must not know what an importer wants beside that.
@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
-from hetero.model.notes import CollectiveDone, OperatorsRun
+from hetero.model.notes import CheckpointKept, CollectiveDone, OperatorsRun
 from hetero.report.record import RunRecord
 
 __all__ = ["Inside", "Part", "nested"]
@@ -40,6 +40,8 @@ class Inside:
         for note in run.notes:
             if isinstance(note, CollectiveDone):
                 self._of[note.task, note.attempt, note.device].append(_collective(note, run.begin_s))
+            elif isinstance(note, CheckpointKept):
+                self._of[note.task, note.attempt, note.device].append(_checkpoint(note, run.begin_s))
             elif isinstance(note, OperatorsRun):
                 for lane, part in _operators(note, run.begin_s):
                     (self.lanes[note.device, lane] if lane else self._of[note.task, note.attempt, note.device]).append(
@@ -55,6 +57,12 @@ def _collective(note: CollectiveDone, begin_s: float) -> Part:
     told = {"algorithm": note.algorithm, "rank": note.rank, "members": note.world_size, "bytes": note.nbytes}
     start_s = note.started_s - begin_s
     return Part(note.what, "collective", start_s, start_s + note.seconds, {**told, "calls": note.calls})
+
+
+def _checkpoint(note: CheckpointKept, begin_s: float) -> Part:
+    start_s = note.started_s - begin_s
+    told = {"name": note.name, "bytes": note.nbytes, "calls": note.calls}
+    return Part("checkpoint", "checkpoint", start_s, start_s + note.seconds, told)
 
 
 def _operators(note: OperatorsRun, begin_s: float) -> Iterator[tuple[str, Part]]:

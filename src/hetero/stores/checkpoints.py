@@ -62,8 +62,8 @@ class Checkpoints:
     def __init__(self, store: Store) -> None:
         self._store = store
 
-    def save(self, task_key: str, name: str, state: Any) -> None:
-        """Keep a state as the last checkpoint of the task.
+    def save(self, task_key: str, name: str, state: Any) -> int:
+        """Keep a state as the last checkpoint of the task; give its bytes.
 
         Raises
         ------
@@ -75,10 +75,12 @@ class Checkpoints:
         folder, word = _escape_path(task_key), _escape(name)
         found = self._numbered(folder)
         number = found[-1][0] + 1 if found else 1
-        self._store.put(f"{folder}/{number:08d}.{word}", encode_state(state))
+        data = encode_state(state)
+        self._store.put(f"{folder}/{number:08d}.{word}", data)
         for older, other, key in found:
             if other == word and older < number:
                 self._store.delete(key)
+        return len(data)
 
     def last(self, task_key: str, name: str | None = None) -> Saved | None:
         """Give the last checkpoint, or the last of that name, None where there is none.
@@ -93,9 +95,11 @@ class Checkpoints:
                     return Saved(_unescape(word), saved[0])
         return None
 
-    def save_loops(self, task_key: str, positions: Any) -> None:
-        """Keep the positions and states of the task's loops."""
-        self._store.put(f"{_escape_path(task_key)}/{_LOOPS}", encode_state(positions))
+    def save_loops(self, task_key: str, positions: Any) -> int:
+        """Keep the positions and states of the task's loops; give their bytes."""
+        data = encode_state(positions)
+        self._store.put(f"{_escape_path(task_key)}/{_LOOPS}", data)
+        return len(data)
 
     def loops(self, task_key: str) -> Any:
         """Give the positions and states of the task's loops, None where there are none."""

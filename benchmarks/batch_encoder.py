@@ -1,11 +1,21 @@
-"""A small random-weight torch encoder over the MNIST images, on devices throttled 4 : 1, against each one alone."""
+"""A small random-weight torch encoder over the MNIST images, on devices throttled 4 : 1, against each one alone.
+
+What two processes on one machine can reach of the sum of both alone is less than all of it: they share caches, memory
+and clock. So plain processes, one a device, encode the same images without hetero, alone and side by side; the share
+that they keep is the bound that stands beside the figure.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import gzip
+import os
 import statistics
+import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +29,7 @@ from benchmarks.common import Bench, alternate, arguments
 from hetero.floor import settings
 
 FLEETS = {"quick": "cpu:1", "slow": "cpu:1*0.25", "pair": "cpu:1,cpu:1*0.25"}
+FRACS = {"quick": 1.0, "slow": 0.25}
 SHARES = {"quick": 0.8, "slow": 0.2, "pair": 1.0}
 """How much of the images each contestant encodes, so that all take about as long."""
 
@@ -45,12 +56,77 @@ def encoder() -> Any:
     )  # fmt: skip
 
 
+def encode(frac: float, size: int, core: int) -> None:
+    """Be a plain process: encode batches for as long as each line of standard input says, and print the rate."""
+    import torch
+
+    if hasattr(os, "sched_setaffinity"):
+        cores = sorted(os.sched_getaffinity(0))
+        os.sched_setaffinity(0, {cores[core % len(cores)]})
+    torch.set_num_threads(1)
+    images, model, at = torch.as_tensor(digits()), encoder().eval(), 0
+    for line in sys.stdin:
+        begin_s, done = time.perf_counter(), 0
+        with torch.inference_mode():
+            while time.perf_counter() - begin_s < float(line):
+                used_s = time.thread_time()
+                at = at + size if at + 2 * size <= len(images) else 0
+                model(images[at : at + size]).numpy()
+                time.sleep((1.0 / frac - 1.0) * (time.thread_time() - used_s))
+                done += size
+        print(done / (time.perf_counter() - begin_s), flush=True)
+
+
+class Plain:
+    """Plain processes that encode when they are asked to.
+
+    Parameters
+    ----------
+    sizes : of batches, by contestant
+    seconds : s, that each of their runs takes
+    """
+
+    def __init__(self, sizes: dict[str, int], seconds: float) -> None:
+        self.seconds = seconds
+        self._processes = {}
+        for core, (name, size) in enumerate(sizes.items()):
+            command = [sys.executable, __file__, "--encode", str(FRACS[name]), str(size), str(core)]
+            self._processes[name] = subprocess.Popen(
+                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1
+            )
+
+    def rate(self, *names: str) -> float:
+        """Give the images a second of some of them side by side, the others idle."""
+        for name in names:
+            print(self.seconds, file=self._processes[name].stdin)
+        return sum(float(self._processes[name].stdout.readline()) for name in names)  # type: ignore[union-attr]
+
+    def close(self) -> None:
+        """End them."""
+        for process in self._processes.values():
+            process.stdin.close()  # type: ignore[union-attr]
+            process.wait(60)
+
+
+@contextlib.contextmanager
+def plain_processes(sizes: dict[str, int], seconds: float) -> Iterator[Plain]:
+    """Start plain processes and warm them up."""
+    plain = Plain(sizes, seconds)
+    try:
+        for name in sizes:
+            plain.rate(name)
+        yield plain
+    finally:
+        plain.close()
+
+
 def main() -> None:
     """Run the benchmark."""
-    given = arguments(__doc__ or "")
-    count, rounds = (400, 1) if given.quick else (10_000, 3)
+    title = str(__doc__).splitlines()[0]
+    given = arguments(title)
+    count, rounds = (400, 1) if given.quick else (10_000, 5)
     images, model = digits()[:count], encoder()
-    bench = Bench("batch_encoder", (__doc__ or "").strip(), ("torch",), given.out)
+    bench = Bench("batch_encoder", title, ("torch",), given.out)
     contexts = {name: hetero.Context(devices=fleet, history=False) for name, fleet in FLEETS.items()}
 
     def run(name: str) -> float:
@@ -63,24 +139,39 @@ def main() -> None:
         return len(part) / took_s
 
     try:
-        rates = alternate({name: lambda name=name: run(name) for name in FLEETS}, rounds, warm_up=2)
+        sizes = {name: max(1, *contexts[name].map_batches(model, images).sizes.values()) for name in FRACS}
+        with plain_processes(sizes, count / 10_000) as plain:
+            contestants = {name: partial(run, name) for name in FLEETS}
+            contestants |= {f"plain {name}": partial(plain.rate, name) for name in FRACS}
+            contestants["plain pair"] = partial(plain.rate, *FRACS)
+            rates = alternate(contestants, rounds, warm_up=2)
     finally:
         for ctx in contexts.values():
             ctx.close()
     for name, found in rates.items():
-        bench.measure(f"{name}: {FLEETS[name]}", found, "images/s")
-    shares = [
-        pair / (quick + slow) for quick, slow, pair in zip(rates["quick"], rates["slow"], rates["pair"], strict=True)
-    ]
-    bench.claim("speed of the pair over the sum of both alone", statistics.median(shares), at_least=0.95)
+        bench.measure(f"{name}: {FLEETS[name.removeprefix('plain ')]}", found, "images/s")
+    share, bound = (
+        statistics.median(
+            pair / (quick + slow)
+            for quick, slow, pair in zip(*(rates[f"{word}{name}"] for name in ("quick", "slow", "pair")), strict=True)
+        )
+        for word in ("", "plain ")
+    )
+    bench.claim("speed of the pair over the sum of both alone", share, at_least=0.95)
+    bench.claim("plain processes side by side over the sum of both alone", bound, rival="what the machine allows")
+    bench.claim("share of the sum, over that of plain processes", share / bound, rival="plain processes")
     bench.claim(
         "speed of the pair over the quick one alone",
         statistics.median(rates["pair"]) / statistics.median(rates["quick"]),
         rival=FLEETS["quick"],
     )
+    bench.note(batch_sizes=sizes)
     bench.note(images=count)
     bench.finish()
 
 
 if __name__ == "__main__":
-    main()
+    if sys.argv[1:2] == ["--encode"]:
+        encode(float(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4]))
+    else:
+        main()

@@ -167,6 +167,9 @@ def test_a_port_in_use_and_a_token_that_is_not_there_are_refused(tmp_path: Path)
             code, _, wrong = Head(tmp_path, "").run("node", "start", "--head", option, port)
             assert code == 1
             assert f"127.0.0.1:{port} cannot be used: Address already in use; give another {option}" in wrong
+    autoscaling = ("--autoscaling", str(tmp_path / "none.yaml"))
+    code, _, wrong = Head(tmp_path, "").run("node", "start", "--head", *autoscaling)
+    assert (code, "there is no such file" in wrong) == (2, True)
     code, _, wrong = Head(tmp_path, "").run(
         "node", "start", "--join", "127.0.0.1:1", "--token-file", str(tmp_path / "no")
     )

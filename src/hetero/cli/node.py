@@ -33,6 +33,7 @@ def start(
     certificates: Annotated[Path | None, typer.Option(help="Folder of 'hetero node certs'.")] = None,
     devices: Annotated[str, typer.Option(help="Fleet of this host, as in 'cpu:1,cpu:1*0.25'.")] = "",
     memory: Annotated[str, typer.Option(help="Size of the object store.")] = "1GB",
+    autoscaling: Annotated[Path | None, typer.Option(help="Configuration of Ray's autoscaler, for a head.")] = None,
     block: Annotated[bool, typer.Option("--block", help="Go on until the node ends; end it when interrupted.")] = False,
 ) -> None:
     """Start this host's part of a cluster, and say how the next host joins."""
@@ -52,6 +53,7 @@ def start(
         certificates=certificates,
         devices=devices,
         store_bytes=parse_bytes(memory),
+        autoscaling=autoscaling,
     )
     print(f"{'head' if head else 'member'} of the cluster {node.address}, as {node.host}")
     if head:

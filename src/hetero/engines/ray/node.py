@@ -121,6 +121,7 @@ def start_node(
     certificates: Path | None = None,
     devices: str = "",
     store_bytes: int = 1_000_000_000,
+    autoscaling: Path | None = None,
 ) -> Node:
     """Start Ray's processes on this host, and wait until they answer.
 
@@ -134,17 +135,22 @@ def start_node(
     certificates : folder made by `make_certificates`
     devices : the fleet of this host, as HETERO_DEVICES takes it; '' for all of it
     store_bytes : of the object store
+    autoscaling : configuration of Ray's autoscaler, which the head hands on unread
 
     Raises
     ------
     BadValueError
-        It would listen beyond loopback without certificates, or join without a token.
+        The autoscaler's configuration is not there, or not for a head; it would listen beyond loopback without
+        certificates, or join without a token.
     EngineError
         A node runs here already, the port is in use, nobody answers, or Ray does not start.
     """
     running = this_node()
     if running is not None:
         raise EngineError(f"a node of {running.address} runs on this host", remedy="end it with 'hetero node stop'")
+    if autoscaling is not None and (join or not autoscaling.is_file()):
+        problem = "only a head has an autoscaler" if join else f"{autoscaling}: there is no such file"
+        raise BadValueError(problem, remedy="give --autoscaling FILE with --head")
     _refuse_open(host, join, certificates)
     token = _token(token_file, join)
     variables = _variables(host, token, str(certificates.absolute()) if certificates else "")
@@ -160,6 +166,7 @@ def start_node(
     command = [sys.executable, "-m", "ray.scripts.scripts", "start", *role, f"--node-ip-address={host}", "--block"]
     command += ["--num-cpus=0", "--num-gpus=0", f"--object-store-memory={store_bytes}", "--disable-usage-stats"]
     command += ["--include-dashboard=false"] if not join else []
+    command += [f"--autoscaling-config={autoscaling.absolute()}"] if autoscaling is not None else []
     command += [f"--labels=hetero={Path(folder).name}"]
     variables |= {"HETERO_DEVICES": devices} if devices else {}
     process = _started(command, variables, Path(folder))

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from hetero.advise.estimate import Workload
-from hetero.advise.fleet import group_of, read_fleet
+from hetero.advise.fleet import Kind, group_of, read_fleet
+from hetero.advise.live_prices import live_prices
 from hetero.advise.match import Limits, choose, match
 from hetero.advise.mixing import mix, read_stream
-from hetero.advise.live_prices import live_prices
 from hetero.advise.prices import Prices, age_of, own_price, read_prices
 from hetero.catalog.load import find
 from hetero.cli.plan_choose import read_workload
@@ -291,3 +291,10 @@ def test_a_wrong_lease_in_a_fleet_file_is_told_in_one_line(tmp_path: Path, rows:
 def test_a_wrong_word_for_what_devices_share_is_told() -> None:
     with pytest.raises(BadValueError, match="did you mean 'rack'"):
         Limits(together="rak")
+
+
+def test_kinds_that_no_pool_keeps_are_counted() -> None:
+    kinds = (Kind(find("H100-SXM"), 4),)
+    assert {one.count: one.replicas for one in choose(LARGE, kinds).matches} == {2: 2, 4: 1}
+    (refused,) = choose(LARGE, (Kind(find("L4"), 2),)).refused
+    assert refused.refused.endswith("and there are 2")

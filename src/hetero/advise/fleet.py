@@ -44,7 +44,7 @@ class Kind:
     count : how many there are, None for as many as one wants
     price : the user's own, None where none was given
     fabric : how they are connected, None where unknown
-    stock, sort : which of them are free, and what they are asked for there; None where there is no end of them
+    stock, sort : the pool that knows which are free, and what they are asked for there; None where none keeps them
     """
 
     spec: DeviceSpec
@@ -55,8 +55,14 @@ class Kind:
     sort: str = ""
 
     def copies(self, count: int, terms: LeaseRequest | None = None) -> tuple[tuple[str, ...], ...]:
-        """Give the groups of so many devices that are free at once; () too where there is no end of them."""
+        """Give the groups of so many devices that are free at once; () too where no pool keeps them."""
         return () if self.stock is None else self.stock.copies(self.sort, count, terms)
+
+    def most_copies(self, count: int, terms: LeaseRequest | None = None) -> int | None:
+        """Give how many groups of so many devices there can be, None for as many as one wants."""
+        if self.count is None:
+            return None
+        return self.count // count if self.stock is None else len(self.copies(count, terms))
 
 
 def catalog_fleet() -> tuple[Kind, ...]:
@@ -81,10 +87,8 @@ def here_fleet() -> tuple[Kind, ...]:
         except BadValueError:
             others.setdefault((device.kind, device.name), []).append(device)
     measured = [measure(alike) for alike in others.values()]
-    return (
-        *(Kind(find(name), count) for name, count in known.items()),
-        *(_measured(alike) for alike in measured),
-    )
+    kinds = [*(Kind(find(name), count) for name, count in known.items()), *map(_measured, measured)]
+    return _kept([(kind, {}) for kind in kinds])
 
 
 def _measured(alike: Sequence[Device]) -> Kind:

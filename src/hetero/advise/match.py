@@ -246,7 +246,7 @@ def _of_kind(work: Workload, kind: Kind, limits: Limits, prices: Prices) -> list
     price = kind.price or prices.of(kind.spec)
     try:
         found = [
-            _judged(one, None if kind.count is None else len(kind.copies(one.count, limits.terms)), limits)
+            _judged(one, kind.most_copies(one.count, limits.terms), limits)
             for one in estimates_of(work, kind, price, limits.terms)
         ]
     except HeteroError as error:
@@ -267,8 +267,10 @@ def _have(kind: Kind, limits: Limits, needed: int) -> str:
     """Tell what there is of a kind, who holds some of it, and what the rest does not share."""
     from hetero.core.pool import sharing
 
-    if kind.count is None or kind.stock is None:
+    if kind.count is None:
         return ""
+    if kind.stock is None:
+        return f" and there {'is' if kind.count == 1 else 'are'} {kind.count}"
     held = kind.stock.held(kind.sort)
     told = "".join(f", {count} of them held by {workload}" for workload, count in held.items())
     free = len(kind.copies(1, replace(limits.terms, together="")))

@@ -152,7 +152,9 @@ def mix(
     if not offers:
         raise NothingFitsError("no device with a price serves any of it", remedy="give prices with --prices, or others")
     demand = [stream.per_s for stream in streams]
-    counts = {kind.spec.name: _free(kind, limits) for kind in kinds if kind.count is not None}
+    alone = replace(limits.terms, together="")
+    free = {kind.spec.name: kind.most_copies(1, alone) for kind in kinds}
+    counts = {name: count for name, count in free.items() if count is not None}
     found = best_mix(demand, offers, counts, load_frac)
     if limits.usd_per_hour and found.usd_per_hour > limits.usd_per_hour:
         raise NothingFitsError(
@@ -161,11 +163,6 @@ def mix(
         )
     single = cheapest_single(demand, offers, counts, load_frac)
     return MixChoice(tuple(streams), found, single, {offer.name: offer for offer in offers}, tuple(notes))
-
-
-def _free(kind: Kind, limits: Limits) -> int:
-    """Give how many devices of a kind nobody holds who is to be kept away from."""
-    return len(kind.copies(1, replace(limits.terms, together=""))) if kind.stock is not None else kind.count or 0
 
 
 def _offers(work: Workload, streams: Sequence[Stream], kind: Kind, usd: float, limits: Limits) -> list[Offer]:

@@ -165,7 +165,7 @@ class Server:
         views: list[Any] = []
         try:
             outcome = self._call(job, views)
-            row = (job.seq, started_s, outcome.seconds, *self._result(job, outcome))
+            row = (job.seq, started_s, *self._result(job, outcome))
             del outcome
         except Cancelled:
             row = (job.seq, started_s, self.clock.now_s() - started_s, say.FAILED, "cancelled", "cancelled", None, "")
@@ -246,24 +246,27 @@ class Server:
             clock.sleep(self.device.link_latency_s + nbytes / self.device.link_bytes_per_s)
 
     def _result(self, job: Job, outcome: Outcome) -> tuple[Any, ...]:
+        """Give the seconds that the device was taken, storing included, and what becomes of the value."""
         if outcome.value is None:
-            return say.VALUE, (NONE, ())
+            return outcome.seconds, say.VALUE, (NONE, ())
         if outcome.resident:
             self.control.keep((job.task, job.attempt), outcome.value)
-            return say.RESIDENT, outcome.nbytes
+            return outcome.seconds, say.RESIDENT, outcome.nbytes
+        begin_s = self.clock.now_s()
         try:
             wire = store(outcome.value, self.segments, lambda sizes: self._room(job.seq, sizes))
         except say.NoRoomError as error:
-            return say.FAILED, "out_of_memory", str(error), None, ""
+            return outcome.seconds, say.FAILED, "out_of_memory", str(error), None, ""
         except MemoryError as error:
-            return self._failure(error)
+            return outcome.seconds, *self._failure(error)
         except Exception as error:  # noqa: BLE001  a value's pickling may raise anything
             raise say.UnserialisableError(
                 f"the result of {self._function(job.key).name} (task {job.task}) cannot travel back: {one_line(error)}",
                 outcome.seconds,
             ) from None
+        seconds = outcome.seconds + self.clock.now_s() - begin_s
         self.slow_link(sum([place.nbytes for place in wire.places]))
-        return say.VALUE, tuple(wire)
+        return seconds, say.VALUE, tuple(wire)
 
     def _room(self, lease: int, sizes: list[int]) -> list[Any]:
         self.send((say.ROOM, lease, sizes))

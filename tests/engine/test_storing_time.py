@@ -1,0 +1,29 @@
+"""What a task is said to have taken."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import hetero
+from hetero.drive.trace_read import read_trace
+from hetero.model.events import TaskFinished
+
+
+def slow_to_store() -> Any:
+    import time
+
+    class Slow:
+        def __reduce__(self) -> tuple[Any, ...]:
+            time.sleep(0.3)
+            return (int, (7,))
+
+    return Slow()
+
+
+def test_the_time_of_a_task_includes_that_of_storing_its_result(tmp_path: Path) -> None:
+    trace = tmp_path / "run.trace.jsonl.gz"
+    with hetero.Context(devices="cpu:1", trace=str(trace), history=False) as ctx:
+        assert ctx.run(slow_to_store) == 7
+    took = [record.seconds for _, record in read_trace(str(trace)) if isinstance(record, TaskFinished)]
+    assert took[0] >= 0.3

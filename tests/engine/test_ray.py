@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -39,6 +40,22 @@ for turn in range(2):
     left += still
 kept = "RAY_AUTH_TOKEN" in os.environ or os.environ["RAY_ADDRESS"] != "10.0.0.1:6379"
 print(left, actor in [process.pid for process in gone], os.path.exists(folder), kept)
+"""
+RESUMES = """
+import pathlib, sys, time, hetero
+seen = pathlib.Path(sys.argv[1])
+@hetero.task
+def total(count, stops_at):
+    loop = hetero.resumable(range(count), every=5, state=0)
+    for item in loop:
+        with seen.open("a") as file:
+            file.write(f"{item}\\n")
+        loop.state += item
+        if item == stops_at:
+            time.sleep(3600)
+    return loop.state
+with hetero.Context(devices="cpu:1", engine="ray", memory_pool_size="80MB", name="again", history=False) as ctx:
+    print(ctx.run(total, 40, int(sys.argv[2])))
 """
 
 
@@ -97,3 +114,19 @@ def test_importing_hetero_and_a_local_context_leave_ray_alone() -> None:
         "print('ray' in sys.modules)"
     )
     assert run("-c", program) == "False"
+
+
+def test_a_program_that_is_killed_and_started_again_under_its_name_goes_on_after_its_last_checkpoint(
+    tmp_path: Path,
+) -> None:
+    seen = tmp_path / "seen"
+    command = [sys.executable, "-c", RESUMES, str(seen), "17"]
+    with subprocess.Popen(command, cwd=PROJECT) as program:
+        deadline_s = time.monotonic() + PATIENCE_S
+        while not seen.exists() or len(seen.read_text().split()) < 18:
+            assert program.poll() is None
+            assert time.monotonic() < deadline_s, "the program does not come on"
+            time.sleep(0.1)
+        program.kill()
+    assert run("-c", RESUMES, str(seen), "99").splitlines()[-1] == str(sum(range(40)))
+    assert [int(word) for word in seen.read_text().split()] == [*range(18), *range(15, 40)]

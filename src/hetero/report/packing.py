@@ -11,6 +11,7 @@ import json
 import zlib
 from collections import Counter, defaultdict
 from collections.abc import Mapping
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -160,18 +161,18 @@ def _ratios(predicted_s: Floats, took_s: Floats) -> NDArray[np.int32]:
 
 def _parents(run: RunRecord, order: Ints, place: Ints) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
     """Give for each attempt how many attempts it needed, and how many rows before it each of them stands."""
-    home: dict[int, int] = {}
-    for each, row in zip(run.attempts, place.tolist(), strict=True):
-        if each.outcome == "done":
-            home.setdefault(each.task, row)
-    counts: list[int] = []
-    found: list[int] = []
-    for row, at in enumerate(order.tolist()):
-        task = run.tasks.get(run.attempts[at].task)
-        rows = [row - home[each] for each in task.after if each in home][:_PARENTS] if task and task.after else ()
-        counts.append(len(rows))
-        found.extend(rows)
-    return np.array(counts, dtype=np.int32), np.array(found, dtype=np.int32)
+    tasks = column(run.attempts, "task").astype(np.int64)
+    done = np.flatnonzero(np.fromiter((each.outcome == "done" for each in run.attempts), bool, len(tasks)))
+    homes, first = np.unique(tasks[done], return_index=True)
+    needs = [task.after if task else () for task in map(run.tasks.get, tasks[order].tolist())]
+    rows = np.repeat(np.arange(len(needs)), [len(each) for each in needs])
+    given = np.fromiter(chain.from_iterable(needs), np.int64, len(rows))
+    known = np.isin(given, homes)
+    rows, given = rows[known], given[known]
+    counts = np.bincount(rows, minlength=len(needs))
+    kept = np.arange(len(rows)) - (np.cumsum(counts) - counts)[rows] < _PARENTS
+    parents = rows - place[done[first]][np.searchsorted(homes, given)]
+    return np.minimum(counts, _PARENTS).astype(np.int32), parents[kept].astype(np.int32)
 
 
 def _links(run: RunRecord) -> dict[tuple[str, str], list[int]]:

@@ -7,6 +7,7 @@ It must not guess: each link names the event that the next one waited for.
 from __future__ import annotations
 
 from bisect import bisect_right
+from math import inf
 from typing import NamedTuple
 
 import numpy as np
@@ -91,11 +92,12 @@ def longest_path(run: RunRecord) -> tuple[list[int], float]:
     reach: dict[int, float] = {}
     before: dict[int, int] = {}
     for number in sorted(run.tasks, key=lambda each: (run.tasks[each].ready_s, each)):
-        parents = [each for each in run.tasks[number].after if each in reach]
-        longest = max(parents, key=lambda each: (reach[each], -each), default=None)
-        reach[number] = taken.get(number, 0.0) + (reach[longest] if longest is not None else 0.0)
-        if longest is not None:
-            before[number] = longest
+        longest_s = -1.0
+        for parent in run.tasks[number].after:
+            reach_s = reach.get(parent, -inf)
+            if reach_s > longest_s or (reach_s == longest_s and parent < before[number]):
+                before[number], longest_s = parent, reach_s
+        reach[number] = taken.get(number, 0.0) + max(longest_s, 0.0)
     if not reach:
         return [], 0.0
     last = max(reach, key=lambda each: (reach[each], -each))

@@ -25,7 +25,7 @@ __all__ = [
 
 
 class TrainingStep(NamedTuple):
-    """A step of training was done; a few a second are told.
+    """A step of training was done; a few a second are told; `at_s` is 0 until that reaches the program.
 
     Attributes
     ----------

@@ -16,6 +16,7 @@ from hetero.comm.errors import LineClosedError
 from hetero.comm.lines import Hub, Line
 from hetero.floor import clock
 from hetero.floor.errors import HeteroError, OutOfDeviceMemoryError, TaskCancelledError, TaskLostError
+from hetero.model.notes import TrainingStep
 from hetero.plan.shares import StepModel
 from hetero.session.futures import Future
 from hetero.train.admission import Admission
@@ -23,7 +24,7 @@ from hetero.train.job import Formation, Saved
 from hetero.train.killed import Killed
 from hetero.train.listening import Listener
 from hetero.train.roster import Extent, Member
-from hetero.train.values import EpochReport, NotANumberError, StepReport, Totals, TrainingError
+from hetero.train.values import EpochReport, NotANumberError, Totals, TrainingError
 
 __all__ = ["Lead"]
 
@@ -202,7 +203,7 @@ class Lead:
     def _on_ends(self, line: Line) -> None:
         self._members[line].phase = "left"
 
-    def _on_step(self, line: Line, report: StepReport) -> None:
+    def _on_step(self, line: Line, report: TrainingStep) -> None:
         self.listener.on_step(report.step, report.loss)
         self.listener.on_step_report(report)
 

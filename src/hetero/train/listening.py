@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from hetero.train.values import EpochReport, StepReport
+from hetero.model.notes import TrainingStep
+from hetero.train.values import EpochReport
 
 __all__ = ["Heard", "Listener"]
 
@@ -19,7 +20,7 @@ class Listener:
     def on_step(self, step: int, loss: float) -> None:
         """Hear of a step, a few times a second."""
 
-    def on_step_report(self, report: StepReport) -> None:
+    def on_step_report(self, report: TrainingStep) -> None:
         """Hear what that step was like on each device."""
 
     def on_checkpoint(self, step: int, nbytes: int, seconds: float) -> None:
@@ -60,7 +61,7 @@ class Heard(Listener):
         """Pass a step on."""
         self.further.on_step(step, loss)
 
-    def on_step_report(self, report: StepReport) -> None:
+    def on_step_report(self, report: TrainingStep) -> None:
         """Pass the step's figures on."""
         self.further.on_step_report(report)
 

@@ -22,6 +22,7 @@ from hetero.floor import clock
 from hetero.floor.errors import HeteroError, OutOfDeviceMemoryError
 from hetero.floor.own_memory import freed_memory_kept
 from hetero.model.device import Device
+from hetero.model.notes import TrainingStep
 from hetero.plan.shares import Plan, apportion
 from hetero.train.job import Job
 from hetero.train.membership import Membership, StopError
@@ -29,7 +30,7 @@ from hetero.train.memory import KeptPasses, PassLimit
 from hetero.train.probing import probe, torch_place
 from hetero.train.profiling import StepProfile
 from hetero.train.sharing import Sharing
-from hetero.train.values import EpochReport, StepReport, Totals, TrainingError
+from hetero.train.values import EpochReport, Totals, TrainingError
 
 if TYPE_CHECKING:
     from hetero.train.replica import Replica
@@ -289,7 +290,7 @@ class _Member(Membership):
         if self.rank == 0 and clock.monotonic_s() - self.told_s > _TELL_S:
             self.told_s = clock.monotonic_s()
             mine = (tuple(self.team), tuple(counts), tuple(busy_s))
-            self.line.send("step", StepReport(self.replica.step, self._mean(total), step_s, min(waits_s), *mine))
+            self.line.send("step", TrainingStep(0.0, self.replica.step, self._mean(total), step_s, min(waits_s), *mine))
 
     def _mean(self, total: Any) -> float:
         divisor = total.weight if self.replica.loss.divides else total.samples

@@ -13,7 +13,7 @@ from hetero.train.listening import Listener
 
 if TYPE_CHECKING:
     from hetero.drive.live import Driver
-    from hetero.train.values import EpochReport, StepReport
+    from hetero.train.values import EpochReport
 
 __all__ = ["Recorded"]
 
@@ -35,9 +35,9 @@ class Recorded(Listener):
         """Pass a step on."""
         self.further.on_step(step, loss)
 
-    def on_step_report(self, report: StepReport) -> None:
+    def on_step_report(self, report: TrainingStep) -> None:
         """Write a step down."""
-        self.driver.note(TrainingStep(self.driver.now_s(), *report))
+        self.driver.note(report._replace(at_s=self.driver.now_s()))
         self.further.on_step_report(report)
 
     def on_checkpoint(self, step: int, nbytes: int, seconds: float) -> None:

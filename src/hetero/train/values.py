@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 from hetero.floor.errors import BadValueError, HeteroError, did_you_mean
 
@@ -23,7 +23,6 @@ __all__ = [
     "Evaluation",
     "NotANumberError",
     "Options",
-    "StepReport",
     "Totals",
     "TrainingError",
 ]
@@ -142,27 +141,6 @@ def _word(name: str, given: object, allowed: tuple[str, ...], more: str = "") ->
             f"{name}={given!r} is not allowed{did_you_mean(given, allowed)}",
             remedy=f"give {', '.join(allowed)}{more}",
         )
-
-
-class StepReport(NamedTuple):
-    """What one step was like.
-
-    Attributes
-    ----------
-    step : counted from 1
-    loss : mean over its samples
-    seconds : s from its beginning to its end
-    exchange_s : s that the last member to come spent in the exchange of gradients of the step before
-    devices, samples, busy_s : of each member: its device, samples, and s that its passes took
-    """
-
-    step: int
-    loss: float
-    seconds: float
-    exchange_s: float
-    devices: tuple[str, ...]
-    samples: tuple[int, ...]
-    busy_s: tuple[float, ...]
 
 
 @dataclass(frozen=True, slots=True)

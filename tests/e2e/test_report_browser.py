@@ -15,6 +15,8 @@ from tests.needs import chromium
 from tests.perfetto import folder, perfetto
 from tests.pure.test_report import EVIL, failed_run
 from tests.pure.test_report_training import trained
+from tests.sim.report_runs import run as simulated
+from tests.sim.report_runs import with_collectives
 
 READY = "window.heteroStats && heteroStats.done"
 
@@ -158,6 +160,11 @@ def test_perfettos_own_page_imports_a_run_without_an_error_and_shows_each_slice(
             assert found.errors == 0
             assert found.slices == len(run.attempts) + len(run.transfers)
             assert found.rows >= len({each.device for each in run.attempts})
+        records, fleet = simulated(4, rough=False)
+        run = collect(with_collectives(records, 4), fleet)
+        found = imported(json.dumps(chrome_trace(run)))
+        assert found.errors == 0
+        assert found.slices == len(run.attempts) + len(run.transfers) + len(run.collectives) > len(run.attempts)
 
 
 @pytest.mark.slow

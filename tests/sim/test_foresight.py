@@ -10,6 +10,7 @@ from hetero.core.memory import Replicas
 from hetero.drive.sim_values import SimResult
 from hetero.graphs.planning import Budget, plan_graph
 from hetero.graphs.simulating import guide_of, run_graph
+from hetero.model.device import HOST_NODE
 from hetero.model.graph import UNLIMITED_BYTES, GraphDevice, GraphEdge, GraphTask, TaskGraph
 from hetero.model.topology import Link, MemoryNode, Topology
 from hetero.plan.policies.planned import Planned
@@ -75,16 +76,16 @@ def tight() -> list[tuple[int, int, float, float]]:
     return found
 
 
-def test_with_tight_memories_the_plan_copies_no_more_than_the_order_of_last_use(
+def test_with_tight_memories_the_plan_copies_less_than_the_order_of_last_use(
     tight: list[tuple[int, int, float, float]],
 ) -> None:
-    assert all(told <= alone for told, alone, _, _ in tight), tight
+    assert sum(told for told, *_ in tight) < sum(alone for _, alone, *_ in tight), tight
 
 
-def test_with_tight_memories_a_run_takes_no_longer_when_the_plan_is_told(
+def test_with_tight_memories_runs_take_no_longer_when_the_plan_is_told(
     tight: list[tuple[int, int, float, float]],
 ) -> None:
-    assert all(told_s <= alone_s for _, _, told_s, alone_s in tight), tight
+    assert sum(told_s for _, _, told_s, _ in tight) <= sum(alone_s for *_, alone_s in tight), tight
 
 
 def join(bytes_made: int, capacity_bytes: int = UNLIMITED_BYTES) -> TaskGraph:
@@ -116,3 +117,15 @@ def test_what_is_sent_ahead_is_sent_once() -> None:
     assert copies(run_graph(join(8 * TILE), Planned(ahead_s=0.0))) == copies(
         run_graph(join(8 * TILE), Silent(ahead_s=0.0))
     )
+
+
+def test_what_could_not_be_copied_is_not_sent_ahead_again() -> None:
+    replicas = Replicas(fleet(10 * TILE)[1])
+    replicas.add(1, TILE, HOST_NODE, None)
+    sent = replicas.fetch((1,), FIRST)
+    assert sent is not None
+    assert replicas.fetch((1,), FIRST) is None, "it is on its way"
+    replicas.failed(sent.item, sent.src, sent.dst)
+    assert replicas.fetch((1,), FIRST) is None
+    assert replicas.fetch((1,), SECOND) is not None
+    assert replicas.used[FIRST] == 0

@@ -18,6 +18,7 @@ class Item:
     ----------
     valid : nodes with a finished replica, in the order of their arrival
     arriving : nodes to which a transfer is under way, with the node that it comes from
+    failed : nodes to which a transfer failed; nothing is sent there ahead of its task any more
     pins : per node, how many placed tasks need the replica there
     producer : the task that can compute it again, None where it came from outside
     heirs : items that would need this one to be computed again
@@ -30,6 +31,7 @@ class Item:
         "arriving",
         "awaited",
         "claims",
+        "failed",
         "heirs",
         "id",
         "nbytes",
@@ -47,6 +49,7 @@ class Item:
         self.nbytes = nbytes
         self.valid: list[str] = []
         self.arriving: dict[str, str] = {}
+        self.failed: tuple[str, ...] = ()
         self.pins: dict[str, int] = {}
         self.waiters: dict[str, list[TaskState]] = {}
         self.producer = producer

@@ -184,6 +184,7 @@ class Losses(Lending):
         for state in waiters:
             self._take_off(state, event.at_s, commands)
             state.crashes += 1
+            state.out_of_memory += event.reason.startswith("MemoryError")
             if state.crashes > state.task.request.crashes:
                 text = f"{state.task.name} was given up: its input {event.item} could not be copied: {event.reason}"
                 self._fail(state, Failure("crash", text), commands)

@@ -19,6 +19,9 @@ from hetero.model.topology import Topology
 
 __all__ = ["Replicas"]
 
+AHEAD_FRAC = 0.75
+"""Data travel ahead of their tasks only up to this use of a memory node."""
+
 
 class Replicas:
     """All data items of a run.
@@ -155,13 +158,16 @@ class Replicas:
     def fetch(self, inputs: Iterable[int], node: str) -> Transfer | None:
         """Order the first copy that a node lacks of some items; None where none is lacking, or it would be in the way.
 
-        Nothing is dropped for it, and nothing else is on its way there: a task that is placed has the right of way.
+        Nothing is dropped for it, a quarter of the node stays free for what running tasks take, and nothing else is on
+        its way there: a task that is placed has the right of way.
         """
         if self._coming[node]:
             return None
         entries = (self.items[item] for item in dict.fromkeys(inputs) if item in self.items)
         absent = next((entry for entry in entries if entry.valid and node not in entry.valid), None)
-        if absent is None or self._lacks(node, absent.nbytes):
+        if absent is None or node in absent.failed:
+            return None
+        if self.used.get(node, 0) + absent.nbytes > AHEAD_FRAC * self.capacity(node):
             return None
         return self._order(absent, self.ways.cheapest(absent, node)[1], node)
 
@@ -258,6 +264,7 @@ class Replicas:
         if entry is None or entry.arriving.get(dst) != src:
             return [], []
         self._over(entry, dst)
+        entry.failed += (dst,)
         self.used[dst] -= entry.nbytes
         return entry.waiters.pop(dst, []), self._unpin(entry, src)
 

@@ -156,6 +156,8 @@ class _Simulation:
         self._parts = FIRST_PART
         self._count = 0
         self._due: list[Event] = []
+        self._news: list[Event] = []
+        self._tick_s = costs.tick_s
         self._dice = Dice(seed)
         self._faults = faults
         self._engine = SimEngine(
@@ -183,11 +185,20 @@ class _Simulation:
         heappush(self._queue, (self._now_s + delay_s, self._serial, call))
 
     def _tell(self, event: Event) -> None:
-        """Put an event at the end of what is due now; some are told twice."""
+        """Put an event at the end of what is due now, or of the tick; some are told twice."""
+        if self._tick_s:
+            if not self._news:
+                self._at(self._tick_s, self._tell_news)
+            self._news.append(event)
+            return
         self._at(0.0, partial(self._handle, event))
         if self._dice.happens(self._faults.duplicate):
             self._engine.happened["duplicate"] += 1
             self._at(0.0, partial(self._handle, event))
+
+    def _tell_news(self) -> None:
+        news, self._news = self._news, []
+        self._handle_all([event._replace(at_s=self._now_s) for event in news])
 
     def _chore(self, delay_s: float, call: Callable[[], None]) -> None:
         """Put something into the queue that no task waits for."""

@@ -44,6 +44,7 @@ class Costs(NamedTuple):
     start_s : s until a worker that is started takes tasks
     notice_s : s until the loss of a worker is noticed
     shared : True when transfers over one link or bus follow one another; else each has it alone
+    tick_s : s between two times at which the core hears what happened; 0 tells it everything at once
     """
 
     noise: float = 0.0
@@ -51,6 +52,7 @@ class Costs(NamedTuple):
     start_s: float = 0.0
     notice_s: float = 0.001
     shared: bool = True
+    tick_s: float = 0.0
 
 
 class _Group:

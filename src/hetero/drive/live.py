@@ -13,10 +13,11 @@ from contextlib import contextmanager
 from functools import partial
 from itertools import count
 from math import inf
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from hetero.core.machine import Machine
-from hetero.drive.planning import PlanTeller
+from hetero.drive.live_values import Explanation, Sink, Together
+from hetero.drive.recorder import Recorder
 from hetero.drive.timer import Timer
 from hetero.drive.utilisation import UtilisationWatch
 from hetero.engines.base import Call, Engine, NodeUsage, WorkerEntry
@@ -41,49 +42,15 @@ from hetero.model.events import (
     TimerFired,
 )
 from hetero.model.leases import LeasePhase
-from hetero.model.notes import TaskNote
 from hetero.model.tasks import Failure, Request, Task
 from hetero.model.topology import Topology
-from hetero.plan.cost import CostModel, Estimate
+from hetero.plan.cost import CostModel
 from hetero.plan.policies.base import Policy
 
 __all__ = ["Driver", "Explanation", "Sink"]
 
 Delivery = Callable[[], object]
 T = TypeVar("T")
-
-
-class Sink(Protocol):
-    """Where the outcome of one task goes."""
-
-    def committed(self, load: Callable[[], Any]) -> None:
-        """Take the result; `load()` gives the value. Called once, from any thread."""
-        ...
-
-    def failed(self, failure: Failure) -> None:
-        """Take the failure; its payload may be the user's exception. Called once, from any thread."""
-        ...
-
-
-class _Together(tuple[TaskSubmitted, ...]):
-    """Tasks that are handed in at once."""
-
-    __slots__ = ()
-
-
-class Explanation(NamedTuple):
-    """What is expected of one device for one task.
-
-    Attributes
-    ----------
-    device : id
-    estimate : the estimate, None where the device cannot run the task
-    reason : why it cannot, '' where it can
-    """
-
-    device: str
-    estimate: Estimate | None
-    reason: str
 
 
 class Driver:
@@ -126,10 +93,9 @@ class Driver:
         self.devices = tuple(devices)
         self.engine = engine
         self.machine = Machine(policy, cost, topology)
-        self._plans = PlanTeller(self.machine)
         self._worker = worker
         self._clock = clock
-        self._record = trace.write if trace is not None else None
+        self._recorder = Recorder(self.machine, clock, trace)
         self._warn = warn
         self._split = split
         self._ids = count(1)
@@ -137,7 +103,7 @@ class Driver:
         self._sinks: dict[int, Sink] = {}
         self._tracked: set[int] = set()
         self._able: dict[tuple[str, int], Request] = {}
-        self._inbox: deque[Event | _Together] = deque()
+        self._inbox: deque[Event | Together] = deque()
         self._held: list[TaskSubmitted] = []
         self._holder = 0
         self._one_holder = threading.Lock()
@@ -176,7 +142,7 @@ class Driver:
         """Start a worker for each device, without waiting for them."""
         now_s = self._clock.now_s()
         self._post([DeviceAdded(now_s, device) for device in self.devices])
-        self.engine.tell = self._tell
+        self.engine.tell = self._recorder.tell
         self.engine.start(self.devices, self._worker, self._clock, self._post)
         self._timer.start()
 
@@ -235,7 +201,7 @@ class Driver:
                 self._holder = 0
                 held, self._held = self._held, []
         if held:
-            self._inbox.append(_Together(held))
+            self._inbox.append(Together(held))
             self._drain()
 
     def _refuse(self, task: Task, key: tuple[str, int]) -> None:
@@ -319,17 +285,11 @@ class Driver:
 
     def note(self, record: tuple[object, ...]) -> None:
         """Put a fact that the core need not know into the trace."""
-        if self._record is not None:
-            self._record(record)
-
-    def _tell(self, notes: Sequence[TaskNote]) -> None:
-        for note in notes:
-            self.note(note._replace(at_s=self._clock.now_s()))
+        self._recorder.note(record)
 
     def listen(self, sink: TraceSink) -> None:
         """Hand every event, command and note from now on to one more sink."""
-        before = self._record
-        self._record = sink.write if before is None else partial(_both, before, sink.write)
+        self._recorder.listen(sink)
 
     def look(self, question: Callable[[Machine], T]) -> T:
         """Ask the core a question between two events."""
@@ -399,15 +359,15 @@ class Driver:
                     self._idle.notify_all()
         self.engine.pump()
 
-    def _take(self, event: Event | _Together, deliveries: list[Delivery]) -> None:
-        record = self._record
+    def _take(self, event: Event | Together, deliveries: list[Delivery]) -> None:
+        record = self._recorder.write
         if record is not None:
-            for each in event if isinstance(event, _Together) else (event,):
+            for each in event if isinstance(event, Together) else (event,):
                 record(each)
         if type(event) is TaskFinished and event.nbytes:
             self._tracked.add(event.task)
         core = self.machine
-        commands = core.handle_all(event) if isinstance(event, _Together) else core.handle(event)
+        commands = core.handle_all(event) if isinstance(event, Together) else core.handle(event)
         for command in commands:
             if record is not None:
                 record(command)
@@ -416,8 +376,8 @@ class Driver:
                 carry(command, deliveries)
             else:
                 self.engine.submit(command)  # type: ignore[arg-type]
-        if record is not None and (planned := self._plans.look(self._clock.now_s())) is not None:
-            record(planned)
+        if record is not None:
+            self._recorder.decided()
         if type(event) is DeviceLost:
             self._able.clear()
         if self._check is not None:
@@ -502,10 +462,3 @@ class Driver:
 
     def _order_warning(self, command: Warn, deliveries: list[Delivery]) -> None:
         deliveries.append(partial(self._warn, command.text))
-
-
-def _both(
-    one: Callable[[tuple[object, ...]], None], other: Callable[[tuple[object, ...]], None], record: tuple[object, ...]
-) -> None:
-    one(record)
-    other(record)

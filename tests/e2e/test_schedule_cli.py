@@ -162,6 +162,18 @@ def test_a_wrong_file_is_told_before_the_planner_is_loaded(folder: Path, command
     assert done.stdout.split() == ["3", "False"], done.stderr
 
 
+def test_an_install_without_numba_schedules_and_says_that_it_is_slow(folder: Path) -> None:
+    program = "import sys\nsys.modules['numba'] = None\nfrom hetero.cli.main import entry\nentry()"
+    words = [sys.executable, "-c", program, "schedule", "g.json", "--iterations", "30", "--out", "plain.json"]
+    done = subprocess.run(words, cwd=folder, capture_output=True, text=True, timeout=240, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "numba cannot be used" in done.stdout + done.stderr
+    assert "slower" in done.stdout + done.stderr
+    hetero("schedule", "g.json", "--iterations", "30", "--out", "fast.json", cwd=folder)
+    plain, fast = (json.loads((folder / f"{name}.json").read_text()) for name in ("plain", "fast"))
+    assert plain["placements"] == fast["placements"]
+
+
 def test_a_graph_beyond_the_memory_is_refused_and_planned_under_the_model_without_capacities(folder: Path) -> None:
     graph = json.loads((folder / "g.json").read_text())
     graph["memory_nodes"] = [{"id": "ram", "capacity_bytes": 1000}, {"id": "vram", "capacity_bytes": 1000}]

@@ -42,6 +42,20 @@ def test_a_graph_is_run_many_times_with_a_device_lost_and_every_figure_is_told(f
     assert document(hetero(*words, cwd=folder)) == told
 
 
+def test_a_run_keeps_to_the_memory_of_a_device_and_the_free_model_does_not(folder: Path) -> None:
+    graph = json.loads((folder / "g.json").read_text())
+    graph["memory_nodes"][1]["capacity_bytes"] = 5_000
+    graph["tasks"] = [{"id": f"t{index}", "seconds": {"gpu0": 0.5}} for index in range(12)]
+    graph["tasks"].append({"id": "end", "seconds": {"cpu0": 1.0}})
+    graph["edges"] = [{"src": f"t{index}", "dst": "end", "bytes": 1000} for index in range(12)]
+    (folder / "small.json").write_text(json.dumps(graph))
+    kept = document(hetero("simulate", "small.json", "--json", cwd=folder))
+    free = document(hetero("simulate", "small.json", "--model", "free", "--json", cwd=folder))
+    assert kept["copied_bytes"] == free["copied_bytes"] == 12_000
+    assert kept["peak_bytes"]["vram"] <= 5_000 < free["peak_bytes"]["vram"]
+    assert "vram at most 5 KB" in hetero("simulate", "small.json", cwd=folder).stdout
+
+
 def test_what_other_devices_would_make_of_a_graph_says_what_is_extrapolated(folder: Path) -> None:
     words = ("--add", "2 x H100-SXM", "--is", "gpu0=A100-SXM-80GB", "--remove", "gpu0")
     told = document(hetero("whatif", "g.json", *words, "--json", cwd=folder))
@@ -59,6 +73,7 @@ def test_what_other_devices_would_make_of_a_graph_says_what_is_extrapolated(fold
         (("simulate", "g.json", "--fail", "gpu1@1s"), "the graph has no device 'gpu1'; did you mean"),
         (("simulate", "g.json", "--fail", "gpu0"), "does not say when"),
         (("simulate", "g.json", "--policy", "planed"), "did you mean 'planned'"),
+        (("simulate", "g.json", "--model", "fre"), "'fre' is not a model of transfers; did you mean 'free'"),
         (("whatif", "g.json", "--add", "H100-SXM"), "--is gpu0=NAME"),
     ],
 )

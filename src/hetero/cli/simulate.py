@@ -47,6 +47,9 @@ def simulate(
     precision: Annotated[str, typer.Option(help="With --hosts: of the operations.")] = "fp32",
     link: Annotated[str, typer.Option(help="With --hosts: link of each host, as in 10Gb/s.")] = "10Gb/s",
     tick: Annotated[str, typer.Option(help="With --hosts: between two decisions, as in 50ms.")] = "50ms",
+    model: Annotated[
+        str, typer.Option(help="contention: transfers share links, memory has capacities; free: neither.")
+    ] = "contention",
     json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
     """Run a task graph, or many tasks on many hosts, in virtual time, by the code that runs programs.
@@ -79,7 +82,9 @@ def simulate(
 
     losses = losses_of(read, fail or ())
     first = settings.seed() if seed is None else seed
-    trials = try_out(read, policy, noise=noise, losses=losses, draws=draws, seed=first, iterations=iterations)
+    trials = try_out(
+        read, policy, noise=noise, losses=losses, draws=draws, seed=first, iterations=iterations, model=model
+    )
     print_json(trials.as_dict()) if json else _print(trials)
     if trials.failed:
         raise typer.Exit(1)
@@ -98,7 +103,7 @@ def _print_scaled(found: Scaled) -> None:
 
 def _print(trials: Trials) -> None:
     from hetero.cli.schedule import verdict
-    from hetero.floor.units import format_seconds
+    from hetero.floor.units import format_bytes, format_seconds
 
     out = console()
     out.print(f"planned: {verdict(trials.plan)}", markup=False, soft_wrap=True)
@@ -110,6 +115,8 @@ def _print(trials: Trials) -> None:
         out.print(f"{middle}, four of five between {spans[1]} and {spans[2]}", markup=False, soft_wrap=True)
     for device, share in trials.busy_frac.items():
         out.print(f"  {device}: busy {share:.0%}", markup=False)
+    held = ", ".join(f"{node} at most {format_bytes(nbytes)}" for node, nbytes in trials.peak_bytes.items())
+    out.print(f"copied {format_bytes(round(trials.copied_bytes))} a run; held: {held}", markup=False, soft_wrap=True)
     if trials.repeated:
         out.print(f"tasks run again after a loss: {trials.repeated:,} in all runs", markup=False)
     for line in trials.notes:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -18,7 +19,7 @@ from hetero.drive.sim import simulate
 from hetero.drive.sim_engine import Costs
 from hetero.drive.sim_values import Program, SimResult, SimTask
 from hetero.model.device import HOST_NODE, KINDS, Device, DeviceType
-from hetero.model.graph import TaskGraph
+from hetero.model.graph import UNLIMITED_BYTES, TaskGraph
 from hetero.model.schedule import Schedule
 from hetero.model.tasks import Request, Task
 from hetero.model.topology import Link, MemoryNode, Topology
@@ -26,7 +27,7 @@ from hetero.plan.cost import CostModel, Estimate, Sample
 from hetero.plan.policies.base import Policy
 from hetero.plan.problem import problem_of
 
-__all__ = ["GraphRun", "TableCost", "device_ids", "guide_of", "prepared", "run_graph"]
+__all__ = ["GraphRun", "TableCost", "device_ids", "guide_of", "host_node", "prepared", "run_graph"]
 
 
 class TableCost(CostModel):
@@ -92,7 +93,7 @@ def run_graph(
     guide : a plan of the graph, made beforehand
     noise : standard deviation of the logarithm of real over estimated seconds; 0 for none
     seed : of every chance
-    contention : False lets every transfer have its link alone
+    contention : False lets every transfer have its link alone, and gives every memory node no end
 
     Notes
     -----
@@ -100,6 +101,7 @@ def run_graph(
     one data item: it travels once to a memory node, when a task that reads it has been placed there.
     """
     made = prepared(graph)
+    topology = made.topology if contention else _without_limits(made.topology)
     chosen: str | Policy = policy
     if policy == "planned":
         from hetero.plan.policies.planned import Planned
@@ -116,13 +118,18 @@ def run_graph(
         policy=chosen,
         cost=made.cost,
         sizes=made.sizes,
-        topology=made.topology,
+        topology=topology,
         seed=seed,
         costs=Costs(notice_s=0.0, shared=contention),
         faults=faults,
         rules=Rules(stall_s=math.inf, sweep_s=math.inf, retry_s=_retry_s(graph)),
         check_every=1 << 30,
     )
+
+
+def _without_limits(topology: Topology) -> Topology:
+    nodes = tuple(MemoryNode(node.id, UNLIMITED_BYTES) for node in topology.nodes)
+    return replace(topology, nodes=nodes, _by_pair={})
 
 
 def _retry_s(graph: TaskGraph) -> float:
@@ -145,7 +152,7 @@ def device_ids(graph: TaskGraph) -> list[str]:
 
 def prepared(graph: TaskGraph) -> GraphRun:
     """Give a graph's fleet and tasks in the core's terms."""
-    host = _host_node(graph)
+    host = host_node(graph)
     devices = tuple(
         Device(
             name,
@@ -171,7 +178,7 @@ def prepared(graph: TaskGraph) -> GraphRun:
     return GraphRun(devices, _topology(graph, host), program, TableCost(table), sizes, widened)
 
 
-def _host_node(graph: TaskGraph) -> str:
+def host_node(graph: TaskGraph) -> str:
     """Give the memory node that counts as the host's: that of the first CPU, else of the first device."""
     return next((device.memory_node for device in graph.devices if device.kind == "cpu"), graph.devices[0].memory_node)
 

@@ -11,11 +11,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from hetero.drive.faults import Faults, Loss
+from hetero.drive.sim_values import SimResult
 from hetero.floor.errors import BadValueError, did_you_mean
 from hetero.floor.units import parse_seconds
 from hetero.graphs.planning import Budget, plan_graph
-from hetero.graphs.simulating import device_ids, prepared, run_graph
-from hetero.model.graph import TaskGraph
+from hetero.graphs.simulating import device_ids, host_node, prepared, run_graph
+from hetero.model.device import HOST_NODE
+from hetero.model.graph import UNLIMITED_BYTES, TaskGraph
 from hetero.model.schedule import Schedule
 from hetero.plan.policies.registry import get
 
@@ -32,9 +34,12 @@ class Trials:
     ----------
     plan : made beforehand
     policy : its name
+    model : of transfers and memory, 'contention' or 'free'
     draws : number of runs
     median_s, low_s, high_s : s; the median, the 10th and the 90th percentile of the makespans
     busy_frac : the mean share of the makespan in which each device computed, by id
+    copied_bytes : sent from memory node to memory node in a run, the mean
+    peak_bytes : the most that each memory node held in any run, by id
     repeated : attempts beyond one a task, over all runs
     failed : why a task failed, by id; of the first run in which any did
     notes : for people
@@ -42,11 +47,14 @@ class Trials:
 
     plan: Schedule
     policy: str
+    model: str
     draws: int
     median_s: float
     low_s: float
     high_s: float
     busy_frac: Mapping[str, float]
+    copied_bytes: float
+    peak_bytes: Mapping[str, int]
     repeated: int
     failed: Mapping[str, str]
     notes: tuple[str, ...]
@@ -88,6 +96,7 @@ def try_out(
     draws: int = 1,
     seed: int = 0,
     iterations: int = 20,
+    model: str = "contention",
 ) -> Trials:
     """Plan a graph and run it in virtual time a number of times.
 
@@ -98,35 +107,73 @@ def try_out(
     losses : devices that are lost
     draws, seed : runs, with the seeds seed, seed + 1, …
     iterations : of the search for the plan
+    model : as of `plan_graph`, for the plan and for the runs
 
     Raises
     ------
     BadValueError
-        The policy is not known.
+        The policy or the model is not known.
     """
     get(policy)
-    plan = plan_graph(graph, "search", Budget(iterations=iterations), seed).schedule
-    spans: list[float] = []
-    busy = dict.fromkeys((device.id for device in graph.devices), 0.0)
-    failed: dict[str, str] = {}
-    repeated = 0
+    plan = plan_graph(graph, "search", Budget(iterations=iterations), seed, model=model).schedule
+    tally = _Tally(graph, draws)
     for turn in range(draws):
-        found = run_graph(graph, policy, guide=plan, noise=noise, seed=seed + turn, faults=Faults(losses=tuple(losses)))
-        spans.append(found.makespan_s)
-        for device, busy_s in zip(graph.devices, found.busy_s.values(), strict=True):
-            busy[device.id] += busy_s / found.makespan_s / draws if found.makespan_s else 0.0
-        repeated += max(0, found.launches - len(found.commits) - len(found.failures))
-        if not failed:
-            first = list(found.failures.items())[:_SHOWN_FAILURES]
-            failed = {graph.tasks[task - 1].id: failure.message for task, failure in first}
+        lost = Faults(losses=tuple(losses))
+        shared = model == "contention"
+        tally.add(run_graph(graph, policy, guide=plan, noise=noise, seed=seed + turn, faults=lost, contention=shared))
+    spans = tally.spans
     cuts = statistics.quantiles(spans, n=10, method="inclusive") if draws > 1 else [spans[0]] * 9
-    notes = _notes(graph)
-    middle = statistics.median(spans)
-    return Trials(plan, policy, draws, middle, cuts[0], cuts[-1], busy, repeated, failed, notes)
+    return Trials(
+        plan=plan,
+        policy=policy,
+        model=model,
+        draws=draws,
+        median_s=statistics.median(spans),
+        low_s=cuts[0],
+        high_s=cuts[-1],
+        busy_frac=tally.busy,
+        copied_bytes=tally.copied / draws,
+        peak_bytes=tally.peak,
+        repeated=tally.repeated,
+        failed=tally.failed,
+        notes=_notes(graph, model),
+    )
 
 
-def _notes(graph: TaskGraph) -> tuple[str, ...]:
-    widened = prepared(graph).widened
-    if not widened:
-        return ()
-    return (f"{widened:,} tasks hand different bytes to different tasks: each result counts as its largest",)
+class _Tally:
+    """What the runs so far came to."""
+
+    def __init__(self, graph: TaskGraph, draws: int) -> None:
+        self._graph = graph
+        self._draws = draws
+        self.spans: list[float] = []
+        self.busy = dict.fromkeys((device.id for device in graph.devices), 0.0)
+        self.peak = dict.fromkeys((node.id for node in graph.topology.nodes), 0)
+        self.failed: dict[str, str] = {}
+        self.copied = self.repeated = 0
+
+    def add(self, found: SimResult) -> None:
+        """Count one run."""
+        self.spans.append(found.makespan_s)
+        for device, busy_s in zip(self._graph.devices, found.busy_s.values(), strict=True):
+            self.busy[device.id] += busy_s / found.makespan_s / self._draws if found.makespan_s else 0.0
+        self.repeated += max(0, found.launches - len(found.commits) - len(found.failures))
+        assert found.machine is not None
+        replicas, host = found.machine.replicas, host_node(self._graph)
+        self.copied += sum(nbytes for _, nbytes in replicas.moved.values())
+        for node in self.peak:
+            self.peak[node] = max(self.peak[node], replicas.peak.get(HOST_NODE if node == host else node, 0))
+        if not self.failed:
+            first = list(found.failures.items())[:_SHOWN_FAILURES]
+            self.failed = {self._graph.tasks[task - 1].id: failure.message for task, failure in first}
+
+
+def _notes(graph: TaskGraph, model: str) -> tuple[str, ...]:
+    notes = []
+    if widened := prepared(graph).widened:
+        notes.append(f"{widened:,} tasks hand different bytes to different tasks: each result counts as its largest")
+    host = host_node(graph)
+    limit = next((node.capacity_bytes for node in graph.topology.nodes if node.id == host), UNLIMITED_BYTES)
+    if model == "contention" and limit != UNLIMITED_BYTES:
+        notes.append(f"{host!r} counts as the host's memory: a run puts what exceeds it into files and goes on")
+    return tuple(notes)

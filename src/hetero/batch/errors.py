@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from hetero.floor.errors import HeteroError
 
-__all__ = ["BadRecordsError", "PriceLimitError", "TimeLimitError", "WrongResultError"]
+__all__ = ["BadRecordsError", "EnergyLimitError", "PriceLimitError", "TimeLimitError", "WrongResultError"]
 
 
 class BadRecordsError(HeteroError):
@@ -20,6 +20,10 @@ class TimeLimitError(HeteroError, TimeoutError):
 
 class PriceLimitError(HeteroError):
     """The whole cost more than its limit; what is done is kept where the sink keeps it."""
+
+
+class EnergyLimitError(HeteroError):
+    """The whole took more energy than its limit; what is done is kept where the sink keeps it."""
 
 
 class WrongResultError(HeteroError, ValueError):

@@ -24,6 +24,7 @@ from hetero.batch.pipeline import Pipeline, chained
 from hetero.batch.progress import BatchProgress
 from hetero.batch.records import count, cut, size_bytes
 from hetero.batch.run import Run
+from hetero.batch.spending import Spending
 from hetero.batch.staged import StagedRun
 from hetero.batch.worker import Program, packed_work, run_batch
 from hetero.floor import settings
@@ -64,6 +65,8 @@ def map_batches(
     share: float | str = 1.0,
     price: float | None = None,
     usd_per_hour: Mapping[str, float] | None = None,
+    energy: str | None = None,
+    watts: Mapping[str, float] | None = None,
     part: int | None = None,
     cost: Callable[[Any], float] | None = None,
     same_count: bool = True,
@@ -99,6 +102,8 @@ def map_batches(
         others leave of the host
     price : dollars that the whole may cost
     usd_per_hour : dollars an hour by device word, as in {'cuda': 2.5}
+    energy : that the whole may take, as in '500Wh'
+    watts : that devices draw, by device word, where they cannot be measured and the catalog does not know them
     part : items that make one file or one call
     cost : of a record, where records differ much: batches are then of equal cost, not of equal number
     same_count : False allows more or fewer results than records
@@ -117,8 +122,8 @@ def map_batches(
         There are more bad records than allowed; the message names one and its place.
     BadValueError
         An option is wrong, the source cannot be read, or `out` holds something.
-    TimeLimitError, PriceLimitError
-        It took longer, or cost more, than allowed.
+    TimeLimitError, PriceLimitError, EnergyLimitError
+        It took longer, cost more or took more energy than allowed.
     NothingFitsError
         No device can do it.
 
@@ -133,7 +138,7 @@ def map_batches(
     options = options_of(
         batch=batch, merge=merge, errors=errors, resume=resume, overwrite=overwrite, timeout=timeout,
         time_limit=time_limit, memory=memory, hours=hours, share=share, part=part,
-        price=price, usd_per_hour=usd_per_hour,
+        price=price, usd_per_hour=usd_per_hour, energy=energy, watts=watts,
         check_finite=check_finite, spill=spill, **others,
     )  # fmt: skip
     pipeline = fn if isinstance(fn, Pipeline) else None
@@ -164,6 +169,7 @@ def _run(
     precision: str,
 ) -> Outcome:
     taking_part = _devices(ctx)
+    spending = Spending(options, taking_part)
     identity = source.identity()
     job = Job(
         digest(key, identity, options.part_items, repr(type(options.merge)), options.same_count),
@@ -180,7 +186,7 @@ def _run(
     sizes = {device.id: _sizes(key, device, options) for device in taking_part}
     number = f"{key}-{next(_numbers)}"
     work = packed_work(number, number, program)
-    given = (ctx, taking_part, sizes, work, source, committer, options, done, job.part_items, name)
+    given = (ctx, taking_part, sizes, work, source, committer, options, done, job.part_items, name, spending)
     run = (
         Run(*given) if pipeline is None else _staged(pipeline, precision, program, number, taking_part, options, given)
     )

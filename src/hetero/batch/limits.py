@@ -1,4 +1,4 @@
-"""Limits on when and how much a run works: hours of the day, a share of each device, what others leave, a price.
+"""Limits on when and how much a run works: hours, a share of each device, what others leave; words by device.
 
 In: words such as '22:00-06:00', '50%', 'free'. Out: values that can be asked. It must not wait.
 """
@@ -23,10 +23,10 @@ __all__ = [
     "Neighbours",
     "host_load",
     "local_now",
+    "parse_by_device",
     "parse_hours",
-    "parse_prices",
     "parse_share",
-    "price_of",
+    "told_of",
 ]
 
 FREE = "free"
@@ -170,30 +170,32 @@ class Neighbours:
         return self._left_frac
 
 
-def parse_prices(given: Mapping[str, Any] | None) -> dict[str, float]:
-    """Read dollars an hour by device word.
+def parse_by_device(name: str, given: Mapping[str, Any] | None, unit: str) -> dict[str, float]:
+    """Read numbers by device word: dollars an hour, watts.
+
+    Parameters
+    ----------
+    name, unit : for the message, as in 'usd_per_hour' and 'dollars an hour'
 
     Raises
     ------
     BadValueError
-        A price is not above 0.
+        A number is not above 0, or a word names no device.
 
     Examples
     --------
-    >>> parse_prices({"CUDA": 2.5})
+    >>> parse_by_device("usd_per_hour", {"CUDA": 2.5}, "dollars an hour")
     {'cuda': 2.5}
     """
     found = {}
-    for word, price in (given or {}).items():
-        if isinstance(price, bool) or not isinstance(price, int | float) or not 0 < price < float("inf"):
-            raise BadValueError(
-                f"usd_per_hour[{word!r}]={shown(price)} is not allowed", remedy="give dollars an hour above 0"
-            )
-        found[check_word("usd_per_hour", word)] = float(price)
+    for word, value in (given or {}).items():
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < float("inf"):
+            raise BadValueError(f"{name}[{word!r}]={shown(value)} is not allowed", remedy=f"give {unit} above 0")
+        found[check_word(name, word)] = float(value)
     return found
 
 
-def price_of(device: Device, prices: Mapping[str, float]) -> float:
-    """Give the dollars an hour of a device, by its id, its short id or another of its words; 0 where none is known."""
+def told_of(device: Device, given: Mapping[str, float]) -> float | None:
+    """Give the number of a device, by its id, its short id or another of its words; None where none is given."""
     words = (device.id, device.short, *sorted(device.words))
-    return next((prices[word] for word in words if word in prices), 0.0)
+    return next((given[word] for word in words if word in given), None)

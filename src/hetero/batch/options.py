@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hetero.batch.base import Found
-from hetero.batch.limits import FREE, Hours, parse_hours, parse_prices, parse_share
+from hetero.batch.limits import FREE, Hours, parse_by_device, parse_hours, parse_share
 from hetero.batch.merges import Merge, merge_of
 from hetero.floor.errors import BadValueError
-from hetero.floor.units import parse_bytes, parse_seconds, shown
+from hetero.floor.units import parse_bytes, parse_energy, parse_seconds, shown
 from hetero.model.device import Device
 from hetero.session.requests import check_word
 
@@ -36,6 +36,7 @@ class Options:
     hours : of the day in which batches may begin, None for all
     share_frac, follow : of each device that the run may take; True lowers it as others use the host
     price_usd, usd_per_hour : what the whole may cost, None for any price; dollars an hour by device word
+    energy_j, watts : what the whole may take, None for any; W by device word, where the user knows it
     memory_bytes : bound on records and results in flight
     part_items : items of a part, None to follow the sink
     """
@@ -54,6 +55,8 @@ class Options:
     follow: bool = False
     price_usd: float | None = None
     usd_per_hour: Mapping[str, float] = field(default_factory=dict)
+    energy_j: float | None = None
+    watts: Mapping[str, float] = field(default_factory=dict)
     part_items: int | None = None
     cost: Callable[[Any], float] | None = None
     same_count: bool = True
@@ -90,6 +93,8 @@ def options_of(
     share: float | str = 1.0,
     price: float | None = None,
     usd_per_hour: Mapping[str, float] | None = None,
+    energy: str | None = None,
+    watts: Mapping[str, float] | None = None,
     **others: Any,
 ) -> Options:
     """Check the keywords of `map_batches`.
@@ -106,7 +111,7 @@ def options_of(
     """
     if resume and overwrite:
         raise BadValueError("resume and overwrite exclude one another", remedy="give one of them")
-    prices = parse_prices(usd_per_hour)
+    prices = parse_by_device("usd_per_hour", usd_per_hour, "dollars an hour")
     return Options(
         batch=_batch(batch),
         merge=merge_of(merge),
@@ -120,6 +125,8 @@ def options_of(
         follow=share == FREE,
         price_usd=_price(price, prices),
         usd_per_hour=prices,
+        energy_j=None if energy is None else _energy(energy),
+        watts=parse_by_device("watts", watts, "watts"),
         part_items=None if part is None else _whole("part", part),
         **others,
     )
@@ -150,6 +157,13 @@ def _price(given: Any, prices: Mapping[str, float]) -> float | None:
             f"price={shown(given)} needs to know what devices cost", remedy="write usd_per_hour={'cuda': 2.5}"
         )
     return float(given)
+
+
+def _energy(given: Any) -> float:
+    energy_j = parse_energy(given)
+    if energy_j == 0.0:
+        raise BadValueError(f"energy={shown(given)} is not allowed", remedy="give more than none, as in '500Wh'")
+    return energy_j
 
 
 def _budget(given: float | str) -> float:

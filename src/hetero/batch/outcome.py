@@ -78,6 +78,7 @@ class Outcome:
     seconds : s, of this run
     lanes : what each device did
     usd : dollars, the time of the run on every device that was not left out; 0 where no price was given
+    energy_j : J, of every device that was not left out, for as long as the run took; 0 where nobody asked
     """
 
     value: Any
@@ -87,6 +88,7 @@ class Outcome:
     seconds: float
     lanes: tuple[Lane, ...]
     usd: float = 0.0
+    energy_j: float = 0.0
 
     @property
     def left_out(self) -> dict[str, str]:
@@ -106,6 +108,7 @@ class Outcome:
             "seconds": self.seconds,
             "items_per_s": (self.items - self.resumed) / self.seconds if self.seconds else 0.0,
             "usd": self.usd,
+            "energy_j": self.energy_j,
             "bad": [record.as_dict() for record in self.bad],
             "devices": [lane.as_dict() for lane in self.lanes],
         }

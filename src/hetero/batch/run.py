@@ -15,11 +15,12 @@ from typing import TYPE_CHECKING, Any
 
 from hetero.batch.base import BadRecord, Source
 from hetero.batch.committing import Committer, Entry
-from hetero.batch.errors import BadRecordsError, PriceLimitError, TimeLimitError
-from hetero.batch.limits import local_now, price_of
+from hetero.batch.errors import BadRecordsError
+from hetero.batch.limits import local_now
 from hetero.batch.options import Options
 from hetero.batch.outcome import Lane, Outcome
 from hetero.batch.reading import Batch, Reader
+from hetero.batch.spending import Spending
 from hetero.batch.travel import packed, unpacked
 from hetero.batch.worker import Done, Work, run_batch
 from hetero.floor.clock import monotonic_s
@@ -82,6 +83,8 @@ class Run:
     source, committer, options : what is read, who takes the results, what was asked for
     done : (begin, end) of items that have results already
     part_items : items of a part
+    name : of the run
+    spending : counts its time, dollars and joules
     """
 
     def __init__(
@@ -96,6 +99,7 @@ class Run:
         done: Sequence[tuple[int, int]],
         part_items: int,
         name: str,
+        spending: Spending,
     ) -> None:
         self.ctx, self.options, self.committer, self.source = ctx, options, committer, source
         self.planner = Planner(sizes)
@@ -111,7 +115,7 @@ class Run:
         self._inbox: queue.SimpleQueue[tuple[int, str, float] | None] = queue.SimpleQueue()
         self._last_s: dict[str, float] = {}
         self._tickets = 0
-        self.begin_s = monotonic_s()
+        self.spending = spending
         self._resumed = sum(end - begin for begin, end in done)
         self.reader = Reader(
             source, part_items, done, options.memory_bytes // 2, options.cost, lambda: self._inbox.put(None)
@@ -145,18 +149,7 @@ class Run:
         if self.reader.trouble is not None:
             raise self.reader.trouble
         self.committer.check()
-        spent_s = monotonic_s() - self.begin_s
-        if self.options.time_limit_s is not None and spent_s > self.options.time_limit_s:
-            raise TimeLimitError(
-                f"not done within {self.options.time_limit_s:g} s: {self.items()} records have results",
-                remedy="allow more time and resume",
-            )
-        limit_usd = self.options.price_usd
-        if limit_usd is not None and self.usd() > limit_usd:
-            raise PriceLimitError(
-                f"not done for ${limit_usd:g}: {self.items()} records have results",
-                remedy="allow more, or leave the dear devices out, and resume",
-            )
+        self.spending.check(self.lanes.values(), self.items())
         return self.reader.exhausted and not self._flights and not self._again
 
     def _finished(self) -> Any:
@@ -373,12 +366,6 @@ class Run:
         """Give how many records have results."""
         return self._resumed + sum(lane.items for lane in self.lanes.values())
 
-    def usd(self) -> float:
-        """Give what the run cost so far: the time since it began on every device that was not left out."""
-        hours = (monotonic_s() - self.begin_s) / 3600.0
-        taking_part = (lane.device for lane in self.lanes.values() if not lane.left_out)
-        return hours * sum(price_of(device, self.options.usd_per_hour) for device in taking_part)
-
     def rates(self) -> dict[str, float]:
         """Give the records a second of each device while it worked."""
         return {lane.device.short: lane.rate for lane in self.lanes.values()}
@@ -397,7 +384,7 @@ class Run:
         return 0 if law is None else int(law.best)
 
     def _outcome(self, value: Any) -> Outcome:
-        usd = self.usd()
+        usd, energy_j = self.spending.usd(self.lanes.values()), self.spending.energy_j(self.lanes.values())
         idle = "the others were done before it could help" if self.reader.items > self._resumed else "all was done"
         for name, lane in self.lanes.items():
             if name not in self.planner.names:
@@ -410,7 +397,8 @@ class Run:
             items=self.reader.items,
             resumed=self._resumed,
             bad=tuple(sorted(self.committer.bad)),
-            seconds=monotonic_s() - self.begin_s,
+            seconds=self.spending.seconds,
             lanes=tuple(self.lanes.values()),
             usd=usd,
+            energy_j=energy_j,
         )

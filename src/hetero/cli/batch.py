@@ -67,6 +67,8 @@ def _tell(outcome: Outcome) -> None:
     say.print(table)
     if outcome.usd:
         say.print(f"cost: ${outcome.usd:.4f}", soft_wrap=True)
+    if outcome.energy_j:
+        say.print(f"energy: {outcome.energy_j / 3600.0:.3g} Wh", soft_wrap=True)
     for record in outcome.bad[:_SHOWN]:
         say.print(f"[yellow]set aside:[/] record {record.item} ({record.place}): {record.reason}", soft_wrap=True)
     if len(outcome.bad) > _SHOWN:

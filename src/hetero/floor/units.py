@@ -18,6 +18,7 @@ __all__ = [
     "format_seconds",
     "parse_bandwidth",
     "parse_bytes",
+    "parse_energy",
     "parse_seconds",
     "shown",
 ]
@@ -27,6 +28,7 @@ _BYTES = {f"{prefix}B": factor for prefix, factor in _DECIMAL.items()} | {
     f"{prefix}iB": 1024**power for power, prefix in enumerate("KMGTP", start=1)
 }
 _SECONDS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
+_JOULES = {"J": 1.0, "kJ": 1e3, "MJ": 1e6, "Wh": 3600.0, "kWh": 3.6e6}
 _BITS = {f"{prefix}b": factor / 8 for prefix, factor in _DECIMAL.items()}
 _MOST = float(2**63)
 _NUMBER = re.compile(r"\s*([+-]?\d+(?:\.\d+)?(?:[eE][+-]?\d+)?)\s*([A-Za-zµ/]*)\s*")
@@ -154,6 +156,27 @@ def parse_seconds(given: object) -> float:
     (0.0015, 3.0)
     """
     return _parse(given, _SECONDS, "a duration", "30s", 1.0)
+
+
+def parse_energy(given: object) -> float:
+    """Read an amount of energy.
+
+    Returns
+    -------
+    float
+        J
+
+    Raises
+    ------
+    BadValueError
+        The number or the unit cannot be read; a bare number has no unit and is refused.
+
+    Examples
+    --------
+    >>> parse_energy("0.5kWh"), parse_energy("20 kJ")
+    (1800000.0, 20000.0)
+    """
+    return _parse(given, _JOULES, "an amount of energy", "500Wh", None)
 
 
 def _scaled(value: float, steps: tuple[tuple[float, str], ...]) -> str:

@@ -1,0 +1,96 @@
+"""What a run spends, in seconds, dollars and joules, and where its limits end it.
+
+In: the options, the devices, what they draw. Out: figures, or the exception of the limit that was reached.
+It must not stop a run: who asks does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from hetero.batch.errors import EnergyLimitError, PriceLimitError, TimeLimitError
+from hetero.batch.limits import told_of
+from hetero.batch.options import Options
+from hetero.batch.outcome import Lane
+from hetero.batch.power import Meter
+from hetero.floor.clock import monotonic_s
+from hetero.floor.errors import BadValueError
+from hetero.model.device import Device
+
+__all__ = ["Spending"]
+
+
+class Spending:
+    """Counts what a run spends, from when it is made.
+
+    Parameters
+    ----------
+    options : the limits, the prices, the watts that were told
+    devices : that take part
+
+    Raises
+    ------
+    BadValueError
+        Energy is limited, and nobody knows what a device draws.
+
+    Notes
+    -----
+    A device costs and draws for as long as the run takes, whether it works or waits; one that was left out does not.
+    """
+
+    def __init__(self, options: Options, devices: Sequence[Device]) -> None:
+        self._options = options
+        self._begin_s = monotonic_s()
+        asked = options.energy_j is not None or options.watts
+        self._meters = {each.id: Meter(each, told_of(each, options.watts)) for each in devices if asked}
+        unknown = [device.short for device in devices if asked and not self._meters[device.id].origin]
+        if unknown and options.energy_j is not None:
+            raise BadValueError(
+                f"a limit of energy needs to know what {', '.join(unknown)} draws: it tells nothing of itself, "
+                "and the catalog does not know it",
+                remedy=f"write watts={{{unknown[0]!r}: 65}}",
+            )
+
+    @property
+    def seconds(self) -> float:
+        """Seconds since the run began."""
+        return monotonic_s() - self._begin_s
+
+    def check(self, lanes: Iterable[Lane], items: int) -> None:
+        """See whether a limit was reached.
+
+        Parameters
+        ----------
+        items : records that have results, for the message
+
+        Raises
+        ------
+        TimeLimitError, PriceLimitError, EnergyLimitError
+            It was.
+        """
+        limits = self._options
+        if limits.time_limit_s is not None and self.seconds > limits.time_limit_s:
+            raise TimeLimitError(
+                f"not done within {limits.time_limit_s:g} s: {items} records have results",
+                remedy="allow more time and resume",
+            )
+        if limits.price_usd is not None and self.usd(lanes) > limits.price_usd:
+            raise PriceLimitError(
+                f"not done for ${limits.price_usd:g}: {items} records have results",
+                remedy="allow more, or leave the dear devices out, and resume",
+            )
+        if limits.energy_j is not None and self.energy_j(lanes) > limits.energy_j:
+            raise EnergyLimitError(
+                f"not done with {limits.energy_j / 3600.0:.3g} Wh: {items} records have results",
+                remedy="allow more, or leave the thirsty devices out, and resume",
+            )
+
+    def usd(self, lanes: Iterable[Lane]) -> float:
+        """Give the dollars so far."""
+        prices = (told_of(lane.device, self._options.usd_per_hour) for lane in lanes if not lane.left_out)
+        return self.seconds / 3600.0 * sum(price or 0.0 for price in prices)
+
+    def energy_j(self, lanes: Iterable[Lane]) -> float:
+        """Give the joules so far, 0 where nobody asked."""
+        meters = (self._meters.get(lane.device.id) for lane in lanes if not lane.left_out)
+        return sum(meter.joules() for meter in meters if meter is not None)

@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from hetero.session.joblib import register_joblib
     from hetero.session.leases import Pool
     from hetero.session.metrics import metrics_server
+    from hetero.session.pressure import Pressure, on_pressure, pressure
     from hetero.session.snapshot import snapshot
     from hetero.session.tasks import TaskFunction, task
     from hetero.train.compress import compress
@@ -78,6 +79,7 @@ __all__ = [
     "Kernel",
     "MpiGroup",
     "Pool",
+    "Pressure",
     "Split",
     "Tables",
     "TaskFunction",
@@ -103,9 +105,11 @@ __all__ = [
     "match",
     "metrics_server",
     "namespace",
+    "on_pressure",
     "open_rendezvous",
     "pad_samples",
     "pipeline",
+    "pressure",
     "rank",
     "read_sample_log",
     "recv",
@@ -163,6 +167,7 @@ _HOMES = {
     "hetero.session.joblib": ("register_joblib",),
     "hetero.session.leases": ("Pool",),
     "hetero.session.metrics": ("metrics_server",),
+    "hetero.session.pressure": ("Pressure", "on_pressure", "pressure"),
     "hetero.session.snapshot": ("snapshot",),
     "hetero.session.tasks": ("TaskFunction", "task"),
     "hetero.train.compress": ("compress",),

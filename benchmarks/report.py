@@ -51,10 +51,8 @@ _PAGE = """
 import sys
 from pathlib import Path
 from hetero.report.html import page
-from hetero.report.reading import collect
-from tests.big_runs import big_run, devices
-fleet = devices(32)
-Path(sys.argv[2]).write_text(page(collect(big_run(int(sys.argv[1]), fleet), fleet)), encoding="utf-8")
+from tests.big_runs import devices, very_big_run
+Path(sys.argv[2]).write_text(page(very_big_run(int(sys.argv[1]), devices(32))), encoding="utf-8")
 """
 _RAY_FLUSH_S = 3.0
 """Ray's workers tell of their tasks each second."""

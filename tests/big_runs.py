@@ -1,6 +1,6 @@
 """Runs of any size for tests and benchmarks of reports, made without simulating them.
 
-In: numbers of tasks and devices, a seed. Out: events and commands with their times.
+In: numbers of tasks and devices, a seed. Out: events and commands with their times, or the run that they make.
 """
 
 from __future__ import annotations
@@ -13,8 +13,9 @@ from hetero.model.commands import Commit, Launch, Run, Transfer
 from hetero.model.device import Device, DeviceType
 from hetero.model.events import DeviceAdded, DeviceReady, TaskFinished, TaskSubmitted, TransferFinished
 from hetero.model.tasks import Request, Task
+from hetero.report.record import Attempt, RunRecord, TaskRecord
 
-__all__ = ["big_run", "devices"]
+__all__ = ["big_run", "devices", "very_big_run"]
 
 _NAMES = ("gemm", "syrk", "trsm", "potrf", "load", "norm", "reduce", "write", "sort")
 _ODDS = (0.4, 0.2, 0.15, 0.05, 0.05, 0.05, 0.05, 0.03, 0.02)
@@ -67,3 +68,20 @@ def big_run(tasks: int, fleet: list[Device], seed: int = 0) -> list[tuple[float,
     found.sort(key=lambda each: each[:3])
     ready = [(0.0, each) for device in fleet for each in (DeviceAdded(0.0, device), DeviceReady(0.0, device.id))]
     return [*ready, *((at_s, record) for at_s, _, _, record in found)]
+
+
+def very_big_run(tasks: int, fleet: list[Device], seed: int = 0) -> RunRecord:
+    """Give a run in which each device computes one task after the other, each of which needs the one before it."""
+    took_s = np.random.default_rng(seed).lognormal(-7.0, 0.4, tasks)
+    request, count, free = Request(), len(fleet), [0.0] * len(fleet)
+    run = RunRecord(devices=tuple(fleet), lost=[[] for _ in fleet])
+    for row, took in enumerate(took_s.tolist()):
+        at, number = row % count, row + 1
+        name, after = _NAMES[row % len(_NAMES)], (number - count,) if row >= count else ()
+        from_s, free[at] = free[at], free[at] + took
+        commit = (1, fleet[at].id)
+        run.tasks[number] = TaskRecord(name, f"{name}|", after, after, request, 0.0, from_s, free[at], commit)
+        run.attempts.append(Attempt(number, 1, at, from_s, from_s, free[at], 1.05 * took, "done"))
+    run.end_s = max(free)
+    run.up = [[(0.0, run.end_s)] for _ in fleet]
+    return run

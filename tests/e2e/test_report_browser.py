@@ -9,7 +9,7 @@ import pytest
 from hetero.report.chrome import chrome_trace
 from hetero.report.html import page
 from hetero.report.reading import collect
-from tests.big_runs import big_run, devices
+from tests.big_runs import big_run, devices, very_big_run
 from tests.browser import Browser
 from tests.needs import chromium
 from tests.perfetto import folder, perfetto
@@ -148,6 +148,11 @@ def test_the_page_prints_and_has_a_dark_form(tmp_path: Path) -> None:
         assert dark.value("document.querySelector('details').open")
         dark.value("dispatchEvent(new Event('afterprint'))")
         assert max(dark.value(widths)) > 1000
+        ink = "over.time.charts[0].ctx.canvas.toDataURL()"
+        before = dark.value(ink)
+        dark.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": "light"}])
+        dark.wait("theme.ink === '#1a1d21'")
+        assert dark.value(ink) != before
         assert dark.errors == []
 
 
@@ -170,7 +175,7 @@ def test_perfettos_own_page_imports_a_run_without_an_error_and_shows_each_slice(
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_a_million_tasks_open(browser: Browser, tmp_path: Path) -> None:
-    show(browser, tmp_path, made(1_000_000, 32))
+    show(browser, tmp_path, page(very_big_run(1_000_000, devices(32))))
     assert browser.value("heteroStats.slices") == 1_000_000
     assert browser.value("(drawTimeline(), heteroStats.draws)") < 1000
 

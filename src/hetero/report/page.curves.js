@@ -84,6 +84,7 @@ function redrawCurves(width) {
   for (const axis of Object.values(over)) for (const plot of axis.charts) {
     plot.axes[1].size = () => LEFT;
     plot.setSize({ width: width || plot.root.parentNode.clientWidth, height: HIGH });
+    plot.redraw(false, true);
   }
 }
 

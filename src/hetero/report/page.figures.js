@@ -26,7 +26,7 @@ function drawGraph() {
   const size = new Int32Array(deepest + 1), rank = new Int32Array(n), high = 240;
   for (const i of order) rank[i] = size[depth[i]]++;
   const [g, w] = sheet("graph", high + 22), x = i => 8 + depth[i] / deepest * (w - 16), y = i => 24 + (rank[i] + 0.5) / size[depth[i]] * (high - 8);
-  text(g, fit(g, `task graph: ${n.toLocaleString("en")} attempts in ${deepest + 1} steps, left to right; the line is its longest chain`, w), 0, 8, theme.soft);
+  text(g, fit(g, `task graph: ${n.toLocaleString("en")} attempts in ${(deepest + 1).toLocaleString("en")} steps, left to right; the line is its longest chain`, w), 0, 8, theme.soft);
   const cells = new Set(), line = (a, b) => { g.beginPath(); g.moveTo(x(a), y(a)); g.lineTo(x(b), y(b)); g.stroke(); };
   g.strokeStyle = theme.line;
   if (D.parent.length < 4000) for (let i = 0; i < n; i++) for (let k = D.from[i]; k < D.from[i + 1]; k++) line(i - D.parent[k], i);
@@ -34,7 +34,7 @@ function drawGraph() {
   for (let i = 0; i < n; i++) { const key = Math.round(x(i)) * 1000 + Math.round(y(i)); if (!cells.has(key)) { cells.add(key); box(g, x(i) - dot, y(i) - dot, 2 * dot, 2 * dot, colour(i)); } }
   const home = new Map(); for (let i = 0; i < n; i++) if (!D.outcome[i]) home.set(D.task[i], i);
   const path = D.path.map(t => home.get(t)).filter(i => i !== undefined);
-  g.strokeStyle = theme.ink; g.lineWidth = 2; for (let k = 1; k < path.length; k++) line(path[k - 1], path[k]);
+  g.strokeStyle = theme.ink; g.lineWidth = 2; g.beginPath(); for (const i of path) g.lineTo(x(i), y(i)); g.stroke();
 }
 
 function drawScatter() {

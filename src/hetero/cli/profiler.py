@@ -74,7 +74,14 @@ def summary(trace: TraceFile, only: Only = None, price: Price = None, json: AsJs
     """Tell in sentences where the time went."""
     from hetero.report.findings import find
     from hetero.report.money import prices
-    from hetero.report.tables import device_table, epoch_table, loss_table, member_table, operator_table
+    from hetero.report.tables import (
+        collective_table,
+        device_table,
+        epoch_table,
+        loss_table,
+        member_table,
+        operator_table,
+    )
 
     found = find(_read(trace, only), prices(price or []))
     if json:
@@ -84,8 +91,9 @@ def summary(trace: TraceFile, only: Only = None, price: Price = None, json: AsJs
     if found.training is not None:
         print(f"\n{member_table(found.training)}\n\n{epoch_table(found.training)}".rstrip())
     print(f"\n{device_table(found)}\n\n{loss_table(found)}")
-    if found.operators:
-        print(f"\n{operator_table(found)}")
+    for table in (collective_table(found), operator_table(found)):
+        if table:
+            print(f"\n{table}")
     for problem in found.problems[:10]:
         print(f"problem: {problem}", file=sys.stderr)
 

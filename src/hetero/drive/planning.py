@@ -39,13 +39,20 @@ class PlanTeller:
         self._end_s = -np.inf
         self._device = np.full(1024, -1, dtype=np.int64)
 
+    @property
+    def is_new(self) -> bool:
+        """True when the policy remembers something else than at the last look."""
+        return self._machine.placer.memory is not self._last
+
     def look(self, now_s: float) -> PlanMade | None:
         """Give what is new in the plan; None where nothing is."""
         placer = self._machine.placer
         plan = placer.memory
-        if plan is self._last or not isinstance(plan, Plan) or placer.outlook is None:
+        if plan is self._last:
             return None
         self._last = plan
+        if not isinstance(plan, Plan) or placer.outlook is None:
+            return None
         ids, phase = placer.outlook.tasks()
         if len(ids) < plan.known:
             return None

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 __all__ = [
     "NOTES",
+    "TASK_NOTES",
     "CheckpointKept",
     "CheckpointWritten",
     "CollectiveDone",
@@ -205,6 +206,9 @@ class OperatorsRun(NamedTuple):
 
 TaskNote = CollectiveDone | CheckpointKept | OperatorsRun
 """What an attempt tells of its inside; `started_s` counts from the attempt's beginning until it reaches the program."""
+
+
+TASK_NOTES = (CollectiveDone, CheckpointKept, OperatorsRun)
 
 
 def set_in_time(note: TaskNote, began_s: float) -> TaskNote:

@@ -10,16 +10,47 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from itertools import pairwise
 from math import inf
+from typing import NamedTuple
 
 from hetero.model.notes import CollectiveDone
 from hetero.report.record import Attempt, RunRecord
 
-__all__ = ["collective_problems", "collective_spans", "collective_waits"]
+__all__ = ["CollectiveTime", "collective_problems", "collective_spans", "collective_times", "collective_waits"]
 
 _SLACK_S = 2e-6
 _SLACK_FRAC = 1e-6
 """Traces give durations with seven digits."""
 TimeSpans = dict[int, list[tuple[float, float]]]
+
+
+class CollectiveTime(NamedTuple):
+    """One kind of collective by one algorithm, over all groups of a size.
+
+    Attributes
+    ----------
+    what, algorithm, members : as in `CollectiveDone`
+    calls : of one member after the other
+    nbytes : bytes of all their rows
+    seconds : s that members spent in there, all together
+    """
+
+    what: str
+    algorithm: str
+    members: int
+    calls: int
+    nbytes: int
+    seconds: float
+
+
+def collective_times(run: RunRecord) -> tuple[CollectiveTime, ...]:
+    """Sum up what members told, those that took longest first."""
+    sums: dict[tuple[str, str, int], tuple[int, int, float]] = {}
+    for each in run.collectives:
+        key = (each.what, each.algorithm, each.world_size)
+        calls, nbytes, seconds = sums.get(key, (0, 0, 0.0))
+        sums[key] = (calls + each.calls, nbytes + each.nbytes, seconds + each.seconds)
+    rows = (CollectiveTime(*key, *values) for key, values in sums.items())
+    return tuple(sorted(rows, key=lambda each: (-each.seconds, each[:3])))
 
 
 def collective_spans(run: RunRecord) -> TimeSpans:

@@ -18,6 +18,7 @@ from hetero.floor.units import format_seconds
 from hetero.model.device import Device
 from hetero.report.account import CATEGORIES, Account, account
 from hetero.report.best import Best, best_possible
+from hetero.report.collectives import CollectiveTime, collective_times
 from hetero.report.money import lost_usd, rates
 from hetero.report.money import sentence as money_sentence
 from hetero.report.operators import OperatorTime, operators
@@ -87,6 +88,7 @@ class Findings:
     predictions : per function and device
     training : what was told of training, None where there was none
     planning : what was told of plans, None where nothing planned ahead
+    collectives : what members of groups told of collectives, those that took longest first
     operators : what a profiler told of operators, those that took longest first; empty where none did
     usd : per device its price for the run, None where its price per hour is not known
     price_origins : per device where that price is from: 'yours', or the catalog with its source; '' without
@@ -114,6 +116,7 @@ class Findings:
     training: Training | None
     planning: Planning | None
     operators: tuple[OperatorTime, ...]
+    collectives: tuple[CollectiveTime, ...]
 
     def as_dict(self) -> dict[str, Any]:
         """Give all figures by name, for programs."""
@@ -137,6 +140,7 @@ class Findings:
             "sentences": list(self.sentences),
             "problems": list(self.problems),
             "training": self.training.as_dict() if self.training else None,
+            "collectives": [each._asdict() for each in self.collectives],
             "operators": [each._asdict() for each in self.operators],
             "plan": self.planning.as_dict() if self.planning else None,
         }
@@ -185,6 +189,7 @@ def find(run: RunRecord, usd_per_hour: Mapping[str, float] | None = None) -> Fin
         training=training(run),
         planning=planning(run),
         operators=operators(run),
+        collectives=collective_times(run),
     )
     return replace(found, sentences=tuple(_sentences(run, found)))
 

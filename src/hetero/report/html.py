@@ -20,6 +20,7 @@ from hetero.report.quick import nothing_collected
 from hetero.report.record import RunRecord
 from hetero.report.tables import (
     chain_table,
+    collective_table,
     device_table,
     epoch_table,
     loss_table,
@@ -57,7 +58,7 @@ def page(run: RunRecord, usd_per_hour: Mapping[str, float] | None = None, found:
         "predictions": escape(_plain(prediction_table(found))),
         "chain": escape(_plain(chain_table(run, found))),
         "training": _training(found),
-        "operators": _operators(found),
+        "inside": _inside(found),
         "problems": _problems(run, found),
         "data": data,
     }
@@ -72,7 +73,8 @@ def _file(name: str) -> str:
 def _script() -> str:
     """Put the page's one script together: our own parts, and uPlot with its licence in place of its address."""
     parts = {name: _file(f"{name}.js") for name in _SCRIPTS}
-    parts["uplot"] = f"/* uPlot 1.6.32\n{_file('uplot.LICENSE')}*/\n{parts['uplot'].partition(chr(10))[2]}"
+    head, _, code = parts["uplot"].partition("\n")
+    parts["uplot"] = f"/* uPlot {head.partition('(v')[2].partition(')')[0]}\n{_file('uplot.LICENSE')}*/\n{code}"
     return "\n".join(parts.values())
 
 
@@ -109,8 +111,10 @@ def _training(found: Findings) -> str:
     return f"<h2>Training</h2>{curves}<pre>{escape(_plain(tables))}</pre>"
 
 
-def _operators(found: Findings) -> str:
-    return f"<h2>Operators</h2><pre>{escape(_plain(operator_table(found)))}</pre>" if found.operators else ""
+def _inside(found: Findings) -> str:
+    """Give what attempts told of their inside."""
+    told = (("Collectives", collective_table(found)), ("Operators", operator_table(found)))
+    return "".join(f"<h2>{title}</h2><pre>{escape(_plain(table))}</pre>" for title, table in told if table)
 
 
 def _problems(run: RunRecord, found: Findings) -> str:

@@ -29,7 +29,7 @@ from hetero.model.events import (
     TransferFailed,
     TransferFinished,
 )
-from hetero.model.notes import NOTES
+from hetero.model.notes import NOTES, TASK_NOTES
 from hetero.report.quick import nothing_collected
 from hetero.report.record import Attempt, Outcome, RunRecord, TaskRecord, TransferRecord
 
@@ -98,6 +98,7 @@ def only(run: RunRecord, functions: Collection[str]) -> RunRecord:
         attempts=attempts,
         queued=[each for each in run.queued if begin_s <= each[1] <= end_s],
         transfers=[each for each in run.transfers if begin_s <= each.start_s <= end_s],
+        notes=[each for each in run.notes if not isinstance(each, TASK_NOTES) or each.task in tasks],
         begin_s=begin_s,
         end_s=max(end_s, max((each.end_s for each in attempts), default=end_s)),
     )

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from math import isfinite
 
-from hetero.floor.units import format_seconds
+from hetero.floor.units import format_bytes, format_seconds
 from hetero.report.account import CATEGORIES
 from hetero.report.findings import LOSSES, Findings, remedy
 from hetero.report.money import format_usd, lost_usd
@@ -17,6 +17,7 @@ from hetero.report.training import Training
 
 __all__ = [
     "chain_table",
+    "collective_table",
     "device_table",
     "epoch_table",
     "loss_table",
@@ -146,6 +147,24 @@ def epoch_table(found: Training) -> str:
     ]
     head = ("epoch", "step", "loss", "right", "test loss", "test right", "took", "samples/s")
     return text_table(head, rows, left=()) if rows else ""
+
+
+def collective_table(found: Findings) -> str:
+    """Give what collectives took; '' where there were none."""
+    rows = [
+        (
+            each.what,
+            each.algorithm,
+            f"{each.members:,}",
+            f"{each.calls:,}",
+            format_bytes(each.nbytes) if each.nbytes else "–",
+            format_seconds(each.seconds),
+            format_seconds(each.seconds / each.calls),
+        )
+        for each in found.collectives
+    ]
+    head = ("collective", "algorithm", "members", "calls of members", "their bytes", "their time", "a call")
+    return text_table(head, rows, left=(0, 1)) if rows else ""
 
 
 def operator_table(found: Findings) -> str:

@@ -28,7 +28,8 @@ def start_seat(entry: WorkerEntry, device: Device, host: Host) -> Any:
 
     Notes
     -----
-    Ray restarts nothing and retries nothing: that is decided by the core.
+    Ray restarts nothing and retries nothing: that is decided by the core. Nor does it keep a record of each call, which
+    nobody would read and which takes a tenth of a round trip.
     """
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
@@ -37,6 +38,7 @@ def start_seat(entry: WorkerEntry, device: Device, host: Host) -> Any:
     inside = device if device.memory_node != f"{device.host}/ram" else replace(device, memory_node=HOST_NODE)
     path = [entry or os.getcwd() for entry in sys.path]
     return actor.options(
+        enable_task_events=False,
         scheduling_strategy=NodeAffinitySchedulingStrategy(host.node_id, soft=True),
         runtime_env={"env_vars": _variables(device, host)},
     ).remote(entry, inside, path, host.address)

@@ -3,6 +3,7 @@
 Two network namespaces stand for the two hosts: it needs root and iproute2, and says so in one line without.
 """
 
+import subprocess
 import sys
 import time
 from multiprocessing.connection import Client, Listener
@@ -17,8 +18,7 @@ PORT, KEY, CLASSES, PIXELS = 5077, b"edge and cloud", 10, 4096
 
 def seen(count, seed):
     """Give noisy pictures of ten shapes, a byte a pixel, and which shape each is."""
-    shapes = np.random.default_rng(0).integers(0, 255, (CLASSES, PIXELS))
-    rng = np.random.default_rng(seed)
+    shapes, rng = np.random.default_rng(0).integers(0, 255, (CLASSES, PIXELS)), np.random.default_rng(seed)
     labels = rng.integers(CLASSES, size=count)
     return np.clip(shapes[labels] + rng.normal(0, 500, (count, PIXELS)), 0, 255).astype(np.uint8), labels
 
@@ -40,10 +40,12 @@ def train(pictures, labels, rounds=150):
 
 def cloud(address):
     """Train with what comes, and infer with what was learned, for whoever asks."""
-    with hetero.Context(devices="cpu:1") as ctx, Listener((address, PORT), authkey=KEY) as door, door.accept() as near:
-        near.send(weights := ctx.run(train, *near.recv()).astype(np.float16))
-        while (picture := near.recv()) is not None:
-            near.send(ctx.run(infer, weights, picture))
+    with hetero.Context(devices="cpu:1") as ctx, Listener((address, PORT), authkey=KEY) as door:
+        print("up", flush=True)
+        with door.accept() as near:
+            near.send(weights := ctx.run(train, *near.recv()).astype(np.float16))
+            while (picture := near.recv()) is not None:
+                near.send(ctx.run(infer, weights, picture))
 
 
 def timed(function, *args):
@@ -59,30 +61,17 @@ def edge(address):
         far.send(words)
         return far.recv()
 
-    with hetero.Context(devices="cpu:1*0.25") as ctx, reached(address) as far:
+    with hetero.Context(devices="cpu:1*0.25") as ctx, Client((address, PORT), authkey=KEY) as far:
         pictures, labels = seen(200, seed=2)
         weights, train_ms = timed(asked, seen(200, seed=1))
         print(f"trained in the cloud in {train_ms:.0f} ms, the link included")
         for name, used in (("before", np.zeros((PIXELS, CLASSES))), ("after", weights)):
-            print(
-                f"accuracy at the edge {name}: {(ctx.run(infer, used, pictures).argmax(axis=1) == labels).mean():.0%}"
-            )
-        here, there = (
-            np.median([timed(*call, each)[1] for each in pictures[:60, None]])
-            for call in ((ctx.run, infer, weights), (asked,))
-        )
+            right = ctx.run(infer, used, pictures).argmax(axis=1) == labels
+            print(f"accuracy at the edge {name}: {right.mean():.0%}")
+        here = np.median([timed(ctx.run, infer, weights, each)[1] for each in pictures[:60, None]])
+        there = np.median([timed(asked, each)[1] for each in pictures[:60, None]])
         print(f"latency of one picture: {here:.1f} ms at the edge, {there:.1f} ms through the cloud")
         far.send(None)
-
-
-def reached(address):
-    """Give a connection to the cloud, as soon as it is up."""
-    for _ in range(600):
-        try:
-            return Client((address, PORT), authkey=KEY)
-        except OSError:
-            time.sleep(0.1)
-    raise SystemExit("the cloud does not answer")
 
 
 if __name__ == "__main__":
@@ -91,10 +80,9 @@ if __name__ == "__main__":
     try:
         with fleet_of_namespaces([2e6, 1e9]) as fleet:
             address = fleet.hosts[1].address
-            far = fleet.popen(1, [sys.executable, __file__, "cloud", address])
-            near = fleet.popen(0, [sys.executable, __file__, "edge", address])
-            if near.wait() != 0:
-                far.kill()
-            far.wait()
+            far = fleet.popen(1, [sys.executable, __file__, "cloud", address], stdout=subprocess.PIPE)
+            far.stdout.readline()
+            fleet.popen(0, [sys.executable, __file__, "edge", address]).wait()
+            far.wait(60)
     except hetero.HeteroError as error:
         print(f"edge and cloud cannot be shown here: {error}")

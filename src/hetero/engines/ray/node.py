@@ -34,6 +34,8 @@ START_S = 60.0
 STOP_S = 3.0
 _POLL_S = 0.1
 _LEAST_TOKEN = 16
+_LETTER = "n"
+"""The folder's name is a label too, which Ray lets end in a letter or a digit only."""
 _WATCHING = {
     "RAY_health_check_initial_delay_ms": "2000",
     "RAY_health_check_period_ms": "1000",
@@ -161,7 +163,7 @@ def start_node(
     else:
         _refuse_taken(host, port, "--port")
         _refuse_taken(host, jobs_port, "--jobs-port")
-    folder = tempfile.mkdtemp(prefix="hetero-node-")
+    folder = tempfile.mkdtemp(prefix="hetero-node-", suffix=_LETTER)
     role = [f"--address={join}"] if join else ["--head", f"--port={port}", f"--temp-dir={folder}"]
     command = [sys.executable, "-m", "ray.scripts.scripts", "start", *role, f"--node-ip-address={host}", "--block"]
     command += ["--num-cpus=0", "--num-gpus=0", f"--object-store-memory={store_bytes}", "--disable-usage-stats"]

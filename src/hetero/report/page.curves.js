@@ -9,7 +9,8 @@ const peak = values => values.reduce((top, v) => v > top ? v : top, 0);
 // One chart: a title, a legend whose buttons hide and show a line, and below them uPlot's picture.
 // A line is { name, values }; of many lines the highest are named and coloured, the others are thin and grey.
 function chart(home, axis, title, unit, xs, lines) {
-  lines = lines.map(line => ({ ...line, top: peak(line.values) })).sort((a, b) => b.top - a.top);
+  lines = lines.map(line => ({ ...line, top: peak(line.values) }));
+  if (lines.length > NAMED) lines.sort((a, b) => b.top - a.top);
   const named = Math.min(lines.length, NAMED);
   const legend = document.createElement("p"), strong = document.createElement("b");
   legend.className = "legend"; strong.textContent = title; legend.append(strong);

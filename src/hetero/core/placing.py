@@ -1,29 +1,26 @@
 """Placement: from ready tasks to `Run` commands, through the policy.
 
 In: the ready queue, the fleet, the rows, the replicas. Out: commands. The policy proposes; what is accepted,
-how many small tasks travel together, and who must wait for a whole group, is decided here.
+and how many small tasks travel together, is decided here.
 """
 
 from __future__ import annotations
 
-from collections import deque
-from heapq import heappush
 from itertools import islice
 from math import ceil, inf, isfinite
 
 import numpy as np
 
-from hetero.core.affinity import Affinities
 from hetero.core.estimates import Row, Rows
 from hetero.core.fleet import AHEAD_S, LOOKAHEAD_S, Fleet
 from hetero.core.foresight import Foresight
-from hetero.core.home import Home
+from hetero.core.holding import Holding
 from hetero.core.memory import Replicas
 from hetero.core.outlook import Outlook
 from hetero.core.pool import Pool
-from hetero.core.showing import Showing, Shown
-from hetero.core.state import Batch, DevicePhase, DeviceState, Phase, ReadyQueue, TaskState
-from hetero.model.commands import Command, Launch, Run, RunGroup, Withdraw
+from hetero.core.showing import Shown
+from hetero.core.state import Batch, DevicePhase, DeviceState, Phase, TaskState
+from hetero.model.commands import Command, Launch, Run, Withdraw
 from hetero.model.device import HOST_NODE
 from hetero.model.topology import Topology
 from hetero.plan.policies.base import Policy, Waiting
@@ -43,7 +40,7 @@ CHUNK_TASKS = 256
 """… or there are this many of them."""
 
 
-class Placer:
+class Placer(Holding):
     """Accepts proposals and sends work.
 
     A device that the policy left without work is not offered again until the backlog has grown by a
@@ -54,24 +51,15 @@ class Placer:
     def __init__(
         self, fleet: Fleet, rows: Rows, replicas: Replicas, topology: Topology, policy: Policy, pool: Pool
     ) -> None:
-        self.ready = ReadyQueue()
-        self.groups: deque[TaskState] = deque()
+        super().__init__(fleet, rows, replicas, topology, pool)
         self.policy = policy
         self.memory: object = None
-        self._fleet = fleet
-        self._rows = rows
-        self._replicas = replicas
         self._pool = pool
         self._declined_at = 0
         self._weighed: set[Row] = set()
-        self.parked = 0
         self.crowded = False
         self.look_again = False
-        self.deadlines: list[tuple[float, int, int]] = []
         self.is_lazy = policy.name == "eft"
-        self.affinities = Affinities(fleet, topology)
-        self.home = Home(fleet, rows, replicas)
-        self._showing = Showing(fleet, rows, replicas, pool, self.affinities, self.home)
         looks_ahead = getattr(policy, "looks_ahead", False)
         self.outlook = Outlook(fleet, rows, replicas) if looks_ahead else None
         foresee = getattr(policy, "foresee", None)
@@ -80,10 +68,6 @@ class Placer:
             self.foresight = Foresight(fleet, replicas, self.outlook, lambda error: foresee(self.memory, error))
 
     # what changed
-
-    def offer(self, state: DeviceState) -> None:
-        """Take note that a device may take more."""
-        self._fleet.offer(state)
 
     def offer_all(self) -> None:
         """Take note that every device with room is to be considered anew."""
@@ -110,9 +94,9 @@ class Placer:
     def dispatch(self, now_s: float) -> list[Command]:
         """Place what the policy proposes, as long as it proposes."""
         commands: list[Command] = []
-        self._showing.now_s = now_s
+        self.showing.now_s = now_s
         if self.groups:
-            self._gather(next((group for group in self.groups if group.devices), self.groups[0]), now_s, commands)
+            self.gather(next((group for group in self.groups if group.devices), self.groups[0]), now_s, commands)
         ready = self.ready
         if not ready.count and (self.is_lazy or not self.parked):
             self._declined_at = 0
@@ -173,7 +157,7 @@ class Placer:
             view.home = self.home.look()
         if self.outlook is not None:
             view.ahead = self.outlook.look()
-        shown = Shown(self._showing.show, list(window.values()))
+        shown = Shown(self.showing.show, list(window.values()))
         proposals, self.memory = self.policy.propose(view, shown, self.memory)
         before, sent = self.ready.count, len(commands)
         touched: dict[int, DeviceState] = {}
@@ -186,23 +170,17 @@ class Placer:
             if state is None or state.phase is not Phase.READY:
                 continue
             row = self._rows.of(state)
-            if isfinite(self._showing.seconds(state, row)[index]) and self._accept(state, device, row, now_s, commands):
+            if isfinite(self.showing.seconds(state, row)[index]) and self._accept(state, device, row, now_s, commands):
                 touched[index] = device
         for device in touched.values():
             self.flush(device, now_s, commands)
         return self.ready.count < before or any(type(command) is Run for command in commands[sent:])
 
-    def clear(self, device: DeviceState, now_s: float, commands: list[Command]) -> None:
-        """Make what waits at a device ready again, in its order."""
-        for parked in list(device.placed)[::-1]:
-            self.unplace(parked, now_s, commands)
-            self.ready.push(parked, first=True)
-
     def _waiting(self) -> tuple[Waiting, ...]:
         if self.is_lazy or not self.parked:
             return ()
         return tuple(
-            Waiting(self._showing.show(task), state.index)
+            Waiting(self.showing.show(task), state.index)
             for state in self._fleet.states
             for task in state.placed
             if not task.missing
@@ -217,22 +195,6 @@ class Placer:
                 self.ready.push(state, first=True)
                 return state
         return None
-
-    def unplace(self, state: TaskState, now_s: float, commands: list[Command]) -> None:
-        """Take a placed or running task off its devices, inputs and all; the caller sets its phase."""
-        for index in state.devices or (state.device,):
-            device = self._fleet.states[index]
-            if state.task.id in device.sent or state.phase is Phase.PLACED:
-                self.parked -= state.task.id not in device.sent
-                self._fleet.drop(device, state, now_s)
-            self.offer(device)
-        if state.node:
-            commands.extend(self._replicas.unplace(state))
-        if state.task.request.workload:
-            self.affinities.left(state.task.request.workload, state.device)
-        if state.devices:
-            self.let_go(state)
-        state.device = -1
 
     def _accept(self, state: TaskState, device: DeviceState, row: Row, now_s: float, commands: list[Command]) -> bool:
         request = state.task.request
@@ -349,74 +311,8 @@ class Placer:
         state.recalled = False
         self.parked -= 1
         self._fleet.send(device, state, batch, now_s)
-        self._limit(state, now_s)
+        self.limit(state, now_s)
         row = self._rows.of(state)
         if not row.known:
             row.started(now_s, state.predicted_s)
         launches.append(Launch(state.task.id, state.attempt, state.predicted_s))
-
-    def _limit(self, state: TaskState, now_s: float) -> None:
-        if state.task.request.timeout_s:
-            heappush(self.deadlines, (now_s + state.task.request.timeout_s, state.task.id, state.attempt))
-
-    # groups, and tasks that want a host for themselves
-
-    def _gather(self, state: TaskState, now_s: float, commands: list[Command]) -> None:
-        """Hold devices for the oldest group until all of them are idle, then run it on all at once."""
-        if not state.devices and not self._hold(state, now_s, commands):
-            return
-        held = [device for device in self._fleet.states if device.held_by == state.task.id]
-        if state.missing or any(device.sent or device.stopping for device in held):
-            return
-        self.groups.remove(state)
-        state.phase = Phase.RUNNING
-        state.attempt += 1
-        state.device = state.devices[0]
-        state.group_left = len(state.devices)
-        for index in state.devices:
-            device = self._fleet.states[index]
-            self._fleet.accept(device, state, now_s)
-            device.placed.append(state)
-            self._fleet.send(device, state, Batch(), now_s)
-        request = state.task.request
-        self._limit(state, now_s)
-        self.affinities.came(state.task.id, request.workload, state.device)
-        launch = Launch(state.task.id, state.attempt, state.predicted_s)
-        names = tuple(self._fleet.states[index].name for index in state.devices)
-        commands.append(RunGroup(names, launch) if request.devices > 1 else Run(names[0], (launch,)))
-
-    def _hold(self, state: TaskState, now_s: float, commands: list[Command]) -> bool:
-        row = self._rows.of(state)
-        free = np.array([not device.held_by for device in self._fleet.states])
-        seconds = np.where(free, self._showing.seconds(state, row), inf)
-        finish = seconds + self._fleet.available_s(now_s)
-        order = np.lexsort((np.arange(len(finish)), finish))
-        wanted = state.task.request.devices
-        if len(order) < wanted or not isfinite(finish[order[wanted - 1]]):
-            return False
-        if not all(self._fleet.ready[index] for index in order[:wanted]):
-            return False
-        if self._fleet.own_nodes:
-            alone = wanted == 1
-            node = self._fleet.devices[order[0]].memory_node if alone else HOST_NODE
-            fits, orders = self._replicas.place(state, node, state.task.request.memory_bytes if alone else 0)
-            commands.extend(orders)
-            if not fits:
-                return False
-        state.devices = tuple(int(index) for index in order[:wanted])
-        state.predicted_s = float(max(seconds[index] for index in state.devices))
-        hosts = {self._fleet.devices[index].host for index in state.devices}
-        for device in self._fleet.states:
-            if device.index in state.devices or (state.task.request.exclusive and device.device.host in hosts):
-                device.held_by = state.task.id
-                self.offer(device)
-                self.clear(device, now_s, commands)
-        return True
-
-    def let_go(self, state: TaskState) -> None:
-        """Give back the devices that were held for a group."""
-        state.devices = ()
-        for device in self._fleet.states:
-            if device.held_by == state.task.id:
-                device.held_by = 0
-                self.offer(device)

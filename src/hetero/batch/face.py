@@ -21,6 +21,7 @@ from hetero.batch.merges import Fold, check_associative
 from hetero.batch.options import Options, options_of
 from hetero.batch.outcome import Outcome
 from hetero.batch.pipeline import Pipeline, chained
+from hetero.batch.precision import Wish, wish_of
 from hetero.batch.progress import BatchProgress
 from hetero.batch.records import count, cut, size_bytes
 from hetero.batch.run import Run
@@ -74,6 +75,7 @@ def map_batches(
     check_merge: bool = False,
     spill: bool = False,
     precision: str = "float32",
+    tolerance: float = 0.01,
     progress: bool = False,
     learn: bool = True,
     ctx: Context | None = None,
@@ -110,7 +112,9 @@ def map_batches(
     check_finite : True sets records aside whose results hold NaN or an infinity
     check_merge : True tries on the first records whether the merge is associative, and refuses one that is not
     spill : True keeps results that wait for their turn on disk
-    precision : of a torch module: 'float32', 'bfloat16', 'float16', or 'any' for each device's quickest
+    precision : of a torch module: 'float32', 'bfloat16', 'float16', or 'any' for each device's quickest; of an ONNX
+        model 'float32' (as in its file), 'float16' or 'any'
+    tolerance : how far results of 'any' may be off, as a share of the largest one
     progress : True shows the records done, the rate of each device and the time left, on standard error
     learn : False neither uses nor keeps the batch sizes of other runs
     ctx : the Context whose devices do the work; one is opened where none is given
@@ -143,18 +147,21 @@ def map_batches(
     )  # fmt: skip
     pipeline = fn if isinstance(fn, Pipeline) else None
     records = source_of(source)
-    function = prepared(fn, precision) if pipeline is None else chained(pipeline.stages, precision)
+    wish = wish_of(precision, tolerance)
+    function = prepared(fn, wish) if pipeline is None else chained(pipeline.stages, wish)
     key = digest(function_key(fn) if pipeline is None else pipeline.key, precision)
     program = Program(
         function, records.load, options.merge, same_count, check_finite, options.share_frac, options.follow
     )
     sink = _sink(options, out, form)
+    if spill and sink.journal is None:
+        raise BadValueError("spill=True needs a folder to spill to", remedy="give out='FOLDER'")
     if ctx is not None and devices is not None:
         raise BadValueError(
             "ctx and devices exclude one another", remedy="give the Context, or the devices of a new one"
         )
     with nullcontext(ctx) if ctx is not None else _opened(devices) as context:
-        return _run(context, program, key, name or _name(fn), records, sink, options, pipeline, precision)
+        return _run(context, program, key, name or _name(fn), records, sink, options, pipeline, wish)
 
 
 def _run(
@@ -166,7 +173,7 @@ def _run(
     sink: Sink,
     options: Options,
     pipeline: Pipeline | None,
-    precision: str,
+    wish: Wish,
 ) -> Outcome:
     taking_part = _devices(ctx)
     spending = Spending(options, taking_part)
@@ -187,9 +194,7 @@ def _run(
     number = f"{key}-{next(_numbers)}"
     work = packed_work(number, number, program)
     given = (ctx, taking_part, sizes, work, source, committer, options, done, job.part_items, name, spending)
-    run = (
-        Run(*given) if pipeline is None else _staged(pipeline, precision, program, number, taking_part, options, given)
-    )
+    run = Run(*given) if pipeline is None else _staged(pipeline, wish, program, number, taking_part, options, given)
     view = BatchProgress(run) if options.progress else None
     try:
         return run.go()
@@ -214,7 +219,7 @@ def _try_merge(ctx: Context, device: Device, program: Program, merge: Fold, sour
 
 def _staged(
     pipeline: Pipeline,
-    precision: str,
+    wish: Wish,
     whole: Program,
     number: str,
     devices: Sequence[Device],
@@ -226,7 +231,7 @@ def _staged(
     works = {}
     for begin, end in sorted({*((stage, stage) for stage in range(last + 1)), (0, last)}):
         load, ends = whole.load if begin == 0 else None, end == last
-        function = chained(pipeline.stages[begin : end + 1], precision)
+        function = chained(pipeline.stages[begin : end + 1], wish)
         part = Program(
             function,
             load,

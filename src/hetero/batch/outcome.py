@@ -26,6 +26,7 @@ class Lane:
     batch : its best size in the end, 0 where nobody knows; with a cost of records, how many its batches held
     raw_bytes, home_bytes : of its results before they were merged, and of what came home
     left_out : why it did nothing, or no more; '' where it took part
+    precision : in what a model computed there, and how far that was off; '' where it is a function
     """
 
     device: Device
@@ -38,6 +39,7 @@ class Lane:
     raw_bytes: int = 0
     home_bytes: int = 0
     left_out: str = ""
+    precision: str = ""
 
     @property
     def rate(self) -> float:
@@ -62,6 +64,7 @@ class Lane:
             "failed": self.failed,
             "again": self.again,
             "left_out": self.left_out,
+            "precision": self.precision,
         }
 
 

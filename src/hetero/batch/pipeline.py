@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hetero.batch.functions import Prepared, function_key, prepared
+from hetero.batch.precision import Wish
 from hetero.floor.errors import BadValueError
 from hetero.model.device import Device
 from hetero.session.requests import check_word
@@ -65,6 +66,12 @@ class Chain:
         self._parts = parts
         self._ready: list[Callable[[Any], Any]] = []
 
+    @property
+    def computed_in(self) -> str:
+        """In what its models compute here."""
+        words = (getattr(stage, "computed_in", "") for stage in self._ready)
+        return "; ".join(word for word in words if word)
+
     def setup(self, device: Device) -> None:
         """Make every stage ready for a device."""
         self._ready = [part.for_device(device) for part in self._parts]
@@ -76,9 +83,9 @@ class Chain:
         return batch
 
 
-def chained(stages: Sequence[Stage], precision: str) -> Prepared:
+def chained(stages: Sequence[Stage], wish: Wish) -> Prepared:
     """Give what a worker calls for some stages."""
-    return Prepared(Chain([prepared(stage.function, precision) for stage in stages]))
+    return Prepared(Chain([prepared(stage.function, wish) for stage in stages]))
 
 
 def pipeline(*stages: Any) -> Pipeline:

@@ -290,6 +290,7 @@ class Run:
             future.cancel()
             self.planner.done(other, ticket, monotonic_s())
         self.lanes[name].note(len(flight.batch), seconds, done.raw_bytes, done.home_bytes)
+        self.lanes[name].precision = done.computed_in
         self._deliver(flight, done)
 
     def _deliver(self, flight: Flight, done: Done) -> None:

@@ -6,6 +6,7 @@ It must not raise for a single bad record that it can name.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -66,6 +67,7 @@ class Done(NamedTuple):
     seconds : s, that the function took
     cold : True for the first batch of this worker
     raw_bytes, home_bytes : of the results before they were merged, and of what is sent
+    computed_in : in what a model computed, '' where it is a function
     """
 
     results: Any
@@ -74,6 +76,7 @@ class Done(NamedTuple):
     cold: bool
     raw_bytes: int
     home_bytes: int
+    computed_in: str = ""
 
 
 _kept: dict[str, dict[str, tuple[Program, Callable[[Any], Any]]]] = {}
@@ -115,7 +118,12 @@ def run_batch(work: Work, records: Any, begin: int) -> Done:
     bad = _not_finite(results) if program.check_finite else ()
     good = without(results, [place for place, _ in bad]) if bad else results
     nbytes = size_bytes(good)
-    return _merged(program, Done(good, bad, seconds, cold, nbytes, nbytes), begin, count(records))
+    return _merged(
+        program,
+        Done(good, bad, seconds, cold, nbytes, nbytes, getattr(function, "computed_in", "")),
+        begin,
+        count(records),
+    )
 
 
 def _merged(program: Program, done: Done, begin: int, expected: int) -> Done:
@@ -156,10 +164,38 @@ def _not_finite(results: Any) -> tuple[tuple[int, str], ...]:
     """Give the places of results that hold NaN or an infinity."""
     reasons: dict[int, str] = {}
     for column in _columns(results):
-        values = np.asarray(column) if isinstance(column, list | np.ndarray) else np.zeros(0)
-        if values.dtype.kind not in "fc" or not len(values):
-            continue
-        for place in np.flatnonzero(~np.isfinite(values.reshape(len(values), -1)).all(axis=1)).tolist():
-            word = "NaN" if np.isnan(values[place]).any() else "an infinity"
+        for place, word in _words(column):
             reasons.setdefault(place, f"the result holds {word}")
     return tuple(sorted(reasons.items()))
+
+
+def _words(column: Any) -> Iterable[tuple[int, str]]:
+    """Give place and word of the entries of a column that are not finite."""
+    if isinstance(column, list):
+        return [(place, word) for place, entry in enumerate(column) if (word := _word(entry))]
+    if not isinstance(column, np.ndarray) or not len(column):
+        return ()
+    if column.dtype.hasobject:
+        return _words(column.tolist())
+    if column.dtype.kind not in "fc":
+        return ()
+    wrong = np.flatnonzero(~np.isfinite(column.reshape(len(column), -1)).all(axis=1))
+    return [(place, _word(column[place])) for place in wrong.tolist()]
+
+
+def _word(entry: Any) -> str:
+    """Say what is wrong with a value, however deep: 'NaN', 'an infinity', or '' where it is finite."""
+    if isinstance(entry, float):
+        return "" if math.isfinite(entry) else "NaN" if math.isnan(entry) else "an infinity"
+    if isinstance(entry, dict):
+        return _first_word(entry.values())
+    if isinstance(entry, list | tuple):
+        return _first_word(entry)
+    values = np.asarray(entry) if isinstance(entry, np.ndarray | np.generic | complex) else np.zeros(0)
+    if values.dtype.kind not in "fc" or np.isfinite(values).all():
+        return ""
+    return "NaN" if np.isnan(values).any() else "an infinity"
+
+
+def _first_word(entries: Iterable[Any]) -> str:
+    return next((word for entry in entries if (word := _word(entry))), "")

@@ -46,6 +46,23 @@ print(sorted(number for number, _ in answers) == list(range(100)), answers[-1][1
 """
 
 
+JOINED = """
+import time, hetero
+def where(number):
+    time.sleep(0.02)
+    return number, hetero.get_current_device().host
+with hetero.Context(engine="ray", address="auto", history=False) as ctx:
+    print("alone", len(ctx.devices), flush=True)
+    number, seen = 0, set()
+    while seen != {"h0", "h1"}:
+        answers = ctx.gather([ctx.submit(where, number + one) for one in range(20)])
+        assert [answer[0] for answer in answers] == list(range(number, number + 20))
+        number, seen = number + 20, {answer[1] for answer in answers}
+    print("together", len(ctx.devices), flush=True)
+    futures = [ctx.submit(where, number) for number in range(100)]
+    print("leaving", flush=True)
+    print(sorted(answer[0] for answer in ctx.gather(futures)) == list(range(100)))
+"""
 LISTEN = """
 import socket, sys
 with socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(3)) as ear, open(sys.argv[1], "wb") as file:
@@ -152,6 +169,18 @@ def test_tasks_of_a_host_whose_processes_are_killed_are_done_elsewhere(hosts: Cl
         hosts.kill_node(1)
         said, wrong = program.communicate(timeout=PATIENCE_S)
     assert said.splitlines()[-1] == "True h0", wrong
+
+
+def test_a_host_that_joins_is_used_by_a_program_that_runs_and_one_that_leaves_costs_no_task(hosts: Cluster) -> None:
+    hosts.hetero(1, "node", "stop")
+    with hosts.start(0, sys.executable, "-c", JOINED) as program:
+        assert program.stdout is not None
+        assert program.stdout.readline() == "alone 1\n", program.stderr and program.stderr.read()
+        hosts.start_node(1, "cpu:1*0.5")
+        assert "together 2\n" in (program.stdout.readline(), program.stdout.readline())
+        hosts.hetero(1, "node", "stop")
+        said, wrong = program.communicate(timeout=PATIENCE_S)
+    assert said.splitlines()[-1] == "True", wrong
 
 
 def test_certificates_need_a_host_and_a_new_folder(tmp_path: Path) -> None:

@@ -146,6 +146,15 @@ class Driver:
         self.engine.start(self.devices, self._worker, self._clock, self._post)
         self._timer.start()
 
+    def join(self, devices: Sequence[Device]) -> None:
+        """Take more devices into the fleet, and start their workers."""
+        if self._closed:
+            return
+        self.devices = (*self.devices, *devices)
+        now_s = self._clock.now_s()
+        self._post([DeviceAdded(now_s, device) for device in devices])
+        self.look(lambda machine: self.engine.add(devices))
+
     def new_id(self) -> int:
         """Give an id for a task or a data item."""
         return next(self._ids)

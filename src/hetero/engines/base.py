@@ -306,6 +306,10 @@ class Engine(ABC):
     def usage(self) -> Mapping[str, NodeUsage]:
         """Give how full each memory node is."""
 
+    def add(self, devices: Sequence[Device]) -> None:
+        """Start a worker for each of some more devices, without waiting; only an engine of many hosts is asked to."""
+        raise NotImplementedError(f"the fleet of the {self.name} engine stays as it is")
+
     def pids(self) -> Mapping[str, int]:
         """Give the process id of each device's worker, where it has a process of its own."""
         return {}

@@ -70,6 +70,7 @@ class Topology:
     ----------
     nodes, links : what transfers go between, and over
     fabric : where the devices stand and how they are wired, None where that is unknown
+    elsewhere : what a hop to or from a node that is not among `nodes` counts as: a host that joined later
 
     Notes
     -----
@@ -80,6 +81,7 @@ class Topology:
     nodes: tuple[MemoryNode, ...] = ()
     links: tuple[Link, ...] = ()
     fabric: Fabric | None = field(default=None, repr=False, compare=False)
+    elsewhere: Link | None = None
     _by_pair: dict[tuple[str, str], Link] = field(default_factory=dict, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -96,8 +98,15 @@ class Topology:
         direct = self._by_pair.get((src, dst))
         if direct is not None:
             return (direct,)
-        hops = (self._by_pair.get((src, HOST_NODE)), self._by_pair.get((HOST_NODE, dst)))
+        hops = (self._hop(src, HOST_NODE), self._hop(HOST_NODE, dst))
         return tuple(hop for hop in hops if hop is not None)
+
+    def _hop(self, src: str, dst: str) -> Link | None:
+        known = self._by_pair.get((src, dst))
+        if known is None and self.elsewhere is not None and src != dst:
+            named = {HOST_NODE, *[node.id for node in self.nodes]}
+            return None if {src, dst} <= named else self.elsewhere
+        return known
 
     def seconds(self, nbytes: int, src: str, dst: str) -> float:
         """Give the seconds that a transfer takes on idle links.
@@ -111,4 +120,4 @@ class Topology:
 
     def extended(self, nodes: Iterable[MemoryNode], links: Iterable[Link]) -> Topology:
         """Give a topology with further nodes and links."""
-        return Topology((*self.nodes, *nodes), (*self.links, *links), self.fabric)
+        return Topology((*self.nodes, *nodes), (*self.links, *links), self.fabric, self.elsewhere)

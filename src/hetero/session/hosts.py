@@ -21,13 +21,24 @@ from hetero.session.kept import Kept
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from hetero.engines.ray.cluster import Cluster
+    from hetero.engines.ray.cluster import Cluster, Host
     from hetero.session.config import Config
 
-__all__ = ["POOL_BYTES", "devices_of", "network_links", "over_network", "reached", "refuse_lone_address"]
+__all__ = [
+    "POOL_BYTES",
+    "devices_of",
+    "devices_on",
+    "network_links",
+    "open_to_more",
+    "over_network",
+    "reached",
+    "refuse_lone_address",
+]
 
 POOL_BYTES = 1_000_000_000
 _SURVEY_S = 120.0
+_UNMEASURED = Link(HOST_NODE, "", 5e-4, 1.25e8, kind="network")
+"""1 Gbit/s."""
 
 
 @contextmanager
@@ -142,7 +153,30 @@ def over_network(topology: Topology, links: Sequence[Link]) -> Topology:
         way = network.get((link.src.partition("/")[0], link.dst.partition("/")[0]))
         return link if way is None else replace(way, src=link.src, dst=link.dst)
 
-    return Topology(topology.nodes, tuple([measured(link) for link in topology.links]))
+    return replace(topology, links=tuple([measured(link) for link in topology.links]), _by_pair={})
+
+
+def open_to_more(topology: Topology) -> Topology:
+    """Give a topology in which a host that joins later is as far away as the slowest known one."""
+    network = [link for link in topology.links if link.kind == "network"]
+    slowest = min(network, key=lambda link: link.bandwidth_bytes_per_s, default=_UNMEASURED)
+    return replace(topology, elsewhere=slowest, _by_pair={})
+
+
+def devices_on(cluster: Cluster, host: Host, config: Config) -> tuple[Device, ...]:
+    """Give the devices of one host; none where it has none of those that the configuration names.
+
+    Raises
+    ------
+    EngineError
+        It cannot say what it has.
+    """
+    ((_, answer),) = cluster.ask([host], _devices_here, (config,), _SURVEY_S)
+    if isinstance(answer, (ConfigError, BadValueError)):
+        return ()
+    if isinstance(answer, HeteroError):
+        raise answer
+    return tuple([_named(device, host.name) for device in answer])
 
 
 def _devices_here(config: Config) -> Sequence[Device]:

@@ -23,6 +23,7 @@ from hetero.plan.policies.auto import choose
 from hetero.session import fleet, hosts
 from hetero.session.config_here import choose_protocol
 from hetero.session.fleet_speed import remembered
+from hetero.session.joining import Joining
 from hetero.session.sampling import Sampler
 from hetero.session.watching import Counts, DebugLog, WatchedPolicy, joined, log_to_stderr, tell_devices
 
@@ -70,6 +71,8 @@ class Opened:
             if level:
                 tell_devices(self.devices)
             self._topology = hosts.over_network(fleet.topology(self.devices), hosts.network_links(cluster))
+            if cluster is not None and cluster.address != "local":
+                self._topology = hosts.open_to_more(self._topology)
             self._open(config, split, level, history=history, progress=progress)
 
     def _open(
@@ -87,7 +90,7 @@ class Opened:
         self.driver = Driver(
             devices=self.devices,
             topology=topology,
-            engine=_engine(self.engine_name, config),
+            engine=_engine(self.engine_name, config, self._joined if topology.elsewhere is not None else None),
             worker=WorkerFactory(),
             policy=WatchedPolicy(policy) if level >= 4 else policy,
             cost=self._cost,
@@ -101,6 +104,10 @@ class Opened:
             self._debug.machine = self.driver.machine
         self.driver.start()
         self._sampler = Sampler(self.driver, self.devices) if self._trace is not None else None
+
+    def _joined(self, devices: tuple[Device, ...]) -> None:
+        self.driver.join(devices)
+        self.devices = (*self.devices, *devices)
 
     def left_out(self) -> list[tuple[str, str]]:
         """Give the devices that ran nothing although there was plenty, each with the reason."""
@@ -184,7 +191,7 @@ def _devices(config: Config, cluster: Cluster | None) -> tuple[Device, ...]:
     return remembered(devices)
 
 
-def _engine(name: str, config: Config) -> Engine:
+def _engine(name: str, config: Config, found: Callable[[tuple[Device, ...]], None] | None) -> Engine:
     pool_bytes = config.memory_pool_size_bytes or hosts.POOL_BYTES
     if name == "inline":
         from hetero.engines.inline import InlineEngine
@@ -193,7 +200,8 @@ def _engine(name: str, config: Config) -> Engine:
     if name == "ray":
         from hetero.engines.ray.engine import RayEngine
 
-        return RayEngine(config.address or "local", pool_bytes, note=_log.warning)
+        joined = None if found is None else Joining(config, found).hear
+        return RayEngine(config.address or "local", pool_bytes, note=_log.warning, joined=joined)
     from hetero.engines.local.engine import LocalEngine
 
     return LocalEngine(pool_bytes, note=_log.warning, talk=_talk(config))

@@ -19,7 +19,7 @@ from hetero.engines.local.groups import Group
 from hetero.engines.local.hub import Hub
 from hetero.engines.local.items import Item, Items, Meter, Replica
 from hetero.engines.local.wire import as_bytes, one_line
-from hetero.engines.ray.cluster import OWN_HOST, Cluster
+from hetero.engines.ray.cluster import OWN_HOST, Cluster, Host
 from hetero.engines.ray.lodge import Lodge
 from hetero.engines.ray.vault import Stored, Vault
 from hetero.engines.ray.watching import SILENT_S, Watch
@@ -42,6 +42,7 @@ class RayEngine(Engine):
     memory_pool_bytes : bytes of the object store of a cluster of its own
     start_s : s that a worker may take to start
     note : told what the user should know, in one line each
+    joined : called with each host that joins while it runs, in the thread that carries all news; None leaves it aside
 
     Attributes
     ----------
@@ -57,8 +58,10 @@ class RayEngine(Engine):
         memory_pool_bytes: int = 1 << 30,
         start_s: float = START_S,
         note: Callable[[str], None] = lambda text: None,
+        joined: Callable[[Host], None] | None = None,
     ) -> None:
         self.counters: Counter[str] = Counter()
+        self._joined = joined
         self._address = address
         self._pool_bytes = memory_pool_bytes
         self._start_s = start_s
@@ -80,7 +83,7 @@ class RayEngine(Engine):
         cluster = Cluster.open(self._address, self._pool_bytes)
         vault, meter = Vault(cluster.store_bytes, self.counters), Meter()
         items, hub = Items(vault, meter), Hub(report)
-        watch = Watch(hub, cluster, [device.host for device in devices], self._silent)
+        watch = Watch(hub, cluster, [device.host for device in devices], self._silent, self._joined)
         self._lodge = Lodge(
             hub, cluster, vault, items, meter, clock, self.counters, worker, report, self._start_s, watch, self.tell
         )  # fmt: skip
@@ -97,8 +100,13 @@ class RayEngine(Engine):
         for device in devices:
             self._workers[device.id] = RemoteWorker(self._lodge, device)
 
+    def add(self, devices: Sequence[Device]) -> None:
+        """Start an actor for each of some more devices."""
+        self._devices = {**self._devices, **{device.id: device for device in devices}}
+        self._workers = {**self._workers, **{device.id: RemoteWorker(self._lodge, device) for device in devices}}
+
     def _silent(self, host: str) -> None:
-        for worker in self._workers.values():
+        for worker in list(self._workers.values()):
             if worker.device.host == host:
                 worker.lose(f"its host did not answer for {SILENT_S:g} s")
 

@@ -48,15 +48,24 @@ class Watch:
     ----------
     names : hosts of the fleet
     silent : called with the name of a host that fell silent
+    joined : called with each host that the fleet did not have; None where the fleet stays as it is
     """
 
-    def __init__(self, hub: Hub, cluster: Cluster, names: Iterable[str], silent: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        hub: Hub,
+        cluster: Cluster,
+        names: Iterable[str],
+        silent: Callable[[str], None],
+        joined: Callable[[Host], None] | None = None,
+    ) -> None:
         self._hub = hub
         self._cluster = cluster
         self._told = silent
         self._watched = {name: _Watched(name) for name in dict.fromkeys(names) if name != OWN_HOST}
+        self._joined = joined
         self._silent: set[str] = set()
-        if self._watched:
+        if self._watched or joined is not None:
             hub.call(self._look)
 
     def there(self, name: str) -> Host | None:
@@ -70,6 +79,10 @@ class Watch:
 
     def _look(self) -> None:
         hosts = {host.name: host for host in self._cluster.hosts()}
+        if self._joined is not None:
+            for host in [host for host in hosts.values() if host.name not in (OWN_HOST, *self._watched)]:
+                self._watched[host.name] = _Watched(host.name)
+                self._joined(host)
         for watched in self._watched.values():
             self._ask(watched, hosts.get(watched.name))
             if monotonic_s() - watched.heard_s > SILENT_S and watched.name not in self._silent:

@@ -13,7 +13,7 @@ from hetero.report.record import RunRecord
 __all__ = ["ENDINGS", "write_picture"]
 
 ENDINGS = (".png", ".svg", ".pdf")
-_PALETTE = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#b8a800", "#8068c0")
+_PALETTE = ("#0072b2", "#ee7766", "#66eebb", "#aa8800", "#663355", "#aaccff", "#dddd55")
 _OTHER, _WASTED = "#8a9199", "#9b2226"
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from hetero.drive.frame import Frame, current
-from hetero.floor import clock
+from hetero.floor import clock, platform
 from hetero.model.notes import OperatorsRun
 
 __all__ = ["KEPT", "Profiled", "TorchProfile"]
@@ -19,6 +19,8 @@ __all__ = ["KEPT", "Profiled", "TorchProfile"]
 KEPT = 2000
 """Slices that are told of one profile, the longest; the sums are over all."""
 _OPERATORS = 100
+_QUIET = {"KINETO_LOG_LEVEL": "6"}
+"""Else each profile writes two lines to standard error."""
 _MARK = "hetero: begin"
 _MARKS = 5
 """The clocks are laid side by side where a mark was made soonest: the first one takes milliseconds."""
@@ -64,6 +66,7 @@ class TorchProfile:
     def __enter__(self) -> None:
         if not _one_at_a_time.acquire(blocking=False):
             return
+        platform.set_environment(_QUIET)
         try:
             from torch.profiler import profile, record_function, supported_activities
 

@@ -59,13 +59,13 @@ function drawRow(g, r, w, y) {
   g.globalAlpha = 1;
 }
 
-// The plan that the run began with, as a line below what became of it; as many bars as there are pixels at most.
+// The plan that the run began with, as a line below what became of it; a bar for every three pixels at most.
 function drawOutline(g, o, wide, w, y) {
   const i0 = o.a + lower(o.reach, 0, o.b - o.a, view[0]), i1 = lower(o.start, i0, o.b, view[1]), per = (view[1] - view[0]) / wide;
   for (let i = i0; i < i1; i++) {
     const from = o.start[i];
     let to = o.end[i];
-    while (i + 1 < i1 && o.start[i + 1] < to + per) to = Math.max(to, o.end[++i]);
+    while (i + 1 < i1 && to - from < 3 * per && o.start[i + 1] < to + per) to = Math.max(to, o.end[++i]);
     const p = X(from, w);
     box(g, p, y + ROW - 3, Math.max(1, X(to, w) - p - 1), 2, theme.soft);
   }

@@ -10,12 +10,13 @@ import queue
 from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import CancelledError
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from hetero.batch.base import BadRecord, Source
 from hetero.batch.committing import Committer, Entry
 from hetero.batch.errors import BadRecordsError
+from hetero.batch.flight import Flight
 from hetero.batch.limits import local_now
 from hetero.batch.options import Options
 from hetero.batch.outcome import Lane, Outcome
@@ -39,36 +40,13 @@ from hetero.session.tasks import task
 
 if TYPE_CHECKING:
     from hetero.session.context import Context
-    from hetero.session.futures import Future
 
-__all__ = ["Flight", "Run"]
+__all__ = ["Run"]
 
 _LOOK_S = 0.05
 _PATIENCE_S = 1.0
 _WRITES = 8
 _CRASHES = 2
-
-
-@dataclass(slots=True)
-class Flight:
-    """A batch that one device works on, or two.
-
-    Attributes
-    ----------
-    batch : the items
-    avoid : the device where it failed, '' where it did not
-    suspected : True where it is part of a batch that failed
-    crashes : workers that died of it
-    step : first and last of the stages of a pipeline that it goes through
-    runs : future and time of handing in, by device
-    """
-
-    batch: Batch
-    avoid: str = ""
-    suspected: bool = False
-    crashes: int = 0
-    step: tuple[int, int] = (0, 0)
-    runs: dict[str, tuple[Future, float]] = field(default_factory=dict)
 
 
 class Run:
@@ -178,7 +156,9 @@ class Run:
                 self._submit(name, late)
 
     def _rescue(self, name: str) -> int | None:
-        return self.planner.rescue(name, monotonic_s())
+        """Give the ticket of a batch that is late; a part of one that failed is never run twice at a time."""
+        late = self.planner.rescue(name, monotonic_s())
+        return None if late is None or self._flights[late].suspected else late
 
     def _next_for(self, name: str) -> Flight | None:
         if len(self.planner.given(name)) > 1:

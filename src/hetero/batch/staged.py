@@ -10,9 +10,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from hetero.batch.base import Piece
+from hetero.batch.flight import Flight
 from hetero.batch.reading import Batch
 from hetero.batch.records import count, cut
-from hetero.batch.run import Flight, Run
+from hetero.batch.run import Run
 from hetero.batch.worker import Done, Work
 from hetero.plan.batch_stages import StagePlanner, Step
 

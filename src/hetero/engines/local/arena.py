@@ -82,6 +82,11 @@ class Payload:
         """Bytes that lie in shared memory."""
         return sum([block.place.nbytes for block in self.blocks])
 
+    @property
+    def places(self) -> tuple[object, ...]:
+        """Where its large buffers lie, each in an object of its own."""
+        return self.blocks
+
     def wire(self) -> Wire:
         """Give it as it travels."""
         return Wire(self.body, tuple([block.place for block in self.blocks]))

@@ -5,16 +5,14 @@ In: commands and calls. Out: events. It never chooses a device.
 
 from __future__ import annotations
 
-import atexit
 import os
 import threading
-import weakref
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
-from hetero.engines.base import Call, Engine, EngineOrder, NodeUsage, Report, WorkerEntry
+from hetero.engines.base import Call, NodeUsage, Report, WorkerEntry
 from hetero.engines.local.arena import Arena, Payload
 from hetero.engines.local.groups import Group
 from hetero.engines.local.house import House
@@ -23,20 +21,19 @@ from hetero.engines.local.items import MISSING, Item, Items, Meter, Replica
 from hetero.engines.local.pieces import Talk
 from hetero.engines.local.process import START_S, ProcessWorker
 from hetero.engines.local.threads import ThreadWorker
-from hetero.engines.local.wire import as_bytes, one_line
+from hetero.engines.payloads import PayloadEngine
 from hetero.floor.clock import Clock, WallClock
-from hetero.floor.errors import DeviceLostError, EngineError, HeteroError, SerialisationError
+from hetero.floor.errors import DeviceLostError, HeteroError
 from hetero.floor.platform import FEATURES
-from hetero.model.commands import Cancel, Discard, Free, Launch, StartWorker, Transfer, Withdraw
+from hetero.model.commands import Launch, Transfer
 from hetero.model.device import HOST_NODE, Device
-from hetero.model.events import TransferFailed, TransferFinished
 
 __all__ = ["LocalEngine"]
 
 Worker = ProcessWorker | ThreadWorker
 
 
-class LocalEngine(Engine):
+class LocalEngine(PayloadEngine):
     """Runs tasks on this host, one worker a device.
 
     Parameters
@@ -54,6 +51,7 @@ class LocalEngine(Engine):
     """
 
     name = "local"
+    other_remedy = ", or use isolation: thread"
 
     def __init__(
         self,
@@ -99,7 +97,7 @@ class LocalEngine(Engine):
                 "that takes more: its worker is no process that this system can limit"
             )
         hub.start()
-        atexit.register(_stop_at_exit, weakref.ref(self))
+        self._end_with_program()
         for device in devices:
             self._workers[device.id] = self._make(device)
 
@@ -116,31 +114,17 @@ class LocalEngine(Engine):
         kind = ProcessWorker if self._in_process(device) else ThreadWorker
         return kind(self._house, device)
 
+    @property
+    def _site(self) -> House:
+        return self._house
+
+    def _stored(self, value: Any) -> Payload:
+        return self._house.arena.payload(value)
+
     def encode(self, call: Call) -> None:
         """Capture the arguments as they are now, where a worker process may run the call."""
-        if not self._bytes_needed:
-            return
-        function = call.function
-        if not function.blob:
-            try:
-                function.blob = as_bytes((function.name, function.default, dict(function.implementations)))
-            except Exception as error:
-                raise SerialisationError(
-                    f"the function {function.name!r} cannot travel to a worker: {one_line(error)}",
-                    remedy="create what cannot be pickled inside the function, or use isolation: thread",
-                ) from error
-        call.encoded = self._payload((call.args, dict(call.kwargs)), f"an argument of {function.name!r}")
-
-    def _payload(self, value: Any, what: str) -> Payload:
-        try:
-            return self._house.arena.payload(value)
-        except EngineError:
-            raise
-        except Exception as error:
-            raise SerialisationError(
-                f"{what} cannot travel to a worker: {one_line(error)}",
-                remedy="give arrays, numbers, strings or plain containers, or use isolation: thread",
-            ) from error
+        if self._bytes_needed:
+            super().encode(call)
 
     def run(self, device: str, launches: Sequence[tuple[Launch, Call]]) -> None:
         """Run these attempts on the device, one after the other in this order."""
@@ -153,44 +137,10 @@ class LocalEngine(Engine):
             for rank, device in enumerate(devices):
                 self._workers[device].run([(launch, call)], group, rank)
 
-    def submit(self, order: EngineOrder) -> None:
-        """Carry out a command that has no call."""
-        if isinstance(order, Withdraw):
-            self._workers[order.device].withdraw(order.task, order.attempt)
-        elif isinstance(order, Cancel):
-            self._workers[order.device].cancel(order.task, order.attempt)
-        elif isinstance(order, Discard):
-            self._house.items.discard(order.task, order.attempt)
-        elif isinstance(order, Free):
-            self._house.items.free(order.item, order.node, order.node == HOST_NODE)
-        elif isinstance(order, StartWorker):
-            self._replace(order.device)
-        else:
-            self._house.hub.call(lambda: self._transfer(order))
-
-    def _replace(self, device: str) -> None:
+    def _start_worker(self, device: str) -> None:
         self._workers[device] = self._make(self._devices[device])
 
     # -- data -------------------------------------------------------------------------------------------------
-
-    def put(self, item: int, value: Any) -> int:
-        """Keep a value as a data item on the host; give its bytes in the pool, 0 where it travels in messages."""
-        payload = self._payload(value, "the value")
-        self._house.items.put(item, Item(payload))
-        return payload.nbytes
-
-    def holds(self, item: int, value: Any) -> bool:
-        """Tell whether a data item is this very array, unchanged since it was put."""
-        try:
-            known = self._house.items.find(item).payload
-        except DeviceLostError:
-            return False
-        again = self._payload(value, "the value")
-        return known is not None and again.body == known.body and again.blocks == known.blocks
-
-    def commit(self, task: int, attempt: int) -> None:
-        """Make the result of this attempt the data item `task`."""
-        self._house.items.commit(task, attempt)
 
     def load(self, item: int) -> Any:
         """Give the value of a data item, from wherever it is; may wait for a copy."""
@@ -199,33 +149,10 @@ class LocalEngine(Engine):
         if value is not MISSING:
             return value
         if payload is None:
-            return self._fetch(item, found.replicas[0])
+            replica = found.replicas[0]
+            found = self._given_out(item, lambda done: self._worker_of(replica).give_out(replica.key, done))
+            return found.value if found.payload is None else self._read(item, found.payload)
         return self._read(item, payload)
-
-    def _read(self, item: int, payload: Payload) -> Any:
-        try:
-            return payload.value()
-        except Exception as error:
-            raise SerialisationError(f"the result of task {item} cannot be read here: {one_line(error)}") from error
-
-    def _fetch(self, item: int, replica: Replica) -> Any:
-        done = threading.Event()
-        answers: list[tuple[str, Item | None]] = []
-
-        def arrived(problem: str, started_s: float, seconds: float, answer: Item | None) -> None:
-            answers.append((problem, answer))
-            done.set()
-
-        self._worker_of(replica).give_out(replica.key, arrived)
-        self._house.hub.wait(done)
-        problem, answer = answers[0]
-        if answer is None:
-            raise DeviceLostError(f"the result of task {item} cannot be had: {problem}")
-        return answer.value if answer.payload is None else self._read(item, answer.payload)
-
-    def forget(self, item: int) -> None:
-        """Drop a data item everywhere."""
-        self._house.items.forget(item)
 
     def pids(self) -> Mapping[str, int]:
         """Give the process id of each worker that is a process."""
@@ -289,15 +216,6 @@ class LocalEngine(Engine):
             self._travelling[key] = payload
             worker.take_in(key, payload, arrived)
 
-    def _arrived(self, order: Transfer, started_s: float, seconds: float) -> None:
-        now_s = self._house.clock.now_s()
-        self._house.hub.tell(
-            TransferFinished(now_s, order.item, order.src, order.dst, order.nbytes, started_s, seconds)
-        )
-
-    def _transfer_failed(self, order: Transfer, reason: str) -> None:
-        self._house.hub.tell(TransferFailed(self._house.clock.now_s(), order.item, order.src, order.dst, reason))
-
     def _worker_of(self, replica: Replica) -> Worker:
         assert isinstance(replica.holder, ProcessWorker | ThreadWorker)
         return replica.holder
@@ -321,9 +239,3 @@ class LocalEngine(Engine):
             worker.stop()
         self._house.items.clear()
         self._house.arena.close()
-
-
-def _stop_at_exit(reference: weakref.ref[LocalEngine]) -> None:
-    engine = reference()
-    if engine is not None:
-        engine.stop()

@@ -5,35 +5,32 @@ In: commands and calls. Out: events. It never chooses a device, and Ray chooses 
 
 from __future__ import annotations
 
-import atexit
 import os
 import threading
-import weakref
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
-from hetero.engines.base import Call, Engine, EngineOrder, NodeUsage, Reach, Report, WorkerEntry
+from hetero.engines.base import Call, NodeUsage, Reach, Report, WorkerEntry
 from hetero.engines.local.groups import Group
 from hetero.engines.local.hub import Hub
 from hetero.engines.local.items import Item, Items, Meter, Replica
-from hetero.engines.local.wire import as_bytes, one_line
+from hetero.engines.payloads import PayloadEngine
 from hetero.engines.ray.cluster import OWN_HOST, Cluster, Host
 from hetero.engines.ray.lodge import Lodge
 from hetero.engines.ray.vault import Stored, Vault
 from hetero.engines.ray.watching import SILENT_S, Watch
 from hetero.engines.ray.worker import START_S, RemoteWorker
 from hetero.floor.clock import Clock
-from hetero.floor.errors import DeviceLostError, EngineError, HeteroError, SerialisationError
-from hetero.model.commands import Cancel, Discard, Free, Launch, StartWorker, Transfer, Withdraw
+from hetero.floor.errors import DeviceLostError, HeteroError
+from hetero.model.commands import Launch, Transfer
 from hetero.model.device import HOST_NODE, Device
-from hetero.model.events import TransferFailed, TransferFinished
 
 __all__ = ["RayEngine"]
 
 
-class RayEngine(Engine):
+class RayEngine(PayloadEngine):
     """Runs tasks on the actors of a Ray cluster, one a device.
 
     Parameters
@@ -96,7 +93,7 @@ class RayEngine(Engine):
                 "that takes more: its worker belongs to Ray"
             )
         hub.start()
-        atexit.register(_stop_at_exit, weakref.ref(self))
+        self._end_with_program()
         for device in devices:
             self._workers[device.id] = RemoteWorker(self._lodge, device)
 
@@ -110,29 +107,12 @@ class RayEngine(Engine):
             if worker.device.host == host:
                 worker.lose(f"its host did not answer for {SILENT_S:g} s")
 
-    def encode(self, call: Call) -> None:
-        """Capture the arguments as they are now; their large arrays go to the object store, each once."""
-        function = call.function
-        if not function.blob:
-            try:
-                function.blob = as_bytes((function.name, function.default, dict(function.implementations)))
-            except Exception as error:
-                raise SerialisationError(
-                    f"the function {function.name!r} cannot travel to a worker: {one_line(error)}",
-                    remedy="create what cannot be pickled inside the function",
-                ) from error
-        call.encoded = self._payload((call.args, dict(call.kwargs)), f"an argument of {function.name!r}")
+    @property
+    def _site(self) -> Lodge:
+        return self._lodge
 
-    def _payload(self, value: Any, what: str) -> Stored:
-        try:
-            return self._lodge.vault.payload(value)
-        except EngineError:
-            raise
-        except Exception as error:
-            raise SerialisationError(
-                f"{what} cannot travel to a worker: {one_line(error)}",
-                remedy="give arrays, numbers, strings or plain containers",
-            ) from error
+    def _stored(self, value: Any) -> Stored:
+        return self._lodge.vault.payload(value)
 
     def run(self, device: str, launches: Sequence[tuple[Launch, Call]]) -> None:
         """Run these attempts on the device, one after the other in this order."""
@@ -145,71 +125,20 @@ class RayEngine(Engine):
         for rank, member in enumerate(members):
             member.run([(launch, call)], group, rank, peers)
 
-    def submit(self, order: EngineOrder) -> None:
-        """Carry out a command that has no call."""
-        if isinstance(order, Withdraw):
-            self._workers[order.device].withdraw(order.task, order.attempt)
-        elif isinstance(order, Cancel):
-            self._workers[order.device].cancel(order.task, order.attempt)
-        elif isinstance(order, Discard):
-            self._lodge.items.discard(order.task, order.attempt)
-        elif isinstance(order, Free):
-            self._lodge.items.free(order.item, order.node, order.node == HOST_NODE)
-        elif isinstance(order, StartWorker):
-            self._workers[order.device] = RemoteWorker(self._lodge, self._devices[order.device])
-        else:
-            self._lodge.hub.call(lambda: self._transfer(order))
+    def _start_worker(self, device: str) -> None:
+        self._workers[device] = RemoteWorker(self._lodge, self._devices[device])
 
     # -- data -------------------------------------------------------------------------------------------------
-
-    def put(self, item: int, value: Any) -> int:
-        """Keep a value as a data item in the object store; give its bytes there, 0 where it travels in messages."""
-        payload = self._payload(value, "the value")
-        self._lodge.items.put(item, Item(payload))
-        return payload.nbytes
-
-    def holds(self, item: int, value: Any) -> bool:
-        """Tell whether a data item is this very array, unchanged since it was put."""
-        try:
-            known = self._lodge.items.find(item).payload
-        except DeviceLostError:
-            return False
-        again = self._payload(value, "the value")
-        return isinstance(known, Stored) and (again.body, again.parts) == (known.body, known.parts)
-
-    def commit(self, task: int, attempt: int) -> None:
-        """Make the result of this attempt the data item `task`."""
-        self._lodge.items.commit(task, attempt)
 
     def load(self, item: int) -> Any:
         """Give the value of a data item, from wherever it is; may wait for a copy."""
         found = self._lodge.items.find(item)
-        payload = found.payload or self._fetch(item, found.replicas[0])
-        try:
-            return payload.value()
-        except DeviceLostError:
-            raise
-        except Exception as error:
-            raise SerialisationError(f"the result of task {item} cannot be read here: {one_line(error)}") from error
-
-    def _fetch(self, item: int, replica: Replica) -> Any:
-        done = threading.Event()
-        answers: list[tuple[str, Item | None]] = []
-
-        def arrived(problem: str, started_s: float, seconds: float, answer: Item | None) -> None:
-            answers.append((problem, answer))
-            done.set()
-
-        _worker_of(replica).copies.give_out(replica.key, arrived)
-        self._lodge.hub.wait(done)
-        problem, answer = answers[0]
-        if answer is None:
-            raise DeviceLostError(f"the result of task {item} cannot be had: {problem}")
-        return answer.payload
-
-    def forget(self, item: int) -> None:
-        """Drop a data item everywhere."""
-        self._lodge.items.forget(item)
+        if found.payload is not None:
+            return self._read(item, found.payload)
+        replica = found.replicas[0]
+        answer = self._given_out(item, lambda done: _worker_of(replica).copies.give_out(replica.key, done))
+        assert answer.payload is not None
+        return self._read(item, answer.payload)
 
     def pids(self) -> Mapping[str, int]:
         """Give the process id of each worker that is on this host."""
@@ -281,15 +210,6 @@ class RayEngine(Engine):
         else:
             worker.copies.touch(item.payload, arrived)
 
-    def _arrived(self, order: Transfer, started_s: float, seconds: float) -> None:
-        now_s = self._lodge.clock.now_s()
-        self._lodge.hub.tell(
-            TransferFinished(now_s, order.item, order.src, order.dst, order.nbytes, started_s, seconds)
-        )
-
-    def _transfer_failed(self, order: Transfer, reason: str) -> None:
-        self._lodge.hub.tell(TransferFailed(self._lodge.clock.now_s(), order.item, order.src, order.dst, reason))
-
     # -- the end ----------------------------------------------------------------------------------------------
 
     def stop(self) -> None:
@@ -314,9 +234,3 @@ def _serves(device: Device, node: str) -> bool:
 def _worker_of(replica: Replica) -> RemoteWorker:
     assert isinstance(replica.holder, RemoteWorker)
     return replica.holder
-
-
-def _stop_at_exit(reference: weakref.ref[RayEngine]) -> None:
-    engine = reference()
-    if engine is not None:
-        engine.stop()

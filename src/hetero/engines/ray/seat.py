@@ -166,7 +166,7 @@ class Seat:
         row = (job.seq, 0.0, 0.0, told) if told else self._timed(job, peers, parts, large, copied)
         notes += self._runner.notes(row[1])
         if job.group is not None:
-            self._leave(job, peers, "" if row[3] in (say.VALUE, say.RESIDENT) else f"rank {job.group[0]} failed")
+            self._leave(job, peers if row[3] in (say.VALUE, say.RESIDENT) else ())
         return row
 
     def _timed(self, job: Job, peers: Sequence[Any], parts: Sequence[Any], large: list[Any], copied: bool) -> Row:
@@ -271,14 +271,15 @@ class Seat:
     def _inbox(self, which: Which) -> queue.SimpleQueue[Any]:
         return self._inboxes.setdefault(which, queue.SimpleQueue())
 
-    def _leave(self, job: Job, peers: Sequence[Any], reason: str) -> None:
+    def _leave(self, job: Job, peers: Sequence[Any]) -> None:
+        """Tell the others that this member has finished; of one that failed they learn after the program has."""
         assert job.group is not None
         which, rank = (job.task, job.attempt), job.group[0]
         self._over.append(which)
         self._inboxes.pop(which, None)
         for other, peer in enumerate(peers):
             if other != rank:
-                peer.hear_left.options(concurrency_group=TALK).remote(which, rank, reason)
+                peer.hear_left.options(concurrency_group=TALK).remote(which, rank, "")
 
     def hear(self, which: Which, sender: int, body: bytes | None, *buffers: Any) -> None:
         """Take a value from another member of a group."""

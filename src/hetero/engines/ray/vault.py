@@ -55,6 +55,11 @@ class Stored(Payload):
         """Bytes that lie in the object store."""
         return sum([part.nbytes for part in self.parts])
 
+    @property
+    def places(self) -> tuple[object, ...]:
+        """Where its large buffers lie, each in an object of its own."""
+        return self.parts
+
     def value(self) -> Any:
         """Read the value; its arrays are writable and shared with nobody.
 

@@ -226,8 +226,8 @@ class RemoteWorker:
         """Do nothing: members talk without the program."""
 
     def hear_left(self, task: int, sender: int, reason: str) -> None:
-        """Tell the actor that another member of a group was lost."""
-        which = next((which for which in self._by_attempt if which[0] == task), None)
+        """Tell the actor that another member of a group failed or was lost."""
+        which = next((which for which in list(self._by_attempt) if which[0] == task), None)
         if which is not None:
             self._talk("hear_left", which, sender, reason)
 
@@ -309,7 +309,7 @@ class RemoteWorker:
                 self._answered(sent, rows)
 
     def _answered(self, sent: _Sent, rows: list[tuple[Any, ...]]) -> None:
-        events: list[Event] = []
+        events, failed = list[Event](), list[Flight]()
         with self._lock:
             self._sent -= 1
             self._push()
@@ -318,8 +318,13 @@ class RemoteWorker:
                 if flight is not None:
                     self._forget(flight)
                     events.append(self._event(flight, sent.data, *row[1:]))
+                    if flight.group is not None and type(events[-1]) is not TaskFinished:
+                        failed.append(flight)
         if events:
             self._lodge.report(events)
+        for flight in failed:
+            assert flight.group is not None
+            flight.group.leave(flight.rank, f"rank {flight.rank} failed")
 
     def _not_brought(self, sent: _Sent, reason: str) -> None:
         """Give back attempts whose inputs were lost with their host; the core soon learns of that."""

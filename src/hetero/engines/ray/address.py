@@ -15,7 +15,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from hetero.engines.ray.certificates import client_context
+from hetero.engines.ray.certificates import client_context, why_refused
 from hetero.floor.errors import BadValueError, EngineError
 
 __all__ = ["ANSWER_S", "KNOCK_S", "ask_cluster", "check_address", "is_loopback", "knock"]
@@ -96,9 +96,9 @@ def knock(address: str, authority: Path | None = None) -> None:
             line.sendall(_PREFACE)
             answer = line.recv(9)
     except ssl.SSLError as error:
+        wrong, what_to_do = why_refused(error)
         raise EngineError(
-            f"what answers at {address} shows no certificate of this cluster's authority: {error.reason}",
-            remedy="use the folder of certificates that the head uses",
+            f"what answers at {address} shows no certificate of this cluster's authority: {wrong}", remedy=what_to_do
         ) from error
     except (OSError, ValueError) as error:
         why = "no answer in time" if isinstance(error, TimeoutError) else getattr(error, "strerror", None) or error

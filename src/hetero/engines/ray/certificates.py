@@ -13,11 +13,13 @@ from pathlib import Path
 
 from hetero.floor.errors import BadValueError, EngineError
 
-__all__ = ["check_folder", "client_context", "make_certificates", "server_context", "tls_variables"]
+__all__ = ["check_folder", "client_context", "make_certificates", "server_context", "tls_variables", "why_refused"]
 
 _FILES = {"RAY_TLS_CA_CERT": "ca.crt", "RAY_TLS_SERVER_CERT": "node.crt", "RAY_TLS_SERVER_KEY": "node.key"}
 _DAYS = "825"
 _OPENSSL_S = 60.0
+_UNTIMELY = (9, 10)
+"""OpenSSL's numbers for a certificate that is not yet valid, or has expired."""
 
 
 def make_certificates(folder: Path, hosts: Sequence[str]) -> tuple[Path, ...]:
@@ -94,6 +96,16 @@ def check_folder(folder: Path) -> None:
 def tls_variables(folder: Path) -> dict[str, str]:
     """Give the variables by which Ray encrypts what goes between hosts."""
     return {"RAY_USE_TLS": "1"} | {name: str(folder.absolute() / file) for name, file in _FILES.items()}
+
+
+def why_refused(error: ssl.SSLError) -> tuple[str, str]:
+    """Say what is wrong with the certificates of two ends, and what to do."""
+    if isinstance(error, ssl.SSLCertVerificationError) and error.verify_code in _UNTIMELY:
+        return (
+            f"{error.verify_message}, by the clock of this host",
+            "set the clocks of all hosts right, as by NTP; if they are, make new certificates with 'hetero node certs'",
+        )
+    return str(error.reason), "use the folder of certificates that the head uses"
 
 
 def client_context(folder: Path) -> ssl.SSLContext:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from hetero.engines.ray.address import KNOCK_S, check_address, is_loopback
-from hetero.engines.ray.certificates import check_folder, client_context
+from hetero.engines.ray.certificates import check_folder, client_context, why_refused
 from hetero.engines.ray.node import read_token, this_node
 from hetero.floor.errors import BadValueError, EngineError
 
@@ -53,9 +53,10 @@ class Doorway:
                 for answer in answers:
                     yield self._read(answer)
         except ssl.SSLError as error:
+            wrong, what_to_do = why_refused(error)
             raise EngineError(
-                f"what answers at {self.address} is no door of a cluster with these certificates: {error.reason}",
-                remedy="give the folder of certificates that the head uses with --certificates FOLDER",
+                f"what answers at {self.address} is no door of a cluster with these certificates: {wrong}",
+                remedy=what_to_do,
             ) from error
         except OSError as error:
             why = "no answer in time" if isinstance(error, TimeoutError) else error.strerror or error

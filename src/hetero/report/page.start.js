@@ -12,10 +12,11 @@ function setTheme() {
   LEFT = (paper || document.body.clientWidth) < 600 ? 76 : 116;
 }
 function drawAll() { setTheme(); drawShares(); drawTimeline(); redrawCurves(paper); drawGraph(); drawScatter(); }
-// The timeline first; what lies below it in turns of their own, so that the page answers meanwhile.
+// The timeline first; when it is seen, the others in turns of their own, so that the page answers meanwhile.
 function drawFirst() {
   setTheme(); drawShares(); drawTimeline();
-  [makeTraining, makeCurves, drawGraph, drawScatter, () => { stats.done = true; }].forEach(each => setTimeout(each));
+  const others = [makeTraining, makeCurves, drawGraph, drawScatter, () => { stats.done = true; }];
+  requestAnimationFrame(() => others.forEach(each => setTimeout(each)));
 }
 // On paper everything is as wide as a page, black on white, and the figures are unfolded.
 function print(on) {

@@ -16,12 +16,10 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from hetero.engines.base import Call
-from hetero.engines.local import messages as say
 from hetero.engines.local.arena import Payload
 from hetero.engines.local.groups import Group
-from hetero.engines.local.house import failure_of
-from hetero.engines.local.items import Item, Replica
 from hetero.engines.local.shipping import Shipped
+from hetero.engines.ray.answers import Answers
 from hetero.engines.ray.clocks import compare_clocks
 from hetero.engines.ray.cluster import OWN_HOST, Host
 from hetero.engines.ray.copies import Copies
@@ -29,7 +27,7 @@ from hetero.engines.ray.flights import Flight, next_batch
 from hetero.engines.ray.lodge import Lodge
 from hetero.engines.ray.seat import TALK, Greeting, Job
 from hetero.engines.ray.starting import start_seat, why_ended
-from hetero.engines.ray.vault import Cargo, Stored
+from hetero.engines.ray.vault import Cargo
 from hetero.floor import platform
 from hetero.floor.clock import WallClock
 from hetero.floor.errors import HeteroError
@@ -83,7 +81,7 @@ class RemoteWorker:
         self._reader = threading.Thread(target=self._read, name=f"hetero-{device.short}", daemon=True)
         self._shipped = Shipped(lodge.counters)
         self._drops = 0
-        self._shift_s = 0.0
+        self._told = Answers(lodge, self)
         self._ready = False
         self._ended = False
         self._stopping = False
@@ -138,7 +136,7 @@ class RemoteWorker:
         if isinstance(shift_s, Exception):
             self._end(self._why or why_ended(shift_s), again=not self._why)
             return
-        self._shift_s = shift_s
+        self._told.shift_s = shift_s
         own = ".".join(map(str, sys.version_info[:2]))
         if greeting.trouble or greeting.python.split(".")[:2] != own.split("."):
             versions = f"its Python is {greeting.python} and the program's is {own}"
@@ -305,11 +303,11 @@ class RemoteWorker:
             except ray.exceptions.RayError as error:
                 self._not_brought(sent, str(error))
             else:
-                self._lodge.tell([set_in_time(note, -self._shift_s) for note in notes])
+                self._lodge.tell([set_in_time(note, -self._told.shift_s) for note in notes])
                 self._answered(sent, rows)
 
     def _answered(self, sent: _Sent, rows: list[tuple[Any, ...]]) -> None:
-        events, failed = list[Event](), list[Flight]()
+        events, failed = list[Event](), list[tuple[Group, int]]()
         with self._lock:
             self._sent -= 1
             self._push()
@@ -317,14 +315,13 @@ class RemoteWorker:
                 flight = self._flights.get(row[0])
                 if flight is not None:
                     self._forget(flight)
-                    events.append(self._event(flight, sent.data, *row[1:]))
+                    events.append(self._told.event(flight, sent.data, *row[1:]))
                     if flight.group is not None and type(events[-1]) is not TaskFinished:
-                        failed.append(flight)
+                        failed.append((flight.group, flight.rank))
         if events:
             self._lodge.report(events)
-        for flight in failed:
-            assert flight.group is not None
-            flight.group.leave(flight.rank, f"rank {flight.rank} failed")
+        for group, rank in failed:
+            group.leave(rank, f"rank {rank} failed")
 
     def _not_brought(self, sent: _Sent, reason: str) -> None:
         """Give back attempts whose inputs were lost with their host; the core soon learns of that."""
@@ -347,42 +344,6 @@ class RemoteWorker:
     def _forget(self, flight: Flight) -> None:
         self._flights.pop(flight.seq, None)
         self._by_attempt.pop((flight.launch.task, flight.launch.attempt), None)
-
-    def _event(self, flight: Flight, data: Any, started_s: float, seconds: float, how: int, *rest: Any) -> Event:
-        task, attempt = flight.launch.task, flight.launch.attempt
-        now_s, device = self._now_s(), self.device.id
-        started_s = started_s - self._shift_s if started_s else now_s
-        if how == say.VALUE:
-            nbytes = self._keep(flight, data, *rest)
-            node = self._main_node if nbytes else ""
-            return TaskFinished(now_s, task, attempt, device, started_s, seconds, nbytes, node)
-        if how == say.RESIDENT:
-            nbytes = self._resident(flight, rest[0])
-            return TaskFinished(now_s, task, attempt, device, started_s, seconds, nbytes, self.device.memory_node)
-        if how == say.WITHDRAWN:
-            return TaskWithdrawn(now_s, task, attempt, device)
-        failure = failure_of(*rest) if how == say.FAILED else Failure("cancelled", "cancelled before it started")
-        return TaskFailed(now_s, task, attempt, device, started_s, seconds, failure)
-
-    @property
-    def _main_node(self) -> str:
-        return f"{self.device.host}/ram"
-
-    def _keep(self, flight: Flight, data: Any, body: bytes | None, first: int, sizes: tuple[int, ...]) -> int:
-        if flight.rank:
-            return 0
-        vault, launch = self._lodge.vault, flight.launch
-        parts = [vault.part(data, first + place, size) for place, size in enumerate(sizes)]
-        self._lodge.items.finished(launch.task, launch.attempt, Item(Stored(body, parts)))
-        return sum(sizes)
-
-    def _resident(self, flight: Flight, nbytes: int) -> int:
-        key = (flight.launch.task, flight.launch.attempt)
-        if flight.rank:
-            self.drop(key)
-            return 0
-        self._lodge.items.finished(*key, Item(replica=Replica(self, key, nbytes)))
-        return nbytes
 
     # -- the end ----------------------------------------------------------------------------------------------
 

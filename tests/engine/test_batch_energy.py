@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import hetero
-from hetero.backends.rapl import PackageEnergy
+from hetero.backends.host import PackageEnergy
 from hetero.batch.errors import EnergyLimitError
 from hetero.batch.power import Meter
 from hetero.batch.recipe import read_batch_recipe

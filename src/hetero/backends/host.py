@@ -17,6 +17,7 @@ from typing import NamedTuple
 from hetero.model.device import DeviceStatus
 
 __all__ = [
+    "PackageEnergy",
     "PciDevice",
     "amd_status",
     "chip",
@@ -243,3 +244,37 @@ def chip(vendor_id: int, device_id: int | None, ordinal: int, root: Path = ROOT)
     if device_id is None and len(fitting) == 1:
         return pci_silicon(fitting[0].address)
     return f"h0/gpu:{vendor_id:04x}:{ordinal}"
+
+
+class PackageEnergy:
+    """Adds up the energy of all processor packages, from when it is made; a counter that may not be read is not there.
+
+    Parameters
+    ----------
+    root : of the file system
+
+    Attributes
+    ----------
+    readable : whether there is a counter that may be read
+    """
+
+    def __init__(self, root: Path = ROOT) -> None:
+        folders = sorted((root / "sys/class/powercap").glob("*-rapl:*"))
+        packages = [folder for folder in folders if _text(folder / "name").startswith("package")]
+        last = {folder: _number(folder / "energy_uj") for folder in packages}
+        self._last = {folder: count for folder, count in last.items() if count is not None}
+        self._joules = 0.0
+        self.readable = bool(self._last)
+
+    def joules(self) -> float:
+        """Give the joules until now; a counter that went round is counted on from 0."""
+        for folder, before in self._last.items():
+            now = _number(folder / "energy_uj")
+            if now is None:
+                continue
+            grown = now - before
+            if grown < 0:
+                grown += _number(folder / "max_energy_range_uj") or 0
+            self._joules += max(0, grown) * 1e-6
+            self._last[folder] = now
+        return self._joules

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import psutil
 
-from hetero.backends.rapl import PackageEnergy
+from hetero.backends.host import PackageEnergy
 from hetero.catalog import load as catalog
 from hetero.floor.clock import monotonic_s
 from hetero.floor.errors import BadValueError

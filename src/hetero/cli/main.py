@@ -22,8 +22,14 @@ COMMANDS = {
     "devices": Entry("hetero.cli.devices:devices", "List this host's devices, and why one is not used."),
     "run": Entry("hetero.cli.run:run", "Run a script on the devices of this host.", {"allow_interspersed_args": False}),
     "demo": Entry("hetero.cli.demo:demo", "Run real computations on this host's devices and check them."),
-    "train": Entry("hetero.cli.train:train", "Train one model over this host's devices, as a recipe says."),
-    "infer": Entry("hetero.cli.train:infer", "Run a saved model on pictures, over this host's devices."),
+    "train": Entry(
+        "hetero.cli.train:train",
+        "Train one model over this host's devices, or with Ray over those of many, as a recipe says.",
+    ),
+    "infer": Entry(
+        "hetero.cli.train:infer",
+        "Run a saved model on pictures, over this host's devices, or with Ray over those of many.",
+    ),
     "batch": Entry(
         "hetero.cli.batch:batch", "Run a function or a model over many records, every device at its own batch size."
     ),
@@ -44,7 +50,8 @@ COMMANDS = {
         "hetero.cli.schedule:schedule", "Plan a task graph, and say how far from the best possible the plan is."
     ),
     "simulate": Entry(
-        "hetero.cli.simulate:simulate", "Run a task graph in virtual time, by the code that runs programs."
+        "hetero.cli.simulate:simulate",
+        "Run a task graph, or many tasks on many hosts, in virtual time, by the code that runs programs.",
     ),
     "whatif": Entry("hetero.cli.whatif:whatif", "Compare what a task graph takes on its fleet and on another one."),
     "topo": Entry("hetero.cli.topo:topo", "Show how devices are connected, and which of them work together best."),
@@ -56,7 +63,7 @@ COMMANDS = {
     "node": Entry("hetero.cli.node:app", "Make this host a part of a cluster, on Ray."),
     "submit": Entry(
         "hetero.cli.submit:submit",
-        "Run a program on a cluster, and end as it ends.",
+        "Run a program on a cluster; it finds the devices of all hosts.",
         {"allow_interspersed_args": False},
     ),
     "jobs": Entry("hetero.cli.jobs:app", "See and stop the programs of a cluster."),

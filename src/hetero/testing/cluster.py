@@ -7,7 +7,6 @@ It must not know Ray: it uses the commands that a user has.
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,6 +18,7 @@ from typing import Any
 import psutil
 
 from hetero.engines.ray.certificates import make_certificates
+from hetero.floor import settings
 from hetero.floor.errors import HeteroError
 from hetero.testing.netns import Fleet, fleet_of_namespaces
 
@@ -68,9 +68,9 @@ class Cluster:
 
     def start(self, index: int, *command: str, **options: Any) -> subprocess.Popen[str]:
         """Start a program on a host, with pipes to it."""
-        env = {**os.environ, **self.variables, "HETERO_HOME": str(self.home(index))}
         pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
-        return self.fleet.popen(index, command, env=env, text=True, **{**pipes, **options})
+        with settings.replaced({**self.variables, "HETERO_HOME": str(self.home(index))}):
+            return self.fleet.popen(index, command, text=True, **{**pipes, **options})
 
     def run(self, index: int, *command: str) -> tuple[int, str, str]:
         """Run a program on a host to its end; give its exit code and what it printed on either stream."""

@@ -99,7 +99,8 @@ class Plain:
         """Give the images a second of some of them side by side, the others idle."""
         for name in names:
             print(self.seconds, file=self._processes[name].stdin)
-        return sum(float(self._processes[name].stdout.readline()) for name in names)  # type: ignore[union-attr]
+        answers = [self._processes[name].stdout for name in names]
+        return sum(float(answer.readline()) for answer in answers if answer is not None)
 
     def close(self) -> None:
         """End them."""

@@ -150,6 +150,8 @@ def start_node(
     running = this_node()
     if running is not None:
         raise EngineError(f"a node of {running.address} runs on this host", remedy="end it with 'hetero node stop'")
+    if (ended := _written()) is not None:
+        shutil.rmtree(ended.folder, ignore_errors=True)
     if autoscaling is not None and (join or not autoscaling.is_file()):
         problem = "only a head has an autoscaler" if join else f"{autoscaling}: there is no such file"
         raise BadValueError(problem, remedy="give --autoscaling FILE with --head")

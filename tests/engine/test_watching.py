@@ -198,6 +198,7 @@ def test_a_policy_that_does_not_look_at_the_use_by_others_costs_no_reports() -> 
         assert ctx.driver._watch is None
 
 
+@pytest.mark.alone
 @pytest.mark.usefixtures("no_leaks")
 def test_waiting_tasks_move_away_from_a_device_that_others_use() -> None:
     def where(seconds: float) -> str:

@@ -51,7 +51,7 @@ class Checkpoints:
     >>> import tempfile
     >>> from hetero.stores.files import FileStore
     >>> kept = Checkpoints(FileStore(tempfile.mkdtemp()))
-    >>> kept.save("run/7", "epoch", {"step": 3})
+    >>> nbytes = kept.save("run/7", "epoch", {"step": 3})
     >>> kept.last("run/7")
     Saved(name='epoch', state={'step': 3})
     >>> kept.clear("run/7")

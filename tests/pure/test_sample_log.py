@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from hetero.train.sample_log import SampleLog, check_sample_log, next_run, read_sample_log
+from hetero.train.sample_log import SampleLog, append_line, check_sample_log, next_run, read_sample_log
 from hetero.train.values import TrainingError
 
 SAMPLES, BATCH = 8, 4
@@ -90,3 +90,18 @@ def test_a_run_that_begins_after_steps_that_nobody_wrote_of_is_named(tmp_path: P
 def test_a_folder_without_a_log_is_refused(tmp_path: Path) -> None:
     with pytest.raises(TrainingError, match="has no log of samples; give the Trainer sample_log=FOLDER"):
         check_sample_log(tmp_path)
+
+
+def test_what_a_member_on_another_host_sends_makes_the_log_that_it_would_have_written(tmp_path: Path) -> None:
+    (tmp_path / "here").mkdir()
+    write(tmp_path / "here", 1, 1, 0, WHOLE)
+    (tmp_path / "there").mkdir()
+    folder = str(tmp_path / "there")
+    for device in ("cpu:0", "cpu:1"):
+        log = SampleLog(folder, 1, device, lambda line, name=device: append_line(folder, 1, name, line))
+        log.begins(1, 0, device, SAMPLES, BATCH)
+        for step, split in WHOLE.items():
+            log.computes(step, split[device])
+            log.applied(step)
+        log.close()
+    assert check_sample_log(tmp_path / "there") == check_sample_log(tmp_path / "here")

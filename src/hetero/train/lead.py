@@ -144,7 +144,8 @@ class Lead:
 
     def _probe_if_here(self) -> None:
         """Let all measure themselves at the same time, as they will train; one that is not up in time joins later."""
-        absent = self._wanted() - {member.device for member in self._members.values()}
+        wanted = {device for device, future in self.futures.items() if not future.done()}
+        absent = wanted - {member.device for member in self._members.values()}
         if self._probing or (absent and clock.monotonic_s() - self._first_here_s < _START_S):
             return
         for device in sorted(absent):
@@ -152,9 +153,6 @@ class Lead:
         self._probing, self._probe_s = True, clock.monotonic_s()
         for member in self._members.values():
             self._send(member, "probe", self.killed.most(member.device))
-
-    def _wanted(self) -> set[str]:
-        return {device for device, future in self.futures.items() if not future.done()}
 
     def _on_seems(self, line: Line, model: StepModel) -> None:
         self._members[line].seems = model
@@ -208,7 +206,6 @@ class Lead:
         self.listener.on_step_report(report)
 
     def _on_keep(self, line: Line, step: int, state: bytes, facts: dict[str, Any]) -> None:
-        """Write the checkpoint of a first member on another host."""
         assert self.extent.checkpoints is not None
         begun_s = clock.monotonic_s()
         self.extent.checkpoints.write(step, state, facts)

@@ -33,7 +33,7 @@ class Prepared:
 
     def for_device(self, device: Device) -> Callable[[Any], Any]:
         """Make the function of a batch for a device; a class is made and set up here."""
-        made = self.given() if isinstance(self.given, type) else self.given
+        made = self.given() if _is_made_first(self.given) else self.given
         if hasattr(made, "setup"):
             made.setup(device)
         ready: Callable[[Any], Any] = made
@@ -55,12 +55,17 @@ def prepared(given: Any, wish: Wish) -> Prepared:
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(given, torch.nn.Module):
         return Prepared(TorchModel(given, wish))
-    if not callable(given):
+    if not callable(given) or (hasattr(given, "setup") and isinstance(given, type) and not _is_made_first(given)):
         raise BadValueError(
-            f"a {type(given).__name__} is no function of a batch",
+            f"{_named(given)} is no function of a batch",
             remedy="give a function, a class with setup(device) and __call__(batch), a torch module or an ONNX file",
         )
     return Prepared(given)
+
+
+def _is_made_first(given: Any) -> bool:
+    """Tell a class whose objects take batches from a type that makes one value of a batch, as `list` does."""
+    return isinstance(given, type) and any("__call__" in vars(base) for base in given.__mro__)
 
 
 def function_key(given: Any) -> str:
@@ -72,6 +77,10 @@ def function_key(given: Any) -> str:
     source = source_of(given)
     source.current()
     return f"{source.name} {source.model_key}"
+
+
+def _named(given: Any) -> str:
+    return f"the class {given.__name__} without __call__" if isinstance(given, type) else f"a {type(given).__name__}"
 
 
 def _onnx(data: bytes, wish: Wish) -> Prepared:

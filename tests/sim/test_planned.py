@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -63,6 +64,15 @@ def test_a_task_that_is_urgent_goes_before_those_that_were_handed_in_first() -> 
     graph = TaskGraph(*shared_memory(2), (*loose, *chain), edges)
     assert run_graph(graph, "planned").makespan_s == pytest.approx(10.0)
     assert run_graph(graph, "eft").makespan_s > 12.0
+
+
+def test_a_task_that_a_memory_cannot_hold_runs_elsewhere_unless_memory_has_no_end() -> None:
+    devices, topology = two_memories()
+    small = replace(topology, nodes=(MemoryNode("ram", 10**12), MemoryNode("vram", 1500)), _by_pair={})
+    tasks = (GraphTask("a", (10.0, 1.0)), GraphTask("b", (10.0, 1.0)))
+    graph = TaskGraph(devices, small, tasks, (GraphEdge("a", "b", 1600),))
+    assert run_graph(graph).makespan_s == pytest.approx(20.0)
+    assert run_graph(graph, contention=False).makespan_s == pytest.approx(2.0)
 
 
 def test_the_same_seed_gives_the_same_run_and_another_seed_another() -> None:

@@ -100,8 +100,7 @@ def run_graph(
     The factor of a task on a device is drawn from the seed alone, so it is the same under every policy. A result is
     one data item: it travels once to a memory node, when a task that reads it has been placed there.
     """
-    made = prepared(graph)
-    topology = made.topology if contention else _without_limits(made.topology)
+    made = prepared(graph if contention else _without_limits(graph))
     chosen: str | Policy = policy
     if policy == "planned":
         from hetero.plan.policies.planned import Planned
@@ -118,7 +117,7 @@ def run_graph(
         policy=chosen,
         cost=made.cost,
         sizes=made.sizes,
-        topology=topology,
+        topology=made.topology,
         seed=seed,
         costs=Costs(notice_s=0.0, shared=contention),
         faults=faults,
@@ -127,9 +126,9 @@ def run_graph(
     )
 
 
-def _without_limits(topology: Topology) -> Topology:
-    nodes = tuple(MemoryNode(node.id, UNLIMITED_BYTES) for node in topology.nodes)
-    return replace(topology, nodes=nodes, _by_pair={})
+def _without_limits(graph: TaskGraph) -> TaskGraph:
+    nodes = tuple(MemoryNode(node.id, UNLIMITED_BYTES) for node in graph.topology.nodes)
+    return replace(graph, topology=replace(graph.topology, nodes=nodes, _by_pair={}))
 
 
 def _retry_s(graph: TaskGraph) -> float:
@@ -213,12 +212,15 @@ def _tasks(graph: TaskGraph, devices: Sequence[Device]) -> tuple[list[SimTask], 
         (reads if edge.nbytes else after)[edge.dst].append(number[edge.src])
         if edge.nbytes:
             sizes[edge.src].add(edge.nbytes)
+    capacity = {node.id: node.capacity_bytes for node in graph.topology.nodes if node.id != host_node(graph)}
+    limits = [capacity.get(device.memory_node, UNLIMITED_BYTES) for device in graph.devices]
     requests: dict[tuple[bool, ...], Request] = {}
     made = []
     classes: dict[tuple[object, ...], str] = {}
     for index in problem_of(graph).order.tolist():
         task = graph.tasks[index]
-        able = tuple(seconds < math.inf for seconds in task.seconds)
+        needed = sum(max(sizes[graph.tasks[read - 1].id]) for read in reads[task.id]) + max(sizes[task.id], default=0)
+        able = _able(task.seconds, [limit >= needed for limit in limits])
         on = () if all(able) else tuple(device.id for device, fits in zip(devices, able, strict=True) if fits)
         request = requests.setdefault(able, Request(on=on, crashes=10))
         nbytes = max(sizes[task.id], default=0)
@@ -226,3 +228,10 @@ def _tasks(graph: TaskGraph, devices: Sequence[Device]) -> tuple[list[SimTask], 
         entry = Task(index + 1, task.id, signature, 0.0, tuple(reads[task.id]), tuple(after[task.id]), request)
         made.append(SimTask(entry, 0.0, nbytes))
     return made, sum(len(found) > 1 for found in sizes.values())
+
+
+def _able(seconds: Sequence[float], fits: Sequence[bool]) -> tuple[bool, ...]:
+    """Tell which devices can run a task; those whose memory is too small only where no other can."""
+    able = tuple(each < math.inf for each in seconds)
+    roomy = tuple(one and other for one, other in zip(able, fits, strict=True))
+    return roomy if any(roomy) else able

@@ -8,7 +8,7 @@ OTHER := .venv/other-numpy/ready
 OTHER_NUMPY := numpy==1.26.4 cloudpickle psutil threadpoolctl array-api-compat
 EXTRAS := dev,torch,train,jax,opencl,vulkan,joblib,adapters,search,compress,batch,onnx,mpi,metrics,bench
 FAST := $(wildcard tests/pure tests/sim tests/golden tests/docs tests/backend)
-BENCHMARKS := $(filter-out benchmarks/common.py benchmarks/summary.py, $(wildcard benchmarks/*.py))
+BENCHMARKS := $(filter-out benchmarks/common.py benchmarks/rivals.py benchmarks/summary.py benchmarks/work.py, $(wildcard benchmarks/*.py))
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test test-fast lint format bench clean

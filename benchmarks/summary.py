@@ -16,7 +16,7 @@ from benchmarks.common import RESULTS, number
 
 FOLDER = Path(__file__).resolve().parent
 BEGIN, END = "<!-- claims -->", "<!-- end of claims -->"
-HELPERS = ("__init__", "common", "summary")
+HELPERS = ("__init__", "common", "rivals", "summary", "work")
 
 
 def _title(file: Path) -> str:

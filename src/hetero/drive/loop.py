@@ -1,0 +1,256 @@
+"""The loop of a live run: feeds events to the core as they happen and carries out its commands.
+
+In: events from the session, the engine and the timer. Out: commands to the engine, results and failures to sinks.
+It must not decide anything, and calls no code of the user's while it holds the core.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+from hetero.core.machine import Machine
+from hetero.drive.live_values import Sink, Together
+from hetero.drive.recorder import Recorder
+from hetero.drive.timer import Timer
+from hetero.drive.utilisation import UtilisationWatch
+from hetero.engines.base import Call, Engine
+from hetero.floor import settings
+from hetero.floor.clock import Clock, TraceSink, sleep
+from hetero.floor.errors import DeviceLostError
+from hetero.model.commands import Commit, Fail, Free, LeaseChanged, Recommit, Run, RunGroup, SetTimer, Split, Warn
+from hetero.model.device import HOST_NODE
+from hetero.model.events import CancelRequested, DeviceLost, Event, ItemReleased, TaskFinished, TimerFired
+from hetero.model.leases import LeasePhase
+from hetero.model.tasks import Failure, Request
+
+__all__ = ["Loop"]
+
+Delivery = Callable[[], object]
+
+
+class Loop:
+    """Brings events into a core, one at a time, and its commands to an engine.
+
+    Whoever brings an event puts it into the inbox; one thread at a time takes the token and empties the
+    inbox, the others go on. So the core is never entered twice, no thread waits for another, and a reader
+    of worker sockets is never held up.
+
+    Parameters
+    ----------
+    machine : the core
+    engine : executes
+    clock : time of the events
+    trace : takes every event and command, None for no trace
+    warn : takes one line for the user
+    split : cuts a task that ran out of memory, given its id; False when it cannot be cut
+    watch : measures how much of each device others use, None for not at all
+    """
+
+    def __init__(
+        self,
+        machine: Machine,
+        engine: Engine,
+        clock: Clock,
+        trace: TraceSink | None,
+        warn: Callable[[str], None],
+        split: Callable[[int], bool],
+        watch: UtilisationWatch | None,
+    ) -> None:
+        self.machine = machine
+        self.engine = engine
+        self._clock = clock
+        self._recorder = Recorder(machine, clock, trace)
+        self._warn = warn
+        self._split = split
+        self._watch = watch
+        self._calls: dict[int, Call] = {}
+        self._sinks: dict[int, Sink] = {}
+        self._tracked: set[int] = set()
+        self._able: dict[tuple[str, int], Request] = {}
+        self._inbox: deque[Event | Together] = deque()
+        self._released: deque[int] = deque()
+        self._token = threading.Lock()
+        self._idle = threading.Condition()
+        self._waiters = 0
+        self._closed = False
+        self._broken: Failure | None = None
+        self._lease_sink: Callable[[LeaseChanged], None] | None = None
+        self._check = _checker() if settings.check_level() else None
+        self._timer = Timer(clock, self._tick)
+        self._carry: dict[type, Callable[[Any, list[Delivery]], None]] = {
+            Run: self._run,
+            RunGroup: self._run_group,
+            Commit: self._commit,
+            Recommit: self._recommit,
+            Fail: self._fail,
+            Free: self._free,
+            Split: self._order_split,
+            LeaseChanged: self._lease_changed,
+            SetTimer: self._set_timer,
+            Warn: self._order_warning,
+        }
+
+    def cancel(self, task: int) -> None:
+        """Ask for a task to be stopped; its sink is told once it is."""
+        self._post([CancelRequested(self._clock.now_s(), task)])
+
+    def load(self, item: int) -> Any:
+        """Give the value of an item; one that was lost with its device is waited for while it is computed again.
+
+        Raises
+        ------
+        DeviceLostError
+            The value is lost for good.
+        """
+        while True:
+            try:
+                return self.engine.load(item)
+            except DeviceLostError:
+                if not self._comes_again(item):
+                    raise
+                sleep(0.01)
+
+    def _comes_again(self, item: int) -> bool:
+        """Tell whether the core counts on an item that the engine has lost, or has not heard of the loss yet."""
+        replicas = self.machine.replicas
+        counted_on = item in self.machine.tasks or (item in replicas.items and item not in replicas.lost)
+        return counted_on and not self._closed and self._broken is None
+
+    def _post(self, events: Sequence[Event]) -> None:
+        self._inbox.extend(events)
+        self._drain()
+
+    def _drain(self) -> None:
+        """Empty the inbox, unless another thread is at it: that one takes what was put in."""
+        inbox = self._inbox
+        while inbox:
+            if not self._token.acquire(blocking=False):
+                return
+            deliveries: list[Delivery] = []
+            try:
+                while inbox:
+                    self._take(inbox.popleft(), deliveries)
+            except Exception as error:  # noqa: BLE001  a bug of ours must not leave anyone waiting
+                self._break(error, deliveries)
+            finally:
+                self._token.release()
+            for deliver in deliveries:
+                deliver()
+            if self._waiters and not self._sinks:
+                with self._idle:
+                    self._idle.notify_all()
+        self.engine.pump()
+
+    def _take(self, event: Event | Together, deliveries: list[Delivery]) -> None:
+        record = self._recorder.write
+        if record is not None:
+            for each in event if isinstance(event, Together) else (event,):
+                record(each)
+        if type(event) is TaskFinished and event.nbytes:
+            self._tracked.add(event.task)
+        core = self.machine
+        commands = core.handle_all(event) if isinstance(event, Together) else core.handle(event)
+        for command in commands:
+            if record is not None:
+                record(command)
+            carry = self._carry.get(type(command))
+            if carry is not None:
+                carry(command, deliveries)
+            else:
+                self.engine.submit(command)  # type: ignore[arg-type]
+        if record is not None:
+            self._recorder.decided()
+        if type(event) is DeviceLost:
+            self._able.clear()
+        if self._check is not None:
+            self._check(self.machine)
+
+    def _break(self, error: Exception, deliveries: list[Delivery]) -> None:
+        failure = Failure("crash", f"the scheduler failed: {type(error).__name__}: {error}", error)
+        self._broken = failure
+        self._inbox.clear()
+        for sink in self._sinks.values():
+            deliveries.append(partial(sink.failed, failure))
+        self._sinks.clear()
+        for lease in self.machine.pool.leases:
+            self._lease_changed(LeaseChanged(lease.id, LeasePhase.FAILED, (), 0.0, 0.0, failure.message), deliveries)
+
+    def _tick(self, now_s: float, due: bool) -> None:
+        if self._released:
+            self._drop_released()
+        if due:
+            self._post([TimerFired(now_s)])
+        if self._watch is not None:
+            self._post(self._watch.sample())
+
+    def _drop_released(self) -> None:
+        events: list[Event] = []
+        while self._released:
+            item = self._released.popleft()
+            if item in self._tracked:
+                self._tracked.discard(item)
+                events.append(ItemReleased(self._clock.now_s(), item))
+            else:
+                self.engine.forget(item)
+        if events:
+            self._post(events)
+
+    # commands
+
+    def _run(self, command: Run, deliveries: list[Delivery]) -> None:
+        calls = self._calls
+        self.engine.run(command.device, [(launch, calls[launch.task]) for launch in command.launches])
+
+    def _run_group(self, command: RunGroup, deliveries: list[Delivery]) -> None:
+        self.engine.run_group(command.devices, command.launch, self._calls[command.launch.task])
+
+    def _commit(self, command: Commit, deliveries: list[Delivery]) -> None:
+        task = command.task
+        self.engine.commit(task, command.attempt)
+        entry = self.machine.replicas.items.get(task)
+        if entry is None or HOST_NODE in entry.valid:
+            del self._calls[task]
+        sink = self._sinks.pop(task)
+        deliveries.append(partial(sink.committed, partial(self.load, task)))
+
+    def _recommit(self, command: Recommit, deliveries: list[Delivery]) -> None:
+        self.engine.commit(command.task, command.attempt)
+
+    def _fail(self, command: Fail, deliveries: list[Delivery]) -> None:
+        self._calls.pop(command.task, None)
+        sink = self._sinks.pop(command.task, None)
+        if sink is not None:
+            deliveries.append(partial(sink.failed, command.failure))
+
+    def _free(self, command: Free, deliveries: list[Delivery]) -> None:
+        self.engine.submit(command)
+        if command.item not in self.machine.replicas.items:
+            self._calls.pop(command.item, None)
+            self.engine.forget(command.item)
+
+    def _order_split(self, command: Split, deliveries: list[Delivery]) -> None:
+        deliveries.append(partial(self._cut, command.task))
+
+    def _cut(self, task: int) -> None:
+        if not self._split(task):
+            self.cancel(task)
+
+    def _lease_changed(self, command: LeaseChanged, deliveries: list[Delivery]) -> None:
+        if self._lease_sink is not None:
+            self._lease_sink(command)
+
+    def _set_timer(self, command: SetTimer, deliveries: list[Delivery]) -> None:
+        self._timer.set(command.at_s)
+
+    def _order_warning(self, command: Warn, deliveries: list[Delivery]) -> None:
+        deliveries.append(partial(self._warn, command.text))
+
+
+def _checker() -> Callable[[Machine], None]:
+    from hetero.core.checks import check
+
+    return check

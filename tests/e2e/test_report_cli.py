@@ -11,7 +11,7 @@ PROGRAM = """
 import hetero
 
 with hetero.Context(devices="cpu:1,cpu:1*0.5") as ctx:
-    one = ctx.submit(sum, range(1000))
+    one = ctx.submit(hetero.task(sum, on="cpu:0"), range(1000))
     futures = [ctx.submit(lambda value, number: value + number, one, number) for number in range(20)]
     print(sum(ctx.gather(futures)))
 """
@@ -65,7 +65,7 @@ def test_two_runs_are_compared(folder: Path) -> None:
     text = profiler("compare", "a.trace.jsonl.gz", "b.trace.jsonl.gz", cwd=folder).stdout
     assert text.startswith("A took ")
     found = json.loads(profiler("compare", "--json", "a.trace.jsonl.gz", "b.trace.jsonl.gz", cwd=folder).stdout)
-    assert {"lambda", "sum"} & {each["function"].strip("<>") for each in found["changes"]}
+    assert "sum" in {each["function"] for each in found["changes"]}
 
 
 def test_a_program_that_knows_nothing_of_it_is_profiled(folder: Path) -> None:

@@ -1,7 +1,8 @@
 """Two hosts on Ray: the sum of their speeds, an array crosses the link once, a lost host is found in seconds.
 
-The hosts are network namespaces behind links of 1 Gbit/s, made into a cluster by `hetero node`, with certificates and a
-token. Plain Ray's pool of actors and equal halves run in the same program. Needs root and iproute2.
+The hosts are network namespaces behind links of 1 Gbit/s, each on a CPU of its own, made into a cluster by `hetero
+node`, with certificates and a token. Plain Ray's pool of actors and equal halves run in the same program. Needs root
+and iproute2.
 """
 
 from __future__ import annotations
@@ -89,7 +90,7 @@ def main() -> None:
     devices = ("cpu:1", "cpu:1*0.25")
     with (
         tempfile.TemporaryDirectory() as folder,
-        cluster_of_namespaces(Path(folder), [BITS_PER_S, BITS_PER_S], devices) as hosts,
+        cluster_of_namespaces(Path(folder), [BITS_PER_S, BITS_PER_S], devices, pinned=True) as hosts,
     ):
         rates = part(hosts, "speeds", count)
         sent_bytes = crossed_bytes(hosts)

@@ -20,6 +20,7 @@ import psutil
 from hetero.engines.ray.certificates import make_certificates
 from hetero.floor import settings
 from hetero.floor.errors import HeteroError
+from hetero.floor.platform import available_cpus
 from hetero.testing.netns import Fleet, fleet_of_namespaces
 
 __all__ = ["Cluster", "cluster_of_namespaces"]
@@ -37,11 +38,13 @@ class Cluster:
     fleet : the namespaces; the first is the head
     folder : of everybody's files
     variables : environment of every program in it
+    pinned : whether each host is bound to a CPU of its own
     """
 
     fleet: Fleet
     folder: Path
     variables: Mapping[str, str]
+    pinned: bool = False
 
     @property
     def certificates(self) -> Path:
@@ -92,9 +95,14 @@ class Cluster:
         """
         role = ["--head"] if index == 0 else ["--join", self.address, "--token-file", str(self.token)]
         common = ["--host", self.fleet.hosts[index].address, "--certificates", str(self.certificates)]
-        code, _, wrong = self.hetero(index, "node", "start", *role, *common, "--devices", devices, "--memory", "150MB")
+        words = ("node", "start", *role, *common, "--devices", devices, "--memory", "150MB")
+        code, _, wrong = self.run(index, *self._on_own_cpu(index), _HETERO, *words)
         if code != 0:
             raise HeteroError(f"host {index} is no part of the cluster: {wrong.strip()}")
+
+    def _on_own_cpu(self, index: int) -> tuple[str, ...]:
+        cpus = available_cpus()
+        return ("taskset", "-c", str(cpus[index % len(cpus)])) if self.pinned else ()
 
     def kill_node(self, index: int) -> None:
         """Kill all processes of a host's node, as a power cut would."""
@@ -106,7 +114,11 @@ class Cluster:
 
 @contextmanager
 def cluster_of_namespaces(
-    folder: Path, bits_per_s: Sequence[float], devices: Sequence[str], variables: Mapping[str, str] | None = None
+    folder: Path,
+    bits_per_s: Sequence[float],
+    devices: Sequence[str],
+    variables: Mapping[str, str] | None = None,
+    pinned: bool = False,
 ) -> Iterator[Cluster]:
     """Have a cluster for the time of a `with` block.
 
@@ -116,6 +128,7 @@ def cluster_of_namespaces(
     bits_per_s : > 0, of each host's link
     devices : fleet of each host, as HETERO_DEVICES takes it; '' leaves a host out of the cluster for now
     variables : of every program, nodes included
+    pinned : True binds each host to a CPU of its own; without it all hosts offer the same ones
 
     Raises
     ------
@@ -123,7 +136,7 @@ def cluster_of_namespaces(
         There is no right to make namespaces, or a node does not start.
     """
     with fleet_of_namespaces(bits_per_s) as fleet:
-        cluster = Cluster(fleet, folder, dict(variables or {}))
+        cluster = Cluster(fleet, folder, dict(variables or {}), pinned)
         make_certificates(cluster.certificates, [host.address for host in fleet.hosts])
         try:
             for index, fleet_of_host in enumerate(devices):

@@ -109,7 +109,7 @@ def _figures(job: JobResult) -> Table:
         ("makespan", format_seconds(job.makespan_s)),
         ("speed", f"{format_rate(job.speed, f'{job.unit}/s')}, {job.share_frac:.0%} of the sum of the devices' speeds"),
         ("best alone", f"{job.best.device} in {format_seconds(job.best.alone_s)}: together {job.gain:.2f} × as fast"),
-        ("moved", _moved(job.bytes_moved)),
+        ("moved", _moved(job)),
         ("result", f"{verdict}: differs from {checked.against} by {checked.error_frac:.1e} of its largest value"),
     )
     idle = [("left out", _idle(each, job)) for each in job.devices if not each.tasks]
@@ -123,7 +123,8 @@ def _idle(each: DeviceResult, job: JobResult) -> str:
     return f"{each.device}: it would take {here} alone against {best} on {job.best.device}"
 
 
-def _moved(moved_bytes: int) -> str:
-    if not moved_bytes:
-        return "0 B: all devices read and write the host's memory"
-    return f"{format_bytes(moved_bytes)} between memory nodes"
+def _moved(job: JobResult) -> str:
+    if job.bytes_moved:
+        return f"{format_bytes(job.bytes_moved)} between memory nodes"
+    on_others = any("/" in each.device for each in job.devices)
+    return "0 B" if on_others else "0 B: all devices read and write the host's memory"

@@ -36,6 +36,8 @@ def test_twice_as_many_devices_need_half_as_long_and_an_idle_fleet_nothing(ctx: 
     assert more == pytest.approx(found.seconds / 2, rel=0.05)
     with pytest.raises(BadValueError, match="the fleet has no device 'h0/cuda:0'"):
         found.what_if({"h0/cuda:0": 1})
+    with pytest.raises(BadValueError, match=r"-1 more of .* is none"):
+        found.what_if({found.devices[0]: -1})
     for future in futures:
         future.cancel()
 

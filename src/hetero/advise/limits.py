@@ -49,7 +49,7 @@ class Limits:
                 raise BadValueError(
                     f"a limit of {given:g} {what} is none", remedy="give a number above 0, or leave it out"
                 )
-        self.terms  # noqa: B018  raises where a word is wrong
+        _ = self.terms  # raises where a word is wrong
         known = sorted({word for spec in devices().values() for word in spec.capabilities})
         for word in self.needs:
             if word not in known:

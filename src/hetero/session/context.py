@@ -389,7 +389,7 @@ class Context(AsyncTwins):
         self._live.pop(item, None)
         self.driver.release(item)
 
-    def call_soon(self, function: Callable[[], None]) -> None:
+    def call_soon(self, function: Callable[[], object]) -> None:
         """Call a function from the Context's own thread for users' callbacks."""
         self._callbacks.call_soon(function)
 

@@ -56,7 +56,7 @@ class Owner(Protocol):
         """Take note that nobody holds an item any more."""
         ...
 
-    def call_soon(self, function: Callable[[], None]) -> None:
+    def call_soon(self, function: Callable[[], object]) -> None:
         """Call a function from the Context's own thread for users' callbacks."""
         ...
 

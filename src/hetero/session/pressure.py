@@ -58,7 +58,7 @@ class Pressure:
         Raises
         ------
         BadValueError
-            The fleet has no device of this id.
+            The fleet has no device of this id, or the number is no whole number from 0.
         """
         columns = list(range(len(self.devices)))
         for device, count in more.items():
@@ -67,6 +67,8 @@ class Pressure:
                     f"the fleet has no device {device!r}{did_you_mean(device, self.devices)}",
                     remedy=f"it has: {', '.join(self.devices)}",
                 )
+            if isinstance(count, bool) or not isinstance(count, int) or count < 0:
+                raise BadValueError(f"{count!r} more of {device} is none", remedy="give a whole number from 0")
             columns += [self.devices.index(device)] * count
         able = self._table[np.isfinite(self._table).any(axis=1)]
         if not len(able):
@@ -128,7 +130,7 @@ class PressureWatch:
                 return
             found = pressure(ctx)
             if found.seconds > self._above_s:
-                ctx.call_soon(partial(self._hook, found))  # type: ignore[arg-type]
+                ctx.call_soon(partial(self._hook, found))
             del ctx
 
 

@@ -11,9 +11,11 @@ import argparse
 import hashlib
 import json
 import math
+import multiprocessing
 import statistics
 import sys
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -175,7 +177,7 @@ def read_best() -> dict[str, dict[str, Any]]:
     return best
 
 
-def seek_best(seconds: float, seeds: int) -> None:
+def seek_best(seconds: float, seeds: int, workers: int) -> None:
     """Search longer, and keep what is better than what is known.
 
     Notes
@@ -186,26 +188,39 @@ def seek_best(seconds: float, seeds: int) -> None:
     saga = json.loads(SAGA.read_text()) if SAGA.exists() else {}
     ordered = sorted(instances(), key=lambda instance: len(instance.graph.tasks) > 500)
     rounds = [f"seed {1000 + seed}" for seed in range(seeds)] + ["CP-SAT"]
-    for searcher in rounds:
-        for instance in ordered:
-            best = read_best()
-            known = best.get(instance.name, {})
-            if known.get("sha256") != instance.sha256:
-                known = {"sha256": instance.sha256, "tasks": len(instance.graph.tasks), "makespan_s": math.inf}
-                known |= {"lower_bound_s": 0.0, "spent_s": {}}
-            proven = known["makespan_s"] <= known["lower_bound_s"] * (1.0 + 1e-6)
-            if proven or known["spent_s"].get(searcher, 0.0) >= seconds:
-                continue
-            _keep(known, *_searched(instance, searcher, seconds, known))
-            _keep_saga(known, saga.get(instance.name, {}))
-            known["gap_frac"] = round(known["makespan_s"] / known["lower_bound_s"] - 1.0, 6)
-            known["spent_s"][searcher] = seconds
-            best[instance.name] = known
-            _write(best)
-            print(f"{instance.name}: {known['makespan_s']:.6g} s, gap {known['gap_frac']:.4f}, {searcher}", flush=True)
+    with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), _warm_up) as pool:
+        for searcher in rounds:
+            wanted = [instance for instance in ordered if _is_wanted(_known(instance), searcher, seconds)]
+            searches = {pool.submit(_searched, instance, searcher, seconds): instance for instance in wanted}
+            for done in as_completed(searches):
+                instance = searches[done]
+                known = _known(instance)
+                _keep(known, *done.result())
+                _keep_saga(known, saga.get(instance.name, {}))
+                known["gap_frac"] = round(known["makespan_s"] / known["lower_bound_s"] - 1.0, 6)
+                known["spent_s"][searcher] = seconds
+                _write({**read_best(), instance.name: known})
+                print(f"{instance.name}: {known['makespan_s']:.6g} s, {done.result()[1]}", flush=True)
 
 
-def _searched(instance: Instance, searcher: str, seconds: float, known: Mapping[str, Any]) -> tuple[Schedule, str]:
+def _known(instance: Instance) -> dict[str, Any]:
+    known = read_best().get(instance.name, {})
+    if known.get("sha256") == instance.sha256:
+        return known
+    known = {"sha256": instance.sha256, "tasks": len(instance.graph.tasks), "makespan_s": math.inf}
+    return {**known, "lower_bound_s": 0.0, "spent_s": {}}
+
+
+def _is_wanted(known: Mapping[str, Any], searcher: str, seconds: float) -> bool:
+    is_proven = known["makespan_s"] <= known["lower_bound_s"] * (1.0 + 1e-6)
+    return not is_proven and known["spent_s"].get(searcher, 0.0) < seconds
+
+
+def _warm_up() -> None:
+    warm_up(searches=True)
+
+
+def _searched(instance: Instance, searcher: str, seconds: float) -> tuple[Schedule, str]:
     """Give what one searcher finds, confirmed by the checker, and its name."""
     p = problem_of(instance.graph)
     bound_s = area_bound(p)
@@ -313,12 +328,13 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="folder of the results (default: results/ beside this file)")
     parser.add_argument("--best", type=float, help="search for better known schedules for so many seconds each")
     parser.add_argument("--seeds", type=int, default=1, help="seeds of --best")
+    parser.add_argument("--workers", type=int, default=1, help="processes of --best")
     given = parser.parse_args()
     begin_s = monotonic_s()
-    warm_up(searches=True)
+    _warm_up()
     warm_s = monotonic_s() - begin_s
     if given.best:
-        seek_best(given.best, given.seeds)
+        seek_best(given.best, given.seeds, given.workers)
         return
     out = given.out if given.quick or given.out else RESULTS
     bench = Bench("graphs", "task graphs of others, over the best known", ("numba", "scipy", "ortools"), out)

@@ -142,6 +142,14 @@ class Arena:
             segment = self._spill(nbytes)
         return Block(segment, Place(segment.number, 0, nbytes), self._returned)
 
+    def spare(self, nbytes: int) -> Block | None:
+        """Take a block from the pool if half of it stays free; nothing makes way for it."""
+        with self._lock:
+            self._drain()
+            usage = self._allocator.usage()
+            offset = None if 2 * (usage.used_bytes + nbytes) > usage.capacity_bytes else self._allocator.take(nbytes)
+        return None if offset is None else Block(self.pool, Place(POOL, offset, nbytes), self._returned)
+
     def keep(self, buffer: memoryview) -> Block:
         """Give a block with these bytes: a new copy, or the one made before when it still holds the same.
 

@@ -26,7 +26,7 @@ from hetero.engines.local.lending import Lender, store
 from hetero.engines.local.messages import Cancelled, Job
 from hetero.engines.local.outbox import Outbox
 from hetero.engines.local.pieces import Piece, cut
-from hetero.engines.local.wire import NONE, Frames, dump_error, frame, load, one_line
+from hetero.engines.local.wire import NONE, READ_BYTES, Frames, dump_error, frame, load, one_line
 from hetero.floor import clock, platform
 from hetero.floor.errors import HeteroError
 from hetero.model.device import Device
@@ -53,6 +53,7 @@ class Server:
         self._frames = frames
         self._pending: list[Any] = []
         self._functions: dict[str, Any] = {}
+        self._rooms: dict[int, list[Any]] = {}
         self._send_lock = threading.Lock()
         self._shielded = 0
         self._cancel_wanted = False
@@ -85,7 +86,7 @@ class Server:
                 self._read()
 
     def _read(self) -> None:
-        chunk = self.data.recv(1 << 18)
+        chunk = self.data.recv(READ_BYTES)
         if not chunk:
             raise EOFError
         self._frames.feed(chunk)
@@ -100,7 +101,7 @@ class Server:
             message = self._frames.next()
             if message is not None:
                 return message
-            chunk = self.data.recv(1 << 18)
+            chunk = self.data.recv(READ_BYTES)
             if not chunk:
                 raise EOFError
             self._frames.feed(chunk)
@@ -144,6 +145,7 @@ class Server:
             message = self._next()
             if message[0] == say.RUN:
                 self.control.wait_for_drops(message[3])
+                self._rooms = message[4]
                 self._batch(message[1], message[2])
 
     def _batch(self, functions: list[tuple[str, bytes]], jobs: list[tuple[Any, ...]]) -> None:
@@ -187,15 +189,20 @@ class Server:
     def _call(self, job: Job, views: list[Any]) -> Outcome:
         function = self._function(job.key)
         self.running = job.seq
+        reading_s = 0.0
         try:
             if job.wire[1] or job.items:
+                begin_s = self.clock.now_s()
                 args, kwargs = self._arguments(job, views)
+                reading_s = self.clock.now_s() - begin_s
+                self._slow_link_in(job)
             else:
                 args, kwargs = load(job.wire[0])
             channel = self._channel(job) if job.group else None
-            return self.runner.run(
+            outcome = self.runner.run(
                 function, args, kwargs, task=job.task, attempt=job.attempt, task_key=job.task_key, channel=channel
             )
+            return outcome._replace(seconds=outcome.seconds + reading_s) if reading_s else outcome
         finally:
             self.running = 0
 
@@ -230,15 +237,13 @@ class Server:
 
     def _arguments(self, job: Job, views: list[Any]) -> Any:
         items = {}
-        travelled = sum([place[2] for place in job.wire[1]])
         for item, (wire, key) in job.items.items():
-            if wire is None:
-                items[item] = self.control.kept(key)
-            else:
-                items[item] = self.segments.value(wire, views)
-                travelled += sum([place[2] for place in wire[1]])
-        self.slow_link(travelled)
+            items[item] = self.control.kept(key) if wire is None else self.segments.value(wire, views)
         return self.segments.value(job.wire, views, items)
+
+    def _slow_link_in(self, job: Job) -> None:
+        wires = [job.wire, *(wire for wire, _ in job.items.values() if wire is not None)]
+        self.slow_link(sum([place[2] for wire in wires for place in wire[1]]))
 
     def slow_link(self, nbytes: int) -> None:
         """Take the time of the emulated link to this device, where there is one."""
@@ -246,7 +251,7 @@ class Server:
             clock.sleep(self.device.link_latency_s + nbytes / self.device.link_bytes_per_s)
 
     def _result(self, job: Job, outcome: Outcome) -> tuple[Any, ...]:
-        """Give the seconds that the device was taken, storing included, and what becomes of the value."""
+        """Give the seconds that the device was taken, reading and storing included, and what becomes of the value."""
         if outcome.value is None:
             return outcome.seconds, say.VALUE, (NONE, ())
         if outcome.resident:
@@ -254,7 +259,7 @@ class Server:
             return outcome.seconds, say.RESIDENT, outcome.nbytes
         begin_s = self.clock.now_s()
         try:
-            wire = store(outcome.value, self.segments, lambda sizes: self._room(job.seq, sizes))
+            wire = store(outcome.value, self.segments, lambda sizes: self._own_room(job.seq, sizes))
         except say.NoRoomError as error:
             return outcome.seconds, say.FAILED, "out_of_memory", str(error), None, ""
         except MemoryError as error:
@@ -267,6 +272,11 @@ class Server:
         seconds = outcome.seconds + self.clock.now_s() - begin_s
         self.slow_link(sum([place.nbytes for place in wire.places]))
         return seconds, say.VALUE, tuple(wire)
+
+    def _own_room(self, seq: int, sizes: list[int]) -> list[Any]:
+        """Give the room that came with an attempt where it is as large as its result, else ask for some."""
+        places = self._rooms.get(seq, [])
+        return places if [place.nbytes for place in places] == sizes else self._room(seq, sizes)
 
     def _room(self, lease: int, sizes: list[int]) -> list[Any]:
         self.send((say.ROOM, lease, sizes))
@@ -307,7 +317,7 @@ class _Shield:
 
 def _hello(data: socket.socket, frames: Frames) -> say.Hello:
     while (message := frames.next()) is None:
-        chunk = data.recv(1 << 16)
+        chunk = data.recv(READ_BYTES)
         if not chunk:
             sys.exit(0)
         frames.feed(chunk)

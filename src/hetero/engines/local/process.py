@@ -14,17 +14,18 @@ from typing import Any
 
 from hetero.engines.base import Call
 from hetero.engines.local import messages as say
-from hetero.engines.local.arena import Block, Payload, claim
+from hetero.engines.local.arena import Payload
 from hetero.engines.local.groups import Group
 from hetero.engines.local.house import House, failure_of
 from hetero.engines.local.items import Item, Replica
 from hetero.engines.local.launching import STOP_S, Child
 from hetero.engines.local.pieces import Piece, Whole, cut
 from hetero.engines.local.pipe import Pipe
+from hetero.engines.local.rooms import Rooms
 from hetero.engines.local.shipping import Flight, Shipped
-from hetero.engines.local.wire import Frames, Place, Wire, one_line
+from hetero.engines.local.wire import READ_BYTES, Frames, Place, Wire, one_line
 from hetero.floor import platform
-from hetero.floor.errors import EngineError, HeteroError
+from hetero.floor.errors import HeteroError
 from hetero.model.commands import Launch
 from hetero.model.device import HOST_NODE, Device
 from hetero.model.events import DeviceLost, DeviceReady, TaskFailed, TaskFinished, TaskWithdrawn
@@ -53,7 +54,7 @@ class ProcessWorker:
         self._drops = 0
         self._shipped = Shipped(house.counters)
         self._segments: set[int] = set()
-        self._leases: dict[int, dict[Place, Block]] = {}
+        self._rooms = Rooms(house.arena, self._announce)
         self._said: dict[Place, tuple[int, Payload]] = {}
         self._orders: dict[int, Callable[..., None]] = {}
         self._child: Child | None = None
@@ -108,7 +109,10 @@ class ProcessWorker:
                 if functions:
                     self._shipped.retire(functions, {job[4] for job in jobs})
                 again = any(launch.attempt > 1 for launch, _ in launches)
-                self._data.send((say.RUN, functions, jobs, self._drops if again else 0))
+                rooms = {
+                    job[0]: room for job in jobs if not job[-1] and (room := self._rooms.lend_ahead(job[0], job[4]))
+                }
+                self._data.send((say.RUN, functions, jobs, self._drops if again else 0, rooms))
 
     def _job(
         self, launch: Launch, call: Call, functions: list[tuple[str, bytes]], group: Group | None, rank: int
@@ -240,7 +244,7 @@ class ProcessWorker:
     def _pull(self, pipe: Pipe, frames: Frames) -> int:
         """Read what is there: give its bytes, 0 where nothing has come yet, -1 at the end of the stream."""
         try:
-            chunk = pipe.socket.recv(1 << 18)
+            chunk = pipe.socket.recv(READ_BYTES)
         except BlockingIOError:
             return 0
         except OSError:
@@ -260,11 +264,11 @@ class ProcessWorker:
             for row in message[1]:
                 self._answered(*row)
         elif tag == say.ROOM:
-            pipe.send((say.ROOM, self._lend(message[1], message[2])))
+            pipe.send((say.ROOM, self._lend(*message[1:])))
         elif tag in (say.IMPORTED, say.EXPORTED):
             self._copied(*message)
         elif tag == say.TROUBLE:
-            self._leases.pop(-message[1], None)
+            self._rooms.close(-message[1])
             self._orders.pop(message[1])(message[2], 0.0, 0.0, None)
         elif tag == say.SAY:
             self._says(*message[1:])
@@ -281,8 +285,7 @@ class ProcessWorker:
         flight, piece = self._flights[seq], Piece(*fields)
         assert flight.group is not None
         if isinstance(piece.data, tuple):
-            payload = claim(Wire(b"", (Place(*piece.data),)), self._leases[seq])
-            piece = piece._replace(data=payload)
+            piece = piece._replace(data=self._rooms.filled(seq, Wire(b"", (Place(*piece.data),))))
         flight.group.say(flight.rank, rank, piece)
 
     def _greeted(self, version: str) -> None:
@@ -294,34 +297,28 @@ class ProcessWorker:
         del self._house.failed_starts[self.device.id]
         self._house.hub.tell(DeviceReady(self._house.clock.now_s(), self.device.id))
 
-    def _lend(self, lease: int, sizes: list[int]) -> Any:
-        try:
-            blocks = [self._house.arena.take(nbytes) for nbytes in sizes]
-        except EngineError as error:
-            return str(error)
-        self._announce(Payload(b"", tuple(blocks)))
-        self._leases.setdefault(lease, {}).update({block.place: block for block in blocks})
-        return [tuple(block.place) for block in blocks]
+    def _lend(self, lease: int, sizes: list[int]) -> list[Place] | str:
+        flight = self._flights.get(lease)
+        return self._rooms.lend(lease, sizes, flight.call.function.key if flight and not flight.group else "")
 
     def _copied(self, tag: int, order: int, started_s: float, seconds: float, answer: Any) -> None:
-        leases = self._leases.pop(-order, {})
-        item = None
-        if tag == say.EXPORTED:
-            item = Item(claim(Wire(answer[0], tuple(Place(*place) for place in answer[1])), leases))
+        payload = self._rooms.close(-order, Wire(*answer) if tag == say.EXPORTED else None)
+        item = None if payload is None else Item(payload)
         self._house.counters["transfers"] += 1
         self._orders.pop(order)("", started_s, seconds, item)
 
     def _answered(self, seq: int, started_s: float, seconds: float, how: int, *rest: Any) -> None:
         with self._lock:
             flight = self._flights.pop(seq, None)
-            leases = self._leases.pop(seq, {})
+            payload = self._rooms.close(
+                seq, Wire(*rest[0]) if how == say.VALUE else None, flight.call.function.key if flight else ""
+            )
             if flight is None:
                 return
             task, attempt = flight.launch.task, flight.launch.attempt
             self._seqs.pop((task, attempt), None)
         now_s, device, house = self._house.clock.now_s(), self.device.id, self._house
-        if how == say.VALUE:
-            payload = claim(Wire(*rest[0]), leases) if leases else Payload(rest[0][0])
+        if payload is not None:
             nbytes = 0 if flight.rank else payload.nbytes
             if not flight.rank:
                 house.items.finished(task, attempt, Item(payload))
@@ -403,7 +400,7 @@ class ProcessWorker:
         if self._child is not None:
             self._house.hub.unwatch(self._child.pidfd)
             self._child.close()
-        self._leases.clear()
+        self._rooms.clear()
         self._said.clear()
         self._segments.clear()
 

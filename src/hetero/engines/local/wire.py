@@ -28,6 +28,7 @@ from hetero.floor.errors import HeteroError, RemoteTracebackError, Serialisation
 __all__ = [
     "LARGE_BYTES",
     "NONE",
+    "READ_BYTES",
     "Frames",
     "Place",
     "Wire",
@@ -43,6 +44,9 @@ __all__ = [
 
 LARGE_BYTES = 64 * 1024
 """Buffers of this size and more travel through shared memory."""
+
+READ_BYTES = 64 * 1024
+"""Bytes that are read from a socket at once; a larger buffer would come from the system anew each time."""
 
 _OURS = f"{Path(__file__).parents[2]}{os.sep}"
 _HEADER = struct.Struct("<Q")

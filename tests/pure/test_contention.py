@@ -28,7 +28,7 @@ NODES = ("host", "near", "far")
 REFUSED = re.compile(
     r"no room is left for task 't\d+' on '\w+': it needs \d+ B more, \d+ B of \d+ B are in use"
     r"|task 't\d+' needs \d+ B at once for what it reads and makes; '\w+' has \d+ B"
-    r"|sent to and fro without end: '\w+' has \d+ B"
+    r"|sent to and fro, or made again, without end: '\w+' has \d+ B"
 )
 """Every refusal names a memory node, the bytes that it has, and the bytes that are needed."""
 

@@ -106,18 +106,22 @@ def _repaired(p: Problem, c: Channels, capacity_bytes: Floats, timeline: Timelin
     best: Resident | None = None
     refused: NothingFitsError | None = None
     for order, device in _candidates(p, c, capacity_bytes, timeline):
-        for repeats in (False, True):
+        for repeats in (True, False):
             try:
                 tried = within_capacity(p, c, capacity_bytes, order, device, names, repeats=repeats)
             except NothingFitsError as error:
                 refused = refused or error
                 continue
-            if best is None or tried.timeline.makespan_s < best.timeline.makespan_s:
+            if best is None or _by_length(tried) < _by_length(best):
                 best = tried
     if best is None:
         assert refused is not None
         raise refused
     return best
+
+
+def _by_length(resident: Resident) -> tuple[float, int]:
+    return resident.timeline.makespan_s, len(resident.repeats)
 
 
 def _candidates(p: Problem, c: Channels, capacity_bytes: Floats, timeline: Timeline) -> Iterator[tuple[Ints, Ints]]:

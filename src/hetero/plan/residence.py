@@ -17,7 +17,8 @@ from hetero.floor.units import format_bytes
 from hetero.plan.channels import Channels, Moves
 from hetero.plan.problem import Floats, Ints, Problem, Timeline
 from hetero.plan.residence_again import Attempts, Repeated
-from hetero.plan.residence_state import Dropped, Residence
+from hetero.plan.residence_replicas import Dropped
+from hetero.plan.residence_state import Residence
 
 __all__ = ["Resident", "only_where_it_fits", "overflows", "within_capacity"]
 
@@ -134,13 +135,14 @@ def within_capacity(
     memory node with the most room those that are needed the latest; a task makes room only at the cost of later
     ones. So the first task of the order can always go on, unless the items in use leave nowhere to put the others.
     An item that can go nowhere, or whose way there and back takes longer than making it again, is dropped, and its
-    task runs again on the device where that costs least, just before what reads the item next. That takes inputs
-    that are still there, and may not keep as many bytes as it frees.
+    task runs again on the device where that costs least, just before what reads the item next. Its inputs are kept
+    until then where that takes fewer bytes than it frees; else they are made again as well, as deep as needed, up to
+    64 tasks for one value, and two repeats for each task of the graph and 2,000 besides.
 
     References
     ----------
     T. Chen, B. Xu, C. Zhang, C. Guestrin, "Training deep nets with sublinear memory cost" (2016), arXiv:1604.06174:
-    values are dropped and computed again. It is applied here to any task, one value at a time.
+    values are dropped and computed again. It is applied here to any task; nothing says which values are best kept.
     L. A. Belady, "A study of replacement algorithms for a virtual-storage computer", IBM Systems Journal 5 (1966),
     78-101: what is needed the latest leaves first.
     """
@@ -194,12 +196,15 @@ class _Run:
                     self._start(attempt)
 
     def _enqueue(self) -> bool:
-        """Take in the attempts that are to make dropped values again; False where there are none."""
+        """Queue the attempts that are to make dropped values again, or sooner than before; False for none."""
         new = self._state.new_repeats()
         for attempt in new:
             queue = self._queues[self._attempts.device[attempt]]
+            if attempt in queue:
+                queue.remove(attempt)
+            else:
+                self.left += 1
             insort(queue, attempt, key=lambda one: -self._attempts.place[one])
-        self.left += len(new)
         return bool(new)
 
     @property
@@ -210,7 +215,7 @@ class _Run:
     def next_event(self) -> None:
         """Let the next thing happen."""
         now_s = self.events[0][0]
-        self._state.now_s = now_s
+        self._state.replicas.now_s = now_s
         while self.events and self.events[0][0] <= now_s:
             _, attempt = heapq.heappop(self.events)
             if attempt >= 0:
@@ -218,21 +223,21 @@ class _Run:
                 self._idle[self._attempts.device[attempt]] = True
                 self.left -= 1
                 self._state.finished(attempt)
-        self._state.arrive()
+        self._state.replicas.arrive()
 
     def lack(self, names: tuple[str, ...]) -> str:
         """Say which task cannot go on, and where room is lacking."""
         blocked = self._state.blocked()
         if blocked is None:
-            limits = zip(self._c.nodes, self._state.capacity_bytes.tolist(), strict=True)
+            limits = zip(self._c.nodes, self._state.replicas.capacity_bytes.tolist(), strict=True)
             small = ", ".join(f"{name!r} has {format_bytes(int(limit))}" for name, limit in limits if limit < np.inf)
-            return f"data items would be sent to and fro without end: {small}"
+            return f"data items would be sent to and fro, or made again, without end: {small}"
         attempt, node, needs = blocked
-        used, capacity = self._state.used_bytes[node], self._state.capacity_bytes[node]
+        used, capacity = self._state.replicas.used_bytes[node], self._state.replicas.capacity_bytes[node]
         return (
             f"no room is left for task {names[self._attempts.task[attempt]]!r} on {self._c.nodes[node]!r}: it needs"
             f" {format_bytes(int(needs))} more, {format_bytes(int(used))} of {format_bytes(int(capacity))} are in use,"
-            " and what lies there can go nowhere"
+            " and what lies there can neither go elsewhere nor be made again"
         )
 
     def resident(self) -> Resident:
@@ -247,7 +252,7 @@ class _Run:
         if not self._state.take(attempt):
             return
         task, device = self._attempts.task[attempt], self._attempts.device[attempt]
-        now_s = self._state.now_s
+        now_s = self._state.replicas.now_s
         finish_s = now_s + float(self._p.seconds[task, device])
         self._queues[device].pop()
         self._idle[device] = False

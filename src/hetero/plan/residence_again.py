@@ -10,25 +10,13 @@ from typing import NamedTuple
 
 from hetero.plan.problem import Ints, Problem
 
-__all__ = ["Attempts", "Repeat", "Repeated"]
+__all__ = ["Attempts", "Repeated"]
 
-_REPEATS_AT_MOST = 2
-"""So many repeats for each task of the graph, and no more values are dropped to be made again."""
+_REPEATS_A_TASK, _REPEATS_BESIDES = 2, 2000
+"""So many repeats for each task of the graph, and so many besides, and no more values are dropped to be made again."""
 
-
-class Repeat(NamedTuple):
-    """What it would take to make a value again.
-
-    Attributes
-    ----------
-    device : where
-    for_ : the attempt that reads the value next
-    cost_s : s, of its run and of the transfers that it needs
-    """
-
-    device: int
-    for_: int
-    cost_s: float
+_JUST_BEFORE, _AND_BEFORE_THAT = 0.5, 1e-6
+"""How far the place of a repeat is before the one that it is for: a task's first attempt, or a repeat."""
 
 
 class Repeated(NamedTuple):
@@ -46,7 +34,7 @@ class Attempts:
     Attributes
     ----------
     task, device, node : of each attempt
-    place : when its turn comes; that of a repeat is just before the task that it is for
+    place : when its turn comes; that of a repeat is just before the attempt that it is for
     waiting : the repeat of a task that has not begun yet, by task
     """
 
@@ -61,18 +49,22 @@ class Attempts:
     @property
     def may_grow(self) -> bool:
         """Whether there may be further repeats."""
-        return len(self.task) < (1 + _REPEATS_AT_MOST) * len(self._p.order)
+        return len(self.task) < (1 + _REPEATS_A_TASK) * len(self._p.order) + _REPEATS_BESIDES
 
     def is_repeat(self, attempt: int) -> bool:
         """Tell whether an attempt is not the first of its task."""
         return attempt >= len(self._p.order)
 
-    def add(self, task: int, repeat: Repeat) -> int:
-        """Take in a further attempt of a task; gives its number."""
+    def add(self, task: int, device: int, for_: int) -> int:
+        """Take in a further attempt of a task, for an attempt that reads what it makes; gives its number."""
         attempt = len(self.task)
         self.task.append(task)
-        self.device.append(repeat.device)
-        self.node.append(int(self._p.node[repeat.device]))
-        self.place.append(self.place[repeat.for_] - 0.5)
+        self.device.append(device)
+        self.node.append(int(self._p.node[device]))
+        self.place.append(self.before(for_))
         self.waiting[task] = attempt
         return attempt
+
+    def before(self, attempt: int) -> float:
+        """Give the place of a repeat that is for some attempt."""
+        return self.place[attempt] - (_AND_BEFORE_THAT if self.is_repeat(attempt) else _JUST_BEFORE)

@@ -346,6 +346,20 @@ def test_columns_of_milliseconds_become_the_devices_of_that_kind() -> None:
     assert graph.edges == (GraphEdge("1", "2", 64),)
 
 
+def test_a_file_of_columns_is_converted_once_its_columns_and_devices_have_kinds(tmp_path: Path) -> None:
+    rows = [{"id": kind, "memory_node": "ram", "kind": kind, "speed": 2.0} for kind in ("cpu", "gpu")]
+    fleet = {"format": "hetero-fleet/1", "devices": rows, "memory_nodes": [{"id": "ram"}]}
+    table = written(tmp_path, "t.txt", "1 20 -1\n2 30 3 1\n")
+    used = str(written(tmp_path, "f.json", json.dumps(fleet)))
+    graph = convert(table, used, columns=("cpu", "gpu"), edge_bytes=64)
+    assert [task.seconds for task in graph.tasks] == [(0.01, math.inf), (0.015, 0.0015)]
+    assert graph.edges == (GraphEdge("1", "2", 64),)
+    with pytest.raises(BadValueError, match="columns of milliseconds without names; name their kinds: --columns"):
+        convert(table, used)
+    with pytest.raises(GraphError, match=r"device 'gpu' is of the kind 'gpu', and no column is; .* cpu, tpu in the"):
+        convert(table, used, columns=("cpu", "tpu"))
+
+
 def test_a_format_is_known_by_name_or_by_content(tmp_path: Path) -> None:
     stg, dot = written(tmp_path, "x.stg", STG), written(tmp_path, "y", DOT)
     assert len(convert(stg, "2").tasks) == len(convert(dot, "2").tasks) == 4

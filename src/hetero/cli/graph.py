@@ -24,23 +24,29 @@ def _graph() -> None:
 
 @app.command("convert")
 def convert(
-    file: Annotated[Path, typer.Argument(help="WfFormat 1.5, Standard Task Graph, DOT or hetero-graph/1; .gz too.")],
+    file: Annotated[Path, typer.Argument(help="WfFormat 1.5, Standard Task Graph, DOT, hswf or hetero-graph/1.")],
     fleet: Annotated[
         str | None, typer.Option(help="Fleet file (hetero-fleet/1), or a number of equal devices.")
     ] = None,
     format_: Annotated[
-        str | None, typer.Option("--format", help="wfformat, stg, dot or hetero; default: by name and content.")
+        str | None, typer.Option("--format", help="wfformat, stg, dot, hswf or hetero; default: by name and content.")
     ] = None,
+    columns: Annotated[
+        str, typer.Option(help="Of hswf: the kinds of devices of its columns of milliseconds, as in cpu,gpu.")
+    ] = "",
+    edge_bytes: Annotated[str, typer.Option(help="Of hswf: the bytes of every edge, as in 3686400 or 3.5MB.")] = "0B",
     out: Annotated[Path | None, typer.Option(help="File to write; default: standard output.")] = None,
 ) -> None:
     """Write a graph as hetero-graph/1."""
     import json
 
+    from hetero.floor.units import parse_bytes
     from hetero.graphs.document import document_of
     from hetero.graphs.files import write_text
     from hetero.graphs.reading import convert as read_any
 
-    graph = read_any(file, fleet, format_)
+    names = [name.strip() for name in columns.split(",") if name.strip()]
+    graph = read_any(file, fleet, format_, names, parse_bytes(edge_bytes))
     document = document_of(graph)
     if out is None:
         print_json(document)

@@ -5,6 +5,7 @@ In: a path, and a fleet where the format has no devices. Out: a checked `TaskGra
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from hetero.floor.errors import BadValueError, GraphError, did_you_mean
@@ -12,14 +13,15 @@ from hetero.graphs.document import document_of, graph_of
 from hetero.graphs.dot import read_dot
 from hetero.graphs.files import parse_json, read_text
 from hetero.graphs.fleets import read_fleet
+from hetero.graphs.hswf import read_hswf
 from hetero.graphs.stg import read_stg
 from hetero.graphs.wfformat import is_wfformat, read_wfformat
 from hetero.model.graph import TaskGraph
 
 __all__ = ["FORMATS", "convert", "read_graph"]
 
-FORMATS = ("hetero", "wfformat", "stg", "dot")
-"""The formats by name: hetero-graph/1, WfFormat 1.5, the Standard Task Graph format, DOT."""
+FORMATS = ("hetero", "wfformat", "stg", "dot", "hswf")
+"""The formats by name: hetero-graph/1, WfFormat 1.5, the Standard Task Graph format, DOT, columns of milliseconds."""
 
 _ENDS = {".json": "json", ".stg": "stg", ".dot": "dot", ".gv": "dot"}
 
@@ -45,13 +47,16 @@ def read_graph(path: Path) -> TaskGraph:
     return graph_of(document, str(path))
 
 
-def convert(path: Path, fleet: str | None = None, form: str | None = None) -> TaskGraph:
+def convert(
+    path: Path, fleet: str | None = None, form: str | None = None, columns: Sequence[str] = (), edge_bytes: int = 0
+) -> TaskGraph:
     """Read a graph file of any format.
 
     Parameters
     ----------
     fleet : a hetero-fleet/1 file, or a number of equal devices; needed unless the file names its devices
     form : one of `FORMATS`, None to go by the file's name and content
+    columns, edge_bytes : of the format hswf: the device kind of each column, and the bytes of every edge
 
     Raises
     ------
@@ -65,24 +70,32 @@ def convert(path: Path, fleet: str | None = None, form: str | None = None) -> Ta
             f"{form!r} is not a format of graphs{did_you_mean(form, FORMATS)}", remedy=f"allowed: {', '.join(FORMATS)}"
         )
     text = read_text(path)
-    guess = form if form in ("stg", "dot") else "json" if form else _guess(path, text)
+    guess = ("json" if form in ("hetero", "wfformat") else form) or _guess(path, text)
     document = parse_json(text, str(path)) if guess == "json" else None
     if guess == "json" and not is_wfformat(document):
         return graph_of(document, str(path))
+    if guess == "hswf" and not columns:
+        raise BadValueError(
+            f"{path} has columns of milliseconds without names", remedy="name their kinds: --columns cpu,gpu"
+        )
     if fleet is None:
         raise BadValueError(f"{path} names no devices", remedy="give --fleet: a file, or a number of equal devices")
     found = read_fleet(fleet)
     if guess == "json":
         graph = read_wfformat(document, str(path), found)
+    elif guess == "hswf":
+        graph = read_hswf(text, str(path), found, tuple(columns), edge_bytes)
     else:
-        graph = read_stg(text, str(path), found) if guess == "stg" else read_dot(text, str(path), found)
+        graph = {"stg": read_stg, "dot": read_dot}[guess](text, str(path), found)
     return graph_of(document_of(graph), str(path))
 
 
 def _guess(path: Path, text: str) -> str:
-    """Give 'json', 'stg' or 'dot' by the name of the file, else by how it begins."""
+    """Give 'json', 'stg', 'dot' or 'hswf' by the name of the file, else by how it begins."""
     for end in path.suffixes[::-1]:
         if end in _ENDS:
             return _ENDS[end]
     start = text.lstrip()[:1]
-    return "json" if start in ("{", "[") else "stg" if start.isdigit() else "dot"
+    if start.isdigit():
+        return "stg" if len(text.split("\n", 1)[0].split()) == 1 else "hswf"
+    return "json" if start in ("{", "[") else "dot"

@@ -54,6 +54,7 @@ class Server:
         self._pending: list[Any] = []
         self._functions: dict[str, Any] = {}
         self._rooms: dict[int, list[Any]] = {}
+        self._link_s = 0.0
         self._send_lock = threading.Lock()
         self._shielded = 0
         self._cancel_wanted = False
@@ -167,7 +168,7 @@ class Server:
         views: list[Any] = []
         try:
             outcome = self._call(job, views)
-            row = (job.seq, started_s, *self._result(job, outcome))
+            row = (job.seq, started_s, *self._result(job, outcome, started_s))
             del outcome
         except Cancelled:
             row = (job.seq, started_s, self.clock.now_s() - started_s, say.FAILED, "cancelled", "cancelled", None, "")
@@ -189,20 +190,16 @@ class Server:
     def _call(self, job: Job, views: list[Any]) -> Outcome:
         function = self._function(job.key)
         self.running = job.seq
-        reading_s = 0.0
+        self._link_s = 0.0
         try:
             if job.wire[1] or job.items:
-                begin_s = self.clock.now_s()
                 args, kwargs = self._arguments(job, views)
-                reading_s = self.clock.now_s() - begin_s
-                self._slow_link_in(job)
             else:
                 args, kwargs = load(job.wire[0])
             channel = self._channel(job) if job.group else None
-            outcome = self.runner.run(
+            return self.runner.run(
                 function, args, kwargs, task=job.task, attempt=job.attempt, task_key=job.task_key, channel=channel
             )
-            return outcome._replace(seconds=outcome.seconds + reading_s) if reading_s else outcome
         finally:
             self.running = 0
 
@@ -237,27 +234,31 @@ class Server:
 
     def _arguments(self, job: Job, views: list[Any]) -> Any:
         items = {}
+        travelled = sum([place[2] for place in job.wire[1]])
         for item, (wire, key) in job.items.items():
-            items[item] = self.control.kept(key) if wire is None else self.segments.value(wire, views)
+            if wire is None:
+                items[item] = self.control.kept(key)
+            else:
+                items[item] = self.segments.value(wire, views)
+                travelled += sum([place[2] for place in wire[1]])
+        self._link_s = self.slow_link(travelled)
         return self.segments.value(job.wire, views, items)
 
-    def _slow_link_in(self, job: Job) -> None:
-        wires = [job.wire, *(wire for wire, _ in job.items.values() if wire is not None)]
-        self.slow_link(sum([place[2] for wire in wires for place in wire[1]]))
+    def slow_link(self, nbytes: int) -> float:
+        """Take the time of the emulated link to this device, where there is one, and give it."""
+        if self.device.link_bytes_per_s <= 0 or not nbytes:
+            return 0.0
+        begin_s = clock.monotonic_s()
+        clock.sleep(self.device.link_latency_s + nbytes / self.device.link_bytes_per_s)
+        return clock.monotonic_s() - begin_s
 
-    def slow_link(self, nbytes: int) -> None:
-        """Take the time of the emulated link to this device, where there is one."""
-        if self.device.link_bytes_per_s > 0 and nbytes:
-            clock.sleep(self.device.link_latency_s + nbytes / self.device.link_bytes_per_s)
-
-    def _result(self, job: Job, outcome: Outcome) -> tuple[Any, ...]:
+    def _result(self, job: Job, outcome: Outcome, started_s: float) -> tuple[Any, ...]:
         """Give the seconds that the device was taken, reading and storing included, and what becomes of the value."""
         if outcome.value is None:
             return outcome.seconds, say.VALUE, (NONE, ())
         if outcome.resident:
             self.control.keep((job.task, job.attempt), outcome.value)
             return outcome.seconds, say.RESIDENT, outcome.nbytes
-        begin_s = self.clock.now_s()
         try:
             wire = store(outcome.value, self.segments, lambda sizes: self._own_room(job.seq, sizes))
         except say.NoRoomError as error:
@@ -269,7 +270,7 @@ class Server:
                 f"the result of {self._function(job.key).name} (task {job.task}) cannot travel back: {one_line(error)}",
                 outcome.seconds,
             ) from None
-        seconds = outcome.seconds + self.clock.now_s() - begin_s
+        seconds = self.clock.now_s() - started_s - self._link_s
         self.slow_link(sum([place.nbytes for place in wire.places]))
         return seconds, say.VALUE, tuple(wire)
 

@@ -25,6 +25,9 @@ from hetero.plan.ranks import RANKS, by_rank, downward_rank, optimistic_costs, r
 from hetero.plan.search.annealing import Annealing
 from hetero.plan.search.combined import Found, search
 from hetero.plan.search.evolution import Evolution
+from hetero.plan.search.hopping import Hopping
+from hetero.plan.search.justification import Justification
+from hetero.plan.search.recreation import Recreation
 from hetero.plan.search.windows import Limits, improve
 
 TOPCUOGLU_SECONDS = (
@@ -150,11 +153,15 @@ def test_every_part_of_the_search_gives_schedules_that_the_checker_confirms(draw
     p = problem_of(drawn)
     members = [member.timeline for member in portfolio(p)]
     rng = np.random.default_rng(0)
-    annealing = Annealing(p, least_tails(p), members[0])
+    annealing = Annealing(p, least_tails(p))
+    annealing.begin(members[0], 200, 0.1, 0.01)
     annealing.batch(200, rng)
     evolution = Evolution(p, members)
     children = [evolution.child(rng) for _ in range(5)]
-    for timeline in (*members, annealing.best(), *children):
+    justification = Justification(p)
+    packed = list(itertools.islice(justification.of(members), 20))
+    kicked = [Recreation(p, justification).kicked(members[0], rng) for _ in range(5)]
+    for timeline in (*members, annealing.best(), *children, *packed, *kicked):
         assert faults(drawn, schedule_of(drawn, p, timeline, 0.0, "")) == []
     assert annealing.makespan_s == annealing.best().makespan_s <= members[0].makespan_s + 1e-9
 
@@ -202,10 +209,41 @@ def test_the_search_is_never_worse_than_any_planner_and_never_gets_worse() -> No
     assert spans[-1] <= min(planner(name)(p).makespan_s for name in PLANNERS)
 
 
+def test_justification_makes_a_schedule_with_needless_waits_shorter() -> None:
+    p = random_problem(60, 3, seed=4)
+    timeline = planner("maxmin")(p)
+    packed = Justification(p).once(timeline)
+    assert (packed.device == timeline.device).all()
+    assert packed.makespan_s < 0.98 * timeline.makespan_s
+
+
+@given(graphs())
+@settings(max_examples=25)
+def test_critical_tasks_reach_from_the_beginning_of_a_schedule_to_its_end(drawn: TaskGraph) -> None:
+    p = problem_of(drawn)
+    timeline = planner("heft")(p)
+    critical = Justification(p).critical(timed_schedule(p, order_of(p, timeline), timeline.device))
+    assert timeline.start_s[critical].min() <= 1e-9 * timeline.makespan_s
+    assert timeline.finish_s[critical].max() >= timeline.makespan_s * (1.0 - 1e-9)
+
+
+def test_a_search_begins_again_from_kicks_until_no_moves_are_left() -> None:
+    p = random_problem(60, 3, seed=4)
+    timeline = planner("maxmin")(p)
+    hopping = Hopping(p, least_tails(p), timeline, Justification(p))
+    rng, spans = np.random.default_rng(0), []
+    for rest in range(200_000, 0, -2_000):
+        hopping.batch(2_000, rng, float(rest))
+        spans.append(hopping.makespan_s)
+    assert min(spans) < 0.9 * timeline.makespan_s
+    assert any(later > earlier for earlier, later in itertools.pairwise(spans))
+
+
 def test_annealing_improves_a_bad_schedule() -> None:
     p = random_problem(60, 3, seed=4)
     timeline = planner("maxmin")(p)
-    annealing = Annealing(p, least_tails(p), timeline)
+    annealing = Annealing(p, least_tails(p))
+    annealing.begin(timeline, 3_000, 0.1, 0.01)
     annealing.batch(3_000, np.random.default_rng(0))
     assert annealing.makespan_s < 0.95 * timeline.makespan_s
 

@@ -16,7 +16,7 @@ from hetero.floor.errors import BadValueError
 from hetero.model.graph import TaskGraph, topological_order
 from hetero.model.topology import Link, Topology
 
-__all__ = ["ROUTE_BYTES", "Floats", "Ints", "Problem", "Timeline", "paths_from", "problem_of"]
+__all__ = ["ROUTE_BYTES", "Floats", "Ints", "Problem", "Timeline", "backwards", "paths_from", "problem_of"]
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -103,6 +103,23 @@ def problem_of(graph: TaskGraph) -> Problem:
         *_rows(dst, src, nbytes, len(order)),
         *_rows(src, dst, nbytes, len(order)),
         np.array(order, dtype=np.int64),
+    )
+
+
+def backwards(p: Problem) -> Problem:
+    """Give the problem with every edge and link turned round: its schedules, read from the end, are those of `p`."""
+    return Problem(
+        p.seconds,
+        p.node,
+        np.ascontiguousarray(p.latency_s.T),
+        np.ascontiguousarray(p.s_per_byte.T),
+        p.succ_first,
+        p.succ,
+        p.succ_bytes,
+        p.pred_first,
+        p.pred,
+        p.pred_bytes,
+        p.order[::-1].copy(),
     )
 
 

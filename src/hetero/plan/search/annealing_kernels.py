@@ -10,12 +10,16 @@ import numpy as np
 
 from hetero.plan.compiled import njit, njit_in_place
 from hetero.plan.problem import Floats, Problem
-from hetero.plan.search.walk_kernels import Move, Walk, critical, make, travel
+from hetero.plan.search.walk_kernels import Move, Walk, make, travel
 
 __all__ = ["walk"]
 
-_CRITICAL_FRAC, _ELSEWHERE_FRAC, _EXCHANGED_FRAC = 0.6, 0.5, 0.35
+_CRITICAL_FRAC, _ELSEWHERE_FRAC, _EXCHANGED_FRAC = 0.8, 0.5, 0.35
 """Of the moves so many are of a task of a critical path, to another device, or exchanges of two tasks."""
+
+_PROBES, _ROUNDING = 64, 1e-9
+_WORK_WEIGHT = 0.2
+"""A second of work, at the prices of the area relaxation, counts as so much of a second of makespan."""
 
 
 @njit_in_place
@@ -208,6 +212,31 @@ def _is_sound(p: Problem, w: Walk, move: Move) -> bool:
     return bool(low <= move.was <= high)
 
 
+@njit_in_place
+def _picked(w: Walk, draw: Floats) -> int:
+    """Give a task: mostly one of a critical path, looked for in steps of a drawn width from a drawn one on."""
+    n = len(w.order)
+    task = int(draw[1] * n)
+    if draw[0] >= _CRITICAL_FRAC:
+        return task
+    step = 1 + int(draw[0] / _CRITICAL_FRAC * (n - 1))
+    for _ in range(_PROBES):
+        if w.finish_s[task] + w.rest_s[task] >= w.span_s[0] * (1.0 - _ROUNDING):
+            break
+        task = (task + step) % n
+    return task
+
+
+@njit_in_place
+def _more_work_s(w: Walk, move: Move) -> float:
+    """Give how much dearer a move's devices are for its tasks, s at the prices of the area relaxation."""
+    old = w.device[move.task]
+    more_s: float = w.priced_s[move.task, move.device] - w.priced_s[move.task, old]
+    if move.other >= 0:
+        more_s += w.priced_s[move.other, old] - w.priced_s[move.other, move.device]
+    return more_s
+
+
 @njit
 def walk(p: Problem, w: Walk, draws: Floats, slack_s: Floats) -> int:
     """Try a row of moves; gives how many were accepted.
@@ -215,20 +244,13 @@ def walk(p: Problem, w: Walk, draws: Floats, slack_s: Floats) -> int:
     `draws` is of shape (n_moves, 5), uniform in [0, 1): which task and whether from the critical path, which
     device and whether a new one, which position. `slack_s` says by how much each may lengthen the schedule.
     """
-    accepted, known, length = 0, False, 0
-    n = len(w.order)
+    accepted = 0
     for number in range(len(draws)):
-        draw = draws[number]
-        if draw[0] < _CRITICAL_FRAC:
-            if not known:
-                length = critical(p, w)
-                known = True
-            task = w.path[int(draw[1] * length)]
-        else:
-            task = int(draw[1] * n)
-        move = _drawn(p, w, task, draw)
-        if _is_sound(p, w, move) and _allowed(p, w, move, w.span_s[0] + slack_s[number]):
+        move = _drawn(p, w, _picked(w, draws[number]), draws[number])
+        if not _is_sound(p, w, move):
+            continue
+        slack = slack_s[number] - _WORK_WEIGHT * _more_work_s(w, move)
+        if slack >= 0.0 and _allowed(p, w, move, w.span_s[0] + slack):
             make(p, w, move)
-            known = False
             accepted += 1
     return accepted

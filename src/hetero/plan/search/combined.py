@@ -1,4 +1,4 @@
-"""The search: portfolio first, then annealing, evolution and exact windows in turn.
+"""The search: portfolio and justification first, then annealing, evolution and exact windows in turn.
 
 In: a `Problem`, a seed; while it runs, the seconds left, from a driver that has a clock. Out: ever better schedules.
 It must not read a clock: without the seconds left it is the same for a seed and a number of iterations.
@@ -14,8 +14,9 @@ import numpy as np
 from hetero.plan.graph_bounds import critical_path_bound, grain, in_whole_grains, least_tails
 from hetero.plan.portfolio import portfolio
 from hetero.plan.problem import Problem, Timeline
-from hetero.plan.search.annealing import Annealing
 from hetero.plan.search.evolution import Evolution
+from hetero.plan.search.hopping import Hopping
+from hetero.plan.search.justification import Justification
 from hetero.plan.search.windows import Limits, improve, is_here
 
 __all__ = ["WHOLE_AT_MOST", "Found", "rehearse", "search"]
@@ -30,6 +31,8 @@ _EVOLVE, _EXACT, _WINDOWS = (24, 192), (24, 96), (600, 2_400)
 without gain makes the next one rarer, down to every so many."""
 
 _CHILDREN_STEPS, _CHILDREN_AT_MOST = 60_000, 100
+_JUSTIFIED_FRAC = 0.2
+"""Justification takes at most so much of the time that is left when it begins."""
 _LEAST_WALL_S, _SHARE_OF_REST, _WINDOW_WALL_S = 0.02, 0.6, 0.06
 _FIRST_LIMIT, _MOST_LIMIT, _WINDOW_LIMIT = 0.02, 0.32, 0.01
 
@@ -64,7 +67,8 @@ def search(p: Problem, seed: int) -> Generator[Found, float | None, None]:
 
     Notes
     -----
-    An iteration is one list schedule, one batch of annealing, a few children, or one exact window. The driver may
+    An iteration is one list schedule, one pass of justification, one batch of annealing, a few children,
+    or one exact window. The driver may
     send the seconds that it has left; exact windows then keep to a share of them, else to OR-tools' deterministic
     time. Up to 60 tasks a window is the whole graph, and its bound is the graph's.
     """
@@ -108,8 +112,9 @@ class _Mixed:
     def __init__(self, p: Problem, seed: int, best: Found, members: list[Timeline]) -> None:
         self._p, self._seed, self._best = p, seed, best
         self._rng = np.random.Generator(np.random.PCG64(seed))
-        self._annealing = Annealing(p, least_tails(p), best.timeline)
         self._evolution = Evolution(p, members)
+        self._members, self._justification = members, Justification(p)
+        self._annealing = Hopping(p, least_tails(p), best.timeline, self._justification)
         self._moves = min(2_000, max(20, _STEPS_A_BATCH // len(p.order)))
         self._children = min(_CHILDREN_AT_MOST, max(1, _CHILDREN_STEPS // p.seconds.size))
         self._limit = _FIRST_LIMIT
@@ -117,8 +122,8 @@ class _Mixed:
         self._moved, self._since_s = 0, 0.0
 
     def run(self) -> Generator[Found, float | None, None]:
+        left_s = yield from self._justify()
         turn = 0
-        left_s: float | None = None
         small = len(self._p.order) <= WHOLE_AT_MOST
         exact = _Turns(*(_EXACT if small else _WINDOWS))
         evolve = _Turns(*_EVOLVE)
@@ -136,9 +141,9 @@ class _Mixed:
             left_s = yield self._best
 
     def rehearse(self) -> None:
+        self._take(next(self._justification.of(self._members)), "justification")
         self._anneal(None)
         self._evolve()
-        self._annealing.begin_at(self._annealing.best())
         if is_here():
             self._exact(None)
 
@@ -146,7 +151,7 @@ class _Mixed:
         if timeline.makespan_s < self._best.timeline.makespan_s:
             self._best = Found(timeline, self._best.lower_bound_s, by)
             if by != "annealing":
-                self._annealing.begin_at(timeline)
+                self._annealing.go_on_from(timeline)
 
     def _anneal(self, left_s: float | None) -> None:
         self._annealing.batch(self._moves, self._rng, self._rest(left_s))
@@ -156,12 +161,26 @@ class _Mixed:
     def _rest(self, left_s: float | None) -> float:
         """Give how many moves are left, at the pace so far."""
         rest = np.inf
-        if left_s is not None and self._since_s > left_s:
-            rest = self._moved * left_s / (self._since_s - left_s)
-        elif left_s is not None and not self._moved:
+        if left_s is not None and not self._moved:
             self._since_s = left_s
+        elif left_s is not None and self._since_s > left_s:
+            rest = self._moved * left_s / (self._since_s - left_s)
         self._moved += self._moves
         return rest
+
+    def _justify(self) -> Generator[Found, float | None, float | None]:
+        """Take what justification makes of the portfolio; gives the seconds that are left."""
+        left_s: float | None = None
+        first_s: float | None = None
+        for timeline in self._justification.of(self._members):
+            self._take(timeline, "justification")
+            left_s = yield self._best
+            if first_s is None:
+                first_s = left_s
+            over = left_s is not None and first_s is not None and left_s < (1.0 - _JUSTIFIED_FRAC) * first_s
+            if self._best.is_optimal or over:
+                break
+        return left_s
 
     def _evolve(self) -> None:
         self._evolution.add(self._best.timeline)

@@ -13,7 +13,7 @@ import numpy as np
 from hetero.plan.compiled import njit, njit_in_place
 from hetero.plan.problem import Floats, Ints, Problem
 
-__all__ = ["Move", "Walk", "begin", "critical", "make", "travel"]
+__all__ = ["Move", "Walk", "begin", "make", "travel"]
 
 
 class Walk(NamedTuple):
@@ -29,10 +29,10 @@ class Walk(NamedTuple):
     next_finish_s : the finish times of the move that is being judged
     touched, changed : shape (n_tasks,); the number of the last move that a task had to be timed anew for, and of the
         last that changed its finish
+    priced_s : shape (n_tasks, n_devices), s; the seconds of each task, at the price of each device
     ranked, choices : each task's devices, the cheapest first, and how many can run it
     tail_s : shape (n_tasks, n_nodes), s; the least from a task's finish to the end
     sinks : the tasks without successors
-    path : the tasks of a critical path, from the end
     best_order, best_device : the best schedule so far
     span_s : shape (2,), s; the makespan now, and the best
     number : shape (1,); of the last move
@@ -50,11 +50,11 @@ class Walk(NamedTuple):
     next_finish_s: Floats
     touched: Ints
     changed: Ints
+    priced_s: Floats
     ranked: Ints
     choices: Ints
     tail_s: Floats
     sinks: Ints
-    path: Ints
     best_order: Ints
     best_device: Ints
     span_s: Floats
@@ -160,33 +160,6 @@ def begin(p: Problem, w: Walk) -> float:
         w.rest_s[w.order[at]] = _rest(p, w, w.order[at])
     _remember(w)
     return float(w.span_s[0])
-
-
-@njit_in_place
-def critical(p: Problem, w: Walk) -> int:
-    """Write a critical path, from the end to the start; gives its length."""
-    task = w.sinks[0]
-    for other in w.sinks:
-        if w.finish_s[other] > w.finish_s[task]:
-            task = other
-    count = 0
-    while True:
-        w.path[count] = task
-        count += 1
-        start, here = w.start_s[task], p.node[w.device[task]]
-        if start <= 0.0:
-            return count
-        cause = -1
-        if w.before[task] >= 0 and w.finish_s[w.before[task]] >= start:
-            cause = w.before[task]
-        for e in range(p.pred_first[task], p.pred_first[task + 1]):
-            other = p.pred[e]
-            there = p.node[w.device[other]]
-            if w.finish_s[other] + travel(p, p.pred_bytes[e], there, here) >= start:
-                cause = other
-        if cause < 0:
-            return count
-        task = cause
 
 
 @njit_in_place

@@ -67,6 +67,22 @@ def test_what_other_devices_would_make_of_a_graph_says_what_is_extrapolated(fold
     assert "times as fast" in people.stdout
 
 
+def test_tasks_that_fail_for_one_reason_are_told_in_one_line_beside_the_plan(folder: Path) -> None:
+    done = hetero("simulate", "g.json", "--fail", "gpu0@0s", "--fail", "cpu0@0.1s", cwd=folder)
+    assert done.returncode == 1
+    plan, run, *_, failed = done.stdout.splitlines()
+    assert plan.startswith("plan: makespan ")
+    assert run.startswith("run by planned: ")
+    assert failed.startswith("failed: t0, t")
+    assert " and 7 more: " in failed
+
+
+def test_a_fleet_that_is_not_used_is_told(folder: Path) -> None:
+    done = hetero("simulate", "g.json", "--fleet", "4", cwd=folder)
+    assert done.returncode == 0
+    assert done.stderr == "note: g.json names its own devices, so --fleet 4 is left out\n"
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [

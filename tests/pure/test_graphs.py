@@ -7,6 +7,7 @@ import copy
 import gzip
 import json
 import math
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,7 @@ from hetero.graphs.fleets import equal_devices, fleet_from
 from hetero.graphs.gantt import gantt
 from hetero.graphs.hswf import read_hswf
 from hetero.graphs.plans import plan_document, plan_of
-from hetero.graphs.reading import convert, read_graph
+from hetero.graphs.reading import convert, read_graph, read_plannable
 from hetero.graphs.schema import graph_schema
 from hetero.graphs.stg import read_stg
 from hetero.graphs.wfformat import read_wfformat
@@ -358,6 +359,28 @@ def test_a_file_of_columns_is_converted_once_its_columns_and_devices_have_kinds(
         convert(table, used)
     with pytest.raises(GraphError, match=r"device 'gpu' is of the kind 'gpu', and no column is; .* cpu, tpu in the"):
         convert(table, used, columns=("cpu", "tpu"))
+
+
+def test_a_graph_whose_data_has_no_way_to_a_device_is_refused_before_it_is_planned(tmp_path: Path) -> None:
+    graph = {**DOCUMENT, "links": []}
+    graph["edges"] = [{**edge, "bytes": 1} for edge in graph["edges"]]
+    path = written(tmp_path, "g.json", json.dumps(graph))
+    assert read_graph(path).topology.links == ()
+    with pytest.raises(GraphError, match=r"g.json: links: no path of links leads from memory node '.*' to '.*'; add"):
+        read_plannable(path)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"tasks": [{"id": "a", "seconds": {"cpu0": 1e300}}]}, "tasks[0].seconds.cpu0: 1e+300 is not a number of sec"),
+        ({"memory_nodes": [{"id": "ram", "capacity_bytes": 10**19 - 1}]}, "write a whole number up to 9,223,372,036,"),
+    ],
+)
+def test_a_number_beyond_all_measure_is_refused_with_its_place(change: dict[str, Any], said: str) -> None:
+    devices = {"devices": [{"id": "cpu0", "memory_node": "ram"}], "memory_nodes": [{"id": "ram"}], "links": []}
+    with pytest.raises(GraphError, match=re.escape(said)):
+        graph_of({"format": "hetero-graph/1", **devices, "tasks": [], "edges": [], **change}, "g.json")
 
 
 def test_a_format_is_known_by_name_or_by_content(tmp_path: Path) -> None:

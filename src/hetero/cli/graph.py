@@ -6,13 +6,16 @@ In: a file of another format, and a fleet. Out: a file, or one JSON document.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from hetero.cli.output import print_json
 
-__all__ = ["app"]
+if TYPE_CHECKING:
+    from hetero.model.graph import TaskGraph
+
+__all__ = ["app", "tell_unused"]
 
 app = typer.Typer(help="Convert task graphs.", rich_markup_mode=None, no_args_is_help=True)
 
@@ -47,12 +50,21 @@ def convert(
 
     names = [name.strip() for name in columns.split(",") if name.strip()]
     graph = read_any(file, fleet, format_, names, parse_bytes(edge_bytes))
+    tell_unused(file, graph, fleet)
     document = document_of(graph)
     if out is None:
         print_json(document)
         return
     write_text(out, json.dumps(document, indent=1) + "\n")
     print(f"{out}: {len(graph.tasks):,} tasks, {len(graph.edges):,} edges, {len(graph.devices)} devices")
+
+
+def tell_unused(file: Path, graph: TaskGraph, fleet: str | None) -> None:
+    """Say on standard error that a fleet was given for a graph that names its own devices."""
+    from hetero.graphs.fleets import read_fleet
+
+    if fleet is not None and read_fleet(fleet).devices != graph.devices:
+        typer.echo(f"note: {file} names its own devices, so --fleet {fleet} is left out", err=True)
 
 
 @app.command("schema")

@@ -42,10 +42,10 @@ def schedule(
     Transfers wait for one another on links and buses, and no memory overflows; '--model free' plans without both.
     """
     from hetero.floor.units import parse_seconds
-    from hetero.graphs.reading import read_graph
+    from hetero.graphs.reading import read_plannable
 
     limit_s = parse_seconds(budget)
-    read = read_graph(graph)
+    read = read_plannable(graph)
     if check is not None:
         _check(read, check, json)
         return
@@ -122,7 +122,8 @@ def _print(graph: TaskGraph, planned: Planned) -> None:
     for line in gantt(graph, planned.schedule, min(out.width, 120)):
         out.print(line, markup=False, overflow="crop", no_wrap=True)
     out.print(verdict(planned.schedule), markup=False)
-    how = f"{planned.iterations:,} iterations, " if planned.schedule.policy == "search" else ""
+    turns = f"{planned.iterations:,} iteration{'' if planned.iterations == 1 else 's'}, "
+    how = turns if planned.schedule.policy == "search" else ""
     out.print(
         f"{planned.schedule.policy}: {how}{format_seconds(planned.search_s)}"
         f" (loading and compiling before it {format_seconds(planned.warm_up_s)})",

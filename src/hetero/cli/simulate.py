@@ -6,12 +6,14 @@ or as JSON.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from hetero.cli.graph import tell_unused
 from hetero.cli.output import console, print_json
 from hetero.floor.errors import BadValueError
 
@@ -20,6 +22,9 @@ if TYPE_CHECKING:
     from hetero.graphs.trials import Trials
 
 __all__ = ["simulate"]
+
+_SHOWN_FAILED = 5
+"""So many of the tasks that failed for one reason are named."""
 
 
 def simulate(
@@ -75,9 +80,10 @@ def simulate(
         )
         print_json(asdict(found)) if json else _print_scaled(found)
         return
-    from hetero.graphs.reading import convert, read_graph
+    from hetero.graphs.reading import convert, read_plannable
 
-    read = convert(graph, fleet) if fleet is not None else read_graph(graph)
+    read = convert(graph, fleet) if fleet is not None else read_plannable(graph)
+    tell_unused(graph, read, fleet)
     from hetero.graphs.trials import losses_of, try_out
 
     losses = losses_of(read, fail or ())
@@ -106,13 +112,16 @@ def _print(trials: Trials) -> None:
     from hetero.floor.units import format_bytes, format_seconds
 
     out = console()
-    out.print(f"planned: {verdict(trials.plan)}", markup=False, soft_wrap=True)
+    out.print(f"plan: {verdict(trials.plan)}", markup=False, soft_wrap=True)
     spans = [format_seconds(value) for value in (trials.median_s, trials.low_s, trials.high_s)]
+    beside = (
+        f"{trials.median_s / trials.plan.makespan_s:.2f} times the plan" if trials.plan.makespan_s else "as planned"
+    )
     if trials.draws == 1:
-        out.print(f"{trials.policy}: {spans[0]}", markup=False)
+        out.print(f"run by {trials.policy}: {spans[0]}, {beside}", markup=False)
     else:
-        middle = f"{trials.policy}: median {spans[0]} of {trials.draws:,} runs"
-        out.print(f"{middle}, four of five between {spans[1]} and {spans[2]}", markup=False, soft_wrap=True)
+        middle = f"{trials.draws:,} runs by {trials.policy}: median {spans[0]}, {beside}"
+        out.print(f"{middle}; four of five between {spans[1]} and {spans[2]}", markup=False, soft_wrap=True)
     for device, share in trials.busy_frac.items():
         out.print(f"  {device}: busy {share:.0%}", markup=False)
     held = ", ".join(f"{node} at most {format_bytes(nbytes)}" for node, nbytes in trials.peak_bytes.items())
@@ -121,5 +130,15 @@ def _print(trials: Trials) -> None:
         out.print(f"tasks run again after a loss: {trials.repeated:,} in all runs", markup=False)
     for line in trials.notes:
         out.print(f"note: {line}", markup=False, soft_wrap=True)
+    for line in _failures(trials):
+        out.print(line, markup=False, soft_wrap=True)
+
+
+def _failures(trials: Trials) -> Iterator[str]:
+    """Give a line for each reason why tasks failed."""
+    by_reason: dict[str, list[str]] = {}
     for name, why in trials.failed.items():
-        out.print(f"failed: {name}: {why}", markup=False, soft_wrap=True)
+        by_reason.setdefault(why, []).append(name)
+    for why, names in by_reason.items():
+        more = f" and {len(names) - _SHOWN_FAILED:,} more" if len(names) > _SHOWN_FAILED else ""
+        yield f"failed: {', '.join(names[:_SHOWN_FAILED])}{more}: {why}"

@@ -44,10 +44,10 @@ def whatif(
     range is between the ratios of arithmetic and of memory bandwidth.
     """
     from hetero.floor import settings
-    from hetero.graphs.reading import read_graph
+    from hetero.graphs.reading import read_plannable
     from hetero.graphs.whatif import changed, named_devices
 
-    read = read_graph(graph)
+    read = read_plannable(graph)
     measured = _measured()
     other = changed(read, add or (), remove or (), named_devices(read, is_ or (), measured), measured)
     chosen = settings.seed() if seed is None else seed

@@ -14,9 +14,12 @@ from hetero.floor.units import shown
 from hetero.model.graph import UNLIMITED_BYTES, GraphDevice, GraphEdge, GraphTask, TaskGraph, topological_order
 from hetero.model.topology import Link, MemoryNode, Topology
 
-__all__ = ["FORMAT", "Place", "document_of", "fleet_of", "graph_of"]
+__all__ = ["BEYOND", "FORMAT", "Place", "document_of", "fleet_of", "graph_of"]
 
 FORMAT = "hetero-graph/1"
+
+BEYOND = 1e19
+"""No number of seconds, bytes or bytes per second is as large."""
 
 
 class Place:
@@ -56,18 +59,18 @@ class Place:
         return given
 
     def number(self, given: object, what: str, *, above: float = -1.0) -> float:
-        """Take a value that must be a finite number >= 0, and > `above`."""
+        """Take a value that must be a number >= 0, > `above` and not beyond all measure."""
         if isinstance(given, bool) or not isinstance(given, int | float):
             raise self.wrong(given, what, "write a number")
-        if not (0.0 <= given < math.inf and given > above):
-            raise self.wrong(given, what, f"write a finite number {'> 0' if above >= 0.0 else '>= 0'}")
+        if not (0.0 <= given < BEYOND and given > above):
+            raise self.wrong(given, what, f"write a number {'> 0' if above >= 0.0 else '>= 0'} and below {BEYOND:g}")
         return float(given)
 
     def whole(self, given: object, what: str) -> int:
         """Take a value that must be a whole number of bytes."""
         number = self.number(given, what)
         if number != int(number) or number > UNLIMITED_BYTES:
-            raise self.wrong(given, what, "write a whole number")
+            raise self.wrong(given, what, f"write a whole number up to {UNLIMITED_BYTES:,}")
         return int(number)
 
 

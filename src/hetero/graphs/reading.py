@@ -17,8 +17,9 @@ from hetero.graphs.hswf import read_hswf
 from hetero.graphs.stg import read_stg
 from hetero.graphs.wfformat import is_wfformat, read_wfformat
 from hetero.model.graph import TaskGraph
+from hetero.plan.problem import paths_from
 
-__all__ = ["FORMATS", "convert", "read_graph"]
+__all__ = ["FORMATS", "convert", "read_graph", "read_plannable"]
 
 FORMATS = ("hetero", "wfformat", "stg", "dot", "hswf")
 """The formats by name: hetero-graph/1, WfFormat 1.5, the Standard Task Graph format, DOT, columns of milliseconds."""
@@ -47,6 +48,17 @@ def read_graph(path: Path) -> TaskGraph:
     return graph_of(document, str(path))
 
 
+def read_plannable(path: Path) -> TaskGraph:
+    """Read a hetero-graph/1 file that is to be planned.
+
+    Raises
+    ------
+    GraphError
+        As of `read_graph`; or data has no way between two memory nodes with devices.
+    """
+    return _linked(read_graph(path), path)
+
+
 def convert(
     path: Path, fleet: str | None = None, form: str | None = None, columns: Sequence[str] = (), edge_bytes: int = 0
 ) -> TaskGraph:
@@ -73,7 +85,7 @@ def convert(
     guess = ("json" if form in ("hetero", "wfformat") else form) or _guess(path, text)
     document = parse_json(text, str(path)) if guess == "json" else None
     if guess == "json" and not is_wfformat(document):
-        return graph_of(document, str(path))
+        return _linked(graph_of(document, str(path)), path)
     if guess == "hswf" and not columns:
         raise BadValueError(
             f"{path} has columns of milliseconds without names", remedy="name their kinds: --columns cpu,gpu"
@@ -87,7 +99,21 @@ def convert(
         graph = read_hswf(text, str(path), found, tuple(columns), edge_bytes)
     else:
         graph = {"stg": read_stg, "dot": read_dot}[guess](text, str(path), found)
-    return graph_of(document_of(graph), str(path))
+    return _linked(graph_of(document_of(graph), str(path)), path)
+
+
+def _linked(graph: TaskGraph, path: Path) -> TaskGraph:
+    """Refuse a graph whose data cannot reach every device."""
+    nodes = sorted({device.memory_node for device in graph.devices})
+    for src in nodes if any(edge.nbytes for edge in graph.edges) else ():
+        reached = paths_from(graph.topology, src)
+        for dst in nodes:
+            if dst not in reached:
+                raise GraphError(
+                    f"{path}: links: no path of links leads from memory node {src!r} to {dst!r}",
+                    remedy="add a link between them",
+                )
+    return graph
 
 
 def _guess(path: Path, text: str) -> str:

@@ -23,8 +23,6 @@ from hetero.plan.policies.registry import get
 
 __all__ = ["Trials", "losses_of", "try_out"]
 
-_SHOWN_FAILURES = 10
-
 
 @dataclass(frozen=True, slots=True)
 class Trials:
@@ -164,8 +162,8 @@ class _Tally:
         for node in self.peak:
             self.peak[node] = max(self.peak[node], replicas.peak.get(HOST_NODE if node == host else node, 0))
         if not self.failed:
-            first = list(found.failures.items())[:_SHOWN_FAILURES]
-            self.failed = {self._graph.tasks[task - 1].id: failure.message for task, failure in first}
+            tasks = self._graph.tasks
+            self.failed = {tasks[task - 1].id: failure.message for task, failure in found.failures.items()}
 
 
 def _notes(graph: TaskGraph, model: str) -> tuple[str, ...]:

@@ -243,7 +243,7 @@ def test_a_standard_task_graph_reads_with_its_entry_and_exit() -> None:
         ("1\n 0 x 0\n", "a.stg:2: 'x' is not a number >= 0"),
         ("1\n 0 -4 0\n", "a.stg:2: '-4' is not a number >= 0"),
         ("1\n 0 4 1 9\n", "a.stg:2: no task has the id 9"),
-        ("2\n 0 4 0\n 0 4 0\n", "a.stg: a task id is given twice"),
+        ("2\n 0 4 0\n 0 4 0\n", "a.stg:3: the id 0 is given twice"),
     ],
 )
 def test_a_mistake_of_a_standard_task_graph_is_told_with_its_line(text: str, said: str) -> None:
@@ -331,6 +331,13 @@ def test_a_mistake_of_a_dot_file_is_told_with_its_line(text: str, said: str) -> 
     with pytest.raises(GraphError) as caught:
         read_dot(text, "a.dot", equal_devices(1))
     assert str(caught.value).startswith(said)
+
+
+def test_arrows_need_no_blanks_lead_to_several_names_and_ports_and_labels_say_nothing() -> None:
+    text = "digraph{a[seconds=1,label=<<b>A</b>>];b[seconds=1];c[seconds=-0]a->b:n->c[bytes=2];a->{b;c}}"
+    graph = read_dot(text, "a.dot", equal_devices(1))
+    assert [task.id for task in graph.tasks] == ["a", "b", "c"]
+    assert [tuple(edge) for edge in graph.edges] == [("a", "b", 0), ("b", "c", 2), ("a", "c", 0)]
 
 
 @given(st.text(alphabet='digraph{}[]->;= "\nab1.', max_size=40))

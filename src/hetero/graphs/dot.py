@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator
-from itertools import pairwise
+from itertools import pairwise, product
 from typing import NamedTuple
 
 from hetero.floor.errors import GraphError, did_you_mean
@@ -21,8 +21,8 @@ __all__ = ["read_dot"]
 
 _TOKEN = re.compile(
     r"""(?P<blank>\s+|//[^\n]*|/\*.*?\*/|^\#[^\n]*)
-    |(?P<arrow>->|--)|(?P<mark>[{}\[\];,=])
-    |"(?P<quoted>(?:[^"\\]|\\.)*)"|(?P<word>[\w.+-]+)""",
+    |(?P<arrow>->|--)|(?P<mark>[{}\[\];,=:])|(?P<html><(?:[^<>]|<[^<>]*>)*>)
+    |"(?P<quoted>(?:[^"\\]|\\.)*)"|(?P<word>(?:[\w.+]|-(?![->]))+)""",
     re.X | re.S | re.M,
 )
 _SECONDS = ("seconds", "weight", "size")
@@ -46,7 +46,8 @@ def read_dot(text: str, file: str, fleet: Fleet) -> TaskGraph:
     Notes
     -----
     A node's seconds are its attribute `seconds`, else `weight`, else `size`; an edge's bytes are `bytes`, else
-    `size`, else `weight`, else 0. `node [...]` and `edge [...]` give defaults. Subgraphs are read as their content.
+    `size`, else `weight`, else 0. `node [...]` and `edge [...]` give defaults. Subgraphs are read as their content,
+    and ports are passed over.
 
     Examples
     --------
@@ -142,24 +143,47 @@ class _Reader:
 
     def _name(self) -> _Token:
         token = self._next()
-        if token.kind not in ("word", "quoted"):
+        if token.kind not in ("word", "quoted", "html"):
             given = "the end of the file; is it cut short?" if token.kind == "end" else shown(token.text)
             raise GraphError(f"{self._file}:{token.line}: a name is due, not {given}")
         return token
 
     def _chain(self, first: _Token) -> None:
-        chain = [first]
+        self._port()
+        chain = [[first]]
         while self._sees("->", "--"):
             if self._next().text == "--":
                 raise GraphError(f"{self._file}:{first.line}: '--' has no direction", remedy="write '->'")
-            chain.append(self._name())
+            chain.append(self._end())
         given = self._attributes()
-        for token in chain:
+        for token in (token for end in chain for token in end):
             own = given if len(chain) == 1 else {}
             known = self._nodes.get(token.text, (dict(self._defaults["node"]), token.line))
             self._nodes[token.text] = (known[0] | own, known[1])
-        for src, dst in pairwise(chain):
-            self._edges[src.text, dst.text] = (self._defaults["edge"] | given, src.line)
+        for sources, sinks in pairwise(chain):
+            for src, dst in product(sources, sinks):
+                self._edges[src.text, dst.text] = (self._defaults["edge"] | given, src.line)
+
+    def _end(self) -> list[_Token]:
+        """Read what an arrow leads to: a name, or names between braces."""
+        if not self._sees("{"):
+            found = [self._name()]
+            self._port()
+            return found
+        self._next()
+        found = []
+        while not self._sees("}"):
+            if self._sees(";", ","):
+                self._next()
+            else:
+                found.append(self._name())
+        self._next()
+        return found
+
+    def _port(self) -> None:
+        while self._sees(":"):
+            self._next()
+            self._name()
 
     def _attributes(self) -> dict[str, str]:
         found: dict[str, str] = {}

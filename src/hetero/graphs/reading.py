@@ -99,10 +99,10 @@ def convert(
         graph = read_hswf(text, str(path), found, tuple(columns), edge_bytes)
     else:
         graph = {"stg": read_stg, "dot": read_dot}[guess](text, str(path), found)
-    return _linked(graph_of(document_of(graph), str(path)), path)
+    return _linked(graph_of(document_of(graph), str(path)), fleet)
 
 
-def _linked(graph: TaskGraph, path: Path) -> TaskGraph:
+def _linked(graph: TaskGraph, file: Path | str) -> TaskGraph:
     """Refuse a graph whose data cannot reach every device."""
     nodes = sorted({device.memory_node for device in graph.devices})
     for src in nodes if any(edge.nbytes for edge in graph.edges) else ():
@@ -110,7 +110,7 @@ def _linked(graph: TaskGraph, path: Path) -> TaskGraph:
         for dst in nodes:
             if dst not in reached:
                 raise GraphError(
-                    f"{path}: links: no path of links leads from memory node {src!r} to {dst!r}",
+                    f"{file}: links: no path of links leads from memory node {src!r} to {dst!r}",
                     remedy="add a link between them",
                 )
     return graph

@@ -44,9 +44,10 @@ def read_stg(text: str, file: str, fleet: Fleet) -> TaskGraph:
     if not count <= len(rows) <= count + 2:
         raise GraphError(f"{file}:{first}: {count:g} tasks are announced, {len(rows)} lines follow; is it cut short?")
     tasks = tuple(GraphTask(f"{row[0]:g}", fleet.seconds(_cost(row, f"{file}:{number}"))) for number, row in rows)
-    lines_of = {task.id: number for task, (number, _) in zip(tasks, rows, strict=True)}
-    if len(lines_of) < len(tasks):
-        raise GraphError(f"{file}: a task id is given twice", remedy="give each task its own")
+    lines_of: dict[str, int] = {}
+    for task, (number, _) in zip(tasks, rows, strict=True):
+        if lines_of.setdefault(task.id, number) != number:
+            raise GraphError(f"{file}:{number}: the id {task.id} is given twice", remedy="give each task its own")
     edges = tuple(edge for number, row in rows for edge in _edges(row, lines_of, f"{file}:{number}"))
     return TaskGraph(fleet.devices, fleet.topology, tasks, edges)
 

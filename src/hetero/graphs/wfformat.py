@@ -50,9 +50,10 @@ def read_wfformat(document: Any, file: str, fleet: Fleet) -> TaskGraph:
     }
     here = place / "workflow" / "specification" / "tasks"
     names = [_text(row, "id", here / number) for number, row in enumerate(rows)]
-    by_name = dict(zip(names, rows, strict=True))
-    if len(by_name) < len(rows):
-        raise GraphError(f"{here}: a task id is given twice", remedy="give each task its own")
+    by_name: dict[str, Any] = {}
+    for number, (name, row) in enumerate(zip(names, rows, strict=True)):
+        if by_name.setdefault(name, row) is not row:
+            raise GraphError(f"{here / number}: the id {shown(name)} is given twice", remedy="give each task its own")
     tasks = tuple(GraphTask(name, fleet.seconds(*_run(name, ran, place))) for name in names)
     edges = tuple(
         GraphEdge(src, dst, _bytes(by_name[src], by_name[dst], sizes, here / dst)) for src, dst in _pairs(by_name, here)

@@ -22,14 +22,14 @@ _HOT, _WARM, _COLD = 0.1, 0.03, 0.01
 """The temperature at the beginning of a long cycle, at that of a hop, and at the end of both, as shares of the mean
 seconds of a placed task."""
 
-_HOP_MOVES, _LEAST_MOVES = 60, 2_000
+_HOP_MOVES, _LEAST_MOVES = 90, 2_000
 """A hop has so many moves a task; no cycle is shorter than so many moves."""
 
 _FIRST_STEPS, _LONGER = 2_000_000, 4
 """The first long cycle has so many steps over tasks; each is so many times the one before."""
 
-_FEW, _MANY = 500, 4_000
-"""Up to so many moves a task that are left at first, all are one long cycle; up to so many, half of them are."""
+_FEW, _MANY = 400_000, 2_000_000
+"""Up to so many moves that are left at first, all are one long cycle; up to so many, half of them are."""
 
 
 class _Cycle(NamedTuple):
@@ -95,8 +95,8 @@ class Hopping:
         """Give the cycles one by one; a first short one shows how many moves there will be."""
         yield _Cycle(_LEAST_MOVES, is_hop=True)
         long = max(_FIRST_STEPS // self._count, _LEAST_MOVES)
-        if self._rest < _MANY * self._count:
-            long = int(self._rest if self._rest < _FEW * self._count else self._rest / 2)
+        if self._rest < _MANY:
+            long = int(self._rest if self._rest < _FEW else self._rest / 2)
         while True:
             yield _Cycle(long, is_hop=False)
             for _ in range(long // self._hop):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from hetero.plan.compiled import njit
+from hetero.plan.compiled import njit, njit_in_place
 from hetero.plan.outlook import Graph
 from hetero.plan.problem import Floats, Ints
 
@@ -17,7 +17,7 @@ __all__ = ["place_rest", "raised", "ranks"]
 _FINISHED = 2
 
 
-@njit
+@njit_in_place
 def _arrivals(
     g: Graph, task: int, now_s: float, device: Ints, finish_s: Floats, arrive_s: Floats, travel_s: Floats
 ) -> None:
@@ -41,7 +41,7 @@ def _arrivals(
                 arrive_s[there] = at_s
 
 
-@njit
+@njit_in_place
 def _ready(arrive_s: float, travel_s: float, called_s: float) -> float:
     """Give when inputs are there that do not set out before they are called for."""
     if travel_s > 0.0:
@@ -49,51 +49,58 @@ def _ready(arrive_s: float, travel_s: float, called_s: float) -> float:
     return arrive_s
 
 
-@njit
+@njit_in_place
 def _gap(
-    begin_s: Floats, end_s: Floats, called_s: Floats, count: int, arrive_s: float, travel_s: float, seconds: float
+    begin_s: Floats,
+    end_s: Floats,
+    called_s: Floats,
+    d: int,
+    count: int,
+    arrive_s: float,
+    travel_s: float,
+    seconds: float,
 ) -> int:
     """Give the first idle gap of a device in which a task fits; the last has no end."""
     low, high = 0, count - 1
     while low < high:
         middle = (low + high) // 2
-        if end_s[middle] < arrive_s:
+        if end_s[d, middle] < arrive_s:
             low = middle + 1
         else:
             high = middle
-    while max(begin_s[low], _ready(arrive_s, travel_s, called_s[low])) + seconds > end_s[low]:
+    while max(begin_s[d, low], _ready(arrive_s, travel_s, called_s[d, low])) + seconds > end_s[d, low]:
         low += 1
     return low
 
 
-@njit
+@njit_in_place
 def _take(
-    begin_s: Floats, end_s: Floats, called_s: Floats, count: int, gap: int, start_s: float, finish_s: float
+    begin_s: Floats, end_s: Floats, called_s: Floats, d: int, count: int, gap: int, start_s: float, finish_s: float
 ) -> int:
     """Take [start, finish] out of an idle gap; gives the new number of gaps."""
-    if start_s > begin_s[gap]:
-        if finish_s < end_s[gap]:
+    if start_s > begin_s[d, gap]:
+        if finish_s < end_s[d, gap]:
             for i in range(count, gap, -1):
-                begin_s[i] = begin_s[i - 1]
-                end_s[i] = end_s[i - 1]
-                called_s[i] = called_s[i - 1]
-            begin_s[gap + 1] = finish_s
-            called_s[gap + 1] = start_s
+                begin_s[d, i] = begin_s[d, i - 1]
+                end_s[d, i] = end_s[d, i - 1]
+                called_s[d, i] = called_s[d, i - 1]
+            begin_s[d, gap + 1] = finish_s
+            called_s[d, gap + 1] = start_s
             count += 1
-        end_s[gap] = start_s
-    elif finish_s < end_s[gap]:
-        begin_s[gap] = finish_s
-        called_s[gap] = start_s
+        end_s[d, gap] = start_s
+    elif finish_s < end_s[d, gap]:
+        begin_s[d, gap] = finish_s
+        called_s[d, gap] = start_s
     else:
         for i in range(gap, count - 1):
-            begin_s[i] = begin_s[i + 1]
-            end_s[i] = end_s[i + 1]
-            called_s[i] = called_s[i + 1]
+            begin_s[d, i] = begin_s[d, i + 1]
+            end_s[d, i] = end_s[d, i + 1]
+            called_s[d, i] = called_s[d, i + 1]
         count -= 1
     return count
 
 
-@njit
+@njit_in_place
 def _end(g: Graph, task: int, d: int, arrive_s: Floats, travel_s: Floats, gap_begin_s: float, called_s: float) -> float:
     """Give when a task would end that begins in a gap of a device."""
     there = g.node[d]
@@ -146,7 +153,7 @@ def place_rest(
             seconds, there = g.seconds[g.kind[task], d], g.node[d]
             if max(arrive_s[there], begin_s[d, 0]) + seconds + more_s >= least:
                 continue
-            gap = _gap(begin_s[d], end_s[d], called_s[d], count[d], arrive_s[there], travel_s[there], seconds)
+            gap = _gap(begin_s, end_s, called_s, d, count[d], arrive_s[there], travel_s[there], seconds)
             value = _end(g, task, d, arrive_s, travel_s, begin_s[d, gap], called_s[d, gap]) + more_s
             if value < least:
                 least, chosen, chosen_gap = value, d, gap
@@ -156,9 +163,7 @@ def place_rest(
         seconds = g.seconds[g.kind[task], chosen]
         finish = _end(g, task, chosen, arrive_s, travel_s, begin_s[chosen, chosen_gap], called_s[chosen, chosen_gap])
         start = finish - seconds
-        count[chosen] = _take(
-            begin_s[chosen], end_s[chosen], called_s[chosen], count[chosen], chosen_gap, start, finish
-        )
+        count[chosen] = _take(begin_s, end_s, called_s, chosen, count[chosen], chosen_gap, start, finish)
         device[task], start_s[task], finish_s[task] = chosen, start, finish
         last_s = max(last_s, finish)
     return last_s

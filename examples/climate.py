@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 import numpy as np
-from climate_grid import carry, read_winds, synthetic_winds, vorticity
+from climate_grid import carry, map_of, read_winds, synthetic_winds, vorticity
 
 import hetero
 
@@ -23,8 +23,8 @@ def advect(tracer, u, v, steps, step_s):
 
 
 def statistics(tracer):
-    """Mean, spread and extremes of what has arrived, and its zonal means."""
-    return [tracer.mean(), tracer.std(), tracer.min(), tracer.max()], tracer.mean(axis=1)
+    """Mean, spread and extremes of what has arrived, its zonal means, and a map with both."""
+    return [tracer.mean(), tracer.std(), tracer.min(), tracer.max()], tracer.mean(axis=1), map_of(tracer)
 
 
 def graph_of(winds, hours, parts):
@@ -55,8 +55,9 @@ if __name__ == "__main__":
             futures = graph.submit(ctx)
             found = {name: [futures[node].result() for node in nodes] for name, nodes in results.items()}
             took[devices] = time.perf_counter() - begin
-    for name, ((figures, zonal), picture) in found.items():
-        (given.out / f"{name}.png").write_bytes(picture)
+    for name, ((figures, zonal, tracer), whirls) in found.items():
+        (given.out / f"{name}-tracer.png").write_bytes(tracer)
+        (given.out / f"{name}-vorticity.png").write_bytes(whirls)
         middle = zonal[len(zonal) // 2]
         print(name, "mean, spread, least, most:", *np.round(figures, 4), "; at the equator", round(middle, 4))
     fast, slow, both = took.values()

@@ -48,22 +48,37 @@ def carry(tracer, u, v, step_s):
 
 
 def vorticity(u, v):
-    """Give the winds' relative vorticity as a grey PNG, from -1e-4 to 1e-4 per second."""
+    """Give a map of the winds' relative vorticity as a PNG, from -1e-4 (blue) to 1e-4 (red) per second."""
     lat = np.deg2rad(np.linspace(90.0, -90.0, len(u)))
     cos = np.maximum(np.cos(lat), 0.05)[:, None]
     east = np.gradient(v, axis=1) / (EARTH_M * cos * 2.0 * np.pi / u.shape[1])
     north = np.gradient(u * cos, lat, axis=0) / (EARTH_M * cos)
-    return png(np.clip((east - north) * 1e4 * 127.0 + 128.0, 0, 255).astype(np.uint8))
+    return png(shaded((east - north) * 1e4))
 
 
-def png(grey):
-    """Give an 8-bit grey picture as the bytes of a PNG file."""
+def map_of(tracer):
+    """Give a map of the tracer, from -1 (blue) to 1 (red), with a bar for each zonal mean beside it, as a PNG."""
+    zonal, at = tracer.mean(axis=1, keepdims=True), np.linspace(-1.0, 1.0, 61)
+    bars = np.where((at * zonal > 0.0) & (abs(at) <= abs(zonal)), np.sign(zonal), 0.0)
+    gap = np.full((len(tracer), 4, 3), 128, np.uint8)
+    return png(np.hstack([shaded(tracer), gap, shaded(bars)]))
+
+
+def shaded(field):
+    """Give a field from -1 to 1 as red, green and blue bytes: blue below zero, white at it, red above."""
+    share = np.clip(field, -1.0, 1.0)[..., None]
+    away = np.where(share > 0.0, np.array([178, 24, 43]), np.array([33, 102, 172])) - 255
+    return (255 + abs(share) * away).astype(np.uint8)
+
+
+def png(rgb):
+    """Give an 8-bit picture in colour as the bytes of a PNG file."""
 
     def chunk(kind, data):
         return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
 
-    head = struct.pack(">IIBBBBB", grey.shape[1], grey.shape[0], 8, 0, 0, 0, 0)
-    lines = b"".join(b"\0" + row.tobytes() for row in grey)
+    head = struct.pack(">IIBBBBB", rgb.shape[1], rgb.shape[0], 8, 2, 0, 0, 0)
+    lines = b"".join(b"\0" + row.tobytes() for row in rgb)
     return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + chunk(b"IDAT", zlib.compress(lines)) + chunk(b"IEND", b"")
 
 

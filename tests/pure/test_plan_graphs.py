@@ -232,7 +232,7 @@ def test_a_search_begins_again_from_kicks_until_no_moves_are_left() -> None:
     timeline = planner("maxmin")(p)
     hopping = Hopping(p, least_tails(p), timeline, Justification(p))
     rng, spans = np.random.default_rng(0), []
-    for rest in range(200_000, 0, -2_000):
+    for rest in range(500_000, 0, -2_000):
         hopping.batch(2_000, rng, float(rest))
         spans.append(hopping.makespan_s)
     assert min(spans) < 0.9 * timeline.makespan_s

@@ -26,6 +26,7 @@ from hetero.graphs.fleets import equal_devices, fleet_from
 from hetero.graphs.gantt import gantt
 from hetero.graphs.hswf import read_hswf
 from hetero.graphs.plans import plan_document, plan_of
+from hetero.graphs.program import Graph
 from hetero.graphs.reading import convert, read_graph, read_plannable
 from hetero.graphs.schema import graph_schema
 from hetero.graphs.stg import read_stg
@@ -388,6 +389,15 @@ def test_a_number_beyond_all_measure_is_refused_with_its_place(change: dict[str,
     devices = {"devices": [{"id": "cpu0", "memory_node": "ram"}], "memory_nodes": [{"id": "ram"}], "links": []}
     with pytest.raises(GraphError, match=re.escape(said)):
         graph_of({"format": "hetero-graph/1", **devices, "tasks": [], "edges": [], **change}, "g.json")
+
+
+def test_what_is_no_function_or_of_another_graph_is_refused_where_it_is_added() -> None:
+    graph, node = Graph(), Graph().add(len, "ab")
+    with pytest.raises(BadValueError, match="'lenn' is no function; give a function, then its arguments"):
+        graph.add("lenn", [])  # type: ignore[arg-type]
+    with pytest.raises(BadValueError, match=r"<Node 0 len> is of another graph; add its task to this graph too"):
+        graph.add(len, [node])
+    assert len(graph) == 0
 
 
 def test_a_format_is_known_by_name_or_by_content(tmp_path: Path) -> None:

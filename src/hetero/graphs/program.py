@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from hetero.floor.errors import BadValueError
+from hetero.floor.units import shown
 from hetero.graphs.reading import read_graph
 from hetero.model.graph import topological_order
 from hetero.session.context import Context
@@ -76,8 +77,10 @@ class Graph:
         Raises
         ------
         BadValueError
-            A node is of another graph.
+            It is no function, or a node is of another graph.
         """
+        if not callable(function):
+            raise BadValueError(f"{shown(function)} is no function", remedy="give a function, then its arguments")
         named = getattr(function, "__name__", type(function).__name__)
         node = Node(self, len(self._nodes), named, function, args, kwargs)
         _replaced((args, kwargs), self._used)
@@ -98,6 +101,8 @@ class Graph:
         ------
         GraphError
             The file is wrong.
+        BadValueError
+            It is no function.
         """
         read = read_graph(Path(path))
         number = {task.id: index for index, task in enumerate(read.tasks)}

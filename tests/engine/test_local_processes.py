@@ -51,6 +51,20 @@ def test_a_large_array_handed_to_many_tasks_is_copied_once(bench: Bench) -> None
     assert counters(bench)["copied_bytes"] == 64_000_000
 
 
+def test_from_its_second_large_result_on_a_function_need_not_ask_for_room(bench: Bench) -> None:
+    for asked, value in ((1, 1.0), (0, 2.0)):
+        before = counters(bench)["messages"]
+        task = bench.launch(bench.call(np.full, 100_000, value))[0]
+        bench.finish(task)
+        assert counters(bench)["messages"] == before + 1 + asked
+        assert (bench.engine.load(task) == value).all()
+
+
+def test_results_of_other_sizes_than_the_last_one_arrive_whole(bench: Bench) -> None:
+    for size in (100_000, 200_000, 10, 200_000, 100_000):
+        assert bench.value(np.ones, size).shape == (size,)
+
+
 def test_many_small_tasks_go_in_one_message_and_a_function_goes_once(bench: Bench) -> None:
     before = counters(bench)["messages"]
     for task in bench.launch(*[bench.call(abs, -n) for n in range(100)], predicted_s=1e-5):

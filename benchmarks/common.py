@@ -102,14 +102,16 @@ class Claim:
 
 
 def number(value: float) -> str:
-    """Write a number with three significant digits.
+    """Write a number with three significant digits, four just above 1, where ratios are told apart by thousandths.
 
     Examples
     --------
-    >>> number(0.01234), number(123456.0), number(2.0)
-    ('0.0123', '123,456', '2')
+    >>> number(0.01234), number(123456.0), number(2.0), number(1.003), number(1.2345)
+    ('0.0123', '123,456', '2', '1.003', '1.23')
     """
-    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+    if abs(value) >= 1000:
+        return f"{value:,.0f}"
+    return f"{value:.4g}" if 1.0 <= value < 1.1 else f"{value:.3g}"
 
 
 def ratio(ours: Sequence[float], theirs: Sequence[float]) -> float:

@@ -45,6 +45,7 @@ from hetero.plan.search.windows import Limits, improve
 BEST_KNOWN = Path(__file__).resolve().with_name("graphs_best_known.json")
 SAGA = BEST_KNOWN.with_name("graphs_saga.json")
 BUDGETS_S = (0.1, 1.0)
+ITERATIONS = (100, 1_000)
 _PCIE_BYTES_PER_S, _PCIE_S = 6e9, 1e-5
 _LAN_BYTES_PER_S, _LAN_S = 125e6, 1e-4
 
@@ -156,9 +157,9 @@ def cholesky(tiles: int, devices: int) -> TaskGraph:
     return TaskGraph(fleet, topology, tuple(tasks), tuple(edges.values()))
 
 
-def planned(instance: Instance, p: Problem, seconds: float, seed: int, bound_s: float = 0.0) -> Schedule:
-    """Give what the search finds in so much processor time; the independent checker must confirm it."""
-    found, _ = pull(search(p, seed), Budget(seconds), cpu_seconds)
+def planned(instance: Instance, p: Problem, budget: Budget, seed: int, bound_s: float = 0.0) -> Schedule:
+    """Give what the search finds in so much processor time or iterations; the independent checker must confirm it."""
+    found, _ = pull(search(p, seed), budget, cpu_seconds)
     return _confirmed(
         instance, schedule_of(instance.graph, p, found.timeline, max(found.lower_bound_s, bound_s), "search")
     )
@@ -225,7 +226,7 @@ def _searched(instance: Instance, searcher: str, seconds: float) -> tuple[Schedu
     p = problem_of(instance.graph)
     bound_s = area_bound(p)
     if searcher != "CP-SAT":
-        schedule = planned(instance, p, seconds, int(searcher.split()[1]), bound_s)
+        schedule = planned(instance, p, Budget(seconds), int(searcher.split()[1]), bound_s)
         return schedule, f"search, {seconds:g} s, {searcher}"
     found, _ = pull(search(p, 0), Budget(1.0), cpu_seconds)
     timeline, least_s = improve(p, found.timeline, 0, len(p.order), Limits(math.inf, seconds, 0))
@@ -258,6 +259,7 @@ def _write(best: Mapping[str, Any]) -> None:
 def _ratios(bench: Bench, best: Mapping[str, Any], quick: bool) -> None:
     rows: dict[float, list[tuple[float, str, int, Schedule]]] = {budget_s: [] for budget_s in BUDGETS_S}
     single: dict[str, list[float]] = {name: [] for name in PLANNERS}
+    stepped: dict[int, list[float]] = {iterations: [] for iterations in ITERATIONS}
     for instance in list(instances())[: 3 if quick else None]:
         known = best[instance.name]
         if known["sha256"] != instance.sha256:
@@ -265,13 +267,18 @@ def _ratios(bench: Bench, best: Mapping[str, Any], quick: bool) -> None:
         p = problem_of(instance.graph)
         bound_s = area_bound(p)
         for budget_s in BUDGETS_S:
-            schedule = planned(instance, p, budget_s, 0, bound_s)
+            schedule = planned(instance, p, Budget(budget_s), 0, bound_s)
             ratio = schedule.makespan_s / known["makespan_s"]
             rows[budget_s].append((ratio, instance.name, len(p.order), schedule))
+        for iterations in ITERATIONS:
+            schedule = planned(instance, p, Budget(iterations=iterations), 0, bound_s)
+            stepped[iterations].append(schedule.makespan_s / known["makespan_s"])
         for name in PLANNERS:
             single[name].append(planner(name)(p).makespan_s / known["makespan_s"])
     for name, ratios in single.items():
         bench.measure(f"{name} alone, over the best known", ratios, "×")
+    for iterations, ratios in stepped.items():
+        bench.measure(f"search of {iterations:,} iterations over the best known", ratios, "×")
     _claims(bench, rows)
 
 

@@ -26,7 +26,7 @@ from benchmarks.common import RESULTS, Bench
 from benchmarks.graphs import BUDGETS_S, Instance, instances, planned
 from hetero.floor import settings
 from hetero.graphs.check import faults
-from hetero.graphs.planning import warm_up
+from hetero.graphs.planning import Budget, warm_up
 from hetero.model.schedule import Placed, Schedule
 from hetero.plan.problem import Problem, problem_of
 
@@ -125,7 +125,7 @@ def compare(bench: Bench, quick: bool) -> None:
             raise AssertionError(f"{instance.name} is not the graph that SAGA was run on: run --saga")
         p = problem_of(instance.graph)
         for budget_s in BUDGETS_S:
-            made_s = planned(instance, p, budget_s, 0).makespan_s
+            made_s = planned(instance, p, Budget(budget_s), 0).makespan_s
             over[budget_s][instance.name] = made_s / _best(known["schedulers"])[0]
     for budget_s, ratios in over.items():
         values = list(ratios.values())

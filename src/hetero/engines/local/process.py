@@ -19,10 +19,11 @@ from hetero.engines.local.groups import Group
 from hetero.engines.local.house import House, failure_of
 from hetero.engines.local.items import Item, Replica
 from hetero.engines.local.launching import STOP_S, Child
-from hetero.engines.local.pieces import Piece, Whole, cut
+from hetero.engines.local.pieces import Piece
 from hetero.engines.local.pipe import Pipe
 from hetero.engines.local.rooms import Rooms
 from hetero.engines.local.shipping import Flight, Shipped
+from hetero.engines.local.talking import Talking
 from hetero.engines.local.wire import READ_BYTES, Frames, Place, Wire, one_line
 from hetero.floor import platform
 from hetero.floor.errors import HeteroError
@@ -49,13 +50,12 @@ class ProcessWorker:
         self._lock = threading.Lock()
         self._flights: dict[int, Flight] = {}
         self._seqs: dict[tuple[int, int], int] = {}
-        self._groups: dict[int, int] = {}
         self._next = 0
         self._drops = 0
         self._shipped = Shipped(house.counters)
         self._segments: set[int] = set()
         self._rooms = Rooms(house.arena, self._announce)
-        self._said: dict[Place, tuple[int, Payload]] = {}
+        self._talking = Talking(house, lambda message: self._data.send(message), self._announce)
         self._orders: dict[int, Callable[..., None]] = {}
         self._child: Child | None = None
         self._frames = (Frames(), Frames())
@@ -134,7 +134,7 @@ class ProcessWorker:
         self._flights[self._next] = Flight(launch, call, tuple(holds), group, rank)
         self._seqs[launch.task, launch.attempt] = self._next
         if group is not None:
-            self._groups[launch.task] = self._next
+            self._talking.join(launch.task, self._next)
         member = (rank, group.size) if group is not None else None
         return (self._next, *launch, key, call.task_key, tuple(encoded.wire()), items, member)
 
@@ -205,31 +205,11 @@ class ProcessWorker:
 
     def hear(self, task: int, sender: int, content: Any) -> None:
         """Take a value from another member of a group."""
-        seq = self._groups.get(task)
-        if seq is None:
-            return
-        for piece in cut(content.value, self._house.talk.piece_bytes) if isinstance(content, Whole) else (content,):
-            self._data.send((say.SAY, seq, sender, self._said_piece(seq, piece)))
-
-    def _said_piece(self, seq: int, piece: Piece) -> tuple[Any, ...]:
-        """Give a piece as it travels to the worker: its data in the pool, kept until they were heard, or as bytes."""
-        counters, data = self._house.counters, piece.data
-        counters["pieces"] += 1
-        if isinstance(data, memoryview):
-            data = Payload(b"", (self._house.arena.keep(data),)) if self._house.talk.pooled else bytes(data)
-        if isinstance(data, Payload):
-            counters["pieces_in_pool"] += 1
-            place = data.blocks[0].place
-            self._said[place] = (seq, data)
-            self._announce(data)
-            data = tuple(place)
-        return tuple(piece._replace(data=data))
+        self._talking.hear(task, sender, content)
 
     def hear_left(self, task: int, sender: int, reason: str) -> None:
         """Learn that another member of a group has ended."""
-        seq = self._groups.get(task)
-        if seq is not None:
-            self._data.send((say.LEFT, seq, sender, reason))
+        self._talking.hear_left(task, sender, reason)
 
     # -- what the worker says ---------------------------------------------------------------------------------
 
@@ -273,7 +253,7 @@ class ProcessWorker:
         elif tag == say.SAY:
             self._says(*message[1:])
         elif tag == say.HEARD:
-            self._said.pop(Place(*message[1]), None)
+            self._talking.heard(Place(*message[1]))
         elif tag == say.NOTES:
             self._house.tell(message[1])
         elif tag == say.READY:
@@ -334,8 +314,7 @@ class ProcessWorker:
             failure = failure_of(*rest) if how == say.FAILED else Failure("cancelled", "cancelled before it started")
             house.hub.tell(TaskFailed(now_s, task, attempt, device, started_s, seconds, failure))
         if flight.group is not None:
-            self._groups.pop(task, None)
-            self._said = {place: said for place, said in self._said.items() if said[0] != seq}
+            self._talking.leave(task, seq)
             flight.group.leave(flight.rank, "" if how in (say.VALUE, say.RESIDENT) else f"rank {flight.rank} failed")
 
     def _resident(self, flight: Flight, nbytes: int) -> None:
@@ -401,7 +380,7 @@ class ProcessWorker:
             self._house.hub.unwatch(self._child.pidfd)
             self._child.close()
         self._rooms.clear()
-        self._said.clear()
+        self._talking.clear()
         self._segments.clear()
 
     def ask_to_stop(self) -> None:

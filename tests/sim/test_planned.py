@@ -22,6 +22,7 @@ from hetero.model.graph import GraphDevice, GraphEdge, GraphTask, TaskGraph
 from hetero.model.tasks import Request, Task
 from hetero.model.topology import Link, MemoryNode, Topology
 from hetero.plan.outlook import remaining_s
+from hetero.plan.policies.base import Policy
 
 
 def shared_memory(devices: int) -> tuple[tuple[GraphDevice, ...], Topology]:
@@ -145,3 +146,27 @@ def test_the_later_a_task_is_the_later_it_is_expected(error: float) -> None:
     left = [remaining_s(1.0, elapsed, error) for elapsed in (0.0, 0.5, 1.5, 3.0, 6.0, 50.0)]
     assert all(value >= 0.0 and math.isfinite(value) for value in left)
     assert left[3] < left[4] < left[5]
+
+
+def mean_s(graph: TaskGraph, policy: str | Policy, noise: float, draws: int) -> float:
+    runs = (run_graph(graph, policy, noise=noise, seed=seed).makespan_s for seed in range(draws))
+    return sum(runs) / draws
+
+
+def test_when_times_stray_the_longest_task_is_not_begun_on_the_slowest_device() -> None:
+    """By its estimates alone such a plan is the shortest, and it ends when that one task does."""
+    long_s = (9.2, 9.0, 8.4, 7.1, 6.5, 6.2, 5.4, 4.5, 4.2, 4.0)
+    tasks = tuple(GraphTask(f"t{index}", (value, value / 1.5, value / 2.5)) for index, value in enumerate(long_s))
+    graph = TaskGraph(*shared_memory(3), tasks, ())
+    plan = plan_graph(graph, "search", Budget(iterations=30)).schedule
+    runs = [run_graph(graph, "planned", guide=plan, noise=0.6, seed=seed) for seed in range(12)]
+    assert sum(run.makespan_s for run in runs) / 12 <= 1.05 * mean_s(graph, "eft", 0.6, 12)
+
+
+def test_how_far_times_stray_is_known_after_a_dozen_tasks() -> None:
+    graph = layered(3, 6, 1, shared_memory(3))
+    for noise, low, high in ((0.0, 0.0, 0.1), (0.6, 0.35, 0.85)):
+        done = run_graph(graph, noise=noise, seed=1)
+        assert done.machine is not None
+        assert done.machine.placer.outlook is not None
+        assert low <= done.machine.placer.outlook.error <= high

@@ -32,9 +32,7 @@ class Foresight:
     plan : gives where and when the policy means to run what waits, None where it has no plan
     """
 
-    def __init__(
-        self, fleet: Fleet, replicas: Replicas, outlook: Outlook, plan: Callable[[float], Foreseen | None]
-    ) -> None:
+    def __init__(self, fleet: Fleet, replicas: Replicas, outlook: Outlook, plan: Callable[[], Foreseen | None]) -> None:
         self._fleet = fleet
         self._replicas = replicas
         self._outlook = outlook
@@ -45,7 +43,7 @@ class Foresight:
     def next_reads(self, node: str) -> dict[int, float]:
         """Give when the plan next reads items on a memory node, s; one that is absent is not read there again."""
         found: dict[int, float] = {}
-        plan = self._plan(self._outlook.error)
+        plan = self._plan()
         if plan is None:
             return found
         slots = self._waiting(plan)
@@ -62,8 +60,8 @@ class Foresight:
         if seen == self._seen or not self._fleet.own_nodes:
             return []
         self._seen = seen
-        plan = self._plan(self._outlook.error)
-        if plan is None or not plan.firm:
+        plan = self._plan()
+        if plan is None:
             return []
         slots = self._waiting(plan)
         slots = slots[np.lexsort((plan.start_s[slots], plan.device[slots]))]

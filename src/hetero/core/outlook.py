@@ -25,7 +25,10 @@ _FORGET = 4096
 """Slots are not given up before there are so many …"""
 
 _LEAST_ERROR, _FIRST_ERROR, _LEARNED = 0.02, 0.2, 0.06
-"""The spread of estimates is taken to be at least this, this at first, and follows the news at this rate."""
+"""The spread of estimates is taken to be at least this, this at first, and follows the news at this rate at least: …"""
+
+_BELIEVED = 5
+"""… what is taken at first counts as much as so many tasks that ended."""
 
 
 class Outlook:
@@ -39,6 +42,7 @@ class Outlook:
         self._rows = rows
         self._replicas = replicas
         self._error = _FIRST_ERROR
+        self._ended = 0
         self.version = self._table = 0
         self._moves = -1
         self._nodes: tuple[str, ...] = ()
@@ -143,7 +147,8 @@ class Outlook:
         """Learn how far estimates are off."""
         if seconds > 0.0 and predicted_s > 0.0:
             off = min(1.25 * abs(log(seconds / predicted_s)), 2.0)
-            self._error += _LEARNED * (off - self._error)
+            self._ended += 1
+            self._error += max(_LEARNED, 1.0 / (_BELIEVED + self._ended)) * (off - self._error)
 
     def copied(self, item: int, node: str) -> None:
         """Take note of a further replica of a result."""

@@ -65,7 +65,7 @@ class Placer(Holding):
         foresee = getattr(policy, "foresee", None)
         self.foresight: Foresight | None = None
         if self.outlook is not None and foresee is not None:
-            self.foresight = Foresight(fleet, replicas, self.outlook, lambda error: foresee(self.memory, error))
+            self.foresight = Foresight(fleet, replicas, self.outlook, lambda: foresee(self.memory))
 
     # what changed
 

@@ -87,12 +87,10 @@ class Foreseen(NamedTuple):
     ----------
     device : shape (known,), by slot; -1 where it does not say
     start_s : shape (known,), s
-    firm : whether data should be sent ahead by it
     """
 
     device: Ints
     start_s: Floats
-    firm: bool
 
 
 def remaining_s(predicted_s: float, elapsed_s: float, error: float) -> float:

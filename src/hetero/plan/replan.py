@@ -13,6 +13,7 @@ import numpy as np
 
 from hetero.plan.outlook import WAITING, Ahead, Graph, remaining_s
 from hetero.plan.problem import Floats, Ints
+from hetero.plan.scenarios import WORK, expected_s, scenarios
 
 __all__ = ["Plan", "Ranks", "free_from", "replan", "warm_up"]
 
@@ -23,7 +24,7 @@ HORIZON = 2000
 """… of at most so many tasks, those that the plan starts first."""
 
 PLAIN = 40
-"""Without a compiler both numbers are divided by this."""
+"""Without a compiler these numbers, and that of scenarios, are divided by this."""
 
 RULES = (
     ("fastest", False),
@@ -61,7 +62,7 @@ class Plan(NamedTuple):
     known : number of slots that it knows
     device : shape (known,)
     start_s, finish_s : shape (known,), s
-    makespan_s : s, the last finish
+    makespan_s : s, the last finish, if times keep to their estimates
     ranks : as of `table`
     rule : which of `RULES` it follows, -1 for that of the plan at the start
     turn : passes so far
@@ -113,7 +114,8 @@ def replan(
     Notes
     -----
     The plan so far, shifted to what has happened since, is compared with list schedules over other ranks, taken in
-    turn, and the one that ends first is taken. The first time, and when an estimate has moved, all are tried.
+    turn; the one that is expected to end first is taken, in the mean over scenarios of how far times may stray. The
+    first time, and when an estimate has moved, all are tried.
     """
     from hetero.plan.replan_kernels import place_rest
 
@@ -125,14 +127,16 @@ def replan(
     old = before if before is not None else _guided(ahead, guide, ranks)
     everything = before is None or before.table != ahead.table
     turn = 0 if before is None else before.turn + 1
+    may = scenarios(ahead, now_s, ready_s, len(waiting), WORK // plain)
     best: Plan | None = None
     least = np.inf
     for rule, order, pinned, look_s in _candidates(ahead, ranks, old, waiting, turn, everything, plain):
         device, start_s, finish_s = g.device.copy(), np.zeros(len(g.phase)), ends_s.copy()
-        found = place_rest(g, order, pinned, look_s, free_s, now_s, device, start_s, finish_s)
-        if best is None or found < least * (1.0 - 1e-9):
-            least = found
-            best = Plan(ahead.version, ahead.table, len(g.phase), device, start_s, finish_s, found, ranks, rule, turn)
+        end_s = place_rest(g, order, pinned, look_s, free_s, now_s, device, start_s, finish_s)
+        mean_s = end_s if may is None else expected_s(may, g, waiting, device, start_s, now_s)
+        if best is None or mean_s < least * (1.0 - 1e-9):
+            least = mean_s
+            best = Plan(ahead.version, ahead.table, len(g.phase), device, start_s, finish_s, end_s, ranks, rule, turn)
     assert best is not None
     return best
 

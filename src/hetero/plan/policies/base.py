@@ -110,7 +110,7 @@ class Policy(Protocol):
 
     Notes
     -----
-    A policy whose `looks_ahead` is True may also have `foresee(memory, error) -> Foreseen | None`: where and when it
+    A policy whose `looks_ahead` is True may also have `foresee(memory) -> Foreseen | None`: where and when it
     means to run what waits, by which the core sends data ahead and chooses what leaves a full memory node.
     """
 

@@ -24,12 +24,8 @@ AHEAD_S = 0.1
 PREFETCH = 0.2
 """… or when the inputs of that task take this part of the wait to travel. What is not given yet may go elsewhere."""
 
-STRAYED = 0.45
-"""From this spread of estimates on an idle device takes what would end there no later than where the plan has it."""
-
-
-FIRM = 0.3
-"""Up to this spread of estimates data travel ahead of their tasks."""
+STRAYED = 0.7
+"""From this spread of estimates on an idle device takes what would end there before the plan has it begin elsewhere."""
 
 
 class Planned:
@@ -43,10 +39,11 @@ class Planned:
     Notes
     -----
     When a task has ended, the plan so far is shifted to what has happened and compared with list schedules over
-    other ranks (`plan.replan`); a device starts the task that the plan gives it first. If that one is not ready,
-    the device takes the next of its tasks that is and ends before the other would begin. Once times have strayed from
-    their estimates, an idle device takes any task that would end there no later than the plan has it end elsewhere.
-    Tasks that came since go where they end first, until a quarter more are known.
+    other ranks, by their ends in scenarios of how far times may stray (`plan.replan`, `plan.scenarios`); a device
+    starts the task that the plan gives it first. If that one is not ready, the device takes the next of its tasks
+    that is and ends before the other would begin. Once times have strayed from their estimates, an idle device takes
+    any task that would end there before the plan has it begin elsewhere. Tasks that came since go where they end
+    first, until a quarter more are known.
 
     The core is told where and when the plan has each task (`foresee`): it sends the inputs of each device's next task
     ahead, and where room is short drops first what the plan reads last.
@@ -80,15 +77,14 @@ class Planned:
         found = _due(view, ready, ahead, plan, self._ahead_s)
         return found, plan
 
-    def foresee(self, memory: Memory, error: float) -> Foreseen | None:
-        """Tell where and when the plan has what waits; data travel ahead while times keep to their estimates.
+    def foresee(self, memory: Memory) -> Foreseen | None:
+        """Tell where and when the plan has what waits.
 
         Parameters
         ----------
         memory : what `propose` gave back
-        error : as in `Ahead`
         """
-        return Foreseen(memory.device, memory.start_s, error <= FIRM) if isinstance(memory, Plan) else None
+        return Foreseen(memory.device, memory.start_s) if isinstance(memory, Plan) else None
 
 
 def _due(view: View, ready: Sequence[ReadyTask], ahead: Ahead, plan: Plan, ahead_s: float) -> list[Proposal]:
@@ -158,12 +154,12 @@ def _rather_than_idle(
     ahead: Ahead,
     plan: Plan,
 ) -> list[Proposal]:
-    """Give idle devices the most urgent tasks that would end there no later than the plan has them end."""
+    """Give idle devices the most urgent tasks that would end there before the plan has them begin."""
     found: list[Proposal] = []
     left = [task for due in lists.values() for _, task, at in due if at < 0 and task.id not in taken]
     left.sort(key=lambda task: (-plan.ranks.fastest[ahead.slot_of[task.id]], task.id))
     for task in left:
-        planned_s = plan.finish_s[ahead.slot_of[task.id]] - view.now_s
+        planned_s = plan.start_s[ahead.slot_of[task.id]] - view.now_s
         takes_s = task.seconds if task.arrive_s is None else task.arrive_s + task.seconds
         takes_s = np.where((room > 0) & (view.queued == 0), takes_s, np.inf)
         device = int(takes_s.argmin())

@@ -107,7 +107,7 @@ def left_s(predicted_s: Floats, elapsed_s: Floats, error: float, above: Floats) 
     --------
     >>> above = np.array([[0.9, 0.5, 0.1]])
     >>> left_s(np.ones(1), np.array([1.5]), 0.3, above).round(2)
-    array([[0.03, 0.16, 0.57]])
+    array([[0.03, 0.17, 0.54]])
     """
     median_s, e = np.maximum(predicted_s, 1e-12), np.maximum(elapsed_s, 1e-300)
     z = np.log(e / median_s) / error

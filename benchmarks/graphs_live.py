@@ -30,7 +30,7 @@ from hetero.model.topology import MemoryNode, Topology
 
 DEVICES = "cpu:1,cpu:1*0.5"
 TILES, TILE = 8, 448
-ROUNDS = 5
+ROUNDS = 9
 WARM_UP = 2
 Tile = tuple[int, int]
 Made = list[tuple[str, list[int]]]

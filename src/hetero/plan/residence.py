@@ -26,8 +26,8 @@ _LOOK_AHEAD = 4
 """So many tasks of each device have their inputs fetched before their turn."""
 
 
-_TRANSFERS_AT_MOST = 20
-"""So many transfers for each task and each edge, and a plan is given up."""
+_TRANSFERS_EACH, _TRANSFERS_BESIDES = 6, 1000
+"""So many transfers for each task and each edge, and so many besides, and a plan is given up."""
 
 
 class Resident(NamedTuple):
@@ -210,7 +210,8 @@ class _Run:
     @property
     def goes_in_circles(self) -> bool:
         """Whether items are sent to and fro more often than any sensible plan would."""
-        return self._state.transfers > _TRANSFERS_AT_MOST * (len(self._done) + len(self._c.pred_item))
+        most = _TRANSFERS_EACH * (len(self._done) + len(self._c.pred_item)) + _TRANSFERS_BESIDES
+        return self._state.transfers > most
 
     def next_event(self) -> None:
         """Let the next thing happen."""

@@ -56,9 +56,9 @@ class Remaking:
         self._due: list[int] = []
 
     def due(self) -> list[int]:
-        """Give the attempts that are to be queued anew, each once."""
+        """Give the attempts that are to be queued anew and have not begun meanwhile, each once."""
         due, self._due = list(dict.fromkeys(self._due)), []
-        return due
+        return [attempt for attempt in due if self._attempts.waiting.get(self._attempts.task[attempt]) == attempt]
 
     def offer(self, item: int, node: int, reader: int, before: float) -> Repeat | None:
         """Give how an item would be made again for its next reader; None where it cannot be.
@@ -97,7 +97,7 @@ class Remaking:
             cost_s, device = self._cheapest(task, item, reader, absent_s=0.0)
             if cost_s < inf:
                 self.order(Repeat(task, device, reader, cost_s))
-        elif waiting >= 0 and attempts.place[waiting] > attempts.place[reader]:
+        elif waiting >= 0 and attempts.place[waiting] >= attempts.place[reader]:
             self._replicas.has_read(waiting)
             attempts.place[waiting] = attempts.before(reader)
             self._replicas.will_read(waiting)

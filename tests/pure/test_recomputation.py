@@ -7,6 +7,7 @@ import itertools
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -98,6 +99,17 @@ def shared(graph: TaskGraph, bytes_per_s: float) -> TaskGraph:
         tuple(GraphTask(task.id, (1.0, 0.9, 1.1)) for task in graph.tasks),
         graph.edges,
     )
+
+
+@pytest.mark.parametrize("seed", [203, 204, 205])
+def test_plans_over_three_small_memories_and_slow_links_are_sound(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    count = int(rng.integers(15, 40))
+    made = rng.integers(1, 5, size=count).tolist()
+    edges = sorted({(int(a), int(b)) for a, b in rng.integers(count, size=(2 * count, 2)) if a < b})
+    needs = [made[task] + sum(made[a] for a, b in edges if b == task) for task in range(count)]
+    graph = alone(max(needs) + int(rng.integers(0, 3)), count, edges, made)
+    assert len(sound(shared(graph, bytes_per_s=0.2)).placements) == count
 
 
 @st.composite

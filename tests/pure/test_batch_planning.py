@@ -244,6 +244,19 @@ def test_what_was_taken_over_is_not_given_to_the_same_device_again() -> None:
     assert planner.ask("unknown", 4, 2.0) == 0
 
 
+def test_two_devices_do_not_take_one_batch_from_each_other_without_end() -> None:
+    planner = Planner({name: Sizes(known=[(50, 1e-6)], fixed=50) for name in ("a", "b")})
+    planner.give("a", 1, 50, 0.0)
+    now_s, holder, taker, taken = 1.0, "a", "b", 0
+    for ticket in range(1, 20):
+        if not planner.late(taker, (ticket,), 50, now_s):
+            break
+        planner.taken_over(holder, ticket, now_s)
+        planner.give(taker, ticket + 1, 50, now_s)
+        now_s, holder, taker, taken = now_s + 1.0, taker, holder, taken + 1
+    assert taken == 1
+
+
 def test_a_device_that_seems_too_slow_tries_a_larger_batch_only_where_another_can_take_it_over() -> None:
     sizes = Sizes()
     sizes.add(1, 1.0)

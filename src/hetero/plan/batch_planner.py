@@ -222,11 +222,12 @@ class Planner:
         -----
         A batch is late where its device would end it after this one has done it and all that is left. Where nothing
         is known of its device, it is late once it took 1.5 times as long as it would here. So a device that nobody
-        knows costs the others nothing: they end as if it was not there.
+        knows costs the others nothing: they end as if it was not there. A device from which something was taken
+        takes nothing in return, else two that are as fast would take one batch from each other without end.
         """
         law = self._lanes[name].sizes.law
         found: list[int] = []
-        if law is None or left <= 0:
+        if law is None or left <= 0 or self._lanes[name].in_vain:
             return ()
         others = [(lane, given) for other, lane in self._lanes.items() if other != name for given in lane.queue]
         held = {given.ticket: (lane, given) for lane, given in others}

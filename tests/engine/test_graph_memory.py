@@ -64,7 +64,8 @@ def test_a_graph_from_a_file_runs_within_memories_that_hold_a_few_of_its_results
     replicas = ctx.driver.machine.replicas
     own = [node for node in replicas.peak if node.endswith(".mem")]
     assert len(own) == 2
-    assert all(0 < replicas.peak[node] <= replicas.capacity(node) < 25 * 8 * TILE for node in own)
+    assert all(replicas.peak[node] <= replicas.capacity(node) < 25 * 8 * TILE for node in own)
+    assert any(replicas.peak[node] > 0 for node in own)
 
 
 def waits_for(path: str) -> np.ndarray[Any, Any]:

@@ -232,8 +232,8 @@ def test_a_search_begins_again_from_kicks_until_no_moves_are_left() -> None:
     timeline = planner("maxmin")(p)
     hopping = Hopping(p, least_tails(p), timeline, Justification(p))
     rng, spans = np.random.default_rng(0), []
-    for rest in range(500_000, 0, -2_000):
-        hopping.batch(2_000, rng, float(rest))
+    for rest in range(2_000_000, 0, -20_000):
+        hopping.batch(20_000, rng, float(rest))
         spans.append(hopping.makespan_s)
     assert min(spans) < 0.9 * timeline.makespan_s
     assert any(later > earlier for earlier, later in itertools.pairwise(spans))

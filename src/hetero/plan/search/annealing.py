@@ -11,7 +11,7 @@ from hetero.plan.listing import order_of, timed_schedule
 from hetero.plan.prices import priced_seconds
 from hetero.plan.problem import Floats, Problem, Timeline
 from hetero.plan.search.annealing_kernels import walk
-from hetero.plan.search.walk_kernels import Walk, begin
+from hetero.plan.search.walk_kernels import BEST, Walk, begin
 
 __all__ = ["Annealing"]
 
@@ -26,13 +26,16 @@ class Annealing:
 
     Notes
     -----
-    A move takes a task (eight times of ten from a critical path) and has it change places and devices with another,
-    or gives it another device, more often one that is cheap for it at the prices of the area relaxation, or the same,
-    and puts it elsewhere in the order between its predecessors and successors; all start as early as they can. A move
-    that lengthens the schedule by x is accepted with probability exp(-x / T). Work that becomes dearer at those prices
-    adds a fifth of that to x, so that among schedules of one length the search drifts to those that waste less. Since
-    the number that decides is drawn first, a move is given up as soon as finish + tail is beyond what would be
-    accepted. T falls geometrically within a cycle.
+    The walk goes to and fro along the order and tries moves of every critical task and of some of the others. A move
+    has the task change places and devices with another, or gives it another device, more often one that is cheap for
+    it at the prices of the area relaxation, or the same, and puts it elsewhere in the order between its predecessors
+    and successors; all start as early as they can. A move that lengthens the schedule by x is accepted with
+    probability exp(-x / T). Work that becomes dearer at those prices adds a fifth of that to x, so that among
+    schedules of one length the search drifts to those that waste less. Since the number that decides is drawn first,
+    a move is given up as soon as finish + tail is beyond what would be accepted. T falls geometrically within a cycle.
+
+    The makespan is certain at the ends of the order, where the best schedule is kept; between them it is taken to be
+    the longest path through the tasks that were passed of late.
 
     References
     ----------
@@ -46,10 +49,11 @@ class Annealing:
         ranked = np.argsort(priced_s, axis=1, kind="stable").astype(np.int64)
         whole, times_s = np.zeros(n, dtype=np.int64), np.zeros(n)
         self.walk = Walk(
-            whole.copy(), whole.copy(), whole.copy(), times_s.copy(), times_s.copy(), times_s.copy(), whole.copy(),
-            whole.copy(), np.zeros(m, dtype=np.int64), times_s.copy(), whole.copy(), whole.copy(), priced_s, ranked,
-            np.isfinite(p.seconds).sum(axis=1), tail_s, np.flatnonzero(np.diff(p.succ_first) == 0), whole.copy(),
-            whole.copy(), np.array([np.inf, np.inf]), np.zeros(1, dtype=np.int64),
+            whole.copy(), whole.copy(), whole.copy(), whole.copy(), times_s.copy(), times_s.copy(), times_s.copy(),
+            whole.copy(), whole.copy(), np.zeros(m, dtype=np.int64), times_s.copy(), whole.copy(), whole.copy(),
+            priced_s, ranked, np.isfinite(p.seconds).sum(axis=1), tail_s, np.flatnonzero(np.diff(p.pred_first) == 0),
+            np.flatnonzero(np.diff(p.succ_first) == 0), whole.copy(), whole.copy(), np.full(3, np.inf),
+            np.zeros(6, dtype=np.int64),
         )  # fmt: skip
         self._done = self._moves = 0
         self._hot = self._cold = 0.0
@@ -57,7 +61,7 @@ class Annealing:
     @property
     def makespan_s(self) -> float:
         """The best makespan of this cycle so far, s."""
-        return float(self.walk.span_s[1])
+        return float(self.walk.span_s[BEST])
 
     @property
     def is_over(self) -> bool:
@@ -69,16 +73,16 @@ class Annealing:
         self._done, self._moves, self._hot, self._cold = 0, moves, hot, cold
         self.walk.order[:] = order_of(self.problem, timeline)
         self.walk.device[:] = timeline.device
-        self.walk.span_s[1] = np.inf
+        self.walk.span_s[BEST] = np.inf
         begin(self.problem, self.walk)
 
     def batch(self, moves: int, rng: np.random.Generator) -> None:
         """Try so many moves."""
-        at = np.minimum((self._done + np.arange(moves)) / self._moves, 1.0)
-        mean_s = float((self.walk.finish_s - self.walk.start_s).mean())
-        temperature_s = mean_s * self._hot * (self._cold / self._hot) ** at
-        walk(self.problem, self.walk, rng.random((moves, 5)), -np.log1p(-rng.random(moves)) * temperature_s)
+        temperature_s = self.walk.seconds.mean() * self._hot * (self._cold / self._hot) ** (self._done / self._moves)
+        walk(self.problem, self.walk, rng.random((moves, 4)), rng.standard_exponential(moves) * temperature_s)
         self._done += moves
+        if self.is_over:
+            begin(self.problem, self.walk)
 
     def best(self) -> Timeline:
         """Give the best schedule of this cycle so far."""

@@ -6,18 +6,43 @@ import it inside functions. It must not draw chance.
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from hetero.plan.compiled import njit, njit_in_place
 from hetero.plan.problem import Floats, Problem
-from hetero.plan.search.walk_kernels import Move, Walk, make, travel
+from hetero.plan.search.walk_kernels import (
+    AT,
+    NOW,
+    NUMBER,
+    SEEN,
+    STEP,
+    UNTIL,
+    Move,
+    Walk,
+    find_heads,
+    find_tails,
+    make,
+    settle,
+    travel,
+)
 
 __all__ = ["walk"]
 
-_CRITICAL_FRAC, _ELSEWHERE_FRAC, _EXCHANGED_FRAC = 0.8, 0.5, 0.35
-"""Of the moves so many are of a task of a critical path, to another device, or exchanges of two tasks."""
+_ELSEWHERE_FRAC, _EXCHANGED_FRAC = 0.5, 0.35
+"""Of the moves so many are to another device, or exchanges of two tasks."""
 
-_PROBES, _ROUNDING = 64, 1e-9
+_AGAIN_FRAC, _OTHER_FRAC = 0.9, 0.1
+"""How often a critical task is tried again while it is one, and of the tasks that are not critical how many are tried
+as the walk passes."""
+
+_PASSED = 1.0 / math.log(1.0 - _OTHER_FRAC)
+
+_SEEN_FRAC, _SEEN_LEAST = 0.2, 16
+"""The longest path that is seen over so much of the order, or so many tasks, is held to be the makespan."""
+
+_ROUNDING = 1e-9
 _WORK_WEIGHT = 0.2
 """A second of work, at the prices of the area relaxation, counts as so much of a second of makespan."""
 
@@ -60,12 +85,27 @@ def _exchanged(move: Move, task: int) -> int:
 
 
 @njit_in_place
-def _device(w: Walk, move: Move, task: int) -> int:
-    """Give the device of a task, once a move is made."""
+def _node(p: Problem, w: Walk, move: Move, task: int) -> int:
+    """Give the memory node of a task's device, once a move is made."""
     if task == move.task:
-        return move.device
-    device: int = w.device[move.task] if task == move.other else w.device[task]
-    return device
+        node: int = p.node[move.device]
+    elif task == move.other:
+        node = w.node[move.task]
+    else:
+        node = w.node[task]
+    return node
+
+
+@njit_in_place
+def _seconds(p: Problem, w: Walk, move: Move, task: int) -> float:
+    """Give the s that a task takes, once a move is made."""
+    if task == move.task:
+        seconds: float = p.seconds[task, move.device]
+    elif task == move.other:
+        seconds = p.seconds[task, w.device[move.task]]
+    else:
+        seconds = w.seconds[task]
+    return seconds
 
 
 @njit_in_place
@@ -101,8 +141,7 @@ def _behind(w: Walk, move: Move, task: int) -> int:
 @njit_in_place
 def _judged_finish_s(p: Problem, w: Walk, move: Move, task: int, number: int) -> float:
     """Give when a task would end, once a move is made."""
-    d = _device(w, move, task)
-    here = p.node[d]
+    here = _node(p, w, move, task)
     start = 0.0
     ahead = _ahead(w, move, task)
     if ahead >= 0:
@@ -110,37 +149,40 @@ def _judged_finish_s(p: Problem, w: Walk, move: Move, task: int, number: int) ->
     for e in range(p.pred_first[task], p.pred_first[task + 1]):
         before = p.pred[e]
         end_s = w.next_finish_s[before] if w.changed[before] == number else w.finish_s[before]
-        start = max(start, end_s + travel(p, p.pred_bytes[e], p.node[_device(w, move, before)], here))
-    finish: float = start + p.seconds[task, d]
+        start = max(start, end_s + travel(p, p.pred_bytes[e], _node(p, w, move, before), here))
+    finish: float = start + _seconds(p, w, move, task)
     return finish
 
 
 @njit_in_place
-def _spreads(p: Problem, w: Walk, move: Move, task: int, number: int, cutoff_s: float) -> bool:
-    """Hand a task's new finish on to those behind it; tells whether all behind the moved part ends by the cutoff."""
+def _spread(p: Problem, w: Walk, move: Move, task: int, number: int, cutoff_s: float) -> float:
+    """Hand a task's new finish on to those behind it; gives the longest path from it past the moved part.
+
+    A path beyond the cutoff is given as infinite; one from a task that ends no later than before as 0.
+    """
     high = max(move.was, move.now)
     finish = w.next_finish_s[task]
     later = task == move.task or task == move.other or finish > w.finish_s[task]
-    d = _device(w, move, task)
-    here = p.node[d]
-    if later and finish + w.tail_s[task, here] > cutoff_s:
-        return False
+    here = _node(p, w, move, task)
+    longest_s = finish + w.tail_s[task, here] if later else 0.0
+    if longest_s > cutoff_s:
+        return np.inf
     behind = _behind(w, move, task)
     if behind >= 0:
         if w.place[behind] <= high:
             w.touched[behind] = number
-        elif later and finish + p.seconds[behind, d] + w.rest_s[behind] > cutoff_s:
-            return False
+        elif later:
+            longest_s = max(longest_s, finish + w.seconds[behind] + w.rest_s[behind])
     for e in range(p.succ_first[task], p.succ_first[task + 1]):
         child = p.succ[e]
         if w.place[child] <= high:
             w.touched[child] = number
         elif later:
-            d = w.device[child]
-            travel_s = travel(p, p.succ_bytes[e], here, p.node[d])
-            if finish + travel_s + p.seconds[child, d] + w.rest_s[child] > cutoff_s:
-                return False
-    return True
+            travel_s = travel(p, p.succ_bytes[e], here, w.node[child])
+            longest_s = max(longest_s, finish + travel_s + w.seconds[child] + w.rest_s[child])
+            if longest_s > cutoff_s:
+                return np.inf
+    return longest_s if longest_s <= cutoff_s else np.inf
 
 
 @njit_in_place
@@ -157,17 +199,18 @@ def _passed(w: Walk, move: Move, at: int) -> int:
 
 
 @njit_in_place
-def _allowed(p: Problem, w: Walk, move: Move, cutoff_s: float) -> bool:
-    """Tell whether the makespan would be at most the cutoff, which is no less than the makespan now.
+def _longest_s(p: Problem, w: Walk, move: Move, cutoff_s: float) -> float:
+    """Give the longest path, s, through the tasks that would end later; infinite when it is beyond the cutoff.
 
     What is behind both positions keeps its order and devices, and so its `rest_s`: only the tasks between them whose
     inputs or devices come at another time are timed anew.
     """
-    w.number[0] += 1
-    number = w.number[0]
+    w.state[NUMBER] += 1
+    number = w.state[NUMBER]
     for seed in (move.task, move.other, w.after[move.task], move.right):
         if seed >= 0:
             w.touched[seed] = number
+    longest_s = 0.0
     for at in range(min(move.was, move.now), max(move.was, move.now) + 1):
         task = _passed(w, move, at)
         if w.touched[task] != number:
@@ -177,9 +220,10 @@ def _allowed(p: Problem, w: Walk, move: Move, cutoff_s: float) -> bool:
             continue
         w.changed[task] = number
         w.next_finish_s[task] = finish
-        if not _spreads(p, w, move, task, number, cutoff_s):
-            return False
-    return True
+        longest_s = max(longest_s, _spread(p, w, move, task, number, cutoff_s))
+        if longest_s == np.inf:
+            break
+    return longest_s
 
 
 @njit_in_place
@@ -187,15 +231,15 @@ def _drawn(p: Problem, w: Walk, task: int, draw: Floats) -> Move:
     """Give the move of a task that was drawn."""
     was, device = w.place[task], w.device[task]
     low, high = _room(p, w, task)
-    aim = 2.0 * draw[4] - 1.0
+    aim = 2.0 * draw[3] - 1.0
     span = high - was if aim > 0.0 else was - low
     reach = min(int(aim * aim * (span + 1)), span)
     now = was + reach if aim > 0.0 else was - reach
-    if draw[2] > 1.0 - _EXCHANGED_FRAC:
+    if draw[1] > 1.0 - _EXCHANGED_FRAC:
         other = w.order[now]
         return Move(task, w.device[other], was, now, w.before[other], w.after[other], other)
-    if draw[2] < _ELSEWHERE_FRAC and w.choices[task] > 1:
-        device = w.ranked[task, int(draw[3] * draw[3] * w.choices[task])]
+    if draw[1] < _ELSEWHERE_FRAC and w.choices[task] > 1:
+        device = w.ranked[task, int(draw[2] * draw[2] * w.choices[task])]
     left, right = _neighbours(w, task, device, now)
     return Move(task, device, was, now, left, right, -1)
 
@@ -213,21 +257,6 @@ def _is_sound(p: Problem, w: Walk, move: Move) -> bool:
 
 
 @njit_in_place
-def _picked(w: Walk, draw: Floats) -> int:
-    """Give a task: mostly one of a critical path, looked for in steps of a drawn width from a drawn one on."""
-    n = len(w.order)
-    task = int(draw[1] * n)
-    if draw[0] >= _CRITICAL_FRAC:
-        return task
-    step = 1 + int(draw[0] / _CRITICAL_FRAC * (n - 1))
-    for _ in range(_PROBES):
-        if w.finish_s[task] + w.rest_s[task] >= w.span_s[0] * (1.0 - _ROUNDING):
-            break
-        task = (task + step) % n
-    return task
-
-
-@njit_in_place
 def _more_work_s(w: Walk, move: Move) -> float:
     """Give how much dearer a move's devices are for its tasks, s at the prices of the area relaxation."""
     old = w.device[move.task]
@@ -237,20 +266,73 @@ def _more_work_s(w: Walk, move: Move) -> float:
     return more_s
 
 
+@njit_in_place
+def _step(p: Problem, w: Walk) -> None:
+    """Go on to the next position, at an end of the order back again."""
+    w.state[AT] += w.state[STEP]
+    w.state[UNTIL] -= 1
+    if w.state[AT] < 0 or w.state[AT] == len(w.order):
+        settle(p, w, w.state[STEP] > 0)
+        w.state[STEP] = -w.state[STEP]
+        w.state[AT] += w.state[STEP]
+    elif w.state[UNTIL] <= 0:
+        w.span_s[NOW] = w.span_s[SEEN]
+    if w.state[UNTIL] <= 0:
+        w.span_s[SEEN] = 0.0
+        w.state[UNTIL] = max(_SEEN_LEAST, int(_SEEN_FRAC * len(w.order)))
+
+
+@njit_in_place
+def _tried(p: Problem, w: Walk, task: int, draw: Floats, slack_s: float) -> bool:
+    """Make a drawn move of a task, if it is sound and within its slack; tells whether."""
+    move = _drawn(p, w, task, draw)
+    if not _is_sound(p, w, move):
+        return False
+    slack_s -= _WORK_WEIGHT * _more_work_s(w, move)
+    if slack_s < 0.0:
+        return False
+    find_heads(p, w, max(move.was, move.now))
+    longest_s = _longest_s(p, w, move, w.span_s[NOW] + slack_s)
+    if longest_s == np.inf:
+        return False
+    make(p, w, move)
+    w.span_s[NOW], w.span_s[SEEN] = max(w.span_s[NOW], longest_s), max(w.span_s[SEEN], longest_s)
+    return True
+
+
+@njit_in_place
+def _next(p: Problem, w: Walk, others: int) -> bool:
+    """Go on to the next critical task, past at most so many that are not; tells whether the walk is at one."""
+    while True:
+        find_heads(p, w, w.state[AT])
+        find_tails(p, w, w.state[AT])
+        task = w.order[w.state[AT]]
+        through_s = w.finish_s[task] + w.rest_s[task]
+        w.span_s[SEEN] = max(w.span_s[SEEN], through_s)
+        if through_s >= w.span_s[NOW] * (1.0 - _ROUNDING):
+            return True
+        if others <= 0:
+            return False
+        others -= 1
+        _step(p, w)
+
+
 @njit
 def walk(p: Problem, w: Walk, draws: Floats, slack_s: Floats) -> int:
-    """Try a row of moves; gives how many were accepted.
+    """Go to and fro along the order and try a row of moves of most tasks that are critical; gives how many were made.
 
-    `draws` is of shape (n_moves, 5), uniform in [0, 1): which task and whether from the critical path, which
-    device and whether a new one, which position. `slack_s` says by how much each may lengthen the schedule.
+    `draws` is of shape (n_moves, 4), uniform in [0, 1): whether a critical task is tried again or else how many that
+    are not are passed, the kind of move, the device, the position. `slack_s` says by how much each may lengthen the
+    schedule.
     """
-    accepted = 0
-    for number in range(len(draws)):
-        move = _drawn(p, w, _picked(w, draws[number]), draws[number])
-        if not _is_sound(p, w, move):
-            continue
-        slack = slack_s[number] - _WORK_WEIGHT * _more_work_s(w, move)
-        if slack >= 0.0 and _allowed(p, w, move, w.span_s[0] + slack):
-            make(p, w, move)
-            accepted += 1
-    return accepted
+    made, is_critical = 0, False
+    for row in range(len(draws)):
+        draw = draws[row]
+        others = 0
+        if not is_critical or draw[0] >= _AGAIN_FRAC:
+            part = (draw[0] - _AGAIN_FRAC) / (1.0 - _AGAIN_FRAC) if is_critical else draw[0]
+            others = int(math.log(1.0 - part) * _PASSED)
+            _step(p, w)
+        is_critical = _next(p, w, others)
+        made += _tried(p, w, w.order[w.state[AT]], draw, slack_s[row])
+    return made

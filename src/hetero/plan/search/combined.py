@@ -25,8 +25,8 @@ WHOLE_AT_MOST = 60
 """Graphs of up to so many tasks are given to the exact search whole."""
 
 _WINDOW = 32
-_STEPS_A_BATCH = 300_000
-_EVOLVE, _EXACT, _WINDOWS = (24, 192), (24, 96), (600, 2_400)
+_STEPS_A_BATCH = 3_000_000
+_EVOLVE, _EXACT, _WINDOWS = (96, 384), (24, 96), (600, 2_400)
 """Evolution, an exact search of the whole and one of a window have their first turn after so many iterations; one
 without gain makes the next one rarer, down to every so many."""
 
@@ -115,7 +115,7 @@ class _Mixed:
         self._evolution = Evolution(p, members)
         self._members, self._justification = members, Justification(p)
         self._annealing = Hopping(p, least_tails(p), best.timeline, self._justification)
-        self._moves = min(2_000, max(20, _STEPS_A_BATCH // len(p.order)))
+        self._moves = min(20_000, max(100, _STEPS_A_BATCH // len(p.order)))
         self._children = min(_CHILDREN_AT_MOST, max(1, _CHILDREN_STEPS // p.seconds.size))
         self._limit = _FIRST_LIMIT
         self._grain_s = grain(p)

@@ -18,17 +18,17 @@ from hetero.plan.search.recreation import Recreation
 
 __all__ = ["Hopping"]
 
-_HOT, _WARM, _COLD = 0.1, 0.03, 0.01
+_HOT, _WARM, _COLD = 0.07, 0.03, 0.007
 """The temperature at the beginning of a long cycle, at that of a hop, and at the end of both, as shares of the mean
 seconds of a placed task."""
 
-_HOP_MOVES, _LEAST_MOVES = 90, 2_000
+_HOP_MOVES, _LEAST_MOVES = 400, 2_500
 """A hop has so many moves a task; no cycle is shorter than so many moves."""
 
-_FIRST_STEPS, _LONGER = 2_000_000, 4
-"""The first long cycle has so many steps over tasks; each is so many times the one before."""
+_FIRST_STEPS, _LONGER = 2_500_000, 4
+"""The first long cycle has so many moves times tasks; each is so many times the one before."""
 
-_FEW, _MANY = 400_000, 2_000_000
+_FEW, _MANY = 1_000_000, 10_000_000
 """Up to so many moves that are left at first, all are one long cycle; up to so many, half of them are."""
 
 

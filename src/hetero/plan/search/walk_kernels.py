@@ -1,7 +1,11 @@
-"""Where an annealing stands: the times of a schedule in both directions, kept up to date move by move.
+"""Where an annealing stands: an order with the times of its tasks from the front and from the back.
 
 In: a `Problem`, a `Walk`, a move to make. Out: the walk moved on, in place. Compiled where numba is installed;
 import it inside functions. It must not judge a move.
+
+A move changes when tasks behind it end and how far it is to the end for those ahead of it. Neither is followed up at
+once: finish times are kept right up to a position of the order and times to the end from a position on, and both are
+moved along when they are asked for. A walk that stays near its last move so pays for a few tasks, not for all.
 """
 
 from __future__ import annotations
@@ -13,7 +17,18 @@ import numpy as np
 from hetero.plan.compiled import njit, njit_in_place
 from hetero.plan.problem import Floats, Ints, Problem
 
-__all__ = ["Move", "Walk", "begin", "make", "travel"]
+__all__ = [
+    "AT", "BEST", "HEADS", "NOW", "NUMBER", "SEEN", "STEP", "TAILS", "UNTIL", "Move", "Walk", "begin", "find_heads",
+    "find_tails", "make", "settle", "travel",
+]  # fmt: skip
+
+NUMBER, AT, STEP, HEADS, TAILS, UNTIL = range(6)
+"""What a walk's `state` holds: the number of the last judged move; the position where it is and the step to the next;
+the last position up to which finish times are right and the first from which times to the end are; how many more
+steps the longest path seen is collected over."""
+
+NOW, BEST, SEEN = range(3)
+"""What a walk's `span_s` holds: the makespan now, the best of all, the longest path seen of late."""
 
 
 class Walk(NamedTuple):
@@ -22,8 +37,10 @@ class Walk(NamedTuple):
     Attributes
     ----------
     order, place : a topological order, and each task's position in it
-    device, start_s, finish_s : the schedule: each task starts as early as it can in the order
-    rest_s : shape (n_tasks,), s; from a task's finish to the end, along the longest path through tasks and devices
+    device, node, seconds : each task's device, the memory node of that, and the s that it takes there
+    finish_s : s; each task starts as early as it can in the order; right up to the position `state[HEADS]`
+    rest_s : s; from a task's finish to the end, along the longest path through tasks and devices; right from the
+        position `state[TAILS]` on
     before, after : the task before and behind each on its device, -1 for none
     first : shape (n_devices,); the first task of each device, -1 for none
     next_finish_s : the finish times of the move that is being judged
@@ -32,16 +49,17 @@ class Walk(NamedTuple):
     priced_s : shape (n_tasks, n_devices), s; the seconds of each task, at the price of each device
     ranked, choices : each task's devices, the cheapest first, and how many can run it
     tail_s : shape (n_tasks, n_nodes), s; the least from a task's finish to the end
-    sinks : the tasks without successors
+    sources, sinks : the tasks without predecessors and those without successors
     best_order, best_device : the best schedule so far
-    span_s : shape (2,), s; the makespan now, and the best
-    number : shape (1,); of the last move
+    span_s : shape (3,), s; see `NOW`
+    state : shape (6,); see `NUMBER`
     """
 
     order: Ints
     place: Ints
     device: Ints
-    start_s: Floats
+    node: Ints
+    seconds: Floats
     finish_s: Floats
     rest_s: Floats
     before: Ints
@@ -54,11 +72,12 @@ class Walk(NamedTuple):
     ranked: Ints
     choices: Ints
     tail_s: Floats
+    sources: Ints
     sinks: Ints
     best_order: Ints
     best_device: Ints
     span_s: Floats
-    number: Ints
+    state: Ints
 
 
 class Move(NamedTuple):
@@ -84,56 +103,78 @@ class Move(NamedTuple):
 @njit_in_place
 def travel(p: Problem, nbytes: float, here: int, there: int) -> float:
     """Give the s of a transfer between two memory nodes."""
-    if here == there or nbytes <= 0.0:
+    if nbytes <= 0.0:
         return 0.0
     travel_s: float = p.latency_s[here, there] + nbytes * p.s_per_byte[here, there]
     return travel_s
 
 
 @njit_in_place
-def _timed(p: Problem, w: Walk, task: int) -> None:
-    """Start a task as early as its inputs and the task before it on its device allow."""
-    d = w.device[task]
-    here = p.node[d]
+def _finish(p: Problem, w: Walk, task: int) -> float:
+    """Give the finish of a task that starts as early as its inputs and the task before it on its device allow."""
+    here = w.node[task]
     start = 0.0
     if w.before[task] >= 0:
         start = w.finish_s[w.before[task]]
     for e in range(p.pred_first[task], p.pred_first[task + 1]):
         other = p.pred[e]
-        start = max(start, w.finish_s[other] + travel(p, p.pred_bytes[e], p.node[w.device[other]], here))
-    w.start_s[task] = start
-    w.finish_s[task] = start + p.seconds[task, d]
+        came = w.finish_s[other] + travel(p, p.pred_bytes[e], w.node[other], here)
+        if came > start:
+            start = came
+    finish: float = start + w.seconds[task]
+    return finish
 
 
 @njit_in_place
 def _rest(p: Problem, w: Walk, task: int) -> float:
     """Give the s from a task's finish to the end."""
     rest = 0.0
-    here = p.node[w.device[task]]
+    here = w.node[task]
     behind = w.after[task]
     if behind >= 0:
-        rest = p.seconds[behind, w.device[behind]] + w.rest_s[behind]
+        rest = w.seconds[behind] + w.rest_s[behind]
     for e in range(p.succ_first[task], p.succ_first[task + 1]):
         child = p.succ[e]
-        d = w.device[child]
-        travel_s = travel(p, p.succ_bytes[e], here, p.node[d])
-        rest = max(rest, travel_s + p.seconds[child, d] + w.rest_s[child])
+        after = travel(p, p.succ_bytes[e], here, w.node[child]) + w.seconds[child] + w.rest_s[child]
+        if after > rest:
+            rest = after
     return rest
 
 
 @njit_in_place
-def _span_s(w: Walk) -> float:
-    span_s = 0.0
-    for task in w.sinks:
-        span_s = max(span_s, w.finish_s[task])
-    return span_s
+def find_heads(p: Problem, w: Walk, at: int) -> None:
+    """Make the finish times right up to a position."""
+    while w.state[HEADS] < at:
+        w.state[HEADS] += 1
+        task = w.order[w.state[HEADS]]
+        w.finish_s[task] = _finish(p, w, task)
 
 
 @njit_in_place
-def _remember(w: Walk) -> None:
-    w.span_s[0] = _span_s(w)
-    if w.span_s[0] < w.span_s[1]:
-        w.span_s[1] = w.span_s[0]
+def find_tails(p: Problem, w: Walk, at: int) -> None:
+    """Make the times to the end right from a position on."""
+    while w.state[TAILS] > at:
+        w.state[TAILS] -= 1
+        task = w.order[w.state[TAILS]]
+        w.rest_s[task] = _rest(p, w, task)
+
+
+@njit_in_place
+def settle(p: Problem, w: Walk, forward: bool) -> None:
+    """Find the makespan from all finish times or from all times to the end, and keep the schedule if it is the best."""
+    span_s = 0.0
+    if not forward:
+        find_tails(p, w, 0)
+        for task in w.sources:
+            span_s = max(span_s, w.seconds[task] + w.rest_s[task])
+    if forward or span_s < w.span_s[BEST]:
+        find_heads(p, w, len(w.order) - 1)
+        span_s = 0.0
+        for task in w.sinks:
+            span_s = max(span_s, w.finish_s[task])
+    w.span_s[NOW] = w.span_s[SEEN] = span_s
+    if span_s < w.span_s[BEST]:
+        w.span_s[BEST] = span_s
         for at in range(len(w.order)):
             w.best_order[at] = w.order[at]
             w.best_device[at] = w.device[at]
@@ -148,18 +189,17 @@ def begin(p: Problem, w: Walk) -> float:
     for at in range(n):
         task = w.order[at]
         d = w.device[task]
-        w.place[task] = at
+        w.place[task], w.node[task], w.seconds[task] = at, p.node[d], p.seconds[task, d]
         w.before[task], w.after[task] = last[d], -1
         if last[d] < 0:
             w.first[d] = task
         else:
             w.after[last[d]] = task
         last[d] = task
-        _timed(p, w, task)
-    for at in range(n - 1, -1, -1):
-        w.rest_s[w.order[at]] = _rest(p, w, w.order[at])
-    _remember(w)
-    return float(w.span_s[0])
+    w.state[AT], w.state[STEP], w.state[HEADS], w.state[TAILS] = 0, 1, -1, n
+    find_tails(p, w, 0)
+    settle(p, w, True)
+    return float(w.span_s[NOW])
 
 
 @njit_in_place
@@ -188,7 +228,7 @@ def _link(w: Walk, left: int, right: int, device: int) -> None:
 
 
 @njit_in_place
-def _relink(w: Walk, move: Move) -> None:
+def _relink(p: Problem, w: Walk, move: Move) -> None:
     """Write the order, the devices and the neighbours on them that a move makes."""
     task, other = move.task, move.other
     device, left, right = w.device[task], w.before[task], w.after[task]
@@ -196,76 +236,24 @@ def _relink(w: Walk, move: Move) -> None:
         _link(w, left, right, device)
         _shift(w, move.was, move.now)
     else:
-        w.device[other] = device
+        w.device[other], w.node[other], w.seconds[other] = device, p.node[device], p.seconds[other, device]
         _link(w, left, other, device)
         _link(w, other, right, device)
         w.order[move.was], w.place[other] = other, move.was
         w.order[move.now], w.place[task] = task, move.now
-    w.device[task] = move.device
+    w.device[task], w.node[task] = move.device, p.node[move.device]
+    w.seconds[task] = p.seconds[task, move.device]
     _link(w, move.left, task, move.device)
     _link(w, task, move.right, move.device)
 
 
 @njit_in_place
-def _forward(p: Problem, w: Walk, number: int, at: int, last: int) -> None:
-    """Time the marked tasks anew, and those behind them that this changes."""
-    while at <= last:
-        task = w.order[at]
-        at += 1
-        if w.touched[task] != number:
-            continue
-        finish = w.finish_s[task]
-        _timed(p, w, task)
-        if w.finish_s[task] == finish and w.changed[task] != number:
-            continue
-        behind = w.after[task]
-        if behind >= 0:
-            w.touched[behind] = number
-            last = max(last, w.place[behind])
-        for e in range(p.succ_first[task], p.succ_first[task + 1]):
-            w.touched[p.succ[e]] = number
-            last = max(last, w.place[p.succ[e]])
-
-
-@njit_in_place
-def _backward(p: Problem, w: Walk, number: int, at: int, last: int) -> None:
-    """Find the time to the end anew for the marked tasks, and those ahead of them that this changes."""
-    while at >= last:
-        task = w.order[at]
-        at -= 1
-        if w.touched[task] != number:
-            continue
-        rest = _rest(p, w, task)
-        if rest == w.rest_s[task] and w.changed[task] != number:
-            continue
-        w.rest_s[task] = rest
-        ahead = w.before[task]
-        if ahead >= 0:
-            w.touched[ahead] = number
-            last = min(last, w.place[ahead])
-        for e in range(p.pred_first[task], p.pred_first[task + 1]):
-            w.touched[p.pred[e]] = number
-            last = min(last, w.place[p.pred[e]])
-
-
-@njit_in_place
 def make(p: Problem, w: Walk, move: Move) -> None:
-    """Make a move, and time what it changes."""
-    left, right = w.before[move.task], w.after[move.task]
-    _relink(w, move)
-    for backwards in (False, True):
-        w.number[0] += 1
-        number = w.number[0]
-        low = high = move.now
-        for seed in (move.task, move.other, left if backwards else right, move.left if backwards else move.right):
-            if seed >= 0:
-                w.touched[seed] = number
-                low, high = min(low, w.place[seed]), max(high, w.place[seed])
-        w.changed[move.task] = number
-        if move.other >= 0:
-            w.changed[move.other] = number
-        if backwards:
-            _backward(p, w, number, high, low)
-        else:
-            _forward(p, w, number, low, high)
-    _remember(w)
+    """Make the move that was judged last."""
+    _relink(p, w, move)
+    low, high = min(move.was, move.now), max(move.was, move.now)
+    for at in range(low, high + 1):
+        task = w.order[at]
+        if w.changed[task] == w.state[NUMBER]:
+            w.finish_s[task] = w.next_finish_s[task]
+    w.state[HEADS], w.state[TAILS] = high, high + 1

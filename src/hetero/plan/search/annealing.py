@@ -76,6 +76,10 @@ class Annealing:
         self.walk.span_s[BEST] = np.inf
         begin(self.problem, self.walk)
 
+    def go_on_for(self, moves: int) -> None:
+        """Have the cycle end after so many moves more, and the temperature fall by then."""
+        self._moves = self._done + max(moves, 1)
+
     def batch(self, moves: int, rng: np.random.Generator) -> None:
         """Try so many moves."""
         temperature_s = self.walk.seconds.mean() * self._hot * (self._cold / self._hot) ** (self._done / self._moves)

@@ -33,10 +33,11 @@ _FEW, _MANY = 1_000_000, 10_000_000
 
 
 class _Cycle(NamedTuple):
-    """How many moves a cycle has, and whether it begins at a kick."""
+    """How many moves a cycle has, whether it begins at a kick, and whether it has all moves that are left."""
 
     moves: int
     is_hop: bool
+    is_last: bool = False
 
 
 class Hopping:
@@ -66,6 +67,7 @@ class Hopping:
         self._count, self._base, self._rest = len(p.order), timeline, np.inf
         self._hop = max(_HOP_MOVES * self._count, _LEAST_MOVES)
         self._cycles = self._course()
+        self._cycle = _Cycle(0, is_hop=False)
 
     @property
     def makespan_s(self) -> float:
@@ -86,17 +88,21 @@ class Hopping:
         if self._annealing.is_over:
             if self._annealing.makespan_s <= self._base.makespan_s:
                 self._base = self._annealing.best()
-            cycle = next(self._cycles)
+            self._cycle = cycle = next(self._cycles)
             begin = self._recreation.kicked(self._base, rng) if cycle.is_hop else self._base
             self._annealing.begin(begin, cycle.moves, _WARM if cycle.is_hop else _HOT, _COLD)
+        if self._cycle.is_last:
+            self._annealing.go_on_for(int(rest))
         self._annealing.batch(moves, rng)
 
     def _course(self) -> Iterator[_Cycle]:
         """Give the cycles one by one; a first short one shows how many moves there will be."""
-        yield _Cycle(_LEAST_MOVES, is_hop=True)
+        yield _Cycle(_LEAST_MOVES, is_hop=False)
         long = max(_FIRST_STEPS // self._count, _LEAST_MOVES)
-        if self._rest < _MANY:
-            long = int(self._rest if self._rest < _FEW else self._rest / 2)
+        if self._rest < _FEW:
+            yield _Cycle(int(self._rest), is_hop=False, is_last=True)
+        elif self._rest < _MANY:
+            long = int(self._rest / 2)
         while True:
             yield _Cycle(long, is_hop=False)
             for _ in range(long // self._hop):

@@ -195,16 +195,16 @@ def test_an_input_lives_as_long_as_a_task_needs_it(processes: hetero.Context) ->
 
 def test_an_interrupt_while_waiting_leaves_tasks_and_context_in_use(processes: hetero.Context) -> None:
     future = processes.submit(lambda: time.sleep(1.0) or 5)
-    threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
     with pytest.raises(KeyboardInterrupt):
+        threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
         future.result()
     assert future.result(30) == 5
 
 
 def test_an_interrupted_run_stops_its_task(processes: hetero.Context) -> None:
-    threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
     start = time.monotonic()
     with pytest.raises(KeyboardInterrupt):
+        threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
         processes.run(time.sleep, 60)
     assert processes.submit(identity, 1).result(30) == 1
     assert time.monotonic() - start < 30

@@ -9,7 +9,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -193,19 +193,23 @@ def test_an_input_lives_as_long_as_a_task_needs_it(processes: hetero.Context) ->
     assert total.result(30) == 100_001.0
 
 
+def interrupted(call: Callable[[], object]) -> None:
+    """Make a call, and interrupt this process a little later."""
+    threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
+    call()
+
+
 def test_an_interrupt_while_waiting_leaves_tasks_and_context_in_use(processes: hetero.Context) -> None:
     future = processes.submit(lambda: time.sleep(1.0) or 5)
     with pytest.raises(KeyboardInterrupt):
-        threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
-        future.result()
+        interrupted(future.result)
     assert future.result(30) == 5
 
 
 def test_an_interrupted_run_stops_its_task(processes: hetero.Context) -> None:
     start = time.monotonic()
     with pytest.raises(KeyboardInterrupt):
-        threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
-        processes.run(time.sleep, 60)
+        interrupted(lambda: processes.run(time.sleep, 60))
     assert processes.submit(identity, 1).result(30) == 1
     assert time.monotonic() - start < 30
 

@@ -239,6 +239,19 @@ def test_a_search_begins_again_from_kicks_until_no_moves_are_left() -> None:
     assert any(later > earlier for earlier, later in itertools.pairwise(spans))
 
 
+def test_a_search_of_few_moves_is_one_cycle_however_many_they_turn_out_to_be() -> None:
+    p = random_problem(60, 3, seed=4)
+    timeline = planner("maxmin")(p)
+    hopping = Hopping(p, least_tails(p), timeline, Justification(p))
+    rng, spans = np.random.default_rng(0), []
+    for rest in (*itertools.repeat(40_000, 30), *range(40_000, 0, -2_000)):
+        hopping.batch(2_000, rng, float(rest))
+        spans.append(hopping.makespan_s)
+    one_cycle = spans[2:]
+    assert one_cycle == sorted(one_cycle, reverse=True)
+    assert spans[-1] < 0.9 * timeline.makespan_s
+
+
 def test_annealing_improves_a_bad_schedule() -> None:
     p = random_problem(60, 3, seed=4)
     timeline = planner("maxmin")(p)

@@ -33,7 +33,10 @@ without gain makes the next one rarer, down to every so many."""
 _CHILDREN_STEPS, _CHILDREN_AT_MOST = 60_000, 100
 _JUSTIFIED_FRAC = 0.2
 """Justification takes at most so much of the time that is left when it begins."""
-_LEAST_WALL_S, _SHARE_OF_REST, _WINDOW_WALL_S = 0.02, 0.6, 0.06
+_LEAST_WALL_S, _SHARE_OF_REST, _WINDOW_WALL_S = 0.02, 0.45, 0.06
+"""The exact search of the whole is begun with so much time at least, and has such a share of what is left: less than
+half, since a driver stops that has not the time for another iteration as long. A window has so much."""
+
 _FIRST_LIMIT, _MOST_LIMIT, _WINDOW_LIMIT = 0.02, 0.32, 0.01
 
 

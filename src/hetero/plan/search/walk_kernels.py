@@ -102,7 +102,7 @@ class Move(NamedTuple):
 
 @njit_in_place
 def travel(p: Problem, nbytes: float, here: int, there: int) -> float:
-    """Give the s of a transfer between two memory nodes."""
+    """Give the s of a transfer between two memory nodes; within one both prices are 0."""
     if nbytes <= 0.0:
         return 0.0
     travel_s: float = p.latency_s[here, there] + nbytes * p.s_per_byte[here, there]
@@ -118,9 +118,7 @@ def _finish(p: Problem, w: Walk, task: int) -> float:
         start = w.finish_s[w.before[task]]
     for e in range(p.pred_first[task], p.pred_first[task + 1]):
         other = p.pred[e]
-        came = w.finish_s[other] + travel(p, p.pred_bytes[e], w.node[other], here)
-        if came > start:
-            start = came
+        start = max(start, w.finish_s[other] + travel(p, p.pred_bytes[e], w.node[other], here))
     finish: float = start + w.seconds[task]
     return finish
 
@@ -135,9 +133,7 @@ def _rest(p: Problem, w: Walk, task: int) -> float:
         rest = w.seconds[behind] + w.rest_s[behind]
     for e in range(p.succ_first[task], p.succ_first[task + 1]):
         child = p.succ[e]
-        after = travel(p, p.succ_bytes[e], here, w.node[child]) + w.seconds[child] + w.rest_s[child]
-        if after > rest:
-            rest = after
+        rest = max(rest, travel(p, p.succ_bytes[e], here, w.node[child]) + w.seconds[child] + w.rest_s[child])
     return rest
 
 

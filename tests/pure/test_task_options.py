@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import AsyncIterator
+from functools import partial
 from typing import Any
 
 import pytest
 
 import hetero
 from hetero.backends.base import Kernel
+from hetero.batch.functions import prepared
+from hetero.batch.precision import Wish
 from hetero.errors import BadValueError
 from hetero.model.tasks import Near
+from hetero.session.tasks import as_task
 
 
 def f(x: int) -> int:
@@ -134,3 +140,46 @@ def test_an_implementation_decorator_gives_the_function_back() -> None:
 def test_an_implementation_for_a_misspelt_kind_is_refused() -> None:
     with pytest.raises(BadValueError, match="did you mean 'opencl'"):
         hetero.task(f).implementation("opencll", kernel())
+
+
+async def coroutine(x: int) -> int:
+    return x
+
+
+async def generator(x: int) -> AsyncIterator[int]:
+    yield x
+
+
+class Awaited:
+    async def __call__(self, x: int) -> int:
+        return x
+
+
+@pytest.mark.parametrize("function", [coroutine, generator, partial(coroutine, 1), Awaited(), Awaited().__call__])
+def test_coroutine_functions_are_refused_wherever_a_task_is_made_of_them(function: Any) -> None:
+    with pytest.raises(BadValueError, match=r"no event loop runs in a worker; .*asyncio\.run"):
+        hetero.task(function)
+    with pytest.raises(BadValueError, match="no event loop"):
+        hetero.task(on="cpu")(function)
+    with pytest.raises(BadValueError, match="no event loop"):
+        as_task(function)
+    with pytest.raises(BadValueError, match="no event loop"):
+        hetero.task(f).implementation("cuda", function)
+    with pytest.raises(BadValueError, match="no event loop"):
+        hetero.task(f, split=function, merge=sum)
+    with pytest.raises(BadValueError, match="no event loop"):
+        prepared(function, Wish("float32"))
+
+
+def test_a_class_of_batches_whose_call_is_a_coroutine_is_refused() -> None:
+    with pytest.raises(BadValueError, match="no event loop"):
+        prepared(Awaited, Wish("float32"))
+
+
+def test_plain_callables_around_coroutines_are_tasks() -> None:
+    def around(x: int) -> int:
+        return asyncio.run(coroutine(x))
+
+    for callable_ in (around, partial(f, 1), Awaited, len):
+        assert as_task(callable_).source.callable is callable_
+    assert hetero.task(around)(3) == 3

@@ -16,6 +16,7 @@ from hetero.batch.precision import Wish
 from hetero.floor.errors import BadValueError, HeteroError
 from hetero.model.device import Device
 from hetero.session.functions import source_of
+from hetero.session.requests import refuse_coroutine
 
 __all__ = ["Prepared", "function_key", "prepared"]
 
@@ -60,6 +61,7 @@ def prepared(given: Any, wish: Wish) -> Prepared:
             f"{_named(given)} is no function of a batch",
             remedy="give a function, a class with setup(device) and __call__(batch), a torch module or an ONNX file",
         )
+    refuse_coroutine(given.__call__ if _is_made_first(given) else given)
     return Prepared(given)
 
 

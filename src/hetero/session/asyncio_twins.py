@@ -33,9 +33,11 @@ class AsyncTwins:
         """Run one call and give its result; cancelled, it stops the task."""
         return await (await self.asubmit(function, *args, **kwargs))
 
-    async def agather(self, futures: Iterable[Future]) -> list[Any]:
-        """Give the values of futures as a list; cancelled, it stops their tasks."""
-        return list(await asyncio.gather(*futures))
+    async def agather(self, futures: Any, *, return_exceptions: bool = False) -> list[Any]:
+        """Return the values of futures as `gather` does; cancelled, it stops their tasks."""
+        from hetero.session.gathering import agather
+
+        return await agather(futures, return_exceptions)
 
     async def amap(
         self,

@@ -260,17 +260,22 @@ class Context(AsyncTwins):
         future.committed(lambda: driver.load(item))
         return future
 
-    def gather(self, futures: Any) -> list[Any]:
-        """Wait for futures and give their values as a list; lists, tuples and dicts inside keep their form.
+    def gather(self, futures: Any, *, return_exceptions: bool = False) -> list[Any]:
+        """Wait for futures and return their values as a list; lists, tuples and dicts inside keep their form.
+
+        Parameters
+        ----------
+        return_exceptions
+            True puts the exception of a task that failed, or `CancelledError`, in the place of its value.
 
         Raises
         ------
         Exception
-            The first exception of a task, in the order of the futures.
+            The first exception of a task, in the order of the futures, unless `return_exceptions` is True.
         """
         from hetero.session.gathering import gather
 
-        return gather(futures)
+        return gather(futures, return_exceptions)
 
     def reduce(self, function: Callable[[Any, Any], Any], futures: Iterable[Any], *, ordered: bool = True) -> Future:
         """Combine the values of futures two by two and give the future of the total.

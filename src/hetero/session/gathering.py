@@ -6,8 +6,9 @@ It must not fetch what is only combined.
 
 from __future__ import annotations
 
+import asyncio
 import concurrent.futures
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
@@ -21,25 +22,55 @@ if TYPE_CHECKING:
 __all__ = ["gather", "reduce"]
 
 
-def gather(futures: Any) -> list[Any]:
-    """Give the values of futures as a list; lists, tuples and dicts inside keep their form."""
+def gather(futures: Any, return_exceptions: bool = False) -> list[Any]:
+    """Return the values of futures as a list; lists, tuples and dicts inside keep their form."""
+    _check(futures)
+    return [_value(item, return_exceptions) for item in futures]
+
+
+async def agather(futures: Any, return_exceptions: bool = False) -> list[Any]:
+    """Do as `gather` without blocking the event loop; cancelled, it stops the tasks."""
+    _check(futures)
+    listed = list(futures)
+    flat = [each if isinstance(each, Future) else asyncio.wrap_future(each) for each in _futures_in(listed)]
+    await asyncio.gather(*flat, return_exceptions=return_exceptions)
+    return gather(listed, return_exceptions)
+
+
+def _check(futures: Any) -> None:
     if isinstance(futures, concurrent.futures.Future):
         raise BadValueError(f"{futures!r} is one future", remedy="give a list of futures, or call its result()")
     if isinstance(futures, dict) or not isinstance(futures, Iterable):
         raise BadValueError(
             f"a {type(futures).__name__} is no list of futures", remedy="give a list: ctx.gather([a, b])"
         )
-    return [_value(item) for item in futures]
 
 
-def _value(item: Any) -> Any:
+def _value(item: Any, return_exceptions: bool = False) -> Any:
     if isinstance(item, concurrent.futures.Future):
-        return item.result()
+        return _outcome(item) if return_exceptions else item.result()
     if type(item) in (list, tuple):
-        return type(item)(_value(each) for each in item)
+        return type(item)(_value(each, return_exceptions) for each in item)
     if type(item) is dict:
-        return {key: _value(each) for key, each in item.items()}
+        return {key: _value(each, return_exceptions) for key, each in item.items()}
     return item
+
+
+def _outcome(future: concurrent.futures.Future[Any]) -> Any:
+    """Return a task's value or its exception; an interrupt of the waiting thread itself passes through."""
+    try:
+        error = future.exception()
+    except concurrent.futures.CancelledError as cancelled:
+        return cancelled
+    return future.result() if error is None else error
+
+
+def _futures_in(item: Any) -> Iterator[concurrent.futures.Future[Any]]:
+    if isinstance(item, concurrent.futures.Future):
+        yield item
+    elif type(item) in (list, tuple, dict):
+        for each in item.values() if type(item) is dict else item:
+            yield from _futures_in(each)
 
 
 def reduce(ctx: Context, task: TaskFunction[..., Any], futures: Iterable[Any], ordered: bool) -> Future:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
-from functools import lru_cache
+from functools import lru_cache, partial
+from inspect import isasyncgenfunction, iscoroutinefunction, isroutine
 from typing import Any
 
 from hetero.floor.errors import BadValueError, did_you_mean
@@ -16,7 +17,7 @@ from hetero.floor.units import parse_bytes, parse_seconds
 from hetero.model.device import KINDS
 from hetero.model.tasks import SCOPES, Near, Request
 
-__all__ = ["KERNEL_KINDS", "OPTIONS", "build_request", "check_word", "implemented_words", "limited"]
+__all__ = ["KERNEL_KINDS", "OPTIONS", "build_request", "check_word", "implemented_words", "limited", "refuse_coroutine"]
 
 KERNEL_KINDS = ("opencl", "vulkan", "fpga")
 """Kinds that take kernels and no Python."""
@@ -141,6 +142,30 @@ def check_word(option: str, word: object) -> str:
     return given
 
 
+def refuse_coroutine(code: Any) -> None:
+    """Refuse a coroutine function or an async generator where a worker would have to call it.
+
+    Raises
+    ------
+    BadValueError
+        Calling it gives something to be awaited.
+    """
+    called = code
+    while isinstance(called, partial):
+        called = called.func
+    if not isroutine(called) and not isinstance(called, type):
+        called = getattr(type(called), "__call__", None)  # noqa: B004  the function, not whether there is one
+    awaited, generates = iscoroutinefunction(called), isasyncgenfunction(called)
+    if awaited or generates:
+        name = getattr(code, "__name__", None) or getattr(called, "__qualname__", type(code).__name__)
+        raise BadValueError(
+            f"{name} is {'a coroutine function' if awaited else 'an async generator'}: no event loop runs in a worker",
+            remedy=f"write a plain function: def f(x): return asyncio.run({name}(x))"
+            if awaited
+            else f"write a plain function that returns what {name} yields as a list, with asyncio.run inside",
+        )
+
+
 def _words(option: str, given: Any) -> tuple[str, ...]:
     words = (given,) if isinstance(given, str) or hasattr(given, "id") else given
     if not isinstance(words, Iterable):
@@ -172,6 +197,7 @@ def _split(options: Mapping[str, Any]) -> bool:
         given: Callable[..., Any] | None = options.get(option)
         if given is not None and not callable(given):
             raise BadValueError(f"{option}={given!r} is not allowed", remedy="give a function")
+        refuse_coroutine(given)
     if (options.get("split") is None) != (options.get("merge") is None):
         raise BadValueError(
             "split= and merge= belong together", remedy="give both: how to cut the arguments, how to join the results"

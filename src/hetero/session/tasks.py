@@ -13,7 +13,7 @@ from typing import Any, Generic, ParamSpec, TypeVar, overload
 from hetero.floor.errors import BadValueError, SerialisationError
 from hetero.model.tasks import Request
 from hetero.session.functions import Source, source_of, travels_by_name
-from hetero.session.requests import build_request, check_word
+from hetero.session.requests import build_request, check_word, refuse_coroutine
 
 __all__ = ["TaskFunction", "as_task", "task"]
 
@@ -41,6 +41,7 @@ class TaskFunction(Generic[P, R]):
     """
 
     def __init__(self, plain: Callable[P, R] | None, options: Mapping[str, Any], source: Source | None = None) -> None:
+        refuse_coroutine(plain)
         given = {option: value for option, value in options.items() if value is not None}
         name = given.get("name", getattr(plain, "__name__", type(plain).__name__))
         self._options = given
@@ -113,6 +114,7 @@ class TaskFunction(Generic[P, R]):
             )
         if not callable(code) and not _is_kernel(code):
             raise BadValueError(f"{code!r} is no implementation", remedy="give a function or a hetero.Kernel")
+        refuse_coroutine(code)
         for word in words:
             self.source.implementations[check_word("implementation", word)] = code
         self.source.changed()

@@ -14,13 +14,14 @@ import cloudpickle
 import numpy as np
 import pytest
 
+from hetero.batch.committing import Entry, Journal, MergeSink
 from hetero.drive import checkpoints
 from hetero.drive.frame import Frame, enter
 from hetero.engines.base import Channel
 from hetero.floor.errors import BadValueError, HeteroError, SerialisationError
 from hetero.model.device import Device, DeviceType
 from hetero.stores.checkpoints import Checkpoints, decode_state, encode_state
-from hetero.stores.files import FileStore
+from hetero.stores.files import FileStore, ForeignFileError
 
 
 @pytest.fixture(autouse=True)
@@ -332,3 +333,82 @@ def test_a_state_that_cannot_be_kept_is_one_line(home: Path) -> None:
 def test_a_state_of_another_version_is_refused() -> None:
     with pytest.raises(HeteroError, match="another version"):
         decode_state(b"hetero-state 9\n")
+
+
+# --- whose they are ------------------------------------------------------------------------------------------
+
+
+class Trap:
+    """Writes a file when it is unpickled."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> Any:
+        return Path.touch, (self.path,)
+
+
+def given_to_another(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a file belong to another user; who is not root becomes another user instead."""
+    if os.geteuid() == 0:
+        os.chown(file, 12345, 12345)
+    else:
+        monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
+
+
+def writable_by_all(file: Path, _: pytest.MonkeyPatch) -> None:
+    file.chmod(0o666)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"), [(given_to_another, "belongs to user"), (writable_by_all, r"mode 666\).*chmod go-w")]
+)
+def test_a_checkpoint_that_another_user_may_have_written_is_not_unpickled(
+    change: Callable[..., None], words: str, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with attempt():
+        checkpoints.checkpoint("epoch", Trap(home / "sprung"))
+    (file,) = (home / "checkpoints").rglob("*.epoch=")
+    change(file, monkeypatch)
+    with attempt(), pytest.warns(UserWarning, match=words):
+        assert checkpoints.restore() is None
+    assert not (home / "sprung").exists()
+
+
+def test_what_a_store_writes_is_for_its_owner_to_change_whatever_the_umask(tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        FileStore(tmp_path / "store").put("key", b"value")
+    finally:
+        os.umask(before)
+    (file,) = (tmp_path / "store").glob("key=")
+    assert file.stat().st_mode & 0o777 == 0o644
+    assert FileStore(tmp_path / "store", own_only=True).get("key") == b"value"
+
+
+def test_results_of_batches_that_another_user_may_have_written_are_not_unpickled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    journal = Journal(tmp_path / "batches")
+    journal.put(Entry(0, 1, Trap(tmp_path / "sprung"), ()))
+    (file,) = (tmp_path / "batches").glob("0*=")
+    given_to_another(file, monkeypatch)
+    for read in (journal.entries, lambda: journal.get(0)):
+        with pytest.raises(ForeignFileError, match="belongs to user"):
+            read()
+    assert file.exists()
+    assert not (tmp_path / "sprung").exists()
+
+
+def test_states_of_a_merge_that_another_user_may_have_written_are_not_unpickled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job: Any = type("Job", (), {"key": "job"})()
+    store = FileStore(tmp_path / "states")
+    store.put("job", b"job")
+    store.put("part-0", cloudpickle.dumps(Trap(tmp_path / "sprung")))
+    given_to_another(tmp_path / "states" / "part-0=", monkeypatch)
+    merge: Any = None
+    with pytest.raises(ForeignFileError, match="belongs to user"):
+        MergeSink(merge, tmp_path).open(job, "resume")
+    assert not (tmp_path / "sprung").exists()

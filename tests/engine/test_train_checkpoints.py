@@ -16,8 +16,9 @@ from hetero.errors import BadValueError, HeteroError
 from hetero.stores.files import FileStore
 from hetero.testing.power import RecordingDisk, cuts
 from hetero.train.checkpoints import Checkpoint, TrainingCheckpoints
-from hetero.train.saving import read_model
-from hetero.train.state import unpack
+from hetero.train.compress_files import pack as pack_compressed
+from hetero.train.saving import read_model, save_model
+from hetero.train.state import pack, unpack
 
 torch = pytest.importorskip("torch")
 
@@ -183,3 +184,15 @@ def test_a_kill_at_any_write_boundary_leaves_the_newest_complete_checkpoint_and_
                 made.fit(2 - step // 3)
             last, whole = unpack(TrainingCheckpoints(root).newest().state), unpack(written[6].state)  # type: ignore[union-attr]
             assert all(torch.equal(last[0][name], whole[0][name]) for name in whole[0])
+
+
+def test_equal_models_are_equal_bytes(tmp_path: Path) -> None:
+    model = torch.nn.Linear(4, 2)
+    optimizer = torch.optim.Adam(model.parameters())
+    facts = {f"fact {number}": "zählt" for number in range(6)}
+    saved = {save_model(model, tmp_path / "model.safetensors", facts).read_bytes() for _ in range(6)}
+    assert len(saved) == len({pack_compressed(model, facts) for _ in range(6)}) == 1
+    assert len({pack(model, optimizer, [3]) for _ in range(6)}) == 1
+    tensors, words = read_model(tmp_path / "model.safetensors")
+    assert torch.equal(tensors["weight"], model.weight)
+    assert {name: words[name] for name in facts} == facts

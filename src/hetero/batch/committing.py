@@ -20,7 +20,7 @@ from hetero.batch.merges import Merge
 from hetero.batch.records import size_bytes
 from hetero.floor.clock import monotonic_s
 from hetero.floor.errors import HeteroError
-from hetero.stores.files import FileStore
+from hetero.stores.files import FileStore, ForeignFileError
 
 __all__ = ["Committer", "Entry", "Journal", "MergeSink"]
 
@@ -58,7 +58,7 @@ class Journal:
     """
 
     def __init__(self, folder: Path) -> None:
-        self._store = FileStore(folder)
+        self._store = FileStore(folder, own_only=True)
         self._bytes_per_s = _FIRST_GUESS_BYTES_PER_S
 
     def worth(self, seconds: float, nbytes: int) -> bool:
@@ -74,11 +74,13 @@ class Journal:
         self._bytes_per_s = 0.5 * (self._bytes_per_s + min(fresh, 10 * _FIRST_GUESS_BYTES_PER_S))
 
     def entries(self) -> list[Entry]:
-        """Give all batches that are there and sound, in order."""
+        """Return all batches that are there and sound, in order; raises ForeignFileError for another user's."""
         found = []
         for key in self._store.list():
             try:
                 data = self._store.get(key)
+            except ForeignFileError:
+                raise
             except HeteroError:
                 self._store.delete(key)
                 continue
@@ -125,7 +127,7 @@ class MergeSink(Sink):
         """Read the states of an earlier run of the same job; those of another one are dropped."""
         if self._folder is None:
             return {}
-        store = FileStore(self._folder / "states")
+        store = FileStore(self._folder / "states", own_only=True)
         head = store.get("job")
         if head != job.key.encode() or found == "overwrite":
             for key in (*store.list(), *FileStore(self._folder / "batches").list()):

@@ -245,4 +245,4 @@ def _key(frame: Frame) -> str:
 
 
 def _kept() -> Checkpoints:
-    return Checkpoints(FileStore(settings.home() / "checkpoints"))
+    return Checkpoints(FileStore(settings.home() / "checkpoints", own_only=True))

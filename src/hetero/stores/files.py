@@ -19,7 +19,7 @@ from hetero.floor.errors import BadValueError, HeteroError
 from hetero.floor.files import sync_folder
 from hetero.stores.base import Store
 
-__all__ = ["Disk", "FileStore"]
+__all__ = ["Disk", "FileStore", "ForeignFileError"]
 
 _KEY = re.compile(r"[A-Za-z0-9._-]+(?:/[A-Za-z0-9._-]+)*")
 _MAX_PART = 200
@@ -45,7 +45,7 @@ class Disk:
 
     def create(self, path: Path, *pieces: bytes) -> None:
         """Make a new file with this content."""
-        with path.open("xb") as file:
+        with open(path, "xb", opener=_not_for_others) as file:
             for piece in pieces:
                 file.write(piece)
 
@@ -82,6 +82,10 @@ class Disk:
         return True
 
 
+class ForeignFileError(HeteroError):
+    """A value was written by another user, or another user may change it."""
+
+
 class FileStore(Store):
     """Named bytes below one folder, one file a key.
 
@@ -89,6 +93,7 @@ class FileStore(Store):
     ----------
     root : folder; made by the first `put`
     disk : the file operations, replaced in tests of power cuts
+    own_only : True to refuse values that another user wrote or may change, as where they are unpickled
 
     Notes
     -----
@@ -105,9 +110,10 @@ class FileStore(Store):
     (b'state', None, ('run/1',))
     """
 
-    def __init__(self, root: Path | str, disk: Disk | None = None) -> None:
+    def __init__(self, root: Path | str, disk: Disk | None = None, *, own_only: bool = False) -> None:
         self.root = Path(root)
         self._disk = disk or Disk()
+        self._own_only = own_only
         self._made: set[Path] = set()
 
     def put(self, key: str, data: bytes) -> None:
@@ -142,13 +148,24 @@ class FileStore(Store):
         return True
 
     def get(self, key: str) -> bytes | None:
-        """Give the bytes, or None when there are none; raises HeteroError when they are damaged."""
+        """Return the bytes, or None when there are none.
+
+        Raises
+        ------
+        ForeignFileError
+            The store reads the user's own values only, and this is another's.
+        HeteroError
+            The bytes are damaged.
+        """
         path = self._path(key)
         with _worded(path):
             try:
-                content = path.read_bytes()
+                with path.open("rb") as file:
+                    status, content = os.fstat(file.fileno()), file.read()
             except (FileNotFoundError, NotADirectoryError):
                 return None
+        if self._own_only:
+            _refuse_foreign(path, status)
         header = _HEADER.match(content[:_HEADER_MAX])
         if header is not None:
             data = content[header.end() :]
@@ -243,6 +260,27 @@ def _check_key(key: str) -> None:
             f"{key!r} is not a key",
             remedy=f"use parts of at most {_MAX_PART} letters, digits, '.', '_' and '-', joined by '/'",
         )
+
+
+def _not_for_others(path: str, flags: int) -> int:
+    """Open a new file that only its owner may change, whatever the umask."""
+    return os.open(path, flags, 0o644)
+
+
+def _refuse_foreign(path: Path, status: os.stat_result) -> None:
+    """Refuse a file that another user than this one or root wrote, or may write."""
+    if not hasattr(os, "geteuid"):
+        return
+    owner = status.st_uid
+    if owner not in (0, os.geteuid()):
+        problem, remedy = f"belongs to user {owner}, and this program runs as {os.geteuid()}", "remove it or its folder"
+    elif status.st_mode & 0o022:
+        problem, remedy = f"may be changed by others (mode {status.st_mode & 0o777:o})", "chmod go-w it if it is yours"
+    else:
+        return
+    raise ForeignFileError(
+        f"{path} {problem}, so it is not unpickled", remedy=f"{remedy}, or use a folder (HETERO_HOME) of your own"
+    )
 
 
 @contextmanager

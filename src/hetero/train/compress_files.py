@@ -34,6 +34,8 @@ def pack(model: Any, facts: Mapping[str, str], quantised: str | None = None) -> 
     """
     import safetensors.torch
 
+    from hetero.train.state import in_one_order
+
     state = model.state_dict()
     tensors: dict[str, Any] = {}
     sparse: dict[str, list[int]] = {}
@@ -47,8 +49,7 @@ def pack(model: Any, facts: Mapping[str, str], quantised: str | None = None) -> 
             sparse[name] = list(whole.shape)
     shapes = {name: list(tensor.shape) for name, tensor in state.items()}
     about = {"quantise": quantised, "sparse": sparse, "shapes": shapes}
-    data: bytes = safetensors.torch.save(tensors, {"format": "pt", **facts, COMPRESSED: json.dumps(about)})
-    return data
+    return in_one_order(safetensors.torch.save(tensors, {"format": "pt", **facts, COMPRESSED: json.dumps(about)}))
 
 
 def _plain(state: Mapping[str, Any]) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from hetero.floor.errors import BadValueError
 from hetero.floor.files import atomic_write
 from hetero.train.adapters import frozen_word, kept_state, load_kept
 from hetero.train.compress_files import COMPRESSED, restore
+from hetero.train.state import in_one_order
 
 __all__ = ["load_parameters", "read_model", "save_model"]
 
@@ -49,7 +50,7 @@ def save_model(model: Any, path: str | Path, facts: Mapping[str, str], *, traine
             aliases[name] = home
     path = Path(path).expanduser()
     path.parent.mkdir(parents=True, exist_ok=True)
-    atomic_write(path, save(kept, {**words, _ALIASES: json.dumps(aliases)}))
+    atomic_write(path, in_one_order(save(kept, {**words, _ALIASES: json.dumps(aliases)})))
     return path
 
 

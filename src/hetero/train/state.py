@@ -16,7 +16,7 @@ from safetensors.torch import load, save
 from hetero.floor.errors import HeteroError
 from hetero.train.adapters import frozen_word, kept_state, load_kept
 
-__all__ = ["load_state", "pack", "step_of", "unpack"]
+__all__ = ["in_one_order", "load_state", "pack", "step_of", "unpack"]
 
 _FORMAT = "hetero training state 1"
 _LENGTH_BYTES = 8
@@ -54,8 +54,24 @@ def pack(model: Any, optimizer: Any, numbers: Sequence[float]) -> bytes:
             f"the state of {type(optimizer).__name__} cannot be kept: {error}", remedy="use an optimizer of torch's"
         ) from error
     whole = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
-    data: bytes = save(whole, {"format": _FORMAT, "facts": text})
-    return data
+    return in_one_order(save(whole, {"format": _FORMAT, "facts": text}))
+
+
+def in_one_order(data: bytes) -> bytes:
+    """Return a safetensors file with its metadata sorted by name, so that equal contents are equal bytes.
+
+    Notes
+    -----
+    safetensors writes metadata in the order of a hash table with a new seed for every file. Offsets in the header
+    count from its end, and the header is padded with spaces to whole words, so tensors stay as they are.
+    """
+    begin = _LENGTH_BYTES + int.from_bytes(data[:_LENGTH_BYTES], "little")
+    header = json.loads(data[_LENGTH_BYTES:begin])
+    if "__metadata__" in header:
+        header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
+    text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % _LENGTH_BYTES)
+    return len(text).to_bytes(_LENGTH_BYTES, "little") + text + data[begin:]
 
 
 def _facts(data: bytes) -> dict[str, Any]:

@@ -13,6 +13,7 @@ import socket
 import ssl
 import struct
 import threading
+from collections import deque
 from collections.abc import Iterator
 from contextlib import suppress
 from multiprocessing.connection import wait
@@ -21,13 +22,18 @@ from typing import Any, NamedTuple
 
 from hetero.comm.errors import LineClosedError
 from hetero.comm.meeting import LOOPBACK
+from hetero.floor.clock import sleep
+from hetero.floor.listening import Admit, Listening, Verdict
 
 __all__ = ["Address", "Hub", "Line"]
 
 _HEAD = struct.Struct("!Q")
 _KEY_CHARACTERS = 64
-_KEY_WAIT_S = 5.0
+_LET_IN = b"+"
+_BACKLOG = 128
 _DIAL_S = 30.0
+_TRIES = 4
+_AGAIN_S = 0.1
 
 
 class Address(NamedTuple):
@@ -170,22 +176,45 @@ class Line:
 
 
 def _connected(address: Address) -> socket.socket:
+    """Connect and be let in; one who was pushed out by a crowd tries again."""
+    for again in range(1, _TRIES + 1):
+        try:
+            return _dialled(address)
+        except ConnectionError as error:
+            if again == _TRIES:
+                raise _unanswered(address, error) from error
+            sleep(_AGAIN_S * again)
+        except OSError as error:
+            raise _unanswered(address, error) from error
+    raise AssertionError
+
+
+def _unanswered(address: Address, error: OSError) -> LineClosedError:
+    return LineClosedError(f"the program at {address.host}:{address.port} does not answer: {error}")
+
+
+def _dialled(address: Address) -> socket.socket:
+    connection = socket.create_connection((address.host, address.port), _DIAL_S)
     try:
-        connection = socket.create_connection((address.host, address.port), _DIAL_S)
         if address.authority:
             context = ssl.create_default_context(cadata=address.authority)
             context.check_hostname = False
             connection = context.wrap_socket(connection)
-        connection.settimeout(None)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         connection.sendall(address.key.encode())
-    except OSError as error:
-        raise LineClosedError(f"the program at {address.host}:{address.port} does not answer: {error}") from error
+        if connection.recv(len(_LET_IN)) != _LET_IN:
+            raise ConnectionResetError("it hung up")
+        connection.settimeout(None)
+    except BaseException:
+        connection.close()
+        raise
     return connection
 
 
 class Hub:
     """Where members dial in; belongs to the thread that calls `poll`.
+
+    Handshakes and keys are read in a thread of their own: who does not know the key costs that thread nothing.
 
     Parameters
     ----------
@@ -204,17 +233,18 @@ class Hub:
     """
 
     def __init__(self, host: str = LOOPBACK, certificates: str = "") -> None:
-        self._listener = socket.create_server((host, 0))
-        self._encrypting = _encrypting(Path(certificates)) if certificates else None
+        encrypting = _encrypting(Path(certificates)) if certificates else None
         self._selector = selectors.DefaultSelector()
-        self._selector.register(self._listener, selectors.EVENT_READ)
         self._ears, self._mouth = socket.socketpair()
         self._ears.setblocking(False)
         self._mouth.setblocking(False)
         self._selector.register(self._ears, selectors.EVENT_READ)
         self._key = secrets.token_hex(_KEY_CHARACTERS // 2)
         authority = Path(certificates, "ca.crt").read_text(encoding="ascii") if certificates else ""
-        self.address = Address(host, self._listener.getsockname()[1], self._key, authority)
+        self._let_in: deque[socket.socket] = deque()
+        listener = socket.create_server((host, 0), backlog=_BACKLOG)
+        self.address = Address(host, listener.getsockname()[1], self._key, authority)
+        self._listening = Listening(listener, self._heard, _KEY_CHARACTERS, encrypting=encrypting)
 
     def poll(self, timeout_s: float) -> list[tuple[Line, tuple[Any, ...] | None]]:
         """Wait for messages; a line that has closed gives None once.
@@ -226,12 +256,10 @@ class Hub:
         """
         found: list[tuple[Line, tuple[Any, ...] | None]] = []
         for key, _ in self._selector.select(timeout_s):
-            if key.fileobj is self._listener:
-                self._accept()
-                continue
             if key.fileobj is self._ears:
                 with suppress(BlockingIOError):
                     self._ears.recv(1 << 12)
+                self._take_in()
                 continue
             line: Line = key.data
             try:
@@ -247,22 +275,21 @@ class Hub:
         with suppress(OSError):
             self._mouth.send(b"!")
 
-    def _accept(self) -> None:
-        connection, _ = self._listener.accept()
-        connection.settimeout(_KEY_WAIT_S)
-        shown = b""
-        with suppress(OSError):
-            if self._encrypting is not None:
-                connection = self._encrypting.wrap_socket(connection, server_side=True)
-            while len(shown) < _KEY_CHARACTERS and (piece := connection.recv(_KEY_CHARACTERS - len(shown))):
-                shown += piece
-        if not hmac.compare_digest(shown, self._key.encode()):
-            connection.close()
-            return
-        connection.settimeout(None)
+    def _heard(self, shown: bytes, _: str) -> Verdict:
+        if len(shown) < _KEY_CHARACTERS:
+            return None
+        return Admit(self._admit, _LET_IN) if hmac.compare_digest(shown, self._key.encode()) else b""
+
+    def _admit(self, connection: socket.socket) -> None:
+        """Leave a connection for the thread that polls; the listening thread calls it."""
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        line = Line(connection)
-        self._selector.register(line, selectors.EVENT_READ, line)
+        self._let_in.append(connection)
+        self.wake()
+
+    def _take_in(self) -> None:
+        while self._let_in:
+            line = Line(self._let_in.popleft())
+            self._selector.register(line, selectors.EVENT_READ, line)
 
     def drop(self, line: Line) -> None:
         """Hang up on one member."""
@@ -272,11 +299,14 @@ class Hub:
 
     def close(self) -> None:
         """Hang up on everybody."""
+        self._listening.close()
+        while self._let_in:
+            self._let_in.popleft().close()
         for key in list((self._selector.get_map() or {}).values()):
             if key.data is not None:
                 self.drop(key.data)
         self._selector.close()
-        for end in (self._listener, self._ears, self._mouth):
+        for end in (self._ears, self._mouth):
             end.close()
 
     def __enter__(self) -> Hub:

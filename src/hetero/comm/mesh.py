@@ -11,9 +11,12 @@ import secrets
 import socket
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
+from queue import Empty, Queue
 
 from hetero.comm.errors import GroupBrokenError
 from hetero.floor import clock
+from hetero.floor.listening import Admit, Listening, Verdict
 
 __all__ = ["HEAD_BYTES", "Exchange", "Mesh"]
 
@@ -22,7 +25,8 @@ Exchange = Callable[[str, bytes, float], list[bytes]]
 
 _KEY_BYTES = 32
 _RANK_BYTES = 4
-_HELLO_S = 5.0
+_LET_IN = b"+"
+_AGAIN_S = 0.1
 HEAD_BYTES = 96
 """What precedes the data of each collective on each connection: in words, what the sender takes part in."""
 _LEAVES = b"leaves".ljust(HEAD_BYTES)
@@ -63,20 +67,24 @@ class Mesh:
             Not all of them came.
         """
         until_s = clock.monotonic_s() + deadline_s
-        with socket.create_server((address, 0), backlog=128) as listener:
-            key = secrets.token_bytes(_KEY_BYTES)
-            mine = json.dumps([address, listener.getsockname()[1], key.hex()]).encode()
+        key = secrets.token_bytes(_KEY_BYTES)
+        came: Queue[tuple[int, socket.socket]] = Queue()
+        listener = socket.create_server((address, 0), backlog=128)
+        mine = json.dumps([address, listener.getsockname()[1], key.hex()]).encode()
+        sockets: dict[int, socket.socket] = {}
+        with Listening(listener, partial(_heard, key, came), _KEY_BYTES + _RANK_BYTES):
             members = [json.loads(each) for each in exchange(word, mine, deadline_s)]
-            sockets: dict[int, socket.socket] = {}
             try:
                 for other in range(rank):
                     sockets[other] = _dial(rank, members[other], until_s)
                 while len(sockets) < len(members) - 1:
-                    _accept(listener, key, sockets, until_s)
-            except OSError as error:
-                for connection in sockets.values():
+                    other, connection = came.get(timeout=_left_s(until_s))
+                    sockets[other] = connection
+            except (OSError, Empty) as error:
+                for connection in (*sockets.values(), *[each for _, each in came.queue]):
                     connection.close()
-                raise GroupBrokenError(f"the group of {len(members)} did not come about: {error}") from error
+                why = "not all members came in time" if isinstance(error, Empty) else error
+                raise GroupBrokenError(f"the group of {len(members)} did not come about: {why}") from error
         return cls(rank, sockets, tuple(each[0] for each in members))
 
     def abort(self) -> None:
@@ -95,27 +103,38 @@ class Mesh:
 
 
 def _dial(rank: int, member: tuple[str, int, str], until_s: float) -> socket.socket:
+    """Connect and be let in; one who was pushed out by a crowd tries again."""
+    while True:
+        try:
+            return _let_in(rank, member, until_s)
+        except (ConnectionResetError, BrokenPipeError):
+            if clock.monotonic_s() + _AGAIN_S > until_s:
+                raise
+            clock.sleep(_AGAIN_S)
+
+
+def _let_in(rank: int, member: tuple[str, int, str], until_s: float) -> socket.socket:
     host, port, key = member
     connection = socket.create_connection((host, port), _left_s(until_s))
-    connection.sendall(bytes.fromhex(key) + rank.to_bytes(_RANK_BYTES, "big"))
+    try:
+        connection.settimeout(_left_s(until_s))
+        connection.sendall(bytes.fromhex(key) + rank.to_bytes(_RANK_BYTES, "big"))
+        if connection.recv(len(_LET_IN)) != _LET_IN:
+            raise ConnectionResetError("a member hung up")
+    except BaseException:
+        connection.close()
+        raise
     return connection
 
 
-def _accept(listener: socket.socket, key: bytes, sockets: dict[int, socket.socket], until_s: float) -> None:
+def _heard(key: bytes, came: Queue[tuple[int, socket.socket]], shown: bytes, _: str) -> Verdict:
     """Take in one connection; one that does not show the key is hung up on."""
-    listener.settimeout(_left_s(until_s))
-    connection, _ = listener.accept()
-    connection.settimeout(min(_HELLO_S, _left_s(until_s)))
-    shown = b""
-    with suppress(OSError):
-        while len(shown) < _KEY_BYTES + _RANK_BYTES and (
-            more := connection.recv(_KEY_BYTES + _RANK_BYTES - len(shown))
-        ):
-            shown += more
-    if hmac.compare_digest(shown[:_KEY_BYTES], key):
-        sockets[int.from_bytes(shown[_KEY_BYTES:], "big")] = connection
-    else:
-        connection.close()
+    if len(shown) < _KEY_BYTES + _RANK_BYTES:
+        return None
+    if not hmac.compare_digest(shown[:_KEY_BYTES], key):
+        return b""
+    rank = int.from_bytes(shown[_KEY_BYTES:], "big")
+    return Admit(lambda connection: came.put((rank, connection)), _LET_IN)
 
 
 def _left_s(until_s: float) -> float:

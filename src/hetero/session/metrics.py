@@ -7,11 +7,13 @@ It must not cost a run more than a look at each record, and listens on the loopb
 from __future__ import annotations
 
 import logging
+import socket
 import weakref
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from hetero.floor.errors import BadValueError
+from hetero.floor.listening import Listening, Verdict
 from hetero.model.events import TaskFailed, TaskFinished
 from hetero.model.notes import TrainingEpoch, TrainingStep
 from hetero.session.config_words import MOST_PORT
@@ -24,6 +26,9 @@ __all__ = ["MetricsServer", "configured_metrics", "metrics_server"]
 
 _log = logging.getLogger("hetero")
 
+_BACKLOG = 128
+_LONGEST_REQUEST = 1 << 14
+_HEAD_END = b"\r\n\r\n"
 _TASK_BUCKETS_S = (1e-4, 1e-3, 0.01, 0.1, 1.0, 10.0, 60.0, 600.0, 3600.0)
 _STEP_BUCKETS_S = (1e-3, 3e-3, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
 
@@ -37,31 +42,49 @@ class MetricsServer:
     """
 
     def __init__(self, ctx: Context, address: str, port: int) -> None:
-        from prometheus_client import CollectorRegistry, start_http_server
+        from prometheus_client import CollectorRegistry
 
-        registry = CollectorRegistry()
-        registry.register(_Now(ctx))
-        seen = _Seen(registry)
+        self._registry = CollectorRegistry()
+        self._registry.register(_Now(ctx))
+        seen = _Seen(self._registry)
+        family = socket.AF_INET6 if ":" in address else socket.AF_INET
         try:
-            self._server, self._thread = start_http_server(port, addr=address, registry=registry)
+            listener = socket.create_server((address, port), family=family, backlog=_BACKLOG)
         except OSError as error:
             problem = f"metrics cannot be served at {address}:{port}: {error.strerror or error}"
             raise BadValueError(problem, remedy="give another port, or port=0 for any free one") from error
-        self.port: int = self._server.server_port
+        self.port: int = listener.getsockname()[1]
+        self._listening = Listening(listener, self._answer, _LONGEST_REQUEST)
         self.url = f"http://{f'[{address}]' if ':' in address else address}:{self.port}/metrics"
         ctx.driver.listen(seen)
 
     def close(self) -> None:
         """End it; safe to call twice."""
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join()
+        self._listening.close()
+
+    def _answer(self, said: bytes, _: str) -> Verdict:
+        """Answer a request of HTTP as soon as its head is whole; whoever asks slowly or too much is hung up on."""
+        from prometheus_client.exposition import choose_encoder
+
+        if _HEAD_END not in said:
+            return None
+        request, *lines = said.partition(_HEAD_END)[0].decode("latin-1").split("\r\n")
+        if not request.startswith(("GET ", "HEAD ")):
+            return _reply("405 Method Not Allowed", "text/plain", b"only GET is answered\n")
+        headers = {name.strip().lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
+        encode, kind = choose_encoder(headers.get("accept", ""))
+        return _reply("200 OK", kind, encode(self._registry), body=request.startswith("GET"))
 
     def __enter__(self) -> MetricsServer:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _reply(status: str, kind: str, text: bytes, body: bool = True) -> bytes:
+    head = f"HTTP/1.1 {status}\r\nContent-Type: {kind}\r\nContent-Length: {len(text)}\r\nConnection: close\r\n\r\n"
+    return head.encode() + (text if body else b"")
 
 
 def metrics_server(ctx: Context, port: int = 0, address: str = "127.0.0.1") -> MetricsServer:

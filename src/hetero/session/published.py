@@ -15,7 +15,6 @@ import re
 import socket
 import sys
 import tempfile
-import threading
 import weakref
 from contextlib import suppress
 from datetime import UTC, datetime
@@ -24,6 +23,7 @@ from typing import TYPE_CHECKING
 
 from hetero.floor import settings
 from hetero.floor.clock import wall_time_s
+from hetero.floor.listening import Listening, Verdict
 from hetero.floor.private import file_socket, user_id
 
 if TYPE_CHECKING:
@@ -117,17 +117,18 @@ class Publication:
         folder = run_folder()
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._address = os.path.join(tempfile.mkdtemp(prefix="hetero-"), "run")
-        self._listener = listener
         try:
-            self._listener.bind(self._address)
+            listener.bind(self._address)
             os.chmod(self._address, 0o600)
-            self._listener.listen()
-            self._thread = threading.Thread(target=self._serve, name="hetero-published", daemon=True)
-            self._thread.start()
-            self.descriptor = self._describe(ctx, folder)
+            listener.listen()
+            self._listening = Listening(listener, self._answer, 4 * TOKEN_BYTES, deadline_s=PATIENCE_S)
         except (OSError, RuntimeError):
-            self._closed = True
-            answers(self._address)
+            _remove(self._address)
+            raise
+        try:
+            self.descriptor = self._describe(ctx, folder)
+        except OSError:
+            self._listening.close()
             _remove(self._address)
             raise
 
@@ -136,11 +137,9 @@ class Publication:
         if self._closed:
             return
         self._closed = True
-        answers(self._address)  # wakes the thread
         self.descriptor.unlink(missing_ok=True)
         _remove(self._address)
-        if threading.current_thread() is not self._thread:
-            self._thread.join()
+        self._listening.close()
 
     def _describe(self, ctx: Context, folder: Path) -> Path:
         script = Path(sys.argv[0] if sys.argv and sys.argv[0] not in ("", "-", "-c") else "python").stem
@@ -159,27 +158,15 @@ class Publication:
             json.dump(about, file)
         return path
 
-    def _serve(self) -> None:
-        with self._listener:
-            while not self._closed:
-                try:
-                    line, _ = self._listener.accept()
-                except OSError:
-                    return
-                with line, suppress(OSError):
-                    line.settimeout(PATIENCE_S)
-                    self._answer(line)
-
-    def _answer(self, line: socket.socket) -> None:
+    def _answer(self, said: bytes, _: str) -> Verdict:
         import hmac
 
-        with line.makefile("rb") as asked:
-            given = asked.readline(4 * TOKEN_BYTES).strip()
-        if self._closed:
-            return
-        known = hmac.compare_digest(given, self._token.encode())
+        given, end, _rest = said.partition(b"\n")
+        if not end:
+            return None
+        known = hmac.compare_digest(given.strip(), self._token.encode())
         answer = self._look() if known else {"error": "the token is wrong"}
-        line.sendall(json.dumps(answer).encode() + b"\n")
+        return json.dumps(answer).encode() + b"\n"
 
     def _look(self) -> dict[str, object]:
         from hetero.session.snapshot import snapshot

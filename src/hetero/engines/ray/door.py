@@ -10,7 +10,6 @@ import hmac
 import json
 import logging
 import socket
-import ssl
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -23,16 +22,16 @@ import psutil
 from hetero.engines.ray.certificates import server_context
 from hetero.engines.ray.jobs import Jobs
 from hetero.engines.ray.parcel import MOST_BYTES, Program
-from hetero.floor.clock import monotonic_s
+from hetero.floor.clock import monotonic_s, sleep
 from hetero.floor.errors import BadValueError, HeteroError
+from hetero.floor.listening import Admit, Listening, Verdict
 
 __all__ = ["FILE", "Door", "main"]
 
-_log = logging.getLogger("hetero.door")
 FILE = "door"
 """In the node's folder: the address, as soon as it listens."""
 
-_GREETING_S = 5.0
+_BACKLOG = 128
 _LOOK_S = 1.0
 _LONGEST_LINE = 1 << 16
 _SILENCE_LINES = 20
@@ -42,7 +41,7 @@ Answer = dict[str, Any]
 
 
 class Door:
-    """Listens for requests; each connection has a thread of its own.
+    """Listens for requests; each one that shows the token has a thread of its own.
 
     Parameters
     ----------
@@ -57,66 +56,67 @@ class Door:
     """
 
     def __init__(self, host: str, port: int, token: str, certificates: Path | None) -> None:
-        self._listener = socket.create_server((host, port))
-        self._listener.settimeout(_LOOK_S)
         self._token = token
-        self._context = None if certificates is None else server_context(certificates)
         self._lock = threading.Lock()
         self._jobs: Jobs | None = None
-        self.address = f"{host}:{self._listener.getsockname()[1]}"
+        listener = socket.create_server((host, port), backlog=_BACKLOG)
+        self.address = f"{host}:{listener.getsockname()[1]}"
+        encrypting = None if certificates is None else server_context(certificates)
+        self._listening = Listening(listener, self._heard, _LONGEST_LINE, encrypting=encrypting)
 
     def serve(self, while_true: Callable[[], bool]) -> None:
         """Let requests in as long as this is true."""
-        while while_true():
-            with suppress(TimeoutError):
-                line, peer = self._listener.accept()
-                threading.Thread(target=self._greet, args=(line, peer[0]), daemon=True).start()
+        with self._listening:
+            while while_true():
+                sleep(_LOOK_S)
 
-    def _greet(self, line: socket.socket, peer: str) -> None:
-        line.settimeout(_GREETING_S)
+    def _heard(self, said: bytes, peer: str) -> Verdict:
+        """Read a request and its token, before anything is done for whoever sent it."""
+        line, end, begun = said.partition(b"\n")
+        if not end:
+            return None
         try:
-            with closing(line if self._context is None else self._context.wrap_socket(line, server_side=True)) as safe:
-                self._talk(safe, peer)
-        except (ssl.SSLError, TimeoutError) as error:
-            _log.warning("refused %s: %s", peer, getattr(error, "reason", None) or error)
-        except OSError:
-            return
-        finally:
-            line.close()
+            request = self._read(line, peer)
+        except HeteroError as error:
+            return _refusal(error)
+        return Admit(lambda visitor: self._let_in(visitor, request, begun))
 
-    def _talk(self, line: socket.socket, peer: str) -> None:
-        with cast(IO[bytes], line.makefile("rwb")) as file:
+    def _let_in(self, visitor: socket.socket, request: Answer, begun: bytes) -> None:
+        """Talk in a thread of its own; one whose host is gone is noticed in minutes."""
+        visitor.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        threading.Thread(target=self._talk, args=(visitor, request, begun), daemon=True).start()
+
+    def _talk(self, visitor: socket.socket, request: Answer, begun: bytes) -> None:
+        with suppress(OSError), closing(visitor), cast(IO[bytes], visitor.makefile("rwb")) as file:
             try:
-                request = self._read(file, peer)
-                line.settimeout(None)
-                for answer in self._answers(request, file):
+                for answer in self._answers(request, begun, file):
                     file.write(json.dumps(answer).encode() + b"\n")
                     file.flush()
             except HeteroError as error:
-                file.write(json.dumps({"problem": error.problem, "remedy": error.remedy}).encode() + b"\n")
+                file.write(_refusal(error))
 
-    def _read(self, file: IO[bytes], peer: str) -> Answer:
+    def _read(self, line: bytes, peer: str) -> Answer:
         try:
-            request = json.loads(file.readline(_LONGEST_LINE))
+            request = json.loads(line)
             shown = str(request["token"])
-        except (ValueError, TypeError, KeyError) as error:
-            _log.warning("refused %s: no request", peer)
+        except (ValueError, TypeError, KeyError, RecursionError) as error:
+            self._listening.tell(peer, "no request")
             raise BadValueError(
                 "this is no request of hetero", remedy="use 'hetero submit' or 'hetero jobs'"
             ) from error
-        if not hmac.compare_digest(shown.encode(), self._token.encode()):
-            _log.warning("refused %s: another token", peer)
+        if not hmac.compare_digest(shown.encode(errors="replace"), self._token.encode()):
+            self._listening.tell(peer, "another token")
             raise BadValueError(
                 "the cluster refuses this token", remedy="copy the head's to this host and give --token-file FILE"
             )
         return dict(request)
 
-    def _answers(self, request: Answer, file: IO[bytes]) -> Iterator[Answer]:
+    def _answers(self, request: Answer, begun: bytes, file: IO[bytes]) -> Iterator[Answer]:
         begin_s = monotonic_s()
         jobs = self._opened()
         match request["do"]:
             case "submit":
-                job = jobs.submit(_program(request), _archive(file, request["nbytes"]))
+                job = jobs.submit(_program(request), _archive(begun, file, request["nbytes"]))
                 yield {"job": job}
                 if request["follow"]:
                     yield from _followed(jobs, job, True, begin_s)
@@ -139,10 +139,18 @@ def _program(request: Answer) -> Program:
     return Program(script, tuple(arguments), tuple([tuple(pair) for pair in variables]), tuple(packages))
 
 
-def _archive(file: IO[bytes], nbytes: int) -> bytes:
+def _refusal(error: HeteroError) -> bytes:
+    return json.dumps({"problem": error.problem, "remedy": error.remedy}).encode() + b"\n"
+
+
+def _archive(begun: bytes, file: IO[bytes], nbytes: int) -> bytes:
+    """Read an archive, of which the first bytes may have come with the request."""
     if not 0 < nbytes <= 2 * MOST_BYTES:
         raise BadValueError(f"an archive of {nbytes} bytes", remedy=f"send 1 to {2 * MOST_BYTES}")
-    return file.read(nbytes)
+    archive = begun + file.read(nbytes - len(begun))
+    if len(archive) < nbytes:
+        raise BadValueError(f"the archive ended after {len(archive)} of {nbytes} bytes", remedy="send it again")
+    return archive
 
 
 def _followed(jobs: Jobs, job: str, follow: bool, begin_s: float | None) -> Iterator[Answer]:
@@ -161,6 +169,7 @@ def _followed(jobs: Jobs, job: str, follow: bool, begin_s: float | None) -> Iter
 def main() -> None:
     """Be the door of the node that standard input tells of, as long as that runs."""
     logging.basicConfig(format="%(asctime)s %(message)s")
+    logging.getLogger("hetero").setLevel(logging.INFO)
     told = json.loads(sys.stdin.readline())
     node = psutil.Process(told["pid"])
     certificates = Path(told["certificates"]) if told["certificates"] else None

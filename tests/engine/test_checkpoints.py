@@ -166,6 +166,21 @@ def test_a_bad_name_or_interval_is_refused(bad: Callable[[], object]) -> None:
         bad()
 
 
+class _ReplacedMeanwhile(FileStore):
+    """Another attempt saves again between the listing and the reading."""
+
+    def list(self, prefix: str = "") -> tuple[str, ...]:
+        keys = super().list(prefix)
+        if keys == ("run/task/00000001.epoch",):
+            Checkpoints(FileStore(self.root)).save("run/task", "epoch", 2)
+        return keys
+
+
+def test_a_checkpoint_that_is_replaced_while_it_is_looked_up_gives_the_newer_one(tmp_path: Path) -> None:
+    Checkpoints(FileStore(tmp_path)).save("run/task", "epoch", 1)
+    assert Checkpoints(_ReplacedMeanwhile(tmp_path)).last("run/task") == ("epoch", 2)
+
+
 def test_a_damaged_checkpoint_gives_way_to_the_one_before_it(home: Path) -> None:
     with attempt():
         checkpoints.checkpoint("a", "sound")

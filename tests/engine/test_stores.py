@@ -13,8 +13,9 @@ from hetero.stores.files import Disk, FileStore
 from hetero.testing.store import check_power_cuts, check_store
 
 
+@pytest.mark.slow
 def test_a_file_store_keeps_every_promise_of_a_store(tmp_path: Path) -> None:
-    check_store(partial(FileStore, tmp_path / "store"), tmp_path / "store")
+    check_store(partial(FileStore, tmp_path / "store"), tmp_path / "store", operations=100_000)
 
 
 def test_no_power_cut_at_any_write_boundary_loses_what_was_put() -> None:
@@ -90,3 +91,37 @@ def test_a_store_that_is_only_read_makes_no_folder(tmp_path: Path) -> None:
     assert store.list() == ()
     store.delete("a")
     assert not (tmp_path / "store").exists()
+
+
+class _FolderRemovedMeanwhile(Disk):
+    """Another process removes a folder that it finds empty, each time one was just made, a few times."""
+
+    def __init__(self, times: int) -> None:
+        self.left = times
+
+    def make_folder(self, path: Path) -> None:
+        super().make_folder(path)
+        if self.left and path.name == "task":
+            self.left -= 1
+            path.rmdir()
+
+
+def test_a_folder_that_others_remove_in_between_is_made_again(tmp_path: Path) -> None:
+    disk = _FolderRemovedMeanwhile(50)
+    store = FileStore(tmp_path, disk)
+    store.put("run/task/1", b"a")
+    assert store.get("run/task/1") == b"a"
+    store.delete("run/task/1")
+    disk.left = 50
+    assert store.put_if_absent("run/task/2", b"b")
+    assert (store.get("run/task/2"), disk.left) == (b"b", 0)
+
+
+def test_a_file_in_the_way_of_a_folder_is_named_and_nothing_is_left(tmp_path: Path) -> None:
+    store = FileStore(tmp_path)
+    store.put("a", b"")
+    (tmp_path / "b").write_text("")
+    for put in (store.put, store.put_if_absent):
+        with pytest.raises(HeteroError, match="b/1= cannot be used: Not a directory"):
+            put("b/1", b"")
+    assert not list((tmp_path / "=tmp").iterdir())

@@ -85,15 +85,18 @@ class Checkpoints:
     def last(self, task_key: str, name: str | None = None) -> Saved | None:
         """Give the last checkpoint, or the last of that name, None where there is none.
 
-        A damaged one is left out, with a warning, in favour of the one before it.
+        A damaged one is left out, with a warning, in favour of the one before it. Where one was replaced by a
+        newer one since the names were listed, they are listed again.
         """
-        wanted = None if name is None else _escape(name)
-        for _, word, key in reversed(self._numbered(_escape_path(task_key))):
-            if wanted in (None, word):
-                saved = self._read(key)
-                if saved is not None:
-                    return Saved(_unescape(word), saved[0])
-        return None
+        wanted, folder, damaged = None if name is None else _escape(name), _escape_path(task_key), set[str]()
+        while True:
+            found = [row for row in self._numbered(folder) if wanted in (None, row[1]) and row[2] not in damaged]
+            if not found:
+                return None
+            _, word, key = found[-1]
+            saved = self._read(key, damaged)
+            if saved is not None:
+                return Saved(_unescape(word), saved[0])
 
     def save_loops(self, task_key: str, positions: Any) -> int:
         """Keep the positions and states of the task's loops; give their bytes."""
@@ -103,7 +106,7 @@ class Checkpoints:
 
     def loops(self, task_key: str) -> Any:
         """Give the positions and states of the task's loops, None where there are none."""
-        saved = self._read(f"{_escape_path(task_key)}/{_LOOPS}")
+        saved = self._read(f"{_escape_path(task_key)}/{_LOOPS}", set())
         return None if saved is None else saved[0]
 
     def clear(self, task_key: str) -> None:
@@ -119,10 +122,12 @@ class Checkpoints:
                 found.append((int(match[1]), match[2], key))
         return sorted(found)
 
-    def _read(self, key: str) -> tuple[Any] | None:
+    def _read(self, key: str, damaged: set[str]) -> tuple[Any] | None:
+        """Return what a key holds; None where it is gone, or damaged, which is noted."""
         try:
             data = self._store.get(key)
         except HeteroError as error:
+            damaged.add(key)
             warnings.warn(f"a checkpoint is left out: {error}", stacklevel=2)
             return None
         return None if data is None else (decode_state(data),)

@@ -6,6 +6,7 @@ It must not interpret what it keeps, and must not remove a file that it did not 
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import re
@@ -30,7 +31,8 @@ _SUFFIX = "="
 """Ends the name of every value's file: no part of a key has it, so that 'a' and 'a/b' live side by side."""
 _SPARE = "=tmp"
 _STALE_S = 3600.0
-_TRIES = 8
+_TRIES = 1000
+"""How often a name is tried again after other processes removed its folder, which was empty, in between."""
 
 
 class Disk:
@@ -40,8 +42,18 @@ class Disk:
     """
 
     def make_folder(self, path: Path) -> None:
-        """Make a folder whose parent exists; one that exists already is fine."""
-        path.mkdir(exist_ok=True)
+        """Make a folder whose parent exists; one that exists already is fine.
+
+        Raises
+        ------
+        NotADirectoryError
+            Something else has the name.
+        """
+        try:
+            path.mkdir()
+        except FileExistsError:
+            if path.exists() and not path.is_dir():
+                raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(path)) from None
 
     def create(self, path: Path, *pieces: bytes) -> None:
         """Make a new file with this content."""
@@ -114,7 +126,7 @@ class FileStore(Store):
         self.root = Path(root)
         self._disk = disk or Disk()
         self._own_only = own_only
-        self._made: set[Path] = set()
+        self._ready: set[Path] = set()
 
     def put(self, key: str, data: bytes) -> None:
         """Write durably, in place of what was there.
@@ -129,7 +141,11 @@ class FileStore(Store):
         path = self._path(key)
         with _worded(path):
             spare = self._spare(data)
-            self._settle(lambda: self._disk.rename(spare, path), path)
+            try:
+                self._settle(lambda: self._disk.rename(spare, path), path)
+            except OSError:
+                self._disk.remove(spare)
+                raise
 
     def put_if_absent(self, key: str, data: bytes) -> bool:
         """Write unless something is there; True when written. Exactly one of several writers wins."""
@@ -141,7 +157,7 @@ class FileStore(Store):
             try:
                 self._settle(lambda: self._disk.link(spare, path), path)
             except FileExistsError:
-                self._disk.sync_folder(path.parent)
+                self._sync_up(path.parent)
                 return False
             finally:
                 self._disk.remove(spare)
@@ -194,9 +210,8 @@ class FileStore(Store):
             self._disk.remove(path)
             folder = path.parent
             while folder != self.root and self._disk.remove_folder(folder):
-                self._made.discard(folder)
                 folder = folder.parent
-            self._disk.sync_folder(folder)
+            self._sync_up(path.parent)
 
     def _path(self, key: str) -> Path:
         above, _, last = key.rpartition("/")
@@ -209,9 +224,8 @@ class FileStore(Store):
 
     def _spare(self, data: bytes) -> Path:
         folder = self.root / _SPARE
-        if folder not in self._made:
-            self._make(folder)
-            self._drop_stale(folder)
+        if folder not in self._ready:
+            self._make_root(folder)
         path = folder / secrets.token_hex(8)
         header = _MAGIC + hashlib.sha256(data).hexdigest().encode() + b" %d\n" % len(data)
         try:
@@ -222,29 +236,45 @@ class FileStore(Store):
             raise
         return path
 
-    def _settle(self, name_it: Callable[[], None], path: Path) -> None:
-        for left in reversed(range(_TRIES)):
-            self._make(path.parent)
-            try:
-                name_it()
-            except FileNotFoundError:  # another process removed the folder, which was empty
-                self._made.clear()
-                if not left:
-                    raise
-            else:
-                break
-        self._disk.sync_folder(path.parent)
-
-    def _make(self, folder: Path) -> None:
-        if folder in self._made:
-            return
+    def _make_root(self, folder: Path) -> None:
+        """Make the root and the folder of temporary files durable; no store ever removes these two."""
         for each in reversed([folder, *folder.parents]):
             missing = not each.exists()
             if missing:
                 self._disk.make_folder(each)
-            if missing or each == self.root or self.root in each.parents:
+            if missing or each in (self.root, folder):
                 self._disk.sync_folder(each.parent)
-        self._made.add(folder)
+        self._drop_stale(folder)
+        self._ready.add(folder)
+
+    def _settle(self, name_it: Callable[[], None], path: Path) -> None:
+        """Name a file whose bytes are on the disk, then wait for its name and for its folders' names.
+
+        Notes
+        -----
+        Other processes remove folders that they find empty. Nothing slow stands between making the folders and
+        the name, so few tries suffice; once the file is there, its folder is not empty and stays.
+        """
+        folders = [each for each in path.parents if self.root in each.parents]
+        for left in reversed(range(_TRIES)):
+            try:
+                for folder in reversed(folders):
+                    self._disk.make_folder(folder)
+                name_it()
+                break
+            except FileNotFoundError:
+                if not left:
+                    raise
+        self._sync_up(path.parent)
+
+    def _sync_up(self, folder: Path) -> None:
+        """Wait for the names in a folder and in those above it, up to the root; one that is gone has no names."""
+        while True:
+            with suppress(FileNotFoundError):
+                self._disk.sync_folder(folder)
+            if folder == self.root:
+                return
+            folder = folder.parent
 
     def _drop_stale(self, folder: Path) -> None:
         for left in folder.iterdir():

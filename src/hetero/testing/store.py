@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
+import random
 import subprocess
 import sys
 import tempfile
@@ -31,9 +32,12 @@ _CHILD = "import sys, cloudpickle; call, args = cloudpickle.load(sys.stdin.buffe
 _BAD_KEYS = ("", "/", "a/", "/a", "a//b", "..", "a/../b", "a b", "a\n", "ä", "a\\b", "x" * 300)
 _WRITERS = 4
 _PUT_BYTES = 300_000
+_CONTENDERS = 16
 
 
-def check_store(make_store: Callable[[], Store], folder: Path | None = None, kills: int = 6) -> None:
+def check_store(
+    make_store: Callable[[], Store], folder: Path | None = None, kills: int = 6, operations: int = 4_000
+) -> None:
     """Check that a store keeps what its interface promises.
 
     Parameters
@@ -42,6 +46,7 @@ def check_store(make_store: Callable[[], Store], folder: Path | None = None, kil
         child processes, so cloudpickle must be able to send it
     folder : where the store keeps its files; given, they are damaged to see whether that is noticed
     kills : times that a writing process is killed
+    operations : calls that 16 processes make at once on the same few keys and folders
 
     Raises
     ------
@@ -53,12 +58,13 @@ def check_store(make_store: Callable[[], Store], folder: Path | None = None, kil
     >>> from functools import partial
     >>> from hetero.stores.files import FileStore
     >>> with tempfile.TemporaryDirectory() as folder:
-    ...     check_store(partial(FileStore, Path(folder)), Path(folder), kills=1)
+    ...     check_store(partial(FileStore, Path(folder)), Path(folder), kills=1, operations=160)
     """
     _check_values(make_store)
     _check_keys(make_store)
     _check_one_winner(make_store)
     _check_kills(make_store, kills)
+    _check_contention(make_store, operations)
     if folder is not None:
         _check_damage(make_store, folder)
 
@@ -213,6 +219,65 @@ def _acknowledged(writer: subprocess.Popen[bytes], run_s: float, last: int) -> i
     writer.kill()
     lines += _out(writer).readlines()
     return max(last, *(int(line) for line in lines if line.endswith(b"\n")))
+
+
+def _check_contention(make_store: Callable[[], Store], operations: int) -> None:
+    with ExitStack() as stack:
+        each = -(-operations // _CONTENDERS)
+        contenders = [stack.enter_context(_child(_contend, make_store, me, each)) for me in range(_CONTENDERS)]
+        problems = [json.loads(_out(contender).readline() or '["it was killed"]') for contender in contenders]
+    told = [f"process {me}: {problem}" for me, found in enumerate(problems) for problem in found]
+    assert not told, f"{len(told)} of {operations} operations by {_CONTENDERS} processes failed: {'; '.join(told[:5])}"
+    store = make_store()
+    for key in store.list():
+        store.delete(key)
+    assert store.list() == (), "keys are left after each was deleted"
+
+
+def _contend(make_store: Callable[[], Store], me: int, operations: int) -> None:
+    """Write, read, list and delete keys of one's own and shared ones, in folders that all the others use too."""
+    store, chance, problems = make_store(), random.Random(me), []
+    own: dict[str, bytes] = {}
+    for number in range(operations):
+        folder = f"contended/{chance.randrange(16)}"
+        try:
+            problem = _own_step(store, own, f"{folder}/own-{me}", f"{me} {number}".encode(), chance.random())
+            problem = problem or _shared_step(store, f"{folder}/shared", chance.random())
+        except Exception as error:  # noqa: BLE001  whatever it is, it is a broken promise
+            problem = f"{type(error).__name__}: {error}"
+        if problem:
+            problems.append(problem)
+    sys.stdout.write(json.dumps(problems) + "\n")
+
+
+def _own_step(store: Store, own: dict[str, bytes], key: str, data: bytes, chance: float) -> str:
+    """Do one thing to a key that no other process writes; return what is wrong with it."""
+    before = own.get(key)
+    if chance < 0.2:
+        store.put(key, data)
+        own[key] = data
+    elif chance < 0.3:
+        if store.put_if_absent(key, data) != (before is None):
+            return f"put_if_absent({key!r}) did not tell whether the key was there"
+        own.setdefault(key, data)
+    elif chance < 0.9:
+        store.delete(key)
+        own.pop(key, None)
+    elif (key in store.list(key)) != (before is not None):
+        return f"list() does not tell whether {key!r} is there"
+    found = store.get(key)
+    return "" if found == own.get(key) else f"{key!r} has {_short(found)}, not {_short(own.get(key))}"
+
+
+def _shared_step(store: Store, key: str, chance: float) -> str:
+    if chance < 0.05:
+        store.put(key, _proof(key, 0)[:3200])
+    elif chance < 0.1:
+        store.put_if_absent(key, _proof(key, 0)[:3200])
+    elif chance < 0.8:
+        store.delete(key)
+    found = store.get(key)
+    return "" if found in (None, _proof(key, 0)[:3200]) else f"{key!r} has {_short(found)}, which nobody wrote"
 
 
 def _check_damage(make_store: Callable[[], Store], folder: Path) -> None:

@@ -15,6 +15,7 @@ import pytest
 
 import hetero
 from hetero.errors import BadValueError, NothingFitsError
+from hetero.train.search_space import Range
 from hetero.train.search_study import Study
 from hetero.train.search_trial import Ended, Trial
 from hetero.train.search_values import Plan, SearchError, SearchListener, TrialReport
@@ -186,6 +187,9 @@ def plan(trials: int = 6, **words: Any) -> Plan:
     return Plan(**{"what": "demo", "space": read_space(LINE), "trials": trials, "sampler": "tpe", "seed": 5, **words})
 
 
+PLANE = {name: Range("linear", (-5.0, 5.0), 3) for name in ("x", "y")}
+
+
 def work(study: Study, trials: int) -> list[float]:
     """End some trials; gives what was tried."""
     found = []
@@ -211,6 +215,54 @@ def test_a_search_that_was_killed_tries_what_an_undisturbed_one_tries(tmp_path: 
     again.close()
     assert rest[0] == unfinished
     assert begun + rest == expected
+
+
+class _Killed(BaseException):
+    pass
+
+
+def killed_at(write: int, path: Path, sampler: str) -> None:
+    """Ask for a trial, and be killed at the nth change of the study's file."""
+    from sqlalchemy import event
+
+    left = write
+
+    def before(connection: Any, cursor: Any, statement: str, *_: Any) -> None:
+        nonlocal left
+        if not statement.lstrip().upper().startswith("SELECT"):
+            left -= 1
+            if left < 0:
+                raise _Killed
+
+    study = Study(plan(6, sampler=sampler, space=PLANE), path)
+    event.listen(study._storage.engine, "before_cursor_execute", before)
+    try:
+        study.ask()
+    except _Killed:
+        pass
+    finally:
+        event.remove(study._storage.engine, "before_cursor_execute", before)
+        study.close()
+
+
+@pytest.mark.parametrize("sampler", ["tpe", "random", "grid"])
+def test_a_kill_while_a_trial_is_made_loses_and_changes_nothing(tmp_path: Path, sampler: str) -> None:
+    whole = Study(plan(6, sampler=sampler, space=PLANE), None)
+    number, first = whole.ask()
+    whole.finish(number, Ended(1.0, False, "cpu:0", 0.1))
+    expected = [first, *(whole.ask()[1] for _ in range(3))]
+    before = Study(plan(6, sampler=sampler, space=PLANE), tmp_path / "before.sqlite3")
+    number, first = before.ask()
+    before.finish(number, Ended(1.0, False, "cpu:0", 0.1))
+    before.close()
+    for write in range(7):
+        path = tmp_path / f"{write}.sqlite3"
+        path.write_bytes((tmp_path / "before.sqlite3").read_bytes())
+        killed_at(write, path, sampler)
+        after = Study(plan(6, sampler=sampler, space=PLANE), path)
+        assert (after.resumed, after.left) == (1, 5)
+        assert [first, *(after.ask()[1] for _ in range(3))] == expected
+        after.close()
 
 
 def test_a_kill_between_the_two_writes_of_a_retry_doubles_nothing(tmp_path: Path) -> None:

@@ -202,6 +202,15 @@ def test_groups_are_all_or_nothing_and_competing_ones_do_not_deadlock() -> None:
     assert len(done.commits) == 100
 
 
+def test_a_group_whose_members_share_a_memory_node_keeps_its_result_for_its_readers() -> None:
+    fleet = cpus(4)
+    groups = [SimTask(task(n, Request(devices=2)), nbytes=1000) for n in range(1, 11)]
+    readers = [SimTask(task(100 + n, inputs=[n]), nbytes=10) for n in range(1, 11)]
+    done = simulate(program([*groups, *readers]), fleet, lambda *_: 0.01, check_every=1)
+    assert len(done.commits) == 20
+    assert done.happened["discarded"] == 0
+
+
 def test_an_exclusive_task_has_its_host_for_itself() -> None:
     fleet = [*cpus(2), *cpus(2, host="h1")]
     tasks = [SimTask(task(n, Request(exclusive=True) if n % 10 == 0 else Request())) for n in range(1, 61)]

@@ -68,6 +68,7 @@ class _Attempt(NamedTuple):
     task: int
     attempt: int
     group: _Group | None
+    rank: int = 0
 
 
 class _Worker:
@@ -210,13 +211,13 @@ class SimEngine:
     def _run_group(self, command: RunGroup) -> None:
         group = _Group()
         launch: Launch = command.launch
-        for name in command.devices:
+        for rank, name in enumerate(command.devices):
             worker = self.workers[name]
             if not worker.up:
                 group.failed = True
                 continue
             assert worker.current is None, f"{name} runs {worker.current} as group task {launch.task} comes"
-            worker.queue.append(_Attempt(launch.task, launch.attempt, group))
+            worker.queue.append(_Attempt(launch.task, launch.attempt, group, rank))
         for name in command.devices:
             self._next(self.workers[name])
 
@@ -279,7 +280,7 @@ class SimEngine:
 
     def _finishes(self, worker: _Worker, attempt: _Attempt, started_s: float) -> None:
         now_s = self._now_s()
-        nbytes = self._task_of(attempt.task)[1]
+        nbytes = 0 if attempt.rank else self._task_of(attempt.task)[1]
         node = worker.device.memory_node if nbytes else HOST_NODE
         if nbytes:
             self._results[attempt[:2]] = (node, self._node_life[node])

@@ -6,8 +6,9 @@ It must not run a trial, and it belongs to one thread.
 
 from __future__ import annotations
 
+import itertools
 import json
-import math
+import random
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ _NAME = "hetero"
 _ABOUT = "hetero.about"
 _OWNER = "hetero.owner"
 _AGAIN = "hetero.again"
+_POINT = "hetero.point"
 _HOPELESS = 3
 
 
@@ -41,8 +43,9 @@ class Study:
     Notes
     -----
     A trial that an earlier run left unfinished is queued with the same values; only then it is marked as failed, so
-    a kill between the two loses nothing. The sampler is made anew for every trial, from the seed and the number
-    of trials asked for so far: a run that was killed goes on as if it had not been.
+    a kill between the two loses nothing. One that was killed before all of its values were stored, which no objective
+    has seen, is left out and its values are drawn again. The sampler is made anew for every trial, from the seed and
+    the number of trials asked for so far: a run that was killed goes on as if it had not been.
     """
 
     def __init__(self, plan: Plan, path: Path | None) -> None:
@@ -53,7 +56,7 @@ class Study:
         self.path = path
         self._states = optuna.trial.TrialState
         self._space = distributions(plan.space)
-        self._grid = grid(plan.space) if plan.sampler == "grid" else {}
+        self._points = _points(plan) if plan.sampler == "grid" else []
         self._running: dict[int, Any] = {}
         self._verdicts: dict[tuple[int, int], bool] = {}
         self._reports: dict[int, TrialReport] = {}
@@ -106,16 +109,31 @@ class Study:
         again = {trial.user_attrs[_AGAIN] for trial in trials if _AGAIN in trial.user_attrs}
         for trial in trials:
             if trial.state == self._states.RUNNING:
-                if trial.number not in again:
-                    self._study.enqueue_trial(trial.params, user_attrs={_AGAIN: trial.number})
+                values = self._values_of(trial, trials)
+                if values is not None and trial.number not in again:
+                    self._study.enqueue_trial(values, user_attrs={_AGAIN: trial.number})
                     again.add(trial.number)
                 self._study.tell(trial.number, state=self._states.FAIL)
         self._asked = 0
-        for trial in self._study.get_trials(deepcopy=False):
-            self._asked += _AGAIN not in trial.user_attrs
+        self._tried: set[int] = set()
+        trials = self._study.get_trials(deepcopy=False)
+        for trial in trials:
+            facts = trial.user_attrs
+            if self._values_of(trial, trials) is None and trial.state != self._states.WAITING:
+                continue
+            self._asked += _AGAIN not in facts and trial.state != self._states.WAITING
+            self._tried |= {facts[_POINT]} if _POINT in facts else set()
             if trial.state.is_finished() and trial.number not in again:
                 self._reports[trial.number] = self._report_of(trial)
         self.resumed = len(self._reports)
+
+    def _values_of(self, trial: Any, trials: list[Any]) -> dict[str, Any] | None:
+        """Return what a trial tries; None where a kill came before all of it was stored."""
+        while _AGAIN in trial.user_attrs:
+            trial = trials[trial.user_attrs[_AGAIN]]
+        if _POINT in trial.user_attrs:
+            return dict(self._points[trial.user_attrs[_POINT]])
+        return dict(trial.params) if set(trial.params) == set(self._space) else None
 
     def _report_of(self, trial: Any) -> TrialReport:
         words = {self._states.COMPLETE: "finished", self._states.PRUNED: "pruned", self._states.FAIL: "failed"}
@@ -135,8 +153,7 @@ class Study:
     @property
     def wanted(self) -> int:
         """How many trials there will be in all."""
-        points = math.prod(map(len, self._grid.values()))
-        return min(self.plan.trials, points) if self._grid else self.plan.trials
+        return min(self.plan.trials, len(self._points)) if self._points else self.plan.trials
 
     @property
     def left(self) -> int:
@@ -164,6 +181,8 @@ class Study:
     def ask(self) -> tuple[int, dict[str, Any]]:
         """Give the number and the values of the next trial."""
         self._study.sampler = self._sampler()
+        if self._points and not self._waiting():
+            self._enqueue_point()
         trial = self._study.ask(self._space)
         self._asked += _AGAIN not in trial.user_attrs
         self._running[trial.number] = trial
@@ -172,10 +191,17 @@ class Study:
     def _sampler(self) -> Any:
         from optuna import samplers
 
-        if self._grid:
-            return _grid_sampler(self._grid, self.plan.seed)
         seed = (self.plan.seed * 1_000_003 + self._asked) % 2**32
         return samplers.TPESampler(seed=seed) if self.plan.sampler == "tpe" else samplers.RandomSampler(seed=seed)
+
+    def _waiting(self) -> bool:
+        return bool(self._study.get_trials(deepcopy=False, states=(self._states.WAITING,)))
+
+    def _enqueue_point(self) -> None:
+        """Queue the next point of the grid, its values and its number in one write."""
+        point = next(number for number in range(len(self._points)) if number not in self._tried)
+        self._study.enqueue_trial(self._points[point], user_attrs={_POINT: point})
+        self._tried.add(point)
 
     def report(self, number: int, step: int, value: float) -> bool:
         """Take a value that a running trial reported; True where it is to be pruned."""
@@ -237,16 +263,12 @@ def _pruner(word: str) -> Any:
     return made[word]()
 
 
-def _grid_sampler(values: dict[str, list[Any]], seed: int) -> Any:
-    from optuna.samplers import GridSampler
-
-    class Grid(GridSampler):  # type: ignore[misc]
-        """Optuna's, which wants to stop a loop of Optuna's at its last point; here the loop counts for itself."""
-
-        def after_trial(self, *_: Any) -> None:
-            pass
-
-    return Grid(values, seed=seed)
+def _points(plan: Plan) -> list[dict[str, Any]]:
+    """Return the points of the grid, in an order that the seed decides."""
+    values = grid(plan.space)
+    points = [dict(zip(values, point, strict=True)) for point in itertools.product(*values.values())]
+    random.Random(plan.seed).shuffle(points)
+    return points
 
 
 def _lives(pid: int, since_s: float) -> bool:

@@ -17,7 +17,7 @@ import hetero
 from benchmarks.common import Bench, arguments
 
 BATCHES = (64, 256, 1024)
-FLEET = "cpu:1,cpu:1*0.5"
+FLEET = "1xcpu,1xcpu*0.5"
 
 
 def extra_calls(log: Path, bad: int) -> int:

@@ -28,7 +28,7 @@ import hetero
 from benchmarks.common import Bench, alternate, arguments
 from hetero.floor import settings
 
-FLEETS = {"quick": "cpu:1", "slow": "cpu:1*0.25", "pair": "cpu:1,cpu:1*0.25"}
+FLEETS = {"quick": "1xcpu", "slow": "1xcpu*0.25", "pair": "1xcpu,1xcpu*0.25"}
 FRACS = {"quick": 1.0, "slow": 0.25}
 SHARES = {"quick": 0.8, "slow": 0.2, "pair": 1.0}
 """How much of the images each contestant encodes, so that all take about as long."""

@@ -35,7 +35,7 @@ def work_through(out: str, log: str, count: int) -> None:
         time.sleep(RECORD_S * len(batch))
         return [f"record {x}" for x in batch]
 
-    with hetero.Context(devices="cpu:1,cpu:1", history=False) as ctx:
+    with hetero.Context(devices="2xcpu", history=False) as ctx:
         ctx.map_batches(note, range(count), out=out, part=200, batch=BATCH, resume=True, learn=False)
 
 

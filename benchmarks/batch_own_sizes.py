@@ -20,7 +20,7 @@ from benchmarks.rivals import dask_client, ray_module
 BESTS = (256, 16)
 RATES = (1800.0, 200.0)
 OVERHEAD = 0.2
-FLEET = "cpu:1,cpu:1*0.999"
+FLEET = "1xcpu,1xcpu*0.999"
 """Two devices that are told apart by what is learned of them."""
 
 

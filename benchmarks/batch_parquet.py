@@ -139,7 +139,7 @@ def main() -> None:
     bench = Bench("batch_parquet", (__doc__ or "").strip(), ("pyarrow", "ray", "dask", "distributed"), given.out)
     bench.note(records=count, files=FILES, devices="two CPU cores, as all contestants have", memory=MEMORY)
     logging.getLogger("ray.data").setLevel(logging.ERROR)
-    with tempfile.TemporaryDirectory() as name, hetero.Context(devices="cpu:1,cpu:1", history=False) as ctx:
+    with tempfile.TemporaryDirectory() as name, hetero.Context(devices="2xcpu", history=False) as ctx:
         data, out = Path(name) / "data", Path(name) / "out"
         data.mkdir()
         write_records(data, count)

@@ -61,7 +61,7 @@ def main() -> None:
     count, rounds = (400, 1) if given.quick else (6_000, 3)
     bench = Bench("batch_stages", (__doc__ or "").strip(), (), given.out)
     bench.note(records=count, seconds_a_record=[SLOW_S, QUICK_S, WRITE_S], decode="on cpu:0", model="on cpu:1")
-    with hetero.Context(devices="cpu:1,cpu:1", history=False) as ctx:
+    with hetero.Context(devices="2xcpu", history=False) as ctx:
         rates = [run(ctx, count) for _ in range(rounds)]
         whole = [run_in_one_piece(ctx, count) for _ in range(rounds)]
     for word, found in zip(("before", "after"), zip(*rates, strict=True), strict=True):

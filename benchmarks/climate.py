@@ -20,7 +20,7 @@ import hetero
 from benchmarks.common import Bench, alternate, arguments
 from hetero.floor.clock import monotonic_s
 
-FAST, SLOW, BOTH = "cpu:1", "cpu:1*0.5", "cpu:1,cpu:1*0.5"
+FAST, SLOW, BOTH = "1xcpu", "1xcpu*0.5", "1xcpu,1xcpu*0.5"
 ROWS, COLUMNS, PARTS = 121, 240, 8
 HOURS, ROUNDS = 240, 5
 

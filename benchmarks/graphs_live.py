@@ -28,7 +28,7 @@ from hetero.model.events import TaskFinished
 from hetero.model.graph import GraphDevice, GraphEdge, GraphTask, TaskGraph
 from hetero.model.topology import MemoryNode, Topology
 
-DEVICES = "cpu:1,cpu:1*0.5"
+DEVICES = "1xcpu,1xcpu*0.5"
 TILES, TILE = 8, 448
 ROUNDS = 9
 WARM_UP = 2

@@ -82,7 +82,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         log = f"{folder}/hetero"
         killer = Killer(period_s, lambda command: "hetero.drive.worker" in command)
-        with hetero.Context(devices="cpu:1,cpu:1", history=False) as ctx:
+        with hetero.Context(devices="2xcpu", history=False) as ctx:
             ctx.gather([ctx.submit(abs, 1) for _ in range(4)])
             begin_s = time.perf_counter()
             killer.start()

@@ -37,7 +37,7 @@ def main() -> None:
     bench = Bench("memory_growth", f"memory over {tasks:,} tasks", (), given.out)
     growth: dict[str, float] = {}
     for isolation in ("process", "thread"):
-        with hetero.Context(devices="cpu:1,cpu:1", isolation=isolation) as ctx:
+        with hetero.Context(devices="2xcpu", isolation=isolation) as ctx:
             before, samples = 0, []
             for first in range(0, tasks, step):
                 for future in [ctx.submit(answer, index) for index in range(first, first + step)]:

@@ -88,7 +88,7 @@ def main() -> None:
     bench = Bench("ray_faults", "a worker killed every 2 s on Ray", ("ray",), given.out)
     with (
         ray_module() as ray,
-        hetero.Context(devices="cpu:1,cpu:1", engine="ray", address="auto", history=False) as ctx,
+        hetero.Context(devices="2xcpu", engine="ray", address="auto", history=False) as ctx,
         tempfile.TemporaryDirectory() as warm,
     ):
         task = hetero.task(crashes=20)(marked)

@@ -87,7 +87,7 @@ def main() -> None:
     given = arguments(str(__doc__).splitlines()[0])
     count, faulty = (48, 100) if given.quick else (400, 400)
     bench = Bench("ray_hosts", "two hosts on Ray, devices 4 : 1, 1 Gbit/s", ("ray",), given.out)
-    devices = ("cpu:1", "cpu:1*0.25")
+    devices = ("1xcpu", "1xcpu*0.25")
     with (
         tempfile.TemporaryDirectory() as folder,
         cluster_of_namespaces(Path(folder), [BITS_PER_S, BITS_PER_S], devices, pinned=True) as hosts,

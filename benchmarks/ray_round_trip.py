@@ -20,7 +20,7 @@ import hetero
 from benchmarks.common import Bench, alternate, arguments, ratio
 from benchmarks.rivals import ray_module
 
-DEVICES = "cpu:1,cpu:1"
+DEVICES = "2xcpu"
 
 
 @hetero.task

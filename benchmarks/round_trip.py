@@ -39,8 +39,8 @@ def main() -> None:
     trips, rounds = (50, 1) if given.quick else (400, 9)
     bench = Bench("round_trip", "one no-op task, submitted and waited for", ("ray", "distributed"), given.out)
     with (
-        hetero.Context(devices="cpu:1,cpu:1", isolation="thread") as threads,
-        hetero.Context(devices="cpu:1,cpu:1") as processes,
+        hetero.Context(devices="2xcpu", isolation="thread") as threads,
+        hetero.Context(devices="2xcpu") as processes,
         ThreadPoolExecutor(2) as thread_pool,
         ProcessPoolExecutor(2, mp_context=get_context("spawn")) as process_pool,
         ray_module() as ray,

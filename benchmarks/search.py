@@ -84,7 +84,7 @@ def main() -> None:
     rounds, trials = (1, 6) if given.quick else (4, 16)
     bench = Bench("search", "a search over unequal devices", ("optuna",), given.out)
     counts: dict[str, dict[str, int]] = {}
-    fleets = {"best device alone": "cpu:1", "both, 3 : 1": f"cpu:1,cpu:1*{SLOW}", "useless": f"cpu:1,cpu:1*{USELESS}"}
+    fleets = {"best device alone": "1xcpu", "both, 3 : 1": f"1xcpu,1xcpu*{SLOW}", "useless": f"1xcpu,1xcpu*{USELESS}"}
     opened = {name: hetero.Context(devices=fleet, history=False) for name, fleet in fleets.items()}
     try:
         samples = alternate(

@@ -34,7 +34,7 @@ def main() -> None:
     steps = calibrate(0.05)
     bench = Bench("shared_array", "64 MB to 8 tasks of 50 ms on 2 process workers", ("ray", "distributed"), given.out)
     with (
-        hetero.Context(devices="cpu:1,cpu:1", memory_pool_size="1GB") as ctx,
+        hetero.Context(devices="2xcpu", memory_pool_size="1GB") as ctx,
         ray_module() as ray,
         dask_client() as client,
     ):

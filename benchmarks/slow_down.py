@@ -63,7 +63,7 @@ def speeds(ctx: hetero.Context, steps: int, tasks: int) -> dict[str, float]:
 
 def once(tasks: int, steps: int) -> tuple[float, int]:
     """Give the share of the new sum reached after the slow device's fifth task, and that device's count."""
-    with hetero.Context(devices="cpu:1,cpu:1", history=False) as ctx:
+    with hetero.Context(devices="2xcpu", history=False) as ctx:
         pids = {d.short: ctx.run(hetero.task(who, on=d.short), 10)[1] for d in ctx.devices}
         futures = [ctx.submit(who, steps) for _ in range(tasks)]
         futures[tasks // 2].result()

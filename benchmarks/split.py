@@ -201,7 +201,7 @@ def main() -> None:
     given = arguments(str(__doc__).splitlines()[0])
     torch.set_num_threads(1)
     bench = Bench("split", "ResNet-50 over two devices, each faster at its own kind of layer", ("torch",), given.out)
-    with hetero.Context(devices="cpu:1,cpu:1", history=False) as ctx:
+    with hetero.Context(devices="2xcpu", history=False) as ctx:
         predict(bench, ctx, 1 if given.quick else 9)
         train(bench, ctx, 1 if given.quick else 5)
     bench.note(emulated=SLOW, micro_batches=f"{COUNT} of {MICRO_BATCH} pictures of 64 × 64")

@@ -28,8 +28,8 @@ def main() -> None:
     bench = Bench("throughput", f"{tasks:,} no-op tasks, trace on", ("ray", "distributed"), given.out)
     with (
         tempfile.TemporaryDirectory() as folder,
-        hetero.Context(devices="cpu:1,cpu:1", isolation="thread", trace=f"{folder}/threads.jsonl") as threads,
-        hetero.Context(devices="cpu:1,cpu:1", trace=f"{folder}/processes.jsonl") as processes,
+        hetero.Context(devices="2xcpu", isolation="thread", trace=f"{folder}/threads.jsonl") as threads,
+        hetero.Context(devices="2xcpu", trace=f"{folder}/processes.jsonl") as processes,
         ThreadPoolExecutor(2) as thread_pool,
         ProcessPoolExecutor(2, mp_context=get_context("spawn")) as process_pool,
         ray_module() as ray,

@@ -39,9 +39,9 @@ def main() -> None:
     given = arguments(str(__doc__).splitlines()[0])
     seeds, epochs = (SEEDS[:1], 1) if given.quick else (SEEDS, 0)
     bench = Bench("train_accuracy", "accuracy of the worked example", ("torch",), given.out)
-    both = [accuracy(seed, "cpu:1,cpu:1*0.333", epochs) for seed in seeds]
+    both = [accuracy(seed, "1xcpu,1xcpu*0.333", epochs) for seed in seeds]
     bench.measure("two devices 3 : 1, five seeds", both, "of the pictures")
-    bench.measure("one device, the first seed", [accuracy(seeds[0], "cpu:1", epochs)], "of the pictures")
+    bench.measure("one device, the first seed", [accuracy(seeds[0], "1xcpu", epochs)], "of the pictures")
     bench.claim("median of the seeds", statistics.median(both), unit="of the pictures", at_least=0.98)
     bench.claim("worst of the seeds", min(both), unit="of the pictures", at_least=0.975)
     bench.note(seeds=seeds, accuracies=both)

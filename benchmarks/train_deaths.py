@@ -192,7 +192,7 @@ def main() -> None:
     given = arguments(str(__doc__).splitlines()[0])
     kills, freezes, rival_kills = (2, 1, 1) if given.quick else (15, 6, 5)
     bench = Bench("train_deaths", "workers that die and freeze while three devices train", ("torch",), given.out)
-    with hetero.Context(devices=",".join(["cpu:1"] * MEMBERS), history=False) as ctx:
+    with hetero.Context(devices=f"{MEMBERS}xcpu", history=False) as ctx:
         ours = Ours(ctx)
         killed = [ours.disturb(signal.SIGKILL)[1] for _ in range(kills)]
         frozen = [ours.disturb(signal.SIGSTOP) for _ in range(freezes)]

@@ -27,11 +27,11 @@ from hetero.train.mnist import network
 
 SHARES = {"cpu:0": 96, "cpu:1": 32}
 SPLITS: tuple[tuple[str, dict[str, int]], ...] = (
-    ("cpu:1", {"cpu:0": 128}),
-    ("cpu:1,cpu:1", SHARES),
-    ("cpu:1,cpu:1", {"cpu:0": 64, "cpu:1": 64}),
-    ("cpu:1,cpu:1,cpu:1", {"cpu:0": 8, "cpu:1": 40, "cpu:2": 80}),
-    ("cpu:1,cpu:1,cpu:1,cpu:1", {"cpu:0": 56, "cpu:1": 8, "cpu:2": 40, "cpu:3": 24}),
+    ("1xcpu", {"cpu:0": 128}),
+    ("2xcpu", SHARES),
+    ("2xcpu", {"cpu:0": 64, "cpu:1": 64}),
+    ("3xcpu", {"cpu:0": 8, "cpu:1": 40, "cpu:2": 80}),
+    ("4xcpu", {"cpu:0": 56, "cpu:1": 8, "cpu:2": 40, "cpu:3": 24}),
 )
 
 
@@ -162,7 +162,7 @@ def recorded(data: Any, epochs: int, layout: str) -> Errors:
     """Train in float32 with a layout, and look at every gradient."""
     with tempfile.TemporaryDirectory() as folder:
         recorder = type("Recorder", (Recorder,), {"folder": folder})
-        trained(net(), data, "cpu:1,cpu:1", SHARES, epochs, lambda p: recorder(p, 1e-3), "sum", layout)
+        trained(net(), data, "2xcpu", SHARES, epochs, lambda p: recorder(p, 1e-3), "sum", layout)
         return gradient_errors(data, Path(folder))
 
 
@@ -178,7 +178,7 @@ def main() -> None:
 
     doubles = data[0].astype("float64"), data[1]
     expected = plain(net().double(), doubles, steps)
-    found = trained(net().double(), doubles, "cpu:1,cpu:1", SHARES, epochs, adam, "sum")
+    found = trained(net().double(), doubles, "2xcpu", SHARES, epochs, adam, "sum")
     error = float((flat(found) - flat(expected)).abs().max() / flat(expected).abs().max())
     bench.measure(f"float64, {steps} steps, parameters", [error], "relative")
     bench.claim(f"float64: parameters after {steps} steps", error, rival="plain torch loop", unit="", at_most=1e-12)

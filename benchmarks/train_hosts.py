@@ -46,7 +46,7 @@ def killed_once(hosts: Cluster, program: subprocess.Popen[str]) -> tuple[float, 
     struck_s = struck(hosts, log)
     found = dict(json.loads(line_with(program, "{")))
     hosts.hetero(1, "node", "stop")
-    hosts.start_node(1, "cpu:1")
+    hosts.start_node(1, "1xcpu")
     return found["applied_s"] - struck_s, found
 
 
@@ -57,7 +57,7 @@ def main() -> None:
     bench = Bench("train_hosts", "training over two hosts, one of them killed", ("torch", "ray"), given.out)
     with (
         tempfile.TemporaryDirectory() as folder,
-        cluster_of_namespaces(Path(folder), [BITS_PER_S, BITS_PER_S], ("cpu:1", "cpu:1")) as hosts,
+        cluster_of_namespaces(Path(folder), [BITS_PER_S, BITS_PER_S], ("1xcpu", "1xcpu")) as hosts,
         hosts.start(0, sys.executable, PROGRAM, str(times), folder, stderr=sys.stderr) as program,
     ):
         rounds = [killed_once(hosts, program) for _ in range(times)]

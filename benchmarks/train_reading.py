@@ -74,7 +74,7 @@ def main() -> None:
     bench = Bench("train_reading", "samples that take a while to come", ("torch",), given.out)
     slow = Slow(WAIT_S)
     arrays = tuple(part[:SAMPLES] for part in pictures())
-    with hetero.Context(devices="cpu:1", history=False) as ctx:
+    with hetero.Context(devices="1xcpu", history=False) as ctx:
         times_s = alternate(
             {
                 "hetero, arrays: nothing to read": lambda: ours(ctx, arrays, 0, epochs),

@@ -46,7 +46,7 @@ OURS = f"""{TASK}
 import hetero
 
 where = sys.argv[1]
-trainer = hetero.Trainer(model, loss, adam, data, global_batch={BATCH}, devices="cpu:1,cpu:1*0.5", exact="bitwise",
+trainer = hetero.Trainer(model, loss, adam, data, global_batch={BATCH}, devices="1xcpu,1xcpu*0.5", exact="bitwise",
     checkpoint=where + "/kept", checkpoint_every={EVERY}, sample_log=where + "/log")
 with trainer:
     trainer.fit({EPOCHS} - trainer.resume())

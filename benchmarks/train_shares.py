@@ -30,7 +30,7 @@ from hetero.train.mnist import load_digits, load_mnist, network
 from tests.needs import _data
 
 BATCH, SAMPLES, SLOW = 128, 4096, 0.333
-FLEET = f"cpu:1,cpu:1*{SLOW}"
+FLEET = f"1xcpu,1xcpu*{SLOW}"
 FOUR = (0.8, 0.4, 0.2, 0.1)
 STEPS = SAMPLES // BATCH
 _FEW = 16
@@ -182,7 +182,7 @@ def two_devices(rounds: int, epochs: int, plain: Plain) -> tuple[dict[str, list[
 
 def four_devices(rounds: int, epochs: int, plain: Plain) -> dict[str, list[float]]:
     """Measure 8 : 4 : 2 : 1, four throttled devices that together have 1.5 cores."""
-    with hetero.Context(devices=",".join(f"cpu:1*{frac}" for frac in FOUR), history=False) as ctx:
+    with hetero.Context(devices=",".join(f"1xcpu*{frac}" for frac in FOUR), history=False) as ctx:
         contestants: Mapping[str, Callable[[], float | None]] = {
             "plain torch, a whole core": partial(plain.speed, 1.0, STEPS),
             "limit of plain passes, four devices": partial(limit, plain, FOUR, STEPS),

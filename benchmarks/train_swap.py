@@ -70,7 +70,7 @@ def main() -> None:
     torch.set_num_threads(1)
     bench = Bench("train_swap", "speeds that swap in mid-run", ("torch",), given.out)
     found: list[list[float]] = []
-    with hetero.Context(devices="cpu:1,cpu:1", history=False) as ctx:
+    with hetero.Context(devices="2xcpu", history=False) as ctx:
         alone_s = [statistics.median(run(ctx, {f"cpu:{i}": BATCH}, 7, 0)) for i in range(2)]
         for _ in range(rounds):
             found.append(run(ctx, "auto", BEFORE + AFTER, BEFORE))

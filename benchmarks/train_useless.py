@@ -49,8 +49,8 @@ def main() -> None:
     rounds, epochs = (1, 1) if given.quick else (9, 2)
     bench = Bench("train_useless", "a useless third device in training", ("torch",), given.out)
     with (
-        hetero.Context(devices="cpu:1,cpu:1", history=False) as two,
-        hetero.Context(devices="cpu:1,cpu:1,cpu:1*0.02", history=False) as three,
+        hetero.Context(devices="2xcpu", history=False) as two,
+        hetero.Context(devices="2xcpu,1xcpu*0.02", history=False) as three,
     ):
         good, beside = Contestant(two, epochs), Contestant(three, epochs)
         times_s = alternate(

@@ -35,7 +35,7 @@ def speed(spec: str, tasks: int, steps: int) -> float:
 
 def both(tasks: int, steps: int, *, known: bool) -> float:
     """Give the tasks a second of both devices together."""
-    with hetero.Context(devices=f"cpu:1,cpu:1*{SHARE}", history=known) as ctx:
+    with hetero.Context(devices=f"1xcpu,1xcpu*{SHARE}", history=known) as ctx:
         ctx.gather([ctx.submit(abs, -1) for _ in range(4)])
         begin_s = time.perf_counter()
         ctx.gather([ctx.submit(spin, steps) for _ in range(tasks)])
@@ -92,7 +92,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as home:
         os.environ["HETERO_HOME"] = home
         for _ in range(rounds):
-            alone = {spec: [speed(spec, tasks // 8, steps)] for spec in ("cpu:1", f"cpu:1*{SHARE}")}
+            alone = {spec: [speed(spec, tasks // 8, steps)] for spec in ("1xcpu", f"1xcpu*{SHARE}")}
             found = {
                 "hetero, cold": both(tasks, steps, known=False),
                 "hetero, known": _known(tasks, steps),

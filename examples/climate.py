@@ -47,7 +47,7 @@ if __name__ == "__main__":
     winds = read_winds(given.winds) if given.winds else synthetic_winds()
     given.out.mkdir(exist_ok=True)
     took = {}
-    for devices in ("cpu:1", "cpu:1*0.5", "cpu:1,cpu:1*0.5"):
+    for devices in ("1xcpu", "1xcpu*0.5", "1xcpu,1xcpu*0.5"):
         with hetero.Context(devices=devices, policy="planned") as ctx:
             graph, results = graph_of(winds, given.hours, parts=6)
             graph_of(winds, 1, 1)[0].run(ctx)

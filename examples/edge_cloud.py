@@ -40,7 +40,7 @@ def train(pictures, labels, rounds=150):
 
 def cloud(address):
     """Train with what comes, and infer with what was learned, for whoever asks."""
-    with hetero.Context(devices="cpu:1") as ctx, Listener((address, PORT), authkey=KEY) as door:
+    with hetero.Context(devices="1xcpu") as ctx, Listener((address, PORT), authkey=KEY) as door:
         print("up", flush=True)
         with door.accept() as near:
             near.send(weights := ctx.run(train, *near.recv()).astype(np.float16))
@@ -61,7 +61,7 @@ def edge(address):
         far.send(words)
         return far.recv()
 
-    with hetero.Context(devices="cpu:1*0.25") as ctx, Client((address, PORT), authkey=KEY) as far:
+    with hetero.Context(devices="1xcpu*0.25") as ctx, Client((address, PORT), authkey=KEY) as far:
         pictures, labels = seen(200, seed=2)
         weights, train_ms = timed(asked, seen(200, seed=1))
         print(f"trained in the cloud in {train_ms:.0f} ms, the link included")

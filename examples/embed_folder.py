@@ -44,6 +44,6 @@ def pixels(file: hetero.File) -> NDArray[np.float32]:
 
 if __name__ == "__main__":
     texts = hetero.Files(Path(__file__).parent, pattern=["*.py", "*.md", "*.yaml"])
-    outcome = hetero.map_batches(embed, texts, cost=len, devices="cpu:1,cpu:1*0.5")
+    outcome = hetero.map_batches(embed, texts, cost=len, devices="1xcpu,1xcpu*0.5")
     print(outcome)
     print(f"{outcome.value.shape[0]} files as vectors of {outcome.value.shape[1]}")

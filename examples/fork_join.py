@@ -31,7 +31,7 @@ def graph_of(sizes):
 if __name__ == "__main__":
     sizes = np.random.default_rng(0).choice([120, 240, 360], size=(PHASES, WIDTH))
     took, totals = {}, set()
-    for devices in ("cpu:1", "cpu:1*0.5", "cpu:1,cpu:1*0.5"):
+    for devices in ("1xcpu", "1xcpu*0.5", "1xcpu,1xcpu*0.5"):
         with hetero.Context(devices=devices, policy="planned") as ctx:
             graph_of(sizes).run(ctx)
             begin = time.perf_counter()

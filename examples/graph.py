@@ -19,7 +19,7 @@ def add(one: np.ndarray, other: np.ndarray) -> np.ndarray:
 
 rng = np.random.default_rng(0)
 left, right = rng.random((2, 600, 600))
-with hetero.Context(devices="cpu:1,cpu:1") as ctx:
+with hetero.Context(devices="2xcpu") as ctx:
     cuts = [slice(begin, begin + 150) for begin in range(0, 600, 150)]
     parts = [ctx.submit(product, left[:, cut], right[cut, :]) for cut in cuts]
     total = ctx.reduce(add, parts)

@@ -15,5 +15,5 @@ def halves(values: np.ndarray) -> float:
     return mine + float(hetero.recv(from_=1))
 
 
-with hetero.Context(devices="cpu:1,cpu:1") as ctx:
+with hetero.Context(devices="2xcpu") as ctx:
     print("sum by two members:", ctx.run(halves, np.arange(1001.0)))

@@ -37,7 +37,7 @@ trainer = hetero.Trainer(
     lambda parameters: torch.optim.AdamW(parameters, lr=2e-2),
     (tokens[:, :-1], tokens[:, 1:]),
     global_batch=64,
-    devices="cpu:1,cpu:1*0.5",
+    devices="1xcpu,1xcpu*0.5",
 )
 with trainer:
     for report in trainer.fit(8):

@@ -47,7 +47,7 @@ if __name__ == "__main__":
     rng = np.random.default_rng(0)
     start, speeds, masses = rng.normal(size=(BODIES, 3)), np.zeros((BODIES, 3)), rng.uniform(0.5, 1.5, BODIES) / BODIES
     took = {}
-    for devices in ("cpu:1", "cpu:1*0.5", "cpu:1,cpu:1*0.5"):
+    for devices in ("1xcpu", "1xcpu*0.5", "1xcpu,1xcpu*0.5"):
         with hetero.Context(devices=devices, policy="planned") as ctx:
             graph_of(start, speeds, masses).run(ctx)
             begin = time.perf_counter()

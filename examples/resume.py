@@ -19,6 +19,6 @@ def count_to(end: int) -> tuple[int, int]:
     return loop.state, begin
 
 
-with hetero.Context(devices="cpu:1") as ctx:
+with hetero.Context(devices="1xcpu") as ctx:
     total, begin = ctx.run(count_to, 100)
     print(f"sum {total}; the attempt that ended began at {begin}")

@@ -15,7 +15,7 @@ def factorise(matrix: np.ndarray) -> str:
 
 
 matrices = np.random.default_rng(0).random((60, 200, 200))
-with hetero.Context(devices="cpu:1,cpu:1*0.25") as ctx:
+with hetero.Context(devices="1xcpu,1xcpu*0.25") as ctx:
     where = Counter(ctx.gather([ctx.submit(factorise, matrix) for matrix in matrices]))
     for device in ctx.devices:
         print(f"{device.short}, throttled to {device.throttle_frac:g}: {where[device.short]} of {len(matrices)} tasks")

@@ -166,7 +166,7 @@ def test_a_changed_variable_of_a_vendor_makes_a_probe_stale(monkeypatch: pytest.
 
 
 def test_speeds_are_measured_once_for_equal_devices_and_scale_with_the_throttle() -> None:
-    devices = fleet.from_spec("cpu:1,cpu:1*0.25,null:1")
+    devices = fleet.from_spec("1xcpu,1xcpu*0.25,1xnull")
     full, quarter, null = fleet.measure(devices)
     assert full.flop_per_s
     assert full.bytes_per_s
@@ -180,7 +180,7 @@ def test_a_link_of_an_opencl_device_on_the_cpu_is_measured_and_its_node_has_its_
     from tests.needs import need
 
     need("opencl")
-    devices = [one for one in fleet.measure(fleet.from_spec("cpu:1,opencl:1")) if one.type == "CPU"]
+    devices = [one for one in fleet.measure(fleet.from_spec("1xcpu,1xopencl")) if one.type == "CPU"]
     topology = fleet.topology(devices)
     link = topology.link("h0/ram", "h0/opencl:0")
     assert link is not None
@@ -190,7 +190,7 @@ def test_a_link_of_an_opencl_device_on_the_cpu_is_measured_and_its_node_has_its_
 
 
 def test_status_of_devices_that_are_not_open_is_sane() -> None:
-    cpu, null = fleet.status(fleet.from_spec("cpu:1,null:1"))
+    cpu, null = fleet.status(fleet.from_spec("1xcpu,1xnull"))
     assert cpu.used_bytes
     assert cpu.free_bytes
     assert null.as_dict() == dict.fromkeys(null.as_dict())
@@ -210,6 +210,6 @@ def test_another_python_is_probed_with_its_own_packages(tmp_path: Path) -> None:
             (packages / name).symlink_to(source)
     (found,) = fleet.survey(only=["torch"], python=str(python))
     assert "'torch' is not installed" in found.reason
-    device = replace(fleet.from_spec("cpu:1")[0], python=str(python))
+    device = replace(fleet.from_spec("1xcpu")[0], python=str(python))
     (measured,) = fleet.measure([device])
     assert measured.flop_per_s

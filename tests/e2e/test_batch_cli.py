@@ -27,16 +27,16 @@ def hetero(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.slow
 def test_the_example_embeds_the_files_of_the_examples_and_resumes(tmp_path: Path) -> None:
-    done = hetero(str(EXAMPLE), "--devices", "cpu:1,cpu:1*0.5", cwd=tmp_path)
+    done = hetero(str(EXAMPLE), "--devices", "1xcpu,1xcpu*0.5", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "records" in done.stdout
     vectors = np.concatenate([np.load(path) for path in sorted((tmp_path / "embedded").glob("part-*.npy"))])
     assert len(vectors) > 10
     np.testing.assert_allclose(np.linalg.norm(vectors, axis=1), 1.0, rtol=1e-5)
-    refused = hetero(str(EXAMPLE), "--devices", "cpu:1", cwd=tmp_path)
+    refused = hetero(str(EXAMPLE), "--devices", "1xcpu", cwd=tmp_path)
     assert refused.returncode == 2
     assert refused.stderr.count("\n") == 1
-    again = hetero(str(EXAMPLE), "--devices", "cpu:1", "--resume", "--json", cwd=tmp_path)
+    again = hetero(str(EXAMPLE), "--devices", "1xcpu", "--resume", "--json", cwd=tmp_path)
     assert json.loads(again.stdout)["resumed"] == len(vectors)
 
 
@@ -55,7 +55,7 @@ def test_the_example_embeds_pictures_of_digits_and_goes_on_after_a_kill(tmp_path
     job = (
         str(EXAMPLE),
         "--devices",
-        "cpu:1,cpu:1*0.25",
+        "1xcpu,1xcpu*0.25",
         "--set",
         f"source.files={tmp_path}/digits",
         "--set",

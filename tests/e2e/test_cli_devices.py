@@ -103,14 +103,14 @@ def test_the_json_of_this_host_is_one_document_with_every_back_end() -> None:
 
 
 def test_a_named_fleet_is_shown_with_its_throttle() -> None:
-    done = hetero("devices", "--devices", "cpu:1,cpu:1*0.25,null")
+    done = hetero("devices", "--devices", "1xcpu,1xcpu*0.25,null")
     assert "× 0.25" in done.stdout
     assert "h0/cpu:1 is throttled to 0.25" in done.stdout
     assert "simulated" in done.stdout
 
 
 def test_a_probe_measures_and_the_result_is_kept(tmp_path: Path) -> None:
-    words = ("devices", "--devices", "cpu:1", "--json")
+    words = ("devices", "--devices", "1xcpu", "--json")
     home = {"HETERO_HOME": str(tmp_path)}
     (unmeasured,) = json.loads(hetero(*words, **home).stdout)["devices"]
     (measured,) = json.loads(hetero(*words, "--probe", **home).stdout)["devices"]
@@ -128,9 +128,9 @@ def test_a_terminal_of_any_encoding_shows_the_list(encoding: str, command: tuple
 
 
 def test_a_fleet_that_is_not_here_exits_with_the_reason() -> None:
-    done = hetero("devices", "--devices", "cpu:1000")
+    done = hetero("devices", "--devices", "cpu/1000cores")
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.startswith("hetero: 'cpu:1000' is absent: it asks for 1000 cores")
+    assert done.stderr.startswith("hetero: 'cpu/1000cores' is absent: it asks for 1000 cores")
 
 
 def test_a_configuration_that_names_absent_devices_gives_one_that_works(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 ENOUGH_S = 100
-FLEET = "cpu:1,cpu:1*0.5"
+FLEET = "1xcpu,1xcpu*0.5"
 
 
 @pytest.fixture
@@ -51,9 +51,45 @@ def test_the_fleet_the_engine_and_the_policy_of_the_command_line_are_used(engine
 
 def test_the_trace_is_written_where_the_command_line_says(script: Any, tmp_path: Path) -> None:
     path = script("ctx.run(sum, [1, 2]); ctx.close()")
-    done = hetero("run", "--devices", "cpu:1", "--trace", "run.jsonl", path, cwd=tmp_path)
+    done = hetero("run", "--devices", "1xcpu", "--trace", "run.jsonl", path, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert json.loads((tmp_path / "run.jsonl").read_text().splitlines()[0])["format"] == "hetero-trace"
+
+
+@pytest.mark.parametrize(
+    ("options", "text", "said"),
+    [
+        (
+            ["--devices", "2xcpu"],
+            "hetero.Context(devices='1xcpu')",
+            "Context(devices='1xcpu') of the program wins over",
+        ),
+        (["--engine", "inline"], "hetero.Context(set=['engine=local'])", "wins over --engine inline"),
+        (["--trace", "a.jsonl"], "hetero.Context(trace='b.jsonl')", "wins over --trace a.jsonl"),
+        (["--set", "policy=eft"], "hetero.Context(policy='heft_la')", "wins over --set policy=eft"),
+        (["--config", "a.yaml"], "hetero.Context({'engine': 'inline'})", "wins over --config a.yaml"),
+        (
+            ["--devices", "1xcpu", "--trace", "a"],
+            "",
+            "opened no hetero.Context, so these had no effect: --devices 1xcpu",
+        ),
+    ],
+)
+def test_no_option_of_the_command_line_is_ignored_without_a_word(
+    options: list[str], text: str, said: str, tmp_path: Path
+) -> None:
+    (tmp_path / "a.yaml").write_text("engine: inline\n")
+    (tmp_path / "program.py").write_text(
+        f"import hetero\ntry:\n    {text or 'pass'}\nexcept hetero.HeteroError: pass\n"
+    )
+    done = hetero("run", *options, "program.py", cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (0, "")
+    assert done.stderr.count(said) == 1, done.stderr
+
+
+def test_options_that_are_used_are_not_spoken_of(script: Any) -> None:
+    done = hetero("run", "--devices", "1xnull", "--engine", "inline", script("ctx.close()"))
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 @pytest.mark.parametrize(
@@ -71,7 +107,7 @@ def test_the_trace_is_written_where_the_command_line_says(script: Any, tmp_path:
     ],
 )
 def test_a_program_that_fails_exits_with_the_code_of_its_mistake(text: str, code: int, said: str, script: Any) -> None:
-    done = hetero("run", "--devices", "cpu:1", script(text))
+    done = hetero("run", "--devices", "1xcpu", script(text))
     assert done.returncode == code
     assert said in done.stderr
     assert done.stderr.startswith("hetero: ") == said.startswith("hetero: ")
@@ -79,7 +115,7 @@ def test_a_program_that_fails_exits_with_the_code_of_its_mistake(text: str, code
 
 def test_an_interrupted_program_exits_130_and_leaves_no_worker(script: Any) -> None:
     path = script("ctx.run(sum, [1])\nprint('up', flush=True)\nctx.run(__import__('time').sleep, 50)")
-    command = [sys.executable, "-m", "hetero", "run", "--devices", "cpu:1", path]
+    command = [sys.executable, "-m", "hetero", "run", "--devices", "1xcpu", path]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "up\n"

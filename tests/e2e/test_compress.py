@@ -46,7 +46,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def small(trained: Path) -> dict[str, Any]:
-    words = ("--prune", "0.25", "--structured", "--quantise", "int8", "--devices", "cpu:1", "--json")
+    words = ("--prune", "0.25", "--structured", "--quantise", "int8", "--devices", "1xcpu", "--json")
     done = compress(trained.name, *words, cwd=trained.parent)
     assert done.stderr == ""
     document: dict[str, Any] = json.loads(done.stdout)
@@ -68,7 +68,7 @@ def test_the_compressed_file_answers_for_pictures_as_the_compressed_model_does(
     path = trained.parent / small["output"]
     assert path.stat().st_size == pytest.approx(small["after"]["size_bytes"], abs=100)
     np.save(tmp_path / "pictures.npy", np.random.default_rng(0).integers(0, 256, (20, 28, 28), np.uint8))
-    answers = infer(path, [tmp_path / "pictures.npy"], devices="cpu:1")
+    answers = infer(path, [tmp_path / "pictures.npy"], devices="1xcpu")
     model = network()
     load_parameters(model, path)
     with torch.no_grad():
@@ -79,7 +79,7 @@ def test_the_compressed_file_answers_for_pictures_as_the_compressed_model_does(
 def test_people_get_a_table(trained: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     from hetero.cli.compress import compress as command
 
-    command(trained, prune=0.9, output=tmp_path / "zeros.safetensors", devices="cpu:1")
+    command(trained, prune=0.9, output=tmp_path / "zeros.safetensors", devices="1xcpu")
     said = capsys.readouterr().out
     assert "90% of the weights made zero: the file is smaller, the model no faster" in said
     rows = [line.split("  ")[0].strip() for line in said.splitlines()]

@@ -12,7 +12,7 @@ from hetero.demo import run
 from hetero.drive.trace import read_trace, summary
 from hetero.floor.errors import BadValueError, NothingFitsError
 
-UNEQUAL = "cpu:1,cpu:1*0.5"
+UNEQUAL = "1xcpu,1xcpu*0.5"
 
 
 @pytest.mark.usefixtures("no_leaks")
@@ -36,12 +36,12 @@ def test_the_trace_of_the_demonstration_holds_every_task_of_every_run(tmp_path: 
 
 
 def test_a_simulated_device_is_left_out_and_named(tmp_path: Path) -> None:
-    found = run(devices="cpu:1,null:1", size=384, trace=tmp_path / "a", quiet=True)
+    found = run(devices="1xcpu,1xnull", size=384, trace=tmp_path / "a", quiet=True)
     assert found.ok
     assert [each.device for each in found.jobs[0].devices] == ["cpu:0"]
     assert found.notes == ("null:0 is left out: it computes nothing",)
     with pytest.raises(NothingFitsError):
-        run(devices="null:2", size=384, trace=tmp_path / "b", quiet=True)
+        run(devices="2xnull", size=384, trace=tmp_path / "b", quiet=True)
 
 
 def test_a_field_of_the_users_is_what_diffuses(tmp_path: Path) -> None:

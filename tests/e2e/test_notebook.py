@@ -13,7 +13,7 @@ from nbclient.exceptions import CellExecutionError
 from tests.e2e.test_public_face import CPU_ONLY, PROGRAM
 
 CELLS = {
-    "open": "import hetero, time, numpy as np, os, signal, threading\nctx = hetero.Context(devices='cpu:1,cpu:1')\nctx",
+    "open": "import hetero, time, numpy as np, os, signal, threading\nctx = hetero.Context(devices='2xcpu')\nctx",
     "define": "def f(x):\n    return x + 1\nctx.run(f, 1)",
     "redefine": "def f(x):\n    return x + 100\nctx.run(f, 1)",
     "global": "n = 5\n@hetero.task\ndef g(x):\n    return f(x) + n\nctx.run(g, 0)",
@@ -98,7 +98,7 @@ def test_the_program_of_the_readme_runs_in_a_cell(tmp_path: Path) -> None:
 
 
 def test_a_tasks_exception_ends_its_cell_as_itself(tmp_path: Path) -> None:
-    cell = "import hetero\nctx = hetero.Context(devices='cpu:1')\nctx.run(lambda: 1 // 0)"
+    cell = "import hetero\nctx = hetero.Context(devices='1xcpu')\nctx.run(lambda: 1 // 0)"
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell)])
     with pytest.raises(CellExecutionError, match="ZeroDivisionError"):
         executed(notebook, tmp_path)

@@ -102,7 +102,7 @@ def test_importing_hetero_is_light(folder: Path) -> None:
 
 def test_opening_a_context_loads_no_framework(folder: Path) -> None:
     heavy = "('torch', 'jax', 'ray', 'numba', 'scipy', 'pandas')"
-    text = f"import hetero, sys; hetero.Context(devices='cpu:1'); print([m for m in {heavy} if m in sys.modules])"
+    text = f"import hetero, sys; hetero.Context(devices='1xcpu'); print([m for m in {heavy} if m in sys.modules])"
     assert run(["-c", text], folder).stdout == "[]\n"
 
 
@@ -134,7 +134,7 @@ def children_of(marker: str) -> list[int]:
 def test_a_program_that_ends_with_tasks_running_does_not_hang_and_leaves_no_process(end: str, folder: Path) -> None:
     last = {"falls off": "", "exits": "import sys; sys.exit(3)", "raises": "1 / 0"}.get(end, "time.sleep(60)")
     text = (
-        "import hetero, time\nctx = hetero.Context(devices='cpu:1,cpu:1')\nprint(ctx.run(abs, -1), flush=True)\n"
+        "import hetero, time\nctx = hetero.Context(devices='2xcpu')\nprint(ctx.run(abs, -1), flush=True)\n"
         f"futures = [ctx.submit(time.sleep, 60) for _ in range(4)]\ntime.sleep(0.3)\n{last}\n"
     )
     mark = f"{os.getpid()}-{end}"
@@ -164,7 +164,7 @@ def test_a_program_that_ends_with_tasks_running_does_not_hang_and_leaves_no_proc
 
 def test_progress_is_told_in_plain_lines_where_there_is_no_terminal(folder: Path) -> None:
     text = (
-        "import hetero\nwith hetero.Context(devices='cpu:1,cpu:1', progress=True) as ctx:\n"
+        "import hetero\nwith hetero.Context(devices='2xcpu', progress=True) as ctx:\n"
         "    ctx.gather([ctx.submit(abs, -i) for i in range(20)])\n"
     )
     done = run(["-c", text], folder)
@@ -173,7 +173,7 @@ def test_progress_is_told_in_plain_lines_where_there_is_no_terminal(folder: Path
 
 
 def test_the_debug_switch_tells_placements(folder: Path) -> None:
-    text = "import hetero\nhetero.set_log_level('DEBUG')\nhetero.Context(devices='cpu:1').run(abs, -1)\n"
+    text = "import hetero\nhetero.set_log_level('DEBUG')\nhetero.Context(devices='1xcpu').run(abs, -1)\n"
     done = subprocess.run(
         [sys.executable, "-c", text],
         cwd=folder,

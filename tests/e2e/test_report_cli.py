@@ -10,7 +10,7 @@ import pytest
 PROGRAM = """
 import hetero
 
-with hetero.Context(devices="cpu:1,cpu:1*0.5") as ctx:
+with hetero.Context(devices="1xcpu,1xcpu*0.5") as ctx:
     one = ctx.submit(hetero.task(sum, on="cpu:0"), range(1000))
     futures = [ctx.submit(lambda value, number: value + number, one, number) for number in range(20)]
     print(sum(ctx.gather(futures)))
@@ -77,8 +77,8 @@ def test_a_program_that_knows_nothing_of_it_is_profiled(folder: Path) -> None:
 def test_a_program_with_several_contexts_has_a_report_of_each(folder: Path) -> None:
     (folder / "several.py").write_text(
         "import hetero\n"
-        "with hetero.Context(devices='cpu:1', isolation='thread') as one:\n"
-        "    with hetero.Context(devices='cpu:1', isolation='thread') as two:\n"
+        "with hetero.Context(devices='1xcpu', isolation='thread') as one:\n"
+        "    with hetero.Context(devices='1xcpu', isolation='thread') as two:\n"
         "        one.gather([one.submit(abs, -1), two.submit(abs, -2), two.submit(abs, -3)])\n",
         encoding="utf-8",
     )
@@ -90,7 +90,7 @@ def test_a_program_with_several_contexts_has_a_report_of_each(folder: Path) -> N
 
 def test_two_contexts_that_are_open_together_do_not_write_one_trace(folder: Path) -> None:
     program = (
-        PROGRAM + "    with hetero.Context(devices='cpu:1', isolation='thread') as two:\n        two.run(abs, -1)\n"
+        PROGRAM + "    with hetero.Context(devices='1xcpu', isolation='thread') as two:\n        two.run(abs, -1)\n"
     )
     (folder / "two.py").write_text(program, encoding="utf-8")
     command = [sys.executable, "-m", "hetero", "run", "--trace", "two.trace.jsonl.gz", "two.py"]

@@ -61,7 +61,7 @@ def tried(folder: Path) -> list[float]:
 def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[str], Path]:
     """Search without a disturbance; the lines that were printed, and where."""
     folder = with_program(tmp_path_factory.mktemp("whole"))
-    return hetero("search", "tuned.yaml", "--devices", "cpu:1", cwd=folder).stdout.splitlines(), folder
+    return hetero("search", "tuned.yaml", "--devices", "1xcpu", cwd=folder).stdout.splitlines(), folder
 
 
 def test_a_recipe_is_searched_and_the_best_trains_as_it_did_in_its_trial(tmp_path: Path) -> None:
@@ -71,13 +71,13 @@ def test_a_recipe_is_searched_and_the_best_trains_as_it_did_in_its_trial(tmp_pat
     from hetero.train.search_values import SearchListener
 
     settings = ["search.trials=2", "train.epochs=1", "train.global_batch=256", f"output={tmp_path / 'out'}"]
-    outcome = carry_out_search(read_search(RECIPE, settings), SearchListener(), devices="cpu:1")
+    outcome = carry_out_search(read_search(RECIPE, settings), SearchListener(), devices="1xcpu")
     best = outcome.found.best
     assert outcome.found.count("finished") == 2
     assert best.value == max(trial.value or 0.0 for trial in outcome.found.trials) > 0.1
     recipe = read_recipe(tmp_path / "out" / "best.yaml")
     assert recipe.learning_rate == best.params["train.learning_rate"]
-    trained = carry_out(recipe, Watcher(), devices="cpu:1")
+    trained = carry_out(recipe, Watcher(), devices="1xcpu")
     assert trained.reports[-1].test_accuracy == pytest.approx(best.value, abs=0.01)
 
 
@@ -94,7 +94,7 @@ def test_a_function_is_searched_with_a_line_a_trial(whole: tuple[list[str], Path
 def test_the_same_command_goes_on_with_a_search_that_was_stopped(
     folder: Path, stop: signal.Signals, whole: tuple[list[str], Path]
 ) -> None:
-    command = [sys.executable, "-m", "hetero", "search", "tuned.yaml", "--devices", "cpu:1"]
+    command = [sys.executable, "-m", "hetero", "search", "tuned.yaml", "--devices", "1xcpu"]
     with subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as running:
         assert running.stdout is not None
         assert running.stderr is not None
@@ -104,7 +104,7 @@ def test_the_same_command_goes_on_with_a_search_that_was_stopped(
         said = running.stderr.read()
         assert running.wait(20) == (130 if stop == signal.SIGINT else -signal.SIGKILL)
     assert ("the same command goes on" in said) is (stop == signal.SIGINT)
-    after = hetero("search", "tuned.yaml", "--devices", "cpu:1", cwd=folder)
+    after = hetero("search", "tuned.yaml", "--devices", "1xcpu", cwd=folder)
     assert "of them from before" in after.stdout
     assert tried(folder) == tried(whole[1])
 
@@ -144,7 +144,7 @@ def test_a_mistake_in_a_search_is_one_line(setting: str, code: int, words: str, 
     if "objective" in setting:
         settings.append("space={x: {linear: [0, 1]}}")
     with pytest.raises(HeteroError) as told:
-        carry_out_search(read_search(RECIPE, settings), SearchListener(), devices="cpu:1")
+        carry_out_search(read_search(RECIPE, settings), SearchListener(), devices="1xcpu")
     assert words in str(told.value)
     assert told.value.exit_code == code
     assert "\n" not in str(told.value)

@@ -34,7 +34,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], Path]
     """Train on the real files for two epochs; the document that the command printed, and where."""
     folder = tmp_path_factory.mktemp("train")
     found = hetero(
-        *("train", str(RECIPE), "--devices", "cpu:1,cpu:1*0.5", "--json"),
+        *("train", str(RECIPE), "--devices", "1xcpu,1xcpu*0.5", "--json"),
         *("--set", f"data.path={data_folder() / 'mnist'}", "--set", "train.epochs=2"),
         cwd=folder,
     )
@@ -58,14 +58,14 @@ def test_the_saved_model_tells_the_digits_of_pictures(run: tuple[dict[str, Any],
     pictures = read_idx(data_folder() / "mnist" / "t10k-images-idx3-ubyte.gz")[8000:8040]
     labels = read_idx(data_folder() / "mnist" / "t10k-labels-idx1-ubyte.gz")[8000:8040]
     np.save(folder / "pictures.npy", pictures)
-    found = hetero("infer", document["model"], "pictures.npy", "--devices", "cpu:1", "--json", cwd=folder)
+    found = hetero("infer", document["model"], "pictures.npy", "--devices", "1xcpu", "--json", cwd=folder)
     answers = json.loads(found.stdout)["answers"]
     assert [answer["image"] for answer in answers] == [f"pictures.npy[{index}]" for index in range(40)]
     assert sum(answer["label"] == label for answer, label in zip(answers, labels, strict=True)) >= 35
 
 
 def test_without_data_the_five_steps_go_through_on_scikit_learns_digits(tmp_path: Path) -> None:
-    found = hetero("train", str(RECIPE), "--devices", "cpu:1", "--set", "train.epochs=1", cwd=tmp_path)
+    found = hetero("train", str(RECIPE), "--devices", "1xcpu", "--set", "train.epochs=1", cwd=tmp_path)
     steps = [line for line in found.stdout.splitlines() if line[1:3] == "/5"]
     titles = ["initialise the compute resources", "assign tasks", "execute", "collect results", "save the model"]
     assert steps == [f"{number}/5 {title}" for number, title in enumerate(titles, 1)]
@@ -84,11 +84,11 @@ def test_without_data_the_five_steps_go_through_on_scikit_learns_digits(tmp_path
         ("data.download=true", 3, "give data.path"),
         ("train.shares={cpu:0: 100}", 2, "100 is 100, and the global batch is 128"),
         ("model=resnet", 2, "model: 'resnet' is not known"),
-        ("devces=cpu:1", 3, "did you mean 'devices'?"),
+        ("devces=1xcpu", 3, "did you mean 'devices'?"),
     ],
 )
 def test_a_mistake_in_a_recipe_is_one_line(setting: str, code: int, words: str, tmp_path: Path) -> None:
-    found = hetero("train", str(RECIPE), "--devices", "cpu:1", "--set", setting, cwd=tmp_path, code=code)
+    found = hetero("train", str(RECIPE), "--devices", "1xcpu", "--set", setting, cwd=tmp_path, code=code)
     assert words in found.stderr
     assert found.stderr.startswith("hetero: ")
     assert found.stderr.count("\n") == 1

@@ -24,7 +24,7 @@ COMMAND = [
     "train",
     str(PROJECT / "examples" / "mnist.yaml"),
     "--devices",
-    "cpu:1,cpu:1",
+    "2xcpu",
 ]
 KEPT = ["--set", "train.checkpoint=kept", "--set", "train.checkpoint_every=5", "--set", "train.sample_log=log"]
 

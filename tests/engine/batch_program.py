@@ -22,7 +22,7 @@ def main(out: str, calls: str, merge: str) -> None:
         work(batch)
         return [0.1 * x for x in batch]
 
-    with hetero.Context(devices="cpu:1,cpu:1*0.5", history=False) as ctx:
+    with hetero.Context(devices="1xcpu,1xcpu*0.5", history=False) as ctx:
         if merge:
             outcome = ctx.map_batches(value, range(160), merge="sum", name=out, part=40, batch=8)
         else:

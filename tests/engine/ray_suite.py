@@ -64,7 +64,7 @@ class TestThreeDevices:
     @classmethod
     def ctx(cls, cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[hetero.Context]:
         trace = tmp_path_factory.mktemp("ray") / "run.trace.jsonl.gz"
-        with hetero.Context(devices="cpu:1,cpu:1,cpu:1", engine="ray", trace=trace, history=False) as context:
+        with hetero.Context(devices="3xcpu", engine="ray", trace=trace, history=False) as context:
             yield context
 
 
@@ -81,7 +81,7 @@ def cluster() -> Iterator[Cluster]:
 
 @pytest.fixture(scope="module")
 def ctx(cluster: Cluster) -> Iterator[hetero.Context]:
-    with hetero.Context(devices="cpu:1,cpu:1", engine="ray", history=False) as context:
+    with hetero.Context(devices="2xcpu", engine="ray", history=False) as context:
         yield context
 
 
@@ -142,7 +142,7 @@ def test_short_tasks_share_calls_of_the_actor(ctx: hetero.Context) -> None:
 
 def test_a_killed_worker_costs_one_attempt_and_its_device_works_again(cluster: Cluster, tmp_path: Path) -> None:
     mark = tmp_path / "attempts"
-    with hetero.Context(devices="cpu:1", engine="ray", history=False) as own:
+    with hetero.Context(devices="1xcpu", engine="ray", history=False) as own:
         first = own.run(os.getpid)
         assert own.run(dies_once, str(mark)) != first
     assert mark.read_text() == "xx"
@@ -150,14 +150,14 @@ def test_a_killed_worker_costs_one_attempt_and_its_device_works_again(cluster: C
 
 def test_a_task_that_kills_every_worker_is_given_up(cluster: Cluster) -> None:
     with (
-        hetero.Context(devices="cpu:1", engine="ray", history=False) as own,
+        hetero.Context(devices="1xcpu", engine="ray", history=False) as own,
         pytest.raises(TaskLostError, match="SIGKILL or a crash"),
     ):
         own.run(hetero.task(crashes=0)(lambda: os.kill(os.getpid(), signal.SIGKILL)))
 
 
 def test_a_task_in_c_code_is_stopped_when_it_is_cancelled_and_when_its_time_is_over(cluster: Cluster) -> None:
-    with hetero.Context(devices="cpu:1", engine="ray", history=False) as own:
+    with hetero.Context(devices="1xcpu", engine="ray", history=False) as own:
         own.run(nothing)
         future = own.submit(time.sleep, 600)
         time.sleep(0.3)
@@ -190,14 +190,14 @@ def test_a_cluster_of_its_own_listens_on_loopback_only_and_asks_for_a_token(clus
 
 def test_another_cluster_is_refused_while_one_is_used(cluster: Cluster) -> None:
     with pytest.raises(EngineError, match="already uses the Ray cluster 'local'"):
-        hetero.Context(devices="cpu:1", engine="ray", address="127.0.0.1:1", history=False)
+        hetero.Context(devices="1xcpu", engine="ray", address="127.0.0.1:1", history=False)
 
 
 def test_an_address_is_refused_without_the_engine_and_when_it_is_none() -> None:
     with pytest.raises(ConfigError, match="address: 'auto' is for engine ray"):
-        hetero.Context(devices="cpu:1", address="auto", history=False)
+        hetero.Context(devices="1xcpu", address="auto", history=False)
     with pytest.raises((BadValueError, ConfigError), match="'nowhere' is no address of a Ray cluster"):
-        hetero.Context(devices="cpu:1", engine="ray", address="nowhere", history=False)
+        hetero.Context(devices="1xcpu", engine="ray", address="nowhere", history=False)
 
 
 def test_training_gives_the_bits_of_the_local_engine_though_a_worker_is_killed_and_comes_back(
@@ -212,11 +212,11 @@ def test_training_gives_the_bits_of_the_local_engine_though_a_worker_is_killed_a
             time.sleep(0.3)
         return any("is back" in note for note in trainer.notes) and report.shares["cpu:1"] > 0
 
-    with hetero.Context(devices="cpu:1,cpu:1", engine="ray", history=False) as own:
+    with hetero.Context(devices="2xcpu", engine="ray", history=False) as own:
         trainer = training.make(own, callbacks=[watch], sample_log=tmp_path)
         trainer.fit(1000)
     epochs = len(trainer.reports)
-    with training.make("cpu:1") as alone:
+    with training.make("1xcpu") as alone:
         alone.fit(epochs)
     assert all(map(torch.equal, trainer.model.parameters(), alone.model.parameters()))
     assert hetero.check_sample_log(tmp_path).epochs == epochs

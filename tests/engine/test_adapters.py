@@ -20,7 +20,7 @@ from hetero.errors import BadValueError
 
 @pytest.fixture(scope="module")
 def ctx() -> Iterator[hetero.Context]:
-    with hetero.Context(devices="cpu:1,cpu:1", history=False) as context:
+    with hetero.Context(devices="2xcpu", history=False) as context:
         yield context
 
 
@@ -46,7 +46,7 @@ def test_a_shut_executor_takes_no_more_calls_and_leaves_the_context_open(ctx: he
 
 
 def test_an_executor_can_cancel_what_is_left() -> None:
-    with hetero.Context(devices="cpu:1,cpu:1", history=False) as own:  # the workers it stops are started again
+    with hetero.Context(devices="2xcpu", history=False) as own:  # the workers it stops are started again
         pool = hetero.Executor(own)
         futures = [pool.submit(time.sleep, 60) for _ in range(4)]
         pool.shutdown(cancel_futures=True)
@@ -55,7 +55,7 @@ def test_an_executor_can_cancel_what_is_left() -> None:
 
 @pytest.mark.usefixtures("no_leaks")
 def test_an_executor_without_a_context_opens_and_closes_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HETERO_DEVICES", "cpu:1")
+    monkeypatch.setenv("HETERO_DEVICES", "1xcpu")
     with hetero.Executor() as pool:
         assert pool.submit(abs, -3).result(60) == 3
     assert pool.ctx.closed
@@ -73,7 +73,7 @@ def test_joblib_runs_its_calls_on_the_devices(ctx: hetero.Context) -> None:
 ONE_OPEN = """
 import hetero, joblib
 hetero.register_joblib()
-ctx = hetero.Context(devices="cpu:1", isolation="thread", history=False)
+ctx = hetero.Context(devices="1xcpu", isolation="thread", history=False)
 with joblib.parallel_config("hetero"):
     print(joblib.Parallel(n_jobs=-1)(joblib.delayed(abs)(i) for i in (-1, 2)))
 ctx.close()

@@ -23,13 +23,13 @@ from hetero.errors import BadValueError, HeteroError, NothingFitsError
 
 @pytest.fixture(scope="module")
 def ctx() -> Iterator[hetero.Context]:
-    with hetero.Context(devices="cpu:1,cpu:1*0.5", history=False) as context:
+    with hetero.Context(devices="1xcpu,1xcpu*0.5", history=False) as context:
         yield context
 
 
 @pytest.fixture(scope="module")
 def threads() -> Iterator[hetero.Context]:
-    with hetero.Context(devices="cpu:1,cpu:1", isolation="thread", history=False) as context:
+    with hetero.Context(devices="2xcpu", isolation="thread", history=False) as context:
         yield context
 
 
@@ -244,7 +244,7 @@ def test_a_device_far_too_slow_does_not_hold_the_others_up() -> None:
         time.sleep((60.0 if hetero.get_current_device().index else 0.001) * len(batch))
         return batch
 
-    with hetero.Context(devices="cpu:1,cpu:1", history=False) as ctx:
+    with hetero.Context(devices="2xcpu", history=False) as ctx:
         begin_s = time.monotonic()
         assert ctx.map_batches(work, range(300)).value == list(range(300))
         assert time.monotonic() - begin_s < 20.0
@@ -333,7 +333,7 @@ def test_a_wrong_option_is_refused_with_what_is_allowed(
 
 def test_devices_that_run_no_python_are_refused() -> None:
     with pytest.raises(NothingFitsError, match="runs Python functions"):
-        hetero.map_batches(doubled, [1], devices="null:2")
+        hetero.map_batches(doubled, [1], devices="2xnull")
 
 
 def test_files_are_written_with_a_manifest_and_a_quarantine(threads: hetero.Context, tmp_path: Path) -> None:

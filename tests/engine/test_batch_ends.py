@@ -29,7 +29,7 @@ def test_the_first_batch_of_a_device_that_is_dead_slow_is_done_with_the_last_one
         time.sleep(PATIENCE_S if device else 0.05)
         return [(device, len(batch))] * len(batch)
 
-    with hetero.Context(devices="cpu:1,cpu:1", history=False) as ctx:
+    with hetero.Context(devices="2xcpu", history=False) as ctx:
         outcome = ctx.map_batches(work, range(60), learn=False)
     assert {device for device, _ in outcome.value} == {0}
     assert outcome.value[-1] == outcome.value[-2]

@@ -89,7 +89,7 @@ def test_killed_workers_cost_their_batches_in_flight_and_no_more(tmp_path: Path)
             os.kill(int(calls.read_text().splitlines()[-1].split()[2]), signal.SIGKILL)
             killed += 1
 
-    with hetero.Context(devices="cpu:1,cpu:1", history=False) as ctx:
+    with hetero.Context(devices="2xcpu", history=False) as ctx:
         outcome = ctx.map_batches(work, range(600), batch=8, out=kill_a_worker, part=150, learn=False)
     assert killed == 3
     assert not outcome.bad
@@ -103,7 +103,7 @@ def test_results_that_wait_are_kept_on_disk_when_asked(tmp_path: Path) -> None:
     def look(batch: list[int]) -> list[int]:
         return batch
 
-    with hetero.Context(devices="cpu:1", isolation="thread", history=False) as ctx:
+    with hetero.Context(devices="1xcpu", isolation="thread", history=False) as ctx:
         ctx.map_batches(look, range(100), out=out, spill=True, part=50, batch=5)
     seen += [int(line) for path in sorted(out.glob("part-*")) for line in path.read_text().splitlines()]
     assert seen == list(range(100))

@@ -15,7 +15,7 @@ from hetero.errors import HeteroError
 
 @pytest.fixture(scope="module")
 def ctx() -> Iterator[hetero.Context]:
-    with hetero.Context(devices="cpu:1,cpu:1", isolation="thread", history=False) as context:
+    with hetero.Context(devices="2xcpu", isolation="thread", history=False) as context:
         yield context
 
 

@@ -16,7 +16,7 @@ from hetero.plan.batch_stages import StagePlanner
 
 @pytest.fixture(scope="module")
 def ctx() -> Iterator[hetero.Context]:
-    with hetero.Context(devices="cpu:1,cpu:1", history=False) as context:
+    with hetero.Context(devices="2xcpu", history=False) as context:
         yield context
 
 

@@ -17,7 +17,7 @@ from hetero.floor.errors import BadValueError, HeteroError
 
 @pytest.fixture(scope="module")
 def threads() -> Iterator[hetero.Context]:
-    with hetero.Context(devices="cpu:1,cpu:1", isolation="thread", history=False) as context:
+    with hetero.Context(devices="2xcpu", isolation="thread", history=False) as context:
         yield context
 
 

@@ -30,13 +30,13 @@ SUFFIXES = (".parquet", ".arrow", ".csv", ".tsv", ".jsonl")
 
 @pytest.fixture(scope="module")
 def threads() -> Iterator[hetero.Context]:
-    with hetero.Context(devices="cpu:1,cpu:1", isolation="thread", history=False) as context:
+    with hetero.Context(devices="2xcpu", isolation="thread", history=False) as context:
         yield context
 
 
 @pytest.fixture(scope="module")
 def processes() -> Iterator[hetero.Context]:
-    with hetero.Context(devices="cpu:1,cpu:1*0.5", history=False) as context:
+    with hetero.Context(devices="1xcpu,1xcpu*0.5", history=False) as context:
         yield context
 
 
@@ -145,7 +145,7 @@ def test_text_files_may_differ_in_what_their_numbers_look_like(tmp_path: Path) -
 def test_a_file_that_is_no_table_is_told_in_one_line(tmp_path: Path, name: str, content: bytes, words: str) -> None:
     (tmp_path / name).write_bytes(content)
     with pytest.raises(BadValueError, match=words) as caught:
-        hetero.map_batches(len, tmp_path / name, devices="cpu:1")
+        hetero.map_batches(len, tmp_path / name, devices="1xcpu")
     assert "\n" not in str(caught.value)
 
 

@@ -40,7 +40,7 @@ def test_a_task_that_is_cancelled_in_an_import_leaves_no_half_of_a_module(tmp_pa
     module.parent.mkdir()
     module.with_name("part.py").write_text("here = True")
     module.write_text(PACKAGE.format(flag=str(flag), seconds=seconds))
-    with hetero.Context(devices="cpu:1", history=False) as ctx:
+    with hetero.Context(devices="1xcpu", history=False) as ctx:
         first = ctx.submit(importing(tmp_path))
         while not flag.exists():
             time.sleep(0.01)

@@ -15,7 +15,7 @@ from hetero.floor import settings
 PROGRAM = """
 import hetero, pathlib, sys, time
 
-ctx = hetero.Context(devices="cpu:1", name=sys.argv[1] or None)
+ctx = hetero.Context(devices="1xcpu", name=sys.argv[1] or None)
 seen = pathlib.Path(sys.argv[2])
 
 @hetero.task
@@ -95,7 +95,7 @@ def test_an_attempt_whose_worker_was_killed_resumes_in_the_next(tmp_path: Path) 
                 os.kill(os.getpid(), signal.SIGKILL)
         return len(done), done
 
-    with hetero.Context(devices="cpu:1") as ctx:
+    with hetero.Context(devices="1xcpu") as ctx:
         count, done = ctx.run(work, tmp_path / "seen")
     assert (count, done[-1]) == (6, "step 5")
     assert (tmp_path / "seen").read_text().split() == ["0", "1", "2", "3", "4", "5"]
@@ -109,5 +109,5 @@ def test_tasks_of_the_same_function_resume_each_its_own(tmp_path: Path) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
         return int(state) * 10
 
-    with hetero.Context(devices="cpu:1,cpu:1*0.9") as ctx:
+    with hetero.Context(devices="1xcpu,1xcpu*0.9") as ctx:
         assert ctx.gather([ctx.submit(work, number, tmp_path) for number in range(4)]) == [0, 10, 20, 30]

@@ -36,7 +36,7 @@ def _fails() -> None:
 @pytest.fixture(params=["thread", "process"], scope="module")
 def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> RunRecord:
     trace = tmp_path_factory.mktemp("collectives") / "run.trace.jsonl.gz"
-    with hetero.Context(devices="cpu:1,cpu:1", isolation=request.param, trace=trace, history=False) as ctx:
+    with hetero.Context(devices="2xcpu", isolation=request.param, trace=trace, history=False) as ctx:
         assert ctx.run(_sums) == 2.0
     return read_run(trace)
 
@@ -82,7 +82,7 @@ def test_collectives_lie_within_the_slice_of_their_task(run: RunRecord) -> None:
 
 def test_a_member_that_fails_tells_of_the_collectives_before(tmp_path: Path) -> None:
     trace = tmp_path / "run.trace.jsonl"
-    with hetero.Context(devices="cpu:1,cpu:1", isolation="thread", trace=trace, history=False) as ctx:
+    with hetero.Context(devices="2xcpu", isolation="thread", trace=trace, history=False) as ctx:
         assert ctx.run(_sums) == 2.0
         with pytest.raises(ValueError, match="after the sum"):
             ctx.run(_fails)
@@ -103,7 +103,7 @@ def test_what_follows_ten_thousand_collectives_is_added_to_the_last() -> None:
 def test_a_trace_tells_of_collectives_on_ray(tmp_path: Path) -> None:
     pytest.importorskip("ray")
     trace = tmp_path / "run.trace.jsonl.gz"
-    with hetero.Context(devices="cpu:1,cpu:1", engine="ray", address="local", trace=trace, history=False) as ctx:
+    with hetero.Context(devices="2xcpu", engine="ray", address="local", trace=trace, history=False) as ctx:
         assert ctx.run(_sums) == 2.0
     found = read_run(trace)
     assert [each.what for each in found.collectives] in (
@@ -121,7 +121,7 @@ def _keeps() -> int:
 
 def test_checkpoints_of_tasks_are_told_with_their_bytes_and_lie_within_the_task(tmp_path: Path) -> None:
     trace = tmp_path / "run.trace.jsonl"
-    with hetero.Context(devices="cpu:1", isolation="thread", trace=trace, history=False) as ctx:
+    with hetero.Context(devices="1xcpu", isolation="thread", trace=trace, history=False) as ctx:
         assert ctx.run(_keeps) == 6
     run = read_run(trace)
     told = [each for each in run.notes if isinstance(each, CheckpointKept)]

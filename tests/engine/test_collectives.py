@@ -15,7 +15,7 @@ from hetero.errors import BadValueError, HeteroError
 
 @pytest.fixture(params=["thread", "process"], scope="module")
 def ctx(request: pytest.FixtureRequest) -> Iterator[hetero.Context]:
-    devices = "cpu:1,cpu:1,cpu:1"
+    devices = "3xcpu"
     with hetero.Context(devices=devices, isolation=request.param, history=False) as context:
         yield context
 

@@ -26,7 +26,7 @@ from hetero.train.saving import load_parameters, read_model  # noqa: E402
 
 @pytest.fixture(scope="module")
 def ctx() -> Iterator[hetero.Context]:
-    with hetero.Context(devices="cpu:1,cpu:1*0.5", history=False) as opened:
+    with hetero.Context(devices="1xcpu,1xcpu*0.5", history=False) as opened:
         yield opened
 
 
@@ -202,7 +202,7 @@ def test_both_models_are_measured_on_every_device(ctx: hetero.Context, tmp_path:
 
 def test_a_convolution_alone_is_not_quantised() -> None:
     with pytest.raises(BadValueError, match="no linear layer, and others are not quantised"):
-        hetero.compress(nn.Sequential(nn.Conv2d(1, 2, 3)), quantise="int8", devices="cpu:1")
+        hetero.compress(nn.Sequential(nn.Conv2d(1, 2, 3)), quantise="int8", devices="1xcpu")
 
 
 @pytest.mark.parametrize(

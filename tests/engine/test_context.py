@@ -29,13 +29,13 @@ from hetero.errors import (
 @pytest.fixture(params=["thread", "process", "inline"], scope="module")
 def ctx(request: pytest.FixtureRequest) -> Iterator[hetero.Context]:
     way = {"engine": "inline"} if request.param == "inline" else {"isolation": request.param}
-    with hetero.Context(devices="cpu:1,cpu:1", history=False, **way) as context:
+    with hetero.Context(devices="2xcpu", history=False, **way) as context:
         yield context
 
 
 @pytest.fixture(scope="module")
 def processes() -> Iterator[hetero.Context]:
-    with hetero.Context(devices="cpu:1,cpu:1", isolation="process", history=False) as context:
+    with hetero.Context(devices="2xcpu", isolation="process", history=False) as context:
         yield context
 
 
@@ -107,7 +107,7 @@ def test_an_argument_is_taken_as_it_was_at_submission(processes: hetero.Context)
 
 
 def test_a_future_of_another_context_is_passed_by_value(ctx: hetero.Context) -> None:
-    with hetero.Context(devices="cpu:1", engine="inline", history=False) as other:
+    with hetero.Context(devices="1xcpu", engine="inline", history=False) as other:
         foreign = other.submit(add, 20, 1)
         assert ctx.run(add, foreign, [foreign][0]) == 42
 
@@ -147,7 +147,7 @@ def test_a_context_used_inside_a_task_is_told_in_one_line(processes: hetero.Cont
 
 
 def test_waiting_for_a_task_inside_a_task_is_refused_instead_of_hanging() -> None:
-    with hetero.Context(devices="cpu:1", isolation="thread", history=False) as ctx:
+    with hetero.Context(devices="1xcpu", isolation="thread", history=False) as ctx:
         later: list[hetero.Future] = []
         handed_in = threading.Event()
 
@@ -179,7 +179,7 @@ def test_a_task_longer_than_its_timeout_fails(processes: hetero.Context) -> None
 
 def test_the_timeout_of_the_configuration_is_that_of_tasks_without_one() -> None:
     with (
-        hetero.Context({"timeout": "0.3s"}, devices="cpu:1", history=False) as ctx,
+        hetero.Context({"timeout": "0.3s"}, devices="1xcpu", history=False) as ctx,
         pytest.raises(TaskTimeoutError),
     ):
         ctx.run(time.sleep, 20)
@@ -240,7 +240,7 @@ def test_memory_usage_names_the_hosts_memory(processes: hetero.Context) -> None:
 
 
 def test_a_closed_context_says_so_and_closes_twice() -> None:
-    ctx = hetero.Context(devices="cpu:1", engine="inline", history=False)
+    ctx = hetero.Context(devices="1xcpu", engine="inline", history=False)
     ctx.close()
     ctx.close()
     for use in (lambda: ctx.run(add, 1, 2), lambda: ctx.put(1), lambda: ctx.submit(add, 1, 2)):
@@ -252,7 +252,7 @@ def test_a_closed_context_says_so_and_closes_twice() -> None:
 @pytest.mark.usefixtures("no_leaks")
 @pytest.mark.parametrize("isolation", ["thread", "process"])
 def test_a_with_block_waits_for_its_tasks_and_brings_their_results_home(isolation: str) -> None:
-    with hetero.Context(devices="cpu:1,cpu:1", isolation=isolation, history=False) as ctx:
+    with hetero.Context(devices="2xcpu", isolation=isolation, history=False) as ctx:
         futures = [ctx.submit(lambda i: time.sleep(0.05) or np.full(50_000, i), i) for i in range(4)]
     assert [float(future.result(0)[0]) for future in futures] == [0.0, 1.0, 2.0, 3.0]
     del futures
@@ -263,7 +263,7 @@ def test_a_with_block_waits_for_its_tasks_and_brings_their_results_home(isolatio
 def test_a_with_block_left_by_an_exception_stops_its_tasks() -> None:
     start = time.monotonic()
     futures: list[hetero.Future] = []
-    with contextlib.suppress(ZeroDivisionError), hetero.Context(devices="cpu:1", history=False) as ctx:
+    with contextlib.suppress(ZeroDivisionError), hetero.Context(devices="1xcpu", history=False) as ctx:
         futures.append(ctx.submit(time.sleep, 60))
         raise ZeroDivisionError
     assert time.monotonic() - start < 30
@@ -272,7 +272,7 @@ def test_a_with_block_left_by_an_exception_stops_its_tasks() -> None:
 
 
 def test_a_dropped_context_closes_itself() -> None:
-    ctx = hetero.Context(devices="cpu:1", isolation="thread", history=False)
+    ctx = hetero.Context(devices="1xcpu", isolation="thread", history=False)
     driver = ctx.driver
     del ctx
     gc.collect()
@@ -281,7 +281,7 @@ def test_a_dropped_context_closes_itself() -> None:
 
 def test_keywords_win_over_settings_and_those_over_the_mapping(tmp_path: Any) -> None:
     config = {"name": "a", "policy": "eft", "trace": str(tmp_path / "a")}
-    with hetero.Context(config, set={"policy": "round_robin"}, name="b", devices="cpu:1", engine="inline") as ctx:
+    with hetero.Context(config, set={"policy": "round_robin"}, name="b", devices="1xcpu", engine="inline") as ctx:
         assert (ctx.config.name, ctx.config.policy, ctx.name) == ("b", "round_robin", "b")
     assert (tmp_path / "a").stat().st_size > 0
 
@@ -298,7 +298,7 @@ def test_the_fleet_is_shown_as_text_and_as_html(ctx: hetero.Context) -> None:
 
 def test_measured_times_are_kept_for_the_next_run() -> None:
     for samples in (False, True):
-        with hetero.Context(devices="cpu:1", engine="inline") as ctx:
+        with hetero.Context(devices="1xcpu", engine="inline") as ctx:
             assert any(each.estimate and each.estimate.samples for each in ctx.explain(add, 1.5, 2.5)) is samples
             for _ in range(5):
                 ctx.run(add, 1.5, 2.5)
@@ -311,7 +311,7 @@ def test_a_task_without_memory_is_cut_into_parts_whose_results_are_merged() -> N
         return sum(items)
 
     task = hetero.task(total, split=lambda items: [(items[: len(items) // 2],), (items[len(items) // 2 :],)], merge=sum)
-    with hetero.Context(devices="cpu:1", isolation="thread", history=False) as ctx:
+    with hetero.Context(devices="1xcpu", isolation="thread", history=False) as ctx:
         assert ctx.submit(task, list(range(8))).result(30) == 28
 
 
@@ -321,7 +321,7 @@ def test_a_task_that_cannot_be_cut_further_fails_with_the_reason() -> None:
 
     task = hetero.task(greedy, split=lambda items: [(items,)], merge=sum)
     with (
-        hetero.Context(devices="cpu:1", isolation="thread", history=False) as ctx,
+        hetero.Context(devices="1xcpu", isolation="thread", history=False) as ctx,
         pytest.raises(HeteroError, match="its split gave 1 part"),
     ):
         ctx.submit(task, [1, 2]).result(30)
@@ -336,7 +336,7 @@ def test_a_named_run_clears_the_checkpoints_of_finished_tasks_and_finds_those_of
         return before
 
     def run_again() -> Any:
-        with hetero.Context(devices="cpu:1", isolation="thread", name="named", history=False) as ctx:
+        with hetero.Context(devices="1xcpu", isolation="thread", name="named", history=False) as ctx:
             return ctx.submit(step, 1).exception() or ctx.run(add, 21, 0)
 
     assert isinstance(run_again(), ValueError)
@@ -352,7 +352,7 @@ def test_a_retried_task_finds_its_checkpoint_also_in_a_run_without_a_name() -> N
             raise ValueError("interrupted")
         return before
 
-    with hetero.Context(devices="cpu:1", isolation="thread", history=False) as ctx:
+    with hetero.Context(devices="1xcpu", isolation="thread", history=False) as ctx:
         assert ctx.run(hetero.task(step, retries=1)) == 21
 
 

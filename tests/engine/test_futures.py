@@ -21,13 +21,13 @@ from hetero.errors import HeteroError, SerialisationError, TaskCancelledError
 
 @pytest.fixture(params=["thread", "process"], scope="module")
 def ctx(request: pytest.FixtureRequest) -> Iterator[hetero.Context]:
-    with hetero.Context(devices="cpu:1,cpu:1", isolation=request.param, history=False) as context:
+    with hetero.Context(devices="2xcpu", isolation=request.param, history=False) as context:
         yield context
 
 
 @pytest.fixture(scope="module")
 def processes() -> Iterator[hetero.Context]:
-    with hetero.Context(devices="cpu:1,cpu:1", history=False) as context:
+    with hetero.Context(devices="2xcpu", history=False) as context:
         yield context
 
 
@@ -124,7 +124,7 @@ async def test_an_awaited_task_that_is_cancelled_stops(processes: hetero.Context
 
 @pytest.mark.usefixtures("no_leaks")
 def test_a_running_task_in_c_code_is_stopped_by_cancel() -> None:
-    with hetero.Context(devices="cpu:1", history=False) as ctx:
+    with hetero.Context(devices="1xcpu", history=False) as ctx:
         ctx.run(identity, 0)
         future = ctx.submit(time.sleep, 60)
         time.sleep(0.3)
@@ -215,7 +215,7 @@ def test_an_interrupted_run_stops_its_task(processes: hetero.Context) -> None:
 
 
 def test_a_value_that_was_not_read_before_an_early_close_is_told() -> None:
-    ctx = hetero.Context(devices="cpu:1", isolation="thread", history=False)
+    ctx = hetero.Context(devices="1xcpu", isolation="thread", history=False)
     future = ctx.submit(identity, 1)
     hetero.wait([future], 30)
     ctx.close(wait=False)

@@ -16,7 +16,7 @@ from hetero.floor.errors import BadValueError, SerialisationError
 def ctx(tmp_path_factory: pytest.TempPathFactory) -> Iterator[hetero.Context]:
     trace = tmp_path_factory.mktemp("graph") / "run.trace.jsonl.gz"
     with hetero.Context(
-        devices="cpu:1,cpu:1*0.5", isolation="thread", policy="planned", trace=trace, history=False
+        devices="1xcpu,1xcpu*0.5", isolation="thread", policy="planned", trace=trace, history=False
     ) as made:
         yield made
 
@@ -94,6 +94,6 @@ def test_the_graph_that_is_shown_has_every_task_with_what_it_needed_and_where_it
 
 
 def test_a_context_without_a_trace_is_told_how_to_get_one() -> None:
-    plain = hetero.Context(devices="cpu:1", engine="inline", history=False)
+    plain = hetero.Context(devices="1xcpu", engine="inline", history=False)
     with plain, pytest.raises(BadValueError, match="trace=FILE"):
         hetero.graph(plain)

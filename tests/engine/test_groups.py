@@ -17,7 +17,7 @@ from hetero.errors import BadValueError, HeteroError, NothingFitsError, Serialis
 
 @pytest.fixture(params=["thread", "process"], scope="module")
 def ctx(request: pytest.FixtureRequest) -> Iterator[hetero.Context]:
-    with hetero.Context(devices="cpu:1,cpu:1", isolation=request.param, history=False) as context:
+    with hetero.Context(devices="2xcpu", isolation=request.param, history=False) as context:
         yield context
 
 
@@ -97,7 +97,7 @@ def test_a_member_that_dies_takes_the_group_with_it() -> None:
             os.kill(os.getpid(), 9)
         return hetero.recv(from_=1)
 
-    with hetero.Context(devices="cpu:1,cpu:1", history=False) as ctx:
+    with hetero.Context(devices="2xcpu", history=False) as ctx:
         with pytest.raises(HeteroError):
             ctx.submit(killed).result(60)
         assert ctx.submit(exchange, 1).result(60) == (1, 1)

@@ -50,7 +50,7 @@ def _spoil(array: np.ndarray) -> float:
 
 def test_what_a_task_changes_in_its_arguments_is_seen_by_nobody_else() -> None:
     given = np.zeros(4)
-    with hetero.Context(devices="cpu:1", engine="inline", history=False) as ctx:
+    with hetero.Context(devices="1xcpu", engine="inline", history=False) as ctx:
         made = ctx.submit(np.zeros, 4)
         assert [ctx.run(_spoil, made), ctx.run(_spoil, made), ctx.run(_spoil, given)] == [4.0, 4.0, 4.0]
         made.result()[:] = 5.0

@@ -27,7 +27,7 @@ for tied in (False, True):
         vocab_size=256, tie_word_embeddings=tied,
     )
     LlamaForCausalLM(config).to(torch.bfloat16).save_pretrained(folder)
-    placed = place(read_target(folder), read_fleet("RTX-4090:1,T4:1"), "accelerate", context=2048)
+    placed = place(read_target(folder), read_fleet("1xRTX-4090,1xT4"), "accelerate", context=2048)
     scope = {}
     exec(settings(placed)["run"].splitlines()[2], scope)
     here = {name: "cpu" for name in scope["device_map"]} | {"model.layers.2": "disk"}

@@ -21,13 +21,13 @@ from hetero.session.mapping import chunk_size
 @pytest.fixture(params=["thread", "process", "inline"], scope="module")
 def ctx(request: pytest.FixtureRequest) -> Iterator[hetero.Context]:
     way = {"engine": "inline"} if request.param == "inline" else {"isolation": request.param}
-    with hetero.Context(devices="cpu:1,cpu:1", history=False, **way) as context:
+    with hetero.Context(devices="2xcpu", history=False, **way) as context:
         yield context
 
 
 @pytest.fixture
 def threads() -> Iterator[hetero.Context]:
-    with hetero.Context(devices="cpu:1,cpu:1", isolation="thread", history=False) as context:
+    with hetero.Context(devices="2xcpu", isolation="thread", history=False) as context:
         yield context
 
 
@@ -95,13 +95,13 @@ def test_map_of_futures_gives_their_tasks_results(ctx: hetero.Context) -> None:
 
 def test_map_runs_also_when_nobody_reads_it() -> None:
     done: list[int] = []
-    with hetero.Context(devices="cpu:1,cpu:1", isolation="thread", history=False) as ctx:
+    with hetero.Context(devices="2xcpu", isolation="thread", history=False) as ctx:
         ctx.map(done.append, range(50))
     assert sorted(done) == list(range(50))
 
 
 def test_results_of_a_map_can_be_read_after_the_with_block() -> None:
-    with hetero.Context(devices="cpu:1,cpu:1", isolation="thread", history=False) as ctx:
+    with hetero.Context(devices="2xcpu", isolation="thread", history=False) as ctx:
         results = ctx.map(square, range(500))
     assert list(results) == [x * x for x in range(500)]
 
@@ -127,7 +127,7 @@ def test_map_over_a_number_is_refused(ctx: hetero.Context) -> None:
 
 
 def test_map_of_a_group_task_is_never_chunked() -> None:
-    with hetero.Context(devices="cpu:1,cpu:1", history=False) as ctx:
+    with hetero.Context(devices="2xcpu", history=False) as ctx:
         pair = hetero.task(lambda x: (hetero.rank(), hetero.world_size(), x), devices=2)
         assert list(ctx.map(pair, [5, 6])) == [(0, 2, 5), (0, 2, 6)]
 

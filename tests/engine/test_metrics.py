@@ -20,7 +20,7 @@ Figures = dict[tuple[str, tuple[tuple[str, str], ...]], float]
 @pytest.fixture
 def ctx() -> Iterator[hetero.Context]:
     pytest.importorskip("prometheus_client")
-    with hetero.Context(devices="cpu:1,cpu:1*0.5", isolation="thread") as ctx:
+    with hetero.Context(devices="1xcpu,1xcpu*0.5", isolation="thread") as ctx:
         yield ctx
 
 
@@ -96,7 +96,7 @@ def test_a_trainer_feeds_its_metrics() -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with (
         hetero.Trainer(
-            model, torch.nn.CrossEntropyLoss(), optimizer, data, global_batch=16, devices="cpu:1"
+            model, torch.nn.CrossEntropyLoss(), optimizer, data, global_batch=16, devices="1xcpu"
         ) as trainer,
         hetero.metrics_server(trainer.context) as server,
     ):
@@ -113,7 +113,7 @@ def test_metrics_are_served_on_the_loopback_only(ctx: hetero.Context) -> None:
 
 def test_a_closed_run_is_told_as_closed() -> None:
     pytest.importorskip("prometheus_client")
-    with hetero.Context(devices="cpu:1", isolation="thread") as ctx:
+    with hetero.Context(devices="1xcpu", isolation="thread") as ctx:
         server = hetero.metrics_server(ctx)
     with server:
         assert scraped(server)["hetero_run_open", ()] == 0
@@ -137,7 +137,7 @@ def test_a_port_that_is_taken_is_told(ctx: hetero.Context) -> None:
 
 def test_a_configuration_says_where_prometheus_may_ask() -> None:
     pytest.importorskip("prometheus_client")
-    config = {"devices": "cpu:1", "isolation": "thread", "metrics": {"address": "127.0.0.1", "port": 0}}
+    config = {"devices": "1xcpu", "isolation": "thread", "metrics": {"address": "127.0.0.1", "port": 0}}
     with hetero.Context(config=config, history=False) as ctx:
         ctx.run(sum, [1, 2])
         server = ctx._metrics
@@ -151,7 +151,7 @@ def test_a_port_that_is_taken_closes_the_context_and_is_told(tmp_path: Path) -> 
     pytest.importorskip("prometheus_client")
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        config = {"devices": "cpu:1", "isolation": "thread", "metrics": {"port": port}}
+        config = {"devices": "1xcpu", "isolation": "thread", "metrics": {"port": port}}
         with pytest.raises(BadValueError, match=rf"metrics cannot be served at 127.0.0.1:{port}"):
             hetero.Context(config=config, history=False, trace=tmp_path / "run.trace.jsonl")
     assert not read_trace(tmp_path / "run.trace.jsonl").torn
@@ -167,5 +167,5 @@ def test_a_port_that_is_taken_closes_the_context_and_is_told(tmp_path: Path) -> 
 )
 def test_a_wrong_place_for_metrics_is_told(given: object, told: str) -> None:
     with pytest.raises(ConfigError) as error:
-        hetero.Context(config={"devices": "cpu:1", "metrics": given})
+        hetero.Context(config={"devices": "1xcpu", "metrics": given})
     assert told in str(error.value)

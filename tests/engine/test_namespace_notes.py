@@ -19,7 +19,7 @@ def converted(a: np.ndarray, b: np.ndarray) -> object:
 
 
 def test_a_type_error_of_a_framework_tells_that_arguments_are_numpy_arrays() -> None:
-    with hetero.Context(devices="torch-cpu:1", history=False) as ctx:
+    with hetero.Context(devices="1xtorch-cpu", history=False) as ctx:
         with pytest.raises(TypeError) as caught:
             ctx.run(product, np.eye(2), np.eye(2))
         assert any("write x = xp.asarray(x) first" in note for note in caught.value.__notes__)

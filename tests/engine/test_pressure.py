@@ -20,7 +20,7 @@ def nap(seconds: float) -> None:
 
 @pytest.fixture(scope="module")
 def ctx() -> Iterator[hetero.Context]:
-    with hetero.Context(devices="cpu:1,cpu:1", isolation="thread", history=False) as made:
+    with hetero.Context(devices="2xcpu", isolation="thread", history=False) as made:
         made.gather([made.submit(nap, 0.01) for _ in range(8)])
         yield made
 

@@ -33,7 +33,7 @@ def _fails(size: int) -> None:
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> RunRecord:
     trace = tmp_path_factory.mktemp("profile") / "run.trace.jsonl.gz"
-    given: dict[str, Any] = {"devices": "cpu:1", "isolation": "thread", "trace": trace}
+    given: dict[str, Any] = {"devices": "1xcpu", "isolation": "thread", "trace": trace}
     with hetero.Context(**given, profile="torch") as ctx:
         assert ctx.run(_multiplied, 64) == 64.0**3
         with pytest.raises(ValueError, match="after an operator"):
@@ -83,7 +83,7 @@ def test_slices_of_a_chrome_trace_lie_within_each_other(run: RunRecord) -> None:
 
 
 def test_a_run_without_a_profiler_tells_of_no_operator(tmp_path: Path) -> None:
-    with hetero.Context(devices="cpu:1", isolation="thread", trace=tmp_path / "run.trace.jsonl") as ctx:
+    with hetero.Context(devices="1xcpu", isolation="thread", trace=tmp_path / "run.trace.jsonl") as ctx:
         ctx.run(_multiplied, 4)
     assert not _told(read_run(tmp_path / "run.trace.jsonl"))
     assert operator_table(find(RunRecord())) == ""
@@ -93,7 +93,7 @@ def test_training_tells_of_the_operators_of_a_few_steps(tmp_path: Path) -> None:
     model, loss = torch.nn.Linear(4, 2), torch.nn.CrossEntropyLoss()
     data = (torch.randn(64, 4), torch.zeros(64, dtype=torch.long))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    config = {"devices": "cpu:1", "isolation": "thread", "profile": "torch"}
+    config = {"devices": "1xcpu", "isolation": "thread", "profile": "torch"}
     trace = tmp_path / "run.trace.jsonl"
     with hetero.Trainer(model, loss, optimizer, data, global_batch=8, config=config, trace=trace) as trainer:
         trainer.fit(1)
@@ -104,4 +104,4 @@ def test_training_tells_of_the_operators_of_a_few_steps(tmp_path: Path) -> None:
 
 def test_an_unknown_profiler_is_refused_with_what_is_allowed() -> None:
     with pytest.raises(HeteroError, match=r"profile.*allowed: torch"):
-        hetero.Context(devices="cpu:1", profile="cprofile")
+        hetero.Context(devices="1xcpu", profile="cprofile")

@@ -28,7 +28,7 @@ def passes_on(n: int, dtype: str = "float64") -> Any:
 
 def counted(function: Any, *args: Any, isolation: str = "process", **talk: Any) -> tuple[Any, Counter[str]]:
     """Run a function with this `communication`, and give its result and the engine's counters."""
-    config = {"devices": "cpu:1,cpu:1", "isolation": isolation, "communication": talk}
+    config = {"devices": "2xcpu", "isolation": isolation, "communication": talk}
     with hetero.Context(config, history=False) as ctx:
         result = ctx.submit(function, *args).result(60)
         assert isinstance(ctx.driver.engine, LocalEngine)
@@ -80,7 +80,7 @@ def test_the_pool_is_given_back_once_a_piece_was_heard(protocol: str) -> None:
             hetero.send("next", to=1)
         return total
 
-    config = {"devices": "cpu:1,cpu:1", "memory_pool_size": "8MB", "communication": {"protocol": protocol}}
+    config = {"devices": "2xcpu", "memory_pool_size": "8MB", "communication": {"protocol": protocol}}
     with hetero.Context(config, history=False) as ctx:
         assert ctx.submit(stream).result(60) == sum(range(20))
         assert ctx.driver.engine.usage()["h0/ram"].peak_bytes < 6_000_000

@@ -22,7 +22,7 @@ JOIN = """
 import sys, hetero
 from hetero.errors import HeteroError
 try:
-    hetero.Context(devices="cpu:1", engine="ray", address=sys.argv[1], history=False)
+    hetero.Context(devices="1xcpu", engine="ray", address=sys.argv[1], history=False)
 except HeteroError as error:
     print(type(error).__name__, error)
 """
@@ -32,7 +32,7 @@ import ray
 os.environ["RAY_ADDRESS"] = "10.0.0.1:6379"
 left = []
 for turn in range(2):
-    with hetero.Context(devices="cpu:1", engine="ray", memory_pool_size="80MB", history=False) as ctx:
+    with hetero.Context(devices="1xcpu", engine="ray", memory_pool_size="80MB", history=False) as ctx:
         actor = ctx.run(os.getpid)
         family = psutil.Process().children(recursive=True)
         folder = ray._private.worker._global_node.get_session_dir_path()
@@ -54,7 +54,7 @@ def total(count, stops_at):
         if item == stops_at:
             time.sleep(3600)
     return loop.state
-with hetero.Context(devices="cpu:1", engine="ray", memory_pool_size="80MB", name="again", history=False) as ctx:
+with hetero.Context(devices="1xcpu", engine="ray", memory_pool_size="80MB", name="again", history=False) as ctx:
     print(ctx.run(total, 40, int(sys.argv[2])))
 """
 
@@ -110,7 +110,7 @@ def test_an_address_where_something_else_answers_is_told() -> None:
 def test_importing_hetero_and_a_local_context_leave_ray_alone() -> None:
     program = (
         "import sys, hetero\n"
-        "with hetero.Context(devices='cpu:1', history=False) as ctx: ctx.run(abs, -1)\n"
+        "with hetero.Context(devices='1xcpu', history=False) as ctx: ctx.run(abs, -1)\n"
         "print('ray' in sys.modules)"
     )
     assert run("-c", program) == "False"

@@ -27,7 +27,7 @@ with hetero.Context(engine="ray", address="auto", history=False, trace=sys.argv[
 @pytest.fixture(scope="module")
 def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     need("netns")
-    with cluster_of_namespaces(tmp_path_factory.mktemp("hosts"), [1e9, 1e9], ["cpu:1", "cpu:1"], {}) as made:
+    with cluster_of_namespaces(tmp_path_factory.mktemp("hosts"), [1e9, 1e9], ["1xcpu", "1xcpu"], {}) as made:
         yield made
 
 

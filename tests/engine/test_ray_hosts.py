@@ -83,7 +83,7 @@ with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as mouth:
 def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     need("netns")
     folder = tmp_path_factory.mktemp("hosts")
-    with cluster_of_namespaces(folder, [1e9, 1e9], ["cpu:1", "cpu:1*0.5"], {"HETERO_CHECK": "0"}) as made:
+    with cluster_of_namespaces(folder, [1e9, 1e9], ["1xcpu", "1xcpu*0.5"], {"HETERO_CHECK": "0"}) as made:
         yield made
 
 
@@ -99,7 +99,7 @@ def test_an_array_for_many_tasks_crosses_the_link_once(hosts: Cluster) -> None:
 
 
 def test_a_program_on_a_host_that_is_no_part_of_the_cluster_is_refused(hosts: Cluster) -> None:
-    joins = f"import hetero; hetero.Context(devices='cpu:1', engine='ray', address={hosts.address!r})"
+    joins = f"import hetero; hetero.Context(devices='1xcpu', engine='ray', address={hosts.address!r})"
     code, _, wrong = hosts.run(1, "env", f"HETERO_HOME={hosts.folder}/nobody", sys.executable, "-c", joins)
     assert code != 0
     assert "speaks only to hosts with its certificates; make this host part of it" in wrong
@@ -176,7 +176,7 @@ def test_a_host_that_joins_is_used_by_a_program_that_runs_and_one_that_leaves_co
     with hosts.start(0, sys.executable, "-c", JOINED) as program:
         assert program.stdout is not None
         assert program.stdout.readline() == "alone 1\n", program.stderr and program.stderr.read()
-        hosts.start_node(1, "cpu:1*0.5")
+        hosts.start_node(1, "1xcpu*0.5")
         assert "together 2\n" in (program.stdout.readline(), program.stdout.readline())
         hosts.hetero(1, "node", "stop")
         said, wrong = program.communicate(timeout=PATIENCE_S)

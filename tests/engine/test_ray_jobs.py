@@ -69,7 +69,7 @@ def head(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Head]:
     folder = tmp_path_factory.mktemp("jobs")
     bare = Head(folder, "")
     try:
-        code, _, wrong = bare.run("node", "start", "--head", "--devices", "cpu:1", "--memory", "100MB")
+        code, _, wrong = bare.run("node", "start", "--head", "--devices", "1xcpu", "--memory", "100MB")
         assert code == 0, wrong
         yield Head(folder, str(bare.written()["jobs"]))
     finally:

@@ -37,7 +37,7 @@ on_ray = {"config": {"engine": "ray", "address": "auto"}, "callbacks": [told]}
 with make(None, **on_ray, sample_log=folder / "log", checkpoint=folder / "checkpoints") as trainer:
     trainer.fit(5000)
 epochs = len(trainer.reports)
-with make("cpu:1") as alone:
+with make("1xcpu") as alone:
     alone.fit(epochs)
 found = {
     "same bits": same_bits(trainer, list(alone.model.parameters())),
@@ -65,7 +65,7 @@ with hetero.Context(engine="ray", address="auto", history=False) as ctx:
 @pytest.fixture(scope="module")
 def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     need("netns")
-    with cluster_of_namespaces(tmp_path_factory.mktemp("hosts"), [1e9, 1e9], ["cpu:1", "cpu:1"]) as made:
+    with cluster_of_namespaces(tmp_path_factory.mktemp("hosts"), [1e9, 1e9], ["1xcpu", "1xcpu"]) as made:
         yield made
 
 
@@ -95,7 +95,7 @@ def test_training_over_two_hosts_gives_the_bits_of_one_device_though_a_host_is_l
         hosts.kill_node(1)
         go_on(program)
         assert said_in_time(program, "one host trains"), program.communicate()[1]
-        hosts.start_node(1, "cpu:1")
+        hosts.start_node(1, "1xcpu")
         _, wrong = program.communicate("\n", timeout=PATIENCE_S)
     assert program.returncode == 0, wrong
     assert json.loads((tmp_path / "found").read_text()) == {

@@ -87,7 +87,7 @@ def test_a_device_behind_a_slow_link_gets_no_task_that_would_end_later_for_its_w
 
 
 def test_a_loss_that_the_core_has_not_heard_of_yet_does_not_fail_the_reader(monkeypatch: pytest.MonkeyPatch) -> None:
-    with hetero.Context(devices="cpu:1", engine="inline") as ctx:
+    with hetero.Context(devices="1xcpu", engine="inline") as ctx:
         future = ctx.submit(ones)
         load, losses = ctx.driver.engine.load, [1, 2, 3]
 

@@ -24,7 +24,7 @@ def test_a_run_with_a_trace_tells_how_the_host_was(
 ) -> None:
     monkeypatch.setattr(sampling, "_PERIOD_S", 0.05)
     path = tmp_path / "a.trace.jsonl.gz"
-    with hetero.Context(devices="cpu:1,null:1", isolation="thread", trace=path) as ctx:
+    with hetero.Context(devices="1xcpu,1xnull", isolation="thread", trace=path) as ctx:
         deadline_s = time.monotonic() + WAIT_S
         while len(samples(path)) < 3 and time.monotonic() < deadline_s:
             ctx.run(time.sleep, 0.05)
@@ -36,5 +36,5 @@ def test_a_run_with_a_trace_tells_how_the_host_was(
 
 
 def test_a_run_without_a_trace_asks_nobody() -> None:
-    with hetero.Context(devices="cpu:1", isolation="thread") as ctx:
+    with hetero.Context(devices="1xcpu", isolation="thread") as ctx:
         assert ctx._opened._sampler is None

@@ -28,13 +28,13 @@ GRID = {"x": {"whole": [0, 3]}}
 
 @pytest.fixture(scope="module")
 def two() -> Iterator[hetero.Context]:
-    with hetero.Context(devices="cpu:1,cpu:1*0.5", history=False) as ctx:
+    with hetero.Context(devices="1xcpu,1xcpu*0.5", history=False) as ctx:
         yield ctx
 
 
 @pytest.fixture(scope="module")
 def one() -> Iterator[hetero.Context]:
-    with hetero.Context(devices="cpu:1", history=False) as ctx:
+    with hetero.Context(devices="1xcpu", history=False) as ctx:
         yield ctx
 
 
@@ -143,7 +143,7 @@ def test_a_worker_that_is_killed_has_its_trial_tried_again(tmp_path: Path) -> No
             os.kill(os.getpid(), signal.SIGKILL)
         return parabola(trial)
 
-    found = hetero.search(deadly, GRID, sampler="grid", devices="cpu:1")
+    found = hetero.search(deadly, GRID, sampler="grid", devices="1xcpu")
     assert mark.exists()
     assert (found.count("finished"), found.best.params) == (4, {"x": 2})
 
@@ -167,12 +167,12 @@ def test_a_listener_hears_of_starts_values_and_ends(one: hetero.Context) -> None
 
 @pytest.mark.usefixtures("no_leaks")
 def test_a_search_gives_back_all_that_it_took(tmp_path: Path) -> None:
-    hetero.search(in_steps, LINE, trials=2, devices="cpu:1", storage=tmp_path / "study.sqlite3")
+    hetero.search(in_steps, LINE, trials=2, devices="1xcpu", storage=tmp_path / "study.sqlite3")
 
 
 def test_devices_that_run_no_python_are_refused() -> None:
     with (
-        hetero.Context(devices="null:1", engine="inline", history=False) as ctx,
+        hetero.Context(devices="1xnull", engine="inline", history=False) as ctx,
         pytest.raises(NothingFitsError, match="none of null:0 can run this objective"),
     ):
         hetero.search(parabola, LINE, devices=ctx)
@@ -283,8 +283,8 @@ def test_a_kill_between_the_two_writes_of_a_retry_doubles_nothing(tmp_path: Path
 
 def test_more_trials_may_be_asked_for_later(tmp_path: Path) -> None:
     path = tmp_path / "study.sqlite3"
-    assert len(hetero.search(parabola, LINE, trials=2, devices="cpu:1", storage=path).trials) == 2
-    found = hetero.search(parabola, LINE, trials=3, devices="cpu:1", storage=path)
+    assert len(hetero.search(parabola, LINE, trials=2, devices="1xcpu", storage=path).trials) == 2
+    found = hetero.search(parabola, LINE, trials=3, devices="1xcpu", storage=path)
     assert (len(found.trials), found.resumed) == (3, 2)
     assert hetero.search(parabola, LINE, trials=3, devices="no such device", storage=path).best == found.best
 

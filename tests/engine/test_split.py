@@ -33,7 +33,7 @@ def one_thread() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def ctx(one_thread: None) -> Iterator[hetero.Context]:
-    with hetero.Context(devices="cpu:1,cpu:1*0.5", history=False) as context:
+    with hetero.Context(devices="1xcpu,1xcpu*0.5", history=False) as context:
         yield context
 
 
@@ -264,7 +264,7 @@ def test_a_mistake_is_told_in_one_line(ctx: Any, options: dict[str, Any], messag
 
 def test_one_device_is_refused() -> None:
     with pytest.raises(BadValueError, match="a split takes two devices or more that torch can use, and here is cpu:0"):
-        hetero.split(net(), "cpu:1", data()[0][:8])
+        hetero.split(net(), "1xcpu", data()[0][:8])
 
 
 def test_batch_normalisation_in_training_is_refused(ctx: Any) -> None:
@@ -305,7 +305,7 @@ class Sleeping(nn.Module):  # type: ignore[misc]
 def mortal(one_thread: None) -> Iterator[tuple[hetero.Context, set[int]]]:
     """Give a fleet whose workers may be harmed, and the workers that may not."""
     others = {worker.pid for worker in workers()}
-    with hetero.Context(devices="cpu:1,cpu:1", history=False) as context:
+    with hetero.Context(devices="2xcpu", history=False) as context:
         yield context, others
 
 

@@ -39,13 +39,13 @@ def took_s(trace: Path) -> list[float]:
 
 def test_the_time_of_a_task_includes_that_of_storing_its_result(tmp_path: Path) -> None:
     trace = tmp_path / "run.trace.jsonl.gz"
-    with hetero.Context(devices="cpu:1", trace=str(trace), history=False) as ctx:
+    with hetero.Context(devices="1xcpu", trace=str(trace), history=False) as ctx:
         assert ctx.run(slow_to_store) == 7
     assert took_s(trace)[0] >= 0.3
 
 
 def test_the_time_of_a_task_includes_that_of_reading_its_inputs(tmp_path: Path) -> None:
     trace = tmp_path / "run.trace.jsonl.gz"
-    with hetero.Context(devices="cpu:1", trace=str(trace), history=False) as ctx:
+    with hetero.Context(devices="1xcpu", trace=str(trace), history=False) as ctx:
         assert ctx.run(abs, SlowToRead()) == 7
     assert took_s(trace)[0] >= 0.3

@@ -39,7 +39,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def ctx(home: Path) -> Iterator[hetero.Context]:
-    with hetero.Context(devices="cpu:1,cpu:1*0.5", isolation="thread", name="shown") as ctx:
+    with hetero.Context(devices="1xcpu,1xcpu*0.5", isolation="thread", name="shown") as ctx:
         yield ctx
 
 
@@ -101,7 +101,7 @@ def test_one_who_asks_and_says_nothing_does_not_keep_others_out(ctx: hetero.Cont
 
 
 def test_a_closed_run_leaves_nothing_and_gives_no_answer(home: Path, no_leaks: None) -> None:
-    with hetero.Context(devices="cpu:1", isolation="thread", name="brief"):
+    with hetero.Context(devices="1xcpu", isolation="thread", name="brief"):
         (run,) = open_runs()
     assert list((home / "run").iterdir()) == []
     assert not Path(run.socket).parent.exists()
@@ -111,7 +111,7 @@ def test_a_closed_run_leaves_nothing_and_gives_no_answer(home: Path, no_leaks: N
 
 
 def test_what_a_killed_program_left_behind_is_taken_away(home: Path) -> None:
-    program = "import hetero\nctx = hetero.Context(devices='cpu:1', name='killed')\nprint('up', flush=True)\ninput()"
+    program = "import hetero\nctx = hetero.Context(devices='1xcpu', name='killed')\nprint('up', flush=True)\ninput()"
     command = [sys.executable, "-c", program]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as child:
         assert child.stdout is not None
@@ -124,7 +124,7 @@ def test_what_a_killed_program_left_behind_is_taken_away(home: Path) -> None:
 
 
 def test_several_runs_are_listed_and_told_apart_by_name_and_process(ctx: hetero.Context) -> None:
-    with hetero.Context(devices="cpu:1", isolation="thread", name="second"):
+    with hetero.Context(devices="1xcpu", isolation="thread", name="second"):
         listed = top()
         assert "shown" in listed
         assert "second" in listed
@@ -152,13 +152,13 @@ def test_a_damaged_descriptor_is_passed_over(ctx: hetero.Context, home: Path) ->
 def test_a_run_goes_on_where_its_folder_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").write_text("", encoding="utf-8")
     monkeypatch.setenv("HETERO_HOME", str(tmp_path / "file"))
-    with hetero.Context(devices="cpu:1", isolation="thread", history=False) as ctx:
+    with hetero.Context(devices="1xcpu", isolation="thread", history=False) as ctx:
         assert ctx.run(len, "abc") == 3
     assert looking.open_runs() == ()
 
 
 def test_the_inline_engine_cannot_be_looked_at(home: Path) -> None:
-    with hetero.Context(devices="cpu:1", engine="inline"):
+    with hetero.Context(devices="1xcpu", engine="inline"):
         assert open_runs() == ()
 
 

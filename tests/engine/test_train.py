@@ -16,7 +16,7 @@ from hetero.errors import BadValueError, HeteroError, NothingFitsError
 torch = pytest.importorskip("torch")
 nn = torch.nn
 
-ONE, TWO = "cpu:1", "cpu:1,cpu:1*0.5"
+ONE, TWO = "1xcpu", "1xcpu,1xcpu*0.5"
 OPEN: dict[str, hetero.Context] = {}
 
 
@@ -349,7 +349,7 @@ def test_shares_that_do_not_add_up_are_refused() -> None:
 
 def test_a_fleet_without_a_device_that_torch_knows_is_refused() -> None:
     with pytest.raises(NothingFitsError, match="torch can train on none of null:0"):
-        trained(net().double(), "null:1")
+        trained(net().double(), "1xnull")
 
 
 def test_a_loss_that_is_not_a_number_names_the_step_and_the_samples() -> None:
@@ -395,7 +395,7 @@ def test_an_option_that_is_wrong_is_told_before_anything_starts(option: dict[str
 
 
 def test_a_useless_device_is_left_out_and_the_run_says_so() -> None:
-    trainer = trained(net().double(), "cpu:1,cpu:1*0.01", epochs=2)
+    trainer = trained(net().double(), "1xcpu,1xcpu*0.01", epochs=2)
     assert trainer.reports[-1].shares == {"cpu:0": 32, "cpu:1": 0}
     assert [note for note in trainer.notes if note.startswith("cpu:1 is left out: ")]
 

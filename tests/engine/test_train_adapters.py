@@ -22,7 +22,7 @@ WORDS, LENGTH, BATCH = 64, 12, 32
 
 @pytest.fixture(scope="module")
 def fleet() -> Iterator[hetero.Context]:
-    with hetero.Context(devices="cpu:1,cpu:1*0.6", history=False) as ctx:
+    with hetero.Context(devices="1xcpu,1xcpu*0.6", history=False) as ctx:
         yield ctx
 
 

@@ -55,12 +55,12 @@ def run(folder: Path, devices: str, die_at: int) -> subprocess.CompletedProcess[
 
 
 def test_a_program_that_is_killed_resumes_to_the_same_bits_over_other_devices(tmp_path: Path) -> None:
-    killed = run(tmp_path / "a", "cpu:1,cpu:1*0.5", 3)
+    killed = run(tmp_path / "a", "1xcpu,1xcpu*0.5", 3)
     assert killed.returncode == -signal.SIGKILL
-    resumed = run(tmp_path / "a", "cpu:1", 0)
+    resumed = run(tmp_path / "a", "1xcpu", 0)
     assert resumed.returncode == 0, resumed.stderr
     assert "resumed at step 8" in resumed.stdout
-    whole = run(tmp_path / "b", "cpu:1", 0)
+    whole = run(tmp_path / "b", "1xcpu", 0)
     assert whole.returncode == 0, whole.stderr
     one, other = (read_model(tmp_path / name / "model.safetensors")[0] for name in "ab")
     assert one.keys() == other.keys()
@@ -72,7 +72,7 @@ def trainer(folder: Path, width: int = 16, **options: Any) -> hetero.Trainer:
     model = torch.nn.Sequential(torch.nn.Linear(12, width), torch.nn.Linear(width, 4))
     data = np.zeros((96, 12), np.float32), np.zeros(96, np.int64)
     optimizer = torch.optim.Adam(model.parameters())
-    options = {"global_batch": 32, "devices": "cpu:1", "checkpoint": folder, **options}
+    options = {"global_batch": 32, "devices": "1xcpu", "checkpoint": folder, **options}
     return hetero.Trainer(model, torch.nn.CrossEntropyLoss(), optimizer, data, **options)
 
 
@@ -177,7 +177,7 @@ def test_a_kill_at_any_write_boundary_leaves_the_newest_complete_checkpoint_and_
         tried += 1
     assert tried > 100
     assert sorted(roots) == [0, *written]
-    with hetero.Context(devices="cpu:1", history=False) as ctx:
+    with hetero.Context(devices="1xcpu", history=False) as ctx:
         for step, root in roots.items():
             with trainer(root, devices=ctx, exact="bitwise", checkpoint_every=100) as made:
                 assert made.resume() == step // 3

@@ -19,7 +19,7 @@ from hetero.train import lead
 torch = pytest.importorskip("torch")
 nn = torch.nn
 
-THREE = "cpu:1,cpu:1,cpu:1*0.5"
+THREE = "2xcpu,1xcpu*0.5"
 SAMPLES, BATCH, EPOCHS = 640, 32, 5
 
 
@@ -88,7 +88,7 @@ def bits() -> Callable[[int], list[Any]]:
 
     def alone(epochs: int) -> list[Any]:
         if epochs not in kept:
-            with make("cpu:1") as trainer:
+            with make("1xcpu") as trainer:
                 trainer.fit(epochs)
             kept[epochs] = [parameter.detach().clone() for parameter in trainer.model.parameters()]
         return kept[epochs]

@@ -25,7 +25,7 @@ WIDTH = 300
 
 @pytest.fixture(scope="module")
 def fleet() -> Iterator[Any]:
-    with hetero.Context(devices="cpu:1,cpu:1", history=False) as ctx:
+    with hetero.Context(devices="2xcpu", history=False) as ctx:
         yield ctx
 
 
@@ -99,7 +99,7 @@ def test_a_worker_that_is_killed_within_an_overlapped_step_changes_nothing() -> 
             threading.Timer(0.05, max(workers, key=lambda child: child.create_time()).kill).start()
 
     model = wide()
-    trainer = trained(model, "cpu:1,cpu:1", 6, overlap="always", callbacks=[kill_soon])
+    trainer = trained(model, "2xcpu", 6, overlap="always", callbacks=[kill_soon])
     assert any("is lost" in note for note in trainer.notes)
     assert distance(model, plain(6)) < 1e-12
 
@@ -148,7 +148,7 @@ def test_compression_goes_with_loss_scaling(fleet: Any) -> None:
 def test_gradients_are_summed_on_an_opencl_device_of_the_fleet(expected: Any) -> None:
     need("opencl")
     model, reference = wide().float(), copy.deepcopy(expected)
-    with hetero.Context(devices=["cpu:1", "cpu:1", "opencl:1"], history=False) as ctx:
+    with hetero.Context(devices=["2xcpu", "1xopencl"], history=False) as ctx:
         inputs, targets = data()
         with hetero.Trainer(
             model,

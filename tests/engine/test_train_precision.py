@@ -27,7 +27,7 @@ def one_thread() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def fleet() -> Iterator[hetero.Context]:
-    with hetero.Context(devices="cpu:1,cpu:1*0.8", history=False) as ctx:
+    with hetero.Context(devices="1xcpu,1xcpu*0.8", history=False) as ctx:
         yield ctx
 
 

@@ -20,7 +20,7 @@ from hetero.errors import BadValueError
 torch = pytest.importorskip("torch")
 nn = torch.nn
 
-TWO = "cpu:1,cpu:1*0.5"
+TWO = "1xcpu,1xcpu*0.5"
 SHARES = {"cpu:0": 9, "cpu:1": 7}
 INPUTS = np.random.default_rng(1).standard_normal((64, 6))
 TARGETS = np.random.default_rng(2).integers(0, 3, 64)

@@ -36,7 +36,7 @@ def test_a_step_has_the_memory_of_the_step_before(tmp_path: Path) -> None:
     model = nn.Sequential(nn.Linear(16, 4096), nn.ReLU(), nn.Linear(4096, 4))
     data = np.zeros((2048, 16), dtype="float32"), np.zeros(2048, dtype="int64")
     with hetero.Trainer(
-        *(model, nn.CrossEntropyLoss(), lambda p: Counting(p, path), data), global_batch=512, devices="cpu:1"
+        *(model, nn.CrossEntropyLoss(), lambda p: Counting(p, path), data), global_batch=512, devices="1xcpu"
     ) as trainer:
         trainer.fit(10)
     faults = [int(line) for line in path.read_text(encoding="utf-8").split()]

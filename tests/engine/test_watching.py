@@ -71,7 +71,7 @@ def test_a_program_that_listens_to_the_logger_itself_gets_no_second_handler(monk
     own = logging.NullHandler()
     logger.addHandler(own)
     try:
-        with hetero.Context(devices="cpu:1", engine="inline", history=False):
+        with hetero.Context(devices="1xcpu", engine="inline", history=False):
             assert logger.handlers == [own]
     finally:
         logger.removeHandler(own)
@@ -80,17 +80,17 @@ def test_a_program_that_listens_to_the_logger_itself_gets_no_second_handler(monk
 def test_policy_auto_is_settled_before_the_run_and_says_why(caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
     caplog.set_level(logging.INFO, "hetero")
     trace = tmp_path / "run.trace.jsonl"
-    with hetero.Context(devices="cpu:1,cpu:1", policy="auto", trace=trace, history=False) as ctx:
+    with hetero.Context(devices="2xcpu", policy="auto", trace=trace, history=False) as ctx:
         assert ctx.driver.machine.placer.policy.name == "eft"
         assert ctx.policy_reason.startswith("eft: the 2 devices are equal")
     assert any(line.startswith("policy auto takes eft: the 2 devices are equal") for line in caplog.messages)
     assert '"policy": "eft"' in trace.read_text().splitlines()[0]
-    with hetero.Context(devices="cpu:1", policy="auto", history=False) as ctx:
+    with hetero.Context(devices="1xcpu", policy="auto", history=False) as ctx:
         assert ctx.policy_reason == "round_robin: h0/cpu:0 is the only device: there is nothing to choose"
 
 
 def test_the_policy_that_nobody_named_is_the_default() -> None:
-    with hetero.Context(devices="cpu:1", engine="inline", history=False) as ctx:
+    with hetero.Context(devices="1xcpu", engine="inline", history=False) as ctx:
         assert ctx.policy_reason == "eft: it is the default"
 
 
@@ -104,7 +104,7 @@ def works(seconds: float) -> None:
 @pytest.fixture
 def useless() -> str:
     """Give a fleet whose second device is known to be fifty times slower."""
-    fleet = "cpu:1,cpu:1*0.02"
+    fleet = "1xcpu,1xcpu*0.02"
     with hetero.Context(devices=fleet) as ctx:
         for index in range(2):
             ctx.gather([ctx.submit(hetero.task(works, on=f"cpu:{index}"), 0.01) for _ in range(3)])
@@ -144,7 +144,7 @@ def test_a_home_that_cannot_be_written_costs_the_history_and_the_checkpoints_onl
         hetero.checkpoint("half")
 
     for _ in range(2):
-        with hetero.Context(devices="cpu:1", name="night") as ctx:
+        with hetero.Context(devices="1xcpu", name="night") as ctx:
             assert ctx.run(abs, -1) == 1
             with pytest.raises(HeteroError, match=r"checkpoint.*HETERO_HOME"):
                 ctx.run(keeps)
@@ -156,7 +156,7 @@ def test_a_home_that_cannot_be_written_costs_the_history_and_the_checkpoints_onl
 def test_a_trace_on_a_full_disk_is_told_when_the_run_ends(caplog: pytest.LogCaptureFixture) -> None:
     if not Path("/dev/full").exists():
         pytest.skip("needs /dev/full")
-    with hetero.Context(devices="cpu:1", trace="/dev/full", history=False) as ctx:
+    with hetero.Context(devices="1xcpu", trace="/dev/full", history=False) as ctx:
         assert ctx.run(abs, -1) == 1
     assert "the trace /dev/full ends early: No space left on device" in caplog.messages
 
@@ -179,7 +179,7 @@ def test_what_others_use_of_a_device_is_reported_to_the_policy_that_looks_at_it(
     cpus = platform.available_cpus()
     if len(cpus) < 2:
         pytest.skip("needs two CPUs")
-    with hetero.Context(devices="cpu:1,cpu:1", policy="migration", history=False) as ctx:
+    with hetero.Context(devices="2xcpu", policy="migration", history=False) as ctx:
         ctx.run(abs, -1)
         busy_frac = ctx.driver.machine.fleet.busy_frac
         assert set(ctx.driver.engine.pids()) == {"h0/cpu:0", "h0/cpu:1"}
@@ -194,7 +194,7 @@ def test_what_others_use_of_a_device_is_reported_to_the_policy_that_looks_at_it(
 
 
 def test_a_policy_that_does_not_look_at_the_use_by_others_costs_no_reports() -> None:
-    with hetero.Context(devices="cpu:1", history=False) as ctx:
+    with hetero.Context(devices="1xcpu", history=False) as ctx:
         assert ctx.driver._watch is None
 
 
@@ -205,7 +205,7 @@ def test_waiting_tasks_move_away_from_a_device_that_others_use() -> None:
         time.sleep(seconds)
         return hetero.get_current_device().short
 
-    with hetero.Context(devices="cpu:1,cpu:1", policy="migration", history=False) as ctx:
+    with hetero.Context(devices="2xcpu", policy="migration", history=False) as ctx:
         ctx.gather([ctx.submit(hetero.task(where, on=f"cpu:{i}"), 0.05) for i in range(2) for _ in range(3)])
         ctx.driver._watch = None
         tasks = [ctx.submit(where, 0.05) for _ in range(30)]

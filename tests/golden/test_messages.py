@@ -117,7 +117,7 @@ def quitter() -> None:
 
 
 def opens_a_context() -> None:
-    hetero.Context(devices="cpu:1")
+    hetero.Context(devices="1xcpu")
 
 
 def answers_with_a_lock() -> Any:
@@ -150,7 +150,7 @@ RUNNING: dict[str, Callable[[hetero.Context], object]] = {
     "a log level that does not exist": lambda ctx: hetero.set_log_level("DEBUGG"),
     "a Context inside a task": lambda ctx: ctx.run(opens_a_context),
     "a closed Context": lambda ctx: _closed().run(len, []),
-    "a fleet in one line that is wrong": lambda ctx: hetero.Context(devices="cpu:1,cup:2"),
+    "a fleet in one line that is wrong": lambda ctx: hetero.Context(devices="1xcpu,cup:2"),
     "a fleet in one line that is empty": lambda ctx: hetero.Context(devices=" "),
     "devices that are not here": lambda ctx: hetero.Context({"devices": [{"type": "cpu", "cores": 9999}]}),
     "a trace that is damaged": lambda ctx: _damaged_trace(),
@@ -158,7 +158,7 @@ RUNNING: dict[str, Callable[[hetero.Context], object]] = {
 
 
 def _closed() -> hetero.Context:
-    with hetero.Context(devices="cpu:1", engine="inline", history=False) as ctx:
+    with hetero.Context(devices="1xcpu", engine="inline", history=False) as ctx:
         pass
     return ctx
 

@@ -283,16 +283,16 @@ def test_only_a_configuration_that_is_read_imports_pydantic() -> None:
 
 
 def test_mistakes_in_a_fleet_of_one_line_are_told_with_the_others(file: Any) -> None:
-    path = file("devices: cpu:1,cup:2\nengine: locl\n")
+    path = file("devices: 1xcpu,2xcup\nengine: locl\n")
     first, second = message(path).splitlines()
     assert first.startswith(f"{path}:1: devices: 'cup' is no kind of device; did you mean 'cpu'?")
     assert second.startswith(f"{path}:2: engine:")
-    assert load(file("devices: cpu:1,null:2\n")).spec == "cpu:1,null:2"
+    assert load(file("devices: 1xcpu,2xnull\n")).spec == "1xcpu,2xnull"
 
 
 def test_a_fleet_may_be_a_list_of_kinds_in_words(file: Any) -> None:
-    assert load({"devices": ["cpu:1", "cpu:1*0.5"]}).spec == "cpu:1,cpu:1*0.5"
-    path = file("devices:\n- cpu:1\n- cup:2\n")
+    assert load({"devices": ["1xcpu", "1xcpu*0.5"]}).spec == "1xcpu,1xcpu*0.5"
+    path = file("devices:\n- 1xcpu\n- 2xcup\n")
     assert message(path).startswith(f"{path}:1: devices: 'cup' is no kind of device; did you mean 'cpu'?")
 
 

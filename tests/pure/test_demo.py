@@ -79,7 +79,7 @@ def test_triangles_are_solved_at_any_size(size: int, rng: np.random.Generator) -
 
 def test_equal_devices_are_made_unequal_and_said_to_be() -> None:
     fleet, (note,) = made_unequal([device("cpu", index, cores=2) for index in range(3)])
-    assert fleet == "cpu:2,cpu:2,cpu:2*0.25"
+    assert fleet == "1xcpu/2cores,1xcpu/2cores,1xcpu/2cores*0.25"
     assert note == "all devices of this host are equal, so cpu:2 is slowed down on purpose, to 0.25 of its speed"
     assert made_unequal([device("cpu"), device("cuda")]) == (None, ())
     assert "nothing to share" in made_unequal([device("cpu")])[1][0]

@@ -59,7 +59,7 @@ FOUND = tuple(
 def made(spec: str) -> list[Device]:
     builder = Builder(FOUND, fleet.choose(FOUND)[0], CORES)
     devices: list[Device] = []
-    for wanted in parse_spec(spec, WORDS):
+    for wanted in builder.understood(parse_spec(spec, WORDS))[0]:
         reason = builder.add(wanted, devices)
         assert not reason, reason
     return devices
@@ -70,7 +70,7 @@ def short(devices: list[Device]) -> list[str]:
 
 
 def test_cores_are_handed_out_in_turn_also_between_runtimes() -> None:
-    devices = made("cpu:1,torch-cpu:2,cpu:1*0.5")
+    devices = made("1xcpu,torch-cpu/2cores,1xcpu*0.5")
     assert [(device.short, device.cpus, device.throttle_frac) for device in devices] == [
         ("cpu:0", (0,), 1.0),
         ("torch-cpu:0", (1, 2), 1.0),
@@ -80,16 +80,70 @@ def test_cores_are_handed_out_in_turn_also_between_runtimes() -> None:
 
 
 def test_cores_overlap_only_when_they_run_out_and_a_remark_says_so() -> None:
-    devices = made("cpu:4,cpu:1")
+    devices = made("cpu/4cores,1xcpu")
     assert devices[1].cpus == (0,)
     assert fleet.remarks(devices) == ("h0/cpu:0, h0/cpu:1 share h0/core0 and slow each other down",)
-    assert fleet.remarks(made("cpu:2,cpu:2")) == ()
+    assert fleet.remarks(made("cpu/2cores,cpu/2cores")) == ()
 
 
 def test_a_number_counts_devices_where_the_kind_is_no_cpu() -> None:
-    assert short(made("cuda:2*0.5")) == ["cuda:0", "cuda:1"]
-    assert short(made("cuda:1,cuda:1*0.5")) == ["cuda:0", "cuda:1"]
-    assert short(made("null:3,null:1")) == ["null:0", "null:1", "null:2", "null:3"]
+    assert short(made("2xcuda*0.5")) == ["cuda:0", "cuda:1"]
+    assert short(made("1xcuda,1xcuda*0.5")) == ["cuda:0", "cuda:1"]
+    assert short(made("4xnull")) == ["null:0", "null:1", "null:2", "null:3"]
+
+
+@pytest.mark.parametrize(
+    ("spec", "ids"),
+    [
+        ("cpu:1", ["cpu:1"]),
+        ("cpu:3*0.5,cpu:0", ["cpu:3", "cpu:0"]),
+        ("cuda:1", ["cuda:1"]),
+        ("h0/cuda:1,cuda:0", ["cuda:1", "cuda:0"]),
+        ("null:0,null:1", ["null:0", "null:1"]),
+        ("2xnull,null:2", ["null:0", "null:1", "null:2"]),
+    ],
+)
+def test_an_index_names_a_device(spec: str, ids: list[str]) -> None:
+    wanted = parse_spec(spec, WORDS)
+    assert Builder(FOUND, fleet.choose(FOUND)[0], CORES).understood(wanted) == (list(wanted), [])
+    assert short(made(spec)) == ids
+
+
+@pytest.mark.parametrize(
+    ("spec", "read"),
+    [
+        ("cpu:1,cpu:1*0.25", ["1xcpu", "1xcpu*0.25"]),
+        ("cpu:4", ["cpu/4cores"]),
+        ("torch-cpu:2", ["torch-cpu/2cores"]),
+        ("cuda:2", ["2xcuda"]),
+        ("cuda:1,cuda:1*0.5", ["1xcuda", "1xcuda*0.5"]),
+        ("null:8", ["8xnull"]),
+        ("null:1,cpu:1", ["1xnull", "cpu:1"]),
+        ("null:3,null:1", ["3xnull", "1xnull"]),
+    ],
+)
+def test_the_old_form_of_a_number_is_read_with_a_warning_where_it_can_be_no_index(spec: str, read: list[str]) -> None:
+    builder = Builder(FOUND, fleet.choose(FOUND)[0], CORES)
+    wanted, warnings = builder.understood(parse_spec(spec, WORDS))
+    assert [one.text for one in wanted] == read
+    assert len(warnings) == len([word for word in read if ":" not in word])
+    assert all("kind:n now is the device with index n" in line for line in warnings)
+    assert short(made(spec)) == short(made(",".join(read)))
+
+
+@pytest.mark.parametrize("spec", ["cpu:9", "cuda:3", "cpu:0,cpu:0", "cuda:0,cuda:0,cuda:1"])
+def test_an_index_that_nothing_has_is_never_guessed_to_be_a_number(spec: str) -> None:
+    builder = Builder(FOUND, fleet.choose(FOUND)[0], CORES)
+    wanted, warnings = builder.understood(parse_spec(spec, WORDS))
+    devices: list[Device] = []
+    assert any(builder.add(one, devices) for one in wanted)
+    assert not warnings
+
+
+def test_counted_cpu_devices_have_a_core_each_unless_they_say_how_many() -> None:
+    assert [device.cpus for device in made("2xcpu")] == [(0,), (1,)]
+    assert [device.cpus for device in made("2xcpu/2cores*0.5")] == [(0, 1), (2, 3)]
+    assert short(made("2xcpu")) == ["cpu:0", "cpu:1"]
 
 
 def test_a_word_without_a_number_means_every_one() -> None:
@@ -105,16 +159,21 @@ def test_a_type_means_the_preferred_runtime_of_each_card() -> None:
     [
         ("", "empty fleet"),
         (" , ", "empty fleet"),
-        ("cup:1", "did you mean 'cpu'"),
-        ("cpu:0", "whole number above zero"),
-        ("cpu:-1", "whole number above zero"),
-        ("cpu:1.5", "whole number above zero"),
-        ("cpu:1*0", "above 0 and at most 1"),
-        ("cpu:1*-0.5", "above 0 and at most 1"),
-        ("cpu:1*1.01", "above 0 and at most 1"),
-        ("cpu:1*nan", "above 0 and at most 1"),
-        ("cpu:1*x", "above 0 and at most 1"),
-        ("cpu:1,,cpu:1", "is no entry"),
+        ("1xcup", "did you mean 'cpu'"),
+        ("0xcpu", "whole number above zero"),
+        ("-1xcpu", "whole number above zero"),
+        ("1.5xcpu", "whole number above zero"),
+        ("1" * 5000 + "xcpu", "whole number above zero"),
+        ("cpu/0cores", "whole number above zero"),
+        ("cpu:-1", "is no index"),
+        ("cpu:one", "is no index"),
+        ("2xcpu:1", "both how many and which one"),
+        ("1xcpu*0", "above 0 and at most 1"),
+        ("1xcpu*-0.5", "above 0 and at most 1"),
+        ("1xcpu*1.01", "above 0 and at most 1"),
+        ("1xcpu*nan", "above 0 and at most 1"),
+        ("1xcpu*x", "above 0 and at most 1"),
+        ("1xcpu,,1xcpu", "is no entry"),
         ("cpu 1", "is no entry"),
     ],
 )
@@ -124,15 +183,21 @@ def test_a_fleet_that_cannot_be_read_says_what_to_write(spec: str, words: str) -
 
 
 def test_words_are_read_in_any_case_and_with_spaces() -> None:
-    assert short(made(" CPU : 1 * 0.5 , Cuda:1")) == ["cpu:0", "cuda:0"]
+    assert short(made(" 1 x CPU * 0.5 , Cuda : 1")) == ["cpu:0", "cuda:1"]
 
 
 def test_more_than_there_is_is_absent_with_what_there_is() -> None:
     builder = Builder(FOUND, fleet.choose(FOUND)[0], CORES)
     devices: list[Device] = []
-    assert "asks for 9 cores and this host has 4" in builder.add(Wanted("cpu:9", "cpu", 9, 9, 1.0), devices)
-    assert builder.add(Wanted("cuda:3", "cuda", 3, 3, 1.0), devices) == "this host has cuda:0, cuda:1"
-    assert builder.add(Wanted("x", "opencl", 1, 1, 1.0), devices) == "this host has none"
+    for text, reason in (
+        ("cpu/9cores", "it asks for 9 cores and this host has 4"),
+        ("33xcpu", "it asks for 33 devices on 4 cores, which take 32 at most"),
+        ("cpu:9", "this host has cpu:0, cpu:1, cpu:2, cpu:3"),
+        ("3xcuda", "this host has cuda:0, cuda:1"),
+        ("cuda:3", "this host has cuda:0, cuda:1"),
+        ("1xopencl", "this host has none"),
+    ):
+        assert builder.add(parse_spec(text, WORDS)[0], devices) == reason
     assert devices == []
 
 
@@ -152,7 +217,7 @@ def test_a_broken_device_is_never_chosen() -> None:
 
 
 def test_simulated_and_throttled_devices_are_remarked() -> None:
-    assert fleet.remarks(made("cpu:1*0.25,null:5")) == (
+    assert fleet.remarks(made("1xcpu*0.25,5xnull")) == (
         "h0/cpu:0 is throttled to 0.25",
         "nothing is computed on h0/null:0, h0/null:1 and 3 more: results are None and times mean nothing",
     )
@@ -166,6 +231,20 @@ def test_an_id_names_one_device_and_naming_it_twice_is_refused() -> None:
     assert short(devices) == ["cuda:1", "cuda:0"]
     assert builder.add(Wanted.of(DeviceEntry("cuda", id=0)), devices) == "h0/cuda:0 is named twice"
     assert builder.add(Wanted.of(DeviceEntry("GPU", id=7)), devices) == "this host has cuda:0, cuda:1"
+
+
+def test_a_null_device_has_the_index_that_an_entry_gives_it() -> None:
+    builder = Builder(FOUND, fleet.choose(FOUND)[0], CORES)
+    devices: list[Device] = []
+    for given in (3, "null:1", "h0/null:0"):
+        assert builder.add(Wanted.of(DeviceEntry("null", id=given)), devices) == ""
+    assert short(devices) == ["null:3", "null:1", "null:0"]
+    assert builder.add(Wanted.of(DeviceEntry("null", id=3)), devices) == "null:3 is named twice"
+
+
+def test_an_index_and_another_number_of_cores_than_it_has_are_refused() -> None:
+    builder = Builder(FOUND, fleet.choose(FOUND)[0], CORES)
+    assert builder.add(Wanted.of(DeviceEntry("CPU", id=1, cores=2)), []).startswith("cpu:1 has 1 cores; leave")
 
 
 def test_a_back_end_can_be_named_beside_a_type() -> None:
@@ -232,9 +311,9 @@ def test_an_unknown_link_is_marked_as_assumed_and_an_unknown_size_is_no_limit() 
 
 
 def test_null_devices_are_threads_and_no_live_run_takes_more_than_a_thousand_or_so() -> None:
-    assert {device.isolation for device in fleet.from_spec("null:3")} == {"thread"}
+    assert {device.isolation for device in fleet.from_spec("3xnull")} == {"thread"}
     with pytest.raises(BadValueError, match="1024 null devices at most"):
-        fleet.from_spec("null:100000")
+        fleet.from_spec("100000xnull")
 
 
 def test_a_python_that_is_not_there_is_told_before_anything_starts() -> None:

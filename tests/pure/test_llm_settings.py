@@ -191,7 +191,7 @@ def _llama(fleet: str, **how: object) -> Placed:
 
 
 def test_the_tensor_split_counts_all_layers_and_the_output_once() -> None:
-    placed = _llama("RTX-4090:1,RTX-3090:1")
+    placed = _llama("1xRTX-4090,1xRTX-3090")
     run = settings(placed)["run"]
     parts = run.partition("--tensor-split ")[2].split()[0].split(",")
     assert sum(map(int, parts)) == 81
@@ -200,7 +200,7 @@ def test_the_tensor_split_counts_all_layers_and_the_output_once() -> None:
 
 
 def test_the_split_is_not_slower_than_that_by_memory_alone() -> None:
-    placed = _llama("RTX-4090:1,RTX-3090:2,T4:1")
+    placed = _llama("1xRTX-4090,2xRTX-3090,1xT4")
     assert placed.by_memory is not None
     assert placed.split.seconds <= placed.by_memory[1]
     told = explain(placed)
@@ -211,7 +211,7 @@ def test_the_split_is_not_slower_than_that_by_memory_alone() -> None:
 
 def test_layers_that_no_card_holds_stay_on_the_processor() -> None:
     target = read_target("Llama-3.1-70B")
-    kinds = read_fleet("RTX-4090:1")
+    kinds = read_fleet("1xRTX-4090")
     slow = replace(find("L4"), name="Host", kind="cpu", memory_bytes=256 * 2**30, memory_usable_bytes=None)
     placed = place(target, (*kinds, replace(kinds[0], spec=slow)), "llama.cpp", prompt=512)
     on_card = {device.index: count for device, count in placed.used}[0]
@@ -220,7 +220,7 @@ def test_layers_that_no_card_holds_stay_on_the_processor() -> None:
 
 
 def test_vllm_shares_matrices_over_equal_cards_where_that_is_quicker() -> None:
-    placed = place(read_target("Llama-3.1-8B"), read_fleet("H100-SXM:2,RTX-4090:1"), "vllm", prompt=512)
+    placed = place(read_target("Llama-3.1-8B"), read_fleet("2xH100-SXM,1xRTX-4090"), "vllm", prompt=512)
     made = settings(placed)
     assert [device.index for device in placed.shared] == [0, 1]
     assert "--tensor-parallel-size 2 --pipeline-parallel-size 1" in made["run"]
@@ -228,7 +228,7 @@ def test_vllm_shares_matrices_over_equal_cards_where_that_is_quicker() -> None:
 
 
 def test_vllm_is_told_how_many_layers_each_unequal_card_takes() -> None:
-    placed = place(read_target("Qwen2.5-14B"), read_fleet("RTX-4090:1,T4:1"), "vllm", context=2048)
+    placed = place(read_target("Qwen2.5-14B"), read_fleet("1xRTX-4090,1xT4"), "vllm", context=2048)
     environment = settings(placed)["environment"]
     layers = [int(part) for part in environment["VLLM_PP_LAYER_PARTITION"].split(",")]
     assert sum(layers) == placed.layers.count
@@ -238,7 +238,7 @@ def test_vllm_is_told_how_many_layers_each_unequal_card_takes() -> None:
 def test_accelerates_map_has_every_module_of_the_files_once(safetensors_folder: Path) -> None:
     target = read_target(str(safetensors_folder))
     assert target.weights == "bf16"
-    placed = place(target, read_fleet("RTX-4090:1,T4:1"), "accelerate", context=2048)
+    placed = place(target, read_fleet("1xRTX-4090,1xT4"), "accelerate", context=2048)
     made = settings(placed)
     layers = {f"model.layers.{at}" for at in range(4)}
     assert set(made["device_map"]) == {*layers, "model.embed_tokens", "model.norm", "lm_head"}
@@ -250,7 +250,7 @@ def test_accelerates_map_has_every_module_of_the_files_once(safetensors_folder: 
 def test_a_gguf_file_is_named_in_its_settings(tmp_path: Path) -> None:
     file = tmp_path / "tiny.gguf"
     _gguf(file)
-    placed = place(read_target(str(file)), read_fleet("RTX-4090:1"), "llama.cpp", prompt=16, context=64)
+    placed = place(read_target(str(file)), read_fleet("1xRTX-4090"), "llama.cpp", prompt=16, context=64)
     assert f"--model {file}" in settings(placed)["run"]
     assert "headers of the weight files" in explain(placed)
 
@@ -265,4 +265,4 @@ def test_the_whole_catalog_is_no_fleet_to_start_on() -> None:
     with pytest.raises(BadValueError, match="name the devices"):
         place(read_target("Llama-3.1-8B"), read_fleet("catalog"))
     with pytest.raises(BadValueError, match="did you mean 'vllm'"):
-        place(read_target("Llama-3.1-8B"), read_fleet("L4:1"), "vlm")  # type: ignore[arg-type]
+        place(read_target("Llama-3.1-8B"), read_fleet("1xL4"), "vlm")  # type: ignore[arg-type]

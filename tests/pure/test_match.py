@@ -25,39 +25,39 @@ WORK = Workload("Llama-3.1-8B", batch=4, prompt=512, context=1024, engine="vllm"
 
 
 def test_a_device_that_is_too_small_is_refused_with_how_many_it_would_take() -> None:
-    refused = {one.device: one.refused for one in match(WORK, "T4:1,H100-SXM:1") if one.refused}
+    refused = {one.device: one.refused for one in match(WORK, "1xT4,1xH100-SXM") if one.refused}
     assert list(refused) == ["T4"]
     assert "it takes 2 with" in refused["T4"]
     assert "there is 1" in refused["T4"]
 
 
 def test_a_device_without_a_needed_capability_is_refused_with_what_it_has() -> None:
-    found = choose(WORK, read_fleet("A100-SXM-80GB:1,H100-SXM:1"), Limits(needs=("fp8",)))
+    found = choose(WORK, read_fleet("1xA100-SXM-80GB,1xH100-SXM"), Limits(needs=("fp8",)))
     assert [one.device for one in found.matches] == ["H100-SXM"]
     assert found.refused[0].refused.startswith("it lacks fp8; it has tensor_cores")
 
 
 def test_a_limit_of_latency_refuses_who_is_slower_and_keeps_the_others() -> None:
-    all_ = choose(WORK, read_fleet("H100-SXM:1,L4:1"))
+    all_ = choose(WORK, read_fleet("1xH100-SXM,1xL4"))
     slow = max(one.latency_s or 0.0 for one in all_.matches)
-    found = choose(WORK, read_fleet("H100-SXM:1,L4:1"), Limits(latency_s=0.99 * slow))
+    found = choose(WORK, read_fleet("1xH100-SXM,1xL4"), Limits(latency_s=0.99 * slow))
     assert [one.device for one in found.refused] == ["L4"]
     assert "latency" in found.refused[0].refused
 
 
 def test_a_limit_of_throughput_takes_as_many_copies_as_it_needs() -> None:
-    one = choose(WORK, read_fleet("H100-SXM:8")).matches
+    one = choose(WORK, read_fleet("8xH100-SXM")).matches
     single = next(m for m in one if m.count == 1)
     each = (single.throughput_per_s or 0.0) / single.replicas
-    found = choose(WORK, read_fleet("H100-SXM:8"), Limits(throughput_per_s=2.5 * each))
+    found = choose(WORK, read_fleet("8xH100-SXM"), Limits(throughput_per_s=2.5 * each))
     assert next(m for m in found.matches if m.count == 1).replicas == 3
-    with_few = choose(WORK, read_fleet("H100-SXM:1"), Limits(throughput_per_s=2.5 * each))
+    with_few = choose(WORK, read_fleet("1xH100-SXM"), Limits(throughput_per_s=2.5 * each))
     assert not with_few.matches
     assert "are asked for" in with_few.refused[0].refused
 
 
 def test_a_limit_of_money_refuses_the_dear_and_those_without_a_price() -> None:
-    fleet = "H100-SXM:1,A100-SXM-80GB:1,L4:1"
+    fleet = "1xH100-SXM,1xA100-SXM-80GB,1xL4"
     found = choose(WORK, read_fleet(fleet), Limits(usd_per_hour=2.0))
     assert [one.device for one in found.matches] == ["A100-SXM-80GB"]
     told = {one.device: one.refused for one in found.refused}
@@ -67,14 +67,14 @@ def test_a_limit_of_money_refuses_the_dear_and_those_without_a_price() -> None:
 
 def test_own_prices_go_before_the_catalogs() -> None:
     prices = Prices(own={"H100-SXM": own_price(1.25, "mine", "2026-11-01")})
-    one = choose(WORK, read_fleet("H100-SXM:2"), prices=prices).matches[0]
+    one = choose(WORK, read_fleet("2xH100-SXM"), prices=prices).matches[0]
     assert one.price is not None
     assert one.price.origin == "yours"
     assert one.usd_per_hour == 1.25 * one.devices
 
 
 def test_reasons_name_memory_latency_load_and_price_with_its_age() -> None:
-    told = match(WORK, "H100-SXM:1")[0].explain()
+    told = match(WORK, "1xH100-SXM")[0].explain()
     for word in ("holds the model on 1", "for the batch (80 %:", "tokens/s under load", "a million tokens", "old)"):
         assert word in told
 
@@ -135,7 +135,7 @@ def test_a_fleet_file_with_a_link_to_nowhere_is_told_with_its_place(tmp_path: Pa
         read_fleet(str(file))
 
 
-@pytest.mark.parametrize("word", ["H100-SXM:0", "H100-SXM:-1", "H100-SXM:two", "H100:1", "nothing"])
+@pytest.mark.parametrize("word", ["0xH100-SXM", "-1xH100-SXM", "twoxH100-SXM", "1xH100", "H100-SXM:0", "nothing"])
 def test_words_that_name_no_fleet_are_refused(word: str) -> None:
     with pytest.raises(BadValueError):
         read_fleet(word)
@@ -169,7 +169,7 @@ def test_without_gpuhunt_live_prices_are_one_line(monkeypatch: pytest.MonkeyPatc
 def test_a_mix_of_kinds_is_not_dearer_than_the_best_kind_and_serves_all() -> None:
     streams = [read_stream("512/128@8"), read_stream("4000/400@1")]
     prices = Prices(own={name: own_price(usd, name) for name, usd in {"H100-SXM": 2.5, "L4": 0.5, "A30": 0.9}.items()})
-    found = mix(WORK, streams, read_fleet("H100-SXM:4,L4:8,A30:8"), prices=prices)
+    found = mix(WORK, streams, read_fleet("4xH100-SXM,8xL4,8xA30"), prices=prices)
     assert found.single is not None
     assert found.mix.usd_per_hour <= found.single.usd_per_hour
     for at, stream in enumerate(streams):
@@ -179,7 +179,7 @@ def test_a_mix_of_kinds_is_not_dearer_than_the_best_kind_and_serves_all() -> Non
 
 def test_a_mix_without_any_price_says_how_to_give_one() -> None:
     with pytest.raises(NothingFitsError, match="--prices"):
-        mix(WORK, [read_stream("512/128@8")], read_fleet("L4:8"))
+        mix(WORK, [read_stream("512/128@8")], read_fleet("8xL4"))
 
 
 @pytest.mark.parametrize("word", ["512@4", "512/128", "0/128@4", "512/128@0", "a/b@c"])

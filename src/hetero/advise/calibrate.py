@@ -136,6 +136,6 @@ def measure_exchange(devices: int) -> Exchange:
         arrays = {size: np.ones(size // 4, np.float32) for size in sizes}
         return {str(size): _best_s(one(values), lambda: None) for size, values in arrays.items()}
 
-    with Context(devices=",".join(["cpu:1"] * devices)) as ctx:
+    with Context(devices=f"{devices}xcpu") as ctx:
         seconds = ctx.run(task(devices=devices)(timed), EXCHANGED_BYTES)
         return Exchange(tuple(device.id for device in ctx.devices), seconds)

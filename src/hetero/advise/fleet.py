@@ -1,11 +1,13 @@
 """A fleet to plan for: what a user has, by words or a file, or every device of the catalog.
 
-In: 'H100-SXM:2,RTX-4090:4', a file, 'here' or 'catalog'. Out: kinds of device with their number, price and links.
+In: '2xH100-SXM,4xRTX-4090', a file, 'here' or 'catalog'. Out: kinds of device with their number, price and links.
 It must not guess a device: one that the catalog lacks is an error.
 """
 
 from __future__ import annotations
 
+import logging
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -30,6 +32,8 @@ __all__ = ["Kind", "catalog_fleet", "group_of", "here_fleet", "read_fleet"]
 _CORES_OF_BANDWIDTH = 4
 """Cores whose own memory bandwidth adds up before they share one: declared."""
 
+_log = logging.getLogger("hetero")
+_NUMBER = re.compile(r"[+-]?\d+")
 _KEYS = ("name", "count", "usd_per_hour", "day", "link", "host", "rack")
 _HOLDING = ("workload", "devices", "name", "count")
 
@@ -115,7 +119,7 @@ def read_fleet(word: str) -> tuple[Kind, ...]:
 
     Parameters
     ----------
-    word : 'here', 'catalog', kinds as in 'H100-SXM:2,RTX-4090:4', or the path of a YAML or JSON file: `devices`, a list
+    word : 'here', 'catalog', kinds as in '2xH100-SXM,4xRTX-4090', or the path of a YAML or JSON file: `devices`, a list
         of {name, count, usd_per_hour, day, link, host, rack}, `topology`, a file or a hetero-topology/1 document, and
         `leases`, a list of {workload, devices} or {workload, name, count}; or a topology whose devices have names of
         the catalog
@@ -127,7 +131,7 @@ def read_fleet(word: str) -> tuple[Kind, ...]:
 
     Examples
     --------
-    >>> [(kind.spec.name, kind.count) for kind in read_fleet("H100-SXM:2, RTX-4090")]
+    >>> [(kind.spec.name, kind.count) for kind in read_fleet("2xH100-SXM, RTX-4090")]
     [('H100-SXM', 2), ('RTX-4090', 1)]
     """
     if word == "here":
@@ -140,12 +144,16 @@ def read_fleet(word: str) -> tuple[Kind, ...]:
 
 
 def _kind(item: str, word: str) -> Kind:
-    name, colon, count = item.rpartition(":")
-    if not colon:
-        return Kind(find(item), 1)
-    if not count.isdecimal() or int(count) < 1:
-        raise BadValueError(f"{shown(word)} asks for {count!r} of {name}", remedy="write NAME:NUMBER, as in H100-SXM:2")
-    return Kind(find(name), int(count))
+    count, times, name = item.partition("x")
+    if not times or not _NUMBER.fullmatch(count.strip()):
+        name, colon, count = item.rpartition(":")
+        if not colon:
+            return Kind(find(item), 1)
+        if _NUMBER.fullmatch(count):
+            _log.warning("%r is read as '%sx%s', as numbers of devices are written now", item, count, name)
+    if not count.strip().isdecimal() or len(count) > 9 or int(count) == 0:
+        raise BadValueError(f"{shown(word)} asks for {count!r} of {name}", remedy="write NUMBERxNAME, as in 2xH100-SXM")
+    return Kind(find(name.strip()), int(count))
 
 
 def _from_file(file: Path) -> tuple[Kind, ...]:

@@ -181,7 +181,7 @@ def match(
     Parameters
     ----------
     workload : what is to be done; a model's name stands for its inference, with `how` as further fields
-    fleet : 'here', 'catalog', words as in 'H100-SXM:2,RTX-4090:4', a file, or kinds
+    fleet : 'here', 'catalog', words as in '2xH100-SXM,4xRTX-4090', a file, or kinds
     limits : what a choice must keep to
 
     Notes
@@ -191,7 +191,7 @@ def match(
 
     Examples
     --------
-    >>> found = match("Llama-3.1-8B", "H100-SXM:1,RTX-4090:1,T4:1", context=1024)
+    >>> found = match("Llama-3.1-8B", "1xH100-SXM,1xRTX-4090,1xT4", context=1024)
     >>> [(one.device, bool(one.refused)) for one in found]
     [('H100-SXM', False), ('RTX-4090', False), ('T4', True)]
     """

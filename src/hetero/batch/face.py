@@ -134,7 +134,7 @@ def map_batches(
     Examples
     --------
     >>> import hetero
-    >>> hetero.map_batches(lambda batch: [2 * x for x in batch], range(5), devices="cpu:1").value
+    >>> hetero.map_batches(lambda batch: [2 * x for x in batch], range(5), devices="1xcpu").value
     [0, 2, 4, 6, 8]
     """
     others = {"ordered": ordered, "name": name or "", "cost": cost, "same_count": same_count, "learn": learn}

@@ -116,7 +116,7 @@ class Files(Source):
     >>> folder = pathlib.Path(tempfile.mkdtemp())
     >>> _ = (folder / "a.txt").write_text("one"), (folder / "b.txt").write_text("three")
     >>> source = hetero.Files(folder, pattern="*.txt")
-    >>> hetero.map_batches(lambda batch: [len(file) for file in batch], source, devices="cpu:1").value
+    >>> hetero.map_batches(lambda batch: [len(file) for file in batch], source, devices="1xcpu").value
     [3, 5]
     """
 

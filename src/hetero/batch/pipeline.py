@@ -105,7 +105,7 @@ def pipeline(*stages: Any) -> Pipeline:
     --------
     >>> import hetero
     >>> steps = hetero.pipeline(lambda batch: [x + 1 for x in batch], (lambda batch: [2 * x for x in batch], "cpu"))
-    >>> hetero.map_batches(steps, [1, 2, 3], devices="cpu:1").value
+    >>> hetero.map_batches(steps, [1, 2, 3], devices="1xcpu").value
     [4, 6, 8]
     """
     if not stages:

@@ -22,7 +22,7 @@ _SHOWN = 5
 
 def batch(
     config: Annotated[Path, typer.Argument(help="Job, a YAML file like examples/embed_folder.yaml.")],
-    devices: Annotated[str | None, typer.Option(help="Fleet, as in 'cpu:1,cpu:1*0.25'.")] = None,
+    devices: Annotated[str | None, typer.Option(help="Fleet, as in '1xcpu,1xcpu*0.25'.")] = None,
     out: Annotated[Path | None, typer.Option(help="Folder of the results, in place of the job's.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the run that the folder holds.")] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Begin anew in the folder.")] = False,

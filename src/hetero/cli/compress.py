@@ -27,7 +27,7 @@ def compress(
     fine_tune: Annotated[int, typer.Option(help="Epochs of training after pruning.")] = 0,
     data: Annotated[Path | None, typer.Option(help="Folder of MNIST's files; scikit-learn's digits without.")] = None,
     output: Annotated[Path | None, typer.Option(help="File to write; MODEL-compressed beside it without.")] = None,
-    devices: Annotated[str | None, typer.Option(help="Fleet, as in 'cpu:1,cpu:1*0.25'.")] = None,
+    devices: Annotated[str | None, typer.Option(help="Fleet, as in '1xcpu,1xcpu*0.25'.")] = None,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
     """Prune and quantise a saved model; tells size, speed on each device and accuracy before and after."""

@@ -20,7 +20,7 @@ __all__ = ["demo"]
 
 def demo(
     config: Annotated[Path | None, typer.Option(help="Configuration file.")] = None,
-    devices: Annotated[str | None, typer.Option(help="Fleet, as in 'cpu:1,cpu:1*0.25'.")] = None,
+    devices: Annotated[str | None, typer.Option(help="Fleet, as in '1xcpu,1xcpu*0.25'.")] = None,
     engine: Annotated[str | None, typer.Option(help="local or ray.")] = None,
     address: Annotated[str | None, typer.Option(help="Of the Ray cluster: local, auto or host:port.")] = None,
     policy: Annotated[str | None, typer.Option(help="Policy by name; 'auto' chooses.")] = None,

@@ -25,7 +25,7 @@ __all__ = ["devices"]
 def devices(
     probe: Annotated[bool, typer.Option("--probe", help="Run a kernel on each device and measure its speed.")] = False,
     refresh: Annotated[bool, typer.Option("--refresh", help="Look again; with --probe, also measure again.")] = False,
-    fleet: Annotated[str | None, typer.Option("--devices", help="Show this fleet, as in 'cpu:1,cpu:1*0.25'.")] = None,
+    fleet: Annotated[str | None, typer.Option("--devices", help="Show this fleet, as in '1xcpu,1xcpu*0.25'.")] = None,
     engine: Annotated[str | None, typer.Option(help="'ray' lists the devices of every host of a cluster.")] = None,
     address: Annotated[str | None, typer.Option(help="Of the Ray cluster: local, auto or host:port.")] = None,
     config: Annotated[Path | None, typer.Option(help="Show the fleet of this configuration file.")] = None,
@@ -45,6 +45,8 @@ def devices(
         chosen, left_out = choose(found)
     else:
         found, left_out = (), ()
+        if refresh:
+            survey(refresh=True)
         chosen = _configured(fleet, config, set_, notes)
     speeds = _speeds([*chosen, *(device for device, _ in left_out)], probe, refresh)
     chosen = speeds[: len(chosen)]

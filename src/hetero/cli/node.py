@@ -31,7 +31,7 @@ def start(
     jobs_port: Annotated[int, typer.Option(help="Port of the head for jobs; 0 takes any that is free.")] = 0,
     token_file: Annotated[Path | None, typer.Option(help="File with the cluster's token.")] = None,
     certificates: Annotated[Path | None, typer.Option(help="Folder of 'hetero node certs'.")] = None,
-    devices: Annotated[str, typer.Option(help="Fleet of this host, as in 'cpu:1,cpu:1*0.25'.")] = "",
+    devices: Annotated[str, typer.Option(help="Fleet of this host, as in '1xcpu,1xcpu*0.25'.")] = "",
     memory: Annotated[str, typer.Option(help="Size of the object store.")] = "1GB",
     autoscaling: Annotated[Path | None, typer.Option(help="Configuration of Ray's autoscaler, for a head.")] = None,
     block: Annotated[bool, typer.Option("--block", help="Go on until the node ends; end it when interrupted.")] = False,
@@ -42,6 +42,8 @@ def start(
 
     if head == bool(join):
         raise BadValueError("a node is a head or joins one", remedy="give --head or --join ADDRESS")
+    if join and (port or jobs_port):
+        raise BadValueError("only a head has ports of its own", remedy="leave --port and --jobs-port out")
     if block:
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     node = start_node(

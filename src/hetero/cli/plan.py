@@ -40,7 +40,7 @@ app = typer.Typer(cls=_Group, help="Know before you run: what fits where, how fa
 def plan(
     context: typer.Context,
     workload: Annotated[str, typer.Option(help="A model, its config.json, or a YAML file with a workload.")] = "",
-    fleet: Annotated[str, typer.Option(help="'here', words as in H100-SXM:2,RTX-4090:4, or a file.")] = "catalog",
+    fleet: Annotated[str, typer.Option(help="'here', words as in 2xH100-SXM,4xRTX-4090, or a file.")] = "catalog",
     catalog: Annotated[bool, typer.Option("--catalog", help="Choose from the whole catalog; the default.")] = False,
     slo_latency_ms: Annotated[float, typer.Option(help="Most milliseconds for the batch, 0 for any.")] = 0.0,
     slo_throughput: Annotated[float, typer.Option(help="Least tokens a second in all, 0 for any.")] = 0.0,

@@ -16,7 +16,7 @@ __all__ = ["llm"]
 
 def llm(
     model: Annotated[str, typer.Argument(help="A model of the catalog, a weight file, or a folder with some.")],
-    fleet: Annotated[str, typer.Option(help="'here', words as in RTX-4090:1,RTX-3060:2, or a file.")] = "here",
+    fleet: Annotated[str, typer.Option(help="'here', words as in 1xRTX-4090,2xRTX-3060, or a file.")] = "here",
     engine: Annotated[list[str] | None, typer.Option(help="llama.cpp, vllm or accelerate; default: each.")] = None,
     aim: Annotated[str, typer.Option(help="latency of one request, or throughput of many.")] = "latency",
     weights: Annotated[str | None, typer.Option(help="Number format; default: of the files, Q4_K_M or bf16.")] = None,

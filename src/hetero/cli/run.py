@@ -25,7 +25,7 @@ def run(
     script: Annotated[str, typer.Argument(help="Python file to run; '-' reads it from standard input.")],
     args: Annotated[list[str] | None, typer.Argument(help="Arguments of the script.")] = None,
     config: Annotated[Path | None, typer.Option(help="Configuration file.")] = None,
-    devices: Annotated[str | None, typer.Option(help="Fleet, as in 'cpu:1,cpu:1*0.25,null:8'.")] = None,
+    devices: Annotated[str | None, typer.Option(help="Fleet, as in '1xcpu,1xcpu*0.25,8xnull'.")] = None,
     engine: Annotated[str | None, typer.Option(help="local, inline or ray.")] = None,
     address: Annotated[str | None, typer.Option(help="Of the Ray cluster: local, auto or host:port.")] = None,
     policy: Annotated[str | None, typer.Option(help="Policy by name; 'auto' chooses.")] = None,
@@ -35,8 +35,8 @@ def run(
     """Run a script on the devices of this host.
 
     The options are the defaults of every hetero.Context() in the script.
-    What the script itself gives to Context wins over the options, and the options win over
-    the configuration file.
+    What the script itself gives to Context wins over the options, with a warning, and the options win over
+    the configuration file. Where the script opens no Context the options have no effect, and a warning says so.
     """
     code = _compiled(script)
     options = {
@@ -48,9 +48,30 @@ def run(
     }
     chosen = [as_setting(key, value) for key, value in options.items() if value is not None]
     _hand_down(config, [*chosen, *(set_ or [])])
+    typed = {key: f"--{key} {value}" for key, value in {**options, "config": config, "trace": trace}.items() if value}
+    typed |= {line.partition("=")[0].strip(): f"--set {line}" for line in set_ or []}
     if settings.progress() is None:
         settings.switch_on("HETERO_PROGRESS", "1")
-    _execute(code, script, args or [])
+    _listen(typed)
+    try:
+        _execute(code, script, args or [])
+    finally:
+        _tell_unheard(script)
+
+
+def _listen(typed: dict[str, str]) -> None:
+    """From now on, note which options of the command line the program's Contexts take."""
+    if typed:
+        from hetero.session.config import command_line
+
+        command_line.options, command_line.heard = typed, False
+
+
+def _tell_unheard(script: str) -> None:
+    config = sys.modules.get("hetero.session.config")
+    unheard = config.command_line.unheard() if config is not None else ""
+    if unheard:
+        print(f"hetero: {script} opened no hetero.Context, so these had no effect: {unheard}", file=sys.stderr)
 
 
 def _compiled(script: str) -> types.CodeType:

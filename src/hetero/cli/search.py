@@ -28,7 +28,7 @@ _SHOWN = 12
 
 def search(
     config: Annotated[Path, typer.Argument(help="Recipe with ranges, like examples/search.yaml.")],
-    devices: Annotated[str | None, typer.Option(help="Fleet, as in 'cpu:1,cpu:1*0.25'.")] = None,
+    devices: Annotated[str | None, typer.Option(help="Fleet, as in '1xcpu,1xcpu*0.25'.")] = None,
     set_: Annotated[list[str] | None, typer.Option("--set", help="Setting, key.path=value; may be repeated.")] = None,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> None:

@@ -22,7 +22,7 @@ __all__ = ["infer", "train"]
 
 def train(
     recipe: Annotated[Path, typer.Argument(help="Recipe, a YAML file like examples/mnist.yaml.")],
-    devices: Annotated[str | None, typer.Option(help="Fleet, as in 'cpu:1,cpu:1*0.25'.")] = None,
+    devices: Annotated[str | None, typer.Option(help="Fleet, as in '1xcpu,1xcpu*0.25'.")] = None,
     engine: Annotated[str | None, typer.Option(help="local or ray.")] = None,
     address: Annotated[str | None, typer.Option(help="Of the Ray cluster: local, auto or host:port.")] = None,
     set_: Annotated[list[str] | None, typer.Option("--set", help="Setting, key.path=value; may be repeated.")] = None,
@@ -51,7 +51,7 @@ def train(
 def infer(
     model: Annotated[Path, typer.Argument(help="Model that `hetero train` saved.")],
     images: Annotated[list[Path], typer.Argument(help="Pictures: PNG and the like, .npy, or MNIST's idx files.")],
-    devices: Annotated[str | None, typer.Option(help="Fleet, as in 'cpu:1,cpu:1*0.25'.")] = None,
+    devices: Annotated[str | None, typer.Option(help="Fleet, as in '1xcpu,1xcpu*0.25'.")] = None,
     engine: Annotated[str | None, typer.Option(help="local or ray.")] = None,
     address: Annotated[str | None, typer.Option(help="Of the Ray cluster: local, auto or host:port.")] = None,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,

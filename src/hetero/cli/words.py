@@ -9,7 +9,7 @@ import re
 
 __all__ = ["as_setting"]
 
-_PLAIN = re.compile(r"[A-Za-z/][\w./*,-]*(:[\w./*,-]+)*")
+_PLAIN = re.compile(r"(?:[A-Za-z/]|\d+x[A-Za-z])[\w./*,-]*(:[\w./*,-]+)*")
 _YAML_WORDS = ("null", "true", "false", "yes", "no", "on", "off")
 
 
@@ -18,8 +18,8 @@ def as_setting(key: str, text: str) -> str:
 
     Examples
     --------
-    >>> as_setting("devices", "cpu:1,cpu:1*0.25"), as_setting("trace", "a b"), as_setting("devices", "null")
-    ('devices=cpu:1,cpu:1*0.25', "trace='a b'", "devices='null'")
+    >>> as_setting("devices", "1xcpu,1xcpu*0.25"), as_setting("trace", "a b"), as_setting("devices", "null")
+    ('devices=1xcpu,1xcpu*0.25', "trace='a b'", "devices='null'")
     """
     if _PLAIN.fullmatch(text) and text.casefold() not in _YAML_WORDS:
         return f"{key}={text}"

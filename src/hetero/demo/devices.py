@@ -26,17 +26,21 @@ def made_unequal(devices: Sequence[Device]) -> tuple[str | None, tuple[str, ...]
     >>> from hetero.model.device import DeviceType
     >>> cores = [Device(f"h0/cpu:{index}", "cpu", DeviceType("CPU"), "cpu") for index in range(2)]
     >>> made_unequal(cores)[0]
-    'cpu:1,cpu:1*0.25'
+    '1xcpu,1xcpu*0.25'
     """
     if len({device.model_key for device in devices}) != 1 or devices[0].throttle_frac < 1.0:
         return None, ()
     if len(devices) == 1:
         return None, (f"{devices[0].short} is the only device of this host: there is nothing to share",)
-    words = [f"{device.label}:{device.cores if device.kind == 'cpu' else 1}" for device in devices]
+    words = [f"1x{device.label}{_cores(device)}" for device in devices]
     words[-1] += f"*{THROTTLE_FRAC:g}"
     last = devices[-1].short
     note = f"all devices of this host are equal, so {last} is slowed down on purpose, to {THROTTLE_FRAC:g} of its speed"
     return ",".join(words), (note,)
+
+
+def _cores(device: Device) -> str:
+    return f"/{device.cores}cores" if device.kind == "cpu" and device.cores > 1 else ""
 
 
 def usable(devices: Sequence[Device]) -> tuple[tuple[Device, ...], tuple[str, ...]]:

@@ -61,7 +61,7 @@ SWITCHES: tuple[Switch, ...] = (
     ),
     Switch("HETERO_CHECK", "0", "1 checks every invariant of the core after every event"),
     Switch(
-        "HETERO_DEVICES", "", "the fleet, as in 'cpu:1,cpu:1*0.25,null:8'; default: every sound device of this host"
+        "HETERO_DEVICES", "", "the fleet, as in '1xcpu,1xcpu*0.25,8xnull'; default: every sound device of this host"
     ),
     Switch("HETERO_ENGINE", "", "engine when none is named: local, inline or ray"),
     Switch("HETERO_CONFIG", "", "configuration file when none is named"),

@@ -57,7 +57,7 @@ class Graph:
     >>> graph = hetero.Graph()
     >>> low, high = graph.add(min, [3, 1, 2]), graph.add(max, [3, 1, 2])
     >>> both = graph.add(sum, [low, high])
-    >>> with hetero.Context(devices="cpu:1", engine="inline", policy="planned") as ctx:
+    >>> with hetero.Context(devices="1xcpu", engine="inline", policy="planned") as ctx:
     ...     graph.run(ctx)
     [4]
     """

@@ -140,7 +140,7 @@ def graph(ctx: Context | str | Path) -> GraphView:
     --------
     >>> import hetero, tempfile
     >>> path = tempfile.mkdtemp() + "/run.trace.jsonl.gz"
-    >>> with hetero.Context(devices="cpu:1", engine="inline", trace=path) as ctx:
+    >>> with hetero.Context(devices="1xcpu", engine="inline", trace=path) as ctx:
     ...     total = ctx.run(sum, ctx.submit(sorted, [3, 1, 2]))
     >>> print(str(hetero.graph(ctx)).splitlines()[0])
     2 tasks, 1 edges, 2 levels

@@ -87,7 +87,7 @@ def report(ctx: Context | str | Path, *, usd_per_hour: Mapping[str, float] | Non
     --------
     >>> import hetero, tempfile
     >>> path = tempfile.mkdtemp() + "/run.trace.jsonl.gz"
-    >>> with hetero.Context(devices="cpu:1", engine="inline", trace=path) as ctx:
+    >>> with hetero.Context(devices="1xcpu", engine="inline", trace=path) as ctx:
     ...     total = ctx.run(sum, [1, 2, 3])
     >>> str(hetero.report(ctx)).startswith("1 task ran on 1 of 1 devices")
     True

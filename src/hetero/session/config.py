@@ -6,6 +6,7 @@ It must not look for devices: whether a fleet is here is asked in `fleet` and `c
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,9 +21,33 @@ if TYPE_CHECKING:
     from hetero.session.config_schema import DeviceKeys, Root
     from hetero.session.fleet_build import DeviceEntry
 
-__all__ = ["Communication", "Config", "load", "parse", "read_file"]
+__all__ = ["Communication", "Config", "command_line", "load", "parse", "read_file"]
 
 Source = str | Path | Mapping[str, Any]
+_log = logging.getLogger("hetero")
+
+
+class _CommandLine:
+    """What `hetero run` was told for the Contexts of a program, so that none of it is lost without a word."""
+
+    def __init__(self) -> None:
+        self.options: dict[str, str] = {}
+        self.heard = False
+        self._told: set[str] = set()
+
+    def unheard(self) -> str:
+        """Give the options that no Context asked for, as they were typed; '' where one did."""
+        return "" if self.heard else ", ".join(self.options.values())
+
+    def beaten(self, key: str, by: str) -> None:
+        """Warn, once, that a program's own words win over an option or a setting of that key."""
+        option = self.options.get(key, "HETERO_SET")
+        if key not in self._told:
+            self._told.add(key)
+            _log.warning("%s of the program wins over %s, which has no effect there", by, option)
+
+
+command_line = _CommandLine()
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +127,8 @@ def load(
     >>> load({"communication": {"protocol": "TCP"}}, set=["policy=eft"]).communication.protocol
     'tcp'
     """
+    command_line.heard = True
+    _tell_beaten(source, set, arguments)
     if isinstance(source, Config):
         if not set and all(value is None for value in arguments.values()):
             return source
@@ -116,6 +143,26 @@ def load(
         _put(tree, arguments)
         _put_defaults(tree)
     return parse(tree)[0]
+
+
+def _tell_beaten(
+    source: Source | Config | None, set: Sequence[str] | Mapping[str, Any], arguments: Mapping[str, Any]
+) -> None:
+    """Warn of options of `hetero run`, and of settings of HETERO_SET, that this program's own words replace."""
+    if source is not None and "config" in command_line.options:
+        name = source.source or "a Config" if isinstance(source, Config) else source
+        command_line.beaten("config", f"Context({'{...}' if isinstance(name, Mapping) else shown(str(name))})")
+    laid = settings.overrides()
+    if not laid:
+        return
+    given = {key: f"Context({key}={shown(value)})" for key, value in arguments.items() if value is not None}
+    lines = set if isinstance(set, Mapping) else [set] if isinstance(set, str) else set
+    given |= {str(line).partition("=")[0].strip(): f"Context(set={shown(line)})" for line in lines}
+    whole = isinstance(source, Config)
+    for path in dict.fromkeys(setting.partition("=")[0].strip() for setting in laid):
+        by = "a Config" if whole else given.get(path, given.get(path.partition(".")[0], ""))
+        if by:
+            command_line.beaten(path, by)
 
 
 def parse(tree: Tree) -> tuple[Config, dict[str, Any]]:

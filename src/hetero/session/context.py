@@ -51,7 +51,7 @@ class Context(AsyncTwins):
     Parameters
     ----------
     config : a YAML file, a dict of the same form, or None
-    devices : the fleet, as in 'cpu:1,cpu:1*0.25', or a list of devices as in the file; every sound device
+    devices : the fleet, as in '1xcpu,1xcpu*0.25', or a list of devices as in the file; every sound device
         of this host where nothing names any
     engine : 'local', 'inline' or 'ray'
     address : of the Ray cluster: 'local' for one of this program's own, 'auto' or 'host:port'
@@ -83,7 +83,7 @@ class Context(AsyncTwins):
     Examples
     --------
     >>> import hetero
-    >>> with hetero.Context(devices="cpu:1", engine="inline") as ctx:
+    >>> with hetero.Context(devices="1xcpu", engine="inline") as ctx:
     ...     ctx.run(sum, [1, 2, 3])
     6
     """

@@ -29,7 +29,7 @@ class Executor(concurrent.futures.Executor):
     Examples
     --------
     >>> import hetero
-    >>> with hetero.Context(devices="cpu:1", engine="inline") as ctx, hetero.Executor(ctx) as pool:
+    >>> with hetero.Context(devices="1xcpu", engine="inline") as ctx, hetero.Executor(ctx) as pool:
     ...     list(pool.map(abs, [-1, -2]))
     [1, 2]
     """

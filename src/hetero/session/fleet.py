@@ -6,6 +6,8 @@ It must not open a device in this process, nor use a simulated one that nobody n
 
 from __future__ import annotations
 
+import functools
+import logging
 import shutil
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -32,6 +34,8 @@ __all__ = [
     "survey",
     "topology",
 ]
+
+_log = logging.getLogger("hetero")
 
 FAILED_PROBE_KEPT_S = 600.0
 """How long the trouble of a child that crashed or hung is believed; an answer holds until something changes."""
@@ -169,9 +173,9 @@ def from_spec(spec: str) -> tuple[Device, ...]:
 
     Parameters
     ----------
-    spec : entries with commas between them; `kind`, `kind:n` or `kind:n*f`. For `cpu` and other runtimes on
-        the CPU (`torch-cpu`, `jax-cpu`) it is one device of n cores, and all cores without n; for other kinds
-        it is n devices, and all of them without n. f throttles: 0 < f <= 1. Cores are handed out in turn.
+    spec : entries with commas between them: `kind` is all devices of a kind, `2xkind` two of them, `kind:1` the one
+        with index 1. Counted devices on the CPU (`cpu`, `torch-cpu`, `jax-cpu`) have a core each, `2xcpu/4cores` have
+        four; cores are handed out in turn. `*f` at the end throttles: 0 < f <= 1.
 
     Raises
     ------
@@ -180,18 +184,30 @@ def from_spec(spec: str) -> tuple[Device, ...]:
 
     Examples
     --------
-    >>> [(device.id, device.cores, device.throttle_frac) for device in from_spec("cpu:1,cpu:1*0.25,null:2")]
+    >>> [(device.id, device.cores, device.throttle_frac) for device in from_spec("1xcpu,1xcpu*0.25,2xnull")]
     [('h0/cpu:0', 1, 1.0), ('h0/cpu:1', 1, 0.25), ('h0/null:0', 1, 1.0), ('h0/null:1', 1, 1.0)]
     """
     wanted = parse_spec(spec, registry.device_words())
     found = _survey_for(one.word for one in wanted)
     builder = Builder(found, choose(found)[0])
     devices: list[Device] = []
-    for one in wanted:
+    read, warnings = builder.understood(wanted)
+    for line in warnings:
+        _warn_once(line)
+    for one in read:
+        if isinstance(one.id, int) and one.id > 1:
+            _log.info(
+                "%s is the device with index %d; a number of them is written %dx%s", one.text, *(one.id,) * 2, one.word
+            )
         absent = builder.add(one, devices)
         if absent:
             raise BadValueError(f"{one.text!r} is absent: {absent}", remedy=f"here: {_here()}")
     return tuple(devices)
+
+
+@functools.cache
+def _warn_once(line: str) -> None:
+    _log.warning(line)
 
 
 def _here() -> str:

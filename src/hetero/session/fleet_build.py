@@ -14,12 +14,21 @@ from hetero.backends import host
 from hetero.backends.base import Found
 from hetero.backends.null import null_device
 from hetero.floor.errors import BadValueError, ConfigError, did_you_mean
+from hetero.floor.units import shown
 from hetero.model.device import Device
 
 __all__ = ["Builder", "DeviceEntry", "Wanted", "parse_spec", "refuse_absent"]
 
-_ENTRY = re.compile(r"(?P<word>[A-Za-z][\w-]*)\s*(?::\s*(?P<count>-?[\w.]+))?\s*(?:\*\s*(?P<share>\S+))?")
+_ENTRY = re.compile(
+    r"(?:(?P<count>[-+.\d]+)\s*x\s*)?(?:h0/)?(?P<word>[a-z][\w-]*?)"
+    r"(?:\s*:\s*(?P<index>[-+.\w]+)|\s*/\s*(?P<cores>[-+.\d]+)\s*cores?)?\s*(?:\*\s*(?P<share>\S+))?",
+    re.IGNORECASE,
+)
+_FORMS = "write kind for all of them, 2xkind for two, kind:1 for the one of that index; as in '2xcpu,1xcpu*0.25'"
+_DIGITS = 9
 
+DEVICES_A_CORE = 8
+"""More CPU devices than that on one core are a mistake, and their processes would bring a host down."""
 
 NULL_DEVICES = 1024
 """Devices that compute nothing still have a thread each in a live run."""
@@ -79,8 +88,8 @@ class Wanted:
     ----------
     text : for messages
     word : label, kind or type, in lower case
-    count : number of devices that are no CPU cores, None for all
-    cores : cores of the one CPU device, None for all cores in the usual grouping
+    count : number of devices, None for all
+    cores : cores of each CPU device, None for one each where they are counted, else for the usual grouping
     throttle_frac : 0 < f <= 1
     id : number or id of one device, None for any
     backend : name of a back end, '' for any
@@ -110,8 +119,8 @@ def parse_spec(spec: str, words: Iterable[str]) -> tuple[Wanted, ...]:
 
     Examples
     --------
-    >>> parse_spec("cpu:2*0.5", ("cpu",))
-    (Wanted(text='cpu:2*0.5', word='cpu', count=2, cores=2, throttle_frac=0.5, id=None, backend=''),)
+    >>> parse_spec("2xcpu*0.5", ("cpu",))
+    (Wanted(text='2xcpu*0.5', word='cpu', count=2, cores=None, throttle_frac=0.5, id=None, backend=''),)
     >>> parse_spec("cup", ("cpu",))
     Traceback (most recent call last):
     hetero.floor.errors.BadValueError: 'cup' is no kind of device; did you mean 'cpu'?; kinds: cpu
@@ -120,7 +129,7 @@ def parse_spec(spec: str, words: Iterable[str]) -> tuple[Wanted, ...]:
     items = [item.strip() for item in spec.split(",")]
     if not any(items):
         raise BadValueError(
-            f"{spec!r} is an empty fleet, which runs nothing", remedy="write it like 'cpu:1,cpu:1*0.25'"
+            f"{spec!r} is an empty fleet, which runs nothing", remedy="write it like '1xcpu,1xcpu*0.25'"
         )
     return tuple(_parse_item(item, known) for item in items)
 
@@ -128,21 +137,28 @@ def parse_spec(spec: str, words: Iterable[str]) -> tuple[Wanted, ...]:
 def _parse_item(item: str, known: tuple[str, ...]) -> Wanted:
     match = _ENTRY.fullmatch(item)
     if match is None:
-        raise BadValueError(
-            f"{item!r} is no entry of a fleet", remedy="write kind, kind:n or kind:n*f, as in 'cpu:2*0.5'"
-        )
+        raise BadValueError(f"{item!r} is no entry of a fleet", remedy=_FORMS)
     word = match["word"].casefold()
     if word not in known:
         raise BadValueError(
             f"{match['word']!r} is no kind of device{did_you_mean(word, known)}", remedy=f"kinds: {', '.join(known)}"
         )
-    count = match["count"]
-    if count is not None and (not count.isdecimal() or int(count) == 0):
+    count, cores = _above_zero(item, match["count"]), _above_zero(item, match["cores"])
+    index = match["index"]
+    if index is not None and (count is not None or not index.isdecimal() or len(index) > _DIGITS):
         raise BadValueError(
-            f"{item!r} asks for {count!r} of it", remedy="write a whole number above zero, as in 'cpu:2'"
+            f"{item!r} says both how many and which one" if count is not None else f"{shown(index)} is no index",
+            remedy=_FORMS,
         )
-    number = None if count is None else int(count)
-    return Wanted(item, word, number, number, _share(item, match["share"]))
+    return Wanted(item, word, count, cores, _share(item, match["share"]), None if index is None else int(index))
+
+
+def _above_zero(item: str, text: str | None) -> int | None:
+    if text is not None and (not text.isdecimal() or len(text) > _DIGITS or int(text) == 0):
+        raise BadValueError(
+            f"{shown(item)} asks for {shown(text)} of it", remedy="write a whole number above zero, as in '2xcpu'"
+        )
+    return None if text is None else int(text)
 
 
 def _share(item: str, text: str | None) -> float:
@@ -155,7 +171,7 @@ def _share(item: str, text: str | None) -> float:
     if not 0.0 < share <= 1.0:
         raise BadValueError(
             f"{item!r} throttles to {text!r}",
-            remedy="write a share of the speed above 0 and at most 1, as in 'cpu:1*0.25'",
+            remedy="write a share of the speed above 0 and at most 1, as in '1xcpu*0.25'",
         )
     return share
 
@@ -188,6 +204,38 @@ class Builder:
         devices += [replace(device, throttle_frac=wanted.throttle_frac) for device in made]
         return reason
 
+    def understood(self, wanted: Sequence[Wanted]) -> tuple[list[Wanted], list[str]]:
+        """Read `kind:n` as the number that it was before, where it can name no device; with a warning for each.
+
+        Notes
+        -----
+        That is so where the same index is named twice (`cpu:1,cpu:1*0.25`), and where no device has it and there are
+        as many (`null:8`, `cuda:2` of two). The other entries of that kind then are numbers, too.
+        """
+        old = {one.word for one in wanted if one.id is not None and one.backend == "" and self._is_count(one, wanted)}
+        read = [_counted(one, self._counts_cores(one)) if one.word in old and one.id else one for one in wanted]
+        pairs = [(one, new) for one, new in zip(wanted, read, strict=True) if new is not one]
+        return read, [
+            f"{one.text!r} is read as {new.text!r}: kind:n now is the device with index n, and the next version "
+            "will read it so"
+            for one, new in dict.fromkeys(pairs)
+        ]
+
+    def _is_count(self, one: Wanted, wanted: Sequence[Wanted]) -> bool:
+        """Tell whether an index can only be a number of devices, or of cores."""
+        alike = [other.id for other in wanted if other.word == one.word and isinstance(other.id, int)]
+        if 0 in alike or not isinstance(one.id, int):
+            return False
+        if one.word == "null":
+            return alike != list(range(alike[0], alike[0] + len(alike))) or alike[0] != _nulls_before(one.word, wanted)
+        matching = self._matching(one)
+        room = len(self.cores) if self._counts_cores(one) else len(matching)
+        absent = one.id not in [device.index for device in matching]
+        return bool(matching) and one.id <= room and (absent or len(set(alike)) < len(alike))
+
+    def _counts_cores(self, wanted: Wanted) -> bool:
+        return any(device.kind == "cpu" for device in self._matching(wanted)[:1])
+
     def _matching(self, wanted: Wanted) -> list[Device]:
         sound = [device for device in self.sound if wanted.backend in ("", device.backend)]
         by_label = [device for device in sound if device.label == wanted.word]
@@ -200,23 +248,41 @@ class Builder:
         return [device for device in among if device.type == wanted.word]
 
     def _null(self, wanted: Wanted, devices: Sequence[Device]) -> tuple[list[Device], str]:
-        start = 1 + max((device.index for device in devices if device.kind == "null"), default=-1)
-        count = wanted.count or 1
+        taken = [device.index for device in devices if device.kind == "null"]
+        count, start = wanted.count or 1, 1 + max(taken, default=-1)
+        if wanted.id is not None:
+            start = int(str(wanted.id).rpartition(":")[2]) if str(wanted.id).rpartition(":")[2].isdecimal() else -1
+            if start < 0 or start in taken:
+                return [], f"null:{start} is named twice" if start in taken else "null devices have an index, as null:0"
         if start + count > NULL_DEVICES:
             return [], f"a live run takes {NULL_DEVICES} null devices at most; the simulator takes any number"
         return [null_device(start + number) for number in range(count)], ""
 
     def _cpu(self, wanted: Wanted, matching: Sequence[Device], devices: Sequence[Device]) -> tuple[list[Device], str]:
-        native, total = matching[0], len(self.cores)
-        if wanted.cores is not None and wanted.cores > total:
-            return [], f"it asks for {wanted.cores} cores and this host has {total}"
-        if wanted.cores is not None:
-            start = 1 + max((device.index for device in devices if device.label == native.label), default=-1)
-            return [_on_cores(native, start, self._take(wanted.cores, devices))], ""
+        if wanted.id is None and (wanted.count or wanted.cores):
+            return self._cpu_of(wanted.count or 1, wanted.cores or 1, matching[0], devices)
         taken = {device.id for device in devices}
         named = [device for device in matching if wanted.id in (None, device.index, device.id, device.short)]
         free = [device for device in named if device.id not in taken]
+        if free and wanted.cores not in (None, free[0].cores):
+            return (
+                [],
+                f"{free[0].short} has {free[0].cores} cores; leave the index out to have a device of {wanted.cores}",
+            )
         return free, "" if free else f"this host has {_ids(matching)}{', already named' if named else ''}"
+
+    def _cpu_of(self, count: int, cores: int, native: Device, devices: Sequence[Device]) -> tuple[list[Device], str]:
+        """Make CPU devices of so many cores each."""
+        total = len(self.cores)
+        if cores > total:
+            return [], f"it asks for {cores} cores and this host has {total}"
+        if count > DEVICES_A_CORE * total:
+            return [], f"it asks for {count} devices on {total} cores, which take {DEVICES_A_CORE * total} at most"
+        made: list[Device] = []
+        start = 1 + max((device.index for device in devices if device.label == native.label), default=-1)
+        for index in range(start, start + count):
+            made.append(_on_cores(native, index, self._take(cores, [*devices, *made])))
+        return made, ""
 
     def _take(self, count: int, devices: Sequence[Device]) -> tuple[int, ...]:
         """Give the next cores in turn, the least used first, so that devices overlap only when cores run out."""
@@ -242,6 +308,21 @@ class Builder:
             return f"this host has {_ids(matching)}"
         reasons = [f"{one.backend}: {one.reason}" for one in self.found if one.reason]
         return f"this host has none ({'; '.join(reasons)})" if reasons else "this host has none"
+
+
+def _counted(wanted: Wanted, on_cores: bool) -> Wanted:
+    """Give an entry `kind:n` as the number of devices, or of the cores of a CPU device, that it was before."""
+    number = int(str(wanted.id))
+    share = f"*{wanted.throttle_frac:g}" if wanted.throttle_frac < 1.0 else ""
+    if on_cores and number > 1:
+        return replace(wanted, text=f"{wanted.word}/{number}cores{share}", cores=number, id=None)
+    return replace(wanted, text=f"{number}x{wanted.word}{share}", count=number, id=None)
+
+
+def _nulls_before(word: str, wanted: Sequence[Wanted]) -> int:
+    """Give how many null devices are counted before the first that is named by an index."""
+    first = next(place for place, one in enumerate(wanted) if one.word == word and one.id is not None)
+    return sum(one.count or 1 for one in wanted[:first] if one.word == word)
 
 
 def _on_cores(native: Device, index: int, cpus: tuple[int, ...]) -> Device:

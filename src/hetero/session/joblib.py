@@ -36,7 +36,7 @@ def register_joblib(ctx: Context | None = None, name: str = "hetero") -> None:
     Examples
     --------
     >>> import hetero, joblib
-    >>> with hetero.Context(devices="cpu:1", engine="inline") as ctx:
+    >>> with hetero.Context(devices="1xcpu", engine="inline") as ctx:
     ...     hetero.register_joblib(ctx)
     ...     with joblib.parallel_backend("hetero"):
     ...         joblib.Parallel()(joblib.delayed(abs)(i) for i in (-1, -2))

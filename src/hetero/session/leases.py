@@ -292,13 +292,13 @@ class Pool(LeasingPool):
 
     Parameters
     ----------
-    devices : a fleet in one line, as in 'cpu:1,null:4', or devices; default: those of the topology, where it names
+    devices : a fleet in one line, as in '1xcpu,4xnull', or devices; default: those of the topology, where it names
         devices, else those of this host
     topology : a topology file or what `hetero.topology` gives, for leases together on a link or at a place
 
     Examples
     --------
-    >>> pool = Pool("null:2")
+    >>> pool = Pool("2xnull")
     >>> with pool.lease(count=2) as lease:
     ...     [device.id for device in lease.devices], pool.device("h0/null:0").free
     (['h0/null:0', 'h0/null:1'], False)

@@ -28,7 +28,7 @@ def placed(
 
     Parameters
     ----------
-    devices : a fleet in one line, devices, or None for those that the topology names, else those of this host
+    devices : a fleet in one line, devices, or None for those that the topology names, else those that a Context takes
     topology : links between memories, a fabric, a file of either kind that `hetero.topology` reads, or None for what
         this host tells
 
@@ -37,7 +37,9 @@ def placed(
     BadValueError
         The topology names none of the devices.
     """
-    from hetero.session.fleet import choose, from_spec, survey
+    from hetero.session.config import load
+    from hetero.session.config_here import find_devices
+    from hetero.session.fleet import from_spec
 
     fabric = _fabric(topology)
     if devices is None and fabric is not None:
@@ -45,7 +47,7 @@ def placed(
     elif isinstance(devices, str):
         found = from_spec(devices)
     else:
-        found = choose(survey())[0] if devices is None else tuple(devices)
+        found = find_devices(load()) if devices is None else tuple(devices)
     if isinstance(topology, Topology):
         return found, topology
     if fabric is None:

@@ -159,7 +159,7 @@ def on_pressure(
     --------
     >>> import hetero, threading, time
     >>> told = threading.Event()
-    >>> with hetero.Context(devices="cpu:1", isolation="thread", history=False) as ctx:
+    >>> with hetero.Context(devices="1xcpu", isolation="thread", history=False) as ctx:
     ...     _ = ctx.run(time.sleep, 0.01)
     ...     futures = [ctx.submit(time.sleep, 0.01) for _ in range(100)]
     ...     watch = hetero.on_pressure(ctx, lambda pressure: told.set(), above=0.0, every=0.01)

@@ -126,7 +126,7 @@ def snapshot(ctx: Context) -> Snapshot:
     Examples
     --------
     >>> import hetero
-    >>> with hetero.Context(devices="cpu:1", isolation="thread") as ctx:
+    >>> with hetero.Context(devices="1xcpu", isolation="thread") as ctx:
     ...     _ = ctx.run(sum, [1, 2])
     ...     snapshot(ctx).tasks.finished
     1

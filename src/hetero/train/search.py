@@ -83,7 +83,7 @@ def search(
     Examples
     --------
     >>> import hetero
-    >>> with hetero.Context(devices="cpu:1", engine="inline") as ctx:
+    >>> with hetero.Context(devices="1xcpu", engine="inline") as ctx:
     ...     found = hetero.search(
     ...         lambda trial: (trial["x"] - 2) ** 2, {"x": {"whole": [0, 5]}}, sampler="grid", devices=ctx
     ...     )

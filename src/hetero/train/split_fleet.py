@@ -96,7 +96,7 @@ class Fleet:
             names = ", ".join(device.short for device in found) or "none"
             raise BadValueError(
                 f"a split takes two devices or more that torch can use, and here is {names}",
-                remedy="name more, as in devices='cpu:1,cpu:1', or call the model as it is",
+                remedy="name more, as in devices='2xcpu', or call the model as it is",
             )
         return found
 

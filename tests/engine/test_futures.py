@@ -9,14 +9,17 @@ import os
 import signal
 import threading
 import time
+from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterator
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 
 import hetero
 from hetero.errors import HeteroError, SerialisationError, TaskCancelledError
+from hetero.session.arguments import bind
 
 
 @pytest.fixture(params=["thread", "process"], scope="module")
@@ -162,6 +165,43 @@ def test_a_result_that_cannot_travel_is_told_in_one_line(processes: hetero.Conte
     with pytest.raises(SerialisationError) as caught:
         processes.submit(threading.Lock).result(30)
     assert "\n" not in str(caught.value)
+
+
+class Pair(NamedTuple):
+    left: Any
+    right: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    rate: Any
+    others: Any = ()
+
+
+@pytest.mark.parametrize("engine", ["process", "thread", "inline"])
+def test_futures_are_found_inside_every_kind_of_container(engine: str) -> None:
+    words: dict[str, Any] = {"engine": "inline"} if engine == "inline" else {"isolation": engine}
+    with hetero.Context(devices="cpu:1", history=False, **words) as ctx:
+        one = ctx.submit(identity, 1)
+        for given, expected in (
+            (Pair(one, [2, one]), Pair(1, [2, 1])),
+            (Settings(one, Pair(one, 3)), Settings(1, Pair(1, 3))),
+            ({one, 2}, {1, 2}),
+            (frozenset([one]), frozenset([1])),
+            (deque([one, 4], maxlen=2), deque([1, 4], maxlen=2)),
+            (OrderedDict(b=one, a=0), OrderedDict(b=1, a=0)),
+            (defaultdict(list, a=one), defaultdict(list, a=1)),
+        ):
+            found = ctx.submit(identity, given).result(30)
+            assert (found, type(found)) == (expected, type(expected))
+            assert ctx.gather([given]) == [expected]
+        assert one.result() == 1
+
+
+def test_containers_without_futures_are_passed_as_they_are() -> None:
+    given = (Settings(1, Pair([2], {3})), {4, 5}, deque([6]))
+    bound = bind("f", given, {}, lambda future: None)
+    assert all(one is other for one, other in zip(bound.args, given, strict=True))
 
 
 def test_a_future_inside_an_object_is_refused_with_the_remedy(processes: hetero.Context) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from hetero.engines.base import is_container, rebuild
 from hetero.floor.errors import BadValueError
 from hetero.floor.units import shown
 from hetero.graphs.reading import read_graph
@@ -72,7 +73,8 @@ class Graph:
         Parameters
         ----------
         function : a task, or a plain function
-        *args, **kwargs : its arguments; a node, also inside lists, tuples and dicts, makes the task wait for it
+        *args, **kwargs : its arguments; a node, also inside lists, tuples, dicts, sets,
+            named tuples and dataclasses, makes the task wait for it
 
         Raises
         ------
@@ -150,11 +152,7 @@ class Graph:
 
 
 def _replaced(value: Any, of: Callable[[Node], Any]) -> Any:
-    """Give a value with something else in place of each node, also inside lists, tuples and dicts."""
+    """Return a value with something else in place of each node, also inside containers."""
     if isinstance(value, Node):
         return of(value)
-    if type(value) in (list, tuple):
-        return type(value)(_replaced(entry, of) for entry in value)
-    if type(value) is dict:
-        return {key: _replaced(entry, of) for key, entry in value.items()}
-    return value
+    return rebuild(value, lambda each: _replaced(each, of)) if is_container(type(value)) else value

@@ -6,10 +6,10 @@ In: the arguments as given. Out: `Bound`. It must not copy or pickle a value.
 from __future__ import annotations
 
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
-from hetero.engines.base import ItemRef
+from hetero.engines.base import ItemRef, contents, is_container, rebuild
 from hetero.floor.errors import BadValueError
 from hetero.session.futures import Future
 
@@ -46,13 +46,20 @@ _ONE_PASS = (
     enumerate,
     reversed,
 )
-_CONTAINERS = frozenset({list, tuple, dict})
 _REFUSED = frozenset(_ONE_PASS)
-_INTERESTING = _CONTAINERS | _REFUSED | {Future}
+
+
+def _is_leaf(kind: type) -> bool:
+    """Tell whether values of a type are neither futures, nor refused, nor contain either."""
+    return kind is not Future and kind not in _REFUSED and not is_container(kind)
+
+
+def _all_leaves(values: Iterable[Any]) -> bool:
+    return all(map(_is_leaf, set(map(type, values))))
 
 
 def bind(name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], resolve: Callable[[Future], Any]) -> Bound:
-    """Put references in place of futures, at any depth of lists, tuples and dicts.
+    """Put references in place of futures, at any depth of lists, tuples, dicts, sets, named tuples and dataclasses.
 
     Parameters
     ----------
@@ -64,7 +71,7 @@ def bind(name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], resolve: C
     BadValueError
         A generator, or a container that contains itself.
     """
-    if _INTERESTING.isdisjoint(map(type, args)) and _INTERESTING.isdisjoint(map(type, kwargs.values())):
+    if _all_leaves(args) and _all_leaves(kwargs.values()):
         return Bound(args, kwargs)
     binder = _Binder(name, resolve)
     new_args = tuple([binder.replace(value, f"argument {i}") for i, value in enumerate(args, start=1)])
@@ -91,7 +98,7 @@ class _Binder:
         kind = type(value)
         if kind is Future:
             return self._reference(value)
-        if kind in _CONTAINERS:
+        if is_container(kind):
             return self._container(value, place)
         if kind in _REFUSED:
             raise BadValueError(
@@ -112,23 +119,12 @@ class _Binder:
                 f"{place} of {self.name} contains itself",
                 remedy="a task cannot wait for its own argument: break the circle",
             )
-        items = value.values() if type(value) is dict else value
-        if _INTERESTING.isdisjoint(map(type, items)):
+        if _all_leaves(contents(value)):
             return value
         self.open.add(id(value))
         try:
-            return self._rebuilt(value, place)
+            return rebuild(value, lambda item: self.replace(item, place))
         except RecursionError:
             raise BadValueError(f"{place} of {self.name} is nested too deeply", remedy="give flatter lists") from None
         finally:
             self.open.discard(id(value))
-
-    def _rebuilt(self, value: Any, place: str) -> Any:
-        if type(value) is dict:
-            fresh: Any = {key: self.replace(item, place) for key, item in value.items()}
-            same = all(fresh[key] is value[key] for key in value)
-        else:
-            fresh = [self.replace(item, place) for item in value]
-            same = all(map(lambda one, other: one is other, fresh, value))
-            fresh = tuple(fresh) if type(value) is tuple else fresh
-        return value if same else fresh

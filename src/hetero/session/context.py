@@ -146,7 +146,8 @@ class Context(AsyncTwins):
         Parameters
         ----------
         function : a task, or a plain function
-        *args, **kwargs : its arguments, taken as they are now; a future, also inside lists, tuples and dicts,
+        *args, **kwargs : its arguments, taken as they are now; a future, also inside lists, tuples, dicts,
+            sets, named tuples and dataclasses,
             makes the task wait for it. A future of another Context is waited for here, and its value passed.
 
         Raises
@@ -261,7 +262,7 @@ class Context(AsyncTwins):
         return future
 
     def gather(self, futures: Any, *, return_exceptions: bool = False) -> list[Any]:
-        """Wait for futures and return their values as a list; lists, tuples and dicts inside keep their form.
+        """Wait for futures and return their values as a list; containers inside keep their form.
 
         Parameters
         ----------

@@ -65,7 +65,7 @@ class Future(concurrent.futures.Future[Any]):
     """The result of a task, or a value that was put, on whichever device it lies.
 
     It works wherever a `concurrent.futures.Future` does, and can be awaited. Given as an argument to another
-    task, also inside lists, tuples and dicts, it makes that task wait for this one, and the value goes from
+    task, also inside containers, it makes that task wait for this one, and the value goes from
     device to device without passing through the program.
 
     Attributes
@@ -244,7 +244,7 @@ class Future(concurrent.futures.Future[Any]):
     def __reduce__(self) -> NoReturn:
         raise SerialisationError(
             f"the future of task {self.item} ({self.name}) cannot travel inside a function or an object",
-            remedy="give it as an argument, or in a list, tuple or dict",
+            remedy="give it as an argument, or in a list, tuple, dict, set, named tuple or dataclass",
         )
 
     def __del__(self) -> None:

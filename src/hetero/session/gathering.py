@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
+from hetero.engines.base import contents, is_container, rebuild
 from hetero.floor.errors import BadValueError
 from hetero.session.futures import Future
 from hetero.session.tasks import TaskFunction
@@ -23,7 +24,7 @@ __all__ = ["gather", "reduce"]
 
 
 def gather(futures: Any, return_exceptions: bool = False) -> list[Any]:
-    """Return the values of futures as a list; lists, tuples and dicts inside keep their form."""
+    """Return the values of futures as a list; containers inside keep their form."""
     _check(futures)
     return [_value(item, return_exceptions) for item in futures]
 
@@ -49,11 +50,7 @@ def _check(futures: Any) -> None:
 def _value(item: Any, return_exceptions: bool = False) -> Any:
     if isinstance(item, concurrent.futures.Future):
         return _outcome(item) if return_exceptions else item.result()
-    if type(item) in (list, tuple):
-        return type(item)(_value(each, return_exceptions) for each in item)
-    if type(item) is dict:
-        return {key: _value(each, return_exceptions) for key, each in item.items()}
-    return item
+    return rebuild(item, lambda each: _value(each, return_exceptions)) if is_container(type(item)) else item
 
 
 def _outcome(future: concurrent.futures.Future[Any]) -> Any:
@@ -68,8 +65,8 @@ def _outcome(future: concurrent.futures.Future[Any]) -> Any:
 def _futures_in(item: Any) -> Iterator[concurrent.futures.Future[Any]]:
     if isinstance(item, concurrent.futures.Future):
         yield item
-    elif type(item) in (list, tuple, dict):
-        for each in item.values() if type(item) is dict else item:
+    elif is_container(type(item)):
+        for each in contents(item):
             yield from _futures_in(each)
 
 

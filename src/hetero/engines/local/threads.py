@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from hetero.engines.base import Call, ItemRef, Outcome, Runner
+from hetero.engines.base import Call, ItemRef, Outcome, Runner, is_container, rebuild
 from hetero.engines.local import messages as say
 from hetero.engines.local.arena import Payload
 from hetero.engines.local.groups import Group
@@ -38,17 +38,11 @@ Batch = tuple[Sequence[tuple[Launch, Call]], Group | None, int]
 
 
 def resolve(value: Any, values: Mapping[int, Any]) -> Any:
-    """Put the values of items in place of their references, inside lists, tuples and dicts."""
+    """Return a value with the items themselves in place of references to them, inside containers too."""
     kind = type(value)
     if kind is ItemRef:
         return values[value.item]
-    if kind is list:
-        return [resolve(item, values) for item in value]
-    if kind is tuple:
-        return tuple([resolve(item, values) for item in value])
-    if kind is dict:
-        return {key: resolve(item, values) for key, item in value.items()}
-    return value
+    return rebuild(value, lambda each: resolve(each, values)) if is_container(kind) else value
 
 
 def sizeof(value: Any) -> int:

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from hetero.engines.base import ItemRef
+from hetero.engines.base import ItemRef, is_container, rebuild
 from hetero.floor.errors import HeteroError, RemoteTracebackError, SerialisationError
 
 __all__ = [
@@ -207,7 +207,7 @@ def load(body: Any, buffers: Sequence[Any] = (), items: Mapping[int, Any] | None
 
 
 def fresh(value: Any) -> Any:
-    """Give a value whose NumPy arrays, also inside lists, tuples and dicts, are copies."""
+    """Return a value whose NumPy arrays, also inside containers, are copies, and so are the containers of those."""
     kind = type(value)
     if kind is np.ndarray:
         return value.copy()
@@ -215,7 +215,7 @@ def fresh(value: Any) -> Any:
         return kind(map(fresh, value))
     if kind is dict:
         return {key: fresh(item) for key, item in value.items()}
-    return value
+    return rebuild(value, fresh) if is_container(kind) else value
 
 
 def one_line(error: BaseException) -> str:

@@ -44,6 +44,7 @@ if TYPE_CHECKING:
         recv,
         send,
         set_log_level,
+        worker_state,
         world_size,
     )
     from hetero.session.joblib import register_joblib
@@ -127,6 +128,7 @@ __all__ = [
     "topology",
     "training_time",
     "wait",
+    "worker_state",
     "world_size",
 ]
 
@@ -162,6 +164,7 @@ _HOMES = {
         "recv",
         "send",
         "set_log_level",
+        "worker_state",
         "world_size",
     ),
     "hetero.session.joblib": ("register_joblib",),

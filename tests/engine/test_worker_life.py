@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import logging
+import os
+import signal
+import sys
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -79,3 +84,233 @@ def test_a_coroutine_function_is_refused_when_it_is_submitted(ctx: hetero.Contex
             hetero.errors.BadValueError, match=r"awaited is a coroutine function.*asyncio\.run\(awaited"
         ):
             verb(awaited, 1)
+
+
+# --- log records -------------------------------------------------------------------------------------------
+
+
+class Kept(logging.Handler):
+    def __init__(self) -> None:
+        super().__init__()
+        self.records: list[logging.LogRecord] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.records.append(record)
+
+
+@pytest.fixture
+def kept() -> Iterator[Kept]:
+    logger, handler = logging.getLogger("worker_life"), Kept()
+    logger.addHandler(handler)
+    logger.setLevel(logging.DEBUG)
+    yield handler
+    logger.removeHandler(handler)
+    logger.setLevel(logging.NOTSET)
+
+
+class Odd:
+    def __repr__(self) -> str:
+        return "<odd>"
+
+
+def tell(word: str, times: int) -> str:
+    log = logging.getLogger("worker_life.inner")
+    for number in range(times):
+        log.log((10, 20, 30, 40, 50)[number % 5], "%s %d", word, number, extra={"odd": Odd(), "plain": [number]})
+    try:
+        raise ValueError("told")
+    except ValueError:
+        log.exception("with a traceback")
+    return word
+
+
+def test_log_records_of_tasks_reach_the_programs_handlers_at_all_levels_and_in_order(
+    ctx: hetero.Context, kept: Kept
+) -> None:
+    future = ctx.submit(tell, "count", 250)
+    assert future.result() == "count"
+    *counted, last = kept.records
+    assert [record.getMessage() for record in counted] == [f"count {number}" for number in range(250)]
+    assert [record.levelno for record in counted[:5]] == [10, 20, 30, 40, 50]
+    assert {(record.hetero_task, record.hetero_device) for record in kept.records} == {  # type: ignore[attr-defined]
+        (future.item, ctx.devices[0].id)
+    }
+    assert repr(counted[7].odd) == ("'<odd>'" if isinstance(counted[7].odd, str) else "<odd>")  # type: ignore[attr-defined]
+    assert counted[7].plain == [7]  # type: ignore[attr-defined]
+    assert "ValueError: told" in logging.Formatter().format(last)
+    assert counted[0].funcName == "tell"
+
+
+def test_the_levels_of_workers_follow_those_of_the_program(ctx: hetero.Context, kept: Kept) -> None:
+    logging.getLogger("worker_life").setLevel(logging.ERROR)
+    ctx.run(tell, "few", 5)
+    assert [record.levelno for record in kept.records] == [40, 50, 40]
+    logging.getLogger("worker_life").setLevel(logging.NOTSET)
+    ctx.run(tell, "inherited", 5)
+    assert [record.levelno for record in kept.records[3:]] == [30, 40, 50, 40]
+    logging.disable(logging.CRITICAL)
+    try:
+        ctx.run(tell, "none", 5)
+    finally:
+        logging.disable(logging.NOTSET)
+    assert len(kept.records) == 7
+
+
+def die_after_a_word() -> None:
+    logging.getLogger("worker_life").error("the last word")
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_the_last_words_of_a_worker_that_is_killed_arrive(kept: Kept) -> None:
+    with hetero.Context(devices="cpu:1", history=False) as ctx:
+        future = ctx.submit(hetero.task(die_after_a_word, crashes=0))
+        assert isinstance(future.exception(), hetero.errors.TaskLostError)
+    assert [record.getMessage() for record in kept.records] == ["the last word"]
+
+
+class Asks(logging.Handler):
+    """A handler that is slow, raises, and asks for the result of the task that logged."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.futures: list[hetero.Future] = []
+        self.answers: list[Any] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        time.sleep(0.01)
+        self.answers.extend(future.result(10) for future in self.futures)
+
+
+def test_a_handler_may_wait_for_the_task_that_logs(kept: Kept) -> None:
+    asks, logger = Asks(), logging.getLogger("worker_life")
+    with hetero.Context(devices="cpu:1", history=False) as ctx:
+        ctx.run(identity, 1)
+        logger.addHandler(asks)
+        try:
+            asks.futures.append(ctx.submit(tell, "asked", 1))
+            assert asks.futures[0].result(60) == "asked"
+            ctx.close()
+        finally:
+            logger.removeHandler(asks)
+    assert asks.answers == ["asked", "asked"]
+
+
+def say(*lines: str) -> None:
+    for line in lines:
+        print(line, end=" ")
+        print("and", end="\n")
+
+
+@pytest.mark.parametrize("how", ["inline", "thread", "process"])
+def test_prints_are_tagged_with_device_and_task_where_that_is_wanted(
+    how: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    keys: dict[str, str] = {"engine": "inline"} if how == "inline" else {"isolation": how}
+    with hetero.Context({"tag_output": True, "devices": "cpu:1", **keys}, history=False) as ctx:
+        future = ctx.submit(say, "one", "two")
+        future.result()
+        print("of the program")
+        tag = f"[{ctx.devices[0].short} task {future.item}]"
+    assert capfd.readouterr().out.splitlines() == [f"{tag} one and", f"{tag} two and", "of the program"]
+    print("afterwards")
+    assert capfd.readouterr().out == "afterwards\n"
+
+
+# --- initializer -------------------------------------------------------------------------------------------
+
+
+def load_model(weight: int) -> None:
+    state = hetero.worker_state()
+    assert not state
+    state["model"] = weight
+    state["pid"] = os.getpid()
+
+
+def use_model(x: int) -> tuple[int, int, bool]:
+    state = hetero.worker_state()
+    state["uses"] = state.get("uses", 0) + 1
+    return state["model"] * x, state["uses"], state["pid"] == os.getpid()
+
+
+def kill_worker() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def keys_of(how: str) -> dict[str, str]:
+    return {"engine": "inline"} if how == "inline" else {"isolation": how}
+
+
+@pytest.mark.parametrize("how", ["inline", "thread", "process"])
+def test_an_initializer_runs_once_in_each_worker_before_its_first_task(how: str) -> None:
+    with hetero.Context(devices="cpu:1", initializer=load_model, initargs=(3,), history=False, **keys_of(how)) as ctx:  # type: ignore[arg-type]
+        assert [ctx.run(use_model, x) for x in range(3)] == [(0, 1, True), (3, 2, True), (6, 3, True)]
+        if how == "process":
+            ctx.submit(hetero.task(kill_worker, crashes=0)).exception()
+            assert ctx.run(use_model, 5) == (15, 1, True)
+
+
+def break_down(word: str) -> None:
+    raise OSError(f"no {word}")
+
+
+@pytest.mark.parametrize("how", ["inline", "thread", "process"])
+def test_an_initializer_that_raises_is_named_and_its_device_is_not_used(how: str) -> None:
+    with hetero.Context(  # type: ignore[arg-type]
+        devices="cpu:1", initializer=break_down, initargs=("weights",), history=False, **keys_of(how)
+    ) as ctx:
+        with pytest.raises(hetero.errors.HeteroError, match="the initializer break_down raised OSError: no weights"):
+            ctx.submit(identity, 1).result(60)
+        with pytest.raises(hetero.errors.HeteroError, match="the initializer break_down raised OSError: no weights"):
+            ctx.submit(identity, 1).result(60)
+
+
+def test_an_initializer_that_cannot_travel_is_refused_at_once() -> None:
+    import threading
+
+    with pytest.raises(hetero.errors.SerialisationError, match="initializer identity cannot travel"):
+        hetero.Context(devices="cpu:1", initializer=identity, initargs=(threading.Lock(),), history=False)
+    with pytest.raises(hetero.errors.BadValueError, match="no event loop"):
+        hetero.Context(devices="cpu:1", initializer=awaited, history=False)
+
+
+def test_worker_state_outside_of_workers_is_refused() -> None:
+    with pytest.raises(hetero.errors.BadValueError, match="only inside a task or an initializer"):
+        hetero.worker_state()
+
+
+# --- surroundings ------------------------------------------------------------------------------------------
+
+
+def surroundings() -> tuple[str | None, str, bool]:
+    return os.environ.get("WORKER_LIFE"), os.getcwd(), "/worker/life" in sys.path
+
+
+def test_workers_have_the_surroundings_of_the_program_when_the_context_was_opened(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    first, second = tmp_path / "first", tmp_path / "second"
+    first.mkdir()
+    second.mkdir()
+    monkeypatch.setenv("WORKER_LIFE", "at opening")
+    monkeypatch.chdir(first)
+    monkeypatch.setattr(sys, "path", [*sys.path, "/worker/life"])
+    with hetero.Context(devices="cpu:1", history=False) as ctx:
+        monkeypatch.setenv("WORKER_LIFE", "later")
+        monkeypatch.chdir(second)
+        sys.path.remove("/worker/life")
+        assert ctx.run(surroundings) == ("at opening", str(first), True)
+        ctx.submit(hetero.task(kill_worker, crashes=0)).exception()
+        assert ctx.run(surroundings) == ("at opening", str(first), True)
+
+
+def test_a_working_folder_that_is_gone_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    folder = tmp_path / "gone"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    with hetero.Context(devices="cpu:1", history=False) as ctx:
+        ctx.run(identity, 1)
+        monkeypatch.chdir(tmp_path)
+        folder.rmdir()
+        ctx.submit(hetero.task(kill_worker, crashes=0)).exception()
+        with pytest.raises(hetero.errors.HeteroError, match=r"working folder .*gone' is gone"):
+            ctx.submit(identity, 1).result(60)

@@ -247,7 +247,7 @@ def test_tasks_that_no_device_can_run_any_more_are_refused_with_the_reason() -> 
     (failed,) = world.submit(1, Request(on=("h0/cpu:1",)))
     assert isinstance(failed, Fail)
     assert failed.failure.message == (
-        "no device can run f: h0/cpu:0: it is not one of: h0/cpu:1; h0/cpu:1: it was lost"
+        "no device can run f: h0/cpu:0: it is not one of: h0/cpu:1; h0/cpu:1: it was lost: it died"
     )
 
 

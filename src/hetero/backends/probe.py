@@ -21,7 +21,7 @@ from hetero.backends.base import Found, Speed
 from hetero.backends.portable import device_from, device_to, found_from, found_to
 from hetero.floor.clock import monotonic_s
 from hetero.floor.errors import HeteroError
-from hetero.floor.platform import child_environment
+from hetero.floor.platform import child_environment, environment
 from hetero.model.device import Device
 
 __all__ = ["Answer", "ask", "measure", "probe"]
@@ -68,7 +68,7 @@ def ask(questions: Sequence[Sequence[str]], python: str = "", deadline_s: float 
                     stderr=pipe,
                     text=True,
                     errors="replace",
-                    env=None if python else child_environment(str(root.parent)),
+                    env=None if python else child_environment(str(root.parent), environment()),
                 )
             )
         except OSError as error:

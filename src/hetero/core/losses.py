@@ -77,6 +77,7 @@ class Losses(Lending):
             self._lose_node(device.device.memory_node, event.at_s, commands)
         self.placer.offer(device)
         if gone:
+            device.lost = f"it was lost: {event.reason}"
             self._device_gone(device, event, commands)
         else:
             commands.append(StartWorker(device.name))

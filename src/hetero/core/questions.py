@@ -96,7 +96,7 @@ class Questions:
         """Say for each device why it can never run a request, '' where it can."""
         obstacle, gone = self.rows.obstacle, DevicePhase.GONE
         return [
-            (state.name, "it was lost" if state.phase is gone else obstacle(state.device, signature, request))
+            (state.name, state.lost if state.phase is gone else obstacle(state.device, signature, request))
             for state in self.fleet.states
         ]
 

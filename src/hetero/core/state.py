@@ -123,6 +123,7 @@ class DeviceState:
     finished, busy_s : tasks that it finished, and the seconds that they took
     starts : times that its worker was lost since it last finished a task
     started_s : when the first of `sent` became the first
+    lost : why it was given up, for people
     """
 
     __slots__ = (
@@ -132,6 +133,7 @@ class DeviceState:
         "finished",
         "held_by",
         "index",
+        "lost",
         "name",
         "phase",
         "placed",
@@ -153,6 +155,7 @@ class DeviceState:
         self.finished = 0
         self.busy_s = 0.0
         self.starts = 0
+        self.lost = "it was lost"
         self.started_s = 0.0
         self.stopping: dict[int, int] = {}
 

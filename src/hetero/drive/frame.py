@@ -14,7 +14,7 @@ from hetero.engines.base import Channel
 from hetero.model.device import Device
 from hetero.model.notes import CheckpointKept, CollectiveDone, TaskNote
 
-__all__ = ["Frame", "current", "enter"]
+__all__ = ["Frame", "current", "enter", "where"]
 
 
 @dataclass(slots=True)
@@ -35,6 +35,7 @@ class Frame:
     began_s : s of this host's monotonic clock at which the call began
     notes : collectives and checkpoints of the attempt, with times since `began_s`
     late : make further notes once the attempt has ended, None for nothing to tell
+    state : what the worker keeps for its tasks, the same dict for all of them
     profile : by what the attempt is to be profiled: 'torch' or ''
     """
 
@@ -51,6 +52,7 @@ class Frame:
     began_s: float = 0.0
     notes: list[CollectiveDone | CheckpointKept] = field(default_factory=list)
     late: list[Callable[[], TaskNote | None]] = field(default_factory=list)
+    state: dict[str, Any] = field(default_factory=dict)
     profile: str = ""
 
 
@@ -67,3 +69,9 @@ def enter(frame: Frame | None) -> Frame | None:
     before = current()
     _local.frame = frame
     return before
+
+
+def where() -> tuple[int | None, str]:
+    """Return the task that this thread runs, None outside of tasks, and its device."""
+    frame = current()
+    return (None, "") if frame is None else (frame.task, frame.device.id)

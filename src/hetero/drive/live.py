@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 from hetero.core.machine import Machine
 from hetero.drive.live_values import Explanation, Sink, Together
-from hetero.drive.loop import Loop
+from hetero.drive.loop import LOGS_S, Loop
 from hetero.drive.utilisation import UtilisationWatch
 from hetero.engines.base import Call, Engine, NodeUsage, WorkerEntry
 from hetero.floor.clock import Clock, TraceSink
@@ -89,6 +89,7 @@ class Driver(Loop):
         now_s = self._clock.now_s()
         self._post([DeviceAdded(now_s, device) for device in self.devices])
         self.engine.tell = self._recorder.tell
+        self.engine.log = self.logs.add
         self.engine.start(self.devices, self._worker, self._clock, self._post)
         self._timer.start()
 
@@ -260,3 +261,4 @@ class Driver(Loop):
         self._timer.stop()
         self.engine.stop()
         self._drop_released()
+        self.logs.close(LOGS_S)

@@ -21,6 +21,7 @@ from hetero.engines.base import Call, Engine
 from hetero.floor import settings
 from hetero.floor.clock import Clock, TraceSink, sleep
 from hetero.floor.errors import DeviceLostError
+from hetero.floor.logs import Replayer
 from hetero.model.commands import Commit, Fail, Free, LeaseChanged, Recommit, Run, RunGroup, SetTimer, Split, Warn
 from hetero.model.device import HOST_NODE
 from hetero.model.events import CancelRequested, DeviceLost, Event, ItemReleased, TaskFinished, TimerFired
@@ -28,6 +29,9 @@ from hetero.model.leases import LeasePhase
 from hetero.model.tasks import Failure, Request
 
 __all__ = ["Loop"]
+
+LOGS_S = 1.0
+"""How long a result waits for the handlers of the log records that came before it."""
 
 Delivery = Callable[[], object]
 
@@ -64,6 +68,7 @@ class Loop:
         self.engine = engine
         self._clock = clock
         self._recorder = Recorder(machine, clock, trace)
+        self.logs = Replayer()
         self._warn = warn
         self._split = split
         self._watch = watch
@@ -106,6 +111,7 @@ class Loop:
         DeviceLostError
             The value is lost for good.
         """
+        self.logs.settle(LOGS_S)
         while True:
             try:
                 return self.engine.load(item)

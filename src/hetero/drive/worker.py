@@ -7,13 +7,16 @@ It must not know which engine it works for, and it imports nothing heavy before 
 from __future__ import annotations
 
 import sys
+import traceback
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from hetero.drive.frame import Frame, enter
 from hetero.engines.base import Channel, Function, Outcome
+from hetero.engines.local.wire import one_line
+from hetero.engines.setup import Initializer, WorkerSetup
 from hetero.floor import clock, platform
-from hetero.floor.errors import HeteroError
+from hetero.floor.errors import DeviceError, HeteroError
 from hetero.model.device import HOST_NODE, Device
 from hetero.model.notes import TaskNote, set_in_time
 
@@ -28,14 +31,39 @@ _THREAD_COUNTS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", 
 class DeviceRunner:
     """Runs calls on one open device; see `hetero.engines.base.Runner`."""
 
-    def __init__(self, device: Device, backend: Backend) -> None:
+    def __init__(self, device: Device, backend: Backend, initializer: Initializer | None = None) -> None:
         self.device = device
+        self._state: dict[str, Any] = {}
+        self._initializer = initializer
         self.backend = backend
         self._own_memory = device.memory_node != HOST_NODE
         self._idle_per_cpu_s = 1.0 / device.throttle_frac - 1.0
         words = (device.id, device.short, device.label, device.kind, device.backend, device.type.casefold(), "any")
         self._words = tuple(dict.fromkeys(words))
         self._told: Frame | None = None
+
+    def initialize(self) -> None:
+        """Call the initializer, which finds what it keeps in the state of this worker.
+
+        Raises
+        ------
+        DeviceError
+            It raised something; the message names that.
+        """
+        if self._initializer is None:
+            return
+        before = enter(Frame(self.device, self.backend, state=self._state))
+        try:
+            with self.backend.activate():
+                self._initializer()
+        except (Exception, SystemExit, KeyboardInterrupt) as error:
+            traceback.print_exc()
+            raise DeviceError(
+                f"the initializer {self._initializer.name} raised {one_line(error)}",
+                remedy="mend it: a device runs nothing before its initializer has returned",
+            ) from error
+        finally:
+            enter(before)
 
     def run(
         self,
@@ -51,7 +79,7 @@ class DeviceRunner:
         """Run one attempt."""
         implementation = self._choose(function) if function.implementations else function.default
         backend = self.backend
-        frame = Frame(self.device, backend, task, attempt, task_key, channel)
+        frame = Frame(self.device, backend, task, attempt, task_key, channel, state=self._state)
         before = enter(frame)
         cpu_s = clock.thread_cpu_s() if self._idle_per_cpu_s else 0.0
         started_s = frame.began_s = clock.monotonic_s()
@@ -151,6 +179,9 @@ class WorkerFactory:
 
     module = "hetero.drive.worker"
 
+    def __init__(self, setup: WorkerSetup | None = None) -> None:
+        self.setup = setup or WorkerSetup()
+
     def make(self, device: Device) -> DeviceRunner:
         """Open the device in this process.
 
@@ -163,7 +194,7 @@ class WorkerFactory:
 
         backend = backend_of(device)
         backend.open()
-        return DeviceRunner(device, backend)
+        return DeviceRunner(device, backend, self.setup.initializer)
 
 
 def main(data_fd: str, control_fd: str, threads: str, cpus: str) -> None:

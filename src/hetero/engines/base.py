@@ -12,13 +12,16 @@ from abc import ABC, abstractmethod
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from hetero.floor.clock import Clock
 from hetero.model.commands import Cancel, Discard, Free, Launch, StartWorker, Transfer, Withdraw
 from hetero.model.device import Device
 from hetero.model.events import Event
 from hetero.model.notes import TaskNote
+
+if TYPE_CHECKING:
+    from hetero.engines.setup import WorkerSetup
 
 __all__ = [
     "Call",
@@ -27,6 +30,7 @@ __all__ = [
     "EngineOrder",
     "Function",
     "ItemRef",
+    "Log",
     "NodeUsage",
     "Outcome",
     "Reach",
@@ -44,6 +48,9 @@ Report = Callable[[Sequence[Event]], None]
 
 Tell = Callable[[Sequence[TaskNote]], None]
 """How an engine tells what attempts noted of their inside, from whichever of its threads learned it."""
+
+Log = Callable[[Sequence[dict[str, Any]]], None]
+"""How an engine hands on the log records of tasks, from whichever of its threads learned them."""
 
 EngineOrder = Withdraw | Cancel | Transfer | Free | StartWorker | Discard
 """The commands that come without a call."""
@@ -212,6 +219,10 @@ class Runner(Protocol):
     A user's exception passes through `run` as itself.
     """
 
+    def initialize(self) -> None:
+        """Call the initializer, where there is one; raises DeviceError when that fails."""
+        ...
+
     def run(
         self,
         function: Function,
@@ -258,9 +269,11 @@ class WorkerEntry(Protocol):
     Attributes
     ----------
     module : module to start as `python -m MODULE` for a worker process
+    setup : what a worker takes over from the program
     """
 
     module: str
+    setup: WorkerSetup
 
     def make(self, device: Device) -> Runner:
         """Open the device in this process; raises DeviceError when it cannot be opened."""
@@ -307,10 +320,12 @@ class Engine(ABC):
     ----------
     name : the word by which users choose it
     tell : takes the notes of attempts, which nobody needs; set before `start`
+    log : takes the log records of tasks in other processes; set before `start`
     """
 
     name: str
     tell: Tell = staticmethod(lambda notes: None)
+    log: Log = staticmethod(lambda records: None)
 
     @abstractmethod
     def start(self, devices: Sequence[Device], worker: WorkerEntry, clock: Clock, report: Report) -> None:

@@ -64,6 +64,7 @@ class InlineEngine(Engine):
         now_s = self._clock.now_s()
         try:
             self._runners[device.id] = self._worker.make(device)
+            self._runners[device.id].initialize()
         except Exception as error:  # noqa: BLE001  back ends raise anything
             why = str(error) if isinstance(error, HeteroError) else one_line(error)
             self._events.append(DeviceLost(now_s, device.id, why, permanent=True))

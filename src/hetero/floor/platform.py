@@ -37,6 +37,7 @@ __all__ = [
     "child_environment",
     "describe_exit",
     "die_with_parent",
+    "environment",
     "free_bytes",
     "hard_kill",
     "hold_interrupt",
@@ -334,10 +335,15 @@ def hold_interrupt(hold: bool) -> None:
         signal.pthread_sigmask(signal.SIG_BLOCK if hold else signal.SIG_UNBLOCK, {signal.SIGINT})
 
 
-def child_environment(folder: str) -> dict[str, str]:
-    """Give this process's environment with a folder in front of where Python looks for modules."""
-    path = os.environ.get("PYTHONPATH", "")
-    return {**os.environ, "PYTHONPATH": f"{folder}{os.pathsep}{path}" if path else folder}
+def environment() -> dict[str, str]:
+    """Return this process's environment variables, as they are now."""
+    return dict(os.environ)
+
+
+def child_environment(folder: str, variables: Mapping[str, str]) -> dict[str, str]:
+    """Return variables for a child, with a folder in front of where Python looks for modules."""
+    path = variables.get("PYTHONPATH", "")
+    return {**variables, "PYTHONPATH": f"{folder}{os.pathsep}{path}" if path else folder}
 
 
 def send_with_files(end: socket.socket, data: memoryview, fds: list[int]) -> int:

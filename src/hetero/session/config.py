@@ -81,6 +81,7 @@ class Config:
     name : name of the run, under which checkpoints are found again
     timeout_s : s; limit of every task that has none of its own
     profile : what profiles the tasks, 'torch' or None
+    tag_output : True puts device and task in front of each line that a task prints
     metrics : address and port at which Prometheus may ask, None for nowhere
     """
 
@@ -96,6 +97,7 @@ class Config:
     name: str | None = None
     timeout_s: float | None = None
     profile: str | None = None
+    tag_output: bool = False
     metrics: tuple[str, int] | None = None
     spec: str = ""
 
@@ -270,6 +272,7 @@ def _config(root: Root, tree: Tree) -> Config:
         name=root.name,
         timeout_s=root.timeout,
         profile=root.profile,
+        tag_output=bool(root.tag_output),
         metrics=None if root.metrics is None else (root.metrics.address, root.metrics.port),
         spec=root.spec,
     )

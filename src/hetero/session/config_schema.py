@@ -195,6 +195,7 @@ class Root(_Strict):
     memory_pool_size: Annotated[int | None, BeforeValidator(_bytes_from(1_000_000, "1MB"))] = None
     trace: Annotated[str | None, BeforeValidator(_text)] = None
     profile: Annotated[str | None, BeforeValidator(one_of("a profiler", lambda: PROFILERS))] = None
+    tag_output: Annotated[bool | None, BeforeValidator(_truth)] = None
     metrics: MetricsKeys | None = None
     name: Annotated[str | None, BeforeValidator(_run_name)] = None
     timeout: Annotated[float | None, BeforeValidator(_positive(parse_seconds))] = None

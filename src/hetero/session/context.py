@@ -26,7 +26,7 @@ from hetero.session.callbacks import Callbacks
 from hetero.session.futures import Future
 from hetero.session.profiling import Profiling
 from hetero.session.published import publish
-from hetero.session.requests import limited
+from hetero.session.requests import limited, refuse_coroutine
 from hetero.session.sharing import Sharing
 from hetero.session.signature import describe, describe_value
 from hetero.session.tasks import TaskFunction, as_task
@@ -66,6 +66,9 @@ class Context(AsyncTwins):
     history : False neither reads nor writes the times measured in other runs
     progress : True shows the tasks done on each device, as they are done; None as HETERO_PROGRESS says, and
         where that is not set only under `hetero run`
+    initializer, initargs : called as `initializer(*initargs)` by each worker before its first task, also after a
+        restart; what it puts into `hetero.worker_state()` is there for the worker's tasks. A device whose
+        initializer raises is not used, and tasks that find no other fail with what it raised
 
     Raises
     ------
@@ -104,7 +107,10 @@ class Context(AsyncTwins):
         set: Sequence[str] | Mapping[str, Any] = (),
         history: bool = True,
         progress: bool | None = None,
+        initializer: Callable[..., object] | None = None,
+        initargs: tuple[Any, ...] = (),
     ) -> None:
+        from hetero.engines.setup import Initializer, WorkerSetup
         from hetero.session.config import load
         from hetero.session.opening import Opened
         from hetero.session.splitting import cut_later
@@ -122,10 +128,15 @@ class Context(AsyncTwins):
         self._lock = threading.Lock()
         self._callbacks = Callbacks()
         this = weakref.ref(self)
+        refuse_coroutine(initializer)
+        start = None if initializer is None else Initializer(initializer, initargs)
+        setup = WorkerSetup(tag_output=self.config.tag_output, initializer=start)
         self._profiling = Profiling(self.config.profile) if self.config.profile else None
         self._metrics: MetricsServer | None = None
         history = history and self._profiling is None
-        self._opened = Opened(self.config, lambda item: cut_later(this(), item), history=history, progress=progress)
+        self._opened = Opened(
+            self.config, setup, lambda item: cut_later(this(), item), history=history, progress=progress
+        )
         self.driver: Driver = self._opened.driver
         nodes = {device.memory_node for device in self._opened.devices}
         self._sharing = Sharing(self) if nodes - {HOST_NODE} else None

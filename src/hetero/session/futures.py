@@ -12,6 +12,7 @@ from collections.abc import Callable, Generator, Mapping
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 from hetero.drive.frame import current
+from hetero.drive.loop import LOGS_S
 from hetero.floor.errors import (
     BadValueError,
     HeteroError,
@@ -210,6 +211,8 @@ class Future(concurrent.futures.Future[Any]):
         with self._condition:
             if self._state == _PENDING:
                 self._condition.wait(timeout)
+        self.owner.driver.logs.settle(LOGS_S)
+        with self._condition:
             if self._state == _PENDING:
                 raise TimeoutError(f"task {self.item} ({self.name}) has not ended within {timeout:g} s")
 

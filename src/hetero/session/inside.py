@@ -25,6 +25,7 @@ __all__ = [
     "recv",
     "send",
     "set_log_level",
+    "worker_state",
     "world_size",
 ]
 
@@ -148,6 +149,25 @@ def _channel(word: str, other: int) -> Channel:
         others = ", ".join(str(each) for each in range(channel.world_size) if each != channel.rank)
         raise BadValueError(f"{word}(): rank {other!r} is no other member", remedy=f"the others are {others}")
     return channel
+
+
+def worker_state() -> dict[str, Any]:
+    """Return the dict that belongs to this worker: what the initializer or a task puts there, later tasks find.
+
+    It lives as long as the worker. After a restart it is empty again, and the initializer fills it.
+
+    Raises
+    ------
+    BadValueError
+        This is neither a task nor an initializer.
+    """
+    frame = current()
+    if frame is None:
+        raise BadValueError(
+            "worker_state() works only inside a task or an initializer",
+            remedy="fill it there: hetero.Context(initializer=load_model)",
+        )
+    return frame.state
 
 
 def get_memory_usage() -> dict[str, NodeUsage]:

@@ -11,10 +11,11 @@ import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from hetero.drive.frame import where
 from hetero.drive.live import Driver
 from hetero.drive.worker import WorkerFactory
 from hetero.engines.local.pieces import Talk
-from hetero.floor import settings
+from hetero.floor import logs, settings
 from hetero.floor.clock import TraceSink, WallClock
 from hetero.floor.errors import HistoryError
 from hetero.plan.cost import CostModel
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from hetero.drive.trace import TraceWriter
     from hetero.engines.base import Engine
     from hetero.engines.ray.cluster import Cluster
+    from hetero.engines.setup import WorkerSetup
     from hetero.model.device import Device
     from hetero.model.topology import Topology
     from hetero.plan.policies.base import Policy
@@ -50,6 +52,7 @@ class Opened:
     Parameters
     ----------
     config : what was asked for
+    setup : what workers take over from the program
     split : cuts a task that ran out of memory
     history : True reads the times measured in earlier runs, and keeps those of this one
     progress : True shows the progress, None shows that of longer runs where HETERO_PROGRESS says so
@@ -62,7 +65,16 @@ class Opened:
     policy_reason : why this policy, in words
     """
 
-    def __init__(self, config: Config, split: Callable[[int], bool], *, history: bool, progress: bool | None) -> None:
+    def __init__(
+        self,
+        config: Config,
+        setup: WorkerSetup,
+        split: Callable[[int], bool],
+        *,
+        history: bool,
+        progress: bool | None,
+    ) -> None:
+        self._setup = setup
         level = settings.debug_level()
         if level:
             log_to_stderr(logging.DEBUG)
@@ -79,6 +91,7 @@ class Opened:
         self, config: Config, split: Callable[[int], bool], level: int, *, history: bool, progress: bool | None
     ) -> None:
         self.engine_name = config.engine or "local"
+        self._end_tags = self._prepare()
         topology = self._topology
         policy, self.policy_reason = _policy(config.policy, self.devices)
         clock = WallClock()
@@ -91,7 +104,7 @@ class Opened:
             devices=self.devices,
             topology=topology,
             engine=_engine(self.engine_name, config, self._joined if topology.elsewhere is not None else None),
-            worker=WorkerFactory(),
+            worker=WorkerFactory(self._setup),
             policy=WatchedPolicy(policy) if level >= 4 else policy,
             cost=self._cost,
             clock=clock,
@@ -104,6 +117,15 @@ class Opened:
             self._debug.machine = self.driver.machine
         self.driver.start()
         self._sampler = Sampler(self.driver, self.devices) if self._trace is not None else None
+
+    def _prepare(self) -> Callable[[], None]:
+        """Have records and lines of tasks in this process marked, and the initializer captured for other processes."""
+        logs.mark_records(where)
+        initializer = self._setup.initializer
+        elsewhere = self.engine_name != "inline" and any(device.isolation != "thread" for device in self.devices)
+        if initializer is not None and elsewhere:
+            initializer.pack()
+        return logs.tag_output(where) if self._setup.tag_output else lambda: None
 
     def _joined(self, devices: tuple[Device, ...]) -> None:
         self.driver.join(devices)
@@ -123,6 +145,7 @@ class Opened:
         """End the driver, then what watched it; tell which devices were left out."""
         left_out = [f"left out: {device.partition('/')[2]}: {reason}" for device, reason in self.left_out()]
         self.driver.close(wait)
+        self._end_tags()
         for line in left_out:
             _log.info(line)
         if self._view is not None:

@@ -142,7 +142,7 @@ class _Reader:
             [sys.executable, "-P", "-m", "hetero.train.reader"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            env=platform.child_environment(root),
+            env=platform.child_environment(root, platform.environment()),
         )
         self._ends = False
         self._thread = ThreadPoolExecutor(1, "hetero-read")

@@ -7,6 +7,7 @@ and it imports nothing heavy before a task needs it.
 from __future__ import annotations
 
 import io
+import logging
 import os
 import pickle
 import platform as python_platform
@@ -27,7 +28,7 @@ from hetero.engines.local.messages import Cancelled, Job
 from hetero.engines.local.outbox import Outbox
 from hetero.engines.local.pieces import Piece, cut
 from hetero.engines.local.wire import NONE, READ_BYTES, Frames, dump_error, frame, load, one_line
-from hetero.floor import clock, platform
+from hetero.floor import clock, logs, platform
 from hetero.floor.errors import HeteroError
 from hetero.model.device import Device
 
@@ -50,6 +51,8 @@ class Server:
         self.outbox = Outbox(self._send_rows, clock.sleep, clock.monotonic_s)
         self.runner: Runner
         self.running = 0
+        self.task: int | None = None
+        self._levels = hello.setup.levels
         self._frames = frames
         self._pending: list[Any] = []
         self._functions: dict[str, Any] = {}
@@ -66,6 +69,18 @@ class Server:
         data = frame(message)
         with self._send_lock:
             self.data.sendall(data)
+
+    def where(self) -> tuple[int | None, str]:
+        """Return the task that runs, and the device."""
+        return self.task, self.device.id
+
+    def log(self, record: dict[str, Any]) -> None:
+        """Send a log record; one of the running task is not cut in two by its cancellation."""
+        if threading.current_thread() is threading.main_thread():
+            with self.shield():
+                self.send((say.LOG, record))
+        else:
+            self.send((say.LOG, record))
 
     def _send_rows(self, rows: list[Any]) -> None:
         self.send((say.DONE, rows))
@@ -148,6 +163,9 @@ class Server:
                 self.control.wait_for_drops(message[3])
                 self._rooms = message[4]
                 self._batch(message[1], message[2])
+            elif message[0] == say.LEVELS:
+                logs.follow(message[1], self._levels)
+                self._levels = message[1]
 
     def _batch(self, functions: list[tuple[str, bytes]], jobs: list[tuple[Any, ...]]) -> None:
         for key, blob in functions:
@@ -179,6 +197,7 @@ class Server:
             error.__traceback__ = None
         finally:
             self.running = 0
+            self.task = None
             self._cancel_wanted = False
             self._shielded = 0
         if views:
@@ -190,6 +209,7 @@ class Server:
     def _call(self, job: Job, views: list[Any]) -> Outcome:
         function = self._function(job.key)
         self.running = job.seq
+        self.task = job.task
         self._link_s = 0.0
         try:
             if job.wire[1] or job.items:
@@ -344,6 +364,15 @@ def _restore_standard_error(fd: int) -> None:
         os.close(fd)
 
 
+def _listen_to_logs(server: Server) -> None:
+    setup = server.hello.setup
+    logs.follow(setup.levels)
+    logs.mark_records(server.where)
+    logging.getLogger().addHandler(logs.Forwarder(server.log))
+    if setup.tag_output:
+        logs.tag_output(server.where)
+
+
 def _is_importing(where: FrameType | None) -> bool:
     while where is not None:
         if where.f_code.co_filename == _IMPORTER:
@@ -364,6 +393,8 @@ def serve(entry: WorkerEntry, data_fd: int, control_fd: int) -> None:
     _settle(hello)
     server = Server(data, control, hello, frames)
     server.control.cancel_by_signal(server.on_cancel_signal)
+    _listen_to_logs(server)
+    entry.setup = hello.setup
     try:
         server.runner = entry.make(hello.device)
     except Exception as error:  # noqa: BLE001  the program words it
@@ -373,7 +404,13 @@ def serve(entry: WorkerEntry, data_fd: int, control_fd: int) -> None:
     if hello.device.kind == "cpu" and hello.device.memory_limit_bytes:
         server.segments.limit_memory(hello.device.memory_limit_bytes)
     with suppress(EOFError, ConnectionError):
-        server.send((say.READY, python_platform.python_version()))
+        server.send((say.OPENED,))
         _restore_standard_error(hello.stderr_fd)
-        server.loop()
+        try:
+            server.runner.initialize()
+        except HeteroError as error:
+            server.send((say.BROKEN, str(error)))
+        else:
+            server.send((say.READY, python_platform.python_version()))
+            server.loop()
     server.runner.close()

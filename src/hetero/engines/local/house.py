@@ -9,7 +9,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
-from hetero.engines.base import Report, Tell, WorkerEntry
+from hetero.engines.base import Log, Report, Tell, WorkerEntry
 from hetero.engines.local.arena import Arena
 from hetero.engines.local.hub import Hub
 from hetero.engines.local.items import Items, Meter
@@ -34,6 +34,7 @@ class House:
     start_s : s that a worker may take to start
     talk : how the members of a group talk
     tell : takes the notes of attempts
+    log : takes the log records of tasks
     failed_starts : how often in a row the worker of a device did not start
     """
 
@@ -49,6 +50,7 @@ class House:
     start_s: float
     talk: Talk
     tell: Tell
+    log: Log
     failed_starts: Counter[str] = field(default_factory=Counter)
 
     def refuse(self, device: str, launch: Launch, failure: Failure) -> None:

@@ -5,10 +5,12 @@ In: a device and two sockets. Out: a running child. It must not read the sockets
 
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
@@ -42,6 +44,12 @@ class Child:
         launch = ["-c", _LAUNCHER.format(module=module), str(root)] if device.python else ["-P", "-m", module]
         threads = str(device.cores) if device.cpus or device.kind == "cpu" else "0"
         cpus = ",".join(map(str, device.cpus))
+        setup = house.entry.setup
+        if setup.folder and not os.path.isdir(setup.folder):
+            raise OSError(errno.ENOENT, f"the working folder {setup.folder!r} is gone")
+        environment = (
+            setup.environment if device.python else platform.child_environment(str(root.parent), setup.environment)
+        )
         stderr_fd = _copy_of_standard_error()
         self._stderr = tempfile.TemporaryFile()  # noqa: SIM115  read when the start fails
         try:
@@ -50,7 +58,8 @@ class Child:
                 stdin=subprocess.DEVNULL,
                 stderr=self._stderr,
                 pass_fds=[fd for fd in (data_fd, control_fd, pool.fd, stderr_fd) if fd >= 0],
-                env=None if device.python else platform.child_environment(str(root.parent)),
+                env=environment,
+                cwd=setup.folder or None,
             )
         except OSError:
             self._stderr.close()
@@ -59,10 +68,10 @@ class Child:
             if stderr_fd >= 0:
                 os.close(stderr_fd)
         self.pidfd = platform.open_process(self._process.pid)
-        path = _own_path() if device.python else [entry or os.getcwd() for entry in sys.path]
+        path = _own_path(setup.path) if device.python else list(setup.path)
         self.hello = Hello(
             device, os.getpid(), house.origin_s, pool.fd, pool.nbytes, stderr_fd,
-            asdict(platform.FEATURES), path, not device.python, house.talk,
+            asdict(platform.FEATURES), path, not device.python, house.talk, setup,
         )  # fmt: skip
 
     @property
@@ -104,7 +113,7 @@ def _copy_of_standard_error() -> int:
         return -1
 
 
-def _own_path() -> list[str]:
+def _own_path(path: Sequence[str]) -> list[str]:
     """Give the folders of the user's own modules, for another Python: not this one's library."""
     library = (sys.prefix, sys.base_prefix, str(Path(hetero.__file__).parent.parent))
-    return [entry or os.getcwd() for entry in sys.path if not entry.startswith(library)]
+    return [entry for entry in path if not entry.startswith(library)]

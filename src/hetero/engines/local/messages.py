@@ -11,12 +11,13 @@ from typing import Any, NamedTuple
 
 from hetero.engines.local.pieces import Assembly, Piece, Talk, Whole
 from hetero.engines.local.wire import Place, Wire
+from hetero.engines.setup import WorkerSetup
 from hetero.floor.errors import BadValueError, GroupError
 
 __all__ = ["Cancelled", "GroupChannel", "Hello", "Job", "NoRoomError", "UnserialisableError", "granted"]
 
 # On the data socket, in both directions.
-HELLO, READY, BROKEN, RUN, DONE, ROOM, SAY, LEFT, HEARD, NOTES = range(10)
+HELLO, READY, BROKEN, RUN, DONE, ROOM, SAY, LEFT, HEARD, NOTES, LOG, LEVELS, OPENED = range(13)
 # On the control socket, in both directions.
 WITHDRAW, CANCEL, IMPORT, EXPORT, DROP, SEGMENT, CLOSE, IMPORTED, EXPORTED, TROUBLE = range(20, 30)
 # How an attempt ended.
@@ -39,6 +40,7 @@ class Hello(NamedTuple):
     path: list[str]
     whole_path: bool
     talk: Talk
+    setup: WorkerSetup
 
 
 class Job(NamedTuple):

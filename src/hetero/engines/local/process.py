@@ -25,7 +25,7 @@ from hetero.engines.local.rooms import Rooms
 from hetero.engines.local.shipping import Flight, Shipped
 from hetero.engines.local.talking import Talking
 from hetero.engines.local.wire import READ_BYTES, Frames, Place, Wire, one_line
-from hetero.floor import platform
+from hetero.floor import logs, platform
 from hetero.floor.errors import HeteroError
 from hetero.model.commands import Launch
 from hetero.model.device import HOST_NODE, Device
@@ -46,6 +46,7 @@ class ProcessWorker:
     def __init__(self, house: House, device: Device) -> None:
         self.device = device
         self._house = house
+        self._levels = house.entry.setup.levels
         self._node = device.memory_node
         self._lock = threading.Lock()
         self._flights: dict[int, Flight] = {}
@@ -59,6 +60,7 @@ class ProcessWorker:
         self._orders: dict[int, Callable[..., None]] = {}
         self._child: Child | None = None
         self._frames = (Frames(), Frames())
+        self._opened = False
         self._ready = False
         self._ended = False
         self._stopping = False
@@ -90,7 +92,7 @@ class ProcessWorker:
         hub.at(self._house.start_s, self._too_late)
 
     def _too_late(self) -> None:
-        if not self._ready and not self._ended:
+        if not self._opened and not self._ended:
             self._kill(f"it was not ready after {self._house.start_s:g} s")
 
     # -- what the engine asks ---------------------------------------------------------------------------------
@@ -106,6 +108,9 @@ class ProcessWorker:
             functions: list[tuple[str, bytes]] = []
             jobs = [job for launch, call in launches if (job := self._job(launch, call, functions, group, rank))]
             if jobs and not self._ended:
+                if (levels := logs.levels()) is not self._levels:
+                    self._levels = levels
+                    self._data.send((say.LEVELS, levels))
                 if functions:
                     self._shipped.retire(functions, {job[4] for job in jobs})
                 again = any(launch.attempt > 1 for launch, _ in launches)
@@ -256,6 +261,10 @@ class ProcessWorker:
             self._talking.heard(Place(*message[1]))
         elif tag == say.NOTES:
             self._house.tell(message[1])
+        elif tag == say.LOG:
+            self._house.log([message[1]])
+        elif tag == say.OPENED:
+            self._opened = True
         elif tag == say.READY:
             self._greeted(message[1])
         elif tag == say.BROKEN:

@@ -180,6 +180,7 @@ class ThreadWorker:
         now_s = self._house.clock.now_s
         try:
             self._runner = self._house.entry.make(self.device)
+            self._runner.initialize()
         except Exception as error:  # noqa: BLE001  back ends raise anything
             why = str(error) if isinstance(error, HeteroError) else one_line(error)
             self._tell([DeviceLost(now_s(), self.device.id, why, permanent=True)])

@@ -82,7 +82,8 @@ class RayEngine(PayloadEngine):
         items, hub = Items(vault, meter), Hub(report)
         watch = Watch(hub, cluster, [device.host for device in devices], self._silent, self._joined)
         self._lodge = Lodge(
-            hub, cluster, vault, items, meter, clock, self.counters, worker, report, self._start_s, watch, self.tell
+            hub, cluster, vault, items, meter, clock, self.counters, worker, report, self._start_s, watch, self.tell,
+            self.log,
         )  # fmt: skip
         self._pid = os.getpid()
         self._devices = {device.id: device for device in devices}

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
-from hetero.engines.base import Report, Tell, WorkerEntry
+from hetero.engines.base import Log, Report, Tell, WorkerEntry
 from hetero.engines.local.hub import Hub
 from hetero.engines.local.items import Items, Meter
 from hetero.engines.ray.cluster import Cluster
@@ -27,6 +27,7 @@ class Lodge:
     ----------
     start_s : s that a worker may take to start
     tell : takes the notes of attempts
+    log : takes the log records of tasks
     failed_starts : how often in a row the worker of a device did not start
     """
 
@@ -42,4 +43,5 @@ class Lodge:
     start_s: float
     watch: Watch
     tell: Tell
+    log: Log
     failed_starts: Counter[str] = field(default_factory=Counter)

@@ -6,6 +6,7 @@ Of Ray it knows only the actors of a group's other members, to which it talks.
 
 from __future__ import annotations
 
+import logging
 import os
 import pickle
 import platform as python_platform
@@ -25,7 +26,8 @@ from hetero.engines.local.messages import Cancelled, GroupChannel, Unserialisabl
 from hetero.engines.local.pieces import Whole
 from hetero.engines.local.threads import raise_in_thread
 from hetero.engines.local.wire import LARGE_BYTES, NONE, dump, dump_error, fresh, load, one_line
-from hetero.floor import clock, platform
+from hetero.engines.setup import WorkerSetup
+from hetero.floor import clock, logs, platform
 from hetero.floor.errors import HeteroError, SerialisationError
 from hetero.model.device import Device
 from hetero.model.notes import TaskNote
@@ -109,10 +111,29 @@ class Seat:
         self._over: deque[Which] = deque(maxlen=_ENDED_KEPT)
         self._runner: Runner
         self._trouble = ""
+        self._task: int | None = None
+        self._records: list[dict[str, Any]] = []
+        self._levels = entry.setup.levels
+        self._move_in(entry.setup)
         try:
             self._runner = entry.make(device)
+            self._runner.initialize()
         except Exception as error:  # noqa: BLE001  back ends raise anything
             self._trouble = str(error) if isinstance(error, HeteroError) else one_line(error)
+
+    def _move_in(self, setup: WorkerSetup) -> None:
+        """Take over what the program's processes have; log records leave with the answers."""
+        platform.set_environment(setup.environment)
+        if setup.folder:
+            os.chdir(setup.folder)
+        logs.follow(setup.levels)
+        logs.mark_records(self._where)
+        logging.getLogger().addHandler(logs.Forwarder(lambda record: self._records.append(record)))
+        if setup.tag_output:
+            logs.tag_output(self._where)
+
+    def _where(self) -> tuple[int | None, str]:
+        return self._task, self._device.id
 
     def greet(self, node_id: str) -> Greeting:
         """Say who this is, and whether the device could be opened."""
@@ -133,7 +154,10 @@ class Seat:
         peers : the actors of all members, by rank, where the one attempt is run together with others
         parts : large buffers, or tuples of them
         """
-        functions, jobs, drops = pickle.loads(batch)
+        functions, jobs, drops, levels = pickle.loads(batch)
+        if levels is not None:
+            logs.follow(levels, self._levels)
+            self._levels = levels
         for key, blob in functions:
             self._functions[key] = blob
         self._wait_for_drops(drops)
@@ -142,7 +166,8 @@ class Seat:
         large: list[Any] = []
         notes: list[TaskNote] = []
         rows = [self._attempt(Job._make(fields), peers, parts, large, notes, len(jobs) > 1) for fields in jobs]
-        return pickle.dumps((rows, notes), 5), tuple(large) or None
+        records, self._records = self._records, []
+        return pickle.dumps((rows, notes, records), 5), tuple(large) or None
 
     def _sit_down(self) -> None:
         """Make this thread the one that runs tasks, on the device's CPUs; Ray's own threads stay where they like."""
@@ -171,6 +196,7 @@ class Seat:
 
     def _timed(self, job: Job, peers: Sequence[Any], parts: Sequence[Any], large: list[Any], copied: bool) -> Row:
         started_s = self._clock.now_s()
+        self._task = job.task
         try:
             outcome = self._call(job, peers, parts)
             return (job.seq, started_s, outcome.seconds, *self._result(job, outcome, large, copied))
@@ -183,6 +209,8 @@ class Seat:
             blob, text = dump_error(error)
             ended = (say.FAILED, self._runner.classify(error), one_line(error), blob, text)
             error.__traceback__ = None
+        finally:
+            self._task = None
         return (job.seq, started_s, self._clock.now_s() - started_s, *ended)
 
     def _call(self, job: Job, peers: Sequence[Any], parts: Sequence[Any]) -> Outcome:

@@ -6,7 +6,7 @@ In: a device and a host. Out: an actor that is on its way. It must not wait for 
 from __future__ import annotations
 
 import os
-import sys
+from copy import copy
 from dataclasses import replace
 from typing import Any
 
@@ -19,6 +19,8 @@ from hetero.model.device import HOST_NODE, Device
 __all__ = ["start_seat", "why_ended"]
 
 _THREAD_COUNTS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS")
+_OTHERS = ("RAY_", "HETERO_", "PYTHON", "LD_", "CUDA_VISIBLE", "ROCR_", "HIP_", *_THREAD_COUNTS)
+"""Variables of which an actor has its own."""
 _PLACES = ("HETERO_HOME", "HETERO_CONFIG", "HETERO_TRACE", "HETERO_TEST_DATA")
 """Switches that name files, which another host need not have."""
 
@@ -36,12 +38,23 @@ def start_seat(entry: WorkerEntry, device: Device, host: Host) -> Any:
 
     actor = ray.remote(num_cpus=0, max_restarts=0, max_task_retries=0, concurrency_groups=THREADS)(Worker)
     inside = device if device.memory_node != f"{device.host}/ram" else replace(device, memory_node=HOST_NODE)
-    path = [entry or os.getcwd() for entry in sys.path]
     return actor.options(
         enable_task_events=False,
         scheduling_strategy=NodeAffinitySchedulingStrategy(host.node_id, soft=True),
         runtime_env={"env_vars": _variables(device, host)},
-    ).remote(entry, inside, path, host.address)
+    ).remote(_for_host(entry, host), inside, entry.setup.path, host.address)
+
+
+def _for_host(entry: WorkerEntry, host: Host) -> WorkerEntry:
+    """Return the entry for a host: one that is not the program's keeps its own environment and working folder."""
+    there, setup = copy(entry), entry.setup
+    if host.name != OWN_HOST:
+        there.setup = replace(setup, environment={}, folder="")
+        return there
+    folder = setup.folder if os.path.isdir(setup.folder) else ""
+    own = {name: text for name, text in setup.environment.items() if not name.startswith(_OTHERS)}
+    there.setup = replace(setup, environment=own, folder=folder)
+    return there
 
 
 def _variables(device: Device, host: Host) -> dict[str, str]:

@@ -28,7 +28,7 @@ from hetero.engines.ray.lodge import Lodge
 from hetero.engines.ray.seat import TALK, Greeting, Job
 from hetero.engines.ray.starting import start_seat, why_ended
 from hetero.engines.ray.vault import Cargo
-from hetero.floor import platform
+from hetero.floor import logs, platform
 from hetero.floor.clock import WallClock
 from hetero.floor.errors import HeteroError
 from hetero.model.commands import Launch
@@ -81,6 +81,7 @@ class RemoteWorker:
         self._reader = threading.Thread(target=self._read, name=f"hetero-{device.short}", daemon=True)
         self._shipped = Shipped(lodge.counters)
         self._drops = 0
+        self._levels = lodge.entry.setup.levels
         self._told = Answers(lodge, self)
         self._ready = False
         self._ended = False
@@ -249,7 +250,9 @@ class RemoteWorker:
         if not going:
             return
         again = any(flight.launch.attempt > 1 for flight in going)
-        message = pickle.dumps((functions, jobs, self._drops if again else 0), 5)
+        now = logs.levels()
+        changed, self._levels = (None if now is self._levels else now), now
+        message = pickle.dumps((functions, jobs, self._drops if again else 0, changed), 5)
         self._lodge.counters["messages"] += 1
         if going[0].peers:
             rows, data = self.handle.run_group.options(num_returns=2).remote(message, going[0].peers, *cargo.refs)
@@ -297,13 +300,14 @@ class RemoteWorker:
         platform.hold_interrupt(True)
         while (sent := self._answers.get()) is not None and not self._ended:
             try:
-                rows, notes = pickle.loads(ray.get(sent.rows))
+                rows, notes, records = pickle.loads(ray.get(sent.rows))
             except ray.exceptions.RayActorError as error:
                 self._end(self._why or why_ended(error))
             except ray.exceptions.RayError as error:
                 self._not_brought(sent, str(error))
             else:
                 self._lodge.tell([set_in_time(note, -self._told.shift_s) for note in notes])
+                self._lodge.log(records)
                 self._answered(sent, rows)
 
     def _answered(self, sent: _Sent, rows: list[tuple[Any, ...]]) -> None:

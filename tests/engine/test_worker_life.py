@@ -6,6 +6,7 @@ import asyncio
 import concurrent.futures
 import logging
 import os
+import random
 import signal
 import sys
 import time
@@ -13,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import hetero
@@ -21,7 +23,7 @@ import hetero
 @pytest.fixture(params=["inline", "thread", "process"], scope="module")
 def ctx(request: pytest.FixtureRequest) -> Iterator[hetero.Context]:
     engine, isolation = ("inline", None) if request.param == "inline" else (None, request.param)
-    with hetero.Context(devices="cpu:1", engine=engine, isolation=isolation, history=False) as context:
+    with hetero.Context(devices="1xcpu", engine=engine, isolation=isolation, history=False) as context:
         yield context
 
 
@@ -63,7 +65,7 @@ def test_the_async_twin_of_gather_returns_exceptions_and_takes_what_gather_takes
 
 
 def test_gather_returns_the_cancellation_of_a_task() -> None:
-    with hetero.Context(devices="cpu:1", isolation="thread", history=False) as ctx:
+    with hetero.Context(devices="1xcpu", isolation="thread", history=False) as ctx:
         running, waiting = ctx.submit(time.sleep, 0.2), ctx.submit(identity, 1)
         waiting.cancel()
         answers = ctx.gather([running, waiting], return_exceptions=True)
@@ -162,7 +164,7 @@ def die_after_a_word() -> None:
 
 
 def test_the_last_words_of_a_worker_that_is_killed_arrive(kept: Kept) -> None:
-    with hetero.Context(devices="cpu:1", history=False) as ctx:
+    with hetero.Context(devices="1xcpu", history=False) as ctx:
         future = ctx.submit(hetero.task(die_after_a_word, crashes=0))
         assert isinstance(future.exception(), hetero.errors.TaskLostError)
     assert [record.getMessage() for record in kept.records] == ["the last word"]
@@ -183,7 +185,7 @@ class Asks(logging.Handler):
 
 def test_a_handler_may_wait_for_the_task_that_logs(kept: Kept) -> None:
     asks, logger = Asks(), logging.getLogger("worker_life")
-    with hetero.Context(devices="cpu:1", history=False) as ctx:
+    with hetero.Context(devices="1xcpu", history=False) as ctx:
         ctx.run(identity, 1)
         logger.addHandler(asks)
         try:
@@ -206,7 +208,7 @@ def test_prints_are_tagged_with_device_and_task_where_that_is_wanted(
     how: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
     keys: dict[str, str] = {"engine": "inline"} if how == "inline" else {"isolation": how}
-    with hetero.Context({"tag_output": True, "devices": "cpu:1", **keys}, history=False) as ctx:
+    with hetero.Context({"tag_output": True, "devices": "1xcpu", **keys}, history=False) as ctx:
         future = ctx.submit(say, "one", "two")
         future.result()
         print("of the program")
@@ -242,7 +244,7 @@ def keys_of(how: str) -> dict[str, str]:
 
 @pytest.mark.parametrize("how", ["inline", "thread", "process"])
 def test_an_initializer_runs_once_in_each_worker_before_its_first_task(how: str) -> None:
-    with hetero.Context(devices="cpu:1", initializer=load_model, initargs=(3,), history=False, **keys_of(how)) as ctx:  # type: ignore[arg-type]
+    with hetero.Context(devices="1xcpu", initializer=load_model, initargs=(3,), history=False, **keys_of(how)) as ctx:  # type: ignore[arg-type]
         assert [ctx.run(use_model, x) for x in range(3)] == [(0, 1, True), (3, 2, True), (6, 3, True)]
         if how == "process":
             ctx.submit(hetero.task(kill_worker, crashes=0)).exception()
@@ -256,7 +258,7 @@ def break_down(word: str) -> None:
 @pytest.mark.parametrize("how", ["inline", "thread", "process"])
 def test_an_initializer_that_raises_is_named_and_its_device_is_not_used(how: str) -> None:
     with hetero.Context(  # type: ignore[arg-type]
-        devices="cpu:1", initializer=break_down, initargs=("weights",), history=False, **keys_of(how)
+        devices="1xcpu", initializer=break_down, initargs=("weights",), history=False, **keys_of(how)
     ) as ctx:
         with pytest.raises(hetero.errors.HeteroError, match="the initializer break_down raised OSError: no weights"):
             ctx.submit(identity, 1).result(60)
@@ -268,9 +270,9 @@ def test_an_initializer_that_cannot_travel_is_refused_at_once() -> None:
     import threading
 
     with pytest.raises(hetero.errors.SerialisationError, match="initializer identity cannot travel"):
-        hetero.Context(devices="cpu:1", initializer=identity, initargs=(threading.Lock(),), history=False)
+        hetero.Context(devices="1xcpu", initializer=identity, initargs=(threading.Lock(),), history=False)
     with pytest.raises(hetero.errors.BadValueError, match="no event loop"):
-        hetero.Context(devices="cpu:1", initializer=awaited, history=False)
+        hetero.Context(devices="1xcpu", initializer=awaited, history=False)
 
 
 def test_worker_state_outside_of_workers_is_refused() -> None:
@@ -294,7 +296,7 @@ def test_workers_have_the_surroundings_of_the_program_when_the_context_was_opene
     monkeypatch.setenv("WORKER_LIFE", "at opening")
     monkeypatch.chdir(first)
     monkeypatch.setattr(sys, "path", [*sys.path, "/worker/life"])
-    with hetero.Context(devices="cpu:1", history=False) as ctx:
+    with hetero.Context(devices="1xcpu", history=False) as ctx:
         monkeypatch.setenv("WORKER_LIFE", "later")
         monkeypatch.chdir(second)
         sys.path.remove("/worker/life")
@@ -307,10 +309,75 @@ def test_a_working_folder_that_is_gone_is_named(monkeypatch: pytest.MonkeyPatch,
     folder = tmp_path / "gone"
     folder.mkdir()
     monkeypatch.chdir(folder)
-    with hetero.Context(devices="cpu:1", history=False) as ctx:
+    with hetero.Context(devices="1xcpu", history=False) as ctx:
         ctx.run(identity, 1)
         monkeypatch.chdir(tmp_path)
         folder.rmdir()
         ctx.submit(hetero.task(kill_worker, crashes=0)).exception()
         with pytest.raises(hetero.errors.HeteroError, match=r"working folder .*gone' is gone"):
             ctx.submit(identity, 1).result(60)
+
+
+# --- variables and seeds of a task -------------------------------------------------------------------------
+
+
+def variables(*names: str) -> list[str | None]:
+    return [os.environ.get(name) for name in names]
+
+
+def chance() -> tuple[float, float]:
+    return random.random(), float(np.random.random())
+
+
+def chance_and_failure() -> None:
+    raise ValueError(repr(chance()))
+
+
+@pytest.mark.parametrize("how", ["inline", "process"])
+def test_variables_of_a_task_are_there_while_it_runs_and_not_afterwards(
+    how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WORKER_LIFE", "of the program")
+    asks = hetero.task(variables, env={"WORKER_LIFE": None, "WORKER_LIFE_TOO": "two"})
+    names = ("WORKER_LIFE", "WORKER_LIFE_TOO")
+    with hetero.Context(devices="1xcpu", history=False, **keys_of(how)) as ctx:  # type: ignore[arg-type]
+        assert ctx.run(asks, *names) == [None, "two"]
+        assert ctx.run(variables, *names) == ["of the program", None]
+        assert ctx.run(hetero.task(variables, env={"WORKER_LIFE": "other"}), *names) == ["other", None]
+        failing = hetero.task(fail, env={"WORKER_LIFE_TOO": "left"})
+        assert isinstance(ctx.submit(failing, "broken").exception(), ValueError)
+        assert list(ctx.map(asks, names, names, chunk=2)) == [[None, None], ["two", "two"]]
+        assert ctx.run(variables, *names) == ["of the program", None]
+
+
+@pytest.mark.parametrize("how", ["inline", "process"])
+def test_seeded_tasks_give_the_same_values_wherever_they_run(how: str) -> None:
+    seeded, other = hetero.task(chance, seed=7), hetero.task(chance, seed=8)
+
+    def values(devices: str) -> tuple[Any, ...]:
+        with hetero.Context(devices=devices, history=False, **keys_of(how)) as ctx:  # type: ignore[arg-type]
+            futures = [ctx.submit(seeded) for _ in range(6)]
+            drawn = ctx.gather(futures), list(ctx.map(hetero.task(lambda _: chance(), seed=7, name="g"), range(40)))
+            return (*drawn, ctx.run(other), ctx.run(chance), ctx.run(chance))
+
+    one, two = values("1xcpu"), values("1xcpu,1xcpu*0.9")
+    assert one[:3] == two[:3]
+    assert len({*one[0], *one[1], one[2]}) == 47
+    assert one[3] != one[4]
+
+
+def test_a_seeded_task_that_is_tried_again_draws_the_same_values() -> None:
+    with hetero.Context(devices="1xcpu", history=False) as ctx:
+        first = ctx.submit(hetero.task(chance_and_failure, seed=3, name="f")).exception()
+    with hetero.Context(devices="1xcpu", history=False) as ctx:
+        again = ctx.submit(hetero.task(chance_and_failure, seed=3, name="f", retries=2)).exception()
+    assert str(first) == str(again)
+
+
+@pytest.mark.parametrize(("options", "word"), [({"env": {"A": "b"}}, "env="), ({"seed": 1}, "seed=")])
+def test_a_worker_thread_refuses_what_it_shares_with_the_program(options: dict[str, Any], word: str) -> None:
+    with (
+        hetero.Context(devices="1xcpu", isolation="thread", history=False) as ctx,
+        pytest.raises(hetero.errors.BadValueError, match=f"{word} is not possible on .*isolation: process"),
+    ):
+        ctx.run(hetero.task(chance, **options))

@@ -63,6 +63,11 @@ def test_an_option_set_to_none_is_not_given() -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
+        ({"env": "A=b"}, ["env='A=b'", "give a dict"]),
+        ({"env": {"A=": "b"}}, ["'A='", "without '='"]),
+        ({"env": {"A": 1}}, ["A=1", "or None to unset it"]),
+        ({"seed": -1}, ["seed=-1", "0 or more"]),
+        ({"seed": "one"}, ["seed='one'", "whole number"]),
         ({"onn": "gpu"}, ["'onn'", "did you mean 'on'?"]),
         ({"on": "cudda"}, ["'cudda'", "did you mean 'cuda'?"]),
         ({"on": 3}, ["3", "write a word"]),

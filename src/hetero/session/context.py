@@ -178,6 +178,8 @@ class Context(AsyncTwins):
             self._refuse()
         driver, source = self.driver, task.source
         function = source.current() if self._profiling is None else self._profiling.of(source.current())
+        if task.surroundings is not None:
+            function = task.surroundings.of(function)
         future = Future(self, driver.new_id(), task.name)
         if task.request.splittable:
             future.cut = (task, args, kwargs)

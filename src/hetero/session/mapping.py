@@ -204,7 +204,9 @@ class Results(Iterator[Any]):
 
 
 def _can_be_chunked(task: TaskFunction[..., Any]) -> bool:
-    request = task.request
+    request, around = task.request, task.surroundings
+    if around is not None and around.seed is not None:
+        return False
     kernels = any(not callable(code) for code in task.source.implementations.values())
     return not (kernels or task.source.callable is None or request.devices > 1 or request.timeout_s or request.retries)
 
@@ -216,5 +218,5 @@ def _chunked(task: TaskFunction[..., Any]) -> TaskFunction[..., Any]:
         runners = {word: ChunkRunner(code) for word, code in source.implementations.items()}
         source.chunked = Source(ChunkRunner(shipped), runners, task.name, of=source)
     chunked: TaskFunction[..., Any] = TaskFunction(source.chunked.callable, {"name": task.name}, source.chunked)
-    chunked.request = task.request
+    chunked.request, chunked.surroundings = task.request, task.surroundings
     return chunked

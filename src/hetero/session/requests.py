@@ -17,7 +17,16 @@ from hetero.floor.units import parse_bytes, parse_seconds
 from hetero.model.device import KINDS
 from hetero.model.tasks import SCOPES, Near, Request
 
-__all__ = ["KERNEL_KINDS", "OPTIONS", "build_request", "check_word", "implemented_words", "limited", "refuse_coroutine"]
+__all__ = [
+    "KERNEL_KINDS",
+    "OPTIONS",
+    "build_request",
+    "check_word",
+    "checked_env",
+    "implemented_words",
+    "limited",
+    "refuse_coroutine",
+]
 
 KERNEL_KINDS = ("opencl", "vulkan", "fpga")
 """Kinds that take kernels and no Python."""
@@ -39,6 +48,8 @@ OPTIONS = (
     "priority",
     "split",
     "merge",
+    "env",
+    "seed",
     "name",
 )
 """Every option of `hetero.task` and of `.options`."""
@@ -73,6 +84,9 @@ def build_request(options: Mapping[str, Any], implementations: Iterable[str], ha
             raise BadValueError(
                 f"{name!r} is no option of a task{did_you_mean(name, OPTIONS)}", remedy=f"allowed: {allowed}"
             )
+    checked_env(options)
+    if "seed" in options:
+        _whole("seed", options["seed"], 0)
     if "on" in options and "kinds" in options:
         raise BadValueError("on= and kinds= say the same", remedy="give one of them")
     return Request(
@@ -92,6 +106,25 @@ def build_request(options: Mapping[str, Any], implementations: Iterable[str], ha
         priority=_whole("priority", options.get("priority", 0), None),
         splittable=_split(options),
     )
+
+
+def checked_env(options: Mapping[str, Any]) -> Mapping[str, str | None]:
+    """Return the environment variables that a task asks for.
+
+    Raises
+    ------
+    BadValueError
+        They are no mapping of names to texts.
+    """
+    given = options.get("env", {})
+    if not isinstance(given, Mapping):
+        raise BadValueError(f"env={given!r} is not allowed", remedy='give a dict, as in env={"NAME": "text"}')
+    for name, text in given.items():
+        if not isinstance(name, str) or not name or set("=\0") & set(name):
+            raise BadValueError(f"env: {name!r} cannot name a variable", remedy="give a text without '='")
+        if text is not None and (not isinstance(text, str) or "\0" in text):
+            raise BadValueError(f"env: {name}={text!r} is no text", remedy="give a text, or None to unset it")
+    return given
 
 
 def implemented_words(implementations: Iterable[str], has_plain: bool) -> tuple[str, ...]:

@@ -10,10 +10,11 @@ import functools
 from collections.abc import Callable, Mapping
 from typing import Any, Generic, ParamSpec, TypeVar, overload
 
+from hetero.drive.around import Surroundings
 from hetero.floor.errors import BadValueError, SerialisationError
 from hetero.model.tasks import Request
 from hetero.session.functions import Source, source_of, travels_by_name
-from hetero.session.requests import build_request, check_word, refuse_coroutine
+from hetero.session.requests import build_request, check_word, checked_env, refuse_coroutine
 
 __all__ = ["TaskFunction", "as_task", "task"]
 
@@ -31,6 +32,7 @@ class TaskFunction(Generic[P, R]):
     ----------
     source : the function and its implementations
     request : what it asks of its device
+    surroundings : lays variables and a seed around a call, None for neither
     name : for people
 
     Examples
@@ -48,6 +50,8 @@ class TaskFunction(Generic[P, R]):
         self.source = source if source is not None else Source(plain, {}, name)
         self.name: str = name
         self.request: Request = build_request(given, self.source.implementations, self.source.callable is not None)
+        env, seed = checked_env(given), given.get("seed")
+        self.surroundings: Surroundings | None = Surroundings(env, seed) if env or seed is not None else None
         if source is None and plain is not None:
             functools.update_wrapper(self, plain)
             self.source.shipped = self if _is_module_level(plain) else None
@@ -174,6 +178,9 @@ def task(function: Any = None, /, **options: Any) -> Any:
     priority : higher goes first
     split, merge : split(*args, **kwargs) gives a list of tuples of arguments, merge(results) the result;
         used when it does not fit into memory
+    env : environment variables while it runs, None for one that is not set; not in worker threads
+    seed : seeds `random`, NumPy and torch before each call, by this number, the task's name and the number of the
+        call, so that the same program gets the same values wherever its tasks run; not in worker threads
     name : for people, when the function's own does not serve
 
     Raises

@@ -1,0 +1,140 @@
+"""What is laid around one task in its worker: environment variables, and a seed.
+
+In: a function, variables and a seed. Out: a function that calls it with both, and leaves the worker as it was.
+It must not be used where the process belongs to others as well: a worker thread refuses.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import random
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+from hetero.drive.frame import Frame, current
+from hetero.engines.base import Function
+from hetero.floor import platform, settings
+from hetero.floor.errors import BadValueError
+
+__all__ = ["Around", "Surroundings", "derived_seed", "kept_random_state"]
+
+_MOST = 1024
+
+
+def derived_seed(seed: int, task_key: str, rank: int = 0) -> int:
+    """Return the seed of one call: of the task's own seed, its name and its number among the calls of that name.
+
+    The same program gets the same seeds, whichever devices run its tasks and however often they are tried again.
+
+    Examples
+    --------
+    >>> derived_seed(7, "monday/f-1") == derived_seed(7, "tuesday/f-1") != derived_seed(7, "monday/f-2")
+    True
+    """
+    words = f"{seed}/{task_key.partition('/')[2]}/{rank}"
+    return int.from_bytes(hashlib.sha256(words.encode()).digest()[:4], "big")
+
+
+@contextmanager
+def kept_random_state() -> Iterator[None]:
+    """Set the generators of `random`, NumPy and torch back at the end to where they were."""
+    import numpy as np
+
+    torch = sys.modules.get("torch")
+    before = random.getstate(), np.random.get_state()
+    tensor = None if torch is None else torch.get_rng_state()
+    on_gpu = torch is not None and torch.cuda.is_initialized()
+    gpus = torch.cuda.get_rng_state_all() if torch is not None and on_gpu else []
+    try:
+        yield
+    finally:
+        random.setstate(before[0])
+        np.random.set_state(before[1])
+        if torch is not None:
+            torch.set_rng_state(tensor)
+            if on_gpu:
+                torch.cuda.set_rng_state_all(gpus)
+
+
+class Around:
+    """A function with variables and a seed around it.
+
+    Parameters
+    ----------
+    function
+        What is called.
+    env
+        Variables for the call, None for one that is not set then.
+    seed
+        Of the task, None for none.
+    torch
+        True where torch is seeded even if the worker has not imported it yet.
+    """
+
+    def __init__(self, function: Callable[..., Any], env: Mapping[str, str | None], seed: int | None, torch: bool):
+        self.function = function
+        self.env = dict(env)
+        self.seed = seed
+        self.torch = torch
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the function."""
+        frame = current()
+        if frame is None:
+            return self.function(*args, **kwargs)
+        _refuse_threads(frame, "env=" if self.env else "seed=")
+        with ExitStack() as stack:
+            if self.env:
+                stack.enter_context(settings.replaced(self.env))
+            if self.seed is not None:
+                if self.torch:
+                    import torch  # noqa: F401  so that it is there to be seeded
+                stack.enter_context(kept_random_state())
+                _seed(derived_seed(self.seed, frame.task_key, 0 if frame.channel is None else frame.channel.rank))
+            return self.function(*args, **kwargs)
+
+
+def _refuse_threads(frame: Frame, option: str) -> None:
+    if frame.device.isolation == "thread" or not platform.FEATURES.fd_passing:
+        what = "its environment" if option == "env=" else "its random generators"
+        raise BadValueError(
+            f"{option} is not possible on {frame.device.id}: its worker is a thread, and the process shares {what}",
+            remedy="use isolation: process",
+        )
+
+
+def _seed(number: int) -> None:
+    import numpy as np
+
+    random.seed(number)
+    np.random.seed(number)
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        torch.manual_seed(number)
+
+
+class Surroundings:
+    """Gives the version of a function with variables and a seed around it, the same one for the same function."""
+
+    def __init__(self, env: Mapping[str, str | None], seed: int | None) -> None:
+        self.env = dict(env)
+        self.seed = seed
+        self._known: dict[str, Function] = {}
+
+    def of(self, function: Function) -> Function:
+        """Return a function with both around whatever Python it has."""
+        torch = self.seed is not None and "torch" in sys.modules
+        key = f"{function.key}|{sorted(self.env.items())} {self.seed} {torch}"
+        found = self._known.get(key)
+        if found is None:
+            if len(self._known) >= _MOST:
+                self._known.clear()
+            default = None if function.default is None else self._around(function.default, torch)
+            parts = {word: self._around(each, torch) for word, each in function.implementations.items()}
+            found = self._known[key] = Function(key, function.name, default, parts)
+        return found
+
+    def _around(self, code: Any, torch: bool) -> Any:
+        return Around(code, self.env, self.seed, torch) if callable(code) else code

@@ -172,8 +172,36 @@ def test_a_file_that_changes_while_it_is_read_is_told(tmp_path: Path) -> None:
 def test_a_line_that_cannot_be_read_is_told_with_the_rows_before_it(tmp_path: Path) -> None:
     path = tmp_path / "a.csv"
     path.write_text("x\n" + "1\n" * 1_000_000 + "oops\n")
-    with pytest.raises(HeteroError, match=r"a\.csv at row \d+ cannot be read: .*oops"):
+    with pytest.raises(HeteroError, match=r"a\.csv after row \d+ cannot be read: .*oops"):
         list(hetero.Tables(path).read())
+
+
+@pytest.mark.parametrize("group", [0, 3])
+def test_a_page_that_is_damaged_is_blamed_on_its_own_file(tmp_path: Path, group: int) -> None:
+    for number in range(4):
+        table = pa.table({"x": np.arange(5000) + 5000 * number})
+        pq.write_table(table, tmp_path / f"{number}.parquet", row_group_size=1000, use_dictionary=False)
+    path = tmp_path / "2.parquet"
+    damage(path, pq.ParquetFile(path).metadata.row_group(group).column(0).data_page_offset, 100)
+    with pytest.raises(HeteroError, match=rf"2\.parquet after row {1000 * group} cannot be read"):
+        list(hetero.Tables(tmp_path).read())
+
+
+def test_a_flipped_bit_in_a_page_that_hetero_wrote_is_told_and_gives_no_value(
+    threads: hetero.Context, tmp_path: Path
+) -> None:
+    threads.map_batches(lambda batch: {"y": np.asarray(batch)}, list(range(1000)), out=tmp_path / "out", form="parquet")
+    path = tmp_path / "out" / "part-00000.parquet"
+    column = pq.ParquetFile(path).metadata.row_group(0).column(0)
+    damage(path, (column.dictionary_page_offset or column.data_page_offset) + column.total_compressed_size - 8, 1)
+    with pytest.raises(HeteroError, match=r"part-00000\.parquet after row 0 cannot be read: .*CRC"):
+        list(hetero.Tables(path).read())
+
+
+def damage(path: Path, begin: int, count: int) -> None:
+    content = bytearray(path.read_bytes())
+    content[begin : begin + count] = bytes(byte ^ 0xFF for byte in content[begin : begin + count])
+    path.write_bytes(content)
 
 
 def test_a_source_that_grew_is_told_when_a_run_is_resumed(threads: hetero.Context, tmp_path: Path) -> None:

@@ -76,7 +76,8 @@ class ParquetSink(FolderSink):
                 remedy="return the same columns and types for each batch",
             )
         with path.open("wb") as file:
-            pq.write_table(table, file, use_dictionary=[path for field in table.schema for path in _repeating(field)])
+            repeating = [path for field in table.schema for path in _repeating(field)]
+            pq.write_table(table, file, use_dictionary=repeating, write_page_checksum=True)
             file.flush()
             os.fsync(file.fileno())
         return int(table.num_rows)

@@ -36,6 +36,7 @@ _COUNTED = ("parquet", "arrow")
 _PIECE_BYTES = 4 << 20
 _PIECE_ROWS = 1 << 17
 _AHEAD = 4
+_FILES_AHEAD = 1
 
 
 class _File(NamedTuple):
@@ -119,7 +120,22 @@ class Tables(Source):
                     yield Piece(pa.Table.from_batches([batch.slice(gone)]), at.path, row + gone)
             at.end()
         except (pa.ArrowException, OSError) as error:
-            raise HeteroError(f"{at} cannot be read: {_one_line(error)}", remedy="mend the file") from error
+            where, why = self._culprit(at, error)
+            raise HeteroError(f"{where} cannot be read: {_one_line(why)}", remedy="mend the file") from error
+
+    def _culprit(self, at: _Cursor, error: Exception) -> tuple[str, Exception]:
+        """Return the place that cannot be read, and why: a scan reads ahead and does not say where it failed."""
+        import pyarrow as pa
+
+        for file in at.left[: _FILES_AHEAD + 1]:
+            rows = 0
+            try:
+                for part in file.fragment.split_by_row_group() if self._form == "parquet" else (file.fragment,):
+                    for batch in part.scanner(self._schema, use_threads=False).scan_batches():
+                        rows += batch.record_batch.num_rows
+            except (pa.ArrowException, OSError) as why:
+                return f"{file.blob.path} after row {rows}", why
+        return str(at), error
 
     def _opened(self, blob: Blob) -> _File:
         import pyarrow as pa
@@ -139,7 +155,10 @@ class Tables(Source):
 
         data = ds.FileSystemDataset(fragments, self._schema, self._arrow_form, fragments[0].filesystem)
         scanner = data.scanner(
-            batch_size=_piece_rows(fragments[0]), batch_readahead=_AHEAD, fragment_readahead=1, use_threads=True
+            batch_size=_piece_rows(fragments[0]),
+            batch_readahead=_AHEAD,
+            fragment_readahead=_FILES_AHEAD,
+            use_threads=True,
         )
         found: Iterator[Any] = scanner.scan_batches()
         return found
@@ -154,12 +173,17 @@ class _Cursor:
         self._behind = 0
 
     @property
+    def left(self) -> Sequence[_File]:
+        """The file that is read and those after it."""
+        return self._files
+
+    @property
     def path(self) -> str:
         """Of the file that is read."""
         return self._files[0].blob.path
 
     def __str__(self) -> str:
-        return f"{self.path} at row {self._behind}"
+        return f"{self.path} after row {self._behind}"
 
     def reach(self, opened: str, rows: int) -> int:
         """Go on by some rows of a file as Arrow names it; gives the first one's number."""
@@ -212,7 +236,11 @@ def _arrow_form(form: str) -> Any:
         raise HeteroError("tables need the package pyarrow", remedy="pip install 'hetero-core[batch]'") from error
     if form in ("csv", "tsv"):
         return ds.CsvFileFormat(pyarrow.csv.ParseOptions(delimiter="\t" if form == "tsv" else ","))
-    return {"parquet": ds.ParquetFileFormat, "arrow": ds.IpcFileFormat, "jsonl": ds.JsonFileFormat}[form]()
+    if form == "parquet":
+        return ds.ParquetFileFormat(
+            default_fragment_scan_options=ds.ParquetFragmentScanOptions(page_checksum_verification=True)
+        )
+    return {"arrow": ds.IpcFileFormat, "jsonl": ds.JsonFileFormat}[form]()
 
 
 def _schema(files: Sequence[_File], typed: bool, columns: Sequence[str] | None) -> Any:

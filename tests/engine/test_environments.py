@@ -66,9 +66,16 @@ def test_values_captured_by_a_function_cross_too(bench: Bench) -> None:
 
 
 def test_a_package_of_the_program_is_missing_in_the_other_environment(bench: Bench) -> None:
-    (task,) = bench.launch(bench.call(lambda: __import__("hypothesis").__name__))
+    def imports() -> str:
+        import hypothesis
+
+        return hypothesis.__name__
+
+    (task,) = bench.launch(bench.call(imports))
     assert bench.expect(TaskFailed, lambda event: event.task == task).failure.kind == "missing_package"
-    assert bench.value(lambda: __import__("hypothesis").__name__, on=1) == "hypothesis"
+    assert bench.value(imports, on=1) == "hypothesis"
+    (task,) = bench.launch(bench.call(lambda: __import__("hypothesis").__name__))
+    assert bench.expect(TaskFailed, lambda event: event.task == task).failure.kind == "exception"
 
 
 def test_a_python_that_does_not_exist_loses_its_device_for_good() -> None:

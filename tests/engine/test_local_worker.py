@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import importlib
 import math
 import time
 from dataclasses import replace
@@ -11,6 +12,7 @@ import pytest
 from hetero.drive.frame import current
 from hetero.drive.worker import DeviceRunner, WorkerFactory
 from hetero.engines.base import Function
+from hetero.engines.exceptions import kind_here
 from hetero.floor.errors import DeviceError, HeteroError
 from hetero.model.device import Device, DeviceType
 from hetero.testing.engine import two_devices
@@ -78,9 +80,48 @@ def test_a_throttled_device_sleeps_in_proportion_to_the_cpu_time_of_a_task(fails
     runner.close()
 
 
-def test_a_missing_package_and_lack_of_memory_are_told_from_other_exceptions() -> None:
+def _imports_first() -> None:
+    import hetero_has_no_such_package  # type: ignore[import-not-found]  # noqa: F401
+
+
+def _imports_in_another_function() -> None:
+    _imports_first()
+
+
+def _imports_after_a_branch(given: int = 2) -> None:
+    if given > 1:
+        import hetero_has_no_such_package  # noqa: F401
+
+
+def _imports_by_name() -> None:
+    importlib.import_module("hetero_has_no_such_package")
+
+
+def _raises_it() -> None:
+    raise ModuleNotFoundError("No module named 'weights'", name="weights")
+
+
+@pytest.mark.parametrize(
+    ("function", "kind"),
+    [
+        (_imports_first, "missing_package"),
+        (_imports_in_another_function, "exception"),
+        (_imports_after_a_branch, "exception"),
+        (_imports_by_name, "exception"),
+        (_raises_it, "exception"),
+    ],
+)
+def test_only_an_import_that_the_function_always_makes_is_a_missing_package(function: Any, kind: str) -> None:
     runner = WorkerFactory().make(CPU)
-    assert runner.classify(ModuleNotFoundError("no cupy")) == "missing_package"
+    with pytest.raises(ModuleNotFoundError) as caught:
+        run(runner, function)
+    assert runner.classify(caught.value) == kind
+    assert kind_here(runner.classify(caught.value), caught.value) == "exception", "the program lacks it too"
+    runner.close()
+
+
+def test_lack_of_memory_is_told_from_other_exceptions() -> None:
+    runner = WorkerFactory().make(CPU)
     assert runner.classify(MemoryError()) == "out_of_memory"
     assert runner.classify(ValueError()) == "exception"
     runner.close()

@@ -24,6 +24,7 @@ from hetero.batch.reading import Batch, Reader
 from hetero.batch.spending import Spending
 from hetero.batch.travel import packed, unpacked
 from hetero.batch.worker import Done, Work, run_batch
+from hetero.engines.exceptions import kind_here
 from hetero.floor.clock import monotonic_s
 from hetero.floor.errors import (
     DeviceError,
@@ -286,7 +287,7 @@ class Run:
         if flight.runs:
             return
         del self._flights[ticket]
-        if isinstance(error, ImportError):
+        if kind_here("missing_package", error) == "missing_package" and isinstance(error, ModuleNotFoundError):
             self._leave_out(name, f"its worker lacks a package: {error}", error)
             self._again.append(flight)
         elif isinstance(error, DeviceError | NothingFitsError) and not isinstance(error, OutOfDeviceMemoryError):

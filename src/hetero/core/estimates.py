@@ -113,7 +113,7 @@ class Rows:
         self._capacity = {node.id: node.capacity_bytes for node in topology.nodes}
         self._rows: dict[tuple[str, int, tuple[float, int]], Row] = {}
         self._by_signature: dict[str, list[Row]] = {}
-        self._absent: dict[str, frozenset[str]] = {}
+        self._absent: dict[str, frozenset[tuple[str, str, str]]] = {}
         self._last: dict[str, Row] = {}
         self._moves = 0
 
@@ -200,7 +200,7 @@ class Rows:
     def obstacle(self, device: Device, signature: str, request: Request) -> str:
         """Say why a device cannot run this class, '' when it can."""
         lacking = self._absent.get(signature.partition("|")[0])
-        if lacking and device.label in lacking:
+        if lacking and _environment(device) in lacking:
             return "a package that the task imports is not installed there"
         return obstacle(device, request, self.capacity(device))
 
@@ -255,8 +255,13 @@ class Rows:
                 return f"{name}: {reason}"
         return "the other devices were enough"
 
-    def leave_out(self, signature: str, label: str) -> None:
-        """Take note that devices with this label lack a package that the function needs."""
+    def leave_out(self, signature: str, device: Device) -> None:
+        """Take note that devices of this one's kind and environment lack a package that the function needs."""
         function = signature.partition("|")[0]
-        self._absent[function] = self._absent.get(function, frozenset()) | {label}
+        self._absent[function] = self._absent.get(function, frozenset()) | {_environment(device)}
         self.refresh()
+
+
+def _environment(device: Device) -> tuple[str, str, str]:
+    """Return what devices that import the same packages have in common: host, interpreter and label."""
+    return device.id.partition("/")[0], device.python, device.label

@@ -233,8 +233,11 @@ class Lives(Questions):
             state.retries += 1
             self._again(state, commands)
         elif failure.kind == "missing_package":
-            self.rows.leave_out(state.task.signature, device.device.label)
-            commands.append(Warn(f"{state.task.name} is not run on {device.device.label} devices: {failure.message}"))
+            self.rows.leave_out(state.task.signature, device.device)
+            there = f" of {device.device.python}" if device.device.python else ""
+            commands.append(
+                Warn(f"{state.task.name} is not run on {device.device.label} devices{there}: {failure.message}")
+            )
             self._elsewhere(state, failure, commands)
             self._refuse_stranded(commands)
         elif failure.kind == "out_of_memory":

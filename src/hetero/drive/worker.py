@@ -6,14 +6,18 @@ It must not know which engine it works for, and it imports nothing heavy before 
 
 from __future__ import annotations
 
+import dis
+import os
 import sys
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from types import CodeType, TracebackType
 from typing import TYPE_CHECKING, Any
 
 from hetero.drive.frame import Frame, enter
 from hetero.engines.base import Channel, Function, Outcome
-from hetero.engines.local.wire import one_line
+from hetero.engines.exceptions import one_line
 from hetero.engines.setup import Initializer, WorkerSetup
 from hetero.floor import clock, platform
 from hetero.floor.errors import DeviceError, HeteroError
@@ -25,6 +29,8 @@ if TYPE_CHECKING:
 
 __all__ = ["DeviceRunner", "WorkerFactory", "main"]
 
+_OURS = f"{Path(__file__).parents[1]}{os.sep}"
+_JUMPS = frozenset((*dis.hasjrel, *dis.hasjabs))
 _THREAD_COUNTS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS")
 
 
@@ -147,13 +153,46 @@ class DeviceRunner:
 
     def classify(self, error: BaseException) -> str:
         """Say what kind of failure an exception is."""
-        if isinstance(error, ImportError):
+        if type(error) is ModuleNotFoundError and error.name and _imports_of_its_own(error):
             return "missing_package"
         return "out_of_memory" if self.backend.is_out_of_memory(error) else "exception"
 
     def close(self) -> None:
         """Close the device."""
         self.backend.close()
+
+
+def _imports_of_its_own(error: ImportError) -> bool:
+    """Tell whether an import failed that the function always makes: its own, or its module's.
+
+    Notes
+    -----
+    What the function imports after a branch, or through another function, depends on its data.
+    """
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    steps = [step.tb_lasti for step in _steps(error.__traceback__)]
+    codes = [frame.f_code for frame in frames]
+    if DeviceRunner.run.__code__ in codes:
+        start = 1 + max(place for place, code in enumerate(codes) if code.co_filename.startswith(_OURS))
+        own = list(zip(codes[start:], steps[start:], strict=True))
+        return bool(own) and all(_is_import(*step) for step in own) and all(c.co_name == "<module>" for c, _ in own[1:])
+    return all(code.co_name == "<module>" or code.co_filename.startswith(_OURS) for code in codes)
+
+
+def _steps(trace: TracebackType | None) -> Iterator[TracebackType]:
+    while trace is not None:
+        yield trace
+        trace = trace.tb_next
+
+
+def _is_import(code: CodeType, place: int) -> bool:
+    """Tell whether this instruction imports, and is reached whatever the data: a module's body may branch."""
+    for step in dis.get_instructions(code):
+        if step.offset == place:
+            return step.opname == "IMPORT_NAME"
+        if code.co_name != "<module>" and step.opcode in _JUMPS:
+            return False
+    return False
 
 
 def _mapped(value: Any, wanted: Callable[[Any], bool], change: Callable[[Any], Any]) -> Any:

@@ -13,8 +13,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from hetero.engines.base import Call, Engine, EngineOrder, NodeUsage, Report, Runner, WorkerEntry
+from hetero.engines.exceptions import kind_here, one_line
 from hetero.engines.local.threads import resolve, sizeof
-from hetero.engines.local.wire import fresh, one_line
+from hetero.engines.local.wire import fresh
 from hetero.floor.clock import Clock
 from hetero.floor.errors import BadValueError, DeviceLostError, HeteroError, SerialisationError
 from hetero.model.commands import Cancel, Discard, Launch, StartWorker, Transfer, Withdraw
@@ -171,7 +172,9 @@ class InlineEngine(Engine):
                 attempt=launch.attempt,
                 task_key=call.task_key,
             )
-        except (Exception, SystemExit) as error:  # noqa: BLE001  whatever a task raises is its own
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # noqa: BLE001  whatever a task raises is its own
             return self._failed(device, launch, started_s, error)
         finally:
             self.tell(runner.notes(started_s))
@@ -183,7 +186,7 @@ class InlineEngine(Engine):
 
     def _failed(self, device: str, launch: Launch, started_s: float, error: BaseException) -> Event:
         now_s = self._clock.now_s()
-        kind: Any = self._runners[device].classify(error)
+        kind = kind_here(self._runners[device].classify(error), error)
         if self._debug:
             import pdb
 

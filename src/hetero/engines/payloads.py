@@ -13,10 +13,11 @@ from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Protocol
 
 from hetero.engines.base import Call, Engine, EngineOrder
+from hetero.engines.exceptions import one_line
 from hetero.engines.local.arena import Payload
 from hetero.engines.local.hub import Hub
 from hetero.engines.local.items import Item, Items
-from hetero.engines.local.wire import as_bytes, one_line
+from hetero.engines.local.wire import as_bytes
 from hetero.floor.clock import Clock
 from hetero.floor.errors import DeviceLostError, EngineError, SerialisationError
 from hetero.model.commands import Cancel, Discard, Free, StartWorker, Transfer, Withdraw

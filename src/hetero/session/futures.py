@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 from hetero.drive.frame import current
 from hetero.drive.loop import LOGS_S
+from hetero.engines.exceptions import add_note
 from hetero.floor.errors import (
     BadValueError,
     HeteroError,
@@ -290,7 +291,7 @@ def _exception_of(failure: Failure, task: int, name: str) -> BaseException:
     if isinstance(failure.payload, BaseException):
         error = failure.payload
         if not getattr(error, "__notes__", None):
-            error.add_note(f"raised by task {task} ({name})")
+            add_note(error, f"raised by task {task} ({name})")
         return error
     return _ERRORS.get(failure.kind, HeteroError)(failure.message)
 

@@ -127,7 +127,12 @@ def _check_failures(bench: Bench) -> None:
     assert isinstance(event.failure.payload, ZeroDivisionError), "an exception lost its type"
     assert "\n" not in event.failure.message, "a failure's message has several lines"
     assert bench.failure(_no_memory).failure.kind == "out_of_memory", "MemoryError is not out_of_memory"
-    assert bench.failure(_no_package).failure.kind == "missing_package", "ImportError is not missing_package"
+    event = bench.failure(_no_package)
+    assert event.failure.kind == "exception", "a package that the program lacks too is not the environment's fault"
+    assert isinstance(event.failure.payload, ModuleNotFoundError), "an exception lost its type"
+    event = bench.failure(_refuse, "two", "words")
+    assert isinstance(event.failure.payload, _TwoWordsError), "an exception whose __init__ takes two lost its type"
+    assert event.failure.payload.words == ("two", "words"), "an exception lost an attribute"
     assert bench.failure(_leave).failure.kind == "exception", "SystemExit ended more than its task"
 
 
@@ -317,6 +322,16 @@ def _no_memory() -> None:
 
 def _no_package() -> None:
     import hetero_has_no_such_package  # type: ignore[import-not-found]  # noqa: F401
+
+
+class _TwoWordsError(Exception):
+    def __init__(self, one: str, other: str) -> None:
+        super().__init__(f"{one} {other}")
+        self.words = (one, other)
+
+
+def _refuse(one: str, other: str) -> None:
+    raise _TwoWordsError(one, other)
 
 
 def _leave() -> None:

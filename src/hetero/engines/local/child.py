@@ -21,13 +21,14 @@ from types import FrameType
 from typing import Any
 
 from hetero.engines.base import Function, Outcome, Runner, WorkerEntry
+from hetero.engines.exceptions import dump_error, one_line
 from hetero.engines.local import messages as say
 from hetero.engines.local.control import Control
 from hetero.engines.local.lending import Lender, store
 from hetero.engines.local.messages import Cancelled, Job
 from hetero.engines.local.outbox import Outbox
 from hetero.engines.local.pieces import Piece, cut
-from hetero.engines.local.wire import NONE, READ_BYTES, Frames, dump_error, frame, load, one_line
+from hetero.engines.local.wire import NONE, READ_BYTES, Frames, frame, load
 from hetero.floor import clock, logs, platform
 from hetero.floor.errors import HeteroError
 from hetero.model.device import Device

@@ -14,9 +14,10 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
+from hetero.engines.exceptions import one_line
 from hetero.engines.local import messages as say
 from hetero.engines.local.lending import store
-from hetero.engines.local.wire import Frames, Wire, frame, fresh, one_line
+from hetero.engines.local.wire import Frames, Wire, frame, fresh
 from hetero.floor import clock, platform
 
 if TYPE_CHECKING:

@@ -10,11 +10,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hetero.engines.base import Log, Report, Tell, WorkerEntry
+from hetero.engines.exceptions import kind_here, load_error
 from hetero.engines.local.arena import Arena
 from hetero.engines.local.hub import Hub
 from hetero.engines.local.items import Items, Meter
 from hetero.engines.local.pieces import Talk
-from hetero.engines.local.wire import load_error
 from hetero.floor.clock import Clock
 from hetero.floor.errors import SerialisationError
 from hetero.model.commands import Launch
@@ -67,4 +67,5 @@ def failure_of(kind: Any, message: str, blob: bytes | None, text: str) -> Failur
     if kind == "unserialisable":
         remedy = "return arrays, numbers, strings, or lists, tuples and dicts of these"
         return Failure(kind, message, SerialisationError(message, remedy=remedy))
-    return Failure(kind, message, load_error(blob, message, text))
+    error = load_error(blob, message, text)
+    return Failure(kind_here(kind, error), message, error)

@@ -13,6 +13,7 @@ from contextlib import suppress
 from typing import Any
 
 from hetero.engines.base import Call
+from hetero.engines.exceptions import one_line
 from hetero.engines.local import messages as say
 from hetero.engines.local.arena import Payload
 from hetero.engines.local.groups import Group
@@ -24,7 +25,7 @@ from hetero.engines.local.pipe import Pipe
 from hetero.engines.local.rooms import Rooms
 from hetero.engines.local.shipping import Flight, Shipped
 from hetero.engines.local.talking import Talking
-from hetero.engines.local.wire import READ_BYTES, Frames, Place, Wire, one_line
+from hetero.engines.local.wire import READ_BYTES, Frames, Place, Wire
 from hetero.floor import logs, platform
 from hetero.floor.errors import HeteroError
 from hetero.model.commands import Launch

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from hetero.engines.base import Call, ItemRef, Outcome, Runner, is_container, rebuild
+from hetero.engines.exceptions import kind_here, one_line
 from hetero.engines.local import messages as say
 from hetero.engines.local.arena import Payload
 from hetero.engines.local.groups import Group
@@ -21,7 +22,7 @@ from hetero.engines.local.items import Item, Replica
 from hetero.engines.local.messages import Cancelled, GroupChannel
 from hetero.engines.local.outbox import Outbox
 from hetero.engines.local.pieces import Whole
-from hetero.engines.local.wire import LARGE_BYTES, fresh, one_line
+from hetero.engines.local.wire import LARGE_BYTES, fresh
 from hetero.floor import clock
 from hetero.floor.errors import HeteroError
 from hetero.model.commands import Launch
@@ -280,7 +281,7 @@ class ThreadWorker:
             self._cancelling = False
             failure = Failure("cancelled", "cancelled")
         else:
-            kind: Any = self._runner.classify(error)
+            kind = kind_here(self._runner.classify(error), error)
             failure = Failure(kind, one_line(error), error)
         return TaskFailed(now_s, launch.task, launch.attempt, self.device.id, started_s, now_s - started_s, failure)
 

@@ -8,14 +8,11 @@ from __future__ import annotations
 
 import functools
 import io
-import os
 import pickle
 import struct
 import threading
-import traceback
 from collections import deque
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from types import FunctionType
 from typing import Any, NamedTuple
 
@@ -23,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hetero.engines.base import ItemRef, is_container, rebuild
-from hetero.floor.errors import HeteroError, RemoteTracebackError, SerialisationError
+from hetero.floor.errors import SerialisationError
 
 __all__ = [
     "LARGE_BYTES",
@@ -33,13 +30,11 @@ __all__ = [
     "Place",
     "Wire",
     "as_bytes",
+    "cloud_pickler",
     "dump",
-    "dump_error",
     "frame",
     "fresh",
     "load",
-    "load_error",
-    "one_line",
 ]
 
 LARGE_BYTES = 64 * 1024
@@ -48,7 +43,6 @@ LARGE_BYTES = 64 * 1024
 READ_BYTES = 64 * 1024
 """Bytes that are read from a socket at once; a larger buffer would come from the system anew each time."""
 
-_OURS = f"{Path(__file__).parents[2]}{os.sep}"
 _HEADER = struct.Struct("<Q")
 _LARGEST_BYTES = 1 << 40
 _PLAIN_KINDS = frozenset("biufc")
@@ -134,7 +128,8 @@ class _PlainPickler(pickle.Pickler):
 
 
 @functools.cache
-def _cloud_pickler() -> Any:
+def cloud_pickler() -> Any:
+    """Return the pickler of what plain pickle cannot carry, made when it is first needed."""
     import cloudpickle
 
     class CloudPickler(cloudpickle.Pickler):  # type: ignore[misc]
@@ -184,14 +179,14 @@ def dump(value: Any) -> tuple[bytes, list[memoryview]]:
     except _NotPlainError:
         buffers.clear()
         file = io.BytesIO()
-        _cloud_pickler()(file, 5, buffer_callback=keep).dump(value)
+        cloud_pickler()(file, 5, buffer_callback=keep).dump(value)
     return file.getvalue(), buffers
 
 
 def as_bytes(value: Any) -> bytes:
     """Pickle a value with everything inside."""
     file = io.BytesIO()
-    _cloud_pickler()(file, 5).dump(value)
+    cloud_pickler()(file, 5).dump(value)
     return file.getvalue()
 
 
@@ -216,41 +211,6 @@ def fresh(value: Any) -> Any:
     if kind is dict:
         return {key: fresh(item) for key, item in value.items()}
     return rebuild(value, fresh) if is_container(kind) else value
-
-
-def one_line(error: BaseException) -> str:
-    """Say what an exception says, on one line."""
-    text = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {text[0]}" if text else type(error).__name__
-
-
-def dump_error(error: BaseException) -> tuple[bytes | None, str]:
-    """Give an exception as bytes, None where it cannot be pickled and read back, and its traceback as text.
-
-    The text begins with the user's own frame: those of ours, which called it, say nothing of the task.
-    """
-    frames = error.__traceback__
-    while frames is not None and frames.tb_frame.f_code.co_filename.startswith(_OURS):
-        frames = frames.tb_next
-    text = "".join(traceback.format_exception(type(error), error, frames or error.__traceback__))
-    try:
-        blob = as_bytes(error)
-        pickle.loads(blob)
-    except Exception:  # noqa: BLE001  a user's exception may raise anything when pickled
-        return None, text
-    return blob, text
-
-
-def load_error(blob: bytes | None, message: str, text: str) -> BaseException:
-    """Give the exception back with the remote traceback as its cause."""
-    error: BaseException
-    try:
-        error = pickle.loads(blob) if blob is not None else HeteroError(message)
-        assert isinstance(error, BaseException)
-    except Exception:  # noqa: BLE001  its class may not exist here
-        error = HeteroError(message)
-    error.__cause__ = RemoteTracebackError(text)
-    return error
 
 
 def frame(message: tuple[Any, ...]) -> bytes:

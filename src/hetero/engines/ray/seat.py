@@ -21,11 +21,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from hetero.engines.base import Function, Outcome, Runner, WorkerEntry
+from hetero.engines.exceptions import dump_error, one_line
 from hetero.engines.local import messages as say
 from hetero.engines.local.messages import Cancelled, GroupChannel, UnserialisableError
 from hetero.engines.local.pieces import Whole
 from hetero.engines.local.threads import raise_in_thread
-from hetero.engines.local.wire import LARGE_BYTES, NONE, dump, dump_error, fresh, load, one_line
+from hetero.engines.local.wire import LARGE_BYTES, NONE, dump, fresh, load
 from hetero.engines.setup import WorkerSetup
 from hetero.floor import clock, logs, platform
 from hetero.floor.errors import HeteroError, SerialisationError

@@ -1,0 +1,350 @@
+"""Exceptions of tasks as bytes and back: the caller gets the task's own exception, whatever its class needs.
+
+In: an exception, in a worker. Out: the same in the program, made without its `__init__`. It must not raise: what
+cannot travel is left out, and a note on the exception names it.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import io
+import os
+import pickle
+import sys
+import traceback
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from hetero.engines.local.wire import as_bytes, cloud_pickler
+from hetero.floor.errors import HeteroError, RemoteTracebackError
+
+__all__ = ["add_note", "dump_error", "kind_here", "load_error", "one_line"]
+
+_OURS = f"{Path(__file__).parents[1]}{os.sep}"
+_LONGEST_CHAIN = 50
+_SHOWN = 200
+_SIMPLE = (str, int, float, bool, bytes, type(None))
+
+
+class _Piece(NamedTuple):
+    """A value that belongs to an exception: its pickle, None where it has none, and how it is shown instead."""
+
+    body: bytes | None
+    shown: str
+
+
+class _Plain(NamedTuple):
+    """An exception without anything that only its own class can read.
+
+    Attributes
+    ----------
+    kind : the class pickled, None where it cannot be
+    name : its name
+    bases : (module, qualified name) of it and of its bases, in their order
+    made : the arguments of the built-in base's constructor
+    args : the attribute `args`
+    state : the other attributes, slots included
+    whole : the exception pickled by its own `__reduce__`, where its class has one that works
+    cause, context : those of the exception, as bytes
+    """
+
+    kind: bytes | None
+    name: str
+    bases: tuple[tuple[str, str], ...]
+    made: tuple[_Piece, ...]
+    args: tuple[_Piece, ...]
+    state: dict[str, _Piece]
+    whole: bytes | None
+    cause: bytes | None
+    context: bytes | None
+    suppress: bool
+
+
+def one_line(error: BaseException) -> str:
+    """Say what an exception says, on one line, also where its own words fail."""
+    try:
+        text = str(error).strip().splitlines()
+    except Exception:  # noqa: BLE001  a user's exception may raise anything when it is shown
+        text = ["(its text cannot be made)"]
+    return f"{type(error).__name__}: {text[0]}" if text else type(error).__name__
+
+
+def dump_error(error: BaseException) -> tuple[bytes | None, str]:
+    """Give an exception as bytes, None where even that fails, and its traceback as text.
+
+    The text begins with the user's own frame: those of ours, which called it, say nothing of the task.
+    """
+    frames = error.__traceback__
+    while frames is not None and frames.tb_frame.f_code.co_filename.startswith(_OURS):
+        frames = frames.tb_next
+    try:
+        text = "".join(traceback.format_exception(type(error), error, frames or error.__traceback__))
+    except Exception:  # noqa: BLE001  a user's exception may raise anything when it is shown
+        text = one_line(error)
+    return _dumped(error, 0), text
+
+
+def load_error(blob: bytes | None, message: str, text: str) -> BaseException:
+    """Give the exception back, with the remote traceback at the end of its causes."""
+    error = _loaded(blob)
+    if error is None:
+        error = HeteroError(message)
+    last, seen = error, {id(error)}
+    while last.__cause__ is not None and id(last.__cause__) not in seen:
+        last = last.__cause__
+        seen.add(id(last))
+    _write(last, "__cause__", RemoteTracebackError(text))
+    return error
+
+
+def kind_here(kind: Any, error: BaseException) -> Any:
+    """Give the kind of a failure as the program sees it.
+
+    A package that the program lacks too is missing nowhere in particular: the task's exception is its own.
+    """
+    if kind != "missing_package":
+        return kind
+    name = getattr(error, "name", None)
+    return kind if isinstance(name, str) and _is_here(name) else "exception"
+
+
+def _is_here(name: str) -> bool:
+    if name in sys.modules:
+        return True
+    parent = name.rpartition(".")[0]
+    try:
+        return find_spec(name if parent in ("", *sys.modules) else name.partition(".")[0]) is not None
+    except (ImportError, ValueError):
+        return False
+
+
+# --- in the worker -------------------------------------------------------------------------------------------
+
+
+@functools.cache
+def _pickler() -> Any:
+    class Pickler(cloud_pickler()):  # type: ignore[misc]
+        def reducer_override(self, value: Any) -> Any:
+            if isinstance(value, BaseException):
+                return _restored, (_dumped(value, _LONGEST_CHAIN - 1),)
+            return super().reducer_override(value)
+
+    return Pickler
+
+
+def _dumped(error: BaseException, depth: int) -> bytes | None:
+    try:
+        return pickle.dumps(tuple(_plain(error, depth)), 5)
+    except Exception:  # noqa: BLE001  a user's class may raise anything, also when it is asked for an attribute
+        return None
+
+
+def _plain(error: BaseException, depth: int) -> _Plain:
+    kind = type(error)
+    base = _builtin(kind)
+    made, *rest = _reduced(base, error)
+    state = {**(rest[0] if rest and isinstance(rest[0], dict) else {}), **_attributes(error)}
+    further = depth + 1 < _LONGEST_CHAIN
+    cause, context = error.__cause__, error.__context__
+    return _Plain(
+        _body(kind),
+        kind.__name__,
+        tuple([(one.__module__, one.__qualname__) for one in kind.__mro__]),
+        tuple(map(_piece, made)),
+        tuple(map(_piece, error.args)),
+        {name: _piece(value) for name, value in state.items()},
+        _whole(error) if _reduces_itself(kind) else None,
+        _dumped(cause, depth + 1) if cause is not None and further else None,
+        _dumped(context, depth + 1) if context not in (None, cause) and context is not None and further else None,
+        error.__suppress_context__,
+    )
+
+
+def _builtin(kind: type) -> Any:
+    """Give the nearest base that is written in C: the one that holds the fields that no attribute shows."""
+    return next(base for base in kind.__mro__ if base.__module__ == "builtins" and issubclass(base, BaseException))
+
+
+def _reduced(base: Any, error: BaseException) -> tuple[Any, ...]:
+    """Give the arguments by which the built-in base makes its part, and its state where it has some."""
+    try:
+        _, made, *rest = base.__reduce__(error)
+    except Exception:  # noqa: BLE001  of a base in C that lacks what a subclass did not set
+        return (error.args,)
+    return (made, *rest)
+
+
+def _attributes(error: BaseException) -> dict[str, Any]:
+    found = dict(getattr(error, "__dict__", {}))
+    for name in _slots(type(error)):
+        try:
+            found[name] = object.__getattribute__(error, name)
+        except AttributeError:
+            continue
+    for name in ("name", "code"):
+        if name not in found and type(getattr(_builtin(type(error)), name, None)).__name__ == "member_descriptor":
+            found[name] = getattr(error, name)
+    return found
+
+
+def _slots(kind: type) -> Iterator[str]:
+    for base in kind.__mro__:
+        slots = vars(base).get("__slots__", ())
+        for name in (slots,) if isinstance(slots, str) else slots:
+            private = name.startswith("__") and not name.endswith("__")
+            yield f"_{base.__name__.lstrip('_')}{name}" if private else name
+
+
+def _reduces_itself(kind: type) -> bool:
+    """Tell whether a class says itself how it is pickled."""
+    names = ("__reduce__", "__reduce_ex__", "__setstate__", "__getstate__", "__getnewargs__", "__getnewargs_ex__")
+    own = (base for base in kind.__mro__ if base.__module__ != "builtins")
+    return any(name in vars(base) for base in own for name in names)
+
+
+def _whole(error: BaseException) -> bytes | None:
+    try:
+        blob = as_bytes(error)
+        return blob if type(pickle.loads(blob)).__name__ == type(error).__name__ else None
+    except Exception:  # noqa: BLE001  a user's exception may raise anything when pickled
+        return None
+
+
+def _piece(value: Any) -> _Piece:
+    try:
+        shown = repr(value)
+    except Exception:  # noqa: BLE001  a user's value may raise anything when it is shown
+        shown = f"<{type(value).__name__}>"
+    return _Piece(_body(value), shown if len(shown) <= _SHOWN else f"{shown[:_SHOWN]}…")
+
+
+def _body(value: Any) -> bytes | None:
+    if type(value) in _SIMPLE:
+        return pickle.dumps(value, 5)
+    try:
+        file = io.BytesIO()
+        _pickler()(file, 5).dump(value)
+        pickle.loads(file.getvalue())
+    except Exception:  # noqa: BLE001  a user's value may raise anything when pickled
+        return None
+    return file.getvalue()
+
+
+# --- in the program ------------------------------------------------------------------------------------------
+
+
+def _loaded(blob: bytes | None) -> BaseException | None:
+    if blob is None:
+        return None
+    try:
+        return _made(_Plain(*pickle.loads(blob)))
+    except Exception:  # noqa: BLE001  a user's class may raise anything
+        return None
+
+
+def _restored(blob: bytes | None) -> BaseException:
+    """Give an exception that was inside another one, or inside one of its attributes."""
+    return _loaded(blob) or HeteroError("an exception that cannot be read here")
+
+
+def _made(plain: _Plain) -> BaseException:
+    lost: list[str] = []
+    whole = _value(plain.whole)
+    if isinstance(whole, BaseException):
+        error = whole
+    else:
+        error = _empty(_class(plain, lost), [_read(piece, "an argument", lost) for piece in plain.made])
+        _write(error, "args", tuple([_read(piece, "", lost) for piece in plain.args]))
+        for name, piece in plain.state.items():
+            _set(error, name, piece, lost)
+    _write(error, "__cause__", _loaded(plain.cause))
+    _write(error, "__context__", _loaded(plain.context))
+    _write(error, "__suppress_context__", plain.suppress)
+    for line in dict.fromkeys(lost):
+        add_note(error, f"hetero: {line} did not travel")
+    return error
+
+
+def _write(error: BaseException, name: str, value: object) -> None:
+    """Set an attribute, whatever the class has made of setting attributes."""
+    BaseException.__setattr__(error, name, value)
+
+
+def add_note(error: BaseException, line: str) -> None:
+    """Add a note to an exception, whatever its class has made of setting attributes."""
+    notes = getattr(error, "__notes__", None)
+    _write(error, "__notes__", [*(notes if isinstance(notes, list) else ()), line])
+
+
+def _value(body: bytes | None) -> Any:
+    if body is None:
+        return None
+    try:
+        return pickle.loads(body)
+    except Exception:  # noqa: BLE001  its class may not exist here
+        return None
+
+
+def _read(piece: Any, what: str, lost: list[str]) -> Any:
+    body, shown = piece
+    if body is not None:
+        try:
+            return pickle.loads(body)
+        except Exception:  # noqa: BLE001  its class may not exist here
+            body = None
+    if what:
+        lost.append(f"{what}, {shown},")
+    return shown
+
+
+def _set(error: BaseException, name: str, piece: Any, lost: list[str]) -> None:
+    before = len(lost)
+    value = _read(piece, f"the attribute {name!r}", lost)
+    if len(lost) == before:
+        try:
+            _write(error, name, value)
+        except (AttributeError, TypeError):
+            vars(error)[name] = value
+
+
+def _class(plain: _Plain, lost: list[str]) -> type[BaseException]:
+    kind = _value(plain.kind)
+    if isinstance(kind, type) and issubclass(kind, BaseException):
+        return kind
+    lost.append(f"its class, {'.'.join(plain.bases[0])},")
+    return _stand_in(plain.name, tuple(map(tuple, plain.bases)))
+
+
+@functools.lru_cache(maxsize=256)
+def _stand_in(name: str, bases: tuple[tuple[str, str], ...]) -> type[BaseException]:
+    """Give a class of that name whose base is the nearest one that can be imported here."""
+    base = next(found for module, path in bases if (found := _imported(module, path)) is not None)
+    module, path = bases[0]
+    return type(name, (base,), {"__module__": module, "__qualname__": path})
+
+
+def _imported(module: str, path: str) -> type[BaseException] | None:
+    try:
+        found: Any = importlib.import_module(module)
+        for part in path.split("."):
+            found = getattr(found, part)
+    except Exception:  # noqa: BLE001  importing a user's module may raise anything
+        return None
+    return found if isinstance(found, type) and issubclass(found, BaseException) else None
+
+
+def _empty(kind: type[BaseException], made: list[Any]) -> BaseException:
+    """Make an exception with its built-in part set, and without the `__init__` of its class."""
+    base = _builtin(kind)
+    try:
+        error: BaseException = kind.__new__(kind, *made)
+    except Exception:  # noqa: BLE001  of a class with a `__new__` of its own
+        error = base.__new__(kind, *made)
+    try:
+        base.__init__(error, *made)
+    except Exception:  # noqa: BLE001  as far as it came is enough
+        return error
+    return error

@@ -1,0 +1,253 @@
+"""Exceptions as they travel: whatever its class, the caller gets the task's own exception."""
+
+from __future__ import annotations
+
+import asyncio
+import pickle
+import sys
+import threading
+import types
+from typing import Any
+
+from hetero.engines.exceptions import dump_error, kind_here, load_error, one_line
+from hetero.floor.errors import BadValueError, HeteroError, RemoteTracebackError
+
+
+class TwoError(Exception):
+    def __init__(self, code: int, what: str) -> None:
+        super().__init__(f"{what} ({code})")
+        self.code, self.what = code, what
+
+
+class KeywordError(ValueError):
+    def __init__(self, *, reason: str) -> None:
+        super().__init__()
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return f"because {self.reason}"
+
+
+class QuietlyWrongError(Exception):
+    def __init__(self, what: str, more: int = 0) -> None:
+        super().__init__(f"bad {what}")
+        self.more = more
+
+
+class SlottedError(Exception):
+    __slots__ = ("__own", "what")
+
+    def __init__(self, what: str, own: int) -> None:
+        self.what, self.__own = what, own
+
+    def own(self) -> int:
+        return self.__own
+
+
+class HoldingError(RuntimeError):
+    def __init__(self, lock: Any, good: int) -> None:
+        super().__init__(lock, good)
+        self.lock, self.good = lock, good
+
+
+class NewError(Exception):
+    def __new__(cls, one: int, other: int) -> NewError:
+        return super().__new__(cls, one + other)
+
+    def __init__(self, one: int, other: int) -> None:
+        self.one = one
+
+
+class DumbError(Exception):
+    def __init__(self, one: int, other: int) -> None:
+        self.one = one
+
+    def __str__(self) -> str:
+        raise ValueError("no words")
+
+    def __repr__(self) -> str:
+        raise ValueError("no words")
+
+    def __reduce__(self) -> Any:
+        raise ValueError("no pickle")
+
+
+class PathError(OSError):
+    def __init__(self, path: str, *, why: str) -> None:
+        super().__init__(2, why, path)
+        self.why = why
+
+
+class StrictError(Exception):
+    def __init__(self, one: int, other: int) -> None:
+        object.__setattr__(self, "one", one)
+
+    def __setattr__(self, name: str, value: object) -> None:
+        raise AttributeError("this is read only")
+
+
+class GroupOfOursError(ExceptionGroup[Exception]):
+    pass
+
+
+def travelled(error: BaseException) -> BaseException:
+    try:
+        raise error
+    except BaseException as caught:  # noqa: BLE001  of every kind
+        blob, text = dump_error(caught)
+    assert blob is not None
+    return load_error(blob, one_line(error), text)
+
+
+def test_a_class_whose_init_takes_two_arguments_comes_back_as_itself() -> None:
+    back = travelled(TwoError(7, "disk"))
+    assert type(back) is TwoError
+    assert (str(back), back.args, back.code, back.what) == ("disk (7)", ("disk (7)",), 7, "disk")
+    assert isinstance(back.__cause__, RemoteTracebackError)
+    assert "raise error" in str(back.__cause__)
+
+
+def test_init_is_never_called_again() -> None:
+    back = travelled(QuietlyWrongError("file", 3))
+    assert (str(back), vars(back)) == ("bad file", {"more": 3})
+
+
+def test_keywords_slots_and_a_new_of_its_own_survive() -> None:
+    back = travelled(KeywordError(reason="rain"))
+    assert type(back) is KeywordError
+    assert str(back) == "because rain"
+    slotted = travelled(SlottedError("a", 5))
+    assert isinstance(slotted, SlottedError)
+    assert (slotted.what, slotted.own(), slotted.args) == ("a", 5, ("a", 5))
+    made = travelled(NewError(1, 2))
+    assert type(made) is NewError
+    assert (made.one, made.args) == (1, (3,))
+    strict = travelled(StrictError(1, 2))
+    assert type(strict) is StrictError
+    assert strict.one == 1
+
+
+def test_what_cannot_travel_is_left_out_and_named() -> None:
+    back = travelled(HoldingError(threading.Lock(), 4))
+    assert type(back) is HoldingError
+    assert (back.good, hasattr(back, "lock"), back.args[1]) == (4, False, 4)
+    assert back.args[0].startswith("<unlocked _thread.lock")
+    assert any("the attribute 'lock', <unlocked _thread.lock" in note for note in back.__notes__)
+
+
+def test_an_exception_that_raises_wherever_it_is_asked_comes_back_as_itself() -> None:
+    back = travelled(DumbError(1, 2))
+    assert type(back) is DumbError
+    assert back.one == 1
+    assert one_line(back) == "DumbError: (its text cannot be made)"
+
+
+def test_fields_that_c_holds_survive() -> None:
+    path = travelled(PathError("/x", why="gone"))
+    assert type(path) is PathError
+    assert (path.errno, path.filename, path.strerror, path.why, str(path)) == (
+        2, "/x", "gone", "gone", "[Errno 2] gone: '/x'",
+    )  # fmt: skip
+    assert type(travelled(OSError(2, "no", "/y"))) is FileNotFoundError
+    assert travelled(UnicodeDecodeError("utf-8", b"\xff", 0, 1, "bad")).start == 0  # type: ignore[attr-defined]
+    assert travelled(ModuleNotFoundError("no", name="torch")).name == "torch"  # type: ignore[attr-defined]
+    assert travelled(StopIteration(5)).value == 5  # type: ignore[attr-defined]
+    assert travelled(SystemExit(3)).code == 3  # type: ignore[attr-defined]
+    assert travelled(NameError("no", name="x")).name == "x"  # type: ignore[attr-defined]
+    assert travelled(SyntaxError("bad", ("f.py", 3, 1, "x", 3, 2))).lineno == 3  # type: ignore[attr-defined]
+    for error in (KeyboardInterrupt(), GeneratorExit(), asyncio.CancelledError("x"), StopAsyncIteration()):
+        assert type(travelled(error)) is type(error)
+        assert travelled(error).args == error.args
+
+
+def test_groups_keep_their_members_as_themselves() -> None:
+    back = travelled(ExceptionGroup("many", [TwoError(1, "a"), GroupOfOursError("inner", [KeywordError(reason="b")])]))
+    assert isinstance(back, ExceptionGroup)
+    first, inner = back.exceptions
+    assert (type(first), str(first), type(inner)) == (TwoError, "a (1)", GroupOfOursError)
+    assert str(inner.exceptions[0]) == "because b"
+    found: list[BaseException] = []
+    try:
+        raise back
+    except* TwoError as caught:
+        found += caught.exceptions
+    except* KeywordError as caught:
+        found += caught.exceptions
+    assert len(found) == 2
+
+
+def test_causes_contexts_and_notes_survive_and_the_remote_traceback_is_at_the_end() -> None:
+    error = TwoError(1, "a")
+    error.__cause__ = KeywordError(reason="below")
+    error.__cause__.__context__ = KeyError("lowest")
+    error.add_note("a note")
+    back = travelled(error)
+    assert back.__notes__ == ["a note"]
+    assert type(back.__cause__) is KeywordError
+    assert type(back.__cause__.__context__) is KeyError
+    assert isinstance(back.__cause__.__cause__, RemoteTracebackError)
+    alone = TwoError(1, "a")
+    alone.__context__ = KeyError("before")
+    back = travelled(alone)
+    assert isinstance(back.__context__, KeyError)
+    assert isinstance(back.__cause__, RemoteTracebackError)
+
+
+def test_a_chain_without_end_and_a_circle_are_cut() -> None:
+    first = error = TwoError(0, "first")
+    for number in range(500):
+        error.__context__ = TwoError(number, "more")
+        error = error.__context__
+    assert type(travelled(first)) is TwoError
+    one, other = TwoError(1, "a"), TwoError(2, "b")
+    one.__context__, other.__context__ = other, one
+    assert str(travelled(one)) == "a (1)"
+
+
+def local_class() -> type[Exception]:
+    class LocalError(KeywordError):
+        def __init__(self, one: int, other: int) -> None:
+            super().__init__(reason=f"{one}{other}")
+
+    return LocalError
+
+
+def test_classes_of_a_function_and_of_main_are_the_callers_own() -> None:
+    kind = local_class()
+    back = travelled(kind(1, 2))  # type: ignore[call-arg]
+    assert type(back) is kind
+    assert str(back) == "because 12"
+    here = type("MainError", (TwoError,), {"__module__": "__main__"})
+    assert type(travelled(here(1, "m"))) is here
+
+
+def test_a_class_that_is_not_here_stands_in_under_its_nearest_base() -> None:
+    module = types.ModuleType("only_in_the_worker")
+    module.FarError = type("FarError", (TwoError,), {"__module__": "only_in_the_worker"})  # type: ignore[attr-defined]
+    sys.modules[module.__name__] = module
+    try:
+        blob, text = dump_error(module.FarError(3, "far"))
+        again, _ = dump_error(module.FarError(4, "far"))
+    finally:
+        del sys.modules[module.__name__]
+    back = load_error(blob, "FarError: far", text)
+    assert isinstance(back, TwoError)
+    assert (type(back).__name__, type(back).__module__, back.code, str(back)) == (
+        "FarError", "only_in_the_worker", 3, "far (3)",
+    )  # fmt: skip
+    assert type(load_error(again, "", "")) is type(back)
+    assert "its class, only_in_the_worker.FarError, did not travel" in back.__notes__[0]
+
+
+def test_our_own_errors_and_those_with_a_reduce_of_their_own_are_read_by_it() -> None:
+    back = travelled(BadValueError("three", remedy="give two"))
+    assert (type(back), str(back)) == (BadValueError, "three; give two")
+    assert isinstance(load_error(None, "lost", "text"), HeteroError)
+    assert isinstance(load_error(pickle.dumps(5), "lost", "text"), HeteroError)
+
+
+def test_a_package_that_the_program_lacks_too_is_missing_nowhere_in_particular() -> None:
+    assert kind_here("missing_package", ModuleNotFoundError("no", name="hetero_has_no_such")) == "exception"
+    assert kind_here("missing_package", ModuleNotFoundError("no", name="numpy")) == "missing_package"
+    assert kind_here("missing_package", ModuleNotFoundError("no")) == "exception"
+    assert kind_here("exception", ModuleNotFoundError("no", name="numpy")) == "exception"

@@ -6,13 +6,13 @@ It must not fill a gap of the catalog: a device of unknown memory is an error.
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from hetero.catalog.load import find, find_model
 from hetero.catalog.values import DeviceSpec
+from hetero.floor.documents import blamed_on, read_json
 from hetero.floor.errors import BadValueError
 from hetero.floor.units import format_bytes
 from hetero.model.architecture import ModelSpec
@@ -39,19 +39,20 @@ def read_model(model: str | Path | ModelSpec) -> ModelSpec:
     Raises
     ------
     BadValueError
-        No model has that name, or the file cannot be read as a configuration.
+        No model has that name, or, as a FileError, the file cannot be read as a configuration.
     """
     if isinstance(model, ModelSpec):
         return model
     path = Path(model)
-    path = path / "config.json" if path.is_dir() else path
+    try:
+        path = path / "config.json" if path.is_dir() else path
+    except (OSError, ValueError):  # no name of a file
+        return find_model(str(model))
     if path.suffix != ".json":
         return find_model(str(model))
-    try:
-        document = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise BadValueError(f"{path} cannot be read: {error}", remedy="give a model's config.json") from error
-    return ModelSpec.from_config(document, name=path.parent.name or str(model), where=str(path))
+    document = read_json(path)
+    with blamed_on(path):
+        return ModelSpec.from_config(document, name=path.parent.name or str(model), where=str(path))
 
 
 def room_of(device: DeviceSpec) -> Room:

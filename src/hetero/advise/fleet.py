@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from hetero.advise.prices import Paid, own_price
 from hetero.catalog.load import devices, find
 from hetero.catalog.values import DeviceSpec
+from hetero.floor.documents import blamed_on
 from hetero.floor.errors import BadValueError, HeteroError, did_you_mean
 from hetero.floor.units import parse_bandwidth, shown
 from hetero.model.device import Device
@@ -139,7 +140,8 @@ def read_fleet(word: str) -> tuple[Kind, ...]:
     if word == "catalog":
         return catalog_fleet()
     if Path(word).suffix in (".yaml", ".yml", ".json", ".txt"):
-        return _from_file(Path(word))
+        with blamed_on(word):
+            return _from_file(Path(word))
     return _kept([(_kind(item.strip(), word), {}) for item in word.split(",")])
 
 
@@ -157,18 +159,12 @@ def _kind(item: str, word: str) -> Kind:
 
 
 def _from_file(file: Path) -> tuple[Kind, ...]:
-    import yaml
-
     from hetero.backends.topology_files import FORMAT, from_document, read_topology
+    from hetero.floor.yaml_tree import read_document
 
     if file.suffix == ".txt":
         return _of_fabric(read_topology([file]), str(file))
-    try:
-        document = yaml.safe_load(file.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise BadValueError(f"{file} cannot be read: {error.strerror}", remedy="give a fleet file") from error
-    except (ValueError, yaml.YAMLError) as error:
-        raise BadValueError(f"{file} is no YAML", remedy="see docs/choosing.md") from error
+    document = read_document(file)
     if not isinstance(document, dict):
         raise BadValueError(
             f"{file} holds {shown(document)}", remedy="write 'devices:' and a list; see docs/choosing.md"
@@ -188,7 +184,9 @@ def _known(row: Mapping[str, Any], keys: Sequence[str], where: str) -> None:
     for key in row:
         if key not in keys:
             hint = did_you_mean(key, keys).removeprefix("; ")
-            raise BadValueError(f"{where}: the key {key!r} is not known", remedy=hint or f"allowed: {', '.join(keys)}")
+            raise BadValueError(
+                f"{where}: the key {shown(key)} is not known", remedy=hint or f"allowed: {', '.join(keys)}"
+            )
 
 
 def _fabric(given: Any, file: Path) -> Fabric | None:

@@ -6,7 +6,7 @@ not be read. It must not judge or fit anything.
 
 from __future__ import annotations
 
-import csv
+import math
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
@@ -20,7 +20,9 @@ from hetero.advise.rates import rates_of
 from hetero.catalog.load import find, find_model
 from hetero.catalog.published import published_rows
 from hetero.catalog.values import DeviceSpec
+from hetero.floor import documents
 from hetero.floor.errors import BadValueError
+from hetero.floor.units import shown
 from hetero.model.workload import Sharding, Workload
 from hetero.plan import speed
 from hetero.plan.efficiency import Sample, Vector
@@ -51,6 +53,7 @@ _NO_NAME = ("nvidia", "amd", "habana", "intel", "apple", "gpu")
 _CORES = re.compile(r"\s*\b\d+-?core\b", re.IGNORECASE)
 _MEMORY = re.compile(r"\s*\b\d+\s*GB$", re.IGNORECASE)
 
+_DIGITS = 9
 _FRAMEWORKS = {"llama": "llama.cpp", "tensorrt": "tensorrt-llm", "trt": "tensorrt-llm", "deepspeed": "deepspeed"}
 _PRECISIONS = {"fp16/bf16": "fp16", "f16": "F16", "bf16": "bf16", "fp8": "fp8", "fp16": "fp16"}
 
@@ -128,9 +131,15 @@ def device_of(label: str) -> DeviceSpec:
     return find(label)
 
 
+def _whole(text: str) -> int:
+    if len(text) > _DIGITS:
+        raise BadValueError(f"{shown(text)} has too many digits", remedy="give a count or a number of tokens")
+    return int(text)
+
+
 def _workload(row: Mapping[str, str], engine: str) -> Workload:
-    prompt, answer = int(row["input_len"] or 0), int(row["output_len"] or 0)
-    batch = int(row["batch"]) if row["batch"].isdigit() else 1
+    prompt, answer = _whole(row["input_len"] or "0"), _whole(row["output_len"] or "0")
+    batch = _whole(row["batch"]) if row["batch"].isdecimal() else 1
     weights = _PRECISIONS.get(row["precision"].casefold(), row["precision"])
     how: dict[str, Any] = {"kv": "fp8"} if weights == "fp8" else {}
     how |= {"flash": False} if engine == "llama.cpp" else {}
@@ -158,7 +167,7 @@ def _amounts(kind: str, row: Mapping[str, str], spec: DeviceSpec, work: Workload
     if kind == "e2e":
         return speed.run_amounts(work, spread, rates, speed.sequences_at_once(work, room_of(spec), spread))
     batch = work.batch
-    if not row["batch"].isdigit():
+    if not row["batch"].isdecimal():
         batch = max(1, speed.sequences_at_once(work, room_of(spec), spread, steady=True))
     amounts = speed.prompt_amounts(work, spread, rates, batch) + speed.answers_amounts(work, spread, rates, batch)
     return amounts / (batch * work.answer_tokens)
@@ -176,14 +185,16 @@ def read_row(row: Mapping[str, str]) -> Measurement:
     if kind not in KINDS:
         raise BadValueError(f"{kind!r} is no kind of measurement", remedy=f"allowed: {', '.join(KINDS)}")
     try:
-        value, count = float(row["value"]), int(row["count"])
+        value, count = float(row["value"]), _whole(row["count"])
         work = _workload(row, engine)
     except BadValueError:
         raise
     except ValueError as error:
         raise BadValueError(str(error), remedy="value, count and lengths must be numbers") from error
-    if not value > 0 or count < 1:
-        raise BadValueError(f"value {value}, count {count}", remedy="both must be above 0")
+    if not 0 < value < math.inf or count < 1:
+        raise BadValueError(f"value {value}, count {count}", remedy="both must be above 0, and no infinity")
+    if kind in ("throughput", "max_throughput") and work.answer_tokens < 1:
+        raise BadValueError("output_len is 0", remedy=f"a {kind} counts tokens of the answer: give their number")
     spec = device_of(row["device"])
     spread = Sharding(pipeline=count) if engine == "llama.cpp" else Sharding(tensor=count)
     per_second = kind != "e2e"
@@ -205,7 +216,8 @@ def read_rows(rows: Iterable[Mapping[str, str]]) -> tuple[list[Measurement], lis
         try:
             found.append(read_row(row))
         except BadValueError as error:
-            unread.append(f"line {number}: {row['device']}, {row['model']}: {error}")
+            row_of = f"{shown(row['device'])[1:-1]}, {shown(row['model'])[1:-1]}"
+            unread.append(f"line {number}: {row_of}: {error}")
     return found, unread
 
 
@@ -214,19 +226,11 @@ def read_table(path: Path) -> list[Mapping[str, str]]:
 
     Raises
     ------
-    BadValueError
+    FileError
         The file cannot be read, or lacks a column.
     """
-    try:
-        with path.open(encoding="utf-8", newline="") as file:
-            reader = csv.DictReader(file)
-            if missing := [name for name in COLUMNS if name not in (reader.fieldnames or ())]:
-                raise BadValueError(
-                    f"{path} lacks the columns {', '.join(missing)}", remedy=f"needed: {', '.join(COLUMNS)}"
-                )
-            return [{name: cell or "" for name, cell in row.items() if name} for row in reader]
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise BadValueError(f"{path} cannot be read: {error}", remedy="give a CSV file") from error
+    found: list[Mapping[str, str]] = list(documents.read_table(path, COLUMNS))
+    return found
 
 
 @cache

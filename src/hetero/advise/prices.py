@@ -15,7 +15,8 @@ from typing import Any
 from hetero.catalog.load import find
 from hetero.catalog.values import DeviceSpec
 from hetero.floor.clock import wall_time_s
-from hetero.floor.errors import BadValueError
+from hetero.floor.documents import blamed_on
+from hetero.floor.errors import BadValueError, FileError
 from hetero.floor.units import shown
 
 __all__ = ["Paid", "Prices", "age_of", "own_price", "read_prices", "today"]
@@ -125,22 +126,21 @@ def read_prices(file: Path) -> dict[str, Paid]:
 
     Raises
     ------
-    BadValueError
+    FileError
         The file cannot be read, or a device or a price in it is wrong.
     """
-    import yaml
+    from hetero.floor.yaml_tree import read_document
 
-    try:
-        document = yaml.safe_load(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError, yaml.YAMLError) as error:
-        raise BadValueError(f"{file} cannot be read as YAML", remedy="write lines like 'H100-SXM: 2.90'") from error
+    document = read_document(file)
     if not isinstance(document, dict):
-        raise BadValueError(f"{file} holds {shown(document)}", remedy="write lines like 'H100-SXM: 2.90'")
-    found = {}
-    for name, given in document.items():
-        where = f"{file}: {name}"
-        row = given if isinstance(given, dict) else {"usd_per_hour": given}
-        if unknown := sorted(set(map(str, row)) - {"usd_per_hour", "day"}):
-            raise BadValueError(f"{where}: the key {unknown[0]!r} is not known", remedy="allowed: usd_per_hour, day")
-        found[find(str(name)).name] = own_price(row.get("usd_per_hour"), where, row.get("day", ""))
-    return found
+        raise FileError(f"{file} holds {shown(document)}", remedy="write lines like 'H100-SXM: 2.90'")
+    with blamed_on(file):
+        return dict(_price(name, given, str(file)) for name, given in document.items())
+
+
+def _price(name: str, given: Any, file: str) -> tuple[str, Paid]:
+    where = f"{file}: {shown(name)[1:-1]}"
+    row = given if isinstance(given, dict) else {"usd_per_hour": given}
+    if unknown := sorted(set(row) - {"usd_per_hour", "day"}):
+        raise BadValueError(f"{where}: the key {shown(unknown[0])} is not known", remedy="allowed: usd_per_hour, day")
+    return find(name).name, own_price(row.get("usd_per_hour"), where, row.get("day", ""))

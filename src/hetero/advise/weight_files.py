@@ -6,16 +6,18 @@ must not load a tensor.
 
 from __future__ import annotations
 
-import json
+import math
+import os
 import re
 import struct
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
-from hetero.floor.errors import BadValueError
+from hetero.floor.documents import blamed_on, parse_json
+from hetero.floor.errors import FileError
 from hetero.floor.units import shown
 from hetero.model.architecture import ModelSpec
 
@@ -23,6 +25,7 @@ __all__ = ["WeightFiles", "is_weights", "read_weights"]
 
 _LAYER = re.compile(r"^(?P<prefix>(?:.*\.)?(?:layers|h|blocks|block|blk|layer)\.)(?P<number>\d+)\.")
 _MOST_HEADER = 100_000_000
+_FAR = 2**60
 _EMBEDDINGS = ("embed_tokens", "token_embd", "wte", "word_embeddings", "embed_in")
 _HEADS = ("lm_head", "output", "embed_out")
 
@@ -79,13 +82,13 @@ def read_weights(path: Path) -> WeightFiles:
 
     Raises
     ------
-    BadValueError
+    FileError
         A file cannot be read, is cut off, or has no layers.
     """
     folder = path if path.is_dir() else path.parent
     files = sorted(folder.glob("*.safetensors")) or sorted(folder.glob("*.gguf")) if path.is_dir() else _parts(path)
     if not files:
-        raise BadValueError(f"{path} has no weights", remedy="give a .gguf or .safetensors file, or a folder with some")
+        raise FileError(f"{path} has no weights", remedy="give a .gguf or .safetensors file, or a folder with some")
     tensors: dict[str, int] = {}
     facts: dict[str, Any] = {}
     for file in files:
@@ -95,7 +98,8 @@ def read_weights(path: Path) -> WeightFiles:
         else:
             sizes = _safetensors(file)
         tensors |= sizes
-    model = _architecture(facts, tensors, path) if facts else None
+    with blamed_on(path):
+        model = _architecture(facts, tensors, path) if facts else None
     if model is None and (folder / "config.json").is_file():
         from hetero.advise.fit import read_model
 
@@ -110,7 +114,7 @@ def _parts(file: Path) -> list[Path]:
         return [file]
     wanted = [file.with_name(f"{split[1]}-{at:05}-of-{split[2]}{file.suffix}") for at in range(1, int(split[2]) + 1)]
     if absent := [part.name for part in wanted if not part.is_file()]:
-        raise BadValueError(f"{file.name} is one of {split[2]} parts and {absent[0]} is absent", remedy="fetch it too")
+        raise FileError(f"{file.name} is one of {split[2]} parts and {absent[0]} is absent", remedy="fetch it too")
     return wanted
 
 
@@ -118,7 +122,7 @@ def _sorted(tensors: Mapping[str, int], files: int, path: Path, model: ModelSpec
     matches = {name: _LAYER.match(name) for name in tensors}
     prefixes = Counter(found["prefix"] for found in matches.values() if found)
     if not prefixes:
-        raise BadValueError(f"{path} has no tensors of layers", remedy="give the weights of a language model")
+        raise FileError(f"{path} has no tensors of layers", remedy="give the weights of a language model")
     prefix = prefixes.most_common(1)[0][0]
     layers: Counter[int] = Counter()
     rest: dict[str, int] = {}
@@ -142,100 +146,126 @@ def _kind(name: str) -> str:
     return "head" if any(word in _HEADS for word in words) else ""
 
 
-def _cut(file: Path) -> BadValueError:
-    return BadValueError(f"{file} ends within its header", remedy="fetch it again: it is cut off or no weight file")
+def _cut(file: Path) -> FileError:
+    return FileError(f"{file} ends within its header", remedy="fetch it again: it is cut off or no weight file")
 
 
-def _take(stream: BinaryIO, count: int, file: Path) -> bytes:
-    data = stream.read(count)
-    if len(data) != count:
-        raise _cut(file)
-    return data
+class _Header:
+    """The header of a weight file, read in steps; no length in it is believed beyond the file's own."""
 
+    def __init__(self, file: Path) -> None:
+        self.file = file
+        try:
+            self._stream = file.open("rb")
+            self.left = min(os.fstat(self._stream.fileno()).st_size, _MOST_HEADER)
+        except OSError as error:
+            raise FileError(f"{file} cannot be read: {error.strerror}", remedy="give a weight file") from error
 
-def _open(file: Path) -> BinaryIO:
-    try:
-        return file.open("rb")
-    except OSError as error:
-        raise BadValueError(f"{file} cannot be read: {error.strerror}", remedy="give a weight file") from error
+    def __enter__(self) -> _Header:
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self._stream.close()
+
+    def take(self, count: int) -> bytes:
+        """Read so many bytes."""
+        if count > self.left:
+            raise _cut(self.file)
+        self.left -= count
+        data = self._stream.read(count)
+        if len(data) != count:
+            raise _cut(self.file)
+        return data
+
+    def numbers(self, form: str) -> tuple[Any, ...]:
+        """Read little-endian numbers, as `struct` names them."""
+        return struct.unpack(f"<{form}", self.take(struct.calcsize(f"<{form}")))
+
+    def skip(self, count: int) -> None:
+        """Pass over so many bytes."""
+        if count > self.left:
+            raise _cut(self.file)
+        self.left -= count
+        self._stream.seek(count, os.SEEK_CUR)
+
+    def text(self) -> str:
+        """Read a text with its length before it."""
+        return self.take(self.numbers("Q")[0]).decode("utf-8", errors="replace")
 
 
 def _safetensors(file: Path) -> dict[str, int]:
     """Read the names and sizes of a safetensors file: 8 bytes of length, then JSON."""
-    with _open(file) as stream:
-        (length,) = struct.unpack("<Q", _take(stream, 8, file))
-        if length > _MOST_HEADER:
-            raise BadValueError(f"{file} is no safetensors file", remedy="give a .safetensors or .gguf file")
-        text = _take(stream, length, file)
+    with _Header(file) as head:
+        text = head.take(head.numbers("Q")[0])
     try:
-        header = json.loads(text)
-        return {
-            name: row["data_offsets"][1] - row["data_offsets"][0]
-            for name, row in header.items()
-            if name != "__metadata__"
-        }
-    except (ValueError, TypeError, KeyError, IndexError, AttributeError) as error:
-        raise BadValueError(f"{file} has a header that cannot be read", remedy="fetch it again") from error
+        header = parse_json(text.decode("utf-8"), str(file))
+    except UnicodeDecodeError as error:
+        raise FileError(f"{file} has a header that is no text", remedy="give a .safetensors or .gguf file") from error
+    if not isinstance(header, dict):
+        raise FileError(f"{file} has a header that is {shown(header)}", remedy="fetch it again")
+    return {name: _extent(name, row, file) for name, row in header.items() if name != "__metadata__"}
+
+
+def _extent(name: str, row: Any, file: Path) -> int:
+    """Give the bytes of a tensor in a safetensors file."""
+    given = row.get("data_offsets") if isinstance(row, dict) else None
+    if (
+        not isinstance(given, list)
+        or [type(end) for end in given] != [int, int]
+        or not 0 <= given[0] <= given[1] < _FAR
+    ):
+        raise FileError(f"{file}: {shown(name)} has the data_offsets {shown(given)}", remedy="fetch it again")
+    return int(given[1] - given[0])
 
 
 def _gguf(file: Path) -> tuple[dict[str, int], dict[str, Any]]:
     """Read the names and sizes of a GGUF file, and its facts; long lists are passed over but for their length."""
-    with _open(file) as stream:
-        if _take(stream, 4, file) != b"GGUF":
-            raise BadValueError(f"{file} is no GGUF file", remedy="give a .gguf or .safetensors file")
-        version, tensors, facts = struct.unpack("<IQQ", _take(stream, 20, file))
-        if version not in (2, 3) or max(tensors, facts) > 10**6:
-            raise BadValueError(f"{file} is GGUF of version {version}", remedy="versions 2 and 3 can be read")
-        known = dict(_facts(stream, facts, file))
-        return dict(_tensors(stream, tensors, file)), known
+    with _Header(file) as head:
+        if head.take(4) != b"GGUF":
+            raise FileError(f"{file} is no GGUF file", remedy="give a .gguf or .safetensors file")
+        version, tensors, facts = head.numbers("IQQ")
+        if version not in (2, 3):
+            raise FileError(f"{file} is GGUF of version {version}", remedy="versions 2 and 3 can be read")
+        known = dict(_facts(head, facts))
+        return dict(_tensors(head, tensors)), known
 
 
-def _text(stream: BinaryIO, file: Path) -> str:
-    (length,) = struct.unpack("<Q", _take(stream, 8, file))
-    if length > _MOST_HEADER:
-        raise _cut(file)
-    return _take(stream, length, file).decode("utf-8", errors="replace")
-
-
-def _value(stream: BinaryIO, kind: int, file: Path) -> Any:
+def _value(head: _Header, kind: int, inside: bool = False) -> Any:
     if kind == _TEXT:
-        return _text(stream, file)
-    if kind == _LIST:
-        inner, count = struct.unpack("<IQ", _take(stream, 12, file))
+        return head.text()
+    if kind == _LIST and not inside:
+        inner, count = head.numbers("IQ")
         if inner in _SCALARS:
-            size = struct.calcsize(f"<{_SCALARS[inner]}")
-            stream.seek(size * count, 1)
+            head.skip(struct.calcsize(f"<{_SCALARS[inner]}") * count)
         else:
             for _ in range(count):
-                _value(stream, inner, file)
+                _value(head, inner, inside=True)
         return range(count)
     if kind not in _SCALARS:
-        raise BadValueError(f"{file} has a fact of the unknown type {kind}", remedy="fetch it again")
-    form = f"<{_SCALARS[kind]}"
-    return struct.unpack(form, _take(stream, struct.calcsize(form), file))[0]
+        raise FileError(f"{head.file} has a fact of the unknown type {kind}", remedy="fetch it again")
+    return head.numbers(_SCALARS[kind])[0]
 
 
-def _facts(stream: BinaryIO, count: int, file: Path) -> Iterator[tuple[str, Any]]:
+def _facts(head: _Header, count: int) -> Iterator[tuple[str, Any]]:
     for _ in range(count):
-        name = _text(stream, file)
-        (kind,) = struct.unpack("<I", _take(stream, 4, file))
-        yield name, _value(stream, kind, file)
+        name = head.text()
+        yield name, _value(head, head.numbers("I")[0])
 
 
-def _tensors(stream: BinaryIO, count: int, file: Path) -> Iterator[tuple[str, int]]:
+def _tensors(head: _Header, count: int) -> Iterator[tuple[str, int]]:
     for _ in range(count):
-        name = _text(stream, file)
-        (dimensions,) = struct.unpack("<I", _take(stream, 4, file))
+        name = head.text()
+        (dimensions,) = head.numbers("I")
         if dimensions > 8:
-            raise _cut(file)
-        shape = struct.unpack(f"<{dimensions}Q", _take(stream, 8 * dimensions, file))
-        kind, _ = struct.unpack("<IQ", _take(stream, 12, file))
+            raise _cut(head.file)
+        weights = math.prod(head.numbers(f"{dimensions}Q"))
+        kind, _ = head.numbers("IQ")
         if kind not in _GGML:
-            raise BadValueError(f"{file}: {name} has the unknown type {kind}", remedy="a newer hetero may know it")
-        weights = 1
-        for length in shape:
-            weights *= length
+            problem = f"{head.file}: {shown(name)} has the unknown type {kind}"
+            raise FileError(problem, remedy="a newer hetero may know it")
         block, size = _GGML[kind]
+        if weights >= _FAR:
+            raise FileError(f"{head.file}: {shown(name)} has {weights:.3g} weights", remedy="fetch it again")
         yield name, weights // block * size
 
 
@@ -243,27 +273,34 @@ def _architecture(facts: Mapping[str, Any], tensors: Mapping[str, int], file: Pa
     """Give the architecture that a GGUF file's facts tell."""
     kind = facts.get("general.architecture")
 
-    def fact(key: str, usual: Any = None) -> Any:
+    def fact(key: str, usual: int | None = None) -> int:
         found = facts.get(f"{kind}.{key}", usual)
-        if found is None:
-            raise BadValueError(f"{file} has no fact {shown(f'{kind}.{key}')}", remedy="give a language model")
+        if isinstance(found, range):
+            raise FileError(f"{file} has layers with different {key}", remedy="give a folder with a config.json")
+        if isinstance(found, bool) or not isinstance(found, int) or not 0 <= found < 2**40:
+            what = f"the fact {shown(f'{kind}.{key}')}"
+            told = f"no {what[4:]}" if found is None else f"{shown(found)} as {what}"
+            raise FileError(f"{file} has {told}", remedy="give a language model")
         return found
 
-    heads, hidden, inner = fact("attention.head_count"), fact("embedding_length"), fact("feed_forward_length", 0)
-    if not isinstance(heads, int):
-        raise BadValueError(f"{file} has layers with different heads", remedy="give a folder with a config.json")
-    kv_heads = fact("attention.head_count_kv", heads)
-    vocab = facts.get(f"{kind}.vocab_size") or len(facts.get("tokenizer.ggml.tokens", range(1)))
+    def positive(key: str, usual: int | None = None) -> int:
+        return fact(key, usual) or fact(f"{key}, which is 0")
+
+    heads, hidden = positive("attention.head_count"), positive("embedding_length")
+    varied = isinstance(facts.get(f"{kind}.feed_forward_length"), range)
+    inner = 4 * hidden if varied else fact("feed_forward_length", 0)
+    kv_varied = isinstance(facts.get(f"{kind}.attention.head_count_kv"), range)
+    tokens = facts.get("tokenizer.ggml.tokens", range(1))
     experts = fact("expert_count", 0)
     return ModelSpec(
         str(facts.get("general.name", file.stem)),
-        fact("block_count"),
+        positive("block_count"),
         hidden,
         heads,
-        kv_heads if isinstance(kv_heads, int) else heads,
+        heads if kv_varied else fact("attention.head_count_kv", heads),
         fact("attention.key_length", hidden // heads),
-        inner if isinstance(inner, int) else 4 * hidden,
-        int(vocab),
+        inner,
+        fact("vocab_size", 0) or (len(tokens) if isinstance(tokens, range) else 1),
         tied="output.weight" not in tensors,
         experts=experts,
         experts_per_token=fact("expert_used_count", 0),

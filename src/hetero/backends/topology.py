@@ -90,7 +90,7 @@ def _read_row(matrix: _Matrix, words: Sequence[str], count: int) -> None:
             )
         matrix.cells[words[0], end] = word
     affinity = words[count + 1 :]
-    if words[0].startswith("GPU") and len(affinity) > 1 and affinity[1].isdigit():
+    if words[0].startswith("GPU") and len(affinity) > 1 and affinity[1].isdecimal() and len(affinity[1]) <= 6:
         matrix.numa[words[0]] = int(affinity[1])
 
 

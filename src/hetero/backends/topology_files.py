@@ -13,7 +13,9 @@ from hetero.backends import nvidia
 from hetero.backends.topology import Rates, from_matrix, is_matrix
 from hetero.backends.topology_system import from_system
 from hetero.catalog.load import find
+from hetero.floor import documents
 from hetero.floor.errors import BadValueError, GraphError, did_you_mean
+from hetero.floor.text import has_control
 from hetero.floor.units import exact, parse_bandwidth, parse_seconds, shown
 from hetero.model.fabric import PART_KINDS, WIRE_KINDS, Fabric, Part, Wire
 
@@ -90,15 +92,11 @@ def read_topology(files: Sequence[Path], gpu: str = "", network_bytes_per_s: flo
         A file cannot be read, or something in it is wrong; the message begins with the file and the place.
     """
     rates = rates_of(gpu) if gpu else None
-    hosts = [read_text(_content(file), str(file), f"h{at}", gpu, rates) for at, file in enumerate(files)]
+    hosts = [
+        read_text(documents.read_text(file, GraphError), str(file), f"h{at}", gpu, rates)
+        for at, file in enumerate(files)
+    ]
     return joined(hosts, network_bytes_per_s)
-
-
-def _content(file: Path) -> str:
-    try:
-        return file.read_text(encoding="utf-8", errors="replace")
-    except OSError as error:
-        raise GraphError(f"{file} cannot be read: {error.strerror}", remedy="give a file with a topology") from error
 
 
 def read_text(text: str, where: str, host: str = "h0", gpu: str = "", rates: Rates | None = None) -> Fabric:
@@ -108,14 +106,12 @@ def read_text(text: str, where: str, host: str = "h0", gpu: str = "", rates: Rat
             return from_matrix(text, host, rates, find(gpu).name if gpu else "")
         except BadValueError as error:
             raise GraphError(f"{where}: {error.problem}", remedy=error.remedy) from error
-    import yaml
+    from hetero.floor.yaml_tree import read_yaml
 
-    try:
-        document = yaml.safe_load(text)
-    except (yaml.YAMLError, ValueError) as error:
-        line = getattr(getattr(error, "problem_mark", None), "line", 0) + 1
-        raise GraphError(f"{where}:{line}: this is no YAML", remedy="see docs/topology.md") from error
-    return from_document(document, where)
+    as_json = text.lstrip()[:1] == "{" and where.endswith(".json")
+    return from_document(
+        documents.parse_json(text, where, GraphError) if as_json else read_yaml(text, where, GraphError).value, where
+    )
 
 
 def joined(hosts: Sequence[Fabric], network_bytes_per_s: float | None = None) -> Fabric:
@@ -178,28 +174,36 @@ def _known(row: Any, keys: Sequence[str], where: str, place: str) -> None:
     for key in row:
         if key not in keys:
             hint = did_you_mean(key, keys).removeprefix("; ")
-            raise GraphError(f"{at}the key {key!r} is not known", remedy=hint or f"allowed: {', '.join(keys)}")
+            raise GraphError(f"{at}the key {shown(key)} is not known", remedy=hint or f"allowed: {', '.join(keys)}")
 
 
 def _word(row: Mapping[str, Any], key: str, allowed: Sequence[str], at: str, usual: str) -> str:
-    word = str(row.get(key, usual))
-    if word not in allowed:
+    word = row.get(key, usual)
+    if not isinstance(word, str) or word not in allowed:
         hint = did_you_mean(word, allowed).removeprefix("; ")
-        raise GraphError(f"{at}.{key}: {word!r} is not known", remedy=hint or f"allowed: {', '.join(allowed)}")
+        raise GraphError(f"{at}.{key}: {shown(word)} is not known", remedy=hint or f"allowed: {', '.join(allowed)}")
     return word
+
+
+def _text(row: Mapping[str, Any], key: str, at: str, usual: str = "") -> str:
+    given = row.get(key, usual)
+    given = str(given) if isinstance(given, int) and not isinstance(given, bool) else given
+    if not isinstance(given, str) or has_control(given):
+        raise GraphError(f"{at}.{key} is {shown(given)}", remedy="write text on one line")
+    return given
 
 
 def _part(row: Any, place: str, where: str) -> Part:
     _known(row, _PART_KEYS, where, place)
     at = f"{where}: {place}"
-    if not isinstance(row.get("id"), str) or not row["id"]:
+    if not isinstance(row.get("id"), str) or not row["id"] or has_control(row["id"]):
         raise GraphError(f"{at}.id is {shown(row.get('id'))}", remedy="give each part a name")
     numa = row.get("numa")
     if numa is not None and (isinstance(numa, bool) or not isinstance(numa, int) or numa < 0):
         raise GraphError(f"{at}.numa is {shown(numa)}", remedy="it must be a whole number ≥ 0")
     kind = _word(row, "kind", PART_KINDS, at, "device")
-    words = {key: str(row.get(key, "")) for key in ("name", "rack", "pci")}
-    host = str(row.get("host", row["id"].rpartition("/")[0]))
+    words = {key: _text(row, key, at) for key in ("name", "rack", "pci")}
+    host = _text(row, "host", at, row["id"].rpartition("/")[0])
     return Part(row["id"], kind, host=host, numa=numa, **words)
 
 
@@ -207,7 +211,7 @@ def _wire(row: Any, place: str, where: str, ids: set[str]) -> Wire:
     _known(row, _LINK_KEYS, where, place)
     at = f"{where}: {place}"
     for key in ("from", "to"):
-        if row.get(key) not in ids:
+        if not isinstance(row.get(key), str) or row[key] not in ids:
             hint = did_you_mean(row.get(key), ids).removeprefix("; ")
             known = f"known: {', '.join(sorted(ids)[:8])}"
             raise GraphError(f"{at}.{key}: no part is called {shown(row.get(key))}", remedy=hint or known)

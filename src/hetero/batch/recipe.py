@@ -19,6 +19,7 @@ from hetero.batch.face import map_batches
 from hetero.batch.finding import KINDS, kind_of_source
 from hetero.batch.plain import GeneratorSource
 from hetero.floor.errors import BadValueError, ConfigError, HeteroError, did_you_mean
+from hetero.floor.units import shown
 from hetero.session.config import read_file
 from hetero.session.config_yaml import lay_over
 
@@ -134,7 +135,7 @@ def _named(folder: Path, word: str) -> Any:
     else:
         try:
             found = getattr(import_module(place), name, None)
-        except ImportError as error:
+        except (ImportError, TypeError, ValueError) as error:
             raise BadValueError(f"{place} cannot be imported: {error}", remedy="install it, or name a file") from error
     if found is None:
         raise BadValueError(f"{place} has no {name!r}", remedy="write 'file.py:name' or 'module:name'")
@@ -142,5 +143,9 @@ def _named(folder: Path, word: str) -> Any:
 
 
 def _beside(folder: Path, word: str) -> Path:
-    path = Path(word).expanduser()
-    return path if path.is_absolute() else folder / path
+    try:
+        path = folder / Path(word).expanduser()
+        path.exists()
+    except (OSError, RuntimeError, ValueError) as error:  # too long, a NUL, a user who is not known
+        raise BadValueError(f"{shown(word)} cannot name a file", remedy="give a path from the job's folder") from error
+    return path

@@ -35,36 +35,42 @@ def read_workload(word: str, options: Mapping[str, Any]) -> tuple[Workload, tupl
         file's.
     """
     from hetero.advise.estimate import Workload
-    from hetero.floor.errors import BadValueError, did_you_mean
+    from hetero.floor.documents import blamed_on
 
     given = {key: value for key, value in options.items() if value is not None}
     if Path(word).suffix not in (".yaml", ".yml"):
         return Workload(word, **given), (), ()
+    with blamed_on(word):
+        return _from_file(word, given)
+
+
+def _from_file(word: str, given: Mapping[str, Any]) -> tuple[Workload, tuple[str, ...], tuple[str, ...]]:
+    from hetero.advise.estimate import Workload
+    from hetero.floor.errors import BadValueError, did_you_mean
+    from hetero.floor.units import shown
+
     document = _document(Path(word))
     known = ("model", "job", "weights", "kv", "batch", "context", "prompt", "engine", "optimiser", "checkpointing")
     for key in document:
         if key not in (*known, "needs", "streams"):
             hint = did_you_mean(key, known).removeprefix("; ")
             remedy = hint or f"allowed: {', '.join(known)}, needs, streams"
-            raise BadValueError(f"{word}: the key {key!r} is not known", remedy=remedy)
-    needs, streams = (tuple(map(str, document.pop(key, ()) or ())) for key in ("needs", "streams"))
-    try:
-        return Workload(**{**document, **given}), needs, streams
-    except BadValueError as error:
-        raise BadValueError(f"{word}: {error.problem}", remedy=error.remedy) from error
+            raise BadValueError(f"{word}: the key {shown(key)} is not known", remedy=remedy)
+    for key in ("needs", "streams"):
+        listed = document.setdefault(key, None)
+        if listed is not None and not (isinstance(listed, list) and all(isinstance(each, str) for each in listed)):
+            raise BadValueError(f"{word}: {key} is {shown(listed)}", remedy="write a list of texts")
+    needs, streams = (tuple(document.pop(key) or ()) for key in ("needs", "streams"))
+    return Workload(**{**document, **given}), needs, streams
 
 
 def _document(file: Path) -> dict[str, Any]:
-    import yaml
+    from hetero.floor.errors import FileError
+    from hetero.floor.yaml_tree import read_document
 
-    from hetero.floor.errors import BadValueError
-
-    try:
-        document = yaml.safe_load(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError, yaml.YAMLError) as error:
-        raise BadValueError(f"{file} cannot be read as YAML", remedy="write 'model: NAME' and other fields") from error
+    document = read_document(file)
     if not isinstance(document, dict) or not isinstance(document.get("model"), str):
-        raise BadValueError(f"{file} names no model", remedy="write 'model: NAME', as in 'model: Llama-3.1-8B'")
+        raise FileError(f"{file} names no model", remedy="write 'model: NAME', as in 'model: Llama-3.1-8B'")
     return document
 
 

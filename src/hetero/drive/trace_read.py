@@ -11,11 +11,14 @@ import math
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import cache
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import IO, Any, NamedTuple, get_type_hints
 
 from hetero.drive.trace_format import END, FORMAT, LAYOUTS, REQUEST, STRING, VERSION, Layout
 from hetero.floor.errors import TraceError
+from hetero.floor.text import single_line
+from hetero.floor.units import shown
 from hetero.model.commands import Commit, Fail, Launch
 from hetero.model.device import Device, DeviceType
 from hetero.model.events import TaskFailed, TaskFinished, TaskSubmitted, TransferFinished
@@ -72,7 +75,7 @@ class Trace:
         """Give the fleet of the run; raises TraceError when the head does not tell it."""
         try:
             return tuple(_device(each) for each in self.head.get("fleet", ()))
-        except (TypeError, AttributeError, KeyError) as error:
+        except _BROKEN as error:
             raise TraceError(f"{self.path}:1: the fleet cannot be read: {error}", remedy=_REMEDY) from error
 
     def _records(self) -> Iterator[tuple[float, Any]]:
@@ -128,7 +131,7 @@ def read_trace(path: Path | str) -> Trace:
         problem = f"{path} is empty or was cut off before its first line ended"
         raise TraceError(problem, remedy=_REMEDY)
     try:
-        head = json.loads(first[1][0])
+        head = _clean(json.loads(first[1][0]))
         is_trace = head["format"] == FORMAT and isinstance(head["records"], dict)
         version = int(head["version"])
     except _BROKEN as error:
@@ -212,7 +215,7 @@ class _Decoder:
         """Give the time and the record of a line; None for a line of the tables."""
         code = values[0]
         if code == STRING:
-            self._texts[values[1]] = str(values[2])
+            self._texts[values[1]] = single_line(values[2])
             return None
         if code == REQUEST:
             self._requests[values[1]] = _request(values[2])
@@ -262,7 +265,7 @@ class _Decoder:
         return reads[kind]
 
     def _text(self, given: int | str) -> str:
-        return given if isinstance(given, str) else self._texts[given]
+        return single_line(given) if isinstance(given, str) else self._texts[given]
 
 
 def _launch(given: list[Any]) -> Launch:
@@ -271,23 +274,71 @@ def _launch(given: list[Any]) -> Launch:
 
 
 def _request(given: Mapping[str, Any]) -> Request:
-    known = {name: _tuples(each) for name, each in given.items() if name in Request.__slots__}
-    for name in ("near", "apart"):
-        known[name] = tuple(Near(*each) for each in known.get(name, ()))
-    return Request(**known)
+    return Request(**_fields(Request, given))
 
 
 def _device(given: Mapping[str, Any]) -> Device:
-    known = {name: _tuples(each) for name, each in given.items() if name in Device.__slots__}
-    return Device(**{**known, "type": DeviceType(known["type"])})
+    return Device(**_fields(Device, given))
 
 
 def _wish(given: Mapping[str, Any]) -> LeaseRequest:
-    return LeaseRequest(**{name: _tuples(each) for name, each in given.items() if name in LeaseRequest.__slots__})
+    return LeaseRequest(**_fields(LeaseRequest, given))
 
 
-def _tuples(value: Any) -> Any:
-    return tuple(_tuples(each) for each in value) if isinstance(value, list) else value
+def _fields(kind: type, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Give the fields of a value that a trace tells of, each of its type."""
+    readers = _readers(kind)
+    return {name: readers[name](each) for name, each in given.items() if name in readers}
+
+
+@cache
+def _readers(kind: type) -> dict[str, Callable[[Any], Any]]:
+    return {name: _READERS[hint] for name, hint in get_type_hints(kind).items() if hint in _READERS}
+
+
+def _is(*kinds: type) -> Callable[[Any], Any]:
+    def read(given: Any) -> Any:
+        if type(given) not in kinds:
+            raise TypeError(f"{shown(given)} is not of the type {kinds[0].__name__}")
+        return given
+
+    return read
+
+
+def _plain_text(given: Any) -> str:
+    return single_line(_is(str)(given))
+
+
+def _texts(given: Any) -> tuple[str, ...]:
+    return tuple(_plain_text(each) for each in _is(list)(given))
+
+
+_READERS: dict[Any, Callable[[Any], Any]] = {
+    str: _plain_text,
+    DeviceType: lambda given: DeviceType(_plain_text(given)),
+    int: _is(int),
+    bool: _is(bool, int),
+    float: _is(float, int),
+    int | None: _is(int, type(None)),
+    float | None: _is(float, int, type(None)),
+    tuple[str, ...]: _texts,
+    tuple[int, ...]: lambda given: tuple(_is(int)(each) for each in _is(list)(given)),
+    tuple[Near, ...]: lambda given: tuple(Near(*(_near(part) for part in each)) for each in _is(list)(given)),
+}
+"""How a field of each type is read."""
+
+
+def _near(given: Any) -> Any:
+    return _plain_text(given) if isinstance(given, str) else _is(int, float, type(None))(given)
+
+
+def _clean(value: Any) -> Any:
+    """Give a JSON value whose texts steer no terminal."""
+    if isinstance(value, str):
+        return single_line(value)
+    if isinstance(value, list):
+        return [_clean(each) for each in value]
+    return {single_line(key): _clean(each) for key, each in value.items()} if isinstance(value, dict) else value
 
 
 class TraceSummary(NamedTuple):

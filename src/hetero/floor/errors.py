@@ -1,7 +1,7 @@
 """The tree of exceptions: every mistake that a user can make, worded once.
 
 In: the value that was given, what is allowed, what to do. Out: one line for people.
-It must not print, exit or import anything of hetero.
+It must not print or exit, and imports nothing of hetero but the words of `text`.
 """
 
 from __future__ import annotations
@@ -9,12 +9,15 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
+from hetero.floor.text import printable, single_line
+
 __all__ = [
     "BadValueError",
     "ConfigError",
     "DeviceError",
     "DeviceLostError",
     "EngineError",
+    "FileError",
     "GraphError",
     "GroupError",
     "HeteroError",
@@ -36,8 +39,12 @@ class HeteroError(Exception):
 
     Attributes
     ----------
-    exit_code : int
-        What the command line exits with: 1 a task failed, 2 usage, 3 configuration, 4 nothing fits.
+    exit_code
+        What the command line exits with: 1 a task failed, 2 usage, 3 configuration or file, 4 nothing fits.
+
+    Notes
+    -----
+    What steers a terminal is written as escapes, and endless text is cut, wherever it came from.
 
     Examples
     --------
@@ -46,15 +53,27 @@ class HeteroError(Exception):
     """
 
     exit_code = 1
+    _written = staticmethod(printable)
 
     def __init__(self, problem: str, *, remedy: str = "") -> None:
-        self.problem = problem
-        self.remedy = remedy
-        super().__init__(f"{problem}; {remedy}" if remedy else problem)
+        self.problem = self._written(_cut(problem))
+        self.remedy = printable(_cut(remedy))
+        super().__init__(f"{self.problem}; {self.remedy}" if remedy else self.problem)
 
     def __reduce__(self) -> tuple[object, ...]:
         """Pickle by the two parts, so that the error crosses processes whole."""
         return (_rebuild, (type(self), self.problem, self.remedy))
+
+
+_LONGEST_LINE, _MOST_LINES = 900, 100
+
+
+def _cut(text: str) -> str:
+    """Give at most so many lines of text, each at most so long."""
+    if len(text) <= _LONGEST_LINE:
+        return text
+    lines = text.split("\n", _MOST_LINES)[:_MOST_LINES]
+    return "\n".join(line if len(line) <= _LONGEST_LINE else f"{line[: _LONGEST_LINE - 1]}…" for line in lines)
 
 
 def _rebuild(kind: type[HeteroError], problem: str, remedy: str) -> HeteroError:
@@ -67,6 +86,13 @@ class BadValueError(HeteroError, ValueError):
     exit_code = 2
 
 
+class FileError(BadValueError):
+    """A file that was given cannot be read, or a value in it is wrong; the message begins with the file."""
+
+    exit_code = 3
+    _written = staticmethod(single_line)
+
+
 class ConfigError(HeteroError, ValueError):
     """A configuration is wrong; the message begins with file:line."""
 
@@ -77,18 +103,21 @@ class HistoryError(HeteroError):
     """The file of measured times cannot be read."""
 
     exit_code = 3
+    _written = staticmethod(single_line)
 
 
 class TraceError(HeteroError):
     """A trace cannot be read."""
 
     exit_code = 3
+    _written = staticmethod(single_line)
 
 
 class GraphError(HeteroError, ValueError):
     """A task graph, a fleet file or a plan is wrong; the message begins with the file and the place in it."""
 
     exit_code = 3
+    _written = staticmethod(single_line)
 
 
 class NothingFitsError(HeteroError):

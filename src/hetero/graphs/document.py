@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from hetero.floor.errors import BadValueError, GraphError, did_you_mean
+from hetero.floor.text import has_control
 from hetero.floor.units import shown
 from hetero.model.graph import UNLIMITED_BYTES, GraphDevice, GraphEdge, GraphTask, TaskGraph, topological_order
 from hetero.model.topology import Link, MemoryNode, Topology
@@ -20,6 +21,10 @@ FORMAT = "hetero-graph/1"
 
 BEYOND = 1e19
 """No number of seconds, bytes or bytes per second is as large."""
+
+
+LONGEST_NAME = 1000
+"""Characters of a name."""
 
 
 class Place:
@@ -56,6 +61,8 @@ class Place:
         """Take a value that must be text and not empty."""
         if not isinstance(given, str) or not given:
             raise self.wrong(given, "a name", "write text between quotation marks")
+        if has_control(given) or len(given) > LONGEST_NAME:
+            raise self.wrong(given, "a name", f"write one line of at most {LONGEST_NAME} characters")
         return given
 
     def number(self, given: object, what: str, *, above: float = -1.0) -> float:

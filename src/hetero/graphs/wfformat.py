@@ -108,17 +108,26 @@ def _pairs(by_name: dict[str, Any], place: Place) -> list[tuple[str, str]]:
     found: dict[tuple[str, str], None] = {}
     for number, (name, row) in enumerate(by_name.items()):
         for key in ("parents", "children"):
-            for other in row.get(key) or ():
+            for other in _names(row, key, place / number):
                 if other not in by_name:
                     raise GraphError(f"{place / number / key}: no task has the id {shown(other)}")
                 found[(other, name) if key == "parents" else (name, other)] = None
     return list(found)
 
 
+def _names(row: Any, key: str, place: Place) -> list[str]:
+    """Give a list of ids, [] where there is none."""
+    given = row.get(key)
+    given = [] if given is None else given
+    if not isinstance(given, list) or not all(isinstance(each, str) for each in given):
+        raise (place / key).wrong(given, "a list of ids", "write [] or a list of texts")
+    return given
+
+
 def _bytes(parent: Any, child: Any, sizes: dict[str, int], place: Place) -> int:
-    read = set(child.get("inputFiles") or ())
+    read = set(_names(child, "inputFiles", place))
     total = 0
-    for name in dict.fromkeys(parent.get("outputFiles") or ()):
+    for name in dict.fromkeys(_names(parent, "outputFiles", place)):
         if name in read:
             if name not in sizes:
                 raise GraphError(f"{place}: the file {shown(name)} has no size", remedy="list it in files")

@@ -36,6 +36,10 @@ _UNLIKE = frozenset(("deepseek_v4", "deepseek_ref", "nemotron-nas", "mamba", "ma
 _REMEDY = "take the config.json that lies beside the weights, or add the key"
 
 
+_MOST = 10**9
+"""No width, count or length of a model is as large."""
+
+
 class _Reader:
     def __init__(self, document: Mapping[str, Any], where: str) -> None:
         self.document = document
@@ -48,10 +52,9 @@ class _Reader:
             value = self.document.get(name)
             if value is None:
                 continue
-            if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-                raise BadValueError(
-                    f"{self.where}: {name} is {shown(value)}, not a whole number ≥ 0", remedy="correct the file"
-                )
+            if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < _MOST:
+                problem = f"{self.where}: {name} is {shown(value)}, not a whole number from 0 to {_MOST:,}"
+                raise BadValueError(problem, remedy="correct the file")
             return value
         if default is None:
             others = f" (or {', '.join(names[1:])})" if len(names) > 1 else ""
@@ -92,13 +95,15 @@ def _kv_heads(reader: _Reader, heads: int, family: str) -> int:
     return heads
 
 
-def _windowed_layers(document: Mapping[str, Any], layers: int, family: str) -> int:
+def _windowed_layers(reader: _Reader, layers: int, family: str) -> int:
+    document = reader.document
     kinds = document.get("layer_types")
     if isinstance(kinds, list):
         return sum("sliding" in str(kind) for kind in kinds)
     if document.get("use_sliding_window") is False or not document.get("sliding_window"):
         return 0
-    pattern = document.get("sliding_window_pattern") or {"gemma2": 2, "gemma3": 6, "gemma3_text": 6}.get(family, 0)
+    usual = {"gemma2": 2, "gemma3": 6, "gemma3_text": 6}.get(family, 0)
+    pattern = reader.number("sliding_window_pattern", 0) or usual
     return layers - layers // pattern if pattern else layers
 
 
@@ -110,12 +115,11 @@ def _attention_bias(document: Mapping[str, Any], family: str) -> str:
     return "all" if bias is True or (everywhere and bias is not False) or family in _ENCODERS else ""
 
 
-def _dense_layers(document: Mapping[str, Any], layers: int) -> int:
-    first = document.get("first_k_dense_replace") or document.get("num_dense_layers") or 0
-    step = document.get("decoder_sparse_step") or document.get("interleave_moe_layer_step") or 1
-    only = document.get("mlp_only_layers")
-    alternating = layers - layers // step if isinstance(step, int) and step > 1 else 0
-    return max(int(first), alternating, len(only) if isinstance(only, list) else 0)
+def _dense_layers(reader: _Reader, layers: int) -> int:
+    first = reader.number("first_k_dense_replace", 0) or reader.number("num_dense_layers", 0)
+    step = reader.number("decoder_sparse_step", 0) or reader.number("interleave_moe_layer_step", 0) or 1
+    only = reader.document.get("mlp_only_layers")
+    return max(first, layers - layers // step, len(only) if isinstance(only, list) else 0)
 
 
 def _mixture(reader: _Reader, layers: int, family: str, intermediate: int) -> dict[str, Any]:
@@ -131,7 +135,7 @@ def _mixture(reader: _Reader, layers: int, family: str, intermediate: int) -> di
         "experts_per_token": reader.positive("experts_per_token"),
         "expert_intermediate": width,
         "shared_experts": shared or (1 if family == "llama4_text" else 0),
-        "dense_layers": _dense_layers(reader.document, layers),
+        "dense_layers": _dense_layers(reader, layers),
         "expert_bias": family == "gpt_oss",
     }
 
@@ -197,7 +201,7 @@ def read(document: Mapping[str, Any], name: str = "", where: str = "config.json"
         tied=bool(facts.get("tie_word_embeddings", family in _TIED)),
         positions=table + (reader.number("type_vocab_size", 0) if family in _ENCODERS else 0),
         window=reader.number("sliding_window", 0),
-        windowed_layers=_windowed_layers(facts, layers, family),
+        windowed_layers=_windowed_layers(reader, layers, family),
         context=reader.number("max_position_embeddings", 0),
         **_mixture(reader, layers, family, intermediate),
         **_latent(reader),

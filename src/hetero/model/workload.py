@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from hetero.floor.errors import BadValueError, did_you_mean
+from hetero.floor.units import shown
 from hetero.model.architecture import ModelSpec
 from hetero.model.quantisation import number_format
 
@@ -227,13 +228,19 @@ class Workload:
         return self.context - self.prompt_tokens
 
 
+_MOST = 10**12
+"""Sequences or tokens at once; what is computed of more has no meaning."""
+
+
 def _one_of(what: str, given: object, allowed: tuple[object, ...]) -> None:
     if given not in allowed:
         words = [str(word) for word in allowed]
         remedy = did_you_mean(given, words).removeprefix("; ") or f"allowed: {', '.join(words)}"
-        raise BadValueError(f"{given!r} is no {what}", remedy=remedy)
+        raise BadValueError(f"{shown(given)} is no {what}", remedy=remedy)
 
 
 def _at_least(what: str, given: int, least: int) -> None:
     if isinstance(given, bool) or not isinstance(given, int) or given < least:
-        raise BadValueError(f"{what} is {given!r}", remedy=f"it must be a whole number ≥ {least}")
+        raise BadValueError(f"{what} is {shown(given)}", remedy=f"it must be a whole number ≥ {least}")
+    if given > _MOST:
+        raise BadValueError(f"{what} is {shown(given)}", remedy=f"it must be at most {_MOST:,}")

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hetero.floor import settings
+from hetero.floor.documents import read_text
 from hetero.floor.errors import ConfigError, did_you_mean
 from hetero.floor.units import shown
 from hetero.session.config_yaml import Tree, copied, lay_over, lay_value, read_yaml, tree_of
@@ -195,17 +196,11 @@ def read_file(path: str | Path) -> Tree:
         There is no such file, it cannot be read, or it is not YAML.
     """
     try:
-        data = Path(path).expanduser().read_bytes()
-    except OSError as error:
-        remedy = f"check the path{_beside(Path(path))}" if isinstance(error, FileNotFoundError) else ""
-        raise ConfigError(f"{path}: the configuration cannot be read: {error.strerror}", remedy=remedy) from error
-    except ValueError as error:
-        raise ConfigError(f"{shown(str(path))} cannot name a file: {error}") from error
-    try:
-        return read_yaml(data.decode("utf-8-sig"), str(path))
-    except UnicodeDecodeError as error:
-        line = data.count(b"\n", 0, error.start) + 1
-        raise ConfigError(f"{path}:{line}: this is not UTF-8 text", remedy="give a YAML file") from error
+        text = read_text(path, ConfigError)
+    except ConfigError as error:
+        beside = _beside(Path(path)) if isinstance(error.__cause__, FileNotFoundError) else ""
+        raise ConfigError(error.problem, remedy=f"{error.remedy}{beside}") from error.__cause__
+    return read_yaml(text, str(path))
 
 
 def _beside(path: Path) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+import tokenize
 import warnings
 from collections.abc import Callable
 from io import BytesIO
@@ -16,7 +17,7 @@ from typing import Any, NamedTuple
 import cloudpickle
 import numpy as np
 
-from hetero.floor.errors import BadValueError, HeteroError, SerialisationError
+from hetero.floor.errors import BadValueError, FileError, HeteroError, SerialisationError
 from hetero.stores.base import Store
 
 __all__ = ["Checkpoints", "Saved", "decode_state", "encode_state"]
@@ -196,19 +197,30 @@ def decode_state(data: bytes) -> Any:
 
     Raises
     ------
-    HeteroError
-        The bytes are of another version.
+    FileError
+        The bytes are of another version, or damaged.
     """
     start = len(_MAGIC)
     if data[:start] != _MAGIC:
-        raise HeteroError("a checkpoint was written by another version of hetero", remedy="use another run name")
+        raise FileError("a checkpoint was written by another version of hetero", remedy="use another run name")
     end = start + 8 + int.from_bytes(data[start : start + 8], "little")
-    head = json.loads(data[start + 8 : end])
-    blocks, view = [], memoryview(data)
-    for length in head["blocks"]:
-        blocks.append(view[end : end + length])
-        end += length
-    return _read_tree(head["tree"], blocks)
+    try:
+        head = json.loads(data[start + 8 : end])
+        blocks, view = [], memoryview(data)
+        for length in head["blocks"]:
+            blocks.append(view[end : end + length])
+            end += length
+        return _read_tree(head["tree"], blocks)
+    except _DAMAGED as error:
+        problem = f"a checkpoint is damaged ({type(error).__name__})"
+        raise FileError(problem, remedy="clear the run's checkpoints, or go on from an earlier one") from error
+
+
+_DAMAGED = (
+    ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError, OverflowError, MemoryError,
+    SyntaxError, tokenize.TokenError,
+)  # fmt: skip
+"""What reading a state raises whose bytes were changed; NumPy reads the head of an array as Python."""
 
 
 def _pickled(state: Any) -> bytes:

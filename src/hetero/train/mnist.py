@@ -6,7 +6,6 @@ It must not reach for the network unless the user said so.
 
 from __future__ import annotations
 
-import gzip
 import hashlib
 import math
 import struct
@@ -16,7 +15,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from hetero.floor.errors import BadValueError, HeteroError
+from hetero.floor.documents import read_bytes
+from hetero.floor.errors import BadValueError, FileError, HeteroError
 from hetero.floor.files import atomic_write
 
 __all__ = ["Digits", "download", "load_digits", "load_mnist", "network", "read_idx", "scaled"]
@@ -31,6 +31,7 @@ _FILES = {
 _MEAN, _DEVIATION = 0.1307, 0.3081
 _SIDE = 28
 _HELD_BACK = 5
+_MOST_BYTES = 4_000_000_000
 _DTYPES = {8: ">u1", 9: ">i1", 11: ">i2", 12: ">i4", 13: ">f4", 14: ">f8"}
 
 Pair = tuple[NDArray[Any], NDArray[Any]]
@@ -52,22 +53,15 @@ def read_idx(path: Path | str) -> NDArray[Any]:
     BadValueError
         There is no such file, it is no idx file, or it is shorter than it says.
     """
-    path = Path(path)
-    try:
-        content = path.read_bytes()
-        content = gzip.decompress(content) if content[:2] == b"\x1f\x8b" else content
-    except FileNotFoundError as error:
-        raise BadValueError(f"{path}: there is no such file", remedy="check data.path") from error
-    except (OSError, EOFError, gzip.zlib.error) as error:  # type: ignore[attr-defined]
-        raise BadValueError(f"{path} cannot be read: {error}", remedy="fetch it again") from error
+    content = read_bytes(path, most=_MOST_BYTES)
     if len(content) < 4 or content[:2] != b"\0\0" or content[2] not in _DTYPES:
-        raise BadValueError(f"{path} is no idx file: it begins with {content[:4]!r}", remedy="give MNIST's own files")
+        raise FileError(f"{path} is no idx file: it begins with {content[:4]!r}", remedy="give MNIST's own files")
     head = 4 + 4 * content[3]
     shape = struct.unpack(f">{content[3]}I", content[4:head]) if len(content) >= head else (-1,)
     dtype = np.dtype(_DTYPES[content[2]])
     wanted = math.prod(shape) * dtype.itemsize
     if len(content) - head != wanted:
-        raise BadValueError(
+        raise FileError(
             f"{path} holds {max(0, len(content) - head)} bytes of data and says {wanted}", remedy="fetch it again"
         )
     return np.frombuffer(content, dtype, offset=head).reshape(shape)

@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from hetero.floor import clock
-from hetero.floor.errors import BadValueError
+from hetero.floor.documents import read_bytes
+from hetero.floor.errors import BadValueError, FileError
 from hetero.train.values import TrainingError
 
 __all__ = ["LoggedStep", "SampleCheck", "SampleLog", "append_line", "check_sample_log", "next_run", "read_sample_log"]
@@ -80,6 +81,16 @@ def append_line(folder: str, run: int, device: str, line: bytes) -> None:
 
 def _path(folder: str, run: int, device: str) -> Path:
     return Path(folder) / f"run-{run:06d}-{device.replace(':', '-').replace('/', '-')}{_SUFFIX}"
+
+
+_MOST_BYTES = 10**10
+_COLUMNS: dict[str, dict[str, tuple[type, ...]]] = {
+    "every": {"generation": (int,), "step": (int,)},
+    "begins": {"device": (str,), "of": (int,), "global_batch": (int,)},
+    "computes": {"samples": (list,)},
+    "applied": {"at_s": (int, float)},
+}
+"""The columns of each kind of line."""
 
 
 class LoggedStep(NamedTuple):
@@ -238,10 +249,24 @@ def _run_of(path: Path) -> int:
 
 def _rows(path: Path) -> Iterator[dict[str, Any]]:
     """Give the whole lines; one that a killed member left torn says nothing."""
-    for line in path.read_bytes().splitlines():
+    for number, line in enumerate(read_bytes(path, most=_MOST_BYTES).splitlines(), start=1):
         try:
             row = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             continue
         if isinstance(row, dict) and "what" in row:
+            if not _is_sound(row):
+                raise FileError(f"{path}:{number}: this is no line of a log of samples", remedy="take the line out")
             yield row
+
+
+def _is_sound(row: dict[str, Any]) -> bool:
+    """Tell whether a line has the columns that its kind needs, each of its type."""
+    wanted = {**_COLUMNS["every"], **_COLUMNS.get(str(row["what"]), {})}
+    ids = row.get("samples", [])
+    return (
+        row["what"] in _COLUMNS
+        and all(type(row.get(name)) in kinds for name, kinds in wanted.items())
+        and (not isinstance(ids, list) or all(type(each) is int for each in ids))
+        and row.get("global_batch", 1) >= 1
+    )

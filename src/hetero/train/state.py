@@ -13,7 +13,8 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load, save
 
-from hetero.floor.errors import HeteroError
+from hetero.floor.errors import FileError, HeteroError
+from hetero.floor.units import shown
 from hetero.train.adapters import frozen_word, kept_state, load_kept
 
 __all__ = ["in_one_order", "load_state", "pack", "step_of", "unpack"]
@@ -79,14 +80,20 @@ def _facts(data: bytes) -> dict[str, Any]:
     try:
         header = json.loads(data[_LENGTH_BYTES : _LENGTH_BYTES + length])
         facts: dict[str, Any] = json.loads(header["__metadata__"]["facts"])
-    except (ValueError, KeyError, TypeError) as error:
-        raise HeteroError(f"this is no training state: {error}", remedy="use another checkpoint") from error
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise FileError(f"this is no training state: {error}", remedy="use another checkpoint") from error
+    if not isinstance(facts, dict):
+        raise FileError(f"this is no training state: its facts are {shown(facts)}", remedy="use another checkpoint")
     return facts
 
 
 def step_of(data: bytes) -> int:
     """Give the number of steps that were done."""
-    return int(_facts(data)["numbers"][0])
+    numbers = _facts(data).get("numbers")
+    first = numbers[0] if isinstance(numbers, list) and numbers else None
+    if isinstance(first, bool) or not isinstance(first, int | float) or not 0 <= first < 2**53:
+        raise FileError(f"this is no training state: its step is {shown(first)}", remedy="use another checkpoint")
+    return int(first)
 
 
 def unpack(data: bytes, place: Any = "cpu") -> tuple[dict[str, Any], dict[str, Any], list[float]]:
@@ -101,9 +108,13 @@ def unpack(data: bytes, place: Any = "cpu") -> tuple[dict[str, Any], dict[str, A
     try:
         tensors = load(data)
     except SafetensorError as error:
-        raise HeteroError(f"this is no training state: {error}", remedy="use another checkpoint") from error
+        raise FileError(f"this is no training state: {error}", remedy="use another checkpoint") from error
     model: dict[str, Any] = {}
-    state: dict[int, dict[str, Any]] = {int(index): dict(entries) for index, entries in facts["plain"].items()}
+    try:
+        state: dict[int, dict[str, Any]] = {int(index): dict(entries) for index, entries in facts["plain"].items()}
+        groups, numbers = facts["groups"], facts["numbers"]
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise FileError(f"this is no training state: {error}", remedy="use another checkpoint") from error
     for name, tensor in tensors.items():
         part, _, rest = name.partition("/")
         if part == "model":
@@ -111,7 +122,7 @@ def unpack(data: bytes, place: Any = "cpu") -> tuple[dict[str, Any], dict[str, A
         else:
             index, _, entry = rest.partition("/")
             state.setdefault(int(index), {})[entry] = tensor
-    return model, {"state": state, "param_groups": facts["groups"]}, facts["numbers"]
+    return model, {"state": state, "param_groups": groups}, numbers
 
 
 def load_state(data: bytes, model: Any, optimizer: Any, place: Any = "cpu") -> list[float]:

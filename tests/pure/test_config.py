@@ -138,8 +138,8 @@ def test_all_mistakes_are_told_at_once_in_the_order_of_the_lines(file: Any) -> N
         ("name: ../../etc", "'../../etc' cannot name a run"),
         ("timeout: 0", "0 is too little"),
         ("engine: {{}}", "a key must be a word"),
-        (b"\xff\xfe\x00\x01\x02", "this is not UTF-8 text"),
-        (b"engine: local\n\x00\x01", "a.yaml:2: this is not text: it holds the character"),
+        (b"\xff\xfe\x00\x01\x02", "a.yaml:1: this is UTF-16, not UTF-8 text; save it as UTF-8"),
+        (b"engine: local\n\x00\x01", "a.yaml:2: this is not text: it holds a NUL"),
     ],
 )
 def test_a_mistake_names_its_place_the_value_and_the_remedy(text: str, words: str, file: Any) -> None:
@@ -166,7 +166,7 @@ def test_a_tower_of_brackets_is_refused(text: str, file: Any) -> None:
 
 
 def test_a_huge_file_is_refused_by_its_size(file: Any) -> None:
-    assert "are too many; a configuration has at most" in message(file("# " + "x" * 300_000))
+    assert "are too many; a YAML file has at most" in message(file("# " + "x" * 300_000))
 
 
 def test_a_missing_file_a_folder_and_an_impossible_name_are_told(tmp_path: Path) -> None:

@@ -115,7 +115,7 @@ def test_a_group_has_the_link_of_its_topology_and_names_its_members(tmp_path: Pa
         ("devices:\n- {name: H100-SXM, usd_per_hour: 1, day: soon}\n", "'soon' is no day"),
         ("devices: []\n", "devices is"),
         ("hello\n", "holds 'hello'"),
-        ("a: [\n", "is no YAML"),
+        ("a: [\n", "fleet.yaml:2: this is not YAML"),
     ],
 )
 def test_a_wrong_fleet_file_is_told_in_one_line(tmp_path: Path, rows: str, told: str) -> None:

@@ -125,7 +125,7 @@ def test_a_wrong_link_is_told_with_its_place(link: object, told: str) -> None:
 def test_a_file_that_is_neither_is_told_what_it_could_be() -> None:
     with pytest.raises(GraphError, match="hetero-topology/1"):
         read_text("hello", "t.txt")
-    with pytest.raises(GraphError, match=r"t.txt:2: this is no YAML"):
+    with pytest.raises(GraphError, match=r"t.txt:2: this is not YAML"):
         read_text("a: 1\nb: [", "t.txt")
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hetero.cli.output import console, print_json
+from hetero.cli.output import console, print_json, styled
 
 if TYPE_CHECKING:
     from hetero.batch.outcome import Outcome
@@ -70,7 +70,8 @@ def _tell(outcome: Outcome) -> None:
     if outcome.energy_j:
         say.print(f"energy: {outcome.energy_j / 3600.0:.3g} Wh", soft_wrap=True)
     for record in outcome.bad[:_SHOWN]:
-        say.print(f"[yellow]set aside:[/] record {record.item} ({record.place}): {record.reason}", soft_wrap=True)
+        told = f" record {record.item} ({record.place}): {record.reason}"
+        say.print(styled(("set aside:", "yellow"), told), soft_wrap=True)
     if len(outcome.bad) > _SHOWN:
         say.print(f"and {len(outcome.bad) - _SHOWN} more", soft_wrap=True)
     if isinstance(outcome.value, Path):

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hetero.cli.output import print_json, show_any_character
+from hetero.cli.output import print_json, say, show_any_character
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -44,8 +44,8 @@ def _tables(paths: Sequence[Path], quiet: bool) -> dict[str, Any]:
         said[str(path)] = {"rows": len(found), "of": sorts, "unread": unread}
         if not quiet:
             show_any_character()
-            print(f"{path}: {len(found)} rows kept, of {', '.join(sorts)}")
-            print("\n".join(f"  not read, {line}" for line in unread), end="\n" if unread else "")
+            say(f"{path}: {len(found)} rows kept, of {', '.join(sorts)}")
+            say("\n".join(f"  not read, {line}" for line in unread), end="\n" if unread else "")
     return said
 
 
@@ -62,12 +62,12 @@ def _here(exchange: bool, quiet: bool) -> dict[str, Any]:
         said["devices"].append(asdict(timed))
         if not quiet:
             show_any_character()
-            print(_told(timed))
+            say(_told(timed))
     if exchange:
         summed = measure_exchange(2)
         said["exchange"] = asdict(summed)
         if not quiet:
-            print(_told_exchange(summed))
+            say(_told_exchange(summed))
     return said
 
 

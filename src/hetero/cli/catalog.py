@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hetero.cli.output import console, print_json
+from hetero.cli.output import console, print_json, styled
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -25,7 +25,7 @@ __all__ = ["app"]
 app = typer.Typer(help="Facts about devices and models, each with its source.", no_args_is_help=True)
 
 _JSON = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
-_NONE = "[dim]no source[/]"
+_NONE = "no source"
 
 
 @app.command("list")
@@ -167,7 +167,7 @@ def _show_device(spec: DeviceSpec) -> None:
     from hetero.catalog.load import sources
 
     out = console()
-    out.print(f"[bold]{spec.name}[/]  {spec.vendor}, {spec.kind}, {spec.form or spec.unit}")
+    out.print(styled((spec.name, "bold"), f"  {spec.vendor}, {spec.kind}, {spec.form or spec.unit}"))
     table = _table("figure", "value", "source", "printed there as")
     table.columns[2].justify = table.columns[3].justify = "left"
     prices = {f"price.{'usd_per_hour' if price.per_hour else 'usd'}": price.usd for price in spec.prices}
@@ -185,7 +185,7 @@ def _show_device(spec: DeviceSpec) -> None:
     _show_pod(spec)
     for source in dict.fromkeys(spec.sources.values()):
         row = sources()[source]
-        out.print(f"[dim]{source}: {row.title}, {row.address} (opened {row.opened})[/]", soft_wrap=True)
+        out.print(f"{source}: {row.title}, {row.address} (opened {row.opened})", style="dim", soft_wrap=True)
 
 
 def _shown(key: str, value: Any) -> str:
@@ -226,7 +226,8 @@ def _show_model(spec: ModelSpec, json: bool) -> None:
         print_json(_model(spec))
         return
     count, out = spec.parameters(), console()
-    out.print(f"[bold]{spec.name}[/]  {count.total:,} parameters, {count.active:,} of them for one token")
+    told = f"  {count.total:,} parameters, {count.active:,} of them for one token"
+    out.print(styled((spec.name, "bold"), told))
     table = _table("fact", "value")
     for key, value in _model(spec).items():
         if value and key not in ("name", "source", "published_source", "parameters", "active_parameters"):
@@ -235,7 +236,8 @@ def _show_model(spec: ModelSpec, json: bool) -> None:
     for key, word in ((spec.source, spec.name), (spec.published_source, f"{spec.name}.published")):
         if key:
             row = sources()[key]
-            out.print(f"[dim]{key}: {row.address} (opened {row.opened}): {row.printed[word]}[/]", soft_wrap=True)
+            told = f"{key}: {row.address} (opened {row.opened}): {row.printed[word]}"
+            out.print(told, style="dim", soft_wrap=True)
 
 
 def _comparison(rows: list[Row], best: dict[str, list[str]]) -> Table:

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from hetero.cli.output import print_json
+from hetero.cli.output import print_json, say
 
 __all__ = ["app"]
 
@@ -39,7 +39,7 @@ def check(
             raise
         print_json({"valid": False, "mistakes": _mistakes(error)})
         raise typer.Exit(error.exit_code) from None
-    print_json({"valid": True, "configuration": checked}) if json else print(_as_yaml(checked), end="")
+    print_json({"valid": True, "configuration": checked}) if json else say(_as_yaml(checked), end="")
 
 
 def _checked(file: Path, set_: list[str], here: bool) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hetero.cli.output import print_json, show_any_character
+from hetero.cli.output import print_json, say, show_any_character
 
 if TYPE_CHECKING:
     from hetero.demo.results import DemoResult
@@ -51,7 +51,7 @@ def demo(
         print_json({**found.as_dict(), "reports": [str(path) for path in reports]})
     else:
         for path in reports:
-            print(f"report: {path}")
+            say(f"report: {path}")
     if not found.ok:
         raise typer.Exit(1)
 

@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from rich import box
-from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
+from hetero.floor.text import single_line
 from hetero.floor.units import format_bytes
 
 if TYPE_CHECKING:
@@ -137,6 +137,6 @@ def _reasons(rows: Sequence[Row]) -> Table:
     for reason in dict.fromkeys(row.reason for row in rows):
         alike = [row for row in rows if row.reason == reason]
         names = "\n".join(row.device.short if row.device else row.backend for row in alike)
-        remedy = f"\n[dim]→ {escape(alike[0].remedy)}[/]" if alike[0].remedy else ""
-        grid.add_row(names, escape(reason) + remedy)
+        remedy = f"\n→ {single_line(alike[0].remedy)}" if alike[0].remedy else ""
+        grid.add_row(names, Text.assemble(single_line(reason), (remedy, "dim")))
     return grid

@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from hetero.cli.output import console, print_json
+from hetero.floor.text import single_line
 
 if TYPE_CHECKING:
     from hetero.cli.checks import Finding
 
 __all__ = ["doctor"]
 
-_MARKS = {"ok": "[green]✓[/]", "poor": "[yellow]![/]", "missing": "[dim]–[/]"}
+_MARKS = {"ok": ("✓", "green"), "poor": ("!", "yellow"), "missing": ("–", "dim")}
 
 
 def doctor(json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False) -> None:
@@ -31,8 +32,8 @@ def doctor(json: Annotated[bool, typer.Option("--json", help="Print one JSON doc
 
 
 def _print(found: tuple[Finding, ...]) -> None:
-    from rich.markup import escape
     from rich.table import Table
+    from rich.text import Text
 
     out = console()
     for group in dict.fromkeys(finding.group for finding in found):
@@ -44,8 +45,9 @@ def _print(found: tuple[Finding, ...]) -> None:
         table.add_column(overflow="fold")
         for finding in found:
             if finding.group == group:
-                remedy = f"\n[dim]→ {escape(finding.remedy)}[/]" if finding.remedy else ""
-                table.add_row(_MARKS[finding.state], escape(finding.name), escape(finding.found) + remedy)
+                remedy = f"\n→ {single_line(finding.remedy)}" if finding.remedy else ""
+                told = Text.assemble(single_line(finding.found), (remedy, "dim"))
+                table.add_row(Text(*_MARKS[finding.state]), single_line(finding.name), told)
         out.print(table)
         out.print()
     out.print(_summary(found), style="bold")

@@ -5,12 +5,13 @@ In: a file of another format, and a fleet. Out: a file, or one JSON document.
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hetero.cli.output import print_json
+from hetero.cli.output import print_json, say
 
 if TYPE_CHECKING:
     from hetero.model.graph import TaskGraph
@@ -56,7 +57,7 @@ def convert(
         print_json(document)
         return
     write_text(out, json.dumps(document, indent=1) + "\n")
-    print(f"{out}: {len(graph.tasks):,} tasks, {len(graph.edges):,} edges, {len(graph.devices)} devices")
+    say(f"{out}: {len(graph.tasks):,} tasks, {len(graph.edges):,} edges, {len(graph.devices)} devices")
 
 
 def tell_unused(file: Path, graph: TaskGraph, fleet: str | None) -> None:
@@ -64,7 +65,7 @@ def tell_unused(file: Path, graph: TaskGraph, fleet: str | None) -> None:
     from hetero.graphs.fleets import read_fleet
 
     if fleet is not None and read_fleet(fleet).devices != graph.devices:
-        typer.echo(f"note: {file} names its own devices, so --fleet {fleet} is left out", err=True)
+        say(f"note: {file} names its own devices, so --fleet {fleet} is left out", to=sys.stderr)
 
 
 @app.command("schema")

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from hetero.cli.output import console, print_json
+from hetero.cli.output import console, print_json, say
 from hetero.cli.submit import Address, Certificates, TokenFile, doorway, tell
 
 __all__ = ["app"]
@@ -54,7 +54,7 @@ def cancel(
 
 def _print(jobs: list[dict[str, Any]]) -> None:
     if not jobs:
-        print("no jobs")
+        say("no jobs")
         return
     from rich.table import Table
 

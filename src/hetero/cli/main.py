@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 from hetero.cli.lazy import SETTINGS, Entry, lazy_group
-from hetero.cli.output import tell_error
+from hetero.cli.output import say, tell_error
 from hetero.floor import settings
 from hetero.floor.errors import HeteroError
 
@@ -84,7 +84,7 @@ def _version(wanted: bool) -> None:
     if wanted:
         from importlib.metadata import version
 
-        print(f"hetero {version('hetero-core')}")
+        say(f"hetero {version('hetero-core')}")
         raise typer.Exit
 
 

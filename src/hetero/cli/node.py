@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from hetero.cli.output import say
 from hetero.floor.errors import BadValueError
 
 if TYPE_CHECKING:
@@ -57,13 +58,13 @@ def start(
         store_bytes=parse_bytes(memory),
         autoscaling=autoscaling,
     )
-    print(f"{'head' if head else 'member'} of the cluster {node.address}, as {node.host}")
+    say(f"{'head' if head else 'member'} of the cluster {node.address}, as {node.host}")
     if head:
         file = _token_file(node.token, token_file)
-        print(f"token: {file}")
-        print(f"on other hosts: hetero node start --join {node.address} --token-file FILE --certificates FOLDER")
-        print(f"for programs from elsewhere: hetero submit --address {node.jobs} SCRIPT")
-    print("in programs here: hetero.Context(engine='ray', address='auto')", flush=True)
+        say(f"token: {file}")
+        say(f"on other hosts: hetero node start --join {node.address} --token-file FILE --certificates FOLDER")
+        say(f"for programs from elsewhere: hetero submit --address {node.jobs} SCRIPT")
+    say("in programs here: hetero.Context(engine='ray', address='auto')", flush=True)
     if block:
         _stay(node)
 
@@ -99,7 +100,7 @@ def stop() -> None:
     from hetero.engines.ray.node import stop_node
 
     node = stop_node()
-    print("no node runs on this host" if node is None else f"left the cluster {node.address}")
+    say("no node runs on this host" if node is None else f"left the cluster {node.address}")
 
 
 @app.command()
@@ -111,4 +112,4 @@ def certs(
     from hetero.engines.ray.certificates import make_certificates
 
     make_certificates(folder, host or [])
-    print(f"{folder}: copy this folder to every host, readable for you only")
+    say(f"{folder}: copy this folder to every host, readable for you only")

@@ -5,37 +5,22 @@ In: values and errors. Out: text on standard output or standard error. It must n
 
 from __future__ import annotations
 
-import io
 import json
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hetero.floor import settings
 from hetero.floor.errors import HeteroError
+from hetero.floor.terminal import console, say, show_any_character, styled
 
-if TYPE_CHECKING:
-    from rich.console import Console
+__all__ = ["console", "print_json", "say", "show_any_character", "styled", "tell_error"]
 
-__all__ = ["console", "print_json", "show_any_character", "tell_error"]
+_MOST_MISTAKES = 40
 
 
 def print_json(value: Any) -> None:
     """Print one JSON document on standard output."""
     print(json.dumps(value, indent=2, default=str))
-
-
-def console() -> Console:
-    """Give a console for standard output, 80 columns wide where nobody can tell."""
-    from rich.console import Console
-
-    show_any_character()
-    return Console(highlight=False)
-
-
-def show_any_character() -> None:
-    """Let standard output show '?' for a character that the terminal's encoding lacks, and not fail."""
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")
 
 
 def tell_error(error: HeteroError) -> int:
@@ -47,8 +32,11 @@ def tell_error(error: HeteroError) -> int:
         import traceback
 
         traceback.print_exception(error)
-    text = "\nhetero: ".join(map(str, getattr(error, "mistakes", ()))) or str(error)
-    print(f"hetero: {text}", file=sys.stderr)
+    mistakes = list(map(str, getattr(error, "mistakes", ())))
+    if len(mistakes) > _MOST_MISTAKES:
+        mistakes[_MOST_MISTAKES:] = [f"and {len(mistakes) - _MOST_MISTAKES:,} more mistakes"]
+    for line in mistakes or [str(error)]:
+        say(f"hetero: {line}", to=sys.stderr)
     return error.exit_code
 
 

@@ -12,7 +12,7 @@ import typer
 from typer.core import TyperGroup
 
 from hetero.cli import plan_speed
-from hetero.cli.output import print_json
+from hetero.cli.output import print_json, say
 from hetero.cli.plan_llm import llm
 
 __all__ = ["app"]
@@ -72,7 +72,7 @@ def plan(
         plan_speed.accuracy(accuracy, json)
         return
     if not workload:
-        print(context.get_help())
+        say(context.get_help())
         raise typer.Exit
     from hetero.cli.plan_choose import choose
 
@@ -130,7 +130,7 @@ def fit(
     if json:
         print_json(report.as_dict())
     else:
-        print(report.explain())
+        say(report.explain())
     if report.answer == "does not fit":
         raise typer.Exit(4)
 

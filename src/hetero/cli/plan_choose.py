@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from hetero.cli.output import console, print_json
+from hetero.cli.output import console, print_json, say
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -118,7 +118,7 @@ def _mix(work: Workload, words: Sequence[str], kinds: Sequence[Kind], limit: Lim
     from hetero.advise.mixing import mix, read_stream
 
     found = mix(work, [read_stream(word) for word in words], kinds, limit, paid)
-    print_json({"model": work.model.name, **found.as_dict()}) if json else print(found.explain())
+    print_json({"model": work.model.name, **found.as_dict()}) if json else say(found.explain())
 
 
 def _show(work: Workload, found: Choice) -> None:

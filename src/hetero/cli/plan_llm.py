@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from hetero.cli.output import print_json
+from hetero.cli.output import print_json, say
 
 __all__ = ["llm"]
 
@@ -46,6 +46,6 @@ def llm(
     if json:
         print_json({"settings": [{**one.as_dict(), **settings(one)} for one in found], "refused": refused})
     else:
-        print("\n\n".join([*map(explain, found), *(f"{name}: {reason}" for name, reason in refused.items())]))
+        say("\n\n".join([*map(explain, found), *(f"{name}: {reason}" for name, reason in refused.items())]))
     if not found:
         raise typer.Exit(4)

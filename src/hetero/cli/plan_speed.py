@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hetero.cli.output import console, print_json, show_any_character
+from hetero.cli.output import console, print_json, say, show_any_character
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -43,9 +43,9 @@ def speed(
         print_json([one.as_dict() for one in found])
     else:
         show_any_character()
-        print("\n\n".join(one.explain() for one in found))
+        say("\n\n".join(one.explain() for one in found))
         if len(found) > 1:
-            print("\n" + compare_speeds(found))
+            say("\n" + compare_speeds(found))
     if all(one.memory.answer == "does not fit" for one in found):
         raise typer.Exit(4)
 
@@ -71,7 +71,7 @@ def training(
         print_json({**document, "shares": told.plan.shares, "left_out": told.plan.reasons})
         return
     show_any_character()
-    print(told.explain())
+    say(told.explain())
 
 
 def accuracy(paths: Sequence[Path], json: bool) -> None:
@@ -92,7 +92,7 @@ def accuracy(paths: Sequence[Path], json: bool) -> None:
     for name, part in report.items():
         _print(name, part)
     show_any_character()
-    print("\n".join(f"not read, {line}" for line in unread), end="\n" if unread else "")
+    say("\n".join(f"not read, {line}" for line in unread), end="\n" if unread else "")
 
 
 def _report(items: Sequence[Judged]) -> dict[str, Any]:
@@ -127,4 +127,4 @@ def _print(name: str, part: Mapping[str, Any]) -> None:
     console().print(table)
     for pairs in ("pairs", "pairs of single devices"):
         if part[pairs]["of"]:
-            print(f"{pairs} ordered right: {part[pairs]['right']} of {part[pairs]['of']}")
+            say(f"{pairs} ordered right: {part[pairs]['right']} of {part[pairs]['of']}")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hetero.cli.output import print_json, tell_error
+from hetero.cli.output import console, print_json, say, tell_error
 from hetero.floor.errors import BadValueError, HeteroError
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ def _write(path: Path, text: str) -> None:
         raise BadValueError(
             f"{path} cannot be written: {error.strerror}", remedy="name a folder that exists"
         ) from error
-    print(path)
+    say(str(path))
 
 
 @app.command()
@@ -87,15 +87,15 @@ def summary(trace: TraceFile, only: Only = None, price: Price = None, json: AsJs
     if json:
         print_json(found.as_dict())
         return
-    print("\n".join(found.sentences))
+    say("\n".join(found.sentences))
     if found.training is not None:
-        print(f"\n{member_table(found.training)}\n\n{epoch_table(found.training)}".rstrip())
-    print(f"\n{device_table(found)}\n\n{loss_table(found)}")
+        say(f"\n{member_table(found.training)}\n\n{epoch_table(found.training)}".rstrip())
+    say(f"\n{device_table(found)}\n\n{loss_table(found)}")
     for table in (collective_table(found), operator_table(found)):
         if table:
-            print(f"\n{table}")
+            say(f"\n{table}")
     for problem in found.problems[:10]:
-        print(f"problem: {problem}", file=sys.stderr)
+        say(f"problem: {problem}", to=sys.stderr)
 
 
 @app.command()
@@ -103,13 +103,11 @@ def gantt(
     trace: TraceFile, only: Only = None, width: Annotated[int, typer.Option(help="Columns; 0 for the terminal's.")] = 0
 ) -> None:
     """Draw the timeline in the terminal."""
-    from rich.console import Console
-
     from hetero.report.gantt import gantt as drawn
 
-    console = Console(width=width or None, highlight=False)
-    for line in drawn(_read(trace, only), console.width):
-        console.print(line, no_wrap=True, overflow="crop")
+    out = console(width=width or None)
+    for line in drawn(_read(trace, only), out.width):
+        out.print(line, no_wrap=True, overflow="crop")
 
 
 @app.command()
@@ -129,7 +127,7 @@ def png(trace: TraceFile, output: Output = None, only: Only = None) -> None:
 
     path = output or _beside(trace, ".png")
     write_picture(_read(trace, only), path)
-    print(path)
+    say(str(path))
 
 
 @app.command()
@@ -145,7 +143,7 @@ def compare(
     if json:
         print_json(found.as_dict())
     else:
-        print(found.as_text())
+        say(found.as_text())
 
 
 @app.command(context_settings={"allow_interspersed_args": False})
@@ -173,9 +171,9 @@ def run(
             text = page(each, applying(usd, each.devices))
             _write(path if number == 1 else path.with_name(_numbered(path.name, number)), text)
         for name in usd.keys() - {name for each in runs for name in applying(usd, each.devices)} if runs else ():
-            print(f"hetero-profiler: no device goes by {name!r}, for which a price is given", file=sys.stderr)
+            say(f"hetero-profiler: no device goes by {name!r}, for which a price is given", to=sys.stderr)
         if not runs:
-            print(f"hetero-profiler: {script} opened no hetero.Context, so there is no report", file=sys.stderr)
+            say(f"hetero-profiler: {script} opened no hetero.Context, so there is no report", to=sys.stderr)
     raise typer.Exit(code if code >= 0 else 128 - code)
 
 

@@ -13,7 +13,7 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from hetero.cli.output import tell_error
+from hetero.cli.output import say, tell_error
 from hetero.cli.words import as_setting
 from hetero.floor import settings
 from hetero.floor.errors import BadValueError, HeteroError
@@ -114,7 +114,7 @@ def _execute(code: types.CodeType, script: str, args: list[str]) -> None:
     except HeteroError as error:
         raise typer.Exit(tell_error(error)) from None
     except KeyboardInterrupt:
-        print("hetero: interrupted", file=sys.stderr)
+        say("hetero: interrupted", to=sys.stderr)
         raise typer.Exit(130) from None
     except Exception as error:  # noqa: BLE001  the script's own, told as python tells it
         _end_with_traceback(error, own_frames=1)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hetero.cli.output import console, print_json
+from hetero.cli.output import console, print_json, say
 
 if TYPE_CHECKING:
     from hetero.graphs.planning import Planned
@@ -85,15 +85,15 @@ def _check(graph: TaskGraph, file: Path, as_json: bool) -> None:
         print_json({"sound": not found, "faults": found, "makespan_s": plan.makespan_s})
     elif not found:
         again = f" and {len(plan.repeats):,} repeats" if plan.repeats else ""
-        print(
+        say(
             f"{file}: sound: {len(plan.placements):,} tasks{again} on {len(graph.devices)} devices,"
             f" makespan {format_seconds(plan.makespan_s)} (model {plan.model})"
         )
     else:
         for line in found[:_SHOWN_FAULTS]:
-            print(f"{file}: {line}")
+            say(f"{file}: {line}")
         if len(found) > _SHOWN_FAULTS:
-            print(f"{file}: and {len(found) - _SHOWN_FAULTS:,} more")
+            say(f"{file}: and {len(found) - _SHOWN_FAULTS:,} more")
     if found:
         raise typer.Exit(1)
 

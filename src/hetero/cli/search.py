@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hetero.cli.output import console, print_json
+from hetero.cli.output import console, print_json, say, styled
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -42,7 +42,7 @@ def search(
         outcome = carry_out_search(wanted, teller, devices=devices)
     except KeyboardInterrupt:
         study = wanted.output / "study.sqlite3"
-        print(f"hetero: interrupted; the trials that ended are in {study}, the same command goes on", file=sys.stderr)
+        say(f"hetero: interrupted; the trials that ended are in {study}, the same command goes on", to=sys.stderr)
         raise typer.Exit(130) from None
     finally:
         getattr(teller, "stop", lambda: None)()
@@ -146,7 +146,8 @@ def _listed(params: Mapping[str, Any]) -> str:
 def _tell_results(outcome: Outcome) -> None:
     out, found = console(), outcome.found
     best = found.best
-    out.print(f"[bold]best of {len(found.trials)} trials: {best.value:.4g}[/], trial {best.number}", soft_wrap=True)
+    head = (f"best of {len(found.trials)} trials: {best.value:.4g}", "bold")
+    out.print(styled(head, f", trial {best.number}"), soft_wrap=True)
     for name, value in best.params.items():
         out.print(f"    {name}: {value}", soft_wrap=True)
     devices = ", ".join(f"{device} {count}" for device, count in found.by_device.items())

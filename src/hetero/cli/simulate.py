@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from hetero.cli.graph import tell_unused
-from hetero.cli.output import console, print_json
+from hetero.cli.output import console, print_json, say
 from hetero.floor.errors import BadValueError
 
 if TYPE_CHECKING:
@@ -100,11 +100,11 @@ def _print_scaled(found: Scaled) -> None:
     from hetero.floor.units import format_bytes, format_seconds
 
     fleet = f"{found.devices:,} devices of {found.hosts:,} hosts"
-    print(f"{found.tasks:,} tasks on {fleet}: {format_seconds(found.makespan_s)}")
-    print(f"  all devices together, without a task's length or a link in the way: {format_seconds(found.best_s)}")
-    print(f"  over links: {format_bytes(found.moved_bytes)}")
+    say(f"{found.tasks:,} tasks on {fleet}: {format_seconds(found.makespan_s)}")
+    say(f"  all devices together, without a task's length or a link in the way: {format_seconds(found.best_s)}")
+    say(f"  over links: {format_bytes(found.moved_bytes)}")
     for name, share in found.busy_frac.items():
-        print(f"  {name}: busy {share:.0%}")
+        say(f"  {name}: busy {share:.0%}")
 
 
 def _print(trials: Trials) -> None:

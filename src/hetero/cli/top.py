@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hetero.cli.output import console, print_json
+from hetero.cli.output import console, print_json, say
 from hetero.floor.clock import sleep
 from hetero.floor.errors import BadValueError
 
@@ -56,7 +56,7 @@ def _list(runs: tuple[OpenRun, ...], json: bool) -> None:
     if json:
         print_json({"runs": [run.as_dict() for run in runs]})
     elif not runs:
-        print("No run is going on. A program can be looked at while it has an open hetero.Context.")
+        say("No run is going on. A program can be looked at while it has an open hetero.Context.")
     else:
         from hetero.cli.top_view import runs_table
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hetero.cli.output import console, print_json
+from hetero.cli.output import console, print_json, say
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -100,9 +100,9 @@ def _tell_path(fabric: Fabric, ends: tuple[str, str], json: bool) -> None:
         facts = {"hops": way.hops, "bytes_per_s": way.bytes_per_s, "latency_s": way.latency_s, "nvlink": nvlinked}
         print_json({"from": ends[0], "to": ends[1], **facts, "parts": way.parts})
         return
-    print(" - ".join(way.parts))
+    say(" - ".join(way.parts))
     words = "NVLink all the way" if nvlinked else f"over {', '.join(way.kinds)}"
-    print(f"{way.hops} hops, {format_rate(way.bytes_per_s, 'B/s')} in one direction, {words}")
+    say(f"{way.hops} hops, {format_rate(way.bytes_per_s, 'B/s')} in one direction, {words}")
 
 
 def _tell_group(group: Group, json: bool) -> None:
@@ -119,10 +119,10 @@ def _tell_group(group: Group, json: bool) -> None:
             }
         )
         return
-    print(" ".join(group.devices))
+    say(" ".join(group.devices))
     how = "every group was looked at" if group.exact else "found by search"
     rate, mean = format_rate(group.bytes_per_s, "B/s"), format_rate(group.mean_bytes_per_s, "B/s")
-    print(f"{group.collective}: slowest connection {rate}, {mean} in the mean of all pairs; {how}")
+    say(f"{group.collective}: slowest connection {rate}, {mean} in the mean of all pairs; {how}")
 
 
 def _show(fabric: Fabric) -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hetero.cli.output import console, print_json
+from hetero.cli.output import console, print_json, say, styled
 from hetero.cli.words import as_setting
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ def infer(
         print_json({"model": str(model), "answers": [answer._asdict() for answer in answers]})
         return
     for answer in answers:
-        print(f"{answer.image}: {answer.label} ({answer.confidence:.1%})")
+        say(f"{answer.image}: {answer.label} ({answer.confidence:.1%})")
 
 
 def _as_settings(engine: str | None, address: str | None) -> list[str]:
@@ -97,7 +97,7 @@ def _make_teller() -> Any:
 
         def on_stage(self, number: int, title: str, facts: list[str]) -> None:
             self.stop()
-            self.out.print(f"[bold]{number}/5 {title}[/]")
+            self.out.print(f"{number}/5 {title}", style="bold")
             for fact in facts:
                 self.out.print(f"    {fact}", soft_wrap=True)
             if number == 3 and sys.stdout.isatty():
@@ -128,7 +128,7 @@ def _make_teller() -> Any:
             return False
 
         def on_note(self, text: str) -> None:
-            self.out.print(f"    [yellow]note:[/] {text}", soft_wrap=True)
+            self.out.print(styled(("    note:", "yellow"), f" {text}"), soft_wrap=True)
 
         def stop(self) -> None:
             if self.bar is not None:
@@ -159,6 +159,6 @@ def _tell_results(outcome: Outcome) -> None:
         out.print(f"    {speed}, {outcome.efficiency:.0%} of the sum of the devices' own speeds")
     else:
         out.print(f"    all {outcome.before} epochs were done before")
-    out.print("[bold]5/5 save the model[/]")
+    out.print("5/5 save the model", style="bold")
     for what, path in (("model", outcome.model), ("metrics", outcome.metrics), ("trace", outcome.trace)):
         out.print(f"    {what}: {path}", soft_wrap=True)

@@ -6,12 +6,13 @@ or one JSON document.
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hetero.cli.output import console, print_json
+from hetero.cli.output import console, print_json, say
 
 if TYPE_CHECKING:
     from hetero.graphs.measured import Measured
@@ -78,7 +79,7 @@ def _measured() -> Measured:
         store = HistoryStore(file)
         return Measured(store.load(store.device_keys()))
     except HistoryError as error:
-        typer.echo(f"note: earlier runs are left out: {error.problem}", err=True)
+        say(f"note: earlier runs are left out: {error.problem}", to=sys.stderr)
         return Measured()
 
 

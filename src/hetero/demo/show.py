@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from hetero.demo.results import DemoResult, DeviceResult, JobResult
+from hetero.floor import terminal
+from hetero.floor.terminal import styled
 from hetero.floor.units import format_bytes, format_rate, format_seconds
 from hetero.model.device import Device
 
@@ -17,6 +19,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.status import Status
     from rich.table import Table
+    from rich.text import Text
 
 __all__ = ["Teller"]
 
@@ -31,7 +34,7 @@ class Teller:
     """
 
     def __init__(self, quiet: bool = False, console: Console | None = None) -> None:
-        self._console = None if quiet else console or _console()
+        self._console = None if quiet else console or terminal.console()
         self._status: Status | None = None
 
     def start(self, devices: Sequence[Device], notes: Sequence[str]) -> None:
@@ -39,9 +42,10 @@ class Teller:
         if self._console is None:
             return
         words = ", ".join(_named(device) for device in devices)
-        self._console.print(f"[bold]hetero demo[/] on {len(devices)} device{'s' if len(devices) > 1 else ''}: {words}")
+        many = f" on {len(devices)} device{'s' if len(devices) > 1 else ''}: {words}"
+        self._console.print(styled(("hetero demo", "bold"), many))
         for note in notes:
-            self._console.print(f"[yellow]note:[/] {note}", soft_wrap=True)
+            self._console.print(styled(("note:", "yellow"), f" {note}"), soft_wrap=True)
 
     def step(self, text: str) -> None:
         """Tell what is being done now."""
@@ -73,12 +77,6 @@ class Teller:
         self._console.print(f"trace: {found.trace}", soft_wrap=True, highlight=False)
 
 
-def _console() -> Console:
-    from rich.console import Console
-
-    return Console(highlight=False)
-
-
 def _named(device: Device) -> str:
     throttle = f" (throttled to {device.throttle_frac:g})" if device.throttle_frac < 1.0 else ""
     return f"{device.short}{throttle}"
@@ -103,14 +101,15 @@ def _figures(job: JobResult) -> Table:
 
     table = Table.grid(padding=(0, 2))
     checked = job.checked
-    verdict = "[green]right[/]" if checked.ok else "[bold red]WRONG[/]"
-    rows = (
+    verdict = ("right", "green") if checked.ok else ("WRONG", "bold red")
+    told = f": differs from {checked.against} by {checked.error_frac:.1e} of its largest value"
+    rows: tuple[tuple[str, str | Text], ...] = (
         ("tasks", str(job.tasks)),
         ("makespan", format_seconds(job.makespan_s)),
         ("speed", f"{format_rate(job.speed, f'{job.unit}/s')}, {job.share_frac:.0%} of the sum of the devices' speeds"),
         ("best alone", f"{job.best.device} in {format_seconds(job.best.alone_s)}: together {job.gain:.2f} × as fast"),
         ("moved", _moved(job)),
-        ("result", f"{verdict}: differs from {checked.against} by {checked.error_frac:.1e} of its largest value"),
+        ("result", styled(verdict, told)),
     )
     idle = [("left out", _idle(each, job)) for each in job.devices if not each.tasks]
     for name, text in (*rows, *idle):

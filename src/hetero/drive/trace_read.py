@@ -50,10 +50,18 @@ class Trace:
     head : the first line: who ran what on which fleet, and which records there are
     """
 
-    def __init__(self, path: Path, head: Mapping[str, Any]) -> None:
+    def __init__(self, path: Path, head: Mapping[str, Any], for_people: bool = False) -> None:
         self.path = path
         self.head = head
+        self._for_people = for_people
         self._torn: bool | None = None
+
+    def printable(self) -> Trace:
+        """Return the same trace with texts of one line each that steer no terminal, for whoever shows them."""
+        try:
+            return Trace(self.path, _clean(self.head), for_people=True)
+        except RecursionError as error:
+            raise TraceError(f"{self.path}:1: the head is nested too deep", remedy=_REMEDY) from error
 
     @property
     def torn(self) -> bool:
@@ -89,6 +97,8 @@ class Trace:
                     continue
                 try:
                     values = _parsed(line) if together is None else together[number - first]
+                    if self._for_people and (b"\\" in line or not line.isascii()):
+                        values = _clean(values)
                     if values[0] == END:
                         ended = True
                         _check_count(values[1], decoder.count)
@@ -131,7 +141,7 @@ def read_trace(path: Path | str) -> Trace:
         problem = f"{path} is empty or was cut off before its first line ended"
         raise TraceError(problem, remedy=_REMEDY)
     try:
-        head = _clean(json.loads(first[1][0]))
+        head = json.loads(first[1][0])
         is_trace = head["format"] == FORMAT and isinstance(head["records"], dict)
         version = int(head["version"])
     except _BROKEN as error:
@@ -215,7 +225,7 @@ class _Decoder:
         """Give the time and the record of a line; None for a line of the tables."""
         code = values[0]
         if code == STRING:
-            self._texts[values[1]] = single_line(values[2])
+            self._texts[values[1]] = str(values[2])
             return None
         if code == REQUEST:
             self._requests[values[1]] = _request(values[2])
@@ -265,7 +275,7 @@ class _Decoder:
         return reads[kind]
 
     def _text(self, given: int | str) -> str:
-        return single_line(given) if isinstance(given, str) else self._texts[given]
+        return given if isinstance(given, str) else self._texts[given]
 
 
 def _launch(given: list[Any]) -> Launch:
@@ -306,7 +316,7 @@ def _is(*kinds: type) -> Callable[[Any], Any]:
 
 
 def _plain_text(given: Any) -> str:
-    return single_line(_is(str)(given))
+    return str(_is(str)(given))
 
 
 def _texts(given: Any) -> tuple[str, ...]:

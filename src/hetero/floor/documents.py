@@ -88,6 +88,8 @@ def read_bytes(path: Path | str, fault: Fault = FileError, most: int = MOST_BYTE
                 raise _too_large(path, fault, most)
             data = file.read(most + 1)
         data = unpacked(data, most) if data[:2] == b"\x1f\x8b" else data
+    except HeteroError:
+        raise
     except OSError as error:
         raise fault(f"{path} cannot be read: {error.strerror or error}", remedy="check the path") from error
     except (EOFError, zlib.error) as error:

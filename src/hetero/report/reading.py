@@ -48,7 +48,7 @@ def read_run(path: Path | str) -> RunRecord:
         The file cannot be read, is no trace, or was written by a newer version. A file that is corrupt further on
         is read up to there, one of more than 1,500,000 tasks up to that many, and `problems` says so.
     """
-    trace = read_trace(path)
+    trace = read_trace(path).printable()
     collector = _Collector(trace.devices())
     broken = ""
     with nothing_collected():

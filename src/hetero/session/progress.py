@@ -10,6 +10,7 @@ import threading
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from hetero.floor.terminal import console, say
 from hetero.model.device import Device
 from hetero.session.watching import Counts
 
@@ -72,12 +73,11 @@ class ProgressView:
             _tell(plain_line(self._counts, self._devices))
 
     def _show_live(self) -> None:
-        from rich.console import Console
         from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
         words = TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed:.0f}")
         columns = (*words, TimeElapsedColumn())
-        with Progress(*columns, console=Console(stderr=True)) as bars:
+        with Progress(*columns, console=console(stderr=True)) as bars:
             names = ["tasks", *(device.short for device in self._devices)]
             rows = [bars.add_task(name, total=None) for name in names]
             while not self._closing.wait(_LOOK_S):
@@ -92,5 +92,4 @@ class ProgressView:
 
 
 def _tell(line: str) -> None:
-    sys.stderr.write(f"{line}\n")
-    sys.stderr.flush()
+    say(line, to=sys.stderr, flush=True)

@@ -118,7 +118,7 @@ def test_a_converted_graph_without_out_is_one_json_document(folder: Path) -> Non
 @pytest.mark.parametrize(
     ("words", "code", "said"),
     [
-        (("schedule", "nowhere.json"), 3, "nowhere.json: the file cannot be read"),
+        (("schedule", "nowhere.json"), 3, "nowhere.json cannot be read"),
         (("schedule", "g.json", "--policy", "hefft"), 2, "'hefft' is not a policy for graphs; did you mean 'heft'?"),
         (("schedule", "g.json", "--budget", "soon"), 2, "'soon' is not a duration"),
         (("schedule", "g.json", "--check", "g.json"), 3, "g.json: format: 'hetero-graph/1' is not 'hetero-plan/1'"),

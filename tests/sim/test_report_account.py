@@ -8,14 +8,14 @@ from hetero.model.notes import CollectiveDone
 from hetero.report.account import CATEGORIES, account
 from hetero.report.best import best_possible
 from hetero.report.reading import collect
-from tests.sim.report_runs import run, swept, with_collectives
+from tests.sim.report_runs import run, swept, with_collectives, with_parts
 
 CHECKED = (TaskSubmitted, Run, RunGroup, TaskFinished, TaskFailed, Commit, Transfer, TransferFinished, DeviceReady)
 
 
 def _is_same(seed: int, rough: bool) -> None:
     records, devices = run(seed, rough=rough)
-    records = with_collectives(records, seed)
+    records = with_parts(records, seed) if seed % 3 else with_collectives(records, seed)
     given = account(collect(records, devices))
     assert given.problems == (), seed
     for mine, theirs in zip(given.seconds, swept(records, devices), strict=True):
@@ -35,6 +35,14 @@ def test_each_category_is_what_a_sweep_over_the_events_finds(rough: bool) -> Non
 def test_each_category_is_what_a_sweep_finds_on_a_thousand_runs() -> None:
     for seed in range(1000):
         _is_same(seed, rough=seed % 2 == 0)
+
+
+def test_parts_are_found_in_the_account_and_a_trace_without_them_is_read() -> None:
+    records, devices = run(1, rough=False)
+    told, bare = account(collect(with_parts(records, 1), devices)), account(collect(records, devices))
+    for name in ("loading", "storing", "waiting for memory"):
+        assert told.total_s(name) > 0.0 == bare.total_s(name)
+    assert told.problems == bare.problems == ()
 
 
 def test_an_event_that_is_dropped_makes_the_check_fail() -> None:

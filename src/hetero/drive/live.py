@@ -90,6 +90,7 @@ class Driver(Loop):
         self._post([DeviceAdded(now_s, device) for device in self.devices])
         self.engine.tell = self._recorder.tell
         self.engine.log = self.logs.add
+        self.engine.tell_parts = self._recorder.parts
         self.engine.start(self.devices, self._worker, self._clock, self._post)
         self._timer.start()
 

@@ -12,7 +12,7 @@ from functools import partial
 from hetero.core.machine import Machine
 from hetero.drive.planning import PlanTeller
 from hetero.floor.clock import Clock, TraceSink
-from hetero.model.notes import TaskNote
+from hetero.model.notes import TaskNote, TaskParts, Times
 
 __all__ = ["Recorder"]
 
@@ -51,6 +51,11 @@ class Recorder:
         """Write down what attempts told of their inside."""
         for note in notes:
             self.note(note._replace(at_s=self._clock.now_s()))
+
+    def parts(self, task: int, attempt: int, device: str, started_s: float, times: Times) -> None:
+        """Write down of what the time of an attempt consists."""
+        if self.write is not None:
+            self.write(TaskParts(self._clock.now_s(), task, attempt, device, started_s, *times))
 
     def decided(self) -> None:
         """Write down what is new in the plan, after the core took an event."""

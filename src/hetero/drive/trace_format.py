@@ -100,6 +100,7 @@ CODES = {
     "PlanMade": "plan",
     "OperatorsRun": "ops",
     "CheckpointKept": "keep",
+    "TaskParts": "parts",
 }
 """The short name of each record; a class that is not listed here is written under its own name."""
 

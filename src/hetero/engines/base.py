@@ -12,13 +12,14 @@ from abc import ABC, abstractmethod
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
+from math import inf
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from hetero.floor.clock import Clock
 from hetero.model.commands import Cancel, Discard, Free, Launch, StartWorker, Transfer, Withdraw
 from hetero.model.device import Device
 from hetero.model.events import Event
-from hetero.model.notes import TaskNote
+from hetero.model.notes import TaskNote, Times
 
 if TYPE_CHECKING:
     from hetero.engines.setup import WorkerSetup
@@ -36,7 +37,9 @@ __all__ = [
     "Reach",
     "Report",
     "Runner",
+    "TaskClock",
     "Tell",
+    "TellParts",
     "WorkerEntry",
     "contents",
     "is_container",
@@ -51,6 +54,8 @@ Tell = Callable[[Sequence[TaskNote]], None]
 
 Log = Callable[[Sequence[dict[str, Any]]], None]
 """How an engine hands on the log records of tasks, from whichever of its threads learned them."""
+TellParts = Callable[[int, int, str, float, Times], None]
+"""How an engine tells of what the time of an attempt consists: task, attempt, device, when it began, its times."""
 
 EngineOrder = Withdraw | Cancel | Transfer | Free | StartWorker | Discard
 """The commands that come without a call."""
@@ -202,7 +207,7 @@ class Outcome(NamedTuple):
     Attributes
     ----------
     value : the result; arrays of the device stay where they are when `resident` is True
-    seconds : s on the wall, throttling included
+    seconds : s on the wall that the function took, throttling included; the engine measures the whole attempt
     resident : True when the value holds arrays that live on the device's own memory node
     nbytes : bytes of those arrays
     """
@@ -211,6 +216,58 @@ class Outcome(NamedTuple):
     seconds: float
     resident: bool = False
     nbytes: int = 0
+
+
+class TaskClock:
+    """Measures the attempts of one worker, one after the other: for every engine the same.
+
+    Parameters
+    ----------
+    now_s : the clock
+
+    Attributes
+    ----------
+    started_s, called_s, ran_s : s, when the device was taken, the function was called, and returned or raised
+    wait_s, link_in_s, link_out_s : s, added up by the worker; see `hetero.model.notes.Times`
+
+    Examples
+    --------
+    >>> seconds = iter([0.0, 2.0, 5.0, 6.0])
+    >>> clock = TaskClock(lambda: next(seconds))
+    >>> clock.start(); clock.call(); clock.ran()
+    >>> clock.times()
+    Times(load_s=2.0, run_s=3.0, store_s=1.0, wait_s=0.0, link_in_s=0.0, link_out_s=0.0)
+    """
+
+    __slots__ = ("_now_s", "called_s", "link_in_s", "link_out_s", "ran_s", "started_s", "wait_s")
+
+    def __init__(self, now_s: Callable[[], float]) -> None:
+        self._now_s = now_s
+        self.started_s = self.called_s = self.ran_s = inf
+        self.wait_s = self.link_in_s = self.link_out_s = 0.0
+
+    def start(self) -> None:
+        """Begin an attempt: the device is taken."""
+        self.started_s = self._now_s()
+        self.called_s = self.ran_s = inf
+        self.wait_s = self.link_in_s = self.link_out_s = 0.0
+
+    def call(self) -> None:
+        """Mark that the arguments are there and the function is called."""
+        self.called_s = self._now_s()
+
+    def ran(self) -> None:
+        """Mark that the function returned or raised."""
+        self.ran_s = self._now_s()
+
+    def times(self) -> Times:
+        """Return the parts of the attempt, which ends now: the device is free."""
+        now_s = self._now_s()
+        called_s = min(self.called_s, now_s)
+        ran_s = min(self.ran_s, now_s)
+        load_s = called_s - self.started_s - self.link_in_s
+        store_s = now_s - ran_s - self.wait_s - self.link_out_s
+        return Times(load_s, ran_s - called_s, store_s, self.wait_s, self.link_in_s, self.link_out_s)
 
 
 class Runner(Protocol):
@@ -321,11 +378,13 @@ class Engine(ABC):
     name : the word by which users choose it
     tell : takes the notes of attempts, which nobody needs; set before `start`
     log : takes the log records of tasks in other processes; set before `start`
+    tell_parts : takes of what the time of each attempt consists, likewise; before the event that ends the attempt
     """
 
     name: str
     tell: Tell = staticmethod(lambda notes: None)
     log: Log = staticmethod(lambda records: None)
+    tell_parts: TellParts = staticmethod(lambda *_: None)
 
     @abstractmethod
     def start(self, devices: Sequence[Device], worker: WorkerEntry, clock: Clock, report: Report) -> None:

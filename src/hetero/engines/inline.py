@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from hetero.engines.base import Call, Engine, EngineOrder, NodeUsage, Report, Runner, WorkerEntry
+from hetero.engines.base import Call, Engine, EngineOrder, NodeUsage, Report, Runner, TaskClock, WorkerEntry
 from hetero.engines.exceptions import kind_here, one_line
 from hetero.engines.local.threads import resolve, sizeof
 from hetero.engines.local.wire import fresh
@@ -161,39 +161,38 @@ class InlineEngine(Engine):
             self._pumping = False
 
     def _attempt(self, device: str, launch: Launch, call: Call) -> Event:
-        started_s = self._clock.now_s()
-        runner = self._runners[device]
+        timing, runner = TaskClock(self._clock.now_s), self._runners[device]
+        value: Any = None
+        failure: Failure | None = None
         try:
-            outcome = runner.run(
-                call.function,
-                fresh(resolve(call.args, self._values)),
-                fresh(resolve(dict(call.kwargs), self._values)),
-                task=launch.task,
-                attempt=launch.attempt,
-                task_key=call.task_key,
-            )
+            value = self._called(runner, launch, call, timing)
         except KeyboardInterrupt:
             raise
         except BaseException as error:  # noqa: BLE001  whatever a task raises is its own
-            return self._failed(device, launch, started_s, error)
+            failure = Failure(kind_here(runner.classify(error), error), one_line(error), error)
         finally:
-            self.tell(runner.notes(started_s))
-        value = runner.to_host(outcome.value) if outcome.resident else outcome.value
+            self.tell(runner.notes(timing.called_s))
+        times, nbytes = timing.times(), sizeof(value)
+        self.tell_parts(*launch[:2], device, timing.started_s, times)
+        ended = (self._clock.now_s(), *launch[:2], device, timing.started_s, times.seconds)
+        if failure is not None:
+            if self._debug and isinstance(failure.payload, BaseException):
+                _debug(failure.payload)
+            return TaskFailed(*ended, failure)
         self._results[launch.task, launch.attempt] = value
-        nbytes = sizeof(value)
-        node = HOST_NODE if nbytes else ""
-        return TaskFinished(self._clock.now_s(), *launch[:2], device, started_s, outcome.seconds, nbytes, node)
+        return TaskFinished(*ended, nbytes, HOST_NODE if nbytes else "")
 
-    def _failed(self, device: str, launch: Launch, started_s: float, error: BaseException) -> Event:
-        now_s = self._clock.now_s()
-        kind = kind_here(self._runners[device].classify(error), error)
-        if self._debug:
-            import pdb
-
-            traceback.print_exception(error)
-            pdb.post_mortem(error.__traceback__)
-        failure = Failure(kind, one_line(error), error)
-        return TaskFailed(now_s, *launch[:2], device, started_s, now_s - started_s, failure)
+    def _called(self, runner: Runner, launch: Launch, call: Call, timing: TaskClock) -> Any:
+        """Run the call of an attempt; return its result, on the host."""
+        args, kwargs = fresh(resolve(call.args, self._values)), fresh(resolve(dict(call.kwargs), self._values))
+        timing.call()
+        try:
+            outcome = runner.run(
+                call.function, args, kwargs, task=launch.task, attempt=launch.attempt, task_key=call.task_key
+            )
+        finally:
+            timing.ran()
+        return runner.to_host(outcome.value) if outcome.resident else outcome.value
 
     def stop(self) -> None:
         """Close every device; safe to call twice."""
@@ -204,3 +203,11 @@ class InlineEngine(Engine):
         self._events.clear()
         self._values.clear()
         self._results.clear()
+
+
+def _debug(error: BaseException) -> None:
+    """Open the debugger where a task failed."""
+    import pdb
+
+    traceback.print_exception(error)
+    pdb.post_mortem(error.__traceback__)

@@ -52,7 +52,14 @@ class CancelRequested(NamedTuple):
 
 
 class TaskFinished(NamedTuple):
-    """An attempt finished; `nbytes` of result lie on memory node `node`, and took `seconds` from `started_s`."""
+    """An attempt finished; `nbytes` of result lie on memory node `node`.
+
+    Attributes
+    ----------
+    started_s : s, when the device was taken for it
+    seconds : s that it took of the device until that was free again: loading, running, storing, waiting for memory;
+        emulated links, which are transfers, excepted
+    """
 
     at_s: float
     task: int
@@ -65,7 +72,7 @@ class TaskFinished(NamedTuple):
 
 
 class TaskFailed(NamedTuple):
-    """An attempt failed."""
+    """An attempt failed; `started_s` and `seconds` are as in `TaskFinished`."""
 
     at_s: float
     task: int

@@ -18,6 +18,8 @@ __all__ = [
     "OperatorsRun",
     "PlanMade",
     "TaskNote",
+    "TaskParts",
+    "Times",
     "TrainingEpoch",
     "TrainingNews",
     "TrainingStep",
@@ -204,11 +206,59 @@ class OperatorsRun(NamedTuple):
     own_s: tuple[float, ...]
 
 
-TaskNote = CollectiveDone | CheckpointKept | OperatorsRun
+class Times(NamedTuple):
+    """How long an attempt had its device, from being taken up until the next one could be, in parts.
+
+    Attributes
+    ----------
+    load_s : s, reading the function and the arguments
+    run_s : s, running the function, waiting in it and throttling included
+    store_s : s, storing the result, or the exception, and cleaning up
+    wait_s : s, waiting for room in memory for the result
+    link_in_s, link_out_s : s, on an emulated link; these are transfers and no part of `seconds`
+    """
+
+    load_s: float = 0.0
+    run_s: float = 0.0
+    store_s: float = 0.0
+    wait_s: float = 0.0
+    link_in_s: float = 0.0
+    link_out_s: float = 0.0
+
+    @property
+    def seconds(self) -> float:
+        """Seconds that the attempt took of its device, without links."""
+        return self.load_s + self.run_s + self.store_s + self.wait_s
+
+
+class TaskParts(NamedTuple):
+    """What the time of an attempt consists of; it comes before the event that ends the attempt.
+
+    Attributes
+    ----------
+    task, attempt, device : whose attempt it was
+    started_s : s, when the device was taken
+    load_s, run_s, store_s, wait_s, link_in_s, link_out_s : as in `Times`
+    """
+
+    at_s: float
+    task: int
+    attempt: int
+    device: str
+    started_s: float
+    load_s: float
+    run_s: float
+    store_s: float
+    wait_s: float
+    link_in_s: float
+    link_out_s: float
+
+
+TaskNote = CollectiveDone | CheckpointKept | OperatorsRun | TaskParts
 """What an attempt tells of its inside; `started_s` counts from the attempt's beginning until it reaches the program."""
 
 
-TASK_NOTES = (CollectiveDone, CheckpointKept, OperatorsRun)
+TASK_NOTES = (CollectiveDone, CheckpointKept, OperatorsRun, TaskParts)
 
 
 def set_in_time(note: TaskNote, began_s: float) -> TaskNote:
@@ -231,5 +281,6 @@ NOTES: tuple[type, ...] = (
     PlanMade,
     OperatorsRun,
     CheckpointKept,
+    TaskParts,
 )
 """Every kind of note, in the order of the documentation."""

@@ -25,13 +25,16 @@ __all__ = ["CATEGORIES", "Account", "account"]
 
 CATEGORIES: Mapping[str, str] = {
     "compute": "ran tasks whose results counted",
+    "loading": "read the functions and arguments of its tasks",
+    "storing": "stored results of its tasks",
+    "waiting for memory": "waited for room in memory for a result",
     "transfer in": "waited while inputs of its tasks were copied to it",
     "transfer out": "waited while its results were copied away",
     "collective": "took part in a collective of its group, or waited for the others at the end of a group task",
     "waiting for data": "found only tasks whose inputs were not computed yet",
     "waiting for work": "found no open task that it could run",
     "retry": "ran attempts that did not count, or had lost its worker",
-    "overhead": "had a task that had not begun (start of the worker, messages, unpacking)",
+    "overhead": "had a task that had not begun (start of the worker, messages)",
     "idle": "was left without a task although one that it could run was ready",
 }
 """What a device can do with its time, and what each means: a device …"""
@@ -65,12 +68,13 @@ def account(run: RunRecord) -> Account:
 
     Notes
     -----
-    At any moment a device either runs an attempt (retry where it did not count, else collective while it is in one,
-    else compute), or waits for the others at the end of a group task (collective), or its worker is away (retry;
-    overhead before its first start), or bytes travel for it (transfer in, before transfer out), or an attempt that
-    was sent to it has not begun (overhead), or some task that it could run is ready elsewhere (idle), or some is
-    not ready (waiting for data), or none is open (waiting for work). Each of these is computed from the events that
-    make it so. An event that is missing, and two attempts at the same time on one device, show in `problems`.
+    At any moment a device either has an attempt (retry where it did not count; else what its parts tell: a transfer
+    on an emulated link, loading, storing, waiting for memory; else collective while it is in one, else compute), or
+    waits for the others at the end of a group task (collective), or its worker is away (retry; overhead before its
+    first start), or bytes travel for it (transfer in, before transfer out), or an attempt that was sent to it has not
+    begun (overhead), or some task that it could run is ready elsewhere (idle), or some is not ready (waiting for
+    data), or none is open (waiting for work). Each of these is computed from the events that make it so. An event that
+    is missing, and two attempts at the same time on one device, show in `problems`.
     """
     facts = _facts(run)
     seconds = tuple(_seconds(each) for each in facts)
@@ -93,6 +97,7 @@ class _Facts:
     done: Spans = EMPTY
     wasted: Spans = EMPTY
     inside: Spans = EMPTY
+    parts: tuple[Spans, ...] = ()
     member: Spans = EMPTY
     inbound: Spans = EMPTY
     outbound: Spans = EMPTY
@@ -127,10 +132,15 @@ def _seconds(fact: _Facts) -> dict[str, float]:
     unused = without(fact.window, union(moved, queued))
     ready, blocked = union(fact.ready), union(fact.blocked)
     none_open = without(fact.window, union(ready, blocked))
+    link_in, load, store, wait, link_out = fact.parts
+    beside = union(inside, *fact.parts)
     return {
-        "compute": length_s(without(fact.done, inside)),
-        "transfer in": length_s(inbound),
-        "transfer out": length_s(outbound),
+        "compute": length_s(without(fact.done, beside)),
+        "loading": length_s(load),
+        "storing": length_s(store),
+        "waiting for memory": length_s(wait),
+        "transfer in": length_s(inbound) + length_s(link_in),
+        "transfer out": length_s(outbound) + length_s(link_out),
         "collective": length_s(member) + length_s(common(fact.done, inside)),
         "waiting for data": length_s(common(unused, without(blocked, ready))),
         "waiting for work": length_s(common(unused, none_open)),
@@ -144,6 +154,7 @@ def _facts(run: RunRecord) -> list[_Facts]:
     begin_s, end_s = run.begin_s, run.end_s
     window = pairs([(begin_s, end_s)])
     done, wasted, queued = _attempts(run)
+    parts = _parts(run)
     inbound, outbound = _transfers(run)
     members, inside = collective_waits(run), collective_spans(run)
     open_of = open_tasks(run)
@@ -156,6 +167,7 @@ def _facts(run: RunRecord) -> list[_Facts]:
                 window=window,
                 done=cut(*done[index], begin_s, end_s),
                 wasted=cut(*wasted[index], begin_s, end_s),
+                parts=tuple(cut(*each[index], begin_s, end_s) for each in parts),
                 inside=pairs(inside.get(index, ()), begin_s, end_s),
                 member=pairs(members.get(index, ()), begin_s, end_s),
                 inbound=pairs(inbound.get(index, ()), begin_s, end_s),
@@ -179,6 +191,25 @@ def _attempts(run: RunRecord) -> tuple[list[Spans], list[Spans], list[Spans]]:
     halves = [by_owner(owners[part], (starts[part], ends[part]), count) for part in (counted, ~counted)]
     table = np.fromiter(chain.from_iterable(run.queued), float, 3 * len(run.queued)).reshape(-1, 3)
     return halves[0], halves[1], by_owner(table[:, 0].astype(np.int64), (table[:, 1], table[:, 2]), count)
+
+
+def _parts(run: RunRecord) -> list[list[Spans]]:
+    """Return for each part of the attempts that counted, and for each device, when it was in that part."""
+    counted = [each for each in run.attempts if each.outcome == "done"]
+    owners, count = column(counted, "device").astype(np.int64), len(run.devices)
+    starts, ends = column(counted, "start_s"), column(counted, "end_s")
+    link_in, load, store, wait, link_out = (
+        column(counted, name) for name in ("link_in_s", "load_s", "store_s", "wait_s", "link_out_s")
+    )
+    loads, stored = starts + link_in, ends - link_out
+    edges = (
+        (starts, loads),
+        (loads, loads + load),
+        (stored - store, stored),
+        (stored - store - wait, stored - store),
+        (stored, ends),
+    )
+    return [by_owner(owners, each, count) for each in edges]
 
 
 def _absences(up: list[tuple[float, float]], begin_s: float, end_s: float) -> tuple[Spans, Spans]:

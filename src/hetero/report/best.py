@@ -95,7 +95,7 @@ def _done(run: RunRecord) -> _Done:
     np.minimum.at(first_s, row, starts)
     np.maximum.at(last_s, row, ends)
     device, width = column(attempts, "device").astype(np.int64), np.bincount(row, minlength=len(numbers))
-    return _Done(numbers.tolist(), row, device, ends - starts, width, first_s, last_s)
+    return _Done(numbers.tolist(), row, device, column(attempts, "taken_s"), width, first_s, last_s)
 
 
 def _part(run: RunRecord, done: _Done, rows: list[int], table: Floats, rounds: int) -> tuple[float, str]:

@@ -35,6 +35,9 @@ __all__ = ["LOSSES", "Findings", "Prediction", "find", "remedy"]
 
 LOSSES = tuple(name for name in CATEGORIES if name != "compute")
 REMEDIES = {
+    "loading": "send less to a task (hetero.put for what many read), and import less in its function",
+    "storing": "return less, or leave results where they were computed",
+    "waiting for memory": "give a larger memory_pool_size, or return less at a time",
     "transfer in": "keep readers beside their data (near=…), or make fewer, larger tasks",
     "transfer out": "reduce where the data lies (ctx.reduce) instead of bringing it back",
     "collective": "give the slower members of the group less work",
@@ -204,7 +207,7 @@ def _predictions(run: RunRecord) -> list[Prediction]:
     for each in run.attempts:
         if each.outcome == "done" and each.predicted_s < inf and each.task in run.tasks:
             key = (run.tasks[each.task].name, each.device)
-            found[key].append((each.predicted_s, each.end_s - each.start_s))
+            found[key].append((each.predicted_s, each.taken_s))
     told = []
     for (name, device), pairs in sorted(found.items()):
         predicted, took = np.array(pairs).T

@@ -29,7 +29,7 @@ from hetero.model.events import (
     TransferFailed,
     TransferFinished,
 )
-from hetero.model.notes import NOTES, TASK_NOTES
+from hetero.model.notes import NOTES, TASK_NOTES, TaskParts
 from hetero.report.quick import nothing_collected
 from hetero.report.record import Attempt, Outcome, RunRecord, TaskRecord, TransferRecord
 
@@ -112,6 +112,7 @@ class _Collector:
         self._index: dict[str, int] = {}
         self._open: dict[tuple[int, int, int], tuple[float, float]] = {}
         self._over: set[tuple[int, int, int]] = set()
+        self._parts: dict[tuple[int, int, int], TaskParts] = {}
         self._on_device: list[dict[tuple[int, int, int], None]] = []
         self._ready_since: list[float | None] = []
         self._last_end_s: list[float] = []
@@ -137,6 +138,7 @@ class _Collector:
             Free: lambda at_s, record: self._run.freed.append((record.item, record.node, at_s)),
             Warn: lambda at_s, record: self._run.warnings.append((at_s, record.text)),
             **dict.fromkeys(NOTES, lambda at_s, record: self._run.notes.append(record)),
+            TaskParts: self._timed,
         }
         for device in devices:
             self._add(device)
@@ -218,24 +220,30 @@ class _Collector:
     def _failed(self, at_s: float, record: TaskFailed) -> None:
         self._ended(record, "failed")
 
+    def _timed(self, at_s: float, record: TaskParts) -> None:
+        self._parts[record.task, record.attempt, self._device(record.device)] = record
+
     def _ended(self, record: TaskFinished | TaskFailed, outcome: Outcome) -> None:
         device = self._device(record.device)
-        found = self._close((record.task, record.attempt, device), "ended")
+        key = (record.task, record.attempt, device)
+        told = self._parts.pop(key, None)
+        found = self._close(key, "ended")
         if found is None:
             return
         launch_s, predicted_s = found
-        end_s = record.started_s + record.seconds
+        parts = (0.0,) * 5
+        if told is not None:
+            parts = (told.link_in_s, told.load_s, told.store_s, told.wait_s, told.link_out_s)
+        end_s = record.started_s + record.seconds + parts[0] + parts[4]
         if outcome == "failed" and record.seconds <= 0.0:
             self._run.queued.append((device, launch_s, end_s))
             return
         self._last_end_s[device] = max(self._last_end_s[device], end_s)
-        self._append(record.task, record.attempt, device, launch_s, record.started_s, end_s, predicted_s, outcome)
+        self._append(Attempt(*key, launch_s, record.started_s, end_s, predicted_s, outcome, *parts))
 
-    def _append(
-        self, task: int, attempt: int, device: int, launch_s: float, start_s: float, end_s: float,
-        predicted_s: float, outcome: Outcome,
-    ) -> None:  # fmt: skip
-        self._run.attempts.append(Attempt(task, attempt, device, launch_s, start_s, end_s, predicted_s, outcome))
+    def _append(self, attempt: Attempt) -> None:
+        self._run.attempts.append(attempt)
+        device, launch_s, start_s = attempt.device, attempt.launch_s, attempt.start_s
         if start_s > launch_s:
             self._run.queued.append((device, launch_s, start_s))
 
@@ -297,7 +305,7 @@ class _Collector:
             self._over.add(key)
             begin_s = max(launch_s, self._last_end_s[device])
             if place == 0 and begin_s < at_s:
-                self._append(*key[:2], device, launch_s, begin_s, at_s, predicted_s, "lost")
+                self._append(Attempt(*key, launch_s, begin_s, at_s, predicted_s, "lost"))
             else:
                 self._run.queued.append((device, launch_s, at_s))
         self._on_device[device].clear()
@@ -346,7 +354,9 @@ class _Collector:
             self._end_open(device, run.end_s)
         commits = {number: task.commit[0] for number, task in run.tasks.items() if task.commit is not None}
         run.attempts = [
-            Attempt(*each[:7], "done") if each.outcome == "unused" and commits.get(each.task) == each.attempt else each
+            each._replace(outcome="done")
+            if each.outcome == "unused" and commits.get(each.task) == each.attempt
+            else each
             for each in run.attempts
         ]
         for task in run.tasks.values():

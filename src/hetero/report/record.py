@@ -26,8 +26,10 @@ class Attempt(NamedTuple):
     Attributes
     ----------
     device : index in `RunRecord.devices`
-    launch_s, start_s, end_s : s, when it was sent, began and ended
+    launch_s, start_s, end_s : s, when it was sent, took the device and gave it back
     predicted_s : s, what was expected, inf where nothing was
+    link_in_s, load_s, store_s, wait_s, link_out_s : s of it that were no running, in the order of `TaskParts`; 0 in
+        traces that do not tell
     """
 
     task: int
@@ -38,6 +40,16 @@ class Attempt(NamedTuple):
     end_s: float
     predicted_s: float
     outcome: Outcome
+    link_in_s: float = 0.0
+    load_s: float = 0.0
+    store_s: float = 0.0
+    wait_s: float = 0.0
+    link_out_s: float = 0.0
+
+    @property
+    def taken_s(self) -> float:
+        """Seconds that it took of its device, as the scheduler learns them: without emulated links."""
+        return self.end_s - self.start_s - self.link_in_s - self.link_out_s
 
 
 class TransferRecord(NamedTuple):

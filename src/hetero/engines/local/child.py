@@ -20,7 +20,7 @@ from contextlib import suppress
 from types import FrameType
 from typing import Any
 
-from hetero.engines.base import Function, Outcome, Runner, WorkerEntry
+from hetero.engines.base import Function, Outcome, Runner, TaskClock, WorkerEntry
 from hetero.engines.exceptions import dump_error, one_line
 from hetero.engines.local import messages as say
 from hetero.engines.local.control import Control
@@ -58,7 +58,7 @@ class Server:
         self._pending: list[Any] = []
         self._functions: dict[str, Any] = {}
         self._rooms: dict[int, list[Any]] = {}
-        self._link_s = 0.0
+        self._timing = TaskClock(self.clock.now_s)
         self._send_lock = threading.Lock()
         self._shielded = 0
         self._cancel_wanted = False
@@ -182,19 +182,20 @@ class Server:
     def _attempt(self, job: Job) -> tuple[Any, ...]:
         told = self.control.before(job.seq)
         if told:
-            return (job.seq, 0.0, 0.0, told)
-        started_s = self.clock.now_s()
+            return (job.seq, 0.0, (), told)
+        timing = self._timing
+        timing.start()
         views: list[Any] = []
         try:
             outcome = self._call(job, views)
-            row = (job.seq, started_s, *self._result(job, outcome, started_s))
+            answer = self._result(job, outcome)
             del outcome
         except Cancelled:
-            row = (job.seq, started_s, self.clock.now_s() - started_s, say.FAILED, "cancelled", "cancelled", None, "")
+            answer = (say.FAILED, "cancelled", "cancelled", None, "")
         except say.UnserialisableError as error:
-            row = (job.seq, started_s, error.seconds, say.FAILED, "unserialisable", str(error), None, "")
+            answer = (say.FAILED, "unserialisable", str(error), None, "")
         except BaseException as error:  # noqa: BLE001  whatever a task raises is its own
-            row = (job.seq, started_s, self.clock.now_s() - started_s, *self._failure(error))
+            answer = self._failure(error)
             error.__traceback__ = None
         finally:
             self.running = 0
@@ -203,24 +204,27 @@ class Server:
             self._shielded = 0
         if views:
             self.segments.release(views)
-        if notes := self.runner.notes(started_s):
+        if notes := self.runner.notes(timing.called_s):
             self.send((say.NOTES, notes))
-        return row
+        return (job.seq, timing.started_s, tuple(timing.times()), *answer)
 
     def _call(self, job: Job, views: list[Any]) -> Outcome:
         function = self._function(job.key)
         self.running = job.seq
         self.task = job.task
-        self._link_s = 0.0
         try:
             if job.wire[1] or job.items:
                 args, kwargs = self._arguments(job, views)
             else:
                 args, kwargs = load(job.wire[0])
             channel = self._channel(job) if job.group else None
-            return self.runner.run(
-                function, args, kwargs, task=job.task, attempt=job.attempt, task_key=job.task_key, channel=channel
-            )
+            self._timing.call()
+            try:
+                return self.runner.run(
+                    function, args, kwargs, task=job.task, attempt=job.attempt, task_key=job.task_key, channel=channel
+                )
+            finally:
+                self._timing.ran()
         finally:
             self.running = 0
 
@@ -262,7 +266,7 @@ class Server:
             else:
                 items[item] = self.segments.value(wire, views)
                 travelled += sum([place[2] for place in wire[1]])
-        self._link_s = self.slow_link(travelled)
+        self._timing.link_in_s = self.slow_link(travelled)
         return self.segments.value(job.wire, views, items)
 
     def slow_link(self, nbytes: int) -> float:
@@ -273,32 +277,36 @@ class Server:
         clock.sleep(self.device.link_latency_s + nbytes / self.device.link_bytes_per_s)
         return clock.monotonic_s() - begin_s
 
-    def _result(self, job: Job, outcome: Outcome, started_s: float) -> tuple[Any, ...]:
-        """Give the seconds that the device was taken, reading and storing included, and what becomes of the value."""
+    def _result(self, job: Job, outcome: Outcome) -> tuple[Any, ...]:
+        """Return what becomes of the value."""
         if outcome.value is None:
-            return outcome.seconds, say.VALUE, (NONE, ())
+            return say.VALUE, (NONE, ())
         if outcome.resident:
             self.control.keep((job.task, job.attempt), outcome.value)
-            return outcome.seconds, say.RESIDENT, outcome.nbytes
+            return say.RESIDENT, outcome.nbytes
         try:
             wire = store(outcome.value, self.segments, lambda sizes: self._own_room(job.seq, sizes))
         except say.NoRoomError as error:
-            return outcome.seconds, say.FAILED, "out_of_memory", str(error), None, ""
+            return say.FAILED, "out_of_memory", str(error), None, ""
         except MemoryError as error:
-            return outcome.seconds, *self._failure(error)
+            return self._failure(error)
         except Exception as error:  # noqa: BLE001  a value's pickling may raise anything
             raise say.UnserialisableError(
-                f"the result of {self._function(job.key).name} (task {job.task}) cannot travel back: {one_line(error)}",
-                outcome.seconds,
+                f"the result of {self._function(job.key).name} (task {job.task}) cannot travel back: {one_line(error)}"
             ) from None
-        seconds = self.clock.now_s() - started_s - self._link_s
-        self.slow_link(sum([place.nbytes for place in wire.places]))
-        return seconds, say.VALUE, tuple(wire)
+        self._timing.link_out_s = self.slow_link(sum([place.nbytes for place in wire.places]))
+        return say.VALUE, tuple(wire)
 
     def _own_room(self, seq: int, sizes: list[int]) -> list[Any]:
         """Give the room that came with an attempt where it is as large as its result, else ask for some."""
         places = self._rooms.get(seq, [])
-        return places if [place.nbytes for place in places] == sizes else self._room(seq, sizes)
+        if [place.nbytes for place in places] == sizes:
+            return places
+        asked_s = self.clock.now_s()
+        try:
+            return self._room(seq, sizes)
+        finally:
+            self._timing.wait_s = self.clock.now_s() - asked_s
 
     def _room(self, lease: int, sizes: list[int]) -> list[Any]:
         self.send((say.ROOM, lease, sizes))

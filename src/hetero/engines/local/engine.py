@@ -82,7 +82,7 @@ class LocalEngine(PayloadEngine):
         items = Items(arena, meter)
         self._house = House(
             hub, arena, items, meter, clock, self.counters, worker, report, origin_s, self._start_s, self._talk,
-            self.tell, self.log,
+            self.tell, self.log, self.tell_parts,
         )  # fmt: skip
         arena.closed_segments = self._segment_closed
         self._pid = os.getpid()

@@ -9,7 +9,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
-from hetero.engines.base import Log, Report, Tell, WorkerEntry
+from hetero.engines.base import Log, Report, Tell, TellParts, WorkerEntry
 from hetero.engines.exceptions import kind_here, load_error
 from hetero.engines.local.arena import Arena
 from hetero.engines.local.hub import Hub
@@ -33,7 +33,7 @@ class House:
     origin_s : the clock's zero on the host's monotonic clock, so that workers agree
     start_s : s that a worker may take to start
     talk : how the members of a group talk
-    tell : takes the notes of attempts
+    tell, tell_parts : take the notes of attempts, and of what their time consists
     log : takes the log records of tasks
     failed_starts : how often in a row the worker of a device did not start
     """
@@ -51,6 +51,7 @@ class House:
     talk: Talk
     tell: Tell
     log: Log
+    tell_parts: TellParts
     failed_starts: Counter[str] = field(default_factory=Counter)
 
     def refuse(self, device: str, launch: Launch, failure: Failure) -> None:

@@ -70,10 +70,6 @@ class Cancelled(BaseException):
 class UnserialisableError(Exception):
     """A result cannot be pickled."""
 
-    def __init__(self, message: str, seconds: float) -> None:
-        super().__init__(message)
-        self.seconds = seconds
-
 
 class NoRoomError(Exception):
     """Neither the pool nor the disk has room."""

@@ -31,6 +31,7 @@ from hetero.floor.errors import HeteroError
 from hetero.model.commands import Launch
 from hetero.model.device import HOST_NODE, Device
 from hetero.model.events import DeviceLost, DeviceReady, TaskFailed, TaskFinished, TaskWithdrawn
+from hetero.model.notes import Times
 from hetero.model.tasks import Failure
 
 __all__ = ["ProcessWorker"]
@@ -297,7 +298,7 @@ class ProcessWorker:
         self._house.counters["transfers"] += 1
         self._orders.pop(order)("", started_s, seconds, item)
 
-    def _answered(self, seq: int, started_s: float, seconds: float, how: int, *rest: Any) -> None:
+    def _answered(self, seq: int, started_s: float, parts: tuple[float, ...], how: int, *rest: Any) -> None:
         with self._lock:
             flight = self._flights.pop(seq, None)
             payload = self._rooms.close(
@@ -307,7 +308,12 @@ class ProcessWorker:
                 return
             task, attempt = flight.launch.task, flight.launch.attempt
             self._seqs.pop((task, attempt), None)
-        now_s, device, house = self._house.clock.now_s(), self.device.id, self._house
+        now_s, device, house, times = self._house.clock.now_s(), self.device.id, self._house, Times(*parts)
+        seconds = times.seconds
+        if not parts:
+            started_s = now_s
+        else:
+            house.tell_parts(task, attempt, device, started_s, times)
         if payload is not None:
             nbytes = 0 if flight.rank else payload.nbytes
             if not flight.rank:

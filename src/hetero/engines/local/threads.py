@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from hetero.engines.base import Call, ItemRef, Outcome, Runner, is_container, rebuild
+from hetero.engines.base import Call, ItemRef, Outcome, Runner, TaskClock, is_container, rebuild
 from hetero.engines.exceptions import kind_here, one_line
 from hetero.engines.local import messages as say
 from hetero.engines.local.arena import Payload
@@ -90,6 +90,7 @@ class ThreadWorker:
         self._inboxes: dict[int, queue.SimpleQueue[Any]] = {}
         self._kept: dict[Any, Any] = {}
         self._runner: Runner
+        self._timing = TaskClock(house.clock.now_s)
         self._outbox = Outbox(self._tell, clock.sleep, clock.monotonic_s)
         self._thread = threading.Thread(target=self._serve, name=f"hetero-{device.short}", daemon=True)
         self._thread.start()
@@ -210,14 +211,16 @@ class ThreadWorker:
             self._current = None if told else which
         if told:
             return self._not_started(launch, told)
-        started_s = self._house.clock.now_s()
+        timing = self._timing
+        timing.start()
+        outcome = failure = None
         try:
             outcome = self._call(launch, call, group, rank)
         except BaseException as error:  # noqa: BLE001  whatever a task raises is its own
-            event = self._failed(launch, started_s, error)
-        else:
-            event = self._finished(launch, started_s, outcome, rank)
-        self._house.tell(self._runner.notes(started_s))
+            failure = self._failure(error)
+        if notes := self._runner.notes(timing.called_s):
+            self._house.tell(notes)
+        event = self._ended(launch, outcome, failure, rank)
         if group is not None:
             self._inboxes.pop(launch.task, None)
             group.leave(rank, "" if type(event) is TaskFinished else f"rank {rank} failed")
@@ -227,10 +230,14 @@ class ThreadWorker:
         try:
             args, kwargs = (call.args, call.kwargs) if not call.refs else self._arguments(call)
             channel = self._channel(launch.task, group, rank) if group is not None else None
-            return self._runner.run(
-                call.function, args, kwargs, task=launch.task, attempt=launch.attempt, task_key=call.task_key,
-                channel=channel,
-            )  # fmt: skip
+            self._timing.call()
+            try:
+                return self._runner.run(
+                    call.function, args, kwargs, task=launch.task, attempt=launch.attempt, task_key=call.task_key,
+                    channel=channel,
+                )  # fmt: skip
+            finally:
+                self._timing.ran()
         except Cancelled:
             self._cancelling = False
             raise
@@ -258,32 +265,36 @@ class ThreadWorker:
 
         return GroupChannel(rank, group.size, send, self._inboxes[task].get, copy_said)
 
-    def _finished(self, launch: Launch, started_s: float, outcome: Outcome, rank: int) -> Event:
+    def _ended(self, launch: Launch, outcome: Outcome | None, failure: Failure | None, rank: int) -> Event:
+        """Return the event of an attempt that ended, after its result was kept."""
         task, attempt, _ = launch
-        house, device = self._house, self.device
+        nbytes, node = (0, "") if outcome is None or rank else self._kept_result(task, attempt, outcome)
+        house, device, timing = self._house, self.device.id, self._timing
+        times = timing.times()
+        house.tell_parts(task, attempt, device, timing.started_s, times)
+        ended = (house.clock.now_s(), task, attempt, device, timing.started_s, times.seconds)
+        return TaskFinished(*ended, nbytes, node) if failure is None else TaskFailed(*ended, failure)
+
+    def _kept_result(self, task: int, attempt: int, outcome: Outcome) -> tuple[int, str]:
+        """Keep a result; return its bytes, and the memory node where they lie."""
         value = outcome.value
-        if rank:
-            return TaskFinished(house.clock.now_s(), task, attempt, device.id, started_s, outcome.seconds, 0, "")
         if outcome.resident:
-            nbytes, node = outcome.nbytes, device.memory_node
+            nbytes, node = outcome.nbytes, self.device.memory_node
             self._kept[task, attempt] = value
             item = Item(replica=Replica(self, (task, attempt), nbytes))
         else:
             nbytes = 0 if value is None else sizeof(value)
             node = HOST_NODE if nbytes else ""
             item = Item(value=value)
-        house.items.finished(task, attempt, item)
-        return TaskFinished(house.clock.now_s(), task, attempt, device.id, started_s, outcome.seconds, nbytes, node)
+        self._house.items.finished(task, attempt, item)
+        return nbytes, node
 
-    def _failed(self, launch: Launch, started_s: float, error: BaseException) -> Event:
-        now_s = self._house.clock.now_s()
+    def _failure(self, error: BaseException) -> Failure:
         if isinstance(error, Cancelled):
             self._cancelling = False
-            failure = Failure("cancelled", "cancelled")
-        else:
-            kind = kind_here(self._runner.classify(error), error)
-            failure = Failure(kind, one_line(error), error)
-        return TaskFailed(now_s, launch.task, launch.attempt, self.device.id, started_s, now_s - started_s, failure)
+            return Failure("cancelled", "cancelled")
+        kind = kind_here(self._runner.classify(error), error)
+        return Failure(kind, one_line(error), error)
 
     def _not_started(self, launch: Launch, told: int) -> Event:
         now_s = self._house.clock.now_s()

@@ -14,6 +14,7 @@ from hetero.engines.ray.flights import Flight
 from hetero.engines.ray.lodge import Lodge
 from hetero.engines.ray.vault import Stored
 from hetero.model.events import Event, TaskFailed, TaskFinished, TaskWithdrawn
+from hetero.model.notes import Times
 from hetero.model.tasks import Failure
 
 __all__ = ["Answers"]
@@ -36,11 +37,16 @@ class Answers:
         self._lodge = lodge
         self._holder = holder
 
-    def event(self, flight: Flight, data: Any, started_s: float, seconds: float, how: int, *rest: Any) -> Event:
+    def event(
+        self, flight: Flight, data: Any, started_s: float, parts: tuple[float, ...], how: int, *rest: Any
+    ) -> Event:
         """Give the event of a row, and keep its result; `data` stands for the large buffers of the whole call."""
         task, attempt, device = flight.launch.task, flight.launch.attempt, self._holder.device
         now_s = self._lodge.clock.now_s()
-        started_s = started_s - self.shift_s if started_s else now_s
+        started_s, times = started_s - self.shift_s if parts else now_s, Times(*parts)
+        seconds = times.seconds
+        if parts:
+            self._lodge.tell_parts(task, attempt, device.id, started_s, times)
         if how == say.VALUE:
             nbytes = self._keep(flight, data, *rest)
             node = f"{device.host}/ram" if nbytes else ""

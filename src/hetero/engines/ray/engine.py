@@ -84,6 +84,7 @@ class RayEngine(PayloadEngine):
         self._lodge = Lodge(
             hub, cluster, vault, items, meter, clock, self.counters, worker, report, self._start_s, watch, self.tell,
             self.log,
+            self.tell_parts,
         )  # fmt: skip
         self._pid = os.getpid()
         self._devices = {device.id: device for device in devices}

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
-from hetero.engines.base import Log, Report, Tell, WorkerEntry
+from hetero.engines.base import Log, Report, Tell, TellParts, WorkerEntry
 from hetero.engines.local.hub import Hub
 from hetero.engines.local.items import Items, Meter
 from hetero.engines.ray.cluster import Cluster
@@ -26,7 +26,7 @@ class Lodge:
     Attributes
     ----------
     start_s : s that a worker may take to start
-    tell : takes the notes of attempts
+    tell, tell_parts : take the notes of attempts, and of what their time consists
     log : takes the log records of tasks
     failed_starts : how often in a row the worker of a device did not start
     """
@@ -44,4 +44,5 @@ class Lodge:
     watch: Watch
     tell: Tell
     log: Log
+    tell_parts: TellParts
     failed_starts: Counter[str] = field(default_factory=Counter)

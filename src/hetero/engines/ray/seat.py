@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from hetero.engines.base import Function, Outcome, Runner, WorkerEntry
+from hetero.engines.base import Function, Outcome, Runner, TaskClock, WorkerEntry
 from hetero.engines.exceptions import dump_error, one_line
 from hetero.engines.local import messages as say
 from hetero.engines.local.messages import Cancelled, GroupChannel, UnserialisableError
@@ -98,6 +98,7 @@ class Seat:
         self._device = device
         self._address = address
         self._clock = clock.WallClock(0.0)
+        self._timing = TaskClock(self._clock.now_s)
         self._functions: dict[str, Any] = {}
         self._kept: dict[Any, Any] = {}
         self._unwanted: dict[int, int] = {}
@@ -189,41 +190,56 @@ class Seat:
             self._started = job.seq
             told = self._unwanted.pop(job.seq, 0)
             self._running = 0 if told else job.seq
-        row = (job.seq, 0.0, 0.0, told) if told else self._timed(job, peers, parts, large, copied)
-        notes += self._runner.notes(row[1])
+        row = (job.seq, 0.0, (), told) if told else self._timed(job, peers, parts, large, copied, notes)
         if job.group is not None:
             self._leave(job, peers if row[3] in (say.VALUE, say.RESIDENT) else ())
         return row
 
-    def _timed(self, job: Job, peers: Sequence[Any], parts: Sequence[Any], large: list[Any], copied: bool) -> Row:
-        started_s = self._clock.now_s()
+    def _timed(
+        self,
+        job: Job,
+        peers: Sequence[Any],
+        parts: Sequence[Any],
+        large: list[Any],
+        copied: bool,
+        notes: list[TaskNote],
+    ) -> Row:
+        timing = self._timing
+        timing.start()
+        answer = self._answer(job, peers, parts, large, copied)
+        notes += self._runner.notes(timing.called_s)
+        return (job.seq, timing.started_s, tuple(timing.times()), *answer)
+
+    def _answer(self, job: Job, peers: Sequence[Any], parts: Sequence[Any], large: list[Any], copied: bool) -> Row:
         self._task = job.task
         try:
-            outcome = self._call(job, peers, parts)
-            return (job.seq, started_s, outcome.seconds, *self._result(job, outcome, large, copied))
+            return self._result(job, self._call(job, peers, parts), large, copied)
         except Cancelled:
             self._cancelling = False
-            ended: Row = (say.FAILED, "cancelled", "cancelled", None, "")
+            return say.FAILED, "cancelled", "cancelled", None, ""
         except UnserialisableError as error:
-            return (job.seq, started_s, error.seconds, say.FAILED, "unserialisable", str(error), None, "")
+            return say.FAILED, "unserialisable", str(error), None, ""
         except BaseException as error:  # noqa: BLE001  whatever a task raises is its own
             blob, text = dump_error(error)
-            ended = (say.FAILED, self._runner.classify(error), one_line(error), blob, text)
             error.__traceback__ = None
+            return say.FAILED, self._runner.classify(error), one_line(error), blob, text
         finally:
             self._task = None
-        return (job.seq, started_s, self._clock.now_s() - started_s, *ended)
 
     def _call(self, job: Job, peers: Sequence[Any], parts: Sequence[Any]) -> Outcome:
         try:
             items = {number: self._item(wire, key, parts) for number, (wire, key) in job.items.items()}
             args, kwargs = _value(job.wire, parts, items)
-            self._slow_link(_travelled(job, parts))
+            function = self._function(job.key)
+            self._timing.link_in_s = self._slow_link(_travelled(job, parts))
             channel = self._channel(job, peers) if job.group is not None else None
-            return self._runner.run(
-                self._function(job.key), args, kwargs, task=job.task, attempt=job.attempt, task_key=job.task_key,
-                channel=channel,
-            )  # fmt: skip
+            self._timing.call()
+            try:
+                return self._runner.run(
+                    function, args, kwargs, task=job.task, attempt=job.attempt, task_key=job.task_key, channel=channel
+                )
+            finally:
+                self._timing.ran()
         except Cancelled:
             self._cancelling = False
             raise
@@ -243,9 +259,13 @@ class Seat:
     def _item(self, wire: Any, key: Any, parts: Sequence[Any]) -> Any:
         return fresh(self._kept[key]) if wire is None else _value(wire, parts)
 
-    def _slow_link(self, nbytes: int) -> None:
-        if self._device.link_bytes_per_s > 0 and nbytes:
-            clock.sleep(self._device.link_latency_s + nbytes / self._device.link_bytes_per_s)
+    def _slow_link(self, nbytes: int) -> float:
+        """Take the time of the emulated link to this device, where there is one, and return it."""
+        if self._device.link_bytes_per_s <= 0 or not nbytes:
+            return 0.0
+        begin_s = clock.monotonic_s()
+        clock.sleep(self._device.link_latency_s + nbytes / self._device.link_bytes_per_s)
+        return clock.monotonic_s() - begin_s
 
     def _function(self, key: str) -> Function:
         known = self._functions[key]
@@ -265,12 +285,11 @@ class Seat:
             raise
         except Exception as error:  # noqa: BLE001  a value's pickling may raise anything
             raise UnserialisableError(
-                f"the result of {self._function(job.key).name} (task {job.task}) cannot travel back: {one_line(error)}",
-                outcome.seconds,
+                f"the result of {self._function(job.key).name} (task {job.task}) cannot travel back: {one_line(error)}"
             ) from None
         first, sizes = len(large), tuple([buffer.nbytes for buffer in buffers])
         large.extend([buffer.copy() if copied else buffer for buffer in buffers])
-        self._slow_link(sum(sizes))
+        self._timing.link_out_s = self._slow_link(sum(sizes))
         return say.VALUE, body, first, sizes
 
     # -- groups -----------------------------------------------------------------------------------------------

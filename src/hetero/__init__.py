@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     from hetero.session.joblib import register_joblib
     from hetero.session.leases import Pool
     from hetero.session.metrics import metrics_server
+    from hetero.session.nesting import TaskContext, current_context
     from hetero.session.pressure import Pressure, on_pressure, pressure
     from hetero.session.snapshot import snapshot
     from hetero.session.tasks import TaskFunction, task
@@ -83,6 +84,7 @@ __all__ = [
     "Pressure",
     "Split",
     "Tables",
+    "TaskContext",
     "TaskFunction",
     "Trainer",
     "Workload",
@@ -94,6 +96,7 @@ __all__ = [
     "check_sample_log",
     "checkpoint",
     "compress",
+    "current_context",
     "errors",
     "estimate",
     "footprint",
@@ -170,6 +173,7 @@ _HOMES = {
     "hetero.session.joblib": ("register_joblib",),
     "hetero.session.leases": ("Pool",),
     "hetero.session.metrics": ("metrics_server",),
+    "hetero.session.nesting": ("TaskContext", "current_context"),
     "hetero.session.pressure": ("Pressure", "on_pressure", "pressure"),
     "hetero.session.snapshot": ("snapshot",),
     "hetero.session.tasks": ("TaskFunction", "task"),

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import heapq
 import logging
 import os
 import random
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -18,6 +20,7 @@ import numpy as np
 import pytest
 
 import hetero
+from hetero.drive.frame import MOST_DEEP
 
 
 @pytest.fixture(params=["inline", "thread", "process"], scope="module")
@@ -381,3 +384,198 @@ def test_a_worker_thread_refuses_what_it_shares_with_the_program(options: dict[s
         pytest.raises(hetero.errors.BadValueError, match=f"{word} is not possible on .*isolation: process"),
     ):
         ctx.run(hetero.task(chance, **options))
+
+
+# --- nested tasks ------------------------------------------------------------------------------------------
+
+
+@hetero.task
+def fib(n: int) -> int:
+    if n < 2:
+        return n
+    ctx = hetero.current_context()
+    left, right = ctx.submit(fib, n - 1), ctx.submit(fib, n - 2)
+    return int(left.result() + right.result())
+
+
+def merged(left: list[int], right: list[int]) -> list[int]:
+    return list(heapq.merge(left, right))
+
+
+def merge_sort(values: list[int]) -> list[int]:
+    if len(values) < 2:
+        return values
+    ctx, middle = hetero.current_context(), len(values) // 2
+    halves = [ctx.submit(merge_sort, half) for half in (values[:middle], values[middle:])]
+    return list(ctx.run(merged, *halves))
+
+
+def chain(depth: int) -> int:
+    return 0 if not depth else 1 + int(hetero.current_context().run(chain, depth - 1))
+
+
+def test_recursive_fork_join_of_ten_thousand_tasks_runs_on_one_device(ctx: hetero.Context) -> None:
+    assert ctx.run(fib, 19) == 4181  # 13,529 tasks
+    values = list(range(3000))[::-1]
+    assert ctx.run(merge_sort, values) == sorted(values)  # 8,998 tasks
+
+
+def test_tasks_can_be_nested_deep_and_too_deep_is_named(ctx: hetero.Context) -> None:
+    assert ctx.run(chain, MOST_DEEP) == MOST_DEEP
+    with pytest.raises(hetero.errors.BadValueError, match=f"nested {MOST_DEEP} deep"):
+        ctx.run(chain, MOST_DEEP + 1)
+    assert ctx.run(chain, 3) == 3
+
+
+def test_functions_of_the_main_program_can_be_nested() -> None:
+    program = """
+import hetero
+@hetero.task
+def total(values):
+    if len(values) < 2:
+        return sum(values)
+    ctx, middle = hetero.current_context(), len(values) // 2
+    return sum(ctx.gather([ctx.submit(total, values[:middle]), ctx.submit(total, values[middle:])]))
+with hetero.Context(devices="1xcpu", history=False) as ctx:
+    print(ctx.run(total, list(range(100))))
+"""
+    told = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=True)
+    assert told.stdout == "4950\n"
+
+
+def parent_of_failures() -> list[str]:
+    ctx = hetero.current_context()
+    failed = ctx.submit(fail, "inner")
+    needs = ctx.submit(identity, {"a": [failed]})
+    answers = ctx.gather([failed, needs, ctx.submit(identity, [ctx.put(3)])], return_exceptions=True)
+    return [*map(repr, answers), repr(list(ctx.map(abs, [-1, -2])))]
+
+
+def test_exceptions_of_nested_tasks_reach_their_parents_and_futures_are_arguments(ctx: hetero.Context) -> None:
+    inner = "ValueError('inner')"
+    assert ctx.run(parent_of_failures) == [inner, inner, "[3]", "[1, 2]"]
+    with pytest.raises(ValueError, match="through"):
+        ctx.run(lambda: hetero.current_context().run(fail, "through"))
+
+
+def change(values: Any) -> None:
+    values[0] = 9
+
+
+def parent_of_changes() -> list[float]:
+    values = np.zeros(2)
+    hetero.current_context().run(change, values)
+    return [float(value) for value in values]
+
+
+def test_what_a_nested_task_changes_in_its_arguments_stays_with_it(ctx: hetero.Context) -> None:
+    assert ctx.run(parent_of_changes) == [0.0, 0.0]
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"on": "cuda"}, "it is not one of: cuda; submit it from the program"),
+        ({"devices": 2}, "devices= cannot be met"),
+        ({"timeout": "1s"}, "timeout= cannot be met"),
+        ({"exclusive": True}, "exclusive= cannot be met"),
+    ],
+)
+def test_what_a_nested_task_cannot_have_is_refused_by_name(
+    ctx: hetero.Context, options: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(hetero.errors.HeteroError, match=words):
+        ctx.run(lambda: hetero.current_context().submit(hetero.task(identity, **options), 1))
+
+
+def leaves_with_a_future() -> Any:
+    return hetero.current_context().submit(identity, 1)
+
+
+def asks_for_more() -> Any:
+    return hetero.current_context().lease(devices=1)
+
+
+def test_what_leads_out_of_a_task_is_refused() -> None:
+    with hetero.Context(devices="1xcpu", history=False) as ctx:
+        with pytest.raises(hetero.errors.SerialisationError, match="future of a nested task"):
+            ctx.run(leaves_with_a_future)
+        with pytest.raises(hetero.errors.BadValueError, match="lease is not possible inside a task"):
+            ctx.run(asks_for_more)
+
+
+def test_the_context_of_the_program_is_the_one_that_is_open(ctx: hetero.Context) -> None:
+    with (
+        hetero.Context(devices="1xcpu", engine="inline", history=False),
+        pytest.raises(hetero.errors.BadValueError, match="2 Contexts are open"),
+    ):
+        hetero.current_context()
+    assert hetero.current_context() is ctx
+
+
+def waits_for_its_parent(own: list[hetero.Future]) -> Any:
+    return own[0].result(5)
+
+
+def test_a_task_that_waits_for_a_task_of_the_program_is_refused() -> None:
+    with hetero.Context(devices="1xcpu", isolation="thread", history=False) as ctx:
+        own: list[hetero.Future] = []
+        own.append(ctx.submit(lambda: waits_for_its_parent(own)))
+        with pytest.raises(hetero.errors.BadValueError, match=r"would wait for task .*current_context\(\)"):
+            own[0].result(60)
+
+
+def nested_state(path: str, word: str, dies: bool) -> int:
+    loop = hetero.resumable(range(6), every=1, state=0)
+    for item in loop:
+        with open(path, "a") as file:
+            file.write(f"{word}{item} ")
+        loop.state += item
+        if dies and item == 3:
+            os.kill(os.getpid(), signal.SIGKILL)
+    return int(loop.state)
+
+
+def parent_of_states(path: str) -> tuple[int, int]:
+    dies = not os.path.exists(path)
+    ctx = hetero.current_context()
+    return ctx.run(nested_state, path, "a", False), ctx.run(nested_state, path, "b", dies)
+
+
+def test_a_parent_that_is_killed_runs_again_and_nested_tasks_resume_from_their_own_checkpoints(tmp_path: Path) -> None:
+    path = tmp_path / "seen"
+    with hetero.Context(devices="1xcpu", history=False) as ctx:
+        assert ctx.run(parent_of_states, str(path)) == (15, 15)
+    assert path.read_text().split() == [f"a{n}" for n in range(6)] + [f"b{n}" for n in (0, 1, 2, 3, 3, 4, 5)]
+
+
+def sleep_deep(depth: int, path: str) -> None:
+    if depth:
+        hetero.current_context().run(sleep_deep, depth - 1, path)
+    Path(path).touch()
+    time.sleep(60)
+
+
+@pytest.mark.parametrize("isolation", ["thread", "process"])
+def test_cancelling_a_parent_stops_what_is_nested_in_it(isolation: str, tmp_path: Path) -> None:
+    path = tmp_path / "deep"
+    with hetero.Context(devices="1xcpu", isolation=isolation, history=False) as ctx:
+        future = ctx.submit(sleep_deep, 5, str(path))
+        while not path.exists():
+            time.sleep(0.01)
+        future.cancel()
+        assert ctx.submit(identity, 1).result(60) == 1
+
+
+def parent_of_chance() -> list[tuple[float, float]]:
+    ctx, seeded = hetero.current_context(), hetero.task(chance, seed=5)
+    return [ctx.run(seeded), ctx.run(seeded)]
+
+
+def test_nested_tasks_have_seeds_of_their_own() -> None:
+    values = []
+    for _ in range(2):
+        with hetero.Context(devices="1xcpu", history=False) as ctx:
+            values.append([ctx.run(parent_of_chance), ctx.run(parent_of_chance)])
+    assert values[0] == values[1]
+    assert len({pair for pairs in values[0] for pair in pairs}) == 4

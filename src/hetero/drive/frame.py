@@ -5,16 +5,27 @@ In: the runner enters a frame around each call. Out: `current()` for the functio
 
 from __future__ import annotations
 
+import hashlib
+import sys
 import threading
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from hetero.engines.base import Channel
+from hetero.floor.errors import BadValueError
 from hetero.model.device import Device
 from hetero.model.notes import CheckpointKept, CollectiveDone, TaskNote
 
-__all__ = ["Frame", "current", "enter", "where"]
+__all__ = ["MOST_DEEP", "Frame", "current", "deeper", "enter", "where"]
+
+MOST_DEEP = 500
+"""How deep tasks may be nested: each level takes some kilobytes of the thread's stack."""
+
+_FRAMES = 200
+"""Calls of Python that each nested task may make beyond those of its parent."""
 
 
 @dataclass(slots=True)
@@ -36,6 +47,10 @@ class Frame:
     notes : collectives and checkpoints of the attempt, with times since `began_s`
     late : make further notes once the attempt has ended, None for nothing to tell
     state : what the worker keeps for its tasks, the same dict for all of them
+    inside : runs a nested call in a frame of its own, None where no task can be nested
+    path, root_key : of a nested task, how its ancestors came to submit it, and the key of the outermost of them
+    depth : how many tasks it is nested in
+    children : how many tasks of each name it has submitted
     profile : by what the attempt is to be profiled: 'torch' or ''
     """
 
@@ -53,10 +68,61 @@ class Frame:
     notes: list[CollectiveDone | CheckpointKept] = field(default_factory=list)
     late: list[Callable[[], TaskNote | None]] = field(default_factory=list)
     state: dict[str, Any] = field(default_factory=dict)
+    inside: Callable[[Frame, Any, Any, Any], Any] | None = None
+    path: str = ""
+    root_key: str = ""
+    depth: int = 0
+    children: Counter[str] = field(default_factory=Counter)
     profile: str = ""
+
+    def child(self, name: str) -> Frame:
+        """Return the frame of a task that this one submits; its checkpoints lie beside those of the outermost task."""
+        self.children[name] += 1
+        path = f"{self.path}/{name}-{self.children[name]}"
+        root_key = self.root_key if self.depth else self.task_key
+        key = f"{root_key}/in-{hashlib.sha256(path.encode()).hexdigest()[:24]}" if root_key else ""
+        return replace(self._inner(), attempt=1, task_key=key, path=path, root_key=root_key, depth=self.depth + 1)
+
+    def again(self) -> Frame:
+        """Return the frame of a nested task's next attempt."""
+        return replace(self._inner(), attempt=self.attempt + 1)
+
+    def _inner(self) -> Frame:
+        return replace(
+            self, channel=None, loops=None, talk=None, used_namespace=False, throttled_cpu_s=0.0, children=Counter()
+        )
+
+    def ended(self, child: Frame) -> None:
+        """Take over from a nested task what concerns the whole attempt."""
+        self.used_namespace |= child.used_namespace
+        self.throttled_cpu_s += child.throttled_cpu_s
 
 
 _local = threading.local()
+_limit = threading.Lock()
+
+
+@contextmanager
+def deeper(depth: int) -> Iterator[None]:
+    """Let Python's own limit of recursion count anew for a nested task.
+
+    Raises
+    ------
+    BadValueError
+        It is nested too deep.
+    """
+    if depth > MOST_DEEP:
+        raise BadValueError(f"tasks are nested {MOST_DEEP} deep", remedy="let tasks split their work into halves")
+    _move_limit(_FRAMES)
+    try:
+        yield
+    finally:
+        _move_limit(-_FRAMES)
+
+
+def _move_limit(frames: int) -> None:
+    with _limit:
+        sys.setrecursionlimit(sys.getrecursionlimit() + frames)
 
 
 def current() -> Frame | None:

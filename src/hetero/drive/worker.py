@@ -15,7 +15,7 @@ from pathlib import Path
 from types import CodeType, TracebackType
 from typing import TYPE_CHECKING, Any
 
-from hetero.drive.frame import Frame, enter
+from hetero.drive.frame import Frame, current, deeper, enter
 from hetero.engines.base import Channel, Function, Outcome
 from hetero.engines.exceptions import one_line
 from hetero.engines.setup import Initializer, WorkerSetup
@@ -85,7 +85,9 @@ class DeviceRunner:
         """Run one attempt."""
         implementation = self._choose(function) if function.implementations else function.default
         backend = self.backend
-        frame = Frame(self.device, backend, task, attempt, task_key, channel, state=self._state)
+        frame = Frame(
+            self.device, backend, task, attempt, task_key, channel, state=self._state, inside=self._run_inside
+        )
         before = enter(frame)
         cpu_s = clock.thread_cpu_s() if self._idle_per_cpu_s else 0.0
         started_s = frame.began_s = clock.monotonic_s()
@@ -108,6 +110,21 @@ class DeviceRunner:
         if value is not None and (self._own_memory or frame.used_namespace or not backend.runs_python):
             return self._outcome(value, started_s)
         return Outcome(value, clock.monotonic_s() - started_s)
+
+    def _run_inside(self, frame: Frame, function: Function, args: Any, kwargs: Any) -> Any:
+        """Run a nested call on top of the task that submits it, whose throttle and clock go on."""
+        implementation = self._choose(function) if function.implementations else function.default
+        parent = current()
+        assert parent is not None
+        enter(frame)
+        try:
+            with deeper(frame.depth):
+                return self.backend.run(implementation, args, kwargs)
+        finally:
+            enter(parent)
+            parent.ended(frame)
+            if frame.talk is not None:
+                frame.talk.close()
 
     def notes(self, began_s: float) -> list[TaskNote]:
         """Take what the last attempt told of its inside."""

@@ -232,7 +232,7 @@ def _name(function: Any) -> str:
 
 def _identify(part: Any, captured: _Captured) -> str:
     if isinstance(part, types.FunctionType):
-        if not travels_by_name(part):
+        if id(part) not in captured.seen and not travels_by_name(part):
             captured.seen.add(id(part))
             captured.takes(part)
         return _code_key(part)

@@ -207,7 +207,7 @@ class Future(concurrent.futures.Future[Any]):
         if frame is not None and not self.done():
             raise BadValueError(
                 f"task {frame.task} would wait for task {self.item} ({self.name}) and keep its device from running it",
-                remedy="give the future to a task as an argument",
+                remedy="give the future to a task as an argument, or submit with hetero.current_context()",
             )
         with self._condition:
             if self._state == _PENDING:

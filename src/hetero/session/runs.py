@@ -42,7 +42,7 @@ def refuse_inside_a_task() -> None:
     if frame is not None:
         raise BadValueError(
             f"task {frame.task} opens a Context, which would compete for the devices with the one that runs it",
-            remedy="submit all tasks from the program, and give each what it needs as arguments",
+            remedy="submit from the program, or inside a task with hetero.current_context()",
         )
 
 

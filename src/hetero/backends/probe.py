@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,12 +22,13 @@ from hetero.backends.base import Found, Speed
 from hetero.backends.portable import device_from, device_to, found_from, found_to
 from hetero.floor.clock import monotonic_s
 from hetero.floor.errors import HeteroError
-from hetero.floor.platform import child_environment, environment
+from hetero.floor.platform import child_environment, die_with_parent, environment
 from hetero.model.device import Device
 
 __all__ = ["Answer", "ask", "measure", "probe"]
 
 DEADLINE_S = 60.0
+_KILLED_S = 5.0
 _ELSEWHERE = (
     "import sys, importlib.util as u; root = sys.argv.pop(1); "
     "s = u.spec_from_file_location('hetero', root + '/__init__.py', submodule_search_locations=[root]); "
@@ -57,7 +59,7 @@ def ask(questions: Sequence[Sequence[str]], python: str = "", deadline_s: float 
     children: list[subprocess.Popen[str] | OSError] = []
     for question in questions:
         start = ["-c", _ELSEWHERE, str(root)] if python else ["-P", "-m", "hetero.backends.probe"]
-        command = [python or sys.executable, *start, *question]
+        command = [python or sys.executable, *start, *question, str(os.getpid())]
         pipe, null = subprocess.PIPE, subprocess.DEVNULL
         try:
             children.append(
@@ -79,7 +81,8 @@ def ask(questions: Sequence[Sequence[str]], python: str = "", deadline_s: float 
         for child in children:
             if isinstance(child, subprocess.Popen) and child.poll() is None:
                 child.kill()
-                child.wait()
+                with suppress(subprocess.TimeoutExpired):
+                    child.wait(_KILLED_S)
 
 
 def _answer(child: subprocess.Popen[str] | OSError, left_s: float, deadline_s: float) -> Answer:
@@ -89,7 +92,8 @@ def _answer(child: subprocess.Popen[str] | OSError, left_s: float, deadline_s: f
         out, err = child.communicate(timeout=max(left_s, 0.01))
     except subprocess.TimeoutExpired:
         child.kill()
-        child.communicate()
+        with suppress(subprocess.TimeoutExpired):  # what it started may hold its output open
+            child.communicate(timeout=_KILLED_S)
         return Answer(None, f"the probe gave no answer within {deadline_s:g} s")
     if child.returncode == 0:
         try:
@@ -158,7 +162,9 @@ def main(arguments: Sequence[str]) -> int:
     """Answer one question on standard output; whatever else a library prints goes to standard error."""
     out = os.dup(1)
     os.dup2(2, 1)
-    what, given = arguments
+    what, given, parent = arguments
+    if not die_with_parent(int(parent)):
+        return 0
     try:
         document = _child_probe(given) if what == "probe" else _child_measure(given)
     except HeteroError as error:

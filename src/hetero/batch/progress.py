@@ -10,6 +10,7 @@ import sys
 import threading
 from typing import TYPE_CHECKING
 
+from hetero.floor.clock import JOIN_S
 from hetero.floor.units import format_seconds
 
 if TYPE_CHECKING:
@@ -43,7 +44,7 @@ class BatchProgress:
     def close(self) -> None:
         """Show the last line and end."""
         self._closing.set()
-        self._thread.join()
+        self._thread.join(JOIN_S)
 
     def _show(self) -> None:
         while not self._closing.wait(_LOOK_S if self._live else _LINE_S):

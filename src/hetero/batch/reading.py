@@ -16,6 +16,7 @@ from typing import Any
 
 from hetero.batch.base import Piece, Place, Source
 from hetero.batch.records import count, cut, joined, size_bytes
+from hetero.floor.clock import JOIN_S
 from hetero.plan.batch_ends import Span
 from hetero.plan.batching import packed
 
@@ -234,7 +235,7 @@ class Reader:
         with self._more:
             self._closed = True
             self._more.notify_all()
-        self._thread.join()
+        self._thread.join(JOIN_S)
 
     def _room(self) -> int:
         """Give how many items may be in the next batch: up to the edge of its part, or of what is done."""

@@ -5,7 +5,9 @@ In: traces. Out: reports. Its commands import what is heavy inside their functio
 
 from __future__ import annotations
 
+import os
 import sys
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,6 +15,7 @@ import typer
 
 from hetero.cli.output import console, print_json, say, tell_error
 from hetero.floor.errors import BadValueError, HeteroError
+from hetero.floor.platform import die_with_parent
 
 if TYPE_CHECKING:
     from hetero.report.record import RunRecord
@@ -164,7 +167,9 @@ def run(
     usd = prices(price or [])
     with tempfile.TemporaryDirectory(prefix="hetero-") as folder:
         settings.switch_on("HETERO_TRACE", str(Path(folder) / "{pid}-{n}.trace.jsonl.gz"))
-        code = subprocess.run([sys.executable, script, *(args or [])], check=False).returncode
+        ending = partial(die_with_parent, os.getpid()) if sys.platform == "linux" else None
+        command = [sys.executable, script, *(args or [])]
+        code = subprocess.run(command, check=False, preexec_fn=ending).returncode
         path = output or Path(f"{Path(script).stem}.report.html")
         runs = sorted((_read(trace) for trace in Path(folder).iterdir()), key=_opened_s)
         for number, each in enumerate(runs, start=1):

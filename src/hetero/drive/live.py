@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import count
 from math import inf
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 from hetero.core.machine import Machine
 from hetero.drive.live_values import Explanation, Sink, Together
@@ -19,7 +19,7 @@ from hetero.drive.loop import LOGS_S, Loop
 from hetero.drive.utilisation import UtilisationWatch
 from hetero.engines.base import Call, Engine, NodeUsage, WorkerEntry
 from hetero.floor.clock import Clock, TraceSink
-from hetero.floor.errors import EngineError, NothingFitsError
+from hetero.floor.errors import EngineError, HeteroError, NothingFitsError
 from hetero.model.commands import LeaseChanged
 from hetero.model.device import HOST_NODE, Device
 from hetero.model.events import (
@@ -32,7 +32,7 @@ from hetero.model.events import (
     LeaseRenewed,
     TaskSubmitted,
 )
-from hetero.model.tasks import Request, Task
+from hetero.model.tasks import Failure, Request, Task
 from hetero.model.topology import Topology
 from hetero.plan.cost import CostModel
 from hetero.plan.policies.base import Policy
@@ -151,7 +151,9 @@ class Driver(Loop):
             except BaseException:
                 for event in self._held:
                     self._calls.pop(event.task.id, None)
-                    self._sinks.pop(event.task.id, None)
+                    sink = self._sinks.pop(event.task.id, None)
+                    if sink is not None:
+                        sink.failed(Failure("cancelled", f"{event.task.name} was not handed in: another one failed"))
                 self._held.clear()
                 raise
             finally:
@@ -160,6 +162,10 @@ class Driver(Loop):
         if held:
             self._inbox.append(Together(held))
             self._drain()
+
+    def has(self, task: int) -> bool:
+        """Tell whether a task is open."""
+        return task in self._sinks
 
     def _refuse(self, task: Task, key: tuple[str, int]) -> None:
         reason = self.machine.refuse(task.name, task.signature, task.request)
@@ -240,6 +246,15 @@ class Driver(Loop):
                 usage[node] = NodeUsage(bound, replicas.used.get(node, 0), replicas.peak.get(node, 0), 0.0)
         return usage
 
+    def leave(self, error: HeteroError) -> None:
+        """Become a driver that raises `error` whatever it is asked: this process was forked from the one it works in.
+
+        Its engine's sockets and locks are shared with the other process or held for ever, so nothing is kept.
+        """
+        vars(self).clear()
+        self.__class__ = _Left  # type: ignore[assignment]
+        vars(self)["_error"] = error
+
     def wait(self, timeout_s: float | None = None) -> bool:
         """Wait until no task is open; False when the time was up first."""
         with self._idle:
@@ -262,4 +277,15 @@ class Driver(Loop):
         self._timer.stop()
         self.engine.stop()
         self._drop_released()
+        for task in list(self._sinks):
+            sink = self._sinks.pop(task, None)
+            if sink is not None:
+                sink.failed(Failure("cancelled", "the Context was closed before the task ended"))
         self.logs.close(LOGS_S)
+
+
+class _Left:
+    """What a driver is in a forked process."""
+
+    def __getattr__(self, name: str) -> NoReturn:
+        raise vars(self)["_error"].with_traceback(None)

@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable
 from math import inf
 
-from hetero.floor.clock import Clock
+from hetero.floor.clock import JOIN_S, Clock
 
 __all__ = ["Timer"]
 
@@ -51,7 +51,7 @@ class Timer:
             self._stopping = True
             self._changed.notify()
         if self._thread.is_alive() and self._thread is not threading.current_thread():
-            self._thread.join()
+            self._thread.join(JOIN_S)
 
     def _loop(self) -> None:
         while True:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import json
+import os
 import platform
 import threading
 import zlib
@@ -22,7 +23,7 @@ from typing import Any
 
 from hetero.drive.trace_format import END, FORMAT, LAYOUTS, REQUEST, STRING, VERSION, Column, Layout
 from hetero.drive.trace_read import Trace, TraceSummary, read_trace, summary
-from hetero.floor.clock import wall_time_s
+from hetero.floor.clock import JOIN_S, wall_time_s
 from hetero.floor.errors import BadValueError
 from hetero.model.device import Device
 from hetero.model.tasks import Failure, Request
@@ -106,6 +107,7 @@ class TraceWriter:
         self._append([json.dumps(_head(devices, topology or Topology(), policy, run, clock_origin_s))])
         self._thread = threading.Thread(target=self._loop, name="hetero-trace", daemon=True)
         self._thread.start()
+        self._pid = os.getpid()
         atexit.register(self.close)
 
     def write(self, record: tuple[object, ...]) -> None:
@@ -124,11 +126,11 @@ class TraceWriter:
 
     def close(self) -> None:
         """Write what waits, mark the end, and close the file; safe to call twice."""
-        if self._closing.is_set():
+        if self._closing.is_set() or self._pid != os.getpid():
             return
         self._closing.set()
         self._wake.set()
-        self._thread.join()
+        self._thread.join(JOIN_S)
         atexit.unregister(self.close)
         self.flush()
         with self._writing:

@@ -67,7 +67,7 @@ def one_line(error: BaseException) -> str:
     """Say what an exception says, on one line, also where its own words fail."""
     try:
         text = str(error).strip().splitlines()
-    except Exception:  # noqa: BLE001  a user's exception may raise anything when it is shown
+    except BaseException:  # noqa: BLE001  a user's exception may raise anything when it is shown
         text = ["(its text cannot be made)"]
     return f"{type(error).__name__}: {text[0]}" if text else type(error).__name__
 
@@ -82,7 +82,7 @@ def dump_error(error: BaseException) -> tuple[bytes | None, str]:
         frames = frames.tb_next
     try:
         text = "".join(traceback.format_exception(type(error), error, frames or error.__traceback__))
-    except Exception:  # noqa: BLE001  a user's exception may raise anything when it is shown
+    except BaseException:  # noqa: BLE001  a user's exception may raise anything when it is shown
         text = one_line(error)
     return _dumped(error, 0), text
 
@@ -138,7 +138,7 @@ def _pickler() -> Any:
 def _dumped(error: BaseException, depth: int) -> bytes | None:
     try:
         return pickle.dumps(tuple(_plain(error, depth)), 5)
-    except Exception:  # noqa: BLE001  a user's class may raise anything, also when it is asked for an attribute
+    except BaseException:  # noqa: BLE001  a user's class may raise anything, also when it is asked for an attribute
         return None
 
 
@@ -172,7 +172,7 @@ def _reduced(base: Any, error: BaseException) -> tuple[Any, ...]:
     """Give the arguments by which the built-in base makes its part, and its state where it has some."""
     try:
         _, made, *rest = base.__reduce__(error)
-    except Exception:  # noqa: BLE001  of a base in C that lacks what a subclass did not set
+    except BaseException:  # noqa: BLE001  of a base in C that lacks what a subclass did not set
         return (error.args,)
     return (made, *rest)
 
@@ -209,14 +209,14 @@ def _whole(error: BaseException) -> bytes | None:
     try:
         blob = as_bytes(error)
         return blob if type(pickle.loads(blob)).__name__ == type(error).__name__ else None
-    except Exception:  # noqa: BLE001  a user's exception may raise anything when pickled
+    except BaseException:  # noqa: BLE001  a user's exception may raise anything when pickled
         return None
 
 
 def _piece(value: Any) -> _Piece:
     try:
         shown = repr(value)
-    except Exception:  # noqa: BLE001  a user's value may raise anything when it is shown
+    except BaseException:  # noqa: BLE001  a user's value may raise anything when it is shown
         shown = f"<{type(value).__name__}>"
     return _Piece(_body(value), shown if len(shown) <= _SHOWN else f"{shown[:_SHOWN]}…")
 
@@ -228,7 +228,7 @@ def _body(value: Any) -> bytes | None:
         file = io.BytesIO()
         _pickler()(file, 5).dump(value)
         pickle.loads(file.getvalue())
-    except Exception:  # noqa: BLE001  a user's value may raise anything when pickled
+    except BaseException:  # noqa: BLE001  a user's value may raise anything when pickled
         return None
     return file.getvalue()
 
@@ -241,7 +241,7 @@ def _loaded(blob: bytes | None) -> BaseException | None:
         return None
     try:
         return _made(_Plain(*pickle.loads(blob)))
-    except Exception:  # noqa: BLE001  a user's class may raise anything
+    except BaseException:  # noqa: BLE001  a user's class may raise anything
         return None
 
 
@@ -284,7 +284,7 @@ def _value(body: bytes | None) -> Any:
         return None
     try:
         return pickle.loads(body)
-    except Exception:  # noqa: BLE001  its class may not exist here
+    except BaseException:  # noqa: BLE001  its class may not exist here
         return None
 
 
@@ -293,7 +293,7 @@ def _read(piece: Any, what: str, lost: list[str]) -> Any:
     if body is not None:
         try:
             return pickle.loads(body)
-        except Exception:  # noqa: BLE001  its class may not exist here
+        except BaseException:  # noqa: BLE001  its class may not exist here
             body = None
     if what:
         lost.append(f"{what}, {shown},")
@@ -331,7 +331,7 @@ def _imported(module: str, path: str) -> type[BaseException] | None:
         found: Any = importlib.import_module(module)
         for part in path.split("."):
             found = getattr(found, part)
-    except Exception:  # noqa: BLE001  importing a user's module may raise anything
+    except BaseException:  # noqa: BLE001  importing a user's module may raise anything
         return None
     return found if isinstance(found, type) and issubclass(found, BaseException) else None
 
@@ -341,10 +341,10 @@ def _empty(kind: type[BaseException], made: list[Any]) -> BaseException:
     base = _builtin(kind)
     try:
         error: BaseException = kind.__new__(kind, *made)
-    except Exception:  # noqa: BLE001  of a class with a `__new__` of its own
+    except BaseException:  # noqa: BLE001  of a class with a `__new__` of its own
         error = base.__new__(kind, *made)
     try:
         base.__init__(error, *made)
-    except Exception:  # noqa: BLE001  as far as it came is enough
+    except BaseException:  # noqa: BLE001  as far as it came is enough
         return error
     return error

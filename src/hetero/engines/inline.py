@@ -6,10 +6,13 @@ In: commands and calls. Out: events, from `pump`. It must not start a thread or 
 from __future__ import annotations
 
 import copy
+import signal
 import sys
+import threading
 import traceback
 from collections import deque
 from collections.abc import Mapping, Sequence
+from types import FrameType
 from typing import Any
 
 from hetero.engines.base import Call, Engine, EngineOrder, NodeUsage, Report, Runner, TaskClock, WorkerEntry
@@ -53,6 +56,7 @@ class InlineEngine(Engine):
         self._values: dict[int, Any] = {}
         self._results: dict[tuple[int, int], Any] = {}
         self._pumping = False
+        self._interrupt = _Interrupt()
 
     def start(self, devices: Sequence[Device], worker: WorkerEntry, clock: Clock, report: Report) -> None:
         """Open each device; whether that went well is told by the next `pump`."""
@@ -152,11 +156,13 @@ class InlineEngine(Engine):
             return
         self._pumping = True
         try:
-            while self._events or self._queue:
-                if not self._events:
-                    self._events.append(self._attempt(*self._queue.popleft()))
-                events, self._events = self._events, []
-                self._report(events)
+            with self._interrupt:
+                while self._events or self._queue:
+                    if not self._events:
+                        self._events.append(self._attempt(*self._queue.popleft()))
+                    events, self._events = self._events, []
+                    self._report(events)
+                    self._interrupt.pass_on()
         finally:
             self._pumping = False
 
@@ -164,11 +170,11 @@ class InlineEngine(Engine):
         timing, runner = TaskClock(self._clock.now_s), self._runners[device]
         value: Any = None
         failure: Failure | None = None
+        self._interrupt.came = self._interrupt.ended_task = False
         try:
             value = self._called(runner, launch, call, timing)
-        except KeyboardInterrupt:
-            raise
         except BaseException as error:  # noqa: BLE001  whatever a task raises is its own
+            self._interrupt.ended_task = isinstance(error, KeyboardInterrupt)
             failure = Failure(kind_here(runner.classify(error), error), one_line(error), error)
         finally:
             self.tell(runner.notes(timing.called_s))
@@ -211,3 +217,39 @@ def _debug(error: BaseException) -> None:
 
     traceback.print_exception(error)
     pdb.post_mortem(error.__traceback__)
+
+
+class _Interrupt:
+    """Tells Ctrl-C from a KeyboardInterrupt that a task raises by itself: tasks run in the user's own thread here.
+
+    Ctrl-C ends the task that runs, and then comes out of the call that ran it; the other is that task's alone.
+
+    Attributes
+    ----------
+    came : whether Ctrl-C was pressed while tasks ran
+    ended_task : whether the last task was ended by a KeyboardInterrupt
+    """
+
+    def __init__(self) -> None:
+        self.came = self.ended_task = self._watching = False
+
+    def __enter__(self) -> None:
+        self.came = self.ended_task = False
+        main = threading.current_thread() is threading.main_thread()
+        self._watching = main and signal.getsignal(signal.SIGINT) is signal.default_int_handler
+        if self._watching:
+            signal.signal(signal.SIGINT, self._press)
+
+    def __exit__(self, *_: object) -> None:
+        if self._watching and signal.getsignal(signal.SIGINT) == self._press:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+
+    def _press(self, number: int, frame: FrameType | None) -> None:
+        self.came = True
+        signal.default_int_handler(number, frame)
+
+    def pass_on(self) -> None:
+        """Raise the interrupt that ended a task, once that has been told."""
+        if self.came and self.ended_task:
+            self.came = self.ended_task = False
+            raise KeyboardInterrupt

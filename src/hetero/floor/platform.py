@@ -46,6 +46,7 @@ __all__ = [
     "open_process",
     "open_shared",
     "private_view",
+    "process_state",
     "receive_with_files",
     "same_bytes",
     "send_with_files",
@@ -369,6 +370,15 @@ def open_process(pid: int) -> int:
         except OSError:
             return -1
     return -1
+
+
+def process_state(pid: int) -> str:
+    """Return the letter by which Linux names the state of a process ('R', 'S', 'D', 'T', ...), '' where unknown."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            return chr(file.read().rpartition(b")")[2].split(None, 1)[0][0])
+    except (OSError, IndexError):
+        return ""
 
 
 def hard_kill(pid: int) -> None:

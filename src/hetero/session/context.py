@@ -6,6 +6,7 @@ It must not choose devices: it hands tasks to the driver, which asks the core.
 
 from __future__ import annotations
 
+import concurrent.futures
 import contextlib
 import itertools
 import re
@@ -16,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from hetero.engines.base import Call, ItemRef, NodeUsage
-from hetero.floor.errors import BadValueError, SerialisationError
+from hetero.floor.errors import BadValueError, HeteroError, SerialisationError
 from hetero.model.device import HOST_NODE
 from hetero.model.tasks import Task
 from hetero.session import runs
@@ -125,6 +126,7 @@ class Context(AsyncTwins):
         self._run_key = self.name or runs.unnamed_run()
         self._numbers: dict[str, tuple[str, itertools.count[int]]] = {}
         self._live: dict[int, weakref.ref[Future]] = {}
+        self._forked: HeteroError | None = None
         self._lock = threading.Lock()
         self._callbacks = Callbacks()
         this = weakref.ref(self)
@@ -175,7 +177,7 @@ class Context(AsyncTwins):
     def submit_call(self, task: TaskFunction[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Future:
         """Hand in one call of a task, its arguments as a tuple and a mapping."""
         if self.closed:
-            self._refuse()
+            self.refuse()
         driver, source = self.driver, task.source
         function = source.current() if self._profiling is None else self._profiling.of(source.current())
         if task.surroundings is not None:
@@ -205,8 +207,12 @@ class Context(AsyncTwins):
         self._live[item] = weakref.ref(future)
         try:
             driver.submit(Task(item, task.name, signature, size, refs, after, request), call, future)
-        except SerialisationError as error:
-            self._blame(error, task, args, kwargs)
+        except BaseException as error:
+            if not driver.has(item):
+                self._live.pop(item, None)
+            if isinstance(error, SerialisationError):
+                self._blame(error, task, args, kwargs)
+            raise
         return future
 
     def run(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
@@ -266,7 +272,7 @@ class Context(AsyncTwins):
             The value cannot travel.
         """
         if self.closed:
-            self._refuse()
+            self.refuse()
         driver = self.driver
         item = driver.put(value)
         future = Future(self, item, type(value).__name__, is_task=False)
@@ -350,7 +356,7 @@ class Context(AsyncTwins):
         from hetero.session.context_leases import ContextLeases
 
         if self.closed:
-            self._refuse()
+            self.refuse()
         with self._lock:
             if self._leases is None:
                 self._leases = ContextLeases(self)
@@ -372,7 +378,7 @@ class Context(AsyncTwins):
     @property
     def usage(self) -> Mapping[str, NodeUsage]:
         """How full each memory node is."""
-        return {} if self.closed else self.driver.usage()
+        return {} if self.closed and self._forked is None else self.driver.usage()
 
     @property
     def engine(self) -> str:
@@ -406,7 +412,8 @@ class Context(AsyncTwins):
     def let_go(self, item: int) -> None:
         """Take note that nobody holds an item any more; may be called by the garbage collector."""
         self._live.pop(item, None)
-        self.driver.release(item)
+        if not self.closed:
+            self.driver.release(item)
 
     def call_soon(self, function: Callable[[], object]) -> None:
         """Call a function from the Context's own thread for users' callbacks."""
@@ -419,11 +426,11 @@ class Context(AsyncTwins):
         ----------
         wait : True waits for the tasks and brings their results into the program; False stops them
         """
+        if wait and not self.closed:
+            self._bring_home()
         with self._lock:
             if self.closed:
                 return
-            if wait:
-                self._bring_home()
             self.closed = True
         if self._published is not None:
             self._published.close()
@@ -466,8 +473,8 @@ class Context(AsyncTwins):
         while new := [future for future in self._futures() if future.item not in seen]:
             for future in new:
                 seen.add(future.item)
-                with contextlib.suppress(Exception):
-                    future.result()
+                with contextlib.suppress(concurrent.futures.CancelledError):
+                    future.exception()
             self._callbacks.settle()
 
     def _reference(self, future: Future) -> Any:
@@ -484,5 +491,17 @@ class Context(AsyncTwins):
 
         raise blamed(error, task, args, kwargs) from error
 
-    def _refuse(self) -> NoReturn:
+    def forked(self, error: HeteroError) -> None:
+        """Take leave of the fleet in a process that was forked from the one that opened it; touches no lock."""
+        self.closed = True
+        self._forked = error
+        self._lock, self._callbacks = threading.Lock(), Callbacks()
+        for future in self._futures():
+            future.forked(error)
+        self.driver.leave(error)
+
+    def refuse(self) -> NoReturn:
+        """Raise what is said of a Context that takes no more work."""
+        if self._forked is not None:
+            raise self._forked.with_traceback(None)
         raise BadValueError("this Context is closed", remedy="open another one: ctx = hetero.Context()")

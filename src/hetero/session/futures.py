@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import threading
 from collections.abc import Callable, Generator, Mapping
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
@@ -183,6 +184,14 @@ class Future(concurrent.futures.Future[Any]):
             if self._load is not None:
                 self._load = self._gone
 
+    def forked(self, error: HeteroError) -> None:
+        """Fail in a process that was forked: whoever would end this future lives in the other one."""
+        self._condition = threading.Condition()
+        self._waiters.clear()
+        self._done_callbacks.clear()  # type: ignore[attr-defined]
+        if self._state == _PENDING or self._load is not None:
+            self._load, self._exception, self._state = None, error, _FINISHED
+
     def _gone(self) -> NoReturn:
         raise HeteroError(
             f"the Context was closed before the value of task {self.item} ({self.name}) was read",
@@ -224,7 +233,7 @@ class Future(concurrent.futures.Future[Any]):
                 return
             try:
                 self._result = load()
-            except Exception as error:  # noqa: BLE001  handed on by result() and exception()
+            except (Exception, SystemExit) as error:  # noqa: BLE001  handed on by result() and exception()
                 self._exception = error
             self._load = None
 

@@ -171,8 +171,7 @@ class Results(Iterator[Any]):
 
     def _take(self) -> None:
         if not self._futures:
-            with self._more:
-                self._more.wait_for(lambda: not self._waiting_for_probe, self._left_s())
+            self._await_probe()
         if self._trouble is not None:
             raise self._trouble
         if not self._futures:
@@ -187,6 +186,14 @@ class Results(Iterator[Any]):
             self.close()
             raise
         self._ready.extend(result[1] if is_chunk else (result,))
+
+    def _await_probe(self) -> None:
+        """Wait until the rest was handed in, in vain or not, or the Context closed without the callback that does."""
+        with self._more:
+            while self._waiting_for_probe and not self._ctx.closed and self._left_s() != 0.0:
+                self._more.wait_for(lambda: not self._waiting_for_probe, min(1.0, self._left_s() or 1.0))
+            if self._waiting_for_probe and self._ctx.closed:
+                self._ctx.refuse()
 
     def _left_s(self) -> float | None:
         return None if self._until_s is None else max(0.0, self._until_s - monotonic_s())

@@ -10,6 +10,7 @@ import threading
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from hetero.floor.clock import JOIN_S
 from hetero.floor.terminal import console, say
 from hetero.model.device import Device
 from hetero.session.watching import Counts
@@ -58,7 +59,7 @@ class ProgressView:
     def close(self, lines: Sequence[str] = ()) -> None:
         """Show the last counts, then these lines, and end."""
         self._closing.set()
-        self._thread.join()
+        self._thread.join(JOIN_S)
         for line in lines:
             _tell(f"hetero: {line}")
 

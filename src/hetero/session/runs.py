@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from hetero.drive.frame import current
 from hetero.floor import settings
-from hetero.floor.errors import BadValueError
+from hetero.floor.errors import BadValueError, HeteroError
 
 if TYPE_CHECKING:
     from hetero.session.config import Config
@@ -77,6 +77,20 @@ def with_own_trace(config: Config) -> Config:
 def _close_all() -> None:
     for ctx in open_contexts():
         ctx.close(wait=False)
+
+
+def _forked() -> None:
+    """Let the Contexts of the process that this one was forked from be told of it, without a lock of theirs."""
+    for ctx in open_contexts():
+        problem = (
+            f"this Context was opened by process {os.getppid()}; process {os.getpid()} was forked from that one and "
+            "has neither its workers nor its threads"
+        )
+        ctx.forked(HeteroError(problem, remedy="open another Context here, or start processes by 'spawn'"))
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forked)
 
 
 def unnamed_run() -> str:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from hetero.backends import host
 from hetero.backends.cpu import CpuLoad
 from hetero.backends.gpus import gpu_status
+from hetero.floor.clock import JOIN_S
 from hetero.model.notes import DeviceSampled
 
 if TYPE_CHECKING:
@@ -46,7 +47,7 @@ class Sampler:
         """End it; safe to call twice, also from its own thread."""
         self._closing.set()
         if threading.current_thread() is not self._thread:
-            self._thread.join()
+            self._thread.join(JOIN_S)
 
     def _loop(self) -> None:
         load = CpuLoad(())

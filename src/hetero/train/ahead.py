@@ -8,11 +8,12 @@ nobody read ahead is read here.
 from __future__ import annotations
 
 import logging
+import os
 import pickle
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ import cloudpickle
 import torch
 
 import hetero
+from hetero.engines.local.liveness import LOOK_S, Pulse
 from hetero.floor import clock, platform
 from hetero.train.data import Samples
 
@@ -127,10 +129,16 @@ class Ahead:
     def _receive(self, step: int) -> None:
         """Take in what was read for a step; what a process could not read is read here."""
         try:
-            self._there |= self._under_way.pop(step).result()
+            self._there |= self._awaited(self._under_way.pop(step))
         except (OSError, EOFError):
             _log.warning("a process that read ahead has ended; from here on the device reads by itself")
             self.close()
+
+    def _awaited(self, batches: Future[_Batches]) -> _Batches:
+        while not wait([batches], LOOK_S).done:
+            for reader in self._readers:
+                reader.end_if_frozen()
+        return batches.result()
 
 
 class _Reader:
@@ -139,12 +147,13 @@ class _Reader:
     def __init__(self, samples: Samples) -> None:
         root = str(Path(hetero.__file__).parent.parent)
         self._process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "hetero.train.reader"],
+            [sys.executable, "-P", "-m", "hetero.train.reader", str(os.getpid())],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env=platform.child_environment(root, platform.environment()),
         )
         self._ends = False
+        self._pulse = Pulse()
         self._thread = ThreadPoolExecutor(1, "hetero-read")
         self._greeting = self._thread.submit(self._greet, samples)
 
@@ -156,6 +165,12 @@ class _Reader:
     def read(self, pieces: Sequence[_Piece], seed: int, step: int) -> Future[_Batches]:
         """Let some batches be read; gives them by their ids."""
         return self._thread.submit(self._exchange, pieces, seed, step)
+
+    def end_if_frozen(self) -> None:
+        """Look whether the process was stopped, and end it after as many looks as a worker's: then nobody waits."""
+        state, cpu_s = platform.process_state(self._process.pid), clock.process_cpu_s(self._process.pid)
+        if self._pulse.frozen(state, cpu_s, heard=False, answers=False):
+            self._process.kill()
 
     def close(self) -> None:
         """End the process; nobody waits for what it was reading."""

@@ -23,6 +23,8 @@ def main() -> None:
     sys.path[:], content = pickle.load(asked)
     from hetero.floor import platform
 
+    if not platform.die_with_parent(int(sys.argv[1])):
+        return
     platform.bind_to_cpus(range(os.cpu_count() or 1))  # the device computes on its own CPUs meanwhile
     import torch
 

@@ -246,7 +246,7 @@ class _Search:
                 ended = run.future.result()
                 self.paces.learn(run.device.short, ended.seconds)
                 report = self.study.finish(run.number, ended)
-            except Exception as error:  # noqa: BLE001  the objective's own, told with the trial
+            except (Exception, SystemExit) as error:  # noqa: BLE001  the objective's own, told with the trial
                 self.cause = self.cause or error
                 report = self.study.fail(run.number, _worded(error))
             self._let_go(run.number)
@@ -274,7 +274,7 @@ def _ring(bell: Line) -> None:
         bell.send("ended")
 
 
-def _worded(error: Exception) -> str:
+def _worded(error: BaseException) -> str:
     return str(error) if isinstance(error, HeteroError) else f"{type(error).__name__}: {error}"
 
 

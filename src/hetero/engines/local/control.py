@@ -28,6 +28,9 @@ __all__ = ["Control"]
 GRACE_S = 1.0
 """How long a running task may go on after the program has gone."""
 
+DROPS_S = 10.0
+"""How long a task that is tried again waits for values to be dropped; it then runs with what memory there is."""
+
 SHARING = ("cpu", "null")
 """Kinds whose arrays may share the bytes of the host's arrays that they were made from."""
 
@@ -84,7 +87,7 @@ class Control:
         """Wait until so many values were dropped: a task that ran out of memory finds that which they leave."""
         if self._drops < count:
             with self._dropped:
-                self._dropped.wait_for(lambda: self._drops >= count)
+                self._dropped.wait_for(lambda: self._drops >= count, DROPS_S)
 
     def _own(self, value: Any) -> Any:
         """Give a value that shares no bytes with the pool, whose blocks are lent for one task or one copy only."""
@@ -94,11 +97,13 @@ class Control:
         return value
 
     def _listen(self) -> None:
-        with suppress(OSError):
-            while (message := self._next()) is not None:
-                self._handle(message)
-        clock.sleep(GRACE_S)
-        os._exit(1)
+        try:
+            with suppress(OSError):
+                while (message := self._next()) is not None:
+                    self._handle(message)
+        finally:
+            clock.sleep(GRACE_S)
+            os._exit(1)
 
     def _next(self) -> Any:
         return self._aside.popleft() if self._aside else self._receive()
@@ -120,6 +125,8 @@ class Control:
             self._server.segments.add(message[1], self._fds.popleft(), message[2])
         elif tag == say.CLOSE:
             self._server.segments.close(message[1])
+        elif tag == say.PING:
+            self._send((say.PONG,))
         elif tag == say.DROP:
             self._kept.pop(message[1], None)
             with self._dropped:
@@ -166,7 +173,7 @@ class Control:
         while (message := self._receive()) is not None:
             if message[0] == say.ROOM:
                 return say.granted(message[1])
-            if message[0] == say.SEGMENT:
+            if message[0] in (say.SEGMENT, say.PING):
                 self._handle(message)
             else:
                 self._aside.append(message)

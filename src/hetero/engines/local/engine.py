@@ -228,8 +228,10 @@ class LocalEngine(PayloadEngine):
 
     def stop(self) -> None:
         """End every worker and give back every resource; safe to call twice."""
+        if self._pid != os.getpid():  # in a forked process nobody would ever release the lock
+            return
         with self._stop_lock:
-            if self._pid != os.getpid():
+            if not self._pid:
                 return
             self._pid = 0
         for worker in self._workers.values():

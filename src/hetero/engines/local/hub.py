@@ -17,9 +17,12 @@ from typing import Any
 
 from hetero.engines.base import Report
 from hetero.floor import clock, platform
+from hetero.floor.errors import DeviceLostError
 from hetero.model.events import Event
 
 __all__ = ["Hub"]
+
+_PATIENCE_S = 1.0
 
 
 class Hub:
@@ -77,10 +80,16 @@ class Hub:
     def wait(self, done: threading.Event) -> None:
         """Wait until something is done that the hub's thread does; in that thread, do it meanwhile."""
         if threading.current_thread() is not self._thread:
-            done.wait()
+            while not done.wait(_PATIENCE_S):
+                self._refuse_when_ended()
             return
         while not done.is_set():
+            self._refuse_when_ended()
             self._step()
+
+    def _refuse_when_ended(self) -> None:
+        if not self._open:
+            raise DeviceLostError("the Context was closed while a copy from a device was waited for")
 
     def stop(self) -> None:
         """End the thread; what was to be told is dropped."""

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import errno
 import os
+import signal
 import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 
@@ -23,6 +25,10 @@ from hetero.model.device import Device
 __all__ = ["Child"]
 
 STOP_S = 1.0
+
+KILLED_S = 5.0
+"""How long the end of a killed worker is waited for: one in an uninterruptible wait of the system outlasts it."""
+
 _STDERR_TAIL = 2000
 _LAUNCHER = (
     "import sys, importlib.util as u; "
@@ -90,7 +96,9 @@ class Child:
             return self._process.wait(STOP_S)
         except subprocess.TimeoutExpired:
             platform.hard_kill(self._process.pid)
-            return self._process.wait()
+        with suppress(subprocess.TimeoutExpired):
+            return self._process.wait(KILLED_S)
+        return -int(signal.SIGKILL)
 
     def last_words(self) -> str:
         """Give the last line of what it wrote before it was ready, in brackets, or ''."""

@@ -15,9 +15,13 @@ import numpy as np
 from hetero.engines.local.arena import POOL, Segment
 from hetero.engines.local.wire import LARGE_BYTES, Place, Wire, dump, load
 from hetero.floor import own_memory
+from hetero.floor.errors import HeteroError
 from hetero.floor.platform import SharedMemory, make_private
 
 __all__ = ["Lender", "MemoryLimit", "store"]
+
+_ANNOUNCED_S = 60.0
+"""How long a segment that was announced on the other socket is waited for."""
 
 
 class MemoryLimit:
@@ -82,7 +86,8 @@ class Lender:
     def segment(self, number: int) -> Segment:
         """Give a segment; one that was announced on the other socket is waited for."""
         with self._changed:
-            self._changed.wait_for(lambda: number in self._segments)
+            if not self._changed.wait_for(lambda: number in self._segments, _ANNOUNCED_S):
+                raise HeteroError(f"segment {number} of the memory pool did not reach this worker")
             return self._segments[number]
 
     def value(self, wire: Wire, views: list[Any], items: Mapping[int, Any] | None = None) -> Any:

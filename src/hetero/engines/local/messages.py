@@ -19,7 +19,7 @@ __all__ = ["Cancelled", "GroupChannel", "Hello", "Job", "NoRoomError", "Unserial
 # On the data socket, in both directions.
 HELLO, READY, BROKEN, RUN, DONE, ROOM, SAY, LEFT, HEARD, NOTES, LOG, LEVELS, OPENED = range(13)
 # On the control socket, in both directions.
-WITHDRAW, CANCEL, IMPORT, EXPORT, DROP, SEGMENT, CLOSE, IMPORTED, EXPORTED, TROUBLE = range(20, 30)
+WITHDRAW, CANCEL, IMPORT, EXPORT, DROP, SEGMENT, CLOSE, IMPORTED, EXPORTED, TROUBLE, PING, PONG = range(20, 32)
 # How an attempt ended.
 VALUE, RESIDENT, FAILED, WITHDRAWN, CANCELLED = range(1, 6)
 

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from hetero.engines.local.house import House
+from hetero.engines.local.messages import PING
 from hetero.engines.local.wire import frame
 from hetero.floor.platform import send_with_files
 
@@ -35,7 +36,7 @@ class Pipe:
         """Send a message now, or as soon as the worker reads."""
         data = memoryview(frame(message))
         with self._lock:
-            self._counters["messages"] += 1
+            self._counters["messages"] += message[0] != PING
             self._backlog.append((data, list(fds)))
             if len(self._backlog) == 1:
                 self._push()

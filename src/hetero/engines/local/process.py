@@ -20,13 +20,14 @@ from hetero.engines.local.groups import Group
 from hetero.engines.local.house import House, failure_of
 from hetero.engines.local.items import Item, Replica
 from hetero.engines.local.launching import STOP_S, Child
+from hetero.engines.local.liveness import LOOK_S, SILENCE_S, Pulse
 from hetero.engines.local.pieces import Piece
 from hetero.engines.local.pipe import Pipe
 from hetero.engines.local.rooms import Rooms
 from hetero.engines.local.shipping import Flight, Shipped
 from hetero.engines.local.talking import Talking
 from hetero.engines.local.wire import READ_BYTES, Frames, Place, Wire
-from hetero.floor import logs, platform
+from hetero.floor import clock, logs, platform
 from hetero.floor.errors import HeteroError
 from hetero.model.commands import Launch
 from hetero.model.device import HOST_NODE, Device
@@ -67,6 +68,8 @@ class ProcessWorker:
         self._ended = False
         self._stopping = False
         self._why = ""
+        self._pulse = Pulse()
+        self._heard = False
         house.hub.call(self._start)
 
     # -- starting ---------------------------------------------------------------------------------------------
@@ -92,10 +95,23 @@ class ProcessWorker:
             hub.watch(self._child.pidfd, lambda mask: self._gone())
         self._data.send(tuple(self._child.hello))
         hub.at(self._house.start_s, self._too_late)
+        hub.at(LOOK_S, self._look)
 
     def _too_late(self) -> None:
         if not self._opened and not self._ended:
             self._kill(f"it was not ready after {self._house.start_s:g} s")
+
+    def _look(self) -> None:
+        """See whether the worker is alive, ask it where nothing says so, and end it where it is frozen."""
+        if self._ended or self._child is None:
+            return
+        self._house.hub.at(LOOK_S, self._look)
+        pid, heard, self._heard = self._child.pid, self._heard, False
+        state, cpu_s = platform.process_state(pid), clock.process_cpu_s(pid)
+        if self._pulse.frozen(state, cpu_s, heard=heard, answers=self._opened and not self._orders):
+            self._kill(f"its worker was frozen: no answer and no processor time for {SILENCE_S:g} s")
+        elif self._opened and self._pulse.quiet == 1:
+            self._control.send((say.PING,))
 
     # -- what the engine asks ---------------------------------------------------------------------------------
 
@@ -236,6 +252,7 @@ class ProcessWorker:
             return 0
         except OSError:
             return -1
+        self._heard = True
         try:
             frames.feed(chunk)
             while (message := frames.next()) is not None:

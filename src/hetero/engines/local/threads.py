@@ -53,7 +53,10 @@ def sizeof(value: Any) -> int:
     elif isinstance(value, dict):
         total = sum([sizeof(item) for item in value.values()]) if len(value) <= 4096 else 0
     else:
-        nbytes = getattr(value, "nbytes", 0)
+        try:
+            nbytes = getattr(value, "nbytes", 0)
+        except BaseException:  # noqa: BLE001  it may be a property of the user's
+            return 0
         total = nbytes if isinstance(nbytes, int) else 0
     return total if total >= LARGE_BYTES else 0
 
@@ -183,7 +186,7 @@ class ThreadWorker:
         try:
             self._runner = self._house.entry.make(self.device)
             self._runner.initialize()
-        except Exception as error:  # noqa: BLE001  back ends raise anything
+        except BaseException as error:  # noqa: BLE001  back ends and initializers raise anything
             why = str(error) if isinstance(error, HeteroError) else one_line(error)
             self._tell([DeviceLost(now_s(), self.device.id, why, permanent=True)])
             return
@@ -321,7 +324,7 @@ class ThreadWorker:
         try:
             answer = work()
             self._house.counters["transfers"] += 1
-        except Exception as error:  # noqa: BLE001  back ends raise anything
+        except BaseException as error:  # noqa: BLE001  back ends and values raise anything
             problem = one_line(error)
         seconds = self._house.clock.now_s() - started_s
         self._house.hub.call(lambda: done(problem, started_s, seconds, answer))

@@ -216,8 +216,10 @@ class RayEngine(PayloadEngine):
 
     def stop(self) -> None:
         """End every actor and leave the cluster; safe to call twice."""
+        if self._pid != os.getpid():  # in a forked process nobody would ever release the lock
+            return
         with self._stop_lock:
-            if self._pid != os.getpid():
+            if not self._pid:
                 return
             self._pid = 0
         self._lodge.hub.stop()

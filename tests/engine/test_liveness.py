@@ -33,7 +33,7 @@ def often(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def ctx(often: None, no_leaks: None) -> Iterator[hetero.Context]:
-    with hetero.Context(devices="cpu:1", isolation="process", history=False) as ctx:
+    with hetero.Context(devices="1xcpu", isolation="process", history=False) as ctx:
         yield ctx
 
 
@@ -146,7 +146,7 @@ def ends_soon(call: Callable[[], object]) -> None:
 
 @pytest.mark.parametrize("isolation", ["process", "thread"])
 def test_whoever_waits_for_a_task_is_told_when_the_context_closes_without_it(isolation: str, no_leaks: None) -> None:
-    ctx = hetero.Context(devices="cpu:1", isolation=isolation, history=False)
+    ctx = hetero.Context(devices="1xcpu", isolation=isolation, history=False)
     going = threading.Event()
     running, queued = ctx.submit(time.sleep, 3.0), ctx.submit(abs, -1)
     told: list[BaseException | None] = []
@@ -165,7 +165,7 @@ def test_whoever_waits_for_a_task_is_told_when_the_context_closes_without_it(iso
 
 
 def test_a_context_closes_with_a_frozen_worker_and_with_one_that_heeds_nothing(often: None, no_leaks: None) -> None:
-    ctx = hetero.Context(devices="cpu:1,cpu:1*0.5", isolation="process", history=False)
+    ctx = hetero.Context(devices="1xcpu,1xcpu*0.5", isolation="process", history=False)
     ctx.gather([ctx.submit(abs, n) for n in range(4)])
     first, second = ctx.driver.engine.pids().values()
 
@@ -189,7 +189,7 @@ def test_a_callback_that_never_returns_or_wants_to_exit_holds_up_no_close(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(callbacks, "PATIENCE_S", 0.3)
-    ctx = hetero.Context(devices="cpu:1", isolation="thread", history=False)
+    ctx = hetero.Context(devices="1xcpu", isolation="thread", history=False)
     never, called = threading.Event(), threading.Event()
     ctx.call_soon(lambda: sys.exit(3))
     ctx.submit(abs, -1).add_done_callback(lambda _: called.set())
@@ -225,7 +225,7 @@ def test_an_exit_or_an_interrupt_of_a_task_is_that_tasks_exception_and_ends_noth
     def ends(error: type[BaseException], *args: object) -> None:
         raise error(*args)
 
-    ctx = hetero.Context(devices="cpu:1", engine=engine, isolation=isolation, history=False)
+    ctx = hetero.Context(devices="1xcpu", engine=engine, isolation=isolation, history=False)
     for kind in (SystemExit, KeyboardInterrupt, GeneratorExit):
         future = ctx.submit(ends, kind, 3)
         with pytest.raises(kind) as raised:
@@ -263,7 +263,7 @@ def output_of(text: str) -> list[str]:
 def test_ctrl_c_ends_the_inline_task_and_the_program_s_own_call() -> None:
     said = output_of("""
         import os, signal, hetero
-        ctx = hetero.Context(devices="cpu:1", engine="inline", history=False)
+        ctx = hetero.Context(devices="1xcpu", engine="inline", history=False)
         def heeds():
             try:
                 os.kill(os.getpid(), signal.SIGINT)
@@ -288,7 +288,7 @@ def test_a_context_says_in_a_forked_process_that_it_belongs_to_the_other_and_goe
         import gc, json, os, sys, time, hetero
         from hetero.floor.errors import HeteroError
         trace = {str(tmp_path / "run.trace.jsonl")!r}
-        ctx = hetero.Context(devices="cpu:1", history=False, trace=trace)
+        ctx = hetero.Context(devices="1xcpu", history=False, trace=trace)
         read, unread, slow = ctx.submit(abs, -1), ctx.submit(abs, -2), ctx.submit(lambda: time.sleep(1.0) or 3)
         read.result()
         going = ctx.map(abs, range(100))
@@ -308,7 +308,7 @@ def test_a_context_says_in_a_forked_process_that_it_belongs_to_the_other_and_goe
                     assert "\\n" not in str(error)
             print(read.result(), slow.done(), slow.cancel())
             ctx.close()
-            with hetero.Context(devices="cpu:1", isolation="thread", history=False) as own:
+            with hetero.Context(devices="1xcpu", isolation="thread", history=False) as own:
                 print(own.run(abs, -5))
             del ctx, read, unread, slow, going, own, calls
             gc.collect()
@@ -348,32 +348,31 @@ def first_number(running: subprocess.Popen[str]) -> int:
 def test_a_frozen_worker_does_not_outlive_its_program() -> None:
     running = program("""
         import os, time, hetero
-        ctx = hetero.Context(devices="cpu:1", history=False)
+        ctx = hetero.Context(devices="1xcpu", history=False)
         print(ctx.run(os.getpid), flush=True)
         time.sleep(1000)
     """)
     killed(running, first_number(running))
 
 
-def test_a_frozen_probe_does_not_outlive_its_program() -> None:
-    running = program("""
-        import os, threading, time, psutil
-        from hetero.backends import probe
-        os.environ["PYTHONSTARTUP"] = ""
-        probe._ELSEWHERE = probe._ELSEWHERE.replace("import runpy;", "import runpy, hetero.backends.probe as p; "
-            "p._child_probe = lambda name: __import__('time').sleep(1000);")
-        probe._ELSEWHERE = probe._ELSEWHERE.replace("runpy.run_module('hetero.backends.probe', run_name='__main__')",
-            "p.main(sys.argv[1:])")
+def test_a_frozen_probe_does_not_outlive_its_program(tmp_path: Path) -> None:
+    begun = tmp_path / "begun"
+    running = program(
+        """
         import sys
-        asking = threading.Thread(target=probe.ask, args=([("probe", "cpu")], sys.executable), daemon=True)
-        asking.start()
-        while not (found := psutil.Process().children()):
-            time.sleep(0.05)
-        time.sleep(1.0)
-        print(found[0].pid, flush=True)
-        time.sleep(1000)
-    """)
-    killed(running, first_number(running))
+        from hetero.backends import probe
+        tells = "print(os.getpid(), file=open(a[3], 'w', 1))"
+        hangs = f"import time; p._child_probe = lambda name: ({tells}, time.sleep(1000))"
+        probe._ELSEWHERE = probe._ELSEWHERE.replace(
+            "runpy.run_module('hetero.backends.probe', run_name='__main__')",
+            f"import os, hetero.backends.probe as p; a = [*sys.argv]; {hangs}; p.main([*a[1:3], a[4]])",
+        )
+        probe.ask([("probe", "cpu", sys.argv[1])], sys.executable)
+        """,
+        str(begun),
+    )
+    until(lambda: begun.exists() and begun.read_text().endswith("\n"), "the probe did not begin")
+    killed(running, int(begun.read_text()))
 
 
 def test_a_frozen_script_does_not_outlive_its_profiler(tmp_path: Path) -> None:

@@ -20,6 +20,9 @@ from hetero.errors import BadValueError
 torch = pytest.importorskip("torch")
 nn = torch.nn
 
+from hetero.train import ahead  # noqa: E402  it needs torch
+from hetero.train.data import Samples  # noqa: E402
+
 TWO = "1xcpu,1xcpu*0.5"
 SHARES = {"cpu:0": 9, "cpu:1": 7}
 INPUTS = np.random.default_rng(1).standard_normal((64, 6))
@@ -124,6 +127,25 @@ def test_a_reader_that_is_killed_costs_no_sample(fleet: hetero.Context, tmp_path
     shared, epochs = trained(fleet, Rows(tmp_path, 0.001), 4000, readers=1, shares=SHARES, callbacks=[kill])
     assert killed
     assert distance(shared, trained(fleet, Rows(), epochs, readers=0, shares=SHARES)[0]) < 1e-12
+
+
+def test_a_reader_that_freezes_is_ended_and_its_batch_read_here(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(ahead, "LOOK_S", 0.05)
+    reads = ahead.Ahead(Samples(dataset=Rows(tmp_path), readers=1), 0)
+    try:
+        (reader,) = reads._readers
+        while not reader.is_up:
+            time.sleep(0.05)
+        os.kill(reader._process.pid, signal.SIGSTOP)
+        reads.look_ahead(0, 3, lambda step: [[step]])
+        assert 1 in reads._under_way
+        inputs, targets = reads.batch([1], 0, 1)
+        assert (inputs.shape, targets.tolist()) == ((1, 6), [TARGETS[1]])
+        assert reader._process.returncode == -signal.SIGKILL
+    finally:
+        reads.close()
 
 
 class Broken(Rows):

@@ -17,7 +17,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from hetero.floor.clock import monotonic_s, sleep
+from hetero.floor.clock import JOIN_S, monotonic_s, sleep
 
 __all__ = ["GREETING_S", "Admit", "Listening", "Verdict"]
 
@@ -126,7 +126,7 @@ class Listening:
         with suppress(OSError):
             self._mouth.send(b"!")
         if threading.current_thread() is not self._thread:
-            self._thread.join()
+            self._thread.join(JOIN_S)
 
     def __enter__(self) -> Listening:
         return self

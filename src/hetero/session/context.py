@@ -432,16 +432,15 @@ class Context(AsyncTwins):
             if self.closed:
                 return
             self.closed = True
-        if self._published is not None:
-            self._published.close()
-        if self._metrics is not None:
-            self._metrics.close()
-        self._opened.close(wait)
-        for future in self._futures():
-            future.abandoned()
-        self._callbacks.close()
-        if not self.name:
-            runs.forget_runs(self._run_key)
+        with contextlib.ExitStack() as ends:  # from the last to the first, each whatever became of the others
+            if not self.name:
+                ends.callback(runs.forget_runs, self._run_key)
+            ends.callback(self._callbacks.close)
+            ends.callback(self._abandon)
+            ends.callback(self._opened.close, wait)
+            for part in (self._metrics, self._published):
+                if part is not None:
+                    ends.callback(part.close)
 
     def __enter__(self) -> Context:
         return self
@@ -467,6 +466,10 @@ class Context(AsyncTwins):
 
     def _futures(self) -> list[Future]:
         return [future for reference in list(self._live.values()) if (future := reference()) is not None]
+
+    def _abandon(self) -> None:
+        for future in self._futures():
+            future.abandoned()
 
     def _bring_home(self) -> None:
         seen: set[int] = set()

@@ -33,9 +33,11 @@ from tests.engine import (
     test_map_reduce,
 )
 from tests.engine import test_train_deaths as training
+from tests.engine import test_worker_life as life
 
 STORE_BYTES = 100_000_000
-FIXTURES = {"ctx", "processes", "threads", "rng", "monkeypatch", "tmp_path", "caplog", "capsys"}
+FIXTURES = {"ctx", "processes", "threads", "rng", "monkeypatch", "tmp_path", "caplog", "capsys", "kept"}
+kept = life.kept
 
 
 def found_in(*modules: ModuleType) -> Iterator[tuple[str, Callable[..., None]]]:
@@ -54,7 +56,7 @@ def wanted_by(function: Callable[..., None]) -> set[str]:
     return set(inspect.signature(function).parameters) - cases
 
 
-globals().update(found_in(test_context, test_futures, test_groups, test_map_reduce))
+globals().update(found_in(test_context, test_futures, test_groups, test_map_reduce, life))
 
 
 class TestThreeDevices:
@@ -93,6 +95,29 @@ def processes(ctx: hetero.Context) -> hetero.Context:
 @pytest.fixture(scope="module")
 def threads(ctx: hetero.Context) -> hetero.Context:
     return ctx
+
+
+def test_an_initializer_runs_in_each_actor_and_its_error_is_told(cluster: Cluster) -> None:
+    with hetero.Context(
+        devices="1xcpu", engine="ray", initializer=life.load_model, initargs=(3,), history=False
+    ) as ctx:
+        assert [ctx.run(life.use_model, x) for x in range(3)] == [(0, 1, True), (3, 2, True), (6, 3, True)]
+    with (
+        hetero.Context(
+            devices="1xcpu", engine="ray", initializer=life.break_down, initargs=("weights",), history=False
+        ) as ctx,
+        pytest.raises(hetero.errors.HeteroError, match="initializer break_down raised OSError: no weights"),
+    ):
+        ctx.submit(life.identity, 1).result(120)
+
+
+def test_an_actor_has_the_surroundings_of_the_program(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("WORKER_LIFE", "at opening")
+    monkeypatch.chdir(tmp_path)
+    with hetero.Context(devices="1xcpu", engine="ray", history=False) as ctx:
+        assert ctx.run(life.surroundings)[:2] == ("at opening", str(tmp_path))
 
 
 @hetero.task

@@ -50,7 +50,7 @@ class Frame:
     inside : runs a nested call in a frame of its own, None where no task can be nested
     path, root_key : of a nested task, how its ancestors came to submit it, and the key of the outermost of them
     depth : how many tasks it is nested in
-    children : how many tasks of each name it has submitted
+    children : how many tasks of each name it has submitted, None before the first
     profile : by what the attempt is to be profiled: 'torch' or ''
     """
 
@@ -72,11 +72,13 @@ class Frame:
     path: str = ""
     root_key: str = ""
     depth: int = 0
-    children: Counter[str] = field(default_factory=Counter)
+    children: Counter[str] | None = None
     profile: str = ""
 
     def child(self, name: str) -> Frame:
         """Return the frame of a task that this one submits; its checkpoints lie beside those of the outermost task."""
+        if self.children is None:
+            self.children = Counter()
         self.children[name] += 1
         path = f"{self.path}/{name}-{self.children[name]}"
         root_key = self.root_key if self.depth else self.task_key
@@ -89,7 +91,7 @@ class Frame:
 
     def _inner(self) -> Frame:
         return replace(
-            self, channel=None, loops=None, talk=None, used_namespace=False, throttled_cpu_s=0.0, children=Counter()
+            self, channel=None, loops=None, talk=None, used_namespace=False, throttled_cpu_s=0.0, children=None
         )
 
     def ended(self, child: Frame) -> None:

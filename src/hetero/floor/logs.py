@@ -9,6 +9,7 @@ from __future__ import annotations
 import io
 import logging
 import marshal
+import os
 import sys
 import threading
 from collections import deque
@@ -74,6 +75,7 @@ _known = Levels()
 def levels() -> Levels:
     """Return the levels of this process's loggers; the same object for as long as none is changed."""
     global _known
+    _watch.disabled = False
     _watch.isEnabledFor(_UNSEEN)
     if _watch.stale:
         _watch.stale = False
@@ -121,6 +123,8 @@ class _Marked:
 class Forwarder(logging.Handler):
     """Sends each record of this process away, as a dict of plain values.
 
+    A process that a task forks has no way of its own to the program: its warnings go to standard error.
+
     Parameters
     ----------
     send
@@ -130,9 +134,14 @@ class Forwarder(logging.Handler):
     def __init__(self, send: Callable[[dict[str, Any]], None]) -> None:
         super().__init__()
         self._send = send
+        self._pid = os.getpid()
 
     def emit(self, record: logging.LogRecord) -> None:
         """Send a record; what it was given besides its message stays if it is plain, and else becomes its text."""
+        if os.getpid() != self._pid:
+            if logging.lastResort is not None and record.levelno >= logging.lastResort.level:
+                logging.lastResort.handle(record)
+            return
         try:
             self.format(record)
             fields = {name: _plain(value) for name, value in vars(record).items() if name not in ("args", "exc_info")}
@@ -221,7 +230,7 @@ def _handle(fields: dict[str, Any]) -> None:
     try:
         if logger.isEnabledFor(record.levelno):
             logger.handle(record)
-    except Exception:  # noqa: BLE001  a filter of the user's may raise anything
+    except BaseException:  # noqa: BLE001  a handler or a filter of the user's may raise anything
         sys.excepthook(*sys.exc_info())
 
 

@@ -221,10 +221,10 @@ class Future(concurrent.futures.Future[Any]):
         with self._condition:
             if self._state == _PENDING:
                 self._condition.wait(timeout)
-        self.owner.driver.logs.settle(LOGS_S)
-        with self._condition:
             if self._state == _PENDING:
                 raise TimeoutError(f"task {self.item} ({self.name}) has not ended within {timeout:g} s")
+        if self._load is None:
+            self.owner.driver.logs.settle(LOGS_S)
 
     def _fetch(self) -> None:
         with self._condition:

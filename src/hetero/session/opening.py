@@ -91,7 +91,7 @@ class Opened:
         self, config: Config, split: Callable[[int], bool], level: int, *, history: bool, progress: bool | None
     ) -> None:
         self.engine_name = config.engine or "local"
-        self._end_tags = self._prepare()
+        self._prepare()
         topology = self._topology
         policy, self.policy_reason = _policy(config.policy, self.devices)
         clock = WallClock()
@@ -116,16 +116,16 @@ class Opened:
         if self._debug is not None:
             self._debug.machine = self.driver.machine
         self.driver.start()
+        self._end_tags = logs.tag_output(where) if self._setup.tag_output else lambda: None
         self._sampler = Sampler(self.driver, self.devices) if self._trace is not None else None
 
-    def _prepare(self) -> Callable[[], None]:
-        """Have records and lines of tasks in this process marked, and the initializer captured for other processes."""
+    def _prepare(self) -> None:
+        """Have log records of tasks in this process marked, and the initializer captured for other processes."""
         logs.mark_records(where)
         initializer = self._setup.initializer
         elsewhere = self.engine_name != "inline" and any(device.isolation != "thread" for device in self.devices)
         if initializer is not None and elsewhere:
             initializer.pack()
-        return logs.tag_output(where) if self._setup.tag_output else lambda: None
 
     def _joined(self, devices: tuple[Device, ...]) -> None:
         self.driver.join(devices)

@@ -59,7 +59,7 @@ class Server:
         self._functions: dict[str, Any] = {}
         self._rooms: dict[int, list[Any]] = {}
         self._timing = TaskClock(self.clock.now_s)
-        self._send_lock = threading.Lock()
+        self._send_lock = threading.RLock()  # a finaliser may log while a message is sent
         self._shielded = 0
         self._cancel_wanted = False
 

@@ -85,12 +85,10 @@ def _token_file(token: str, given: Path | None) -> Path:
     """Write the token where only this user reads it; give the file."""
     if given is not None:
         return given
-    from hetero.floor import settings
+    from hetero.floor.private import own_home, write_private
 
-    path = settings.home() / "node-token"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.touch(mode=0o600)
-    path.write_text(token, encoding="utf-8")
+    path = own_home() / "node-token"
+    write_private(path, token.encode())
     return path
 
 

@@ -47,7 +47,7 @@ class Kept:
         """Add or replace some entries; readers see the old file or the new one, never a part."""
         text = json.dumps(self.read() | dict(values), indent=1, sort_keys=True)
         with suppress(OSError):
-            self.path.parent.mkdir(parents=True, exist_ok=True)
+            self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
             handle, temporary = tempfile.mkstemp(dir=self.path.parent, prefix=f".{self.path.name}.")
             try:
                 with os.fdopen(handle, "w", encoding="utf-8") as file:

@@ -23,8 +23,9 @@ from typing import TYPE_CHECKING
 
 from hetero.floor import settings
 from hetero.floor.clock import wall_time_s
+from hetero.floor.errors import HeteroError
 from hetero.floor.listening import Listening, Verdict
-from hetero.floor.private import file_socket, user_id
+from hetero.floor.private import file_socket, private_folder, user_id, write_private
 
 if TYPE_CHECKING:
     from hetero.session.context import Context
@@ -53,7 +54,7 @@ def publish(ctx: Context) -> Publication | None:
     try:
         sweep()
         return Publication(ctx, listener)
-    except (OSError, RuntimeError) as error:
+    except (OSError, RuntimeError, HeteroError) as error:
         listener.close()
         _log.debug("this run cannot be seen by hetero top: %s", error)
         return None
@@ -115,7 +116,7 @@ class Publication:
         self._token = os.urandom(TOKEN_BYTES).hex()
         self._closed = False
         folder = run_folder()
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        private_folder(folder)
         self._address = os.path.join(tempfile.mkdtemp(prefix="hetero-"), "run")
         try:
             listener.bind(self._address)
@@ -153,9 +154,7 @@ class Publication:
             "token": self._token,
         }
         path = folder / f"{_UNFIT.sub('_', name)[:60]}-{os.getpid()}-{next(_numbers)}.json"
-        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            json.dump(about, file)
+        write_private(path, json.dumps(about).encode())
         return path
 
     def _answer(self, said: bytes, _: str) -> Verdict:

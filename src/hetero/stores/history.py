@@ -81,7 +81,8 @@ class HistoryStore:
     def __init__(self, path: Path) -> None:
         self.path = path
         with self._worded():
-            path.parent.mkdir(parents=True, exist_ok=True)
+            path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            path.touch(mode=0o600)
             with closing(self._connect()) as connection:
                 self._prepare(connection)
 

@@ -6,12 +6,14 @@ In: the addresses of the hosts, a folder. Out: ca.crt, node.crt and node.key in 
 from __future__ import annotations
 
 import ipaddress
+import os
 import ssl
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
 from hetero.floor.errors import BadValueError, EngineError
+from hetero.floor.private import check_secret
 
 __all__ = ["check_folder", "client_context", "make_certificates", "server_context", "tls_variables", "why_refused"]
 
@@ -68,7 +70,12 @@ def _subject(host: str) -> str:
 def _openssl(*arguments: str | Path) -> None:
     try:
         subprocess.run(
-            ["openssl", *map(str, arguments)], capture_output=True, text=True, timeout=_OPENSSL_S, check=True
+            ["openssl", *map(str, arguments)],
+            capture_output=True,
+            text=True,
+            timeout=_OPENSSL_S,
+            check=True,
+            umask=0o077 if os.name == "posix" else -1,
         )
     except (OSError, subprocess.SubprocessError) as error:
         said = (getattr(error, "stderr", "") or str(error)).strip().splitlines()
@@ -78,7 +85,7 @@ def _openssl(*arguments: str | Path) -> None:
 
 
 def check_folder(folder: Path) -> None:
-    """Refuse a folder that lacks one of the files.
+    """Refuse a folder that lacks one of the files, or whose key everybody may read.
 
     Raises
     ------
@@ -91,6 +98,7 @@ def check_folder(folder: Path) -> None:
             f"{folder} lacks {', '.join(absent)}",
             remedy="make them with 'hetero node certs', and copy them to each host",
         )
+    check_secret(folder / _FILES["RAY_TLS_SERVER_KEY"])
 
 
 def tls_variables(folder: Path) -> dict[str, str]:

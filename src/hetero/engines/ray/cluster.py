@@ -19,10 +19,11 @@ from typing import Any, NamedTuple
 import psutil
 
 from hetero.engines.ray.address import ask_cluster, check_address, is_loopback, knock
-from hetero.engines.ray.node import this_node
+from hetero.engines.ray.node import RAYS, folder_for_ray, this_node
 from hetero.floor import settings
 from hetero.floor.clock import monotonic_s
 from hetero.floor.errors import EngineError, HeteroError
+from hetero.floor.private import user_id
 
 __all__ = ["LEAST_STORE_BYTES", "OWN_HOST", "Cluster", "Host"]
 
@@ -241,12 +242,12 @@ def _on_loopback() -> Iterator[None]:
 
 def _own(ray: Any, store_bytes: int, lent: ExitStack) -> Cluster:
     _remove_left_behind()
-    folder = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-"))
+    folder = folder_for_ray(f"{_PREFIX}{os.getpid()}-")
     lent.enter_context(_on_loopback())
     try:
         ray.init(
-            address="local", _temp_dir=str(folder), _node_ip_address="127.0.0.1", include_dashboard=False, num_cpus=0,
-            num_gpus=0, object_store_memory=max(store_bytes, LEAST_STORE_BYTES), configure_logging=False,
+            address="local", _temp_dir=str(folder / RAYS), _node_ip_address="127.0.0.1", include_dashboard=False,
+            num_cpus=0, num_gpus=0, object_store_memory=max(store_bytes, LEAST_STORE_BYTES), configure_logging=False,
         )  # fmt: skip
     except Exception as error:
         shutil.rmtree(folder, ignore_errors=True)
@@ -312,5 +313,5 @@ def _remove_left_behind() -> None:
     """Remove the folders of clusters whose program was killed."""
     for folder in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
         pid = folder.name.removeprefix(_PREFIX).partition("-")[0]
-        if pid.isdecimal() and not psutil.pid_exists(int(pid)):
+        if pid.isdecimal() and not psutil.pid_exists(int(pid)) and folder.lstat().st_uid == user_id():
             shutil.rmtree(folder, ignore_errors=True)

@@ -14,7 +14,6 @@ import shutil
 import socket
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
@@ -24,16 +23,21 @@ import psutil
 
 from hetero.engines.ray.address import ask_cluster, is_loopback, knock
 from hetero.engines.ray.certificates import check_folder, tls_variables
-from hetero.floor import files, settings
+from hetero.floor import settings
 from hetero.floor.clock import monotonic_s, sleep
 from hetero.floor.errors import BadValueError, EngineError
+from hetero.floor.private import check_own, check_secret, own_home, private_folder, temporary_folder, write_private
 
-__all__ = ["Node", "read_token", "start_node", "stop_node", "this_node"]
+__all__ = ["RAYS", "Node", "folder_for_ray", "read_token", "start_node", "stop_node", "this_node"]
 
 START_S = 60.0
 STOP_S = 3.0
 _POLL_S = 0.1
 _LEAST_TOKEN = 16
+RAYS = "r"
+"""Within the node's folder: Ray opens its own folder to everybody, so it lies in one that is closed."""
+_SOCKET = "session_2026-11-22_04-13-50_609332_4194304/sockets/plasma_store"
+_LONGEST_SOCKET = 107
 _LETTER = "n"
 """The folder's name is a label too, which Ray lets end in a letter or a digit only."""
 _WATCHING = {
@@ -62,7 +66,7 @@ class Node:
     token : that everyone in the cluster shows
     certificates : folder, '' on loopback
     pid : of the process that watches over Ray's
-    folder : of Ray's sockets and logs
+    folder : of Ray's sockets and logs; nobody else can look into it
     jobs : address of the head's door for jobs, 'host:port'; '' on the others
     door : process id of that door, 0 on the others
     """
@@ -107,8 +111,12 @@ def this_node() -> Node | None:
 
 
 def _written() -> Node | None:
+    """Give what is written down, None where nothing is; another user's word is not taken."""
     try:
+        check_own(_file())
         return Node(**json.loads(_file().read_text(encoding="utf-8")))
+    except BadValueError as error:
+        raise EngineError(f"no node can be used here: {error.problem}", remedy=error.remedy) from error
     except (OSError, ValueError, TypeError):
         return None
 
@@ -143,10 +151,11 @@ def start_node(
     ------
     BadValueError
         The autoscaler's configuration is not there, or not for a head; it would listen beyond loopback without
-        certificates, or join without a token.
+        certificates, or join without a token; HETERO_HOME or the temporary folder is open to others.
     EngineError
         A node runs here already, the port is in use, nobody answers, or Ray does not start.
     """
+    own_home()
     running = this_node()
     if running is not None:
         raise EngineError(f"a node of {running.address} runs on this host", remedy="end it with 'hetero node stop'")
@@ -165,12 +174,15 @@ def start_node(
     else:
         _refuse_taken(host, port, "--port")
         _refuse_taken(host, jobs_port, "--jobs-port")
-    folder = tempfile.mkdtemp(prefix="hetero-node-", suffix=_LETTER)
-    role = [f"--address={join}"] if join else ["--head", f"--port={port}", f"--temp-dir={folder}"]
+    private = folder_for_ray("hetero-", _LETTER)
+    folder = str(private)
+    role = [f"--address={join}"] if join else ["--head", f"--port={port}"]
+    role += [f"--temp-dir={private / RAYS}"]
     command = [sys.executable, "-m", "ray.scripts.scripts", "start", *role, f"--node-ip-address={host}", "--block"]
     command += ["--num-cpus=0", "--num-gpus=0", f"--object-store-memory={store_bytes}", "--disable-usage-stats"]
     command += ["--include-dashboard=false"] if not join else []
     command += [f"--autoscaling-config={autoscaling.absolute()}"] if autoscaling is not None else []
+    command += ["--no-monitor"] if not join and autoscaling is None else []
     command += [f"--labels=hetero={Path(folder).name}"]
     variables |= {"HETERO_DEVICES": devices} if devices else {}
     process = _started(command, variables, Path(folder))
@@ -179,14 +191,32 @@ def start_node(
         _wait_joined(process, Path(folder))
         node = Node(address, host, token, str(certificates.absolute()) if certificates else "", process.pid, folder)
         node = node if join else _with_door(node, jobs_port)
+        private_folder(private)
+        write_private(_file(), json.dumps(asdict(node)).encode())
     except BaseException:
         _end(process.pid)
         shutil.rmtree(folder, ignore_errors=True)
         raise
-    _file().parent.mkdir(parents=True, exist_ok=True)
-    files.atomic_write(_file(), json.dumps(asdict(node)).encode())
-    _file().chmod(0o600)
     return node
+
+
+def folder_for_ray(prefix: str, suffix: str = "") -> Path:
+    """Make a folder in which Ray's own is closed to others.
+
+    Raises
+    ------
+    BadValueError
+        The temporary folder is open to others, or its path too long for Ray's sockets.
+    """
+    folder = temporary_folder(prefix, suffix)
+    most = _LONGEST_SOCKET - len(f"/{folder.name}/{RAYS}/{_SOCKET}")
+    if len(str(folder.parent)) > most:
+        folder.rmdir()
+        raise BadValueError(
+            f"the path of the temporary folder {folder.parent} is too long for Ray's sockets",
+            remedy=f"set TMPDIR to one of at most {most} characters",
+        )
+    return folder
 
 
 def _refuse_open(host: str, join: str, certificates: Path | None) -> None:
@@ -214,9 +244,10 @@ def read_token(file: Path) -> str:
     Raises
     ------
     BadValueError
-        It cannot be read, or is too short to be one.
+        It cannot be read, others may read it too, or it is too short to be one.
     """
     try:
+        check_secret(file)
         token = file.read_text(encoding="utf-8").strip()
     except OSError as error:
         raise BadValueError(f"{file}: the token cannot be read: {error.strerror}", remedy="check the path") from error
@@ -258,12 +289,13 @@ def _with_door(node: Node, port: int) -> Node:
 def _started(
     command: list[str], variables: Mapping[str, str], folder: Path, name: str = "node", ear: int = subprocess.DEVNULL
 ) -> subprocess.Popen[bytes]:
-    with (folder / f"{name}.log").open("wb") as log, settings.replaced({**variables, "RAY_ADDRESS": None}):
+    log_file = os.open(folder / f"{name}.log", os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(log_file, "wb") as log, settings.replaced({**variables, "RAY_ADDRESS": None}):
         return subprocess.Popen(command, stdin=ear, stdout=log, stderr=log, start_new_session=True, cwd=folder)
 
 
 def _head_address(process: subprocess.Popen[bytes], folder: Path) -> str:
-    file = folder / "ray_current_cluster"
+    file = folder / RAYS / "ray_current_cluster"
     _wait(process, folder, lambda: file.is_file() and ":" in file.read_text(encoding="utf-8"))
     return file.read_text(encoding="utf-8").strip()
 

@@ -36,7 +36,7 @@ def test_a_task_on_another_host_began_when_its_own_clock_says(hosts: Cluster) ->
     trace = hosts.folder / "run.trace.jsonl"
     with hosts.start(0, sys.executable, "-c", PROGRAM, str(trace)) as program:
         said, wrong = program.communicate(timeout=PATIENCE_S)
-    run = read_run(trace)
+    run = read_run(hosts.path(0, trace))
     assert len(run.attempts) == 30, wrong
     origin_s = run.head["clock_origin_s"]
     pairs = zip(run.attempts, map(float, said.split()), strict=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -63,6 +64,30 @@ with hetero.Context(engine="ray", address="auto", history=False) as ctx:
     print("leaving", flush=True)
     print(sorted(answer[0] for answer in ctx.gather(futures)) == list(range(100)))
 """
+TOLD = """
+import os, signal, sys
+print(open("/tmp/which").read(), flush=True)
+match sys.argv[1]:
+    case "badly":
+        1 / 0
+    case "killed":
+        os.kill(os.getpid(), signal.SIGKILL)
+    case "much":
+        print("\\n".join(["x" * 99] * 30_000))
+"""
+FOLDER = """
+import hetero, beside
+on = [hetero.task(beside.seen, on=(f"{host}/cpu:0",)) for host in ("h0", "h1")]
+with hetero.Context(history=False) as ctx:
+    print(ctx.gather([ctx.submit(task) for task in on]))
+"""
+BESIDE = """
+import os
+import hetero
+def seen():
+    with open("data.txt") as file:
+        return file.read(), os.environ["WORD"], hetero.get_current_device().host
+"""
 LISTEN = """
 import socket, sys
 with socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(3)) as ear, open(sys.argv[1], "wb") as file:
@@ -108,6 +133,8 @@ def test_a_program_on_a_host_that_is_no_part_of_the_cluster_is_refused(hosts: Cl
 def test_a_host_with_another_token_is_refused(hosts: Cluster, tmp_path: Path) -> None:
     token = tmp_path / "token"
     token.write_text("another-token-than-the-head-has")
+    token.chmod(0o600)
+    hosts.copy(1, token)
     certificates = str(hosts.certificates)
     code, _, wrong = joined(hosts, tmp_path, "--token-file", str(token), "--certificates", certificates)
     assert code == 1
@@ -121,6 +148,7 @@ def joined(hosts: Cluster, home: Path, *options: str) -> tuple[int, str, str]:
 
 def test_a_host_with_certificates_of_another_authority_is_refused(hosts: Cluster, tmp_path: Path) -> None:
     make_certificates(tmp_path / "foreign", [host.address for host in hosts.fleet.hosts])
+    hosts.copy(1, tmp_path / "foreign")
     token = str(hosts.token)
     code, _, wrong = joined(hosts, tmp_path, "--token-file", token, "--certificates", str(tmp_path / "foreign"))
     assert code == 1
@@ -130,6 +158,7 @@ def test_a_host_with_certificates_of_another_authority_is_refused(hosts: Cluster
 def test_neither_token_nor_script_of_a_submitted_program_can_be_read_on_the_way(hosts: Cluster, tmp_path: Path) -> None:
     script, heard = tmp_path / "secret.py", tmp_path / "heard"
     script.write_text("import os; print('secret-answer', os.environ['WORD'])  # secret-script")
+    hosts.copy(1, script)
     submit = ("submit", "--address", hosts.node(0)["jobs"], "--env", "WORD=secret-word", str(script), "secret-argument")
     head = hosts.fleet.hosts[0].address
     with hosts.start(1, sys.executable, "-c", LISTEN, str(heard)) as listening:
@@ -139,7 +168,7 @@ def test_neither_token_nor_script_of_a_submitted_program_can_be_read_on_the_way(
         hosts.run(1, sys.executable, "-c", SPEAK, head, "spoken-openly", "the-last-packet")
         listening.communicate(timeout=PATIENCE_S)
     assert (code, said) == (0, "secret-answer secret-word\n"), wrong
-    packets = heard.read_bytes()
+    packets = hosts.path(1, heard).read_bytes()
     assert b"spoken-openly" in packets
     token = hosts.token.read_bytes().strip()
     secrets = [token, b"secret-script", b"secret.py", b"secret-word", b"secret-answer", b"secret-argument"]
@@ -150,6 +179,7 @@ def test_a_program_with_no_certificate_or_a_foreign_one_is_refused_at_the_door_a
     hosts: Cluster, tmp_path: Path
 ) -> None:
     make_certificates(tmp_path / "foreign", [host.address for host in hosts.fleet.hosts])
+    hosts.copy(1, tmp_path / "foreign")
     node = hosts.node(0)
     token = ("--address", node["jobs"], "--token-file", str(hosts.token))
     nobody = ("env", f"HETERO_HOME={tmp_path}", HETERO, "jobs", "ls", *token)
@@ -159,7 +189,50 @@ def test_a_program_with_no_certificate_or_a_foreign_one_is_refused_at_the_door_a
     code, _, wrong = hosts.run(1, *nobody, "--certificates", str(tmp_path / "foreign"))
     assert code == 1
     assert "is no door of a cluster with these certificates" in wrong
-    assert f"refused {hosts.fleet.hosts[1].address}" in (Path(node["folder"]) / "door.log").read_text()
+    assert f"refused {hosts.fleet.hosts[1].address}" in hosts.path(0, Path(node["folder"]) / "door.log").read_text()
+
+
+def test_every_program_runs_on_the_head_and_all_that_it_prints_reaches_who_sent_it(
+    hosts: Cluster, tmp_path: Path
+) -> None:
+    """Also the last megabytes, a traceback, and the end by a signal; the hosts share no folder."""
+    for index in range(2):
+        hosts.path(index, Path("/tmp/which")).write_text(f"host {index}")
+    script = tmp_path / "told.py"
+    script.write_text(TOLD)
+    hosts.copy(1, script)
+    address = ("--address", hosts.node(0)["jobs"])
+    sent = {}
+    for how in ("well", "badly", "killed", "much", "once", "more"):
+        code, job, wrong = hosts.hetero(1, "submit", "--detach", *address, str(script), how)
+        assert code == 0, wrong
+        sent[how] = job.strip()
+    ends = {how: hosts.hetero(1, "jobs", "logs", "--follow", *address, job) for how, job in sent.items()}
+    codes = {how: code for how, (code, _, _) in ends.items()}
+    assert codes == {**dict.fromkeys(ends, 0), "badly": 1, "killed": 137}, ends
+    assert {said.splitlines()[0] for _, said, _ in ends.values()} == {"host 0"}
+    assert "ZeroDivisionError: division by zero" in ends["badly"][1]
+    assert ends["much"][1].splitlines()[1:] == ["x" * 99] * 30_000
+    assert "failed after" in ends["killed"][2]
+    assert hosts.hetero(1, "jobs", "logs", *address, sent["much"])[1] == ends["much"][1]
+    listed = json.loads(hosts.hetero(1, "jobs", "ls", "--json", *address)[1])["jobs"]
+    states = {each["job"]: each["state"] for each in listed}
+    assert {how: states[job] for how, job in sent.items()} == {
+        **dict.fromkeys(sent, "finished"), "badly": "failed", "killed": "failed"
+    }  # fmt: skip
+
+
+def test_a_folder_travels_to_every_host_that_has_a_task_of_the_program(hosts: Cluster, tmp_path: Path) -> None:
+    folder = tmp_path / "program"
+    folder.mkdir()
+    (folder / "main.py").write_text(FOLDER)
+    (folder / "beside.py").write_text(BESIDE)
+    (folder / "data.txt").write_text("travelled")
+    hosts.copy(1, folder)
+    words = ("--working-dir", str(folder), "--env", "WORD=here", str(folder / "main.py"))
+    code, said, wrong = hosts.hetero(1, "submit", "--address", hosts.node(0)["jobs"], *words)
+    assert code == 0, wrong + said
+    assert "[('travelled', 'here', 'h0'), ('travelled', 'here', 'h1')]\n" in said
 
 
 def test_tasks_of_a_host_whose_processes_are_killed_are_done_elsewhere(hosts: Cluster) -> None:

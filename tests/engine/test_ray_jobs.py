@@ -61,6 +61,7 @@ class Head:
         path = self.folder / name
         path.parent.mkdir(exist_ok=True)
         path.write_text(text)
+        path.chmod(0o600)
         return str(path)
 
 

@@ -90,6 +90,7 @@ def go_on(program: subprocess.Popen[str]) -> None:
 def test_training_over_two_hosts_gives_the_bits_of_one_device_though_a_host_is_lost_and_returns(
     hosts: Cluster, tmp_path: Path
 ) -> None:
+    hosts.path(0, tmp_path).mkdir(parents=True)
     with hosts.start(0, sys.executable, "-c", TRAINS, str(tmp_path), cwd=PROJECT) as program:
         assert said_in_time(program, "both hosts train"), program.communicate()[1]
         hosts.kill_node(1)
@@ -98,7 +99,7 @@ def test_training_over_two_hosts_gives_the_bits_of_one_device_though_a_host_is_l
         hosts.start_node(1, "1xcpu")
         _, wrong = program.communicate("\n", timeout=PATIENCE_S)
     assert program.returncode == 0, wrong
-    assert json.loads((tmp_path / "found").read_text()) == {
+    assert json.loads(hosts.path(0, tmp_path / "found").read_text()) == {
         "same bits": True,
         "samples each once": True,
         "shares": {"cpu:0": 16, "h1/cpu:0": 16},

@@ -1,4 +1,4 @@
-"""A cluster on one host: `hetero node` in network namespaces, with certificates and a token as between real hosts.
+"""A cluster on one host: `hetero node` in namespaces that share no folder, with certificates and a token.
 
 In: the speed of each host's link, its devices. Out: hosts in which programs are started; nothing of it is left.
 It must not know Ray: it uses the commands that a user has.
@@ -7,6 +7,7 @@ It must not know Ray: it uses the commands that a user has.
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -36,7 +37,7 @@ class Cluster:
     Attributes
     ----------
     fleet : the namespaces; the first is the head
-    folder : of everybody's files
+    folder : of everybody's files; each host has its own under this path, as it has /tmp and /dev/shm
     variables : environment of every program in it
     pinned : whether each host is bound to a CPU of its own
     """
@@ -48,31 +49,43 @@ class Cluster:
 
     @property
     def certificates(self) -> Path:
-        """The folder that all hosts share."""
+        """The folder of which every host has a copy."""
         return self.folder / "certificates"
 
     @property
     def token(self) -> Path:
-        """The file with the head's token."""
-        return self.home(0) / "node-token"
+        """The file with the head's token, of which every host has a copy."""
+        return self.folder / "token"
+
+    @property
+    def home(self) -> Path:
+        """HETERO_HOME of each host."""
+        return self.folder / "home"
 
     @property
     def address(self) -> str:
         """Where the head is, 'host:port'."""
         return str(self.node(0)["address"])
 
-    def home(self, index: int) -> Path:
-        """Give HETERO_HOME of a host."""
-        return self.folder / f"home{index}"
-
     def node(self, index: int) -> dict[str, Any]:
         """Give what is written down of a host's node."""
-        return dict(json.loads((self.home(index) / "node.json").read_text(encoding="utf-8")))
+        return dict(json.loads(self.path(index, self.home / "node.json").read_text(encoding="utf-8")))
+
+    def path(self, index: int, path: Path) -> Path:
+        """Return where a path of a host is seen from outside."""
+        return self.fleet.path(index, path)
+
+    def copy(self, index: int, *paths: Path) -> None:
+        """Copy files or folders from outside to a host, where they have the same path."""
+        for path in paths:
+            there = self.path(index, path)
+            there.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copytree(path, there, dirs_exist_ok=True) if path.is_dir() else shutil.copy2(path, there)
 
     def start(self, index: int, *command: str, **options: Any) -> subprocess.Popen[str]:
         """Start a program on a host, with pipes to it."""
         pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
-        with settings.replaced({**self.variables, "HETERO_HOME": str(self.home(index))}):
+        with settings.replaced({**self.variables, "HETERO_HOME": str(self.home), "TMPDIR": None}):
             return self.fleet.popen(index, command, text=True, **{**pipes, **options})
 
     def run(self, index: int, *command: str) -> tuple[int, str, str]:
@@ -99,6 +112,10 @@ class Cluster:
         code, _, wrong = self.run(index, *self._on_own_cpu(index), _HETERO, *words)
         if code != 0:
             raise HeteroError(f"host {index} is no part of the cluster: {wrong.strip()}")
+        if index == 0:
+            shutil.copy2(self.path(0, self.home / "node-token"), self.token)
+            for host in range(len(self.fleet.hosts)):
+                self.copy(host, self.token)
 
     def _on_own_cpu(self, index: int) -> tuple[str, ...]:
         cpus = available_cpus()
@@ -124,7 +141,7 @@ def cluster_of_namespaces(
 
     Parameters
     ----------
-    folder : empty
+    folder : empty; an absolute path
     bits_per_s : > 0, of each host's link
     devices : fleet of each host, as HETERO_DEVICES takes it; '' leaves a host out of the cluster for now
     variables : of every program, nodes included
@@ -135,9 +152,12 @@ def cluster_of_namespaces(
     HeteroError
         There is no right to make namespaces, or a node does not start.
     """
-    with fleet_of_namespaces(bits_per_s) as fleet:
+    private = dict.fromkeys((Path("/tmp"), Path("/dev/shm"), folder.resolve()))
+    with fleet_of_namespaces(bits_per_s, tuple(private)) as fleet:
         cluster = Cluster(fleet, folder, dict(variables or {}), pinned)
         make_certificates(cluster.certificates, [host.address for host in fleet.hosts])
+        for index in range(len(fleet.hosts)):
+            cluster.copy(index, cluster.certificates)
         try:
             for index, fleet_of_host in enumerate(devices):
                 if fleet_of_host:

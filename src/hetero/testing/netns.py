@@ -1,7 +1,8 @@
-"""Hosts on one host: network namespaces on a bridge, each behind a link of a given speed. Needs root and iproute2.
+"""Hosts on one host: network namespaces on a bridge, each behind a link of a given speed.
 
-In: the speed of each link. Out: a fleet in which programs are started; nothing of it is left afterwards.
-It must not touch the network that the host itself uses.
+In: the speed of each link, folders that they do not share. Out: a fleet in which programs are started; nothing of it is
+left afterwards. Needs root, iproute2 and util-linux.
+It must not touch the network or the mounts that the host itself uses.
 """
 
 from __future__ import annotations
@@ -10,9 +11,11 @@ import itertools
 import json
 import os
 import subprocess
+import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from hetero.floor.errors import BadValueError, HeteroError
@@ -24,6 +27,28 @@ _BURST_BYTES = 64 * 1024
 _QUEUE_MS = 50
 _MOST = 200
 _COMMAND_S = 60.0
+_MOUNTS = """
+import ctypes, json, os, sys
+libc = ctypes.CDLL(None, use_errno=True)
+def mount(source, target, kind, flags):
+    if libc.mount(source.encode(), target.encode(), kind, flags, None):
+        sys.exit(f"{target}: {os.strerror(ctypes.get_errno())}")
+private, kept = json.loads(sys.argv[1])
+handles = {path: os.open(path, os.O_RDONLY) for path in kept}
+for path in private:
+    os.makedirs(path, exist_ok=True)
+    mount("tmpfs", path, b"tmpfs", 0)
+    os.chmod(path, 0o1777)
+for path, handle in handles.items():
+    os.makedirs(path, exist_ok=True)
+    mount(f"/proc/self/fd/{handle}", path, None, 0x1000 | 0x4000)
+print("ready", flush=True)
+sys.stdin.read()
+"""
+"""Run in a mount namespace of its own: empty folders over those of the machine, but for what the programs are made of.
+
+It goes on until its standard input is closed, and keeps the namespace meanwhile.
+"""
 _numbers = itertools.count()
 
 
@@ -64,12 +89,20 @@ class Fleet:
     hosts : the namespaces, in the order of the speeds that were given
     """
 
-    def __init__(self, hosts: tuple[Namespace, ...]) -> None:
+    def __init__(self, hosts: tuple[Namespace, ...], keepers: tuple[subprocess.Popen[str], ...] = ()) -> None:
         self.hosts = hosts
+        self._keepers = keepers
 
     def popen(self, index: int, command: Sequence[str], **options: Any) -> subprocess.Popen[Any]:
-        """Start a program on one host; options are those of `subprocess.Popen`."""
-        return subprocess.Popen(["ip", "netns", "exec", self.hosts[index].name, *command], **options)
+        """Start a program on one host; options are those of `subprocess.Popen`, `cwd` being a folder of that host."""
+        if not self._keepers:
+            return subprocess.Popen(["ip", "netns", "exec", self.hosts[index].name, *command], **options)
+        enter = ["nsenter", "--target", str(self._keepers[index].pid), "--net", "--mount"]
+        return subprocess.Popen([*enter, "env", f"--chdir={options.pop('cwd', '/tmp')}", *command], **options)
+
+    def path(self, index: int, path: Path) -> Path:
+        """Return where a path of one host is seen from outside."""
+        return Path(f"/proc/{self._keepers[index].pid}/root{path}") if self._keepers else path
 
     def counters(self) -> list[Counters]:
         """Give what went over each link so far."""
@@ -77,7 +110,7 @@ class Fleet:
 
 
 @contextmanager
-def fleet_of_namespaces(bits_per_s: Sequence[float]) -> Iterator[Fleet]:
+def fleet_of_namespaces(bits_per_s: Sequence[float], private: Sequence[Path] = ()) -> Iterator[Fleet]:
     """Have hosts behind links of their own for the time of a `with` block.
 
     Every host has a pair of virtual Ethernet interfaces to a bridge in a namespace of its own; a token bucket at each
@@ -86,11 +119,12 @@ def fleet_of_namespaces(bits_per_s: Sequence[float]) -> Iterator[Fleet]:
     Parameters
     ----------
     bits_per_s : > 0, one a host
+    private : folders of which every host has its own, empty at first
 
     Raises
     ------
     HeteroError
-        This host does not let us: not root, or no `ip` and `tc`.
+        This host does not let us: not root, or no `ip` and `tc`, or no `unshare`.
     BadValueError
         A speed that is none, or more hosts than a bridge has addresses for.
     """
@@ -102,9 +136,39 @@ def fleet_of_namespaces(bits_per_s: Sequence[float]) -> Iterator[Fleet]:
     switch = f"{own}-switch"
     try:
         _build(switch, hosts)
-        yield Fleet(hosts)
+        with ExitStack() as keepers:
+            yield Fleet(hosts, tuple([keepers.enter_context(_apart(host, private)) for host in hosts if private]))
     finally:
         _remove([name for name in _ours() if name.startswith(f"{own}-")])
+
+
+@contextmanager
+def _apart(host: Namespace, private: Sequence[Path]) -> Iterator[subprocess.Popen[str]]:
+    """Give a host folders of its own for the time of a `with` block; what Python needs stays."""
+    apart = [str(path) for path in private]
+    words = json.dumps([apart, _needed(apart)])
+    command = ["ip", "netns", "exec", host.name, "unshare", "--mount", "--propagation", "private"]
+    command += [sys.executable, "-c", _MOUNTS, words]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen(command, text=True, **pipes) as keeper:  # type: ignore[call-overload]
+        try:
+            if keeper.stdout.readline() != "ready\n":
+                said = keeper.stderr.read().strip() or "it ended"
+                raise HeteroError(
+                    f"{host.name} has no folders of its own: {said}", remedy="it needs root and util-linux"
+                )
+            yield keeper
+        finally:
+            keeper.stdin.close()
+            keeper.kill()
+
+
+def _needed(private: Sequence[str]) -> list[str]:
+    """Return the folders of the interpreter and of its code that would be hidden."""
+    code = [sys.prefix, sys.base_prefix, os.getcwd(), *[path for path in sys.path if os.path.isdir(path)]]
+    found = {path for name in code for path in (os.path.abspath(name), os.path.realpath(name))}
+    hidden = [path for path in sorted(found) if any(path.startswith(f"{each}/") for each in private)]
+    return [path for path in hidden if not any(path.startswith(f"{other}/") for other in hidden)]
 
 
 def _build(switch: str, hosts: Sequence[Namespace]) -> None:

@@ -1,6 +1,7 @@
 """Jobs: programs that a cluster runs by itself, by Ray's own keeper of jobs; each has a supervisor on the head.
 
-In: an archive and what to run of it. Out: states, and what the programs print. It must not be reached but by the door.
+In: an archive and what to run of it. Out: states, and what the programs print. Programs run on the head, where their
+words can be read. It must not be reached but by the door.
 """
 
 from __future__ import annotations
@@ -145,13 +146,15 @@ class Jobs:
             last = not follow or self.state(job).over
             if position is None:
                 position = _end_of(prologue, log)
+            data = b"" if position is None else _read_on(log, position)
+            rest = len(data) == _CHUNK_BYTES
             if position is not None:
-                data = _read_on(log, position)
                 position += len(data)
-                yield decode(data)
-            if last:
+                yield decode(data, final=last and not rest)
+            if last and not rest:
                 return
-            sleep(_LOOK_S)
+            if not rest:
+                sleep(_LOOK_S)
 
     def _call(self, question: Coroutine[Any, Any, Any]) -> Any:
         return asyncio.run_coroutine_threadsafe(question, self._loop).result(_ANSWER_S)
@@ -169,7 +172,20 @@ async def _keeper() -> tuple[Any, Path]:
         ) from error
     worker: Any = importlib.import_module("ray._private.worker")
     logs = worker._global_node.get_logs_dir_path()
+    _name_head(worker.global_worker.gcs_client)
     return JobManager(worker.global_worker.gcs_client, logs), Path(logs)
+
+
+def _name_head(store: Any) -> None:
+    """Tell Ray's keeper which host is the head: else it starts programs anywhere, and their words stay there.
+
+    Ray's dashboard would write it down, which does not run here.
+    """
+    import ray
+    from ray._private import ray_constants
+
+    own = ray.get_runtime_context().get_node_id().encode()
+    store.internal_kv_put(ray_constants.KV_HEAD_NODE_ID_KEY, own, True, namespace=ray_constants.KV_NAMESPACE_JOB)
 
 
 def _end_of(prologue: bytes, log: Path) -> int | None:

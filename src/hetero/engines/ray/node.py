@@ -274,7 +274,8 @@ def _with_door(node: Node, port: int) -> Node:
 
     folder = Path(node.folder)
     command = [sys.executable, "-m", "hetero.engines.ray.door"]
-    process = _started(command, node.variables | {"RAY_LOG_TO_DRIVER": "0"}, folder, FILE, subprocess.PIPE)
+    variables = {**node.variables, "RAY_LOG_TO_DRIVER": "0", "RAY_JOB_ALLOW_DRIVER_ON_WORKER_NODES": "0"}
+    process = _started(command, variables, folder, FILE, subprocess.PIPE)
     assert process.stdin is not None
     with process.stdin as ear:
         ear.write(json.dumps(asdict(node) | {"port": port}).encode() + b"\n")

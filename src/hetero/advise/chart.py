@@ -10,6 +10,7 @@ from pathlib import Path
 
 from hetero.advise.compare import Row
 from hetero.floor.errors import BadValueError
+from hetero.floor.files import local_path
 
 __all__ = ["chart"]
 
@@ -71,6 +72,6 @@ def chart(rows: Sequence[Row], path: Path) -> None:
     title = f"dense {precisions}; prices are hints of the months that the table names"
     figure.suptitle(title, fontsize=9, color="#555555")
     try:
-        figure.savefig(path, dpi=110)
+        figure.savefig(local_path(path, "png"), dpi=110)
     except (OSError, ValueError) as error:
         raise BadValueError(f"{path} cannot be written: {error}", remedy="give a path that ends in .png") from error

@@ -30,6 +30,7 @@ from hetero.batch.staged import StagedRun
 from hetero.batch.worker import Program, packed_work, run_batch
 from hetero.floor import settings
 from hetero.floor.errors import BadValueError, NothingFitsError
+from hetero.floor.files import local_path
 from hetero.model.device import Device
 from hetero.plan.batch_sizes import Sizes
 from hetero.plan.batch_stages import StagePlanner
@@ -280,7 +281,7 @@ def _sink(options: Options, out: Any, form: str | None) -> Sink:
     if out is not None and not isinstance(out, str | Path):
         raise BadValueError("a merge gives one value and no results for out", remedy="read it from .value")
     if out is not None:
-        return MergeSink(options.merge, Path(out))
+        return MergeSink(options.merge, local_path(out, "out"))
     return MergeSink(options.merge, settings.home() / "batches" / options.name if options.name else None)
 
 

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from hetero.batch.base import BadRecord, Found, Job, Part, Place, Sink
 from hetero.batch.records import count, is_frame, joined
 from hetero.floor.errors import BadValueError, HeteroError, SerialisationError
-from hetero.floor.files import atomic_write, sync_folder
+from hetero.floor.files import atomic_write, local_path, sync_folder
 
 __all__ = ["MANIFEST", "QUARANTINE", "UNFINISHED", "FolderSink", "JsonLinesSink", "NpySink"]
 
@@ -59,7 +59,7 @@ class FolderSink(Sink):
     quarantine: ClassVar[str] = QUARANTINE
 
     def __init__(self, folder: Path | str) -> None:
-        self.folder = Path(folder)
+        self.folder = local_path(folder, "out")
         self._unfinished = self.folder / UNFINISHED
         self._job: Job | None = None
 

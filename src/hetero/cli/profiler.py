@@ -15,6 +15,7 @@ import typer
 
 from hetero.cli.output import console, print_json, say, tell_error
 from hetero.floor.errors import BadValueError, HeteroError
+from hetero.floor.files import local_path
 from hetero.floor.platform import die_with_parent
 
 if TYPE_CHECKING:
@@ -54,6 +55,7 @@ def _beside(trace: Path, ending: str) -> Path:
 
 
 def _write(path: Path, text: str) -> None:
+    local_path(path, "--output")
     try:
         path.write_text(text, encoding="utf-8")
     except OSError as error:

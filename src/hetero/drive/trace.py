@@ -25,6 +25,7 @@ from hetero.drive.trace_format import END, FORMAT, LAYOUTS, REQUEST, STRING, VER
 from hetero.drive.trace_read import Trace, TraceSummary, read_trace, summary
 from hetero.floor.clock import JOIN_S, wall_time_s
 from hetero.floor.errors import BadValueError
+from hetero.floor.files import local_path
 from hetero.model.device import Device
 from hetero.model.tasks import Failure, Request
 from hetero.model.topology import Topology
@@ -90,7 +91,7 @@ class TraceWriter:
         run: str = "",
         clock_origin_s: float = 0.0,
     ) -> None:
-        self.path = Path(path)
+        self.path = local_path(path, "trace")
         self.problem = ""
         self._waiting: deque[tuple[object, ...]] = deque()
         self._writing = threading.Lock()

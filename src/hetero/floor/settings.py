@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hetero.floor.errors import BadValueError
+from hetero.floor.files import local_path
 
 __all__ = [
     "SWITCHES",
@@ -126,9 +127,15 @@ def seed() -> int:
 
 
 def home() -> Path:
-    """Give the folder of everything that hetero keeps between runs; one that cannot be, where the user has no home."""
+    """Give the folder of everything that hetero keeps between runs; one that cannot be, where the user has no home.
+
+    Raises
+    ------
+    BadValueError
+        HETERO_HOME is the address of an object store.
+    """
     try:
-        return Path(read("HETERO_HOME")).expanduser()
+        return local_path(read("HETERO_HOME"), "HETERO_HOME")
     except RuntimeError:
         return Path(os.devnull) / "hetero"
 

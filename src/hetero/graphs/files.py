@@ -12,6 +12,7 @@ from typing import Any
 
 from hetero.floor import documents
 from hetero.floor.errors import GraphError
+from hetero.floor.files import local_path
 
 __all__ = ["AT_MOST_BYTES", "parse_json", "read_text", "write_text"]
 
@@ -49,6 +50,7 @@ def write_text(path: Path, text: str) -> None:
     GraphError
         The file cannot be written.
     """
+    path = local_path(path, "out")
     spare = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
         with spare.open("x", encoding="utf-8") as file:

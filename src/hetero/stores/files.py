@@ -17,7 +17,7 @@ from pathlib import Path
 
 from hetero.floor.clock import wall_time_s
 from hetero.floor.errors import BadValueError, HeteroError
-from hetero.floor.files import sync_folder
+from hetero.floor.files import local_path, sync_folder
 from hetero.stores.base import Store
 
 __all__ = ["Disk", "FileStore", "ForeignFileError"]
@@ -123,7 +123,7 @@ class FileStore(Store):
     """
 
     def __init__(self, root: Path | str, disk: Disk | None = None, *, own_only: bool = False) -> None:
-        self.root = Path(root)
+        self.root = local_path(root, "store")
         self._disk = disk or Disk()
         self._own_only = own_only
         self._ready: set[Path] = set()

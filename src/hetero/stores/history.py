@@ -12,6 +12,7 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 
 from hetero.floor.errors import HistoryError
+from hetero.floor.files import local_path
 from hetero.plan.cost import KEPT, Sample
 
 __all__ = ["FILE", "RESULTS", "VERSION", "HistoryStore"]
@@ -79,7 +80,7 @@ class HistoryStore:
     """
 
     def __init__(self, path: Path) -> None:
-        self.path = path
+        self.path = local_path(path, "history")
         with self._worded():
             path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
             path.touch(mode=0o600)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hetero.floor.errors import BadValueError
-from hetero.floor.files import atomic_write
+from hetero.floor.files import atomic_write, local_path
 from hetero.train.listening import Listener
 from hetero.train.mnist import Digits, download, load_digits, load_mnist, network
 from hetero.train.recipe import Recipe
@@ -110,7 +110,7 @@ def carry_out(recipe: Recipe, watcher: Watcher, *, devices: str | None = None) -
 
     from hetero.train.trainer import Trainer
 
-    recipe.output.mkdir(parents=True, exist_ok=True)
+    local_path(recipe.output, "output").mkdir(parents=True, exist_ok=True)
     trace = Path(recipe.context.get("trace") or recipe.output / "trace.jsonl.gz").expanduser()
     context = {key: value for key, value in recipe.context.items() if key != "trace"}
     digits = load(recipe)

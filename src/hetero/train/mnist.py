@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from hetero.floor.documents import read_bytes
 from hetero.floor.errors import BadValueError, FileError, HeteroError
-from hetero.floor.files import atomic_write
+from hetero.floor.files import atomic_write, local_path
 
 __all__ = ["Digits", "download", "load_digits", "load_mnist", "network", "read_idx", "scaled"]
 
@@ -163,7 +163,7 @@ def download(folder: Path | str, source: str = SOURCE) -> Path:
     """
     from urllib.request import urlopen
 
-    folder = Path(folder).expanduser()
+    folder = local_path(folder, "folder")
     folder.mkdir(parents=True, exist_ok=True)
     for name, checksum in _FILES.items():
         path = folder / f"{name}.gz"

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from hetero.floor.errors import BadValueError
-from hetero.floor.files import atomic_write
+from hetero.floor.files import atomic_write, local_path
 from hetero.train.adapters import frozen_word, kept_state, load_kept
 from hetero.train.compress_files import COMPRESSED, restore
 from hetero.train.state import in_one_order
@@ -48,7 +48,7 @@ def save_model(model: Any, path: str | Path, facts: Mapping[str, str], *, traine
             kept[name] = tensor.detach().cpu().contiguous().clone()
         else:
             aliases[name] = home
-    path = Path(path).expanduser()
+    path = local_path(path, "path")
     path.parent.mkdir(parents=True, exist_ok=True)
     atomic_write(path, in_one_order(save(kept, {**words, _ALIASES: json.dumps(aliases)})))
     return path

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from hetero.floor.errors import BadValueError
+from hetero.floor.files import local_path
 from hetero.train.search_space import describe, distributions, grid
 from hetero.train.search_trial import Ended
 from hetero.train.search_values import Plan, TrialReport
@@ -246,7 +247,7 @@ def _open_storage(path: Path | None) -> Any:
 
     if path is None:
         return InMemoryStorage()
-    path.parent.mkdir(parents=True, exist_ok=True)
+    local_path(path, "study").parent.mkdir(parents=True, exist_ok=True)
     try:
         return RDBStorage(f"sqlite:///{path}")
     except (DatabaseError, RuntimeError) as error:

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from hetero.floor.errors import BadValueError, EngineError
+from hetero.floor.files import local_path
 from hetero.floor.private import check_secret
 
 __all__ = ["check_folder", "client_context", "make_certificates", "server_context", "tls_variables", "why_refused"]
@@ -43,6 +44,7 @@ def make_certificates(folder: Path, hosts: Sequence[str]) -> tuple[Path, ...]:
         raise BadValueError("certificates without a host", remedy="name each host, as in --host 10.0.0.1")
     if any((folder / name).exists() for name in _FILES.values()):
         raise BadValueError(f"{folder} already has certificates", remedy="name a new folder")
+    local_path(folder, "folder")
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     names = ",".join([_subject(host) for host in (*dict.fromkeys(hosts), "127.0.0.1", "localhost")])
     key, request, extension = folder / "ca.key", folder / "node.csr", folder / "names.cnf"

@@ -323,6 +323,20 @@ def test_an_initializer_that_raises_is_named_and_its_device_is_not_used(how: str
             ctx.submit(identity, 1).result(60)
 
 
+def interrupt() -> None:
+    raise KeyboardInterrupt
+
+
+def test_an_interrupt_in_an_initializer_is_the_programs_where_it_runs_in_it() -> None:
+    with pytest.raises(KeyboardInterrupt):
+        hetero.Context(devices="1xcpu", engine="inline", initializer=interrupt, history=False)
+    with (
+        hetero.Context(devices="1xcpu", isolation="thread", initializer=interrupt, history=False) as ctx,
+        pytest.raises(hetero.errors.HeteroError, match="the initializer interrupt raised KeyboardInterrupt"),
+    ):
+        ctx.submit(identity, 1).result(60)
+
+
 def test_an_initializer_that_cannot_travel_is_refused_at_once() -> None:
     import threading
 
@@ -633,7 +647,7 @@ def parent_of_chance() -> list[tuple[float, float]]:
 def test_nested_tasks_have_seeds_of_their_own() -> None:
     values = []
     for _ in range(2):
-        with hetero.Context(devices="1xcpu", history=False) as ctx:
+        with hetero.Context(devices="1xcpu", engine="inline", history=False) as ctx:
             values.append([ctx.run(parent_of_chance), ctx.run(parent_of_chance)])
     assert values[0] == values[1]
     assert len({pair for pairs in values[0] for pair in pairs}) == 4

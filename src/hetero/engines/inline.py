@@ -71,6 +71,8 @@ class InlineEngine(Engine):
             self._runners[device.id] = self._worker.make(device)
             self._runners[device.id].initialize()
         except Exception as error:  # noqa: BLE001  back ends raise anything
+            if isinstance(error.__cause__, KeyboardInterrupt):
+                raise error.__cause__ from None
             why = str(error) if isinstance(error, HeteroError) else one_line(error)
             self._events.append(DeviceLost(now_s, device.id, why, permanent=True))
         else:

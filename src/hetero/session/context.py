@@ -454,7 +454,8 @@ class Context(AsyncTwins):
 
     def __reduce__(self) -> NoReturn:
         raise SerialisationError(
-            "a Context cannot travel to a worker", remedy="use it in the program, and give tasks values or futures"
+            "a Context cannot travel to a worker",
+            remedy="give tasks values or futures; inside a task, submit with hetero.current_context()",
         )
 
     # --- below ---------------------------------------------------------------------------------------------

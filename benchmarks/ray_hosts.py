@@ -68,8 +68,10 @@ def refusals_s(hosts: Cluster, folder: Path) -> tuple[int, float]:
 
     other = folder / "other-token"
     other.write_text("0" * 64)
+    other.chmod(0o600)
     host = hosts.fleet.hosts[1].address
     make_certificates(folder / "foreign", [host])
+    hosts.copy(1, other, folder / "foreign")
     own, foreign = ("--certificates", str(hosts.certificates)), ("--certificates", str(folder / "foreign"))
     right, wrong = ("--token-file", str(hosts.token)), ("--token-file", str(other))
     took_s = []

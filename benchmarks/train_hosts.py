@@ -42,7 +42,7 @@ def struck(hosts: Cluster, log: Path) -> float:
 
 def killed_once(hosts: Cluster, program: subprocess.Popen[str]) -> tuple[float, dict[str, Any]]:
     """Kill the second host while the program trains; give the seconds to the next step, and what the program found."""
-    log = Path(line_with(program, "log ").split()[1])
+    log = hosts.path(0, Path(line_with(program, "log ").split()[1]))
     struck_s = struck(hosts, log)
     found = dict(json.loads(line_with(program, "{")))
     hosts.hetero(1, "node", "stop")

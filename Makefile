@@ -11,7 +11,7 @@ FAST := $(wildcard tests/pure tests/sim tests/golden tests/docs tests/backend)
 BENCHMARKS := $(filter-out benchmarks/common.py benchmarks/rivals.py benchmarks/summary.py benchmarks/work.py, $(wildcard benchmarks/*.py))
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-fast lint format bench clean
+.PHONY: help setup demo test test-fast test-servers lint format bench clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1	\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 18
@@ -34,8 +34,11 @@ demo: $(READY) ## run the main job: a tiled Cholesky and a stencil over this hos
 	$(BIN)/hetero demo
 	$(BIN)/hetero train examples/mnist.yaml --set output=build/mnist-run
 
-test: $(READY) $(OTHER) ## run every test (at most 15 minutes on 2 cores)
+test: $(READY) $(OTHER) ## run every test that needs no servers (at most 15 minutes on 2 cores)
 	.ci/test
+
+test-servers: $(READY) $(OTHER) ## run what needs Ray clusters, namespaces and browsers (at most 30 minutes; root)
+	.ci/test servers
 
 test-fast: $(READY) ## run the quick tests (at most 2 minutes)
 	$(BIN)/python -m pytest -q -n 2 --dist loadfile -m "not slow" $(FAST)

@@ -1,12 +1,17 @@
-"""What every test stands on: a home of its own, settings of its own, seeds, leak checks and golden files."""
+"""What every test stands on: a home of its own, settings of its own, seeds, leak checks and golden files.
+
+A process of the test runner that dies ends the run at once, with the test that it was running.
+"""
 
 from __future__ import annotations
 
 import gc
 import os
+import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
+from typing import Any
 
 import hypothesis
 import numpy as np
@@ -14,11 +19,15 @@ import psutil
 import pytest
 
 from hetero.floor import settings
+from hetero.floor.platform import describe_exit
 from tests.needs import PARTS, PROJECT
 
 GOLDEN = PROJECT / "tests" / "golden"
 GRACE_S = 5.0
 KEPT_SWITCHES = {"HETERO_REQUIRE", "HETERO_TEST_DATA", "HETERO_SEED", "HETERO_CHECK"}
+
+_CURRENT = pytest.StashKey[str]()
+"""The file in which a process of the runner notes its test, '' without one."""
 
 hypothesis.settings.register_profile("hetero", deadline=None, derandomize=True, database=None)
 hypothesis.settings.load_profile("hetero")
@@ -32,6 +41,39 @@ def pytest_configure(config: pytest.Config) -> None:
     unknown = [part for part in settings.required() if part not in PARTS]
     if unknown:
         raise pytest.UsageError(f"HETERO_REQUIRE names {', '.join(unknown)}; known: {', '.join(PARTS)}")
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    """Tell a process of the runner where to note which test it runs."""
+    handle, node.workerinput["current_test"] = tempfile.mkstemp(prefix="hetero-current-test-")
+    os.close(handle)
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    session.config.stash[_CURRENT] = getattr(session.config, "workerinput", {}).get("current_test", "")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    note = item.config.stash[_CURRENT]
+    if note:
+        Path(note).write_text(item.nodeid, encoding="utf-8")
+    done = yield
+    if note:
+        Path(note).write_text(f"(between tests, after {item.nodeid})", encoding="utf-8")
+    return done
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any, error: object) -> None:
+    """End the run when a process of the runner has died: whoever waits for its tests would wait for ever."""
+    note = Path(node.workerinput["current_test"])
+    test = note.read_text(encoding="utf-8")
+    note.unlink()
+    if error:
+        how = describe_exit(node.gateway._io.popen.wait(10))
+        pytest.exit(f"the runner's process {node.gateway.id} {how} while it ran {test}", returncode=3)
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -83,7 +125,8 @@ def _files() -> dict[int, str]:
 
 
 def _blocks() -> set[str]:
-    return set(os.listdir("/dev/shm"))
+    """Return the shared-memory blocks that hetero may have made; other libraries' are their own affair."""
+    return {name for name in os.listdir("/dev/shm") if name.startswith("hetero")}
 
 
 def _held_by_others(block: str) -> bool:

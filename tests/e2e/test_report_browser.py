@@ -18,6 +18,8 @@ from tests.pure.test_report_training import trained
 from tests.sim.report_runs import run as simulated
 from tests.sim.report_runs import with_collectives
 
+pytestmark = pytest.mark.servers
+
 READY = "window.heteroStats && heteroStats.done"
 
 

@@ -52,3 +52,16 @@ def test_what_a_test_leaves_behind_fails_it(what: str, tmp_path: Path) -> None:
 
 def test_a_test_that_leaves_nothing_passes(tmp_path: Path) -> None:
     assert "1 passed" in _outcome("pass", tmp_path)
+
+
+def test_a_process_of_the_runner_that_dies_ends_the_run_and_its_test_is_named(tmp_path: Path) -> None:
+    hooks = "pytest_configure_node, pytest_runtest_protocol, pytest_sessionstart, pytest_testnodedown"
+    (tmp_path / "conftest.py").write_text(f"from tests.conftest import {hooks}\n", encoding="utf-8")
+    killed = "import os\ndef test_before(): pass\ndef test_dies(): os.kill(os.getpid(), 9)\ndef test_after(): pass\n"
+    (tmp_path / "test_killed.py").write_text(killed, encoding="utf-8")
+    (tmp_path / "test_others.py").write_text("def test_other(): pass\n", encoding="utf-8")
+    command = [sys.executable, "-m", "pytest", "-q", "-n", "2", "--dist", "loadfile", "-p", "no:cacheprovider"]
+    command += ["--rootdir", str(tmp_path), str(tmp_path)]
+    done = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, timeout=100, check=False)
+    assert "was killed by SIGKILL while it ran test_killed.py::test_dies" in done.stdout
+    assert done.returncode == 3

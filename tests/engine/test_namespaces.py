@@ -13,6 +13,8 @@ from hetero.errors import BadValueError
 from hetero.testing.netns import fleet_of_namespaces
 from tests.needs import need
 
+pytestmark = pytest.mark.servers
+
 _NBYTES = 1_000_000
 _HEADERS = 1.15
 _SENT_AGAIN = 1.3

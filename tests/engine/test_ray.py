@@ -15,7 +15,7 @@ import pytest
 
 from tests.needs import PROJECT
 
-pytestmark = [pytest.mark.timeout(1000), pytest.mark.slow]
+pytestmark = [pytest.mark.timeout(1000), pytest.mark.slow, pytest.mark.servers]
 
 PATIENCE_S = 900.0
 JOIN = """

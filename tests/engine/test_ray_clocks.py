@@ -11,7 +11,7 @@ from hetero.report.reading import read_run
 from hetero.testing.cluster import Cluster, cluster_of_namespaces
 from tests.needs import need
 
-pytestmark = [pytest.mark.timeout(400), pytest.mark.slow]
+pytestmark = [pytest.mark.timeout(400), pytest.mark.slow, pytest.mark.servers]
 
 PATIENCE_S = 240.0
 PROGRAM = """

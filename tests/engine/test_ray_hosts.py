@@ -14,7 +14,7 @@ from hetero.errors import BadValueError
 from hetero.testing.cluster import Cluster, cluster_of_namespaces
 from tests.needs import need
 
-pytestmark = [pytest.mark.timeout(400), pytest.mark.slow]
+pytestmark = [pytest.mark.timeout(400), pytest.mark.slow, pytest.mark.servers]
 
 HETERO = str(Path(sys.executable).with_name("hetero"))
 PATIENCE_S = 180.0

@@ -19,7 +19,7 @@ import pytest
 from hetero.engines.ray.parcel import pack, read_variables
 from hetero.errors import BadValueError
 
-pytestmark = [pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.timeout(400), pytest.mark.servers]
 
 HETERO = str(Path(sys.executable).with_name("hetero"))
 PATIENCE_S = 180.0

@@ -14,7 +14,7 @@ from hetero.testing.cluster import Cluster, cluster_of_namespaces
 from tests.needs import PROJECT, need
 
 pytest.importorskip("torch")
-pytestmark = [pytest.mark.timeout(900), pytest.mark.slow]
+pytestmark = [pytest.mark.timeout(900), pytest.mark.slow, pytest.mark.servers]
 
 PATIENCE_S = 400.0
 TRAINS = """

@@ -169,7 +169,8 @@ def test_augmentation_in_a_dataset_belongs_to_the_sample() -> None:
 
     alone, shared = net().double(), net().double()
     trained(alone, ONE, pair=Noisy(), epochs=1)
-    trained(shared, TWO, pair=torch.utils.data.DataLoader(Noisy(), batch_size=4), epochs=1, shares="equal")
+    loader = torch.utils.data.DataLoader(Noisy(), batch_size=4, shuffle=True)
+    trained(shared, TWO, pair=loader, epochs=1, shares="equal")
     assert distance(alone, shared) < 1e-12
 
 
@@ -294,6 +295,155 @@ def test_a_graph_network_trains() -> None:
     trained(alone, ONE, pair=rows, global_batch=16)
     trained(shared, TWO, pair=rows, global_batch=16, shares={"cpu:0": 11, "cpu:1": 5})
     assert distance(alone, shared) < 1e-12
+
+
+# --- what a program changes between and within fits ----------------------------------------------------------
+
+
+def fit_with(model: Any, optimizer: Any, devices: str, *epochs: Any, **options: Any) -> Any:
+    """Train epoch by epoch, with something done in between; gives the Trainer."""
+    options = {"global_batch": 32, "devices": OPEN[devices], "shuffle": False, "shares": "equal", **options}
+    with hetero.Trainer(model, nn.CrossEntropyLoss(), optimizer, data(), **options) as trainer:
+        for between in epochs:
+            trainer.fit(1)
+            between()
+    return trainer
+
+
+def test_weights_and_settings_that_change_between_fits_count() -> None:
+    found = []
+    for plainly in (True, False):
+        model = net().double()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.2, momentum=0.9)
+        scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
+        average = torch.optim.swa_utils.AveragedModel(model, avg_fn=lambda mean, new, _: 0.5 * (mean + new))
+
+        def averaged(model: Any = model, average: Any = average, scheduler: Any = scheduler) -> None:
+            average.update_parameters(model)
+            model.load_state_dict(average.module.state_dict())
+            scheduler.step()
+
+        def frozen(model: Any = model, optimizer: Any = optimizer) -> None:
+            model[0].requires_grad_(False)
+            optimizer.param_groups[0]["weight_decay"] = 0.1
+
+        between = (averaged, averaged, frozen, averaged, lambda model=model: model[0].requires_grad_(True), averaged)
+        if plainly:
+            for change in between:
+                plain_epoch(model, optimizer)
+                change()
+        else:
+            fit_with(model, optimizer, TWO, *between)
+        found.append(model)
+    assert distance(*found) < 1e-12
+
+
+def plain_epoch(model: Any, optimizer: Any) -> None:
+    inputs, targets = (torch.from_numpy(part) for part in data())
+    for begin in range(0, 96, 32):
+        optimizer.zero_grad()
+        nn.CrossEntropyLoss()(model(inputs[begin : begin + 32]), targets[begin : begin + 32]).backward()
+        optimizer.step()
+
+
+@pytest.mark.filterwarnings("error:Detected call of `lr_scheduler.step")
+def test_a_scheduler_that_a_callback_steps_counts_from_the_next_step_on() -> None:
+    found = []
+    for plainly in (True, False):
+        model = net().double()
+        optimizer = torch.optim.Adam([{"params": model[0].parameters(), "lr": 0.1}, {"params": model[3].parameters()}])
+        scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, [lambda n: 0.5**n, lambda n: 1.0 / (1 + n)])
+        if plainly:
+            for _ in range(4):
+                plain_epoch(model, optimizer)
+                scheduler.step()
+        else:
+            options = {"devices": OPEN[TWO], "shuffle": False, "shares": {"cpu:0": 9, "cpu:1": 23}}
+            callbacks = [lambda _, scheduler=scheduler: scheduler.step()]
+            with hetero.Trainer(
+                *(model, nn.CrossEntropyLoss(), optimizer, data()), global_batch=32, callbacks=callbacks, **options
+            ) as trainer:
+                trainer.fit(3)
+                trainer.fit(1)
+        found.append((model, [group["lr"] for group in optimizer.param_groups]))
+    assert distance(found[0][0], found[1][0]) < 1e-12
+    assert found[0][1] == pytest.approx(found[1][1], rel=1e-12)
+
+
+def test_weights_that_a_callback_changes_are_refused() -> None:
+    model = net().double()
+
+    def average(_: Any) -> None:
+        with torch.no_grad():
+            model[0].weight.mul_(0.5)
+
+    with pytest.raises(BadValueError, match=r"a callback changed the model's weights.*fit\(1\) in a loop"):
+        trained(model, ONE, epochs=2, callbacks=[average])
+
+
+def test_other_parameters_for_a_function_that_made_the_optimizer_are_refused() -> None:
+    model = net().double()
+    with hetero.Trainer(model, nn.CrossEntropyLoss(), adam, data(), global_batch=32, devices=OPEN[ONE]) as trainer:
+        trainer.fit(1)
+        model[0].requires_grad_(False)
+        with pytest.raises(BadValueError, match="other parameters are trained than before"):
+            trainer.fit(1)
+
+
+def test_a_loader_that_drops_the_last_batch_makes_an_epoch_shorter() -> None:
+    model = net().double()
+    expected = plain(copy.deepcopy(model), tuple(part[:64] for part in data(75)), nn.CrossEntropyLoss())
+    pairs = torch.utils.data.TensorDataset(*(torch.from_numpy(part) for part in data(75)))
+    loader = torch.utils.data.DataLoader(pairs, 32, drop_last=True)
+    trainer = trained(model, TWO, pair=loader, shares="equal")
+    assert distance(model, expected) < 1e-12
+    assert trainer.step == 6
+
+
+class Centred(nn.Module):  # type: ignore[misc]
+    """Takes the mean over the batch away."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = net().double()
+
+    def forward(self, x: Any) -> Any:
+        return self.inner(x - x.mean(0))
+
+
+def test_a_model_that_looks_across_the_batch_trains_on_one_device_and_is_refused_on_two() -> None:
+    model = Centred()
+    expected = plain(copy.deepcopy(model), data(), nn.CrossEntropyLoss(), epochs=1)
+    trained(model, ONE, epochs=1, shuffle=False)
+    assert distance(model, expected) < 1e-12
+    with pytest.raises(BadValueError, match=r"the result of inner\.0 \(Linear\) depends on which samples"):
+        trained(Centred(), TWO, epochs=1)
+
+
+class Wide(nn.Module):  # type: ignore[misc]
+    """Makes a tensor in the precision of the process."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.inner = nn.Linear(12, 4)
+
+    def forward(self, x: Any) -> Any:
+        return self.inner(x @ (0.1 * torch.ones(12, 12)))
+
+
+def test_the_precision_that_torch_makes_tensors_in_reaches_the_devices() -> None:
+    torch.set_default_dtype(torch.float64)
+    try:
+        model = Wide()
+        expected = plain(copy.deepcopy(model), data(), nn.CrossEntropyLoss(), epochs=1)
+        trainer = trained(model, ONE, epochs=1, shuffle=False)
+        assert trainer.predict(data()[0][:3]).shape == (3, 4)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert distance(model, expected) < 1e-12
+    with pytest.raises(BadValueError, match=r"torch\.autocast is on around"), torch.autocast("cpu"):
+        trained(net(), ONE)
 
 
 # --- what is refused -----------------------------------------------------------------------------------------

@@ -29,14 +29,14 @@ def train_alone(recipe: Recipe, digits: Digits) -> Iterator[Evaluation]:
         The loss is not a number.
     """
     from hetero.comm.group import Group
-    from hetero.train.data import as_samples, order
+    from hetero.train.data import as_samples
 
     options = Options(**recipe.options)
     replica = _replica(recipe, options)
     group, batch = Group(0, 1), options.global_batch
     train, test = as_samples(digits.train), as_samples(digits.test)
     for epoch in range(recipe.epochs):
-        ids = order(len(train), options.seed, epoch, options.shuffle)
+        ids = train.order(options, epoch)
         for begin in range(0, len(ids), batch):
             piece = ids[begin : begin + batch]
             total, _ = replica.reduce(group, replica.compute(train, piece, len(piece)), [])

@@ -14,16 +14,20 @@ import torch
 
 from hetero.floor.errors import BadValueError
 from hetero.plan.shares import given_shares
+from hetero.train.data import Samples
+from hetero.train.honoured import check_loss, check_model, check_optimizer, check_parameters, has_scheduler
 from hetero.train.replica import mixing_layers
 from hetero.train.values import Options
 
-__all__ = ["at_least_one", "batch", "costs", "folder", "parts", "sharing"]
+__all__ = ["at_least_one", "batch", "costs", "drawing", "folder", "honoured", "parts", "sharing", "trained_names"]
 
 
 def parts(model: Any, optimizer: Any) -> None:
     """Check that a model and an optimizer are such."""
     if not isinstance(model, torch.nn.Module):
         raise BadValueError(f"{type(model).__name__} is no model", remedy="give a torch.nn.Module")
+    if isinstance(optimizer, list | tuple | dict):
+        check_optimizer(optimizer)
     if not hasattr(optimizer, "param_groups") and not callable(optimizer):
         raise BadValueError(
             f"{optimizer!r} is no optimizer", remedy="give torch.optim.Adam(model.parameters()) or a function"
@@ -36,6 +40,44 @@ def batch(global_batch: int, samples: int) -> None:
         raise BadValueError(
             f"global_batch={global_batch} is more than the {samples} samples of the data", remedy="make it smaller"
         )
+
+
+def drawing(data: Samples, options: Options, *, logged: bool) -> None:
+    """Check that an epoch has as many samples as a step needs, and that what draws them suits the other options."""
+    draw = data.draw
+    batch(options.global_batch, draw.samples or len(data))
+    if not options.shuffle and (draw.samples or draw.replacement):
+        raise BadValueError(
+            "shuffle=False, and the loader's sampler draws at random", remedy="leave shuffle out, or give the dataset"
+        )
+    if logged and (data.an_epoch(options.global_batch) != len(data) or draw.replacement):
+        raise BadValueError(
+            "sample_log checks that an epoch has each sample once, and the loader draws or drops some",
+            remedy="leave one of the two out",
+        )
+
+
+def honoured(model: Any, loss: Any, optimizer: Any, epochs: int, *, stepped: bool) -> None:
+    """Refuse by name what the program hung onto its parts and training would not honour.
+
+    Parameters
+    ----------
+    stepped : True where something hears of every epoch, and may step a scheduler then
+    """
+    check_optimizer(optimizer)
+    check_model(model)
+    check_parameters(model, optimizer)
+    check_loss(loss)
+    if epochs > 1 and not stepped and has_scheduler(optimizer):
+        raise BadValueError(
+            f"a learning-rate scheduler holds the optimizer, and nothing would step it in {epochs} epochs",
+            remedy="step it every epoch, by callbacks=[lambda report: scheduler.step()], or between calls of fit(1)",
+        )
+
+
+def trained_names(model: Any) -> tuple[str, ...]:
+    """Name the parameters that are trained."""
+    return tuple(name for name, parameter in model.named_parameters() if parameter.requires_grad)
 
 
 def folder(given: str | Path | None) -> str:
@@ -78,14 +120,13 @@ def sharing(model: Any, options: Options, names: Sequence[str]) -> None:
     """Check that a model can be trained exactly over some devices, with the shares that were asked for."""
     if isinstance(options.shares, Mapping):
         given_shares(options.shares, names, options.global_batch)
-    cut = len(names) > 1 or options.accumulate > 1 or options.micro_batch or options.exact == "bitwise"
     mixing = mixing_layers(model)
     if options.recompute != "none" and mixing:
         raise BadValueError(
             f"{mixing[0]} would count its samples twice where it is recomputed",
             remedy="use torch.nn.GroupNorm, put these layers into eval mode, or leave recompute out",
         )
-    if cut and mixing:
+    if options.cuts(len(names)) and mixing:
         raise BadValueError(
             f"{mixing[0]} takes its statistics from the samples of a pass, and each device sees only its part",
             remedy="use torch.nn.GroupNorm, put these layers into eval mode, or train on one device",

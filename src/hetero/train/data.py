@@ -11,7 +11,7 @@ import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import torch
@@ -19,7 +19,10 @@ import torch
 from hetero.floor.errors import BadValueError
 from hetero.train.keyed import sample_seed, sample_seeds
 
-__all__ = ["Batches", "Samples", "as_array", "as_samples", "order", "pad_samples", "prepared"]
+if TYPE_CHECKING:
+    from hetero.train.values import Options
+
+__all__ = ["Batches", "Draw", "Samples", "as_array", "as_samples", "order", "pad_samples", "prepared"]
 
 
 class Batches(Protocol):
@@ -28,6 +31,24 @@ class Batches(Protocol):
     def batch(self, ids: Sequence[int], seed: int, step: int) -> Any:
         """Give some samples of a step, in this order."""
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class Draw:
+    """Which samples an epoch has, as the sampler of a DataLoader says.
+
+    Attributes
+    ----------
+    shuffle : True for a new order every epoch
+    samples : of an epoch, 0 for each sample once
+    replacement : True where a sample may come again before all others came
+    drop_last : True to leave out the last batch of an epoch where it is smaller than the others
+    """
+
+    shuffle: bool = True
+    samples: int = 0
+    replacement: bool = False
+    drop_last: bool = False
 
 
 @dataclass(slots=True)
@@ -41,6 +62,7 @@ class Samples:
     collate : makes a batch of a list of samples, None for torch's own way
     augment : changes the inputs of one sample whenever it is trained on, None to leave them
     readers : processes that read ahead for each device, None where that is decided by what reading takes
+    draw : which samples an epoch has
     """
 
     arrays: tuple[Any, ...] | None = None
@@ -48,9 +70,29 @@ class Samples:
     collate: Callable[[list[Any]], Any] | None = None
     augment: Callable[[Any], Any] | None = None
     readers: int | None = None
+    draw: Draw = Draw()
 
     def __len__(self) -> int:
         return len(self.dataset) if self.arrays is None else len(self.arrays[0])
+
+    def an_epoch(self, batch: int) -> int:
+        """Return the samples of an epoch of batches of this size.
+
+        Examples
+        --------
+        >>> samples = Samples(arrays=([1, 2, 3, 4, 5], [0, 0, 0, 0, 0]), draw=Draw(drop_last=True))
+        >>> samples.an_epoch(2), replace(samples, draw=Draw(samples=9)).an_epoch(2)
+        (4, 9)
+        """
+        drawn = self.draw.samples or len(self)
+        return drawn - drawn % batch if self.draw.drop_last else drawn
+
+    def order(self, options: Options, epoch: int) -> list[int]:
+        """Return the ids of an epoch in the order in which they are trained on."""
+        return order(
+            *(len(self), options.seed, epoch, options.shuffle),
+            *(self.an_epoch(options.global_batch), self.draw.replacement),
+        )
 
     @property
     def one_by_one(self) -> bool:
@@ -131,12 +173,30 @@ def _tensor(array: Any) -> Any:
 
 
 @functools.lru_cache(maxsize=2)
-def order(samples: int, seed: int, epoch: int, shuffle: bool) -> list[int]:
-    """Give the ids of an epoch in the order in which they are trained on; the same everywhere."""
+def order(
+    samples: int, seed: int, epoch: int, shuffle: bool, drawn: int | None = None, replacement: bool = False
+) -> list[int]:
+    """Return the ids of an epoch in the order in which they are trained on; the same everywhere.
+
+    Parameters
+    ----------
+    drawn : so many ids, where they are not as many as the samples: in whole rounds, and a part of one
+    replacement : True to draw each id from all samples
+
+    Examples
+    --------
+    >>> order(4, 0, 0, False, 3), sorted(order(4, 0, 0, True, 8))
+    ([0, 1, 2], [0, 0, 1, 1, 2, 2, 3, 3])
+    """
+    drawn = samples if drawn is None else drawn
     if not shuffle:
-        return list(range(samples))
+        return list(range(drawn))
     generator = torch.Generator().manual_seed(sample_seed(seed, epoch, -1))
-    ids: list[int] = torch.randperm(samples, generator=generator).tolist()
+    if replacement:
+        chosen: list[int] = torch.randint(samples, (drawn,), generator=generator).tolist()
+        return chosen
+    rounds = [torch.randperm(samples, generator=generator) for _ in range(-(-drawn // samples))]
+    ids: list[int] = torch.cat(rounds)[:drawn].tolist()
     return ids
 
 
@@ -151,6 +211,8 @@ def as_samples(data: Any, what: str = "data") -> Samples:
     samples = _taken(data, what)
     if not len(samples):
         raise BadValueError(f"{what} has no sample", remedy="give at least one")
+    if what != "data" and (samples.draw.samples or samples.draw.replacement):
+        raise BadValueError(f"{what}: the loader's sampler leaves samples out", remedy="give its dataset")
     return samples
 
 
@@ -159,6 +221,8 @@ def _taken(data: Any, what: str) -> Samples:
         return data
     if isinstance(data, torch.utils.data.DataLoader):
         return _of_loader(data, what)
+    if isinstance(data, torch.utils.data.IterableDataset):
+        raise BadValueError(f"{what}: an IterableDataset cannot be read by id", remedy="give a dataset with [i]")
     if isinstance(data, tuple | list) and len(data) == 2 and all(hasattr(part, "shape") for part in data):
         return _of_arrays(data, what)
     if isinstance(data, torch.utils.data.TensorDataset) and len(data.tensors) == 2:
@@ -172,6 +236,11 @@ def _taken(data: Any, what: str) -> Samples:
 
 
 def _of_arrays(pair: Sequence[Any], what: str) -> Samples:
+    if any(getattr(part, "requires_grad", False) for part in pair):
+        raise BadValueError(
+            f"{what} requires a gradient, which nobody would see",
+            remedy="detach it, or make what is trained a parameter of the model",
+        )
     arrays = tuple(as_array(part) for part in pair)
     counts = [len(array) for array in arrays]
     if counts[0] != counts[1]:
@@ -187,18 +256,56 @@ def as_array(part: Any) -> Any:
     return plain if plain.dtype == torch.bfloat16 else plain.numpy()
 
 
+_SAMPLERS = {
+    "SubsetRandomSampler": "give torch.utils.data.Subset(dataset, indices)",
+    "WeightedRandomSampler": "weight the loss of each sample, or give a dataset that has samples as often as wanted",
+    "DistributedSampler": "give its dataset: the Trainer shares each batch between the devices itself",
+}
+
+
 def _of_loader(loader: Any, what: str) -> Samples:
-    known = (torch.utils.data.RandomSampler, torch.utils.data.SequentialSampler)
-    if loader.batch_sampler is None or not isinstance(loader.sampler, known):
+    if isinstance(loader.dataset, torch.utils.data.IterableDataset):
+        raise BadValueError(f"{what}: an IterableDataset cannot be read by id", remedy="give a dataset with [i]")
+    if type(loader.batch_sampler) is not torch.utils.data.BatchSampler:
+        given = "batch_size=None" if loader.batch_sampler is None else f"a {type(loader.batch_sampler).__name__}"
         raise BadValueError(
-            f"{what}: the loader's {type(loader.sampler).__name__} chooses samples itself",
-            remedy="give its dataset, and let the Trainer choose the order",
+            f"{what}: the loader has {given}, and the Trainer forms batches itself",
+            remedy="give its dataset and global_batch=, with cost= where samples differ in size",
+        )
+    kind = type(loader.sampler)
+    if kind not in (torch.utils.data.RandomSampler, torch.utils.data.SequentialSampler):
+        raise BadValueError(
+            f"{what}: the loader's {kind.__name__} chooses samples itself",
+            remedy=_SAMPLERS.get(kind.__name__, "give its dataset, and let the Trainer choose the order"),
+        )
+    if loader.generator is not None or getattr(loader.sampler, "generator", None) is not None:
+        raise BadValueError(
+            f"{what}: the loader's generator would not be used", remedy="leave it out and give the Trainer seed="
+        )
+    if loader.worker_init_fn is not None:
+        raise BadValueError(
+            f"{what}: the loader's worker_init_fn would not be called",
+            remedy="do its work in the dataset, when a sample is read first",
         )
     found = _taken(loader.dataset, what)
     if loader.collate_fn is not torch.utils.data.default_collate:
         found = Samples(dataset=loader.dataset, collate=loader.collate_fn)
-    found.readers = loader.num_workers or None
-    return found
+    return replace(found, readers=loader.num_workers or None, draw=_drawn(loader, found, what))
+
+
+def _drawn(loader: Any, found: Samples, what: str) -> Draw:
+    """Return which samples an epoch of a loader has; of what is tested, all that its batches have."""
+    sampler, drop_last = loader.sampler, bool(loader.drop_last)
+    if type(sampler) is torch.utils.data.SequentialSampler:
+        draw = Draw(shuffle=False, drop_last=drop_last)
+    else:
+        drawn = 0 if sampler.num_samples == len(found) else int(sampler.num_samples)
+        draw = Draw(True, drawn, bool(sampler.replacement), drop_last)
+    if what != "data" and drop_last and len(found) % loader.batch_size:
+        raise BadValueError(
+            f"{what}: drop_last would leave {len(found) % loader.batch_size} samples untested", remedy="leave it out"
+        )
+    return draw
 
 
 def prepared(samples: Samples, augment: Any, readers: int | None) -> Samples:

@@ -42,6 +42,7 @@ class Job:
     key : stands for the model and how it is trained, where sizes of passes are kept
     sum_on : the device that adds up gradients, None where the members do
     hosts : address of each device's host; empty where all are on the program's own
+    process : settings of torch's that hold for the program; see `honoured.process_settings`
     """
 
     parts: bytes
@@ -62,6 +63,7 @@ class Job:
     key: str = ""
     sum_on: Device | None = None
     hosts: Mapping[str, str] = field(default_factory=dict)
+    process: Mapping[str, Any] = field(default_factory=dict)
 
 
 class Saved(NamedTuple):
@@ -93,6 +95,7 @@ class Formation(NamedTuple):
     heard : steps done at the end of the last epoch whose report the program has
     link_s : s that an exchange of gradients takes for each further member, below 0 where nobody knows
     saved : for the first member, where all who took part were lost
+    values : settings of parameter groups that callbacks changed so far, by group
     """
 
     rank: int
@@ -106,3 +109,4 @@ class Formation(NamedTuple):
     heard: int
     link_s: float
     saved: Saved | None = None
+    values: Mapping[int, Mapping[str, Any]] = {}

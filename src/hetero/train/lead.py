@@ -20,6 +20,7 @@ from hetero.model.notes import TrainingStep
 from hetero.plan.shares import StepModel
 from hetero.session.futures import Future
 from hetero.train.admission import Admission
+from hetero.train.honoured import changed_values
 from hetero.train.job import Formation, Saved
 from hetero.train.killed import Killed
 from hetero.train.listening import Listener
@@ -44,6 +45,7 @@ class Lead:
     listener : who hears of it
     extent : from where to where it goes
     admission : who takes part
+    values : gives the settings of the optimizer's parameter groups in the program, which callbacks may change
     notes : what was said to the listener
     killed : whose memory is too small
     """
@@ -53,6 +55,7 @@ class Lead:
     listener: Listener
     extent: Extent
     admission: Admission
+    values: Callable[[], list[dict[str, Any]]] = list
     notes: list[str] = field(default_factory=list)
     killed: Killed = field(default_factory=Killed)
     _members: dict[Line, Member] = field(default_factory=dict)
@@ -68,6 +71,7 @@ class Lead:
     _report_due_s: float = inf
     _end: int = 0
     _heard: int = 0
+    _changed: dict[int, dict[int, dict[str, Any]]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._end, self._heard = self.extent.end, self.extent.begin
@@ -212,12 +216,23 @@ class Lead:
         self.listener.on_checkpoint(step, len(state), clock.monotonic_s() - begun_s)
 
     def _on_epoch(self, line: Line, report: EpochReport) -> None:
+        before = self.values()
         if self.listener.on_epoch(report):
             self._end = report.step
+        self._add_changes(report.step, changed_values(before, self.values()))
         self._heard = report.step
         self._report_due_s = inf
         for member in self._team:
-            self._send(member, "go", self._end)
+            self._send(member, "go", self._end, self._latest)
+
+    def _add_changes(self, step: int, changes: dict[int, dict[str, Any]]) -> None:
+        """Keep all settings that were changed up to a step, for members that join or form a group anew."""
+        latest = self._latest
+        self._changed[step] = {i: {**latest.get(i, {}), **changes.get(i, {})} for i in {*latest, *changes}}
+
+    @property
+    def _latest(self) -> dict[int, dict[str, Any]]:
+        return self._changed[max(self._changed)] if self._changed else {}
 
     def _on_waits(self, line: Line, step: int, patience_s: float) -> None:
         if step > self._heard:
@@ -355,6 +370,7 @@ class Lead:
             heard=self._heard,
             link_s=next((member.link_s for member in team if member.link_s >= 0.0), -1.0),
             saved=saved,
+            values=self._latest,
         )
         for rank, member in enumerate(team):
             member.phase, member.joined = "in", self._generation
@@ -371,6 +387,8 @@ class Lead:
                 self._note(str(error))
         for text in found.damaged if found is not None else ():
             self._note(text)
+        reached = begin if found is None else max(begin, found.step)
+        self._changed = {step: values for step, values in self._changed.items() if step <= reached}
         if found is None or found.step <= begin:
             self._note(f"nobody is left who took part: training goes on from step {begin}")
             self._heard = min(self._heard, begin)

@@ -15,10 +15,9 @@ from typing import Any
 import torch
 
 from hetero.floor.errors import BadValueError
+from hetero.train.honoured import check_loss
 
 __all__ = ["SummedLoss"]
-
-_BY_CLASS = ("cross_entropy", "nll_loss")
 
 
 class SummedLoss:
@@ -36,16 +35,29 @@ class SummedLoss:
     Notes
     -----
     A loss with reduction 'mean' is Σᵢ lᵢ / W over the global batch, with W as torch has it: the elements, for
-    classes those that are not ignored, weighted by class where there are class weights. With reduction 'sum' there
-    is no division.
+    classes those that are not ignored, weighted by class where there are class weights; the samples with reduction
+    'batchmean'. With reduction 'sum' there is no division.
+
+    Attributes
+    ----------
+    source : the loss as given
+    unreduced : gives the losses one by one
+    divides : whether the sum is divided by the weight
     """
 
     def __init__(self, loss: Any) -> None:
         if not callable(loss):
             raise BadValueError(f"{loss!r} is no loss", remedy="give torch.nn.CrossEntropyLoss() or a function")
+        check_loss(loss)
         self._by_class = _is_by_class(loss)
-        self._source = loss
-        self.divides, self._each = _unreduced(loss)
+        self.source = loss
+        reduction, self.unreduced = _unreduced(loss)
+        self._by_sample = reduction == "batchmean"
+        self.divides = reduction != "sum"
+
+    def as_given(self, output: Any, target: Any) -> Any:
+        """Return what the loss itself gives, reduced as it reduces."""
+        return self.source(output, target)
 
     def sums(self, output: Any, target: Any) -> tuple[Any, Any, Any]:
         """Give the sum of the losses, its weight, and the losses one by one.
@@ -60,7 +72,7 @@ class SummedLoss:
 
     def each(self, output: Any, target: Any) -> Any:
         """Give the losses one by one; raises BadValueError as `sums` does."""
-        losses = self._each(output, target)
+        losses = self.unreduced(output, target)
         samples = len(target)
         if not torch.is_tensor(losses) or losses.dim() == 0 or losses.shape[0] != samples:
             shape = tuple(losses.shape) if torch.is_tensor(losses) else type(losses).__name__
@@ -71,14 +83,16 @@ class SummedLoss:
         return losses
 
     def _weight(self, losses: Any, target: Any) -> Any:
+        if self._by_sample:
+            return float(len(target))
         if not self._by_class or target.is_floating_point():
             return float(losses.numel())
-        options = _class_options(self._source)
+        options = _class_options(self.source)
         counted = target != options["ignore_index"]
         weight = options["weight"]
         if weight is None:
             return counted.sum()
-        return weight.to(losses.device)[target.clamp_min(0)].masked_select(counted).sum()
+        return weight.to(losses.device)[target.masked_fill(~counted, 0)].masked_select(counted).sum()
 
 
 def _is_by_class(loss: Any) -> bool:
@@ -95,19 +109,22 @@ def _class_options(loss: Any) -> dict[str, Any]:
     return {"ignore_index": given.get("ignore_index", -100), "weight": given.get("weight")}
 
 
-def _unreduced(loss: Any) -> tuple[bool, Callable[..., Any]]:
+def _unreduced(loss: Any) -> tuple[str, Callable[..., Any]]:
+    """Return how a loss is reduced, and the loss without it."""
     if isinstance(loss, torch.nn.Module) and hasattr(loss, "reduction"):
         each = copy.deepcopy(loss)
         each.reduction = "none"
-        return loss.reduction != "sum", each
-    if "reduction" in _parameters(loss):
-        given = loss.keywords if isinstance(loss, functools.partial) else {}
-        return given.get("reduction") != "sum", functools.partial(loss, reduction="none")
-    return True, loss
+        return loss.reduction, each
+    defaults = _defaults(loss)
+    if "reduction" in defaults:
+        given = defaults["reduction"]
+        return given if isinstance(given, str) else "mean", functools.partial(loss, reduction="none")
+    return "mean", loss
 
 
-def _parameters(function: Any) -> tuple[str, ...]:
+def _defaults(function: Any) -> dict[str, Any]:
+    """Return the parameters of a function with their defaults; those of a partial are what it was given."""
     try:
-        return tuple(inspect.signature(function).parameters)
+        return {name: one.default for name, one in inspect.signature(function).parameters.items()}
     except (TypeError, ValueError):
-        return ()
+        return {}

@@ -42,6 +42,7 @@ _DEADLINE_STEPS = 20.0
 _TELL_S = 0.2
 _END_S = 10.0
 _EVALUATE_AT_ONCE = 256
+_TRIED = 8
 
 
 def train_member(job: Job, data: Any, test: Any) -> bytes | None:
@@ -52,6 +53,8 @@ def train_member(job: Job, data: Any, test: Any) -> bytes | None:
     bytes or None
         The trained state from the first member.
     """
+    from hetero.train.honoured import in_process
+
     frame = current()
     assert frame is not None
     outcome: list[Any] = []
@@ -60,7 +63,7 @@ def train_member(job: Job, data: Any, test: Any) -> bytes | None:
     def work() -> None:
         try:
             enter(frame)
-            with frame.backend.activate(), freed_memory_kept():
+            with frame.backend.activate(), freed_memory_kept(), in_process(job.process):
                 outcome.append(_Member(job, data, test, line, frame).run())
         except BaseException as error:  # noqa: BLE001  it is raised again where the task ends
             outcome.append(error)
@@ -108,7 +111,7 @@ class _Member(Membership):
         self.device: Device = frame.device
         self.throttle = Throttle(frame.device.throttle_frac)
         self.place = torch_place(frame.device)
-        super().__init__(job, frame.device.short, len(data), line)
+        super().__init__(job, frame.device.short, data, line)
         self.kept_passes = KeptPasses(job.key, frame.device)
         self.passes = PassLimit(self.kept_passes.load(), tell=self.tell_pass, keep=self._keep_passes)
         self.sharing: Sharing
@@ -123,6 +126,7 @@ class _Member(Membership):
         """Take part until the last step; gives the trained state if this is the first member then."""
         try:
             self.passes.most = min(self.passes.most, self.introduce())
+            self.passes.whole = self._verified()
             tell = functools.partial(self.line.send, "seems")
             found = probe(self.job, self.device, self.data, self.throttle, self.passes, tell)
             self.model = found.model
@@ -141,6 +145,14 @@ class _Member(Membership):
             self.profile.close()
             self.ahead.close()
             self.leave()
+
+    def _verified(self) -> str:
+        """Try whether parts of a batch add up to it; returns why passes must stay whole, '' where they need not."""
+        from hetero.train.verifying import verify
+
+        cut = self.options.cuts(len(self.job.names))
+        ids = self._ids(0)[: _TRIED if self.job.need is None else 2]
+        return verify(self.job.parts, self.options, self.place, self.data, ids, cut=cut)
 
     def _keep_passes(self, samples: int) -> None:
         """Take note that passes are halved, here and for further runs."""
@@ -257,11 +269,9 @@ class _Member(Membership):
         return row
 
     def _ids(self, step: int) -> list[int]:
-        from hetero.train.data import order
-
         epoch, within = divmod(step, self.steps_an_epoch)
         begin = within * self.options.global_batch
-        ids = order(len(self.data), self.options.seed, epoch, self.options.shuffle)
+        ids = self.data.order(self.options, epoch)
         return ids[begin : begin + self.options.global_batch]
 
     def _part(self, ids: list[int]) -> list[int]:
@@ -303,7 +313,8 @@ class _Member(Membership):
             self.line.send("epoch", self._report(tested))
         else:
             self.line.send("waits", self.replica.step, self.group.deadline_s)
-        (self.steps,) = self.wait_for("go")
+        self.steps, values = self.wait_for("go")
+        self.replica.take_values(values)
         self.totals = Totals()
 
     def _test(self) -> Any:

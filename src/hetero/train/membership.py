@@ -24,6 +24,7 @@ from hetero.train.sample_log import SampleLog
 from hetero.train.values import Totals, TrainingError
 
 if TYPE_CHECKING:
+    from hetero.train.data import Samples
     from hetero.train.replica import Replica
 
 __all__ = ["Membership", "StopError"]
@@ -53,7 +54,7 @@ class Membership:
     job : what is trained
     device : of this member
     replica : whose state is kept level
-    samples : of the data
+    data : what is trained on
     line : to the program
 
     Attributes
@@ -66,10 +67,11 @@ class Membership:
 
     replica: Replica
 
-    def __init__(self, job: Job, device: str, samples: int, line: Line) -> None:
+    def __init__(self, job: Job, device: str, data: Samples, line: Line) -> None:
         self.job = job
         self.name = device
-        self.samples = samples
+        self.samples = data.an_epoch(job.options.global_batch)
+        self._in_log = len(data)
         self.line = line
         self._address = job.hosts.get(device, LOOPBACK)
         self._far = self._address not in (LOOPBACK, job.address.host)
@@ -174,7 +176,7 @@ class Membership:
         self._forms_without_step += 1
         self.group = self._meet()
         self._get_level(formation)
-        self.log.begins(self.generation, self.replica.step, self.name, self.samples, self.job.options.global_batch)
+        self.log.begins(self.generation, self.replica.step, self.name, self._in_log, self.job.options.global_batch)
         self._link_s = formation.link_s if formation.link_s >= 0.0 else self._measure_link()
         return list(formation.models), [0.0, *(max(0.0, self._link_s) * others for others in range(len(self.team)))]
 
@@ -198,6 +200,7 @@ class Membership:
             self.totals = formation.saved.totals
         if formation.behind and len(self.team) > 1:
             self._catch_up(formation.source)
+        self.replica.take_values(formation.values)
         self._heard = formation.heard
         if self.replica.step <= self._heard and not self.replica.step % self.steps_an_epoch:
             self.totals = Totals()

@@ -7,7 +7,7 @@ It must not know who else takes part.
 from __future__ import annotations
 
 import gc
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -21,6 +21,7 @@ from hetero.floor.errors import BadValueError, HeteroError, OutOfDeviceMemoryErr
 from hetero.train.data import Batches, Samples
 from hetero.train.drawing import Drawing, refuse_unkeyed
 from hetero.train.gradients import BitwiseGradients, Gradients
+from hetero.train.honoured import check_closure, check_parameters, set_values
 from hetero.train.keyed import KeyedRandom
 from hetero.train.layout import Layout
 from hetero.train.losses import SummedLoss
@@ -39,6 +40,7 @@ __all__ = [
     "count_right",
     "mixing_layers",
     "refuse_unkeyed",
+    "training_modes",
 ]
 
 HEADER = 6
@@ -143,17 +145,20 @@ class Replica(Judge):
 
     def __init__(self, parts: bytes, options: Options, place: str, ranks: int, passes: PassLimit | None = None) -> None:
         model, loss, optimizer = cloudpickle.loads(parts)
-        self._modes = _training_modes(model)
+        self._modes = training_modes(model)
         super().__init__(model, loss, options, place)
         trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
         if not trained:
             raise BadValueError("the model has no parameter that is trained", remedy="set requires_grad on some")
         self.optimizer = optimizer if hasattr(optimizer, "param_groups") else optimizer(trained)
+        check_closure(self.optimizer)
+        check_parameters(model, self.optimizer)
         kind = BitwiseGradients if options.exact == "bitwise" else Gradients
         self.gradients = kind(trained, HEADER + ranks, options)
         self.random = KeyedRandom(options.seed)
         self.passes = passes or PassLimit()
-        self.passes.whole = "exact='bitwise'" if options.exact == "bitwise" else next(iter(mixing_layers(model)), "")
+        whole = "exact='bitwise'" if options.exact == "bitwise" else next(iter(mixing_layers(model)), "")
+        self.passes.whole = self.passes.whole or whole
         recompute_blocks(self.model, options.recompute, self.random)
         self.layout = Layout(self.model)
         self.layout.channels_last = options.layout == "channels_last"
@@ -307,6 +312,10 @@ class Replica(Judge):
 
     # --- state ---------------------------------------------------------------------------------------------
 
+    def take_values(self, values: Mapping[int, Mapping[str, Any]]) -> None:
+        """Give the optimizer's parameter groups settings that the program changed."""
+        set_values(self.optimizer, values)
+
     def state(self) -> bytes:
         """Give everything that the next step depends on."""
         exponents = getattr(self.gradients, "exponents", [])
@@ -349,7 +358,7 @@ def count_right(output: Any, targets: Any) -> tuple[float, float]:
     return float((output.argmax(1) == targets).sum()), float(len(targets))
 
 
-def _training_modes(model: Any) -> list[tuple[Any, bool]]:
+def training_modes(model: Any) -> list[tuple[Any, bool]]:
     """Say of each module whether it trains: all of a model given in eval mode, else those that did."""
     whole = not model.training
     return [(module, whole or module.training) for module in model.modules()]
@@ -358,5 +367,5 @@ def _training_modes(model: Any) -> list[tuple[Any, bool]]:
 def mixing_layers(model: Any) -> list[str]:
     """Name the layers that mix the samples of a pass while they train, so that parts differ from the whole."""
     kinds = (torch.nn.modules.batchnorm._BatchNorm,)
-    modes = dict(_training_modes(model))
+    modes = dict(training_modes(model))
     return [f"{name} ({type(m).__name__})" for name, m in model.named_modules() if isinstance(m, kinds) and modes[m]]

@@ -7,7 +7,7 @@ It must not train.
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +20,7 @@ from hetero.model.device import Device
 from hetero.session.tasks import task
 from hetero.train.compress_quantise import quietly
 from hetero.train.data import Samples
+from hetero.train.honoured import in_process
 from hetero.train.probing import torch_place
 from hetero.train.replica import Judge
 from hetero.train.values import Options
@@ -47,11 +48,13 @@ class Work:
     parts : pickled (model, loss)
     options : of the run
     number : of this model in its program; a worker keeps the last one it had
+    process : settings of torch's that hold for the program
     """
 
     parts: bytes
     options: Options
     number: int
+    process: Mapping[str, Any] = field(default_factory=dict)
 
 
 def _model(work: Work, place: str) -> Any:
@@ -66,13 +69,15 @@ def _model(work: Work, place: str) -> Any:
 def predict_part(work: Work, samples: Samples, begin: int, end: int) -> Any:
     """Give the model's outputs for some samples as one array; runs as a task."""
     judge = _model(work, _place())
-    return np.concatenate(_in_parts(lambda some: judge.predict(samples, some).numpy(), range(begin, end)))
+    with in_process(work.process):
+        return np.concatenate(_in_parts(lambda some: judge.predict(samples, some).numpy(), range(begin, end)))
 
 
 def evaluate_part(work: Work, samples: Samples, begin: int, end: int) -> list[float]:
     """Give the sums over some samples; runs as a task."""
     judge = _model(work, _place())
-    headers = _in_parts(lambda some: judge.evaluate(samples, some, len(some)).header, range(begin, end))
+    with in_process(work.process):
+        headers = _in_parts(lambda some: judge.evaluate(samples, some, len(some)).header, range(begin, end))
     return [sum(column) for column in zip(*headers, strict=True)]
 
 

@@ -17,7 +17,7 @@ from hetero.floor.errors import FileError, HeteroError
 from hetero.floor.units import shown
 from hetero.train.adapters import frozen_word, kept_state, load_kept
 
-__all__ = ["in_one_order", "load_state", "pack", "step_of", "unpack"]
+__all__ = ["in_one_order", "load_state", "pack", "renewed", "step_of", "unpack"]
 
 _FORMAT = "hetero training state 1"
 _LENGTH_BYTES = 8
@@ -73,6 +73,23 @@ def in_one_order(data: bytes) -> bytes:
     text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
     text += b" " * (-len(text) % _LENGTH_BYTES)
     return len(text).to_bytes(_LENGTH_BYTES, "little") + text + data[begin:]
+
+
+class _Settled:
+    """An optimizer of which only the state is there."""
+
+    def __init__(self, kept: dict[str, Any]) -> None:
+        self._kept = kept
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return that state."""
+        return self._kept
+
+
+def renewed(data: bytes, model: Any, optimizer: Any) -> bytes:
+    """Write a state anew with the model as it is now, and the optimizer where it is one; its numbers stay."""
+    _, kept, numbers = unpack(data)
+    return pack(model, optimizer if hasattr(optimizer, "state_dict") else _Settled(kept), numbers)
 
 
 def _facts(data: bytes) -> dict[str, Any]:

@@ -26,6 +26,7 @@ from hetero.train.adapters import has_adapters
 from hetero.train.admission import Admission
 from hetero.train.checkpoints import TrainingCheckpoints, run_facts
 from hetero.train.data import Samples, as_array, as_samples, prepared
+from hetero.train.honoured import group_values, model_hooks, process_settings
 from hetero.train.job import Job
 from hetero.train.lead import Lead
 from hetero.train.listening import Heard, Listener
@@ -39,7 +40,7 @@ from hetero.train.roster import Extent
 from hetero.train.sample_log import append_line, next_run
 from hetero.train.saving import save_model
 from hetero.train.spread import Work, evaluate_part, predict_part, run_over
-from hetero.train.state import load_state
+from hetero.train.state import load_state, renewed
 from hetero.train.summing import summer
 from hetero.train.values import EpochReport, Evaluation, Options, Totals, TrainingError
 
@@ -80,7 +81,7 @@ class Trainer:
         for what each device is found to be sooner with
     on_nan : 'stop' or 'skip' where a loss is not a number
     seed : of the order of samples, of dropout and of augmentation; HETERO_SEED where none is given
-    shuffle : True for a new order every epoch
+    shuffle : True for a new order every epoch, as where nothing is said; a DataLoader's own way where one is given
     overlap : 'auto', 'always' or 'never': whether gradients travel while others are still being computed
     compression : 'none', 'fp16', 'bf16' or 'powersgd', of gradients as they travel
     compression_rank : columns of the factors of 'powersgd'
@@ -125,7 +126,7 @@ class Trainer:
         layout: str = "auto",
         on_nan: str = "stop",
         seed: int | None = None,
-        shuffle: bool = True,
+        shuffle: bool | None = None,
         overlap: str = "auto",
         compression: str = "none",
         compression_rank: int = 4,
@@ -144,7 +145,9 @@ class Trainer:
     ) -> None:
         checking.parts(model, optimizer)
         chosen = settings.seed() if seed is None else seed
-        words = (shares, precision, exact, accumulate, micro_batch, on_nan, chosen, shuffle)
+        self.data = prepared(as_samples(data), augment, readers)
+        in_turn = self.data.draw.shuffle if shuffle is None else shuffle
+        words = (shares, precision, exact, accumulate, micro_batch, on_nan, chosen, in_turn)
         if layout == "auto" and torch.are_deterministic_algorithms_enabled():
             layout = "channels_first"
         again = recompute if isinstance(recompute, str) else tuple(recompute)
@@ -154,12 +157,11 @@ class Trainer:
         self.model = model
         self.loss = loss
         self.optimizer = optimizer
-        self.data = prepared(as_samples(data), augment, readers)
-        checking.batch(global_batch, len(self.data))
-        steps_an_epoch = -(-len(self.data) // global_batch)
+        checking.drawing(self.data, self.options, logged=sample_log is not None)
+        self._steps_an_epoch = -(-self.data.an_epoch(global_batch) // global_batch)
         self._checkpoint = checking.folder(checkpoint)
         self._sample_log = checking.folder(sample_log)
-        self._every = checking.at_least_one("checkpoint_every", checkpoint_every or steps_an_epoch)
+        self._every = checking.at_least_one("checkpoint_every", checkpoint_every or self._steps_an_epoch)
         self._keep = checking.at_least_one("keep", keep)
         self.callbacks = tuple(callbacks)
         self.reports: list[EpochReport] = []
@@ -170,6 +172,8 @@ class Trainer:
         self._ctx: Context | None = devices if self._lent else None  # type: ignore[assignment]
         self._fitting = Fitting(model, loss, optimizer, self.data, self.options)
         self._kept: Any = None
+        self._seen: Any = None
+        self._trained: tuple[str, ...] = ()
         self._state: bytes | None = None
         self._step = 0
         self._totals: Totals | None = None
@@ -242,12 +246,13 @@ class Trainer:
         checkpoints = self._checkpoints()
         if checkpoints is None:
             raise BadValueError("this Trainer keeps no checkpoints", remedy="give checkpoint=FOLDER")
-        found = checkpoints.newest_of(run_facts(self.options, len(self.data)))
+        an_epoch = self.data.an_epoch(self.options.global_batch)
+        found = checkpoints.newest_of(run_facts(self.options, an_epoch))
         if found is None:
             return 0
         self.notes += found.damaged
         self._adopt(found.state)
-        epochs, further = divmod(self._step, -(-len(self.data) // self.options.global_batch))
+        epochs, further = divmod(self._step, self._steps_an_epoch)
         self._totals = Totals(**found.facts["totals"]) if further else None
         return epochs
 
@@ -290,12 +295,13 @@ class Trainer:
         """
         if isinstance(epochs, bool) or not isinstance(epochs, int) or epochs < 0:
             raise BadValueError(f"epochs={epochs!r} is not allowed", remedy="give a whole number, 0 or more")
-        steps_an_epoch = -(-len(self.data) // self.options.global_batch)
-        steps = (self._step // steps_an_epoch + epochs) * steps_an_epoch
+        steps = (self._step // self._steps_an_epoch + epochs) * self._steps_an_epoch
         if steps <= self._step:
             return []
+        checking.honoured(self.model, self.loss, self.optimizer, epochs, stepped=bool(self.callbacks or listener))
+        self._note_hooks()
         told = Recorded(self.context.driver, listener or Listener())
-        heard = Heard(self.notes, self.callbacks, told)
+        heard = Heard(self.notes, [self._opened, *self.callbacks, self._refuse_changed_weights], told)
         state = self._run(steps, None if test is None else as_samples(test, "test"), heard)
         self._adopt(state)
         self._totals = None
@@ -333,14 +339,14 @@ class Trainer:
         -----
         Each device takes batches of its own size from one queue.
         """
-        samples = Samples(arrays=(as_array(data),)) if hasattr(data, "shape") else as_samples(data)
+        samples = Samples(arrays=(as_array(data),)) if hasattr(data, "shape") else as_samples(data, "data to predict")
         return torch.cat([torch.from_numpy(part) for part in self._over(predict_part, samples)])
 
     def _over(self, function: Any, samples: Samples) -> list[Any]:
         if not len(samples):
             raise BadValueError("there are no samples", remedy="give at least one")
         parts = cloudpickle.dumps((self.model, self.loss))
-        work = self.context.put(Work(parts, self.options, next(_numbers)))
+        work = self.context.put(Work(parts, self.options, next(_numbers), process_settings()))
         return run_over(self.context, self.devices, function, work, self._put(samples), len(samples))
 
     def _run(self, steps: int, test: Samples | None, listener: Listener) -> bytes:
@@ -358,7 +364,7 @@ class Trainer:
                 steps=steps,
                 names=names,
                 address=hub.address,
-                state=self._state,
+                state=self._begin(),
                 costs=self._costs,
                 checkpoint=self._checkpoint,
                 checkpoint_every=self._every,
@@ -371,6 +377,7 @@ class Trainer:
                 key=self._fitting.key,
                 sum_on=summer(self.options.sum_on, self.context.devices),
                 hosts={device.short: reach.workers[device.id] for device in self.devices} if reach.workers else {},
+                process=process_settings(),
             )
             futures = {
                 device.short: self.context.submit(
@@ -382,7 +389,8 @@ class Trainer:
             for name, reason in full.items():
                 listener.on_note(f"{name} is left out: {reason}")
             extent = Extent(self._step, steps, checkpoints, partial(append_line, self._sample_log, job.run))
-            lead = Lead(hub, futures, listener, extent, Admission(self.options))
+            values = partial(group_values, self.optimizer)
+            lead = Lead(hub, futures, listener, extent, Admission(self.options), values)
             for other in self.context.devices:
                 if not can_train(other) and other != job.sum_on:
                     listener.on_note(f"{other.short} is left out: torch cannot train on it")
@@ -409,7 +417,45 @@ class Trainer:
             self._kept = self.context.put(samples)
         return self._kept
 
+    def _begin(self) -> bytes | None:
+        """Return the state to begin with: what was reached, and what the program has changed since."""
+        if self._state is None:
+            return None
+        trained = checking.trained_names(self.model)
+        if not hasattr(self.optimizer, "param_groups") and trained != self._trained:
+            raise BadValueError(
+                "other parameters are trained than before, and the function that makes the optimizer knows no more",
+                remedy="give the optimizer itself, or another Trainer",
+            )
+        return renewed(self._state, self.model, self.optimizer)
+
+    def _note_hooks(self) -> None:
+        found = model_hooks(self.model)
+        text = f"hooks of {', '.join(found[:3])} run beside the devices: what they write outside the model stays there"
+        if found and text not in self.notes:
+            self.notes.append(text)
+
+    def _opened(self, _: EpochReport) -> None:
+        """Remember the weights as callbacks find them; tell schedulers that the optimizer has made its steps."""
+        self._seen = _versions(self.model)
+        if hasattr(self.optimizer, "param_groups"):
+            self.optimizer._opt_called = True
+
+    def _refuse_changed_weights(self, _: EpochReport) -> None:
+        if self._seen != _versions(self.model):
+            raise BadValueError(
+                "a callback changed the model's weights, which the devices would not see",
+                remedy="change them between two calls: fit(1) in a loop",
+            )
+
     def _adopt(self, state: bytes) -> None:
         numbers = load_state(state, self.model, self.optimizer)
+        self._trained = checking.trained_names(self.model)
+        if hasattr(self.optimizer, "param_groups"):
+            self.optimizer._opt_called = True
         self._state = state
         self._step = int(numbers[0])
+
+
+def _versions(model: Any) -> list[tuple[int, int]]:
+    return [(parameter.data_ptr(), parameter._version) for parameter in model.parameters()]

@@ -115,6 +115,10 @@ class Options:
                 remedy="make it larger, so that the integer sums cannot overflow",
             )
 
+    def cuts(self, devices: int) -> bool:
+        """Tell whether a step is computed in several passes over so many devices."""
+        return devices > 1 or self.accumulate > 1 or self.micro_batch > 0 or self.exact == "bitwise"
+
     @property
     def unit(self) -> int:
         """Samples that stay together: 1, or the fixed micro-batch of `exact: bitwise`.

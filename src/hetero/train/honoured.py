@@ -1,0 +1,322 @@
+"""What a program hung onto its model, its loss or its optimizer: what travels to the devices, and what is refused.
+
+In: objects as users made them. Out: one line that names what would be lost or not be summed, with the remedy.
+It must not compute a step: `verifying` does that.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch.nn.modules import module as torch_module
+from torch.nn.utils import parametrize
+from torch.optim import optimizer as torch_optimizer
+
+from hetero.floor.errors import BadValueError
+
+__all__ = [
+    "changed_values",
+    "check_closure",
+    "check_loss",
+    "check_model",
+    "check_optimizer",
+    "check_parameters",
+    "group_values",
+    "has_scheduler",
+    "in_process",
+    "model_hooks",
+    "process_settings",
+    "set_values",
+]
+
+_OPTIMIZER_HOOKS = {
+    "_optimizer_step_pre_hooks": "register_step_pre_hook",
+    "_optimizer_step_post_hooks": "register_step_post_hook",
+    "_optimizer_state_dict_pre_hooks": "register_state_dict_pre_hook",
+    "_optimizer_state_dict_post_hooks": "register_state_dict_post_hook",
+    "_optimizer_load_state_dict_pre_hooks": "register_load_state_dict_pre_hook",
+    "_optimizer_load_state_dict_post_hooks": "register_load_state_dict_post_hook",
+}
+_OPTIMIZER_OWN = {
+    *_OPTIMIZER_HOOKS,
+    *("defaults", "state", "param_groups", "_zero_grad_profile_name", "_warned_capturable_if_run_uncaptured"),
+    *("_opt_called", "step"),
+}
+_GLOBAL_HOOKS = {
+    torch_module: tuple(f"_global_{kind}_hooks" for kind in ("forward_pre", "forward", "backward_pre", "backward")),
+    torch_optimizer: ("_global_optimizer_pre_hooks", "_global_optimizer_post_hooks"),
+}
+_MODULE_HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
+_LIBRARIES = ("torch.", "peft.", "hetero.")
+_MAKER = "give a function that makes the optimizer from parameters and registers its hooks: it runs beside each device"
+_REDUCTIONS = ("none", "mean", "sum", "batchmean")
+
+
+# --- the optimizer -------------------------------------------------------------------------------------------
+
+
+def check_optimizer(optimizer: Any) -> None:
+    """Refuse an optimizer of which something would not travel.
+
+    Raises
+    ------
+    BadValueError
+        It is several, needs a closure, or has hooks or attributes that would be lost.
+    """
+    if isinstance(optimizer, list | tuple | dict):
+        raise BadValueError(
+            f"the optimizer is a {type(optimizer).__name__} of {len(optimizer)}, and one steps in each training step",
+            remedy="give one optimizer; parameters with settings of their own are groups of it",
+        )
+    _check_global_hooks()
+    if not hasattr(optimizer, "param_groups"):
+        return
+    kind = type(optimizer).__name__
+    check_closure(optimizer)
+    for attribute, name in _OPTIMIZER_HOOKS.items():
+        if getattr(optimizer, attribute, None):
+            raise BadValueError(f"a hook of the {kind} ({name}) would not travel with it", remedy=_MAKER)
+    lost = _lost(optimizer)
+    if lost:
+        raise BadValueError(f"the {kind} has {', '.join(lost)}, which would not travel with it", remedy=_MAKER)
+    try:
+        json.dumps(group_values(optimizer))
+    except (TypeError, ValueError) as error:
+        raise BadValueError(
+            f"a setting of the {kind}'s parameter groups cannot be kept: {error}",
+            remedy="give plain numbers, as in lr=0.1",
+        ) from error
+
+
+def check_closure(optimizer: Any) -> None:
+    """Refuse an optimizer whose step computes the loss anew, such as LBFGS."""
+    closure = inspect.signature(type(optimizer).step).parameters.get("closure")
+    if closure is not None and closure.default is inspect.Parameter.empty:
+        raise BadValueError(
+            f"{type(optimizer).__name__} computes the loss several times a step by a closure, which is not supported",
+            remedy="use an optimizer that steps once with the gradients, such as Adam or SGD",
+        )
+
+
+def _lost(optimizer: Any) -> list[str]:
+    """Name the attributes that pickling leaves out: torch's optimizers keep three of them."""
+    if type(optimizer).__getstate__ is not torch.optim.Optimizer.__getstate__:
+        return []
+    attributes = vars(optimizer)
+    lost = sorted(set(attributes) - _OPTIMIZER_OWN)
+    replaced = "step" in attributes and not has_scheduler(optimizer)
+    return [*lost, *(["a step that was replaced"] if replaced else [])]
+
+
+def has_scheduler(optimizer: Any) -> bool:
+    """Tell whether a learning-rate scheduler of torch's holds an optimizer."""
+    return hasattr(getattr(optimizer, "step", None), "_wrapped_by_lr_sched")
+
+
+def _check_global_hooks() -> None:
+    for place, names in _GLOBAL_HOOKS.items():
+        found = next((name for name in names if getattr(place, name, None)), "")
+        if found:
+            raise BadValueError(
+                f"a hook for all objects of this process ({found.removeprefix('_global_')}) would not run in training",
+                remedy="remove it, or register hooks on the model's own modules",
+            )
+
+
+def group_values(optimizer: Any) -> list[dict[str, Any]]:
+    """Return the settings of each parameter group, without its parameters; none for a function."""
+    groups = getattr(optimizer, "param_groups", ())
+    return [{name: value for name, value in group.items() if name != "params"} for group in groups]
+
+
+def changed_values(
+    before: Sequence[Mapping[str, Any]], after: Sequence[Mapping[str, Any]]
+) -> dict[int, dict[str, Any]]:
+    """Return the settings that changed, by group.
+
+    Examples
+    --------
+    >>> changed_values([{"lr": 0.1, "betas": (0.9, 0.99)}], [{"lr": 0.05, "betas": (0.9, 0.99)}])
+    {0: {'lr': 0.05}}
+
+    Raises
+    ------
+    BadValueError
+        There are more or fewer groups than before.
+    """
+    if len(before) != len(after):
+        raise BadValueError(
+            f"a callback changed the number of parameter groups from {len(before)} to {len(after)}",
+            remedy="add groups between two calls of fit",
+        )
+    pairs = enumerate(zip(before, after, strict=True))
+    changes = {i: {name: new[name] for name in new if new[name] != old.get(name)} for i, (old, new) in pairs}
+    return {index: values for index, values in changes.items() if values}
+
+
+def set_values(optimizer: Any, changes: Mapping[int, Mapping[str, Any]]) -> None:
+    """Give parameter groups the settings that `changed_values` found."""
+    for index, values in changes.items():
+        optimizer.param_groups[index].update(values)
+
+
+# --- settings of the process ---------------------------------------------------------------------------------
+
+
+def process_settings() -> dict[str, Any]:
+    """Return the settings of torch's that hold for this process and change what is computed.
+
+    Raises
+    ------
+    BadValueError
+        Autocast is on, which would not reach the devices.
+    """
+    if torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda"):
+        raise BadValueError(
+            "torch.autocast is on around the Trainer, and would not reach the devices",
+            remedy="leave it out and give precision='bf16' or 'fp16'",
+        )
+    return {
+        "dtype": str(torch.get_default_dtype()).removeprefix("torch."),
+        "matmul": torch.get_float32_matmul_precision(),
+        "deterministic": (
+            torch.are_deterministic_algorithms_enabled(),
+            torch.is_deterministic_algorithms_warn_only_enabled(),
+        ),
+    }
+
+
+@contextmanager
+def in_process(given: Mapping[str, Any]) -> Iterator[None]:
+    """Have the settings that `process_settings` gave in this process; none where nothing is given."""
+    if not given:
+        yield
+        return
+    before = process_settings()
+    _set_process(given)
+    try:
+        yield
+    finally:
+        _set_process(before)
+
+
+def _set_process(given: Mapping[str, Any]) -> None:
+    torch.set_default_dtype(getattr(torch, given["dtype"]))
+    torch.set_float32_matmul_precision(given["matmul"])
+    enabled, warn_only = given["deterministic"]
+    torch.use_deterministic_algorithms(enabled, warn_only=warn_only)
+
+
+# --- parameters ----------------------------------------------------------------------------------------------
+
+
+def check_parameters(model: Any, optimizer: Any) -> None:
+    """Refuse parameters whose gradients would be changed before they are summed, or not be summed at all.
+
+    Raises
+    ------
+    BadValueError
+        One has a hook, is not made yet, shares its memory with another, or is none of the model's.
+    """
+    places: dict[int, str] = {}
+    for name, parameter in model.named_parameters():
+        if torch.nn.parameter.is_lazy(parameter):
+            raise BadValueError(f"{name} has no shape yet", remedy="call the model once on a batch before training")
+        if parameter._backward_hooks or getattr(parameter, "_post_accumulate_grad_hooks", None):
+            raise BadValueError(
+                f"{name} has a hook on its gradient, which would see a part of the batch, or nothing",
+                remedy="change gradients in a step pre-hook of the optimizer, which sees their sum; " + _MAKER,
+            )
+        first = places.setdefault(parameter.data_ptr(), name) if parameter.numel() else name
+        if first != name and parameter.device.type != "meta":
+            raise BadValueError(
+                f"{name} and {first} share memory without being one Parameter, and would no longer where they train",
+                remedy="tie them by assigning the Parameter itself, not its data",
+            )
+    _check_are_of(model, optimizer)
+
+
+def _check_are_of(model: Any, optimizer: Any) -> None:
+    mine = {id(parameter) for parameter in model.parameters()}
+    groups: Iterable[Any] = getattr(optimizer, "param_groups", ())
+    strange = [tuple(p.shape) for group in groups for p in group["params"] if id(p) not in mine]
+    if strange:
+        raise BadValueError(
+            f"the optimizer has {len(strange)} parameters that the model has not, the first of shape {strange[0]}",
+            remedy="make what is trained a part of the model, or leave it out of the optimizer",
+        )
+
+
+# --- the model and the loss ----------------------------------------------------------------------------------
+
+
+def check_model(model: Any) -> None:
+    """Refuse a model of which something cannot travel.
+
+    Raises
+    ------
+    BadValueError
+        It has parametrizations, is a script, or keeps something in its state that is no tensor.
+    """
+    for name, part in model.named_modules():
+        if parametrize.is_parametrized(part):
+            raise BadValueError(
+                f"{name or 'the model'} has a parametrization, and torch cannot send such modules to another process",
+                remedy="compute the weight in forward, or use torch.nn.utils.weight_norm or spectral_norm",
+            )
+        if type(part).__name__ == "OptimizedModule":
+            raise BadValueError(
+                f"{name or 'the model'} was compiled, and compiled modules cannot be trained here yet",
+                remedy="give the module that torch.compile was given",
+            )
+        if any(kind.__name__ == "ScriptModule" for kind in type(part).__mro__):
+            raise BadValueError(
+                f"{name or 'the model'} is a TorchScript module, which cannot be sent to another process",
+                remedy="give the module that it was made of",
+            )
+    strange = [name for name, value in model.state_dict().items() if not torch.is_tensor(value)]
+    if strange:
+        raise BadValueError(
+            f"the model's state has {strange[0]}, which is no tensor", remedy="register what it keeps as a buffer"
+        )
+
+
+def model_hooks(model: Any) -> list[str]:
+    """Name the modules with hooks of the program's own, which run beside the devices."""
+    return [
+        name or "the model"
+        for name, module in model.named_modules()
+        if any(_is_own(hook) for kind in _MODULE_HOOKS for hook in getattr(module, kind, {}).values())
+    ]
+
+
+def _is_own(hook: Any) -> bool:
+    home = getattr(hook, "__module__", None) or type(hook).__module__
+    return not f"{home}.".startswith(_LIBRARIES)
+
+
+def check_loss(loss: Any) -> None:
+    """Refuse a loss that has parameters to train, or whose reduction nobody knows.
+
+    Raises
+    ------
+    BadValueError
+        It has either.
+    """
+    if not isinstance(loss, torch.nn.Module):
+        return
+    kind = type(loss).__name__
+    if any(parameter.requires_grad for parameter in loss.parameters()):
+        raise BadValueError(
+            f"the loss {kind} has parameters, which would not be trained", remedy="make them a part of the model"
+        )
+    reduction = getattr(loss, "reduction", "mean")
+    if reduction not in _REDUCTIONS:
+        raise BadValueError(
+            f"reduction={reduction!r} of the loss {kind} is not known", remedy=f"give one of {', '.join(_REDUCTIONS)}"
+        )

@@ -1,0 +1,300 @@
+"""A trial before training: whether a batch is the sum of its samples for this model and loss, and keeps nothing behind.
+
+In: a model, a loss, a few samples of the first step. Out: why passes must stay whole, or a refusal by name.
+It must not change the model that is trained, and costs a few passes over a few samples.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import cloudpickle
+import numpy as np
+import torch
+
+from hetero.backends.torch import is_out_of_memory
+from hetero.floor.errors import BadValueError, HeteroError
+from hetero.train.data import Batches
+from hetero.train.drawing import Drawing
+from hetero.train.keyed import KeyedRandom
+from hetero.train.replica import Judge, call_model, training_modes
+from hetero.train.values import Options
+
+__all__ = ["verify"]
+
+_TOLERANCE, _ROUGH_TOLERANCE = 1e-8, 0.02
+_ONE_DEVICE = "train on one device without accumulate and micro_batch, where each batch stays whole"
+
+
+def verify(parts: bytes, options: Options, place: str, samples: Batches, ids: Sequence[int], *, cut: bool) -> str:
+    """Compare passes over some samples together and in two parts, in double precision where the model can.
+
+    Parameters
+    ----------
+    parts : pickled (model, loss, optimizer)
+    place : torch's name of the device
+    ids : samples of a step
+    cut : True where steps are computed in several passes
+
+    Returns
+    -------
+    str
+        Why passes must not be cut, '' where they may be.
+
+    Raises
+    ------
+    BadValueError
+        The result would depend on who computes what, or a part of it would be lost.
+    RandomRefusedError
+        The model draws numbers that cannot be keyed.
+
+    Notes
+    -----
+    A batch is the sum of its samples where the sum of the losses and its gradients are those over one part of it
+    plus those over the rest. A model that fails here is left to fail where it trains, with its own error.
+    """
+    usual = torch.get_default_dtype()
+    for double in (True, False):
+        torch.set_default_dtype(torch.float64 if double else usual)
+        try:
+            return _Trial(parts, options, place, samples, double=double).judge(ids, cut=cut)
+        except HeteroError:
+            raise
+        except Exception as error:  # it may be that it cannot be computed in double precision
+            if cut and not double and not is_out_of_memory(error):
+                raise
+        finally:
+            torch.set_default_dtype(usual)
+    return ""
+
+
+@dataclass(slots=True)
+class _Pass:
+    """What a pass over some samples came to.
+
+    Attributes
+    ----------
+    sums : of the losses, and its weight
+    gradients : by parameter
+    buffers : names of those that the pass changed
+    """
+
+    sums: tuple[float, float]
+    gradients: list[Any]
+    buffers: list[str]
+
+    def __add__(self, other: _Pass) -> _Pass:
+        sums = (self.sums[0] + other.sums[0], self.sums[1] + other.sums[1])
+        pairs = zip(self.gradients, other.gradients, strict=True)
+        return _Pass(sums, [a + b for a, b in pairs], [*self.buffers, *other.buffers])
+
+    def differs(self, other: _Pass) -> float:
+        """Return the largest relative difference of the sums and of all gradients taken together."""
+        numbers = [abs(a - b) / max(abs(a), abs(b), 1e-30) for a, b in zip(self.sums, other.sums, strict=True)]
+        apart = [a - b for a, b in zip(self.gradients, other.gradients, strict=True)]
+        size = max(_norm(self.gradients), _norm(other.gradients), 1e-30)
+        return max(*numbers, _norm(apart) / size)
+
+
+class _Trial(Judge):
+    """A copy of the model that passes are tried on."""
+
+    def __init__(self, parts: bytes, options: Options, place: str, samples: Batches, *, double: bool) -> None:
+        model, loss, _ = cloudpickle.loads(parts)
+        modes = training_modes(model)
+        self._double = double
+        if double:
+            model = model.double()
+            loss = loss.double() if isinstance(loss, torch.nn.Module) else loss
+        super().__init__(model, loss, replace(options, precision="fp32"), place)
+        for module, training in modes:
+            module.training = training
+        self._samples = samples
+        self._drawing = Drawing(KeyedRandom(options.seed), self.model)
+        self._trained = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
+        self._held = [
+            (name, module, key, buffer, buffer.clone())
+            for name, module in self._named()
+            for key, buffer in module._buffers.items()
+            if buffer is not None
+        ]
+        self._tolerance = _TOLERANCE if double else _ROUGH_TOLERANCE
+
+    def judge(self, ids: Sequence[int], *, cut: bool) -> str:
+        """Do the passes; returns and raises as `verify` does."""
+        before, drawn = self._checksums(), _generators()
+        whole = self._run(ids)
+        changed = [name for name, now in self._checksums().items() if now != before[name] and now == now]
+        self._refuse_lost(whole, changed, drew=drawn != _generators())
+        halves = (ids[: len(ids) * 2 // 5], ids[len(ids) * 2 // 5 :])
+        apart = None if not all(halves) else self._run(halves[0]) + self._run(halves[1])
+        if self._apart(self._refuse_other_mean(ids), whole.sums[0]):
+            raise BadValueError(
+                "a pass gives another result when it is made again: the model keeps something between passes, or draws "
+                "numbers that are not torch's",
+                remedy="let forward depend on its inputs, the parameters and torch's random numbers alone",
+            )
+        if whole.buffers:
+            return self._stays_whole(f"{whole.buffers[0]}, a buffer that the forward pass changes,", cut=cut)
+        if apart is not None and whole.differs(apart) > self._tolerance:
+            return self._stays_whole(self._across(ids, halves[0]), cut=cut)
+        return ""
+
+    def _stays_whole(self, what: str, *, cut: bool) -> str:
+        if not cut:
+            return what
+        raise BadValueError(
+            f"{what} depends on which samples are computed together, so parts of a batch do not add up to the batch",
+            remedy=f"{_ONE_DEVICE}, or leave it out",
+        )
+
+    def _refuse_lost(self, whole: _Pass, changed: Sequence[str], *, drew: bool) -> None:
+        state = self.model.state_dict()
+        lost = [name for name in whole.buffers if name not in state]
+        if lost or changed:
+            kind = "a buffer that would not come back from the devices" if lost else "a parameter"
+            raise BadValueError(
+                f"{(lost or changed)[0]}, {kind}, is changed by the forward pass",
+                remedy="keep it in a buffer of the model's state, or change it between two calls of fit",
+            )
+        if drew:
+            raise BadValueError(
+                "the model or the loss draws random numbers from NumPy or Python, which are not those of the samples",
+                remedy="draw with torch.rand or torch.randn, or in the dataset",
+            )
+
+    def _apart(self, one: float, other: float) -> bool:
+        return abs(one - other) > self._tolerance * max(abs(one), abs(other), 1e-30)
+
+    def _refuse_other_mean(self, ids: Sequence[int]) -> float:
+        """Refuse a loss whose own mean is not the sum of its values over its weight; returns that sum."""
+        inputs, targets = self._batch(ids)
+        with self._drawing.over(0, ids) as forward:
+            given, (summed, weight, _) = forward(lambda: self._both(inputs, targets))
+        self._restore()
+        if not torch.is_tensor(given) or given.dim() != 0:
+            return float(summed.detach())
+        given, total = given.detach(), float(summed.detach())
+        found = total / (float(weight) if self.loss.divides else 1.0) if float(weight) else float("nan")
+        if self._apart(found, float(given)):
+            raise BadValueError(
+                f"the loss gives {float(given):.6g} for {len(ids)} samples, and its values one by one give {found:.6g}",
+                remedy="let it return one loss a sample, or give torch's own with ignore_index or weight",
+            )
+        return total
+
+    def _both(self, inputs: Any, targets: Any) -> Any:
+        output = call_model(self.model, inputs)
+        return self.loss.as_given(output, targets), self.loss.sums(output, targets)
+
+    # --- passes --------------------------------------------------------------------------------------------
+
+    def _batch(self, ids: Sequence[int]) -> tuple[Any, Any]:
+        inputs, targets = self._load(self._samples.batch(ids, self.options.seed, 0))
+        if any(tensor.requires_grad for tensor in _tensors((inputs, targets))):
+            raise BadValueError(
+                "the samples require a gradient, which nobody would see",
+                remedy="detach them, or make what is trained a parameter of the model",
+            )
+        return (_doubled(inputs), _doubled(targets)) if self._double else (inputs, targets)
+
+    def _run(self, ids: Sequence[int]) -> _Pass:
+        inputs, targets = self._batch(ids)
+        for parameter in self._trained:
+            parameter.grad = None
+        with self._drawing.over(0, ids) as forward:
+            total, weight, _ = forward(lambda: self.loss.sums(call_model(self.model, inputs), targets))
+            total.backward()
+        gradients = [torch.zeros_like(p) if p.grad is None else p.grad.detach() for p in self._trained]
+        return _Pass((float(total.detach()), float(weight)), gradients, self._restore())
+
+    def _restore(self) -> list[str]:
+        """Put the buffers back as they were; returns the names of those that had changed."""
+        changed = []
+        for name, module, key, buffer, kept in self._held:
+            now = module._buffers[key]
+            if now is None or now.shape != kept.shape or not torch.equal(now, kept):
+                changed.append(f"{name}.{key}".lstrip("."))
+            with torch.no_grad():
+                buffer.copy_(kept)
+            module._buffers[key] = buffer
+        return changed
+
+    def _named(self) -> list[tuple[str, Any]]:
+        loss = self.loss.unreduced
+        inside = loss.named_modules(prefix="the loss") if isinstance(loss, torch.nn.Module) else ()
+        return [*self.model.named_modules(), *inside]
+
+    def _checksums(self) -> dict[str, tuple[float, float]]:
+        """Return two sums of each parameter: one that is changed through `.data` has the version that it had."""
+        named = ((name, parameter.detach()) for name, parameter in self.model.named_parameters())
+        return {name: (float(p.sum()), float(torch.linalg.vector_norm(p))) for name, p in named}
+
+    # --- who it is -----------------------------------------------------------------------------------------
+
+    def _across(self, ids: Sequence[int], part: Sequence[int]) -> str:
+        """Name the first module whose result for some samples is another one where more samples are there."""
+        whole, fewer = self._results(ids), self._results(part)
+        for name, result in whole.items():
+            other = fewer.get(name)
+            if other is None or result.shape[1:] != other.shape[1:] or len(result) * len(part) != len(other) * len(ids):
+                continue
+            apart = _norm([result[: len(other)] - other])
+            if apart > self._tolerance * max(_norm([other]), 1e-30):
+                return f"the result of {name or 'the model'} ({type(self.model.get_submodule(name)).__name__})"
+        return "the loss"
+
+    def _results(self, ids: Sequence[int]) -> dict[str, Any]:
+        """Return what each module gives in a pass, those inside before those around them."""
+        found: dict[str, Any] = {}
+
+        def keep(name: str) -> Any:
+            def hook(_: Any, __: Any, result: Any) -> None:
+                if torch.is_tensor(result) and result.dim() and result.is_floating_point():
+                    found.setdefault(name, result.detach())
+
+            return hook
+
+        hooks = [module.register_forward_hook(keep(name)) for name, module in self.model.named_modules()]
+        inputs, _ = self._batch(ids)
+        with self._drawing.over(0, ids) as forward:
+            forward(lambda: call_model(self.model, inputs))
+        for hook in hooks:
+            hook.remove()
+        self._restore()
+        return found
+
+
+def _norm(tensors: Sequence[Any]) -> float:
+    return math.hypot(*(float(torch.linalg.vector_norm(_dense(tensor), dtype=torch.float64)) for tensor in tensors))
+
+
+def _dense(tensor: Any) -> Any:
+    return tensor.to_dense() if tensor.is_sparse else tensor.detach()
+
+
+def _generators() -> tuple[Any, Any]:
+    numpys: Any = np.random.get_state()
+    return random.getstate(), (numpys[1].tobytes(), *numpys[2:])
+
+
+def _tensors(value: Any) -> list[Any]:
+    if torch.is_tensor(value):
+        return [value]
+    parts = value.values() if isinstance(value, dict) else value if isinstance(value, tuple | list) else ()
+    return [tensor for part in parts for tensor in _tensors(part)]
+
+
+def _doubled(value: Any) -> Any:
+    """Return a batch with its floating-point tensors in double precision."""
+    if torch.is_tensor(value):
+        return value.double() if value.is_floating_point() else value
+    if isinstance(value, torch.nn.utils.rnn.PackedSequence):
+        return value.to(torch.float64)
+    if isinstance(value, dict):
+        return {name: _doubled(part) for name, part in value.items()}
+    return type(value)(_doubled(part) for part in value) if type(value) in (tuple, list) else value

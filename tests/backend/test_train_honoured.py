@@ -1,0 +1,612 @@
+"""What people hang onto models, losses, optimizers and loaders: honoured to the last digits, or refused by name."""
+
+from __future__ import annotations
+
+import random
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import cloudpickle
+import numpy as np
+import pytest
+
+from hetero.comm.group import Group
+from hetero.errors import BadValueError, HeteroError
+
+torch = pytest.importorskip("torch")
+nn, F = torch.nn, torch.nn.functional
+
+from torch.utils.data import DataLoader, RandomSampler, TensorDataset  # noqa: E402
+
+from hetero.train import checking  # noqa: E402
+from hetero.train.data import Samples, as_samples  # noqa: E402
+from hetero.train.honoured import changed_values, group_values, model_hooks, set_values  # noqa: E402
+from hetero.train.losses import SummedLoss  # noqa: E402
+from hetero.train.replica import Parts, Replica  # noqa: E402
+from hetero.train.values import Options  # noqa: E402
+from hetero.train.verifying import verify  # noqa: E402
+
+BATCH = 16
+SPLITS = ((16,), (5, 11), (1, 2, 13))
+
+
+@pytest.fixture(autouse=True)
+def torch_as_it_was() -> Iterator[None]:
+    state, threads = torch.get_rng_state(), torch.get_num_threads()
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    yield
+    torch.set_rng_state(state)
+    torch.set_num_threads(threads)
+
+
+def classes(*more: int) -> tuple[Any, Any]:
+    rng = np.random.default_rng(1)
+    return torch.from_numpy(rng.standard_normal((48, 6))), torch.from_numpy(rng.integers(0, 4, (48, *more)))
+
+
+def numbers(inputs: int = 6, outputs: int = 4) -> tuple[Any, Any]:
+    rng = np.random.default_rng(1)
+    return torch.from_numpy(rng.standard_normal((48, inputs))), torch.from_numpy(rng.standard_normal((48, outputs)))
+
+
+def odds() -> tuple[Any, Any]:
+    inputs, targets = numbers()
+    return inputs, torch.softmax(targets, 1)
+
+
+def net(*last: Any) -> Any:
+    return nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 4), *last).double()
+
+
+def adam(model: Any) -> Any:
+    return torch.optim.Adam(model.parameters(), lr=0.01)
+
+
+def in_parts(split: Sequence[int], model: Any, loss: Any, optimizer: Any, data: Any, steps: int = 3) -> Any:
+    """Train as members would with these shares: gradients and weights are added up, then applied once."""
+    samples = as_samples(data)
+    parts = cloudpickle.dumps((model, loss, optimizer))
+    replica = Replica(parts, Options(BATCH), "cpu", 0)
+    for step in range(steps):
+        ids, sums = list(range(step * BATCH, (step + 1) * BATCH)), Parts()
+        kept = None
+        for begin, size in zip(np.cumsum([0, *split]), split, strict=False):
+            done = replica.compute(samples, ids[begin : begin + size], BATCH)
+            sums = Parts(*(a + b for a, b in zip(sums.header, done.header, strict=True)))
+            rows = [row.exchange.row.clone() for row in replica.gradients._rows]
+            kept = rows if kept is None else [a + b for a, b in zip(kept, rows, strict=True)]
+        for row, total in zip(replica.gradients._rows, kept or [], strict=True):
+            row.exchange.row.copy_(total)
+        replica.gradients._used = [True] * len(replica.gradients.parameters)
+        _, _ = replica.reduce(Group(0, 1), sums, [])
+        replica.apply(sums, BATCH)
+        replica.step += 1
+    return replica.model
+
+
+def plain(model: Any, loss: Any, optimizer: Any, data: Any, steps: int = 3) -> Any:
+    """Train as a loop of torch's own would."""
+    model, loss, optimizer = cloudpickle.loads(cloudpickle.dumps((model, loss, optimizer)))
+    optimizer = optimizer if hasattr(optimizer, "param_groups") else optimizer(list(model.parameters()))
+    for step in range(steps):
+        piece = slice(step * BATCH, (step + 1) * BATCH)
+        optimizer.zero_grad()
+        found = loss(model(data[0][piece]), data[1][piece])
+        (found if found.dim() == 0 else found.mean()).backward()
+        optimizer.step()
+    return model
+
+
+def distance(one: Any, other: Any) -> float:
+    pairs = zip(one.state_dict().values(), other.state_dict().values(), strict=True)
+    return max(float((a.double() - b.double()).detach().abs().max()) for a, b in pairs)
+
+
+def tried(model: Any, loss: Any, data: Any, *, cut: bool = True, collate: Any = None) -> str:
+    samples = as_samples(data)
+    if collate is not None:
+        samples = Samples(dataset=TensorDataset(*data), collate=collate)
+    return verify(cloudpickle.dumps((model, loss, None)), Options(BATCH), "cpu", samples, range(8), cut=cut)
+
+
+# --- losses --------------------------------------------------------------------------------------------------
+
+WEIGHTS = torch.tensor([1.0, 2.0, 0.5, 3.0], dtype=torch.float64)
+LOSSES: dict[str, tuple[Any, Callable[[], Any]]] = {
+    "class weights": (nn.CrossEntropyLoss(weight=WEIGHTS), classes),
+    "class weights, ignored, smoothed": (nn.CrossEntropyLoss(WEIGHTS, ignore_index=2, label_smoothing=0.2), classes),
+    "ignored, smoothed": (nn.CrossEntropyLoss(ignore_index=1, label_smoothing=0.1), classes),
+    "soft classes with weights": (nn.CrossEntropyLoss(weight=WEIGHTS), odds),
+    "sum": (nn.CrossEntropyLoss(reduction="sum"), classes),
+    "batchmean": (nn.KLDivLoss(reduction="batchmean"), odds),
+    "mean of divergences": (nn.KLDivLoss(), odds),
+    "log targets": (nn.KLDivLoss(reduction="batchmean", log_target=True), numbers),
+    "weights of positives": (nn.BCEWithLogitsLoss(pos_weight=WEIGHTS), odds),
+    "huber": (nn.HuberLoss(delta=0.3), numbers),
+    "margins": (nn.MultiMarginLoss(), classes),
+    "poisson": (nn.PoissonNLLLoss(full=True), odds),
+    "a function that sums": (lambda o, t, reduction="sum": F.mse_loss(o, t, reduction=reduction), numbers),
+    "a loss a sample": (lambda o, t: ((o - t) ** 2).sum(1), numbers),
+}
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_a_loss_is_that_of_the_whole_batch_however_it_is_split(name: str) -> None:
+    loss, make = LOSSES[name]
+    data, model = make(), net(*([nn.LogSoftmax(1)] if "divergences" in name or "batch" in name else []))
+    expected = plain(model, loss, adam(model), data)
+    assert tried(model, loss, data) == ""
+    for split in SPLITS:
+        assert distance(in_parts(split, model, loss, adam(model), data), expected) < 1e-12
+
+
+def test_an_ignored_class_beyond_the_weighted_ones_counts_nothing() -> None:
+    targets = classes()[1].masked_fill(classes()[1] == 3, 255)
+    loss = nn.CrossEntropyLoss(weight=WEIGHTS, ignore_index=255)
+    data, model = (classes()[0], targets), net()
+    assert distance(in_parts((3, 13), model, loss, adam(model), data), plain(model, loss, adam(model), data)) < 1e-12
+
+
+class Focal(nn.Module):  # type: ignore[misc]
+    """A loss of somebody's own: it has `reduction` and weighs its mean in its own way."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.reduction = "mean"
+
+    def forward(self, output: Any, target: Any) -> Any:
+        each = F.cross_entropy(output, target, reduction="none")
+        return each if self.reduction == "none" else (each * target).sum() / target.sum()
+
+
+def ranked(output: Any, target: Any) -> Any:
+    """Weigh samples by their rank in the pass."""
+    each = F.cross_entropy(output, target, reduction="none")
+    return each * torch.argsort(torch.argsort(each.detach()))
+
+
+def contrastive(output: Any, target: Any) -> Any:
+    """Tell each sample from all others of the pass."""
+    output = F.normalize(output, dim=1)
+    return F.cross_entropy(output @ output.T / 0.1, torch.arange(len(output)), reduction="none")
+
+
+class Counted(nn.Module):  # type: ignore[misc]
+    """A loss that keeps a running mean."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(()))
+
+    def forward(self, output: Any, target: Any) -> Any:
+        each = F.cross_entropy(output, target, reduction="none")
+        self.mean = 0.9 * self.mean + 0.1 * each.mean().detach()
+        return each
+
+
+@pytest.mark.parametrize(
+    ("loss", "words"),
+    [
+        (Focal(), "values one by one"),
+        (lambda o, t, reduction="mean": F.cross_entropy(o, t, ignore_index=0, reduction=reduction), "ignore_index"),
+        (ranked, "^the loss depends on which samples"),
+        (contrastive, "^the loss depends on which samples"),
+        (lambda o, t: F.mse_loss(o[:, 0], t.double()), r"gave \(\) for 8 samples"),
+        (Counted(), r"the loss\.mean, a buffer that would not come back"),
+    ],
+)
+def test_a_loss_whose_parts_do_not_add_up_is_refused(loss: Any, words: str) -> None:
+    with pytest.raises(BadValueError, match=words):
+        tried(net(), loss, classes())
+
+
+def test_a_loss_with_parameters_or_a_reduction_of_its_own_is_refused() -> None:
+    with pytest.raises(BadValueError, match="the loss PReLU has parameters, which would not be trained"):
+        SummedLoss(nn.PReLU())
+    loss = nn.MSELoss()
+    loss.reduction = "median"
+    with pytest.raises(BadValueError, match="reduction='median' of the loss MSELoss is not known"):
+        SummedLoss(loss)
+
+
+# --- models --------------------------------------------------------------------------------------------------
+
+
+class Step(nn.Module):  # type: ignore[misc]
+    """Does something with what comes."""
+
+    def __init__(self, work: Callable[[Any, Any], Any], **buffers: Any) -> None:
+        super().__init__()
+        self.work = work
+        self.scale = nn.Parameter(torch.ones(4), requires_grad=False)
+        self.table = nn.Parameter(torch.ones(3, 4))
+        for name, value in buffers.items():
+            self.register_buffer(name, value, persistent=name != "fleeting")
+
+    def forward(self, x: Any) -> Any:
+        return self.work(self, x)
+
+
+def counts(module: Any, x: Any) -> Any:
+    module.count += len(x)
+    return x / module.count
+
+
+def carries(module: Any, x: Any) -> Any:
+    before, module.before = getattr(module, "before", 0.0), x.detach().mean()
+    return x * (1.0 + before)
+
+
+def follows(module: Any, x: Any) -> Any:
+    module.scale.data = 0.9 * module.scale.data + 0.1
+    module.scale.data[0] += 1.0
+    return x
+
+
+def keeps(module: Any, x: Any) -> Any:
+    module.last = x.detach()
+    return x
+
+
+def fleets(module: Any, x: Any) -> Any:
+    module.fleeting += 1
+    return x
+
+
+ACROSS: dict[str, Any] = {
+    "mean": lambda _, x: x - x.mean(0),
+    "normalised": lambda _, x: F.normalize(x, dim=0),
+    "functional batch norm": lambda _, x: F.batch_norm(x, None, None, training=True),
+    "attention over samples": lambda _, x: F.scaled_dot_product_attention(x[None], x[None], x[None])[0],
+    "batch size": lambda _, x: x * len(x),
+}
+
+
+@pytest.mark.parametrize("name", ACROSS)
+def test_a_model_that_looks_across_the_batch_is_named_and_stays_whole_on_one_device(name: str) -> None:
+    model = net(Step(ACROSS[name]), nn.Linear(4, 4).double())
+    with pytest.raises(BadValueError, match=r"the result of 3 \(Step\) depends on which samples .*train on one device"):
+        tried(model, nn.CrossEntropyLoss(), classes())
+    assert "3 (Step)" in tried(model, nn.CrossEntropyLoss(), classes(), cut=False)
+
+
+@pytest.mark.parametrize(
+    ("work", "buffers", "words"),
+    [
+        (counts, {"count": torch.zeros(())}, r"3\.count, a buffer that the forward pass changes, depends"),
+        (
+            fleets,
+            {"fleeting": torch.zeros(())},
+            r"3\.fleeting, a buffer that would not come back",
+        ),
+        (follows, {}, r"3\.scale, a parameter, is changed by the forward pass"),
+        (carries, {}, "keeps something between passes"),
+        (lambda module, x: x + F.embedding(torch.arange(8) % 3, module.table, max_norm=0.5), {}, "table, a parameter,"),
+        (lambda _, x: x * random.random(), {}, "random numbers from NumPy or Python"),
+        (lambda _, x: x * np.random.rand(), {}, "random numbers from NumPy or Python"),
+        (lambda _, x: x * np.random.default_rng().random(), {}, "numbers that are not torch's"),
+        (lambda _, x: x + torch.randint(0, 2, x.shape), {}, "randint cannot be keyed"),
+    ],
+)
+def test_what_a_forward_pass_leaves_behind_or_draws_elsewhere_is_refused(work: Any, buffers: Any, words: str) -> None:
+    with pytest.raises(HeteroError, match=words):
+        tried(net(Step(work, **buffers)), nn.CrossEntropyLoss(), classes())
+
+
+def test_running_statistics_are_fine_where_the_batch_stays_whole() -> None:
+    model = net(nn.BatchNorm1d(4).double())
+    assert "3.running_mean" in tried(model, nn.CrossEntropyLoss(), classes(), cut=False)
+    model[3].eval()
+    assert tried(model, nn.CrossEntropyLoss(), classes()) == ""
+
+
+def tied() -> Any:
+    model = nn.Sequential(nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 6), nn.Linear(6, 4)).double()
+    model[2].weight = model[0].weight
+    return model
+
+
+class Unused(nn.Module):  # type: ignore[misc]
+    """Has a part that no output comes from, and one in single precision."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.used, self.unused = nn.Linear(6, 4), nn.Linear(3, 3)
+
+    def forward(self, x: Any) -> Any:
+        self.seen = x
+        return self.used(x.float())
+
+
+FINE: dict[str, Callable[[], Any]] = {
+    "dropout": lambda: net(nn.Dropout(0.5)),
+    "noise": lambda: net(Step(lambda _, x: x + 0.1 * torch.randn_like(x))),
+    "layer norm": lambda: net(nn.LayerNorm(4).double()),
+    "group norm": lambda: net(nn.GroupNorm(2, 4).double()),
+    "tied": tied,
+    "unused": Unused,
+    "weight norm": lambda: nn.Sequential(nn.Linear(6, 4), torch.nn.utils.weight_norm(nn.Linear(4, 4))),
+    "kept for a picture": lambda: net(Step(keeps)),
+    "own double tensors": lambda: net(Step(lambda _, x: x @ torch.eye(4, dtype=torch.float64))),
+    "own single tensors": lambda: nn.Sequential(nn.Linear(6, 4), Step(lambda _, x: x @ torch.eye(4, dtype=x.dtype))),
+    "single precision inside": lambda: nn.Sequential(nn.Linear(6, 4), Step(lambda _, x: x.float() @ torch.ones(4, 4))),
+    "checkpointed": lambda: net(
+        Step(lambda _, x: torch.utils.checkpoint.checkpoint(torch.tanh, x, use_reentrant=True))
+    ),
+    "gradient inside": lambda: net(Step(gradient_inside)),
+}
+
+
+def gradient_inside(_: Any, x: Any) -> Any:
+    return torch.autograd.grad((x**3).sum(), x, create_graph=True)[0]
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", FINE)
+def test_what_is_sound_is_not_refused(name: str) -> None:
+    inputs, targets = classes()
+    assert tried(FINE[name](), nn.CrossEntropyLoss(), (inputs.to(next(FINE[name]().parameters()).dtype), targets)) == ""
+
+
+@pytest.mark.parametrize("name", ["layer norm", "tied", "gradient inside"])
+def test_what_is_sound_is_exact(name: str) -> None:
+    model = FINE[name]()
+    expected = plain(model, nn.CrossEntropyLoss(), adam(model), classes())
+    for split in SPLITS:
+        assert distance(in_parts(split, model, nn.CrossEntropyLoss(), adam(model), classes()), expected) < 1e-12
+
+
+def test_a_collate_function_that_looks_across_the_batch_is_refused() -> None:
+    def centred(rows: list[Any]) -> Any:
+        inputs = torch.stack([row[0] for row in rows])
+        return inputs - inputs.mean(0), torch.stack([row[1] for row in rows])
+
+    def mixed(rows: list[Any]) -> Any:
+        inputs, targets = torch.utils.data.default_collate(rows)
+        return inputs + torch.rand(()), targets
+
+    for collate in (centred, mixed):
+        with pytest.raises(BadValueError, match=r"the result of 0|the loss"):
+            tried(net(), nn.CrossEntropyLoss(), classes(), collate=collate)
+
+
+def test_a_trial_leaves_the_settings_of_the_process_as_they_were() -> None:
+    model = net(nn.Dropout(0.5))
+    before = torch.get_rng_state(), random.getstate()
+    tried(model, nn.CrossEntropyLoss(), classes())
+    assert torch.get_default_dtype() == torch.float32
+    assert torch.equal(torch.get_rng_state(), before[0])
+    assert random.getstate() == before[1]
+
+
+def refused(model: Any, optimizer: Any = None, *, epochs: int = 1, stepped: bool = False) -> str:
+    optimizer = adam(model) if optimizer is None else optimizer
+    with pytest.raises(BadValueError) as found:
+        checking.honoured(model, nn.CrossEntropyLoss(), optimizer, epochs, stepped=stepped)
+    return str(found.value)
+
+
+def test_hooks_of_parameters_are_refused_by_name() -> None:
+    for register in ("register_hook", "register_post_accumulate_grad_hook"):
+        model = net()
+        getattr(model[2].weight, register)(lambda _: None)
+        assert refused(model).startswith("2.weight has a hook on its gradient")
+
+
+def test_parametrizations_scripts_and_state_that_is_no_tensor_are_refused_by_name() -> None:
+    class Extra(nn.Linear):  # type: ignore[misc]
+        def get_extra_state(self) -> Any:
+            return {"a": 1}
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        script = torch.jit.script(nn.Linear(6, 4))
+    assert "0 has a parametrization" in refused(
+        nn.Sequential(torch.nn.utils.parametrizations.weight_norm(nn.Linear(6, 4)))
+    )
+    assert "has _extra_state, which is no tensor" in refused(Extra(6, 4))
+    assert "the model is a TorchScript module" in refused(script)
+    assert "the model was compiled" in refused(torch.compile(nn.Linear(6, 4)))
+    lazy = nn.LazyLinear(4)
+    assert "weight has no shape yet" in refused(lazy, torch.optim.SGD(lazy.parameters(), lr=0.1))
+
+
+def test_memory_that_two_parameters_share_is_refused() -> None:
+    model = nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 6))
+    model[1].weight.data = model[0].weight.data
+    assert refused(model).startswith("1.weight and 0.weight share memory")
+
+
+def test_hooks_of_all_modules_are_refused_and_those_of_one_are_noted() -> None:
+    model = net()
+    assert model_hooks(torch.nn.utils.weight_norm(nn.Linear(2, 2))) == []
+    model[1].register_forward_hook(lambda *_: None)
+    assert model_hooks(model) == ["1"]
+    handle = torch.nn.modules.module.register_module_forward_hook(lambda *_: None)
+    try:
+        assert "a hook for all objects of this process (forward_hooks)" in refused(model)
+    finally:
+        handle.remove()
+
+
+# --- optimizers ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "register",
+    [
+        "register_step_pre_hook",
+        "register_step_post_hook",
+        "register_state_dict_pre_hook",
+        "register_state_dict_post_hook",
+        "register_load_state_dict_pre_hook",
+        "register_load_state_dict_post_hook",
+    ],
+)
+def test_hooks_of_an_optimizer_are_refused_by_name(register: str) -> None:
+    model = net()
+    optimizer = adam(model)
+    getattr(optimizer, register)(lambda *_: None)
+    assert f"a hook of the Adam ({register}) would not travel" in refused(model, optimizer)
+
+
+def clipping(parameters: Sequence[Any]) -> Any:
+    """Make an optimizer that clips the norm of the summed gradients before each step."""
+    optimizer = torch.optim.SGD(parameters, lr=0.5)
+    optimizer.register_step_pre_hook(lambda *_: nn.utils.clip_grad_norm_(parameters, 0.05) and None)
+    return optimizer
+
+
+def test_hooks_that_the_function_registers_which_makes_the_optimizer_see_the_summed_gradients() -> None:
+    model = net()
+    expected = plain(model, nn.CrossEntropyLoss(), clipping, classes())
+    for split in SPLITS:
+        assert distance(in_parts(split, model, nn.CrossEntropyLoss(), clipping, classes()), expected) < 1e-12
+
+
+def test_an_optimizer_that_would_lose_something_or_needs_more_than_gradients_is_refused() -> None:
+    class Warming(torch.optim.SGD):  # type: ignore[misc]
+        def __init__(self, parameters: Any) -> None:
+            super().__init__(parameters, lr=0.1)
+            self.warmed = 0
+
+    model = net()
+    assert "the Warming has warmed, which would not travel" in refused(model, Warming(model.parameters()))
+    assert "computes the loss several times" in refused(model, torch.optim.LBFGS(model.parameters()))
+    assert "a list of 2, and one steps" in refused(model, [adam(model), adam(model)])
+    assert "3 parameters that the model has not" in refused(
+        model, torch.optim.SGD([*model.parameters(), *net().parameters()][:7], lr=0.1)
+    )
+    replaced = adam(model)
+    replaced.step = lambda: None
+    assert "a step that was replaced" in refused(model, replaced)
+    assert "cannot be kept" in refused(model, torch.optim.Adam(model.parameters(), lr=torch.tensor(0.1)))
+
+
+def test_a_function_that_makes_an_optimizer_of_other_parameters_is_refused() -> None:
+    def stray(parameters: Any) -> Any:
+        return torch.optim.SGD([*parameters, nn.Parameter(torch.ones(2))], lr=0.1)
+
+    with pytest.raises(BadValueError, match="1 parameters that the model has not"):
+        in_parts((16,), net(), nn.CrossEntropyLoss(), stray, classes())
+
+
+def test_a_scheduler_that_nothing_steps_is_refused() -> None:
+    model = net()
+    optimizer = adam(model)
+    checking.honoured(model, nn.CrossEntropyLoss(), optimizer, 5, stepped=False)
+    torch.optim.lr_scheduler.StepLR(optimizer, 1)
+    assert "nothing would step it in 5 epochs; step it every epoch" in refused(model, optimizer, epochs=5)
+    checking.honoured(model, nn.CrossEntropyLoss(), optimizer, 5, stepped=True)
+    checking.honoured(model, nn.CrossEntropyLoss(), optimizer, 1, stepped=False)
+
+
+def test_settings_that_changed_are_found_and_set() -> None:
+    model = net()
+    one, other = adam(model), adam(model)
+    before = group_values(one)
+    one.param_groups[0]["lr"], one.param_groups[0]["betas"] = 0.5, (0.5, 0.9)
+    changes = changed_values(before, group_values(one))
+    assert changes == {0: {"lr": 0.5, "betas": (0.5, 0.9)}}
+    set_values(other, changes)
+    assert group_values(other) == group_values(one)
+    one.add_param_group({"params": [nn.Parameter(torch.ones(1))]})
+    with pytest.raises(BadValueError, match="parameter groups from 1 to 2"):
+        changed_values(before, group_values(one))
+
+
+# --- loaders -------------------------------------------------------------------------------------------------
+
+
+def dataset() -> Any:
+    return TensorDataset(torch.arange(10.0)[:, None], torch.arange(10))
+
+
+def drawn(loader: Any, batch: int = 4, epoch: int = 0) -> list[int]:
+    samples = as_samples(loader)
+    return samples.order(Options(batch, shuffle=samples.draw.shuffle), epoch)
+
+
+def test_a_loaders_order_and_number_of_samples_are_kept() -> None:
+    assert drawn(DataLoader(dataset(), 4)) == list(range(10))
+    assert drawn(DataLoader(dataset(), 4, drop_last=True)) == list(range(8))
+    assert sorted(drawn(DataLoader(dataset(), shuffle=True))) == list(range(10))
+    assert drawn(DataLoader(dataset(), shuffle=True)) != drawn(DataLoader(dataset(), shuffle=True), epoch=1)
+    shuffled = DataLoader(dataset(), 4, shuffle=True, drop_last=True)
+    left = {frozenset(range(10)) - set(drawn(shuffled, epoch=epoch)) for epoch in range(8)}
+    assert len(left) > 1
+    assert {len(one) for one in left} == {2}
+    few = drawn(DataLoader(dataset(), sampler=RandomSampler(dataset(), num_samples=7)))
+    assert (len(few), len(set(few))) == (7, 7)
+    many = drawn(DataLoader(dataset(), sampler=RandomSampler(dataset(), num_samples=25)))
+    assert sorted(many[:10]) == sorted(many[10:20]) == list(range(10))
+    assert len(many) == 25
+    again = drawn(DataLoader(dataset(), sampler=RandomSampler(dataset(), replacement=True, num_samples=400)))
+    assert len(again) == 400
+    assert len(set(again[:10])) < 10
+
+
+class Even(torch.utils.data.BatchSampler):  # type: ignore[misc]
+    """Forms batches in its own way."""
+
+
+class Chosen(RandomSampler):  # type: ignore[misc]
+    """Chooses samples in its own way."""
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"batch_sampler": Even(range(10), 2, False)}, "has a Even, and the Trainer forms batches itself"),
+        ({"batch_size": None}, "has batch_size=None"),
+        ({"sampler": Chosen(dataset())}, "the loader's Chosen chooses samples itself"),
+        (
+            {"sampler": torch.utils.data.SubsetRandomSampler([1, 2])},
+            r"SubsetRandomSampler .*torch\.utils\.data\.Subset",
+        ),
+        ({"sampler": torch.utils.data.WeightedRandomSampler([1.0] * 10, 10)}, "weight the loss of each sample"),
+        ({"shuffle": True, "generator": torch.Generator()}, "generator would not be used; leave it out .*seed="),
+        ({"worker_init_fn": print}, "worker_init_fn would not be called"),
+    ],
+)
+def test_a_loader_that_chooses_in_its_own_way_is_refused_by_name(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(BadValueError, match=words):
+        as_samples(DataLoader(dataset(), **options))
+
+
+def test_data_that_are_tested_have_all_their_samples() -> None:
+    assert len(as_samples(DataLoader(dataset(), 5, drop_last=True), "test")) == 10
+    with pytest.raises(BadValueError, match="drop_last would leave 2 samples untested"):
+        as_samples(DataLoader(dataset(), 4, drop_last=True), "test")
+    with pytest.raises(BadValueError, match="leaves samples out"):
+        as_samples(DataLoader(dataset(), sampler=RandomSampler(dataset(), num_samples=3)), "test")
+
+
+def test_samples_that_require_a_gradient_or_cannot_be_read_by_id_are_refused() -> None:
+    class Stream(torch.utils.data.IterableDataset):  # type: ignore[misc]
+        def __len__(self) -> int:
+            return 3
+
+        def __iter__(self) -> Iterator[Any]:
+            return iter(())
+
+    inputs, targets = classes()
+    with pytest.raises(BadValueError, match="requires a gradient, which nobody would see"):
+        as_samples((inputs.requires_grad_(), targets))
+    with pytest.raises(BadValueError, match="require a gradient"):
+        tried(net(), nn.CrossEntropyLoss(), [(row, int(one)) for row, one in zip(inputs, targets, strict=True)])
+    for data in (Stream(), DataLoader(Stream())):
+        with pytest.raises(BadValueError, match="an IterableDataset cannot be read by id"):
+            as_samples(data)
+
+
+def test_options_that_contradict_a_loader_are_refused() -> None:
+    samples = as_samples(DataLoader(dataset(), sampler=RandomSampler(dataset(), num_samples=7)))
+    with pytest.raises(BadValueError, match="draws at random"):
+        checking.drawing(samples, Options(4, shuffle=False), logged=False)
+    with pytest.raises(BadValueError, match="sample_log checks"):
+        checking.drawing(samples, Options(4), logged=True)
+    with pytest.raises(BadValueError, match="global_batch=8 is more than the 7 samples"):
+        checking.drawing(samples, Options(8), logged=False)

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from hetero.advise.compare import Row
-from hetero.floor.errors import BadValueError
+from hetero.floor.errors import BadValueError, MissingPackageError
 from hetero.floor.files import local_path
 
 __all__ = ["chart"]
@@ -43,7 +43,7 @@ def chart(rows: Sequence[Row], path: Path) -> None:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
     except ImportError as error:
-        raise BadValueError(
+        raise MissingPackageError(
             "a chart needs matplotlib, which is not installed",
             remedy="pip install 'hetero-core[plot]', or leave --png out",
         ) from error

@@ -8,7 +8,7 @@ from __future__ import annotations
 from math import log10
 from pathlib import Path
 
-from hetero.floor.errors import BadValueError
+from hetero.floor.errors import BadValueError, MissingPackageError
 from hetero.floor.files import local_path
 from hetero.floor.units import format_rate
 from hetero.model.fabric import Fabric, Part
@@ -85,7 +85,7 @@ def draw(fabric: Fabric, path: Path) -> None:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
     except ImportError as error:
-        raise BadValueError(
+        raise MissingPackageError(
             "a picture needs matplotlib, which is not installed",
             remedy="pip install 'hetero-core[plot]', or leave --png out",
         ) from error

@@ -13,7 +13,7 @@ import numpy as np
 
 from hetero.batch.precision import Chooser, Wish
 from hetero.batch.records import count
-from hetero.floor.errors import HeteroError
+from hetero.floor.errors import HeteroError, MissingPackageError
 from hetero.model.device import Device
 
 __all__ = ["OnnxModel", "TorchModel"]
@@ -130,7 +130,7 @@ def _halved(data: bytes) -> bytes:
         import onnx
         from onnxruntime.transformers.float16 import convert_float_to_float16
     except ImportError as error:
-        raise HeteroError(
+        raise MissingPackageError(
             f"an ONNX model in float16 needs onnx: {error}", remedy="pip install onnx, or leave precision away"
         ) from error
     if len(data) >= _LARGEST_PROTO_BYTES:

@@ -15,7 +15,7 @@ import numpy as np
 from hetero.batch.base import Found, Job, Part
 from hetero.batch.folder import MANIFEST, QUARANTINE, FolderSink
 from hetero.batch.records import is_frame, is_table, joined
-from hetero.floor.errors import HeteroError, SerialisationError
+from hetero.floor.errors import MissingPackageError, SerialisationError
 
 __all__ = ["ParquetSink"]
 
@@ -48,7 +48,7 @@ class ParquetSink(FolderSink):
         try:
             import pyarrow.parquet  # noqa: F401  asked for before any work is done
         except ImportError as error:
-            raise HeteroError(
+            raise MissingPackageError(
                 "Parquet files need the package pyarrow", remedy="pip install 'hetero-core[batch]'"
             ) from error
         super().__init__(folder)

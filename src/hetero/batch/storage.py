@@ -16,7 +16,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 from urllib.parse import unquote, urlsplit
 
-from hetero.floor.errors import BadValueError, HeteroError
+from hetero.floor.errors import BadValueError, HeteroError, MissingPackageError
 
 __all__ = ["Blob", "Storage", "arrow_files", "find", "is_folder", "look", "read_blob", "storage_of", "suffix_of"]
 
@@ -161,7 +161,7 @@ def _handled(scheme: str, storage: Storage) -> Any:
     try:
         from obstore.fsspec import FsspecStore
     except ImportError as error:
-        raise HeteroError(
+        raise MissingPackageError(
             f"tables at {scheme}:// need the packages obstore and fsspec", remedy="pip install 'hetero-core[batch]'"
         ) from error
     return fs.PyFileSystem(fs.FSSpecHandler(FsspecStore(scheme, **_options(scheme, storage))))
@@ -219,7 +219,7 @@ def _store(scheme: str, place: str, storage: Storage) -> Any:
     try:
         from obstore.store import from_url
     except ImportError as error:
-        raise HeteroError(
+        raise MissingPackageError(
             f"{scheme}://{place} needs the package obstore", remedy="pip install 'hetero-core[batch]'"
         ) from error
     try:

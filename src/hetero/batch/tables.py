@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from hetero.batch.base import Piece, Source
 from hetero.batch.storage import Blob, arrow_files, find, look, storage_of, suffix_of
 from hetero.floor.errors import BadValueError, HeteroError, did_you_mean
+from hetero.floor.extras import missing
 
 __all__ = ["FORMATS", "Tables"]
 
@@ -233,7 +234,7 @@ def _arrow_form(form: str) -> Any:
         import pyarrow.csv
         import pyarrow.dataset as ds
     except ImportError as error:
-        raise HeteroError("tables need the package pyarrow", remedy="pip install 'hetero-core[batch]'") from error
+        raise missing("pyarrow", "reading tables") from error
     if form in ("csv", "tsv"):
         return ds.CsvFileFormat(pyarrow.csv.ParseOptions(delimiter="\t" if form == "tsv" else ","))
     if form == "parquet":

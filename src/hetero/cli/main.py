@@ -6,15 +6,12 @@ In: the words of a command line. Out: an exit code: 0, 1 a task failed, 2 usage,
 
 from __future__ import annotations
 
-import sys
 from typing import Annotated
 
 import typer
 
 from hetero.cli.lazy import SETTINGS, Entry, lazy_group
-from hetero.cli.output import say, tell_error
-from hetero.floor import settings
-from hetero.floor.errors import HeteroError
+from hetero.cli.output import run_command, say
 
 __all__ = ["COMMANDS", "app", "entry"]
 
@@ -99,11 +96,7 @@ def _root(
 
 def entry() -> None:
     """Run the command line and end the process with the right exit code."""
-    try:
-        settings.debug_level()
-        typer.main.get_command(app)(prog_name="hetero")
-    except HeteroError as error:
-        sys.exit(tell_error(error))
+    run_command(app, "hetero")
 
 
 if __name__ == "__main__":

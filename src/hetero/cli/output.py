@@ -5,15 +5,21 @@ In: values and errors. Out: text on standard output or standard error. It must n
 
 from __future__ import annotations
 
+import errno
 import json
 import sys
 from typing import Any
 
-from hetero.floor import settings
-from hetero.floor.errors import HeteroError
-from hetero.floor.terminal import console, say, show_any_character, styled
+import typer
 
-__all__ = ["console", "print_json", "say", "show_any_character", "styled", "tell_error"]
+from hetero.floor import settings
+from hetero.floor.errors import EngineError, HeteroError
+from hetero.floor.extras import EXTRAS, missing
+from hetero.floor.own_memory import memory_limit_bytes
+from hetero.floor.terminal import console, say, show_any_character, styled
+from hetero.floor.units import format_bytes
+
+__all__ = ["console", "print_json", "run_command", "say", "show_any_character", "styled", "tell_error"]
 
 _MOST_MISTAKES = 40
 
@@ -21,6 +27,45 @@ _MOST_MISTAKES = 40
 def print_json(value: Any) -> None:
     """Print one JSON document on standard output."""
     print(json.dumps(value, indent=2, default=str))
+
+
+def run_command(app: typer.Typer, name: str) -> None:
+    """Run the command line and end the process with the right exit code; no mistake ends in a traceback."""
+    try:
+        settings.debug_level()
+        _check_memory()
+        show_any_character()
+        typer.main.get_command(app)(prog_name=name)
+    except HeteroError as error:
+        sys.exit(tell_error(error))
+    except (ImportError, MemoryError, OSError) as error:
+        known = _worded(error)
+        if known is None or _wants_traceback():
+            raise
+        sys.exit(tell_error(known))
+
+
+_LEAST_BYTES = 250_000_000
+
+
+def _check_memory() -> None:
+    """Refuse to start where libraries would end the process in their own words."""
+    most_bytes = memory_limit_bytes()
+    if most_bytes is not None and most_bytes < _LEAST_BYTES:
+        problem = f"this process may have {format_bytes(most_bytes)} of memory, which is too little to start"
+        raise EngineError(problem, remedy=f"allow {format_bytes(_LEAST_BYTES)} or more (ulimit -v)")
+
+
+def _worded(error: BaseException) -> HeteroError | None:
+    """Word a failure of the system or a package that is absent; None for what is neither."""
+    limit = memory_limit_bytes()
+    scarce = isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno == errno.ENOMEM)
+    if scarce or (limit is not None and isinstance(error, ImportError) and "failed to map" in str(error)):
+        problem = "there is not enough memory for this"
+        problem += f": this process may have {format_bytes(limit)}" if limit is not None else ""
+        return EngineError(problem, remedy="raise the limit (ulimit -v), or do less at once")
+    package = (error.name or "").partition(".")[0] if isinstance(error, ModuleNotFoundError) else ""
+    return missing(package, "this") if package in EXTRAS else None
 
 
 def tell_error(error: HeteroError) -> int:

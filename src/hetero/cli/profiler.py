@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hetero.cli.output import console, print_json, say, tell_error
-from hetero.floor.errors import BadValueError, HeteroError
+from hetero.cli.output import console, print_json, run_command, say
+from hetero.floor.errors import BadValueError
 from hetero.floor.files import local_path
 from hetero.floor.platform import die_with_parent
 
@@ -200,10 +200,7 @@ def _root() -> None:
 
 def entry() -> None:
     """Run the command line and end the process with the right exit code."""
-    try:
-        typer.main.get_command(app)(prog_name="hetero-profiler")
-    except HeteroError as error:
-        sys.exit(tell_error(error))
+    run_command(app, "hetero-profiler")
 
 
 if __name__ == "__main__":

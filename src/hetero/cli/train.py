@@ -74,13 +74,14 @@ def _as_settings(engine: str | None, address: str | None) -> list[str]:
 
 
 def need_torch() -> None:
-    from importlib.util import find_spec
+    """Check that torch and safetensors are there."""
+    from hetero.floor.errors import MissingPackageError
+    from hetero.floor.extras import is_there
 
-    from hetero.floor.errors import HeteroError
-
-    absent = [name for name in ("torch", "safetensors") if find_spec(name) is None]
+    absent = [name for name in ("torch", "safetensors") if not is_there(name)]
     if absent:
-        raise HeteroError(f"{' and '.join(absent)} is not installed", remedy="pip install 'hetero-core[train]'")
+        problem = f"{' and '.join(absent)} {'is' if len(absent) == 1 else 'are'} not installed"
+        raise MissingPackageError(problem, remedy="pip install 'hetero-core[train]'")
 
 
 def _make_teller() -> Any:

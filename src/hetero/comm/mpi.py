@@ -13,7 +13,7 @@ import numpy as np
 
 from hetero.comm.rows import check_op, row_of
 from hetero.floor import clock
-from hetero.floor.errors import BadValueError, HeteroError, did_you_mean
+from hetero.floor.errors import BadValueError, MissingPackageError, did_you_mean
 
 __all__ = ["MpiGroup"]
 
@@ -44,7 +44,8 @@ class MpiGroup:
         try:
             self._mpi = import_module("mpi4py.MPI")
         except (ImportError, RuntimeError) as error:
-            raise HeteroError(f"MPI cannot be used: {error}", remedy="pip install 'hetero-core[mpi]'") from error
+            problem = f"MPI cannot be used: {error}"
+            raise MissingPackageError(problem, remedy="pip install 'hetero-core[mpi]'") from error
         self._world = communicator or self._mpi.COMM_WORLD
         self.rank: int = self._world.Get_rank()
         self.world_size: int = self._world.Get_size()

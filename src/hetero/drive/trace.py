@@ -10,6 +10,7 @@ import atexit
 import json
 import os
 import platform
+import re
 import threading
 import zlib
 from collections import deque
@@ -23,6 +24,7 @@ from typing import Any
 
 from hetero.drive.trace_format import END, FORMAT, LAYOUTS, REQUEST, STRING, VERSION, Column, Layout
 from hetero.drive.trace_read import Trace, TraceSummary, read_trace, summary
+from hetero.floor import settings
 from hetero.floor.clock import JOIN_S, wall_time_s
 from hetero.floor.errors import BadValueError
 from hetero.floor.files import local_path
@@ -98,7 +100,7 @@ class TraceWriter:
         self._wake = threading.Event()
         self._asleep = False
         self._closing = threading.Event()
-        self._encoder = _Encoder()
+        self._encoder = _Encoder(settings.trace_errors())
         self._zip = zlib.compressobj(1, zlib.DEFLATED, 31) if self.path.suffix == ".gz" else None
         try:
             self._file = self.path.open("wb", buffering=0)
@@ -203,7 +205,8 @@ class _Encoder:
     count : records so far
     """
 
-    def __init__(self) -> None:
+    def __init__(self, with_errors: bool = False) -> None:
+        self._with_errors = with_errors
         self.count = 0
         self._at_s = 0.0
         self._lines: list[str] = []
@@ -280,7 +283,29 @@ class _Encoder:
         return number
 
     def _failure(self, failure: Failure) -> str:
-        return f"[{self._text(failure.kind)},{self._text(failure.message)}]"
+        message = failure.message
+        if not self._with_errors and (failure.kind in _RAISED or failure.payload is not None):
+            message = _kind_of_error(message)
+        return f"[{self._text(failure.kind)},{self._text(message)}]"
+
+
+_RAISED = ("exception", "out_of_memory", "unserialisable", "missing_package")
+_NAME = re.compile(r"([A-Za-z_][\w.]*)(?::|$)")
+
+
+def _kind_of_error(message: str) -> str:
+    """Give the class of an exception from its line, and nothing of its text.
+
+    Examples
+    --------
+    >>> _kind_of_error("ValueError: cannot read /home/me/secret"), _kind_of_error("no such file")
+    ('ValueError', '')
+    """
+    found = _NAME.match(message)
+    return found[1] if found and found[1].endswith(_ERRORS) else ""
+
+
+_ERRORS = ("Error", "Exception", "Interrupt", "Exit", "Warning", "Iteration", "Timeout")
 
 
 def _piece(column: Column) -> str:

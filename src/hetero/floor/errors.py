@@ -22,6 +22,7 @@ __all__ = [
     "GroupError",
     "HeteroError",
     "HistoryError",
+    "MissingPackageError",
     "NothingFitsError",
     "OutOfDeviceMemoryError",
     "RemoteTracebackError",
@@ -97,6 +98,10 @@ class ConfigError(HeteroError, ValueError):
     """A configuration is wrong; the message begins with file:line."""
 
     exit_code = 3
+
+
+class MissingPackageError(BadValueError):
+    """A command or an option needs a package that is not installed; the remedy names the extra that brings it."""
 
 
 class HistoryError(HeteroError):

@@ -19,6 +19,7 @@ __all__ = [
     "limit_data",
     "memory_kills",
     "memory_kills_file",
+    "memory_limit_bytes",
 ]
 
 _M_MMAP_THRESHOLD = -3
@@ -119,3 +120,13 @@ def memory_kills(file: str) -> int:
     with suppress(OSError, ValueError), open(file, encoding="ascii") as lines:
         return next((int(line.split()[1]) for line in lines if line.startswith("oom_kill ")), 0)
     return 0
+
+
+def memory_limit_bytes() -> int | None:
+    """Return the address space that this process may have (ulimit -v), None where nothing bounds it."""
+    if sys.platform == "win32":
+        return None
+    import resource
+
+    limit = resource.getrlimit(resource.RLIMIT_AS)[0]
+    return None if limit == resource.RLIM_INFINITY else limit

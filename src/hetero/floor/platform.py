@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from hetero.floor.errors import EngineError
+from hetero.floor.units import format_bytes
 
 __all__ = [
     "CANCEL_SIGNAL",
@@ -118,7 +119,12 @@ class SharedMemory:
 
     def map(self) -> mmap.mmap:
         """Map all of it, shared: what one process writes, the others see."""
-        return mmap.mmap(self.fd, self.nbytes)
+        try:
+            return mmap.mmap(self.fd, self.nbytes)
+        except (OSError, ValueError, OverflowError, MemoryError) as error:
+            problem = f"{format_bytes(self.nbytes)} of shared memory cannot be had: {error}"
+            remedy = "give a smaller memory_pool_size, or a higher limit (ulimit -v)"
+            raise EngineError(problem, remedy=remedy) from error
 
     def close(self) -> None:
         """Close the file; mappings stay until they are closed themselves."""

@@ -36,6 +36,7 @@ __all__ = [
     "seed",
     "switch_on",
     "test_data",
+    "trace_errors",
     "trace_path",
 ]
 
@@ -59,6 +60,9 @@ SWITCHES: tuple[Switch, ...] = (
         "HETERO_TRACE",
         "",
         "file that the trace of every run is written to; in its name {pid} is the process, {n} the Context's number",
+    ),
+    Switch(
+        "HETERO_TRACE_ERRORS", "0", "1 writes the text of tasks' exceptions into traces, which may hold what is yours"
     ),
     Switch("HETERO_CHECK", "0", "1 checks every invariant of the core after every event"),
     Switch(
@@ -144,6 +148,11 @@ def trace_path() -> Path | None:
     """Give the file named by HETERO_TRACE, or None."""
     text = read("HETERO_TRACE")
     return Path(text).expanduser() if text else None
+
+
+def trace_errors() -> bool:
+    """Tell whether HETERO_TRACE_ERRORS asks for the text of exceptions in traces."""
+    return _whole("HETERO_TRACE_ERRORS", 0, 1) == 1
 
 
 def default_devices() -> str:

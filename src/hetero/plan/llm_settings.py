@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hetero.floor.errors import BadValueError, NothingFitsError
+from hetero.floor.extras import need
 
 __all__ = ["Aim", "Host", "Layers", "Split", "best_split", "memory_split", "split_seconds"]
 
@@ -122,6 +123,7 @@ def best_split(
     >>> best_split(Layers(8, 1.0), hosts).counts, best_split(Layers(8, 1.0), hosts, aim="throughput").counts
     ((6, 2), (6, 2))
     """
+    need("scipy", "a split of layers over devices")
     from scipy.optimize import Bounds, LinearConstraint, milp
 
     _check(layers, hosts)

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from hetero.floor.errors import BadValueError, NothingFitsError
+from hetero.floor.extras import need
 
 __all__ = ["Mix", "Offer", "best_mix", "cheapest_single"]
 
@@ -135,6 +136,7 @@ def _solved(
     needed: Sequence[int],
 ) -> tuple[list[int], list[list[float]]] | None:
     """Solve the integer program: variables are the counts, then the share of each stream that each offer takes."""
+    need("scipy", "a mix of devices for streams")
     from scipy.optimize import Bounds, LinearConstraint, milp
 
     streams, kinds = len(demand), len(offers)

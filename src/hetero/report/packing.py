@@ -148,7 +148,7 @@ def _plan(run: RunRecord, found: Findings, tick_s: float) -> tuple[list[int], di
 
 
 def _ticks(seconds: Any, tick_s: float) -> NDArray[np.int32]:
-    return np.rint(np.asarray(seconds) / tick_s).clip(-(2**31), 2**31 - 1).astype(np.int32)
+    return np.nan_to_num(np.rint(np.asarray(seconds) / tick_s)).clip(-(2**31), 2**31 - 1).astype(np.int32)
 
 
 def _ratios(predicted_s: Floats, took_s: Floats) -> NDArray[np.int32]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from hetero.floor.errors import BadValueError
+from hetero.floor.errors import BadValueError, MissingPackageError
 from hetero.floor.files import local_path
 from hetero.report.record import RunRecord
 
@@ -33,7 +33,7 @@ def write_picture(run: RunRecord, path: Path) -> None:
         from matplotlib.figure import Figure
         from matplotlib.patches import Patch
     except ImportError as error:
-        raise BadValueError("pictures need matplotlib", remedy="pip install matplotlib") from error
+        raise MissingPackageError("pictures need matplotlib", remedy="pip install matplotlib") from error
     figure = Figure(figsize=(10, 1.2 + 0.28 * max(1, len(run.devices))), layout="constrained")
     axes = figure.subplots()
     taken: dict[str, float] = {}

@@ -9,7 +9,7 @@ import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from hetero.floor.errors import BadValueError, HeteroError
+from hetero.floor.errors import BadValueError, MissingPackageError
 from hetero.session.functions import Source
 from hetero.session.futures import Future
 from hetero.session.tasks import TaskFunction
@@ -45,7 +45,7 @@ def register_joblib(ctx: Context | None = None, name: str = "hetero") -> None:
     try:
         import joblib
     except ImportError as error:
-        raise HeteroError("joblib is not installed", remedy="pip install joblib") from error
+        raise MissingPackageError("joblib is not installed", remedy="pip install joblib") from error
     reference: Callable[[], Context | None] = (lambda: None) if ctx is None else weakref.ref(ctx)
     backend = _backend_class()
     joblib.register_parallel_backend(name, lambda **options: backend(reference, **options))

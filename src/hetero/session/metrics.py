@@ -12,7 +12,7 @@ import weakref
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from hetero.floor.errors import BadValueError
+from hetero.floor.errors import BadValueError, MissingPackageError
 from hetero.floor.listening import Listening, Verdict
 from hetero.model.events import TaskFailed, TaskFinished
 from hetero.model.notes import TrainingEpoch, TrainingStep
@@ -113,7 +113,7 @@ def metrics_server(ctx: Context, port: int = 0, address: str = "127.0.0.1") -> M
     from importlib.util import find_spec
 
     if find_spec("prometheus_client") is None:
-        raise BadValueError("prometheus_client is not installed", remedy="pip install 'hetero-core[metrics]'")
+        raise MissingPackageError("prometheus_client is not installed", remedy="pip install 'hetero-core[metrics]'")
     if isinstance(port, bool) or not isinstance(port, int) or not 0 <= port <= MOST_PORT:
         raise BadValueError(f"port={port!r} is no port", remedy=f"give a whole number from 0 to {MOST_PORT}")
     if ctx.closed:

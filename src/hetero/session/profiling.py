@@ -9,7 +9,7 @@ from importlib.util import find_spec
 
 from hetero.drive.profiling import Profiled
 from hetero.engines.base import Function
-from hetero.floor.errors import BadValueError
+from hetero.floor.errors import MissingPackageError
 
 __all__ = ["Profiling"]
 
@@ -31,7 +31,7 @@ class Profiling:
 
     def __init__(self, profiler: str) -> None:
         if find_spec("torch") is None:
-            raise BadValueError(f"profile={profiler!r} needs torch", remedy="pip install 'hetero-core[torch]'")
+            raise MissingPackageError(f"profile={profiler!r} needs torch", remedy="pip install 'hetero-core[torch]'")
         self._known: dict[str, Function] = {}
 
     def of(self, function: Function) -> Function:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from hetero.floor.errors import BadValueError, HeteroError, did_you_mean
+from hetero.floor.errors import BadValueError, MissingPackageError, did_you_mean
 
 __all__ = ["WORDS", "check_word", "inner_tensors", "quantise", "quietly"]
 
@@ -80,7 +80,7 @@ def _configs() -> Any:
         with quietly():
             import torchao.quantization
     except ImportError as error:
-        raise HeteroError("torchao is not installed", remedy="pip install 'hetero-core[compress]'") from error
+        raise MissingPackageError("torchao is not installed", remedy="pip install 'hetero-core[compress]'") from error
     return torchao.quantization
 
 

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from hetero.floor.errors import BadValueError, HeteroError
+from hetero.floor.errors import BadValueError, MissingPackageError
 from hetero.train.mnist import read_idx, scaled
 
 __all__ = ["Answer", "infer", "read_pictures"]
@@ -100,7 +100,7 @@ def _decoded(path: Path) -> NDArray[np.uint8]:
     try:
         from PIL import Image, UnidentifiedImageError
     except ImportError as error:
-        raise HeteroError(
+        raise MissingPackageError(
             f"{path} needs Pillow to be read", remedy="pip install 'hetero-core[train]', or give .npy or idx files"
         ) from error
     try:

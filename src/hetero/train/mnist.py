@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hetero.floor.documents import read_bytes
-from hetero.floor.errors import BadValueError, FileError, HeteroError
+from hetero.floor.errors import BadValueError, FileError, HeteroError, MissingPackageError
 from hetero.floor.files import atomic_write, local_path
 
 __all__ = ["Digits", "download", "load_digits", "load_mnist", "network", "read_idx", "scaled"]
@@ -139,7 +139,7 @@ def load_digits() -> Digits:
     try:
         from sklearn import datasets
     except ImportError as error:
-        raise HeteroError(
+        raise MissingPackageError(
             "without data.path the digits of scikit-learn are used, and it is not installed",
             remedy="pip install 'hetero-core[train]', or give data.path",
         ) from error

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from hetero.comm.errors import LineClosedError
 from hetero.comm.lines import Hub, Line
 from hetero.floor import clock, settings
-from hetero.floor.errors import BadValueError, HeteroError, NothingFitsError
+from hetero.floor.errors import BadValueError, HeteroError, MissingPackageError, NothingFitsError
 from hetero.model.device import Device
 from hetero.session.requests import KERNEL_KINDS
 from hetero.session.tasks import task
@@ -288,4 +288,4 @@ def _need_optuna() -> None:
     from importlib.util import find_spec
 
     if find_spec("optuna") is None:
-        raise HeteroError("optuna is not installed", remedy="pip install 'hetero-core[search]'")
+        raise MissingPackageError("optuna is not installed", remedy="pip install 'hetero-core[search]'")

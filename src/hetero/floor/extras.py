@@ -1,0 +1,86 @@
+"""Optional packages: which extra of hetero brings each, and the one error that says so.
+
+In: the name of a package. Out: nothing when it is there, else an error with the command that installs it. It must not
+import the package: that costs seconds.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from importlib.util import find_spec
+
+from hetero.floor.errors import MissingPackageError
+
+__all__ = ["EXTRAS", "is_there", "missing", "need"]
+
+EXTRAS: Mapping[str, str] = {
+    "cupy": "nvidia",
+    "fsspec": "batch",
+    "gpuhunt": "prices",
+    "jax": "jax",
+    "joblib": "joblib",
+    "matplotlib": "plot",
+    "mpi4py": "mpi",
+    "numba": "plan",
+    "obstore": "batch",
+    "onnxruntime": "onnx",
+    "optuna": "search",
+    "ortools": "plan",
+    "peft": "adapters",
+    "PIL": "train",
+    "prometheus_client": "metrics",
+    "pyarrow": "batch",
+    "pynvml": "nvidia",
+    "pyopencl": "opencl",
+    "ray": "ray",
+    "safetensors": "train",
+    "scipy": "plan",
+    "sklearn": "train",
+    "torch": "torch",
+    "torchao": "compress",
+    "wgpu": "vulkan",
+}
+"""The extra that brings each optional package, by the name that is imported."""
+
+
+def is_there(package: str) -> bool:
+    """Tell whether a package can be imported, without importing it."""
+    if package in sys.modules:
+        return sys.modules[package] is not None
+    try:
+        return find_spec(package) is not None
+    except (ImportError, ValueError):
+        return False
+
+
+def need(package: str, what: str) -> None:
+    """Check that an optional package is there.
+
+    Parameters
+    ----------
+    package
+        One of `EXTRAS`.
+    what
+        What needs it, for people, as in 'a split over devices'.
+
+    Raises
+    ------
+    MissingPackageError
+        It is not installed; the remedy is the command that installs it.
+
+    Examples
+    --------
+    >>> need("torch_that_is_not_here", "a test")
+    Traceback (most recent call last):
+    hetero.floor.errors.MissingPackageError: a test needs torch_that_is_not_here, which is not installed; pip install it
+    """
+    if not is_there(package):
+        raise missing(package, what)
+
+
+def missing(package: str, what: str) -> MissingPackageError:
+    """Return the error of a package that is not there."""
+    extra = EXTRAS.get(package)
+    remedy = f"pip install 'hetero-core[{extra}]'" if extra else "pip install it"
+    return MissingPackageError(f"{what} needs {package}, which is not installed", remedy=remedy)

@@ -21,7 +21,7 @@ from hetero.drive import trace_read
 from hetero.drive.trace import TraceWriter, read_trace, summary
 from hetero.drive.trace_format import CODES, KINDS, LAYOUTS, layout
 from hetero.floor.errors import BadValueError, TraceError
-from hetero.model.commands import COMMANDS, Commit, Launch, Run, SetTimer, Warn
+from hetero.model.commands import COMMANDS, Commit, Fail, Launch, Run, SetTimer, Warn
 from hetero.model.device import Device, DeviceType
 from hetero.model.events import (
     EVENTS,
@@ -52,7 +52,7 @@ VALUES: dict[str, Any] = {
     "request": REQUEST,
     "launch": Launch(7, 1, 0.5),
     "launches": (Launch(7, 1, 0.5), Launch(8, 1, math.inf)),
-    "failure": Failure("exception", "ValueError: no"),
+    "failure": Failure("timeout", "f ran longer than its limit of 1 s"),
     "device": DEVICE,
     "wish": LeaseRequest(on=("gpu",), count=2, together="host", lease_s=0.5),
 }
@@ -121,6 +121,20 @@ def test_a_payload_is_never_written(tmp_path: Path) -> None:
     assert b"secret" not in path.read_bytes()
     ((_, found),) = read_trace(path)
     assert found.failure == Failure("exception", "ValueError")
+
+
+@pytest.mark.parametrize("kind", ["exception", "out_of_memory", "unserialisable", "missing_package"])
+def test_the_text_of_an_exception_is_written_only_where_it_is_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    failure = Failure(kind, "app.StrangeError: no row of /home/me in 'the secret'")  # type: ignore[arg-type]
+    records = [(1.0, TaskFailed(1.0, 1, 1, "h0/cpu:0", 0.5, 0.5, failure)), (1.0, Fail(1, failure))]
+    path = write(tmp_path / "a", records)
+    assert b"secret" not in path.read_bytes()
+    assert b"/home/me" not in path.read_bytes()
+    assert [record.failure.message for _, record in read_trace(path)] == ["app.StrangeError"] * 2
+    monkeypatch.setenv("HETERO_TRACE_ERRORS", "1")
+    assert [record.failure for _, record in read_trace(write(tmp_path / "b", records))] == [failure] * 2
 
 
 def test_a_text_and_a_request_are_written_once(tmp_path: Path) -> None:

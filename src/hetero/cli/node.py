@@ -39,6 +39,9 @@ def start(
 ) -> None:
     """Start this host's part of a cluster, and say how the next host joins."""
     from hetero.engines.ray.node import start_node
+    from hetero.floor.extras import need
+
+    need("ray", "a node of a cluster")
     from hetero.floor.units import parse_bytes
 
     if head == bool(join):

@@ -234,6 +234,30 @@ def test_an_input_lives_as_long_as_a_task_needs_it(processes: hetero.Context) ->
     assert total.result(30) == 100_001.0
 
 
+def test_a_lone_small_task_goes_through_few_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HETERO_CHECK", "0")
+    calls: list[object] = []
+
+    def count(frame: object, event: str, _: object) -> None:
+        if event == "call":
+            calls.append(frame)
+
+    threading.setprofile(count)
+    try:
+        with hetero.Context(devices="1xcpu", isolation="thread", history=False) as ctx:
+            for _ in range(50):
+                ctx.submit(identity, 1).result(30)
+            calls.clear()
+            sys.setprofile(count)
+            for _ in range(200):
+                ctx.submit(identity, 1).result(30)
+            sys.setprofile(None)
+    finally:
+        sys.setprofile(None)
+        threading.setprofile(None)
+    assert len(calls) / 200 < 150
+
+
 INTERRUPTED = """
 import os, signal, threading, time
 import hetero

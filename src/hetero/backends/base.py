@@ -93,6 +93,9 @@ class Kernel:
     local_size: tuple[int, ...] | None = None
 
 
+_NOTHING = nullcontext()
+
+
 class Backend(ABC):
     """One open device of one kind.
 
@@ -171,7 +174,7 @@ class Backend(ABC):
 
     def activate(self) -> AbstractContextManager[Any]:
         """Make this device the current one of its framework for the `with` block."""
-        return nullcontext()
+        return _NOTHING
 
     def owns(self, value: Any) -> bool:
         """Tell whether a value is an array of this device."""
@@ -238,7 +241,8 @@ class Backend(ABC):
         DeviceError
             A kernel could not be built or launched. What a function raises passes through as itself.
         """
-        self._check_open()
+        if not self.is_open:
+            self._check_open()
         if isinstance(implementation, Kernel) == self.runs_python:
             given, takes = ("a kernel", "Python functions") if self.runs_python else ("a Python function", "kernels")
             raise BadValueError(

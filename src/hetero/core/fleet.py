@@ -121,7 +121,7 @@ class Fleet:
 
     def offer(self, state: DeviceState) -> None:
         """Offer a device's room, if it has any, to the policy."""
-        room = self.measure(state)
+        room = self.rooms[state.index] = self.room(state)
         if room != self.offered[state.index]:
             self.offered[state.index] = room
             self.open += 1 if room else -1

@@ -227,7 +227,8 @@ class TaskClock:
 
     Attributes
     ----------
-    started_s, called_s, ran_s : s, when the device was taken, the function was called, and returned or raised
+    started_s, called_s, ran_s, ended_s : s, when the device was taken, the function was called, it returned or raised,
+        and the device was free
     wait_s, link_in_s, link_out_s : s, added up by the worker; see `hetero.model.notes.Times`
 
     Examples
@@ -239,11 +240,11 @@ class TaskClock:
     Times(load_s=2.0, run_s=3.0, store_s=1.0, wait_s=0.0, link_in_s=0.0, link_out_s=0.0)
     """
 
-    __slots__ = ("_now_s", "called_s", "link_in_s", "link_out_s", "ran_s", "started_s", "wait_s")
+    __slots__ = ("_now_s", "called_s", "ended_s", "link_in_s", "link_out_s", "ran_s", "started_s", "wait_s")
 
     def __init__(self, now_s: Callable[[], float]) -> None:
         self._now_s = now_s
-        self.started_s = self.called_s = self.ran_s = inf
+        self.started_s = self.called_s = self.ran_s = self.ended_s = inf
         self.wait_s = self.link_in_s = self.link_out_s = 0.0
 
     def start(self) -> None:
@@ -262,7 +263,7 @@ class TaskClock:
 
     def times(self) -> Times:
         """Return the parts of the attempt, which ends now: the device is free."""
-        now_s = self._now_s()
+        now_s = self.ended_s = self._now_s()
         called_s = min(self.called_s, now_s)
         ran_s = min(self.ran_s, now_s)
         load_s = called_s - self.started_s - self.link_in_s

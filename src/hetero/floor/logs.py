@@ -194,7 +194,7 @@ class Replayer:
 
     def settle(self, timeout_s: float) -> None:
         """Wait until what was taken so far has been handled; not in a handler, and not for longer than that."""
-        if self.behind and threading.current_thread() is not self._thread:
+        if self._handled != self._taken and threading.current_thread() is not self._thread:
             with self._changed:
                 until = self._taken
                 self._changed.wait_for(lambda: self._handled >= until, timeout_s)

@@ -114,6 +114,8 @@ class Future(concurrent.futures.Future[Any]):
             self._wait(timeout)
         if self._load is not None:
             self._fetch()
+        if self._state == _FINISHED and self._exception is None:
+            return self._result
         return super().result(0)
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
@@ -221,8 +223,8 @@ class Future(concurrent.futures.Future[Any]):
         with self._condition:
             if self._state == _PENDING:
                 self._condition.wait(timeout)
-            if self._state == _PENDING:
-                raise TimeoutError(f"task {self.item} ({self.name}) has not ended within {timeout:g} s")
+        if self._state == _PENDING:
+            raise TimeoutError(f"task {self.item} ({self.name}) has not ended within {timeout:g} s")
         if self._load is None:
             self.owner.driver.logs.settle(LOGS_S)
 

@@ -44,6 +44,7 @@ class Hub:
         self._open = True
         self._thread = threading.Thread(target=self._run, name="hetero-hub", daemon=True)
         self._selector.register(self._wake_out, selectors.EVENT_READ, self._woken)
+        self._watched = {self._wake_out.fileno()}
 
     def start(self) -> None:
         """Start the thread."""
@@ -67,15 +68,18 @@ class Hub:
     def watch(self, fd: int, handler: Callable[[int], None], writing: bool = False) -> None:
         """Call the handler with a mask of selector events whenever a descriptor is ready."""
         mask = selectors.EVENT_READ | (selectors.EVENT_WRITE if writing else 0)
-        if fd in self._selector.get_map():
+        if fd in self._watched:
             self._selector.modify(fd, mask, handler)
         else:
             self._selector.register(fd, mask, handler)
+            self._watched.add(fd)
 
     def unwatch(self, fd: int) -> None:
         """Stop calling a descriptor's handler."""
-        with suppress(KeyError, ValueError):
-            self._selector.unregister(fd)
+        if fd in self._watched:
+            self._watched.remove(fd)
+            with suppress(KeyError, ValueError):
+                self._selector.unregister(fd)
 
     def wait(self, done: threading.Event) -> None:
         """Wait until something is done that the hub's thread does; in that thread, do it meanwhile."""
@@ -111,7 +115,7 @@ class Hub:
 
     def _step(self) -> None:
         for key, mask in self._selector.select(self._patience()):
-            if key.fd in self._selector.get_map():
+            if key.fd in self._watched:  # a handler before it in this round may have ended it
                 key.data(mask)
         while self._timers and self._timers[0][0] <= clock.monotonic_s():
             heapq.heappop(self._timers)[2]()

@@ -117,6 +117,9 @@ class Items:
         with self._lock:
             results = self._results.pop(task, ())
             before = self._items.get(task)
+            if len(results) == 1 and results[0][0] == attempt and before is None:
+                self._items[task] = results[0][1]
+                return
             unwanted = [item for number, item in results if number != attempt]
             for number, item in results:
                 if number == attempt:

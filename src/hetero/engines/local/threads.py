@@ -275,7 +275,7 @@ class ThreadWorker:
         house, device, timing = self._house, self.device.id, self._timing
         times = timing.times()
         house.tell_parts(task, attempt, device, timing.started_s, times)
-        ended = (house.clock.now_s(), task, attempt, device, timing.started_s, times.seconds)
+        ended = (timing.ended_s, task, attempt, device, timing.started_s, times.seconds)
         return TaskFinished(*ended, nbytes, node) if failure is None else TaskFailed(*ended, failure)
 
     def _kept_result(self, task: int, attempt: int, outcome: Outcome) -> tuple[int, str]:

@@ -1,9 +1,11 @@
 from __future__ import annotations
 
+import errno
 import gc
 import os
 import queue
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -15,6 +17,8 @@ import numpy as np
 import psutil
 import pytest
 
+import hetero
+from hetero.core.state import DevicePhase
 from hetero.engines.base import ItemRef
 from hetero.engines.local.engine import LocalEngine
 from hetero.engines.local.shipping import FUNCTIONS_KEPT
@@ -310,7 +314,7 @@ def test_a_worker_killed_while_it_starts_is_started_again_but_not_for_ever(no_le
     others = set(psutil.Process().children())
     bench = Bench(LocalEngine(1_000_000), two_devices()[:1])
     told = []
-    for _ in range(4):
+    for _ in range(6):
         while not (started := set(psutil.Process().children()) - others):
             time.sleep(0.001)
         started.pop().kill()
@@ -318,7 +322,7 @@ def test_a_worker_killed_while_it_starts_is_started_again_but_not_for_ever(no_le
         told.append(lost)
         if not lost.permanent:
             bench.engine.submit(StartWorker("h0/cpu:0"))
-    assert [lost.permanent for lost in told] == [False, False, False, True]
+    assert [lost.permanent for lost in told] == [*[False] * 5, True]
     assert "did not start: its worker was killed by SIGKILL" in told[0].reason
     bench.engine.stop()
 
@@ -342,3 +346,48 @@ def test_a_task_that_writes_into_its_workers_sockets_costs_the_worker_only(bench
     assert "sent what cannot be understood" in lost.reason
     bench.restart("h0/cpu:0")
     assert bench.value(abs, -4) == 4
+
+
+def test_the_end_of_a_worker_names_the_task_that_ran_and_none_where_none_did(bench: Bench) -> None:
+    fault = bench.call(lambda: os.kill(os.getpid(), signal.SIGSEGV))
+    _, killer, _ = bench.launch(bench.call(abs, -1), fault, bench.call(abs, -2), predicted_s=1e-5)
+    lost = bench.expect(DeviceLost)
+    assert (lost.task, lost.reason, lost.permanent) == (killer, "its worker was killed by SIGSEGV", False)
+    bench.engine.submit(StartWorker(lost.device))
+    bench.expect(DeviceReady, after=2)
+    bench.value(abs, -3)
+    os.kill(bench.engine.pids()[lost.device], signal.SIGKILL)
+    assert bench.expect(DeviceLost, lambda event: "SIGKILL" in event.reason).task == 0
+
+
+def test_tasks_that_end_their_workers_cost_the_others_nothing_and_later_calls_work(no_leaks: None) -> None:
+    def fault(_: int) -> None:
+        os.kill(os.getpid(), signal.SIGSEGV)
+
+    def leave(status: int) -> None:
+        os._exit(status)
+
+    with hetero.Context(devices="2xcpu", history=False) as ctx:
+        bad = [ctx.submit(fault, index) for index in range(20)]
+        left = ctx.submit(leave, 3)
+        good = [ctx.submit(abs, -index) for index in range(100)]
+        assert ctx.gather(good) == list(range(100))
+        assert all("SIGSEGV" in str(future.exception()) for future in bad)
+        assert "its worker ended with exit code 3" in str(left.exception())
+        assert ctx.run(abs, -5) == 5
+        assert all(device.phase is not DevicePhase.GONE for device in ctx.driver.machine.fleet.states)
+
+
+def test_a_start_that_lacks_descriptors_is_tried_again(no_leaks: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    real, failed = subprocess.Popen, []
+
+    def lacking(*given: Any, **options: Any) -> Any:
+        if len(failed) < 3:
+            failed.append(True)
+            raise OSError(errno.EMFILE, "Too many open files")
+        return real(*given, **options)
+
+    monkeypatch.setattr(subprocess, "Popen", lacking)
+    with hetero.Context(devices="1xcpu", history=False) as ctx:
+        assert ctx.run(abs, -5) == 5
+    assert len(failed) == 3

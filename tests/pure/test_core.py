@@ -234,11 +234,35 @@ def test_a_group_fails_as_one_and_the_others_are_stopped() -> None:
     assert only(commands, Fail)
 
 
-def test_a_device_that_dies_again_and_again_is_not_started_for_ever() -> None:
-    world = World(cpu(), rules=Rules(starts=2))
+def test_a_worker_that_dies_again_and_again_is_started_without_end_after_ever_longer_waits() -> None:
+    world = World(cpu(), rules=Rules(restarts=2, restart_s=0.5, restart_max_s=2.0))
+    now_s, waits = 0.0, list[float]()
+    for _ in range(50):
+        commands = world.lose()
+        begun_s = now_s
+        while not only(commands, StartWorker):
+            now_s = world.machine.timer_s
+            commands = world.tell(TimerFired(now_s))
+        waits.append(now_s - begun_s)
+        world.tell(DeviceReady(now_s, "h0/cpu:0"))
+        world.now_s = now_s
+    assert waits == [0.0, 0.0, 0.5, 1.0, 2.0, *[2.0] * 45]
+    world.submit(1)
+    world.finish(1)
     assert world.lose() == [StartWorker("h0/cpu:0")]
-    assert world.lose() == [StartWorker("h0/cpu:0")]
-    assert world.lose() == [Warn("h0/cpu:0 is not used any more: it died")]
+
+
+def test_a_worker_that_was_up_for_long_is_started_again_at_once() -> None:
+    world = World(cpu(), rules=Rules(restarts=1, steady_s=10.0))
+    for _ in range(5):
+        assert world.lose() == [StartWorker("h0/cpu:0")]
+        world.tell(DeviceReady(world.now_s, "h0/cpu:0"))
+        world.now_s += 10.5
+
+
+def test_only_a_device_whose_own_probe_fails_is_given_up() -> None:
+    world = World(cpu())
+    assert world.lose(permanent=True) == [Warn("h0/cpu:0 is not used any more: it died")]
 
 
 def test_tasks_that_no_device_can_run_any_more_are_refused_with_the_reason() -> None:

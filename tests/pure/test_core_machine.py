@@ -96,7 +96,7 @@ class CoreMachine(RuleBasedStateMachine):
 
     @initialize(policy=st.sampled_from(sorted(OURS)), devices=st.integers(1, len(FLEET)))
     def begin(self, policy: str, devices: int) -> None:
-        rules = Rules(stall_s=0.5, stall_factor=5.0, sweep_s=0.3, starts=4)
+        rules = Rules(stall_s=0.5, stall_factor=5.0, sweep_s=0.3)
         self.machine = Machine(get(policy), CostModel(), TOPOLOGY, rules)
         self.fleet = FLEET[:devices]
         self.now_s = 0.0

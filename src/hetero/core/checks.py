@@ -86,6 +86,11 @@ def _check_places(machine: Machine) -> None:
         found(state, "ready queue")
     for state in machine.placer.groups:
         found(state, "group queue")
+    for suspect in machine.quarantine.suspects.values():
+        for state in suspect.held.values():
+            found(state, "quarantine")
+        trial = machine.tasks.get(suspect.trial)
+        assert not suspect.held or (suspect.quarantined and trial), f"{suspect.name} is held back for nothing"
     for device in machine.fleet.states:
         for state in device.placed:
             assert state.device == device.index, f"placed at {device.name}: {story(state)}"
@@ -105,6 +110,8 @@ def _expected(state: TaskState) -> list[str]:
         return ["group queue" if state.is_group else "ready queue"]
     if state.phase is Phase.PLACED:
         return ["placed"]
+    if state.phase is Phase.HELD:
+        return ["quarantine"]
     if state.phase is Phase.RUNNING:
         return ["sent"] * (state.group_left if state.devices else 1)
     assert state.phase is Phase.SUBMITTED, f"open, but over: {story(state)}"

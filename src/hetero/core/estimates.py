@@ -11,10 +11,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hetero.core.eligible import obstacle
+from hetero.core.quarantine import size_class
 from hetero.core.state import DeviceState, TaskState
 from hetero.floor.units import format_seconds
 from hetero.model.device import Device
-from hetero.model.tasks import Request
+from hetero.model.tasks import Request, Task
 from hetero.model.topology import Topology
 from hetero.plan.cost import CostModel
 
@@ -37,6 +38,7 @@ class Row:
     high_s : s, a pessimistic run time on the slowest device that is estimated
     out_bytes : bytes of the largest result seen, -1 before the first
     count : tasks of this class that were handed in
+    ended_well : True when a task of this class was finished in this run
     back : the way back of a result to the home, shape (n_devices,), s, and the round in which it was worked out
     """
 
@@ -48,6 +50,7 @@ class Row:
         "best_s",
         "count",
         "dirty",
+        "ended_well",
         "high_s",
         "key",
         "known",
@@ -73,6 +76,7 @@ class Row:
         self._since_s = inf
         self._guess_s = inf
         self.count = 0
+        self.ended_well = False
         self.back: tuple[int, NDArray[np.float64] | None] = (-1, None)
         self.dirty = 0
         self.stale = True
@@ -182,6 +186,12 @@ class Rows:
         if row.size == task.size:
             self._last[task.signature] = row
         return row
+
+    def ended_well(self, task: Task) -> bool:
+        """Tell whether a task of the same signature and of about the same size was finished in this run."""
+        own = size_class(task.size)
+        rows = self._by_signature.get(task.signature, ())
+        return any(row.ended_well for row in rows if size_class(row.size) == own)
 
     def _forget_oldest(self) -> None:
         for key in list(self._rows)[:1024]:

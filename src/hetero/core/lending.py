@@ -74,7 +74,7 @@ class Lending(Lives):
     def _end_tasks(self, lease: Lease, now_s: float, commands: list[Command]) -> None:
         """Fail the tasks of a lease that is over which have not begun."""
         for state in list(self.tasks.values()) if self.leased[lease.id] else ():
-            waits = state.phase in (Phase.READY, Phase.PLACED) and not state.recomputed
+            waits = state.phase in (Phase.READY, Phase.PLACED, Phase.HELD) and not state.recomputed
             if waits and state.task.request.lease == lease.id:
                 self._take_off(state, now_s, commands)
                 self._fail(state, Failure("nothing_fits", self._stranded(state)), commands)

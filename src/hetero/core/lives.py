@@ -5,6 +5,7 @@ In: what happened to a task. Out: commands. Devices and data have rooms of their
 
 from __future__ import annotations
 
+from hetero.core.quarantine import Suspect
 from hetero.core.questions import Questions
 from hetero.core.state import DeviceState, Phase, TaskState
 from hetero.model.commands import (
@@ -54,7 +55,9 @@ class Lives(Questions):
                 if waited is not None and waited is not state:
                     self._wait(state, waited)
         if not state.waits_for:
-            run = None if task.inputs or self._reduced or self.counts.again else self.placer.express(state, event.at_s)
+            special = task.inputs or self._reduced or self.counts.again
+            suspected = self.quarantine.suspects and self.quarantine.of(task)
+            run = None if special or suspected else self.placer.express(state, event.at_s)
             if run is not None:
                 commands.append(run)
             else:
@@ -101,6 +104,8 @@ class Lives(Questions):
         reason = self._stranded(state) if self._may_be_stranded(state) else ""
         if reason:
             self._fail(state, Failure("nothing_fits", reason), commands)
+        elif self.quarantine.suspects and self.quarantine.holds(state):
+            state.phase = Phase.HELD
         elif state.is_group:
             state.phase = Phase.READY
             (self.placer.groups.appendleft if first else self.placer.groups.append)(state)
@@ -127,7 +132,10 @@ class Lives(Questions):
     def _learn(self, state: TaskState, device: DeviceState, event: TaskFinished) -> None:
         device.finished += 1
         device.busy_s += event.seconds
-        device.starts = 0
+        device.deaths = 0.0
+        self.rows.of(state).ended_well = True
+        if self.quarantine.suspects:
+            self.quarantine.ended(state, well=True)
         task = state.task
         if self.placer.outlook is not None and state.sure:
             self.placer.outlook.took(event.seconds, state.predicted_s)
@@ -229,6 +237,8 @@ class Lives(Questions):
 
     def _after_failure(self, state: TaskState, device: DeviceState, failure: Failure, commands: list[Command]) -> None:
         request = state.task.request
+        if self.quarantine.suspects and failure.kind == "exception":
+            self.quarantine.ended(state, well=True)
         if failure.kind == "exception" and state.retries < request.retries:
             state.retries += 1
             self._again(state, commands)
@@ -280,6 +290,8 @@ class Lives(Questions):
             if self.tasks.pop(state.task.id, None) is None:
                 continue
             state.phase = Phase.FAILED
+            if self.quarantine.suspects:
+                self.quarantine.ended(state, well=False)
             if self.placer.outlook is not None:
                 self.placer.outlook.over(state, -1, 0)
             self.placer.home.read(state.task.inputs)
@@ -345,6 +357,32 @@ class Lives(Questions):
             self.placer.unplace(state, now_s, commands)
         elif state.phase is Phase.READY:
             self._unqueue(state, commands)
+        elif state.phase is Phase.HELD:
+            self.quarantine.let_go(state)
+
+    def _try_suspects(self, commands: list[Command]) -> None:
+        """Let go, try alone or give up what the quarantine holds back."""
+        due = self.quarantine.due
+        while due:
+            suspect = due.pop()
+            if suspect.quarantined and not suspect.told:
+                self._hold_back(suspect, commands)
+            for state in suspect.give_up():
+                self._fail(state, Failure("crash", suspect.why(state)), commands)
+            for state in suspect.take():
+                self._make_ready(state, commands)
+
+    def _hold_back(self, suspect: Suspect, commands: list[Command]) -> None:
+        ready = [state for state in self.tasks.values() if state.phase is Phase.READY]
+        others = [state for state in ready if self.quarantine.of(state.task) is suspect]
+        if others or suspect.held:
+            suspect.told = True
+            text = f"{suspect.name} ended {suspect.deaths} workers, the last one {suspect.reason}"
+            commands.append(Warn(f"{text}: its tasks are tried one at a time until one ends well"))
+        for state in others:
+            if state.task.id != suspect.trial:
+                self._unqueue(state, commands)
+                self._make_ready(state, commands)
 
     def _refuse_stranded(self, commands: list[Command]) -> None:
         """Fail the ready tasks that no device can run any more; later ones fail when they become ready."""

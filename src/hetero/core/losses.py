@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from hetero.core.items import Item
 from hetero.core.lending import Lending
+from hetero.core.quarantine import times
 from hetero.core.state import DevicePhase, DeviceState, Phase, TaskState
 from hetero.model.commands import (
     Command,
@@ -28,6 +29,9 @@ from hetero.model.tasks import Failure
 
 __all__ = ["Losses"]
 
+LOST = 50
+"""A result that was lost this often with its device is not computed once more."""
+
 
 class Losses(Lending):
     """What becomes of devices and data."""
@@ -35,6 +39,8 @@ class Losses(Lending):
     def _device_added(self, event: DeviceAdded) -> list[Command]:
         known = self.fleet.by_id.get(event.device.id)
         if known is None or known.phase is DevicePhase.GONE:
+            if known is not None:
+                self.restarts.pop(known.index, None)
             self.fleet.add(event.device, event.at_s)
             self.pool.add(event.device, event.at_s)
             self.replicas.ways.spread(self.fleet.memory_nodes)
@@ -47,6 +53,7 @@ class Losses(Lending):
         state = self.fleet.by_id.get(event.device)
         if state is None or state.phase in (DevicePhase.READY, DevicePhase.GONE):
             return []
+        state.up_s = event.at_s
         self.fleet.set_phase(state, DevicePhase.READY, event.at_s)
         self.placer.fleet_changed()
         self.placer.offer_all()
@@ -57,15 +64,14 @@ class Losses(Lending):
         if device is None or device.phase is DevicePhase.GONE:
             return []
         commands: list[Command] = []
-        wanted = bool(device.stopping)
+        culprit = self._culprit(device, event)
+        wait_s = self._restart_wait_s(device, event, culprit)
         device.stopping.clear()
-        device.starts += not wanted
-        gone = event.permanent or device.starts > self.rules.starts
-        self.fleet.set_phase(device, DevicePhase.GONE if gone else DevicePhase.LOST, event.at_s)
+        self.fleet.set_phase(device, DevicePhase.GONE if event.permanent else DevicePhase.LOST, event.at_s)
         self.placer.fleet_changed()
         victims = [state for state, _ in device.sent.values()]
-        for position, state in enumerate(victims):
-            self._lose_attempt(state, device, event, commands, running=position == 0 and not wanted)
+        for state in victims:
+            self._lose_attempt(state, device, event, commands, blamed=state is culprit)
         for state in list(device.placed)[::-1]:
             self.placer.unplace(state, event.at_s, commands)
             self._make_ready(state, commands, first=True)
@@ -76,25 +82,81 @@ class Losses(Lending):
         if device.device.memory_node != HOST_NODE:
             self._lose_node(device.device.memory_node, event.at_s, commands)
         self.placer.offer(device)
-        if gone:
+        self.restarts.pop(device.index, None)
+        if event.permanent:
             device.lost = f"it was lost: {event.reason}"
             self._device_gone(device, event, commands)
+        elif wait_s:
+            self.restarts[device.index] = event.at_s + wait_s
         else:
             commands.append(StartWorker(device.name))
         return commands
 
+    def _restart_wait_s(self, device: DeviceState, event: DeviceLost, culprit: TaskState | None) -> float:
+        """Count a death, and return how long to wait before the worker is started again.
+
+        Notes
+        -----
+        wait = 0 for the first `restarts` deaths in a row, else restart * 2^(n - 1) for the n-th beyond, at most
+        restart_max. A death that a task is to blame for counts a quarter; a worker that did not start at all is waited
+        for from the first time on.
+        """
+        rules, was_up = self.rules, device.phase is DevicePhase.READY
+        if was_up and event.at_s - device.up_s > rules.steady_s:
+            device.deaths = 0.0
+        if not device.stopping:
+            device.deaths += 0.25 if culprit is not None else 1.0
+        beyond = device.deaths - (rules.restarts if was_up else 0)
+        return min(rules.restart_s * 2.0 ** (min(beyond, 32) - 1), rules.restart_max_s) if beyond > 0 else 0.0
+
+    def _start_again(self, now_s: float, commands: list[Command]) -> None:
+        """Start the workers whose wait is over."""
+        for index in [index for index, at_s in self.restarts.items() if at_s <= now_s]:
+            del self.restarts[index]
+            commands.append(StartWorker(self.fleet.states[index].name))
+
+    def _culprit(self, device: DeviceState, event: DeviceLost) -> TaskState | None:
+        """Return the task that ran as a worker died, None where none did or it was being stopped anyway.
+
+        Where the engine cannot tell, a task that was sent by itself is the culprit. Those that were sent together
+        travel in messages of their own from then on, with an expected time of 0, so that no engine joins them.
+        """
+        if not device.sent:
+            return None
+        if event.task > 0:
+            return device.sent[event.task][0] if event.task in device.sent else None
+        first = next(iter(device.sent.values()))[1]
+        together = [state for state, batch in device.sent.values() if batch is first]
+        if event.task < 0 and len(together) == 1:
+            return None if device.stopping else together[0]
+        for state in together:
+            state.alone = True
+        return None
+
     def _lose_attempt(
-        self, state: TaskState, device: DeviceState, event: DeviceLost, commands: list[Command], *, running: bool
+        self, state: TaskState, device: DeviceState, event: DeviceLost, commands: list[Command], *, blamed: bool
     ) -> None:
         self._cancel_others(state, device, commands)
         self.placer.unplace(state, event.at_s, commands)
-        state.crashes += running
-        if state.crashes > state.task.request.crashes:
-            deaths = f"its worker died {state.crashes} times, last on {device.name}: {event.reason}"
-            text = f"{state.task.name} was given up: {deaths}"
-            self._fail(state, Failure("crash", text), commands)
-        else:
-            self._again(state, commands)
+        if blamed:
+            state.crashes += 1
+            suspect = self.quarantine.died(state, event.reason, self.rows.ended_well(state.task))
+            if state.crashes > suspect.limit(state):
+                last = "on" if state.crashes == 1 else "last on"
+                deaths = f"its worker died {times(state.crashes)}, {last} {device.name}: {event.reason}"
+                self._fail(state, Failure("crash", f"{state.task.name} was given up: {deaths}"), commands)
+                return
+            self._avoid(state, device)
+        self._again(state, commands)
+
+    def _avoid(self, state: TaskState, device: DeviceState) -> None:
+        """Keep a task from the device on which its worker died twice running, where there is another."""
+        again, state.died_on = state.died_on == device.index, device.index
+        if again and not state.is_group:
+            obstacles = self.obstacles(state.task.signature, state.task.request)
+            excluded = state.excluded | {device.index}
+            if any(not reason for index, (_, reason) in enumerate(obstacles) if index not in excluded):
+                state.excluded = excluded
 
     def _device_gone(self, device: DeviceState, event: DeviceLost, commands: list[Command]) -> None:
         commands.append(Warn(f"{device.name} is not used any more: {event.reason}"))
@@ -134,6 +196,10 @@ class Losses(Lending):
             if producer is None:
                 self.replicas.lost.add(entry.id)
             if producer is None or entry.awaited:
+                continue
+            producer.lost += 1
+            if producer.lost > LOST:
+                self.replicas.lost.add(entry.id)
                 continue
             entry.awaited = True
             self.counts.again += 1

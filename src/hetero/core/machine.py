@@ -98,6 +98,8 @@ class Machine(Losses):
         """Take one fact; give the orders that follow from it, in the order in which they must be carried out."""
         now_s = self.now_s = event.at_s
         commands = self._handlers[type(event)](event)
+        if self.quarantine.due:
+            self._try_suspects(commands)
         if self.pool.lends:
             self._lend(now_s, commands)
         placer = self.placer
@@ -113,6 +115,8 @@ class Machine(Losses):
             self._wake(placer.deadlines[0][0], commands)
         if placer.crowded and self.fleet.live > 1:
             self._wake(now_s + self.rules.retry_s, commands)
+        if self.restarts:
+            self._wake(min(self.restarts.values()), commands)
         if self.tasks:
             if self.sweep_at_s == inf:
                 self.sweep_at_s = now_s + self.rules.sweep_s
@@ -130,6 +134,8 @@ class Machine(Losses):
     def _timer_fired(self, event: TimerFired) -> list[Command]:
         self.timer_s = inf
         commands: list[Command] = []
+        if self.restarts:
+            self._start_again(event.at_s, commands)
         self.pool.advance(event.at_s)
         self.placer.offer_all()
         self.placer.crowded = False

@@ -278,7 +278,8 @@ class Placer(Holding):
                 commands.append(Withdraw(device.name, state.task.id, state.attempt))
 
     def _small(self, state: TaskState) -> bool:
-        return state.predicted_s < CHUNK_S and self._rows.of(state).known and not state.task.request.timeout_s
+        known = state.predicted_s < CHUNK_S and self._rows.of(state).known
+        return known and not (state.task.request.timeout_s or state.alone)
 
     def _fill(
         self,
@@ -297,7 +298,7 @@ class Placer(Holding):
         limit = min(CHUNK_TASKS, ceil((self.ready.count + len(launches)) / max(1, self._fleet.live)))
         while len(launches) < limit and worth + like.predicted_s <= CHUNK_S:
             state = self.ready.first(row.request.lease)
-            if state is None or self._rows.of(state) is not row or state.excluded:
+            if state is None or self._rows.of(state) is not row or state.excluded or state.alone:
                 return
             self._accept(state, device, row, now_s, commands)
             worth += state.predicted_s
@@ -315,4 +316,4 @@ class Placer(Holding):
         row = self._rows.of(state)
         if not row.known:
             row.started(now_s, state.predicted_s)
-        launches.append(Launch(state.task.id, state.attempt, state.predicted_s))
+        launches.append(Launch(state.task.id, state.attempt, 0.0 if state.alone else state.predicted_s))

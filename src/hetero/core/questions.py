@@ -15,6 +15,7 @@ from hetero.core.fleet import Fleet
 from hetero.core.memory import Replicas
 from hetero.core.placing import Placer
 from hetero.core.pool import Pool
+from hetero.core.quarantine import Quarantine
 from hetero.core.state import DevicePhase, TaskState
 from hetero.floor.units import format_bytes
 from hetero.model.commands import (
@@ -35,14 +36,19 @@ class Rules:
 
     Attributes
     ----------
-    starts : times that a worker is started again without having finished a task
+    restarts : times that a worker which died is started again at once, having finished no task meanwhile …
+    restart_s, restart_max_s : … and s to wait then, twice as long each time, up to the second
+    steady_s : a worker that was up for this long has not died in a row with those before it
     stall_s, stall_factor : an attempt that has run longer than stall_s + stall_factor × its pessimistic
         estimate is given up and tried again; without a measured estimate it is never given up
     sweep_s : s between two looks for such attempts
     retry_s : s after which an idle device is considered again although the policy left it idle
     """
 
-    starts: int = 5
+    restarts: int = 4
+    restart_s: float = 0.5
+    restart_max_s: float = 10.0
+    steady_s: float = 30.0
     stall_s: float = 60.0
     stall_factor: float = 20.0
     sweep_s: float = 5.0
@@ -67,6 +73,8 @@ class Questions:
     Attributes
     ----------
     leased : open tasks by the number of their lease
+    quarantine : classes of tasks that workers died of
+    restarts : s at which the worker of a device, by index, is to be started again
     """
 
     def __init__(self, policy: Policy, cost: CostModel, topology: Topology, rules: Rules | None = None) -> None:
@@ -78,6 +86,8 @@ class Questions:
         self.replicas = Replicas(topology)
         self.pool = Pool((), topology)
         self.leased: Counter[int] = Counter()
+        self.quarantine = Quarantine()
+        self.restarts: dict[int, float] = {}
         self.placer = Placer(self.fleet, self.rows, self.replicas, topology, policy, self.pool)
         self.tasks: dict[int, TaskState] = {}
         self._reduced = False
@@ -122,7 +132,8 @@ class Questions:
                     obstacles[index] = (device.id, obstacles[index][1] or text)
         for index in state.excluded:
             name, reason = obstacles[index]
-            obstacles[index] = (name, reason or "it ran out of memory there")
+            trouble = "it ran out of memory there" if state.died_on < 0 else "its worker died there"
+            obstacles[index] = (name, reason or trouble)
         if request.near or request.apart:
             far = self.placer.affinities.settled(request)
             for index in far:

@@ -22,7 +22,7 @@ __all__ = ["Batch", "DevicePhase", "DeviceState", "Phase", "ReadyQueue", "TaskSt
 
 
 class Phase(IntEnum):
-    """Where a task stands; the usual path first."""
+    """Where a task stands; the usual path first. HELD waits in quarantine, in no queue."""
 
     SUBMITTED = 0
     READY = 1
@@ -30,6 +30,7 @@ class Phase(IntEnum):
     RUNNING = 3
     FINISHED = 4
     FAILED = 5
+    HELD = 6
 
 
 class DevicePhase(IntEnum):
@@ -51,17 +52,28 @@ class Batch:
 
 
 class TaskState:
-    """One unfinished task (or one whose lost result is computed again)."""
+    """One unfinished task (or one whose lost result is computed again).
+
+    Attributes
+    ----------
+    alone : True when it is sent in a message of its own, so that a death of its worker shows whose fault it was
+    crashes : workers that died of it, and hangs
+    died_on : index of the device on which it last killed a worker, -1 for none
+    recomputed, lost : whether it runs again for a result that was lost, and how often that happened
+    """
 
     __slots__ = (
+        "alone",
         "attempt",
         "crashes",
         "deadline_s",
         "dependents",
         "device",
         "devices",
+        "died_on",
         "excluded",
         "group_left",
+        "lost",
         "missing",
         "node",
         "out_of_memory",
@@ -82,6 +94,7 @@ class TaskState:
     def __init__(self, task: Task) -> None:
         self.task = task
         self.phase = Phase.SUBMITTED
+        self.alone = False
         self.attempt = 0
         self.device = -1
         self.devices: tuple[int, ...] = ()
@@ -96,6 +109,8 @@ class TaskState:
         self.node = ""
         self.reserved_bytes = 0
         self.crashes = 0
+        self.died_on = -1
+        self.lost = 0
         self.retries = 0
         self.out_of_memory = 0
         self.excluded: frozenset[int] = frozenset()
@@ -121,7 +136,8 @@ class DeviceState:
     held_by : id of the group that waits for this device, 0 for none
     stopping : attempts that were ordered to stop and have not answered
     finished, busy_s : tasks that it finished, and the seconds that they took
-    starts : times that its worker was lost since it last finished a task
+    deaths : times that its worker died since it last finished a task, or was up for long; see `Rules`
+    up_s : when its worker last became ready
     started_s : when the first of `sent` became the first
     lost : why it was given up, for people
     """
@@ -129,6 +145,7 @@ class DeviceState:
     __slots__ = (
         "batches",
         "busy_s",
+        "deaths",
         "device",
         "finished",
         "held_by",
@@ -139,8 +156,8 @@ class DeviceState:
         "placed",
         "sent",
         "started_s",
-        "starts",
         "stopping",
+        "up_s",
     )
 
     def __init__(self, device: Device, index: int) -> None:
@@ -154,7 +171,8 @@ class DeviceState:
         self.held_by = 0
         self.finished = 0
         self.busy_s = 0.0
-        self.starts = 0
+        self.deaths = 0.0
+        self.up_s = 0.0
         self.lost = "it was lost"
         self.started_s = 0.0
         self.stopping: dict[int, int] = {}

@@ -30,6 +30,9 @@ from hetero.model.topology import Link, Topology
 
 __all__ = ["Costs", "SimEngine", "Truth"]
 
+STARTS = 3
+"""How often running a worker may fail to start before its device is lost for good."""
+
 Truth = Callable[[Task, Device], float]
 """How long a task really takes on a device, s."""
 
@@ -74,7 +77,10 @@ class _Attempt(NamedTuple):
 class _Worker:
     """One device's worker. `life` grows with every start and loss, so that what was due for an old one is void."""
 
-    __slots__ = ("busy_s", "current", "device", "factor", "gone", "hangs", "life", "queue", "started_s", "turn", "up")
+    __slots__ = (
+        "busy_s", "current", "device", "factor", "failed_starts", "gone", "hangs", "life", "queue", "started_s", "turn",
+        "up",
+    )  # fmt: skip
 
     def __init__(self, device: Device) -> None:
         self.device = device
@@ -83,6 +89,7 @@ class _Worker:
         self.started_s = 0.0
         self.busy_s = 0.0
         self.factor = 1.0
+        self.failed_starts = 0
         self.life = 0
         self.turn = 0
         self.up = False
@@ -153,6 +160,7 @@ class SimEngine:
         """Start a worker that was not there."""
         worker = self.workers[name]
         worker.life += 1
+        worker.failed_starts *= not worker.gone
         worker.up = worker.gone = False
         self._at(self._costs.start_s, partial(self._started, worker, worker.life))
 
@@ -166,9 +174,11 @@ class SimEngine:
             return
         if self._dice.happens(self._faults.start):
             self.happened["start"] += 1
-            self._tell(DeviceLost(self._now_s(), worker.device.id, "its worker did not start", False))
+            worker.failed_starts += 1
+            worker.gone = worker.failed_starts >= STARTS
+            self._tell(DeviceLost(self._now_s(), worker.device.id, "its worker did not start", worker.gone, 0))
             return
-        worker.up = True
+        worker.up, worker.failed_starts = True, 0
         self.starts += 1
         self._tell(DeviceReady(self._now_s(), worker.device.id))
 
@@ -187,14 +197,15 @@ class SimEngine:
         if was is not None and was.group is not None:
             was.group.failed = True
         late = was is not None and was.group is None and self._dice.happens(self._faults.late)
-        self._at(self._costs.notice_s, partial(self._noticed, worker, life, reason, permanent))
+        task = 0 if was is None else was.task
+        self._at(self._costs.notice_s, partial(self._noticed, worker, life, reason, permanent, task))
         if late and was is not None:
             self.happened["late"] += 1
             self._at(2.0 * self._costs.notice_s, partial(self._finishes, worker, was, worker.started_s))
 
-    def _noticed(self, worker: _Worker, life: int, reason: str, permanent: bool) -> None:
+    def _noticed(self, worker: _Worker, life: int, reason: str, permanent: bool, task: int) -> None:
         if worker.life == life:
-            self._tell(DeviceLost(self._now_s(), worker.device.id, reason, permanent))
+            self._tell(DeviceLost(self._now_s(), worker.device.id, reason, permanent, task))
 
     def live(self) -> list[str]:
         """Give the devices whose workers take tasks, in order."""
@@ -253,6 +264,8 @@ class SimEngine:
     def _ends(self, worker: _Worker, task: Task) -> str:
         """Draw how an attempt ends."""
         faults = self._faults
+        if task.id in faults.poison:
+            return "crash"
         if task.size > faults.out_of_memory_size:
             return "out_of_memory"
         if faults.absent and (task.signature.partition("|")[0], worker.device.label) in faults.absent:

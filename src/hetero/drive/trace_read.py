@@ -241,9 +241,11 @@ class _Decoder:
         places = {column: place for place, (column, _) in enumerate(columns, start=2)}
         layout = _LAYOUTS.get(name)
         kinds = dict(columns)
-        if layout is None or any(kinds.get(column) != kind for column, kind in layout.columns):
+        since = getattr(layout.record, "_field_defaults", {}) if layout is not None else {}
+        columns = [each for each in layout.columns if each.name in kinds or each.name not in since] if layout else []
+        if layout is None or any(kinds.get(column) != kind for column, kind in columns):
             return lambda values: Unknown(name, {column: values[place] for column, place in places.items()})
-        return self._typed(layout, [(places[column], self._read(kind)) for column, kind in layout.columns])
+        return self._typed(layout, [(places[column], self._read(kind)) for column, kind in columns])
 
     def _typed(self, layout: Layout, reads: list[tuple[int, Callable[[Any], Any]]]) -> Callable[[list[Any]], Any]:
         record: Callable[..., Any] = layout.record

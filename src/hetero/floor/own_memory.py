@@ -6,6 +6,7 @@ In: bytes. Out: limits that hold, counts. It must not know tasks or devices, nor
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -13,6 +14,7 @@ from contextlib import contextmanager, suppress
 from hetero.floor.platform import C_LIBRARY, FEATURES
 
 __all__ = [
+    "MemoryKills",
     "data_bytes",
     "data_room_bytes",
     "freed_memory_kept",
@@ -130,3 +132,18 @@ def memory_limit_bytes() -> int | None:
 
     limit = resource.getrlimit(resource.RLIMIT_AS)[0]
     return None if limit == resource.RLIM_INFINITY else limit
+
+
+class MemoryKills:
+    """Tells the processes of this one's group that the system killed for their memory from those that others killed."""
+
+    def __init__(self) -> None:
+        self._file = memory_kills_file()
+        self._seen = memory_kills(self._file)
+
+    def one_more(self, code: int) -> bool:
+        """Tell whether a process that ended with this exit code is one of them; each is counted once."""
+        if code != -getattr(signal, "SIGKILL", 9) or memory_kills(self._file) <= self._seen:
+            return False
+        self._seen += 1
+        return True

@@ -107,12 +107,16 @@ class DeviceReady(NamedTuple):
 
 
 class DeviceLost(NamedTuple):
-    """A device's worker went away; what it held is gone. A `permanent` loss is never started again."""
+    """A device's worker went away; what it held is gone. A `permanent` loss is never started again.
+
+    `task` is the one that ran as the worker died, 0 for none, -1 where the engine cannot tell.
+    """
 
     at_s: float
     device: str
     reason: str
     permanent: bool
+    task: int = -1
 
 
 class UtilisationReported(NamedTuple):

@@ -25,6 +25,9 @@ __all__ = ["POOL", "Arena", "Block", "Payload", "Segment", "claim"]
 POOL = 0
 """The segment number of the pool; higher numbers are files of one block each."""
 
+RUNNING_BYTES = 1 << 16
+"""Bytes behind the pool in which each worker keeps the number of the attempt that it runs, 0 for none."""
+
 
 class Segment:
     """One mapped piece of shared memory."""
@@ -113,14 +116,17 @@ class Arena:
     """
 
     def __init__(self, capacity_bytes: int, note: Callable[[str], None], counters: Counter[str]) -> None:
-        memory = shared_memory(max(PAGE_BYTES, capacity_bytes))
+        capacity_bytes = max(PAGE_BYTES, capacity_bytes) // PAGE_BYTES * PAGE_BYTES
+        memory = shared_memory(capacity_bytes + RUNNING_BYTES)
         if memory.note:
             note(memory.note)
         self.pool = Segment(POOL, memory)
         self.counters = counters
         self.closed_segments: Callable[[int], None] = lambda number: None
         self._note = note
-        self._allocator = Allocator(memory.nbytes, PAGE_BYTES)
+        self._allocator = Allocator(capacity_bytes, PAGE_BYTES)
+        self._running_at = capacity_bytes
+        self._slots: dict[str, int] = {}
         self._returned: deque[Place] = deque()
         self._spills: dict[int, Segment] = {}
         self._next = POOL + 1
@@ -183,6 +189,18 @@ class Arena:
         if len(body) < LARGE_BYTES:
             return Payload(body, blocks)
         return Payload(None, (self.keep(memoryview(body)), *blocks))
+
+    def running_slot(self, device: str) -> int:
+        """Return the offset at which the worker of a device keeps the number of the attempt that it runs."""
+        return self._running_at + 8 * (self._slots.setdefault(device, len(self._slots)) % (RUNNING_BYTES // 8))
+
+    def running(self, slot: int) -> int:
+        """Return the number of the attempt that a worker ran when it last wrote, 0 for none."""
+        return int(self.pool.part(slot, 8).view(np.uint64)[0])
+
+    def clear_running(self, slot: int) -> None:
+        """Let a slot name no attempt."""
+        self.pool.part(slot, 8)[:] = 0
 
     def segment(self, number: int) -> Segment:
         """Give a segment that is in use."""

@@ -48,6 +48,7 @@ class Server:
         self.device: Device = hello.device
         self.clock = clock.WallClock(hello.origin_s)
         self.segments = Lender(hello.pool_fd, hello.pool_bytes)
+        self.slot = self.segments.running_slot(hello.running_slot)
         self.control = Control(control, self)
         self.outbox = Outbox(self._send_rows, clock.sleep, clock.monotonic_s)
         self.runner: Runner
@@ -185,6 +186,7 @@ class Server:
             return (job.seq, 0.0, (), told)
         timing = self._timing
         timing.start()
+        self.slot[0] = job.seq
         views: list[Any] = []
         try:
             outcome = self._call(job, views)
@@ -206,6 +208,7 @@ class Server:
             self.segments.release(views)
         if notes := self.runner.notes(timing.called_s):
             self.send((say.NOTES, notes))
+        self.slot[0] = 0
         return (job.seq, timing.started_s, tuple(timing.times()), *answer)
 
     def _call(self, job: Job, views: list[Any]) -> Outcome:

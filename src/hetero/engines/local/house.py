@@ -17,6 +17,7 @@ from hetero.engines.local.items import Items, Meter
 from hetero.engines.local.pieces import Talk
 from hetero.floor.clock import Clock
 from hetero.floor.errors import SerialisationError
+from hetero.floor.own_memory import MemoryKills
 from hetero.model.commands import Launch
 from hetero.model.events import TaskFailed
 from hetero.model.tasks import Failure
@@ -36,6 +37,7 @@ class House:
     tell, tell_parts : take the notes of attempts, and of what their time consists
     log : takes the log records of tasks
     failed_starts : how often in a row the worker of a device did not start
+    memory_kills : tells which workers the system killed for their memory
     """
 
     hub: Hub
@@ -53,6 +55,7 @@ class House:
     log: Log
     tell_parts: TellParts
     failed_starts: Counter[str] = field(default_factory=Counter)
+    memory_kills: MemoryKills = field(default_factory=MemoryKills)
 
     def refuse(self, device: str, launch: Launch, failure: Failure) -> None:
         """Tell that an attempt could not be sent."""

@@ -56,8 +56,8 @@ class Child:
         environment = (
             setup.environment if device.python else platform.child_environment(str(root.parent), setup.environment)
         )
-        stderr_fd = _copy_of_standard_error()
         self._stderr = tempfile.TemporaryFile()  # noqa: SIM115  read when the start fails
+        stderr_fd = _copy_of_standard_error()
         try:
             self._process = subprocess.Popen(
                 [device.python or sys.executable, *launch, str(data_fd), str(control_fd), threads, cpus],
@@ -75,8 +75,10 @@ class Child:
                 os.close(stderr_fd)
         self.pidfd = platform.open_process(self._process.pid)
         path = _own_path(setup.path) if device.python else list(setup.path)
+        self.running_slot = house.arena.running_slot(device.id)
+        house.arena.clear_running(self.running_slot)
         self.hello = Hello(
-            device, os.getpid(), house.origin_s, pool.fd, pool.nbytes, stderr_fd,
+            device, os.getpid(), house.origin_s, pool.fd, pool.nbytes, self.running_slot, stderr_fd,
             asdict(platform.FEATURES), path, not device.python, house.talk, setup,
         )  # fmt: skip
 

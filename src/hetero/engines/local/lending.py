@@ -66,6 +66,10 @@ class Lender:
         self._changed = threading.Condition()
         self._limit: MemoryLimit | None = None
 
+    def running_slot(self, offset: int) -> memoryview:
+        """Return the number at this offset of the pool, as an array of one."""
+        return memoryview(self._segments[POOL].map)[offset : offset + 8].cast("Q")
+
     def limit_memory(self, limit_bytes: int) -> None:
         """Hold this process to what it uses now and so many bytes more."""
         self._limit = MemoryLimit(limit_bytes)

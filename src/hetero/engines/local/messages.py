@@ -28,13 +28,19 @@ PREDICTED = 3
 
 
 class Hello(NamedTuple):
-    """The first message to a worker."""
+    """The first message to a worker.
+
+    Attributes
+    ----------
+    running_slot : where in the pool the worker keeps the number of the attempt that it runs
+    """
 
     device: Any
     parent: int
     origin_s: float
     pool_fd: int
     pool_bytes: int
+    running_slot: int
     stderr_fd: int
     features: dict[str, Any]
     path: list[str]

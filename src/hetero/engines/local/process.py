@@ -5,6 +5,7 @@ In: attempts and copies to make. Out: events, through the hub. Reading and endin
 
 from __future__ import annotations
 
+import errno
 import socket
 import sys
 import threading
@@ -38,8 +39,10 @@ from hetero.model.tasks import Failure
 __all__ = ["ProcessWorker"]
 
 START_S = 120.0
-STARTS = 3
-"""How often a worker may be killed while it starts, one time after the other, before its device is given up."""
+STARTS = 5
+"""How often running a worker that was killed while it started, or lacked what it needs, is started once more."""
+SHORTAGES = frozenset({errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.ENOSPC, errno.EDQUOT})
+"""What a start may lack that other programs, or other tasks, may give back."""
 CANCEL_S = 0.2
 
 
@@ -62,6 +65,9 @@ class ProcessWorker:
         self._talking = Talking(house, lambda message: self._data.send(message), self._announce)
         self._orders: dict[int, Callable[..., None]] = {}
         self._child: Child | None = None
+        self._data: Pipe
+        self._control: Pipe
+        self._pipes: list[Pipe] = []
         self._frames = (Frames(), Frames())
         self._opened = False
         self._ready = False
@@ -77,16 +83,18 @@ class ProcessWorker:
     def _start(self) -> None:
         if self._stopping:
             return
-        data, child_data = socket.socketpair()
-        control, child_control = socket.socketpair()
-        self._data = Pipe(self._house, data, self._on_data)
-        self._control = Pipe(self._house, control, self._on_control)
         try:
-            with child_data, child_control:
-                self._child = Child(self._house, self.device, child_data.fileno(), child_control.fileno())
+            data, child_data = socket.socketpair()
+            self._data = self._pipe(data, self._on_data)
+            with child_data:
+                control, child_control = socket.socketpair()
+                self._control = self._pipe(control, self._on_control)
+                with child_control:
+                    self._child = Child(self._house, self.device, child_data.fileno(), child_control.fileno())
         except OSError as error:
             python = self.device.python or sys.executable
-            self._end(f"its Python {python!r} cannot be started: {error.strerror}")
+            passes = error.errno in SHORTAGES and self._house.failed_starts[self.device.id] < STARTS
+            self._end(f"its Python {python!r} cannot be started: {error.strerror}", passes)
             return
         hub = self._house.hub
         hub.watch(data.fileno(), self._data.on_ready)
@@ -96,6 +104,10 @@ class ProcessWorker:
         self._data.send(tuple(self._child.hello))
         hub.at(self._house.start_s, self._too_late)
         hub.at(LOOK_S, self._look)
+
+    def _pipe(self, end: socket.socket, handler: Callable[[int], None]) -> Pipe:
+        self._pipes.append(Pipe(self._house, end, handler))
+        return self._pipes[-1]
 
     def _too_late(self) -> None:
         if not self._opened and not self._ended:
@@ -379,7 +391,8 @@ class ProcessWorker:
         while self._pull(self._data, self._frames[0]) > 0:
             pass
         again = code < 0 and not self._why and self._house.failed_starts[self.device.id] < STARTS
-        self._end(self._why or f"its worker {platform.describe_exit(code)}", again)
+        memory = ", as the system does for want of memory" if self._house.memory_kills.one_more(code) else ""
+        self._end(self._why or f"its worker {platform.describe_exit(code)}{memory}", again)
 
     def _end(self, why: str, again: bool = False) -> None:
         with self._lock:
@@ -387,6 +400,7 @@ class ProcessWorker:
                 return
             self._ended = True
             flights, self._flights = self._flights, {}
+        ran = flights.get(self._house.arena.running(self._child.running_slot)) if self._child is not None else None
         if not self._ready:
             self._house.failed_starts[self.device.id] += 1
             why = f"its worker did not start: {why}{self._child.last_words() if self._child else ''}"
@@ -394,7 +408,8 @@ class ProcessWorker:
         self._house.items.lost(self)
         if not self._stopping:
             permanent = not self._ready and not again
-            self._house.hub.tell(DeviceLost(self._house.clock.now_s(), self.device.id, why, permanent))
+            task = 0 if ran is None else ran.launch.task
+            self._house.hub.tell(DeviceLost(self._house.clock.now_s(), self.device.id, why, permanent, task))
         for flight in flights.values():
             if flight.group is not None:
                 flight.group.leave(flight.rank, f"rank {flight.rank} was lost")
@@ -407,8 +422,8 @@ class ProcessWorker:
             done(f"the worker of {self.device.id} went away", 0.0, 0.0, None)
 
     def _give_back(self) -> None:
-        self._data.close()
-        self._control.close()
+        for pipe in self._pipes:
+            pipe.close()
         if self._child is not None:
             self._house.hub.unwatch(self._child.pidfd)
             self._child.close()
@@ -420,7 +435,7 @@ class ProcessWorker:
         """Let the worker end: it reads the end of the stream."""
         self._stopping = True
         if self._child is not None and not self._ended:
-            for pipe in (self._data, self._control):
+            for pipe in self._pipes:
                 with suppress(OSError):
                     pipe.socket.shutdown(socket.SHUT_WR)
 

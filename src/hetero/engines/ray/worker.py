@@ -77,6 +77,7 @@ class RemoteWorker:
         self._waiting: deque[Flight] = deque()
         self._unwanted: list[int] = []
         self._sent = 0
+        self._due: _Sent | None = None
         self._answers: queue.SimpleQueue[_Sent | None] = queue.SimpleQueue()
         self._reader = threading.Thread(target=self._read, name=f"hetero-{device.short}", daemon=True)
         self._shipped = Shipped(lodge.counters)
@@ -299,6 +300,7 @@ class RemoteWorker:
 
         platform.hold_interrupt(True)
         while (sent := self._answers.get()) is not None and not self._ended:
+            self._due = sent
             try:
                 rows, notes, records = pickle.loads(ray.get(sent.rows))
             except ray.exceptions.RayActorError as error:
@@ -369,6 +371,8 @@ class RemoteWorker:
                 return
             self._ended = True
             flights, self._flights = self._flights, {}
+            first = [flight for flight in self._due.flights if flight.seq in flights] if self._due is not None else []
+            ran = first[0].launch.task if len(first) == 1 else 0
             self._by_attempt.clear()
             self._waiting.clear()
             self._answers.put(None)
@@ -379,7 +383,7 @@ class RemoteWorker:
         _kill(self.handle)
         self._lodge.items.lost(self)
         if not self._stopping:
-            self._tell(DeviceLost(self._now_s(), self.device.id, why, permanent=not again))
+            self._tell(DeviceLost(self._now_s(), self.device.id, why, not again, ran))
         for flight in flights.values():
             if flight.group is not None:
                 flight.group.leave(flight.rank, f"rank {flight.rank} was lost")

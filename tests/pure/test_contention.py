@@ -18,6 +18,7 @@ from hetero.graphs.check import faults
 from hetero.graphs.gantt import gantt
 from hetero.graphs.planning import POLICIES, Budget, plan_graph
 from hetero.graphs.plans import plan_document, plan_of
+from hetero.graphs.whatif import without
 from hetero.model.graph import UNLIMITED_BYTES, GraphDevice, GraphEdge, GraphTask, TaskGraph
 from hetero.model.schedule import Evicted, Placed, Schedule, Sent
 from hetero.model.topology import Link, MemoryNode, Topology
@@ -96,6 +97,31 @@ def test_a_plan_keeps_to_every_capacity_or_is_refused_in_words(graph: TaskGraph)
 @settings(max_examples=8, deadline=None)
 def test_a_search_with_capacities_is_confirmed_by_the_checker(graph: TaskGraph) -> None:
     assert kept(graph, "search")[0] == []
+
+
+@pytest.mark.parametrize("model", ["contention", "free"])
+@pytest.mark.parametrize("seed", range(8))
+def test_no_plan_is_longer_than_everything_on_one_device_or_one_memory_node(model: str, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    devices = tuple(GraphDevice(f"d{n}", f"m{n // 2}") for n in range(6))
+    nodes = tuple(MemoryNode(f"m{n}", UNLIMITED_BYTES) for n in range(3))
+    links = tuple(Link(a.id, b.id, 0.01, 1e6) for a, b in itertools.permutations(nodes, 2))
+    speeds = rng.uniform(0.3, 3.0, 6)
+    tasks = tuple(GraphTask(f"t{n}", tuple(rng.uniform(0.5, 2.0) * speeds)) for n in range(40))
+    edges = tuple(
+        GraphEdge(f"t{src}", f"t{dst}", int(rng.uniform(1e6, 2e7)))
+        for dst in range(1, 40)
+        for src in sorted({int(each) for each in rng.integers(0, dst, 2)})
+    )
+    graph = TaskGraph(devices, Topology(nodes, links), tasks, edges)
+    found = planned(graph, model=model).makespan_s
+    alone = [sum(task.seconds[n] for task in tasks) for n in range(6)]
+    together = [
+        planned(without(graph, [d.id for d in devices if d.memory_node != node.id]), "heft", model=model).makespan_s
+        for node in nodes
+    ]
+    assert found <= min(alone) * (1 + 1e-9)
+    assert found <= min(together) * 1.05  # HEFT on the node's devices; the search starts from another rank there
 
 
 def tight(seed: int, host: int = UNLIMITED_BYTES) -> TaskGraph:

@@ -8,6 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
+
 from hetero.plan.listing import list_schedule
 from hetero.plan.planners.base import planner
 from hetero.plan.prices import left_out, priced_seconds
@@ -15,6 +18,8 @@ from hetero.plan.problem import Floats, Problem, Timeline
 from hetero.plan.ranks import RANKS, by_rank, optimistic_costs, rank
 
 __all__ = ["Member", "portfolio"]
+
+Bools = NDArray[np.bool_]
 
 _PRICED = (
     ("mean", 1.5),
@@ -50,15 +55,16 @@ class Member(NamedTuple):
 
 
 def portfolio(p: Problem) -> Iterator[Member]:
-    """Give the list schedules one by one.
+    """Yield the list schedules one by one.
 
     Notes
     -----
-    The upward rank over the fastest device and PEFT first; then ranks with EFT among the devices whose time,
-    at the prices of the area relaxation, is not much dearer for the task than its cheapest: for that kind of
-    graph in which a plain list schedule puts tasks on a slow device because the fast one is busy just now;
-    then {fastest, optimistic, mean, geometric, harmonic, median} × {EFT, EFT + OCT}; then CPOP and, up to 1,000
-    tasks, min-min, max-min and sufferage.
+    First everything on one device, the best for that, and on each memory node: where data are dear these may be
+    shorter than any schedule that spreads the work, and no plan should be worse than them. Then the upward rank over
+    the fastest device and PEFT; then ranks with EFT among the devices whose time, at the prices of the area
+    relaxation, is not much dearer for the task than its cheapest: for that kind of graph in which a plain list
+    schedule puts tasks on a slow device because the fast one is busy just now; then {fastest, optimistic, mean,
+    geometric, harmonic, median} × {EFT, EFT + OCT}; then CPOP and, up to 1,000 tasks, min-min, max-min and sufferage.
 
     References
     ----------
@@ -69,6 +75,8 @@ def portfolio(p: Problem) -> Iterator[Member]:
     oct_s = optimistic_costs(p)
     keys = {name: rank(p, name) for name in RANKS}
     order = {name: by_rank(p, keys[name]) for name in RANKS}
+    for name, seconds in _held_together(p):
+        yield Member(name, keys["fastest"], list_schedule(p._replace(seconds=seconds), order["fastest"]))
     yield Member("fastest", keys["fastest"], list_schedule(p, order["fastest"]))
     yield Member("optimistic + oct", keys["optimistic"], list_schedule(p, order["optimistic"], ahead_s=oct_s))
     priced = priced_seconds(p)
@@ -84,3 +92,29 @@ def portfolio(p: Problem) -> Iterator[Member]:
         if name == "cpop" or len(p.order) <= _BATCH_AT_MOST:
             timeline = planner(name)(p)
             yield Member(name, -timeline.start_s, timeline)
+
+
+def _held_together(p: Problem) -> Iterator[tuple[str, Floats]]:
+    """Yield the seconds of the problem with one device only, then with each memory node only.
+
+    Notes
+    -----
+    A task that cannot run there keeps what it has. Of the devices that is one which takes the least time for all
+    tasks, then one that can run the most tasks; of memory nodes whose devices are alike, one.
+    """
+    total_s = np.where(np.isfinite(p.seconds), p.seconds, 0.0).sum(axis=0)
+    lacking = np.isinf(p.seconds).sum(axis=0)
+    best = int(np.lexsort((total_s, lacking))[0])
+    yield "one device", _only(p, np.arange(p.seconds.shape[1]) == best)
+    seen = set()
+    for node in range(len(p.latency_s)):
+        there = p.node == node
+        mark = p.seconds[:, there].tobytes()
+        if there.sum() > 1 and not there.all() and mark not in seen:
+            seen.add(mark)
+            yield "one memory node", _only(p, there)
+
+
+def _only(p: Problem, there: Bools) -> Floats:
+    runs = np.isfinite(p.seconds[:, there]).any(axis=1, keepdims=True)
+    return np.where(runs & ~there[None, :], np.inf, p.seconds)

@@ -92,10 +92,13 @@ def contended_search(p: Problem, c: Channels, seed: int) -> Generator[ContendedF
         yield from _nothing_travels(p, c, seed)
         return
     found = _Contended(p, c)
-    members = []
+    members, ranked = [], set()
     for member in portfolio(p):
         members.append(found.timed(order_of(p, member.timeline), member.timeline.device, member.name))
-        members.append(found.timed(by_rank(p, member.keys), None, member.name))
+        mark = member.keys.tobytes()
+        if mark not in ranked:
+            ranked.add(mark)
+            members.append(found.timed(by_rank(p, member.keys), None, member.name))
         yield found.best
         if found.best.is_optimal:
             return

@@ -444,7 +444,7 @@ memory_pool_size: 2GB
 timeout: 5min
 """
 _STG = b" 3\n 0 5 0\n 1 3 1 0\n 2 4 2 0 1\n# end\n"
-_DOT = b"""digraph g { node [kind=x]; a [seconds=2]; b [seconds="cpu0=1.5"]; a -> b [bytes=1000]; subgraph { c; d };
+_DOT = b"""digraph g { node [kind=x]; a [seconds=2]; b [seconds="1.5"]; a -> b [bytes=1000]; subgraph { c; d };
 c [size=1]; d [weight=2] }
 """
 _HSWF = b"a 10 2\nb 30.5 -1 a\nc 1 1 a b\n"

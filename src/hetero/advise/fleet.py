@@ -210,8 +210,8 @@ def _row(row: Any, where: str, fabric: Fabric | None) -> Kind:
     except HeteroError as error:
         raise BadValueError(f"{where}: {error.problem}", remedy=error.remedy) from error
     count = row.get("count", 1)
-    if isinstance(count, bool) or not isinstance(count, int) or count < 1:
-        raise BadValueError(f"{where}: count is {shown(count)}", remedy="it must be a whole number ≥ 1")
+    if isinstance(count, bool) or not isinstance(count, int) or not 1 <= count <= _MOST:
+        raise BadValueError(f"{where}: count is {shown(count)}", remedy="it must be a whole number from 1 to 10,000")
     if link is not None and link <= 0.0:
         raise BadValueError(f"{where}: link is {shown(row['link'])}", remedy="it must be above 0")
     spec = replace(spec, link_bytes_per_s=link) if link else spec
@@ -246,6 +246,10 @@ def _holdings(rows: Any, file: str) -> Iterator[Holding]:
             yield Holding(workload, tuple(ids), where=where)
         else:
             raise BadValueError(f"{where} names no devices", remedy="give 'devices', a list of ids, or name and count")
+
+
+_MOST = 10_000
+"""Devices of one row of a fleet."""
 
 
 def _kept(rows: Sequence[tuple[Kind, Any]], holdings: Iterable[Holding] = ()) -> tuple[Kind, ...]:

@@ -96,7 +96,8 @@ def engine_of(framework: str) -> str:
     """
     folded = framework.casefold()
     return next(
-        (name for start, name in _FRAMEWORKS.items() if folded.startswith(start)), folded.split()[0].split("@")[0]
+        (name for start, name in _FRAMEWORKS.items() if folded.startswith(start)),
+        (folded.split() or ["?"])[0].split("@")[0],
     )
 
 

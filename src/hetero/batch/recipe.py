@@ -75,12 +75,14 @@ def read_batch_recipe(path: Path | str, set: Sequence[str] = ()) -> BatchRecipe:
     folder = Path(path).parent
     try:
         function, source = _function(folder, given.pop("function")), _source(folder, given.pop("source"))
+        if isinstance(given.get("cost"), str) and given["cost"] != "len":
+            given["cost"] = _named(folder, given["cost"])
     except HeteroError as error:
         raise ConfigError(f"{path}: {error.problem}", remedy=error.remedy) from error
     allowed = [name for name in _OPTIONS if name not in _NOT_HERE]
     options = {key: given.pop(key) for key in allowed if key in given}
-    if isinstance(options.get("cost"), str):
-        options["cost"] = len if options["cost"] == "len" else _named(folder, options["cost"])
+    if options.get("cost") == "len":
+        options["cost"] = len
     return BatchRecipe(str(options.pop("name", Path(path).stem)), function, source, options, given)
 
 
@@ -115,7 +117,13 @@ def _described(folder: Path, words: Mapping[str, Any]) -> Source:
                 remedy=f"with {kinds[0]} go {', '.join(allowed)}",
             )
     paths = [_located(folder, each) for each in given] if isinstance(given, list) else _located(folder, given)
-    return maker(paths, **options)
+    try:
+        return maker(paths, **options)
+    except (TypeError, ValueError) as error:
+        if isinstance(error, HeteroError):
+            raise
+        problem = f"source cannot be read as {kinds[0]}: {' '.join(str(error).split())}"
+        raise BadValueError(problem, remedy="give each key a value of its kind; see docs/batch.md") from error
 
 
 def _located(folder: Path, word: Any) -> str:

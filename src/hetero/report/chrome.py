@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable
+from math import isfinite
 from typing import Any
 
 from hetero.report.chrome_inside import Inside, nested
@@ -50,13 +51,18 @@ def chrome_trace(run: RunRecord) -> dict[str, Any]:
     return {"traceEvents": events, "displayTimeUnit": "ms"}
 
 
+def _us(seconds: float) -> int:
+    """Round to whole µs; what is no number of a damaged trace counts as 0."""
+    return round(seconds * 1e6) if isfinite(seconds) else 0
+
+
 def _whole(run: RunRecord, spans: Iterable[tuple[float, float]]) -> list[tuple[int, int]]:
     """Round spans to whole µs so that none reaches into the next."""
     found: list[tuple[int, int]] = []
     free_us = 0
     for start_s, end_s in spans:
-        start_us = max(free_us, round((start_s - run.begin_s) * 1e6))
-        free_us = max(start_us, round((end_s - run.begin_s) * 1e6))
+        start_us = max(free_us, _us(start_s - run.begin_s))
+        free_us = max(start_us, _us(end_s - run.begin_s))
         found.append((start_us, free_us - start_us))
     return found
 

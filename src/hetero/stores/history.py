@@ -182,6 +182,8 @@ class HistoryStore:
             raise HistoryError(f"{self.path} refused a sample: {error}", remedy="give seconds above 0") from error
         except sqlite3.DatabaseError as error:
             raise _damaged(self.path, str(error)) from error
+        except UnicodeDecodeError as error:
+            raise _damaged(self.path, "a text in it is not UTF-8") from error
         except OSError as error:
             raise HistoryError(
                 f"{self.path} cannot be made: {error.strerror}", remedy="set HETERO_HOME to a writable folder"

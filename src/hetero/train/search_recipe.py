@@ -60,7 +60,11 @@ class RecipeObjective:
             *sections, key = path.split(".")
             here = value
             for section in sections:
-                here = here[section]
+                here = here.get(section) if isinstance(here, dict) else None
+            if not isinstance(here, dict):
+                raise ConfigError(
+                    f"{self.tree.name}: {shown(path)} is no key of a range", remedy="write it without '.'"
+                )
             here[key] = chosen
         return Tree(value, self.tree.places, self.tree.name)
 

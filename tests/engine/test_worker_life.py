@@ -22,6 +22,9 @@ import pytest
 
 import hetero
 from hetero.drive.frame import MOST_DEEP
+from hetero.drive.trace_read import read_trace
+from hetero.model.events import TaskFinished
+from hetero.model.notes import NestedRun
 from hetero.session import runs
 
 
@@ -651,3 +654,30 @@ def test_nested_tasks_have_seeds_of_their_own() -> None:
             values.append([ctx.run(parent_of_chance), ctx.run(parent_of_chance)])
     assert values[0] == values[1]
     assert len({pair for pairs in values[0] for pair in pairs}) == 4
+
+
+def fails_twice(path: str) -> str:
+    with open(path, "a") as file:
+        file.write("x")
+    if os.path.getsize(path) < 3:
+        raise OSError("not yet")
+    return Path(path).read_text()
+
+
+def parent_of_retries(path: str) -> str:
+    ctx = hetero.current_context()
+    return str(ctx.run(hetero.task(fails_twice, retries=2), path)) + str(ctx.run(fib, 6))
+
+
+def test_a_nested_task_is_tried_again_and_the_trace_tells_how_long_it_ran(tmp_path: Path) -> None:
+    trace = tmp_path / "run.trace.jsonl"
+    with hetero.Context(devices="1xcpu", engine="inline", history=False, trace=trace) as ctx:
+        future = ctx.submit(parent_of_retries, str(tmp_path / "tries"))
+        assert future.result() == "xxx8"
+    told = [record for _, record in read_trace(trace) if isinstance(record, NestedRun)]
+    (end,) = [record for _, record in read_trace(trace) if isinstance(record, TaskFinished)]
+    assert [(note.name, note.task, note.attempt) for note in told] == [
+        (name, future.item, 1) for name in ("fails_twice", "fails_twice", "fails_twice", "fib")
+    ]
+    assert sum(note.seconds for note in told) <= end.seconds
+    assert all(end.started_s <= note.started_s <= end.started_s + end.seconds for note in told)

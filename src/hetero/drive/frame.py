@@ -17,7 +17,7 @@ from typing import Any
 from hetero.engines.base import Channel
 from hetero.floor.errors import BadValueError
 from hetero.model.device import Device
-from hetero.model.notes import CheckpointKept, CollectiveDone, TaskNote
+from hetero.model.notes import CheckpointKept, CollectiveDone, NestedRun, TaskNote
 
 __all__ = ["MOST_DEEP", "Frame", "current", "deeper", "enter", "where"]
 
@@ -44,7 +44,7 @@ class Frame:
     talk : how it takes part in collectives, None before the first; closed when the attempt ends
     throttled_cpu_s : CPU seconds after which the task has slept by itself, as the device's throttle asks
     began_s : s of this host's monotonic clock at which the call began
-    notes : collectives and checkpoints of the attempt, with times since `began_s`
+    notes : collectives, checkpoints and nested tasks of the attempt, with times since `began_s`
     late : make further notes once the attempt has ended, None for nothing to tell
     state : what the worker keeps for its tasks, the same dict for all of them
     inside : runs a nested call in a frame of its own, None where no task can be nested
@@ -65,7 +65,7 @@ class Frame:
     talk: Any = None
     throttled_cpu_s: float = 0.0
     began_s: float = 0.0
-    notes: list[CollectiveDone | CheckpointKept] = field(default_factory=list)
+    notes: list[CollectiveDone | CheckpointKept | NestedRun] = field(default_factory=list)
     late: list[Callable[[], TaskNote | None]] = field(default_factory=list)
     state: dict[str, Any] = field(default_factory=dict)
     inside: Callable[[Frame, Any, Any, Any], Any] | None = None
@@ -83,13 +83,10 @@ class Frame:
         path = f"{self.path}/{name}-{self.children[name]}"
         root_key = self.root_key if self.depth else self.task_key
         key = f"{root_key}/in-{hashlib.sha256(path.encode()).hexdigest()[:24]}" if root_key else ""
-        return replace(self._inner(), attempt=1, task_key=key, path=path, root_key=root_key, depth=self.depth + 1)
+        return replace(self.again(), task_key=key, path=path, root_key=root_key, depth=self.depth + 1)
 
     def again(self) -> Frame:
-        """Return the frame of a nested task's next attempt."""
-        return replace(self._inner(), attempt=self.attempt + 1)
-
-    def _inner(self) -> Frame:
+        """Return a frame like this one that nothing has happened in; what it notes is told with this attempt."""
         return replace(
             self, channel=None, loops=None, talk=None, used_namespace=False, throttled_cpu_s=0.0, children=None
         )

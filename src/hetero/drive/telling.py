@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from hetero.drive.frame import Frame
 from hetero.floor import clock
-from hetero.model.notes import CheckpointKept, CollectiveDone
+from hetero.model.notes import CheckpointKept, CollectiveDone, NestedRun
 
-__all__ = ["KEPT", "tell_checkpoint", "tell_collective"]
+__all__ = ["KEPT", "tell_checkpoint", "tell_collective", "tell_nested"]
 
 KEPT = 10_000
 """Notes of an attempt that are told one by one; what follows is added to the last of its kind."""
@@ -32,13 +32,22 @@ def tell_checkpoint(frame: Frame, name: str, nbytes: int, begun_s: float) -> Non
     _add(frame, CheckpointKept(0.0, *which, name, nbytes, begun_s - frame.began_s, seconds, 1))
 
 
-def _add(frame: Frame, note: CollectiveDone | CheckpointKept) -> None:
+def tell_nested(frame: Frame, name: str, begun_s: float) -> None:
+    """Note that a task which this one submitted has run, from a time of the host's monotonic clock until now."""
+    seconds = clock.monotonic_s() - begun_s
+    which = (frame.task, frame.attempt, frame.device.id)
+    _add(frame, NestedRun(0.0, *which, name, begun_s - frame.began_s, seconds, 1))
+
+
+def _add(frame: Frame, note: CollectiveDone | CheckpointKept | NestedRun) -> None:
     notes = frame.notes
     if len(notes) >= KEPT:
         for place in range(len(notes) - 1, -1, -1):
             last = notes[place]
             if type(last) is type(note):
-                nbytes, seconds = last.nbytes + note.nbytes, last.seconds + note.seconds
-                notes[place] = last._replace(nbytes=nbytes, seconds=seconds, calls=last.calls + 1)
+                told = last._replace(seconds=last.seconds + note.seconds, calls=last.calls + 1)
+                if not isinstance(told, NestedRun) and not isinstance(note, NestedRun):
+                    told = told._replace(nbytes=told.nbytes + note.nbytes)
+                notes[place] = told
                 return
     notes.append(note)

@@ -101,6 +101,7 @@ CODES = {
     "OperatorsRun": "ops",
     "CheckpointKept": "keep",
     "TaskParts": "parts",
+    "NestedRun": "nest",
 }
 """The short name of each record; a class that is not listed here is written under its own name."""
 

@@ -16,6 +16,7 @@ from types import CodeType, TracebackType
 from typing import TYPE_CHECKING, Any
 
 from hetero.drive.frame import Frame, current, deeper, enter
+from hetero.drive.telling import tell_nested
 from hetero.engines.base import Channel, Function, Outcome
 from hetero.engines.exceptions import one_line
 from hetero.engines.setup import Initializer, WorkerSetup
@@ -116,6 +117,7 @@ class DeviceRunner:
         implementation = self._choose(function) if function.implementations else function.default
         parent = current()
         assert parent is not None
+        begun_s = clock.monotonic_s() if frame.depth == 1 else 0.0
         enter(frame)
         try:
             with deeper(frame.depth):
@@ -125,6 +127,8 @@ class DeviceRunner:
             parent.ended(frame)
             if frame.talk is not None:
                 frame.talk.close()
+            if frame.depth == 1:
+                tell_nested(parent, function.name, begun_s)
 
     def notes(self, began_s: float) -> list[TaskNote]:
         """Take what the last attempt told of its inside."""

@@ -15,6 +15,7 @@ __all__ = [
     "CheckpointWritten",
     "CollectiveDone",
     "DeviceSampled",
+    "NestedRun",
     "OperatorsRun",
     "PlanMade",
     "TaskNote",
@@ -160,6 +161,27 @@ class CheckpointKept(NamedTuple):
     calls: int
 
 
+class NestedRun(NamedTuple):
+    """A task ran another that it had submitted, within its own time; those nested deeper are part of that one.
+
+    Attributes
+    ----------
+    task, attempt, device : of the outer task
+    name : of the nested one
+    started_s, seconds : s
+    calls : how many this stands for; above 1 only for those after the first 10,000 of an attempt
+    """
+
+    at_s: float
+    task: int
+    attempt: int
+    device: str
+    name: str
+    started_s: float
+    seconds: float
+    calls: int
+
+
 class PlanMade(NamedTuple):
     """A policy that plans ahead has a new plan of what is open.
 
@@ -254,11 +276,11 @@ class TaskParts(NamedTuple):
     link_out_s: float
 
 
-TaskNote = CollectiveDone | CheckpointKept | OperatorsRun | TaskParts
+TaskNote = CollectiveDone | CheckpointKept | OperatorsRun | TaskParts | NestedRun
 """What an attempt tells of its inside; `started_s` counts from the attempt's beginning until it reaches the program."""
 
 
-TASK_NOTES = (CollectiveDone, CheckpointKept, OperatorsRun, TaskParts)
+TASK_NOTES = (CollectiveDone, CheckpointKept, OperatorsRun, TaskParts, NestedRun)
 
 
 def set_in_time(note: TaskNote, began_s: float) -> TaskNote:
@@ -282,5 +304,6 @@ NOTES: tuple[type, ...] = (
     OperatorsRun,
     CheckpointKept,
     TaskParts,
+    NestedRun,
 )
 """Every kind of note, in the order of the documentation."""

@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
-from hetero.model.notes import CheckpointKept, CollectiveDone, OperatorsRun
+from hetero.model.notes import CheckpointKept, CollectiveDone, NestedRun, OperatorsRun
 from hetero.report.record import RunRecord
 
 __all__ = ["Inside", "Part", "nested"]
@@ -42,6 +42,10 @@ class Inside:
                 self._of[note.task, note.attempt, note.device].append(_collective(note, run.begin_s))
             elif isinstance(note, CheckpointKept):
                 self._of[note.task, note.attempt, note.device].append(_checkpoint(note, run.begin_s))
+            elif isinstance(note, NestedRun):
+                start_s = note.started_s - run.begin_s
+                part = Part(note.name, "nested", start_s, start_s + note.seconds, {"calls": note.calls})
+                self._of[note.task, note.attempt, note.device].append(part)
             elif isinstance(note, OperatorsRun):
                 for lane, part in _operators(note, run.begin_s):
                     (self.lanes[note.device, lane] if lane else self._of[note.task, note.attempt, note.device]).append(

@@ -172,13 +172,12 @@ def _refuse(frame: Frame, task: TaskFunction[..., Any]) -> None:
 def _tried(frame: Frame, code: Function, args: Any, kwargs: Any, retries: int) -> Any:
     assert frame.inside is not None
     child = frame.child(code.name)
-    while True:
+    for _ in range(retries):
         try:
-            return frame.inside(child, code, args, kwargs)
-        except Exception:
-            if child.attempt > retries:
-                raise
-            child = child.again()
+            return frame.inside(child.again(), code, args, kwargs)
+        except Exception:  # noqa: BLE001  tried again
+            continue
+    return frame.inside(child.again(), code, args, kwargs)
 
 
 def _taken(value: Any) -> Any:

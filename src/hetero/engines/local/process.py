@@ -68,6 +68,7 @@ class ProcessWorker:
         self._data: Pipe
         self._control: Pipe
         self._pipes: list[Pipe] = []
+        self._passing = False
         self._frames = (Frames(), Frames())
         self._opened = False
         self._ready = False
@@ -121,6 +122,7 @@ class ProcessWorker:
         pid, heard, self._heard = self._child.pid, self._heard, False
         state, cpu_s = platform.process_state(pid), clock.process_cpu_s(pid)
         if self._pulse.frozen(state, cpu_s, heard=heard, answers=self._opened and not self._orders):
+            self._passing = True
             self._kill(f"its worker was frozen: no answer and no processor time for {SILENCE_S:g} s")
         elif self._opened and self._pulse.quiet == 1:
             self._control.send((say.PING,))
@@ -390,7 +392,7 @@ class ProcessWorker:
         code = self._child.wait()
         while self._pull(self._data, self._frames[0]) > 0:
             pass
-        again = code < 0 and not self._why and self._house.failed_starts[self.device.id] < STARTS
+        again = code < 0 and (self._passing or not self._why) and self._house.failed_starts[self.device.id] < STARTS
         memory = ", as the system does for want of memory" if self._house.memory_kills.one_more(code) else ""
         self._end(self._why or f"its worker {platform.describe_exit(code)}{memory}", again)
 

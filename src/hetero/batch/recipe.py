@@ -19,6 +19,7 @@ from hetero.batch.face import map_batches
 from hetero.batch.finding import KINDS, kind_of_source
 from hetero.batch.plain import GeneratorSource
 from hetero.floor.errors import BadValueError, ConfigError, HeteroError, did_you_mean
+from hetero.floor.text import single_line
 from hetero.floor.units import shown
 from hetero.session.config import read_file
 from hetero.session.config_yaml import lay_over
@@ -78,7 +79,7 @@ def read_batch_recipe(path: Path | str, set: Sequence[str] = ()) -> BatchRecipe:
         if isinstance(given.get("cost"), str) and given["cost"] != "len":
             given["cost"] = _named(folder, given["cost"])
     except HeteroError as error:
-        raise ConfigError(f"{path}: {error.problem}", remedy=error.remedy) from error
+        raise ConfigError(f"{path}: {single_line(error.problem)}", remedy=single_line(error.remedy)) from error
     allowed = [name for name in _OPTIONS if name not in _NOT_HERE]
     options = {key: given.pop(key) for key in allowed if key in given}
     if options.get("cost") == "len":

@@ -281,7 +281,7 @@ class _Sweep:
                     return "collective"
         mine = [each for each in self.up if each[0] == device.id]
         if not any(from_s <= at_s < until_s for _, from_s, until_s in mine):
-            return "retry" if any(until_s <= at_s for _, _, until_s in mine) else "overhead"
+            return "retry" if any(until_s <= at_s for _, _, until_s in mine) else "start-up"
         if self._is_fed(device, at_s):
             return "transfer in"
         if self._is_emptied(device, at_s):

@@ -83,6 +83,7 @@ def summary(trace: TraceFile, only: Only = None, price: Price = None, json: AsJs
         collective_table,
         device_table,
         epoch_table,
+        gain_table,
         loss_table,
         member_table,
         operator_table,
@@ -95,7 +96,7 @@ def summary(trace: TraceFile, only: Only = None, price: Price = None, json: AsJs
     say("\n".join(found.sentences))
     if found.training is not None:
         say(f"\n{member_table(found.training)}\n\n{epoch_table(found.training)}".rstrip())
-    say(f"\n{device_table(found)}\n\n{loss_table(found)}")
+    say("\n" + "\n\n".join(filter(None, (gain_table(found), device_table(found), loss_table(found)))))
     for table in (collective_table(found), operator_table(found)):
         if table:
             say(f"\n{table}")

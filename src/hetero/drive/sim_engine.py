@@ -7,7 +7,7 @@ It must not look at the core, and it knows no time but the simulation's.
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from math import exp
 from typing import NamedTuple
@@ -45,6 +45,7 @@ class Costs(NamedTuple):
     noise : standard deviation of the logarithm of run times; 0 for none
     launch_s : s of a worker's time per attempt, beyond the truth
     start_s : s until a worker that is started takes tasks
+    starts_s : the same by device id, where devices differ; those that are not named take `start_s`
     notice_s : s until the loss of a worker is noticed
     shared : True when transfers over one link or bus follow one another; else each has it alone
     tick_s : s between two times at which the core hears what happened; 0 tells it everything at once
@@ -56,6 +57,7 @@ class Costs(NamedTuple):
     notice_s: float = 0.001
     shared: bool = True
     tick_s: float = 0.0
+    starts_s: Mapping[str, float] = {}
 
 
 class _Group:
@@ -162,7 +164,8 @@ class SimEngine:
         worker.life += 1
         worker.failed_starts *= not worker.gone
         worker.up = worker.gone = False
-        self._at(self._costs.start_s, partial(self._started, worker, worker.life))
+        start_s = self._costs.starts_s.get(name, self._costs.start_s)
+        self._at(start_s, partial(self._started, worker, worker.life))
 
     def _start_worker(self, command: StartWorker) -> None:
         worker = self.workers[command.device]

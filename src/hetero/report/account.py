@@ -34,7 +34,8 @@ CATEGORIES: Mapping[str, str] = {
     "waiting for data": "found only tasks whose inputs were not computed yet",
     "waiting for work": "found no open task that it could run",
     "retry": "ran attempts that did not count, or had lost its worker",
-    "overhead": "had a task that had not begun (start of the worker, messages)",
+    "start-up": "had a worker that had not started yet",
+    "overhead": "had a task that had not begun (messages)",
     "idle": "was left without a task although one that it could run was ready",
 }
 """What a device can do with its time, and what each means: a device …"""
@@ -70,7 +71,7 @@ def account(run: RunRecord) -> Account:
     -----
     At any moment a device either has an attempt (retry where it did not count; else what its parts tell: a transfer
     on an emulated link, loading, storing, waiting for memory; else collective while it is in one, else compute), or
-    waits for the others at the end of a group task (collective), or its worker is away (retry; overhead before its
+    waits for the others at the end of a group task (collective), or its worker is away (retry; start-up before its
     first start), or bytes travel for it (transfer in, before transfer out), or an attempt that was sent to it has not
     begun (overhead), or some task that it could run is ready elsewhere (idle), or some is not ready (waiting for
     data), or none is open (waiting for work). Each of these is computed from the events that make it so. An event that
@@ -145,7 +146,8 @@ def _seconds(fact: _Facts) -> dict[str, float]:
         "waiting for data": length_s(common(unused, without(blocked, ready))),
         "waiting for work": length_s(common(unused, none_open)),
         "retry": length_s(fact.wasted) + length_s(without(fact.away, held)),
-        "overhead": length_s(queued) + length_s(without(without(fact.starting, fact.away), held)),
+        "start-up": length_s(without(without(fact.starting, fact.away), held)),
+        "overhead": length_s(queued),
         "idle": length_s(common(unused, ready)),
     }
 

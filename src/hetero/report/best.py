@@ -7,7 +7,7 @@ It must not promise what it cannot prove: the bound is never above what the run 
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import permutations
 from typing import NamedTuple
 
@@ -51,9 +51,10 @@ def best_possible(run: RunRecord) -> Best:
     Notes
     -----
     The run is cut where no task was open: what follows waits for the program, not for a device. Each part gets the
-    lower bound of `hetero.plan.bounds` on a table of seconds: where a task ran, what it took there; where
-    its function ran on such a device, the tenth percentile of that; where it never did, the tenth percentile of
-    an estimate from the ratio of the devices on other functions, else of its time on any device. The run itself is a
+    lower bound of `hetero.plan.bounds` on a table of seconds: where a task ran, what it took there; where its function
+    ran on such a device, the tenth percentile of that; where it never did, the tenth percentile of an estimate from the
+    ratio of the devices on other functions, else of its time on any device. Devices from which only the words of a
+    request keep a task count too, so that the bound includes what was put on the wrong device. The run itself is a
     schedule of that table, so its makespan is never below the bound, whatever the estimates are. Transfers are left
     out.
     """
@@ -177,8 +178,9 @@ def _row(
     used: set[tuple[str, str]],
 ) -> Floats:
     row = np.full(len(run.devices), np.inf)
+    anywhere = replace(request, on=(), not_on=())
     for index, device in enumerate(run.devices):
-        if obstacle(device, request, None):
+        if obstacle(device, anywhere, None):
             continue
         key = device.model_key
         used.add((signature, key))

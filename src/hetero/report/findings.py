@@ -18,6 +18,7 @@ from hetero.floor.units import format_seconds
 from hetero.model.device import Device
 from hetero.report.account import CATEGORIES, Account, account
 from hetero.report.best import Best, best_possible
+from hetero.report.causes import Gain, Gains, gains
 from hetero.report.collectives import CollectiveTime, collective_times
 from hetero.report.money import lost_usd, rates
 from hetero.report.money import sentence as money_sentence
@@ -31,29 +32,31 @@ from hetero.report.record import RunRecord
 from hetero.report.training import Training, training
 from hetero.report.training import sentences as training_sentences
 
-__all__ = ["LOSSES", "Findings", "Prediction", "find", "remedy"]
+__all__ = ["LOSSES", "Findings", "Prediction", "find", "gain_words"]
 
 LOSSES = tuple(name for name in CATEGORIES if name != "compute")
-REMEDIES = {
-    "loading": "send less to a task (hetero.put for what many read), and import less in its function",
-    "storing": "return less, or leave results where they were computed",
-    "waiting for memory": "give a larger memory_pool_size, or return less at a time",
-    "transfer in": "keep readers beside their data (near=…), or make fewer, larger tasks",
-    "transfer out": "reduce where the data lies (ctx.reduce) instead of bringing it back",
-    "collective": "give the slower members of the group less work",
-    "waiting for data": "break the longest chain of tasks into smaller ones, or start it first (priority=…)",
-    "waiting for work": "hand in more tasks at once, or use fewer devices",
-    "retry": "see why attempts failed or workers died",
-    "overhead": "make tasks longer, or use isolation: thread",
-    "idle": "nothing, where that device is slow at this work; else see ctx.explain(task)",
-}
-"""What helps against each loss."""
 _IN_TRAINING = {
+    "start-up": "train for longer: workers start once",
     "collective": "take a larger global batch, so that a step computes for longer",
     "waiting for work": "see above which devices were left out, and why; a device without samples waits",
-    "overhead": "train for longer: workers start once",
 }
 
+_WITHOUT = {
+    "start-up": "with workers that had started",
+    "device": "without {}",
+    "pin": "with {} on any device",
+    "load": "on an idle host",
+    "link": "with links twice as fast",
+    "loading": "with nothing to load for {}",
+    "storing": "with nothing to store of {}",
+    "attempts": "without failed attempts",
+    "late": "with all tasks handed in at once",
+    "stragglers": "with no task far longer than others of its function",
+    "messages": "without the time between tasks",
+}
+"""What is different in the replay of each cause."""
+_GAINS = 3
+_TOLD_FRAC = 0.02
 _EPSILON_S = 1e-9
 
 
@@ -86,6 +89,8 @@ class Findings:
     span_s, makespan_s : s, first submission to last outcome; first start to last finish
     account : where the time went
     best : the lower bound
+    gains : what the run would have gained without one cause, as replays in the simulator tell; none of a training
+    others_frac : share of the devices' time that other programs used, as far as it was told
     chain : what held the run up, first to last
     path, path_s : the longest chain of the task graph, and its s
     predictions : per function and device
@@ -107,6 +112,8 @@ class Findings:
     torn: bool
     account: Account
     best: Best
+    gains: Gains
+    others_frac: float
     chain: list[Link]
     path: list[int]
     path_s: float
@@ -131,6 +138,8 @@ class Findings:
         return {
             **plain,
             "best": asdict(self.best),
+            "gains": [each._asdict() for each in self.gains.found],
+            "others_frac": self.others_frac,
             "devices": [
                 {"id": each.id, "name": each.name, "seconds": took, "usd": usd, "usd_from": origin}
                 for each, took, usd, origin in rows
@@ -166,6 +175,8 @@ def find(run: RunRecord, usd_per_hour: Mapping[str, float] | None = None) -> Fin
         best = best_possible(run)
         path, path_s = longest_path(run)
         predictions = _predictions(run)
+        trained = training(run)
+        gained = gains(run) if trained is None else Gains((), 0.0, 0)
     counts = Counter(each.outcome for each in run.attempts)
     committed = sum(1 for each in run.tasks.values() if each.commit is not None)
     failed = sum(1 for each in run.tasks.values() if each.failure)
@@ -180,6 +191,8 @@ def find(run: RunRecord, usd_per_hour: Mapping[str, float] | None = None) -> Fin
         torn=run.torn,
         account=given,
         best=best,
+        gains=gained,
+        others_frac=_others_frac(run),
         chain=critical_chain(run),
         path=path,
         path_s=path_s,
@@ -189,17 +202,12 @@ def find(run: RunRecord, usd_per_hour: Mapping[str, float] | None = None) -> Fin
         sentences=(),
         problems=given.problems,
         devices=run.devices,
-        training=training(run),
+        training=trained,
         planning=planning(run),
         operators=operators(run),
         collectives=collective_times(run),
     )
     return replace(found, sentences=tuple(_sentences(run, found)))
-
-
-def remedy(found: Findings, loss: str) -> str:
-    """Say what helps against a loss in this run."""
-    return (_IN_TRAINING if found.training is not None else REMEDIES).get(loss, REMEDIES[loss])
 
 
 def _predictions(run: RunRecord) -> list[Prediction]:
@@ -227,13 +235,15 @@ def _percent(part: float, whole: float) -> str:
 def _sentences(run: RunRecord, found: Findings) -> list[str]:
     if not found.tasks and not found.failed:
         return [_nothing_ended(run) if run.torn and run.tasks else "No task ran."]
-    told = [_what_ran(run, found)]
-    if found.failed:
-        told.append(_failures(run, found))
+    told = [_failures(run, found)] if found.failed else []
+    told.append(_what_ran(run, found))
+    if found.others_frac >= _TOLD_FRAC:
+        told.append(f"Other programs used {_percent(found.others_frac, 1.0)} of the devices' time.")
     inside = [operator_sentence(found.operators)] if found.operators else []
     money = list(filter(None, [money_sentence(found.account, found.usd, found.price_origins)]))
     if found.training is not None:
-        return [*told, *training_sentences(found.training), *inside, _who_worked(found), _largest_loss(found), *money]
+        own = [*training_sentences(found.training), _whole_time(run, found)]
+        return [*told, *own, *inside, _who_worked(found), _largest_loss(found), *money]
     told.append(_who_worked(found))
     whole_s = found.span_s * len(found.devices)
     moving_s = sum(found.account.total_s(name) for name in ("transfer in", "transfer out", "collective"))
@@ -243,6 +253,7 @@ def _sentences(run: RunRecord, found: Findings) -> list[str]:
         told.append(planning_sentence(found.planning, run))
     told.append(_how_far(found))
     told.append(_largest_loss(found))
+    told.extend(_what_helps(found))
     told.extend(money)
     told.extend(_predicted(found))
     return [*told, *inside]
@@ -303,10 +314,44 @@ def _largest_loss(found: Findings) -> str:
     if total_s <= 0.0:
         return "No device lost any time."
     share = _percent(total_s, found.span_s * len(found.devices))
+    advice = f" What helps: {_IN_TRAINING[name]}." if found.training is not None and name in _IN_TRAINING else ""
     return (
         f"The largest loss was {name}: {format_seconds(total_s)} over all devices ({share}), in which a device "
-        f"{CATEGORIES[name]}. What helps: {remedy(found, name)}."
+        f"{CATEGORIES[name]}.{advice}"
     )
+
+
+def _what_helps(found: Findings) -> list[str]:
+    """Say what would have made the run shorter, the largest gain first."""
+    if not found.gains.found:
+        return []
+    words = [f"{gain_words(each)}: {format_seconds(each.seconds)}" for each in found.gains.found[:_GAINS]]
+    return [f"The run would have ended sooner, by replays in the simulator: {'; '.join(words)}."]
+
+
+def gain_words(gain: Gain) -> str:
+    """Say what is different in the replay that a gain was measured by."""
+    return _WITHOUT[gain.cause].format(gain.subject)
+
+
+def _others_frac(run: RunRecord) -> float:
+    """Return the share of the devices' time that others used, over those devices of which it was told."""
+    shares = [sum(frac for _, frac in told) / len(told) for told in run.used.values() if told]
+    return sum(shares) / len(shares) if shares else 0.0
+
+
+def _whole_time(run: RunRecord, found: Findings) -> str:
+    """Account for the whole time of a training run."""
+    assert found.training is not None
+    start_s = max((took["start-up"] for took in found.account.seconds), default=0.0)
+    load_s = max((each.load_s for each in run.attempts), default=0.0)
+    steps_s = sum(each.seconds for each in found.training.epochs)
+    kept_s = sum(each.seconds for each in found.training.checkpoints)
+    parts = {"starting workers": start_s, "loading data and model": load_s, "steps": steps_s, "checkpoints": kept_s}
+    rest_s = max(0.0, found.span_s - sum(parts.values()))
+    parts["probing devices, tests and waiting"] = rest_s
+    words = [f"{name} {format_seconds(seconds)}" for name, seconds in parts.items() if seconds > 0.0]
+    return f"Of the {format_seconds(found.span_s)} went to {', '.join(words)}."
 
 
 def _predicted(found: Findings) -> list[str]:

@@ -6,7 +6,7 @@ const PALETTE = ["#0072b2", "#ee7766", "#66eebb", "#aa8800", "#663355", "#aaccff
 const OTHER = "#8a9199", WASTED = "#9b2226";
 const KINDS = { "compute": "#0072b2", "loading": "#56b4e9", "storing": "#9ad0f5", "waiting for memory": "#004488",
   "transfer in": "#aa8800", "transfer out": "#dddd55", "collective": "#ee7766",
-  "waiting for data": "#66eebb", "waiting for work": "#aaccff", "retry": "#9b2226", "overhead": "#663355", "idle": "#8a9199" };
+  "waiting for data": "#66eebb", "waiting for work": "#aaccff", "retry": "#9b2226", "start-up": "#bb8866", "overhead": "#663355", "idle": "#8a9199" };
 const OUTCOMES = ["done", "failed", "its worker was lost", "done, but not wanted"];
 const GAP = 4, AXIS = 22, MOST = 720, PAPER = 700;
 let ROW = 26, LEFT = 116, paper = 0;

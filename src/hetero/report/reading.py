@@ -28,6 +28,7 @@ from hetero.model.events import (
     TaskWithdrawn,
     TransferFailed,
     TransferFinished,
+    UtilisationReported,
 )
 from hetero.model.notes import NOTES, TASK_NOTES, TaskParts
 from hetero.report.quick import nothing_collected
@@ -135,6 +136,7 @@ class _Collector:
             TransferFinished: self._moved,
             TransferFailed: self._stuck,
             ItemPut: lambda at_s, record: self._run.put.append((record.item, record.nbytes, record.node, at_s)),
+            UtilisationReported: self._used,
             Free: lambda at_s, record: self._run.freed.append((record.item, record.node, at_s)),
             Warn: lambda at_s, record: self._run.warnings.append((at_s, record.text)),
             **dict.fromkeys(NOTES, lambda at_s, record: self._run.notes.append(record)),
@@ -309,6 +311,9 @@ class _Collector:
             else:
                 self._run.queued.append((device, launch_s, at_s))
         self._on_device[device].clear()
+
+    def _used(self, at_s: float, record: UtilisationReported) -> None:
+        self._run.used.setdefault(self._device(record.device), []).append((at_s, record.busy_frac))
 
     # data
 

@@ -104,6 +104,7 @@ class RunRecord:
     put : (item, bytes, node, at) of each value that came to be on a node
     freed : (item, node, at)
     warnings : what the user was told
+    used : (at, share) of each device by index, of its time that others used as it was told, 0..1
     notes : what training, devices and attempts told, as in `hetero.model.notes`
     problems : one line for each event that is missing or contradicts another; empty for a sound trace
     torn : True when the program ended without closing its trace
@@ -121,6 +122,7 @@ class RunRecord:
     put: list[tuple[int, int, str, float]] = field(default_factory=list)
     freed: list[tuple[int, str, float]] = field(default_factory=list)
     warnings: list[tuple[float, str]] = field(default_factory=list)
+    used: dict[int, list[tuple[float, float]]] = field(default_factory=dict)
     notes: list[Any] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
     torn: bool = False

@@ -10,7 +10,7 @@ from math import isfinite
 
 from hetero.floor.units import format_bytes, format_seconds
 from hetero.report.account import CATEGORIES
-from hetero.report.findings import LOSSES, Findings, remedy
+from hetero.report.findings import LOSSES, Findings, gain_words
 from hetero.report.money import format_usd, lost_usd
 from hetero.report.record import RunRecord
 from hetero.report.training import Training
@@ -20,6 +20,7 @@ __all__ = [
     "collective_table",
     "device_table",
     "epoch_table",
+    "gain_table",
     "loss_table",
     "member_table",
     "operator_table",
@@ -64,7 +65,7 @@ def device_table(found: Findings) -> str:
 
 
 def loss_table(found: Findings) -> str:
-    """Give the seconds and, where prices are known, the money that each cause took, and what helps against it."""
+    """Return the seconds and, where prices are known, the money that each kind of loss took."""
     priced = any(each is not None for each in found.usd)
     whole_s = found.span_s * len(found.devices) or 1.0
     rows = []
@@ -74,9 +75,17 @@ def loss_table(found: Findings) -> str:
             continue
         money = (format_usd(lost_usd(found.account, found.usd, name)),) if priced else ()
         share = f"{100.0 * total_s / whole_s:.1f} %"
-        rows.append((name, format_seconds(total_s), share, *money, remedy(found, name)))
-    head = ("loss", "over all devices", "share", *(("cost",) if priced else ()), "what helps")
-    return text_table(head, rows, left=(0, len(head) - 1))
+        rows.append((name, format_seconds(total_s), share, *money))
+    return text_table(("loss", "over all devices", "share", *(("cost",) if priced else ())), rows)
+
+
+def gain_table(found: Findings) -> str:
+    """Return what the run would have gained without each cause, the largest first; '' where nothing was found."""
+    rows = [
+        (gain_words(each)[:80], format_seconds(each.seconds), _share(each.seconds / found.span_s), each.remedy[:120])
+        for each in found.gains.found
+    ]
+    return text_table(("replayed", "sooner by", "share", "what to do"), rows, left=(0, 3)) if rows else ""
 
 
 def prediction_table(found: Findings) -> str:

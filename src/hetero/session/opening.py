@@ -111,7 +111,7 @@ class Opened:
             trace=joined(sinks),
             warn=_log.warning,
             split=split,
-            watch=policy.name == "migration",
+            watch=policy.name == "migration" or self._trace is not None,
         )
         if self._debug is not None:
             self._debug.machine = self.driver.machine

@@ -28,8 +28,8 @@ from hetero.report.record import Attempt, RunRecord
 
 __all__ = ["Gain", "Gains", "gains"]
 
-_TASKS_MAX = 3_000
-"""Tasks that are replayed; of a longer run the first ones, and gains are scaled."""
+_TASKS_MAX = 1_000
+"""Tasks that are replayed; of a longer run the first ones, and gains but that of the start-up are scaled."""
 _SOON_S = 2e-3
 """A task handed in so soon after an outcome was handed in because of it."""
 _PACED_FRAC = 0.05
@@ -149,7 +149,8 @@ def _gains(run: RunRecord) -> Gains:
     for make, change in _candidates(model):
         without_s = _replayed(model, change)
         if without_s is not None and base_s - without_s > _LEAST_FRAC * base_s:
-            found.append(make(float((base_s - without_s) / base_s * run.span_s)))
+            scale = 1.0 if change.no_start and len(model.entries) == _TASKS_MAX else run.span_s / base_s
+            found.append(make(float((base_s - without_s) * scale)))
     found.sort(key=lambda each: (-each.seconds, each.cause, each.subject))
     return Gains(tuple(found), base_s, len(model.entries))
 

@@ -298,7 +298,7 @@ def _kind_of_error(message: str) -> str:
 
     Examples
     --------
-    >>> _kind_of_error("ValueError: cannot read /home/me/secret"), _kind_of_error("no such file")
+    >>> _kind_of_error("ValueError: cannot read secret.csv"), _kind_of_error("no such file")
     ('ValueError', '')
     """
     found = _NAME.match(message)

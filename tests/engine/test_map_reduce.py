@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import operator
+import os
+import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,7 +15,7 @@ import pytest
 
 import hetero
 from hetero.drive.trace_read import read_trace
-from hetero.errors import BadValueError
+from hetero.errors import BadValueError, TaskLostError
 from hetero.model.events import TaskSubmitted
 from hetero.session.mapping import chunk_size
 
@@ -124,6 +126,22 @@ def test_a_chunk_that_is_no_number_is_refused(ctx: hetero.Context, chunk: Any) -
 def test_map_over_a_number_is_refused(ctx: hetero.Context) -> None:
     with pytest.raises(BadValueError, match="map got a int"):
         ctx.map(square, 5)  # type: ignore[arg-type]
+
+
+def unless(bad: int, x: int) -> int:
+    if x == bad:
+        os.kill(os.getpid(), signal.SIGSEGV)
+    return x
+
+
+@pytest.mark.parametrize("chunk", [4, 1])
+def test_an_item_that_ends_its_worker_fails_alone_and_is_named(chunk: int) -> None:
+    with hetero.Context(devices="2xcpu", isolation="process", history=False) as ctx:
+        results = ctx.executor().map(unless, [6] * 12, range(12), chunksize=chunk)
+        assert [next(results) for _ in range(6)] == [0, 1, 2, 3, 4, 5]
+        with pytest.raises(TaskLostError, match=r"^item 6 of the map: unless .*SIGSEGV"):
+            next(results)
+        assert list(ctx.map(unless, [-1] * 12, range(12), chunk=chunk)) == list(range(12))
 
 
 def test_map_of_a_group_task_is_never_chunked() -> None:

@@ -257,7 +257,9 @@ class Context(AsyncTwins):
         Notes
         -----
         The tasks are handed in before the iterator is read. An exception of the function comes from the iterator
-        in place of the first result of its chunk. An iterator that is closed early stops the tasks left.
+        in place of the first result of its chunk. An iterator that is closed early stops the tasks left. The items of
+        a chunk that ended its worker again and again are run one by one when they are read: only an item that ends
+        its worker by itself raises, with its index.
         """
         from hetero.session.mapping import start_map
 

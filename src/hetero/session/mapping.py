@@ -11,12 +11,12 @@ import math
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from hetero.floor.clock import monotonic_s
-from hetero.floor.errors import BadValueError
+from hetero.floor.errors import BadValueError, TaskLostError
 from hetero.session.functions import Source
 from hetero.session.futures import Future
 from hetero.session.tasks import TaskFunction
@@ -93,6 +93,15 @@ def _column(iterable: Iterable[Any]) -> Sequence[Any]:
     return list(iterable)
 
 
+class _Part(NamedTuple):
+    """The items from `begin` to `end` as one task; `chunked` where it gives a list of their results."""
+
+    future: Future
+    begin: int
+    end: int
+    chunked: bool
+
+
 class Results(Iterator[Any]):
     """The results of a map, in order; closed or dropped half read, it stops the tasks that are left."""
 
@@ -111,7 +120,7 @@ class Results(Iterator[Any]):
         self._length = length
         self._until_s = until_s
         self._given = 0
-        self._futures: deque[tuple[Future, bool]] = deque()
+        self._parts: deque[_Part] = deque()
         self._ready: deque[Any] = deque()
         self._more = threading.Condition()
         self._waiting_for_probe = False
@@ -149,8 +158,7 @@ class Results(Iterator[Any]):
 
     def _hand_in(self, size: int, end: int) -> None:
         if size == 1 and self._chunked is None:
-            for items in itertools.islice(zip(*self._columns, strict=False), self._given, end):
-                self._futures.append((self._ctx.submit_call(self._task, items, {}), False))
+            self._parts.extend(self._submit_items(self._given, end))
         else:
             self._chunked = self._chunked or _chunked(self._task)
             for begin in range(self._given, end, size):
@@ -160,8 +168,13 @@ class Results(Iterator[Any]):
     def _submit_chunk(self, begin: int, end: int) -> Future:
         assert self._chunked is not None
         future = self._ctx.submit_call(self._chunked, tuple([column[begin:end] for column in self._columns]), {})
-        self._futures.append((future, True))
+        self._parts.append(_Part(future, begin, end, chunked=True))
         return future
+
+    def _submit_items(self, begin: int, end: int) -> list[_Part]:
+        """Hand in items one by one."""
+        items = enumerate(itertools.islice(zip(*self._columns, strict=False), begin, end), begin)
+        return [_Part(self._ctx.submit_call(self._task, each, {}), i, i + 1, chunked=False) for i, each in items]
 
     def __next__(self) -> Any:
         self._reading = True
@@ -170,22 +183,28 @@ class Results(Iterator[Any]):
         return self._ready.popleft()
 
     def _take(self) -> None:
-        if not self._futures:
+        if not self._parts:
             self._await_probe()
         if self._trouble is not None:
             raise self._trouble
-        if not self._futures:
+        if not self._parts:
             if self._waiting_for_probe:
                 raise TimeoutError("map: the first results were not there in time")
             raise StopIteration
-        future, is_chunk = self._futures.popleft()
+        part = self._parts.popleft()
         try:
-            result = future.result(self._left_s())
+            result = part.future.result(self._left_s())
+        except TaskLostError as error:
+            if part.end - part.begin > 1 and not self._ctx.closed:
+                self._parts.extendleft(reversed(self._submit_items(part.begin, part.end)))
+                return self._take()
+            self.close()
+            raise _lost(error, part) from error
         except BaseException:
-            future.cancel()
+            part.future.cancel()
             self.close()
             raise
-        self._ready.extend(result[1] if is_chunk else (result,))
+        self._ready.extend(result[1] if part.chunked else (result,))
 
     def _await_probe(self) -> None:
         """Wait until the rest was handed in, in vain or not, or the Context closed without the callback that does."""
@@ -202,12 +221,18 @@ class Results(Iterator[Any]):
         """Stop the tasks that are left."""
         with self._more:
             self._closed = True
-            while self._futures:
-                self._futures.popleft()[0].cancel()
+            while self._parts:
+                self._parts.popleft().future.cancel()
 
     def __del__(self) -> None:
         if self.__dict__.get("_reading"):
             self.close()
+
+
+def _lost(error: TaskLostError, part: _Part) -> TaskLostError:
+    """Return the error with the index of the item that ends its worker, or of those among which it is."""
+    which = f"item {part.begin}" if part.end - part.begin == 1 else f"one of the items {part.begin} to {part.end - 1}"
+    return TaskLostError(f"{which} of the map: {error.problem}", remedy=error.remedy)
 
 
 def _can_be_chunked(task: TaskFunction[..., Any]) -> bool:

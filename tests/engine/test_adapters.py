@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import concurrent.futures
 import gc
+import multiprocessing
+import os
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import joblib
@@ -48,9 +51,10 @@ def test_a_shut_executor_takes_no_more_calls_and_leaves_the_context_open(ctx: he
 def test_an_executor_can_cancel_what_is_left() -> None:
     with hetero.Context(devices="2xcpu", history=False) as own:  # the workers it stops are started again
         pool = hetero.Executor(own)
-        futures = [pool.submit(time.sleep, 60) for _ in range(4)]
+        futures = [pool.submit(time.sleep, 0.5) for _ in range(12)]
         pool.shutdown(cancel_futures=True)
-        assert all(future.cancelled() for future in futures)
+        assert all(future.done() for future in futures)
+        assert 0 < sum(future.cancelled() for future in futures) < 12
 
 
 @pytest.mark.usefixtures("no_leaks")
@@ -60,6 +64,68 @@ def test_an_executor_without_a_context_opens_and_closes_its_own(monkeypatch: pyt
         assert pool.submit(abs, -3).result(60) == 3
     assert pool.ctx.closed
     gc.collect()
+
+
+def add_to(value: Any, more: int) -> int:
+    value.value += more
+    return int(value.value)
+
+
+def test_an_executor_of_its_own_keeps_the_contract_of_a_process_pool(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A manager's objects work in workers, children are replaced, workers can be limited, wrong words are refused."""
+    monkeypatch.delenv("HETERO_DEVICES", raising=False)
+    spawn = multiprocessing.get_context("spawn")
+    with spawn.Manager() as manager, hetero.Executor(2, mp_context=spawn, max_tasks_per_child=1) as pool:
+        assert len(pool.ctx.devices) == 2
+        shared = manager.Value("i", 1)
+        assert pool.submit(add_to, shared, 2).result(60) == 3
+        assert pool.submit(os.getpid).result(60) != pool.submit(os.getpid).result(60)
+        assert list(pool.map(pow, range(5), range(5), chunksize=2)) == [1, 1, 4, 27, 256]
+        with pytest.raises(ZeroDivisionError):
+            pool.submit(divmod, 1, 0).result(60)
+    with pytest.raises(RuntimeError, match="cannot schedule new futures after shutdown"):
+        pool.submit(abs, 1)
+    for words, said in (
+        ({"max_workers": 0}, "max_workers must be greater than 0"),
+        ({"mp_context": multiprocessing.get_context("fork")}, "never forks of the program"),
+        ({"max_tasks_per_child": 0}, "max_tasks_per_child must be >= 1"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            hetero.Executor(**words)
+
+
+def test_a_call_that_runs_is_spared_by_an_executor_and_says_that_it_runs(ctx: hetero.Context) -> None:
+    with hetero.Executor(ctx, max_workers=1) as pool:
+        first, *others = [pool.submit(time.sleep, 0.5) for _ in range(6)]
+        while not first.running():
+            time.sleep(0.01)
+        assert not first.cancel()
+        assert others[-1].cancel()
+        pool.shutdown(cancel_futures=True)
+        assert (first.result(0), first.cancelled(), others[-1].cancelled()) == (None, False, True)
+        assert all(future.done() for future in others)
+
+
+LEFT_BEHIND = """
+import hetero, pathlib, sys
+def late(path):
+    import time
+    time.sleep(0.3)
+    pathlib.Path(path).touch()
+if __name__ == "__main__":
+    early = hetero.Executor(1)
+    early.submit(late, sys.argv[1])
+    early.shutdown(wait=False)
+    hetero.Executor(1).submit(late, sys.argv[2])
+"""
+
+
+def test_calls_that_were_handed_in_are_done_before_the_program_ends(tmp_path: Path) -> None:
+    script = tmp_path / "left.py"
+    script.write_text(LEFT_BEHIND)
+    paths = [tmp_path / "early", tmp_path / "late"]
+    subprocess.run([sys.executable, str(script), *map(str, paths)], timeout=100, check=True)
+    assert [path.exists() for path in paths] == [True, True]
 
 
 def test_joblib_runs_its_calls_on_the_devices(ctx: hetero.Context) -> None:

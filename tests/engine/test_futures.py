@@ -182,7 +182,7 @@ class Settings:
 @pytest.mark.parametrize("engine", ["process", "thread", "inline"])
 def test_futures_are_found_inside_every_kind_of_container(engine: str) -> None:
     words: dict[str, Any] = {"engine": "inline"} if engine == "inline" else {"isolation": engine}
-    with hetero.Context(devices="cpu:1", history=False, **words) as ctx:
+    with hetero.Context(devices="1xcpu", history=False, **words) as ctx:
         one = ctx.submit(identity, 1)
         for given, expected in (
             (Pair(one, [2, one]), Pair(1, [2, 1])),

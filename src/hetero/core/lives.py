@@ -319,7 +319,7 @@ class Lives(Questions):
 
     def _cancel_requested(self, event: CancelRequested) -> list[Command]:
         state = self.tasks.get(event.task)
-        if state is None:
+        if state is None or (event.waiting_only and state.phase is Phase.RUNNING):
             return []
         return self._stop(state, event.at_s, Failure("cancelled", f"{state.task.name} was cancelled"))
 

@@ -13,6 +13,7 @@ from functools import partial
 from typing import Any
 
 from hetero.core.machine import Machine
+from hetero.core.state import Phase
 from hetero.drive.live_values import Sink, Together
 from hetero.drive.recorder import Recorder
 from hetero.drive.timer import Timer
@@ -99,9 +100,14 @@ class Loop:
             Warn: self._order_warning,
         }
 
-    def cancel(self, task: int) -> None:
-        """Ask for a task to be stopped; its sink is told once it is."""
-        self._post([CancelRequested(self._clock.now_s(), task)])
+    def cancel(self, task: int, waiting_only: bool = False) -> None:
+        """Ask for a task to be stopped, or not to be begun; its sink is told once it is."""
+        self._post([CancelRequested(self._clock.now_s(), task, waiting_only)])
+
+    def has_started(self, task: int) -> bool:
+        """Tell whether a task was given to a device and has not ended."""
+        state = self.machine.tasks.get(task)
+        return state is not None and state.phase is Phase.RUNNING
 
     def load(self, item: int) -> Any:
         """Give the value of an item; one that was lost with its device is waited for while it is computed again.

@@ -27,6 +27,7 @@ __all__ = [
     "OutOfDeviceMemoryError",
     "RemoteTracebackError",
     "SerialisationError",
+    "ShutDownRuntimeError",
     "TaskCancelledError",
     "TaskLostError",
     "TaskTimeoutError",
@@ -92,6 +93,10 @@ class FileError(BadValueError):
 
     exit_code = 3
     _written = staticmethod(single_line)
+
+
+class ShutDownRuntimeError(BadValueError, RuntimeError):
+    """An executor takes no more calls, since it was shut down or the program ends."""
 
 
 class ConfigError(HeteroError, ValueError):

@@ -45,10 +45,11 @@ class TaskSubmitted(NamedTuple):
 
 
 class CancelRequested(NamedTuple):
-    """The user no longer wants a task."""
+    """The user no longer wants a task; `waiting_only` lets it go on where it runs."""
 
     at_s: float
     task: int
+    waiting_only: bool = False
 
 
 class TaskFinished(NamedTuple):

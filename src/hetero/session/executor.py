@@ -1,19 +1,30 @@
 """The `concurrent.futures.Executor` over a Context, for programs that know that interface.
 
 In: submit, map, shutdown. Out: the Context's own futures.
-It must not close a Context that somebody else opened.
+It must not close a Context that somebody else opened, nor lose a call that was handed in.
 """
 
 from __future__ import annotations
 
+import atexit
 import concurrent.futures
+import functools
+import itertools
+import threading
+import weakref
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from hetero.floor.errors import BadValueError
+from hetero.engines.exceptions import dump_error, load_error, one_line
+from hetero.engines.local.wire import as_bytes, load
+from hetero.floor.errors import BadValueError, ShutDownRuntimeError
 from hetero.session.futures import Future
+from hetero.session.tasks import TaskFunction, as_task
 
 if TYPE_CHECKING:
+    from multiprocessing.connection import Connection
+    from multiprocessing.context import BaseContext
+
     from hetero.session.context import Context
 
 __all__ = ["Executor"]
@@ -24,7 +35,17 @@ class Executor(concurrent.futures.Executor):
 
     Parameters
     ----------
-    ctx : the Context; None opens one of its own, which `shutdown` closes
+    ctx : the Context; None opens one of its own, which `shutdown` closes; a number is `max_workers`
+    max_workers : at most so many calls run at a time; without a Context, and where nothing else names a fleet, so
+        many CPU devices are opened
+    mp_context : a start method of multiprocessing other than 'fork': workers are new processes
+    initializer, initargs : called by each worker before its first call, only without a Context
+    max_tasks_per_child : calls run in a process below the worker, which is replaced after so many
+
+    Notes
+    -----
+    As `concurrent.futures` does, and unlike a Context: a call that runs is not cancelled, calls that were handed in
+    are done before the program ends, and after `shutdown` a RuntimeError is raised.
 
     Examples
     --------
@@ -34,24 +55,40 @@ class Executor(concurrent.futures.Executor):
     [1, 2]
     """
 
-    def __init__(self, ctx: Context | None = None) -> None:
-        if ctx is None:
-            from hetero.session.context import Context
-
-            ctx, self._owns = Context(), True
-        else:
-            self._owns = False
-        self.ctx = ctx
-        self._submitted: set[Future] = set()
-        self._shut = False
+    def __init__(
+        self,
+        ctx: Context | int | None = None,
+        *,
+        max_workers: int | None = None,
+        mp_context: BaseContext | None = None,
+        initializer: Callable[..., object] | None = None,
+        initargs: tuple[Any, ...] = (),
+        max_tasks_per_child: int | None = None,
+    ) -> None:
+        if isinstance(ctx, int):
+            ctx, max_workers = None, ctx
+        _check(ctx, max_workers, mp_context, initializer, max_tasks_per_child)
+        self._owns = ctx is None
+        self.ctx: Context = _own_context(max_workers, initializer, initargs) if ctx is None else ctx
+        ids = [device.id for device in self.ctx.devices]
+        self._on = tuple(ids[:max_workers]) if max_workers is not None and max_workers < len(ids) else ()
+        self._per_child = max_tasks_per_child or 0
+        self._calls = _Calls(self.ctx, self._owns)
+        weakref.finalize(self, self._calls.shut).atexit = False
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future:
-        """Hand in one call and give its future."""
-        self._refuse_when_shut()
-        future = self.ctx.submit(fn, *args, **kwargs)
-        self._submitted.add(future)
-        future.add_done_callback(self._submitted.discard)
-        return future
+        """Hand in one call and give its future.
+
+        Raises
+        ------
+        ShutDownRuntimeError
+            The executor is shut down, or the program ends.
+        """
+        return self._calls.submit(self._task(fn), args, kwargs)
+
+    def _task(self, fn: Callable[..., Any]) -> TaskFunction[..., Any]:
+        task = as_task(_InChild(fn, self._per_child) if self._per_child else fn)
+        return task.options(on=self._on) if self._on and not task.request.on else task
 
     def map(
         self,
@@ -61,22 +98,234 @@ class Executor(concurrent.futures.Executor):
         chunksize: int = 1,
         **_: Any,
     ) -> Iterator[Any]:
-        """Give the results in order; `chunksize` items make a task."""
-        self._refuse_when_shut()
-        return self.ctx.map(fn, *iterables, chunk=chunksize, timeout=timeout)
+        """Give the results in order; `chunksize` items make a task.
+
+        Raises
+        ------
+        BadValueError
+            The chunk size is below 1.
+        """
+        if chunksize < 1:
+            raise BadValueError("chunksize must be >= 1.")
+        if chunksize == 1:
+            return super().map(fn, *iterables, timeout=timeout)
+        chunks = _chunks(zip(*iterables, strict=False), chunksize)
+        return itertools.chain.from_iterable(super().map(_Chunk(fn), chunks, timeout=timeout))
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """Take no more calls; wait for those handed in, or cancel them."""
-        self._shut = True
-        left = list(self._submitted)
+        """Take no more calls; wait for those handed in.
+
+        Parameters
+        ----------
+        wait : False returns at once; what was handed in is done all the same, before the program ends
+        cancel_futures : True cancels the calls that do not run yet
+        """
+        left = self._calls.shut()
         if cancel_futures:
-            for future in left:
+            # where the workers still start, each has its first call already
+            spared = 0 if any(future.running() for future in left) else len(self._on or self.ctx.devices)
+            for future in left[spared:]:
                 future.cancel()
         if wait:
             concurrent.futures.wait(left)
-        if self._owns:
-            self.ctx.close(wait)
+            self._calls.end()
 
-    def _refuse_when_shut(self) -> None:
-        if self._shut:
-            raise BadValueError("this Executor is shut down", remedy="make another one: hetero.Executor(ctx)")
+
+class _Calls:
+    """The calls of one executor; outlives it until they are done."""
+
+    def __init__(self, ctx: Context, owns: bool) -> None:
+        self.ctx = ctx
+        self._owns = owns
+        self._left: dict[int, Future] = {}
+        self._shut = False
+        self._lock = threading.Lock()
+        _open.add(self)
+        atexit.unregister(_finish_all)  # what is registered last is called first, before the engine is stopped
+        atexit.register(_finish_all)
+
+    def submit(self, task: TaskFunction[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Future:
+        with self._lock:
+            if self._shut:
+                raise ShutDownRuntimeError(
+                    "cannot schedule new futures after shutdown: this Executor is shut down",
+                    remedy="make another one: hetero.Executor()",
+                )
+            if _ended.is_set():
+                raise ShutDownRuntimeError("cannot schedule new futures after interpreter shutdown")
+            future = self.ctx.submit_call(task, args, kwargs)
+            future.spare_running = True
+            self._left[future.item] = future
+        future.ended = functools.partial(self._ended, future.item)
+        if future.done():
+            self._ended(future.item)
+        return future
+
+    def _ended(self, item: int) -> None:
+        self._left.pop(item, None)  # takes no lock: called wherever the future is told
+        if self._shut and not self._left:
+            self._end_soon()
+
+    def _end_soon(self) -> None:
+        """Close the Context from a thread of its own: those of the Context cannot wait for themselves."""
+        if self._owns and self in _open:
+            threading.Thread(target=self.end, name="hetero executor end", daemon=True).start()
+
+    def shut(self) -> list[Future]:
+        """Take no more calls; give those that are left."""
+        with self._lock:
+            first, self._shut = not self._shut, True
+            left = list(self._left.values())
+        if first and not left:
+            self._end_soon()
+        return left
+
+    def end(self) -> None:
+        """Close the Context where it is the executor's own; safe to call twice, and waits for who closes it."""
+        if self._owns:
+            with _closing:
+                self.ctx.close()
+        _open.discard(self)
+
+
+_open: set[_Calls] = set()
+_closing = threading.RLock()
+_ended = threading.Event()
+
+
+def _finish_all() -> None:
+    """Do what was handed in before the program ends."""
+    _ended.set()
+    for calls in list(_open):
+        concurrent.futures.wait(calls.shut())
+        calls.end()
+
+
+def _check(
+    ctx: Context | None,
+    max_workers: int | None,
+    mp_context: BaseContext | None,
+    initializer: Callable[..., object] | None,
+    max_tasks_per_child: int | None,
+) -> None:
+    if max_workers is not None and max_workers <= 0:
+        raise BadValueError("max_workers must be greater than 0")
+    if initializer is not None and not callable(initializer):
+        raise TypeError("initializer must be a callable")
+    if initializer is not None and ctx is not None:
+        raise BadValueError(
+            "initializer= is of an executor's own workers, and this one uses those of a Context",
+            remedy="give it to the Context: hetero.Context(initializer=...)",
+        )
+    if mp_context is not None and mp_context.get_start_method(allow_none=False) == "fork":
+        raise BadValueError(
+            "workers are new processes and never forks of the program",
+            remedy="give multiprocessing.get_context('spawn'), or leave mp_context out",
+        )
+    if max_tasks_per_child is not None and not isinstance(max_tasks_per_child, int):
+        raise TypeError("max_tasks_per_child must be an integer")
+    if max_tasks_per_child is not None and max_tasks_per_child <= 0:
+        raise BadValueError("max_tasks_per_child must be >= 1")
+
+
+def _own_context(
+    max_workers: int | None, initializer: Callable[..., object] | None, initargs: tuple[Any, ...]
+) -> Context:
+    from hetero.session.config import load
+    from hetero.session.context import Context
+    from hetero.session.fleet_build import most_cpu_devices
+
+    config = load()
+    named = config.devices is not None or config.spec
+    devices = None if max_workers is None or named else f"{min(max_workers, most_cpu_devices())}xcpu"
+    return Context(devices=devices, initializer=initializer, initargs=initargs)
+
+
+def _chunks(items: Iterable[Any], size: int) -> Iterator[tuple[Any, ...]]:
+    source = iter(items)
+    while chunk := tuple(itertools.islice(source, size)):
+        yield chunk
+
+
+class _Chunk:
+    """Calls a function for each item of a chunk."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self.function = function
+
+    def __call__(self, chunk: tuple[Any, ...]) -> list[Any]:
+        return [self.function(*items) for items in chunk]
+
+
+class _InChild:
+    """Calls a function in a process below the worker, which ends after so many calls."""
+
+    def __init__(self, function: Callable[..., Any], calls: int) -> None:
+        self.function, self.calls = function, calls
+        self.__name__ = getattr(function, "__name__", type(function).__name__)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        child = _children.setdefault(self.calls, _Child(self.calls))
+        well, *parts = child.answer(as_bytes((self.function, args, kwargs)))
+        if not well:
+            raise load_error(*parts)
+        return load(*parts)
+
+
+class _Child:
+    """A process that makes one call after another and is replaced after so many."""
+
+    def __init__(self, calls: int) -> None:
+        self._calls = calls
+        self._left = 0
+        self._process: Any = None
+        self._line: Any = None
+
+    def answer(self, packed: bytes) -> tuple[Any, ...]:
+        if self._left == 0:
+            self._replace()
+        self._left -= 1
+        self._line.send_bytes(packed)
+        try:
+            found: tuple[Any, ...] = self._line.recv()
+        except (EOFError, ConnectionResetError) as error:
+            self._left = 0
+            self._process.join()
+            raise concurrent.futures.BrokenExecutor(
+                f"the process of the call ended with exit code {self._process.exitcode}"
+            ) from error
+        return found
+
+    def _replace(self) -> None:
+        import multiprocessing
+
+        if self._process is not None:
+            self._line.close()
+            self._process.join()
+        context = multiprocessing.get_context("spawn")
+        self._line, end = context.Pipe()
+        self._process = context.Process(target=_serve_calls, args=(end,), daemon=True)
+        self._process.start()
+        end.close()
+        self._left = self._calls
+
+
+_children: dict[int, _Child] = {}
+
+
+def _serve_calls(line: Connection) -> None:
+    while True:
+        try:
+            packed = line.recv_bytes()
+        except EOFError:
+            return
+        line.send(_call_packed(packed))
+
+
+def _call_packed(packed: bytes) -> tuple[Any, ...]:
+    try:
+        function, args, kwargs = load(packed)
+        return True, as_bytes(function(*args, **kwargs))
+    except BaseException as error:  # noqa: BLE001  whatever a call raises is its own
+        blob, text = dump_error(error)
+        return False, blob, one_line(error), text

@@ -17,7 +17,7 @@ from hetero.floor.errors import BadValueError, ConfigError, did_you_mean
 from hetero.floor.units import shown
 from hetero.model.device import Device
 
-__all__ = ["Builder", "DeviceEntry", "Wanted", "parse_spec", "refuse_absent"]
+__all__ = ["Builder", "DeviceEntry", "Wanted", "most_cpu_devices", "parse_spec", "refuse_absent"]
 
 _ENTRY = re.compile(
     r"(?:(?P<count>[-+.\d]+)\s*x\s*)?(?:h0/)?(?P<word>[a-z][\w-]*?)"
@@ -174,6 +174,11 @@ def _share(item: str, text: str | None) -> float:
             remedy="write a share of the speed above 0 and at most 1, as in '1xcpu*0.25'",
         )
     return share
+
+
+def most_cpu_devices() -> int:
+    """Return the largest number of CPU devices that one entry may ask for on this host."""
+    return DEVICES_A_CORE * len(host.cpus())
 
 
 class Builder:

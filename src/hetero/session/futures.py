@@ -77,6 +77,8 @@ class Future(concurrent.futures.Future[Any]):
     name : the function's name
     described : the value's part of a signature
     task_key : names the checkpoints that are dropped once the value is there, '' for none
+    spare_running : True where `cancel` leaves a task alone that runs, as `concurrent.futures` has it
+    ended : called once, by whoever ends the future, before those that wait for it; must not wait
     cut : the task and its arguments where it can be cut into parts, else None
 
     Notes
@@ -93,6 +95,8 @@ class Future(concurrent.futures.Future[Any]):
         self.task_id = item if is_task else None
         self.described = _UNKNOWN
         self.task_key = ""
+        self.spare_running = False
+        self.ended: Callable[[], object] | None = None
         self.cut: tuple[Any, tuple[Any, ...], Mapping[str, Any]] | None = None
         self._load: Callable[[], Any] | None = None
 
@@ -130,17 +134,24 @@ class Future(concurrent.futures.Future[Any]):
         """Call a function with this future once it has ended, from the Context's own thread."""
         super().add_done_callback(fn)
 
+    def running(self) -> bool:
+        """Tell whether the task was given to a device and has not ended."""
+        return self._state == _PENDING and self.task_id is not None and self.owner.driver.has_started(self.item)
+
     def cancel(self) -> bool:
-        """Stop the task, also while it runs; True unless it had ended before."""
+        """Stop the task, also while it runs unless `spare_running`; True unless it had ended before."""
+        if self.spare_running and self.running():
+            return False
         with self._condition:
             if self._state != _PENDING:
                 return self._state == _CANCELLED
             self._state = _CANCELLED
+            self._tell_ended()
             for waiter in self._waiters:
                 waiter.add_cancelled(self)
             self._condition.notify_all()
         self._invoke_callbacks()
-        self.owner.driver.cancel(self.item)
+        self.owner.driver.cancel(self.item, self.spare_running)
         return True
 
     def has_failed(self) -> bool:
@@ -202,12 +213,18 @@ class Future(concurrent.futures.Future[Any]):
 
     def _end(self) -> None:
         self._state = _FINISHED
+        self._tell_ended()
         for waiter in self._waiters:
             if self._exception is None:
                 waiter.add_result(self)
             else:
                 waiter.add_exception(self)
         self._condition.notify_all()
+
+    def _tell_ended(self) -> None:
+        told, self.ended = self.ended, None
+        if told is not None:
+            told()
 
     def _invoke_callbacks(self) -> None:
         if self._done_callbacks:  # type: ignore[attr-defined]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping
+from types import FunctionType
 from typing import Any, Generic, ParamSpec, TypeVar, overload
 
 from hetero.drive.around import Surroundings
@@ -235,7 +236,9 @@ def as_task(function: Any) -> TaskFunction[..., Any]:
             f"{function!r} is no function", remedy="give a function and its arguments: ctx.submit(f, x)"
         )
     source = source_of(function)
-    if source.plain_task is None:
-        source.plain_task = TaskFunction(function, {"name": source.name}, source)
-    made: TaskFunction[..., Any] = source.plain_task
+    made: TaskFunction[..., Any] | None = source.plain_task
+    if made is None:
+        made = TaskFunction(function, {"name": source.name}, source)
+        if isinstance(function, FunctionType):  # others have a new source each time, which a cycle would keep
+            source.plain_task = made
     return made

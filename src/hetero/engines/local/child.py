@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import logging
+import multiprocessing.process
 import os
 import pickle
 import platform as python_platform
@@ -407,6 +408,8 @@ def serve(entry: WorkerEntry, data_fd: int, control_fd: int) -> None:
     server.control.cancel_by_signal(server.on_cancel_signal)
     _listen_to_logs(server)
     entry.setup = hello.setup
+    if hello.authkey:  # so that managers of the program let its workers in
+        multiprocessing.process.current_process().authkey = hello.authkey
     try:
         server.runner = entry.make(hello.device)
     except Exception as error:  # noqa: BLE001  the program words it

@@ -6,6 +6,7 @@ In: a device and two sockets. Out: a running child. It must not read the sockets
 from __future__ import annotations
 
 import errno
+import multiprocessing.process
 import os
 import signal
 import subprocess
@@ -80,6 +81,7 @@ class Child:
         self.hello = Hello(
             device, os.getpid(), house.origin_s, pool.fd, pool.nbytes, self.running_slot, stderr_fd,
             asdict(platform.FEATURES), path, not device.python, house.talk, setup,
+            bytes(multiprocessing.process.current_process().authkey),
         )  # fmt: skip
 
     @property

@@ -47,6 +47,7 @@ class Hello(NamedTuple):
     whole_path: bool
     talk: Talk
     setup: WorkerSetup
+    authkey: bytes = b""
 
 
 class Job(NamedTuple):

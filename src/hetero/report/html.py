@@ -9,7 +9,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from html import escape
 from importlib import resources
 
@@ -19,6 +19,7 @@ from hetero.report.packing import packed
 from hetero.report.quick import nothing_collected
 from hetero.report.record import RunRecord
 from hetero.report.tables import (
+    Table,
     chain_table,
     collective_table,
     device_table,
@@ -54,10 +55,10 @@ def page(run: RunRecord, usd_per_hour: Mapping[str, float] | None = None, found:
         "title": escape(_title(run)),
         "about": escape(_about(run, found)),
         "summary": "".join(f"<li>{escape(_plain(each))}</li>" for each in found.sentences),
-        "devices": escape(device_table(found)),
-        "losses": escape(_plain("\n\n".join(filter(None, (gain_table(found), loss_table(found)))))),
-        "predictions": escape(_plain(prediction_table(found))),
-        "chain": escape(_plain(chain_table(run, found))),
+        "devices": _html(device_table(found)),
+        "losses": _html(gain_table(found)) + _html(loss_table(found)),
+        "predictions": _html(prediction_table(found)),
+        "chain": _html(chain_table(run, found)),
         "training": _training(found),
         "inside": _inside(found),
         "problems": _problems(run, found),
@@ -84,6 +85,19 @@ def _plain(text: str) -> str:
     return "".join(each if each.isprintable() or each == "\n" else "�" for each in text)
 
 
+def _html(table: Table) -> str:
+    """Return a table as markup, which the page's script sorts by the column whose head is pressed; '' for none."""
+    if not table:
+        return ""
+
+    def row(cells: Sequence[str], tag: str) -> str:
+        marked = (f'<{tag} class="text">' if at in table.left else f"<{tag}>" for at in range(len(cells)))
+        return "".join(f"{mark}{escape(_plain(cell))}</{tag}>" for mark, cell in zip(marked, cells, strict=True))
+
+    body = "".join(f"<tr>{row(cells, 'td')}</tr>" for cells in table.rows)
+    return f"<table><thead><tr>{row(table.head, 'th')}</tr></thead><tbody>{body}</tbody></table>"
+
+
 def _title(run: RunRecord) -> str:
     name = _plain(str(run.head.get("run") or ""))
     return f"Where the time went: {name}" if name else "Where the time went"
@@ -106,16 +120,16 @@ def _about(run: RunRecord, found: Findings) -> str:
 def _training(found: Findings) -> str:
     if found.training is None:
         return ""
-    tables = "\n\n".join(filter(None, (member_table(found.training), epoch_table(found.training))))
+    tables = _html(member_table(found.training)) + _html(epoch_table(found.training))
     label = "Loss, samples and time over the steps. Arrow keys move, plus and minus zoom, 0 shows all; figures follow"
     curves = f'<div id="training" tabindex="0" role="group" aria-label="{label}"></div>'
-    return f"<h2>Training</h2>{curves}<pre>{escape(_plain(tables))}</pre>"
+    return f"<h2>Training</h2>{curves}{tables}"
 
 
 def _inside(found: Findings) -> str:
     """Give what attempts told of their inside."""
     told = (("Collectives", collective_table(found)), ("Operators", operator_table(found)))
-    return "".join(f"<h2>{title}</h2><pre>{escape(_plain(table))}</pre>" for title, table in told if table)
+    return "".join(f"<h2>{title}</h2>{_html(table)}" for title, table in told if table)
 
 
 def _problems(run: RunRecord, found: Findings) -> str:

@@ -56,6 +56,32 @@ function listen() {
   addEventListener("afterprint", () => print(false));
 }
 
+// Tables sort by the column whose head is pressed: figures by what they say with their unit, words by letters.
+const UNITS = { "×": 100, "µs": 1e-6, "ms": 1e-3, s: 1, min: 60, h: 3600, d: 86400, KB: 1e3, MB: 1e6, GB: 1e9, TB: 1e12, KiB: 1024, MiB: 1048576, GiB: 1073741824 };
+function figure(cell) {
+  const [, sign, number, unit] = /^(-|−)?[^0-9A-Za-z-]*([0-9][0-9,.]*(?:e[+-]?\d+)?)\s*(\S*)/.exec(cell) || [];
+  return number === undefined ? NaN : (sign ? -1 : 1) * parseFloat(number.replaceAll(",", "")) * (UNITS[unit] || 1);
+}
+function sortTable(table, column, down) {
+  const words = table.tHead.rows[0].cells[column].className === "text", body = table.tBodies[0];
+  const value = row => { const cell = row.cells[column].textContent; return words ? cell : figure(cell); };
+  const rows = [...body.rows].map(row => [value(row), row]), turn = down ? -1 : 1;
+  const order = (a, b) => words ? a.localeCompare(b, "en", { numeric: true }) : a - b;
+  const last = row => row.cells[0].textContent.startsWith("…") || !words && isNaN(value(row));
+  rows.sort(([a, x], [b, y]) => last(x) - last(y) || (last(x) ? 0 : turn * order(a, b)));
+  body.append(...rows.map(each => each[1]));
+  [...table.tHead.rows[0].cells].forEach((cell, at) => at === column ? cell.setAttribute("aria-sort", down ? "descending" : "ascending") : cell.removeAttribute("aria-sort"));
+}
+function makeSortable(table) {
+  [...table.tHead.rows[0].cells].forEach((cell, column) => {
+    const button = document.createElement("button");
+    button.textContent = cell.textContent; button.title = "Sort by this column";
+    button.onclick = () => sortTable(table, column, cell.getAttribute("aria-sort") ? cell.getAttribute("aria-sort") !== "descending" : cell.className !== "text");
+    cell.replaceChildren(button);
+  });
+}
+document.querySelectorAll("table").forEach(makeSortable);
+
 unpack().then(d => {
   D = prepare(d);
   look(0, D.span);

@@ -16,6 +16,7 @@ from hetero.report.record import RunRecord
 from hetero.report.training import Training
 
 __all__ = [
+    "Table",
     "chain_table",
     "collective_table",
     "device_table",
@@ -32,7 +33,24 @@ _ROWS = 30
 _OPERATORS = 15
 
 
-def text_table(head: Sequence[str], rows: Sequence[Sequence[str]], left: Collection[int] = (0,)) -> str:
+class Table(str):
+    """A table as plain text that also knows its cells, for pages on which it is sorted.
+
+    Attributes
+    ----------
+    head, rows, left : as given to `text_table`
+    """
+
+    __slots__ = ("head", "left", "rows")
+    head: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    left: Collection[int]
+
+
+_NONE = Table("")
+
+
+def text_table(head: Sequence[str], rows: Sequence[Sequence[str]], left: Collection[int] = (0,)) -> Table:
     """Lay out a table in columns; those named in `left` flush left, the others flush right.
 
     Examples
@@ -49,10 +67,12 @@ def text_table(head: Sequence[str], rows: Sequence[Sequence[str]], left: Collect
         cells = zip(row, widths, strict=True)
         padded = [cell.ljust(wide) if at in left else cell.rjust(wide) for at, (cell, wide) in enumerate(cells)]
         lines.append("  ".join(padded).rstrip())
-    return "\n".join(lines)
+    laid = Table("\n".join(lines))
+    laid.head, laid.rows, laid.left = table[0], tuple(table[1:]), left
+    return laid
 
 
-def device_table(found: Findings) -> str:
+def device_table(found: Findings) -> Table:
     """Give the share of each kind of time for each device; kinds that no device had are left out."""
     priced = any(each is not None for each in found.usd)
     kinds = [name for name in CATEGORIES if found.account.total_s(name) > 0.0]
@@ -64,7 +84,7 @@ def device_table(found: Findings) -> str:
     return text_table(head, rows)
 
 
-def loss_table(found: Findings) -> str:
+def loss_table(found: Findings) -> Table:
     """Return the seconds and, where prices are known, the money that each kind of loss took."""
     priced = any(each is not None for each in found.usd)
     whole_s = found.span_s * len(found.devices) or 1.0
@@ -79,26 +99,24 @@ def loss_table(found: Findings) -> str:
     return text_table(("loss", "over all devices", "share", *(("cost",) if priced else ())), rows)
 
 
-def gain_table(found: Findings) -> str:
+def gain_table(found: Findings) -> Table:
     """Return what the run would have gained without each cause, the largest first; '' where nothing was found."""
     rows = [
         (gain_words(each)[:80], format_seconds(each.seconds), _share(each.seconds / found.span_s), each.remedy[:120])
         for each in found.gains.found
     ]
-    return text_table(("replayed", "sooner by", "share", "what to do"), rows, left=(0, 3)) if rows else ""
+    return text_table(("replayed", "sooner by", "share", "what to do"), rows, left=(0, 3)) if rows else _NONE
 
 
-def prediction_table(found: Findings) -> str:
+def prediction_table(found: Findings) -> Table:
     """Give what was expected and measured for each function and device, the largest sums first."""
     rows = []
     for each in sorted(found.predictions, key=lambda one: -one.runs * one.measured_s):
         seconds = (format_seconds(each.predicted_s), format_seconds(each.measured_s))
         rows.append((each.function[:40], each.device, f"{each.runs:,}", *seconds, _error(each.error_frac)))
-    more = f"\n… and {len(rows) - _ROWS:,} more" if len(rows) > _ROWS else ""
-    return (
-        text_table(("function", "device", "runs", "predicted", "measured", "median error"), rows[:_ROWS], left=(0, 1))
-        + more
-    )
+    if len(rows) > _ROWS:
+        rows = [*rows[:_ROWS], (f"… and {len(rows) - _ROWS:,} more", "", "", "", "", "")]
+    return text_table(("function", "device", "runs", "predicted", "measured", "median error"), rows, left=(0, 1))
 
 
 def _error(frac: float) -> str:
@@ -113,7 +131,7 @@ _BEGAN = {
 }
 
 
-def chain_table(run: RunRecord, found: Findings) -> str:
+def chain_table(run: RunRecord, found: Findings) -> Table:
     """Give what held the run up, the longest links first, and what they were waiting for."""
     rows = []
     chain = sorted(
@@ -128,7 +146,7 @@ def chain_table(run: RunRecord, found: Findings) -> str:
     return text_table(("task", "device", "took", "waited", "began"), rows, left=(0, 1, 4))
 
 
-def member_table(found: Training) -> str:
+def member_table(found: Training) -> Table:
     """Give what each device had of a step and took for it."""
     rows = []
     for each in found.members:
@@ -139,7 +157,7 @@ def member_table(found: Training) -> str:
     return text_table(("device", "samples of a step", "its time", "of the step", "alone, samples/s"), rows)
 
 
-def epoch_table(found: Training) -> str:
+def epoch_table(found: Training) -> Table:
     """Give the epochs, the last ones where there are many."""
     rows = [
         (
@@ -155,10 +173,10 @@ def epoch_table(found: Training) -> str:
         for each in found.epochs[-_ROWS:]
     ]
     head = ("epoch", "step", "loss", "right", "test loss", "test right", "took", "samples/s")
-    return text_table(head, rows, left=()) if rows else ""
+    return text_table(head, rows, left=()) if rows else _NONE
 
 
-def collective_table(found: Findings) -> str:
+def collective_table(found: Findings) -> Table:
     """Give what collectives took; '' where there were none."""
     rows = [
         (
@@ -173,17 +191,17 @@ def collective_table(found: Findings) -> str:
         for each in found.collectives
     ]
     head = ("collective", "algorithm", "members", "calls of members", "their bytes", "their time", "a call")
-    return text_table(head, rows, left=(0, 1)) if rows else ""
+    return text_table(head, rows, left=(0, 1)) if rows else _NONE
 
 
-def operator_table(found: Findings) -> str:
+def operator_table(found: Findings) -> Table:
     """Give the operators that took most time; '' where no profiler told."""
     rows = [
         (each.operator[:60], each.device, f"{each.calls:,}", format_seconds(each.own_s), _share(each.share_frac))
         for each in found.operators[:_OPERATORS]
     ]
     head = ("operator", "device", "calls", "own time", "of the device's")
-    return text_table(head, rows, left=(0, 1)) if rows else ""
+    return text_table(head, rows, left=(0, 1)) if rows else _NONE
 
 
 def _share(part: float) -> str:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import errno
 import multiprocessing.process
 import os
-import signal
 import subprocess
 import sys
 import tempfile
@@ -102,7 +101,7 @@ class Child:
             platform.hard_kill(self._process.pid)
         with suppress(subprocess.TimeoutExpired):
             return self._process.wait(KILLED_S)
-        return -int(signal.SIGKILL)
+        return -9  # killed, and not seen to end
 
     def last_words(self) -> str:
         """Give the last line of what it wrote before it was ready, in brackets, or ''."""

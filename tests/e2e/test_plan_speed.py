@@ -55,7 +55,7 @@ def test_a_table_with_wrong_columns_is_told_in_one_line(tmp_path: Path) -> None:
     table = tmp_path / "wrong.csv"
     table.write_text("device,speed\nT4,3\n", encoding="utf-8")
     for words in (("calibrate", "--from", str(table)), ("plan", "--accuracy", str(table))):
-        told = _run(tmp_path, *words, code=2)
+        told = _run(tmp_path, *words, code=3)
         assert told.count("\n") == 1
         assert "lacks the columns count, framework" in told
 

@@ -72,6 +72,12 @@ def test_parameters_counted_from_the_architecture_are_the_published_ones_within_
         (lambda: _h100(memory_bytes=80), "outside of"),
         (lambda: _h100(memory_usable_bytes=10**11), "more memory is usable"),
         (lambda: _h100(flop_per_s={"bf16": 989e12, "fp8": 2 * 3958e12}), "with sparsity"),
+        (lambda: _h100(flop_per_s={"bf16": 165e12, "fp8": 661e12}), "fp8 is 4.01 × 16 bits"),
+        (lambda: _h100(flop_per_s={"bf16": 142e12, "fp16_acc16": 142e12}), "sums of 16 bits"),
+        (lambda: _h100(flop_per_s={"fp32": 11.8e12, "fp16": 0.18e12}), "fp16 is 0.02 × fp32"),
+        (lambda: _h100(flop_per_s={"fp32": 35.6e12, "fp16_acc16": 142e12}), "tensor cores, and no rate in 16 bits"),
+        (lambda: _h100(flop_per_s={"fp16": 989e12, "bf16": 495e12}), "fp16 is 2.00 × bf16"),
+        (lambda: _h100(flop_per_s={"bf16": 2500e12}), "operations in 16 bits a byte"),
         (lambda: _h100(kind="gpu"), "no device kind"),
         (lambda: _h100(prices=(Price(0, True, "2026-05", "cloud-prices"),)), "not above zero"),
     ],
@@ -189,3 +195,60 @@ def test_importing_the_catalog_reads_no_file_and_no_yaml() -> None:
     code = f"import sys, hetero.catalog.load, hetero.advise.fit; print(sorted({heavy} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize(
+    ("named", "row"),
+    [
+        ("mistralai/Mixtral-8x7B-v0.1", "Mixtral-8x7B"),
+        ("mistralai/Mixtral-8x22B-Instruct-v0.1", "Mixtral-8x22B"),
+        ("mistralai/Mistral-7B-Instruct-v0.1", "Mistral-7B-v0.1"),
+        ("mistralai/Mistral-7B-Instruct-v0.3", "Mistral-7B-v0.3"),
+        ("mistralai/Mistral-Large-Instruct-2411", "Mistral-Large-2407"),
+        ("Qwen/Qwen2.5-72B-Instruct", "Qwen2.5-72B"),
+        ("Qwen/Qwen2.5-Coder-7B-Instruct", "Qwen2.5-7B"),
+        ("Qwen/Qwen3-30B-A3B-Thinking-2507", "Qwen3-30B-A3B"),
+        ("deepseek-ai/DeepSeek-V3-0324", "DeepSeek-V3"),
+        ("deepseek-ai/DeepSeek-R1-0528", "DeepSeek-R1"),
+        ("deepseek-ai/DeepSeek-R1-Distill-Llama-8B", "Llama-3.1-8B"),
+        ("meta-llama/Llama-2-7b-chat-hf", "Llama-2-7B"),
+        ("meta-llama/Meta-Llama-3.1-405B-Instruct", "Llama-3.1-405B"),
+        ("meta-llama/Llama-4-Scout-17B-16E-Instruct", "Llama-4-Scout"),
+        ("google/gemma-2-9b-it", "Gemma-2-9B"),
+        ("google/gemma-3-27b-it", "Gemma-3-27B"),
+        ("tiiuae/falcon-180B-chat", "Falcon-180B"),
+        ("TinyLlama/TinyLlama-1.1B-Chat-v1.0", "TinyLlama-1.1B"),
+        ("EleutherAI/pythia-6.9b-deduped", "Pythia-6.9B"),
+        ("allenai/OLMo-2-1124-13B-Instruct", "OLMo-2-13B"),
+        ("google-bert/bert-base-uncased", "BERT-base"),
+        ("openai/gpt-oss-20b", "GPT-OSS-20B"),
+    ],
+)
+def test_models_are_known_by_the_names_of_their_owners(named: str, row: str) -> None:
+    assert load.find_model(named).name == row
+    assert load.find_model(named.upper()).name == row
+
+
+@pytest.mark.parametrize(
+    ("named", "told"),
+    [
+        ("mistralai/Mistral-7B-Instruct-v0.2", "no 'Mistral-7B-Instruct-v0.2'; did you mean 'Mistral-7B-v0.3'"),
+        ("TheBloke/Qwen2.5-72B-Instruct-AWQ", "did you mean 'Qwen2.5-72B'"),
+        ("unsloth/Llama-3.2-3B-Instruct-bnb-4bit", "did you mean 'Llama-3.2-3B'"),
+        ("Instruct", "hetero catalog list --models"),
+        ("-v0.1", "hetero catalog list --models"),
+        ("", "hetero catalog list --models"),
+        ("Llama-3.1", "needs its size"),
+    ],
+)
+def test_a_name_that_stands_for_no_row_is_no_guess(named: str, told: str) -> None:
+    """Version 0.2 has neither the window of 0.1 nor the vocabulary of 0.3; how weights are packed is an option."""
+    with pytest.raises(BadValueError, match=told):
+        load.find_model(named)
+
+
+def test_every_row_and_every_alias_finds_its_own_row() -> None:
+    for name, words in load._model_aliases().items():
+        assert {load.find_model(word).name for word in (name, *words)} == {name}
+        if not name.endswith("-base"):
+            assert load.find_model(f"owner/{name}-Instruct").name == name

@@ -256,3 +256,10 @@ def test_a_spread_or_adapter_that_makes_no_sense_is_refused(make: Any, message: 
     with pytest.raises(BadValueError) as caught:
         make()
     assert message in str(caught.value)
+
+
+@pytest.mark.parametrize("job", ["inference", "lora"])
+def test_a_prompt_that_is_longer_than_its_context_is_refused(job: Any) -> None:
+    with pytest.raises(BadValueError, match=r"a prompt of 4,096 tokens is longer than a context of 100; .*--tokens"):
+        Workload(find_model("Llama-3.1-8B"), job=job, prompt=4096, context=100)
+    assert Workload(find_model("Llama-3.1-8B"), prompt=100, context=100).answer_tokens == 0

@@ -199,6 +199,38 @@ def test_the_tensor_split_counts_all_layers_and_the_output_once() -> None:
     assert sum(count for _, count in placed.used) == 80
 
 
+def test_llama_cpp_gets_the_context_of_all_its_slots_and_cards_numbered_by_bus() -> None:
+    placed = place(
+        read_target("Llama-3.1-8B"), read_fleet("1xRTX-4090,1xRTX-3090"), "llama.cpp", batch=4, prompt=512, context=2048
+    )
+    made = settings(placed)
+    assert made["environment"] == {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+    for key in ("run", "verify"):
+        assert made[key].startswith("CUDA_DEVICE_ORDER=PCI_BUS_ID llama-")
+        assert " --ctx-size 8192" in made[key]
+    assert made["run"].endswith(" --parallel 4")
+    assert made["verify"].endswith(" -npp 512 -ntg 1536 -npl 4")
+    assert settings(_llama("1xRTX-4090,1xRTX-3090"))["run"].endswith(" --ctx-size 2048 --parallel 1")
+
+
+def test_llama_cpps_back_ends_number_their_own_devices() -> None:
+    placed = _llama("1xRTX-4090,2xRadeon-PRO-W7900")
+    names = settings(placed)["run"].partition("--device ")[2].split()[0]
+    assert set(names.split(",")) == {"CUDA0", "ROCm0", "ROCm1"} & set(names.split(","))
+    assert "ROCm0" in names
+    alone = place(read_target("Llama-3.1-8B"), read_fleet("1xM2-Ultra-192GB"), "llama.cpp", prompt=512)
+    assert "--device" not in settings(alone)["run"]
+    assert not settings(alone)["environment"]
+    with pytest.raises(NothingFitsError, match=r"llama\.cpp does not run on TPU-v5e"):
+        place(read_target("Llama-3.1-8B"), read_fleet("1xTPU-v5e"), "llama.cpp", prompt=512, context=1024)
+
+
+def test_accelerates_code_numbers_cards_by_bus_before_torch_is_imported() -> None:
+    placed = place(read_target("Llama-3.1-8B"), read_fleet("1xRTX-4090,1xT4"), "accelerate", prompt=512)
+    lines = settings(placed)["run"].splitlines()
+    assert lines.index("import torch") > next(n for n, line in enumerate(lines) if "PCI_BUS_ID" in line)
+
+
 def test_the_split_is_not_slower_than_that_by_memory_alone() -> None:
     placed = _llama("1xRTX-4090,2xRTX-3090,1xT4")
     assert placed.by_memory is not None
@@ -206,7 +238,7 @@ def test_the_split_is_not_slower_than_that_by_memory_alone() -> None:
     told = explain(placed)
     assert "left out, with it" in told
     assert "a split by memory alone" in told
-    assert "verify: llama-bench" in told
+    assert "verify: CUDA_DEVICE_ORDER=PCI_BUS_ID llama-batched-bench" in told
 
 
 def test_layers_that_no_card_holds_stay_on_the_processor() -> None:
@@ -243,7 +275,7 @@ def test_accelerates_map_has_every_module_of_the_files_once(safetensors_folder: 
     layers = {f"model.layers.{at}" for at in range(4)}
     assert set(made["device_map"]) == {*layers, "model.embed_tokens", "model.norm", "lm_head"}
     scope: dict[str, object] = {}
-    exec(made["run"].splitlines()[2], scope)
+    exec(next(line for line in made["run"].splitlines() if line.startswith("device_map")), scope)
     assert scope["device_map"] == made["device_map"]
 
 

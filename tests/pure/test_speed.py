@@ -14,7 +14,7 @@ from hetero.advise.calibration import MINI, Timed, kept_entries, known_of
 from hetero.advise.estimate import Workload, compare_speeds, estimate
 from hetero.advise.priors import prior_of
 from hetero.advise.rates import rates_of
-from hetero.catalog.load import find, find_model
+from hetero.catalog.load import devices, find, find_model
 from hetero.catalog.values import DeviceSpec
 from hetero.floor.errors import BadValueError
 from hetero.model.figure import Figure
@@ -72,6 +72,70 @@ def test_stages_take_turns_at_an_answer_and_share_a_prompt_of_many_passes() -> N
         speed.prompt_amounts(work, one, RATES, 1), "prompt"
     )
     assert share == pytest.approx((8 + 3) / (8 * 4))
+
+
+def _multiplied_per_s(device: DeviceSpec, engine: str, weights: str) -> tuple[float, float]:
+    """Return the operations a second of a long prompt, and the share of the bandwidth that a decode step reaches."""
+    work = Workload("Llama-3.1-70B", engine=engine, weights=weights, prompt=2048, context=2176)
+    found = estimate(work, device)
+    assert found.prefill_s is not None
+    assert found.step_s is not None
+    assert device.bandwidth_bytes_per_s is not None
+    flop = 2 * work.model.parameters().active * work.prompt_tokens
+    read = 2 * work.model.parameters().active if weights == "bf16" else 41e9
+    return flop / found.prefill_s.value, read / found.step_s.value / device.bandwidth_bytes_per_s
+
+
+@pytest.mark.parametrize(("engine", "weights"), [("vllm", "bf16"), ("llama.cpp", "Q4_K_M")])
+def test_no_device_is_estimated_out_of_line_with_its_arithmetic_or_its_bandwidth(engine: str, weights: str) -> None:
+    """No device does less than its FP32 units alone, nor more than its matrix units with sums of 32 bits."""
+    odd, judged = [], 0
+    for spec in devices().values():
+        rates = {key: rate for key, rate in spec.flop_per_s.items() if rate}
+        most = max((rates[key] for key in ("bf16", "fp16", "fp16_vector", "fp32") if key in rates), default=0.0)
+        if not most or not spec.bandwidth_bytes_per_s or not spec.usable_bytes:
+            continue
+        judged += 1
+        per_s, read_frac = _multiplied_per_s(spec, engine, weights)
+        least = 0.25 * max(rates.get("fp32", 0.0), 0.5 * most)
+        ceiling = 1.05 * most if engine == "vllm" else 1.05 * max(most, rates.get("fp16_acc16", 0.0))
+        huge = spec.bandwidth_bytes_per_s > 1e13
+        if not least <= per_s <= ceiling or not (huge or 0.3 <= read_frac <= 1.0):
+            odd.append(f"{spec.name}: {per_s / 1e12:.1f} of {most / 1e12:.1f} TFLOP/s, {read_frac:.0%} of bandwidth")
+    assert odd == []
+    assert judged >= 70
+
+
+@pytest.mark.parametrize(
+    ("device", "engine", "weights", "flop_per_s"),
+    [
+        ("P40", "vllm", "fp16", 11.76e12),
+        ("P40", "llama.cpp", "Q4_K_M", 11.76e12),
+        ("RTX-3090", "vllm", "bf16", 71e12),
+        ("RTX-3090", "llama.cpp", "Q4_K_M", 142e12),
+        ("RTX-A6000", "vllm", "bf16", 155e12),
+        ("RTX-4080", "vllm", "fp8", 195e12),
+        ("RTX-4090", "vllm", "fp8", 330.3e12),
+        ("A100-SXM-80GB", "vllm", "fp8", 312e12),
+        ("A100-SXM-80GB", "vllm", "int8", 624e12),
+        ("B300", "vllm", "int8", 2250e12),
+        ("H100-SXM", "vllm", "nvfp4", 989e12),
+        ("RTX-5090", "vllm", "nvfp4", 419e12),
+        ("Gaudi3", "vllm", "fp16", 1677e12),
+        ("RX-9070-XT", "vllm", "bf16", 97.32e12),
+        ("RTX-3090", "vllm", "fp32", 35.6e12),
+    ],
+)
+def test_weights_are_multiplied_in_the_quickest_way_that_an_engine_has(
+    device: str, engine: str, weights: str, flop_per_s: float
+) -> None:
+    work = Workload(LLAMA, engine=engine, weights=weights)
+    assert rates_of(find(device), work).flop_per_s == pytest.approx(flop_per_s, rel=0.01)
+
+
+def test_a_rate_with_sums_of_16_bits_alone_counts_half_where_an_engine_adds_up_in_32() -> None:
+    card = replace(find("RTX-3090"), flop_per_s={"fp32": 35.6e12, "fp16_acc16": 142e12})
+    assert rates_of(card, WORK).flop_per_s == 71e12
 
 
 def test_a_head_that_is_the_input_table_is_multiplied_with_all_the_same() -> None:

@@ -12,7 +12,8 @@ from hetero.advise.calibration import keep_table, known_of, tables
 from hetero.advise.measurements import COLUMNS, Measurement, device_of, published, read_rows, read_table
 from hetero.catalog.load import find
 from hetero.catalog.published import published_rows
-from hetero.floor.errors import BadValueError
+from hetero.cli.plan_speed import accuracy
+from hetero.floor.errors import BadValueError, FileError
 from tests.needs import data_folder
 
 
@@ -25,6 +26,27 @@ def argonne() -> list[list[Judged]]:
     rows = _rows("argonne_llm_inference_bench.csv")
     assert len(rows) > 2200
     return [leave_one_model_out(rows, draw=draw) for draw in range(5)]
+
+
+@pytest.mark.parametrize(
+    ("rows", "why"),
+    [
+        ([], "no row has a value"),
+        (["no-such-card,1,vllm,Llama-3.1-8B,bf16,decode,1,128,128,10"], "line 2: no-such-card, Llama-3.1-8B"),
+        (["L4,1,vllm,Llama-3.1-8B,bf16,decode,1,128,128,"], "no row has a value"),
+        (["L4,1,vllm,Llama-3.1-8B,bf16,decode,1,128,128,fast"], "could not convert"),
+    ],
+)
+def test_a_table_without_a_row_that_can_be_read_is_refused_in_one_line(
+    rows: list[str], why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HETERO_HOME", str(tmp_path))
+    table = tmp_path / "mine.csv"
+    table.write_text("\n".join([",".join(COLUMNS), *rows]) + "\n")
+    for reading in (lambda: accuracy([table], json=False), lambda: keep_table(table)):
+        with pytest.raises(FileError, match=f"mine.csv has no row that can be read: .*{why}") as caught:
+            reading()
+        assert "\n" not in str(caught.value)
 
 
 def test_llama_cpp_is_as_fast_as_said_where_nothing_was_measured() -> None:
@@ -139,5 +161,5 @@ def test_a_table_without_the_columns_is_refused_in_one_line(tmp_path: Path) -> N
     path.write_bytes(b"\xff\xfe\x00")
     with pytest.raises(BadValueError, match="this is UTF-16, not UTF-8 text"):
         read_table(path)
-    with pytest.raises(BadValueError, match="no row to learn from"):
+    with pytest.raises(BadValueError, match="no row that can be read"):
         keep_table(_table(tmp_path / "empty.csv"))

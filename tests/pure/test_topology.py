@@ -79,6 +79,26 @@ def test_a_damaged_matrix_is_told_with_the_row(change: Callable[[str], str], tol
         from_matrix(change(TWO_BRIDGED))
 
 
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (
+            lambda text: text.replace("NV4", "SYS", 1),
+            "the matrix says SYS from GPU0 to GPU1, and NV4 from GPU1 to GPU0",
+        ),
+        (lambda text: text.replace("NV4", "X", 1), "the matrix says X from GPU0 to GPU1"),
+        (lambda text: text.replace("NV4", "X"), "the matrix says X from GPU0 to GPU1, and X from"),
+        (lambda text: text.replace("NV4\t X ", "NV4\tPIX"), "the matrix joins GPU1 with itself by 'PIX'"),
+    ],
+)
+def test_a_matrix_that_contradicts_itself_is_refused(change: Callable[[str], str], told: str, tmp_path: Path) -> None:
+    text = change("\tGPU0\tGPU1\tCPU Affinity\nGPU0\t X \tNV4\t0-7\nGPU1\tNV4\t X \t0-7\n")
+    _file(tmp_path / "topo.txt", text)
+    with pytest.raises(GraphError, match=told) as caught:
+        read_topology([tmp_path / "topo.txt"])
+    assert "\n" not in str(caught.value)
+
+
 def test_two_hosts_reach_each_other_only_over_a_network_that_was_named(tmp_path: Path) -> None:
     files = [tmp_path / "a.txt", tmp_path / "b.txt"]
     for file in files:

@@ -12,11 +12,10 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from hetero.advise.measurements import Measurement, read_rows, read_table
+from hetero.advise.measurements import Measurement, read_known_rows, read_rows, read_table
 from hetero.advise.priors import borrowed, prior_of
 from hetero.advise.rates import rates_of
 from hetero.catalog.values import DeviceSpec
-from hetero.floor.errors import BadValueError
 from hetero.model.architecture import ModelSpec
 from hetero.model.workload import Sharding, Workload
 from hetero.plan import speed
@@ -96,12 +95,8 @@ def keep_table(path: Path) -> tuple[list[Measurement], list[str]]:
     BadValueError
         The file cannot be read, lacks a column, or has no row that could be read.
     """
-    rows = read_table(path)
-    found, unread = read_rows(rows)
-    if not found:
-        why = unread[0] if unread else "no row has a value"
-        raise BadValueError(f"{path} has no row to learn from: {why}", remedy="repair the rows")
-    Kept(FILE).update({f"table {path.name}": [dict(row) for row in rows]})
+    found, unread = read_known_rows(path)
+    Kept(FILE).update({f"table {path.name}": [dict(row) for row in read_table(path)]})
     return found, unread
 
 

@@ -31,6 +31,9 @@ ENGINES: tuple[Engine, ...] = ("llama.cpp", "vllm", "accelerate")
 """Engines whose settings are given."""
 
 _WORKS_AS = {"llama.cpp": "llama.cpp", "vllm": "vllm", "accelerate": "torch"}
+_LLAMA_KINDS = ("cuda", "rocm", "xpu", "mps", "cpu")
+"""Kinds of devices that llama.cpp has a back end for."""
+
 _HOP_S = 200e-6
 """What one more device costs each token: a copy of one vector, and waiting for it; declared."""
 
@@ -223,7 +226,7 @@ def place(
     Raises
     ------
     NothingFitsError
-        The devices have not the room.
+        The devices have not the room, or the engine does not run on one of them.
 
     Notes
     -----
@@ -238,6 +241,10 @@ def place(
     devices = _devices(kinds)
     if engine == "vllm":
         devices = tuple(device for device in devices if device.index >= 0)
+    odd = [device for device in devices if device.spec.kind not in _LLAMA_KINDS]
+    if odd and engine == "llama.cpp":
+        remedy = f"leave it out of the fleet; llama.cpp runs on {', '.join(_LLAMA_KINDS)}"
+        raise NothingFitsError(f"llama.cpp does not run on {odd[0].spec.name} ({odd[0].spec.kind})", remedy=remedy)
     if not devices:
         raise NothingFitsError("vLLM is planned for accelerators, and the fleet has none", remedy="use llama.cpp")
     layers = target.layers(work)

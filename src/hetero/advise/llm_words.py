@@ -5,10 +5,11 @@ In: placed layers. Out: lines of text. It must not choose anything.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from itertools import accumulate, pairwise
 from typing import Any
 
-from hetero.advise.llm import Placed
+from hetero.advise.llm import Device, Placed
 from hetero.floor.units import format_bytes, format_seconds
 
 __all__ = ["explain", "settings"]
@@ -20,7 +21,7 @@ _FORMULA = {
 
 
 def settings(placed: Placed) -> dict[str, Any]:
-    """Give the settings of an engine: 'run', 'verify' and, where there are some, 'environment' or 'device_map'."""
+    """Return the settings of an engine: 'environment', 'run', 'verify', and for accelerate 'device_map'."""
     if placed.engine == "llama.cpp":
         return _llama(placed)
     return _vllm(placed) if placed.engine == "vllm" else _accelerate(placed)
@@ -34,18 +35,41 @@ def _llama(placed: Placed) -> dict[str, Any]:
     on_cards = offloaded + whole
     parts = [count + (whole and at == len(cards) - 1) for at, (_, count) in enumerate(cards)]
     model = placed.target.named if placed.target.files else f"{placed.target.model.name}-{placed.work.weights}.gguf"
-    words = ["--model", model, "--n-gpu-layers", str(on_cards), "--ctx-size", str(placed.work.context)]
-    bench = ["-m", model, "-ngl", str(on_cards)]
-    if cards:
-        order = ",".join(f"CUDA{device.index}" for device, _ in cards)
-        words += ["--device", order, "--split-mode", "layer"]
-        bench += ["-dev", order.replace(",", "/"), "-sm", "layer"]
+    work, environment = placed.work, _numbered_by_bus(device for device, _ in cards)
+    words = ["--model", model, "--n-gpu-layers", str(on_cards)]
+    if names := _llama_names(placed, [device for device, _ in cards]):
+        words += ["--device", ",".join(names), "--split-mode", "layer"]
     if len(cards) > 1:
         words += ["--tensor-split", ",".join(map(str, parts))]
-        bench += ["-ts", "/".join(map(str, parts))]
-    prompt, answer = placed.work.prompt_tokens, placed.work.answer_tokens
-    verify = ["llama-bench", *bench, "-p", str(prompt), "-n", str(answer)]
-    return {"run": " ".join(["llama-server", *words]), "verify": " ".join(verify)}
+    # llama.cpp cuts the context that it is told into equal parts, one a slot.
+    words += ["--ctx-size", str(work.context * work.batch)]
+    prefix = [f"{key}={value}" for key, value in environment.items()]
+    lengths = ["-npp", str(work.prompt_tokens), "-ntg", str(work.answer_tokens), "-npl", str(work.batch)]
+    return {
+        "environment": environment,
+        "run": " ".join([*prefix, "llama-server", *words, "--parallel", str(work.batch)]),
+        "verify": " ".join([*prefix, "llama-batched-bench", *words, *lengths]),
+    }
+
+
+_LLAMA_WORDS = {"cuda": "CUDA", "rocm": "ROCm", "xpu": "SYCL"}
+"""How llama.cpp's back ends begin the names of their devices; each numbers its own."""
+
+
+def _llama_names(placed: Placed, cards: Sequence[Device]) -> list[str]:
+    """Return llama.cpp's names of devices, none where there is only the one that it takes by itself."""
+    names = []
+    for card in cards:
+        kind = card.spec.kind
+        if kind in _LLAMA_WORDS:
+            alike = [device.index for device in placed.devices if device.index >= 0 and device.spec.kind == kind]
+            names.append(f"{_LLAMA_WORDS[kind]}{alike.index(card.index)}")
+    return names
+
+
+def _numbered_by_bus(devices: Iterable[Device]) -> dict[str, str]:
+    """Return what makes CUDA number devices as `nvidia-smi` does: by itself it puts the fastest first."""
+    return {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"} if any(device.spec.kind == "cuda" for device in devices) else {}
 
 
 def _vllm(placed: Placed) -> dict[str, Any]:
@@ -53,7 +77,7 @@ def _vllm(placed: Placed) -> dict[str, Any]:
     shared = [device.index for device in placed.shared]
     counts = [] if shared else [count for _, count in placed.used]
     order = ",".join(map(str, shared or [device.index for device, _ in placed.used]))
-    environment = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": order}
+    environment = {**_numbered_by_bus(placed.devices), "CUDA_VISIBLE_DEVICES": order}
     if len(counts) > 1:
         environment["VLLM_PP_LAYER_PARTITION"] = ",".join(map(str, counts))
     prefix = " ".join(f"{key}={value}" for key, value in environment.items())
@@ -87,7 +111,9 @@ def _accelerate(placed: Placed) -> dict[str, Any]:
         f'**{{f"{prefix}{{n}}": {place!r} for n in range({begin}, {end})}}'
         for place, (begin, end) in zip(places, pairwise(ends), strict=True)
     ]
+    environment = _numbered_by_bus(device for device, _ in placed.used)
     code = [
+        *(["import os", f"os.environ |= {environment}  # before torch is imported"] if environment else []),
         "import torch",
         "from transformers import AutoModelForCausalLM",
         f"device_map = {{{', '.join(parts)}}}",
@@ -96,7 +122,13 @@ def _accelerate(placed: Placed) -> dict[str, Any]:
     ]
     where = 'getattr(model, "hf_device_map", model.device)'
     verify = f"print({where}, [torch.cuda.memory_allocated(n) for n in range(torch.cuda.device_count())])"
-    return {"device_map": table, "max_memory": most, "run": "\n".join(code), "verify": verify}
+    return {
+        "environment": environment,
+        "device_map": table,
+        "max_memory": most,
+        "run": "\n".join(code),
+        "verify": verify,
+    }
 
 
 def _place(index: int) -> int | str:

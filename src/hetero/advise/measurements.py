@@ -21,13 +21,23 @@ from hetero.catalog.load import find, find_model
 from hetero.catalog.published import published_rows
 from hetero.catalog.values import DeviceSpec
 from hetero.floor import documents
-from hetero.floor.errors import BadValueError
+from hetero.floor.errors import BadValueError, FileError
 from hetero.floor.units import shown
 from hetero.model.workload import Sharding, Workload
 from hetero.plan import speed
 from hetero.plan.efficiency import Sample, Vector
 
-__all__ = ["COLUMNS", "KINDS", "Measurement", "device_of", "engine_of", "published", "read_rows", "read_table"]
+__all__ = [
+    "COLUMNS",
+    "KINDS",
+    "Measurement",
+    "device_of",
+    "engine_of",
+    "published",
+    "read_known_rows",
+    "read_rows",
+    "read_table",
+]
 
 COLUMNS = ("device", "count", "framework", "model", "precision", "kind", "batch", "input_len", "output_len", "value")
 """The columns that a table must have; 'oom' and others may be there."""
@@ -232,6 +242,21 @@ def read_table(path: Path) -> list[Mapping[str, str]]:
     """
     found: list[Mapping[str, str]] = list(documents.read_table(path, COLUMNS))
     return found
+
+
+def read_known_rows(path: Path) -> tuple[list[Measurement], list[str]]:
+    """Read a table; give also a line for each row that could not be read.
+
+    Raises
+    ------
+    BadValueError
+        No row could be read; or, as a FileError, the file cannot be read, or lacks a column.
+    """
+    found, unread = read_rows(read_table(path))
+    if not found:
+        why = unread[0] if unread else "no row has a value"
+        raise FileError(f"{path} has no row that can be read: {why}", remedy="correct the rows")
+    return found, unread
 
 
 @cache

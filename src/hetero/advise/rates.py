@@ -13,16 +13,18 @@ from hetero.plan.speed import Rates
 
 __all__ = ["rates_of"]
 
+_HALF = ("bf16", "fp16", "fp16_acc16", "fp16_vector", "fp32")
 _PRECISIONS = {
-    "fp8": ("fp8", "int8", "bf16", "fp16"),
-    "int8": ("int8", "bf16", "fp16"),
+    "fp8": ("fp8", "fp8_acc16", *_HALF),
+    "int8": ("int8", *_HALF),
     "fp32": ("fp32",),
     "tf32": ("tf32", "fp32"),
-    "nvfp4": ("fp4", "fp8", "bf16", "fp16"),
+    "nvfp4": ("fp4", *_HALF),
 }
-_HALF = ("bf16", "fp16", "fp16_acc16", "fp32")
-_LLAMA_CPP = ("fp16_acc16", "fp16", "bf16", "fp32")
-"""llama.cpp adds up in 16 bits where a device has that rate; GGUF formats are multiplied in 16 bits."""
+"""In what an engine can multiply weights of a format: as they are stored, or unpacked to 16 or 32 bits."""
+
+_SUMS_FRAC = 0.5
+"""What is left of a rate with sums of 16 bits where engines add up in 32: half, on every device that has both rates."""
 
 _LINK_BYTES_PER_S = 16e9
 """What is taken of a link that no source prints: half of PCIe 4.0, declared."""
@@ -39,9 +41,7 @@ def rates_of(device: DeviceSpec, work: Workload) -> Rates:
     BadValueError
         The catalog knows no source for its arithmetic or its bandwidth.
     """
-    form = number_format(work.weights)
-    half = _LLAMA_CPP if work.engine == "llama.cpp" else _HALF
-    flop = device.rate(*_PRECISIONS.get(form.name, half))
+    flop = _flop_per_s(device, work)
     speed = device.bandwidth_bytes_per_s
     if flop is None or speed is None:
         lacking = "arithmetic" if flop is None else "memory bandwidth"
@@ -51,3 +51,21 @@ def rates_of(device: DeviceSpec, work: Workload) -> Rates:
         )
     link = device.link_bytes_per_s or device.host_bytes_per_s or _LINK_BYTES_PER_S
     return Rates(flop, speed, link / (_PCIE_CROSSINGS if device.link == "pcie" else 1))
+
+
+def _flop_per_s(device: DeviceSpec, work: Workload) -> float | None:
+    """Return the best rate at which an engine can multiply the workload's weights, None where none is known.
+
+    Notes
+    -----
+    A slow native rate is no limit: 16-bit weights are multiplied in 32 bits where that is quicker, as on Pascal cards.
+    llama.cpp adds up in 16 bits where a device has that rate, and multiplies GGUF formats in 16 bits. A device that
+    multiplies 4 bits at a rate that nobody prints does so at least as fast as 8 bits.
+    """
+    name = number_format(work.weights).name
+    names = _PRECISIONS.get(name, _HALF)
+    if name == "nvfp4" and "fp4" in device.capabilities:
+        names = (*names, "fp8")
+    sums_frac = 1.0 if work.engine == "llama.cpp" else _SUMS_FRAC
+    known = [(key, device.rate(key)) for key in names]
+    return max((rate * (sums_frac if key.endswith("_acc16") else 1.0) for key, rate in known if rate), default=None)

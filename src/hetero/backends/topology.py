@@ -74,7 +74,21 @@ def _read(text: str) -> _Matrix:
     for end in ends:
         if (end, end) not in matrix.cells:
             raise BadValueError(f"the matrix has no row for {end}", remedy="give the whole output, unwrapped")
+    _check_symmetry(matrix)
     return matrix
+
+
+def _check_symmetry(matrix: _Matrix) -> None:
+    """Refuse a matrix that was edited or cut together: connections work in both directions, X is a part itself."""
+    for end in matrix.ends:
+        if matrix.cells[end, end] != "X":
+            problem = f"the matrix joins {end} with itself by {matrix.cells[end, end]!r}, where X belongs"
+            raise BadValueError(problem, remedy="give the output of 'nvidia-smi topo -m' as it is")
+    for one, other in combinations(matrix.ends, 2):
+        there, back = matrix.cells[one, other], matrix.cells[other, one]
+        if there != back or there == "X":
+            problem = f"the matrix says {there} from {one} to {other}, and {back} from {other} to {one}"
+            raise BadValueError(problem, remedy="give the output of 'nvidia-smi topo -m' as it is")
 
 
 def _read_row(matrix: _Matrix, words: Sequence[str], count: int) -> None:

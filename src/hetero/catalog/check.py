@@ -29,6 +29,22 @@ _RANGES = {
     "processors": (1, 2_000_000),
 }
 _RATES = (1e11, 5e17)
+_BALANCE = (15.0, 650.0)
+"""Operations a byte of devices that were built for models: below, a rate is missing; above, it counts sparsity."""
+
+_RATIOS = (
+    ("fp8", "16 bits", 0.9, 2.2),
+    ("fp8_acc16", "fp8", 1.9, 2.1),
+    ("fp16_acc16", "16 bits", 1.9, 2.1),
+    ("int8", "fp16_acc16", 1.9, 2.1),
+    ("int8", "16 bits", 0.9, 4.2),
+    ("fp4", "16 bits", 1.8, 6.1),
+    ("fp16", "bf16", 0.9, 1.1),
+    ("tf32", "16 bits", 0.45, 1.05),
+    ("fp16", "fp32", 1.0, 32.0),
+    ("bf16", "fp32", 1.0, 32.0),
+)
+"""Two rates of a device, and between what the first divided by the second lies."""
 
 
 def _range_of(key: str) -> tuple[float, float] | None:
@@ -58,11 +74,34 @@ def _doubts(spec: DeviceSpec) -> Iterator[str]:
     usable, whole = spec.memory_usable_bytes, spec.memory_bytes
     if usable and whole and usable > whole:
         yield f"{spec.name}: more memory is usable than there is"
-    sixteen, eight = spec.rate("bf16", "fp16"), spec.flop_per_s.get("fp8")
-    if sixteen and eight and not 0.9 <= eight / sixteen <= 4.2:
-        yield f"{spec.name}: fp8 is {eight / sixteen:.1f} × 16 bits; is one of them with sparsity?"
+    yield from _odd_rates(spec)
     if any(price.usd <= 0 for price in spec.prices):
         yield f"{spec.name}: a price is not above zero"
+
+
+def _odd_rates(spec: DeviceSpec) -> Iterator[str]:
+    """Yield a line for each rate that does not go with another, unless the row explains it.
+
+    Notes
+    -----
+    Matrix units halve their rate where numbers or sums double their width: 8 bits run at most twice as fast as 16,
+    sums of 16 bits twice as fast as sums of 32. What differs counts sparsity, or confuses the kinds of sums.
+    """
+    if spec.explains:
+        return
+    rates = {key: rate for key, rate in spec.flop_per_s.items() if rate}
+    sixteen = max((rates.get(key, 0.0) for key in ("bf16", "fp16", "fp16_vector")), default=0.0)
+    for one, other, least, most in _RATIOS:
+        below, above = sixteen if other == "16 bits" else rates.get(other), rates.get(one)
+        if above and below and not least <= above / below <= most:
+            wrong = "is one of them with sparsity, or with sums of 16 bits?"
+            yield f"{spec.name}: {one} is {above / below:.2f} × {other}; {wrong}"
+    if "tensor_cores" in spec.capabilities and not sixteen:
+        yield f"{spec.name} has tensor cores, and no rate in 16 bits"
+    if sixteen and spec.bandwidth_bytes_per_s:
+        balance = sixteen / spec.bandwidth_bytes_per_s
+        if not _BALANCE[0] <= balance <= _BALANCE[1]:
+            yield f"{spec.name} multiplies {balance:.1f} operations in 16 bits a byte of its memory"
 
 
 def model_problems(rows: Iterable[ModelSpec], sources: Mapping[str, Source]) -> Iterator[str]:

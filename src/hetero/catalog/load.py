@@ -119,8 +119,44 @@ def _plain(name: str) -> str:
     return re.sub(r"[^a-z0-9.]", "", _NOISE.sub(" ", name.casefold().replace("‑", "-").replace("_", "-")))
 
 
-def _chosen(given: str, names: Mapping[str, Iterable[str]], what: str, listed: str) -> str:
-    """Give the name that was meant, from names with their aliases."""
+_TUNED = re.compile(r"-(?:instruct|chat|it|hf|base|pt|preview|thinking|deduped)(?=-|$)", re.IGNORECASE)
+"""Words of a model's name that say how it was trained, not how it is built."""
+
+_PACKED = re.compile(
+    r"-(?:gguf|awq|gptq|exl2|mlx|fp8|bf16|nvfp4|w\d+a\d+|int[48]|(?:bnb-)?[348]bit)(?=-|$)", re.IGNORECASE
+)
+"""Words that say how weights are packed, which is asked for apart from the model."""
+
+_DATED = re.compile(r"-(?:v\d+(?:\.\d+)*|\d{4}|\d{6}|\d{8})$", re.IGNORECASE)
+"""A version or a date at the end of a model's name."""
+
+
+def _built_as(name: str) -> str:
+    """Return the row that a tuned or dated model is built as, '' where the catalog has none.
+
+    A version is left out only where the catalog tells the rows of a model apart without one.
+
+    Examples
+    --------
+    >>> _built_as("Mixtral-8x7B-Instruct-v0.1"), _built_as("DeepSeek-V3-0324"), _built_as("Mistral-7B-Instruct-v0.2")
+    ('Mixtral-8x7B', 'DeepSeek-V3', '')
+    """
+    spelt = {_plain(word): row for row, words in _model_aliases().items() for word in (row, *words)}
+    plain = name
+    while True:
+        untuned = _TUNED.sub("", plain)
+        for wanted in (_plain(plain), _plain(untuned)):
+            other = re.compile(rf"{re.escape(wanted)}(?:v\d[\d.]*|\d{{4}})")
+            if wanted in spelt and (plain == name or not any(map(other.fullmatch, spelt))):
+                return spelt[wanted]
+        shorter = _DATED.sub("", untuned)
+        if shorter == untuned:
+            return ""
+        plain = shorter
+
+
+def _chosen(given: str, names: Mapping[str, Iterable[str]], what: str, listed: str, bare: str = "") -> str:
+    """Return the name that was meant, from names with their aliases; `bare` is what a hint goes by."""
     wanted = _plain(given)
     spellings = {name: (_plain(name), *map(_plain, aliases)) for name, aliases in names.items()}
     exact = [name for name, spelt in spellings.items() if wanted in spelt]
@@ -131,7 +167,7 @@ def _chosen(given: str, names: Mapping[str, Iterable[str]], what: str, listed: s
         raise BadValueError(f"{given} needs its {what}: {', '.join(near)}", remedy=f"run '{listed}'")
     words = [word for name, aliases in names.items() for word in (name, *aliases)]
     folded = {word.casefold(): word for word in words}
-    hint = did_you_mean(given.casefold(), folded)
+    hint = did_you_mean((bare or given).casefold(), folded)
     close = folded[hint.split("'")[1]] if "'" in hint else ""
     meant = next((name for name, aliases in names.items() if close in (name, *aliases)), "") if close else ""
     remedy = f"did you mean {meant!r}?" if meant else f"run '{listed}'"
@@ -161,7 +197,7 @@ def find(name: str) -> DeviceSpec:
 
 @cache
 def find_model(name: str) -> ModelSpec:
-    """Give the model of that name.
+    """Return the model of that name: of the catalog, or as its owner calls it, tuned and dated ones included.
 
     Raises
     ------
@@ -170,11 +206,12 @@ def find_model(name: str) -> ModelSpec:
 
     Examples
     --------
-    >>> find_model("meta-llama/Llama-3.1-8B-Instruct").layers
-    32
+    >>> find_model("meta-llama/Llama-3.1-8B-Instruct").layers, find_model("deepseek-ai/DeepSeek-V3-0324").name
+    (32, 'DeepSeek-V3')
     """
-    plain = name.rpartition("/")[2].removesuffix("-hf")
-    chosen = _chosen(plain, _model_aliases(), "size", "hetero catalog list --models")
+    plain = name.rstrip("/").rpartition("/")[2]
+    listed, bare = "hetero catalog list --models", _TUNED.sub("", _PACKED.sub("", plain))
+    chosen = _built_as(plain) or _chosen(plain, _model_aliases(), "size", listed, bare)
     return replace(models()[chosen], name=chosen)
 
 

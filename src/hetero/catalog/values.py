@@ -107,13 +107,13 @@ class DeviceSpec:
     host_link, host_bytes_per_s : to the host, one direction
     power_w : W
     cuda_cores, tensor_cores, compute_capability, processors : where they exist
-    flop_per_s : dense operations/s by precision; 'fp16_acc16' is FP16 with FP16 accumulate,
-        'fp16_vector' FP16 outside of the matrix units
+    flop_per_s : dense operations/s by precision; 'fp16_acc16' and 'fp8_acc16' are FP16 and FP8 with FP16
+        accumulate, the others add up in FP32 or INT32; 'fp16_vector' FP16 outside of the matrix units
     accumulate : the accumulate type by precision, where it was printed
     capabilities, uses : words
     prices : hints
     pod : how chips are joined, None for single devices
-    note, explains : what a reader should know; why a figure differs from another table
+    note, explains : what a reader should know; why a figure differs from another table or seems odd
     sources : id of the source by key
     """
 

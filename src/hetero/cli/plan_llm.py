@@ -22,7 +22,7 @@ def llm(
     weights: Annotated[str | None, typer.Option(help="Number format; default: of the files, Q4_K_M or bf16.")] = None,
     kv: Annotated[str, typer.Option(help="Number format of the KV cache.")] = "fp16",
     batch: Annotated[int, typer.Option(help="Sequences at once.")] = 1,
-    prompt: Annotated[int, typer.Option(help="Tokens of the prompt.")] = 512,
+    prompt: Annotated[int | None, typer.Option(help="Tokens of the prompt; default: 512, or half of few.")] = None,
     tokens: Annotated[int, typer.Option(help="Tokens of prompt and answer together.")] = 2048,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
@@ -38,7 +38,8 @@ def llm(
     target, kinds = read_target(model, weights), read_fleet(fleet)
     found, refused = [], {}
     for name in engine or ENGINES:
-        how = {"aim": aim, "kv": kv, "batch": batch, "prompt": prompt, "context": tokens}
+        read = min(512, (tokens + 1) // 2) if prompt is None else prompt
+        how = {"aim": aim, "kv": kv, "batch": batch, "prompt": read, "context": tokens}
         try:
             found.append(place(target, kinds, name, **how))  # type: ignore[arg-type]
         except NothingFitsError as error:

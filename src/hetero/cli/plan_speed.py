@@ -77,9 +77,9 @@ def training(
 def accuracy(paths: Sequence[Path], json: bool) -> None:
     """Print how far estimates lie from tables of measured speeds, as priors give them and after own measurements."""
     from hetero.advise.accuracy import leave_one_model_out, uncalibrated
-    from hetero.advise.measurements import read_rows, read_table
+    from hetero.advise.measurements import read_known_rows
 
-    read = [read_rows(read_table(path)) for path in paths]
+    read = [read_known_rows(path) for path in paths]
     rows = [row for found, _ in read for row in found]
     unread = [line for _, lines in read for line in lines]
     parts = {"uncalibrated": uncalibrated(rows)}

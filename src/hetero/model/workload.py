@@ -161,7 +161,8 @@ class Workload:
     kv : number format of the KV cache
     batch : sequences at once on a replica; a micro-batch in training
     context : tokens a sequence, prompt and answer together
-    prompt : tokens that are read at once, 0 for all of the context; speed is then that of half read, half answered
+    prompt : tokens that are read at once, at most the context, 0 for all of it; speed is then that of half read, half
+        answered
     chunk : tokens of the prompts that are read in one pass, 0 for as many as the engine takes
     engine : one of `ENGINES`
     optimiser : one of `OPTIMISERS`
@@ -204,6 +205,12 @@ class Workload:
         _at_least("context", self.context, 1)
         _at_least("prompt", self.prompt, 0)
         _at_least("chunk", self.chunk, 0)
+        if self.prompt > self.context:
+            raise BadValueError(
+                f"a prompt of {self.prompt:,} tokens is longer than a context of {self.context:,}",
+                remedy="the context counts prompt and answer together: raise it (--tokens, --context), or shorten the"
+                " prompt",
+            )
         form = number_format(self.weights)
         if self.job in ("finetune", "pretrain") and not form.trainable:
             raise BadValueError(
@@ -220,7 +227,7 @@ class Workload:
         """Tokens of a sequence that are read."""
         if self.training or self.job == "embedding":
             return self.context
-        return min(self.prompt or (self.context + 1) // 2, self.context)
+        return self.prompt or (self.context + 1) // 2
 
     @property
     def answer_tokens(self) -> int:

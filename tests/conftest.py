@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 import tempfile
 import time
 from collections.abc import Callable, Generator, Iterator
@@ -22,6 +23,7 @@ from hetero.floor import settings
 from hetero.floor.platform import describe_exit
 from tests.needs import PARTS, PROJECT
 
+os.environ["OMP_NUM_THREADS"] = "1"  # threads that wait for each other spin: 20 times the time on a loaded machine
 GOLDEN = PROJECT / "tests" / "golden"
 GRACE_S = 5.0
 KEPT_SWITCHES = {"HETERO_REQUIRE", "HETERO_TEST_DATA", "HETERO_SEED", "HETERO_CHECK"}
@@ -38,6 +40,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a shell starts what runs in the background
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     unknown = [part for part in settings.required() if part not in PARTS]
     if unknown:
         raise pytest.UsageError(f"HETERO_REQUIRE names {', '.join(unknown)}; known: {', '.join(PARTS)}")

@@ -124,6 +124,8 @@ def test_a_command_of_a_document_works_as_written(document: str, line: str, tmp_
         assert set(extras[1].split(",") if extras else ()) <= _extras()
     elif first.endswith("python") and rest[0].startswith(("benchmarks/", "examples/")):
         assert (PROJECT / rest[0]).is_file()
+    elif first.endswith("python") and rest[:2] == ["-m", "tests.fuzz"]:
+        assert (PROJECT / "tests" / "fuzz.py").is_file()
     else:
         assert first in ("hetero", "hetero-profiler", "python"), f"no test knows how to try {first!r}"
         _write_programs(document, tmp_path)

@@ -31,7 +31,7 @@ KEPT = ["--set", "train.checkpoint=kept", "--set", "train.checkpoint_every=5", "
 
 def train(folder: Path, *words: str, code: int = 0) -> subprocess.CompletedProcess[str]:
     command = [*COMMAND, *words]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=100, cwd=folder, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=250, cwd=folder, check=False)
     assert done.returncode == code, done.stderr
     return done
 
@@ -52,6 +52,7 @@ def killed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)  # four programs, each with a limit of its own
 def test_a_run_that_was_killed_goes_on_after_its_newest_whole_checkpoint(killed: Path) -> None:
     newest = sorted((killed / "kept").glob("step-*"))[-1]
     step = int(newest.name.removeprefix("step-"))

@@ -100,14 +100,21 @@ def test_an_objective_that_hides_its_pruning_is_pruned_all_the_same(one: hetero.
     assert (found.best.value or 0.0) >= 0.0
 
 
-def test_a_fast_device_gets_more_trials(two: hetero.Context) -> None:
-    def busy(trial: Trial) -> float:
-        until_s = time.thread_time() + 0.08
-        while time.thread_time() < until_s:
-            pass
+def test_a_device_that_is_free_more_often_gets_more_trials(tmp_path: Path) -> None:
+    """A trial on the second device lasts as long as three on the first, by their count and not by a clock."""
+    log = tmp_path / "ended"
+    log.touch()
+
+    def counted(trial: Trial) -> float:
+        begun, deadline_s = log.stat().st_size, time.monotonic() + 60.0
+        while hetero.get_current_device().index and log.stat().st_size < min(begun + 3, 10):
+            assert time.monotonic() < deadline_s
+            time.sleep(0.005)
+        with log.open("ab") as file:
+            file.write(b"." * (hetero.get_current_device().index == 0))
         return parabola(trial)
 
-    found = hetero.search(busy, LINE, trials=18, sampler="random", devices=two)
+    found = hetero.search(counted, LINE, trials=18, sampler="random", devices="2xcpu")
     assert found.by_device["cpu:0"] > found.by_device["cpu:1"] > 0
     assert sum(found.by_device.values()) == 18
 

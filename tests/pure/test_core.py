@@ -40,6 +40,7 @@ from hetero.model.events import (
     TimerFired,
     TransferFailed,
     TransferFinished,
+    UtilisationReported,
 )
 from hetero.model.tasks import Failure, FailureKind, Request, Task
 from hetero.model.topology import Link, MemoryNode, Topology
@@ -64,8 +65,10 @@ LINKED = Topology((MemoryNode(GPU, 1_000),), (Link(HOST_NODE, GPU, 0.0, 1e6), Li
 class World:
     """A machine with its devices ready; every event is followed by a full check, timers are left out."""
 
-    def __init__(self, *devices: Device, topology: Topology | None = None, rules: Rules | None = None) -> None:
-        self.machine = Machine(get("eft"), CostModel(), topology or Topology(), rules)
+    def __init__(
+        self, *devices: Device, topology: Topology | None = None, rules: Rules | None = None, policy: str = "eft"
+    ) -> None:
+        self.machine = Machine(get(policy), CostModel(), topology or Topology(), rules)
         self.now_s = 0.0
         for device in devices:
             self.tell(DeviceAdded(0.0, device))
@@ -210,6 +213,17 @@ def test_a_withdrawn_attempt_is_placed_anew() -> None:
     world = World(cpu())
     world.submit(1)
     assert only(world.tell(TaskWithdrawn(0.0, 1, 1, "h0/cpu:0")), Run) == [run(1, 2)]
+
+
+def test_waiting_tasks_move_away_from_a_device_that_others_use() -> None:
+    world = World(cpu(), cpu(1), policy="migration")
+    for number in range(1, 31):
+        world.submit(number)
+    first, second = world.machine.fleet.states
+    world.tell(UtilisationReported(0.0, "h0/cpu:0", 0.0))
+    assert len(first.placed) == len(second.placed) == 14
+    world.tell(UtilisationReported(0.0, "h0/cpu:0", 0.9))
+    assert (len(first.placed), len(second.placed)) == (6, 22)
 
 
 def test_a_group_waits_until_all_its_devices_are_idle_and_commits_the_result_of_rank_0() -> None:

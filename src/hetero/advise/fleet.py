@@ -76,9 +76,10 @@ def catalog_fleet() -> tuple[Kind, ...]:
 
 
 def here_fleet() -> tuple[Kind, ...]:
-    """Give the devices of this host: as the catalog knows them, else by the speed that a kernel reached on them.
+    """Return the devices of this host: as the catalog knows them, else by the speed that a kernel reached on them.
 
-    What was not measured before is measured, once; all cores of the processor are one device.
+    What was not measured before is measured, once; all cores of the processor are one device. A processor is
+    always measured: the catalog knows whole sockets, and neither their memory nor how many of their cores are here.
     """
     from hetero.session.fleet import choose, survey
     from hetero.session.fleet_speed import measure
@@ -87,13 +88,22 @@ def here_fleet() -> tuple[Kind, ...]:
     known: Counter[str] = Counter()
     others: dict[tuple[str, str], list[Device]] = {}
     for device in chosen:
-        try:
-            known[find(device.name).name] += 1
-        except BadValueError:
+        if name := _name_in_catalog(device):
+            known[name] += 1
+        else:
             others.setdefault((device.kind, device.name), []).append(device)
     measured = [measure(alike) for alike in others.values()]
     kinds = [*(Kind(find(name), count) for name, count in known.items()), *map(_measured, measured)]
     return _kept([(kind, {}) for kind in kinds])
+
+
+def _name_in_catalog(device: Device) -> str:
+    if device.kind == "cpu":
+        return ""
+    try:
+        return find(device.name).name
+    except BadValueError:
+        return ""
 
 
 def _measured(alike: Sequence[Device]) -> Kind:

@@ -70,7 +70,7 @@ def vendor(tmp_path: Path) -> dict[str, str]:
 
 def _python(code: str, env: dict[str, str]) -> str:
     command = [sys.executable, "-c", textwrap.dedent(code)]
-    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=100, check=False)
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=250, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout
 

@@ -35,7 +35,7 @@ def _normal(text: str) -> str:
 
 def _run(command: list[str], cwd: Path, extra: dict[str, str] | None = None) -> str:
     env = {**os.environ, "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}", "COLUMNS": "120", **(extra or {})}
-    done = subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, timeout=110, check=False)
+    done = subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, timeout=250, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     return done.stdout
 

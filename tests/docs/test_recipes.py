@@ -16,7 +16,7 @@ DEPLOY = PROJECT / "deploy"
 
 @pytest.mark.parametrize("script", sorted(DEPLOY.glob("*.sh")), ids=lambda path: path.name)
 def test_a_script_has_no_mistake_of_syntax(script: Path) -> None:
-    done = subprocess.run(["bash", "-n", str(script)], capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(["bash", "-n", str(script)], capture_output=True, text=True, timeout=250, check=False)
     assert (done.returncode, done.stderr) == (0, "")
 
 

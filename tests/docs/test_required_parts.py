@@ -25,7 +25,7 @@ def _collect(require: str) -> subprocess.CompletedProcess[str]:
         env={**os.environ, "HETERO_REQUIRE": require, "HETERO_TEST_DATA": "absent-folder"},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=250,
         check=False,
     )
 

@@ -18,7 +18,7 @@ def test_the_programs_of_the_page_print_what_stands_behind_each_line(tmp_path: P
     program = "\n".join(block.text for block in blocks(PAGE) if block.language == "python")
     expected = [match["said"] for match in _PRINTS.finditer(program)]
     done = subprocess.run(
-        [sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, timeout=100, check=False
+        [sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, timeout=250, check=False
     )
     assert done.stderr == ""
     assert done.stdout.splitlines() == expected

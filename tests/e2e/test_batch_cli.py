@@ -22,7 +22,7 @@ EXAMPLE = PROJECT / "examples" / "embed_folder.yaml"
 
 def hetero(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     command = [str(HETERO), "batch", *words]
-    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=250, check=False)
 
 
 @pytest.mark.slow

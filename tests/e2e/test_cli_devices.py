@@ -48,7 +48,7 @@ def hetero(*words: str, **switches: str) -> subprocess.CompletedProcess[str]:
         [sys.executable, "-m", "hetero", *words],
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=250,
         check=False,
         env={**os.environ, "COLUMNS": "80", **switches},
     )

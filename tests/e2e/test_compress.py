@@ -24,7 +24,7 @@ from hetero.train.saving import load_parameters, save_model  # noqa: E402
 
 def compress(*words: str, cwd: Path, code: int = 0) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "hetero", "compress", *words]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=100, cwd=cwd, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=250, cwd=cwd, check=False)
     assert done.returncode == code, done.stderr
     return done
 

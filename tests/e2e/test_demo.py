@@ -60,7 +60,7 @@ def test_a_size_that_cannot_be_cut_into_tiles_is_refused(size: int) -> None:
 
 def test_away_from_a_terminal_the_demonstration_prints_plain_lines(tmp_path: Path) -> None:
     program = f"from hetero.demo import run; run(devices={UNEQUAL!r}, size=384, trace={str(tmp_path / 'a')!r})"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=100, check=True)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=250, check=True)
     assert "\x1b" not in done.stdout
     assert "… Cholesky factorisation: cpu:1 alone\n" in done.stdout
     for word in ("tasks", "makespan", "of the sum of the devices' speeds", "best alone", "moved", "right", "trace: "):

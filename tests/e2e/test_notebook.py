@@ -46,7 +46,7 @@ def shown(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 def executed(notebook: Any, folder: Path) -> None:
     resources = {"metadata": {"path": str(folder)}}
-    NotebookClient(notebook, timeout=90, kernel_name="python3", resources=resources).execute()
+    NotebookClient(notebook, timeout=250, kernel_name="python3", resources=resources).execute()
 
 
 def text(outputs: Any) -> str:
@@ -91,7 +91,7 @@ def test_the_program_of_the_readme_runs_in_a_cell(tmp_path: Path) -> None:
         cells=[nbformat.v4.new_code_cell(PROGRAM), nbformat.v4.new_code_cell("result.shape")]
     )
     client = NotebookClient(
-        notebook, timeout=90, kernel_name="python3", resources={"metadata": {"path": str(tmp_path)}}
+        notebook, timeout=250, kernel_name="python3", resources={"metadata": {"path": str(tmp_path)}}
     )
     client.execute()
     assert text(notebook.cells[1].outputs) == "(1024, 1024)"

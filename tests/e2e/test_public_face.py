@@ -57,7 +57,7 @@ communication:
 def run(words: list[str], folder: Path, text: str | None = None) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, *words]
     return subprocess.run(
-        command, cwd=folder, input=text, capture_output=True, text=True, timeout=100, check=False
+        command, cwd=folder, input=text, capture_output=True, text=True, timeout=250, check=False
     )  # fmt: skip
 
 
@@ -180,7 +180,7 @@ def test_the_debug_switch_tells_placements(folder: Path) -> None:
         env={**os.environ, "HETERO_DEBUG": "2"},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=250,
         check=False,
     )
     assert "task 1 (abs) to cpu:0: ends at" in done.stderr

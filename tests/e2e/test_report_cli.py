@@ -22,7 +22,7 @@ TWO = ("two.trace.jsonl.gz", "two-2.trace.jsonl.gz")
 
 def profiler(*words: str, cwd: Path, code: int = 0) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "hetero.cli.profiler", *words]
-    done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=100, check=False)
+    done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=250, check=False)
     assert done.returncode == code, done.stderr
     assert "Traceback" not in done.stderr
     return done
@@ -34,7 +34,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (path / "program.py").write_text(PROGRAM, encoding="utf-8")
     for name in ("a", "b"):
         command = [sys.executable, "-m", "hetero", "run", "--trace", f"{name}.trace.jsonl.gz", "program.py"]
-        subprocess.run(command, cwd=path, check=True, timeout=100, capture_output=True)
+        subprocess.run(command, cwd=path, check=True, timeout=250, capture_output=True)
     return path
 
 
@@ -94,7 +94,7 @@ def test_two_contexts_that_are_open_together_do_not_write_one_trace(folder: Path
     )
     (folder / "two.py").write_text(program, encoding="utf-8")
     command = [sys.executable, "-m", "hetero", "run", "--trace", "two.trace.jsonl.gz", "two.py"]
-    subprocess.run(command, cwd=folder, check=True, timeout=100, capture_output=True)
+    subprocess.run(command, cwd=folder, check=True, timeout=250, capture_output=True)
     found = [json.loads(profiler("summary", "--json", name, cwd=folder).stdout) for name in TWO]
     assert [each["tasks"] for each in found] == [21, 1]
     assert [each["problems"] for each in found] == [[], []]

@@ -36,7 +36,7 @@ def _digest(**environment: str) -> tuple[str, str]:
         env={**os.environ, **environment},
         capture_output=True,
         text=True,
-        timeout=110,
+        timeout=250,
         check=True,
     )
     plain, digest = done.stdout.split()
@@ -158,7 +158,7 @@ def test_a_wrong_file_is_told_before_the_planner_is_loaded(folder: Path, command
         "    print(end.code, 'numba' in sys.modules)"
     )
     words = [sys.executable, "-c", program, command, "cut.json"]
-    done = subprocess.run(words, cwd=folder, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(words, cwd=folder, capture_output=True, text=True, timeout=250, check=False)
     assert done.stdout.split() == ["3", "False"], done.stderr
 
 

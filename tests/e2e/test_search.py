@@ -36,7 +36,7 @@ space:
 
 def hetero(*words: str, cwd: Path, code: int = 0) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "hetero", *words]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=100, cwd=cwd, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=250, cwd=cwd, check=False)
     assert done.returncode == code, done.stderr
     return done
 

@@ -124,7 +124,7 @@ def test_calls_that_were_handed_in_are_done_before_the_program_ends(tmp_path: Pa
     script = tmp_path / "left.py"
     script.write_text(LEFT_BEHIND)
     paths = [tmp_path / "early", tmp_path / "late"]
-    subprocess.run([sys.executable, str(script), *map(str, paths)], timeout=100, check=True)
+    subprocess.run([sys.executable, str(script), *map(str, paths)], timeout=250, check=True)
     assert [path.exists() for path in paths] == [True, True]
 
 
@@ -152,7 +152,7 @@ except hetero.HeteroError as error:
 
 
 def test_joblib_uses_the_one_open_context_and_tells_when_there_is_none() -> None:
-    done = subprocess.run([sys.executable, "-c", ONE_OPEN], capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run([sys.executable, "-c", ONE_OPEN], capture_output=True, text=True, timeout=250, check=False)
     first, second = done.stdout.splitlines()
     assert first == "[1, 2]"
     assert second == "joblib's back end 'hetero' finds 0 open Contexts; call hetero.register_joblib(ctx)"

@@ -53,7 +53,7 @@ def test_a_run_killed_twice_gives_the_bytes_of_an_undisturbed_one(tmp_path: Path
     for more in (5, 6):
         kill_once_it_has_done(start(str(tmp_path / "killed"), calls), calls, more)
     last = start(str(tmp_path / "killed"), calls)
-    said, _ = last.communicate(timeout=60)
+    said, _ = last.communicate(timeout=250)
     assert int(said.split()[-1]) > 0
     assert content(tmp_path / "killed") == content(tmp_path / "calm")
     assert items_done(calls) - 160 <= 2 * IN_FLIGHT + IN_FLIGHT
@@ -66,8 +66,8 @@ def test_a_merge_with_a_name_goes_on_after_a_kill_and_is_the_same_to_the_last_bi
     monkeypatch.setenv("HETERO_HOME", str(tmp_path))
     calls = tmp_path / "calls"
     kill_once_it_has_done(start("sums", calls, "sum"), calls, 8)
-    said, _ = start("sums", calls, "sum").communicate(timeout=60)
-    calm, _ = start("calm", tmp_path / "calm-calls", "sum").communicate(timeout=60)
+    said, _ = start("sums", calls, "sum").communicate(timeout=250)
+    calm, _ = start("calm", tmp_path / "calm-calls", "sum").communicate(timeout=250)
     assert int(said.split()[1]) > 0
     assert said.split()[0] == calm.split()[0]
 

@@ -35,7 +35,7 @@ ctx.close()
 
 def run_program(name: str, seen: Path, pause_s: float) -> str:
     command = [sys.executable, "-c", PROGRAM, name, str(seen), str(pause_s)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout.strip()
+    return subprocess.run(command, capture_output=True, text=True, timeout=250, check=True).stdout.strip()
 
 
 def start_and_kill(name: str, seen: Path) -> int:

@@ -100,6 +100,7 @@ def test_what_follows_ten_thousand_collectives_is_added_to_the_last() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.servers
 def test_a_trace_tells_of_collectives_on_ray(tmp_path: Path) -> None:
     pytest.importorskip("ray")
     trace = tmp_path / "run.trace.jsonl.gz"

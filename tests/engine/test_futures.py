@@ -277,7 +277,7 @@ with hetero.Context(devices="2xcpu", history=False) as ctx:
 
 def printed_by(program: str) -> list[str]:
     command = [sys.executable, "-c", INTERRUPTED + textwrap.indent(textwrap.dedent(program), "    ")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=250, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout.split()
 

@@ -90,7 +90,7 @@ def test_four_processes_that_write_at_once_lose_nothing(path: Path) -> None:
     )
     writers = [subprocess.Popen([sys.executable, "-c", program, str(path), str(number)]) for number in range(4)]
     try:
-        assert [writer.wait(timeout=60) for writer in writers] == [0] * 4
+        assert [writer.wait(timeout=250) for writer in writers] == [0] * 4
     finally:
         for writer in writers:
             writer.kill()

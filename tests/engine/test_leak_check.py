@@ -39,7 +39,7 @@ def _outcome(leak: str, folder: Path) -> str:
     file = folder / "test_leak.py"
     file.write_text(PROGRAM.format(leak=leak), encoding="utf-8")
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--rootdir", str(folder), str(file)]
-    done = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, timeout=250, check=False)
     return done.stdout + done.stderr
 
 
@@ -62,6 +62,6 @@ def test_a_process_of_the_runner_that_dies_ends_the_run_and_its_test_is_named(tm
     (tmp_path / "test_others.py").write_text("def test_other(): pass\n", encoding="utf-8")
     command = [sys.executable, "-m", "pytest", "-q", "-n", "2", "--dist", "loadfile", "-p", "no:cacheprovider"]
     command += ["--rootdir", str(tmp_path), str(tmp_path)]
-    done = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, timeout=100, check=False)
+    done = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, timeout=250, check=False)
     assert "was killed by SIGKILL while it ran test_killed.py::test_dies" in done.stdout
     assert done.returncode == 3

@@ -62,7 +62,7 @@ print({name: (paid.usd_per_hour, paid.origin) for name, paid in found.items()}, 
 """
     env = {**os.environ, "GPUHUNT_CATALOG_URL": address}
     return subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True, env=env, cwd=PROJECT
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=250, check=True, env=env, cwd=PROJECT
     )
 
 

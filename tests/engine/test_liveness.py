@@ -255,7 +255,7 @@ def output_of(text: str) -> list[str]:
     """Run a program that must end by itself; give the lines that it prints."""
     with program(text) as running:
         try:
-            return running.communicate(timeout=60)[0].splitlines()
+            return running.communicate(timeout=250)[0].splitlines()
         finally:
             running.kill()
 

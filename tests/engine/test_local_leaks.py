@@ -139,7 +139,8 @@ def test_programs_run_without_a_main_guard_and_from_anywhere(how: str, tmp_path:
     command = {"file": [str(tmp_path / "program.py")], "-c": ["-c", SCRIPT], "stdin": ["-"]}[how]
     done = subprocess.run(
         [sys.executable, *(["-P"] if how != "file" else []), *command],
-        input=SCRIPT if how == "stdin" else None, capture_output=True, text=True, timeout=60, cwd=tmp_path, check=False,
+        input=SCRIPT if how == "stdin" else None, capture_output=True, text=True, timeout=250,
+        cwd=tmp_path, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert sorted(done.stdout.splitlines()) == ["3 True True", "said by a task"]
@@ -154,5 +155,5 @@ def test_a_module_in_the_working_folder_reaches_the_workers(tmp_path: Path, no_l
         "b = Bench(LocalEngine(1_000_000)); b.ready(); print(b.value(own_module.answer)); b.engine.stop()"
     )
     command = [sys.executable, "-c", code]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=tmp_path, check=True)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=250, cwd=tmp_path, check=True)
     assert done.stdout == "42\n"

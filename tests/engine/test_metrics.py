@@ -28,7 +28,7 @@ def scraped(server: object) -> Figures:
     """Read the metrics with the official parser; the text has one kind and one help line for each family."""
     from prometheus_client.parser import text_string_to_metric_families
 
-    with urllib.request.urlopen(server.url, timeout=60) as answer:  # type: ignore[attr-defined]
+    with urllib.request.urlopen(server.url, timeout=250) as answer:  # type: ignore[attr-defined]
         text = answer.read().decode()
     found: Figures = {}
     for family in text_string_to_metric_families(text):
@@ -142,9 +142,9 @@ def test_a_configuration_says_where_prometheus_may_ask() -> None:
         ctx.run(sum, [1, 2])
         server = ctx._metrics
         assert server is not None
-        assert "hetero_tasks_finished_total 1.0" in urllib.request.urlopen(server.url, timeout=60).read().decode()
+        assert "hetero_tasks_finished_total 1.0" in urllib.request.urlopen(server.url, timeout=250).read().decode()
     with pytest.raises(OSError, match="refused"):
-        urllib.request.urlopen(server.url, timeout=60)
+        urllib.request.urlopen(server.url, timeout=250)
 
 
 def test_a_port_that_is_taken_closes_the_context_and_is_told(tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ def make_expired(folder: Path) -> None:
         f"{new} -subj /CN=node -keyout node.key -out node.csr",
         "x509 -req -in node.csr -CA ca.crt -CAkey ca.key -CAcreateserial -days -1 -out node.crt",
     ):
-        subprocess.run(["openssl", *command.split()], cwd=folder, check=True, capture_output=True, timeout=60)
+        subprocess.run(["openssl", *command.split()], cwd=folder, check=True, capture_output=True, timeout=250)
 
 
 def knocked(folder: Path, own: Path) -> str:

@@ -89,6 +89,7 @@ def test_a_worker_thread_tells_of_all_that_its_clock_showed(kind: str, tmp_path:
 
 
 @pytest.mark.slow
+@pytest.mark.servers
 @pytest.mark.parametrize("kind", ["ordinary", "None", "failing", "group"])
 def test_an_actor_tells_of_all_that_its_clock_showed(kind: str, tmp_path: Path) -> None:
     pytest.importorskip("ray")

@@ -51,7 +51,7 @@ trainer.save(sys.argv[1] + "/model.safetensors")
 
 def run(folder: Path, devices: str, die_at: int) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-c", PROGRAM, str(folder), devices, str(die_at)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=100, start_new_session=True, check=False)
+    return subprocess.run(command, capture_output=True, text=True, timeout=250, start_new_session=True, check=False)
 
 
 def test_a_program_that_is_killed_resumes_to_the_same_bits_over_other_devices(tmp_path: Path) -> None:

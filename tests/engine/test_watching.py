@@ -47,7 +47,7 @@ def told(level: int) -> str:
     """Run the program with HETERO_DEBUG of this level; give what it wrote to standard error."""
     environment = {**os.environ, "HETERO_DEBUG": str(level)}
     done = subprocess.run(
-        [sys.executable, "-c", PROGRAM], env=environment, capture_output=True, text=True, timeout=100, check=True
+        [sys.executable, "-c", PROGRAM], env=environment, capture_output=True, text=True, timeout=250, check=True
     )
     assert done.stdout == ""
     return done.stderr

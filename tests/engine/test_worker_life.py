@@ -510,7 +510,7 @@ def total(values):
 with hetero.Context(devices="1xcpu", history=False) as ctx:
     print(ctx.run(total, list(range(100))))
 """
-    told = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=True)
+    told = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=250, check=True)
     assert told.stdout == "4950\n"
 
 

@@ -26,13 +26,13 @@ def test_help_imports_no_command() -> None:
         "try:\n    entry()\nexcept SystemExit:\n    pass\n"
         "print([name for name in sys.modules if name.startswith('hetero.cli.')])"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100, check=True)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=250, check=True)
     assert done.stdout.splitlines()[-1] == "['hetero.cli.lazy', 'hetero.cli.output', 'hetero.cli.main']"
     assert all(f"\n  {name} " in done.stdout for name in COMMANDS)
 
 
 def test_a_misspelt_command_gets_the_one_that_was_meant() -> None:
     command = [sys.executable, "-m", "hetero", "devces"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=250, check=False)
     assert done.returncode == 2
     assert "Did you mean 'devices'?" in done.stderr

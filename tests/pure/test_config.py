@@ -278,7 +278,7 @@ def test_rdma_with_an_adapter_is_available(tmp_path: Path, monkeypatch: pytest.M
 
 def test_only_a_configuration_that_is_read_imports_pydantic() -> None:
     code = "import sys, hetero, hetero.session.config, hetero.cli.main; print('pydantic' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=250, check=True)
     assert done.stdout == "False\n"
 
 

@@ -286,7 +286,7 @@ def test_answers_do_not_depend_on_the_hash_seed() -> None:
             capture_output=True,
             text=True,
             check=True,
-            timeout=60,
+            timeout=250,
         ).stdout
         for seed in ("0", "1", "77")
     }

@@ -100,7 +100,7 @@ def test_a_seed_replays_the_same_trace_under_any_hash_seed(seed: int) -> None:
             env={**os.environ, "PYTHONHASHSEED": hash_seed, "PYTHONPATH": str(PROJECT)},
             capture_output=True,
             text=True,
-            timeout=100,
+            timeout=250,
             check=True,
         ).stdout
         for hash_seed in ("0", "4711")

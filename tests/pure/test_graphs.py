@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from hetero.floor.errors import BadValueError, GraphError
 from hetero.graphs.check import faults
-from hetero.graphs.document import document_of, graph_of
+from hetero.graphs.document import Place, document_of, graph_of
 from hetero.graphs.dot import read_dot
 from hetero.graphs.files import AT_MOST_BYTES, parse_json, read_text, write_text
 from hetero.graphs.fleets import equal_devices, fleet_from
@@ -31,7 +31,7 @@ from hetero.graphs.reading import convert, read_graph, read_plannable
 from hetero.graphs.schema import graph_schema
 from hetero.graphs.stg import read_stg
 from hetero.graphs.wfformat import read_wfformat
-from hetero.model.graph import GraphEdge
+from hetero.model.graph import UNLIMITED_BYTES, GraphEdge
 from hetero.model.schedule import Placed, Schedule
 from tests.needs import PROJECT, data_folder
 
@@ -494,3 +494,11 @@ def test_the_shared_graphs_all_read() -> None:
         graph = convert(path, "3")
         assert graph == graph_of(parse_json(json.dumps(document_of(graph)), path.name), path.name)
     assert read_text(folder / "stg" / "spec_nodt.txt")
+
+
+def test_the_largest_number_of_bytes_is_one_and_a_bandwidth_that_overflows_every_time_is_refused() -> None:
+    assert Place("f").whole(UNLIMITED_BYTES, "a number of bytes") == UNLIMITED_BYTES
+    with pytest.raises(GraphError, match="write a whole number up to 9,223,372,036,854,775,807"):
+        Place("f").whole(UNLIMITED_BYTES + 1, "a number of bytes")
+    with pytest.raises(GraphError, match=re.escape("1e-300 is not a bandwidth; write a number > 1e-19")):
+        graph_of(changed("links", 0, "bandwidth_bytes_per_s", to=1e-300), "g.json")

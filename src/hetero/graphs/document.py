@@ -70,15 +70,18 @@ class Place:
         if isinstance(given, bool) or not isinstance(given, int | float):
             raise self.wrong(given, what, "write a number")
         if not (0.0 <= given < BEYOND and given > above):
-            raise self.wrong(given, what, f"write a number {'> 0' if above >= 0.0 else '>= 0'} and below {BEYOND:g}")
+            raise self.wrong(
+                given, what, f"write a number {f'> {above:g}' if above >= 0.0 else '>= 0'} and below {BEYOND:g}"
+            )
         return float(given)
 
     def whole(self, given: object, what: str) -> int:
         """Take a value that must be a whole number of bytes."""
         number = self.number(given, what)
-        if number != int(number) or number > UNLIMITED_BYTES:
+        whole = given if isinstance(given, int) else int(number)
+        if number != int(number) or whole > UNLIMITED_BYTES:
             raise self.wrong(given, what, f"write a whole number up to {UNLIMITED_BYTES:,}")
-        return int(number)
+        return whole
 
 
 def graph_of(document: Any, file: str) -> TaskGraph:
@@ -186,7 +189,7 @@ def _links(given: Any, nodes: Sequence[str], place: Place) -> Iterator[Link]:
             src,
             dst,
             (here / "latency_s").number(row["latency_s"], "a number of seconds"),
-            (here / "bandwidth_bytes_per_s").number(row["bandwidth_bytes_per_s"], "a bandwidth", above=0.0),
+            (here / "bandwidth_bytes_per_s").number(row["bandwidth_bytes_per_s"], "a bandwidth", above=1.0 / BEYOND),
             (here / "bus").text(row["bus"]) if row.get("bus") else "",
         )
 

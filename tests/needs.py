@@ -19,7 +19,7 @@ import pytest
 from hetero.floor import settings
 from tests import cgroups
 
-__all__ = ["PARTS", "PROJECT", "absent", "chromium", "data_folder", "mpiexec", "need"]
+__all__ = ["PARTS", "PROJECT", "absent", "chromium", "data_folder", "foreign_tests", "mpiexec", "need"]
 
 PROJECT = Path(__file__).resolve().parent.parent
 _BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
@@ -69,6 +69,17 @@ def _mpi_trouble() -> str:
     return _outcome(command)
 
 
+def foreign_tests(name: str) -> Path | None:
+    """Return the folder with the interpreter's own package `test` in which a test module is, or Debian's; or None."""
+    version = f"python{sys.version_info.major}.{sys.version_info.minor}"
+    folders = (Path(os.__file__).parent, Path("/usr/lib") / version)
+    return next((folder for folder in folders if (folder / "test" / f"{name}.py").is_file()), None)
+
+
+def _foreign_trouble() -> str:
+    return "" if foreign_tests("test_concurrent_futures") else "no test_concurrent_futures.py beside this Python"
+
+
 def _data() -> Path:
     return settings.test_data() or PROJECT.parent / "shared" / "data"
 
@@ -99,6 +110,10 @@ PARTS: dict[str, tuple[str, Callable[[], str]]] = {
     ),
     "chromium": ("Chromium (Debian: chromium)", _browser_trouble),
     "cgroup": ("memory cgroups (root, and the memory controller below the own group)", cgroups.trouble),
+    "cpython-tests": (
+        "CPython 3.11's own tests (Debian: libpython3.11-testsuite)",
+        _foreign_trouble,
+    ),
     "data": ("the test data (HETERO_TEST_DATA, or shared/data beside the checkout)", _data_trouble),
 }
 """What can be needed: in words with the way to get it, and the probe that gives '' or the trouble."""

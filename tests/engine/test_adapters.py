@@ -6,10 +6,13 @@ import concurrent.futures
 import gc
 import multiprocessing
 import os
+import pickle
+import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +22,7 @@ import pytest
 
 import hetero
 from hetero.errors import BadValueError
+from tests.needs import PROJECT, foreign_tests, need
 
 
 @pytest.fixture(scope="module")
@@ -126,6 +130,65 @@ def test_calls_that_were_handed_in_are_done_before_the_program_ends(tmp_path: Pa
     paths = [tmp_path / "early", tmp_path / "late"]
     subprocess.run([sys.executable, str(script), *map(str, paths)], timeout=250, check=True)
     assert [path.exists() for path in paths] == [True, True]
+
+
+def kill_oneself() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+class Unreadable:
+    def __reduce__(self) -> tuple[Any, ...]:
+        return int, ("no number",)
+
+
+class Unwritable:
+    def __reduce__(self) -> tuple[Any, ...]:
+        raise ValueError("not this one")
+
+
+@pytest.mark.parametrize(
+    ("call", "given", "expected"),
+    [
+        (kill_oneself, (), BrokenProcessPool),
+        (type, (Unreadable(),), BrokenProcessPool),
+        (Unreadable, (), BrokenProcessPool),
+        (type, (Unwritable(),), pickle.PicklingError),
+        (Unwritable, (), pickle.PicklingError),
+        (int, ("no number",), ValueError),
+    ],
+)
+def test_a_call_of_an_executor_fails_as_in_a_process_pool(
+    ctx: hetero.Context, call: Any, given: tuple[Any, ...], expected: type[Exception]
+) -> None:
+    with hetero.Executor(ctx) as pool:
+        future = pool.submit(call, *given)
+        with pytest.raises(expected) as caught:
+            future.result(60)
+        assert isinstance(caught.value, BrokenProcessPool) == (expected is BrokenProcessPool)
+        assert pool.submit(abs, -1).result(60) == 1
+
+
+def test_a_call_of_an_executor_that_ended_its_worker_is_not_run_again(ctx: hetero.Context, tmp_path: Path) -> None:
+    def count_and_die() -> None:
+        with (tmp_path / "runs").open("a") as runs:
+            runs.write("x")
+        kill_oneself()
+
+    with hetero.Executor(ctx) as pool, pytest.raises(BrokenProcessPool):
+        pool.submit(count_and_die).result(60)
+    assert (tmp_path / "runs").read_text() == "x"
+
+
+@pytest.mark.servers
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_cpythons_own_tests_of_a_process_pool_pass_but_those_of_private_attributes(tmp_path: Path) -> None:
+    need("cpython-tests")
+    (tmp_path / "test").symlink_to(Path(str(foreign_tests("test_concurrent_futures"))) / "test")
+    command = [sys.executable, "-m", "tests.engine.foreign_futures", str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=850, check=False, cwd=PROJECT)
+    assert done.returncode == 0, done.stderr[-4000:]
+    assert "46 tests, 13 left out for a private attribute" in done.stdout
 
 
 def test_joblib_runs_its_calls_on_the_devices(ctx: hetero.Context) -> None:

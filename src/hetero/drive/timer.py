@@ -32,10 +32,11 @@ class Timer:
         self._at_s = inf
         self._changed = threading.Condition()
         self._stopping = False
-        self._thread = threading.Thread(target=self._loop, name="hetero-timer", daemon=True)
+        self._thread: threading.Thread | None = None
 
     def start(self) -> None:
         """Start the thread."""
+        self._thread = threading.Thread(target=self._loop, name="hetero-timer", daemon=True)
         self._thread.start()
 
     def set(self, at_s: float) -> None:
@@ -50,8 +51,9 @@ class Timer:
         with self._changed:
             self._stopping = True
             self._changed.notify()
-        if self._thread.is_alive() and self._thread is not threading.current_thread():
-            self._thread.join(JOIN_S)
+        thread, self._thread = self._thread, None  # what is closed keeps no thread object until it is collected
+        if thread is not None and thread is not threading.current_thread():
+            thread.join(JOIN_S)
 
     def _loop(self) -> None:
         while True:

@@ -63,6 +63,10 @@ class _Plain(NamedTuple):
     suppress: bool
 
 
+UNREAD = "raised while the arguments of the task were loaded in its worker"
+"""The note on an exception that the function itself had no part in."""
+
+
 def one_line(error: BaseException) -> str:
     """Say what an exception says, on one line, also where its own words fail."""
     try:

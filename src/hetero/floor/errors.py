@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
+from pickle import PicklingError
 
 from hetero.floor.text import printable, single_line
 
@@ -160,7 +161,7 @@ class GroupError(HeteroError):
     """Another member of a group task failed or ended, so this one gives up."""
 
 
-class SerialisationError(HeteroError, TypeError):
+class SerialisationError(HeteroError, TypeError, PicklingError):
     """A function, an argument or a result cannot travel to or from a worker."""
 
 

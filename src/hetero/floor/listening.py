@@ -113,7 +113,7 @@ class Listening:
         for end in (listener, self._ears):
             end.setblocking(False)
             self._selector.register(end, selectors.EVENT_READ)
-        self._thread = threading.Thread(target=self._run, name="hetero-listening", daemon=True)
+        self._thread: threading.Thread | None = threading.Thread(target=self._run, name="hetero-listening", daemon=True)
         try:
             self._thread.start()
         except RuntimeError:
@@ -125,8 +125,10 @@ class Listening:
         self._closed = True
         with suppress(OSError):
             self._mouth.send(b"!")
-        if threading.current_thread() is not self._thread:
-            self._thread.join(JOIN_S)
+        thread = self._thread
+        if thread is not None and thread is not threading.current_thread():
+            thread.join(JOIN_S)
+            self._thread = None  # what is closed keeps no thread object until it is collected
 
     def __enter__(self) -> Listening:
         return self

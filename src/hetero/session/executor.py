@@ -13,11 +13,12 @@ import itertools
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures.process import BrokenProcessPool
 from typing import TYPE_CHECKING, Any
 
-from hetero.engines.exceptions import dump_error, load_error, one_line
+from hetero.engines.exceptions import UNREAD, dump_error, load_error, one_line
 from hetero.engines.local.wire import as_bytes, load
-from hetero.floor.errors import BadValueError, ShutDownRuntimeError
+from hetero.floor.errors import BadValueError, HeteroError, SerialisationError, ShutDownRuntimeError, TaskLostError
 from hetero.session.futures import Future
 from hetero.session.tasks import TaskFunction, as_task
 
@@ -45,7 +46,8 @@ class Executor(concurrent.futures.Executor):
     Notes
     -----
     As `concurrent.futures` does, and unlike a Context: a call that runs is not cancelled, calls that were handed in
-    are done before the program ends, and after `shutdown` a RuntimeError is raised.
+    are done before the program ends, and after `shutdown` a RuntimeError is raised. A call whose worker ends fails
+    with a BrokenProcessPool and is not run again, unless it is a `hetero.task`; the executor stays of use.
 
     Examples
     --------
@@ -76,19 +78,27 @@ class Executor(concurrent.futures.Executor):
         self._calls = _Calls(self.ctx, self._owns)
         weakref.finalize(self, self._calls.shut).atexit = False
 
-    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future:
-        """Hand in one call and give its future.
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> concurrent.futures.Future[Any]:
+        """Hand in one call and return its future; one that cannot travel to a worker fails in its future.
 
         Raises
         ------
         ShutDownRuntimeError
             The executor is shut down, or the program ends.
         """
-        return self._calls.submit(self._task(fn), args, kwargs)
+        try:
+            return self._calls.submit(self._task(fn), args, kwargs)
+        except SerialisationError as error:
+            failed: concurrent.futures.Future[Any] = concurrent.futures.Future()
+            failed.set_exception(error)
+            return failed
 
     def _task(self, fn: Callable[..., Any]) -> TaskFunction[..., Any]:
         task = as_task(_InChild(fn, self._per_child) if self._per_child else fn)
-        return task.options(on=self._on) if self._on and not task.request.on else task
+        options: dict[str, Any] = {} if task is fn else {"crashes": 0}
+        if self._on and not task.request.on:
+            options["on"] = self._on
+        return task.options(**options) if options else task
 
     def map(
         self,
@@ -131,6 +141,23 @@ class Executor(concurrent.futures.Executor):
             self._calls.end()
 
 
+class CallLostError(TaskLostError, BrokenProcessPool):
+    """A worker ended during a call, or the call or its result could not be read; other calls go on."""
+
+
+def _reworded(error: BaseException, was_there: bool) -> BaseException:
+    """Return what a process pool of the standard library raises in the place of an error."""
+    unread = not isinstance(error, HeteroError) or isinstance(error, SerialisationError)
+    if isinstance(error, TaskLostError):
+        lost = CallLostError(str(error))
+    elif (was_there and unread) or UNREAD in getattr(error, "__notes__", ()):
+        lost = CallLostError(f"a call or its result could not be read: {one_line(error)}")
+    else:
+        return error
+    lost.__cause__ = error
+    return lost
+
+
 class _Calls:
     """The calls of one executor; outlives it until they are done."""
 
@@ -155,6 +182,7 @@ class _Calls:
                 raise ShutDownRuntimeError("cannot schedule new futures after interpreter shutdown")
             future = self.ctx.submit_call(task, args, kwargs)
             future.spare_running = True
+            future.reworded = _reworded
             self._left[future.item] = future
         future.ended = functools.partial(self._ended, future.item)
         if future.done():

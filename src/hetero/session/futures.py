@@ -78,6 +78,7 @@ class Future(concurrent.futures.Future[Any]):
     described : the value's part of a signature
     task_key : names the checkpoints that are dropped once the value is there, '' for none
     spare_running : True where `cancel` leaves a task alone that runs, as `concurrent.futures` has it
+    reworded : returns the exception to raise for one that the task failed with; told whether the value was there
     ended : called once, by whoever ends the future, before those that wait for it; must not wait
     cut : the task and its arguments where it can be cut into parts, else None
 
@@ -96,6 +97,7 @@ class Future(concurrent.futures.Future[Any]):
         self.described = _UNKNOWN
         self.task_key = ""
         self.spare_running = False
+        self.reworded: Callable[[BaseException, bool], BaseException] | None = None
         self.ended: Callable[[], object] | None = None
         self.cut: tuple[Any, tuple[Any, ...], Mapping[str, Any]] | None = None
         self._load: Callable[[], Any] | None = None
@@ -171,6 +173,8 @@ class Future(concurrent.futures.Future[Any]):
     def failed(self, failure: Failure) -> None:
         """Take note that the task failed for good; called by the driver, once."""
         error = _exception_of(failure, self.item, self.name)
+        if self.reworded is not None:
+            error = self.reworded(error, False)
         with self._condition:
             if self._state == _PENDING:
                 self._exception = error
@@ -253,7 +257,7 @@ class Future(concurrent.futures.Future[Any]):
             try:
                 self._result = load()
             except (Exception, SystemExit) as error:  # noqa: BLE001  handed on by result() and exception()
-                self._exception = error
+                self._exception = error if self.reworded is None else self.reworded(error, True)
             self._load = None
 
     def __await__(self) -> Generator[Any, None, Any]:

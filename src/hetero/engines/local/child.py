@@ -22,7 +22,7 @@ from types import FrameType
 from typing import Any
 
 from hetero.engines.base import Function, Outcome, Runner, TaskClock, WorkerEntry
-from hetero.engines.exceptions import dump_error, one_line
+from hetero.engines.exceptions import UNREAD, add_note, dump_error, one_line
 from hetero.engines.local import messages as say
 from hetero.engines.local.control import Control
 from hetero.engines.local.lending import Lender, store
@@ -217,10 +217,14 @@ class Server:
         self.running = job.seq
         self.task = job.task
         try:
-            if job.wire[1] or job.items:
-                args, kwargs = self._arguments(job, views)
-            else:
-                args, kwargs = load(job.wire[0])
+            try:
+                if job.wire[1] or job.items:
+                    args, kwargs = self._arguments(job, views)
+                else:
+                    args, kwargs = load(job.wire[0])
+            except BaseException as error:
+                add_note(error, UNREAD)
+                raise
             channel = self._channel(job) if job.group else None
             self._timing.call()
             try:

@@ -42,12 +42,13 @@ class Hub:
         self._numbers = itertools.count()
         self._events: list[Event] = []
         self._open = True
-        self._thread = threading.Thread(target=self._run, name="hetero-hub", daemon=True)
+        self._thread: threading.Thread | None = None
         self._selector.register(self._wake_out, selectors.EVENT_READ, self._woken)
         self._watched = {self._wake_out.fileno()}
 
     def start(self) -> None:
         """Start the thread."""
+        self._thread = threading.Thread(target=self._run, name="hetero-hub", daemon=True)
         self._thread.start()
 
     def call(self, function: Callable[[], None]) -> None:
@@ -99,8 +100,10 @@ class Hub:
         """End the thread; what was to be told is dropped."""
         self._open = False
         self._wake()
-        if self._thread.is_alive() and threading.current_thread() is not self._thread:
-            self._thread.join(5.0)
+        thread = self._thread
+        if thread is not None and thread is not threading.current_thread():
+            thread.join(5.0)
+            self._thread = None  # what is closed keeps no thread object until it is collected
         self._selector.close()
         self._wake_out.close()
         self._wake_in.close()

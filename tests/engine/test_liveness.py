@@ -117,6 +117,23 @@ def test_heartbeats_do_not_disturb_a_worker_that_only_waits(ctx: hetero.Context)
     assert ctx.run(os.getpid) == own
 
 
+def test_a_worker_that_froze_while_it_started_is_started_again(often: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = process.Child
+    frozen: list[int] = []
+
+    def freezes_the_first(*given: Any) -> Any:
+        child = made(*given)
+        if not frozen:
+            frozen.append(child.pid)
+            os.kill(child.pid, signal.SIGSTOP)
+        return child
+
+    monkeypatch.setattr(process, "Child", freezes_the_first)
+    with hetero.Context(devices="1xcpu", isolation="process", history=False) as ctx:
+        assert ctx.submit(os.getpid).result(60) != frozen[0]
+    assert is_gone(frozen[0])
+
+
 # --- closing
 
 

@@ -4,14 +4,17 @@ import os
 import sqlite3
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+import hetero
+from hetero.cli.checks import findings
 from hetero.floor.errors import HistoryError
 from hetero.model.device import Device, DeviceType
 from hetero.plan.cost import KEPT, CostModel, Sample
-from hetero.stores.history import FILE, RESULTS, VERSION, HistoryStore
+from hetero.stores.history import ABSENCES, FILE, RESULTS, VERSION, Absence, HistoryStore
 
 CPU = Device("h0/cpu:0", "cpu", DeviceType("CPU"), "cpu", name="x")
 
@@ -178,3 +181,37 @@ def test_no_file_descriptor_stays_open(path: Path) -> None:
         store.add(samples(1))
         store.load(["cpu/x"])
     assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_what_a_run_found_missing_in_an_environment_is_told_by_doctor(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HETERO_HOME", str(tmp_path))
+    message = "ModuleNotFoundError: No module named 'polars'"
+    for _ in range(2):
+        with hetero.Context(devices="1xcpu", isolation="thread") as ctx:
+            device = replace(ctx.devices[0], python="/opt/other/bin/python")
+            ctx.driver.machine.rows.leave_out("work.load@1f|int", device, message)
+    (told,) = [finding for finding in findings() if finding.group == "Packages that tasks missed"]
+    assert (told.name, told.state) == ("load", "missing")
+    assert told.found.startswith(f"{message}: not run on {device.label} devices of /opt/other/bin/python (2")
+    assert "/opt/other/bin/python -m pip install" in told.remedy
+
+
+def test_only_the_newest_absences_are_kept_and_a_history_of_the_version_before_takes_them(path: Path) -> None:
+    store = HistoryStore(path)
+    with sqlite3.connect(path) as connection:
+        connection.executescript("DROP TABLE absences; PRAGMA user_version = 2;")
+    connection.close()
+    store = HistoryStore(path)
+    store.add_absences(Absence(f"f{number}", "", "cpu", "no x") for number in range(ABSENCES + 5))
+    assert [found.function for found in store.absences()] == [f"f{n}" for n in range(ABSENCES + 4, 4, -1)]
+
+
+def test_doctor_tells_of_a_damaged_history_in_one_line(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HETERO_HOME", str(path.parent))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(b"no database" * 100)
+    (told,) = [finding for finding in findings() if finding.group == "Packages that tasks missed"]
+    assert told.state == "poor"
+    assert "is damaged" in told.found

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from hetero.floor import settings
+from hetero.floor.errors import HistoryError
 from hetero.floor.units import format_bytes
 
 __all__ = ["Finding", "findings"]
@@ -46,7 +47,7 @@ class Finding(NamedTuple):
 
 def findings() -> tuple[Finding, ...]:
     """Look at everything."""
-    return (*_python(), *_packages(), *_drivers(), *_limits(), *_places())
+    return (*_python(), *_packages(), *_drivers(), *_limits(), *_places(), *_missed())
 
 
 def _python() -> Iterator[Finding]:
@@ -165,6 +166,22 @@ def _home() -> Finding:
         remedy = "set HETERO_HOME to a folder that you may write to"
         return Finding("Places", "HETERO_HOME", "missing", f"{home} cannot be written to", remedy)
     return _room("Places", "HETERO_HOME", nearest, "set HETERO_HOME to a folder on a disk with room", f" at {home}")
+
+
+def _missed() -> Iterator[Finding]:
+    """Tell which packages tasks of earlier runs found missing in the environment of a worker."""
+    from hetero.stores.history import FILE, HistoryStore
+
+    group, file = "Packages that tasks missed", settings.home() / FILE
+    try:
+        found = HistoryStore(file).absences() if file.is_file() else ()
+    except HistoryError as error:
+        yield Finding(group, FILE, "poor", error.problem, error.remedy)
+        return
+    for function, python, label, message, day in found:
+        where = f"on {label} devices" + (f" of {python}" if python else "")
+        remedy = f"install what provides it: {python or sys.executable} -m pip install ...; the next run tries again"
+        yield Finding(group, function.rpartition(".")[2], "missing", f"{message}: not run {where} ({day})", remedy)
 
 
 def _room(group: str, name: str, folder: Path, remedy: str, where: str = "") -> Finding:

@@ -117,7 +117,7 @@ class Rows:
         self._capacity = {node.id: node.capacity_bytes for node in topology.nodes}
         self._rows: dict[tuple[str, int, tuple[float, int]], Row] = {}
         self._by_signature: dict[str, list[Row]] = {}
-        self._absent: dict[str, frozenset[tuple[str, str, str]]] = {}
+        self.absent: dict[str, dict[tuple[str, str, str], str]] = {}
         self._last: dict[str, Row] = {}
         self._moves = 0
 
@@ -209,7 +209,7 @@ class Rows:
 
     def obstacle(self, device: Device, signature: str, request: Request) -> str:
         """Say why a device cannot run this class, '' when it can."""
-        lacking = self._absent.get(signature.partition("|")[0])
+        lacking = self.absent.get(signature.partition("|")[0])
         if lacking and _environment(device) in lacking:
             return "a package that the task imports is not installed there"
         return obstacle(device, request, self.capacity(device))
@@ -265,10 +265,10 @@ class Rows:
                 return f"{name}: {reason}"
         return "the other devices were enough"
 
-    def leave_out(self, signature: str, device: Device) -> None:
+    def leave_out(self, signature: str, device: Device, message: str) -> None:
         """Take note that devices of this one's kind and environment lack a package that the function needs."""
         function = signature.partition("|")[0]
-        self._absent[function] = self._absent.get(function, frozenset()) | {_environment(device)}
+        self.absent.setdefault(function, {})[_environment(device)] = message
         self.refresh()
 
 

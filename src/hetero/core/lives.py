@@ -243,7 +243,7 @@ class Lives(Questions):
             state.retries += 1
             self._again(state, commands)
         elif failure.kind == "missing_package":
-            self.rows.leave_out(state.task.signature, device.device)
+            self.rows.leave_out(state.task.signature, device.device, failure.message)
             there = f" of {device.device.python}" if device.device.python else ""
             commands.append(
                 Warn(f"{state.task.name} is not run on {device.device.label} devices{there}: {failure.message}")

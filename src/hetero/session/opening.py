@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from hetero.drive.frame import where
@@ -157,7 +157,7 @@ class Opened:
             if self._trace.problem:
                 _log.warning(self._trace.problem)
         if self._history is not None:
-            self._history.keep()
+            self._history.keep(self.driver.machine.rows.absent)
 
 
 class _History:
@@ -182,11 +182,18 @@ class _History:
             _warn_once(f"{error.problem}: nothing is remembered of this run ({error.remedy})")
             return None
 
-    def keep(self) -> None:
+    def keep(self, absent: Mapping[str, Mapping[tuple[str, str, str], str]]) -> None:
         """Write what was learned; a disk that refuses costs the history and not the program."""
+        from hetero.stores.history import Absence
+
         try:
             self._store.add(self._cost.new_samples())
             self._store.add_results(self._cost.result_bytes)
+            self._store.add_absences(
+                Absence(function.partition("@")[0], python, label, message)
+                for function, where in absent.items()
+                for (_, python, label), message in where.items()
+            )
         except HistoryError as error:
             _warn_once(f"{error.problem}: nothing is remembered of this run ({error.remedy})")
 

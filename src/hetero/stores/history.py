@@ -10,21 +10,25 @@ import sqlite3
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from pathlib import Path
+from typing import NamedTuple
 
 from hetero.floor.errors import HistoryError
 from hetero.floor.files import local_path
 from hetero.plan.cost import KEPT, Sample
 
-__all__ = ["FILE", "RESULTS", "VERSION", "HistoryStore"]
+__all__ = ["ABSENCES", "FILE", "RESULTS", "VERSION", "Absence", "HistoryStore"]
 
 FILE = "history.sqlite"
 """The name of the file below HETERO_HOME."""
 
-VERSION = 2
+VERSION = 3
 """The version of the file's layout, kept in its `user_version`."""
 
 RESULTS = 4096
 """Signatures whose results' bytes are kept."""
+
+ABSENCES = 32
+"""Functions and environments that are kept of those where a package was missing."""
 
 _BUSY_S = 10.0
 _MAKE = """
@@ -40,6 +44,14 @@ CREATE TABLE IF NOT EXISTS results (
     signature TEXT PRIMARY KEY,
     bytes INTEGER NOT NULL CHECK (bytes >= 0)
 );
+CREATE TABLE IF NOT EXISTS absences (
+    function TEXT NOT NULL,
+    python TEXT NOT NULL,
+    label TEXT NOT NULL,
+    message TEXT NOT NULL,
+    day TEXT NOT NULL DEFAULT CURRENT_DATE,
+    UNIQUE (function, python, label) ON CONFLICT REPLACE
+);
 """
 _PRUNE = """
 DELETE FROM samples WHERE device_key = ?1 AND signature = ?2 AND id <= (
@@ -51,6 +63,25 @@ INSERT OR REPLACE INTO results (signature, bytes)
 VALUES (?1, max(?2, coalesce((SELECT bytes FROM results WHERE signature = ?1), 0)))
 """
 _PRUNE_RESULTS = "DELETE FROM results WHERE rowid <= (SELECT rowid FROM results ORDER BY rowid DESC LIMIT 1 OFFSET ?)"
+
+
+class Absence(NamedTuple):
+    """A package that was missing where a task was to run.
+
+    Attributes
+    ----------
+    function : its name
+    python : the interpreter of the environment, '' for the program's own
+    label : kind of the devices
+    message : the line of the exception
+    day : when it was last so, as in '2026-11-22'
+    """
+
+    function: str
+    python: str
+    label: str
+    message: str
+    day: str = ""
 
 
 class HistoryStore:
@@ -150,6 +181,23 @@ class HistoryStore:
             connection.execute("BEGIN IMMEDIATE")
             connection.executemany(_PUT_RESULT, result_bytes.items())
             connection.execute(_PRUNE_RESULTS, (RESULTS,))
+
+    def absences(self) -> tuple[Absence, ...]:
+        """Return the packages that were missing, the last one first."""
+        with self._worded(), closing(self._connect()) as connection:
+            rows = connection.execute("SELECT function, python, label, message, day FROM absences ORDER BY rowid DESC")
+            return tuple(map(Absence._make, rows))
+
+    def add_absences(self, absences: Iterable[Absence]) -> None:
+        """Add packages that were missing, all or none, and drop all but the newest."""
+        rows = [absence[:4] for absence in absences]
+        if not rows:
+            return
+        with self._worded(), closing(self._connect()) as connection, connection:
+            connection.execute("BEGIN IMMEDIATE")
+            connection.executemany("INSERT INTO absences (function, python, label, message) VALUES (?, ?, ?, ?)", rows)
+            newest = "SELECT rowid FROM absences ORDER BY rowid DESC LIMIT ?"
+            connection.execute(f"DELETE FROM absences WHERE rowid NOT IN ({newest})", (ABSENCES,))
 
     def _connect(self) -> sqlite3.Connection:
         return sqlite3.connect(self.path, timeout=_BUSY_S, isolation_level=None)

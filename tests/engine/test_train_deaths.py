@@ -15,6 +15,7 @@ import pytest
 
 import hetero
 from hetero.train import lead
+from hetero.train.values import TrainingError
 
 torch = pytest.importorskip("torch")
 nn = torch.nn
@@ -219,6 +220,40 @@ def test_a_worker_that_is_not_up_at_the_beginning_joins_when_it_is(
     assert any("cpu:1 is not up yet: training begins without it" in note for note in trainer.notes)
     assert any("cpu:1 is up and joins at the next step" in note for note in trainer.notes)
     assert same_bits(trainer, bits(trainer.reports[-1].epoch))
+
+
+class Deadly(nn.Module):  # type: ignore[misc, name-defined]
+    """A model whose forward pass ends the worker where it computes, and not in the program."""
+
+    def __init__(self, program: int) -> None:
+        super().__init__()
+        self.inner, self.program = nn.Linear(12, 4), program
+
+    def forward(self, inputs: Any) -> Any:
+        if os.getpid() != self.program:
+            os.kill(os.getpid(), signal.SIGSEGV)
+        return self.inner(inputs)
+
+
+@pytest.mark.slow
+def test_a_model_that_ends_every_worker_fails_with_the_signal_and_harms_nothing_else() -> None:
+    with hetero.Context(devices="1xcpu", history=False) as ctx:
+        model = Deadly(os.getpid())
+        trainer = hetero.Trainer(model, nn.CrossEntropyLoss(), adam, data(), devices=ctx, global_batch=BATCH)
+        with pytest.raises(TrainingError, match=r"died 4 times, no step being done between.*SIGSEGV"):
+            trainer.fit(1)
+        make(ctx).fit(1)
+
+
+@pytest.mark.slow
+def test_a_device_whose_worker_is_killed_again_and_again_is_never_given_up(
+    bits: Callable[[int], list[Any]], tmp_path: Path
+) -> None:
+    with hetero.Context(devices="1xcpu", history=False) as ctx:
+        trainer = make(ctx, checkpoint_every=SAMPLES // BATCH, checkpoint=tmp_path)
+        trainer.callbacks = tuple(at(epoch, lambda: kill_all(ctx)) for epoch in range(1, 6))
+        trainer.fit(6)
+        assert same_bits(trainer, bits(6))
 
 
 def kill_all(ctx: Any) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import inf
 
 import pytest
 
@@ -22,7 +23,8 @@ from hetero.model.events import (
     TaskSubmitted,
     TaskWithdrawn,
 )
-from hetero.model.tasks import Request, Task
+from hetero.model.tasks import JUDGED_BY_CALLER, Request, Task
+from hetero.train.killed import Deaths
 from tests.pure.test_core import World, cpu, only
 from tests.sim.worlds import cpus, independent, known, program, speeds, task
 
@@ -330,3 +332,30 @@ def test_a_device_is_not_given_up_however_often_its_worker_is_killed() -> None:
     )  # fmt: skip
     assert len(short.commits) == 20
     assert short.happened["kill"] > 10
+
+
+def test_a_task_whose_caller_judges_fails_with_its_first_death_and_leaves_no_suspect() -> None:
+    world = Workers(1, range(1, 9))
+    for number in range(1, 9):
+        world.submit(number, Request(crashes=JUDGED_BY_CALLER))
+        world.go()
+    assert world.runs == list(range(1, 9))
+    assert world.failed[8] == f"f was given up: its worker died once, on h0/cpu:0: {SEGV}"
+    assert not world.machine.quarantine.suspects
+
+
+def test_deaths_count_in_a_row_unless_a_further_step_was_done_or_passes_became_smaller() -> None:
+    deaths = Deaths()
+    assert not any(deaths.died("cpu:0", inf) for _ in range(3))
+    assert deaths.died("cpu:0", inf) == "its worker died 4 times, no step being done between"
+    for step in range(10):
+        deaths.joined("cpu:1")
+        deaths.reached(step)
+        assert not deaths.died("cpu:1", inf)
+    assert not any(deaths.died("cpu:1", most) for most in (8, 4, 2, 1))
+    for life in range(3):
+        deaths.joined("cpu:2")
+        deaths.reached(9)
+        assert bool(deaths.died("cpu:2", inf)) == (life == 3)
+    deaths.reached(20)
+    assert deaths.died("cpu:2", inf), "the others' steps are none of this device"

@@ -37,7 +37,7 @@ from hetero.model.device import Device
 from hetero.plan.batch_ends import Span, beside
 from hetero.plan.batch_planner import Planner
 from hetero.plan.batch_sizes import Sizes
-from hetero.session.tasks import task
+from hetero.session.tasks import judged_by_caller, task
 
 if TYPE_CHECKING:
     from hetero.session.context import Context
@@ -86,7 +86,7 @@ class Run:
         self._works: dict[tuple[int, int], Any] = {(0, 0): ctx.put(work)}
         self.part_items = part_items
         self._tasks = {
-            device.id: task(run_batch, on=(device.id,), name=name, crashes=0, timeout=options.timeout_s)
+            device.id: judged_by_caller(task(run_batch, on=(device.id,), name=name, timeout=options.timeout_s))
             for device in devices
         }
         self._flights: dict[int, Flight] = {}

@@ -25,7 +25,7 @@ from hetero.model.events import (
     TransferFinished,
     UtilisationReported,
 )
-from hetero.model.tasks import Failure
+from hetero.model.tasks import JUDGED_BY_CALLER, Failure
 
 __all__ = ["Losses"]
 
@@ -140,14 +140,19 @@ class Losses(Lending):
         self.placer.unplace(state, event.at_s, commands)
         if blamed:
             state.crashes += 1
-            suspect = self.quarantine.died(state, event.reason, self.rows.ended_well(state.task))
-            if state.crashes > suspect.limit(state):
+            if state.crashes > self._forgiven(state, event.reason):
                 last = "on" if state.crashes == 1 else "last on"
                 deaths = f"its worker died {times(state.crashes)}, {last} {device.name}: {event.reason}"
                 self._fail(state, Failure("crash", f"{state.task.name} was given up: {deaths}"), commands)
                 return
             self._avoid(state, device)
         self._again(state, commands)
+
+    def _forgiven(self, state: TaskState, reason: str) -> int:
+        """Return how many deaths of its worker a task is forgiven, now that one more was its own."""
+        if state.task.request.crashes == JUDGED_BY_CALLER:
+            return 0
+        return self.quarantine.died(state, reason, self.rows.ended_well(state.task)).limit(state)
 
     def _avoid(self, state: TaskState, device: DeviceState) -> None:
         """Keep a task from the device on which its worker died twice running, where there is another."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-__all__ = ["SCOPES", "Failure", "FailureKind", "Near", "Request", "Task"]
+__all__ = ["JUDGED_BY_CALLER", "SCOPES", "Failure", "FailureKind", "Near", "Request", "Task"]
 
 SCOPES = ("device", "host", "rack", "link")
 """How near 'near' is: the same device, host, rack, or a device reached by a link of a named kind."""
@@ -33,6 +33,10 @@ class Near(NamedTuple):
     workload: str = ""
 
 
+JUDGED_BY_CALLER = -1
+"""`Request.crashes` of a task whose caller hands it in again as it sees fit: no quarantine counts its deaths."""
+
+
 @dataclass(frozen=True, slots=True)
 class Request:
     """What a task asks of the device that runs it.
@@ -51,7 +55,7 @@ class Request:
     exclusive : True when nothing else may run on the same host meanwhile
     timeout_s : s of run time after which it is stopped, 0 for no limit
     retries : times that an exception of its own is retried
-    crashes : times that a death of its worker is retried
+    crashes : times that a death of its worker is retried; `JUDGED_BY_CALLER` for none, and no blame for its class
     priority : higher goes first
     splittable : True when the function says how to cut the task into smaller ones
     lease : number of the lease whose devices alone may run it, 0 for devices that nobody leased

@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from types import FunctionType
 from typing import Any, Generic, ParamSpec, TypeVar, overload
 
 from hetero.drive.around import Surroundings
 from hetero.floor.errors import BadValueError, SerialisationError
-from hetero.model.tasks import Request
+from hetero.model.tasks import JUDGED_BY_CALLER, Request
 from hetero.session.functions import Source, source_of, travels_by_name
 from hetero.session.requests import build_request, check_word, checked_env, refuse_coroutine
 
-__all__ = ["TaskFunction", "as_task", "task"]
+__all__ = ["TaskFunction", "as_task", "judged_by_caller", "task"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -208,6 +209,12 @@ def task(function: Any = None, /, **options: Any) -> Any:
     if not callable(function):
         raise BadValueError(f"{function!r} is no function", remedy="put @hetero.task above a function")
     return TaskFunction(function, options)
+
+
+def judged_by_caller(made: TaskFunction[P, R]) -> TaskFunction[P, R]:
+    """Let the first death of its worker fail a task, whose caller hands it in again as it sees fit."""
+    made.request = replace(made.request, crashes=JUDGED_BY_CALLER)
+    return made
 
 
 def _kernel_task(kernel: Any, options: dict[str, Any]) -> TaskFunction[..., Any]:

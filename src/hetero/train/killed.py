@@ -1,7 +1,7 @@
-"""Workers that the system killed for their memory: told apart from other deaths, so that they come back smaller.
+"""Workers that die: those that the system killed for their memory come back smaller, those that get nowhere do not.
 
-In: the passes that members begin, workers that are gone. Out: how large a pass of a device may be, who is given up.
-It must not kill or start anybody.
+In: the passes that members begin, the steps that are done, workers that are gone. Out: how large a pass of a device may
+be, who is given up. It must not kill or start anybody.
 """
 
 from __future__ import annotations
@@ -13,7 +13,10 @@ from typing import NamedTuple
 from hetero.floor import own_memory
 from hetero.floor.errors import OutOfDeviceMemoryError
 
-__all__ = ["Killed"]
+__all__ = ["Deaths", "Killed"]
+
+_DEATHS = 4
+"""Deaths of a device's worker, no step being done between, after which a run goes on without the device."""
 
 
 class _Pass(NamedTuple):
@@ -73,3 +76,47 @@ class Killed:
         if last.samples == 1:
             self.full[device] = said
         return said
+
+
+class _Death(NamedTuple):
+    """The last death of a device's worker: how many there were in a row, and how far run and device had come."""
+
+    in_a_row: int = 0
+    step: int = -1
+    most: float = inf
+
+
+@dataclass(slots=True)
+class Deaths:
+    """How often each device's worker died without getting anywhere.
+
+    Attributes
+    ----------
+    step : the furthest step that a member was heard to have done
+
+    Notes
+    -----
+    A worker that took part in a step further than any before its last death begins a new row; so does one whose passes
+    were made smaller since. What kills at the same step each time thus ends after a few lives, what kills now and then
+    never does.
+    """
+
+    step: int = -1
+    _last: dict[str, _Death] = field(default_factory=dict)
+    _joined: dict[str, int] = field(default_factory=dict)
+
+    def reached(self, step: int) -> None:
+        """Record that a step was done."""
+        self.step = max(self.step, step)
+
+    def joined(self, device: str) -> None:
+        """Record that a device became a member of a group."""
+        self._joined[device] = self.step
+
+    def died(self, device: str, most: float) -> str:
+        """Record a death; return in words how many there were in a row where it was one too many, else ''."""
+        last = self._last.get(device, _Death())
+        stepped = self.step > max(last.step, self._joined.pop(device, self.step))
+        count = 1 if stepped or most < last.most else last.in_a_row + 1
+        self._last[device] = _Death(count, self.step, most)
+        return f"its worker died {count} times, no step being done between" if count >= _DEATHS else ""

@@ -15,14 +15,14 @@ from typing import Any, ClassVar
 from hetero.comm.errors import LineClosedError
 from hetero.comm.lines import Hub, Line
 from hetero.floor import clock
-from hetero.floor.errors import HeteroError, OutOfDeviceMemoryError, TaskCancelledError, TaskLostError
+from hetero.floor.errors import HeteroError, NothingFitsError, OutOfDeviceMemoryError, TaskCancelledError, TaskLostError
 from hetero.model.notes import TrainingStep
 from hetero.plan.shares import StepModel
 from hetero.session.futures import Future
 from hetero.train.admission import Admission
 from hetero.train.honoured import changed_values
 from hetero.train.job import Formation, Saved
-from hetero.train.killed import Killed
+from hetero.train.killed import Deaths, Killed
 from hetero.train.listening import Listener
 from hetero.train.roster import Extent, Member
 from hetero.train.values import EpochReport, NotANumberError, Totals, TrainingError
@@ -42,15 +42,18 @@ class Lead:
     ----------
     hub : where members dial in
     futures : the members' tasks by device
+    start : starts the task of a device's member
     listener : who hears of it
     extent : from where to where it goes
     admission : who takes part
     values : gives the settings of the optimizer's parameter groups in the program, which callbacks may change
     notes : what was said to the listener
     killed : whose memory is too small
+    deaths : whose worker gets nowhere
     """
 
     hub: Hub
+    start: Callable[[str], Future]
     futures: dict[str, Future]
     listener: Listener
     extent: Extent
@@ -58,6 +61,7 @@ class Lead:
     values: Callable[[], list[dict[str, Any]]] = list
     notes: list[str] = field(default_factory=list)
     killed: Killed = field(default_factory=Killed)
+    deaths: Deaths = field(default_factory=Deaths)
     _members: dict[Line, Member] = field(default_factory=dict)
     _team: list[Member] = field(default_factory=list)
     _generation: int = 0
@@ -71,12 +75,16 @@ class Lead:
     _report_due_s: float = inf
     _end: int = 0
     _heard: int = 0
+    _nowhere: dict[str, str] = field(default_factory=dict)
     _changed: dict[int, dict[int, dict[str, Any]]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._end, self._heard = self.extent.end, self.extent.begin
         for future in self.futures.values():
-            future.add_done_callback(lambda _: self.hub.wake())
+            self._watch(future)
+
+    def _watch(self, future: Future) -> None:
+        future.add_done_callback(lambda _: self.hub.wake())
 
     def run(self) -> bytes:
         """Lead until the last member is done; gives the trained state.
@@ -89,9 +97,12 @@ class Lead:
             Whatever a member raised.
         """
         try:
-            while (state := self._outcome()) is None and not all(future.done() for future in self.futures.values()):
-                self._hear(_POLL_S)
+            while True:
                 self._look_at_tasks()
+                over = all(future.done() for future in self.futures.values())
+                if (state := self._outcome()) is not None or over:
+                    break
+                self._hear(_POLL_S)
                 self._probe_if_here()
                 self._form_if_ready()
         except BaseException:
@@ -164,6 +175,7 @@ class Lead:
     def _on_ready(self, line: Line, step: int, model: StepModel, link_s: float, patience_s: float) -> None:
         member = self._members[line]
         member.phase, member.step, member.model = "ready", step, model
+        self.deaths.reached(step)
         member.link_s, member.patience_s = link_s, patience_s
         if not any(other.phase == "ready" for other in self._members.values() if other is not member):
             self._first_ready_s = clock.monotonic_s()
@@ -206,6 +218,7 @@ class Lead:
         self._members[line].phase = "left"
 
     def _on_step(self, line: Line, report: TrainingStep) -> None:
+        self.deaths.reached(report.step)
         self.listener.on_step(report.step, report.loss)
         self.listener.on_step_report(report)
 
@@ -216,6 +229,7 @@ class Lead:
         self.listener.on_checkpoint(step, len(state), clock.monotonic_s() - begun_s)
 
     def _on_epoch(self, line: Line, report: EpochReport) -> None:
+        self.deaths.reached(report.step)
         before = self.values()
         if self.listener.on_epoch(report):
             self._end = report.step
@@ -289,15 +303,31 @@ class Lead:
                 continue
             if isinstance(error, NotANumberError):
                 raise self._explained(error)
+            if isinstance(error, TaskLostError) and self._starts_again(device):
+                continue
             if isinstance(error, OutOfDeviceMemoryError):
                 error = self.killed.ran_out(device, error.__cause__ or error)
-            elif not isinstance(error, TaskLostError | TaskCancelledError | LineClosedError):
+            elif not isinstance(error, TaskLostError | TaskCancelledError | LineClosedError | NothingFitsError):
                 raise error
-            text = f"{device} is given up: {error}"
+            text = f"{device} is given up: {self._nowhere.get(device, '')}{error}"
             if text not in self.notes:
                 self._note(text)
                 for member in [member for member in self._team if member.device == device]:
                     self._break(member)
+
+    def _starts_again(self, device: str) -> bool:
+        """Start a member whose worker died again, unless it gets nowhere; False where it does not."""
+        for line in [line for line, member in self._members.items() if member.device == device]:
+            self._gone(line)
+        if device in self._nowhere or device in self.killed.full:
+            return False
+        nowhere = self.deaths.died(device, self.killed.most(device))
+        if nowhere:
+            self._nowhere[device] = f"{nowhere}; "
+            return False
+        self.futures[device] = self.start(device)
+        self._watch(self.futures[device])
+        return True
 
     def _explained(self, error: NotANumberError) -> NotANumberError:
         """Name the samples, once all members have said theirs."""
@@ -374,6 +404,7 @@ class Lead:
         )
         for rank, member in enumerate(team):
             member.phase, member.joined = "in", self._generation
+            self.deaths.joined(member.device)
             self._send(member, "form", word._replace(rank=rank, saved=None if rank else saved))
 
     def _saved(self, team: list[Member]) -> Saved | None:

@@ -19,8 +19,9 @@ from hetero.comm.lines import Hub
 from hetero.floor import settings
 from hetero.floor.errors import BadValueError, NothingFitsError
 from hetero.model.device import Device
+from hetero.session.futures import Future
 from hetero.session.signature import register
-from hetero.session.tasks import task
+from hetero.session.tasks import judged_by_caller, task
 from hetero.train import checking
 from hetero.train.adapters import has_adapters
 from hetero.train.admission import Admission
@@ -379,18 +380,19 @@ class Trainer:
                 hosts={device.short: reach.workers[device.id] for device in self.devices} if reach.workers else {},
                 process=process_settings(),
             )
-            futures = {
-                device.short: self.context.submit(
-                    task(train_member, on=(device.id,), name="train"), job, self._put(self.data), self._put(test)
-                )
-                for device in self.devices
-                if device.short not in full
-            }
+            ids = {device.short: device.id for device in self.devices}
+            given = (job, self._put(self.data), self._put(test))
+
+            def start(name: str) -> Future:
+                made = judged_by_caller(task(train_member, on=(ids[name],), name="train"))
+                return self.context.submit(made, *given)
+
+            futures = {name: start(name) for name in ids if name not in full}
             for name, reason in full.items():
                 listener.on_note(f"{name} is left out: {reason}")
             extent = Extent(self._step, steps, checkpoints, partial(append_line, self._sample_log, job.run))
             values = partial(group_values, self.optimizer)
-            lead = Lead(hub, futures, listener, extent, Admission(self.options), values)
+            lead = Lead(hub, start, futures, listener, extent, Admission(self.options), values)
             for other in self.context.devices:
                 if not can_train(other) and other != job.sum_on:
                     listener.on_note(f"{other.short} is left out: torch cannot train on it")

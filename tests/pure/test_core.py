@@ -33,6 +33,7 @@ from hetero.model.events import (
     Event,
     ItemPut,
     ItemReleased,
+    LoneTasks,
     TaskFailed,
     TaskFinished,
     TaskSubmitted,
@@ -378,3 +379,94 @@ def test_refuse_words_why_no_device_fits() -> None:
     machine = World(cpu()).machine
     assert machine.refuse("f", "f|", Request(on=("gpu",))) == "no device can run f: h0/cpu:0: it is not one of: gpu"
     assert machine.refuse("f", "f|", Request()) == ""
+
+
+# --- tasks that the driver sends by itself --------------------------------------------------------------------
+
+
+def quick(number: int, request: Request = PLAIN, **more: tuple[int, ...]) -> Task:
+    return Task(number, "f", "f|", 0.0, more.get("inputs", ()), more.get("after", ()), request)
+
+
+def ended(number: int, at_s: float, seconds: float, device: str = "h0/cpu:0") -> TaskFinished:
+    return TaskFinished(at_s, number, 1, device, at_s - seconds, seconds, 0, "")
+
+
+def warm(*devices: Device, seconds: float = 1e-3) -> World:
+    """Return a world in which a task of the function was tried on each device."""
+    world = World(*devices)
+    for number, device in enumerate(devices, start=1):
+        world.machine.cost.observe("f|", 0.0, device, seconds * number)
+        world.machine.cost.observe("f|", 0.0, device, seconds * number)
+    world.submit(100)
+    world.tell(ended(100, 1.0, seconds))
+    return world
+
+
+def test_a_lone_task_goes_where_it_would_have_gone_and_the_core_learns_the_same() -> None:
+    one, other = warm(cpu(), cpu(1)), warm(cpu(), cpu(1))
+    at_s, told = 1.0, []
+    for number in range(1, 60):
+        seconds = 1e-3 if number < 20 else 9e-3
+        place = one.machine.lone(quick(number))
+        one.tell(TaskSubmitted(at_s, quick(number)))
+        (sent,) = (device.name for device in one.machine.fleet.states if device.sent)
+        assert place is None or place[0] == sent
+        finished = ended(number, at_s + seconds, seconds, sent)
+        one.tell(finished)
+        told.append((quick(number), finished))
+        at_s += 2 * seconds
+    assert other.tell(LoneTasks(at_s, tuple(told), None)) == []
+    assert other.machine.counts == one.machine.counts
+    for mine, its in zip(one.machine.fleet.states, other.machine.fleet.states, strict=True):
+        assert (mine.finished, mine.busy_s, mine.deaths) == (its.finished, its.busy_s, its.deaths)
+    assert one.machine.estimates("f|", 0.0) == other.machine.estimates("f|", 0.0)
+    assert other.submit(200) == one.submit(200)
+
+
+def test_a_lone_task_that_runs_is_like_one_that_the_core_has_sent() -> None:
+    world = warm(cpu(), cpu(1))
+    place = world.machine.lone(quick(1))
+    assert place is not None
+    assert world.tell(LoneTasks(2.0, (), (2.0, quick(1), place[0]))) == []
+    assert world.machine.lone(quick(2)) is None
+    assert world.submit(2)[0] == Run("h0/cpu:1", (Launch(2, 1, world.machine.tasks[2].predicted_s),))
+    assert world.tell(CancelRequested(3.0, 1))[0] == Cancel(place[0], 1, 1)
+    assert only(world.finish(2, device="h0/cpu:1"), Commit) == [Commit(2, 1, "h0/cpu:1")]
+
+
+def test_the_worker_of_a_lone_task_may_die() -> None:
+    world = warm(cpu())
+    world.tell(LoneTasks(2.0, (), (2.0, quick(1), "h0/cpu:0")))
+    assert StartWorker("h0/cpu:0") in world.lose()
+    (again,) = only(world.tell(DeviceReady(3.0, "h0/cpu:0")), Run)
+    assert isinstance(again, Run)
+    assert [launch[:2] for launch in again.launches] == [(1, 2)]
+
+
+@pytest.mark.parametrize(
+    "task",
+    [
+        quick(1, Request(timeout_s=1.0)),
+        quick(1, Request(devices=2)),
+        quick(1, Request(workload="blue")),
+        quick(1, Request(lease=1)),
+        quick(1, after=(7,)),
+        quick(1, inputs=(7,)),
+        Task(1, "g", "g|", 0.0, (), (), PLAIN),
+        Task(1, "f", "f|", 9.0, (), (), PLAIN),
+    ],
+    ids=["limit", "group", "workload", "lease", "after", "input", "unknown", "size"],
+)
+def test_what_is_special_is_not_sent_alone(task: Task) -> None:
+    world = warm(cpu(), cpu(1))
+    assert world.machine.lone(quick(1)) == ("h0/cpu:0", world.machine.rows.latest(quick(1)).best_s)
+    assert world.machine.lone(task) is None
+
+
+def test_nothing_is_sent_alone_while_something_else_has_to_be_weighed() -> None:
+    assert warm(cpu(), seconds=1.0).machine.lone(quick(1)) is None
+    assert warm(cpu(), gpu()).machine.lone(quick(1)) is None
+    world = warm(cpu())
+    world.tell(DeviceLost(2.0, "h0/cpu:0", "it died", False))
+    assert world.machine.lone(quick(1)) is None

@@ -37,6 +37,7 @@ class Row:
     measured : True when that on any device does
     high_s : s, a pessimistic run time on the slowest device that is estimated
     out_bytes : bytes of the largest result seen, -1 before the first
+    plain : whether the request is
     count : tasks of this class that were handed in
     ended_well : True when a task of this class was finished in this run
     back : the way back of a result to the home, shape (n_devices,), s, and the round in which it was worked out
@@ -56,6 +57,7 @@ class Row:
         "known",
         "measured",
         "out_bytes",
+        "plain",
         "request",
         "seconds",
         "size",
@@ -66,6 +68,7 @@ class Row:
         self.key = key
         self.size = size
         self.request = request
+        self.plain = request.is_plain
         self.seconds: NDArray[np.float64] = np.empty(0)
         self.best = -1
         self.best_s = inf
@@ -164,6 +167,15 @@ class Rows:
             self._fill(row)
         return row
 
+    def latest(self, task: Task) -> Row | None:
+        """Return the row of a task when the last one of its signature was like it; None where it must be looked for."""
+        row = self._last.get(task.signature)
+        if row is None or row.size != task.size or row.request is not task.request:
+            return None
+        if row.stale:
+            self._fill(row)
+        return row
+
     def fresh(self, row: Row) -> None:
         """Bring a row up to date."""
         if row.stale:
@@ -171,8 +183,8 @@ class Rows:
 
     def _find(self, state: TaskState) -> Row:
         task = state.task
-        last = self._last.get(task.signature)
-        if last is not None and last.size == task.size and last.request is task.request:
+        last = self.latest(task)
+        if last is not None:
             return last
         mantissa, exponent = frexp(task.size)
         key = (task.signature, id(task.request), (round(mantissa, 1), exponent))

@@ -21,6 +21,7 @@ from hetero.model.commands import (
 from hetero.model.device import HOST_NODE
 from hetero.model.events import (
     CancelRequested,
+    LoneTasks,
     TaskFailed,
     TaskFinished,
     TaskSubmitted,
@@ -63,6 +64,37 @@ class Lives(Questions):
             else:
                 self._make_ready(state, commands)
         return commands
+
+    def lone(self, task: Task) -> tuple[str, float] | None:
+        """Return where the driver may send a task by itself, and the expected seconds; None where it may not.
+
+        Notes
+        -----
+        While no task is open, where a small task of a known class goes follows from what is known already. The
+        driver tells of what came of it in a `LoneTasks`, which the core has to take before any other event.
+        """
+        if self.tasks or self._reduced or self.quarantine.suspects or task.after or task.inputs:
+            return None
+        return self.placer.lone(task)
+
+    def _lone_tasks(self, event: LoneTasks) -> list[Command]:
+        came = self.placer.affinities.came
+        self.counts.submitted += len(event.ended)
+        self.counts.committed += len(event.ended)
+        for task, finished in event.ended:
+            device = self.fleet.by_id[finished.device]
+            came(task.id, "", device.index)
+            row = self.rows.latest(task)
+            if row is not None:
+                row.ended_well = True
+            self._took(task, device, finished.seconds)
+        self._look_at_speeds()
+        if event.running is not None:
+            at_s, task, name = event.running
+            self.counts.submitted += 1
+            state = self.tasks[task.id] = TaskState(task)
+            self.placer.send_lone(state, self.rows.of(state), self.fleet.by_id[name], at_s)
+        return []
 
     def _count_at_home(self, state: TaskState) -> None:
         home, items = self.placer.home, self.replicas.items
@@ -130,9 +162,6 @@ class Lives(Questions):
         return commands
 
     def _learn(self, state: TaskState, device: DeviceState, event: TaskFinished) -> None:
-        device.finished += 1
-        device.busy_s += event.seconds
-        device.deaths = 0.0
         self.rows.of(state).ended_well = True
         if self.quarantine.suspects:
             self.quarantine.ended(state, well=True)
@@ -142,9 +171,19 @@ class Lives(Questions):
         if self.fleet.own_nodes and self.rows.sized(self.rows.of(state), event.nbytes):
             self.placer.home.changed()
             self.placer.offer_all()
-        if self.cost.observe(task.signature, task.size, device.device, event.seconds):
+        self._took(task, device, event.seconds)
+        self._look_at_speeds()
+
+    def _took(self, task: Task, device: DeviceState, seconds: float) -> None:
+        """Count a task that a device finished, and learn from its time."""
+        device.finished += 1
+        device.busy_s += seconds
+        device.deaths = 0.0
+        if self.cost.observe(task.signature, task.size, device.device, seconds):
             self.rows.learned(task.signature, device)
             self.placer.offer_all()
+
+    def _look_at_speeds(self) -> None:
         if self.cost.epoch != self._epoch:
             self._epoch = self.cost.epoch
             self.rows.refresh()

@@ -32,6 +32,7 @@ from hetero.model.events import (
     LeaseRefused,
     LeaseReleased,
     LeaseRenewed,
+    LoneTasks,
     TaskFailed,
     TaskFinished,
     TaskSubmitted,
@@ -92,6 +93,7 @@ class Machine(Losses):
             LeaseRefused: self._lease_refused,
             LeaseReleased: self._lease_released,
             TimerFired: self._timer_fired,
+            LoneTasks: self._lone_tasks,
         }
 
     def handle(self, event: Event) -> list[Command]:

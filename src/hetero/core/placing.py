@@ -22,6 +22,7 @@ from hetero.core.showing import Shown
 from hetero.core.state import Batch, DevicePhase, DeviceState, Phase, TaskState
 from hetero.model.commands import Command, Launch, Run, Withdraw
 from hetero.model.device import HOST_NODE
+from hetero.model.tasks import Task
 from hetero.model.topology import Topology
 from hetero.plan.policies.base import Policy, Waiting
 
@@ -133,15 +134,37 @@ class Placer(Holding):
         if self._pool.lends:
             return None
         row = self._rows.of(state)
-        device = fleet.states[row.best]
-        if row.best < 0 or device.sent or device.placed or not fleet.rooms[device.index]:
+        device = self._idle(row)
+        return None if device is None else self.send_lone(state, row, device, now_s)
+
+    def _idle(self, row: Row) -> DeviceState | None:
+        """Return the fastest device for a class of tasks where that is idle."""
+        device = self._fleet.states[row.best]
+        if row.best < 0 or device.sent or device.placed or not self._fleet.rooms[device.index]:
             return None
+        return device
+
+    def lone(self, task: Task) -> tuple[str, float] | None:
+        """Return the device that a small task of a known class would be sent to by `express`, and the expected seconds.
+
+        It may be asked only while no task is open.
+        """
+        if not self.is_lazy or self._fleet.own_nodes or self._pool.lends:
+            return None
+        row = self._rows.latest(task)
+        if row is None or not row.known or not row.plain or row.best_s > CHUNK_S:
+            return None
+        device = self._idle(row)
+        return None if device is None else (device.name, row.best_s)
+
+    def send_lone(self, state: TaskState, row: Row, device: DeviceState, now_s: float) -> Run:
+        """Send a task, whose first attempt it is, to an idle device."""
         state.phase = Phase.RUNNING
         state.attempt = 1
         state.device = device.index
         state.predicted_s = predicted_s = row.best_s
         state.sure = row.known
-        fleet.send_lone(device, state, now_s)
+        self._fleet.send_lone(device, state, now_s)
         if not row.known:
             row.started(now_s, predicted_s)
         self.affinities.came(state.task.id, "", device.index)

@@ -15,7 +15,7 @@ from typing import Any, NoReturn, TypeVar
 
 from hetero.core.machine import Machine
 from hetero.drive.live_values import Explanation, Sink, Together
-from hetero.drive.loop import LOGS_S, Loop
+from hetero.drive.loop import LOGS_S, Delivery, Loop
 from hetero.drive.utilisation import UtilisationWatch
 from hetero.engines.base import Call, Engine, NodeUsage, WorkerEntry
 from hetero.floor.clock import Clock, TraceSink
@@ -58,6 +58,10 @@ class Driver(Loop):
     warn : takes one line for the user
     split : cuts a task that ran out of memory, given its id; False when it cannot be cut
     watch : True reports twice a second how much of each device others use
+
+    Attributes
+    ----------
+    new_id : give an id for a task or a data item
     """
 
     def __init__(
@@ -77,7 +81,7 @@ class Driver(Loop):
     ) -> None:
         self.devices = tuple(devices)
         self._worker = worker
-        self._ids = count(1)
+        self.new_id: Callable[[], int] = count(1).__next__
         self._held: list[TaskSubmitted] = []
         self._holder = 0
         self._one_holder = threading.Lock()
@@ -91,7 +95,7 @@ class Driver(Loop):
         self.engine.tell = self._recorder.tell
         self.engine.log = self.logs.add
         self.engine.tell_parts = self._recorder.parts
-        self.engine.start(self.devices, self._worker, self._clock, self._post)
+        self.engine.start(self.devices, self._worker, self._clock, self._report)
         self._timer.start()
 
     def join(self, devices: Sequence[Device]) -> None:
@@ -102,10 +106,6 @@ class Driver(Loop):
         now_s = self._clock.now_s()
         self._post([DeviceAdded(now_s, device) for device in devices])
         self.look(lambda machine: self.engine.add(devices))
-
-    def new_id(self) -> int:
-        """Give an id for a task or a data item."""
-        return next(self._ids)
 
     def submit(self, task: Task, call: Call, sink: Sink | None = None) -> None:
         """Hand in a task.
@@ -134,11 +134,12 @@ class Driver(Loop):
         self._calls[task.id] = call
         if sink is not None:
             self._sinks[task.id] = sink
-        submitted = TaskSubmitted(self._clock.now_s(), task)
         if self._holder == threading.get_ident():
-            self._held.append(submitted)
+            self._held.append(TaskSubmitted(self._clock.now_s(), task))
             return
-        self._inbox.append(submitted)
+        if sink is not None and not self._inbox and self._lone is None and self._send_alone(task, call):
+            return
+        self._inbox.append(TaskSubmitted(self._clock.now_s(), task))
         self._drain()
 
     @contextmanager
@@ -190,10 +191,6 @@ class Driver(Loop):
             self._post([ItemPut(self._clock.now_s(), item, nbytes, HOST_NODE)])
         return item
 
-    def release(self, item: int) -> None:
-        """Take note that nobody holds an item; may be called by the garbage collector at any point."""
-        self._released.append(item)
-
     def where(self, item: int) -> str:
         """Give the memory node that an item came to be on; '' for a small value, which travels in messages."""
         entry = self.machine.replicas.items.get(item)
@@ -226,12 +223,17 @@ class Driver(Loop):
 
     def listen(self, sink: TraceSink) -> None:
         """Hand every event, command and note from now on to one more sink."""
-        self._recorder.listen(sink)
+        self.look(lambda machine: self._recorder.listen(sink))
 
     def look(self, question: Callable[[Machine], T]) -> T:
         """Ask the core a question between two events."""
+        deliveries: list[Delivery] = []
         with self._token:
-            answer = question(self.machine)
+            if self._lone_ended or self._lone is not None:
+                self._take(Together(), deliveries)
+            answer = question(self._core)
+        for deliver in deliveries:
+            deliver()
         self._drain()
         return answer
 

@@ -23,16 +23,35 @@ from hetero.floor import settings
 from hetero.floor.clock import Clock, TraceSink, sleep
 from hetero.floor.errors import DeviceLostError
 from hetero.floor.logs import Replayer
-from hetero.model.commands import Commit, Fail, Free, LeaseChanged, Recommit, Run, RunGroup, SetTimer, Split, Warn
+from hetero.model.commands import (
+    Command,
+    Commit,
+    Fail,
+    Free,
+    Launch,
+    LeaseChanged,
+    Recommit,
+    Run,
+    RunGroup,
+    SetTimer,
+    Split,
+    Warn,
+)
 from hetero.model.device import HOST_NODE
-from hetero.model.events import CancelRequested, DeviceLost, Event, ItemReleased, TaskFinished, TimerFired
+from hetero.model.events import CancelRequested, DeviceLost, Event, ItemReleased, LoneTasks, TaskFinished, TimerFired
 from hetero.model.leases import LeasePhase
-from hetero.model.tasks import Failure, Request
+from hetero.model.tasks import Failure, Request, Task
 
 __all__ = ["Loop"]
 
 LOGS_S = 1.0
 """How long a result waits for the handlers of the log records that came before it."""
+
+LONE_TASKS = 32
+"""The core hears of tasks that were sent alone when so many have ended …"""
+
+LONE_S = 2e-3
+"""… or one that took longer than this; and twice a second, and before it takes any other event."""
 
 Delivery = Callable[[], object]
 
@@ -53,6 +72,10 @@ class Loop:
     warn : takes one line for the user
     split : cuts a task that ran out of memory, given its id; False when it cannot be cut
     watch : measures how much of each device others use, None for not at all
+
+    Attributes
+    ----------
+    release : take note that nobody holds an item; may be called by the garbage collector at any point
     """
 
     def __init__(
@@ -65,7 +88,7 @@ class Loop:
         split: Callable[[int], bool],
         watch: UtilisationWatch | None,
     ) -> None:
-        self.machine = machine
+        self._core = machine
         self.engine = engine
         self._clock = clock
         self._recorder = Recorder(machine, clock, trace)
@@ -78,7 +101,11 @@ class Loop:
         self._tracked: set[int] = set()
         self._able: dict[tuple[str, int], Request] = {}
         self._inbox: deque[Event | Together] = deque()
+        self._lone: tuple[float, Task, str] | None = None
+        self._lone_ended: list[tuple[Task, TaskFinished]] = []
+        self._pumps = type(engine).pump is not Engine.pump
         self._released: deque[int] = deque()
+        self.release: Callable[[int], None] = self._released.append
         self._token = threading.Lock()
         self._idle = threading.Condition()
         self._waiters = 0
@@ -99,6 +126,13 @@ class Loop:
             SetTimer: self._set_timer,
             Warn: self._order_warning,
         }
+
+    @property
+    def machine(self) -> Machine:
+        """The core, which knows of everything that has happened."""
+        if self._lone_ended or self._lone is not None:
+            self._post([Together()])
+        return self._core
 
     def cancel(self, task: int, waiting_only: bool = False) -> None:
         """Ask for a task to be stopped, or not to be begun; its sink is told once it is."""
@@ -132,7 +166,7 @@ class Loop:
         counted_on = item in self.machine.tasks or (item in replicas.items and item not in replicas.lost)
         return counted_on and not self._closed and self._broken is None
 
-    def _post(self, events: Sequence[Event]) -> None:
+    def _post(self, events: Sequence[Event | Together]) -> None:
         self._inbox.extend(events)
         self._drain()
 
@@ -155,17 +189,94 @@ class Loop:
             if self._waiters and not self._sinks:
                 with self._idle:
                     self._idle.notify_all()
-        self.engine.pump()
+        if self._pumps:
+            self.engine.pump()
+
+    def _send_alone(self, task: Task, call: Call) -> bool:
+        """Send a task where the core says beforehand that it would; False where the core has to take it."""
+        if not self._token.acquire(blocking=False):
+            return False
+        deliveries: list[Delivery] = []
+        try:
+            if self._inbox or self._lone is not None or self._recorder.write is not None:
+                return False
+            place = self._core.lone(task)
+            if place is None:
+                return False
+            device, seconds = place
+            self._lone = (self._clock.now_s(), task, device)
+            self.engine.run(device, ((Launch(task.id, 1, seconds), call),))
+        except Exception as error:  # noqa: BLE001  as in _drain
+            self._break(error, deliveries)
+        finally:
+            self._token.release()
+        for deliver in deliveries:
+            deliver()
+        if self._inbox or self._pumps:
+            self._drain()
+        return True
+
+    def _report(self, events: Sequence[Event]) -> None:
+        """Take what the engine tells."""
+        if self._lone is None or len(events) != 1 or not self._end_alone(events[0]):
+            self._post(events)
+
+    def _end_alone(self, event: Event) -> bool:
+        """Deliver the result of a task that was sent alone; False where the core has to take it."""
+        if type(event) is not TaskFinished or event.nbytes or not self._token.acquire(blocking=False):
+            return False
+        deliveries: list[Delivery] = []
+        try:
+            task = event.task
+            if self._inbox or self._lone is None or self._lone[1].id != task or self._recorder.write is not None:
+                return False
+            self.engine.commit(task, 1)
+            del self._calls[task]
+            sink = self._sinks.pop(task)
+            self._lone_ended.append((self._lone[1], event))
+            self._lone = None
+            deliveries.append(partial(sink.committed, partial(self.load, task)))
+        except Exception as error:  # noqa: BLE001  as in _drain
+            self._break(error, deliveries)
+        finally:
+            self._token.release()
+        for deliver in deliveries:
+            deliver()
+        if self._waiters and not self._sinks:
+            with self._idle:
+                self._idle.notify_all()
+        if len(self._lone_ended) >= LONE_TASKS or event.seconds > LONE_S:
+            self._inbox.append(Together())
+        if self._inbox:
+            self._drain()
+        return True
+
+    def _tell_lone(self) -> LoneTasks:
+        """Return what the core does not know yet."""
+        running, ended = self._lone, tuple(self._lone_ended)
+        self._lone, self._lone_ended = None, []
+        return LoneTasks(ended[-1][1].at_s if running is None else running[0], ended, running)
 
     def _take(self, event: Event | Together, deliveries: list[Delivery]) -> None:
+        if self._lone_ended or self._lone is not None:
+            self._carry_out(self._core.handle(self._tell_lone()), deliveries)
         record = self._recorder.write
         if record is not None:
             for each in event if isinstance(event, Together) else (event,):
                 record(each)
         if type(event) is TaskFinished and event.nbytes:
             self._tracked.add(event.task)
-        core = self.machine
-        commands = core.handle_all(event) if isinstance(event, Together) else core.handle(event)
+        core = self._core
+        self._carry_out(core.handle_all(event) if isinstance(event, Together) else core.handle(event), deliveries)
+        if record is not None:
+            self._recorder.decided()
+        if type(event) is DeviceLost:
+            self._able.clear()
+        if self._check is not None:
+            self._check(core)
+
+    def _carry_out(self, commands: Sequence[Command], deliveries: list[Delivery]) -> None:
+        record = self._recorder.write
         for command in commands:
             if record is not None:
                 record(command)
@@ -174,21 +285,16 @@ class Loop:
                 carry(command, deliveries)
             else:
                 self.engine.submit(command)  # type: ignore[arg-type]
-        if record is not None:
-            self._recorder.decided()
-        if type(event) is DeviceLost:
-            self._able.clear()
-        if self._check is not None:
-            self._check(self.machine)
 
     def _break(self, error: Exception, deliveries: list[Delivery]) -> None:
         failure = Failure("crash", f"the scheduler failed: {type(error).__name__}: {error}", error)
         self._broken = failure
         self._inbox.clear()
+        self._lone, self._lone_ended = None, []
         for sink in self._sinks.values():
             deliveries.append(partial(sink.failed, failure))
         self._sinks.clear()
-        for lease in self.machine.pool.leases:
+        for lease in self._core.pool.leases:
             self._lease_changed(LeaseChanged(lease.id, LeasePhase.FAILED, (), 0.0, 0.0, failure.message), deliveries)
 
     def _tick(self, now_s: float, due: bool) -> None:
@@ -196,6 +302,8 @@ class Loop:
             self._drop_released()
         if due:
             self._post([TimerFired(now_s)])
+        elif self._lone_ended or self._lone is not None:
+            self._post([Together()])
         if self._watch is not None:
             self._post(self._watch.sample())
 
@@ -223,7 +331,7 @@ class Loop:
     def _commit(self, command: Commit, deliveries: list[Delivery]) -> None:
         task = command.task
         self.engine.commit(task, command.attempt)
-        entry = self.machine.replicas.items.get(task)
+        entry = self._core.replicas.items.get(task)
         if entry is None or HOST_NODE in entry.valid:
             del self._calls[task]
         sink = self._sinks.pop(task)
@@ -240,7 +348,7 @@ class Loop:
 
     def _free(self, command: Free, deliveries: list[Delivery]) -> None:
         self.engine.submit(command)
-        if command.item not in self.machine.replicas.items:
+        if command.item not in self._core.replicas.items:
             self._calls.pop(command.item, None)
             self.engine.forget(command.item)
 

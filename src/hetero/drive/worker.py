@@ -39,6 +39,8 @@ class DeviceRunner:
     """Runs calls on one open device; see `hetero.engines.base.Runner`."""
 
     def __init__(self, device: Device, backend: Backend, initializer: Initializer | None = None) -> None:
+        from hetero.backends.base import Backend
+
         self.device = device
         self._state: dict[str, Any] = {}
         self._initializer = initializer
@@ -48,6 +50,7 @@ class DeviceRunner:
         words = (device.id, device.short, device.label, device.kind, device.backend, device.type.casefold(), "any")
         self._words = tuple(dict.fromkeys(words))
         self._told: Frame | None = None
+        self._always_active = type(backend).activate is Backend.activate
 
     def initialize(self) -> None:
         """Call the initializer, which finds what it keeps in the state of this worker.
@@ -93,8 +96,11 @@ class DeviceRunner:
         cpu_s = clock.thread_cpu_s() if self._idle_per_cpu_s else 0.0
         started_s = frame.began_s = clock.monotonic_s()
         try:
-            with backend.activate():
+            if self._always_active:
                 value = backend.run(implementation, args, kwargs)
+            else:
+                with backend.activate():
+                    value = backend.run(implementation, args, kwargs)
             if backend.heavy:
                 backend.synchronize()
         except TypeError as error:

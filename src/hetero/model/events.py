@@ -26,6 +26,7 @@ __all__ = [
     "LeaseRefused",
     "LeaseReleased",
     "LeaseRenewed",
+    "LoneTasks",
     "TaskFailed",
     "TaskFinished",
     "TaskSubmitted",
@@ -203,6 +204,22 @@ class TimerFired(NamedTuple):
     at_s: float
 
 
+class LoneTasks(NamedTuple):
+    """Tasks were sent one by one, each where the core said when it was asked, which hears of all of them now.
+
+    No trace has it: where one is kept, every fact reaches the core by itself.
+
+    Attributes
+    ----------
+    ended : tasks with how they finished, in their order
+    running : the last one, which has not ended: when it was handed in, the task, its device
+    """
+
+    at_s: float
+    ended: tuple[tuple[Task, TaskFinished], ...]
+    running: tuple[float, Task, str] | None
+
+
 Event = (
     TaskSubmitted
     | CancelRequested
@@ -222,6 +239,7 @@ Event = (
     | LeaseRefused
     | LeaseReleased
     | TimerFired
+    | LoneTasks
 )
 
 EVENTS: tuple[type, ...] = (
@@ -244,4 +262,4 @@ EVENTS: tuple[type, ...] = (
     LeaseReleased,
     TimerFired,
 )
-"""Every kind of event, in the order of the documentation."""
+"""Every kind of event that a trace may hold, in the order of the documentation."""

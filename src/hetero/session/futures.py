@@ -90,6 +90,7 @@ class Future(concurrent.futures.Future[Any]):
 
     def __init__(self, owner: Owner, item: int, name: str, is_task: bool = True) -> None:
         super().__init__()
+        self._mutex = self._condition._lock  # type: ignore[attr-defined]
         self.owner = owner
         self.item = item
         self.name = name
@@ -162,7 +163,7 @@ class Future(concurrent.futures.Future[Any]):
 
     def committed(self, load: Callable[[], Any]) -> None:
         """Take note that the value is there; called by the driver, once."""
-        with self._condition:
+        with self._mutex:
             if self._state == _PENDING:
                 self._load = load
                 self._end()
@@ -204,6 +205,7 @@ class Future(concurrent.futures.Future[Any]):
     def forked(self, error: HeteroError) -> None:
         """Fail in a process that was forked: whoever would end this future lives in the other one."""
         self._condition = threading.Condition()
+        self._mutex = self._condition._lock  # type: ignore[attr-defined]
         self._waiters.clear()
         self._done_callbacks.clear()  # type: ignore[attr-defined]
         if self._state == _PENDING or self._load is not None:
@@ -241,7 +243,7 @@ class Future(concurrent.futures.Future[Any]):
                 f"task {frame.task} would wait for task {self.item} ({self.name}) and keep its device from running it",
                 remedy="give the future to a task as an argument, or submit with hetero.current_context()",
             )
-        with self._condition:
+        with self._mutex:
             if self._state == _PENDING:
                 self._condition.wait(timeout)
         if self._state == _PENDING:
@@ -250,7 +252,7 @@ class Future(concurrent.futures.Future[Any]):
             self.owner.driver.logs.settle(LOGS_S)
 
     def _fetch(self) -> None:
-        with self._condition:
+        with self._mutex:
             load = self._load
             if load is None:
                 return

@@ -140,6 +140,10 @@ class LocalEngine(PayloadEngine):
     def _start_worker(self, device: str) -> None:
         self._workers[device] = self._make(self._devices[device])
 
+    def commit(self, task: int, attempt: int) -> None:
+        """Make the result of this attempt the data item `task`; later results of the task are dropped."""
+        self._house.items.commit(task, attempt)
+
     # -- data -------------------------------------------------------------------------------------------------
 
     def load(self, item: int) -> Any:

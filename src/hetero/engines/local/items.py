@@ -160,7 +160,7 @@ class Items:
             It is not there, or not any more.
         """
         item = self._items.get(number)
-        if item is None or not (item.on_host or item.replicas):
+        if item is None or (item.value is MISSING and item.payload is None and not item.replicas):
             raise DeviceLostError(f"data item {number} is not there any more: the device that held it was lost")
         return item
 

@@ -44,6 +44,9 @@ class Outbox:
 
     def add(self, row: Any, next_s: float | None) -> None:
         """Take an answer; `next_s` is the expected time of the task that follows, None when none does."""
+        if next_s is None and not self._rows:
+            self._send([row])
+            return
         with self._lock:
             self._rows.append(row)
         long = next_s is None or not 0.0 < next_s <= self.WINDOW_S

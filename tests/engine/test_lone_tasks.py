@@ -1,0 +1,217 @@
+"""Small tasks that come one by one: sent without a detour through the core, which hears of them before all else."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import os
+import signal
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import numpy as np
+import pytest
+
+import hetero
+from hetero.drive.loop import LONE_TASKS
+from hetero.drive.trace_read import read_trace
+from hetero.floor.errors import TaskTimeoutError
+from hetero.model.commands import Commit, Run
+from hetero.model.events import TaskFinished, TaskSubmitted
+
+CALLS = 40
+"""Calls of Python that handing in a lone small task and waiting for it may take in the thread that does."""
+
+
+def nop() -> None:
+    pass
+
+
+def nap(seconds: str) -> str:
+    if float(seconds):
+        time.sleep(float(seconds))
+    return seconds
+
+
+def fail_if(word: str) -> str:
+    if word == "no":
+        raise ValueError(word)
+    return word
+
+
+def zeros(number: str) -> Any:
+    return np.zeros(int(number))
+
+
+@pytest.fixture(params=["thread", "process"])
+def ctx(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[hetero.Context]:
+    monkeypatch.setenv("HETERO_CHECK", "1")
+    with hetero.Context(devices="1xcpu", isolation=request.param, history=False) as context:
+        yield context
+
+
+def alone(ctx: hetero.Context, function: Callable[[str], Any], usual: str, word: str) -> hetero.Future:
+    """Return the future of a task that the core has not heard of, as soon as its function is known to be quick."""
+    for _ in range(2000):
+        ctx.submit(function, usual).exception(60)
+        future = ctx.submit(function, word) if ctx.driver._core.rows._last else None
+        if future is not None and ctx.driver._lone is not None and future.item not in ctx.driver._core.tasks:
+            return future
+        if future is not None:
+            future.cancel()
+    raise AssertionError("no task was sent alone")
+
+
+def eventually(what: Callable[[], object]) -> None:
+    until_s = time.monotonic() + 60
+    while not what():
+        assert time.monotonic() < until_s
+        time.sleep(0.01)
+
+
+def calls_of(work: Callable[[], object]) -> int:
+    """Count the calls of Python that some work makes in this thread."""
+    count = 0
+
+    def seen(frame: FrameType, event: str, arg: object) -> None:
+        nonlocal count
+        count += event == "call"
+
+    sys.setprofile(seen)
+    try:
+        work()
+    finally:
+        sys.setprofile(None)
+    return count
+
+
+def test_a_lone_small_task_takes_few_calls() -> None:
+    with hetero.Context(devices="2xcpu", isolation="thread", history=False) as ctx:
+        for _ in range(300):
+            ctx.submit(nop).result(60)
+        assert statistics.median(calls_of(lambda: ctx.submit(nop).result()) for _ in range(60)) <= CALLS
+
+
+def test_the_core_hears_of_every_lone_task(ctx: hetero.Context) -> None:
+    most = 0
+    for _ in range(300):
+        ctx.submit(nop).result(60)
+        most = max(most, len(ctx.driver._lone_ended))
+    assert 0 < most <= LONE_TASKS
+    machine = ctx.driver.look(lambda core: core)
+    assert (machine.counts.submitted, machine.counts.committed, machine.tasks) == (300, 300, {})
+    assert machine.fleet.states[0].finished == 300
+    assert not ctx.driver._lone_ended
+
+
+def test_a_trace_of_lone_tasks_is_complete(tmp_path: Path) -> None:
+    path = tmp_path / "lone.jsonl"
+    with hetero.Context(devices="2xcpu", isolation="thread", history=False, trace=str(path)) as ctx:
+        for _ in range(100):
+            ctx.submit(nop).result(60)
+    records = [record for _, record in read_trace(path)]
+    for kind in (TaskSubmitted, Run, TaskFinished, Commit):
+        assert sum(type(record) is kind for record in records) == 100, kind
+    for ended in (record for record in records if type(record) is TaskFinished):
+        assert 0.0 <= ended.started_s <= ended.started_s + ended.seconds <= ended.at_s + 1e-9
+
+
+def test_a_listener_that_comes_later_is_told_of_each_task_from_then_on(ctx: hetero.Context) -> None:
+    for _ in range(100):
+        ctx.submit(nop).result(60)
+
+    class Listener:
+        def __init__(self) -> None:
+            self.kinds: list[type] = []
+
+        def write(self, record: tuple[object, ...]) -> None:
+            self.kinds.append(type(record))
+
+    listener = Listener()
+    ctx.driver.listen(listener)
+    for _ in range(10):
+        ctx.submit(nop).result(60)
+    assert [listener.kinds.count(kind) for kind in (TaskSubmitted, Run, TaskFinished, Commit)] == [10] * 4
+
+
+def test_a_lone_task_is_cancelled_while_it_runs(ctx: hetero.Context) -> None:
+    future = alone(ctx, nap, "0000", "3000")
+    assert future.cancel()
+    with pytest.raises(concurrent.futures.CancelledError):
+        future.result(60)
+    assert ctx.submit(nap, "0000").result(60) == "0000"
+    eventually(lambda: not ctx.driver.machine.tasks)
+    counts = ctx.driver.machine.counts
+    assert counts.submitted == counts.committed + counts.failed
+    assert counts.failed > 0
+
+
+def test_the_core_hears_within_a_moment_of_a_lone_task_that_goes_on(ctx: hetero.Context) -> None:
+    future = alone(ctx, nap, "0.00", "2.00")
+    eventually(lambda: future.item in ctx.driver._core.tasks or future.done())
+    assert future.item in ctx.driver._core.tasks or future.result() == "2.00"
+    assert future.result(60) == "2.00"
+    assert ctx.driver.machine.tasks == {}
+
+
+def test_what_comes_after_a_lone_task_waits_for_it(ctx: hetero.Context) -> None:
+    first = alone(ctx, nap, "0.00", "0.20")
+    others = [ctx.submit(nap, first), *(ctx.submit(nap, "0.00") for _ in range(20))]
+    assert [other.result(60) for other in others] == ["0.20", *["0.00"] * 20]
+
+
+def test_a_lone_task_that_fails_tells_why(ctx: hetero.Context) -> None:
+    future = alone(ctx, fail_if, "ok", "no")
+    with pytest.raises(ValueError, match="no"):
+        future.result(60)
+    eventually(lambda: ctx.driver.machine.counts.failed >= 1)
+
+
+def test_a_lone_task_whose_worker_is_killed_runs_again() -> None:
+    with hetero.Context(devices="1xcpu", isolation="process", history=False) as ctx:
+        future = alone(ctx, nap, "0.00", "1.00")
+        ctx.driver._core.counts.retried = 0
+        os.kill(next(iter(ctx.driver.engine.pids().values())), signal.SIGKILL)
+        assert future.result(120) == "1.00"
+        assert ctx.driver.machine.counts.retried == 1
+
+
+def test_a_large_result_of_a_lone_task_is_known_to_the_core(ctx: hetero.Context) -> None:
+    future = alone(ctx, zeros, "0000000", "2000000")
+    assert future.result(60).nbytes == 16_000_000
+    assert ctx.driver.machine.replicas.items[future.item].nbytes >= 16_000_000
+
+
+def test_a_limit_of_time_holds_for_a_function_that_was_quick(ctx: hetero.Context) -> None:
+    limited = hetero.task(nap, timeout="2s")
+    for _ in range(20):
+        ctx.submit(limited, "00").result(60)
+    with pytest.raises(TaskTimeoutError):
+        ctx.submit(limited, "99").result(60)
+
+
+@pytest.mark.parametrize("isolation", ["thread", "process"])
+def test_a_context_that_is_closed_right_after_a_lone_task_ends(isolation: str) -> None:
+    ctx = hetero.Context(devices="1xcpu", isolation=isolation, history=False)
+    future = alone(ctx, nap, "00", "20")
+    begin_s = time.monotonic()
+    ctx.close(wait=False)
+    assert time.monotonic() - begin_s < 15.0
+    assert future.done()
+    with hetero.Context(devices="1xcpu", isolation=isolation, history=False) as other:
+        future = alone(other, nap, "0.0", "0.3")
+    assert future.result(0) == "0.3"
+
+
+def test_many_threads_hand_in_tasks_one_by_one(ctx: hetero.Context) -> None:
+    def one_by_one(thread: int) -> list[str]:
+        return [ctx.submit(fail_if, f"{thread}-{n:02}").result(60) for n in range(50)]
+
+    with concurrent.futures.ThreadPoolExecutor(4) as pool:
+        assert [len(set(words)) for words in pool.map(one_by_one, range(4))] == [50] * 4
+    counts = ctx.driver.look(lambda core: core.counts)
+    assert (counts.submitted, counts.committed) == (200, 200)

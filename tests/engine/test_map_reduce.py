@@ -137,7 +137,7 @@ def unless(bad: int, x: int) -> int:
 @pytest.mark.parametrize("chunk", [4, 1])
 def test_an_item_that_ends_its_worker_fails_alone_and_is_named(chunk: int) -> None:
     with hetero.Context(devices="2xcpu", isolation="process", history=False) as ctx:
-        results = ctx.executor().map(unless, [6] * 12, range(12), chunksize=chunk)
+        results = ctx.map(unless, [6] * 12, range(12), chunk=chunk)
         assert [next(results) for _ in range(6)] == [0, 1, 2, 3, 4, 5]
         with pytest.raises(TaskLostError, match=r"^item 6 of the map: unless .*SIGSEGV"):
             next(results)

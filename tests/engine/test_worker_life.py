@@ -230,6 +230,78 @@ def test_processes_that_a_task_forks_do_not_disturb_its_records(kept: Kept) -> N
     assert [record.getMessage() for record in kept.records][:200] == [f"of the task {number}" for number in range(200)]
 
 
+def fork_and_leave(how: str) -> tuple[str, int]:
+    child = os.fork()
+    if not child:
+        if how == "exit":
+            sys.exit(0)
+        if how == "code":
+            sys.exit(5)
+        if how == "word":
+            sys.exit("farewell")
+        if how == "raise":
+            raise ValueError("of the child")
+        return "child", 0
+    _, status = os.waitpid(child, 0)
+    time.sleep(0.05)
+    return "parent", os.waitstatus_to_exitcode(status)
+
+
+CODES = {"return": 0, "exit": 0, "code": 5, "word": 1, "raise": 1}
+
+
+def test_processes_that_a_task_forks_end_with_its_function_and_leave_everything_else_alone(
+    ctx: hetero.Context, capfd: pytest.CaptureFixture[str]
+) -> None:
+    for how, code in CODES.items():
+        future = ctx.submit(fork_and_leave, how)
+        others = [ctx.submit(abs, -number) for number in range(50)]
+        assert future.result(60) == ("parent", code)
+        assert [other.result(60) for other in others] == list(range(50))
+    if ctx.engine == "inline" or ctx.config.isolation == "thread":
+        said = capfd.readouterr().err
+        assert said.count("ValueError: of the child") == said.count("farewell") == 1
+
+
+def fork_within_a_nested_task() -> list[tuple[str, int]]:
+    return [hetero.current_context().submit(fork_and_leave, how).result() for how in CODES]
+
+
+def test_processes_that_a_nested_task_forks_end_with_its_function(ctx: hetero.Context) -> None:
+    future = ctx.submit(fork_within_a_nested_task)
+    assert future.result(60) == [("parent", code) for code in CODES.values()]
+
+
+def test_a_process_that_an_initializer_forks_ends_with_it() -> None:
+    with hetero.Context(devices="1xcpu", initializer=fork_and_leave, initargs=("return",), history=False) as own:
+        assert [own.run(abs, -number) for number in range(20)] == list(range(20))
+
+
+FORKING_PROGRAM = """
+import atexit, os, sys, hetero
+atexit.register(print, "the end of", "the program")
+def f():
+    if os.fork() == 0:
+        {leave}
+    os.wait()
+    return "parent"
+if __name__ == "__main__":
+    with hetero.Context(devices="1xcpu", history=False, {how}) as ctx:
+        future = ctx.submit(f)
+        print(future.result(), [ctx.run(abs, -x) for x in range(3)])
+"""
+
+
+@pytest.mark.parametrize("how", ["engine='inline'", "isolation='thread'", "isolation='process'"])
+@pytest.mark.parametrize("leave", ["return 'child'", "sys.exit(0)"])
+def test_the_child_of_a_task_does_not_go_on_as_a_second_program(how: str, leave: str, tmp_path: Path) -> None:
+    path = tmp_path / "program.py"
+    path.write_text(FORKING_PROGRAM.format(how=how, leave=leave))
+    ended = subprocess.run([sys.executable, path], capture_output=True, text=True, timeout=120, check=False)
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert ended.stdout.splitlines() == ["parent [0, 1, 2]", "the end of the program"]
+
+
 class Asks(logging.Handler):
     """A handler that is slow, raises, and asks for the result of the task that logged."""
 

@@ -11,6 +11,7 @@ import os
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from types import CodeType, TracebackType
 from typing import TYPE_CHECKING, Any
@@ -18,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from hetero.drive.frame import Frame, current, deeper, enter
 from hetero.drive.telling import tell_nested
 from hetero.engines.base import Channel, Function, Outcome
-from hetero.engines.exceptions import one_line
+from hetero.engines.exceptions import add_note, one_line
 from hetero.engines.setup import Initializer, WorkerSetup
 from hetero.floor import clock, platform
 from hetero.floor.errors import DeviceError, HeteroError
@@ -64,7 +65,7 @@ class DeviceRunner:
             return
         before = enter(Frame(self.device, self.backend, state=self._state))
         try:
-            with self.backend.activate():
+            with self.backend.activate(), _ending_forks():
                 self._initializer()
         except (Exception, SystemExit, KeyboardInterrupt) as error:
             traceback.print_exc()
@@ -95,17 +96,22 @@ class DeviceRunner:
         before = enter(frame)
         cpu_s = clock.thread_cpu_s() if self._idle_per_cpu_s else 0.0
         started_s = frame.began_s = clock.monotonic_s()
+        forks = platform.FORKS.count
         try:
             if self._always_active:
                 value = backend.run(implementation, args, kwargs)
             else:
                 with backend.activate():
                     value = backend.run(implementation, args, kwargs)
+            if forks != platform.FORKS.count:
+                platform.leave_fork(None)
             if backend.heavy:
                 backend.synchronize()
-        except TypeError as error:
-            if frame.used_namespace and backend.heavy:
-                error.add_note(f"arguments reach {self.device.id} as NumPy arrays: write x = xp.asarray(x) first")
+        except BaseException as error:
+            if forks != platform.FORKS.count:
+                platform.leave_fork(error)
+            if isinstance(error, TypeError) and frame.used_namespace and backend.heavy:
+                add_note(error, f"arguments reach {self.device.id} as NumPy arrays: write x = xp.asarray(x) first")
             raise
         finally:
             if self._idle_per_cpu_s:
@@ -126,7 +132,7 @@ class DeviceRunner:
         begun_s = clock.monotonic_s() if frame.depth == 1 else 0.0
         enter(frame)
         try:
-            with deeper(frame.depth):
+            with deeper(frame.depth), _ending_forks():
                 return self.backend.run(implementation, args, kwargs)
         finally:
             enter(parent)
@@ -187,6 +193,20 @@ class DeviceRunner:
     def close(self) -> None:
         """Close the device."""
         self.backend.close()
+
+
+@contextmanager
+def _ending_forks() -> Iterator[None]:
+    """End the processes that the body forks where the body is left in them."""
+    forks = platform.FORKS.count
+    try:
+        yield
+    except BaseException as error:
+        if forks != platform.FORKS.count:
+            platform.leave_fork(error)
+        raise
+    if forks != platform.FORKS.count:
+        platform.leave_fork(None)
 
 
 def _imports_of_its_own(error: ImportError) -> bool:

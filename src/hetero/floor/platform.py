@@ -16,12 +16,13 @@ import socket
 import sys
 import tempfile
 import threading
+import traceback
 import weakref
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from hetero.floor.errors import EngineError
 from hetero.floor.units import format_bytes
@@ -30,8 +31,10 @@ __all__ = [
     "CANCEL_SIGNAL",
     "C_LIBRARY",
     "FEATURES",
+    "FORKS",
     "PAGE_BYTES",
     "Features",
+    "Forks",
     "SharedMemory",
     "available_cpus",
     "bind_to_cpus",
@@ -43,6 +46,7 @@ __all__ = [
     "hard_kill",
     "hold_interrupt",
     "interrupt_main_thread",
+    "leave_fork",
     "make_private",
     "open_process",
     "open_shared",
@@ -314,6 +318,47 @@ def available_cpus() -> tuple[int, ...]:
     if sys.platform == "linux" and FEATURES.affinity:
         return tuple(sorted(os.sched_getaffinity(0)))
     return tuple(range(os.cpu_count() or 1))
+
+
+class Forks:
+    """How many forks lie between this process and the one that loaded this module."""
+
+    __slots__ = ("count",)
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def forked(self) -> None:
+        """Count a fork, in the process that came of it."""
+        self.count += 1
+
+
+FORKS = Forks()
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=FORKS.forked)
+
+
+def leave_fork(error: BaseException | None) -> NoReturn:
+    """End a process that was forked while a function ran which has now returned, or raised `error`, in it.
+
+    Whatever called the function belongs to the other process: nothing of it may go on in this one, exit handlers
+    neither.
+    """
+    code: object = 0
+    if isinstance(error, SystemExit):
+        code = 0 if error.code is None else error.code
+    elif error is not None:
+        with suppress(BaseException):
+            traceback.print_exception(error)
+        code = 1
+    if not isinstance(code, int):
+        with suppress(BaseException):
+            sys.stderr.write(f"{code}\n")
+        code = 1
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(BaseException):
+            stream.flush()
+    os._exit(code & 0xFF)
 
 
 def set_environment(values: Mapping[str, str]) -> None:

@@ -64,11 +64,21 @@ class Server:
         self._send_lock = threading.RLock()  # a finaliser may log while a message is sent
         self._shielded = 0
         self._cancel_wanted = False
+        self._forks = platform.FORKS.count
 
     # -- the socket -------------------------------------------------------------------------------------------
 
+    def _refuse_fork(self) -> None:
+        """Keep a process that a task forks from the connection, which belongs to its parent."""
+        if platform.FORKS.count != self._forks:
+            raise HeteroError(
+                f"process {os.getpid()} was forked by a task and has no connection to the program",
+                remedy="send and receive in the task's own process",
+            )
+
     def send(self, message: tuple[Any, ...]) -> None:
         """Send one message to the program."""
+        self._refuse_fork()
         data = frame(message)
         with self._send_lock:
             self.data.sendall(data)
@@ -93,6 +103,7 @@ class Server:
 
         A cancellation is heard only while nothing has been half read.
         """
+        self._refuse_fork()
         self._unpack()
         while True:
             for position, message in enumerate(self._pending):

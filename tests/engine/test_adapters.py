@@ -18,6 +18,7 @@ from typing import Any
 
 import joblib
 import numpy as np
+import psutil
 import pytest
 
 import hetero
@@ -212,6 +213,37 @@ try:
 except hetero.HeteroError as error:
     print(error)
 """
+
+
+def square(x: int) -> int:
+    return x * x
+
+
+def inner_loop(x: int, backend: str | None) -> tuple[list[int], int]:
+    before = len(psutil.Process().children(recursive=True))
+    values = joblib.Parallel(n_jobs=4, backend=backend)(joblib.delayed(square)(x + i) for i in range(4))
+    return values, len(psutil.Process().children(recursive=True)) - before
+
+
+@pytest.mark.parametrize("backend", [None, "nested-name"])
+def test_a_joblib_loop_inside_one_runs_in_the_worker_and_starts_no_process(
+    ctx: hetero.Context, backend: str | None
+) -> None:
+    hetero.register_joblib(ctx, "nested-name")
+    with joblib.parallel_backend("nested-name"):
+        found = joblib.Parallel()(joblib.delayed(inner_loop)(x, backend) for x in range(6))
+    assert found == [([(x + i) ** 2 for i in range(4)], 0) for x in range(6)]
+
+
+def remember(key: str, value: str) -> None:
+    os.environ[key] = value
+
+
+def test_the_initializer_of_a_joblib_loop_is_called_in_each_worker_before_its_calls(ctx: hetero.Context) -> None:
+    hetero.register_joblib(ctx)
+    for value in ("first", "second"):
+        loop = joblib.Parallel(backend="hetero", initializer=remember, initargs=("HETERO_TEST_LOOP", value))
+        assert set(loop(joblib.delayed(os.getenv)("HETERO_TEST_LOOP") for _ in range(20))) == {value}
 
 
 def test_joblib_uses_the_one_open_context_and_tells_when_there_is_none() -> None:

@@ -497,6 +497,11 @@ class Context(AsyncTwins):
 
         raise blamed(error, task, args, kwargs) from error
 
+    @property
+    def is_forked(self) -> bool:
+        """Whether this process was forked from the one that opened the Context, which is of no use here."""
+        return self._forked is not None
+
     def forked(self, error: HeteroError) -> None:
         """Take leave of the fleet in a process that was forked from the one that opened it; touches no lock."""
         self.closed = True

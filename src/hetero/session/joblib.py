@@ -5,10 +5,14 @@ In: joblib's batches. Out: futures. It must not import joblib before it is regis
 
 from __future__ import annotations
 
+import os
+import warnings
 import weakref
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping
+from operator import is_
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from hetero.drive.frame import current
 from hetero.floor.errors import BadValueError, MissingPackageError
 from hetero.session.functions import Source
 from hetero.session.futures import Future
@@ -46,9 +50,10 @@ def register_joblib(ctx: Context | None = None, name: str = "hetero") -> None:
         import joblib
     except ImportError as error:
         raise MissingPackageError("joblib is not installed", remedy="pip install joblib") from error
-    reference: Callable[[], Context | None] = (lambda: None) if ctx is None else weakref.ref(ctx)
-    backend = _backend_class()
-    joblib.register_parallel_backend(name, lambda **options: backend(reference, **options))
+    reference: Callable[[], Context | None] = staticmethod(lambda: None) if ctx is None else weakref.ref(ctx)
+    joblib.register_parallel_backend(
+        name, type("HeteroBackend", (_backend_class(),), {"reference": reference, "name": name})
+    )
 
 
 def _context(reference: Callable[[], Context | None]) -> Context:
@@ -66,7 +71,41 @@ def _context(reference: Callable[[], Context | None]) -> Context:
     return ctx
 
 
-def _run_batch(batch: Callable[[], Any]) -> Any:
+class _Setup(NamedTuple):
+    """What each worker calls before its first batch of the loops that name it."""
+
+    key: tuple[int, int]
+    initializer: Callable[..., object]
+    initargs: tuple[Any, ...]
+
+
+_set_up: set[tuple[int, int]] = set()
+_setups: list[_Setup] = []
+
+
+def _setup_of(options: Mapping[str, Any]) -> _Setup | None:
+    """Return the set-up that a loop asks for, the last one again for the same function and arguments."""
+    initializer, initargs = options.get("initializer"), tuple(options.get("initargs") or ())
+    if initializer is None:
+        return None
+    for known in _setups:
+        same = len(known.initargs) == len(initargs) and all(map(is_, known.initargs, initargs))
+        if known.initializer is initializer and same:
+            return known
+    number = _setups[0].key[1] + 1 if _setups else 0
+    _setups[:] = [_Setup((os.getpid(), number), initializer, initargs)]
+    return _setups[0]
+
+
+def _run_batch(batch: Callable[[], Any], name: str, setup: _Setup | None) -> Any:
+    """Run a batch, with the back end's name known in the worker too: loops of the batch run one call after another."""
+    from joblib import parallel
+
+    if name not in parallel.BACKENDS:
+        register_joblib(None, name)
+    if setup is not None and setup.key not in _set_up:
+        setup.initializer(*setup.initargs)
+        _set_up.add(setup.key)
     return batch()
 
 
@@ -96,6 +135,7 @@ class _BatchSource(Source):
 
 
 def _backend_class() -> Any:
+    from joblib._parallel_backends import FallbackToBackend, SequentialBackend
     from joblib.parallel import AutoBatchingMixin, ParallelBackendBase
 
     class HeteroBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignore[misc]
@@ -103,25 +143,43 @@ def _backend_class() -> Any:
 
         supports_retrieve_callback = True
         default_n_jobs = -1
+        reference: Callable[[], Context | None] = staticmethod(lambda: None)
+        name = "hetero"
 
-        def __init__(self, reference: Callable[[], Context | None] = lambda: None, **options: Any) -> None:
+        def __init__(self, **options: Any) -> None:
             super().__init__(**options)
-            self._reference = reference
+            self._setup: _Setup | None = None
             self._waiting: weakref.WeakSet[Future] = weakref.WeakSet()
 
         def __reduce__(self) -> tuple[Any, ...]:
             return _sequential, ()
 
+        def configure(self, n_jobs: int = 1, parallel: Any = None, **options: Any) -> int:
+            """Return the number of calls at a time; 1, and no task at all, inside a task and in a forked process.
+
+            A loop inside a task would wait for the device that the task itself keeps.
+            """
+            if _is_nested(type(self).reference, n_jobs):
+                raise FallbackToBackend(SequentialBackend(nesting_level=self.nesting_level))
+            self._setup = _setup_of({**self.backend_kwargs, **options})
+            return int(super().configure(n_jobs, parallel, **options))
+
+        def terminate(self) -> None:
+            """End a loop: what was learned of its batches says nothing of the next one's."""
+            self.reset_batch_stats()
+
         def effective_n_jobs(self, n_jobs: int | None) -> int:
-            """Give the number of devices, or fewer when fewer are asked for."""
-            devices = len(_context(self._reference).devices)
+            """Return the number of devices, or fewer when fewer are asked for."""
             if n_jobs == 0:
                 raise ValueError("n_jobs == 0 in Parallel has no meaning")
+            if current() is not None:
+                return 1
+            devices = len(_context(type(self).reference).devices)
             return devices if n_jobs is None or n_jobs < 0 else min(n_jobs, devices)
 
         def submit(self, func: Any, callback: Callable[[Future], None] | None = None) -> Future:
             """Hand in one batch."""
-            future = _context(self._reference).submit_call(_batch_task(func), (func,), {})
+            future = _context(type(self).reference).submit_call(_batch_task(func), (func, self.name, self._setup), {})
             self._waiting.add(future)
             if callback is not None:
                 future.add_done_callback(callback)
@@ -137,6 +195,17 @@ def _backend_class() -> Any:
                 future.cancel()
 
     return HeteroBackend
+
+
+def _is_nested(reference: Callable[[], Context | None], n_jobs: int) -> bool:
+    if current() is not None:
+        return True
+    ctx = reference()
+    if ctx is None or not ctx.is_forked:
+        return False
+    if n_jobs != 1:
+        warnings.warn("hetero-backed parallel loops cannot run in a forked process, setting n_jobs=1", stacklevel=5)
+    return True
 
 
 def _sequential() -> Any:

@@ -302,6 +302,29 @@ def test_the_child_of_a_task_does_not_go_on_as_a_second_program(how: str, leave:
     assert ended.stdout.splitlines() == ["parent [0, 1, 2]", "the end of the program"]
 
 
+def close_everything(how: str) -> int:
+    os.closerange(3, 256)
+    if how == "raises":
+        raise ValueError(how)
+    return 1
+
+
+@pytest.mark.parametrize("how", ["returns", "raises"])
+def test_a_task_that_closes_its_workers_connection_fails_and_nothing_else_does(
+    how: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with hetero.Context(devices="1xcpu", history=False) as own:
+        before = [own.submit(abs, -number) for number in range(10)]
+        future = own.submit(close_everything, how)
+        others = [own.submit(abs, -number) for number in range(50)]
+        error = future.exception(120)
+        assert isinstance(error, hetero.errors.TaskLostError)
+        assert "close_everything was given up: its worker died 4 times" in str(error)
+        assert "its worker closed its connection" in str(error)
+        assert [other.result(60) for other in before + others] == [*range(10), *range(50)]
+    assert "Traceback" not in capfd.readouterr().err
+
+
 class Asks(logging.Handler):
     """A handler that is slow, raises, and asks for the result of the task that logged."""
 
@@ -348,6 +371,82 @@ def test_prints_are_tagged_with_device_and_task_where_that_is_wanted(
     assert capfd.readouterr().out.splitlines() == [f"{tag} one and", f"{tag} two and", "of the program"]
     print("afterwards")
     assert capfd.readouterr().out == "afterwards\n"
+
+
+# --- classes of the program ----------------------------------------------------------------------------------
+
+
+SLOTTED_PROGRAM = """
+import abc, dataclasses, hetero
+class Plain:
+    __slots__ = ("x", "__own", "never")
+    def __init__(self, x):
+        self.x, self.__own = x, -x
+    def seen(self):
+        return type(self) is Plain, self.x, self.__own, hasattr(self, "never"), hasattr(self, "__dict__")
+class Below(Plain):
+    __slots__ = "more"
+    def __init__(self, x):
+        super().__init__(x)
+        self.more = x + 1
+    def seen(self):
+        return type(self) is Below, self.more, super().seen()[1:]
+class Open(Plain):
+    def __init__(self, x):
+        super().__init__(x)
+        self.free = x + 2
+    def seen(self):
+        return type(self) is Open, self.free, super().seen()[1:]
+class Abstract(abc.ABC):
+    __slots__ = {"x": "documented", "__weakref__": ""}
+    def __init__(self, x):
+        self.x = x
+    def seen(self):
+        return type(self) is Abstract, self.x
+@dataclasses.dataclass(slots=True)
+class Data:
+    x: int
+    y: int = 7
+    def seen(self):
+        return type(self) is Data, self.x, self.y, self == Data(self.x)
+@dataclasses.dataclass(frozen=True, slots=True)
+class Frozen:
+    x: int
+    def seen(self):
+        return type(self) is Frozen, self.x
+class Failed(Exception):
+    __slots__ = ("x",)
+    def __init__(self, x):
+        self.x = x
+    def seen(self):
+        return type(self) is Failed, self.x
+KINDS = [Plain, Below, Open, Abstract, Data, Frozen]
+def make(kind, x):
+    return kind(x)
+def strict(value):
+    try:
+        value.undeclared = 1
+    except AttributeError:
+        return value
+def fail(x):
+    raise Failed(x)
+if __name__ == "__main__":
+    with hetero.Context(devices="1xcpu", history=False) as ctx:
+        for kind in KINDS:
+            assert ctx.run(make, kind, 3).seen() == kind(3).seen(), kind
+            assert ctx.run(list, [kind(3)])[0].seen() == kind(3).seen(), kind
+        assert ctx.run(strict, Plain(3)).seen() == Plain(3).seen()
+        error = ctx.submit(fail, 3).exception()
+        assert error.seen() == (True, 3), error
+        print("all came back")
+"""
+
+
+def test_instances_of_the_programs_slotted_classes_come_back_as_its_own(tmp_path: Path) -> None:
+    path = tmp_path / "program.py"
+    path.write_text(SLOTTED_PROGRAM)
+    ended = subprocess.run([sys.executable, path], capture_output=True, text=True, timeout=120, check=False)
+    assert (ended.stdout, ended.stderr) == ("all came back\n", "")
 
 
 # --- initializer -------------------------------------------------------------------------------------------

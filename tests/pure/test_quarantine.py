@@ -185,6 +185,26 @@ def test_a_worker_that_dies_idle_costs_no_task_anything() -> None:
     assert world.machine.tasks[1].crashes == 0
 
 
+def test_a_task_whose_workers_all_die_before_they_answer_is_blamed_in_the_end_and_its_neighbours_are_done() -> None:
+    world = World(cpu())
+    sent = chunk(world)
+    guilty, failed, deaths = sent[1], list[int](), 0
+    while world.machine.tasks and deaths < 100:
+        first, batch = next(iter(world.machine.fleet.states[0].sent.values()))
+        travelling = [state for state, other in world.machine.fleet.states[0].sent.values() if other is batch]
+        if any(state.task.id == guilty for state in travelling):
+            deaths += 1
+            commands = world.tell(DeviceLost(0.0, "h0/cpu:0", "its worker closed its connection", False, 0))
+            failed += [command.task for command in only(commands, Fail)]  # type: ignore[attr-defined]
+            world.now_s += 100.0
+            world.tell(DeviceReady(world.now_s, "h0/cpu:0"))
+        else:
+            world.finish(first.task.id, first.attempt)
+    assert failed == [guilty]
+    assert not world.machine.tasks
+    assert deaths <= 8
+
+
 def test_where_the_engine_cannot_tell_a_chunk_is_sent_apart_and_the_killer_found() -> None:
     world = World(cpu())
     sent = chunk(world)

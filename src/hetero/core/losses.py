@@ -33,6 +33,10 @@ LOST = 50
 """A result that was lost this often with its device is not computed once more."""
 
 
+UNEXPLAINED = 4
+"""Workers that may die between tasks, each with the same task at the head of what was sent, before it is to blame."""
+
+
 class Losses(Lending):
     """What becomes of devices and data."""
 
@@ -119,7 +123,9 @@ class Losses(Lending):
         """Return the task that ran as a worker died, None where none did or it was being stopped anyway.
 
         Where the engine cannot tell, a task that was sent by itself is the culprit. Those that were sent together
-        travel in messages of their own from then on, with an expected time of 0, so that no engine joins them.
+        travel in messages of their own from then on, with an expected time of 0, so that no engine joins them. Where
+        none ran, this begins once it happened to the same tasks more than `UNEXPLAINED` times: a task whose worker
+        dies before it can answer would otherwise be sent for ever.
         """
         if not device.sent:
             return None
@@ -127,7 +133,14 @@ class Losses(Lending):
             return device.sent[event.task][0] if event.task in device.sent else None
         first = next(iter(device.sent.values()))[1]
         together = [state for state, batch in device.sent.values() if batch is first]
-        if event.task < 0 and len(together) == 1:
+        if event.task == 0:
+            if device.stopping:
+                return None
+            for state in together:
+                state.unexplained += 1
+            if together[0].unexplained <= UNEXPLAINED:
+                return None
+        if len(together) == 1:
             return None if device.stopping else together[0]
         for state in together:
             state.alone = True

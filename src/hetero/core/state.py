@@ -59,6 +59,7 @@ class TaskState:
     alone : True when it is sent in a message of its own, so that a death of its worker shows whose fault it was
     crashes : workers that died of it, and hangs
     died_on : index of the device on which it last killed a worker, -1 for none
+    unexplained : workers that died between tasks with it at the head of what was sent to them
     recomputed, lost : whether it runs again for a result that was lost, and how often that happened
     """
 
@@ -88,6 +89,7 @@ class TaskState:
         "row",
         "sure",
         "task",
+        "unexplained",
         "waits_for",
     )
 
@@ -110,6 +112,7 @@ class TaskState:
         self.reserved_bytes = 0
         self.crashes = 0
         self.died_on = -1
+        self.unexplained = 0
         self.lost = 0
         self.retries = 0
         self.out_of_memory = 0

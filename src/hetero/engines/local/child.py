@@ -17,7 +17,8 @@ import signal
 import socket
 import sys
 import threading
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Any
 
@@ -409,6 +410,20 @@ def _is_importing(where: FrameType | None) -> bool:
     return False
 
 
+@contextmanager
+def _ending_with_connection(server: Server) -> Iterator[None]:
+    """End quietly with the connection.
+
+    Where it was not the program that closed it, the last task is shown as running, for it is to blame.
+    """
+    try:
+        with suppress(EOFError, ConnectionError):
+            yield
+    except OSError:
+        server.slot[0] = server.control.started
+        os._exit(say.CUT_OFF)
+
+
 def serve(entry: WorkerEntry, data_fd: int, control_fd: int) -> None:
     """Be a worker process until the program closes the connection."""
     signal.signal(signal.SIGINT, lambda *_: None)
@@ -433,7 +448,7 @@ def serve(entry: WorkerEntry, data_fd: int, control_fd: int) -> None:
     server.control.start()
     if hello.device.kind == "cpu" and hello.device.memory_limit_bytes:
         server.segments.limit_memory(hello.device.memory_limit_bytes)
-    with suppress(EOFError, ConnectionError):
+    with _ending_with_connection(server):
         server.send((say.OPENED,))
         _restore_standard_error(hello.stderr_fd)
         try:

@@ -41,6 +41,7 @@ class Control:
     Attributes
     ----------
     cancelling : number of the attempt that is being cancelled
+    started : number of the attempt that was started last
     """
 
     def __init__(self, connection: socket.socket, server: Server) -> None:
@@ -51,7 +52,7 @@ class Control:
         self._fds: deque[int] = deque()
         self._aside: deque[Any] = deque()
         self._unwanted: dict[int, int] = {}
-        self._started = 0
+        self.started = 0
         self._kept: dict[Any, Any] = {}
         self._drops = 0
         self._dropped = threading.Condition()
@@ -72,7 +73,7 @@ class Control:
 
     def before(self, seq: int) -> int:
         """Note that an attempt is about to start; give WITHDRAWN or CANCELLED where it must not."""
-        self._started = seq
+        self.started = seq
         return self._unwanted.pop(seq, 0) if self._unwanted else 0
 
     def keep(self, key: Any, value: Any) -> None:
@@ -136,9 +137,9 @@ class Control:
             self._copy(tag, *message[1:])
 
     def _unwant(self, tag: int, seq: int) -> None:
-        for old in [old for old in self._unwanted if old <= self._started]:
+        for old in [old for old in self._unwanted if old <= self.started]:
             self._unwanted.pop(old, None)
-        if seq > self._started:
+        if seq > self.started:
             self._unwanted[seq] = say.WITHDRAWN if tag == say.WITHDRAW else say.CANCELLED
         elif tag == say.CANCEL and self._server.running == seq:
             self.cancelling = seq

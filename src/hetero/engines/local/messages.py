@@ -23,6 +23,9 @@ WITHDRAW, CANCEL, IMPORT, EXPORT, DROP, SEGMENT, CLOSE, IMPORTED, EXPORTED, TROU
 # How an attempt ended.
 VALUE, RESIDENT, FAILED, WITHDRAWN, CANCELLED = range(1, 6)
 
+CUT_OFF = 113
+"""Exit code of a worker that finds its connection gone without the program having closed it."""
+
 PREDICTED = 3
 """Position of `predicted_s` in a `Job`."""
 

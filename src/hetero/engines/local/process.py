@@ -394,7 +394,8 @@ class ProcessWorker:
             pass
         again = code < 0 and (self._passing or not self._why) and self._house.failed_starts[self.device.id] < STARTS
         memory = ", as the system does for want of memory" if self._house.memory_kills.one_more(code) else ""
-        self._end(self._why or f"its worker {platform.describe_exit(code)}{memory}", again)
+        how = platform.describe_exit(None if code == say.CUT_OFF else code)
+        self._end(self._why or f"its worker {how}{memory}", again)
 
     def _end(self, why: str, again: bool = False) -> None:
         with self._lock:

@@ -137,9 +137,33 @@ def cloud_pickler() -> Any:
             reduced = _reduce_own(value)
             if reduced is NotImplemented and type(value).__module__ == "torch":
                 reduced = _reduce_tensor(value)
-            return super().reducer_override(value) if reduced is NotImplemented else reduced
+            if reduced is not NotImplemented:
+                return reduced
+            reduced = super().reducer_override(value)
+            if isinstance(value, type) and "__slots__" in vars(value) and isinstance(reduced, tuple):
+                return _with_slots(value, reduced)
+            return reduced
 
     return CloudPickler
+
+
+def _with_slots(kind: type, reduced: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Return how a class travels by value, with slots also where it arrives.
+
+    cloudpickle makes a class without slots first and sets `__slots__` as an attribute of it: its instances would
+    have a `__dict__` there, which those of the class itself cannot take.
+    """
+    make, (*given, keywords, tracker, extra), (content, *others), *rest = reduced
+    names = vars(kind)["__slots__"]
+    if not isinstance(keywords, dict) or not isinstance(content, dict):  # an enumeration has no slots of its own
+        return reduced
+    slots = names if isinstance(names, str | dict) else tuple(names)
+    content = {
+        name: value
+        for name, value in content.items()
+        if name != "__slots__" and getattr(value, "__objclass__", None) is not kind
+    }
+    return make, (*given, {**keywords, "__slots__": slots}, tracker, extra), (content, *others), *rest
 
 
 def _reduce_tensor(value: Any) -> Any:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
-from hetero.drive.frame import Frame, current
+from hetero.drive.frame import Frame, called_key, current
 from hetero.engines.base import Function
 from hetero.floor import platform, settings
 from hetero.floor.errors import BadValueError
@@ -33,7 +33,7 @@ def derived_seed(seed: int, task_key: str, rank: int = 0) -> int:
     >>> derived_seed(7, "monday/f-1") == derived_seed(7, "tuesday/f-1") != derived_seed(7, "monday/f-2")
     True
     """
-    words = f"{seed}/{task_key.partition('/')[2]}/{rank}"
+    words = f"{seed}/{called_key(task_key).partition('/')[2]}/{rank}"
     return int.from_bytes(hashlib.sha256(words.encode()).digest()[:4], "big")
 
 

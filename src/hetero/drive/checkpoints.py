@@ -10,7 +10,7 @@ import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Generic, TypeVar
 
-from hetero.drive.frame import Frame, current
+from hetero.drive.frame import Frame, current, kept_key
 from hetero.drive.telling import tell_checkpoint
 from hetero.floor import clock, settings
 from hetero.floor.errors import BadValueError, HeteroError
@@ -134,7 +134,7 @@ def resumable(items: Iterable[T], *, every: int = 1, state: Any = None) -> Resum
 def clear(task_key: str) -> None:
     """Drop the checkpoints of a task, or of a whole run where the key is that of a run; '' drops nothing."""
     if task_key:
-        _kept().clear(task_key)
+        _kept().clear(kept_key(task_key))
 
 
 class Resumable(Generic[T]):
@@ -238,10 +238,11 @@ def _frame(word: str) -> Frame:
 
 
 def _key(frame: Frame) -> str:
-    """Give the key of the frame's checkpoints; each member of a group task has its own."""
-    if frame.channel is None or not frame.task_key:
-        return frame.task_key
-    return f"{frame.task_key}/rank{frame.channel.rank}"
+    """Return the key of the frame's checkpoints; each member of a group task, and each item of a map, has its own."""
+    key = kept_key(frame.task_key)
+    if key and frame.item >= 0:
+        key = f"{key}/item{frame.item}"
+    return f"{key}/rank{frame.channel.rank}" if key and frame.channel is not None else key
 
 
 def _kept() -> Checkpoints:

@@ -19,13 +19,33 @@ from hetero.floor.errors import BadValueError
 from hetero.model.device import Device
 from hetero.model.notes import CheckpointKept, CollectiveDone, NestedRun, TaskNote
 
-__all__ = ["MOST_DEEP", "Frame", "current", "deeper", "enter", "where"]
+__all__ = ["KEPT_MARK", "MOST_DEEP", "Frame", "called_key", "current", "deeper", "enter", "kept_key", "where"]
 
 MOST_DEEP = 500
 """How deep tasks may be nested: each level takes some kilobytes of the thread's stack."""
 
 _FRAMES = 200
 """Calls of Python that each nested task may make beyond those of its parent."""
+
+
+KEPT_MARK = "!"
+"""In each part of a task's key between its number, which draws its seed, and what names its checkpoints."""
+
+
+def called_key(task_key: str) -> str:
+    """Return what of a task's key tells its number among the calls of its name.
+
+    Examples
+    --------
+    >>> called_key("night/f-2!f-12ab-1"), kept_key("night/f-2!f-12ab-1"), kept_key("unnamed-7/f-2")
+    ('night/f-2', 'night/f-12ab-1', 'unnamed-7/f-2')
+    """
+    return "/".join([part.partition(KEPT_MARK)[0] for part in task_key.split("/")])
+
+
+def kept_key(task_key: str) -> str:
+    """Return what of a task's key names its checkpoints."""
+    return "/".join([part.rpartition(KEPT_MARK)[2] for part in task_key.split("/")])
 
 
 @dataclass(slots=True)
@@ -37,7 +57,7 @@ class Frame:
     device : the device that runs it
     backend : the open back end of that device
     task, attempt : ids
-    task_key : names the task's checkpoints, '' for none
+    task_key : names the task's number and its checkpoints, '' for none
     channel : how to talk to the other members of a group task, None outside of one
     used_namespace : True once the task asked for the device's array namespace
     loops : where its resumable loops stand, None before the first
@@ -49,8 +69,10 @@ class Frame:
     state : what the worker keeps for its tasks, the same dict for all of them
     inside : runs a nested call in a frame of its own, None where no task can be nested
     path, root_key : of a nested task, how its ancestors came to submit it, and the key of the outermost of them
+    kept_path : the same path by what the calls compute
+    item : of a chunk of a map, which of its items runs, -1 outside of one
     depth : how many tasks it is nested in
-    children : how many tasks of each name it has submitted, None before the first
+    children : how many tasks of each name, and of each name and identity, it has submitted, None before the first
     profile : by what the attempt is to be profiled: 'torch' or ''
     """
 
@@ -71,19 +93,35 @@ class Frame:
     inside: Callable[[Frame, Any, Any, Any], Any] | None = None
     path: str = ""
     root_key: str = ""
+    kept_path: str = ""
+    item: int = -1
     depth: int = 0
     children: Counter[str] | None = None
     profile: str = ""
 
-    def child(self, name: str) -> Frame:
-        """Return the frame of a task that this one submits; its checkpoints lie beside those of the outermost task."""
+    def child(self, name: str, identity: str) -> Frame:
+        """Return the frame of a task that this one submits; its checkpoints lie beside those of the outermost task.
+
+        Parameters
+        ----------
+        name
+            Of the task.
+        identity
+            What it computes: its code and its arguments.
+        """
         if self.children is None:
             self.children = Counter()
+        same = f"{name}-{identity}"
         self.children[name] += 1
-        path = f"{self.path}/{name}-{self.children[name]}"
+        self.children[same] += 1
+        path, kept = f"{self.path}/{name}-{self.children[name]}", f"{self.kept_path}/{same}-{self.children[same]}"
+        if not self.depth and self.item >= 0:
+            kept = f"item{self.item}{kept}"
         root_key = self.root_key if self.depth else self.task_key
-        key = f"{root_key}/in-{hashlib.sha256(path.encode()).hexdigest()[:24]}" if root_key else ""
-        return replace(self.again(), task_key=key, path=path, root_key=root_key, depth=self.depth + 1)
+        key = f"{root_key}/in-{_short(path)}{KEPT_MARK}in-{_short(kept)}" if root_key else ""
+        child = replace(self.again(), task_key=key, path=path, root_key=root_key, depth=self.depth + 1, item=-1)
+        child.kept_path = kept
+        return child
 
     def again(self) -> Frame:
         """Return a frame like this one that nothing has happened in; what it notes is told with this attempt."""
@@ -95,6 +133,10 @@ class Frame:
         """Take over from a nested task what concerns the whole attempt."""
         self.used_namespace |= child.used_namespace
         self.throttled_cpu_s += child.throttled_cpu_s
+
+
+def _short(path: str) -> str:
+    return hashlib.sha256(path.encode()).hexdigest()[:24]
 
 
 _local = threading.local()

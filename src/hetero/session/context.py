@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from hetero.drive.frame import KEPT_MARK
 from hetero.engines.base import Call, ItemRef, NodeUsage
 from hetero.floor.errors import BadValueError, HeteroError, SerialisationError
 from hetero.model.device import HOST_NODE
@@ -25,6 +26,7 @@ from hetero.session.arguments import bind
 from hetero.session.asyncio_twins import AsyncTwins
 from hetero.session.callbacks import Callbacks
 from hetero.session.futures import Future
+from hetero.session.identity import call_identity, value_identity
 from hetero.session.profiling import Profiling
 from hetero.session.published import publish
 from hetero.session.requests import limited, refuse_coroutine
@@ -59,7 +61,7 @@ class Context(AsyncTwins):
     policy : name of a policy; 'auto' chooses
     isolation : 'process' or 'thread'
     memory_pool_size : of the memory that arrays travel through, as in '2GB'
-    name : of the run; checkpoints of an earlier run of the same name are found again
+    name : of the run; calls of the same code and arguments find their checkpoints of earlier runs of this name again
     trace : file that the trace is written to; in its name {pid} is the process id, {n} the number of the Context
     profile : 'torch' puts the operators that torch ran in each task into the trace; the times of such a run are not
         kept for others
@@ -183,6 +185,7 @@ class Context(AsyncTwins):
         if task.surroundings is not None:
             function = task.surroundings.of(function)
         future = Future(self, driver.new_id(), task.name)
+        identity = call_identity(task, args, kwargs) if self.name else ""
         if task.request.splittable:
             future.cut = (task, args, kwargs)
         if args or kwargs:
@@ -200,7 +203,7 @@ class Context(AsyncTwins):
         if self._leases is not None:
             request = self._leases.around(task.name, signature, request)
         item = future.item
-        task_key = self._checkpoint_key(task.name)
+        task_key = self._checkpoint_key(task.name, identity)
         if self.name:
             future.task_key = task_key
         call = Call(function, args, kwargs, refs, None, task_key, keep)
@@ -279,6 +282,8 @@ class Context(AsyncTwins):
         item = driver.put(value)
         future = Future(self, item, type(value).__name__, is_task=False)
         future.described = describe_value(value)
+        if self.name:
+            future.identity = value_identity(value)
         future.committed(lambda: driver.load(item))
         return future
 
@@ -486,10 +491,18 @@ class Context(AsyncTwins):
     def _reference(self, future: Future) -> Any:
         return ItemRef(future.item) if future.owner is self else future.result()
 
-    def _checkpoint_key(self, name: str) -> str:
+    def _checkpoint_key(self, name: str, identity: str) -> str:
+        """Return the key of one call: its number among those of its name and, in a named run, among equal calls."""
+        key = self._numbered(name, f"{self._run_key}/{_UNFIT.sub('_', name)[:80]}")
+        if not identity:
+            return key
+        kept = f"{_UNFIT.sub('_', name)[:60]}-{identity}"
+        return f"{key}{KEPT_MARK}{self._numbered(kept, kept)}"
+
+    def _numbered(self, name: str, words: str) -> str:
         entry = self._numbers.get(name)
         if entry is None:
-            entry = self._numbers[name] = (f"{self._run_key}/{_UNFIT.sub('_', name)[:80]}", itertools.count(1))
+            entry = self._numbers[name] = (words, itertools.count(1))
         return f"{entry[0]}-{next(entry[1])}"
 
     def _blame(self, error: SerialisationError, task: TaskFunction[..., Any], args: Any, kwargs: Any) -> NoReturn:

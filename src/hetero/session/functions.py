@@ -18,7 +18,7 @@ from typing import Any
 
 from hetero.engines.base import Function
 
-__all__ = ["Source", "source_of", "travels_by_name"]
+__all__ = ["Source", "source_of", "travels_by_name", "used_names"]
 
 _MISSING = object()
 _SIMPLE = (int, float, complex, str, bytes, bool, type(None))
@@ -99,7 +99,7 @@ class Source:
 
     def _renew(self) -> Function:
         captured = _Captured()
-        codes = [_identify(part, captured) for part in (self._of or self)._parts()]
+        codes = [_identify(part, captured) for part in self.parts()]
         mark = "[]" if self._of is not None else ""
         self.model_key = f"{codes[0] if len(codes) == 1 else _joined(codes)}{mark}"
         self._globals, self._cells = tuple(captured.globals), tuple(captured.cells)
@@ -108,7 +108,11 @@ class Source:
         self._current = Function(key, self.name, default, self.implementations)
         return self._current
 
-    def _parts(self) -> Iterator[Any]:
+    def parts(self) -> Iterator[Any]:
+        """Yield the codes that users wrote: the function, and its implementations by their words."""
+        if self._of is not None:
+            yield from self._of.parts()
+            return
         if self.callable is not None:
             yield self.callable
         for word in sorted(self.implementations):
@@ -142,7 +146,7 @@ class _Captured:
         elif isinstance(value, types.FunctionType):
             self.function(value)
         elif isinstance(vars(value).get("source") if hasattr(value, "__dict__") else None, Source):
-            self.tokens.extend(_identify(part, self) for part in vars(value)["source"]._parts())
+            self.tokens.extend(_identify(part, self) for part in vars(value)["source"].parts())
         elif isinstance(value, type | types.BuiltinFunctionType) and travels_by_name(value):
             self.tokens.append(f"{value.__module__}.{value.__qualname__}")
         else:
@@ -168,7 +172,7 @@ class _Captured:
     def takes(self, function: types.FunctionType) -> None:
         """Note the globals, closure values and defaults of a function."""
         names = function.__globals__
-        for name in sorted(_names(function.__code__)):
+        for name in sorted(used_names(function.__code__)):
             value = names.get(name, _MISSING)
             if value is _MISSING and hasattr(builtins, name):
                 continue
@@ -283,11 +287,12 @@ def _code_words(code: types.CodeType) -> Iterator[str]:
 
 
 @functools.lru_cache(maxsize=4096)
-def _names(code: types.CodeType) -> frozenset[str]:
+def used_names(code: types.CodeType) -> frozenset[str]:
+    """Return the names of the globals that a code reads, also in the functions that it makes."""
     names = {step.argval for step in dis.get_instructions(code) if step.opname in ("LOAD_GLOBAL", "LOAD_NAME")}
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
-            names |= _names(constant)
+            names |= used_names(constant)
     return frozenset(names)
 
 

@@ -77,6 +77,7 @@ class Future(concurrent.futures.Future[Any]):
     name : the function's name
     described : the value's part of a signature
     task_key : names the checkpoints that are dropped once the value is there, '' for none
+    identity : of a value that was put in a run with a name, the digest of its bytes, else ''
     spare_running : True where `cancel` leaves a task alone that runs, as `concurrent.futures` has it
     reworded : returns the exception to raise for one that the task failed with; told whether the value was there
     ended : called once, by whoever ends the future, before those that wait for it; must not wait
@@ -97,6 +98,7 @@ class Future(concurrent.futures.Future[Any]):
         self.task_id = item if is_task else None
         self.described = _UNKNOWN
         self.task_key = ""
+        self.identity = ""
         self.spare_running = False
         self.reworded: Callable[[BaseException, bool], BaseException] | None = None
         self.ended: Callable[[], object] | None = None

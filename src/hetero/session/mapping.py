@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from hetero.drive.frame import Frame, current
 from hetero.floor.clock import monotonic_s
 from hetero.floor.errors import BadValueError, TaskLostError
 from hetero.session.functions import Source
@@ -40,9 +41,19 @@ class ChunkRunner:
 
     def __call__(self, *columns: Sequence[Any]) -> tuple[float, list[Any]]:
         """Run the function over the columns' items."""
-        begin = monotonic_s()
-        results = list(map(self.function, *columns))
+        begin, frame = monotonic_s(), current()
+        if frame is not None and frame.depth == 0:
+            results = list(map(self.function, _marked(frame, columns[0]), *columns[1:]))
+        else:
+            results = list(map(self.function, *columns))
         return (monotonic_s() - begin) / max(1, len(results)), results
+
+
+def _marked(frame: Frame, items: Sequence[Any]) -> Iterator[Any]:
+    """Yield the items, and tell the task which of them runs: each has loops and checkpoints of its own."""
+    for frame.item, item in enumerate(items):
+        frame.loops = None
+        yield item
 
 
 def start_map(

@@ -18,6 +18,7 @@ from hetero.drive.frame import Frame, current
 from hetero.engines.base import Function, is_container, rebuild
 from hetero.floor.errors import BadValueError, NothingFitsError, SerialisationError
 from hetero.session.gathering import gather
+from hetero.session.identity import call_identity
 from hetero.session.tasks import TaskFunction, as_task
 
 if TYPE_CHECKING:
@@ -69,7 +70,8 @@ class TaskContext:
         future = NestedFuture()
         try:
             given, named = _taken(args), _taken(kwargs)
-            future.set_result(_tried(frame, code, given, named, task.request.retries))
+            identity = call_identity(task, given, named)
+            future.set_result(_tried(frame, code, identity, given, named, task.request.retries))
         except (Exception, SystemExit) as error:  # noqa: BLE001  handed on by result() and exception()
             future.set_exception(error)
         return future
@@ -169,9 +171,9 @@ def _refuse(frame: Frame, task: TaskFunction[..., Any]) -> None:
         )
 
 
-def _tried(frame: Frame, code: Function, args: Any, kwargs: Any, retries: int) -> Any:
+def _tried(frame: Frame, code: Function, identity: str, args: Any, kwargs: Any, retries: int) -> Any:
     assert frame.inside is not None
-    child = frame.child(code.name)
+    child = frame.child(code.name, identity)
     for _ in range(retries):
         try:
             return frame.inside(child.again(), code, args, kwargs)

@@ -233,10 +233,10 @@ class _Reader:
 
 
 _CLASS_OWN = frozenset(
-    "__dict__ __weakref__ __module__ __qualname__ __doc__ __firstlineno__ __static_attributes__ __abstractmethods__ "
-    "_abc_impl __annotations__ __annotate__ __annotate_func__ __annotations_cache__ __dataclass_fields__ "
-    "__dataclass_params__".split()
-)
+    ("__dict__", "__weakref__", "__module__", "__qualname__", "__doc__", "__firstlineno__", "__static_attributes__",
+     "__abstractmethods__", "_abc_impl", "__annotations__", "__annotate__", "__annotate_func__",
+     "__annotations_cache__", "__dataclass_fields__", "__dataclass_params__")
+)  # fmt: skip
 _DESCRIPTORS = (types.GetSetDescriptorType, types.MemberDescriptorType)
 
 _readers: dict[type, Callable[[_Reader, Any], None]] = {

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
 import random
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -21,9 +23,18 @@ from torch.utils.data import DataLoader, RandomSampler, TensorDataset  # noqa: E
 
 from hetero.train import checking  # noqa: E402
 from hetero.train.data import Samples, as_samples  # noqa: E402
-from hetero.train.honoured import changed_values, group_values, model_hooks, set_values  # noqa: E402
+from hetero.train.honoured import (  # noqa: E402
+    changed_values,
+    difference,
+    fingerprint,
+    group_values,
+    model_hooks,
+    seen,
+    set_values,
+)
 from hetero.train.losses import SummedLoss  # noqa: E402
 from hetero.train.replica import Parts, Replica  # noqa: E402
+from hetero.train.state import load_state, pack, renewed  # noqa: E402
 from hetero.train.values import Options  # noqa: E402
 from hetero.train.verifying import verify  # noqa: E402
 
@@ -130,6 +141,70 @@ LOSSES: dict[str, tuple[Any, Callable[[], Any]]] = {
     "a function that sums": (lambda o, t, reduction="sum": F.mse_loss(o, t, reduction=reduction), numbers),
     "a loss a sample": (lambda o, t: ((o - t) ** 2).sum(1), numbers),
 }
+
+
+@pytest.mark.parametrize("exact", ["sum", "bitwise"])
+def test_small_class_weights_count_to_the_last_digits_in_any_order(exact: str) -> None:
+    loss = nn.CrossEntropyLoss(weight=torch.tensor([0.1, 2.0, 3.0, 0.5], dtype=torch.float64) * 1e-7)
+    data, model = classes(), net()
+    parts = cloudpickle.dumps((model, loss, torch.optim.SGD(model.parameters(), lr=0.1)))
+    found = []
+    for shares in ((16,), (5, 11), (11, 5)):
+        replica = Replica(parts, Options(BATCH, exact=exact), "cpu", 0)
+        bounds = [0, *np.cumsum(shares)]
+        pairs = list(itertools.pairwise(bounds))
+        headers = [replica.compute(as_samples(data), range(a, b), BATCH).header for a, b in pairs]
+        summed, _ = replica.reduce(Group(0, 1), Parts(*(sum(column) for column in zip(*headers, strict=True))), [])
+        found.append((summed.weight, summed.loss))
+    weight = float(loss.weight[data[1][:BATCH]].sum())
+    value = float(loss(model(data[0][:BATCH]), data[1][:BATCH])) * weight
+    for one in found:
+        assert one == pytest.approx((weight, value), rel=1e-12)
+
+
+class Rows(torch.utils.data.Dataset):  # type: ignore[misc]
+    """Samples with two targets each."""
+
+    def __init__(self, pack: Callable[[Any, Any], Any]) -> None:
+        self.pack, (self.inputs, self.classes) = pack, classes()
+
+    def __len__(self) -> int:
+        return 48
+
+    def __getitem__(self, index: int) -> Any:
+        return self.inputs[index], self.pack(self.classes[index], self.inputs[index, :4])
+
+
+@pytest.mark.parametrize("table", [False, True])
+def test_several_targets_a_sample_are_counted_by_sample(table: bool) -> None:
+    one, two = ("c", "r") if table else (0, 1)
+
+    def loss(output: Any, target: Any) -> Any:
+        each = F.mse_loss(output, target[two], reduction="none").mean(1)
+        return F.cross_entropy(output, target[one], reduction="none") + each
+
+    dataset = Rows((lambda c, r: {"c": c, "r": r}) if table else (lambda c, r: (c, r)))
+    inputs, targets = classes()
+    whole = {one: targets[:BATCH], two: inputs[:BATCH, :4]}
+    model = net()
+    expected = plain(model, lambda o, _: loss(o, whole), adam(model), (inputs, targets), steps=1)
+    assert (
+        verify(cloudpickle.dumps((model, loss, None)), Options(BATCH), "cpu", as_samples(dataset), range(8), cut=True)
+        == ""
+    )
+    for split in SPLITS:
+        assert distance(in_parts(split, model, loss, adam(model), dataset, steps=1), expected) < 1e-12
+
+
+def test_a_mean_over_elements_of_a_function_with_reduction_is_exact() -> None:
+    def loss(output: Any, target: Any, reduction: str = "mean") -> Any:
+        return F.cross_entropy(output.reshape(-1, 2), target.flatten() % 2, reduction=reduction)
+
+    data, model = classes(2), net()
+    expected = plain(model, loss, adam(model), data)
+    assert tried(model, loss, data) == ""
+    for split in SPLITS:
+        assert distance(in_parts(split, model, loss, adam(model), data), expected) < 1e-12
 
 
 @pytest.mark.parametrize("name", LOSSES)
@@ -482,7 +557,8 @@ def test_an_optimizer_that_would_lose_something_or_needs_more_than_gradients_is_
     replaced = adam(model)
     replaced.step = lambda: None
     assert "a step that was replaced" in refused(model, replaced)
-    assert "cannot be kept" in refused(model, torch.optim.Adam(model.parameters(), lr=torch.tensor(0.1)))
+    assert "lr of the Adam is a tensor" in refused(model, torch.optim.Adam(model.parameters(), lr=torch.tensor(0.1)))
+    assert "AdamW(fused=True)" in refused(model, torch.optim.AdamW(model.parameters(), fused=True))
 
 
 def test_a_function_that_makes_an_optimizer_of_other_parameters_is_refused() -> None:
@@ -501,6 +577,115 @@ def test_a_scheduler_that_nothing_steps_is_refused() -> None:
     assert "nothing would step it in 5 epochs; step it every epoch" in refused(model, optimizer, epochs=5)
     checking.honoured(model, nn.CrossEntropyLoss(), optimizer, 5, stepped=True)
     checking.honoured(model, nn.CrossEntropyLoss(), optimizer, 1, stepped=False)
+
+
+def test_a_scheduler_that_leaves_no_trace_on_its_optimizer_is_refused_where_nothing_steps_it() -> None:
+    model = net()
+    optimizer, other = adam(model), adam(model)
+    scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer)
+    assert "nothing would step it in 3 epochs" in refused(model, optimizer, epochs=3)
+    checking.honoured(model, nn.CrossEntropyLoss(), optimizer, 3, stepped=True)
+    checking.honoured(model, nn.CrossEntropyLoss(), other, 3, stepped=False)
+    del scheduler
+
+
+def test_complex_parameters_are_refused_by_name() -> None:
+    model = nn.Linear(6, 4, dtype=torch.complex64)
+    assert refused(model).startswith("weight is complex, and gradients are summed as real numbers")
+
+
+def test_a_state_of_another_optimizer_is_refused_by_the_names_of_both() -> None:
+    model = net()
+    state = pack(model, torch.optim.SGD(model.parameters(), lr=0.1), [3])
+    for kind in (torch.optim.Adam, torch.optim.RMSprop):
+        with pytest.raises(HeteroError, match=f"kept of SGD, and this run has {kind.__name__}"):
+            load_state(state, model, kind(model.parameters()))
+    kept = pack(model, torch.optim.Adam(model.parameters()), [3])
+    with pytest.raises(HeteroError, match="kept of Adam, and this run has RMSprop"):
+        load_state(renewed(kept, model, adam), model, torch.optim.RMSprop(model.parameters()))
+    assert load_state(kept, model, torch.optim.Adam(model.parameters())) == [3]
+
+
+# --- what a program changes while training goes on -----------------------------------------------------------
+
+
+class Scaled(nn.Module):  # type: ignore[misc]
+    """A loss and a model with settings that are no tensors."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.beta, self.table = 0.0, {"a": [1.0, 2.0]}
+        self.part = nn.Sequential(nn.Linear(6, 4), nn.Dropout(0.5))
+        self.register_buffer("kept", torch.ones(2))
+
+
+CHANGES: dict[str, Callable[[Any], Any]] = {
+    "beta": lambda m: setattr(m, "beta", 0.5),
+    "table": lambda m: m.table["a"].__setitem__(1, 3.0),
+    "part.1.p": lambda m: setattr(m.part[1], "p", 0.1),
+    "kept, a buffer,": lambda m: m.kept.fill_(2.0),
+    "part.0.weight, a weight,": lambda m: m.part[0].weight.data.mul_(2.0),
+    "requires_grad of part.0.bias": lambda m: m.part[0].bias.requires_grad_(False),
+    "the training mode": lambda m: m.part[1].eval(),
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_what_changes_in_a_model_or_a_loss_during_a_fit_is_found_by_name(name: str) -> None:
+    model, loss = Scaled(), Scaled()
+    before = seen(model, loss)
+    assert difference(before, seen(model, loss)) == ""
+    model.eval()
+    assert difference(before, seen(model, loss)) == ""
+    model.train()
+    CHANGES[name](model)
+    assert difference(before, seen(model, loss)) == name
+    before = seen(model, loss)
+    CHANGES[name](loss)
+    assert "of the loss" in difference(before, seen(model, loss))
+
+
+def test_what_a_function_reads_is_a_part_of_it() -> None:
+    beta, table, notes = 0.0, {"gamma": 1.0}, [1]
+
+    class Own:
+        scale = 1.0
+
+        def __init__(self) -> None:
+            self.scale, self.history = 1.0, [0]
+
+        def loss(self, output: Any, target: Any) -> Any:
+            return output * target * self.scale
+
+    def loss(output: Any, target: Any) -> Any:
+        return output * beta + target * table["gamma"]
+
+    own = Own()
+    partial = functools.partial(loss, table)
+    known = [fingerprint(loss), fingerprint(own.loss), fingerprint(partial)]
+    notes.append(2)
+    own.history.append(1)
+    assert known == [fingerprint(loss), fingerprint(own.loss), fingerprint(partial)]
+    beta, table["gamma"], own.scale = 0.5, 1.0, 2.0
+    assert known[0] != fingerprint(loss)
+    assert known[1] != fingerprint(own.loss)
+    known = [fingerprint(loss)]
+    table["gamma"] = 3.0
+    assert known[0] != fingerprint(loss)
+
+
+def test_data_that_change_in_place_have_another_fingerprint() -> None:
+    rows, plain = torch.arange(12.0).reshape(3, 4), np.arange(12)
+    for data, change in (
+        ((rows, rows), lambda: rows.mul_(2)),
+        (DataLoader(TensorDataset(rows.t(), rows.t())), lambda: rows.data.add_(1)),
+        ([(rows, 1)], lambda: rows.copy_(rows.flip(0))),
+        ((plain, plain), lambda: plain.__setitem__(slice(0, 2), plain[1::-1].copy())),
+    ):
+        before = fingerprint(data)
+        assert before == fingerprint(data)
+        change()
+        assert before != fingerprint(data)
 
 
 def test_settings_that_changed_are_found_and_set() -> None:
@@ -568,6 +753,8 @@ class Chosen(RandomSampler):  # type: ignore[misc]
         ),
         ({"sampler": torch.utils.data.WeightedRandomSampler([1.0] * 10, 10)}, "weight the loss of each sample"),
         ({"shuffle": True, "generator": torch.Generator()}, "generator would not be used; leave it out .*seed="),
+        ({"sampler": torch.utils.data.SequentialSampler(range(4))}, r"is of 4 samples, its dataset has 10; .*Subset"),
+        ({"sampler": RandomSampler(range(4))}, "is of 4 samples, its dataset has 10"),
         ({"worker_init_fn": print}, "worker_init_fn would not be called"),
     ],
 )

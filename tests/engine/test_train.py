@@ -381,6 +381,35 @@ def test_weights_that_a_callback_changes_are_refused() -> None:
         trained(model, ONE, epochs=2, callbacks=[average])
 
 
+def test_a_loss_that_a_callback_changes_is_refused_and_data_changed_between_fits_are_seen() -> None:
+    class Annealed(nn.Module):  # type: ignore[misc]
+        beta = 0.0
+
+        def forward(self, output: Any, target: Any) -> Any:
+            return nn.functional.cross_entropy(output, target, reduction="none") + self.beta * output.pow(2).mean(1)
+
+    loss = Annealed()
+    with pytest.raises(BadValueError, match=r"a callback changed beta of the loss, .*change it between two calls"):
+        trained(net().double(), ONE, epochs=2, loss=loss, callbacks=[lambda _: setattr(loss, "beta", 0.5)])
+    model, (inputs, targets) = net().double(), data()
+    options: dict[str, Any] = {"global_batch": 32, "devices": OPEN[ONE], "shuffle": False}
+    expected = copy.deepcopy(model)
+    with hetero.Trainer(
+        model, nn.CrossEntropyLoss(), adam(model.parameters()), (inputs, targets), **options
+    ) as trainer:
+        trainer.fit(1)
+        inputs *= 0.5
+        trainer.fit(1)
+    found, optimizer = inputs * 2.0, adam(expected.parameters())
+    for epoch in (found, inputs):
+        for begin in range(0, 96, 32):
+            optimizer.zero_grad()
+            rows = (torch.from_numpy(part[begin : begin + 32]) for part in (epoch, targets))
+            nn.CrossEntropyLoss()(expected(next(rows)), next(rows)).backward()
+            optimizer.step()
+    assert distance(model, expected) < 1e-12
+
+
 def test_other_parameters_for_a_function_that_made_the_optimizer_are_refused() -> None:
     model = net().double()
     with hetero.Trainer(model, nn.CrossEntropyLoss(), adam, data(), global_batch=32, devices=OPEN[ONE]) as trainer:

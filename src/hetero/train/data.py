@@ -278,6 +278,12 @@ def _of_loader(loader: Any, what: str) -> Samples:
             f"{what}: the loader's {kind.__name__} chooses samples itself",
             remedy=_SAMPLERS.get(kind.__name__, "give its dataset, and let the Trainer choose the order"),
         )
+    base = getattr(loader.sampler, "data_source", loader.dataset)
+    if len(base) != len(loader.dataset):
+        raise BadValueError(
+            f"{what}: the loader's {kind.__name__} is of {len(base)} samples, its dataset has {len(loader.dataset)}",
+            remedy="give torch.utils.data.Subset(dataset, indices), and let the loader make its sampler",
+        )
     if loader.generator is not None or getattr(loader.sampler, "generator", None) is not None:
         raise BadValueError(
             f"{what}: the loader's generator would not be used", remedy="leave it out and give the Trainer seed="

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from statistics import median
 from typing import Any
 
@@ -21,11 +22,13 @@ from hetero.train.buckets import Bucket
 from hetero.train.compression import HALVES, Exchange, make_exchange, settle, starting
 from hetero.train.values import Options, TrainingError
 
-__all__ = ["BitwiseGradients", "Gradients"]
+__all__ = ["FINEST", "BitwiseGradients", "Gradients"]
 
 _BITS = 40
 _LIMIT = 2.0**54
-_HEADER_UNIT = 2.0**20
+_HEADER_UNIT = 2**20
+FINEST = 2**72
+"""Parts of one that a number is counted in where its sums are to be the same bits in any order."""
 _TRIES = 10
 _CARRIERS = (torch.float32, torch.float64)
 
@@ -314,6 +317,10 @@ class BitwiseGradients(Gradients):
         self.overflowed = False
 
     @property
+    def _extra(self) -> int:
+        return 2 * self._header + len(self.parameters)
+
+    @property
     def nbytes(self) -> int:
         """Bytes that a member sends and receives a step, before the algorithm's own factor."""
         return int(self._total.nbytes)
@@ -339,13 +346,17 @@ class BitwiseGradients(Gradients):
     def reduce(self, group: Group, header: Sequence[float]) -> list[float]:
         """Add up over the group; gives the summed header."""
         begin = len(self._total) - self._extra
-        numbers = [*(_whole(value * _HEADER_UNIT) for value in header), *map(int, self._used)]
+        numbers = [*(part for value in header for part in _in_two(value)), *map(int, self._used)]
         self._total[begin:] = torch.tensor(numbers, dtype=torch.int64)
         group.all_reduce(self._total)
         total = self._total[begin:].tolist()
         self._to_real()
-        self._give_back(total[self._header :])
-        return [value / _HEADER_UNIT for value in total[: self._header]]
+        own = 2 * self._header
+        self._give_back(total[own:])
+        return [
+            float(Fraction(high, _HEADER_UNIT) + Fraction(low, FINEST))
+            for high, low in zip(total[:own:2], total[1:own:2], strict=True)
+        ]
 
     def _to_real(self) -> None:
         place = 0
@@ -359,5 +370,9 @@ class BitwiseGradients(Gradients):
                 self.exponents[index] = math.frexp(largest)[1]
 
 
-def _whole(value: float) -> int:
-    return round(value) if math.isfinite(value) else 0
+def _in_two(value: float) -> tuple[int, int]:
+    """Return a number as multiples of 2⁻²⁰ and of 2⁻⁷²; integers of 64 bits hold the sums of either."""
+    if not math.isfinite(value):
+        return 0, 0
+    high = round(value * _HEADER_UNIT)
+    return high, round((Fraction(value) - Fraction(high, _HEADER_UNIT)) * FINEST)

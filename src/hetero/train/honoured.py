@@ -6,12 +6,18 @@ It must not compute a step: `verifying` does that.
 
 from __future__ import annotations
 
+import functools
+import gc
 import inspect
 import json
+import threading
+import types
+import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import torch
 from torch.nn.modules import module as torch_module
 from torch.nn.utils import parametrize
@@ -26,11 +32,15 @@ __all__ = [
     "check_model",
     "check_optimizer",
     "check_parameters",
+    "difference",
+    "dtype_held",
+    "fingerprint",
     "group_values",
     "has_scheduler",
     "in_process",
     "model_hooks",
     "process_settings",
+    "seen",
     "set_values",
 ]
 
@@ -54,6 +64,14 @@ _GLOBAL_HOOKS = {
 _MODULE_HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
 _LIBRARIES = ("torch.", "peft.", "hetero.")
 _MAKER = "give a function that makes the optimizer from parameters and registers its hooks: it runs beside each device"
+_dtype_lock = threading.RLock()
+_DTYPE_WAIT_S = 60.0
+_MODULE_OWN = frozenset({"_parameters", "_buffers", "_modules", "training", "_is_full_backward_hook", "_version"})
+_MOST_DEEP = 6
+_MOST_ENTRIES = 10_000
+_MOST_MET = 200_000
+_MOST_HELD_BYTES = 4 << 20
+_MOST_READ_BYTES = 256 << 20
 _REDUCTIONS = ("none", "mean", "sum", "batchmean")
 
 
@@ -81,9 +99,21 @@ def check_optimizer(optimizer: Any) -> None:
     for attribute, name in _OPTIMIZER_HOOKS.items():
         if getattr(optimizer, attribute, None):
             raise BadValueError(f"a hook of the {kind} ({name}) would not travel with it", remedy=_MAKER)
+    fused = [group for group in optimizer.param_groups if group.get("fused")]
+    if fused:
+        raise BadValueError(
+            f"{kind}(fused=True) keeps its state in a way of its own, which is not supported",
+            remedy="give fused=False: the result is the same",
+        )
     lost = _lost(optimizer)
     if lost:
         raise BadValueError(f"the {kind} has {', '.join(lost)}, which would not travel with it", remedy=_MAKER)
+    tensors = [name for group in group_values(optimizer) for name, one in group.items() if torch.is_tensor(one)]
+    if tensors:
+        raise BadValueError(
+            f"{tensors[0]} of the {kind} is a tensor, and settings of parameter groups travel as plain numbers",
+            remedy=f"give a float, as in {tensors[0]}=0.01",
+        )
     try:
         json.dumps(group_values(optimizer))
     except (TypeError, ValueError) as error:
@@ -109,12 +139,19 @@ def _lost(optimizer: Any) -> list[str]:
         return []
     attributes = vars(optimizer)
     lost = sorted(set(attributes) - _OPTIMIZER_OWN)
-    replaced = "step" in attributes and not has_scheduler(optimizer)
+    replaced = "step" in attributes and not _is_wrapped(optimizer)
     return [*lost, *(["a step that was replaced"] if replaced else [])]
 
 
 def has_scheduler(optimizer: Any) -> bool:
-    """Tell whether a learning-rate scheduler of torch's holds an optimizer."""
+    """Tell whether a learning-rate scheduler of torch's holds an optimizer: some leave no trace on it."""
+    kind = torch.optim.lr_scheduler.LRScheduler
+    return _is_wrapped(optimizer) or any(
+        issubclass(type(one), kind) and getattr(one, "optimizer", None) is optimizer for one in gc.get_objects()
+    )
+
+
+def _is_wrapped(optimizer: Any) -> bool:
     return hasattr(getattr(optimizer, "step", None), "_wrapped_by_lr_sched")
 
 
@@ -197,12 +234,25 @@ def in_process(given: Mapping[str, Any]) -> Iterator[None]:
     if not given:
         yield
         return
-    before = process_settings()
-    _set_process(given)
+    with dtype_held():
+        before = process_settings()
+        _set_process(given)
     try:
         yield
     finally:
-        _set_process(before)
+        with dtype_held():
+            _set_process(before)
+
+
+@contextmanager
+def dtype_held() -> Iterator[None]:
+    """Keep the other threads of this process from switching torch's default dtype, which is one for all of them."""
+    came = _dtype_lock.acquire(timeout=_DTYPE_WAIT_S)
+    try:
+        yield
+    finally:
+        if came:
+            _dtype_lock.release()
 
 
 def _set_process(given: Mapping[str, Any]) -> None:
@@ -221,12 +271,17 @@ def check_parameters(model: Any, optimizer: Any) -> None:
     Raises
     ------
     BadValueError
-        One has a hook, is not made yet, shares its memory with another, or is none of the model's.
+        One has a hook, is complex, is not made yet, shares its memory with another, or is none of the model's.
     """
     places: dict[int, str] = {}
     for name, parameter in model.named_parameters():
         if torch.nn.parameter.is_lazy(parameter):
             raise BadValueError(f"{name} has no shape yet", remedy="call the model once on a batch before training")
+        if parameter.is_complex():
+            raise BadValueError(
+                f"{name} is complex, and gradients are summed as real numbers",
+                remedy="keep its two parts in a real Parameter, and use torch.view_as_complex in forward",
+            )
         if parameter._backward_hooks or getattr(parameter, "_post_accumulate_grad_hooks", None):
             raise BadValueError(
                 f"{name} has a hook on its gradient, which would see a part of the batch, or nothing",
@@ -320,3 +375,138 @@ def check_loss(loss: Any) -> None:
         raise BadValueError(
             f"reduction={reduction!r} of the loss {kind} is not known", remedy=f"give one of {', '.join(_REDUCTIONS)}"
         )
+
+
+# --- what a program changes while nobody looks ----------------------------------------------------------------
+
+
+def seen(model: Any, loss: Any) -> dict[str, Any]:
+    """Return what the devices were sent of a model and a loss, by name, to compare with `difference`."""
+    found: dict[str, Any] = {}
+    for what, whole in (("", model), ("of the loss", loss)):
+        if not isinstance(whole, torch.nn.Module):
+            found[f"something {what} that it uses".strip()] = fingerprint(whole)
+            continue
+        for name, module in whole.named_modules():
+            of = f" {what}" if what else ""
+            dot = f"{name}." if name else ""
+            for key, tensor in module._parameters.items():
+                found[f"{dot}{key}{of}, a weight,"] = _held(tensor)
+                found[f"requires_grad of {dot}{key}{of}"] = tensor is not None and tensor.requires_grad
+            for key, tensor in module._buffers.items():
+                found[f"{dot}{key}{of}, a buffer,"] = _held(tensor)
+            for key, value in vars(module).items():
+                if key not in _MODULE_OWN and not key.endswith("_hooks"):
+                    found[f"{dot}{key}{of}"] = fingerprint(value)
+        modes = {name: module.training for name, module in whole.named_modules()}
+        found[f"the training mode {what}".strip()] = modes if len({*modes.values()}) > 1 else None
+    return found
+
+
+def difference(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
+    """Name the first thing that `seen` found otherwise before, '' where all is the same."""
+    names = dict.fromkeys([*before, *after])
+    modes = {name for name in names if name.startswith("the training mode") and after.get(name) is None}
+    return next((name for name in names if name not in modes and before.get(name) != after.get(name)), "")
+
+
+def _held(tensor: Any) -> Any:
+    """Return the version of a tensor, and of small ones a checksum: writing through `.data` leaves the version."""
+    if tensor is None:
+        return None
+    small = tensor.device.type == "cpu" and tensor.nbytes <= _MOST_HELD_BYTES
+    return _version(tensor), _content(tensor) if small else 0
+
+
+def _version(tensor: Any) -> Any:
+    return tensor.data_ptr(), tensor._version, tuple(tensor.shape)
+
+
+def fingerprint(value: Any) -> Any:
+    """Return something small that differs when a value was changed in place: of tables, objects and arrays in them.
+
+    Notes
+    -----
+    Of arrays of more than 256 MiB only some parts are read; lists of more than 10,000 entries count by their length,
+    and a function by what it closes over and the plain values that it reads of its module.
+
+    Examples
+    --------
+    >>> table = {"beta": [0.1, 0.2]}
+    >>> before = fingerprint(table)
+    >>> table["beta"][0] = 0.5
+    >>> before == fingerprint(table)
+    False
+    """
+    return _print(value, 0, set())
+
+
+def _print(value: Any, depth: int, met: set[int]) -> Any:
+    if value is None or isinstance(value, bool | int | float | complex | str | bytes):
+        return type(value).__name__, repr(value)
+    if depth > _MOST_DEEP or id(value) in met or len(met) > _MOST_MET:
+        return id(value)
+    met.add(id(value))
+    if torch.is_tensor(value):
+        return (*_version(value), _content(value)) if value.device.type == "cpu" else _version(value)
+    if isinstance(value, np.ndarray):
+        return value.shape, value.dtype.str, _content(value)
+    if isinstance(value, type | types.ModuleType):
+        return id(value)
+    if isinstance(value, dict | list | tuple | set | frozenset):
+        return type(value).__name__, _entries(value, depth, met)
+    if isinstance(value, types.FunctionType | types.MethodType):
+        return id(getattr(value, "__func__", value)), _of_function(value, depth, met)
+    inside = [getattr(value, name, None) for name in ("__dict__", "func", "args", "keywords")]
+    inside = inside if isinstance(value, functools.partial) else inside[:1]
+    return id(value), tuple(
+        _entries(one, depth, met) if isinstance(one, dict) else _print(one, depth + 1, met) for one in inside
+    )
+
+
+def _entries(value: Any, depth: int, met: set[int]) -> Any:
+    if len(value) > _MOST_ENTRIES:
+        return id(value), len(value)
+    if isinstance(value, dict):
+        return tuple((str(name), _print(entry, depth + 1, met)) for name, entry in value.items())
+    found = [_print(entry, depth + 1, met) for entry in value]
+    return tuple(sorted(found, key=repr) if isinstance(value, set | frozenset) else found)
+
+
+def _of_function(function: Any, depth: int, met: set[int]) -> Any:
+    """Return the fingerprints of what a function reads: of the object of a method, the attributes that it names."""
+    plain = getattr(function, "__func__", function)
+    if not isinstance(plain, types.FunctionType):
+        return ()
+    names = plain.__code__.co_names
+    owner = vars(function.__self__) if plain is not function and hasattr(function.__self__, "__dict__") else {}
+    reads = [owner[name] for name in names if name in owner]
+    reads += [plain.__globals__[name] for name in names if name in plain.__globals__]
+    for cell in plain.__closure__ or ():
+        try:
+            reads.append(cell.cell_contents)
+        except ValueError:  # it is empty yet
+            continue
+    return tuple(_print(one, depth + 1, met) for one in [*reads, plain.__defaults__, plain.__kwdefaults__])
+
+
+def _content(array: Any) -> int:
+    """Return a checksum of an array's numbers."""
+    if torch.is_tensor(array):
+        if array.layout != torch.strided or array.numel() == 0:
+            return 0
+        try:
+            array = array.detach().contiguous().reshape(-1).view(torch.uint8).numpy()
+        except (RuntimeError, TypeError):  # it is of a kind of its own
+            return 0
+    if array.dtype.hasobject:
+        return id(array)
+    flat = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+    if flat.nbytes <= _MOST_READ_BYTES:
+        return zlib.crc32(flat.data)
+    parts, each = 64, _MOST_READ_BYTES // 64
+    checksum = 0
+    for number in range(parts):
+        begin = (flat.nbytes - each) * number // (parts - 1)
+        checksum = zlib.crc32(flat[begin : begin + each].data, checksum)
+    return checksum

@@ -52,6 +52,7 @@ class SummedLoss:
         self._by_class = _is_by_class(loss)
         self.source = loss
         reduction, self.unreduced = _unreduced(loss)
+        self._reduces = self.unreduced is not loss
         self._by_sample = reduction == "batchmean"
         self.divides = reduction != "sum"
 
@@ -73,7 +74,9 @@ class SummedLoss:
     def each(self, output: Any, target: Any) -> Any:
         """Give the losses one by one; raises BadValueError as `sums` does."""
         losses = self.unreduced(output, target)
-        samples = len(target)
+        samples = _samples(target)
+        if torch.is_tensor(losses) and losses.dim() and self._reduces:
+            return losses
         if not torch.is_tensor(losses) or losses.dim() == 0 or losses.shape[0] != samples:
             shape = tuple(losses.shape) if torch.is_tensor(losses) else type(losses).__name__
             raise BadValueError(
@@ -84,7 +87,7 @@ class SummedLoss:
 
     def _weight(self, losses: Any, target: Any) -> Any:
         if self._by_sample:
-            return float(len(target))
+            return float(_samples(target))
         if not self._by_class or target.is_floating_point():
             return float(losses.numel())
         options = _class_options(self.source)
@@ -93,6 +96,15 @@ class SummedLoss:
         if weight is None:
             return counted.sum()
         return weight.to(losses.device)[target.masked_fill(~counted, 0)].masked_select(counted).sum()
+
+
+def _samples(target: Any) -> int:
+    """Count the samples of targets: a tensor's rows, or those of the first tensor in a tuple or table."""
+    if torch.is_tensor(target):
+        return len(target) if target.dim() else 0
+    parts = target.values() if isinstance(target, dict) else target if isinstance(target, tuple | list) else ()
+    counts = (_samples(part) for part in parts if isinstance(part, torch.Tensor | tuple | list | dict))
+    return next((count for count in counts if count), 0) or (len(target) if hasattr(target, "__len__") else 0)
 
 
 def _is_by_class(loss: Any) -> bool:

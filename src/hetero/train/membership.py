@@ -236,7 +236,7 @@ class Membership:
         row = torch.zeros(max(1, self.replica.gradients.nbytes // 4), dtype=torch.float32)
         best_s = float("inf")
         for _ in range(4):
-            self.group.all_reduce(torch.zeros(1))
+            self.group.all_reduce(torch.zeros(1, dtype=torch.float32))
             begun_s = clock.monotonic_s()
             self.group.all_reduce(row)
             best_s = min(best_s, clock.monotonic_s() - begun_s)

@@ -10,6 +10,7 @@ import gc
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Any
 
 import cloudpickle
@@ -20,7 +21,7 @@ from hetero.comm.group import Group
 from hetero.floor.errors import BadValueError, HeteroError, OutOfDeviceMemoryError
 from hetero.train.data import Batches, Samples
 from hetero.train.drawing import Drawing, refuse_unkeyed
-from hetero.train.gradients import BitwiseGradients, Gradients
+from hetero.train.gradients import FINEST, BitwiseGradients, Gradients
 from hetero.train.honoured import check_closure, check_parameters, set_values
 from hetero.train.keyed import KeyedRandom
 from hetero.train.layout import Layout
@@ -46,7 +47,6 @@ __all__ = [
 HEADER = 6
 """Numbers that ride with the gradients before the seconds of each rank: see `Parts.header`."""
 
-_QUANTUM = 2.0**20
 _FIRST_SCALE = 2.0**16
 _GROWS_AFTER = 2000
 HALF = {"bf16": torch.bfloat16, "fp16": torch.float16}
@@ -104,7 +104,7 @@ class Judge:
                 output = call_model(self.model, inputs)
                 total, weight, _ = self.loss.sums(output, targets)
                 right, classes = count_right(output, targets)
-                one = Parts(len(piece), _rounded(float(weight)), _rounded(float(total)), right, classes)
+                one = Parts(len(piece), float(weight), float(total), right, classes)
                 done = Parts(*(a + b for a, b in zip(done.header, one.header, strict=True)))
         return done
 
@@ -234,15 +234,21 @@ class Replica(Judge):
             output, (total, weight, _) = forward(lambda: self._forward(inputs, targets))
             (total * (self.scale / batch)).backward()
         done.samples += len(ids)
-        done.weight += _rounded(float(weight))
+        done.weight += self._counted(float(weight))
         loss = float(total.detach())
         if loss - loss != 0.0:
             done.bad += 1
             loss = 0.0
-        done.loss += _rounded(loss)
+        done.loss += self._counted(loss)
         right, classes = count_right(output.detach() if torch.is_tensor(output) else output, targets)
         done.right += right
         done.classes += classes
+
+    def _counted(self, value: float) -> Any:
+        """Return a number to add up: as a multiple of 2⁻⁷² where sums in any order are to be the same bits."""
+        if self.options.exact != "bitwise" or value - value != 0.0:
+            return value
+        return Fraction(round(Fraction(value) * FINEST), FINEST)
 
     def _forward(self, inputs: Any, targets: Any) -> tuple[Any, tuple[Any, Any, Any]]:
         with self._precision():
@@ -302,7 +308,8 @@ class Replica(Judge):
             inputs, targets = self._load(samples.batch(piece, self.options.seed, self.step))
             with self._drawing.over(self.step, piece), torch.no_grad():
                 each = self._forward(inputs, targets)[1][2]
-            wrong = ~torch.isfinite(each.reshape(len(piece), -1)).all(1)
+            bad = ~torch.isfinite(each)
+            wrong = bad.reshape(len(piece), -1).any(1) if not bad.numel() % len(piece) else bad.any().expand(len(piece))
             found += [sample for sample, bad in zip(piece, wrong.tolist(), strict=True) if bad]
         return found
 
@@ -327,11 +334,6 @@ class Replica(Judge):
         self.step, self._good_steps = int(step), int(good_steps)
         if isinstance(self.gradients, BitwiseGradients):
             self.gradients.exponents = [int(exponent) for exponent in exponents]
-
-
-def _rounded(value: float) -> float:
-    """Round to a multiple of 2⁻²⁰, so that sums in any order are the same bits."""
-    return round(value * _QUANTUM) / _QUANTUM if value - value == 0.0 else value
 
 
 def call_model(model: Any, inputs: Any) -> Any:

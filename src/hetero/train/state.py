@@ -46,7 +46,7 @@ def pack(model: Any, optimizer: Any, numbers: Sequence[float]) -> bytes:
                 plain.setdefault(str(index), {})[name] = value
     facts = {
         **{"numbers": list(numbers), "groups": kept["param_groups"], "plain": plain},
-        "frozen": frozen_word(model),
+        **{"frozen": frozen_word(model), "optimizer": getattr(optimizer, "kind", type(optimizer).__name__)},
     }
     try:
         text = json.dumps(facts)
@@ -78,8 +78,9 @@ def in_one_order(data: bytes) -> bytes:
 class _Settled:
     """An optimizer of which only the state is there."""
 
-    def __init__(self, kept: dict[str, Any]) -> None:
+    def __init__(self, kept: dict[str, Any], kind: str) -> None:
         self._kept = kept
+        self.kind = kind
 
     def state_dict(self) -> dict[str, Any]:
         """Return that state."""
@@ -89,7 +90,11 @@ class _Settled:
 def renewed(data: bytes, model: Any, optimizer: Any) -> bytes:
     """Write a state anew with the model as it is now, and the optimizer where it is one; its numbers stay."""
     _, kept, numbers = unpack(data)
-    return pack(model, optimizer if hasattr(optimizer, "state_dict") else _Settled(kept), numbers)
+    return pack(
+        model,
+        optimizer if hasattr(optimizer, "state_dict") else _Settled(kept, _facts(data).get("optimizer", "")),
+        numbers,
+    )
 
 
 def _facts(data: bytes) -> dict[str, Any]:
@@ -148,9 +153,10 @@ def load_state(data: bytes, model: Any, optimizer: Any, place: Any = "cpu") -> l
     Raises
     ------
     HeteroError
-        The state is of another model.
+        The state is of another model or optimizer.
     """
     weights, kept, numbers = unpack(data, place)
+    _check_optimizer(_facts(data).get("optimizer", ""), kept, optimizer)
     try:
         load_kept(model, weights, _facts(data).get("frozen", ""))
         if hasattr(optimizer, "load_state_dict"):
@@ -159,3 +165,15 @@ def load_state(data: bytes, model: Any, optimizer: Any, place: Any = "cpu") -> l
         said = " ".join(str(error).split())[:300]
         raise HeteroError(f"the state is of another model: {said}", remedy="give the model that was trained") from error
     return numbers
+
+
+def _check_optimizer(kind: str, kept: dict[str, Any], optimizer: Any) -> None:
+    """Refuse the state of an optimizer that lacks settings which this one needs."""
+    mine = type(optimizer).__name__
+    needed = set(getattr(optimizer, "defaults", ()))
+    lacks = [sorted(needed - set(group)) for group in kept["param_groups"] if needed - set(group)]
+    if lacks and kind != mine:
+        raise HeteroError(
+            f"the state was kept of {kind or 'another optimizer'}, and this run has {mine}: there is no {lacks[0][0]}",
+            remedy=f"give the optimizer that was used, or another folder to begin anew with {mine}",
+        )

@@ -27,7 +27,7 @@ from hetero.train.adapters import has_adapters
 from hetero.train.admission import Admission
 from hetero.train.checkpoints import TrainingCheckpoints, run_facts
 from hetero.train.data import Samples, as_array, as_samples, prepared
-from hetero.train.honoured import group_values, model_hooks, process_settings
+from hetero.train.honoured import difference, fingerprint, group_values, model_hooks, process_settings, seen
 from hetero.train.job import Job
 from hetero.train.lead import Lead
 from hetero.train.listening import Heard, Listener
@@ -146,7 +146,9 @@ class Trainer:
     ) -> None:
         checking.parts(model, optimizer)
         chosen = settings.seed() if seed is None else seed
+        self._given = (data, augment, readers)
         self.data = prepared(as_samples(data), augment, readers)
+        self._data_seen = fingerprint(data)
         in_turn = self.data.draw.shuffle if shuffle is None else shuffle
         words = (shares, precision, exact, accumulate, micro_batch, on_nan, chosen, in_turn)
         if layout == "auto" and torch.are_deterministic_algorithms_enabled():
@@ -173,7 +175,7 @@ class Trainer:
         self._ctx: Context | None = devices if self._lent else None  # type: ignore[assignment]
         self._fitting = Fitting(model, loss, optimizer, self.data, self.options)
         self._kept: Any = None
-        self._seen: Any = None
+        self._seen: dict[str, Any] = {}
         self._trained: tuple[str, ...] = ()
         self._state: bytes | None = None
         self._step = 0
@@ -301,8 +303,9 @@ class Trainer:
             return []
         checking.honoured(self.model, self.loss, self.optimizer, epochs, stepped=bool(self.callbacks or listener))
         self._note_hooks()
+        self._look_at_data()
         told = Recorded(self.context.driver, listener or Listener())
-        heard = Heard(self.notes, [self._opened, *self.callbacks, self._refuse_changed_weights], told)
+        heard = Heard(self.notes, [self._opened, *self.callbacks, self._refuse_changed], told)
         state = self._run(steps, None if test is None else as_samples(test, "test"), heard)
         self._adopt(state)
         self._totals = None
@@ -408,6 +411,7 @@ class Trainer:
         return TrainingCheckpoints(self._checkpoint, self._keep) if self._checkpoint else None
 
     def _parts(self) -> bytes:
+        self._seen = seen(self.model, self.loss)
         parts: bytes = cloudpickle.dumps((self.model, self.loss, self.optimizer))
         return parts
 
@@ -438,17 +442,32 @@ class Trainer:
             self.notes.append(text)
 
     def _opened(self, _: EpochReport) -> None:
-        """Remember the weights as callbacks find them; tell schedulers that the optimizer has made its steps."""
-        self._seen = _versions(self.model)
+        """Tell schedulers that the optimizer has made its steps."""
         if hasattr(self.optimizer, "param_groups"):
             self.optimizer._opt_called = True
 
-    def _refuse_changed_weights(self, _: EpochReport) -> None:
-        if self._seen != _versions(self.model):
+    def _refuse_changed(self, _: EpochReport) -> None:
+        changed = difference(self._seen, seen(self.model, self.loss))
+        if changed:
+            what = "the model's weights" if changed.endswith(", a weight,") else changed
             raise BadValueError(
-                "a callback changed the model's weights, which the devices would not see",
-                remedy="change them between two calls: fit(1) in a loop",
+                f"a callback changed {what.rstrip(',')}, which the devices would not see",
+                remedy="change it between two calls: fit(1) in a loop",
             )
+
+    def _look_at_data(self) -> None:
+        """Have the data travel again where the program has changed them in place."""
+        found = fingerprint(self._given[0])
+        if found == self._data_seen:
+            return
+        given, augment, readers = self._given
+        data = prepared(as_samples(given), augment, readers)
+        if len(data) != len(self.data) or data.draw != self.data.draw:
+            raise BadValueError(
+                f"the data have {len(data)} samples, and had {len(self.data)} when the Trainer was made",
+                remedy="make another Trainer for other data",
+            )
+        self.data, self._data_seen, self._kept = data, found, None
 
     def _adopt(self, state: bytes) -> None:
         numbers = load_state(state, self.model, self.optimizer)
@@ -457,7 +476,3 @@ class Trainer:
             self.optimizer._opt_called = True
         self._state = state
         self._step = int(numbers[0])
-
-
-def _versions(model: Any) -> list[tuple[int, int]]:
-    return [(parameter.data_ptr(), parameter._version) for parameter in model.parameters()]

@@ -20,6 +20,7 @@ from hetero.backends.torch import is_out_of_memory
 from hetero.floor.errors import BadValueError, HeteroError
 from hetero.train.data import Batches
 from hetero.train.drawing import Drawing
+from hetero.train.honoured import dtype_held
 from hetero.train.keyed import KeyedRandom
 from hetero.train.replica import Judge, call_model, training_modes
 from hetero.train.values import Options
@@ -57,6 +58,11 @@ def verify(parts: bytes, options: Options, place: str, samples: Batches, ids: Se
     A batch is the sum of its samples where the sum of the losses and its gradients are those over one part of it
     plus those over the rest. A model that fails here is left to fail where it trains, with its own error.
     """
+    with dtype_held():
+        return _verified(parts, options, place, samples, ids, cut=cut)
+
+
+def _verified(parts: bytes, options: Options, place: str, samples: Batches, ids: Sequence[int], *, cut: bool) -> str:
     usual = torch.get_default_dtype()
     for double in (True, False):
         torch.set_default_dtype(torch.float64 if double else usual)

@@ -15,6 +15,7 @@ from hetero.batch.functions import prepared
 from hetero.batch.precision import Wish
 from hetero.errors import BadValueError
 from hetero.model.tasks import Near
+from hetero.session.arguments import bind
 from hetero.session.tasks import as_task
 
 
@@ -188,3 +189,26 @@ def test_plain_callables_around_coroutines_are_tasks() -> None:
     for callable_ in (around, partial(f, 1), Awaited, len):
         assert as_task(callable_).source.callable is callable_
     assert hetero.task(around)(3) == 3
+
+
+@pytest.mark.parametrize("none", [0, 0.0, "0s"])
+def test_a_timeout_of_nothing_is_refused_and_none_unsets_it(none: Any) -> None:
+    with pytest.raises(BadValueError, match=r"timeout=.* would end each call at once.*None for no limit"):
+        hetero.task(timeout=none)
+    assert hetero.task(timeout=None, seed=None)(abs).request.timeout_s == 0.0
+
+
+@pytest.mark.parametrize("option", ["on", "not_on"])
+def test_an_index_with_leading_zeros_is_refused(option: str) -> None:
+    with pytest.raises(BadValueError, match="without leading zeros"):
+        hetero.task(**{option: "cpu:01"})
+
+
+def test_a_coroutine_as_an_argument_is_told_to_be_awaited() -> None:
+    async def late() -> int:
+        return 1
+
+    given = late()
+    with pytest.raises(BadValueError, match=r"is a coroutine.*await it first"):
+        bind("f", (given,), {}, lambda future: future)
+    given.close()

@@ -100,6 +100,11 @@ class _Binder:
             return self._reference(value)
         if is_container(kind):
             return self._container(value, place)
+        if kind is types.CoroutineType:
+            raise BadValueError(
+                f"{place} of {self.name} is a coroutine, which nobody has awaited",
+                remedy="await it first, and give its result",
+            )
         if kind in _REFUSED:
             raise BadValueError(
                 f"{place} of {self.name} is a {kind.__name__}, which can be read only once and here only",

@@ -6,6 +6,7 @@ It must not know a fleet: whether a device can meet the request is asked at subm
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import lru_cache, partial
@@ -84,6 +85,7 @@ def build_request(options: Mapping[str, Any], implementations: Iterable[str], ha
             raise BadValueError(
                 f"{name!r} is no option of a task{did_you_mean(name, OPTIONS)}", remedy=f"allowed: {allowed}"
             )
+    options = {name: value for name, value in options.items() if value is not None}
     checked_env(options)
     if "seed" in options:
         _whole("seed", options["seed"], 0)
@@ -100,7 +102,7 @@ def build_request(options: Mapping[str, Any], implementations: Iterable[str], ha
         apart=_nears("apart", options.get("apart", ())),
         workload=_text("workload", options.get("workload", "")),
         exclusive=_flag("exclusive", options.get("exclusive", False)),
-        timeout_s=parse_seconds(options.get("timeout") or 0),
+        timeout_s=_timeout_s(options),
         retries=_whole("retries", options.get("retries", 0), 0),
         crashes=_whole("crashes", options.get("crashes", 3), 0),
         priority=_whole("priority", options.get("priority", 0), None),
@@ -165,6 +167,10 @@ def check_word(option: str, word: object) -> str:
             f"{option}={word!r} is no word for a device", remedy="write a kind, a type or an id, as in 'cuda'"
         )
     given = word.strip().casefold()
+    if re.search(r":0\d", given):
+        raise BadValueError(
+            f"{option}={word!r} fits no device", remedy="write the index without leading zeros: 'cpu:1'"
+        )
     known = (*KINDS, *_TYPES)
     hint = did_you_mean(given, known)
     if given not in known and hint and not set(given) & set(":/-"):
@@ -211,6 +217,16 @@ def _whole(option: str, given: Any, least: int | None) -> int:
         limit = "" if least is None else f" of {least} or more"
         raise BadValueError(f"{option}={given!r} is not allowed", remedy=f"give a whole number{limit}")
     return given
+
+
+def _timeout_s(options: Mapping[str, Any]) -> float:
+    given = options.get("timeout")
+    seconds = 0.0 if given is None else parse_seconds(given)
+    if given is not None and not seconds:
+        raise BadValueError(
+            f"timeout={given!r} would end each call at once", remedy="give more than 0, or None for no limit"
+        )
+    return seconds
 
 
 def _text(option: str, given: Any) -> str:

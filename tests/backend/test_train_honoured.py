@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 import random
+import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -26,9 +27,12 @@ from hetero.train.data import Samples, as_samples  # noqa: E402
 from hetero.train.honoured import (  # noqa: E402
     changed_values,
     difference,
+    dtype_held,
     fingerprint,
     group_values,
+    in_process,
     model_hooks,
+    process_settings,
     seen,
     set_values,
 )
@@ -205,6 +209,19 @@ def test_a_mean_over_elements_of_a_function_with_reduction_is_exact() -> None:
     assert tried(model, loss, data) == ""
     for split in SPLITS:
         assert distance(in_parts(split, model, loss, adam(model), data), expected) < 1e-12
+
+
+def test_a_mean_that_leaves_out_elements_is_refused_where_the_first_of_them_comes() -> None:
+    def loss(output: Any, target: Any, reduction: str = "mean") -> Any:
+        return F.cross_entropy(output.reshape(-1, 2), target.flatten(), reduction=reduction)
+
+    inputs, targets = classes(2)
+    targets = targets % 2
+    summed, output = SummedLoss(loss), net()(inputs)
+    assert float(summed.sums(output, targets)[1]) == 96
+    targets[40, 1] = -100
+    with pytest.raises(BadValueError, match="is not that of its 96 values: it leaves some out"):
+        summed.sums(output, targets)
 
 
 @pytest.mark.parametrize("name", LOSSES)
@@ -797,3 +814,24 @@ def test_options_that_contradict_a_loader_are_refused() -> None:
         checking.drawing(samples, Options(4), logged=True)
     with pytest.raises(BadValueError, match="global_batch=8 is more than the 7 samples"):
         checking.drawing(samples, Options(8), logged=False)
+
+
+def test_a_thread_that_switches_the_default_dtype_waits_for_the_trial_of_another() -> None:
+    entered = threading.Event()
+    found = []
+
+    def settings() -> None:
+        entered.set()
+        with in_process(process_settings() | {"dtype": "float32"}):
+            found.append(torch.get_default_dtype())
+
+    with dtype_held():
+        torch.set_default_dtype(torch.float64)
+        other = threading.Thread(target=settings)
+        other.start()
+        entered.wait(60)
+        other.join(0.05)
+        assert found == []
+        torch.set_default_dtype(torch.float32)
+    other.join(60)
+    assert (found, torch.get_default_dtype()) == ([torch.float32], torch.float32)

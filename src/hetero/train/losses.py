@@ -20,6 +20,10 @@ from hetero.train.honoured import check_loss
 __all__ = ["SummedLoss"]
 
 
+_APART = {torch.float64: 1e-10, torch.float32: 1e-5}
+_ROUGHLY_APART = 0.02
+
+
 class SummedLoss:
     """A loss as a pair of sums.
 
@@ -53,6 +57,8 @@ class SummedLoss:
         self.source = loss
         reduction, self.unreduced = _unreduced(loss)
         self._reduces = self.unreduced is not loss
+        torchs = type(loss).__module__.startswith("torch.") or self._by_class
+        self._own_mean = self._reduces and reduction == "mean" and not torchs
         self._by_sample = reduction == "batchmean"
         self.divides = reduction != "sum"
 
@@ -69,7 +75,21 @@ class SummedLoss:
             The loss gives no value per sample.
         """
         losses = self.each(output, target)
-        return losses.sum(), self._weight(losses, target), losses
+        total = losses.sum()
+        if self._own_mean and bool((losses.detach() == 0.0).any()):
+            self._refuse_left_out(output, target, float(total.detach()), losses)
+        return total, self._weight(losses, target), losses
+
+    def _refuse_left_out(self, output: Any, target: Any, total: float, losses: Any) -> None:
+        """Refuse a mean that leaves elements out: only the loss itself knows which, and some of these are zero."""
+        with torch.no_grad():
+            mean = float(self.as_given(output, target))
+        away = abs(mean * losses.numel() - total)
+        if not away <= _APART.get(losses.dtype, _ROUGHLY_APART) * abs(total) and total - total == 0.0:
+            raise BadValueError(
+                f"the mean of the loss, {mean:.6g}, is not that of its {losses.numel()} values: it leaves some out",
+                remedy="let it return one loss a sample, or give torch's own with ignore_index or weight",
+            )
 
     def each(self, output: Any, target: Any) -> Any:
         """Give the losses one by one; raises BadValueError as `sums` does."""

@@ -8,6 +8,7 @@ import random
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import cloudpickle
@@ -37,6 +38,7 @@ from hetero.train.honoured import (  # noqa: E402
     set_values,
 )
 from hetero.train.losses import SummedLoss  # noqa: E402
+from hetero.train.membership import Membership  # noqa: E402
 from hetero.train.replica import Parts, Replica  # noqa: E402
 from hetero.train.state import load_state, pack, renewed  # noqa: E402
 from hetero.train.values import Options  # noqa: E402
@@ -835,3 +837,18 @@ def test_a_thread_that_switches_the_default_dtype_waits_for_the_trial_of_another
         torch.set_default_dtype(torch.float32)
     other.join(60)
     assert (found, torch.get_default_dtype()) == ([torch.float32], torch.float32)
+
+
+def test_what_members_exchange_to_measure_their_link_has_one_dtype_whatever_the_default_is() -> None:
+    sent: list[Any] = []
+    group = SimpleNamespace(all_reduce=lambda tensor, *_: sent.append(tensor.dtype))
+    gradients = SimpleNamespace(nbytes=8)
+    member = SimpleNamespace(team=("a", "b"), group=group, replica=SimpleNamespace(gradients=gradients))
+    usual = torch.get_default_dtype()
+    for dtype in (torch.float32, torch.float64):
+        torch.set_default_dtype(dtype)
+        try:
+            Membership._measure_link(member)  # type: ignore[arg-type]
+        finally:
+            torch.set_default_dtype(usual)
+    assert sent[:9] == sent[9:]

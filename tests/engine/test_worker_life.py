@@ -373,6 +373,56 @@ def test_prints_are_tagged_with_device_and_task_where_that_is_wanted(
     assert capfd.readouterr().out == "afterwards\n"
 
 
+# --- exceptions and prints that are unlike others -----------------------------------------------------------
+
+
+class Unspeakable(Exception):  # noqa: N818
+    def __getattribute__(self, name: str) -> Any:
+        raise RuntimeError("not to be asked")
+
+
+class Proud(Exception):  # noqa: N818
+    def __init__(self, word: str) -> None:
+        super().__init__(word)
+        self.add_note("mine")
+
+
+def raise_one(kind: type[Exception]) -> None:
+    raise kind("word")
+
+
+def test_an_exception_that_cannot_be_asked_anything_fails_only_its_task(ctx: hetero.Context) -> None:
+    pid = ctx.run(os.getpid)
+    error = ctx.submit(raise_one, Unspeakable).exception(60)
+    assert type(error).__name__ == "Unspeakable"
+    assert ctx.run(os.getpid) == pid
+
+
+def test_an_exception_keeps_its_own_notes_beside_the_one_that_names_its_task(ctx: hetero.Context) -> None:
+    future = ctx.submit(raise_one, Proud)
+    error = future.exception(60)
+    assert error is not None
+    assert error.__notes__ == ["mine", f"raised by task {future.item} (raise_one)"]
+
+
+def print_bytes() -> None:
+    print("text", end=" ")
+    sys.stdout.buffer.write(b"bytes\n")
+    sys.stdout.buffer.flush()
+    sys.stdout.writelines(["one\n", "two\n"])
+    assert sys.stdout.encoding
+    assert sys.stdout.errors
+    assert sys.stdout.fileno() >= 0
+    assert not sys.stdout.isatty()
+
+
+def test_tagged_output_has_what_a_text_stream_has(capfd: pytest.CaptureFixture[str]) -> None:
+    with hetero.Context({"tag_output": True, "devices": "1xcpu"}, history=False) as own:
+        own.run(print_bytes)
+    said = [line.rpartition("] ")[2] for line in capfd.readouterr().out.splitlines()]
+    assert said == ["text ", "bytes", "one", "two"]
+
+
 # --- classes of the program ----------------------------------------------------------------------------------
 
 

@@ -110,7 +110,7 @@ class DeviceRunner:
         except BaseException as error:
             if forks != platform.FORKS.count:
                 platform.leave_fork(error)
-            if isinstance(error, TypeError) and frame.used_namespace and backend.heavy:
+            if issubclass(type(error), TypeError) and frame.used_namespace and backend.heavy:
                 add_note(error, f"arguments reach {self.device.id} as NumPy arrays: write x = xp.asarray(x) first")
             raise
         finally:
@@ -188,7 +188,10 @@ class DeviceRunner:
         """Say what kind of failure an exception is."""
         if type(error) is ModuleNotFoundError and error.name and _imports_of_its_own(error):
             return "missing_package"
-        return "out_of_memory" if self.backend.is_out_of_memory(error) else "exception"
+        try:
+            return "out_of_memory" if self.backend.is_out_of_memory(error) else "exception"
+        except BaseException:  # noqa: BLE001  a user's exception may raise anything when it is asked what it is
+            return "exception"
 
     def close(self) -> None:
         """Close the device."""

@@ -81,11 +81,11 @@ def dump_error(error: BaseException) -> tuple[bytes | None, str]:
 
     The text begins with the user's own frame: those of ours, which called it, say nothing of the task.
     """
-    frames = error.__traceback__
+    begin = frames = _own(error, "__traceback__")
     while frames is not None and frames.tb_frame.f_code.co_filename.startswith(_OURS):
         frames = frames.tb_next
     try:
-        text = "".join(traceback.format_exception(type(error), error, frames or error.__traceback__))
+        text = "".join(traceback.format_exception(type(error), error, frames or begin))
     except BaseException:  # noqa: BLE001  a user's exception may raise anything when it is shown
         text = one_line(error)
     return _dumped(error, 0), text
@@ -97,8 +97,8 @@ def load_error(blob: bytes | None, message: str, text: str) -> BaseException:
     if error is None:
         error = HeteroError(message)
     last, seen = error, {id(error)}
-    while last.__cause__ is not None and id(last.__cause__) not in seen:
-        last = last.__cause__
+    while (cause := _own(last, "__cause__")) is not None and id(cause) not in seen:
+        last = cause
         seen.add(id(last))
     _write(last, "__cause__", RemoteTracebackError(text))
     return error
@@ -152,18 +152,18 @@ def _plain(error: BaseException, depth: int) -> _Plain:
     made, *rest = _reduced(base, error)
     state = {**(rest[0] if rest and isinstance(rest[0], dict) else {}), **_attributes(error)}
     further = depth + 1 < _LONGEST_CHAIN
-    cause, context = error.__cause__, error.__context__
+    cause, context = _own(error, "__cause__"), _own(error, "__context__")
     return _Plain(
         _body(kind),
         kind.__name__,
         tuple([(one.__module__, one.__qualname__) for one in kind.__mro__]),
         tuple(map(_piece, made)),
-        tuple(map(_piece, error.args)),
+        tuple(map(_piece, _own(error, "args"))),
         {name: _piece(value) for name, value in state.items()},
         _whole(error) if _reduces_itself(kind) else None,
         _dumped(cause, depth + 1) if cause is not None and further else None,
         _dumped(context, depth + 1) if context not in (None, cause) and context is not None and further else None,
-        error.__suppress_context__,
+        _own(error, "__suppress_context__"),
     )
 
 
@@ -177,12 +177,12 @@ def _reduced(base: Any, error: BaseException) -> tuple[Any, ...]:
     try:
         _, made, *rest = base.__reduce__(error)
     except BaseException:  # noqa: BLE001  of a base in C that lacks what a subclass did not set
-        return (error.args,)
+        return (_own(error, "args"),)
     return (made, *rest)
 
 
 def _attributes(error: BaseException) -> dict[str, Any]:
-    found = dict(getattr(error, "__dict__", {}))
+    found = dict(_own(error, "__dict__") or {})
     for name in _slots(type(error)):
         try:
             found[name] = object.__getattribute__(error, name)
@@ -190,7 +190,7 @@ def _attributes(error: BaseException) -> dict[str, Any]:
             continue
     for name in ("name", "code"):
         if name not in found and type(getattr(_builtin(type(error)), name, None)).__name__ == "member_descriptor":
-            found[name] = getattr(error, name)
+            found[name] = _own(error, name)
     return found
 
 
@@ -277,10 +277,20 @@ def _write(error: BaseException, name: str, value: object) -> None:
     BaseException.__setattr__(error, name, value)
 
 
-def add_note(error: BaseException, line: str) -> None:
-    """Add a note to an exception, whatever its class has made of setting attributes."""
-    notes = getattr(error, "__notes__", None)
-    _write(error, "__notes__", [*(notes if isinstance(notes, list) else ()), line])
+def _own(error: BaseException, name: str) -> Any:
+    """Return an attribute, None where it is absent, whatever the class has made of getting attributes."""
+    try:
+        return BaseException.__getattribute__(error, name)
+    except Exception:  # noqa: BLE001  it may be a property of the user's
+        return None
+
+
+def add_note(error: BaseException, line: str, unless: str = "") -> None:
+    """Add a note to an exception, whatever its class has made of attributes; none where one begins with `unless`."""
+    notes = _own(error, "__notes__")
+    others = notes if isinstance(notes, list) else []
+    if not (unless and any(isinstance(note, str) and note.startswith(unless) for note in others)):
+        _write(error, "__notes__", [*others, line])
 
 
 def _value(body: bytes | None) -> Any:

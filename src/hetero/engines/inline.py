@@ -177,7 +177,7 @@ class InlineEngine(Engine):
         try:
             value = self._called(runner, launch, call, timing)
         except BaseException as error:  # noqa: BLE001  whatever a task raises is its own
-            self._interrupt.ended_task = isinstance(error, KeyboardInterrupt)
+            self._interrupt.ended_task = issubclass(type(error), KeyboardInterrupt)
             failure = Failure(kind_here(runner.classify(error), error), one_line(error), error)
         finally:
             self.tell(runner.notes(timing.called_s))

@@ -15,7 +15,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from typing import Any, NamedTuple, TextIO
+from typing import Any, BinaryIO, NamedTuple, TextIO
 
 __all__ = ["Forwarder", "Levels", "Replayer", "TaggedStream", "Where", "follow", "levels", "mark_records", "tag_output"]
 
@@ -289,6 +289,20 @@ class TaggedStream(io.TextIOBase):
     def encoding(self) -> str:  # type: ignore[override]
         """The encoding of the stream."""
         return self.stream.encoding
+
+    @property
+    def errors(self) -> str | None:  # type: ignore[override]
+        """What the stream does with text that its encoding lacks."""
+        return self.stream.errors
+
+    @property
+    def buffer(self) -> BinaryIO:
+        """The binary buffer of the stream, behind the text so far; bytes pass without a tag."""
+        self.flush()
+        return self.stream.buffer
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.stream, name)
 
 
 def tag_output(where: Where) -> Callable[[], None]:

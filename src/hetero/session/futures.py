@@ -326,8 +326,7 @@ def _exception_of(failure: Failure, task: int, name: str) -> BaseException:
         return unfit
     if isinstance(failure.payload, BaseException):
         error = failure.payload
-        if not getattr(error, "__notes__", None):
-            add_note(error, f"raised by task {task} ({name})")
+        add_note(error, f"raised by task {task} ({name})", unless="raised by task ")
         return error
     return _ERRORS.get(failure.kind, HeteroError)(failure.message)
 

@@ -211,7 +211,7 @@ class Server:
             answer = (say.FAILED, "unserialisable", str(error), None, "")
         except BaseException as error:  # noqa: BLE001  whatever a task raises is its own
             answer = self._failure(error)
-            error.__traceback__ = None
+            BaseException.__setattr__(error, "__traceback__", None)
         finally:
             self.running = 0
             self.task = None

@@ -293,7 +293,7 @@ class ThreadWorker:
         return nbytes, node
 
     def _failure(self, error: BaseException) -> Failure:
-        if isinstance(error, Cancelled):
+        if issubclass(type(error), Cancelled):
             self._cancelling = False
             return Failure("cancelled", "cancelled")
         kind = kind_here(self._runner.classify(error), error)

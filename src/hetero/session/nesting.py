@@ -141,7 +141,7 @@ def current_context() -> Context | TaskContext:
     if len(found) != 1:
         raise BadValueError(
             f"{len(found) or 'no'} Context{'s are' if len(found) > 1 else ' is'} open",
-            remedy="use the one that you opened: with hetero.Context() as ctx",
+            remedy="use the one that you opened: with hetero.Context() as ctx; in a task, submit from its own thread",
         )
     return found[0]
 

@@ -129,7 +129,7 @@ def test_good_tasks_of_a_function_whose_other_tasks_kill_are_all_done(bad: range
     world.go()
     assert len(world.done) == 1000
     assert sorted(world.failed) == list(bad)
-    assert world.deaths <= len(bad) + 8
+    assert world.deaths <= len(bad) + 12
 
 
 def test_a_task_whose_worker_was_killed_by_others_is_tried_again_each_time() -> None:
@@ -141,6 +141,20 @@ def test_a_task_whose_worker_was_killed_by_others_is_tried_again_each_time() -> 
         world.tell(DeviceLost(0.0, "h0/cpu:0", "its worker was killed by SIGKILL", False, number))
         world.tell(DeviceReady(0.0, "h0/cpu:0"))
         assert only(world.finish(number, 2), Commit)
+
+
+def test_when_somebody_kills_all_workers_at_once_every_task_is_tried_again() -> None:
+    class KilledOnce(Workers):
+        def _outcome(self, command: Run) -> Event:
+            first = command.launches[0].attempt == 1
+            self.poison = frozenset([command.launches[0].task] if first else [])
+            return super()._outcome(command)
+
+    world = KilledOnce(8, ())
+    for number in range(1, 9):
+        world.hand_in(number)
+    world.go()
+    assert (sorted(world.done), world.failed, world.deaths) == (list(range(1, 9)), {}, 8)
 
 
 def test_a_task_that_kills_is_retried_as_often_as_it_asks_for_and_then_its_like_no_more() -> None:

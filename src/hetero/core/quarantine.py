@@ -80,8 +80,11 @@ class Suspect:
         return self.deaths >= DEATHS and not self.sound
 
     def limit(self, state: TaskState) -> int:
-        """Return how many deaths of its worker a task is forgiven."""
-        alike = self.quarantined and len(self.killers) > 1
+        """Return how many deaths of its worker a task is forgiven: none where it was tried alone as one of many.
+
+        Tasks that ran as the quarantine began keep their retries: somebody may have killed all workers at once.
+        """
+        alike = self.quarantined and len(self.killers) > 1 and self.trial == state.task.id
         return 0 if self.hopeless or alike else state.task.request.crashes
 
     def give_up(self) -> list[TaskState]:

@@ -159,12 +159,16 @@ def _places() -> Iterator[Finding]:
     yield _home()
 
 
+_OTHER_HOME = "set HETERO_HOME to a folder that you may write to"
+
+
 def _home() -> Finding:
     home = settings.home()
     nearest = next(folder for folder in (home, *home.parents) if folder.exists())
     if not nearest.is_dir() or not os.access(nearest, os.W_OK | os.X_OK):
-        remedy = "set HETERO_HOME to a folder that you may write to"
-        return Finding("Places", "HETERO_HOME", "missing", f"{home} cannot be written to", remedy)
+        return Finding("Places", "HETERO_HOME", "missing", f"{home} cannot be written to", _OTHER_HOME)
+    if not shutil.disk_usage(nearest).total:  # /proc and its like, which root may write to and nobody can
+        return Finding("Places", "HETERO_HOME", "missing", f"{home} cannot be written to", _OTHER_HOME)
     return _room("Places", "HETERO_HOME", nearest, "set HETERO_HOME to a folder on a disk with room", f" at {home}")
 
 

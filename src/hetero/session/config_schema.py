@@ -310,7 +310,8 @@ def _worded(key: Key, detail: dict[str, Any]) -> tuple[str, str]:
         case "missing":
             return "this key is missing", "every device has a type, as in 'type: CPU'"
         case "list_type":
-            return f"{shown(detail['input'])} is not a list", "begin each entry with '- '"
+            more = ", or in Python devices='2xcpu'" if key[-1:] == ("devices",) else ""
+            return f"{shown(detail['input'])} is not a list", f"begin each entry with '- '{more}"
         case "model_type":
             return (
                 f"{shown(detail['input'])} is not a mapping of keys to values",

@@ -159,7 +159,8 @@ class Tables(Source):
             batch_size=_piece_rows(fragments[0]),
             batch_readahead=_AHEAD,
             fragment_readahead=_FILES_AHEAD,
-            use_threads=True,
+            # Arrow's reader of JSON waits in a thread of its pool for another one: with one thread, for ever.
+            use_threads=self._form != "jsonl",
         )
         found: Iterator[Any] = scanner.scan_batches()
         return found

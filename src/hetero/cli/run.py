@@ -31,6 +31,7 @@ def run(
     policy: Annotated[str | None, typer.Option(help="Policy by name; 'auto' chooses.")] = None,
     trace: Annotated[Path | None, typer.Option(help="File to write the trace to.")] = None,
     set_: Annotated[list[str] | None, typer.Option("--set", help="Setting, key.path=value; may be repeated.")] = None,
+    submitted: Annotated[bool, typer.Option("--submitted", hidden=True)] = False,
 ) -> None:
     """Run a script on the devices of this host.
 
@@ -52,7 +53,7 @@ def run(
     typed |= {line.partition("=")[0].strip(): f"--set {line}" for line in set_ or []}
     if settings.progress() is None:
         settings.switch_on("HETERO_PROGRESS", "1")
-    _listen(typed)
+    _listen({} if submitted else typed)  # those of a submitted program are none that its user typed
     try:
         _execute(code, script, args or [])
     finally:

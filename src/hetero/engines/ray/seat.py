@@ -126,7 +126,7 @@ class Seat:
     def _move_in(self, setup: WorkerSetup) -> None:
         """Take over what the program's processes have; log records leave with the answers."""
         platform.set_environment(setup.environment)
-        if setup.folder:
+        if os.path.isdir(setup.folder):  # a submitted program's folder has a path of its own on each host
             os.chdir(setup.folder)
         logs.follow(setup.levels)
         logs.mark_records(self._where)

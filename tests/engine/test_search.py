@@ -102,20 +102,28 @@ def test_an_objective_that_hides_its_pruning_is_pruned_all_the_same(one: hetero.
 
 def test_a_device_that_is_free_more_often_gets_more_trials(tmp_path: Path) -> None:
     """A trial on the second device lasts as long as three on the first, by their count and not by a clock."""
-    log = tmp_path / "ended"
-    log.touch()
+    ended, begun = tmp_path / "ended on the first", tmp_path / "begun on the second"
+    for each in (ended, begun):
+        each.touch()
+
+    def add_one(file: Path) -> int:
+        with file.open("ab") as stream:
+            stream.write(b".")
+        return file.stat().st_size
 
     def counted(trial: Trial) -> float:
-        begun, deadline_s = log.stat().st_size, time.monotonic() + 60.0
-        while hetero.get_current_device().index and log.stat().st_size < min(begun + 3, 10):
+        if hetero.get_current_device().index == 0:
+            add_one(ended)
+            return parabola(trial)
+        until = min(ended.stat().st_size + 3, 18 - add_one(begun))
+        deadline_s = time.monotonic() + 60.0
+        while ended.stat().st_size < until:
             assert time.monotonic() < deadline_s
             time.sleep(0.005)
-        with log.open("ab") as file:
-            file.write(b"." * (hetero.get_current_device().index == 0))
         return parabola(trial)
 
     found = hetero.search(counted, LINE, trials=18, sampler="random", devices="2xcpu")
-    assert found.by_device["cpu:0"] > found.by_device["cpu:1"] > 0
+    assert found.by_device["cpu:0"] > found.by_device.get("cpu:1", 0)  # whose trials may be rescued, all of them
     assert sum(found.by_device.values()) == 18
 
 

@@ -29,7 +29,7 @@ for tied in (False, True):
     LlamaForCausalLM(config).to(torch.bfloat16).save_pretrained(folder)
     placed = place(read_target(folder), read_fleet("1xRTX-4090,1xT4"), "accelerate", context=2048)
     scope = {}
-    exec(settings(placed)["run"].splitlines()[2], scope)
+    exec(next(line for line in settings(placed)["run"].splitlines() if line.startswith("device_map =")), scope)
     here = {name: "cpu" for name in scope["device_map"]} | {"model.layers.2": "disk"}
     plain = AutoModelForCausalLM.from_pretrained(folder, dtype="auto")
     spread = AutoModelForCausalLM.from_pretrained(folder, dtype="auto", device_map=here, offload_folder=f"{folder}/off")

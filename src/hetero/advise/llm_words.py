@@ -113,7 +113,7 @@ def _accelerate(placed: Placed) -> dict[str, Any]:
     ]
     environment = _numbered_by_bus(device for device, _ in placed.used)
     code = [
-        *(["import os", f"os.environ |= {environment}  # before torch is imported"] if environment else []),
+        *(["from os import environ", f"environ |= {environment}  # before torch is imported"] if environment else []),
         "import torch",
         "from transformers import AutoModelForCausalLM",
         f"device_map = {{{', '.join(parts)}}}",

@@ -58,7 +58,7 @@ def test_the_printed_configuration_is_read_as_written(file: Any) -> None:
 
 def test_every_key_of_a_device_reaches_its_entry() -> None:
     keys = {
-        "type": "Cuda",
+        "type": "Torch-CPU",
         "id": 1,
         "memory_limit": "1GiB",
         "cores": 2,
@@ -70,7 +70,7 @@ def test_every_key_of_a_device_reaches_its_entry() -> None:
         "backend": "torch",
     }
     (entry,) = load({"devices": [keys]}).devices or ()
-    assert (entry.type, entry.id, entry.memory_limit_bytes, entry.cores) == ("cuda", 1, 2**30, 2)
+    assert (entry.type, entry.id, entry.memory_limit_bytes, entry.cores) == ("torch-cpu", 1, 2**30, 2)
     assert (entry.optional, entry.throttle_frac, entry.isolation) == (True, 0.25, "thread")
     assert (entry.python, entry.backend) == ("/opt/x/bin/python", "torch")
     assert (entry.link_bytes_per_s, entry.link_latency_s) == (1e9, 0.001)
@@ -125,7 +125,7 @@ def test_all_mistakes_are_told_at_once_in_the_order_of_the_lines(file: Any) -> N
         ("devices: [{type: cpu, throttle: -1}]", "devices.0.throttle: -1 is not a share of a device's speed"),
         ("devices: [{type: cpu, optional: maybe}]", "'maybe' is neither true nor false; write true or false"),
         ("devices: []", "an empty fleet runs nothing; name a device, or leave the key out"),
-        ("devices: {type: cpu}", "is not a list; begin each entry with '- '"),
+        ("devices: {type: cpu}", "is no fleet; begin each entry with '- ', as in '- type: cpu', or write 'devices: 2"),
         ("engine: local\nengine: inline", "a.yaml:2: the key 'engine' is here twice, first in line 1"),
         ("devices:\n\t- type: CPU", "a.yaml:2: this is not YAML: found character '\\t'"),
         ("- a\n- b", "a.yaml:1: ['a', 'b'] is not a mapping of keys to values"),

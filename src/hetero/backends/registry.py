@@ -5,6 +5,7 @@ In: names. Out: back end classes. It must not import a framework: back ends impo
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import cache
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
@@ -13,9 +14,9 @@ from typing import NamedTuple
 from hetero.backends.base import Backend, Found
 from hetero.backends.wording import one_line
 from hetero.floor.errors import BadValueError, did_you_mean
-from hetero.model.device import Device
+from hetero.model.device import KINDS, TYPE_WORDS, Device
 
-__all__ = ["GROUP", "backend_of", "broken", "device_words", "load", "loaded", "names"]
+__all__ = ["GROUP", "backend_of", "broken", "device_words", "load", "loaded", "names", "refuse_unknown"]
 
 GROUP = "hetero.backends"
 """The group of entry points by which other packages offer back ends: name = 'module:Class'."""
@@ -129,3 +130,40 @@ def device_words() -> dict[str, tuple[str, ...]]:
     for word in ("gpu", "tpu", "npu", "fpga"):
         words[word] = list(dict.fromkeys([*words.get(word, ()), *others]))
     return {word: tuple(found) for word, found in words.items()}
+
+
+def refuse_unknown(option: str, words: Iterable[str], devices: Iterable[Device]) -> None:
+    """Refuse a word that can name no device: neither one of these, nor of any kind that is known here.
+
+    Parameters
+    ----------
+    option
+        For the message.
+    words
+        In lower case: kinds, types, labels, back ends, ids.
+    devices
+        The fleet, whose hosts may have back ends of their own.
+
+    Raises
+    ------
+    BadValueError
+        A word, or the kind in an id, is unknown.
+
+    Examples
+    --------
+    >>> refuse_unknown("not_on", ["cpu", "h0/cuda:3"], [])
+    >>> refuse_unknown("not_on", ["bogus"], [])
+    Traceback (most recent call last):
+    hetero.floor.errors.BadValueError: not_on='bogus' names no kind, type or back end; known: cpu, cuda, rocm, ...
+    """
+    for word in words:
+        label = word.rpartition("/")[2].partition(":")[0]
+        if label in KINDS or label in TYPE_WORDS:
+            continue
+        known = dict.fromkeys((*KINDS, *TYPE_WORDS, *device_words(), *names()))
+        known |= dict.fromkeys(one for device in devices for one in device.words if ":" not in one)
+        if label not in known:
+            raise BadValueError(
+                f"{option}={word!r} names no kind, type or back end{did_you_mean(label, known)}",
+                remedy=f"known: {', '.join(known)}, or an id like 'cpu:0'",
+            )

@@ -13,6 +13,7 @@ from itertools import count
 from math import inf
 from typing import Any, NoReturn, TypeVar
 
+from hetero.backends.registry import refuse_unknown
 from hetero.core.machine import Machine
 from hetero.drive.live_values import Explanation, Sink, Together
 from hetero.drive.loop import LOGS_S, Delivery, Loop
@@ -117,6 +118,8 @@ class Driver(Loop):
 
         Raises
         ------
+        BadValueError
+            The request names devices by a word that nothing here knows.
         NothingFitsError
             No device of the fleet can ever meet the request.
         SerialisationError
@@ -169,6 +172,8 @@ class Driver(Loop):
         return task in self._sinks
 
     def _refuse(self, task: Task, key: tuple[str, int]) -> None:
+        refuse_unknown("on", task.request.on, self.machine.fleet.devices)
+        refuse_unknown("not_on", task.request.not_on, self.machine.fleet.devices)
         reason = self.machine.refuse(task.name, task.signature, task.request)
         if reason:
             raise NothingFitsError(reason, remedy="run 'hetero devices' to see what is here")

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from hetero.floor.errors import BadValueError
+from hetero.floor.errors import BadValueError, did_you_mean
 from hetero.floor.files import local_path
 
 __all__ = [
@@ -27,6 +27,7 @@ __all__ = [
     "given",
     "home",
     "lent",
+    "misspelt",
     "offer",
     "overrides",
     "progress",
@@ -102,7 +103,7 @@ def read(name: str) -> str:
 
 def _whole(name: str, least: int, most: int) -> int:
     text = read(name)
-    if not text.isdigit() or not least <= int(text) <= most:
+    if not (text.isascii() and text.isdigit()) or not least <= int(text) <= most:
         raise BadValueError(
             f"{name}={text!r} is not a whole number from {least} to {most}",
             remedy=f"set {name}={_BY_NAME[name].default}",
@@ -257,6 +258,18 @@ def _set_all(values: Mapping[str, str | None]) -> None:
             os.environ.pop(name, None)
         else:
             os.environ[name] = value
+
+
+def misspelt() -> tuple[str, ...]:
+    """Return, in words, the variables that are set, are no switch and are named almost like one."""
+    names = sorted(name for name in os.environ if name.startswith("HETERO_") and name not in _BY_NAME)
+    stems = [name.removeprefix("HETERO_") for name in _BY_NAME]
+    hints = {name: did_you_mean(name.removeprefix("HETERO_"), stems) for name in names}
+    return tuple(
+        f"{name} is no switch of hetero and has no effect{hint.replace(chr(39), chr(39) + 'HETERO_', 1)}"
+        for name, hint in hints.items()
+        if hint
+    )
 
 
 def given() -> dict[str, str]:

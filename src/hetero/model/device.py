@@ -5,16 +5,55 @@ In: facts from a probe or a configuration. Out: a frozen value. It must not talk
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["HOST_NODE", "KINDS", "Device", "DeviceStatus", "DeviceType", "silicon_overlap"]
+__all__ = [
+    "HOST_NODE",
+    "KINDS",
+    "TYPE_WORDS",
+    "Device",
+    "DeviceStatus",
+    "DeviceType",
+    "index_of",
+    "is_id",
+    "silicon_overlap",
+]
 
 HOST_NODE = "h0/ram"
 """The memory node of this host's main memory."""
 
 KINDS = ("cpu", "cuda", "rocm", "xpu", "mps", "tpu", "npu", "hpu", "neuron", "fpga", "opencl", "vulkan", "null")
 """The device kinds that hetero knows."""
+
+TYPE_WORDS = ("cpu", "gpu", "tpu", "npu", "fpga", "null", "any")
+"""The broad types of devices as requests name them, and the word for all of them."""
+
+_INDEX = re.compile("0|[1-9][0-9]{0,8}")
+_ID = re.compile(rf"(?:[^:/\s]+/)?[^:/\s]+:(?:{_INDEX.pattern})")
+
+
+def index_of(text: str) -> int | None:
+    """Return the index of a device as it is written in ids: no sign, no blank, no leading zero; None for others.
+
+    Examples
+    --------
+    >>> index_of("12"), index_of("01"), index_of("+1"), index_of("\u0661")
+    (12, None, None, None)
+    """
+    return int(text) if _INDEX.fullmatch(text) else None
+
+
+def is_id(text: str) -> bool:
+    """Tell whether a text is written like the id of a device, with its host or without.
+
+    Examples
+    --------
+    >>> is_id("h0/cuda:1"), is_id("cpu:0"), is_id("cpu: 0"), is_id("h0/cpu")
+    (True, True, False, False)
+    """
+    return _ID.fullmatch(text) is not None
 
 
 class DeviceType(str):

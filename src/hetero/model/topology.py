@@ -14,7 +14,10 @@ from hetero.model.device import HOST_NODE
 if TYPE_CHECKING:
     from hetero.model.fabric import Fabric
 
-__all__ = ["Link", "MemoryNode", "Topology"]
+__all__ = ["LINK_KINDS", "Link", "MemoryNode", "Topology"]
+
+LINK_KINDS = ("memory", "pcie", "nvlink", "network", "emulated", "assumed")
+"""Kinds of links between memory nodes; 'assumed' where nothing is known of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +44,7 @@ class Link:
     latency_s : s
     bandwidth_bytes_per_s : bytes/s, one direction
     bus : links with the same bus share its bandwidth; '' for a link of its own
-    kind : 'memory', 'pcie', 'nvlink', 'network', 'emulated'
+    kind : one of `LINK_KINDS`
     """
 
     src: str

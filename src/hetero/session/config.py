@@ -6,6 +6,7 @@ It must not look for devices: whether a fleet is here is asked in `fleet` and `c
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -131,6 +132,8 @@ def load(
     'tcp'
     """
     command_line.heard = True
+    for line in settings.misspelt():
+        _warn_once(line)
     _tell_beaten(source, set, arguments)
     if isinstance(source, Config):
         if not set and all(value is None for value in arguments.values()):
@@ -146,6 +149,11 @@ def load(
         _put(tree, arguments)
         _put_defaults(tree)
     return parse(tree)[0]
+
+
+@functools.cache
+def _warn_once(line: str) -> None:
+    _log.warning(line)
 
 
 def _tell_beaten(

@@ -9,7 +9,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Annotated, Any, NamedTuple, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, PrivateAttr, ValidationError
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    PrivateAttr,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+)
 
 from hetero.floor.errors import BadValueError, ConfigError, HeteroError, did_you_mean
 from hetero.floor.units import parse_bandwidth, parse_bytes, parse_seconds, shown
@@ -24,7 +32,7 @@ from hetero.session.config_words import (
     policy_words,
 )
 from hetero.session.config_yaml import Key, Tree
-from hetero.session.fleet_build import parse_spec
+from hetero.session.fleet_build import parse_spec, refuse_cores
 
 __all__ = ["DeviceKeys", "Mistake", "MistakesError", "Root", "check", "normal_form"]
 
@@ -168,6 +176,20 @@ class DeviceKeys(_Strict):
     link: LinkKeys | None = None
     backend: Annotated[str | None, BeforeValidator(one_of("a back end", backend_words))] = None
 
+    @field_validator("cores", "isolation", "python")
+    @classmethod
+    def _of_use(cls, given: Any, info: ValidationInfo) -> Any:
+        """Refuse what devices of that type have no use for."""
+        word, field = info.data.get("type", ""), info.field_name
+        if field == "cores":
+            refuse_cores(word, given)
+        elif word == "null" and given not in (None, "thread"):
+            raise BadValueError(
+                f"{field}={shown(given)} has no effect on null devices, which are threads of this process",
+                remedy=f"leave {field} out",
+            )
+        return given
+
 
 class CommunicationKeys(_Strict):
     """Keys of `communication`."""
@@ -295,11 +317,12 @@ def _by_line(mistake: Mistake) -> tuple[str, int, str]:
 
 def _mistake(tree: Tree, detail: dict[str, Any]) -> Mistake:
     key: Key = detail["loc"]
-    problem, remedy = _worded(key, detail)
-    return Mistake(tree.place(key), ".".join(map(str, key)), problem, remedy)
+    place = tree.place(key)
+    problem, remedy = _worded(key, detail, place)
+    return Mistake(place, ".".join(map(str, key)), problem, remedy)
 
 
-def _worded(key: Key, detail: dict[str, Any]) -> tuple[str, str]:
+def _worded(key: Key, detail: dict[str, Any], place: str) -> tuple[str, str]:
     cause = detail.get("ctx", {}).get("error")
     if isinstance(cause, HeteroError):
         return cause.problem, cause.remedy
@@ -310,14 +333,29 @@ def _worded(key: Key, detail: dict[str, Any]) -> tuple[str, str]:
         case "missing":
             return "this key is missing", "every device has a type, as in 'type: CPU'"
         case "list_type":
-            more = ", or in Python devices='2xcpu'" if key[-1:] == ("devices",) else ""
-            return f"{shown(detail['input'])} is not a list", f"begin each entry with '- '{more}"
+            if key[-1:] == ("devices",):
+                return f"{shown(detail['input'])} is no fleet", _fleets(detail["input"], place)
+            return f"{shown(detail['input'])} is not a list", "begin each entry with '- '"
+        case "model_type" if len(key) == 2 and key[0] == "devices":
+            return f"{shown(detail['input'])} is no device", _fleets(detail["input"], place)
         case "model_type":
             return (
                 f"{shown(detail['input'])} is not a mapping of keys to values",
                 f"allowed keys: {', '.join(_keys_of(key))}",
             )
     return f"{shown(detail['input'])}: {detail['msg']}", ""
+
+
+def _fleets(given: object, place: str) -> str:
+    """Say how a fleet is written there, in the form that was probably meant first."""
+    if not place.startswith("Context("):
+        return "begin each entry with '- ', as in '- type: cpu', or write 'devices: 2xcpu,cuda:0'"
+    count = given if isinstance(given, int) and not isinstance(given, bool) and given > 0 else 0
+    meant = f"'{count}xcpu' for {count} devices of one core, or " if count else ""
+    return (
+        f"write {meant}a text like '2xcpu,cuda:0', a list of such texts, "
+        "or a list of dicts like [{'type': 'cpu', 'cores': 2}]"
+    )
 
 
 def _keys_of(key: Key) -> tuple[str, ...]:

@@ -29,7 +29,7 @@ from hetero.session.futures import Future
 from hetero.session.identity import call_identity, value_identity
 from hetero.session.profiling import Profiling
 from hetero.session.published import publish
-from hetero.session.requests import limited, refuse_coroutine
+from hetero.session.requests import flag, limited, refuse_coroutine
 from hetero.session.sharing import Sharing
 from hetero.session.signature import describe, describe_value
 from hetero.session.tasks import TaskFunction, as_task
@@ -132,8 +132,8 @@ class Context(AsyncTwins):
         self._lock = threading.Lock()
         self._callbacks = Callbacks()
         this = weakref.ref(self)
-        refuse_coroutine(initializer)
-        start = None if initializer is None else Initializer(initializer, initargs)
+        _check_start(initializer, initargs, history, progress)
+        start = None if initializer is None else Initializer(initializer, tuple(initargs))
         setup = WorkerSetup(tag_output=self.config.tag_output, initializer=start)
         self._profiling = Profiling(self.config.profile) if self.config.profile else None
         self._metrics: MetricsServer | None = None
@@ -529,3 +529,19 @@ class Context(AsyncTwins):
         if self._forked is not None:
             raise self._forked.with_traceback(None)
         raise BadValueError("this Context is closed", remedy="open another one: ctx = hetero.Context()")
+
+
+def _check_start(initializer: Any, initargs: Any, history: Any, progress: Any) -> None:
+    """Refuse arguments of a Context that would be taken for something else, or have no effect."""
+    flag("history", history)
+    if progress is not None:
+        flag("progress", progress)
+    if initializer is None and initargs != ():
+        raise BadValueError(
+            f"initargs={initargs!r} has no effect without initializer=", remedy="give the function too, or leave it out"
+        )
+    if initializer is not None and not callable(initializer):
+        raise BadValueError(f"initializer={initializer!r} cannot be called", remedy="give a function")
+    if not isinstance(initargs, tuple | list):
+        raise BadValueError(f"initargs={initargs!r} is no tuple", remedy="write initargs=(value,)")
+    refuse_coroutine(initializer)

@@ -261,6 +261,12 @@ def _adjusted(device: Device, entry: DeviceEntry, notes: list[str]) -> Device:
             f"{place}python: {entry.python!r} is no program that can be run here",
             remedy="give the path of an interpreter, as in 'venv/bin/python'",
         )
+    if entry.python and entry.isolation == "thread":
+        place = f"{entry.where}: " if entry.where else ""
+        raise ConfigError(
+            f"{place}python: {entry.python!r} has no effect on a worker that is a thread of this process",
+            remedy="use isolation: process, or leave python out",
+        )
     limit = entry.memory_limit_bytes
     if limit is not None and device.memory_bytes is not None and limit > device.memory_bytes:
         notes.append(f"{device.id} has {device.memory_bytes} bytes, less than its memory_limit of {limit}")

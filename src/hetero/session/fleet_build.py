@@ -15,17 +15,17 @@ from hetero.backends.base import Found
 from hetero.backends.null import null_device
 from hetero.floor.errors import BadValueError, ConfigError, did_you_mean
 from hetero.floor.units import shown
-from hetero.model.device import Device
+from hetero.model.device import KINDS, TYPE_WORDS, Device, index_of
 
-__all__ = ["Builder", "DeviceEntry", "Wanted", "most_cpu_devices", "parse_spec", "refuse_absent"]
+__all__ = ["Builder", "DeviceEntry", "Wanted", "most_cpu_devices", "parse_spec", "refuse_absent", "refuse_cores"]
 
 _ENTRY = re.compile(
     r"(?:(?P<count>[-+.\d]+)\s*x\s*)?(?:h0/)?(?P<word>[a-z][\w-]*?)"
-    r"(?:\s*:\s*(?P<index>[-+.\w]+)|\s*/\s*(?P<cores>[-+.\d]+)\s*cores?)?\s*(?:\*\s*(?P<share>\S+))?",
+    r"(?::(?P<index>[-+.\w]+)|\s*/\s*(?P<cores>[-+.\d]+)\s*cores?)?\s*(?:\*\s*(?P<share>\S+))?",
     re.IGNORECASE,
 )
+_SHARE = re.compile(r"(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:e-?[0-9]{1,2})?", re.IGNORECASE)
 _FORMS = "write kind for all of them, 2xkind for two, kind:1 for the one of that index; as in '2xcpu,1xcpu*0.25'"
-_DIGITS = 9
 
 DEVICES_A_CORE = 8
 """More CPU devices than that on one core are a mistake, and their processes would bring a host down."""
@@ -144,30 +144,47 @@ def _parse_item(item: str, known: tuple[str, ...]) -> Wanted:
             f"{match['word']!r} is no kind of device{did_you_mean(word, known)}", remedy=f"kinds: {', '.join(known)}"
         )
     count, cores = _above_zero(item, match["count"]), _above_zero(item, match["cores"])
+    refuse_cores(word, cores)
     index = match["index"]
-    if index is not None and (count is not None or not index.isdecimal() or len(index) > _DIGITS):
+    number = None if index is None else index_of(index)
+    if index is not None and (count is not None or number is None):
         raise BadValueError(
-            f"{item!r} says both how many and which one" if count is not None else f"{shown(index)} is no index",
+            f"{item!r} says both how many and which one"
+            if count is not None
+            else f"{shown(index)} is no index, which has no sign and no leading zero",
             remedy=_FORMS,
         )
-    return Wanted(item, word, count, cores, _share(item, match["share"]), None if index is None else int(index))
+    return Wanted(item, word, count, cores, _share(item, match["share"]), number)
+
+
+def refuse_cores(word: str, cores: int | None) -> None:
+    """Refuse a number of cores for devices that have no cores to hand out.
+
+    Raises
+    ------
+    BadValueError
+        The word names devices that are no CPU.
+    """
+    if cores is not None and word != "cpu" and word in (*KINDS, *TYPE_WORDS):
+        raise BadValueError(
+            f"cores={cores} is for devices on the CPU, and {word!r} is none",
+            remedy=f"leave the cores out for {word}, or name 'cpu'",
+        )
 
 
 def _above_zero(item: str, text: str | None) -> int | None:
-    if text is not None and (not text.isdecimal() or len(text) > _DIGITS or int(text) == 0):
+    number = None if text is None else index_of(text)
+    if text is not None and not number:
         raise BadValueError(
             f"{shown(item)} asks for {shown(text)} of it", remedy="write a whole number above zero, as in '2xcpu'"
         )
-    return None if text is None else int(text)
+    return number
 
 
 def _share(item: str, text: str | None) -> float:
     if text is None:
         return 1.0
-    try:
-        share = float(text)
-    except ValueError:
-        share = 0.0
+    share = float(text) if _SHARE.fullmatch(text) else 0.0
     if not 0.0 < share <= 1.0:
         raise BadValueError(
             f"{item!r} throttles to {text!r}",
@@ -256,9 +273,11 @@ class Builder:
         taken = [device.index for device in devices if device.kind == "null"]
         count, start = wanted.count or 1, 1 + max(taken, default=-1)
         if wanted.id is not None:
-            start = int(str(wanted.id).rpartition(":")[2]) if str(wanted.id).rpartition(":")[2].isdecimal() else -1
-            if start < 0 or start in taken:
-                return [], f"null:{start} is named twice" if start in taken else "null devices have an index, as null:0"
+            named = str(wanted.id).removeprefix("h0/").removeprefix("null:")
+            index = index_of(named)
+            if index is None or index in taken:
+                return [], "null devices have an index, as null:0" if index is None else f"null:{index} is named twice"
+            start = index
         if start + count > NULL_DEVICES:
             return [], f"a live run takes {NULL_DEVICES} null devices at most; the simulator takes any number"
         return [null_device(start + number) for number in range(count)], ""

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hetero.backends.registry import refuse_unknown
 from hetero.catalog.load import find
 from hetero.catalog.values import DeviceSpec
 from hetero.floor.clock import monotonic_s
@@ -19,7 +20,7 @@ from hetero.model.device import Device, DeviceStatus
 from hetero.model.leases import Lease as LeaseValue
 from hetero.model.leases import LeasePhase, LeaseRequest
 from hetero.session.keepers import Keeper, Own
-from hetero.session.requests import check_word
+from hetero.session.requests import flag, text, whole, words
 
 if TYPE_CHECKING:
     from hetero.model.fabric import Fabric
@@ -44,17 +45,18 @@ _OPTIONS = {
     "priority": "priority",
 }
 _READ: dict[str, Callable[[Any], Any]] = {
-    "on": lambda given: tuple(check_word("on", word) for word in _words(given)),
-    "not_on": lambda given: tuple(check_word("not_on", word) for word in _words(given)),
-    "apart": lambda given: _words(given),
+    "on": lambda given: words("on", given),
+    "not_on": lambda given: words("not_on", given),
+    "apart": lambda given: tuple(text("apart", word) for word in ((given,) if isinstance(given, str) else given)),
+    "count": lambda given: whole("count", given, 1),
+    "min_cores": lambda given: whole("min_cores", given, 0),
+    "priority": lambda given: whole("priority", given, None),
+    "exclusive": lambda given: flag("exclusive", given),
+    "workload": lambda given: text("workload", given),
     "memory": parse_bytes,
     "timeout": parse_seconds,
     "expires": parse_seconds,
 }
-
-
-def _words(given: Any) -> tuple[str, ...]:
-    return (given,) if isinstance(given, str) else tuple(given)
 
 
 def _request(options: dict[str, Any]) -> LeaseRequest:
@@ -219,6 +221,8 @@ class LeasingPool:
     def ask(self, **options: Any) -> Lease:
         """Ask for a lease without waiting for it; options as for `lease`."""
         request = _request(options)
+        for option in ("on", "not_on"):
+            refuse_unknown(option, getattr(request, option), [each.device for each in self._devices.values()])
         with self._changed:
             return Lease(self, self._keeper.ask(request))
 

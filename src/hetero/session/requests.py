@@ -6,7 +6,6 @@ It must not know a fleet: whether a device can meet the request is asked at subm
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import lru_cache, partial
@@ -15,8 +14,9 @@ from typing import Any
 
 from hetero.floor.errors import BadValueError, did_you_mean
 from hetero.floor.units import parse_bytes, parse_seconds
-from hetero.model.device import KINDS
+from hetero.model.device import KINDS, TYPE_WORDS, is_id
 from hetero.model.tasks import SCOPES, Near, Request
+from hetero.model.topology import LINK_KINDS
 
 __all__ = [
     "KERNEL_KINDS",
@@ -24,9 +24,13 @@ __all__ = [
     "build_request",
     "check_word",
     "checked_env",
+    "flag",
     "implemented_words",
     "limited",
     "refuse_coroutine",
+    "text",
+    "whole",
+    "words",
 ]
 
 KERNEL_KINDS = ("opencl", "vulkan", "fpga")
@@ -55,7 +59,6 @@ OPTIONS = (
 )
 """Every option of `hetero.task` and of `.options`."""
 
-_TYPES = ("cpu", "gpu", "tpu", "npu", "fpga", "null", "any")
 _PYTHON_KINDS = tuple(kind for kind in KINDS if kind not in KERNEL_KINDS)
 
 
@@ -88,24 +91,26 @@ def build_request(options: Mapping[str, Any], implementations: Iterable[str], ha
     options = {name: value for name, value in options.items() if value is not None}
     checked_env(options)
     if "seed" in options:
-        _whole("seed", options["seed"], 0)
+        whole("seed", options["seed"], 0)
+    if not text("name", options.get("name", "task")):
+        raise BadValueError("name='' is not allowed", remedy="give a text, or leave it out for the function's own name")
     if "on" in options and "kinds" in options:
         raise BadValueError("on= and kinds= say the same", remedy="give one of them")
     return Request(
-        on=_words("on", options.get("on", options.get("kinds", ()))),
+        on=words("on", options.get("on", options.get("kinds", ()))),
         implemented=implemented_words(implementations, has_plain),
-        not_on=_words("not_on", options.get("not_on", ())),
-        devices=_whole("devices", options.get("devices", 1), 1),
+        not_on=words("not_on", options.get("not_on", ())),
+        devices=whole("devices", options.get("devices", 1), 1),
         memory_bytes=parse_bytes(options.get("memory", 0)),
-        min_cores=_whole("min_cores", options.get("min_cores", 0), 0),
+        min_cores=whole("min_cores", options.get("min_cores", 0), 0),
         near=_nears("near", options.get("near", ())),
         apart=_nears("apart", options.get("apart", ())),
-        workload=_text("workload", options.get("workload", "")),
-        exclusive=_flag("exclusive", options.get("exclusive", False)),
+        workload=text("workload", options.get("workload", "")),
+        exclusive=flag("exclusive", options.get("exclusive", False)),
         timeout_s=_timeout_s(options),
-        retries=_whole("retries", options.get("retries", 0), 0),
-        crashes=_whole("crashes", options.get("crashes", 3), 0),
-        priority=_whole("priority", options.get("priority", 0), None),
+        retries=whole("retries", options.get("retries", 0), 0),
+        crashes=whole("crashes", options.get("crashes", 3), 0),
+        priority=whole("priority", options.get("priority", 0), None),
         splittable=_split(options),
     )
 
@@ -167,11 +172,12 @@ def check_word(option: str, word: object) -> str:
             f"{option}={word!r} is no word for a device", remedy="write a kind, a type or an id, as in 'cuda'"
         )
     given = word.strip().casefold()
-    if re.search(r":0\d", given):
+    if set(given) & set(":/") and not is_id(given):
         raise BadValueError(
-            f"{option}={word!r} fits no device", remedy="write the index without leading zeros: 'cpu:1'"
+            f"{option}={word!r} fits no device",
+            remedy="write an id as kind:index, the index without sign or leading zeros: 'cpu:1'",
         )
-    known = (*KINDS, *_TYPES)
+    known = (*KINDS, *TYPE_WORDS)
     hint = did_you_mean(given, known)
     if given not in known and hint and not set(given) & set(":/-"):
         raise BadValueError(
@@ -205,14 +211,19 @@ def refuse_coroutine(code: Any) -> None:
         )
 
 
-def _words(option: str, given: Any) -> tuple[str, ...]:
-    words = (given,) if isinstance(given, str) or hasattr(given, "id") else given
-    if not isinstance(words, Iterable):
+def words(option: str, given: Any) -> tuple[str, ...]:
+    """Return one word for devices, or several, in lower case; see `check_word`."""
+    listed = (given,) if isinstance(given, str) or hasattr(given, "id") else given
+    if not isinstance(listed, Iterable) or isinstance(listed, bytes | Mapping):
         raise BadValueError(f"{option}={given!r} is no word for a device", remedy="write a word or a list of words")
-    return tuple(check_word(option, getattr(word, "id", word)) for word in words)
+    found = tuple(check_word(option, getattr(word, "id", word)) for word in listed)
+    if option == "on" and not found and given != ():
+        raise BadValueError(f"on={given!r} names no device", remedy="name one, or leave on= out for any device")
+    return found
 
 
-def _whole(option: str, given: Any, least: int | None) -> int:
+def whole(option: str, given: Any, least: int | None) -> int:
+    """Return a whole number as it is; refuse what is none, or less than `least`."""
     if isinstance(given, bool) or not isinstance(given, int) or (least is not None and given < least):
         limit = "" if least is None else f" of {least} or more"
         raise BadValueError(f"{option}={given!r} is not allowed", remedy=f"give a whole number{limit}")
@@ -229,13 +240,15 @@ def _timeout_s(options: Mapping[str, Any]) -> float:
     return seconds
 
 
-def _text(option: str, given: Any) -> str:
-    if not isinstance(given, str):
-        raise BadValueError(f"{option}={given!r} is not allowed", remedy="give a text")
+def text(option: str, given: Any) -> str:
+    """Return a text as it is; refuse what is none, or has blanks around it."""
+    if not isinstance(given, str) or given != given.strip() or not given.isprintable():
+        raise BadValueError(f"{option}={given!r} is not allowed", remedy="give a text without blanks around it")
     return given
 
 
-def _flag(option: str, given: Any) -> bool:
+def flag(option: str, given: Any) -> bool:
+    """Return True or False as it is; refuse what only resembles it."""
     if not isinstance(given, bool):
         raise BadValueError(f"{option}={given!r} is not allowed", remedy="give True or False")
     return given
@@ -266,11 +279,22 @@ def _near(option: str, target: Any) -> Near:
             f"{option}={target!r} has no known scope{did_you_mean(scope, SCOPES)}",
             remedy="write a future, or (scope, future) with 'device', 'host', 'rack' or 'link:KIND'",
         )
+    kind = scope.partition(":")[2]
+    if scope.startswith("link:") and kind not in LINK_KINDS:
+        raise BadValueError(
+            f"{option}={scope!r} names no kind of link{did_you_mean(kind, LINK_KINDS)}",
+            remedy=f"allowed: {', '.join(f'link:{kind}' for kind in LINK_KINDS)}",
+        )
     if isinstance(other, str):
-        return Near(scope, 0, other)
+        if other in SCOPES or not other or other.startswith("link:"):
+            raise BadValueError(
+                f"{option}={target!r} says not to what", remedy=f"write {option}=({other or 'host'!r}, future)"
+            )
+        return Near(scope, 0, text(option, other))
     task = getattr(other, "task_id", None)
     if not isinstance(task, int):
         raise BadValueError(
-            f"{option}={target!r} names no task", remedy="give a future of a task or the name of a workload"
+            f"{option}={target!r} names no task",
+            remedy="give a future of a task, the name of a workload, or a list of them",
         )
     return Near(scope, task, "")

@@ -1,0 +1,169 @@
+"""What a user writes is used or refused by name: a table of words that would otherwise be taken in silence."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import pytest
+
+import hetero
+from hetero.errors import BadValueError, ConfigError, HeteroError
+from hetero.floor import settings
+from hetero.session import config
+
+
+def f(x: int) -> int:
+    return x + 1
+
+
+class Handed:
+    """What looks like the future of a task."""
+
+    task_id = 3
+
+
+def refused(call: Any, *words: str) -> None:
+    with pytest.raises(HeteroError) as caught:
+        call()
+    message = str(caught.value)
+    assert "\n" not in message
+    assert [word for word in words if word not in message] == []
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"on": "cpu:+1"}, ["'cpu:+1'", "'cpu:1'"]),
+        ({"on": "cpu: 1"}, ["without sign or leading zeros"]),
+        ({"on": "cpu:01"}, ["without sign or leading zeros"]),
+        ({"on": "cpu:\uff11"}, ["fits no device"]),
+        ({"not_on": "cpu:x"}, ["not_on='cpu:x'", "fits no device"]),
+        ({"not_on": "h0/cpu"}, ["kind:index"]),
+        ({"not_on": "cudda"}, ["did you mean 'cuda'?"]),
+        ({"on": []}, ["names no device", "leave on= out"]),
+        ({"on": {"gpu": 1}}, ["a word or a list"]),
+        ({"on": b"cpu"}, ["b'cpu'"]),
+        ({"near": ""}, ["says not to what"]),
+        ({"near": "host"}, ["near=('host', future)"]),
+        ({"apart": "link:nvlink"}, ["apart=('link:nvlink', future)"]),
+        ({"near": ("link:nvlnk", Handed())}, ["did you mean 'nvlink'?", "link:pcie"]),
+        ({"apart": ("link:", Handed())}, ["names no kind of link"]),
+        ({"near": [" w"]}, ["without blanks"]),
+        ({"near": {Handed()}}, ["or a list of them"]),
+        ({"workload": " night"}, ["workload=' night'", "without blanks"]),
+        ({"workload": "a\x1b[2J"}, ["workload="]),
+        ({"name": 3}, ["name=3"]),
+        ({"name": ""}, ["function's own name"]),
+    ],
+)
+def test_an_option_of_a_task_that_could_not_be_honoured_is_refused(options: dict[str, Any], words: list[str]) -> None:
+    refused(lambda: hetero.task(f, **options), *words)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"not_on": "bogus"}, ["not_on='bogus' names no kind", "known: cpu, cuda"]),
+        ({"not_on": ["torch-cp"]}, ["did you mean 'torch-cpu'?"]),
+        ({"not_on": "cdua:1"}, ["'cdua:1'", "did you mean 'cuda'?"]),
+        ({"not_on": "h0/cdua:1"}, ["did you mean 'cuda'?"]),
+        ({"on": ["cpu", "bogus"]}, ["on='bogus'", "known: cpu"]),
+    ],
+)
+def test_a_word_that_names_no_device_is_refused_where_a_task_is_handed_in(
+    options: dict[str, Any], words: list[str]
+) -> None:
+    with hetero.Context(devices="1xcpu", engine="inline", history=False) as ctx:
+        refused(lambda: ctx.submit(hetero.task(f, **options), 1), *words)
+        assert ctx.run(hetero.task(f, not_on=["vulkan", "torch-cpu", "torch", "cuda:7", "h1/cuda:0"]), 1) == 2
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"not_on": "bogus"}, ["not_on='bogus' names no kind"]),
+        ({"on": "nul"}, ["did you mean 'null'?"]),
+        ({"count": 1.5}, ["count=1.5", "whole number"]),
+        ({"exclusive": "no"}, ["exclusive='no'", "True or False"]),
+        ({"workload": 3}, ["workload=3"]),
+        ({"apart": ["x", 3]}, ["apart=3"]),
+        ({"priority": "high"}, ["priority='high'"]),
+    ],
+)
+def test_an_option_of_a_lease_that_could_not_be_honoured_is_refused(options: dict[str, Any], words: list[str]) -> None:
+    pool = hetero.Pool("2xnull")
+    refused(lambda: pool.lease(**options), *words)
+    pool.lease(not_on="cuda", count=1).release()
+
+
+@pytest.mark.parametrize(
+    ("devices", "words"),
+    [
+        ("cpu:01", ["'01' is no index", "kind:1"]),
+        ("cpu:+1", ["'+1' is no index"]),
+        ("cpu: 1", ["'cpu: 1' is no entry of a fleet"]),
+        ("cpu:\uff11", ["is no index"]),
+        ("02xcpu", ["asks for '02'"]),
+        ("\uff12xcpu", ["asks for '\uff12'"]),
+        ("2xcpu/04cores", ["asks for '04'"]),
+        ("cpu*0.5_0", ["throttles to '0.5_0'"]),
+        ("cpu*.", ["throttles to '.'"]),
+        ("cuda/4cores", ["cores=4 is for devices on the CPU", "leave the cores out"]),
+        (2, ["2 is no fleet", "'2xcpu' for 2 devices", "list of such texts", "list of dicts"]),
+        (True, ["True is no fleet", "2xcpu,cuda:0"]),
+        ({"cpu": 2}, ["is no fleet", "list of dicts"]),
+        (["cpu", {"type": "cpu"}], ["'cpu' is no device", "list of dicts"]),
+        ([{"type": "gpu", "cores": 2}], ["devices.0.cores", "leave the cores out for gpu"]),
+        ([{"type": "opencl", "cores": 2, "optional": True}], ["is for devices on the CPU"]),
+        ([{"type": "null", "isolation": "process"}], ["no effect on null devices", "leave isolation out"]),
+        ([{"type": "null", "python": "python3"}], ["no effect on null devices"]),
+        ([{"type": "null", "id": "cpu:0"}], ["null:0"]),
+        ([{"type": "null", "id": "01"}], ["null:0"]),
+        ([{"type": "cpu", "python": "python3", "isolation": "thread"}], ["no effect on a worker that is a thread"]),
+    ],
+)
+def test_a_fleet_that_would_be_read_as_another_is_refused(devices: Any, words: list[str]) -> None:
+    def open_it() -> None:
+        hetero.Context(devices=devices, engine="inline", history=False).close()
+
+    with pytest.raises((ConfigError, BadValueError)) as caught:
+        open_it()
+    message = str(caught.value)
+    assert [word for word in words if word not in message] == []
+
+
+def test_a_fleet_of_texts_is_a_tuple_or_a_list() -> None:
+    assert config.load(devices=("cpu", "1xcpu*1e-1")).spec == "cpu,1xcpu*1e-1"
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"initargs": (1,)}, ["initargs=(1,)", "without initializer="]),
+        ({"initargs": 1, "initializer": print}, ["initargs=1", "initargs=(value,)"]),
+        ({"initializer": 1}, ["initializer=1 cannot be called"]),
+        ({"history": "no"}, ["history='no'", "True or False"]),
+        ({"progress": "no"}, ["progress='no'", "True or False"]),
+    ],
+)
+def test_an_argument_of_a_context_without_effect_is_refused(options: dict[str, Any], words: list[str]) -> None:
+    refused(lambda: hetero.Context(devices="1xcpu", engine="inline", **options), *words)
+
+
+def test_a_misspelt_switch_is_told(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setenv("HETERO_DEVICE", "2xcpu")
+    monkeypatch.setenv("HETERO_FOREIGN_THING", "1")
+    told = "HETERO_DEVICE is no switch of hetero and has no effect; did you mean 'HETERO_DEVICES'?"
+    assert settings.misspelt() == (told,)
+    with caplog.at_level(logging.WARNING, "hetero"):
+        config.load({})
+        config.load({})
+    assert [record.getMessage() for record in caplog.records] == [told]
+
+
+def test_a_number_of_a_switch_is_written_in_plain_digits(monkeypatch: pytest.MonkeyPatch) -> None:
+    for text in ("\u00b2", "\u0661"):
+        monkeypatch.setenv("HETERO_DEBUG", text)
+        with pytest.raises(BadValueError, match="whole number"):
+            settings.debug_level()

@@ -161,6 +161,23 @@ def test_a_home_that_cannot_be_made_is_found(tmp_path: Path) -> None:
     assert [finding["state"] for finding in found if finding["name"] == "HETERO_HOME"] == ["missing"]
 
 
+def test_a_home_on_a_disk_that_takes_no_byte_is_not_told_by_its_room(tmp_path: Path) -> None:
+    words = 'ulimit -f 0; exec "$0" -m hetero doctor --json'
+    done = subprocess.run(
+        ["sh", "-c", words, sys.executable],
+        capture_output=True,
+        text=True,
+        timeout=ENOUGH_S,
+        check=False,
+        env={**os.environ, "HETERO_HOME": str(tmp_path / "home")},
+    )
+    (home,) = [finding for finding in document(done)["findings"] if finding["name"] == "HETERO_HOME"]
+    assert home["state"] == "missing"
+    assert home["found"] == f"{tmp_path / 'home'} cannot be written to: File too large"
+    assert home["remedy"] == "set HETERO_HOME to a folder that you may write to"
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_script_is_the_main_module_with_its_own_arguments_and_folder(script: Any, tmp_path: Path) -> None:
     (tmp_path / "beside.py").write_text("WORD = 'found'\n")
     path = script(

@@ -10,6 +10,7 @@ import platform
 import re
 import shutil
 import sys
+import tempfile
 from collections.abc import Iterable, Iterator
 from importlib import metadata
 from pathlib import Path
@@ -24,6 +25,7 @@ __all__ = ["Finding", "findings"]
 _DISTRIBUTION = "hetero-core"
 _EXTRAS_OF_USERS = ("torch", "jax", "opencl", "vulkan", "nvidia", "joblib")
 _ROOMY_BYTES = 1_000_000_000
+_PAGE = 4096
 
 
 class Finding(NamedTuple):
@@ -152,24 +154,34 @@ def _open_files() -> Finding:
 def _places() -> Iterator[Finding]:
     shm = Path("/dev/shm")
     if shm.is_dir():
-        remedy = "arrays go through a file instead; docker run --shm-size=2g gives more"
-        yield _room("Places", "/dev/shm", shm, remedy)
+        yield _place("/dev/shm", shm, "arrays go through a file instead; docker run --shm-size=2g gives more")
     else:
         yield Finding("Places", "/dev/shm", "missing", "no such folder", "arrays go through a file instead")
-    yield _home()
+    yield _place("HETERO_HOME", settings.home(), "set HETERO_HOME to a folder on a disk with room")
 
 
-_OTHER_HOME = "set HETERO_HOME to a folder that you may write to"
+def _place(name: str, folder: Path, remedy: str) -> Finding:
+    """Look at a folder that hetero writes to: whether that is possible, which is tried, and how much room it has."""
+    nearest = next(place for place in (folder, *folder.parents) if place.exists())
+    where = "" if str(folder) == name else f" at {folder}"
+    trouble = _why_not_written(nearest)
+    if trouble:
+        other = "set HETERO_HOME to a folder that you may write to" if where else remedy
+        return Finding("Places", name, "missing", f"{folder} cannot be written to: {trouble}", other)
+    usage = shutil.disk_usage(nearest)
+    poor = usage.free < _ROOMY_BYTES
+    found = f"{format_bytes(usage.free)} free of {format_bytes(usage.total)}{where}"
+    return Finding("Places", name, "poor" if poor else "ok", found, remedy if poor else "")
 
 
-def _home() -> Finding:
-    home = settings.home()
-    nearest = next(folder for folder in (home, *home.parents) if folder.exists())
-    if not nearest.is_dir() or not os.access(nearest, os.W_OK | os.X_OK):
-        return Finding("Places", "HETERO_HOME", "missing", f"{home} cannot be written to", _OTHER_HOME)
-    if not shutil.disk_usage(nearest).total:  # /proc and its like, which root may write to and nobody can
-        return Finding("Places", "HETERO_HOME", "missing", f"{home} cannot be written to", _OTHER_HOME)
-    return _room("Places", "HETERO_HOME", nearest, "set HETERO_HOME to a folder on a disk with room", f" at {home}")
+def _why_not_written(folder: Path) -> str:
+    """Write a small file into a new folder and take both away; return what was in the way, '' for nothing."""
+    try:
+        with tempfile.TemporaryDirectory(prefix=".hetero-doctor-", dir=folder) as made:
+            (Path(made) / "file").write_bytes(bytes(_PAGE))
+    except OSError as error:
+        return error.strerror or str(error)
+    return ""
 
 
 def _missed() -> Iterator[Finding]:
@@ -186,10 +198,3 @@ def _missed() -> Iterator[Finding]:
         where = f"on {label} devices" + (f" of {python}" if python else "")
         remedy = f"install what provides it: {python or sys.executable} -m pip install ...; the next run tries again"
         yield Finding(group, function.rpartition(".")[2], "missing", f"{message}: not run {where} ({day})", remedy)
-
-
-def _room(group: str, name: str, folder: Path, remedy: str, where: str = "") -> Finding:
-    usage = shutil.disk_usage(folder)
-    poor = usage.free < _ROOMY_BYTES
-    found = f"{format_bytes(usage.free)} free of {format_bytes(usage.total)}{where}"
-    return Finding(group, name, "poor" if poor else "ok", found, remedy if poor else "")

@@ -178,3 +178,26 @@ def test_a_seed_tells_the_same_of_leases_each_time() -> None:
         return records
 
     assert told() == told()
+
+
+def test_a_task_whose_worker_died_twice_on_the_only_device_of_its_lease_is_tried_there_again() -> None:
+    mine = SimLease(1, LeaseRequest(on=("h0/cuda:0",)), tasks=work(100, 8, crashes=50))
+    result = run([mine], work(1, 4), faults=Faults(crash=0.5), seed=3)
+    assert sum(decision.task >= 100 for decision in result.decisions) > 12, "some died twice"
+    assert sorted(task for task in result.commits if task >= 100) == list(range(100, 108))
+
+
+def test_a_task_that_runs_out_of_memory_on_the_only_device_of_its_lease_fails_and_says_so() -> None:
+    mine = SimLease(1, LeaseRequest(on=("h0/cuda:0",)), tasks=work(100, 1))
+    result = run([mine], faults=Faults(out_of_memory_size=-1.0))
+    failure = result.failures[100]
+    assert "it ran out of memory there" in failure.message or failure.kind == "out_of_memory"
+    assert phases(result, 1)[-1] is RELEASED
+
+
+def test_a_task_whose_worker_died_twice_on_a_device_runs_there_once_the_other_device_is_gone() -> None:
+    tasks = work(1, 40, crashes=50)
+    fleet = GPUS[:2]
+    faults = Faults(crash=0.5, losses=(Loss(20.0, "h0/cuda:1"),))
+    result = simulate(Program(tasks), fleet, lambda task, device: 1.0, check_every=1, seed=5, faults=faults)
+    assert sorted(result.commits) == list(range(1, 41))

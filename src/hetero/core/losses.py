@@ -168,13 +168,10 @@ class Losses(Lending):
         return self.quarantine.died(state, reason, self.rows.ended_well(state.task)).limit(state)
 
     def _avoid(self, state: TaskState, device: DeviceState) -> None:
-        """Keep a task from the device on which its worker died twice running, where there is another."""
+        """Keep a task from the device on which its worker died twice running, as long as another may run it."""
         again, state.died_on = state.died_on == device.index, device.index
         if again and not state.is_group:
-            obstacles = self.obstacles(state.task.signature, state.task.request)
-            excluded = state.excluded | {device.index}
-            if any(not reason for index, (_, reason) in enumerate(obstacles) if index not in excluded):
-                state.excluded = excluded
+            state.avoided |= {device.index}
 
     def _device_gone(self, device: DeviceState, event: DeviceLost, commands: list[Command]) -> None:
         commands.append(Warn(f"{device.name} is not used any more: {event.reason}"))
@@ -221,7 +218,8 @@ class Losses(Lending):
                 continue
             entry.awaited = True
             self.counts.again += 1
-            producer.recomputed, producer.excluded, producer.dependents = True, frozenset(), None
+            producer.recomputed, producer.dependents = True, None
+            producer.excluded = producer.avoided = frozenset()
             producer.phase, producer.waits_for = Phase.SUBMITTED, 0
             self.tasks[entry.id] = again[entry.id] = producer
             if self.placer.outlook is not None:

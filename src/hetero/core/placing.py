@@ -118,7 +118,7 @@ class Placer(Holding):
     def _is_new(self, state: TaskState) -> bool:
         """Tell whether a task that became ready may suit a device that was left without work."""
         request = state.task.request
-        special = state.excluded or request.near or request.apart or request.lease
+        special = state.excluded or state.avoided or request.near or request.apart or request.lease
         travels = state.task.inputs and self._fleet.own_nodes
         return bool(special or travels) or self._rows.of(state) not in self._weighed
 
@@ -321,7 +321,7 @@ class Placer(Holding):
         limit = min(CHUNK_TASKS, ceil((self.ready.count + len(launches)) / max(1, self._fleet.live)))
         while len(launches) < limit and worth + like.predicted_s <= CHUNK_S:
             state = self.ready.first(row.request.lease)
-            if state is None or self._rows.of(state) is not row or state.excluded or state.alone:
+            if state is None or self._rows.of(state) is not row or state.excluded or state.avoided or state.alone:
                 return
             self._accept(state, device, row, now_s, commands)
             worth += state.predicted_s

@@ -130,6 +130,11 @@ class Pool:
         lease = self._over.get(number)
         return f"lease {number} is {lease.phase if lease else 'not known'}{_because(lease)}"
 
+    def held(self, number: int) -> tuple[str, ...]:
+        """Return the devices that a lease holds, none while it waits and after its end."""
+        lease = self._leases.get(number)
+        return () if lease is None or lease.phase is LeasePhase.PENDING else lease.devices
+
     def add(self, device: Device, now_s: float) -> None:
         """Take a device in; one that was lost is back."""
         slot = self._slots.setdefault(device.id, _Slot(device))

@@ -132,8 +132,11 @@ class Questions:
                     obstacles[index] = (device.id, obstacles[index][1] or text)
         for index in state.excluded:
             name, reason = obstacles[index]
-            trouble = "it ran out of memory there" if state.died_on < 0 else "its worker died there"
-            obstacles[index] = (name, reason or trouble)
+            obstacles[index] = (name, reason or "it ran out of memory there")
+        if request.lease and not state.recomputed and (held := self.pool.held(request.lease)):
+            for index, (name, reason) in enumerate(obstacles):
+                if name not in held:
+                    obstacles[index] = (name, reason or f"lease {request.lease} does not hold it")
         if request.near or request.apart:
             far = self.placer.affinities.settled(request)
             for index in far:

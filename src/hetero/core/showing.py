@@ -15,7 +15,7 @@ from hetero.core.fleet import Fleet
 from hetero.core.home import Home
 from hetero.core.memory import Replicas
 from hetero.core.pool import Pool
-from hetero.core.state import TaskState
+from hetero.core.state import DevicePhase, TaskState
 from hetero.plan.policies.base import Floats, ReadyTask
 
 __all__ = ["Showing", "Shown"]
@@ -83,7 +83,8 @@ class Showing:
     def seconds(self, state: TaskState, row: Row) -> Floats:
         """Give the seconds that a task takes on each device by now, inf where it must not run; not to be changed."""
         request, lends = state.task.request, self._pool.lends
-        if not (request.near or request.apart or state.excluded or request.lease or lends):
+        special = request.near or request.apart or state.excluded or state.avoided or request.lease
+        if not (special or lends):
             return row.by_now(self.now_s)
         seconds = row.by_now(self.now_s).copy()
         if request.lease or lends:
@@ -91,6 +92,7 @@ class Showing:
         for index in state.excluded:
             seconds[index] = inf
         self._affinities.narrow(seconds, request)
+        self._avoid(seconds, state.avoided)
         return seconds
 
     def _keep_to_leases(self, seconds: Floats, state: TaskState) -> None:
@@ -100,4 +102,12 @@ class Showing:
             lease = 0
         for index, device in enumerate(self._fleet.devices):
             if not self._pool.admits(device.id, lease):
+                seconds[index] = inf
+
+    def _avoid(self, seconds: Floats, avoided: frozenset[int]) -> None:
+        """Set the seconds of devices that a task avoids to inf, as long as another may run it."""
+        states = self._fleet.states
+        others = (each for each in states if each.index not in avoided and each.phase is not DevicePhase.GONE)
+        if avoided and any(seconds[each.index] < inf for each in others):
+            for index in avoided:
                 seconds[index] = inf

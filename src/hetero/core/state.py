@@ -59,6 +59,7 @@ class TaskState:
     alone : True when it is sent in a message of its own, so that a death of its worker shows whose fault it was
     crashes : workers that died of it, and hangs
     died_on : index of the device on which it last killed a worker, -1 for none
+    avoided : indices of the devices on which its worker died twice running: it goes elsewhere where it may
     unexplained : workers that died between tasks with it at the head of what was sent to them
     recomputed, lost : whether it runs again for a result that was lost, and how often that happened
     """
@@ -66,6 +67,7 @@ class TaskState:
     __slots__ = (
         "alone",
         "attempt",
+        "avoided",
         "crashes",
         "deadline_s",
         "dependents",
@@ -116,6 +118,7 @@ class TaskState:
         self.lost = 0
         self.retries = 0
         self.out_of_memory = 0
+        self.avoided: frozenset[int] = frozenset()
         self.excluded: frozenset[int] = frozenset()
         self.recalled = False
         self.recomputed = False

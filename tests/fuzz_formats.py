@@ -11,43 +11,17 @@ import io
 import json
 import sqlite3
 import struct
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+from tests.fuzz_kept import KEPT, Format
 from tests.needs import PROJECT, absent, data_folder
 
 __all__ = ["FORMATS", "Format"]
 
 _MOST_SEED = 40_000
-
-
-@dataclass(frozen=True, slots=True)
-class Format:
-    """One kind of file.
-
-    Attributes
-    ----------
-    name, file
-        Of the format, and of the file in its folder.
-    seeds
-        Gives sound files.
-    read
-        Reads one, given its path, and uses what was read.
-    form
-        How a structural mutation takes it apart: 'json', 'yaml', 'lines' of JSON, 'table' or 'bytes'.
-    exits
-        The exit codes of its refusals.
-    """
-
-    name: str
-    file: str
-    seeds: Callable[[], list[bytes]]
-    read: Callable[[Path], object]
-    form: str
-    exits: tuple[int, ...] = (3,)
 
 
 def _examples(*names: str) -> list[bytes]:
@@ -480,4 +454,5 @@ FORMATS = (
     Format("training state", "state", _training_states, _training_state, "bytes"),
     Format("log of samples", "run-000000-h0.samples.jsonl", _sample_logs, _samples, "lines", (1, 3)),
     Format("digits", "a.idx", _idx, _digits, "bytes"),
+    *KEPT,
 )

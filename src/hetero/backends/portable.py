@@ -15,6 +15,15 @@ from hetero.model.device import Device, DeviceType
 __all__ = ["device_from", "device_to", "found_from", "found_to"]
 
 _TUPLES = ("cpus", "silicon")
+_KINDS: dict[str, tuple[type, ...]] = {
+    "str": (str,),
+    "DeviceType": (str,),
+    "int": (int,),
+    "bool": (bool,),
+    "float": (float, int),
+    "int | None": (int, type(None)),
+    "float | None": (float, int, type(None)),
+}
 
 
 def device_to(device: Device) -> dict[str, Any]:
@@ -35,6 +44,12 @@ def device_from(plain: Mapping[str, Any]) -> Device:
     given = dict(plain)
     for name in _TUPLES:
         given[name] = tuple(given[name])
+    for field in fields(Device):
+        kinds = _KINDS.get(str(field.type))
+        if kinds is not None and field.name in given and type(given[field.name]) not in kinds:
+            raise TypeError(f"{field.name} of a device is {given[field.name]!r}")
+    if not all(isinstance(chip, str) for chip in given["silicon"]):
+        raise TypeError("the silicon of a device is named by texts")
     given["type"] = DeviceType(given["type"])
     return Device(**given)
 

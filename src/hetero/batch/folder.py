@@ -10,6 +10,7 @@ import errno
 import hashlib
 import json
 import os
+import re
 import shutil
 from abc import abstractmethod
 from collections.abc import Iterator
@@ -22,8 +23,10 @@ from numpy.typing import NDArray
 
 from hetero.batch.base import BadRecord, Found, Job, Part, Place, Sink
 from hetero.batch.records import count, is_frame, joined
-from hetero.floor.errors import BadValueError, HeteroError, SerialisationError
+from hetero.floor.documents import read_record, record_of
+from hetero.floor.errors import BadValueError, FileError, HeteroError, SerialisationError
 from hetero.floor.files import atomic_write, local_path, sync_folder
+from hetero.floor.units import shown
 
 __all__ = ["MANIFEST", "QUARANTINE", "UNFINISHED", "FolderSink", "JsonLinesSink", "NpySink"]
 
@@ -37,6 +40,10 @@ UNFINISHED = "_unfinished"
 """Holds what a run needs to go on; gone once it is complete."""
 
 _JOB = "job.json"
+_MOST_BYTES = 1_000_000_000
+"""Of a manifest, which tells each bad record."""
+_NOTE = {"part": int, "file": str, "begin": int, "end": int, "rows": int, "bytes": int, "sha256": str, "bad": list}
+_PART = re.compile(r"part-[0-9]{5,12}\.[a-z0-9]{1,16}")
 
 
 class FolderSink(Sink):
@@ -111,8 +118,8 @@ class FolderSink(Sink):
             raise BadValueError(
                 f"{self.folder} holds {there} and no run", remedy="name another folder, or an empty one"
             )
-        manifest = json.loads(source.read_text(encoding="utf-8"))
-        if manifest.get("source", job.source) != job.source:
+        manifest = read_record(source, {"job": str, "source": str})
+        if manifest["source"] != job.source:
             raise BadValueError(
                 f"{self.folder} holds results of {manifest['source']}; the source is now {job.source}",
                 remedy="give the source as it was, overwrite, or name another folder",
@@ -137,9 +144,10 @@ class FolderSink(Sink):
     def _notes(self) -> list[dict[str, Any]]:
         manifest = self.folder / self.manifest
         if manifest.exists():
-            notes: list[dict[str, Any]] = json.loads(manifest.read_text(encoding="utf-8"))["parts"]
-            return notes
-        return [json.loads(path.read_text(encoding="utf-8")) for path in sorted(self._unfinished.glob("part-*.json"))]
+            parts = read_record(manifest, {"parts": list}, most=_MOST_BYTES)["parts"]
+            return [_checked_note(note, f"{manifest}: parts.{place}") for place, note in enumerate(parts)]
+        paths = sorted(self._unfinished.glob("part-*.json"))
+        return [_checked_note(read_record(path, {}, most=_MOST_BYTES), str(path)) for path in paths]
 
     def bad(self) -> tuple[BadRecord, ...]:
         """Give the bad records of the parts that are there."""
@@ -226,6 +234,18 @@ def _array(results: Any) -> NDArray[Any] | None:
         return np.asarray(results)
     except ValueError:
         return None
+
+
+def _checked_note(note: Any, place: str) -> dict[str, Any]:
+    """Return the note of a part once it is seen to name a file of this folder only."""
+    checked = record_of(note, _NOTE, place)
+    name = checked["file"]
+    if name and _PART.fullmatch(name) is None:
+        problem = f"{place}: {shown(name)} is no file that a run writes"
+        raise FileError(problem, remedy="name another folder for the results")
+    for bad in checked["bad"]:
+        record_of(bad, {"item": int, "file": str, "row": int, "reason": str}, place)
+    return checked
 
 
 def _head(job: Job) -> dict[str, Any]:

@@ -15,6 +15,7 @@ import numpy as np
 
 from hetero.batch.base import Piece, Source
 from hetero.batch.records import count, cut, size_bytes
+from hetero.floor.documents import read_array
 from hetero.floor.errors import BadValueError, HeteroError
 
 __all__ = ["ArraySource", "GeneratorSource", "NpySource", "SequenceSource"]
@@ -103,11 +104,7 @@ class NpySource(ArraySource):
     """
 
     def __init__(self, path: Path | str) -> None:
-        try:
-            records = np.load(path, mmap_mode="r", allow_pickle=False)
-        except (OSError, ValueError, EOFError) as error:
-            raise BadValueError(f"{path} cannot be read as an array: {error}", remedy="give a .npy file") from error
-        super().__init__(records, str(path))
+        super().__init__(read_array(path, BadValueError), str(path))
         self._path = Path(path)
 
     def identity(self) -> str:

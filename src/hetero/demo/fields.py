@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from hetero.backends.wording import one_line
+from hetero.floor.documents import read_array
 from hetero.floor.errors import BadValueError
 
 __all__ = ["read_field", "synthetic_field"]
@@ -49,12 +51,14 @@ def read_field(path: Path, size: int) -> NDArray[np.float64]:
         The file cannot be read, or holds no field of finite numbers.
     """
     try:
-        layer = np.load(path, allow_pickle=False) if path.suffix == ".npy" else _netcdf(path)
+        layer = read_array(path, BadValueError) if path.suffix == ".npy" else _netcdf(path)
         while layer.ndim > 2:
             layer = layer[0]
         field = np.asarray(layer, dtype=np.float64)
-    except (OSError, ValueError, TypeError, IndexError, EOFError) as error:
-        raise BadValueError(f"the field {path} cannot be read: {error}", remedy=_FORMS) from error
+    except BadValueError:
+        raise
+    except Exception as error:  # a damaged NetCDF file raises anything
+        raise BadValueError(f"the field {path} cannot be read: {one_line(error)}", remedy=_FORMS) from error
     if field.ndim != 2 or not field.size or not np.isfinite(field).all():
         raise BadValueError(f"{path} holds no two-dimensional field of finite numbers", remedy=_FORMS)
     rows, columns = ((np.arange(size) * min(length, size)) // size for length in field.shape)

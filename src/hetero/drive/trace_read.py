@@ -27,6 +27,8 @@ from hetero.model.tasks import Failure, Near, Request, Task
 
 __all__ = ["Trace", "TraceSummary", "Unknown", "read_trace", "summary"]
 
+# A trace may have more events than fit into memory and may still be written, so it is not read by `floor.documents` but
+# line by line, with bounds of its own: on a line's bytes, what is unpacked at once, and the types of the fields.
 _READ_BYTES = 1 << 18
 _PIECE_BYTES = 1 << 20
 _LINE_MAX_BYTES = 1 << 26

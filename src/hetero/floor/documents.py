@@ -15,12 +15,13 @@ import os
 import re
 import stat
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn
 
 from hetero.floor.errors import BadValueError, FileError, HeteroError
+from hetero.floor.text import single_line
 from hetero.floor.units import format_bytes, shown
 
 __all__ = [
@@ -31,15 +32,19 @@ __all__ = [
     "Fault",
     "blamed_on",
     "parse_json",
+    "read_array",
     "read_bytes",
     "read_json",
+    "read_record",
     "read_table",
     "read_text",
+    "record_of",
     "unpacked",
 ]
 
 Fault = type[HeteroError]
 """The kind of error that a reader raises."""
+
 
 MOST_BYTES = 48_000_000
 """The largest file that is read, unpacked."""
@@ -188,6 +193,71 @@ def parse_json(text: str, place: str, fault: Fault = FileError) -> Any:
     if _SURROGATE.search(text):
         _check_surrogates(found, place, fault)
     return found
+
+
+def read_record(path: Path | str, kinds: Mapping[str, type], fault: Fault = FileError, most: int = MOST_BYTES) -> Any:
+    """Read a file that holds one JSON object with these fields; see `record_of`."""
+    if not stat.S_ISREG(_mode(path, fault)):  # a pipe would keep its reader waiting
+        raise fault(f"{path} is no file", remedy="remove it")
+    return record_of(read_json(path, fault, most), kinds, str(path), fault)
+
+
+def record_of(found: Any, kinds: Mapping[str, type], place: str, fault: Fault = FileError) -> dict[str, Any]:
+    """Return a JSON object as it is, once it is seen to have these fields of these types; others may be there, too.
+
+    Raises
+    ------
+    HeteroError
+        Of the kind `fault`: it is no object, lacks a field, or one is of another type. True is no whole number.
+
+    Examples
+    --------
+    >>> record_of({"pid": 7}, {"pid": int}, "a.json")
+    {'pid': 7}
+    >>> record_of({"pid": "7"}, {"pid": int}, "a.json")
+    Traceback (most recent call last):
+    hetero.floor.errors.FileError: a.json: pid is '7', and not of the type int; write or fetch the file again
+    """
+    remedy = "write or fetch the file again"
+    if not isinstance(found, dict):
+        raise fault(f"{place}: {shown(found)} is no object with fields", remedy=remedy)
+    for name, kind in kinds.items():
+        if name not in found:
+            raise fault(f"{place}: the field {name} is missing", remedy=remedy)
+        told = found[name]
+        if not isinstance(told, kind) or (isinstance(told, bool) and kind is not bool):
+            raise fault(f"{place}: {name} is {shown(told)}, and not of the type {kind.__name__}", remedy=remedy)
+    return found
+
+
+def read_array(path: Path | str, fault: Fault = FileError) -> Any:
+    """Map the array of a `.npy` file into memory, so that none of it is read or made room for before it is used.
+
+    Raises
+    ------
+    HeteroError
+        Of the kind `fault`: the file is not there, or holds no array of numbers, truth values or text.
+    """
+    import numpy as np
+
+    try:
+        found = np.load(path, mmap_mode="r", allow_pickle=False)
+    except OSError as error:
+        raise fault(f"{path} cannot be read as an array: {error.strerror or error}", remedy="check the path") from error
+    except Exception as error:  # a damaged head raises anything
+        why = single_line(str(error))[:200]
+        raise fault(f"{path} cannot be read as an array: {why}", remedy="give a .npy file") from error
+    if not isinstance(found, np.ndarray):
+        found.close()
+        raise fault(f"{path} is an archive of arrays", remedy="give a .npy file with one array")
+    return found
+
+
+def _mode(path: Path | str, fault: Fault) -> int:
+    try:
+        return os.stat(path).st_mode
+    except (OSError, ValueError) as error:
+        raise fault(f"{path} cannot be read: {error}", remedy="check the path") from error
 
 
 def read_table(path: Path | str, columns: Sequence[str], fault: Fault = FileError) -> list[dict[str, str]]:

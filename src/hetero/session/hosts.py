@@ -130,7 +130,7 @@ def network_links(cluster: Cluster | None) -> tuple[Link, ...]:
     links: list[Link] = []
     for host in others:
         key = f"{own.address} {host.address}"
-        if key not in known:
+        if not _are_links(known.get(key)):
             from hetero.engines.ray.links import measure_links
 
             known[key] = [(link.latency_s, link.bandwidth_bytes_per_s) for link in measure_links(host)]
@@ -141,6 +141,18 @@ def network_links(cluster: Cluster | None) -> tuple[Link, ...]:
             for (src, dst), (latency_s, rate) in zip(pairs, known[key], strict=True)
         ]
     return tuple(links)
+
+
+def _are_links(kept: object) -> bool:
+    """Tell whether what is remembered of two hosts is latency and bandwidth of both ways."""
+    ways = kept if isinstance(kept, list) and len(kept) == 2 else [None]
+    return all(
+        isinstance(way, list)
+        and len(way) == 2
+        and all(isinstance(each, float) for each in way)
+        and way[0] >= 0.0 < way[1]
+        for way in ways
+    )
 
 
 def over_network(topology: Topology, links: Sequence[Link]) -> Topology:

@@ -20,6 +20,8 @@ from typing import Any
 from hetero.backends import host
 from hetero.backends.base import Backend
 from hetero.floor import settings
+from hetero.floor.documents import read_record
+from hetero.floor.errors import FileError
 
 __all__ = ["Kept", "backend_key", "digest"]
 
@@ -38,10 +40,9 @@ class Kept:
     def read(self) -> dict[str, Any]:
         """Give everything; {} where the file is absent or damaged."""
         try:
-            values = json.loads(self.path.read_text(encoding="utf-8"))
-        except (OSError, ValueError):
+            return dict(read_record(self.path, {}))
+        except FileError:
             return {}
-        return values if isinstance(values, dict) else {}
 
     def update(self, values: Mapping[str, Any]) -> None:
         """Add or replace some entries; readers see the old file or the new one, never a part."""

@@ -6,19 +6,24 @@ It must not trust a descriptor of somebody else, who could put any socket behind
 
 from __future__ import annotations
 
-import json
 import os
 import socket
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hetero.floor.errors import BadValueError, HeteroError, did_you_mean
+from hetero.floor.documents import parse_json, record_of
+from hetero.floor.errors import BadValueError, FileError, HeteroError, did_you_mean
 from hetero.floor.private import file_socket, user_id, user_name
-from hetero.session.published import PATIENCE_S, answers, run_folder, sweep
+from hetero.floor.units import shown
+from hetero.session.published import PATIENCE_S, answers, read_descriptor, run_folder, sweep
 from hetero.session.snapshot import Snapshot
 
 __all__ = ["OpenRun", "RunGoneError", "ask", "find", "open_runs"]
+
+
+_MOST_BYTES = 50_000_000
+"""Of an answer; a fleet of a thousand devices takes a few hundred kilobytes."""
 
 
 class RunGoneError(HeteroError):
@@ -108,15 +113,19 @@ def ask(run: OpenRun) -> Snapshot:
             line.connect(run.socket)
             line.sendall(f"{run.token}\n".encode())
             with line.makefile("rb") as told:
-                answer = told.readline()
+                answer = told.readline(_MOST_BYTES)
     except OSError as error:
         raise RunGoneError(f"run {run.name!r} does not answer: {error.strerror or error}") from error
     if not answer:
         raise RunGoneError(f"run {run.name!r} has ended")
-    values = json.loads(answer)
+    place = f"the answer of run {run.name!r}"
+    values = record_of(parse_json(answer.decode("utf-8", "replace"), place, RunGoneError), {}, place, RunGoneError)
     if "error" in values:
-        raise RunGoneError(f"run {run.name!r} gives no answer: {values['error']}")
-    return Snapshot.of_dict(values)
+        raise RunGoneError(f"run {run.name!r} gives no answer: {shown(values['error'])[1:-1]}")
+    try:
+        return Snapshot.of_dict(values)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise RunGoneError(f"{place} is none of this version of hetero", remedy="look with the same version") from error
 
 
 def _line() -> socket.socket:
@@ -143,8 +152,8 @@ def _read(path: Path) -> OpenRun | None:
         if path.stat().st_uid != user_id():
             name, pid, _ = path.stem.rsplit("-", 2)
             return OpenRun(name, int(pid), "", "", _owner(path), "", "")
-        about = json.loads(path.read_text(encoding="utf-8"))
+        about = read_descriptor(path)
         run = OpenRun(about["name"], about["pid"], about["host"], about["began"], "", about["socket"], about["token"])
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, FileError):
         return None
     return run if run.host == socket.gethostname() and answers(run.socket) else None

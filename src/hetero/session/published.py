@@ -19,18 +19,29 @@ import weakref
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from hetero.floor import settings
 from hetero.floor.clock import wall_time_s
-from hetero.floor.errors import HeteroError
+from hetero.floor.documents import read_record
+from hetero.floor.errors import FileError, HeteroError
 from hetero.floor.listening import Listening, Verdict
 from hetero.floor.private import file_socket, private_folder, user_id, write_private
+from hetero.floor.units import shown
 
 if TYPE_CHECKING:
     from hetero.session.context import Context
 
-__all__ = ["PATIENCE_S", "TOKEN_BYTES", "Publication", "answers", "publish", "run_folder", "sweep"]
+__all__ = [
+    "PATIENCE_S",
+    "TOKEN_BYTES",
+    "Publication",
+    "answers",
+    "publish",
+    "read_descriptor",
+    "run_folder",
+    "sweep",
+]
 
 PATIENCE_S = 5.0
 """One who asks and then says nothing is given up after this time."""
@@ -38,6 +49,9 @@ TOKEN_BYTES = 16
 
 _log = logging.getLogger("hetero")
 _numbers = itertools.count(1)
+_SOCKET, _PREFIX = "run", "hetero-"
+_MOST_BYTES = 100_000
+_FIELDS = {"name": str, "pid": int, "host": str, "began": str, "socket": str, "token": str}
 _UNFIT = re.compile(r"[^A-Za-z0-9_-]+")
 
 
@@ -74,12 +88,28 @@ def sweep() -> None:
     """Take away what programs that were killed left behind on this machine."""
     folder = run_folder()
     for path in folder.glob("*.json") if folder.is_dir() else ():
-        with suppress(OSError, ValueError, KeyError, TypeError):
-            about = json.loads(path.read_text(encoding="utf-8"))
-            own = about["host"] == socket.gethostname() and path.stat().st_uid == user_id()
-            if own and not answers(about["socket"]):
+        with suppress(OSError, FileError):
+            if path.stat().st_uid != user_id():
+                continue
+            about = read_descriptor(path)
+            if about["host"] == socket.gethostname() and not answers(about["socket"]):
                 path.unlink(missing_ok=True)
                 _remove(about["socket"])
+
+
+def read_descriptor(path: Path) -> dict[str, Any]:
+    """Read the descriptor of an open Context.
+
+    Raises
+    ------
+    FileError
+        It is damaged, or its socket is none that a Context makes.
+    """
+    about: dict[str, Any] = read_record(path, _FIELDS, most=_MOST_BYTES)
+    place = Path(about["socket"])
+    if place.name != _SOCKET or not place.parent.name.startswith(_PREFIX) or "\0" in str(place):
+        raise FileError(f"{path}: {shown(about['socket'])} is no socket of a run", remedy="remove the file")
+    return about
 
 
 def _remove(address: str) -> None:
@@ -117,7 +147,7 @@ class Publication:
         self._closed = False
         folder = run_folder()
         private_folder(folder)
-        self._address = os.path.join(tempfile.mkdtemp(prefix="hetero-"), "run")
+        self._address = os.path.join(tempfile.mkdtemp(prefix=_PREFIX), _SOCKET)
         try:
             listener.bind(self._address)
             os.chmod(self._address, 0o600)

@@ -11,9 +11,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from hetero.floor.documents import parse_json, record_of
 from hetero.floor.errors import BadValueError, HeteroError
+from hetero.floor.units import shown
 from hetero.stores.files import FileStore
-from hetero.train.values import Options
+from hetero.train.values import Options, Totals
 
 __all__ = ["Checkpoint", "TrainingCheckpoints", "run_facts"]
 
@@ -137,10 +139,27 @@ class TrainingCheckpoints:
         manifest, state = self.store.get(_key(step, _MANIFEST)), self.store.get(_key(step, _STATE))
         if manifest is None or state is None:
             raise HeteroError("its state is absent")
-        facts: dict[str, Any] = json.loads(manifest)
-        if facts.get("sha256") != hashlib.sha256(state).hexdigest():
+        facts = facts_of(manifest, f"the manifest of step {step}")
+        if facts["sha256"] != hashlib.sha256(state).hexdigest():
             raise HeteroError("its state does not match its manifest")
         return state, facts
+
+
+def facts_of(manifest: bytes, place: str) -> dict[str, Any]:
+    """Read a manifest; one from elsewhere may lack the sums of its epoch.
+
+    Raises
+    ------
+    HeteroError
+        It is damaged, or what it has are no sums.
+    """
+    found = parse_json(manifest.decode("utf-8", "replace"), place, HeteroError)
+    facts = record_of(found, {"sha256": str}, place, HeteroError)
+    totals = facts.get("totals", {})
+    kinds: dict[str, Any] = {name: dict if name == "speeds" else (int, float) for name in Totals.__slots__}
+    if not isinstance(totals, dict) or any(not isinstance(each, kinds.get(name, ())) for name, each in totals.items()):
+        raise HeteroError(f"{place}: {shown(totals)} are no sums of an epoch", remedy="use another checkpoint")
+    return facts
 
 
 def run_facts(options: Options, samples: int) -> dict[str, Any]:

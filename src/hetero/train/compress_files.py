@@ -10,6 +10,8 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from hetero.floor.documents import parse_json
+from hetero.floor.errors import BadValueError
 from hetero.train.compress_quantise import inner_tensors, quantise
 
 __all__ = ["COMPRESSED", "pack", "restore"]
@@ -77,6 +79,8 @@ def _unpacked(values: Any, bitmap: Any, shape: list[int]) -> Any:
     import numpy as np
     import torch
 
+    if not 0 <= math.prod(shape) - values.numel() <= 8 * bitmap.numel() - values.numel():
+        raise ValueError(f"{values.numel()} values and {bitmap.numel()} bytes of marks are no tensor of shape {shape}")
     there = torch.from_numpy(np.unpackbits(bitmap.numpy(), count=math.prod(shape)).astype(bool)).reshape(shape)
     tensor = torch.zeros(shape, dtype=values.dtype)
     tensor[there] = values
@@ -94,7 +98,7 @@ def restore(model: Any, tensors: Mapping[str, Any], facts: Mapping[str, str]) ->
     from hetero.train.compress_prune import fit_shapes
 
     try:
-        about = json.loads(facts[COMPRESSED])
+        about = parse_json(facts[COMPRESSED], "the file", BadValueError)
         whole = dict(tensors)
         for name, shape in about["sparse"].items():
             whole[name] = _unpacked(whole.pop(f"{name}:values"), whole.pop(f"{name}:bitmap"), shape)

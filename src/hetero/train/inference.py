@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from hetero.floor.documents import read_array
 from hetero.floor.errors import BadValueError, MissingPackageError
 from hetero.train.mnist import read_idx, scaled
 
@@ -83,7 +84,7 @@ def read_pictures(path: Path | str) -> NDArray[np.float32]:
     if not path.is_file():
         raise BadValueError(f"{path}: there is no such file", remedy="give a picture")
     if path.suffix == ".npy":
-        return _scaled(np.load(path, allow_pickle=False), path)
+        return _scaled(read_array(path, BadValueError), path)
     if "idx" in path.name:
         return _scaled(read_idx(path), path)
     return _scaled(_decoded(path), path)
@@ -93,6 +94,8 @@ def _scaled(pixels: NDArray[Any], path: Path) -> NDArray[np.float32]:
     pixels = pixels[None] if pixels.ndim == 2 else pixels
     if pixels.ndim != 3 or pixels.shape[1:] != (_SIDE, _SIDE):
         raise BadValueError(f"{path} has shape {pixels.shape}", remedy="give pictures of 28 × 28, from 0 to 255")
+    if pixels.dtype.kind not in "buif" or not ((pixels >= 0) & (pixels <= 255)).all():
+        raise BadValueError(f"{path} holds values that are no grey", remedy="give numbers from 0 to 255")
     return scaled(pixels)
 
 
@@ -107,5 +110,5 @@ def _decoded(path: Path) -> NDArray[np.uint8]:
         with Image.open(path) as picture:
             grey = picture.convert("L")
             return np.asarray(grey if grey.size == (_SIDE, _SIDE) else grey.resize((_SIDE, _SIDE)))
-    except (UnidentifiedImageError, OSError) as error:
+    except (UnidentifiedImageError, OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
         raise BadValueError(f"{path} is no picture: {error}", remedy="give PNG, JPEG, .npy or idx files") from error

@@ -11,8 +11,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from hetero.floor.documents import parse_json
 from hetero.floor.errors import BadValueError
 from hetero.floor.files import atomic_write, local_path
+from hetero.floor.units import shown
 from hetero.train.adapters import frozen_word, kept_state, load_kept
 from hetero.train.compress_files import COMPRESSED, restore
 from hetero.train.state import in_one_order
@@ -72,7 +74,9 @@ def read_model(path: str | Path) -> tuple[dict[str, Any], dict[str, str]]:
         raise BadValueError(f"{path}: there is no such file", remedy="give a model that hetero train saved") from error
     except (OSError, SafetensorError) as error:
         raise BadValueError(f"{path} is no whole safetensors file: {error}", remedy="save the model again") from error
-    aliases: dict[str, str] = json.loads(facts.pop(_ALIASES, "{}"))
+    aliases = parse_json(facts.pop(_ALIASES, "{}"), str(path), BadValueError)
+    if not isinstance(aliases, dict) or not all(isinstance(home, str) and home in tensors for home in aliases.values()):
+        raise BadValueError(f"{path}: its shared tensors are {shown(aliases)}", remedy="save the model again")
     return {**tensors, **{name: tensors[home] for name, home in aliases.items()}}, facts
 
 

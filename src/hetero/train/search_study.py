@@ -12,6 +12,7 @@ import random
 from pathlib import Path
 from typing import Any
 
+from hetero.floor.documents import parse_json, record_of
 from hetero.floor.errors import BadValueError
 from hetero.floor.files import local_path
 from hetero.train.search_space import describe, distributions, grid
@@ -97,7 +98,7 @@ class Study:
         if known is None:
             self._study.set_user_attr(_ABOUT, json.dumps(about))
             return
-        difference = _difference(json.loads(known), about)
+        difference = _difference(_about_of(str(known), str(self.path)), about)
         if difference:
             raise BadValueError(
                 f"the study in {self.path} is of another search: {difference}",
@@ -279,6 +280,11 @@ def _lives(pid: int, since_s: float) -> bool:
         return bool(psutil.Process(pid).create_time() == since_s)
     except psutil.Error:
         return False
+
+
+def _about_of(text: str, place: str) -> dict[str, Any]:
+    kinds = {"objective": str, "goal": str, "space": dict}
+    return record_of(parse_json(text, place), kinds, place)
 
 
 def _difference(known: dict[str, Any], about: dict[str, Any]) -> str:

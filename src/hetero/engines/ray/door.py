@@ -19,11 +19,13 @@ from typing import IO, Any, cast
 
 import psutil
 
+from hetero.engines.exceptions import one_line
 from hetero.engines.ray.certificates import server_context
 from hetero.engines.ray.jobs import Jobs
 from hetero.engines.ray.parcel import MOST_BYTES, Program
 from hetero.floor.clock import monotonic_s, sleep
-from hetero.floor.errors import BadValueError, HeteroError
+from hetero.floor.documents import parse_json, record_of
+from hetero.floor.errors import BadValueError, FileError, HeteroError
 from hetero.floor.listening import Admit, Listening, Verdict
 
 __all__ = ["FILE", "Door", "main"]
@@ -94,22 +96,23 @@ class Door:
                     file.flush()
             except HeteroError as error:
                 file.write(_refusal(error))
+            except (KeyError, TypeError, ValueError, AttributeError) as error:  # of a field that is no such thing
+                file.write(_refusal(BadValueError(f"the request is not understood: {one_line(error)}")))
 
     def _read(self, line: bytes, peer: str) -> Answer:
         try:
-            request = json.loads(line)
-            shown = str(request["token"])
-        except (ValueError, TypeError, KeyError, RecursionError) as error:
+            request = record_of(parse_json(line.decode(), "the request"), {"token": str, "do": str}, "the request")
+        except (UnicodeError, FileError) as error:
             self._listening.tell(peer, "no request")
             raise BadValueError(
                 "this is no request of hetero", remedy="use 'hetero submit' or 'hetero jobs'"
             ) from error
-        if not hmac.compare_digest(shown.encode(errors="replace"), self._token.encode()):
+        if not hmac.compare_digest(request["token"].encode(errors="replace"), self._token.encode()):
             self._listening.tell(peer, "another token")
             raise BadValueError(
                 "the cluster refuses this token", remedy="copy the head's to this host and give --token-file FILE"
             )
-        return dict(request)
+        return request
 
     def _answers(self, request: Answer, begun: bytes, file: IO[bytes]) -> Iterator[Answer]:
         begin_s = monotonic_s()

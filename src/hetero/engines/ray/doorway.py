@@ -17,7 +17,9 @@ from typing import Any
 from hetero.engines.ray.address import KNOCK_S, check_address, is_loopback
 from hetero.engines.ray.certificates import check_folder, client_context, why_refused
 from hetero.engines.ray.node import read_token, this_node
-from hetero.floor.errors import BadValueError, EngineError
+from hetero.floor.documents import parse_json, record_of
+from hetero.floor.errors import BadValueError, EngineError, FileError
+from hetero.floor.text import single_line
 
 __all__ = ["Doorway", "way_to"]
 
@@ -78,15 +80,14 @@ class Doorway:
 
     def _read(self, answer: bytes) -> dict[str, Any]:
         try:
-            read = json.loads(answer)
-            assert isinstance(read, dict)
-        except (ValueError, AssertionError) as error:
+            read = record_of(parse_json(answer.decode(), self.address), {}, self.address)
+        except (UnicodeError, FileError) as error:
             raise EngineError(
                 f"what answers at {self.address} is no door of a cluster",
                 remedy="give the address for jobs that 'hetero node start --head' printed, not that of the cluster",
             ) from error
         if "problem" in read:
-            raise EngineError(read["problem"], remedy=read["remedy"])
+            raise EngineError(single_line(read["problem"]), remedy=single_line(read.get("remedy", "")))
         return read
 
 

@@ -16,7 +16,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 
 import psutil
@@ -25,15 +25,22 @@ from hetero.engines.ray.address import ask_cluster, is_loopback, knock
 from hetero.engines.ray.certificates import check_folder, tls_variables
 from hetero.floor import settings
 from hetero.floor.clock import monotonic_s, sleep
-from hetero.floor.errors import BadValueError, EngineError
+from hetero.floor.documents import read_record
+from hetero.floor.errors import BadValueError, EngineError, FileError
 from hetero.floor.private import check_own, check_secret, own_home, private_folder, temporary_folder, write_private
+from hetero.floor.units import shown
 
-__all__ = ["RAYS", "Node", "folder_for_ray", "read_token", "start_node", "stop_node", "this_node"]
+__all__ = ["RAYS", "Node", "folder_for_ray", "read_node", "read_token", "start_node", "stop_node", "this_node"]
 
 START_S = 60.0
 STOP_S = 3.0
 _POLL_S = 0.1
 _LEAST_TOKEN = 16
+_MOST_BYTES = 100_000
+_MOST_PID = 2**22
+"""Linux knows no higher process id."""
+_KINDS: dict[str, type] = {"str": str, "int": int}
+_PREFIX = "hetero-"
 RAYS = "r"
 """Within the node's folder: Ray opens its own folder to everybody, so it lies in one that is closed."""
 _SOCKET = "session_2026-11-22_04-13-50_609332_4194304/sockets/plasma_store"
@@ -114,11 +121,30 @@ def _written() -> Node | None:
     """Give what is written down, None where nothing is; another user's word is not taken."""
     try:
         check_own(_file())
-        return Node(**json.loads(_file().read_text(encoding="utf-8")))
+        return read_node(_file())
     except BadValueError as error:
         raise EngineError(f"no node can be used here: {error.problem}", remedy=error.remedy) from error
-    except (OSError, ValueError, TypeError):
+    except (OSError, FileError):
         return None
+
+
+def read_node(path: Path) -> Node:
+    """Read what is written down of a node.
+
+    Raises
+    ------
+    FileError
+        It is damaged, or names something that `hetero node start` does not make.
+    """
+    kinds = {field.name: _KINDS[str(field.type)] for field in fields(Node)}
+    told = read_record(path, kinds, most=_MOST_BYTES)
+    node = Node(**{name: told[name] for name in kinds})
+    folder = Path(node.folder)
+    if not 0 < node.pid <= _MOST_PID or not 0 <= node.door <= _MOST_PID:
+        raise FileError(f"{path}: there is no process {node.pid} or {node.door}", remedy="remove the file")
+    if not folder.is_absolute() or not folder.name.startswith(_PREFIX) or ".." in folder.parts:
+        raise FileError(f"{path}: {shown(node.folder)} is no folder of a node", remedy="remove the file")
+    return node
 
 
 def start_node(
@@ -174,7 +200,7 @@ def start_node(
     else:
         _refuse_taken(host, port, "--port")
         _refuse_taken(host, jobs_port, "--jobs-port")
-    private = folder_for_ray("hetero-", _LETTER)
+    private = folder_for_ray(_PREFIX, _LETTER)
     folder = str(private)
     role = [f"--address={join}"] if join else ["--head", f"--port={port}"]
     role += [f"--temp-dir={private / RAYS}"]

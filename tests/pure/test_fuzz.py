@@ -88,7 +88,7 @@ def test_a_node_file_names_only_what_a_node_has(wrong: dict[str, Any], tmp_path:
     (tmp_path / "node.json").write_text(json.dumps(asdict(node)))
     assert read_node(tmp_path / "node.json") == node
     (tmp_path / "node.json").write_text(json.dumps({**asdict(node), **wrong}))
-    with pytest.raises(FileError, match="node.json"):
+    with pytest.raises(FileError, match=r"node\.json"):
         read_node(tmp_path / "node.json")
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import gc
 import os
 import signal
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Generator, Iterator
@@ -78,6 +79,13 @@ def pytest_testnodedown(node: Any, error: object) -> None:
     if error:
         how = describe_exit(node.gateway._io.popen.wait(10))
         pytest.exit(f"the runner's process {node.gateway.id} {how} while it ran {test}", returncode=3)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """Name what failed at once in CI: a run that is stopped prints no summary."""
+    if report.failed and "CI" in os.environ and "PYTEST_XDIST_WORKER" not in os.environ:
+        print(f"\nfailed: {report.nodeid} ({report.when})", file=sys.__stderr__, flush=True)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 import hetero
+from hetero.drive.frame import current
 from hetero.report.intervals import Spans, common, length_s, pairs, union
 from hetero.report.reading import read_run
 from hetero.report.record import RunRecord
@@ -30,12 +31,14 @@ PARTS = ("loading", "running", "storing")
 
 @contextmanager
 def clocked(log: str, part: str) -> Iterator[None]:
-    """Write down by the worker's own clock from when until when a block ran."""
+    """Write down by the worker's own clock from when until when a block ran, and on which device where a task knows."""
     begin_s = time.monotonic()
+    frame = current()
+    device = frame.device.id if frame is not None else ""
     try:
         yield
     finally:
-        line = json.dumps([f"{os.getpid()}:{threading.get_ident()}", part, begin_s, time.monotonic()])
+        line = json.dumps([f"{os.getpid()}:{threading.get_ident()}", device, part, begin_s, time.monotonic()])
         with Path(log).open("a", encoding="utf-8") as file:
             file.write(line + "\n")
 
@@ -180,12 +183,14 @@ RUNS: dict[str, Callable[..., None]] = {
 
 
 def shown(log: Path, run: RunRecord) -> dict[str, dict[str, list[tuple[float, float]]]]:
-    """Return what the clocks of each worker showed, by part, in the times of the run."""
+    """Return what the clocks in the worker of each device showed, by part, in the times of the run."""
+    lines = [json.loads(line) for line in log.read_text(encoding="utf-8").splitlines()]
+    device_of = {worker.partition(":")[0]: device for worker, device, *_ in lines if device}  # of its other threads
+    device_of |= {worker: device for worker, device, *_ in lines if device}
     found: dict[str, dict[str, list[tuple[float, float]]]] = defaultdict(lambda: defaultdict(list))
-    for line in log.read_text(encoding="utf-8").splitlines():
-        worker, part, *times = json.loads(line)
+    for worker, _, part, *times in lines:
         begin_s, end_s = (each - run.head["clock_origin_s"] for each in times)
-        found[worker][part].append((begin_s, end_s))
+        found[device_of.get(worker) or device_of[worker.partition(":")[0]]][part].append((begin_s, end_s))
     return found
 
 
@@ -210,12 +215,12 @@ def missing_s(log: Path, trace: Path) -> tuple[float, float, float]:
         attempt is told to have been in another part
     """
     run = read_run(trace)
-    tellings = [told(run, device) for device in range(len(run.devices))]
+    names = [device.id for device in run.devices]
     shown_s = lost_s = wrong_s = 0.0
-    for parts in shown(log, run).values():
+    for name, parts in shown(log, run).items():
         spans = {part: union(pairs(each)) for part, each in parts.items()}
         whole = union(*spans.values())
-        mine = max(tellings, key=lambda one: sum(_agreed_s(each, one[part]) for part, each in spans.items()))
+        mine = told(run, names.index(name))
         shown_s += length_s(whole)
         lost_s += length_s(whole) - _agreed_s(whole, *mine.values())
         wrong_s += sum(length_s(each) - _agreed_s(each, mine[part]) for part, each in spans.items())

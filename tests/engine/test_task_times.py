@@ -63,10 +63,8 @@ def checked(kind: str, folder: Path, unit_s: float, **options: Any) -> Path:
     RUNS[kind](str(log), str(trace), unit_s, **options)
     shown_s, lost_s, wrong_s = missing_s(log, trace)
     assert shown_s > 0.0
-    unknown_s = 4 * unit_s if kind == "streaming" else 0.0  # loading a stage's program is at times in no attempt
-    assert lost_s <= 0.02 * shown_s + unknown_s, kind
-    if kind != "streaming":  # a program of a stream is loaded while its first batch runs
-        assert wrong_s <= 0.02 * shown_s, kind
+    assert lost_s <= 0.02 * shown_s, kind
+    assert wrong_s <= 0.02 * shown_s, kind
     assert account(read_run(trace)).problems == ()
     return trace
 

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from hetero.engines.base import Channel
+from hetero.engines.base import Channel, TaskClock
 from hetero.floor.errors import BadValueError
 from hetero.model.device import Device
 from hetero.model.notes import CheckpointKept, CollectiveDone, NestedRun, TaskNote
@@ -74,6 +74,7 @@ class Frame:
     depth : how many tasks it is nested in
     children : how many tasks of each name, and of each name and identity, it has submitted, None before the first
     profile : by what the attempt is to be profiled: 'torch' or ''
+    timing : the clock of the attempt, None where the engine keeps none
     """
 
     device: Device
@@ -98,6 +99,7 @@ class Frame:
     depth: int = 0
     children: Counter[str] | None = None
     profile: str = ""
+    timing: TaskClock | None = None
 
     def child(self, name: str, identity: str) -> Frame:
         """Return the frame of a task that this one submits; its checkpoints lie beside those of the outermost task.

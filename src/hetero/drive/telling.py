@@ -6,11 +6,11 @@ It must not send anything: engines take the notes with the answer.
 
 from __future__ import annotations
 
-from hetero.drive.frame import Frame
+from hetero.drive.frame import Frame, current
 from hetero.floor import clock
 from hetero.model.notes import CheckpointKept, CollectiveDone, NestedRun
 
-__all__ = ["KEPT", "tell_checkpoint", "tell_collective", "tell_nested"]
+__all__ = ["KEPT", "tell_checkpoint", "tell_collective", "tell_loaded", "tell_nested"]
 
 KEPT = 10_000
 """Notes of an attempt that are told one by one; what follows is added to the last of its kind."""
@@ -30,6 +30,13 @@ def tell_checkpoint(frame: Frame, name: str, nbytes: int, begun_s: float) -> Non
     which = (frame.task, frame.attempt, frame.device.id)
     seconds = clock.monotonic_s() - begun_s
     _add(frame, CheckpointKept(0.0, *which, name, nbytes, begun_s - frame.began_s, seconds, 1))
+
+
+def tell_loaded() -> None:
+    """Count what the task of this thread has done so far as loading: it has read a program, or what it keeps."""
+    frame = current()
+    if frame is not None and frame.timing is not None and not frame.depth:
+        frame.timing.loaded()
 
 
 def tell_nested(frame: Frame, name: str, begun_s: float) -> None:

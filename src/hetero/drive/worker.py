@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from hetero.drive.frame import Frame, current, deeper, enter
 from hetero.drive.telling import tell_nested
-from hetero.engines.base import Channel, Function, Outcome
+from hetero.engines.base import Channel, Function, Outcome, TaskClock
 from hetero.engines.exceptions import add_note, one_line
 from hetero.engines.setup import Initializer, WorkerSetup
 from hetero.floor import clock, platform
@@ -51,6 +51,7 @@ class DeviceRunner:
         words = (device.id, device.short, device.label, device.kind, device.backend, device.type.casefold(), "any")
         self._words = tuple(dict.fromkeys(words))
         self._told: Frame | None = None
+        self.timing: TaskClock | None = None
         self._always_active = type(backend).activate is Backend.activate
 
     def initialize(self) -> None:
@@ -91,7 +92,15 @@ class DeviceRunner:
         implementation = self._choose(function) if function.implementations else function.default
         backend = self.backend
         frame = Frame(
-            self.device, backend, task, attempt, task_key, channel, state=self._state, inside=self._run_inside
+            self.device,
+            backend,
+            task,
+            attempt,
+            task_key,
+            channel,
+            state=self._state,
+            inside=self._run_inside,
+            timing=self.timing,
         )
         before = enter(frame)
         cpu_s = clock.thread_cpu_s() if self._idle_per_cpu_s else 0.0

@@ -229,6 +229,7 @@ class TaskClock:
     ----------
     started_s, called_s, ran_s, ended_s : s, when the device was taken, the function was called, it returned or raised,
         and the device was free
+    loaded_s : s after the call in which the function read what it needs beside its arguments, as a program
     wait_s, link_in_s, link_out_s : s, added up by the worker; see `hetero.model.notes.Times`
 
     Examples
@@ -240,22 +241,36 @@ class TaskClock:
     Times(load_s=2.0, run_s=3.0, store_s=1.0, wait_s=0.0, link_in_s=0.0, link_out_s=0.0)
     """
 
-    __slots__ = ("_now_s", "called_s", "ended_s", "link_in_s", "link_out_s", "ran_s", "started_s", "wait_s")
+    __slots__ = (
+        "_now_s",
+        "called_s",
+        "ended_s",
+        "link_in_s",
+        "link_out_s",
+        "loaded_s",
+        "ran_s",
+        "started_s",
+        "wait_s",
+    )
 
     def __init__(self, now_s: Callable[[], float]) -> None:
         self._now_s = now_s
         self.started_s = self.called_s = self.ran_s = self.ended_s = inf
-        self.wait_s = self.link_in_s = self.link_out_s = 0.0
+        self.wait_s = self.link_in_s = self.link_out_s = self.loaded_s = 0.0
 
     def start(self) -> None:
         """Begin an attempt: the device is taken."""
         self.started_s = self._now_s()
         self.called_s = self.ran_s = inf
-        self.wait_s = self.link_in_s = self.link_out_s = 0.0
+        self.wait_s = self.link_in_s = self.link_out_s = self.loaded_s = 0.0
 
     def call(self) -> None:
         """Mark that the arguments are there and the function is called."""
         self.called_s = self._now_s()
+
+    def loaded(self) -> None:
+        """Mark that the function, which was called, has read what it needs: what it does from now on is its run."""
+        self.loaded_s = self._now_s() - self.called_s
 
     def ran(self) -> None:
         """Mark that the function returned or raised."""
@@ -266,16 +281,22 @@ class TaskClock:
         now_s = self.ended_s = self._now_s()
         called_s = min(self.called_s, now_s)
         ran_s = min(self.ran_s, now_s)
-        load_s = called_s - self.started_s - self.link_in_s
+        load_s = called_s + self.loaded_s - self.started_s - self.link_in_s
         store_s = now_s - ran_s - self.wait_s - self.link_out_s
-        return Times(load_s, ran_s - called_s, store_s, self.wait_s, self.link_in_s, self.link_out_s)
+        return Times(load_s, ran_s - called_s - self.loaded_s, store_s, self.wait_s, self.link_in_s, self.link_out_s)
 
 
 class Runner(Protocol):
     """Runs calls on one device, one at a time; made by a `WorkerEntry`.
 
     A user's exception passes through `run` as itself.
+
+    Attributes
+    ----------
+    timing : the engine's clock of the attempts, for functions that read something of their own before they run
     """
+
+    timing: TaskClock | None
 
     def initialize(self) -> None:
         """Call the initializer, where there is one; raises DeviceError when that fails."""

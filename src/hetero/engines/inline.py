@@ -170,6 +170,7 @@ class InlineEngine(Engine):
 
     def _attempt(self, device: str, launch: Launch, call: Call) -> Event:
         timing, runner = TaskClock(self._clock.now_s), self._runners[device]
+        runner.timing = timing
         timing.start()
         value: Any = None
         failure: Failure | None = None

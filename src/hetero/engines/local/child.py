@@ -61,7 +61,7 @@ class Server:
         self._pending: list[Any] = []
         self._functions: dict[str, Any] = {}
         self._rooms: dict[int, list[Any]] = {}
-        self._timing = TaskClock(self.clock.now_s)
+        self.timing = TaskClock(self.clock.now_s)
         self._send_lock = threading.RLock()  # a finaliser may log while a message is sent
         self._shielded = 0
         self._cancel_wanted = False
@@ -197,7 +197,7 @@ class Server:
         told = self.control.before(job.seq)
         if told:
             return (job.seq, 0.0, (), told)
-        timing = self._timing
+        timing = self.timing
         timing.start()
         self.slot[0] = job.seq
         views: list[Any] = []
@@ -238,13 +238,13 @@ class Server:
                 add_note(error, UNREAD)
                 raise
             channel = self._channel(job) if job.group else None
-            self._timing.call()
+            self.timing.call()
             try:
                 return self.runner.run(
                     function, args, kwargs, task=job.task, attempt=job.attempt, task_key=job.task_key, channel=channel
                 )
             finally:
-                self._timing.ran()
+                self.timing.ran()
         finally:
             self.running = 0
 
@@ -286,7 +286,7 @@ class Server:
             else:
                 items[item] = self.segments.value(wire, views)
                 travelled += sum([place[2] for place in wire[1]])
-        self._timing.link_in_s = self.slow_link(travelled)
+        self.timing.link_in_s = self.slow_link(travelled)
         return self.segments.value(job.wire, views, items)
 
     def slow_link(self, nbytes: int) -> float:
@@ -314,7 +314,7 @@ class Server:
             raise say.UnserialisableError(
                 f"the result of {self._function(job.key).name} (task {job.task}) cannot travel back: {one_line(error)}"
             ) from None
-        self._timing.link_out_s = self.slow_link(sum([place.nbytes for place in wire.places]))
+        self.timing.link_out_s = self.slow_link(sum([place.nbytes for place in wire.places]))
         return say.VALUE, tuple(wire)
 
     def _own_room(self, seq: int, sizes: list[int]) -> list[Any]:
@@ -326,7 +326,7 @@ class Server:
         try:
             return self._room(seq, sizes)
         finally:
-            self._timing.wait_s = self.clock.now_s() - asked_s
+            self.timing.wait_s = self.clock.now_s() - asked_s
 
     def _room(self, lease: int, sizes: list[int]) -> list[Any]:
         self.send((say.ROOM, lease, sizes))
@@ -442,6 +442,7 @@ def serve(entry: WorkerEntry, data_fd: int, control_fd: int) -> None:
         multiprocessing.process.current_process().authkey = hello.authkey
     try:
         server.runner = entry.make(hello.device)
+        server.runner.timing = server.timing
     except Exception as error:  # noqa: BLE001  the program words it
         server.send((say.BROKEN, one_line(error) if not isinstance(error, HeteroError) else str(error)))
         return

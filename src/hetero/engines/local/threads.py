@@ -185,6 +185,7 @@ class ThreadWorker:
         now_s = self._house.clock.now_s
         try:
             self._runner = self._house.entry.make(self.device)
+            self._runner.timing = self._timing
             self._runner.initialize()
         except BaseException as error:  # noqa: BLE001  back ends and initializers raise anything
             why = str(error) if isinstance(error, HeteroError) else one_line(error)

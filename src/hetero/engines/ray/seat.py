@@ -119,6 +119,7 @@ class Seat:
         self._move_in(entry.setup)
         try:
             self._runner = entry.make(device)
+            self._runner.timing = self._timing
             self._runner.initialize()
         except Exception as error:  # noqa: BLE001  back ends raise anything
             self._trouble = str(error) if isinstance(error, HeteroError) else one_line(error)

@@ -1,4 +1,4 @@
-"""A bulk run that a test kills: `python batch_program.py OUT CALLS FORM`; each call of the function leaves a line."""
+"""A bulk run that a test kills: `python batch_program.py OUT FORM`; each call of the function adds a line to $CALLS."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import time
 import hetero
 
 
-def main(out: str, calls: str, merge: str) -> None:
+def main(out: str, merge: str) -> None:
     """Run to the end."""
 
     def work(batch: list[int]) -> list[str]:
-        with open(calls, "a", encoding="utf-8") as file:
+        with open(os.environ["CALLS"], "a", encoding="utf-8") as file:
             file.write(f"{batch[0]} {len(batch)} {os.getpid()}\n")
         time.sleep(0.01 * len(batch))
         return [f"record {x}" for x in batch]

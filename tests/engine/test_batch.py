@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -438,3 +439,90 @@ def test_wrong_limits_are_told_before_anything_runs(options: dict[str, Any], wor
 
 def test_a_run_that_takes_what_others_leave_gives_the_same(ctx: hetero.Context) -> None:
     assert ctx.map_batches(doubled, range(300), share="free").value == [2 * x for x in range(300)]
+
+
+def scaled(factor: float) -> Callable[[list[Any]], list[Any]]:
+    return lambda batch: [factor * x for x in batch]
+
+
+class Times:
+    def __init__(self, factor: float) -> None:
+        self.factor = factor
+
+    def __call__(self, batch: list[Any]) -> list[Any]:
+        return [self.factor * x for x in batch]
+
+
+def times(factor: float, batch: list[Any]) -> list[Any]:
+    return [factor * x for x in batch]
+
+
+def numbers(last: int) -> Callable[[], Iterator[int]]:
+    return lambda: iter([*range(199), last])
+
+
+def changed(places: int, value: int) -> list[int]:
+    return [value if place == places else place for place in range(200)]
+
+
+OTHERS: dict[str, Callable[[int], tuple[Any, Any, dict[str, Any]]]] = {
+    "a closure": lambda n: (scaled(n), range(200), {}),
+    "an object": lambda n: (Times(n), range(200), {}),
+    "a partial": lambda n: (functools.partial(times, n), range(200), {}),
+    "a stage": lambda n: (hetero.pipeline(scaled(1), scaled(n)), range(200), {}),
+    "a record in a list": lambda n: (scaled(1), changed(4, n), {}),
+    "a record in an array": lambda n: (scaled(1), np.array(changed(4, n)), {}),
+    "a record in a column": lambda n: (lambda b: b["a"], {"a": np.array(changed(4, n))}, {}),
+    "what a generator makes": lambda n: (scaled(1), numbers(n), {}),
+    "whether results are checked": lambda n: (scaled(1), range(200), {"check_finite": n > 1}),
+}
+
+
+@pytest.mark.parametrize("what", OTHERS)
+def test_a_run_that_is_resumed_takes_no_results_of_another_job(
+    what: str, threads: hetero.Context, tmp_path: Path
+) -> None:
+    def run(number: int, resume: bool) -> Any:
+        fn, source, options = OTHERS[what](number)
+        return threads.map_batches(fn, source, out=tmp_path / "out", part=50, resume=resume, **options)
+
+    assert run(1, resume=False).resumed == 0
+    assert run(1, resume=True).resumed == 200
+    with pytest.raises(BadValueError, match=r"another function or other options|the source is now"):
+        run(2, resume=True)
+
+
+@pytest.mark.parametrize(("k", "resumed"), [(2, True), (5, False)])
+def test_a_merge_that_is_resumed_takes_no_states_of_another_merge(
+    k: int, resumed: bool, threads: hetero.Context, tmp_path: Path
+) -> None:
+    out, mended = tmp_path / "out", tmp_path / "mended"
+
+    def fails_at_the_end(batch: list[int]) -> list[int]:
+        if 0 in batch and not mended.exists():
+            deadline_s = time.monotonic() + 30
+            while not any(out.glob("states/**/part-0*")) and time.monotonic() < deadline_s:
+                time.sleep(0.01)
+            raise ValueError("not yet")
+        return batch
+
+    def top(k: int) -> Any:
+        source = range(199, -1, -1)
+        return threads.map_batches(fails_at_the_end, source, merge=TopK(k), out=out, part=50, batch=10, resume=True)
+
+    with pytest.raises(BadRecordsError):
+        top(2)
+    mended.touch()
+    found = top(k)
+    assert found.value == [(place, 199 - place) for place in range(k)]
+    assert bool(found.resumed) is resumed
+
+
+def test_a_plain_iterator_is_not_taken_for_another_one(threads: hetero.Context, tmp_path: Path) -> None:
+    def run(last: int) -> Any:
+        source = (x for x in [*range(199), last])
+        return threads.map_batches(scaled(1), source, out=tmp_path / "out", part=50, resume=True)
+
+    run(1)
+    with pytest.raises(BadValueError, match="without name="):
+        run(2)

@@ -19,8 +19,8 @@ IN_FLIGHT = 2 * 2 * 8
 
 
 def start(out: str, calls: Path, merge: str = "") -> subprocess.Popen[str]:
-    command = [sys.executable, str(PROGRAM), out, str(calls), merge]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True)
+    command, env = [sys.executable, str(PROGRAM), out, merge], {**os.environ, "CALLS": str(calls)}
+    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True, env=env)
 
 
 def kill_once_it_has_done(process: subprocess.Popen[str], calls: Path, more: int) -> None:

@@ -94,3 +94,19 @@ def test_every_plain_value_has_a_text_and_a_finite_size(args: list[object], kwar
     assert text.startswith("f|")
     assert 0.0 <= size < float("inf")
     assert describe("f", tuple(args), kwargs) == (text, size)
+
+
+def test_batches_of_joblib_are_told_apart_by_what_they_call() -> None:
+    parallel = pytest.importorskip("joblib.parallel")
+    from hetero.session.identity import call_identity
+    from hetero.session.joblib import _batch_task
+
+    def identity(factor: int, items: list[int]) -> str:
+        def scaled(x: int) -> int:
+            return factor * x
+
+        batch = parallel.BatchedCalls([(scaled, (x,), {}) for x in items], None)
+        return call_identity(_batch_task(batch), (batch, "hetero", None), {})
+
+    assert identity(2, [1, 2]) == identity(2, [1, 2])
+    assert len({identity(2, [1, 2]), identity(3, [1, 2]), identity(2, [1, 3]), identity(2, [1])}) == 4

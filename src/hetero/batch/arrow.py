@@ -13,6 +13,7 @@ from typing import Any
 
 from hetero.batch.base import Piece, Source
 from hetero.floor.errors import HeteroError
+from hetero.session.identity import value_identity
 
 __all__ = ["DatasetSource", "ReaderSource", "is_dataset", "is_reader"]
 
@@ -57,8 +58,15 @@ class DatasetSource(Source):
         files = list(getattr(self._dataset, "files", ()))
         looked = self._dataset.filesystem.get_file_info(files) if files else ()
         marks = [(info.path, info.size, info.mtime_ns) for info in looked]
-        words = repr([marks, str(self._dataset.schema.remove_metadata()), self._length])
+        words = repr([marks, str(self._dataset.schema.remove_metadata()), self._length, self._taken(bool(files))])
         return f"data set of {len(files)} files, {hashlib.blake2b(words.encode(), digest_size=8).hexdigest()}"
+
+    def _taken(self, of_files: bool) -> str:
+        """Return what is taken of it: its filter, and all of its rows where they lie in memory."""
+        scan = str(getattr(self._dataset, "_scan_options", ""))
+        if of_files:
+            return scan
+        return f"{scan} {value_identity([piece.records for piece in self.read()])}"
 
     def read(self, begin: int = 0) -> Iterator[Piece]:
         """Give the rows from one on."""

@@ -16,7 +16,7 @@ from hetero.batch import learned
 from hetero.batch.base import Job, Sink, Source
 from hetero.batch.committing import Committer, Journal, MergeSink
 from hetero.batch.finding import sink_of, source_of
-from hetero.batch.functions import function_key, prepared
+from hetero.batch.functions import function_identity, function_key, prepared
 from hetero.batch.merges import Fold, check_associative
 from hetero.batch.options import Options, options_of
 from hetero.batch.outcome import Outcome
@@ -34,6 +34,7 @@ from hetero.floor.files import local_path
 from hetero.model.device import Device
 from hetero.plan.batch_sizes import Sizes
 from hetero.plan.batch_stages import StagePlanner
+from hetero.session.identity import value_identity
 from hetero.session.kept import digest
 from hetero.session.requests import KERNEL_KINDS
 from hetero.session.tasks import task
@@ -161,14 +162,17 @@ def map_batches(
         raise BadValueError(
             "ctx and devices exclude one another", remedy="give the Context, or the devices of a new one"
         )
+    kept = sink.durable or sink.journal is not None
+    identity = "" if not kept else function_identity(fn) if pipeline is None else pipeline.identity
     with nullcontext(ctx) if ctx is not None else _opened(devices) as context:
-        return _run(context, program, key, name or _name(fn), records, sink, options, pipeline, wish)
+        return _run(context, program, key, identity, name or _name(fn), records, sink, options, pipeline, wish)
 
 
 def _run(
     ctx: Context,
     program: Program,
     key: str,
+    identity: str,
     name: str,
     source: Source,
     sink: Sink,
@@ -178,13 +182,7 @@ def _run(
 ) -> Outcome:
     taking_part = _devices(ctx)
     spending = Spending(options, taking_part)
-    identity = source.identity()
-    job = Job(
-        digest(key, identity, options.part_items, repr(type(options.merge)), options.same_count),
-        options.part_items or _part_items(source, sink),
-        source.length,
-        identity,
-    )
+    job = _job(identity, source, sink, options, wish)
     parts = sink.open(job, options.found)
     journal = None if sink.journal is None else Journal(sink.journal)
     committer = Committer(sink, job, journal, options.ordered, options.spill)
@@ -204,6 +202,17 @@ def _run(
             view.close()
         if options.learn and pipeline is None:
             learned.keep(key, {device: sizes[device.id] for device in taking_part})
+
+
+def _job(function: str, source: Source, sink: Sink, options: Options, wish: Wish) -> Job:
+    """Name what is computed, by digests; nothing where no results outlive the run, since that reads every record."""
+    part_items = options.part_items or _part_items(source, sink)
+    if not function:
+        return Job("", part_items, source.length)
+    identity = source.identity()
+    wishes = [options.part_items, options.same_count, options.check_finite, *wish]
+    merged = "" if options.merge is None else value_identity(options.merge)
+    return Job(digest(function, identity, wishes, merged, type(sink).__name__), part_items, source.length, identity)
 
 
 def _try_merge(ctx: Context, device: Device, program: Program, merge: Fold, source: Source) -> None:

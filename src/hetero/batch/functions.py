@@ -16,9 +16,10 @@ from hetero.batch.precision import Wish
 from hetero.floor.errors import BadValueError, HeteroError
 from hetero.model.device import Device
 from hetero.session.functions import source_of
+from hetero.session.identity import value_identity
 from hetero.session.requests import refuse_coroutine
 
-__all__ = ["Prepared", "function_key", "prepared"]
+__all__ = ["Prepared", "function_identity", "function_key", "prepared"]
 
 
 class Prepared:
@@ -70,8 +71,13 @@ def _is_made_first(given: Any) -> bool:
     return isinstance(given, type) and any("__call__" in vars(base) for base in given.__mro__)
 
 
+def function_identity(given: Any) -> str:
+    """Return the digest of what a function or a model computes: its code, what it takes along, and its weights."""
+    return function_key(given) if isinstance(given, str | Path) else value_identity(given)
+
+
 def function_key(given: Any) -> str:
-    """Name a function or a model, the same in every run for the same code."""
+    """Name a function or a model, the same in every run for the same code: the key of measured batch sizes."""
     if isinstance(given, str | Path):
         import hashlib
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hetero.batch.functions import Prepared, function_key, prepared
+from hetero.batch.functions import Prepared, function_identity, function_key, prepared
 from hetero.batch.precision import Wish
 from hetero.floor.errors import BadValueError
 from hetero.model.device import Device
@@ -47,6 +47,11 @@ class Pipeline:
     """
 
     stages: tuple[Stage, ...]
+
+    @property
+    def identity(self) -> str:
+        """Digests of what its functions compute."""
+        return " | ".join(f"{function_identity(stage.function)} on {','.join(stage.on)}" for stage in self.stages)
 
     @property
     def key(self) -> str:

@@ -5,8 +5,8 @@ In: what the program holds, or a `.npy` file. Out: pieces of it. It must not cop
 
 from __future__ import annotations
 
-import hashlib
 import itertools
+import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from hetero.batch.base import Piece, Source
 from hetero.batch.records import count, cut, size_bytes
 from hetero.floor.documents import read_array
 from hetero.floor.errors import BadValueError, HeteroError
+from hetero.session.identity import value_identity
 
 __all__ = ["ArraySource", "GeneratorSource", "NpySource", "SequenceSource"]
 
@@ -43,10 +44,12 @@ class SequenceSource(Source):
         return len(self._records)
 
     def identity(self) -> str:
-        """Name the sequence by its length and some of its records."""
+        """Name the sequence by its length and its records; one that makes them by what it is, and some of them."""
+        if isinstance(self._records, list | tuple | range):
+            return f"sequence of {len(self._records)}, {value_identity(self._records)}"
         step = max(1, len(self._records) // _SAMPLED)
         some = [self._records[place] for place in range(0, len(self._records), step)]
-        return f"sequence of {len(self._records)}, {_digest(repr(some).encode())}"
+        return f"sequence of {len(self._records)}, {value_identity([self._records, some])}"
 
     def read(self, begin: int = 0) -> Iterator[Piece]:
         """Give the records from item `begin` on."""
@@ -79,14 +82,12 @@ class ArraySource(Source):
         return self._length
 
     def identity(self) -> str:
-        """Name the array by its shape, its type and some of its records."""
+        """Name the array by its shape, its type and all of its records."""
         columns = self._records if isinstance(self._records, dict) else {"": self._records}
         words = [
             f"{name} {getattr(array, 'dtype', '')} {getattr(array, 'shape', '')}" for name, array in columns.items()
         ]
-        step = max(1, self._length // _SAMPLED)
-        some = b"".join(_some(array, self._length, step) for array in columns.values())
-        return f"array {'; '.join(words)}, {_digest(some)}"
+        return f"array {'; '.join(words)}, {value_identity(_mapped(self._records))}"
 
     def read(self, begin: int = 0) -> Iterator[Piece]:
         """Give the records from item `begin` on, in one piece."""
@@ -134,6 +135,7 @@ class GeneratorSource(Source):
         self._make = make
         self._length = length
         self._name = name or getattr(make, "__qualname__", type(make).__name__)
+        self._named = bool(name)
         self._spent = False
 
     @property
@@ -142,8 +144,13 @@ class GeneratorSource(Source):
         return self._length
 
     def identity(self) -> str:
-        """Name the generator."""
-        return f"generator {self._name} of {self._length}"
+        """Name the generator: as its user did, or by what makes it; one that nobody can tell is like no other."""
+        told = f"generator {self._name} of {self._length}"
+        if self._named:
+            return told
+        if callable(self._make):
+            return f"{told}, {value_identity(self._make)}"
+        return f"{told} without name=, {uuid.uuid4().hex[:16]}"
 
     def read(self, begin: int = 0) -> Iterator[Piece]:
         """Make the records from item `begin` on; those before are made and dropped."""
@@ -182,12 +189,8 @@ class GeneratorSource(Source):
 _TELL = "give the right length, or none"
 
 
-def _some(column: Any, length: int, step: int) -> bytes:
-    """Give every so many records of an array, a tensor or a table as bytes."""
-    if isinstance(column, np.ndarray) and not column.dtype.hasobject:
-        return column[::step].tobytes()
-    return repr([cut(column, place, place + 1) for place in range(0, length, step)]).encode()
-
-
-def _digest(data: bytes) -> str:
-    return hashlib.blake2b(data, digest_size=8).hexdigest()
+def _mapped(records: Any) -> Any:
+    """Return records whose arrays that are mapped from files are plain ones, which are read without a copy."""
+    if isinstance(records, dict):
+        return {name: _mapped(column) for name, column in records.items()}
+    return records.view(np.ndarray) if isinstance(records, np.memmap) else records

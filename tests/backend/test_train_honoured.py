@@ -475,10 +475,10 @@ def test_a_trial_leaves_the_settings_of_the_process_as_they_were() -> None:
     assert random.getstate() == before[1]
 
 
-def refused(model: Any, optimizer: Any = None, *, epochs: int = 1, stepped: bool = False) -> str:
+def refused(model: Any, optimizer: Any = None, *, epochs: int = 1, hearers: Sequence[Any] = ()) -> str:
     optimizer = adam(model) if optimizer is None else optimizer
     with pytest.raises(BadValueError) as found:
-        checking.honoured(model, nn.CrossEntropyLoss(), optimizer, epochs, stepped=stepped)
+        checking.honoured(model, nn.CrossEntropyLoss(), optimizer, epochs, hearers)
     return str(found.value)
 
 
@@ -591,11 +591,11 @@ def test_a_function_that_makes_an_optimizer_of_other_parameters_is_refused() -> 
 def test_a_scheduler_that_nothing_steps_is_refused() -> None:
     model = net()
     optimizer = adam(model)
-    checking.honoured(model, nn.CrossEntropyLoss(), optimizer, 5, stepped=False)
+    checking.honoured(model, nn.CrossEntropyLoss(), optimizer, 5, [])
     torch.optim.lr_scheduler.StepLR(optimizer, 1)
     assert "nothing would step it in 5 epochs; step it every epoch" in refused(model, optimizer, epochs=5)
-    checking.honoured(model, nn.CrossEntropyLoss(), optimizer, 5, stepped=True)
-    checking.honoured(model, nn.CrossEntropyLoss(), optimizer, 1, stepped=False)
+    checking.honoured(model, nn.CrossEntropyLoss(), optimizer, 5, [print])
+    checking.honoured(model, nn.CrossEntropyLoss(), optimizer, 1, [])
 
 
 def test_a_scheduler_that_leaves_no_trace_on_its_optimizer_is_refused_where_nothing_steps_it() -> None:
@@ -603,9 +603,48 @@ def test_a_scheduler_that_leaves_no_trace_on_its_optimizer_is_refused_where_noth
     optimizer, other = adam(model), adam(model)
     scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer)
     assert "nothing would step it in 3 epochs" in refused(model, optimizer, epochs=3)
-    checking.honoured(model, nn.CrossEntropyLoss(), optimizer, 3, stepped=True)
-    checking.honoured(model, nn.CrossEntropyLoss(), other, 3, stepped=False)
+    checking.honoured(model, nn.CrossEntropyLoss(), optimizer, 3, [scheduler.step])
+    checking.honoured(model, nn.CrossEntropyLoss(), other, 3, [])
     del scheduler
+
+
+class Logs:
+    """A callback that logs, and one that has a scheduler among its attributes."""
+
+    def __init__(self, *kept: Any) -> None:
+        self.kept = {"kept": list(kept)}
+
+    def __call__(self, report: Any) -> None:
+        print(report)
+
+
+def test_a_callback_that_cannot_step_the_scheduler_does_not_count() -> None:
+    model = net()
+    optimizer = adam(model)
+    scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer)
+
+    def steps(report: Any) -> None:
+        scheduler.step(report.loss)
+
+    for silent in (print, Logs(), Logs(optimizer), lambda report: print(report), [].append):
+        with pytest.raises(BadValueError) as caught:
+            checking.honoured(model, nn.CrossEntropyLoss(), optimizer, 3, [silent])
+        said = str(caught.value)
+        assert "a ReduceLROnPlateau holds the optimizer, and nothing would step it in 3 epochs" in said
+        assert "none of the 1 callbacks has it at hand; step it every epoch" in said
+    indirect = functools.partial(lambda step, report: step(report), steps)
+    for stepping in (steps, lambda report: steps(report), Logs(scheduler), Logs(steps), indirect, scheduler.step):
+        checking.honoured(model, nn.CrossEntropyLoss(), optimizer, 3, [print, stepping])
+
+
+def test_a_scheduler_of_schedulers_steps_those_within() -> None:
+    model = net()
+    optimizer = adam(model)
+    inner = [torch.optim.lr_scheduler.ConstantLR(optimizer), torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)]
+    outer = torch.optim.lr_scheduler.SequentialLR(optimizer, inner, [2])
+    checking.honoured(model, nn.CrossEntropyLoss(), optimizer, 3, [lambda report: outer.step()])
+    with pytest.raises(BadValueError, match="nothing would step it"):
+        checking.honoured(model, nn.CrossEntropyLoss(), optimizer, 3, [lambda report: inner[0].step()])
 
 
 def test_complex_parameters_are_refused_by_name() -> None:

@@ -15,7 +15,7 @@ import torch
 from hetero.floor.errors import BadValueError
 from hetero.plan.shares import given_shares
 from hetero.train.data import Samples
-from hetero.train.honoured import check_loss, check_model, check_optimizer, check_parameters, has_scheduler
+from hetero.train.honoured import check_loss, check_model, check_optimizer, check_parameters, unstepped_scheduler
 from hetero.train.replica import mixing_layers
 from hetero.train.values import Options
 
@@ -57,20 +57,22 @@ def drawing(data: Samples, options: Options, *, logged: bool) -> None:
         )
 
 
-def honoured(model: Any, loss: Any, optimizer: Any, epochs: int, *, stepped: bool) -> None:
+def honoured(model: Any, loss: Any, optimizer: Any, epochs: int, hearers: Sequence[Any]) -> None:
     """Refuse by name what the program hung onto its parts and training would not honour.
 
     Parameters
     ----------
-    stepped : True where something hears of every epoch, and may step a scheduler then
+    hearers : what hears of every epoch, and may step a scheduler then
     """
     check_optimizer(optimizer)
     check_model(model)
     check_parameters(model, optimizer)
     check_loss(loss)
-    if epochs > 1 and not stepped and has_scheduler(optimizer):
+    scheduler = unstepped_scheduler(optimizer, hearers) if epochs > 1 else ""
+    if scheduler:
+        silent = f": none of the {len(hearers)} callbacks has it at hand" if hearers else ""
         raise BadValueError(
-            f"a learning-rate scheduler holds the optimizer, and nothing would step it in {epochs} epochs",
+            f"a {scheduler} holds the optimizer, and nothing would step it in {epochs} epochs{silent}",
             remedy="step it every epoch, by callbacks=[lambda report: scheduler.step()], or between calls of fit(1)",
         )
 

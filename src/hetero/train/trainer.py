@@ -301,7 +301,7 @@ class Trainer:
         steps = (self._step // self._steps_an_epoch + epochs) * self._steps_an_epoch
         if steps <= self._step:
             return []
-        checking.honoured(self.model, self.loss, self.optimizer, epochs, stepped=bool(self.callbacks or listener))
+        checking.honoured(self.model, self.loss, self.optimizer, epochs, [*self.callbacks, *filter(None, [listener])])
         self._note_hooks()
         self._look_at_data()
         told = Recorded(self.context.driver, listener or Listener())

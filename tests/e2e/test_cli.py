@@ -178,6 +178,22 @@ def test_a_home_on_a_disk_that_takes_no_byte_is_not_told_by_its_room(tmp_path: P
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize(("host", "state"), [("8.8.8.8", "poor"), ("10.0.0.7", "ok")])
+def test_doctor_tells_of_a_node_at_a_public_address(host: str, state: str, tmp_path: Path) -> None:
+    node = {"address": f"{host}:1", "host": host, "token": "", "certificates": "", "pid": 1}
+    (tmp_path / "node.json").write_text(json.dumps({**node, "folder": "/tmp/hetero-x", "jobs": "", "door": 0}))
+    found = document(hetero("doctor", "--json", HETERO_HOME=str(tmp_path)))["findings"]
+    (told,) = [finding for finding in found if finding["group"] == "Network"]
+    assert told["state"] == state
+    assert ("is a public address" in told["found"]) is (state == "poor")
+
+
+def test_a_node_does_not_start_on_every_interface() -> None:
+    done = hetero("node", "start", "--head", "--host", "0.0.0.0")
+    assert done.returncode == 2
+    assert "is every interface of this host" in done.stderr
+
+
 def test_a_script_is_the_main_module_with_its_own_arguments_and_folder(script: Any, tmp_path: Path) -> None:
     (tmp_path / "beside.py").write_text("WORD = 'found'\n")
     path = script(

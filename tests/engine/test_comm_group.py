@@ -6,6 +6,7 @@ import functools
 import json
 import signal
 import socket
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -13,12 +14,13 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 
 from hetero.comm import shared
 from hetero.comm.errors import DisagreementError, GroupBrokenError
 from hetero.comm.group import Group
-from hetero.comm.meeting import open_rendezvous
+from hetero.comm.meeting import check_address, open_rendezvous
 from hetero.comm.mesh import Mesh
 from hetero.errors import BadValueError
 from hetero.testing import check_group
@@ -225,3 +227,45 @@ def test_an_address_that_others_reach_must_be_asked_for(address: str, told: str)
         open_rendezvous("x", 2, address)
     with pytest.raises(BadValueError, match=told):
         Group(0, 2, address=address)
+
+
+@pytest.mark.parametrize("address", ["0.0.0.0", "::", "224.0.0.1"])
+def test_an_address_that_means_every_interface_is_refused(address: str) -> None:
+    with pytest.raises(BadValueError, match="members would listen on all of them"):
+        open_rendezvous("x", 2, address, beyond_loopback=True)
+    with pytest.raises(BadValueError, match="members would listen on all of them"):
+        Group(0, 2, address=address, beyond_loopback=True)
+
+
+def test_a_public_address_is_told_of_once(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level("WARNING", "hetero"):
+        for address in ("8.8.8.8", "8.8.8.8", "10.0.0.7", "fd00::1"):
+            assert check_address(address, beyond_loopback=True) == address
+    (said,) = [record.getMessage() for record in caplog.records]
+    assert said.startswith("8.8.8.8 is a public address, and members of a group listen there without a password")
+
+
+def _listeners() -> set[tuple[str, int]]:
+    return {tuple(one.laddr) for one in psutil.Process().net_connections("inet") if one.status == "LISTEN"}
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems have one address on loopback")
+@pytest.mark.parametrize("algorithm", ["library", "ring"])
+def test_members_listen_on_their_address_and_on_no_other(algorithm: str) -> None:
+    before = _listeners()
+    store, rendezvous = open_rendezvous("bound", 2, "127.0.0.2")
+
+    def form(rank: int) -> Group:
+        group = Group(rank, 2, rendezvous, store if rank == 0 else None, address="127.0.0.2")
+        row = np.ones(1000)
+        group.all_reduce(row, algorithm=algorithm)
+        assert (row == 2.0).all()
+        return group
+
+    with ThreadPoolExecutor(2) as threads:
+        groups = list(threads.map(form, range(2)))
+    found = _listeners() - before
+    for group in groups:
+        group.close()
+    assert found
+    assert {host for host, _ in found} == {"127.0.0.2"}

@@ -17,10 +17,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 from hetero.floor import settings
-from hetero.floor.errors import HistoryError
+from hetero.floor.errors import FileError, HistoryError
+from hetero.floor.listening import is_public
 from hetero.floor.units import format_bytes
 
-__all__ = ["Finding", "findings"]
+__all__ = ["PUBLIC", "Finding", "findings"]
 
 _DISTRIBUTION = "hetero-core"
 _EXTRAS_OF_USERS = ("torch", "jax", "opencl", "vulkan", "nvidia", "joblib")
@@ -49,7 +50,7 @@ class Finding(NamedTuple):
 
 def findings() -> tuple[Finding, ...]:
     """Look at everything."""
-    return (*_python(), *_packages(), *_drivers(), *_limits(), *_places(), *_missed())
+    return (*_python(), *_packages(), *_drivers(), *_limits(), *_places(), *_network(), *_missed())
 
 
 def _python() -> Iterator[Finding]:
@@ -182,6 +183,26 @@ def _why_not_written(folder: Path) -> str:
     except OSError as error:
         return error.strerror or str(error)
     return ""
+
+
+PUBLIC = (
+    "is a public address: members of group tasks and of training listen there without a password; use an address of a "
+    "private network, or a firewall that lets in the other hosts only"
+)
+
+
+def _network() -> Iterator[Finding]:
+    """Tell where the node of this host listens; nothing where there is none."""
+    from hetero.engines.ray.node import read_node
+
+    try:
+        host = read_node(settings.home() / "node.json").host
+    except FileError:
+        return
+    poor = is_public(host)
+    remedy = "hetero node stop; hetero node start --host an address of a private network" if poor else ""
+    found = f"{host} {PUBLIC}" if poor else f"{host}, where members of groups listen"
+    yield Finding("Network", "node", "poor" if poor else "ok", found, remedy)
 
 
 def _missed() -> Iterator[Finding]:

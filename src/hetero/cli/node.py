@@ -12,8 +12,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from hetero.cli.checks import PUBLIC
 from hetero.cli.output import say
 from hetero.floor.errors import BadValueError
+from hetero.floor.listening import is_public
 
 if TYPE_CHECKING:
     from hetero.engines.ray.node import Node
@@ -62,6 +64,8 @@ def start(
         autoscaling=autoscaling,
     )
     say(f"{'head' if head else 'member'} of the cluster {node.address}, as {node.host}")
+    if is_public(node.host):
+        say(f"hetero: {node.host} {PUBLIC}", to=sys.stderr)
     if head:
         file = _token_file(node.token, token_file)
         say(f"token: {file}")

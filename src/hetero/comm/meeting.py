@@ -6,14 +6,19 @@ In: an address. Out: a meeting, where everybody tells a value and learns everybo
 from __future__ import annotations
 
 import ipaddress
+import logging
 import socket
 from datetime import timedelta
+from functools import cache
 from importlib import import_module
 from typing import Any, Literal, Protocol
 
 from hetero.floor.errors import BadValueError
+from hetero.floor.listening import is_public, is_wildcard
 
 __all__ = ["FORM_S", "LOOPBACK", "Library", "Meeting", "Rendezvous", "StoreMeeting", "check_address", "open_rendezvous"]
+
+_log = logging.getLogger("hetero")
 
 LOOPBACK = "127.0.0.1"
 FORM_S = 30.0
@@ -70,12 +75,28 @@ give beyond_loopback=True on a network that you trust
             f"address: {address!r} is no IP address",
             remedy="give that of one of this host's interfaces, as in '10.0.0.7'",
         ) from None
+    if is_wildcard(address) or found.is_multicast:
+        raise BadValueError(
+            f"address: {address} is no interface of this host, and members would listen on all of them",
+            remedy="give the address of the one on which the others reach it, as in '10.0.0.7'",
+        )
     if not found.is_loopback and not beyond_loopback:
         raise BadValueError(
             f"address: other hosts can reach {address}, and what travels is not encrypted",
             remedy="give beyond_loopback=True on a network that you trust",
         )
+    if is_public(address):
+        _warn_public(address)
     return address
+
+
+@cache
+def _warn_public(address: str) -> None:
+    _log.warning(
+        "%s is a public address, and members of a group listen there without a password: "
+        "join hosts by a private network, or let a firewall keep all others out",
+        address,
+    )
 
 
 def open_rendezvous(

@@ -7,6 +7,7 @@ one of many costs nothing beside that thread; it must not know what is said afte
 from __future__ import annotations
 
 import errno
+import ipaddress
 import logging
 import selectors
 import socket
@@ -19,7 +20,7 @@ from typing import NamedTuple
 
 from hetero.floor.clock import JOIN_S, monotonic_s, sleep
 
-__all__ = ["GREETING_S", "Admit", "Listening", "Verdict"]
+__all__ = ["GREETING_S", "Admit", "Listening", "Verdict", "is_public", "is_wildcard"]
 
 _log = logging.getLogger("hetero.listening")
 
@@ -289,3 +290,29 @@ class Listening:
         self._untold = 0
         self._told.append(now_s)
         _log.info("refused %s: %s%s", peer or "a visitor", why, more)
+
+
+def is_public(host: str) -> bool:
+    """Tell whether an IP address is one that the whole internet can reach; a name is not looked up.
+
+    Examples
+    --------
+    >>> is_public("8.8.8.8"), is_public("10.0.0.7"), is_public("127.0.0.1"), is_public("node3")
+    (True, False, False, False)
+    """
+    with suppress(ValueError):
+        return ipaddress.ip_address(host.strip("[]")).is_global
+    return False
+
+
+def is_wildcard(host: str) -> bool:
+    """Tell whether listening on an address means to listen on every interface.
+
+    Examples
+    --------
+    >>> is_wildcard("0.0.0.0"), is_wildcard("::"), is_wildcard("10.0.0.7")
+    (True, True, False)
+    """
+    with suppress(ValueError):
+        return ipaddress.ip_address(host.strip("[]")).is_unspecified
+    return False

@@ -27,6 +27,7 @@ from hetero.floor import settings
 from hetero.floor.clock import monotonic_s, sleep
 from hetero.floor.documents import read_record
 from hetero.floor.errors import BadValueError, EngineError, FileError
+from hetero.floor.listening import is_wildcard
 from hetero.floor.private import check_own, check_secret, own_home, private_folder, temporary_folder, write_private
 from hetero.floor.units import shown
 
@@ -246,6 +247,11 @@ def folder_for_ray(prefix: str, suffix: str = "") -> Path:
 
 
 def _refuse_open(host: str, join: str, certificates: Path | None) -> None:
+    if is_wildcard(host):
+        raise BadValueError(
+            f"--host {host} is every interface of this host, and no address on which the others reach it",
+            remedy="give the address of one of them, as in 10.0.0.7",
+        )
     beyond = not is_loopback(f"{host}:0") or (join and not is_loopback(join))
     if beyond and certificates is None:
         raise BadValueError(

@@ -7,19 +7,32 @@ failure where `HETERO_REQUIRE` names it. It must not take a part's word for it: 
 from __future__ import annotations
 
 import functools
+import importlib
 import os
 import shutil
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from hetero.floor import settings
 from tests import cgroups
 
-__all__ = ["PARTS", "PROJECT", "absent", "chromium", "data_folder", "foreign_tests", "mpiexec", "need"]
+__all__ = [
+    "PARTS",
+    "PROJECT",
+    "absent",
+    "chromium",
+    "data_folder",
+    "foreign_tests",
+    "import_or_fail",
+    "in_ci",
+    "mpiexec",
+    "need",
+]
 
 PROJECT = Path(__file__).resolve().parent.parent
 _BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
@@ -127,9 +140,21 @@ def absent(part: str) -> str:
     return f"needs {words}: {found}" if found else ""
 
 
+def in_ci() -> bool:
+    """Tell whether this is continuous integration, where nothing that pip installs may be absent."""
+    return os.environ.get("CI", "").lower() in ("1", "true")
+
+
 def _is_required(part: str) -> bool:
-    in_ci = os.environ.get("CI", "").lower() in ("1", "true")
-    return part in settings.required() or (part == "data" and in_ci)
+    return part in settings.required() or (part == "data" and in_ci())
+
+
+def import_or_fail(name: str, *_: object, **__: object) -> Any:
+    """Import a module for `pytest.importorskip`; where it is absent the test fails and is not passed over."""
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        pytest.fail(f"continuous integration lacks {name}: {error}", pytrace=False)
 
 
 def need(part: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -41,3 +42,17 @@ def test_an_absent_part_that_is_required_fails_with_one_line() -> None:
     assert done.returncode == pytest.ExitCode.TESTS_FAILED
     assert "needs the test data" in done.stdout
     assert "Traceback" not in done.stdout
+
+
+@pytest.mark.parametrize(("ci", "code"), [("true", pytest.ExitCode.TESTS_FAILED), ("", pytest.ExitCode.OK)])
+def test_a_package_that_is_absent_in_continuous_integration_passes_nothing_over(
+    ci: str, code: pytest.ExitCode, tmp_path: Path
+) -> None:
+    (tmp_path / "test_it.py").write_text(
+        "import pytest\n\n\ndef test_it():\n    pytest.importorskip('no_such_package')\n"
+    )
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "tests.conftest", str(tmp_path)]
+    env = {**os.environ, "CI": ci, "PYTHONPATH": os.pathsep.join([str(PROJECT), os.environ.get("PYTHONPATH", "")])}
+    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=250, check=False)
+    assert done.returncode == code, done.stdout + done.stderr
+    assert ("continuous integration lacks no_such_package" in done.stdout) is bool(ci)

@@ -71,7 +71,7 @@ def test_the_trace_is_written_where_the_command_line_says(script: Any, tmp_path:
         (
             ["--devices", "1xcpu", "--trace", "a"],
             "",
-            "opened no hetero.Context, so these had no effect: --devices 1xcpu",
+            "opened no hetero.Context itself, so these had no effect on it: --devices 1xcpu",
         ),
     ],
 )

@@ -20,6 +20,7 @@ from hetero.errors import (
     ConfigError,
     HeteroError,
     NothingFitsError,
+    OutOfDeviceMemoryError,
     RemoteTracebackError,
     SerialisationError,
     TaskTimeoutError,
@@ -325,6 +326,43 @@ def test_a_task_that_cannot_be_cut_further_fails_with_the_reason() -> None:
         pytest.raises(HeteroError, match="its split gave 1 part"),
     ):
         ctx.submit(task, [1, 2]).result(30)
+
+
+class QuotaError(MemoryError):
+    def __init__(self, user: str, limit: int) -> None:
+        super().__init__(f"{user} is over {limit}")
+        self.user = user
+
+
+class LoadError(Exception):
+    pass
+
+
+@pytest.mark.parametrize("isolation", ["thread", "process"])
+def test_a_memory_error_of_the_programs_own_and_one_raised_from_a_memory_error_arrive_as_themselves(
+    isolation: str,
+) -> None:
+    def over() -> None:
+        raise QuotaError("ann", 5)
+
+    def wrapped() -> None:
+        try:
+            raise MemoryError("full")
+        except MemoryError as error:
+            raise LoadError("no model") from error
+
+    with hetero.Context(devices="1xcpu", isolation=isolation, history=False) as ctx:
+        with pytest.raises(QuotaError, match="ann is over 5") as caught:
+            ctx.run(over)
+        assert caught.value.user == "ann"
+        with pytest.raises(LoadError, match="no model"):
+            ctx.run(wrapped)
+        with pytest.raises(OutOfDeviceMemoryError):
+            ctx.run(exhaust)
+
+
+def exhaust() -> None:
+    raise MemoryError
 
 
 def test_a_named_run_clears_the_checkpoints_of_finished_tasks_and_finds_those_of_failed_ones() -> None:

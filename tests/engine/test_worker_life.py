@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import collections
 import concurrent.futures
 import heapq
 import logging
@@ -12,6 +13,7 @@ import signal
 import subprocess
 import sys
 import time
+import types
 import weakref
 from collections.abc import Iterator
 from pathlib import Path
@@ -57,6 +59,26 @@ def test_gather_returns_exceptions_in_the_place_of_values(ctx: hetero.Context) -
     )
     with pytest.raises(ValueError, match="two"):
         ctx.gather(futures)
+
+
+class FutureList(list[Any]):
+    pass
+
+
+@pytest.mark.parametrize(
+    "hide",
+    [
+        lambda future: FutureList([future]),
+        lambda future: types.SimpleNamespace(a=future),
+        lambda future: collections.ChainMap({"a": future}),
+        lambda future: {future: 1},
+    ],
+)
+def test_gather_refuses_futures_where_it_does_not_look(ctx: hetero.Context, hide: Any) -> None:
+    future = ctx.submit(identity, 1)
+    with pytest.raises(hetero.errors.BadValueError, match="gather does not look for futures in this place of a"):
+        ctx.gather([1, hide(future)])
+    assert ctx.gather([FutureList([1]), {"a": future}]) == [[1], {"a": 1}]
 
 
 def test_the_async_twin_of_gather_returns_exceptions_and_takes_what_gather_takes(ctx: hetero.Context) -> None:
@@ -405,6 +427,34 @@ def test_an_exception_keeps_its_own_notes_beside_the_one_that_names_its_task(ctx
     assert error.__notes__ == ["mine", f"raised by task {future.item} (raise_one)"]
 
 
+def begin_a_line() -> None:
+    print("begun", end="")
+
+
+def test_what_a_task_began_to_print_is_not_tagged_as_the_next_ones(capfd: pytest.CaptureFixture[str]) -> None:
+    with hetero.Context({"tag_output": True, "devices": "1xcpu"}, history=False) as own:
+        first, second = own.submit(begin_a_line), own.submit(say, "one")
+        own.gather([first, second])
+        name = own.devices[0].short
+    assert capfd.readouterr().out.splitlines() == [
+        f"[{name} task {first.item}] begun",
+        f"[{name} task {second.item}] one and",
+    ]
+
+
+def test_the_name_of_a_function_steers_no_terminal() -> None:
+    def steer(x: int) -> int:
+        return x
+
+    steer.__name__ = steer.__qualname__ = "steer\x1b[31m"
+    with hetero.Context(devices="1xcpu", engine="inline", history=False) as own:
+        future = own.submit(steer, 1)
+        shown = [repr(future), repr(hetero.task(steer)), str(own.explain(steer, 1))]
+    assert all("\x1b" not in each for each in shown), shown
+    with pytest.raises(hetero.errors.BadValueError, match="characters that print"):
+        hetero.task(name="a\x1b[31m")(steer)
+
+
 def print_bytes() -> None:
     print("text", end=" ")
     sys.stdout.buffer.write(b"bytes\n")
@@ -427,7 +477,7 @@ def test_tagged_output_has_what_a_text_stream_has(capfd: pytest.CaptureFixture[s
 
 
 SLOTTED_PROGRAM = """
-import abc, dataclasses, hetero
+import abc, dataclasses, typing, hetero
 class Plain:
     __slots__ = ("x", "__own", "never")
     def __init__(self, x):
@@ -464,13 +514,22 @@ class Frozen:
     x: int
     def seen(self):
         return type(self) is Frozen, self.x
+class Named(typing.NamedTuple):
+    x: int
+    y: str = "y"
+    def seen(self):
+        return type(self) is Named, self, self._replace(y="z")
+class BelowNamed(Named):
+    __slots__ = ()
+    def seen(self):
+        return type(self) is BelowNamed, tuple(self), super().seen()[1:]
 class Failed(Exception):
     __slots__ = ("x",)
     def __init__(self, x):
         self.x = x
     def seen(self):
         return type(self) is Failed, self.x
-KINDS = [Plain, Below, Open, Abstract, Data, Frozen]
+KINDS = [Plain, Below, Open, Abstract, Data, Frozen, Named, BelowNamed]
 def make(kind, x):
     return kind(x)
 def strict(value):

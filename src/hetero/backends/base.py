@@ -21,7 +21,22 @@ from hetero.floor.errors import BadValueError, DeviceError, HeteroError, OutOfDe
 from hetero.model.device import HOST_NODE, Device, DeviceStatus
 from hetero.model.topology import Link
 
-__all__ = ["Backend", "Found", "Kernel", "Speed"]
+__all__ = ["Backend", "Found", "Kernel", "Speed", "is_memory_error"]
+
+_RAISE_MEMORY_ERRORS = {"builtins", "numpy", "cupy", "jax", "jaxlib", "numba", "pyarrow", "pyopencl", "torch", "hetero"}
+"""Packages whose subclasses of MemoryError mean that memory ran out; a program's own may mean a quota."""
+
+
+def is_memory_error(error: BaseException) -> bool:
+    """Return True for Python's MemoryError and the subclasses of array libraries, False for a program's own.
+
+    Examples
+    --------
+    >>> class QuotaError(MemoryError): ...
+    >>> is_memory_error(MemoryError()), is_memory_error(QuotaError())
+    (True, False)
+    """
+    return isinstance(error, MemoryError) and type(error).__module__.partition(".")[0] in _RAISE_MEMORY_ERRORS
 
 
 class Found(NamedTuple):
@@ -288,7 +303,7 @@ class Backend(ABC):
         """Tell whether an exception, or what it came from, means that memory ran out."""
         seen: BaseException | None = error
         while seen is not None:
-            if isinstance(seen, MemoryError) or self._is_out_of_memory(seen):
+            if is_memory_error(seen) or self._is_out_of_memory(seen):
                 return True
             seen = seen.__cause__
         return False

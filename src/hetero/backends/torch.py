@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hetero.backends import host, nvidia
-from hetero.backends.base import Backend, Found
+from hetero.backends.base import Backend, Found, is_memory_error
 from hetero.backends.cpu import CpuLoad, cpu_device, hold_threads, release_threads
 from hetero.backends.gpus import gpu_status, pci_addresses
 from hetero.backends.wording import one_line
@@ -185,7 +185,7 @@ class TorchBackend(Backend):
 def is_out_of_memory(error: BaseException) -> bool:
     """Tell whether an exception of torch's or Python's own means that memory ran out."""
     if not isinstance(error, RuntimeError):
-        return isinstance(error, MemoryError)
+        return is_memory_error(error)
     text = str(error).lower()
     words = ("can't allocate memory", "out of memory", "std::bad_alloc")
     return type(error).__name__ == "OutOfMemoryError" or any(word in text for word in words)

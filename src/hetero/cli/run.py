@@ -72,7 +72,10 @@ def _tell_unheard(script: str) -> None:
     config = sys.modules.get("hetero.session.config")
     unheard = config.command_line.unheard() if config is not None else ""
     if unheard:
-        print(f"hetero: {script} opened no hetero.Context, so these had no effect: {unheard}", file=sys.stderr)
+        print(
+            f"hetero: {script} opened no hetero.Context itself, so these had no effect on it: {unheard}",
+            file=sys.stderr,
+        )
 
 
 def _compiled(script: str) -> types.CodeType:

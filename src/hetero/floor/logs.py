@@ -257,20 +257,28 @@ class TaggedStream(io.TextIOBase):
         self._begun = threading.local()
 
     def write(self, text: str) -> int:
-        """Write whole lines, each with its tag; what does not end in one waits for its end, or for a flush."""
+        """Write whole lines, each with its tag; what ends in none waits for its end, a flush, or another's text."""
         task, device = self._where()
-        if task is None and not getattr(self._begun, "text", ""):
+        tag = "" if task is None else f"[{device.partition('/')[2] or device} task {task}] "
+        begun, of = getattr(self._begun, "text", ("", ""))
+        if begun and of != tag:
+            self.stream.write(f"{of}{begun}\n")
+            begun = ""
+        if task is None:
+            self._begun.text = "", ""
             return self.stream.write(text)
-        *lines, self._begun.text = (getattr(self._begun, "text", "") + text).split("\n")
-        tag = f"[{device.partition('/')[2] or device} task {task}] "
+        *lines, rest = (begun + text).split("\n")
+        self._begun.text = rest, tag
         if lines:
             self.stream.write("".join([f"{tag}{line}\n" for line in lines]))
         return len(text)
 
     def flush(self) -> None:
         """Write what was begun, on a line of its own."""
-        if getattr(self._begun, "text", ""):
-            self.write("\n")
+        begun, of = getattr(self._begun, "text", ("", ""))
+        if begun:
+            self.stream.write(f"{of}{begun}\n")
+            self._begun.text = "", ""
         self.stream.flush()
 
     def writable(self) -> bool:

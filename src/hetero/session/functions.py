@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from hetero.engines.base import Function
+from hetero.floor.text import single_line
 
 __all__ = ["Source", "source_of", "travels_by_name", "used_names"]
 
@@ -196,7 +197,7 @@ def source_of(function: Any) -> Source:
         return Source(function, {}, _name(function))
     source = function.__dict__.get(_ATTRIBUTE)
     if source is None:
-        source = Source(function, {}, function.__name__)
+        source = Source(function, {}, _name(function))
         function.__dict__[_ATTRIBUTE] = source
     return source
 
@@ -231,7 +232,7 @@ def _content(cell: types.CellType) -> object:
 def _name(function: Any) -> str:
     if isinstance(function, functools.partial):
         return _name(function.func)
-    return getattr(function, "__name__", None) or type(function).__name__
+    return single_line(getattr(function, "__name__", None) or type(function).__name__)
 
 
 def _identify(part: Any, captured: _Captured) -> str:

@@ -20,6 +20,7 @@ from hetero.floor.errors import (
     HeteroError,
     NothingFitsError,
     OutOfDeviceMemoryError,
+    RemoteTracebackError,
     SerialisationError,
     TaskCancelledError,
     TaskLostError,
@@ -319,7 +320,7 @@ def _end_wait(ended: asyncio.Future[None]) -> None:
 
 
 def _exception_of(failure: Failure, task: int, name: str) -> BaseException:
-    if failure.kind == "out_of_memory":
+    if failure.kind == "out_of_memory" and not _was_raised_from(failure.payload):
         problem = f"{name} does not fit into the memory of any device that may run it: {failure.message}"
         unfit = OutOfDeviceMemoryError(problem, remedy="raise memory_limit, or give the task split= and merge=")
         unfit.__cause__ = failure.payload if isinstance(failure.payload, BaseException) else None
@@ -329,6 +330,12 @@ def _exception_of(failure: Failure, task: int, name: str) -> BaseException:
         add_note(error, f"raised by task {task} ({name})", unless="raised by task ")
         return error
     return _ERRORS.get(failure.kind, HeteroError)(failure.message)
+
+
+def _was_raised_from(error: Any) -> bool:
+    """Return True for an exception that a task raised from another one: the words are its own."""
+    cause = getattr(error, "__cause__", None)
+    return cause is not None and not isinstance(cause, RemoteTracebackError)
 
 
 register(Future, lambda future: future.described)

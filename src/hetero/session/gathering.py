@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
@@ -50,7 +50,26 @@ def _check(futures: Any) -> None:
 def _value(item: Any, return_exceptions: bool = False) -> Any:
     if isinstance(item, concurrent.futures.Future):
         return _outcome(item) if return_exceptions else item.result()
-    return rebuild(item, lambda each: _value(each, return_exceptions)) if is_container(type(item)) else item
+    if not is_container(type(item)):
+        _refuse_hidden(item)
+        return item
+    if isinstance(item, Mapping):
+        _refuse_hidden(item)
+    return rebuild(item, lambda each: _value(each, return_exceptions))
+
+
+def _refuse_hidden(item: Any) -> None:
+    """Refuse futures where `gather` does not look: keys, attributes, containers of another kind."""
+    inside: list[Any] = list(getattr(item, "__dict__", {}).values())
+    if isinstance(item, Mapping):
+        inside += item if is_container(type(item)) else [*item, *item.values()]
+    elif isinstance(item, list | tuple | set | frozenset):
+        inside += item
+    if any(isinstance(each, concurrent.futures.Future) for each in inside):
+        raise BadValueError(
+            f"gather does not look for futures in this place of a {type(item).__name__}",
+            remedy="put them into lists, tuples, sets, the values of dicts, or the fields of dataclasses",
+        )
 
 
 def _outcome(future: concurrent.futures.Future[Any]) -> Any:

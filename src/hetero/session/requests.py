@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import lru_cache, partial
 from inspect import isasyncgenfunction, iscoroutinefunction, isroutine
+from numbers import Integral
 from typing import Any
 
 from hetero.floor.errors import BadValueError, did_you_mean
@@ -223,11 +224,11 @@ def words(option: str, given: Any) -> tuple[str, ...]:
 
 
 def whole(option: str, given: Any, least: int | None) -> int:
-    """Return a whole number as it is; refuse what is none, or less than `least`."""
-    if isinstance(given, bool) or not isinstance(given, int) or (least is not None and given < least):
+    """Return a whole number, NumPy's too, as an int; refuse what is none, or less than `least`."""
+    if isinstance(given, bool) or not isinstance(given, Integral) or (least is not None and given < least):
         limit = "" if least is None else f" of {least} or more"
         raise BadValueError(f"{option}={given!r} is not allowed", remedy=f"give a whole number{limit}")
-    return given
+    return int(given)
 
 
 def _timeout_s(options: Mapping[str, Any]) -> float:
@@ -243,7 +244,10 @@ def _timeout_s(options: Mapping[str, Any]) -> float:
 def text(option: str, given: Any) -> str:
     """Return a text as it is; refuse what is none, or has blanks around it."""
     if not isinstance(given, str) or given != given.strip() or not given.isprintable():
-        raise BadValueError(f"{option}={given!r} is not allowed", remedy="give a text without blanks around it")
+        raise BadValueError(
+            f"{option}={given!r} is not allowed",
+            remedy="give a text of characters that print, without blanks around it",
+        )
     return given
 
 

@@ -14,6 +14,7 @@ from typing import Any, Generic, ParamSpec, TypeVar, overload
 
 from hetero.drive.around import Surroundings
 from hetero.floor.errors import BadValueError, SerialisationError
+from hetero.floor.text import single_line
 from hetero.model.tasks import JUDGED_BY_CALLER, Request
 from hetero.session.functions import Source, source_of, travels_by_name
 from hetero.session.requests import build_request, check_word, checked_env, refuse_coroutine
@@ -47,7 +48,7 @@ class TaskFunction(Generic[P, R]):
     def __init__(self, plain: Callable[P, R] | None, options: Mapping[str, Any], source: Source | None = None) -> None:
         refuse_coroutine(plain)
         given = {option: value for option, value in options.items() if value is not None}
-        name = given.get("name", getattr(plain, "__name__", type(plain).__name__))
+        name = given.get("name") or single_line(getattr(plain, "__name__", type(plain).__name__))
         self._options = given
         self.source = source if source is not None else Source(plain, {}, name)
         self.name: str = name

@@ -11,6 +11,7 @@ import io
 import pickle
 import struct
 import threading
+import typing
 from collections import deque
 from collections.abc import Mapping, Sequence
 from types import FunctionType
@@ -156,6 +157,8 @@ def _with_slots(kind: type, reduced: tuple[Any, ...]) -> tuple[Any, ...]:
     make, (*given, keywords, tracker, extra), (content, *others), *rest = reduced
     names = vars(kind)["__slots__"]
     if not isinstance(keywords, dict) or not isinstance(content, dict):  # an enumeration has no slots of its own
+        return reduced
+    if typing.NamedTuple in vars(kind).get("__orig_bases__", ()):  # it makes its slots, and takes none
         return reduced
     slots = names if isinstance(names, str | dict) else tuple(names)
     content = {

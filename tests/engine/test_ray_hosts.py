@@ -188,7 +188,7 @@ def test_a_program_with_no_certificate_or_a_foreign_one_is_refused_at_the_door_a
     assert "is reached over a network, and nothing would be encrypted" in wrong
     code, _, wrong = hosts.run(1, *nobody, "--certificates", str(tmp_path / "foreign"))
     assert code == 1
-    assert "is no door of a cluster with these certificates" in wrong
+    assert "is no job server of a cluster with these certificates" in wrong
     assert f"refused {hosts.fleet.hosts[1].address}" in hosts.path(0, Path(node["folder"]) / "door.log").read_text()
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib.util
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -12,10 +14,12 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
 
+from hetero.engines.ray.jobs import keep_ends
 from hetero.engines.ray.parcel import pack, read_variables
 from hetero.errors import BadValueError
 
@@ -48,11 +52,16 @@ class Head:
     address: str
 
     def run(self, *words: str) -> tuple[int, str, str]:
+        with self.start(*words) as running:
+            said, wrong = running.communicate(timeout=PATIENCE_S)
+        return running.returncode, said, wrong
+
+    def start(self, *words: str) -> subprocess.Popen[str]:
         env = {**os.environ, "HETERO_HOME": str(self.folder / "home")}
-        done = subprocess.run(
-            [HETERO, *words], capture_output=True, text=True, env=env, timeout=PATIENCE_S, check=False
+        pipe = subprocess.PIPE
+        return subprocess.Popen(
+            [HETERO, *words], stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe, text=True, env=env
         )
-        return done.returncode, done.stdout, done.stderr
 
     def written(self) -> dict[str, object]:
         return dict(json.loads((self.folder / "home" / "node.json").read_text()))
@@ -147,7 +156,7 @@ def test_what_cannot_be_reached_or_asked_is_told_in_one_line(head: Head, tmp_pat
     script = head.write("short.py", "print(1)")
     cases = {
         ("jobs", "ls", "--address", "127.0.0.1:1"): "no cluster takes jobs at 127.0.0.1:1: Connection refused",
-        ("jobs", "ls", "--address", str(head.written()["address"])): "is no door of a cluster",
+        ("jobs", "ls", "--address", str(head.written()["address"])): "is no job server of a cluster",
         ("jobs", "ls", "--address", "10.9.9.9:1"): "is reached over a network, and nothing would be encrypted",
         ("submit", str(tmp_path / "none.py")): "there is no such script",
         ("node", "start", "--head"): "runs on this host",
@@ -159,6 +168,43 @@ def test_what_cannot_be_reached_or_asked_is_told_in_one_line(head: Head, tmp_pat
         assert code in (1, 2), words
         assert problem in wrong
         assert wrong.count("\n") == 1
+
+
+SLOW = """
+import pathlib, sys, time
+for number in range(1000):
+    print(number, flush=True)
+    time.sleep(0.2)
+    if pathlib.Path(sys.argv[1]).exists():
+        sys.exit(9)
+"""
+
+
+@pytest.mark.slow
+def test_a_job_outlives_the_job_server_and_is_found_again_with_its_exit_code(head: Head) -> None:
+    end = head.folder / "end"
+    script = head.write("slow.py", SLOW)
+    with head.start("submit", script, str(end)) as following:
+        assert following.stdout is not None
+        assert following.stdout.readline() == "0\n"
+        os.kill(int(str(head.written()["door"])), signal.SIGKILL)
+        _, wrong = following.communicate(timeout=PATIENCE_S)
+    job = wrong.partition("job ")[2].partition(" ")[0]
+    assert job.startswith("slow-")
+    assert following.returncode == 1
+    assert "the connection to the job server" in wrong
+    assert f"see 'hetero jobs logs --follow {job}'" in wrong
+    code, _, wrong = head.run("jobs", "ls")
+    assert code == 1
+    assert "has ended; the jobs of this head go on; start it again with 'hetero jobs serve'" in wrong
+    code, said, wrong = head.run("jobs", "serve")
+    assert (code, said) == (0, f"jobs are taken at {head.address}\n"), wrong
+    assert head.run("jobs", "serve")[0] == 1
+    assert state(head, job) == ("running", None)
+    end.touch()
+    code, said, wrong = head.run("jobs", "logs", "--follow", job)
+    assert (code, said.startswith("0\n1\n")) == (9, True), wrong
+    assert state(head, job) == ("failed", 9)
 
 
 def test_a_port_in_use_and_a_token_that_is_not_there_are_refused(tmp_path: Path) -> None:
@@ -189,3 +235,25 @@ def test_a_folder_travels_without_what_is_hidden_and_has_the_script_in_it(tmp_pa
         pack(tmp_path / "main.py", tmp_path / "alone")
     with pytest.raises(BadValueError, match="sets no variable"):
         read_variables(["2SIZE=3"])
+
+
+class OneJob:
+    """What Ray knows of jobs, of which there is one."""
+
+    def __init__(self, over: bool) -> None:
+        self.over = over
+        self.put: list[str] = []
+
+    async def get_info(self, _: str) -> SimpleNamespace:
+        return SimpleNamespace(status=SimpleNamespace(is_terminal=lambda: self.over))
+
+    async def put_status(self, job: str, status: str) -> None:
+        self.put.append(f"{job} {status}")
+
+
+@pytest.mark.parametrize(("over", "put"), [(False, ["a FAILED"]), (True, [])])
+def test_a_job_that_is_over_stays_as_it_ended(over: bool, put: list[str]) -> None:
+    client = OneJob(over)
+    keep_ends(client)
+    asyncio.run(client.put_status("a", "FAILED"))
+    assert client.put == put

@@ -52,6 +52,14 @@ def cancel(
     tell(doorway(address, token_file, certificates).ask("cancel", job=job))
 
 
+@app.command()
+def serve() -> None:
+    """Start the job server of this host's head again, after it has ended; jobs go on without it and are found again."""
+    from hetero.engines.ray.node import serve_jobs
+
+    say(f"jobs are taken at {serve_jobs().jobs}")
+
+
 def _print(jobs: list[dict[str, Any]]) -> None:
     if not jobs:
         say("no jobs")

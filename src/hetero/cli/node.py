@@ -14,13 +14,15 @@ import typer
 
 from hetero.cli.checks import PUBLIC
 from hetero.cli.output import say
-from hetero.floor.errors import BadValueError
+from hetero.floor.errors import BadValueError, EngineError
 from hetero.floor.listening import is_public
 
 if TYPE_CHECKING:
     from hetero.engines.ray.node import Node
 
 __all__ = ["app"]
+
+_AGAIN_S = 10.0
 
 app = typer.Typer(help="Make this host a part of a cluster, on Ray.", no_args_is_help=True, rich_markup_mode=None)
 
@@ -77,15 +79,34 @@ def start(
 
 
 def _stay(node: Node) -> None:
-    """Wait for the node's end, as those who start and end it need that watch over one process of their own."""
+    """Wait for the node's end, as those who start and end it need that watch over one process of their own.
+
+    A job server that ended is started again.
+    """
     from hetero.engines.ray.node import stop_node
     from hetero.floor.clock import sleep
 
     try:
         while node.alive:
             sleep(0.5)
+            if node.jobs and not node.door_alive:
+                node = _served_again(node)
     finally:
         stop_node()
+
+
+def _served_again(node: Node) -> Node:
+    from hetero.engines.ray.node import serve_jobs, this_node
+    from hetero.floor.clock import sleep
+
+    try:
+        served = serve_jobs()
+    except EngineError as error:
+        say(f"hetero: the job server at {node.jobs} has ended: {error}", to=sys.stderr)
+        sleep(_AGAIN_S)
+        return this_node() or node
+    say(f"hetero: the job server had ended, and takes jobs at {served.jobs} again", to=sys.stderr)
+    return served
 
 
 def _token_file(token: str, given: Path | None) -> Path:

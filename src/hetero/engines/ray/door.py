@@ -1,7 +1,7 @@
 """The door of a cluster: takes programs in from elsewhere, on the head's address, by certificate and token.
 
-In: requests of one line of JSON each, with an archive behind it. Out: answers, one line of JSON each. It starts Ray's
-keeper of jobs with the first request, and must not read on before a token was shown.
+In: requests of one line of JSON each, with an archive behind it. Out: answers, one line of JSON each, `LAST` the
+last of them. It starts Ray's keeper of jobs with the first request, and must not read on before a token was shown.
 """
 
 from __future__ import annotations
@@ -25,13 +25,17 @@ from hetero.engines.ray.jobs import Jobs
 from hetero.engines.ray.parcel import MOST_BYTES, Program
 from hetero.floor.clock import monotonic_s, sleep
 from hetero.floor.documents import parse_json, record_of
-from hetero.floor.errors import BadValueError, FileError, HeteroError
+from hetero.floor.errors import BadValueError, EngineError, FileError, HeteroError
 from hetero.floor.listening import Admit, Listening, Verdict
 
-__all__ = ["FILE", "Door", "main"]
+__all__ = ["FILE", "LAST", "Door", "main"]
+
+_log = logging.getLogger("hetero.door")
 
 FILE = "door"
 """In the node's folder: the address, as soon as it listens."""
+LAST: dict[str, Any] = {"last": True}
+"""The last answer to a request: answers that end without it were cut off."""
 
 _BACKLOG = 128
 _LOOK_S = 1.0
@@ -90,14 +94,24 @@ class Door:
 
     def _talk(self, visitor: socket.socket, request: Answer, begun: bytes) -> None:
         with suppress(OSError), closing(visitor), cast(IO[bytes], visitor.makefile("rwb")) as file:
-            try:
-                for answer in self._answers(request, begun, file):
-                    file.write(json.dumps(answer).encode() + b"\n")
-                    file.flush()
-            except HeteroError as error:
-                file.write(_refusal(error))
-            except (KeyError, TypeError, ValueError, AttributeError) as error:  # of a field that is no such thing
-                file.write(_refusal(BadValueError(f"the request is not understood: {one_line(error)}")))
+            for line in self._lines(request, begun, file):
+                file.write(line)
+                file.flush()
+
+    def _lines(self, request: Answer, begun: bytes, file: IO[bytes]) -> Iterator[bytes]:
+        """Return the answers to a request, each a line; the last one is `LAST` or a refusal, whatever happens."""
+        try:
+            for answer in self._answers(request, begun, file):
+                yield json.dumps(answer).encode() + b"\n"
+            yield json.dumps(LAST).encode() + b"\n"
+        except HeteroError as error:
+            yield _refusal(error)
+        except (KeyError, TypeError, ValueError, AttributeError) as error:  # of a field that is no such thing
+            yield _refusal(BadValueError(f"the request is not understood: {one_line(error)}"))
+        except Exception as error:  # noqa: BLE001 - Ray raises anything
+            _log.exception("a request failed")
+            why = f"the job server could not answer: {one_line(error)}"
+            yield _refusal(EngineError(why, remedy="see door.log in the folder of the head's node"))
 
     def _read(self, line: bytes, peer: str) -> Answer:
         try:
@@ -160,12 +174,12 @@ def _followed(jobs: Jobs, job: str, follow: bool, begin_s: float | None) -> Iter
     """Give what a program prints, how long it took until it began, and how it ended or stands."""
     silent = 0
     for text in jobs.printed(job, follow):
-        if begin_s is not None:
+        if begin_s is not None and text is not None:
             yield {"cold_start_s": monotonic_s() - begin_s}
             begin_s = None
         silent = 0 if text else silent + 1
         if text or silent % _SILENCE_LINES == 0:
-            yield {"text": text}
+            yield {"text": text or ""}
     yield jobs.state(job)._asdict()
 
 

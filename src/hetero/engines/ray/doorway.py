@@ -9,19 +9,44 @@ import json
 import socket
 import ssl
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from hetero.engines.ray.address import KNOCK_S, check_address, is_loopback
 from hetero.engines.ray.certificates import check_folder, client_context, why_refused
+from hetero.engines.ray.door import LAST
 from hetero.engines.ray.node import read_token, this_node
 from hetero.floor.documents import parse_json, record_of
 from hetero.floor.errors import BadValueError, EngineError, FileError
 from hetero.floor.text import single_line
 
 __all__ = ["Doorway", "way_to"]
+
+_SILENCE_S = 150.0
+"""Longest silence of a job server, s: it waits for Ray up to twice 60 s, and following a job it answers every 2 s."""
+_CHUNK_BYTES = 1 << 20
+_LONGEST_ANSWER = 1 << 24
+_ADDRESS = "give the address for jobs that 'hetero node start --head' printed, not that of the cluster"
+_STATE = {
+    "job": str,
+    "program": str,
+    "state": str,
+    "submitted_s": float,
+    "why": str,
+    "took_s": object,
+    "exit_code": object,
+}
+_ANSWERS: tuple[dict[str, type], ...] = (
+    {"text": str},
+    {"job": str},
+    {"cold_start_s": float},
+    _STATE,
+    {"problem": str, "remedy": str},
+    {"last": bool},
+)
+"""The fields of all answers that there are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,31 +70,33 @@ class Doorway:
         Raises
         ------
         EngineError
-            Nobody answers there, what answers is no door, or it refuses.
+            Nobody answers there, what answers is no job server, it refuses, or the connection was lost before its last
+            answer.
         """
         head = {"token": self.token, "do": do, "nbytes": len(body), **words}
+        job, heard, why = str(words.get("job", "")), False, "it closed the connection"
         try:
             with closing(self._connected()) as line, line.makefile("rb") as answers:
-                line.sendall(json.dumps(head).encode() + b"\n" + body)
-                line.settimeout(None)
-                for answer in answers:
-                    yield self._read(answer)
-        except ssl.SSLError as error:
-            wrong, what_to_do = why_refused(error)
-            raise EngineError(
-                f"what answers at {self.address} is no door of a cluster with these certificates: {wrong}",
-                remedy=what_to_do,
-            ) from error
+                self._send(line, json.dumps(head).encode() + b"\n" + body)
+                while (answer := answers.readline(_LONGEST_ANSWER)).endswith(b"\n"):
+                    read = self._read(answer)
+                    if read == LAST:
+                        return
+                    job, heard = read["job"] if do == "submit" and "job" in read else job, True
+                    yield read
         except OSError as error:
-            why = "no answer in time" if isinstance(error, TimeoutError) else error.strerror or error
-            raise EngineError(
-                f"no cluster takes jobs at {self.address}: {why}",
-                remedy="give the address for jobs that 'hetero node start --head' printed",
-            ) from error
+            if not heard and isinstance(error, ssl.SSLError):
+                raise self._unencrypted(error) from error
+            why = "no answer in time" if isinstance(error, TimeoutError) else error.strerror or str(error)
+        raise self._lost(do, job, why) if heard else self._no_server(f"{why}, and gave no answer")
 
     def _connected(self) -> socket.socket:
         host, _, port = self.address.rpartition(":")
-        line = socket.create_connection((host.strip("[]"), int(port)), KNOCK_S)
+        try:
+            line = socket.create_connection((host.strip("[]"), int(port)), KNOCK_S)
+        except OSError as error:
+            why = "no answer in time" if isinstance(error, TimeoutError) else error.strerror or error
+            raise EngineError(f"no cluster takes jobs at {self.address}: {why}", remedy=_ADDRESS) from error
         if self.certificates is None:
             return line
         try:
@@ -78,17 +105,41 @@ class Doorway:
             line.close()
             raise
 
+    @staticmethod
+    def _send(line: socket.socket, data: bytes) -> None:
+        """Send all, or as much as the other end takes before it refuses; a slow network may take its time."""
+        line.settimeout(_SILENCE_S)
+        with suppress(ConnectionError):
+            for start in range(0, len(data), _CHUNK_BYTES):
+                line.sendall(data[start : start + _CHUNK_BYTES])
+
     def _read(self, answer: bytes) -> dict[str, Any]:
         try:
             read = record_of(parse_json(answer.decode(), self.address), {}, self.address)
+            kinds = next((kinds for kinds in _ANSWERS if set(read) == set(kinds)), None)
+            if kinds is None:
+                raise FileError("no such answer", remedy="")
+            record_of(read, {name: kind for name, kind in kinds.items() if kind is not object}, self.address)
         except (UnicodeError, FileError) as error:
-            raise EngineError(
-                f"what answers at {self.address} is no door of a cluster",
-                remedy="give the address for jobs that 'hetero node start --head' printed, not that of the cluster",
-            ) from error
+            raise self._no_server("its answer is not understood") from error
         if "problem" in read:
-            raise EngineError(single_line(read["problem"]), remedy=single_line(read.get("remedy", "")))
+            raise EngineError(single_line(read["problem"]), remedy=single_line(read["remedy"]))
         return read
+
+    def _unencrypted(self, error: ssl.SSLError) -> EngineError:
+        wrong, what_to_do = why_refused(error)
+        problem = f"what answers at {self.address} is no job server of a cluster with these certificates: {wrong}"
+        return EngineError(problem, remedy=what_to_do)
+
+    def _no_server(self, why: str) -> EngineError:
+        return EngineError(f"what answers at {self.address} is no job server of a cluster: {why}", remedy=_ADDRESS)
+
+    def _lost(self, do: str, job: str, why: str) -> EngineError:
+        again = "'hetero jobs serve' on the head's host starts the job server again if it has ended"
+        see = f"'hetero jobs logs --follow {job}'" if job else "'hetero jobs ls'"
+        goes_on = f"job {job} may go on: see {see}" if job else f"try {see} again"
+        told = f"the connection to the job server at {self.address} was lost ({why})"
+        return EngineError(f"{told} before it had answered all of '{do}'", remedy=f"{goes_on}; {again}")
 
 
 def way_to(address: str, token_file: Path | None, certificates: Path | None) -> Doorway:
@@ -102,6 +153,8 @@ def way_to(address: str, token_file: Path | None, certificates: Path | None) -> 
     ------
     BadValueError
         Something is neither named nor known here, or nothing would be encrypted beyond loopback.
+    EngineError
+        The job server of this host's head has ended.
     """
     check_address(address)
     node = this_node()
@@ -110,6 +163,11 @@ def way_to(address: str, token_file: Path | None, certificates: Path | None) -> 
             raise BadValueError(
                 "no head of a cluster runs on this host",
                 remedy="give --address with the address for jobs that 'hetero node start --head' printed",
+            )
+        if not node.door_alive:
+            raise EngineError(
+                f"the job server at {node.jobs} has ended; the jobs of this head go on",
+                remedy="start it again with 'hetero jobs serve'",
             )
         address = node.jobs
     folder = certificates or (Path(node.certificates) if node is not None and node.certificates else None)

@@ -23,7 +23,7 @@ from hetero.engines.ray.parcel import Program
 from hetero.floor.clock import monotonic_s, sleep
 from hetero.floor.errors import BadValueError, EngineError, did_you_mean
 
-__all__ = ["CANCELLED", "Jobs", "State"]
+__all__ = ["CANCELLED", "Jobs", "State", "keep_ends"]
 
 _LOOK_S = 0.1
 _ANSWER_S = 60.0
@@ -124,18 +124,27 @@ class Jobs:
         return _state(job, info)
 
     def cancel(self, job: str) -> State:
-        """Stop a job; one that is over stays as it ended."""
+        """Stop a job; one that is over stays as it ended.
+
+        Raises
+        ------
+        EngineError
+            It goes on all the same.
+        """
         if not self.state(job).over:
             self._keeper.stop_job(job)
         deadline_s = monotonic_s() + _ANSWER_S
         while not (state := self.state(job)).over and monotonic_s() < deadline_s:
             sleep(_LOOK_S)
+        if not state.over:
+            problem = f"job {job} did not end within {_ANSWER_S:g} s of being told to"
+            raise EngineError(problem, remedy=f"see 'hetero jobs ls', and cancel it again: 'hetero jobs cancel {job}'")
         return state
 
-    def printed(self, job: str, follow: bool) -> Iterator[str]:
+    def printed(self, job: str, follow: bool) -> Iterator[str | None]:
         """Give what a job's program prints; with `follow` until it ends, '' where nothing is new.
 
-        The first text comes when the program has begun, and may be empty.
+        None comes while the program has not begun. The first text comes when it has, and may be empty.
         """
         self.state(job)
         prologue = f"{_BEGUN}{job}: {self._call(self._keeper.get_job_info(job)).entrypoint}\n".encode()
@@ -151,13 +160,19 @@ class Jobs:
             if position is not None:
                 position += len(data)
                 yield decode(data, final=last and not rest)
+            else:
+                yield None
             if last and not rest:
                 return
             if not rest:
                 sleep(_LOOK_S)
 
     def _call(self, question: Coroutine[Any, Any, Any]) -> Any:
-        return asyncio.run_coroutine_threadsafe(question, self._loop).result(_ANSWER_S)
+        try:
+            return asyncio.run_coroutine_threadsafe(question, self._loop).result(_ANSWER_S)
+        except TimeoutError as error:
+            problem = f"Ray's job manager gave no answer in {_ANSWER_S:g} s"
+            raise EngineError(problem, remedy="see node.log in the folder of the head's node") from error
 
 
 async def _keeper() -> tuple[Any, Path]:
@@ -173,7 +188,24 @@ async def _keeper() -> tuple[Any, Path]:
     worker: Any = importlib.import_module("ray._private.worker")
     logs = worker._global_node.get_logs_dir_path()
     _name_head(worker.global_worker.gcs_client)
-    return JobManager(worker.global_worker.gcs_client, logs), Path(logs)
+    keeper = JobManager(worker.global_worker.gcs_client, logs)
+    keep_ends(keeper._job_info_client)
+    return keeper, Path(logs)
+
+
+def keep_ends(client: Any) -> None:
+    """Let no job that is over be told to have failed otherwise.
+
+    Ray's keeper of jobs, when it is started anew, would write this over the exit code of one that ends just then.
+    """
+    put = client.put_status
+
+    async def put_unless_over(job: str, *words: Any, **named: Any) -> None:
+        info = await client.get_info(job)
+        if info is None or not info.status.is_terminal():
+            await put(job, *words, **named)
+
+    client.put_status = put_unless_over
 
 
 def _name_head(store: Any) -> None:

@@ -31,7 +31,17 @@ from hetero.floor.listening import is_wildcard
 from hetero.floor.private import check_own, check_secret, own_home, private_folder, temporary_folder, write_private
 from hetero.floor.units import shown
 
-__all__ = ["RAYS", "Node", "folder_for_ray", "read_node", "read_token", "start_node", "stop_node", "this_node"]
+__all__ = [
+    "RAYS",
+    "Node",
+    "folder_for_ray",
+    "read_node",
+    "read_token",
+    "serve_jobs",
+    "start_node",
+    "stop_node",
+    "this_node",
+]
 
 START_S = 60.0
 STOP_S = 3.0
@@ -42,6 +52,7 @@ _MOST_PID = 2**22
 """Linux knows no higher process id."""
 _KINDS: dict[str, type] = {"str": str, "int": int}
 _PREFIX = "hetero-"
+_DOOR = "hetero.engines.ray.door"
 RAYS = "r"
 """Within the node's folder: Ray opens its own folder to everybody, so it lies in one that is closed."""
 _SOCKET = "session_2026-11-22_04-13-50_609332_4194304/sockets/plasma_store"
@@ -91,15 +102,24 @@ class Node:
     @property
     def alive(self) -> bool:
         """Tell whether it still runs."""
-        with suppress(psutil.Error):
-            process = psutil.Process(self.pid)
-            return Path(self.folder).name in " ".join(process.cmdline()) and process.status() != psutil.STATUS_ZOMBIE
-        return False
+        return _runs(self.pid, Path(self.folder).name)
+
+    @property
+    def door_alive(self) -> bool:
+        """Tell whether its job server still runs."""
+        return bool(self.door) and _runs(self.door, _DOOR)
 
     @property
     def variables(self) -> dict[str, str]:
         """The variables by which a program becomes a part of the cluster."""
         return _variables(self.host, self.token, self.certificates)
+
+
+def _runs(pid: int, word: str) -> bool:
+    with suppress(psutil.Error):
+        process = psutil.Process(pid)
+        return word in " ".join(process.cmdline()) and process.status() != psutil.STATUS_ZOMBIE
+    return False
 
 
 def _variables(host: str, token: str, certificates: str) -> dict[str, str]:
@@ -300,12 +320,38 @@ def _refuse_taken(host: str, port: int, option: str) -> None:
         raise EngineError(f"{host}:{port} cannot be used: {why}", remedy=remedy) from error
 
 
+def serve_jobs() -> Node:
+    """Start the job server of this host's head again, after it has ended; give the node.
+
+    It listens where it did, or on another port where that has been taken.
+
+    Raises
+    ------
+    EngineError
+        No head runs here, its job server runs, or it does not start.
+    """
+    node = this_node()
+    if node is None or not node.jobs:
+        raise EngineError("no head of a cluster runs on this host", remedy="start one with 'hetero node start --head'")
+    if node.door_alive:
+        raise EngineError(f"the job server at {node.jobs} runs already", remedy="see 'hetero jobs ls'")
+    port = int(node.jobs.rpartition(":")[2])
+    try:
+        _refuse_taken(node.host, port, "port")
+    except EngineError:
+        port = 0
+    node = _with_door(node, port)
+    write_private(_file(), json.dumps(asdict(node)).encode())
+    return node
+
+
 def _with_door(node: Node, port: int) -> Node:
     """Open the head's door for jobs, a process beside Ray's that needs no Ray before the first job."""
     from hetero.engines.ray.door import FILE
 
     folder = Path(node.folder)
-    command = [sys.executable, "-m", "hetero.engines.ray.door"]
+    (folder / FILE).unlink(missing_ok=True)
+    command = [sys.executable, "-m", _DOOR]
     variables = {**node.variables, "RAY_LOG_TO_DRIVER": "0", "RAY_JOB_ALLOW_DRIVER_ON_WORKER_NODES": "0"}
     process = _started(command, variables, folder, FILE, subprocess.PIPE)
     assert process.stdin is not None
@@ -322,8 +368,8 @@ def _with_door(node: Node, port: int) -> Node:
 def _started(
     command: list[str], variables: Mapping[str, str], folder: Path, name: str = "node", ear: int = subprocess.DEVNULL
 ) -> subprocess.Popen[bytes]:
-    log_file = os.open(folder / f"{name}.log", os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with os.fdopen(log_file, "wb") as log, settings.replaced({**variables, "RAY_ADDRESS": None}):
+    log_file = os.open(folder / f"{name}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    with os.fdopen(log_file, "ab") as log, settings.replaced({**variables, "RAY_ADDRESS": None}):
         return subprocess.Popen(command, stdin=ear, stdout=log, stderr=log, start_new_session=True, cwd=folder)
 
 
@@ -355,7 +401,7 @@ def stop_node() -> Node | None:
     """End the node of this host with all its processes; give it, None where there was none."""
     written, node = _written(), this_node()
     if node is not None:
-        _end(*filter(None, (node.pid, node.door)))
+        _end(node.pid, *([node.door] if node.door_alive else []))
     if written is not None:
         shutil.rmtree(written.folder, ignore_errors=True)
     _file().unlink(missing_ok=True)

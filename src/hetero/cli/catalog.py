@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from hetero.cli.output import console, print_json, styled
+from hetero.cli.words import refuse_unused
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -30,6 +31,7 @@ _NONE = "no source"
 
 @app.command("list")
 def list_(
+    context: typer.Context,
     kind: Annotated[str | None, typer.Option(help="Only devices of this kind, as in 'cuda' or 'tpu'.")] = None,
     vendor: Annotated[str | None, typer.Option(help="Only devices of this vendor.")] = None,
     models: Annotated[bool, typer.Option("--models", help="List models instead of devices.")] = False,
@@ -39,6 +41,7 @@ def list_(
     from hetero.catalog import load
 
     if models:
+        refuse_unused(context, ("models", "json"), "with --models")
         _list_models(load.models().values(), json)
         return
     rows = [

@@ -14,6 +14,7 @@ from typer.core import TyperGroup
 from hetero.cli import plan_speed
 from hetero.cli.output import print_json, say
 from hetero.cli.plan_llm import llm
+from hetero.cli.words import refuse_unused
 
 __all__ = ["app"]
 
@@ -67,11 +68,17 @@ def plan(
 ) -> None:
     """Know before you run: what fits where, how fast, at what price, on which devices."""
     if context.invoked_subcommand is not None:
+        refuse_unused(context, (), f"before '{context.invoked_subcommand}', which has options of its own")
         return
     if accuracy:
+        refuse_unused(context, ("accuracy", "json"), "with --accuracy")
         plan_speed.accuracy(accuracy, json)
         return
+    if catalog:
+        given = [each.name or "" for each in context.command.params]
+        refuse_unused(context, [name for name in given if name != "fleet"], "with --catalog")
     if not workload:
+        refuse_unused(context, (), "without --workload")
         say(context.get_help())
         raise typer.Exit
     from hetero.cli.plan_choose import choose

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from hetero.cli.output import console, print_json, say
+from hetero.cli.words import refuse_unused
 
 if TYPE_CHECKING:
     from hetero.graphs.planning import Planned
@@ -23,6 +24,7 @@ _SHOWN_FAULTS = 20
 
 
 def schedule(
+    context: typer.Context,
     graph: Annotated[Path, typer.Argument(help="Task graph, hetero-graph/1; 'hetero graph convert' makes one.")],
     policy: Annotated[str, typer.Option(help="search, heft, peft, cpop, minmin, maxmin or sufferage.")] = "search",
     budget: Annotated[str, typer.Option(help="Wall time of the search, as in '1s'.")] = "1s",
@@ -44,6 +46,11 @@ def schedule(
     from hetero.floor.units import parse_seconds
     from hetero.graphs.reading import read_plannable
 
+    if check is not None:
+        refuse_unused(context, ("graph", "check", "json"), "with --check")
+    if iterations is not None:
+        given = [each.name or "" for each in context.command.params]
+        refuse_unused(context, [name for name in given if name != "budget"], "with --iterations")
     limit_s = parse_seconds(budget)
     read = read_plannable(graph)
     if check is not None:

@@ -15,6 +15,7 @@ import typer
 
 from hetero.cli.graph import tell_unused
 from hetero.cli.output import console, print_json, say
+from hetero.cli.words import refuse_unused
 from hetero.floor.errors import BadValueError
 
 if TYPE_CHECKING:
@@ -23,11 +24,15 @@ if TYPE_CHECKING:
 
 __all__ = ["simulate"]
 
+_OF_BOTH = ("noise", "policy", "seed", "json")
+_OF_HOSTS = (*_OF_BOTH, "hosts", "tasks", "flop", "data", "precision", "link", "tick")
+_OF_A_GRAPH = (*_OF_BOTH, "graph", "fleet", "fail", "draws", "iterations", "model")
 _SHOWN_FAILED = 5
 """So many of the tasks that failed for one reason are named."""
 
 
 def simulate(
+    context: typer.Context,
     graph: Annotated[
         Path | None, typer.Argument(help="hetero-graph/1, or with --fleet WfFormat 1.5, STG or DOT; .gz too.")
     ] = None,
@@ -69,6 +74,7 @@ def simulate(
 
         if graph is not None or not hosts:
             raise BadValueError("a run is of a graph or of hosts", remedy="give a graph file, or --hosts, not both")
+        refuse_unused(context, _OF_HOSTS, "with --hosts")
         found, _ = run_at_scale(
             read_hosts(hosts),
             Load(tasks, tuple(flop or (1e12,)), precision, parse_bytes(data)),
@@ -80,6 +86,7 @@ def simulate(
         )
         print_json(asdict(found)) if json else _print_scaled(found)
         return
+    refuse_unused(context, _OF_A_GRAPH, "on a graph")
     from hetero.graphs.reading import convert, read_plannable
 
     read = convert(graph, fleet) if fleet is not None else read_plannable(graph)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from hetero.cli.output import console, print_json, say
+from hetero.cli.words import refuse_unused
 from hetero.floor.clock import sleep
 from hetero.floor.errors import BadValueError
 
@@ -26,6 +27,7 @@ _LEAST_S = 0.1
 
 
 def top(
+    context: typer.Context,
     name: Annotated[str | None, typer.Argument(help="A run's name or process id; needed where several go on.")] = None,
     once: Annotated[bool, typer.Option("--once", help="Show one picture, with means since the run began.")] = False,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
@@ -38,6 +40,8 @@ def top(
     """
     from hetero.session.looking import find, open_runs
 
+    if once or json:
+        refuse_unused(context, ("name", "once", "json"), f"with {'--once' if once else '--json'}")
     if not interval >= _LEAST_S:
         raise BadValueError(f"--interval {interval:g} is too short", remedy=f"give {_LEAST_S:g} s or more")
     runs = open_runs()

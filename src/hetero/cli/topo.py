@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from hetero.cli.output import console, print_json, say
+from hetero.cli.words import refuse_unused
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -22,9 +23,12 @@ if TYPE_CHECKING:
 __all__ = ["topo"]
 
 _MOST_COLUMNS = 8
+_ALWAYS = ("from_", "gpu", "network", "png", "json")
+_ALL = (*_ALWAYS, "between", "group", "collective", "include", "exclude", "within", "spread", "near", "apart")
 
 
 def topo(
+    context: typer.Context,
     from_: Annotated[
         list[Path] | None,
         typer.Option("--from", help="Topology file, or what 'nvidia-smi topo -m' printed; one a host. '-': input."),
@@ -47,6 +51,14 @@ def topo(
     from hetero.floor.units import parse_bandwidth
     from hetero.plan.groups import Terms, best_group
 
+    if between is not None:
+        refuse_unused(context, (*_ALWAYS, "between"), "with --between")
+    elif not group:
+        refuse_unused(context, _ALWAYS, "without --group")
+    if not from_:
+        refuse_unused(
+            context, [name for name in _ALL if name != "gpu"], "without --from: this host's devices are known"
+        )
     fabric = _read(from_ or [], gpu, parse_bandwidth(network) if network else None)
     if png is not None:
         from hetero.advise.topo_drawing import draw

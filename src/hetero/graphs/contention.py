@@ -25,7 +25,7 @@ from hetero.plan.search.contended import ContendedFound, contended_search
 __all__ = ["Contended", "Search", "contended_plan"]
 
 _REPAIRED = 6
-"""So many orders of the portfolio are tried, besides the plan's own, when a plan overflows a memory node."""
+"""So many orders of the portfolio are tried, besides its starts and the plan's own, when a memory node overflows."""
 
 _SHOWN = 5
 """So many of the tasks that run again are named."""
@@ -105,7 +105,9 @@ def _repaired(p: Problem, c: Channels, capacity_bytes: Floats, timeline: Timelin
     """Give the shortest of the plan and a few others that keeps to the capacities."""
     best: Resident | None = None
     refused: NothingFitsError | None = None
-    for order, device in _candidates(p, c, capacity_bytes, timeline):
+    for order, device, least_s in _candidates(p, c, capacity_bytes, timeline):
+        if best is not None and least_s >= best.timeline.makespan_s:
+            continue
         for repeats in (True, False):
             try:
                 tried = within_capacity(p, c, capacity_bytes, order, device, names, repeats=repeats)
@@ -124,18 +126,31 @@ def _by_length(resident: Resident) -> tuple[float, int]:
     return resident.timeline.makespan_s, len(resident.repeats)
 
 
-def _candidates(p: Problem, c: Channels, capacity_bytes: Floats, timeline: Timeline) -> Iterator[tuple[Ints, Ints]]:
-    """Give orders and devices: the plan's, the portfolio's, and depth first, also on the largest memory alone."""
-    yield order_of(p, timeline), timeline.device
-    for _, member in zip(range(_REPAIRED), portfolio(p), strict=False):
-        yield order_of(p, member.timeline), member.timeline.device
+def _candidates(
+    p: Problem, c: Channels, capacity_bytes: Floats, timeline: Timeline
+) -> Iterator[tuple[Ints, Ints, float]]:
+    """Return orders and devices: the plan's, the portfolio's, and depth first, also on the largest memory alone.
+
+    Notes
+    -----
+    Of a start the third is its makespan where nothing overflows: when it is not shorter than another plan there is
+    no need to repair it. Of the others it is 0.
+    """
+    yield order_of(p, timeline), timeline.device, 0.0
+    others = 0
+    for member in portfolio(p):
+        others += not member.is_start
+        if others > _REPAIRED:
+            break
+        least_s = member.timeline.makespan_s if member.is_start else 0.0
+        yield order_of(p, member.timeline), member.timeline.device, least_s
     deep = depth_first(p)
-    yield deep, timeline.device
+    yield deep, timeline.device, 0.0
     largest = int(np.argmax(capacity_bytes[: int(p.node.max()) + 1]))
     seconds = np.where(p.node[None, :] == largest, p.seconds, np.inf)
     runs_there = np.isfinite(seconds).any(axis=1, keepdims=True)
     alone = np.where(runs_there, seconds, p.seconds)
-    yield deep, contended_schedule(p._replace(seconds=alone), c, deep)[0].device
+    yield deep, contended_schedule(p._replace(seconds=alone), c, deep)[0].device, 0.0
 
 
 def depth_first(p: Problem) -> Ints:

@@ -70,10 +70,10 @@ def search(p: Problem, seed: int) -> Generator[Found, float | None, None]:
 
     Notes
     -----
-    An iteration is one list schedule, one pass of justification, one batch of annealing, a few children,
-    or one exact window. The driver may
-    send the seconds that it has left; exact windows then keep to a share of them, else to OR-tools' deterministic
-    time. Up to 60 tasks a window is the whole graph, and its bound is the graph's.
+    The first iteration takes all starts of the portfolio, so that no budget gives a plan worse than any of them.
+    Another is one list schedule, one pass of justification, one batch of annealing, a few children, or one exact
+    window. The driver may send the seconds that it has left; exact windows then keep to a share of them, else to
+    OR-tools' deterministic time. Up to 60 tasks a window is the whole graph, and its bound is the graph's.
     """
     best: Found | None = None
     bound_s = critical_path_bound(p)
@@ -82,7 +82,8 @@ def search(p: Problem, seed: int) -> Generator[Found, float | None, None]:
         members.append(member.timeline)
         if best is None or member.timeline.makespan_s < best.timeline.makespan_s:
             best = Found(member.timeline, bound_s, member.name)
-        yield best
+        if best.is_optimal or not member.is_start:
+            yield best
         if best.is_optimal:
             return
     assert best is not None

@@ -83,10 +83,10 @@ def contended_search(p: Problem, c: Channels, seed: int) -> Generator[ContendedF
 
     Notes
     -----
-    An iteration is one order of the portfolio, with the devices of its contention-free schedule and with devices
-    chosen anew; or a few children of the evolution; or, one turn of three, an iteration of the contention-free
-    search, the schedule of which is timed under contention when it is a new one. No schedule under contention is
-    shorter than the best without, so the bounds of that search hold here as well.
+    The first iteration takes all starts of the portfolio. Another is one order of it, with the devices of its
+    contention-free schedule and with devices chosen anew; or a few children of the evolution; or, one turn of three,
+    an iteration of the contention-free search, the schedule of which is timed under contention when it is a new one.
+    No schedule under contention is shorter than the best without, so the bounds of that search hold here as well.
     """
     if not (p.pred_bytes > 0.0).any() or len(set(p.node.tolist())) == 1:
         yield from _nothing_travels(p, c, seed)
@@ -99,7 +99,8 @@ def contended_search(p: Problem, c: Channels, seed: int) -> Generator[ContendedF
         if mark not in ranked:
             ranked.add(mark)
             members.append(found.timed(by_rank(p, member.keys), None, member.name))
-        yield found.best
+        if found.best.is_optimal or not member.is_start:
+            yield found.best
         if found.best.is_optimal:
             return
     yield from _improve(found, p, seed, members)

@@ -223,6 +223,33 @@ def test_a_port_in_use_and_a_token_that_is_not_there_are_refused(tmp_path: Path)
     assert (code, "the token cannot be read" in wrong) == (2, True)
 
 
+@pytest.mark.parametrize(
+    ("words", "code", "problem"),
+    [
+        (("--port", "70000"), 2, "--port 70000 is no port; give 1 to 65535, or 0 for any"),
+        (("--port", "-3"), 2, "--port -3 is no port"),
+        (("--jobs-port", "99999"), 2, "--jobs-port 99999 is no port"),
+        (("--memory", "0"), 2, "--memory 0 B is no size of an object store on this host; give 80 MB to"),
+        (("--memory", "999PB"), 2, "--memory 999 PB is no size of an object store on this host"),
+        (("--devices", "5xnope"), 3, "'nope' is no kind of device"),
+        (("--devices", "9xfpga"), 2, "'9xfpga' is absent"),
+    ],
+)
+def test_an_option_of_a_node_that_cannot_be_honoured_is_refused_by_name(
+    words: tuple[str, str], code: int, problem: str, tmp_path: Path
+) -> None:
+    given, _, wrong = Head(tmp_path, "").run("node", "start", "--head", *words)
+    assert (given, wrong.count("\n")) == (code, 1), wrong
+    assert problem in wrong
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:99999", "nonsense", "auto", ":7", "127.0.0.1:"])
+def test_an_address_that_is_none_cannot_be_joined(address: str, tmp_path: Path) -> None:
+    code, _, wrong = Head(tmp_path, "").run("node", "start", "--join", address)
+    assert (code, wrong.count("\n")) == (2, 1)
+    assert address in wrong
+
+
 def test_a_folder_travels_without_what_is_hidden_and_has_the_script_in_it(tmp_path: Path) -> None:
     for name in ("main.py", "part/more.py", ".git/config", "part/__pycache__/more.pyc"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)

@@ -54,6 +54,7 @@ def start(
         raise BadValueError("only a head has ports of its own", remedy="leave --port and --jobs-port out")
     if block:
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    _refuse_devices(devices)
     node = start_node(
         join=join,
         host=host,
@@ -76,6 +77,17 @@ def start(
     say("in programs here: hetero.Context(engine='ray', address='auto')", flush=True)
     if block:
         _stay(node)
+
+
+def _refuse_devices(line: str) -> None:
+    """Refuse a fleet that this host does not have, before programs do that find the node."""
+    from hetero.cli.words import as_setting
+    from hetero.floor import settings
+    from hetero.session.config import load
+    from hetero.session.config_here import find_devices
+
+    if line or settings.default_devices():
+        find_devices(load(set=[as_setting("devices", line)] if line else []))
 
 
 def _stay(node: Node) -> None:

@@ -19,16 +19,13 @@ from typing import Any, NamedTuple
 import psutil
 
 from hetero.engines.ray.address import ask_cluster, check_address, is_loopback, knock
-from hetero.engines.ray.node import RAYS, folder_for_ray, this_node
+from hetero.engines.ray.node import LEAST_STORE_BYTES, RAYS, folder_for_ray, this_node
 from hetero.floor import settings
 from hetero.floor.clock import monotonic_s
 from hetero.floor.errors import EngineError, HeteroError
 from hetero.floor.private import user_id
 
 __all__ = ["LEAST_STORE_BYTES", "OWN_HOST", "Cluster", "Host"]
-
-LEAST_STORE_BYTES = 80_000_000
-"""Ray refuses an object store below 75 MiB."""
 
 OWN_HOST = "h0"
 LOOPBACK = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}

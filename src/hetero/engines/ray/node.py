@@ -21,7 +21,7 @@ from pathlib import Path
 
 import psutil
 
-from hetero.engines.ray.address import ask_cluster, is_loopback, knock
+from hetero.engines.ray.address import ask_cluster, check_address, is_loopback, knock
 from hetero.engines.ray.certificates import check_folder, tls_variables
 from hetero.floor import settings
 from hetero.floor.clock import monotonic_s, sleep
@@ -29,9 +29,10 @@ from hetero.floor.documents import read_record
 from hetero.floor.errors import BadValueError, EngineError, FileError
 from hetero.floor.listening import is_wildcard
 from hetero.floor.private import check_own, check_secret, own_home, private_folder, temporary_folder, write_private
-from hetero.floor.units import shown
+from hetero.floor.units import format_bytes, shown
 
 __all__ = [
+    "LEAST_STORE_BYTES",
     "RAYS",
     "Node",
     "folder_for_ray",
@@ -43,11 +44,14 @@ __all__ = [
     "this_node",
 ]
 
+LEAST_STORE_BYTES = 80_000_000
+"""Ray refuses an object store below 75 MiB."""
 START_S = 60.0
 STOP_S = 3.0
 _POLL_S = 0.1
 _LEAST_TOKEN = 16
 _MOST_BYTES = 100_000
+_LAST_PORT = 65535
 _MOST_PID = 2**22
 """Linux knows no higher process id."""
 _KINDS: dict[str, type] = {"str": str, "int": int}
@@ -197,11 +201,13 @@ def start_node(
     Raises
     ------
     BadValueError
-        The autoscaler's configuration is not there, or not for a head; it would listen beyond loopback without
+        A port, the head's address or the size of the object store is none; the autoscaler's configuration is not
+        there, or not for a head; it would listen beyond loopback without
         certificates, or join without a token; HETERO_HOME or the temporary folder is open to others.
     EngineError
         A node runs here already, the port is in use, nobody answers, or Ray does not start.
     """
+    _refuse_options(join, port, jobs_port, store_bytes)
     own_home()
     running = this_node()
     if running is not None:
@@ -264,6 +270,22 @@ def folder_for_ray(prefix: str, suffix: str = "") -> Path:
             remedy=f"set TMPDIR to one of at most {most} characters",
         )
     return folder
+
+
+def _refuse_options(join: str, port: int, jobs_port: int, store_bytes: int) -> None:
+    if join:
+        check_address(join)
+    if join in ("auto", "local"):
+        raise BadValueError(f"--join {join} names no cluster", remedy="give the address that the head printed")
+    for option, number in (("--port", port), ("--jobs-port", jobs_port)):
+        if not 0 <= number <= _LAST_PORT:
+            raise BadValueError(f"{option} {number} is no port", remedy=f"give 1 to {_LAST_PORT}, or 0 for any")
+    most = psutil.virtual_memory().total
+    if not LEAST_STORE_BYTES <= store_bytes <= most:
+        raise BadValueError(
+            f"--memory {format_bytes(store_bytes)} is no size of an object store on this host",
+            remedy=f"give {format_bytes(LEAST_STORE_BYTES)} to {format_bytes(most)}, as in --memory 1GB",
+        )
 
 
 def _refuse_open(host: str, join: str, certificates: Path | None) -> None:
@@ -389,7 +411,10 @@ def _wait(process: subprocess.Popen[bytes], folder: Path, done: Callable[[], boo
         if process.poll() is not None or monotonic_s() > deadline_s:
             lines = [line.strip() for line in _said(folder, name).splitlines() if "rror" in line]
             why = lines[-1] if lines else f"Ray was not ready after {START_S:g} s"
-            raise EngineError(f"the node cannot be started: {why}", remedy="check the address, token and certificates")
+            remedy = "check the address, token and certificates"
+            if "object store" in why:
+                why, remedy = "this host has too little memory free for its object store", "give a smaller --memory"
+            raise EngineError(f"the node cannot be started: {why}", remedy=remedy)
         sleep(_POLL_S)
 
 

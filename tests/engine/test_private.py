@@ -133,6 +133,31 @@ def test_a_home_that_others_may_write_to_takes_no_secrets(tmp: Path, monkeypatch
         own_home()
 
 
+@pytest.mark.parametrize("trick", ["above", "link_above", "link", "their_link"])
+def test_a_home_that_others_may_replace_is_refused(tmp: Path, monkeypatch: pytest.MonkeyPatch, trick: str) -> None:
+    home = tmp / "shared" / "home"
+    (tmp / "own" / "home").mkdir(parents=True, mode=0o700)
+    if trick == "above":
+        home.mkdir(parents=True, mode=0o700)
+    elif trick == "link_above":
+        (tmp / "shared").mkdir()
+        (tmp / "shared" / "link").symlink_to(tmp / "own")
+        home = tmp / "shared" / "link" / "home"
+    else:
+        (tmp / "shared").mkdir()
+        home.symlink_to(tmp / "own" / "home")
+    monkeypatch.setenv("HETERO_HOME", str(home))
+    assert own_home() == home
+    if trick == "their_link":
+        if os.getuid():
+            pytest.skip("only root can give a link away")
+        os.chown(home, NOBODY - 1, NOBODY - 1, follow_symlinks=False)
+    else:
+        (tmp / "shared").chmod(0o777)
+    with pytest.raises(BadValueError, match=rf"{tmp}/shared.*replace {home}"):
+        own_home()
+
+
 def test_no_node_starts_where_others_may_replace_its_folder(tmp: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HETERO_HOME", str(tmp / "home"))
     monkeypatch.setenv("TMPDIR", str(tmp))

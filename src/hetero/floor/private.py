@@ -98,18 +98,20 @@ def private_folder(path: Path) -> Path:
 
 
 def own_home() -> Path:
-    """Make HETERO_HOME, or see that only this user may write to it; give it.
+    """Make HETERO_HOME, or see that only this user may write to it or replace it; give it.
 
     Raises
     ------
     BadValueError
-        It belongs to another user, or others may write to it.
+        It belongs to another user, or others may write to it or to a folder above it, or laid a link on the way.
     OSError
         It cannot be made.
     """
     home = settings.home()
     home.mkdir(parents=True, exist_ok=True, mode=0o700)
     check_own(home.resolve())
+    if sys.platform != "win32":
+        _check_above(home)
     return home
 
 
@@ -153,18 +155,32 @@ def _is_own_group(path: Path, status: os.stat_result) -> bool:
 
 def _check_above(path: Path) -> None:
     """Refuse a path of which others may replace a part: as root, who owns it, decides anyway."""
-    for folder in path.resolve().parents:
-        status = folder.stat()
+    for folder in _on_the_way(path):
+        status = folder.lstat()
         if status.st_uid not in (0, user_id(), _OVERFLOW):
             raise BadValueError(
                 f"{folder} belongs to {user_name(status.st_uid)}, who may replace {path}",
                 remedy="set HETERO_HOME or TMPDIR to a folder of your own",
             )
+        if stat.S_ISLNK(status.st_mode):
+            continue
         open_to_others = status.st_mode & 0o022 and not status.st_mode & stat.S_ISVTX
         if open_to_others and not _is_own_group(folder, status):
             raise BadValueError(
                 f"others may write to {folder}, and replace {path}", remedy=f"chmod go-w {folder}, or chmod +t {folder}"
             )
+
+
+def _on_the_way(path: Path) -> tuple[Path, ...]:
+    """Return a path, the folders above it and the links on the way to it, with all that the links mean."""
+    way: dict[Path, None] = {}
+    left = [path.absolute()]
+    while left:
+        last = left.pop()
+        new = [part for part in (last, *last.parents) if part not in way]
+        way |= dict.fromkeys(new)
+        left += [part.parent / part.readlink() for part in new if part.is_symlink()]
+    return tuple(way)
 
 
 def check_secret(path: Path) -> None:

@@ -93,6 +93,10 @@ def _foreign_trouble() -> str:
     return "" if foreign_tests("test_concurrent_futures") else "no test_concurrent_futures.py beside this Python"
 
 
+def _joblib_trouble() -> str:
+    return _outcome([sys.executable, "-c", "import joblib.test.test_parallel"])
+
+
 def _data() -> Path:
     return settings.test_data() or PROJECT.parent / "shared" / "data"
 
@@ -127,6 +131,7 @@ PARTS: dict[str, tuple[str, Callable[[], str]]] = {
         "CPython 3.11's own tests (Debian: libpython3.11-testsuite)",
         _foreign_trouble,
     ),
+    "joblib-tests": ("joblib's own tests (pip install joblib: they come with it)", _joblib_trouble),
     "data": ("the test data (HETERO_TEST_DATA, or shared/data beside the checkout)", _data_trouble),
 }
 """What can be needed: in words with the way to get it, and the probe that gives '' or the trouble."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import itertools
 import operator
 import os
 import signal
@@ -16,6 +18,7 @@ import pytest
 import hetero
 from hetero.drive.trace_read import read_trace
 from hetero.errors import BadValueError, TaskLostError
+from hetero.model.device import HOST_NODE
 from hetero.model.events import TaskSubmitted
 from hetero.session.mapping import chunk_size
 
@@ -197,3 +200,33 @@ def test_reduce_without_order_combines_on_each_memory_node_first(tmp_path: Path)
         of_leaves = [two for two in inputs if two and nodes.keys() >= set(two)]
         pairs[ordered] = sum(nodes[one] == nodes[other] for one, other in of_leaves)
     assert pairs == {True: 0, False: 4}
+
+
+def test_map_reads_as_far_as_the_shortest_lasts(ctx: hetero.Context) -> None:
+    assert list(ctx.map(operator.add, range(3), itertools.repeat(10))) == [10, 11, 12]
+    assert list(ctx.map(operator.add, itertools.count(), [1, 2, 3], chunk=2)) == [1, 3, 5]
+    assert list(ctx.map(operator.add, [], itertools.count())) == []
+
+
+def last(array: Any, number: int) -> float:
+    total = float(array[-1]) + number
+    array[-1] = -1.0
+    return total
+
+
+def test_an_array_that_comes_again_in_a_map_is_copied_once_and_taken_as_it_is_at_the_call() -> None:
+    with hetero.Context(devices="2xcpu", history=False) as own:
+        counters = own.driver.engine.counters
+        array = np.arange(100_000.0)
+        results = own.map(last, [array] * 40, range(40), chunk=1)
+        array[-1] = 7.0
+        assert list(results) == [99_999.0 + number for number in range(40)]
+        assert (counters["copies"], counters["shared"]) == (1, 0)
+        assert list(own.map(last, [array, np.zeros(9_000), array], range(3), chunk=1)) == [7.0, 1.0, 9.0]
+        assert array[-1] == 7.0
+        del results, array
+        gc.collect()
+        deadline_s = time.monotonic() + 60.0
+        while own.usage[HOST_NODE].used_bytes and time.monotonic() < deadline_s:
+            time.sleep(0.01)
+        assert own.usage[HOST_NODE].used_bytes == 0

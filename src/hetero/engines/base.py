@@ -412,6 +412,11 @@ class Engine(ABC):
     def start(self, devices: Sequence[Device], worker: WorkerEntry, clock: Clock, report: Report) -> None:
         """Start a worker for each device, without waiting: `DeviceReady` or `DeviceLost` tells how it went."""
 
+    @property
+    def copies_arguments(self) -> bool:
+        """Whether arguments travel as bytes to some worker, not as the program's own objects to all of them."""
+        return True
+
     @abstractmethod
     def encode(self, call: Call) -> None:
         """Capture the arguments as they are now and set `call.encoded`, where workers need bytes.

@@ -78,6 +78,11 @@ class InlineEngine(Engine):
         else:
             self._events.append(DeviceReady(now_s, device.id))
 
+    @property
+    def copies_arguments(self) -> bool:
+        """Whether arguments travel as bytes: they are handed over in this process."""
+        return False
+
     def encode(self, call: Call) -> None:
         """Do nothing: arguments are handed over by reference."""
 

@@ -245,7 +245,8 @@ class Context(AsyncTwins):
 
         Parameters
         ----------
-        iterables : read at once; the function gets one item of each, as long as the shortest lasts
+        iterables : read at once, as far as the shortest lasts; the function gets one item of each. An array that
+            comes more than once is copied once, as it is now; the items of one chunk share it
         chunk : how many items make a task; 'auto' measures some items first and makes tasks of 2 ms or more,
             at least four for each device
         timeout : s from now within which each result must be there
@@ -260,9 +261,10 @@ class Context(AsyncTwins):
         Notes
         -----
         The tasks are handed in before the iterator is read. An exception of the function comes from the iterator
-        in place of the first result of its chunk. An iterator that is closed early stops the tasks left. The items of
-        a chunk that ended its worker again and again are run one by one when they are read: only an item that ends
-        its worker by itself raises, with its index.
+        in place of the first result of its chunk and ends it, as in `concurrent.futures`: the tasks left are stopped.
+        To go on after failures, `submit` the items and `gather(futures, return_exceptions=True)`. An iterator that is
+        closed early stops the tasks left. The items of a chunk that ended its worker again and again are run one by
+        one when they are read: only an item that ends its worker by itself raises, with its index.
         """
         from hetero.session.mapping import start_map
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 import itertools
 import math
 import threading
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -20,6 +20,7 @@ from hetero.floor.clock import monotonic_s
 from hetero.floor.errors import BadValueError, TaskLostError
 from hetero.session.functions import Source
 from hetero.session.futures import Future
+from hetero.session.sharing import SharedOnce, is_large
 from hetero.session.tasks import TaskFunction
 
 if TYPE_CHECKING:
@@ -68,7 +69,9 @@ def start_map(
         raise BadValueError(f"chunk={chunk!r} is not allowed", remedy="give 'auto' or a whole number from 1")
     if not iterables:
         raise BadValueError(f"map got no items for {task.name}", remedy=f"write ctx.map({task.name}, items)")
-    columns = [_column(iterable) for iterable in iterables]
+    columns = _columns(iterables)
+    if not task.request.splittable:
+        columns = _with_items(ctx, columns)
     length = min(map(len, columns))
     until_s = None if timeout_s is None else monotonic_s() + timeout_s
     results = Results(ctx, task, columns, length, until_s)
@@ -94,13 +97,42 @@ def chunk_size(item_s: float, left: int, devices: int) -> int:
     return max(1, min(worth, left // (CHUNKS_A_DEVICE * devices)))
 
 
-def _column(iterable: Iterable[Any]) -> Sequence[Any]:
-    if isinstance(iterable, list | tuple | range) or (isinstance(iterable, np.ndarray) and iterable.ndim):
-        return iterable  # type: ignore[return-value]
+def _columns(iterables: Sequence[Iterable[Any]]) -> list[Sequence[Any]]:
+    """Read the iterables as far as the shortest lasts: others may be without end."""
+    if len(iterables) == 1 or all(isinstance(iterable, Sized) for iterable in iterables):
+        return [_column(iterable) for iterable in iterables]
+    for iterable in iterables:
+        _refuse_no_items(iterable)
+    rows = list(zip(*iterables, strict=False))
+    return list(zip(*rows, strict=True)) or [() for _ in iterables]
+
+
+def _with_items(ctx: Context, columns: list[Sequence[Any]]) -> list[Sequence[Any]]:
+    """Put items in place of the large arrays that come more than once: they are the same for all, and read once."""
+    once = SharedOnce(ctx)
+    return [_with_shared(once, column) if once.shares and _holds_arrays(column) else column for column in columns]
+
+
+def _holds_arrays(column: Sequence[Any]) -> bool:
+    return isinstance(column, list | tuple) and np.ndarray in set(map(type, column))
+
+
+def _with_shared(once: SharedOnce, column: Sequence[Any]) -> Sequence[Any]:
+    counts = Counter([id(value) for value in column if is_large(value)])
+    return [once.future(value) if counts[id(value)] > 1 else value for value in column]
+
+
+def _refuse_no_items(iterable: object) -> None:
     if not isinstance(iterable, Iterable):
         raise BadValueError(
             f"map got a {type(iterable).__name__} for its items", remedy="give a list or another iterable"
         )
+
+
+def _column(iterable: Iterable[Any]) -> Sequence[Any]:
+    if isinstance(iterable, list | tuple | range) or (isinstance(iterable, np.ndarray) and iterable.ndim):
+        return iterable  # type: ignore[return-value]
+    _refuse_no_items(iterable)
     return list(iterable)
 
 

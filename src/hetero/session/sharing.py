@@ -10,13 +10,15 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
+from hetero.model.device import HOST_NODE
 from hetero.session.futures import Future
 
 if TYPE_CHECKING:
     from hetero.session.context import Context
 
-__all__ = ["LARGE_BYTES", "Sharing"]
+__all__ = ["LARGE_BYTES", "SharedOnce", "Sharing", "is_large"]
 
 LARGE_BYTES = 1 << 16
 """Smaller arrays travel inside the messages."""
@@ -35,10 +37,10 @@ class Sharing:
 
     def shared(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
         """Put futures in place of the large arrays among the arguments."""
-        if any(map(_is_large, args)):
-            args = tuple([self._future(value) if _is_large(value) else value for value in args])
-        if any(map(_is_large, kwargs.values())):
-            kwargs = {word: self._future(value) if _is_large(value) else value for word, value in kwargs.items()}
+        if any(map(is_large, args)):
+            args = tuple([self._future(value) if is_large(value) else value for value in args])
+        if any(map(is_large, kwargs.values())):
+            kwargs = {word: self._future(value) if is_large(value) else value for word, value in kwargs.items()}
         return args, kwargs
 
     def _future(self, array: Any) -> Future:
@@ -55,5 +57,35 @@ class Sharing:
         return future
 
 
-def _is_large(value: Any) -> bool:
-    return type(value) is np.ndarray and value.nbytes >= LARGE_BYTES
+class SharedOnce:
+    """Gives one data item for one array, taken as it is when it is first met, for as long as both are there.
+
+    For the calls of one loop, between which the program does not change an array: it is not looked at again.
+
+    Attributes
+    ----------
+    shares : False where arrays do not travel as items of the host
+    """
+
+    def __init__(self, ctx: Context) -> None:
+        self._ctx = ctx
+        self._known: dict[int, tuple[weakref.ref[Any], tuple[object, ...], Future]] = {}
+        on_host = all(device.memory_node == HOST_NODE for device in ctx.devices)
+        self.shares = on_host and ctx.driver.engine.copies_arguments
+
+    def future(self, array: NDArray[Any]) -> Future | None:
+        """Return the future of an array's item, None where arrays do not travel as items of the host."""
+        if not self.shares:
+            return None
+        key, layout = id(array), (array.__array_interface__["data"], array.shape, array.strides, array.dtype)
+        found = self._known.get(key)
+        if found is not None and found[0]() is array and found[1] == layout:
+            return found[2]
+        future = self._ctx.put(array)
+        self._known[key] = (weakref.ref(array, lambda _: self._known.pop(key, None)), layout, future)
+        return future
+
+
+def is_large(value: Any) -> bool:
+    """Tell whether a value is a plain array that may travel as an item."""
+    return type(value) is np.ndarray and value.nbytes >= LARGE_BYTES and not value.dtype.hasobject

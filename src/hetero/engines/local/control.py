@@ -141,6 +141,8 @@ class Control:
             self._unwanted.pop(old, None)
         if seq > self.started:
             self._unwanted[seq] = say.WITHDRAWN if tag == say.WITHDRAW else say.CANCELLED
+            if tag == say.WITHDRAW and seq > self.started:  # answered now, not behind a task that runs for long
+                self._server.send((say.DONE, [(seq, 0.0, (), say.WITHDRAWN)]))
         elif tag == say.CANCEL and self._server.running == seq:
             self.cancelling = seq
             platform.interrupt_main_thread()

@@ -121,6 +121,11 @@ class LocalEngine(PayloadEngine):
     def _stored(self, value: Any) -> Payload:
         return self._house.arena.payload(value)
 
+    @property
+    def copies_arguments(self) -> bool:
+        """Whether some worker is a process."""
+        return self._bytes_needed
+
     def encode(self, call: Call) -> None:
         """Capture the arguments as they are now, where a worker process may run the call."""
         if self._bytes_needed:

@@ -109,10 +109,13 @@ class ThreadWorker:
         self._queue.put((launches, group, rank))
 
     def withdraw(self, task: int, attempt: int) -> None:
-        """Give an attempt back if it has not started."""
+        """Give an attempt back if it has not started, at once: what runs before it may take long."""
         with self._guard:
-            if (task, attempt) in self._waiting:
-                self._unwanted[task, attempt] = say.WITHDRAWN
+            if (task, attempt) not in self._waiting or (task, attempt) in self._unwanted:
+                return
+            self._unwanted[task, attempt] = say.WITHDRAWN
+        event, hub = TaskWithdrawn(self._house.clock.now_s(), task, attempt, self.device.id), self._house.hub
+        hub.call(lambda: hub.tell(event))
 
     def cancel(self, task: int, attempt: int) -> None:
         """Stop an attempt: by an exception, and by giving the thread up where that does not help."""
@@ -205,16 +208,20 @@ class ThreadWorker:
                 event = self._attempt(launch, call, group, rank)
                 if self._abandoned:
                     return
-                add(event, launches[position + 1][0].predicted_s if position < last else None)
+                if event is None:
+                    self._outbox.flush()
+                else:
+                    add(event, launches[position + 1][0].predicted_s if position < last else None)
 
-    def _attempt(self, launch: Launch, call: Call, group: Group | None, rank: int) -> Event:
+    def _attempt(self, launch: Launch, call: Call, group: Group | None, rank: int) -> Event | None:
+        """Run an attempt; return what is to be told of it, None for one that was given back."""
         which = (launch.task, launch.attempt)
         with self._guard:
             self._waiting.discard(which)
             told = self._unwanted.pop(which, 0) if self._unwanted else 0
             self._current = None if told else which
         if told:
-            return self._not_started(launch, told)
+            return self._not_started(launch) if told == say.CANCELLED else None
         timing = self._timing
         timing.start()
         outcome = failure = None
@@ -300,10 +307,8 @@ class ThreadWorker:
         kind = kind_here(self._runner.classify(error), error)
         return Failure(kind, one_line(error), error)
 
-    def _not_started(self, launch: Launch, told: int) -> Event:
+    def _not_started(self, launch: Launch) -> Event:
         now_s = self._house.clock.now_s()
-        if told == say.WITHDRAWN:
-            return TaskWithdrawn(now_s, launch.task, launch.attempt, self.device.id)
         failure = Failure("cancelled", "cancelled before it started")
         return TaskFailed(now_s, launch.task, launch.attempt, self.device.id, now_s, 0.0, failure)
 

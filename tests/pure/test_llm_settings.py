@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,8 +17,8 @@ from hetero.advise.fleet import read_fleet
 from hetero.advise.llm import Placed, place, read_target
 from hetero.advise.llm_words import explain, settings
 from hetero.advise.weight_files import read_weights
-from hetero.catalog.load import find
-from hetero.floor.errors import BadValueError, NothingFitsError
+from hetero.catalog.load import devices, find
+from hetero.floor.errors import BadValueError, HeteroError, NothingFitsError
 from hetero.plan.llm_settings import Aim, Host, Layers, best_split, memory_split, split_seconds
 
 
@@ -249,6 +250,45 @@ def test_layers_that_no_card_holds_stay_on_the_processor() -> None:
     on_card = {device.index: count for device, count in placed.used}[0]
     assert 0 < on_card < 80
     assert f"--n-gpu-layers {on_card + 1} " in settings(placed)["run"] + " "
+
+
+@pytest.mark.parametrize(
+    ("engine", "fleet", "said"),
+    [
+        ("vllm", "2xTPU-v5e", r"vllm does not run on TPU-v5e \(tpu\)"),
+        ("vllm", "1xM2-Ultra-192GB", "vllm does not run on M2-Ultra-192GB"),
+        ("vllm", "1xRTX-4090,1xGaudi3", "vllm does not run on Gaudi3"),
+        ("vllm", "2xP40", r"not known to run on P40: its compute capability is 6\.1, and 7\.0 is the least"),
+        ("vllm", "1xJetson-AGX-Thor", "its compute capability is not known"),
+        ("vllm", "1xRTX-4090,1xMI300X", "one vllm runs on cuda or on rocm, not on both"),
+        ("accelerate", "1xRTX-4090,1xMI300X", "one accelerate runs on cuda or on rocm, not on both"),
+        ("accelerate", "2xTPU-v5e", "accelerate does not run on TPU-v5e"),
+        ("accelerate", "1xM2-Ultra-192GB", "accelerate does not run on M2-Ultra-192GB"),
+        ("llama.cpp", "1xTrainium2", "llama.cpp does not run on Trainium2"),
+    ],
+)
+def test_a_device_on_which_an_engine_does_not_run_is_refused_by_name(engine: Any, fleet: str, said: str) -> None:
+    with pytest.raises(NothingFitsError, match=said):
+        place(read_target("Llama-3.1-8B"), read_fleet(fleet), engine, prompt=512, context=1024)
+
+
+def test_each_device_that_vllm_names_gets_its_settings() -> None:
+    runs = set()
+    for spec in devices().values():
+        try:
+            place(read_target("Qwen2.5-0.5B"), read_fleet(spec.name), "vllm", prompt=64, context=128)
+        except HeteroError:
+            continue
+        runs.add(spec.name)
+    assert {"T4", "V100-SXM-16GB", "H100-SXM", "RTX-3090", "MI250", "MI300X", "MI355X", "RX-7900-XTX"} <= runs
+    assert {find(name).kind for name in runs} == {"cuda", "rocm"}
+    assert not {"P40", "P100-SXM"} & runs
+
+
+@pytest.mark.parametrize("fleet", ["99999999xT4", "2000000xT4", "33xT4"])
+def test_more_devices_than_anybody_starts_a_model_on_are_refused_at_once(fleet: str) -> None:
+    with pytest.raises(BadValueError, match="at most"):
+        place(read_target("Llama-3.1-8B"), read_fleet(fleet), "llama.cpp", prompt=512, context=1024)
 
 
 def test_vllm_shares_matrices_over_equal_cards_where_that_is_quicker() -> None:

@@ -74,6 +74,10 @@ def test_stages_take_turns_at_an_answer_and_share_a_prompt_of_many_passes() -> N
     assert share == pytest.approx((8 + 3) / (8 * 4))
 
 
+UNKNOWN_MATRIX_RATE = ("Arc-A770", "Arc-B580", "Jetson-AGX-Thor", "RX-9070-XT")
+"""Devices with matrix units the rate of which no opened source prints."""
+
+
 def _multiplied_per_s(device: DeviceSpec, engine: str, weights: str) -> tuple[float, float]:
     """Return the operations a second of a long prompt, and the share of the bandwidth that a decode step reaches."""
     work = Workload("Llama-3.1-70B", engine=engine, weights=weights, prompt=2048, context=2176)
@@ -92,8 +96,8 @@ def test_no_device_is_estimated_out_of_line_with_its_arithmetic_or_its_bandwidth
     odd, judged = [], 0
     for spec in devices().values():
         rates = {key: rate for key, rate in spec.flop_per_s.items() if rate}
-        most = max((rates[key] for key in ("bf16", "fp16", "fp16_vector", "fp32") if key in rates), default=0.0)
-        if not most or not spec.bandwidth_bytes_per_s or not spec.usable_bytes:
+        most = max((rates[key] for key in ("bf16", "fp16", "fp32") if key in rates), default=0.0)
+        if spec.name in UNKNOWN_MATRIX_RATE or not most or not spec.bandwidth_bytes_per_s or not spec.usable_bytes:
             continue
         judged += 1
         per_s, read_frac = _multiplied_per_s(spec, engine, weights)
@@ -122,7 +126,6 @@ def test_no_device_is_estimated_out_of_line_with_its_arithmetic_or_its_bandwidth
         ("H100-SXM", "vllm", "nvfp4", 989e12),
         ("RTX-5090", "vllm", "nvfp4", 419e12),
         ("Gaudi3", "vllm", "fp16", 1677e12),
-        ("RX-9070-XT", "vllm", "bf16", 97.32e12),
         ("RTX-3090", "vllm", "fp32", 35.6e12),
     ],
 )
@@ -131,6 +134,22 @@ def test_weights_are_multiplied_in_the_quickest_way_that_an_engine_has(
 ) -> None:
     work = Workload(LLAMA, engine=engine, weights=weights)
     assert rates_of(find(device), work).flop_per_s == pytest.approx(flop_per_s, rel=0.01)
+
+
+def test_a_vector_rate_never_stands_in_for_that_of_matrix_units_anywhere_in_the_catalog() -> None:
+    work, unknown = Workload(LLAMA, engine="vllm", weights="bf16"), set()
+    for spec in devices().values():
+        units = {"tensor_cores", "matrix_cores"} & set(spec.capabilities) or "fp16_vector" in spec.flop_per_s
+        matrix = [rate for key, rate in spec.flop_per_s.items() if rate and key in ("fp16", "bf16")]
+        if units and not matrix:
+            unknown.add(spec.name)
+            with pytest.raises(BadValueError, match=f"no source for the matrix units of {spec.name}"):
+                rates_of(spec, work)
+        elif units and spec.bandwidth_bytes_per_s:
+            assert rates_of(spec, work).flop_per_s == pytest.approx(max(matrix), rel=0.01), spec.name
+    assert unknown == set(UNKNOWN_MATRIX_RATE)
+    known = replace(find("Arc-B580"), flop_per_s={**find("Arc-B580").flop_per_s, "fp16": 1e14})
+    assert rates_of(known, work).flop_per_s == 1e14
 
 
 def test_a_rate_with_sums_of_16_bits_alone_counts_half_where_an_engine_adds_up_in_32() -> None:
@@ -290,6 +309,9 @@ def test_a_node_that_would_make_the_training_longer_is_left_out_and_told() -> No
     ("call", "said"),
     [
         (lambda: estimate("Llama-3.1-8B", "RTX-4090", 0), "count is 0"),
+        (lambda: estimate("Llama-3.1-8B", "T4", 10**24), "count is 1000000000000000000000000.*from 1 to 1,000,000"),
+        (lambda: estimate("Llama-3.1-8B", "T4", 999_999), "cannot be spread over 999999 devices"),
+        (lambda: estimate("Llama-3.1-8B", "Arc-B580"), "no source for the matrix units of Arc-B580"),
         (lambda: estimate("Llama-3.1-8B", "WSE-2"), "no source for the arithmetic of WSE-2"),
         (lambda: estimate("Llama-3.1-8B", "H100"), "needs its SKU"),
         (lambda: Workload("Llama-3.1-8B", engine="vlmm"), "did you mean 'vllm'"),

@@ -17,7 +17,7 @@ from hetero.advise.rates import rates_of
 from hetero.catalog.load import find
 from hetero.catalog.values import DeviceSpec
 from hetero.floor.errors import BadValueError
-from hetero.floor.units import format_bytes, format_seconds
+from hetero.floor.units import format_bytes, format_seconds, shown
 from hetero.model import workload as values
 from hetero.model.architecture import ModelSpec
 from hetero.model.figure import Figure
@@ -39,6 +39,8 @@ from hetero.plan.training_speed import model_flop, training_amounts
 
 __all__ = ["Estimate", "Workload", "compare_speeds", "estimate"]
 
+_MOST_DEVICES = 1_000_000
+"""More devices than any installation has."""
 
 _MEANING = {
     "prompt": "arithmetic of long passes",
@@ -176,8 +178,8 @@ def estimate(
     """
     work = Workload(workload) if isinstance(workload, str) else workload
     spec = device if isinstance(device, DeviceSpec) else find(device)
-    if count < 1:
-        raise BadValueError(f"count is {count}", remedy="it must be at least 1")
+    if not 1 <= count <= _MOST_DEVICES:
+        raise BadValueError(f"count is {shown(count)}", remedy=f"it must be from 1 to {_MOST_DEVICES:,}")
     room, rates = room_of(spec), rates_of(spec, work)
     known = efficiency or known_of(spec, work.engine)
     how = spread or _usual(work, room, count)

@@ -165,6 +165,8 @@ def _kind(item: str, word: str) -> Kind:
             _log.warning("%r is read as '%sx%s', as numbers of devices are written now", item, count, name)
     if not count.strip().isdecimal() or len(count) > 9 or int(count) == 0:
         raise BadValueError(f"{shown(word)} asks for {count!r} of {name}", remedy="write NUMBERxNAME, as in 2xH100-SXM")
+    if int(count) > _MOST:
+        raise BadValueError(f"{shown(word)} asks for {int(count):,} of {name}", remedy=f"give at most {_MOST:,}")
     return Kind(find(name.strip()), int(count))
 
 
@@ -221,7 +223,9 @@ def _row(row: Any, where: str, fabric: Fabric | None) -> Kind:
         raise BadValueError(f"{where}: {error.problem}", remedy=error.remedy) from error
     count = row.get("count", 1)
     if isinstance(count, bool) or not isinstance(count, int) or not 1 <= count <= _MOST:
-        raise BadValueError(f"{where}: count is {shown(count)}", remedy="it must be a whole number from 1 to 10,000")
+        raise BadValueError(
+            f"{where}: count is {shown(count)}", remedy=f"it must be a whole number from 1 to {_MOST:,}"
+        )
     if link is not None and link <= 0.0:
         raise BadValueError(f"{where}: link is {shown(row['link'])}", remedy="it must be above 0")
     spec = replace(spec, link_bytes_per_s=link) if link else spec

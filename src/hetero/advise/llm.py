@@ -31,8 +31,18 @@ ENGINES: tuple[Engine, ...] = ("llama.cpp", "vllm", "accelerate")
 """Engines whose settings are given."""
 
 _WORKS_AS = {"llama.cpp": "llama.cpp", "vllm": "vllm", "accelerate": "torch"}
-_LLAMA_KINDS = ("cuda", "rocm", "xpu", "mps", "cpu")
-"""Kinds of devices that llama.cpp has a back end for."""
+_KINDS: dict[Engine, tuple[str, ...]] = {
+    "llama.cpp": ("cuda", "rocm", "xpu", "mps", "cpu"),
+    "vllm": ("cuda", "rocm"),
+    "accelerate": ("cuda", "rocm", "cpu"),
+}
+"""Kinds of devices that the settings of an engine are for. vLLM: those whose devices CUDA_VISIBLE_DEVICES numbers; on
+TPUs and on Apple's chips other packages serve. accelerate: a device_map of numbers means CUDA or ROCm devices."""
+
+_VLLM_CAPABILITY = (7, 0)
+_VLLM_ROCM = ("MI2", "MI3", "RX-79", "Radeon-PRO-W7900", "RX-90")
+"""What vLLM names (source vllm-gpu of the catalog): compute capability 7.0 and above, 7.5 in its newest version; MI200,
+MI300 and MI350, and the RX 7900 and 9000 series, the first of which has the chip of the PRO W7900."""
 
 _HOP_S = 200e-6
 """What one more device costs each token: a copy of one vector, and waiting for it; declared."""
@@ -204,11 +214,13 @@ def _devices(kinds: Sequence[Kind]) -> tuple[Device, ...]:
     for kind in kinds:
         if kind.count is None:
             raise BadValueError("the whole catalog is no fleet to start a model on", remedy="name the devices: --fleet")
+    many = sum(1 if kind.spec.kind == "cpu" else kind.count or 0 for kind in kinds)
+    if many > _MOST_DEVICES:
+        raise BadValueError(f"{many:,} devices are many", remedy=f"give at most {_MOST_DEVICES}")
+    for kind in kinds:
         cpu = kind.spec.kind == "cpu"
-        for _ in range(1 if cpu else kind.count):
+        for _ in range(1 if cpu else kind.count or 0):
             found.append(Device(kind.spec, -1 if cpu else sum(one.index >= 0 for one in found)))
-    if len(found) > _MOST_DEVICES:
-        raise BadValueError(f"{len(found)} devices are many", remedy=f"give at most {_MOST_DEVICES}")
     return tuple(found)
 
 
@@ -241,10 +253,11 @@ def place(
     devices = _devices(kinds)
     if engine == "vllm":
         devices = tuple(device for device in devices if device.index >= 0)
-    odd = [device for device in devices if device.spec.kind not in _LLAMA_KINDS]
-    if odd and engine == "llama.cpp":
-        remedy = f"leave it out of the fleet; llama.cpp runs on {', '.join(_LLAMA_KINDS)}"
-        raise NothingFitsError(f"llama.cpp does not run on {odd[0].spec.name} ({odd[0].spec.kind})", remedy=remedy)
+    for device in devices:
+        _refuse_strange(engine, device.spec)
+    cards = sorted({device.spec.kind for device in devices if device.index >= 0})
+    if len(cards) > 1 and engine != "llama.cpp":
+        raise NothingFitsError(f"one {engine} runs on {' or on '.join(cards)}, not on both", remedy="use llama.cpp")
     if not devices:
         raise NothingFitsError("vLLM is planned for accelerators, and the fleet has none", remedy="use llama.cpp")
     layers = target.layers(work)
@@ -256,6 +269,40 @@ def place(
         _by_memory(layers, hosts, hop_s, aim), tuple(_left_out(layers, hosts, devices, split, hop_s, aim)),
         _together(work, kinds, devices) if engine == "vllm" else None,
     )  # fmt: skip
+
+
+def _refuse_strange(engine: Engine, spec: DeviceSpec) -> None:
+    """Refuse a device that the engine's settings are not for.
+
+    Raises
+    ------
+    NothingFitsError
+        The engine does not run there, or is not known to.
+    """
+    kinds = ", ".join(_KINDS[engine])
+    if spec.kind not in _KINDS[engine]:
+        raise NothingFitsError(
+            f"{engine} does not run on {spec.name} ({spec.kind}) by these settings",
+            remedy=f"leave it out of the fleet; settings of {engine} are for {kinds}",
+        )
+    why = _unknown_to_vllm(spec) if engine == "vllm" else ""
+    if why:
+        raise NothingFitsError(
+            f"vllm is not known to run on {spec.name}: {why}", remedy="leave it out of the fleet, or use llama.cpp"
+        )
+
+
+def _unknown_to_vllm(spec: DeviceSpec) -> str:
+    """Return why vLLM is not known to run on a device, '' where it is."""
+    if spec.kind == "rocm":
+        known = spec.name.startswith(_VLLM_ROCM)
+        return "" if known else "of AMD's it names MI200, MI300, MI350, and the RX 7900 and 9000 series"
+    if spec.compute_capability is None:
+        return "its compute capability is not known, and 7.0 is the least"
+    has = tuple(int(part) for part in spec.compute_capability.split("."))
+    return (
+        f"its compute capability is {spec.compute_capability}, and 7.0 is the least" if has < _VLLM_CAPABILITY else ""
+    )
 
 
 def _together(

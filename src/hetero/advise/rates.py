@@ -26,6 +26,10 @@ _PRECISIONS = {
 _SUMS_FRAC = 0.5
 """What is left of a rate with sums of 16 bits where engines add up in 32: half, on every device that has both rates."""
 
+_MATRIX_UNITS = {"tensor_cores", "matrix_cores"}
+_WITHOUT_MATRIX = ("fp16_vector", "fp32")
+"""Rates outside of the matrix units: where a device has such units they are several times too low for a product."""
+
 _LINK_BYTES_PER_S = 16e9
 """What is taken of a link that no source prints: half of PCIe 4.0, declared."""
 
@@ -44,7 +48,8 @@ def rates_of(device: DeviceSpec, work: Workload) -> Rates:
     flop = _flop_per_s(device, work)
     speed = device.bandwidth_bytes_per_s
     if flop is None or speed is None:
-        lacking = "arithmetic" if flop is None else "memory bandwidth"
+        units = "matrix units" if _has_matrix_units(device) else "arithmetic"
+        lacking = units if flop is None else "memory bandwidth"
         raise BadValueError(
             f"the catalog has no source for the {lacking} of {device.name}",
             remedy="give a DeviceSpec with flop_per_s and bandwidth_bytes_per_s",
@@ -60,12 +65,20 @@ def _flop_per_s(device: DeviceSpec, work: Workload) -> float | None:
     -----
     A slow native rate is no limit: 16-bit weights are multiplied in 32 bits where that is quicker, as on Pascal cards.
     llama.cpp adds up in 16 bits where a device has that rate, and multiplies GGUF formats in 16 bits. A device that
-    multiplies 4 bits at a rate that nobody prints does so at least as fast as 8 bits.
+    multiplies 4 bits at a rate that nobody prints does so at least as fast as 8 bits. Where a device has matrix units
+    and nobody prints their rate, none is known: that of its vector units is several times lower.
     """
     name = number_format(work.weights).name
     names = _PRECISIONS.get(name, _HALF)
     if name == "nvfp4" and "fp4" in device.capabilities:
         names = (*names, "fp8")
     sums_frac = 1.0 if work.engine == "llama.cpp" else _SUMS_FRAC
+    if names != _PRECISIONS["fp32"] and _has_matrix_units(device):
+        names = tuple(key for key in names if key not in _WITHOUT_MATRIX)
     known = [(key, device.rate(key)) for key in names]
     return max((rate * (sums_frac if key.endswith("_acc16") else 1.0) for key, rate in known if rate), default=None)
+
+
+def _has_matrix_units(device: DeviceSpec) -> bool:
+    """Return whether products run on units of their own: so the row says, or it tells a vector rate from another."""
+    return bool(_MATRIX_UNITS & set(device.capabilities)) or "fp16_vector" in device.flop_per_s

@@ -84,7 +84,7 @@ def shardings(work: Workload, count: int) -> Iterator[Sharding]:
                 yield Sharding(tensor=tensor, data=count // tensor, zero=3)
         return
     if work.engine != "llama.cpp":
-        for tensor in range(count, 1, -1):
+        for tensor in range(min(count, work.model.heads), 1, -1):
             if count % tensor == 0 and work.model.heads % tensor == 0:
                 yield Sharding(tensor=tensor, pipeline=count // tensor)
     if count <= work.model.layers:

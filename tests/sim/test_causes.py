@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import inf, nan
 
 import numpy as np
@@ -52,6 +53,17 @@ def test_the_best_possible_includes_what_was_on_the_wrong_device() -> None:
 def test_other_programs_load_is_said() -> None:
     world, _ = PLANTED["load"](drawn(3), np.random.default_rng((3, 1)))
     assert "Other programs used" in " ".join(find(simulated(world)[1]).sentences)
+
+
+@pytest.mark.parametrize(("throttle", "busy", "most_frac"), [(1.0, 0.5, 0.5), (0.2, 0.85, 0.25), (0.2, 0.5, 0.0)])
+def test_an_idle_host_gains_no_more_than_what_the_throttle_of_a_device_leaves(
+    throttle: float, busy: float, most_frac: float
+) -> None:
+    took_s, record = simulated(drawn(3))
+    record.devices = tuple(replace(device, throttle_frac=throttle) for device in record.devices)
+    record.used = {index: [(record.begin_s, busy)] for index in range(len(record.devices))}
+    gained_s = sum(each.seconds for each in gains(record).found if each.cause == "load")
+    assert 0.6 * most_frac * took_s <= gained_s <= most_frac * took_s * 1.05
 
 
 @pytest.mark.parametrize("seed", range(6))

@@ -422,7 +422,18 @@ class _Truth:
             seconds -= each.load_s
         if change.quick_store == name:
             seconds -= each.store_s + each.wait_s
-        return max(seconds * (1.0 - entry.busy_frac), 1e-9) if change.idle else max(seconds, 1e-9)
+        return max(seconds * self._idle_frac(entry), 1e-9) if change.idle else max(seconds, 1e-9)
+
+    def _idle_frac(self, entry: _Entry) -> float:
+        """Return what of an attempt's time is left where no other program computes.
+
+        Notes
+        -----
+        Of a device that is throttled to f the others may have 1 - f without holding it up: it computed for at most
+        1 - busy of the time, and takes 1 / f of that by itself.
+        """
+        throttle = self._model.run.devices[entry.attempt.device].throttle_frac
+        return min(1.0, (1.0 - entry.busy_frac) / throttle)
 
     def __call__(self, task: Task, device: Device) -> float:
         """Return s that a task takes on a device."""

@@ -9,6 +9,7 @@ import sys
 from functools import partial
 from pathlib import Path
 
+import joblib
 import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
@@ -32,7 +33,8 @@ def main() -> None:
     given = arguments(str(__doc__).splitlines()[0])
     rounds = 1 if given.quick else 7
     steps = calibrate(0.05)
-    bench = Bench("shared_array", "64 MB to 8 tasks of 50 ms on 2 process workers", ("ray", "distributed"), given.out)
+    rivals = ("ray", "distributed", "joblib")
+    bench = Bench("shared_array", "64 MB to 8 tasks of 50 ms on 2 process workers", rivals, given.out)
     with (
         hetero.Context(devices="2xcpu", memory_pool_size="1GB") as ctx,
         ray_module() as ray,
@@ -65,11 +67,18 @@ def main() -> None:
             data = client.scatter(array, broadcast=True, hash=False)
             client.gather([client.submit(look, data, steps, pure=False) for _ in range(TASKS)])
 
-        arrays = iter([fresh() for _ in range(5 * (rounds + 1))])
+        hetero.register_joblib(ctx)
+
+        def run_joblib(array: np.ndarray, backend: str) -> None:
+            joblib.Parallel(n_jobs=2, backend=backend)(joblib.delayed(look)(array, steps) for _ in range(TASKS))
+
+        arrays = iter([fresh() for _ in range(7 * (rounds + 1))])
         runs = {
             "hetero, ctx.put": run_hetero_put, "hetero, plain argument": run_hetero,
             "Ray, ray.put": run_put, "Ray, plain argument": run_plain,
             "Dask distributed, scatter": run_scatter,
+            "hetero, joblib's loop": partial(run_joblib, backend="hetero"),
+            "joblib, loky": partial(run_joblib, backend="loky"),
         }  # fmt: skip
         times_s = alternate({name: partial(lambda run: run(next(arrays)), run) for name, run in runs.items()}, rounds)
     for name, samples in times_s.items():
@@ -81,6 +90,8 @@ def main() -> None:
         ("hetero, plain argument", "Ray, plain argument"),
     ):
         bench.claim(f"wall time, {ours}", ratio(times_s[ours], times_s[theirs]), rival=theirs, at_most=1.2)
+    ours, theirs = "hetero, joblib's loop", "joblib, loky"
+    bench.claim(f"wall time, {ours}", ratio(times_s[ours], times_s[theirs]), rival=theirs, at_most=1.1)
     bench.finish()
 
 

@@ -15,6 +15,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures.process import BrokenProcessPool
+from concurrent.futures.thread import BrokenThreadPool
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ import psutil
 import pytest
 
 import hetero
-from hetero.errors import BadValueError
+from hetero.errors import BadValueError, NothingFitsError
 from hetero.model.device import HOST_NODE
 from tests.needs import PROJECT, foreign_tests, need
 
@@ -182,6 +183,53 @@ def test_a_call_of_an_executor_that_ended_its_worker_is_not_run_again(ctx: heter
     with hetero.Executor(ctx) as pool, pytest.raises(BrokenProcessPool):
         pool.submit(count_and_die).result(60)
     assert (tmp_path / "runs").read_text() == "x"
+
+
+def refuse_to_start() -> None:
+    raise LookupError("no model here")
+
+
+@pytest.mark.parametrize("isolation", ["process", "thread"])
+def test_an_executor_whose_initializer_raises_is_broken_as_a_pool_is(isolation: str) -> None:
+    """The call that was handed in, those after it, and those of `map` fail with what users of a pool catch."""
+    with (
+        hetero.Context(devices="1xcpu", isolation=isolation, initializer=refuse_to_start, history=False) as own,
+        hetero.Executor(own) as pool,
+    ):
+        for kind in (BrokenProcessPool, BrokenThreadPool, NothingFitsError):
+            with pytest.raises(kind, match="refuse_to_start raised LookupError: no model here"):
+                pool.submit(abs, -1).result(60)
+        with pytest.raises(concurrent.futures.BrokenExecutor, match="no model here"):
+            list(pool.map(abs, [-1]))
+
+
+def test_an_executor_is_not_broken_by_a_call_that_fits_no_device(ctx: hetero.Context) -> None:
+    with hetero.Executor(ctx) as pool, pytest.raises(NothingFitsError) as caught:
+        pool.submit(hetero.task(abs, on="tpu"), -1)
+    assert not isinstance(caught.value, RuntimeError)
+
+
+def test_an_executor_of_a_closed_context_takes_no_call_as_after_a_shutdown() -> None:
+    with hetero.Context(devices="1xcpu", isolation="thread", history=False) as own:
+        pool = own.executor()
+    with pytest.raises(RuntimeError, match=r"after shutdown: the Context .* is closed"):
+        pool.submit(abs, -1)
+
+
+@pytest.mark.parametrize("workers", [None, 1])
+def test_an_executor_prepares_a_function_once_however_often_it_is_called(
+    ctx: hetero.Context, workers: int | None
+) -> None:
+    """A request that were made anew for each call would be checked anew, and no call would be sent alone."""
+    with hetero.Executor(ctx, max_workers=workers) as pool:
+        first, second, again = pool._task(square), pool._task(square), ctx.executor()._task(square)
+        assert first is second
+        assert again.request.on == ()
+        assert pool._task(square).request.on == first.request.on == tuple(d.id for d in ctx.devices[: workers or 0])
+        assert [pool.submit(square, 2).result(60) for _ in range(3)] == [4, 4, 4]
+        own = hetero.task(square, priority=3)
+        assert pool._task(own).request.priority == 3
+        assert (first.request.crashes, pool._task(own).request.crashes) == (0, 3)
 
 
 @pytest.mark.servers

@@ -14,11 +14,20 @@ import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures.process import BrokenProcessPool
+from concurrent.futures.thread import BrokenThreadPool
 from typing import TYPE_CHECKING, Any
 
+from hetero.core.state import DevicePhase
 from hetero.engines.exceptions import UNREAD, dump_error, load_error, one_line
 from hetero.engines.local.wire import as_bytes, load
-from hetero.floor.errors import BadValueError, HeteroError, SerialisationError, ShutDownRuntimeError, TaskLostError
+from hetero.floor.errors import (
+    BadValueError,
+    HeteroError,
+    NothingFitsError,
+    SerialisationError,
+    ShutDownRuntimeError,
+    TaskLostError,
+)
 from hetero.session.futures import Future
 from hetero.session.tasks import TaskFunction, as_task
 
@@ -47,7 +56,8 @@ class Executor(concurrent.futures.Executor):
     -----
     As `concurrent.futures` does, and unlike a Context: a call that runs is not cancelled, calls that were handed in
     are done before the program ends, and after `shutdown` a RuntimeError is raised. A call whose worker ends fails
-    with a BrokenProcessPool and is not run again, unless it is a `hetero.task`; the executor stays of use.
+    with a BrokenProcessPool and is not run again, unless it is a `hetero.task`; the executor stays of use. Where no
+    worker is left, as after an initializer that raises, it is broken: calls fail with a `BrokenPoolError`.
 
     Examples
     --------
@@ -75,7 +85,7 @@ class Executor(concurrent.futures.Executor):
         ids = [device.id for device in self.ctx.devices]
         self._on = tuple(ids[:max_workers]) if max_workers is not None and max_workers < len(ids) else ()
         self._per_child = max_tasks_per_child or 0
-        self._calls = _Calls(self.ctx, self._owns)
+        self._calls = _Calls(self.ctx, self._owns, self._on)
         weakref.finalize(self, self._calls.shut).atexit = False
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> concurrent.futures.Future[Any]:
@@ -84,7 +94,9 @@ class Executor(concurrent.futures.Executor):
         Raises
         ------
         ShutDownRuntimeError
-            The executor is shut down, or the program ends.
+            The executor is shut down, its Context is closed, or the program ends.
+        BrokenPoolError
+            No worker is left; the message says why.
         """
         try:
             return self._calls.submit(self._task(fn), args, kwargs)
@@ -94,11 +106,18 @@ class Executor(concurrent.futures.Executor):
             return failed
 
     def _task(self, fn: Callable[..., Any]) -> TaskFunction[..., Any]:
+        """Return the call's task; for the same function the same one each time, so that nothing is checked again."""
         task = as_task(_InChild(fn, self._per_child) if self._per_child else fn)
         options: dict[str, Any] = {} if task is fn else {"crashes": 0}
         if self._on and not task.request.on:
             options["on"] = self._on
-        return task.options(**options) if options else task
+        if not options:
+            return task
+        source, known = task.source, (task.request, self._on)
+        if source.pooled is None or source.pooled[0] is not task.request or source.pooled[1] != self._on:
+            source.pooled = (*known, task.options(**options))
+        made: TaskFunction[..., Any] = source.pooled[2]
+        return made
 
     def map(
         self,
@@ -145,8 +164,12 @@ class CallLostError(TaskLostError, BrokenProcessPool):
     """A worker ended during a call, or the call or its result could not be read; other calls go on."""
 
 
-def _reworded(error: BaseException, was_there: bool) -> BaseException:
-    """Return what a process pool of the standard library raises in the place of an error."""
+class BrokenPoolError(NothingFitsError, BrokenProcessPool, BrokenThreadPool):
+    """No worker of an executor is left, in processes or in threads; the message says why for each."""
+
+
+def _lost(error: BaseException, was_there: bool) -> BaseException:
+    """Return what a process pool of the standard library raises in the place of an error of one call."""
     unread = not isinstance(error, HeteroError) or isinstance(error, SerialisationError)
     if isinstance(error, TaskLostError):
         lost = CallLostError(str(error))
@@ -159,11 +182,17 @@ def _reworded(error: BaseException, was_there: bool) -> BaseException:
 
 
 class _Calls:
-    """The calls of one executor; outlives it until they are done."""
+    """The calls of one executor; outlives it until they are done.
 
-    def __init__(self, ctx: Context, owns: bool) -> None:
+    Parameters
+    ----------
+    on : ids of the devices that it uses, empty for all
+    """
+
+    def __init__(self, ctx: Context, owns: bool, on: tuple[str, ...]) -> None:
         self.ctx = ctx
         self._owns = owns
+        self._on = on
         self._left: dict[int, Future] = {}
         self._shut = False
         self._lock = threading.Lock()
@@ -180,14 +209,36 @@ class _Calls:
                 )
             if _ended.is_set():
                 raise ShutDownRuntimeError("cannot schedule new futures after interpreter shutdown")
-            future = self.ctx.submit_call(task, args, kwargs)
+            try:
+                future = self.ctx.submit_call(task, args, kwargs)
+            except HeteroError as error:
+                refusal = self._refusal(error)
+                raise refusal from (None if refusal is error else error)
             future.spare_running = True
-            future.reworded = _reworded
             self._left[future.item] = future
+        future.reword(self._reworded)
         future.ended = functools.partial(self._ended, future.item)
         if future.done():
             self._ended(future.item)
         return future
+
+    def _refusal(self, error: HeteroError) -> BaseException:
+        """Return what an executor of the standard library raises where a call is not taken."""
+        if not self.ctx.closed or self.ctx.is_forked:
+            return self._reworded(error, False)
+        return ShutDownRuntimeError(
+            "cannot schedule new futures after shutdown: the Context of this Executor is closed",
+            remedy="open another Context, and take its executor()",
+        )
+
+    def _reworded(self, error: BaseException, was_there: bool) -> BaseException:
+        if not isinstance(error, NothingFitsError) or isinstance(error, BrokenPoolError) or not self._is_broken():
+            return _lost(error, was_there)
+        return BrokenPoolError(error.problem, remedy=error.remedy)
+
+    def _is_broken(self) -> bool:
+        states = self.ctx.driver.machine.fleet.states
+        return all(state.phase is DevicePhase.GONE for state in states if not self._on or state.name in self._on)
 
     def _ended(self, item: int) -> None:
         self._left.pop(item, None)  # takes no lock: called wherever the future is told

@@ -40,6 +40,7 @@ class Source:
     model_key : names the code, the same in every run; the key of measured times begins with it
     shipped : what travels in place of the function, None for the function itself
     plain_task : the task without wishes that was made of a plain function, None before
+    pooled : the task that an executor made of another: the request of that one, the executor's devices, the task
     chunked : the same function over the items of a chunk, None before it is needed
     """
 
@@ -54,6 +55,7 @@ class Source:
         "model_key",
         "name",
         "plain_task",
+        "pooled",
         "shipped",
     )
 
@@ -69,6 +71,7 @@ class Source:
         self.name = name
         self.shipped: Any = None
         self.plain_task: Any = None
+        self.pooled: tuple[Any, tuple[str, ...], Any] | None = None
         self.chunked: Source | None = None
         self._of = of
         self.model_key = ""

@@ -185,6 +185,12 @@ class Future(concurrent.futures.Future[Any]):
                 self._end()
         self._invoke_callbacks()
 
+    def reword(self, reworded: Callable[[BaseException, bool], BaseException]) -> None:
+        """Take what words an exception anew, for the one too that is there already."""
+        self.reworded = reworded
+        if self._exception is not None:
+            self._exception = reworded(self._exception, False)
+
     def fail_like(self, other: Future) -> None:
         """Fail as another future has, since this task needs its value."""
         error = None if other.cancelled() else other.exception()

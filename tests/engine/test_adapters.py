@@ -13,6 +13,7 @@ import signal
 import subprocess
 import sys
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures.process import BrokenProcessPool
 from concurrent.futures.thread import BrokenThreadPool
@@ -230,6 +231,27 @@ def test_an_executor_prepares_a_function_once_however_often_it_is_called(
         own = hetero.task(square, priority=3)
         assert pool._task(own).request.priority == 3
         assert (first.request.crashes, pool._task(own).request.crashes) == (0, 3)
+
+
+class Counted:
+    def nothing(self) -> None:
+        pass
+
+
+def test_an_executor_keeps_no_object_whose_method_it_has_called(ctx: hetero.Context) -> None:
+    counted = Counted()
+    gone = weakref.ref(counted)
+    with hetero.Executor(ctx) as pool:
+        gc.disable()
+        try:
+            pool.submit(counted.nothing).result(60)
+            del counted
+            until_s = time.monotonic() + 60
+            while gone() is not None and time.monotonic() < until_s:
+                time.sleep(0.01)
+            assert gone() is None
+        finally:
+            gc.enable()
 
 
 @pytest.mark.servers

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+import sys
+from collections.abc import AsyncIterator, Callable
 from functools import partial
 from typing import Any
 
+import numpy as np
 import pytest
 
 import hetero
@@ -212,3 +214,38 @@ def test_a_coroutine_as_an_argument_is_told_to_be_awaited() -> None:
     with pytest.raises(BadValueError, match=r"is a coroutine.*await it first"):
         bind("f", (given,), {}, lambda future: future)
     given.close()
+
+
+def calls_of(work: Callable[[], object]) -> int:
+    """Count the calls of Python that some work makes."""
+    count = 0
+
+    def seen(frame: object, event: str, _: object) -> None:
+        nonlocal count
+        count += event == "call"
+
+    sys.setprofile(seen)
+    try:
+        work()
+    finally:
+        sys.setprofile(None)
+    return count
+
+
+@pytest.mark.parametrize("given", [{"a": [1, 2, 3], "b": "x" * 100}, [(1, 2.5), {3}, None], (1, {"k": np.float32(3)})])
+def test_a_small_container_of_plain_values_is_looked_through_in_few_calls(given: Any) -> None:
+    assert bind("f", (given,), {}, lambda future: None) == ((given,), {}, (), (), (), None)
+    assert calls_of(lambda: bind("f", (given,), {}, lambda future: None)) < 14
+
+
+@pytest.mark.parametrize("wide", [1, 200])
+@pytest.mark.parametrize("deep", [0, 1, 5, 50])
+def test_what_must_be_found_in_containers_is_found_however_deep_and_wide(deep: int, wide: int) -> None:
+    nested: Any = enumerate("ab")
+    for level in range(deep):
+        nested = {"k": nested} if level % 2 else [0, nested]
+    given = [[number] for number in range(wide)]
+    with pytest.raises(BadValueError, match="argument 1 of f is a enumerate, which can be read only once"):
+        bind("f", ([*given, nested],), {}, lambda future: None)
+    with pytest.raises(BadValueError, match="argument word= of f is a enumerate"):
+        bind("f", (given,), {"word": nested}, lambda future: None)

@@ -9,6 +9,8 @@ import types
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from hetero.engines.base import ItemRef, contents, is_container, rebuild
 from hetero.floor.errors import BadValueError
 from hetero.session.futures import Future
@@ -47,6 +49,9 @@ _ONE_PASS = (
     reversed,
 )
 _REFUSED = frozenset(_ONE_PASS)
+_PLAIN = frozenset({int, float, complex, bool, str, bytes, type(None), np.ndarray})
+_LOOKED_INTO = frozenset({list, tuple, dict, set, frozenset})
+_MOST_LOOKED_INTO = 64
 
 
 def _is_leaf(kind: type) -> bool:
@@ -55,7 +60,19 @@ def _is_leaf(kind: type) -> bool:
 
 
 def _all_leaves(values: Iterable[Any]) -> bool:
-    return all(map(_is_leaf, set(map(type, values))))
+    return all(map(_is_leaf, set(map(type, values)) - _PLAIN))
+
+
+def _nothing_to_bind(values: Iterable[Any]) -> bool:
+    """Tell whether there are leaves only, also in a few plain containers; False where a quick look does not tell."""
+    waiting = [values]
+    for each in waiting:  # which grows meanwhile
+        kinds = set(map(type, each)) - _PLAIN
+        if kinds and not all(map(_is_leaf, kinds)):
+            if not kinds <= _LOOKED_INTO or len(waiting) > _MOST_LOOKED_INTO:
+                return False
+            waiting.extend([value.values() if type(value) is dict else value for value in each if type(value) in kinds])
+    return True
 
 
 def bind(name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], resolve: Callable[[Future], Any]) -> Bound:
@@ -71,7 +88,7 @@ def bind(name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], resolve: C
     BadValueError
         A generator, or a container that contains itself.
     """
-    if _all_leaves(args) and _all_leaves(kwargs.values()):
+    if _nothing_to_bind(args) and (not kwargs or _nothing_to_bind(kwargs.values())):
         return Bound(args, kwargs)
     binder = _Binder(name, resolve)
     new_args = tuple([binder.replace(value, f"argument {i}") for i, value in enumerate(args, start=1)])

@@ -15,6 +15,7 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures.process import BrokenProcessPool
 from concurrent.futures.thread import BrokenThreadPool
+from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
 from hetero.core.state import DevicePhase
@@ -106,17 +107,23 @@ class Executor(concurrent.futures.Executor):
             return failed
 
     def _task(self, fn: Callable[..., Any]) -> TaskFunction[..., Any]:
-        """Return the call's task; for the same function the same one each time, so that nothing is checked again."""
+        """Return the call's task; for the same function the same one each time, so that nothing is checked again.
+
+        Of what is no function, such as a method, nothing is kept, which a cycle would hold.
+        """
         task = as_task(_InChild(fn, self._per_child) if self._per_child else fn)
         options: dict[str, Any] = {} if task is fn else {"crashes": 0}
         if self._on and not task.request.on:
             options["on"] = self._on
         if not options:
             return task
-        source, known = task.source, (task.request, self._on)
-        if source.pooled is None or source.pooled[0] is not task.request or source.pooled[1] != self._on:
-            source.pooled = (*known, task.options(**options))
-        made: TaskFunction[..., Any] = source.pooled[2]
+        source, known = task.source, task.source.pooled
+        if known is not None and known[0] is task.request and known[1] == self._on:
+            made: TaskFunction[..., Any] = known[2]
+            return made
+        made = task.options(**options)
+        if isinstance(source.callable, FunctionType):
+            source.pooled = (task.request, self._on, made)
         return made
 
     def map(

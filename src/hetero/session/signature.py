@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import math
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -141,10 +142,10 @@ def _buffer(value: Any) -> Described:
 
 
 def _element(value: Any) -> Described:
-    if type(value) in (list, tuple, dict, set, frozenset):
-        return f"{type(value).__name__}<={_bucket(len(value))}", 8.0 * len(value)
-    text, size = describe_value(value)
-    return text, 8.0 if type(value) in _NUMBERS else size
+    kind = type(value)
+    if kind in _NUMBERS:
+        return kind.__name__, 8.0
+    return _sized(value) if kind in _PLAIN_CONTAINERS else describe_value(value)
 
 
 def _sequence(value: Any) -> Described:
@@ -153,10 +154,8 @@ def _sequence(value: Any) -> Described:
     if length == 0:
         return name, 0.0
     if length <= _SAMPLED:
-        seen = [_element(item) for item in value]
-    else:
-        seen = [_element(value[i * (length - 1) // (_SAMPLED - 1)]) for i in range(_SAMPLED)]
-    return f"{name}:{seen[0][0]}", math.fsum(size for _, size in seen) * length / len(seen)
+        return _with_elements(name, length, value)
+    return _with_elements(name, length, [value[i * (length - 1) // (_SAMPLED - 1)] for i in range(_SAMPLED)])
 
 
 def _mapping(value: Mapping[Any, Any]) -> Described:
@@ -164,8 +163,12 @@ def _mapping(value: Mapping[Any, Any]) -> Described:
     name = f"{type(value).__name__}<={_bucket(length)}"
     if length == 0:
         return name, 0.0
-    seen = [_element(item) for item, _ in zip(value.values(), range(_SAMPLED), strict=False)]
-    return f"{name}:{seen[0][0]}", math.fsum(size for _, size in seen) * length / len(seen)
+    return _with_elements(name, length, islice(value.values(), _SAMPLED))
+
+
+def _with_elements(name: str, length: int, sample: Iterable[Any]) -> Described:
+    seen = list(map(_element, sample))
+    return f"{name}:{seen[0][0]}", math.fsum([size for _, size in seen]) * length / len(seen)
 
 
 def _sized(value: Any) -> Described:
@@ -184,6 +187,7 @@ def _object(value: Any) -> Described:
 
 
 _NUMBERS = frozenset({int, float, complex})
+_PLAIN_CONTAINERS = frozenset({list, tuple, dict, set, frozenset})
 
 _describers: dict[type, Callable[[Any], Described]] = {
     int: _number,

@@ -106,7 +106,7 @@ def test_batches_of_joblib_are_told_apart_by_what_they_call() -> None:
             return factor * x
 
         batch = parallel.BatchedCalls([(scaled, (x,), {}) for x in items], None)
-        return call_identity(_batch_task(batch), (batch, "hetero", None), {})
+        return call_identity(_batch_task(batch, []), (batch, "hetero", None), {})
 
     assert identity(2, [1, 2]) == identity(2, [1, 2])
     assert len({identity(2, [1, 2]), identity(3, [1, 2]), identity(2, [1, 3]), identity(2, [1])}) == 4

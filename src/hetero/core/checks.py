@@ -10,7 +10,7 @@ from collections import Counter
 from math import inf, isfinite
 
 from hetero.core.machine import Machine
-from hetero.core.state import DevicePhase, DeviceState, Phase, TaskState
+from hetero.core.state import STARTED, DevicePhase, DeviceState, Phase, TaskState
 
 __all__ = ["balanced", "check", "story"]
 
@@ -20,7 +20,7 @@ TOLERANCE_S = 1e-6
 
 def story(state: TaskState) -> str:
     """Tell all that the core remembers of a task."""
-    facts = {name: getattr(state, name) for name in TaskState.__slots__ if name not in ("task", "row", "dependents")}
+    facts = {name: getattr(state, name) for name in TaskState.__slots__ if name not in ("task", "row", "dependents", "children")}
     empty: tuple[object, ...] = (0, "", (), None, frozenset())
     told = ", ".join(f"{name}={value!r}" for name, value in facts.items() if value not in empty)
     dependents = [dependent.task.id for dependent in state.dependents or ()]
@@ -29,8 +29,9 @@ def story(state: TaskState) -> str:
 
 def _told(device: DeviceState) -> str:
     placed = [state.task.id for state in device.placed]
+    waiting = [state.task.id for state in device.suspended]
     return (
-        f"device {device.name}: {device.phase.name}, sent {list(device.sent)}, placed {placed}, "
+        f"device {device.name}: {device.phase.name}, sent {list(device.sent)}, suspended {waiting}, placed {placed}, "
         f"batches {device.batches}, held by {device.held_by}, stopping {device.stopping}"
     )
 
@@ -53,6 +54,7 @@ def check(machine: Machine) -> None:
     balanced(machine)
     _check_places(machine)
     _check_dependents(machine)
+    _check_nested(machine)
     for device in machine.fleet.states:
         _check_device(machine, device)
         _check_held(machine, device)
@@ -95,6 +97,9 @@ def _check_places(machine: Machine) -> None:
         for state in device.placed:
             assert state.device == device.index, f"placed at {device.name}: {story(state)}"
             found(state, "placed")
+        for state in device.suspended:
+            assert state.device == device.index and not state.devices, f"waits at {device.name}: {story(state)}"
+            found(state, "suspended")
         for state, _ in device.sent.values():
             assert device.index in (state.devices or (state.device,)), f"sent to {device.name}: {story(state)}"
             found(state, "sent")
@@ -112,6 +117,8 @@ def _expected(state: TaskState) -> list[str]:
         return ["placed"]
     if state.phase is Phase.HELD:
         return ["quarantine"]
+    if state.phase is Phase.SUSPENDED:
+        return ["suspended"]
     if state.phase is Phase.RUNNING:
         return ["sent"] * (state.group_left if state.devices else 1)
     assert state.phase is Phase.SUBMITTED, f"open, but over: {story(state)}"
@@ -134,10 +141,26 @@ def _check_dependents(machine: Machine) -> None:
         assert waits == (state.waits_for > 0), f"{state.phase.name} with {state.waits_for} to wait for: {story(state)}"
 
 
+def _check_nested(machine: Machine) -> None:
+    """Check that each open nested task is known to the attempt that submitted it, and that this has not ended."""
+    known: Counter[int] = Counter()
+    for state in machine.tasks.values():
+        for task, child in (state.children or {}).items():
+            known[task] += 1
+            assert machine.tasks.get(task) is child, f"child {task} is over: {story(state)}"
+            assert child.task.parent == (state.task.id, state.attempt), f"not its parent: {story(child)}"
+        assert not state.children or state.phase in STARTED, f"has children and has not started: {story(state)}"
+    for state in machine.tasks.values():
+        due = int(bool(state.task.parent) and not state.recomputed)
+        assert known[state.task.id] == due, f"{known[state.task.id]} open tasks have submitted it: {story(state)}"
+    waiting = sum(len(device.suspended) for device in machine.fleet.states)
+    assert machine.fleet.suspended == waiting, f"{machine.fleet.suspended} tasks counted as suspended, {waiting} are"
+
+
 def _check_device(machine: Machine, device: DeviceState) -> None:
     fleet, index, told = machine.fleet, device.index, _told(device)
     batches = Counter(id(batch) for _, batch in device.sent.values())
-    assert device.batches == len(batches) <= 2, f"{len(batches)} batches out: {told}"
+    assert device.batches == len(batches) <= 3, f"{len(batches)} batches out: {told}"
     for _, batch in device.sent.values():
         assert batch.left == batches[id(batch)], f"a batch counts {batch.left}, {batches[id(batch)]} are out: {told}"
     work = [state for state, _ in device.sent.values()] + list(device.placed)
@@ -147,7 +170,7 @@ def _check_device(machine: Machine, device: DeviceState) -> None:
     assert abs(pending_s - total_s) <= TOLERANCE_S + 1e-6 * total_s, f"{pending_s} s pending, {total_s} s in it: {told}"
     ready = device.phase is DevicePhase.READY
     assert bool(fleet.ready[index]) == ready, f"its column says {fleet.ready[index]}: {told}"
-    assert ready or not (work or device.stopping), f"has work and takes none: {told}"
+    assert ready or not (work or device.stopping or device.suspended), f"has work and takes none: {told}"
     assert fleet.rooms[index] == fleet.room(device), f"its column of room says {fleet.rooms[index]}: {told}"
     first = fleet.first(device)
     assert first is None or fleet.head_s[index] == first.predicted_s, f"first is {story(first)}: {told}"
@@ -162,14 +185,19 @@ def _check_held(machine: Machine, device: DeviceState) -> None:
     assert group.devices, f"held by a task that holds nothing: {told}; {story(group)}"
     assert not device.placed, f"held, and tasks wait there: {told}"
     if group.phase is Phase.RUNNING:
-        others = [task for task in device.sent if task != device.held_by]
+        others = [task for task, (state, _) in device.sent.items() if task != device.held_by and not _waited(state)]
         assert not others, f"held by a running task, and others run there: {told}"
+
+
+def _waited(state: TaskState) -> bool:
+    """Tell whether a task may have gone on from waiting just as others were placed on its device."""
+    return state.row is not None and state.row.waits
 
 
 def _states_at_nodes(machine: Machine) -> list[TaskState]:
     states = [state for state in machine.tasks.values() if state.node]
     for state in states:
-        placed = state.phase in (Phase.PLACED, Phase.RUNNING) or (state.is_group and state.phase is Phase.READY)
+        placed = state.phase in (Phase.PLACED, *STARTED) or (state.is_group and state.phase is Phase.READY)
         assert placed, f"holds memory at {state.node}: {story(state)}"
     return states
 

@@ -40,6 +40,7 @@ class Row:
     plain : whether the request is
     count : tasks of this class that were handed in
     ended_well : True when a task of this class was finished in this run
+    waits : True when a task of this class was suspended in this run
     back : the way back of a result to the home, shape (n_devices,), s, and the round in which it was worked out
     """
 
@@ -62,6 +63,7 @@ class Row:
         "seconds",
         "size",
         "stale",
+        "waits",
     )
 
     def __init__(self, key: str, size: float, request: Request) -> None:
@@ -80,6 +82,7 @@ class Row:
         self._guess_s = inf
         self.count = 0
         self.ended_well = False
+        self.waits = False
         self.back: tuple[int, NDArray[np.float64] | None] = (-1, None)
         self.dirty = 0
         self.stale = True

@@ -27,6 +27,12 @@ OVERDUE = 1.5
 """A task that has taken this many times its estimate is expected to take half as long again as it has."""
 
 
+MOST_SUSPENDED = 500
+"""Tasks that may wait in one worker, each on top of the one before: each takes some kilobytes of the thread's stack …"""
+
+FEW_SUSPENDED = 32
+"""… and so many where those that come on top are not nested deeper."""
+
 START_S = 0.2
 """A worker is expected to take this long to start; one that has taken longer, half as long again as it has."""
 
@@ -57,6 +63,7 @@ class Fleet:
         self.nodes: tuple[str, ...] = ()
         self.memory_nodes: list[str] = []
         self.own_nodes = False
+        self.suspended = 0
 
     def add(self, device: Device, now_s: float) -> DeviceState:
         """Add a device whose worker is starting; a device that was there before starts again."""
@@ -99,6 +106,8 @@ class Fleet:
     def room(self, state: DeviceState) -> int:
         """Give how many more launches the device would be sent now: 0 or 1."""
         if state.phase is not DevicePhase.READY or state.held_by or state.stopping:
+            return 0
+        if state.suspended and (state.batches or state.suspended[-1].resumes):
             return 0
         if state.batches == 0 and not state.placed:
             return 1
@@ -186,12 +195,14 @@ class Fleet:
             batch.left -= 1
             if batch.left == 0:
                 state.batches -= 1
-                self.stacked.pop(state.index, None)
+                if state.batches < 2:
+                    self.stacked.pop(state.index, None)
         else:
             state.placed.remove(task)
         queued = self.queued[index] - 1
         self.queued[index] = queued
         if queued == 0:
+            state.left_s = now_s
             self.pending_s[index] = self.head_s[index] = 0.0
             return
         self.pending_s[index] -= task.predicted_s
@@ -200,6 +211,66 @@ class Fleet:
             state.started_s = now_s
             self.since_s[index] = now_s
             self.head_s[index] = head.predicted_s
+
+    def suspend(self, state: DeviceState, task: TaskState, now_s: float) -> None:
+        """Count a task that runs on a device as waiting there."""
+        self.drop(state, task, now_s)
+        state.suspended.append(task)
+        state.left_s = now_s
+        self.suspended += 1
+
+    def leave(self, state: DeviceState, task: TaskState) -> None:
+        """Uncount a task that waits on a device."""
+        state.suspended.remove(task)
+        self.suspended -= 1
+
+    def resume(self, state: DeviceState, task: TaskState, now_s: float) -> None:
+        """Count a task that waited on a device as the one that runs there."""
+        index, batch = state.index, Batch()
+        self.leave(state, task)
+        batch.left = 1
+        state.batches += 1
+        state.sent = {task.task.id: (task, batch), **state.sent}
+        if state.batches > 1:
+            self.stacked[index] = state
+        state.started_s = now_s
+        self.since_s[index] = now_s
+        self.head_s[index] = task.predicted_s
+        self.pending_s[index] += task.predicted_s
+        self.queued[index] += 1
+
+    @property
+    def stalled(self) -> bool:
+        """True when tasks wait for others at the devices, and nothing runs or is being stopped at any."""
+        return self.suspended > 0 and not any(state.sent or state.stopping for state in self.states)
+
+    def admits(self, state: DeviceState, task: TaskState, seconds: float, now_s: float, stalled: bool) -> bool:
+        """Tell whether a task may run on top of those that wait at a device.
+
+        Parameters
+        ----------
+        seconds
+            How long it is expected to take there, s.
+        stalled
+            Whether nothing runs at any device.
+
+        Notes
+        -----
+        One that is nested deeper than the topmost of them always may, others once the device was left for as long as
+        they are expected to take, so that they delay the one that waits by no more than it waits anyway. One whose
+        class killed workers may not, so as to cost nobody else an attempt. Where nothing runs anywhere, all may: of
+        the started tasks, the one started last has nothing on top of it and waits for a task that is ready.
+        """
+        if not state.suspended:
+            return True
+        if len(state.suspended) >= MOST_SUSPENDED:
+            return False
+        if stalled:
+            return True
+        if task.crashes or task.alone:
+            return False
+        deeper = task.task.depth > state.suspended[-1].task.depth
+        return deeper or (len(state.suspended) < FEW_SUSPENDED and now_s - state.left_s >= seconds)
 
     def available_s(self, now_s: float) -> NDArray[np.float64]:
         """Give when each device's accepted work is estimated to end: shape (n_devices,), s.

@@ -62,7 +62,9 @@ class Holding:
         """Take a placed or running task off its devices, inputs and all; the caller sets its phase."""
         for index in state.devices or (state.device,):
             device = self._fleet.states[index]
-            if state.task.id in device.sent or state.phase is Phase.PLACED:
+            if state.phase is Phase.SUSPENDED:
+                self._fleet.leave(device, state)
+            elif state.task.id in device.sent or state.phase is Phase.PLACED:
                 self.parked -= state.task.id not in device.sent
                 self._fleet.drop(device, state, now_s)
             self.offer(device)

@@ -5,7 +5,7 @@ In: wishes for devices, and what becomes of them. Out: commands. It must not cho
 
 from __future__ import annotations
 
-from hetero.core.lives import Lives
+from hetero.core.nesting import Nesting
 from hetero.core.state import Phase
 from hetero.model.commands import Command, LeaseChanged
 from hetero.model.events import LeaseAsked, LeaseRefused, LeaseReleased, LeaseRenewed
@@ -15,7 +15,7 @@ from hetero.model.tasks import Failure
 __all__ = ["Lending"]
 
 
-class Lending(Lives):
+class Lending(Nesting):
     """What becomes of leases.
 
     Notes

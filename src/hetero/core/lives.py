@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from hetero.core.quarantine import Suspect
 from hetero.core.questions import Questions
-from hetero.core.state import DeviceState, Phase, TaskState
+from hetero.core.state import STARTED, DevicePhase, DeviceState, Phase, TaskState
 from hetero.model.commands import (
     Cancel,
     Command,
@@ -31,6 +31,8 @@ from hetero.model.tasks import Failure, Task
 
 __all__ = ["Lives"]
 
+_ORPHANED = Failure("cancelled", "cancelled: the task that submitted it has ended")
+
 
 class Lives(Questions):
     """What becomes of tasks."""
@@ -44,6 +46,9 @@ class Lives(Questions):
             if task.request.lease:
                 self.leased[task.request.lease] += 1
             state = self.tasks[task.id] = TaskState(task)
+            if task.parent and not self._adopted(state):
+                self._fail(state, _ORPHANED, commands)
+                return commands
         else:
             state.task, state.row, state.waits_for, state.excluded = task, None, 0, frozenset()
         if self.fleet.own_nodes:
@@ -64,6 +69,35 @@ class Lives(Questions):
             else:
                 self._make_ready(state, commands)
         return commands
+
+    def _adopted(self, state: TaskState) -> bool:
+        """Note a nested task with its parent; False where that attempt of it is over."""
+        parent = self.tasks.get(state.task.parent[0])
+        if parent is None or parent.attempt != state.task.parent[1] or parent.phase not in STARTED:
+            return False
+        if parent.children is None:
+            parent.children = {}
+        parent.children[state.task.id] = state
+        return True
+
+    def _left_parent(self, task: Task) -> None:
+        """Note that a nested task is over; its parent goes on if it waited for that one."""
+        parent = self.tasks.get(task.parent[0])
+        if parent is None or not parent.children or parent.children.pop(task.id, None) is None:
+            return
+        if parent.phase is Phase.SUSPENDED and parent.awaits == task.id:
+            parent.resumes = True
+            self.placer.offer(self.fleet.states[parent.device])
+
+    def _orphan(self, state: TaskState, commands: list[Command]) -> None:
+        """Stop what an attempt that is over has submitted and not waited for, and what that has, the deepest first."""
+        below = [state]
+        for each in below:
+            below.extend((each.children or {}).values())
+            each.children = None
+        for each in below[:0:-1]:
+            if self.tasks.get(each.task.id) is each:
+                commands.extend(self._stop(each, self.now_s, _ORPHANED))
 
     def lone(self, task: Task) -> tuple[str, float] | None:
         """Return where the driver may send a task by itself, and the expected seconds; None where it may not.
@@ -136,13 +170,20 @@ class Lives(Questions):
         reason = self._stranded(state) if self._may_be_stranded(state) else ""
         if reason:
             self._fail(state, Failure("nothing_fits", reason), commands)
-        elif self.quarantine.suspects and self.quarantine.holds(state):
+        elif self.quarantine.suspects and self._is_held(state):
             state.phase = Phase.HELD
         elif state.is_group:
             state.phase = Phase.READY
             (self.placer.groups.appendleft if first else self.placer.groups.append)(state)
         else:
             self.placer.ready.push(state, first=first)
+
+    def _is_held(self, state: TaskState) -> bool:
+        """Hold a task back where its class is in quarantine; a nested one of a suspect class is sent by itself."""
+        suspect = self.quarantine.of(state.task)
+        if suspect is not None and suspect.deaths and state.task.parent:
+            state.alone = True
+        return self.quarantine.holds(state)
 
     def _finished(self, event: TaskFinished) -> list[Command]:
         state = self.tasks.get(event.task)
@@ -199,8 +240,12 @@ class Lives(Questions):
 
     def _commit(self, state: TaskState, event: TaskFinished, commands: list[Command]) -> None:
         task = state.task
+        if state.children:
+            self._orphan(state, commands)
         state.phase = Phase.FINISHED
         del self.tasks[task.id]
+        if task.parent:
+            self._left_parent(task)
         if self.placer.outlook is not None:
             self.placer.outlook.over(state, self.fleet.by_id[event.device].index, event.nbytes)
         if state.recomputed:
@@ -296,6 +341,8 @@ class Lives(Questions):
 
     def _again(self, state: TaskState, commands: list[Command]) -> None:
         self.counts.retried += 1
+        if state.children:
+            self._orphan(state, commands)
         self._make_ready(state, commands, first=True)
 
     def _elsewhere(self, state: TaskState, failure: Failure, commands: list[Command]) -> None:
@@ -329,6 +376,10 @@ class Lives(Questions):
             if self.tasks.pop(state.task.id, None) is None:
                 continue
             state.phase = Phase.FAILED
+            if state.task.parent:
+                self._left_parent(state.task)
+            if state.children:
+                self._orphan(state, commands)
             if self.quarantine.suspects:
                 self.quarantine.ended(state, well=False)
             if self.placer.outlook is not None:
@@ -358,16 +409,17 @@ class Lives(Questions):
 
     def _cancel_requested(self, event: CancelRequested) -> list[Command]:
         state = self.tasks.get(event.task)
-        if state is None or (event.waiting_only and state.phase is Phase.RUNNING):
+        if state is None or (event.waiting_only and state.phase in STARTED):
             return []
         return self._stop(state, event.at_s, Failure("cancelled", f"{state.task.name} was cancelled"))
 
     def _stop(self, state: TaskState, now_s: float, failure: Failure) -> list[Command]:
         """Fail a task wherever it stands, and stop its attempt."""
         commands: list[Command] = []
-        if state.phase is Phase.RUNNING:
-            names = [self.fleet.states[i].name for i in state.devices or (state.device,)]
-            commands.extend(Cancel(name, state.task.id, state.attempt) for name in names)
+        if state.phase in STARTED:
+            devices = [self.fleet.states[index] for index in state.devices or (state.device,)]
+            up = [device for device in devices if device.phase is DevicePhase.READY]
+            commands.extend(Cancel(device.name, state.task.id, state.attempt) for device in up)
             self._keep_busy(state, now_s, commands)
         else:
             self._take_off(state, now_s, commands)
@@ -386,7 +438,7 @@ class Lives(Questions):
         """Count a stopped attempt's device as busy until the engine has answered for it."""
         for index in state.devices or (state.device,):
             device = self.fleet.states[index]
-            if state.task.id in device.sent:
+            if state.task.id in device.sent and device.phase is DevicePhase.READY:
                 device.stopping[state.task.id] = state.attempt
         self.placer.unplace(state, now_s, commands)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from hetero.core.items import Item
 from hetero.core.lending import Lending
 from hetero.core.quarantine import times
-from hetero.core.state import DevicePhase, DeviceState, Phase, TaskState
+from hetero.core.state import STARTED, DevicePhase, DeviceState, Phase, TaskState
 from hetero.model.commands import (
     Command,
     StartWorker,
@@ -73,9 +73,15 @@ class Losses(Lending):
         device.stopping.clear()
         self.fleet.set_phase(device, DevicePhase.GONE if event.permanent else DevicePhase.LOST, event.at_s)
         self.placer.fleet_changed()
-        victims = [state for state, _ in device.sent.values()]
+        victims = [*(state for state, _ in device.sent.values()), *device.suspended[::-1]]
+        if culprit is not None and device.suspended:
+            victims.remove(culprit)
+            above = [state for state in self._ancestors(culprit) if state in device.suspended]
+            self._lose_attempt(culprit, device, event, commands, blamed=True)
+            self._fail_endangered(above, device, event, commands)
         for state in victims:
-            self._lose_attempt(state, device, event, commands, blamed=state is culprit)
+            if state.phase in STARTED:  # else it was nested in one that is given up
+                self._lose_attempt(state, device, event, commands, blamed=state is culprit)
         for state in list(device.placed)[::-1]:
             self.placer.unplace(state, event.at_s, commands)
             self._make_ready(state, commands, first=True)
@@ -160,6 +166,18 @@ class Losses(Lending):
                 return
             self._avoid(state, device)
         self._again(state, commands)
+
+    def _fail_endangered(
+        self, above: list[TaskState], device: DeviceState, event: DeviceLost, commands: list[Command]
+    ) -> None:
+        """Fail those that died too often with a task nested in them; the others below it bear no blame."""
+        for state in above:
+            state.endangered += 1
+            if state.endangered > max(state.task.request.crashes, 0):
+                self.placer.unplace(state, event.at_s, commands)
+                deaths = f"its worker died {times(state.endangered)} of a task that it submitted"
+                text = f"{state.task.name} was given up: {deaths}, last on {device.name}: {event.reason}"
+                self._fail(state, Failure("crash", text), commands)
 
     def _forgiven(self, state: TaskState, reason: str) -> int:
         """Return how many deaths of its worker a task is forgiven, now that one more was its own."""

@@ -13,7 +13,7 @@ from typing import Any
 
 from hetero.core.losses import Losses
 from hetero.core.questions import Counts, Rules
-from hetero.core.state import Phase
+from hetero.core.state import STARTED
 from hetero.model.commands import (
     Cancel,
     Command,
@@ -35,7 +35,9 @@ from hetero.model.events import (
     LoneTasks,
     TaskFailed,
     TaskFinished,
+    TaskResumed,
     TaskSubmitted,
+    TaskSuspended,
     TaskWithdrawn,
     TimerFired,
     TransferFailed,
@@ -80,6 +82,8 @@ class Machine(Losses):
             TaskFinished: self._finished,
             TaskFailed: self._failed,
             TaskWithdrawn: self._withdrawn,
+            TaskSuspended: self._suspended,
+            TaskResumed: self._resumed,
             DeviceAdded: self._device_added,
             DeviceReady: self._device_ready,
             DeviceLost: self._device_lost,
@@ -119,6 +123,8 @@ class Machine(Losses):
             self._wake(now_s + self.rules.retry_s, commands)
         if self.restarts:
             self._wake(min(self.restarts.values()), commands)
+        if self.fleet.suspended:
+            self._watch_stacks(commands)
         if self.tasks:
             if self.sweep_at_s == inf:
                 self.sweep_at_s = now_s + self.rules.sweep_s
@@ -144,7 +150,7 @@ class Machine(Losses):
         while self.placer.deadlines and self.placer.deadlines[0][0] <= event.at_s:
             _, task, attempt = heappop(self.placer.deadlines)
             state = self.tasks.get(task)
-            if state is not None and state.attempt == attempt and state.phase is Phase.RUNNING:
+            if state is not None and state.attempt == attempt and state.phase in STARTED:
                 limit = state.task.request.timeout_s
                 failure = Failure("timeout", f"{state.task.name} ran longer than its limit of {limit:g} s")
                 commands.extend(self._stop(state, event.at_s, failure))

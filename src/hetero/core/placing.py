@@ -96,6 +96,8 @@ class Placer(Holding):
         """Place what the policy proposes, as long as it proposes."""
         commands: list[Command] = []
         self.showing.now_s = now_s
+        if self._fleet.suspended:
+            self.showing.stalled = self._fleet.stalled
         if self.groups:
             self.gather(next((group for group in self.groups if group.devices), self.groups[0]), now_s, commands)
         ready = self.ready
@@ -120,7 +122,8 @@ class Placer(Holding):
         request = state.task.request
         special = state.excluded or state.avoided or request.near or request.apart or request.lease
         travels = state.task.inputs and self._fleet.own_nodes
-        return bool(special or travels) or self._rows.of(state) not in self._weighed
+        nested = state.task.depth and self._fleet.suspended
+        return bool(special or travels or nested) or self._rows.of(state) not in self._weighed
 
     def express(self, state: TaskState, now_s: float) -> Run | None:
         """Send a lone task to the fastest device when that one is idle: what the default policy would do.
@@ -140,7 +143,7 @@ class Placer(Holding):
     def _idle(self, row: Row) -> DeviceState | None:
         """Return the fastest device for a class of tasks where that is idle."""
         device = self._fleet.states[row.best]
-        if row.best < 0 or device.sent or device.placed or not self._fleet.rooms[device.index]:
+        if row.best < 0 or device.sent or device.placed or device.suspended or not self._fleet.rooms[device.index]:
             return None
         return device
 
@@ -286,6 +289,8 @@ class Placer(Holding):
         fleet = self._fleet
         n = len(fleet.states)
         idle = [int(index) for index in np.flatnonzero((fleet.rooms[:n] > 0) & (fleet.queued[:n] == 0))]
+        if fleet.suspended:
+            idle = [index for index in idle if not fleet.states[index].suspended]
         if not idle or fleet.own_nodes or self._pool.lends:
             return
         available_s = fleet.available_s(now_s)
@@ -301,7 +306,8 @@ class Placer(Holding):
                 commands.append(Withdraw(device.name, state.task.id, state.attempt))
 
     def _small(self, state: TaskState) -> bool:
-        known = state.predicted_s < CHUNK_S and self._rows.of(state).known
+        row = self._rows.of(state)
+        known = state.predicted_s < CHUNK_S and row.known and not row.waits
         return known and not (state.task.request.timeout_s or state.alone)
 
     def _fill(
@@ -316,7 +322,7 @@ class Placer(Holding):
     ) -> None:
         """Add ready tasks of the same class while they are worth less than a chunk, up to an equal share."""
         row = self._rows.of(like)
-        if row.request.near or row.request.apart or self._fleet.own_nodes:
+        if row.request.near or row.request.apart or self._fleet.own_nodes or device.suspended:
             return
         limit = min(CHUNK_TASKS, ceil((self.ready.count + len(launches)) / max(1, self._fleet.live)))
         while len(launches) < limit and worth + like.predicted_s <= CHUNK_S:

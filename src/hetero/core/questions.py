@@ -43,6 +43,7 @@ class Rules:
         estimate is given up and tried again; without a measured estimate it is never given up
     sweep_s : s between two looks for such attempts
     retry_s : s after which an idle device is considered again although the policy left it idle
+    stuck_s : s after which nested tasks that find no room are given up, where nothing runs any more
     """
 
     restarts: int = 4
@@ -53,6 +54,7 @@ class Rules:
     stall_factor: float = 20.0
     sweep_s: float = 5.0
     retry_s: float = 0.05
+    stuck_s: float = 5.0
 
 
 @dataclass(slots=True)

@@ -58,7 +58,7 @@ class Showing:
 
     Attributes
     ----------
-    now_s : s, set at the begin of each round
+    now_s, stalled : s, and whether tasks only wait for others; set at the begin of each round
     """
 
     def __init__(
@@ -71,6 +71,7 @@ class Showing:
         self._affinities = affinities
         self._home = home
         self.now_s = 0.0
+        self.stalled = False
 
     def show(self, state: TaskState) -> ReadyTask:
         """Give a ready task as the policy sees it."""
@@ -84,9 +85,11 @@ class Showing:
         """Give the seconds that a task takes on each device by now, inf where it must not run; not to be changed."""
         request, lends = state.task.request, self._pool.lends
         special = request.near or request.apart or state.excluded or state.avoided or request.lease
-        if not (special or lends):
+        if not (special or lends or self._fleet.suspended):
             return row.by_now(self.now_s)
         seconds = row.by_now(self.now_s).copy()
+        if self._fleet.suspended:
+            self._keep_off_stacks(seconds, state)
         if request.lease or lends:
             self._keep_to_leases(seconds, state)
         for index in state.excluded:
@@ -94,6 +97,13 @@ class Showing:
         self._affinities.narrow(seconds, request)
         self._avoid(seconds, state.avoided)
         return seconds
+
+    def _keep_off_stacks(self, seconds: Floats, state: TaskState) -> None:
+        """Set the seconds of devices to inf where others wait that a task may not run on top of."""
+        for device in self._fleet.states:
+            at = device.index
+            if device.suspended and not self._fleet.admits(device, state, seconds[at], self.now_s, self.stalled):
+                seconds[at] = inf
 
     def _keep_to_leases(self, seconds: Floats, state: TaskState) -> None:
         """Set the seconds of devices that others have leased, or that are not of the task's lease, to inf."""

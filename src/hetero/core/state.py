@@ -18,11 +18,14 @@ from hetero.model.tasks import Task
 if TYPE_CHECKING:
     from hetero.core.estimates import Row
 
-__all__ = ["Batch", "DevicePhase", "DeviceState", "Phase", "ReadyQueue", "TaskState"]
+__all__ = ["STARTED", "Batch", "DevicePhase", "DeviceState", "Phase", "ReadyQueue", "TaskState"]
 
 
 class Phase(IntEnum):
-    """Where a task stands; the usual path first. HELD waits in quarantine, in no queue."""
+    """Where a task stands; the usual path first.
+
+    HELD waits in quarantine, in no queue. SUSPENDED waits in its worker for tasks that it submitted.
+    """
 
     SUBMITTED = 0
     READY = 1
@@ -31,6 +34,11 @@ class Phase(IntEnum):
     FINISHED = 4
     FAILED = 5
     HELD = 6
+    SUSPENDED = 7
+
+
+STARTED = (Phase.RUNNING, Phase.SUSPENDED)
+"""Phases in which an attempt is with a worker."""
 
 
 class DevicePhase(IntEnum):
@@ -56,6 +64,9 @@ class TaskState:
 
     Attributes
     ----------
+    awaits, resumes : of a suspended task, the one whose end lets it go on, 0 for more than one; and whether it has ended
+    children : the open tasks that its attempt submitted, None before the first
+    endangered : workers that died under it of a task that it submitted, or one of those
     alone : True when it is sent in a message of its own, so that a death of its worker shows whose fault it was
     crashes : workers that died of it, and hangs
     died_on : index of the device on which it last killed a worker, -1 for none
@@ -68,12 +79,15 @@ class TaskState:
         "alone",
         "attempt",
         "avoided",
+        "awaits",
+        "children",
         "crashes",
         "deadline_s",
         "dependents",
         "device",
         "devices",
         "died_on",
+        "endangered",
         "excluded",
         "group_left",
         "lost",
@@ -87,6 +101,7 @@ class TaskState:
         "released",
         "reserved_bytes",
         "result",
+        "resumes",
         "retries",
         "row",
         "sure",
@@ -100,6 +115,10 @@ class TaskState:
         self.phase = Phase.SUBMITTED
         self.alone = False
         self.attempt = 0
+        self.awaits = 0
+        self.resumes = False
+        self.children: dict[int, TaskState] | None = None
+        self.endangered = 0
         self.device = -1
         self.devices: tuple[int, ...] = ()
         self.group_left = 0
@@ -140,6 +159,8 @@ class DeviceState:
     placed : tasks that wait in the core, for their inputs or for room
     batches : `Run` commands that are not answered in full
     held_by : id of the group that waits for this device, 0 for none
+    suspended : attempts that wait at the worker, each on top of the one before: only the last may go on
+    left_s : when the last of them was suspended
     stopping : attempts that were ordered to stop and have not answered
     finished, busy_s : tasks that it finished, and the seconds that they took
     deaths : times that its worker died since it last finished a task, or was up for long; see `Rules`
@@ -156,6 +177,7 @@ class DeviceState:
         "finished",
         "held_by",
         "index",
+        "left_s",
         "lost",
         "name",
         "phase",
@@ -163,6 +185,7 @@ class DeviceState:
         "sent",
         "started_s",
         "stopping",
+        "suspended",
         "up_s",
     )
 
@@ -182,10 +205,12 @@ class DeviceState:
         self.lost = "it was lost"
         self.started_s = 0.0
         self.stopping: dict[int, int] = {}
+        self.suspended: list[TaskState] = []
+        self.left_s = 0.0
 
 
 class ReadyQueue:
-    """Ready tasks by priority (higher first), by lease, then in the order of their arrival; retried ones go first.
+    """Ready tasks by priority (higher first), depth (deeper first), lease and arrival; retried ones go first.
 
     Every operation takes a constant time, also taking a task from the middle. `fresh` holds what was added
     since the queue was last looked at.
@@ -195,31 +220,33 @@ class ReadyQueue:
 
     def __init__(self) -> None:
         self.fresh: list[TaskState] = []
-        self._lanes: dict[tuple[int, int], OrderedDict[int, TaskState]] = {}
-        self._order: list[tuple[int, int]] = []
+        self._lanes: dict[tuple[int, int, int], OrderedDict[int, TaskState]] = {}
+        self._order: list[tuple[int, int, int]] = []
         self.count = 0
 
     def push(self, state: TaskState, *, first: bool = False) -> None:
         """Add a task whose phase becomes READY."""
-        request = state.task.request
-        key = (-request.priority, request.lease)
+        task = state.task
+        request = task.request
+        key = (-request.priority, -task.depth, request.lease)
         lane = self._lanes.get(key)
         if lane is None:
             lane = self._lanes[key] = OrderedDict()
             self._order = sorted(self._lanes)
         state.phase = Phase.READY
-        lane[state.task.id] = state
+        lane[task.id] = state
         self.fresh.append(state)
         if first:
-            lane.move_to_end(state.task.id, last=False)
+            lane.move_to_end(task.id, last=False)
         self.count += 1
 
     def remove(self, state: TaskState, phase: Phase) -> None:
         """Take a task out; its phase becomes the one given."""
-        request = state.task.request
-        key = (-request.priority, request.lease)
+        task = state.task
+        request = task.request
+        key = (-request.priority, -task.depth, request.lease)
         lane = self._lanes[key]
-        del lane[state.task.id]
+        del lane[task.id]
         if not lane and len(self._order) > 1:
             del self._lanes[key]
             self._order.remove(key)
@@ -228,7 +255,7 @@ class ReadyQueue:
 
     def first(self, lease: int) -> TaskState | None:
         """Give the task of a lease that is next in order, None when none is ready."""
-        lanes = (self._lanes[key] for key in self._order if key[1] == lease and self._lanes[key])
+        lanes = (self._lanes[key] for key in self._order if key[2] == lease and self._lanes[key])
         lane = next(lanes, None)
         return None if lane is None else next(iter(lane.values()))
 
@@ -241,6 +268,6 @@ class ReadyQueue:
         """Give the first tasks in order: so many of each lease, and so many of those in none."""
         shown: dict[int, int] = {}
         for key in self._order:
-            before, lane = shown.get(key[1], 0), self._lanes[key]
+            before, lane = shown.get(key[2], 0), self._lanes[key]
             yield from islice(lane.values(), max(0, most - before))
-            shown[key[1]] = before + len(lane)
+            shown[key[2]] = before + len(lane)

@@ -54,7 +54,7 @@ class Faults:
     crash, hang, exception, out_of_memory : probability per attempt; a crash takes the worker with it, a hang
         never ends by itself
     transfer : probability that a copy does not happen
-    poison : ids of tasks that end the worker of each of their attempts
+    poison, poison_names : ids and names of tasks that end the worker of each of their attempts
     start : probability that a worker does not start; a device whose worker did not start three times running is lost
     duplicate : probability that an event is told twice
     late : probability that news of an attempt reach the core only after its worker was lost
@@ -75,6 +75,7 @@ class Faults:
     exception: float = 0.0
     out_of_memory: float = 0.0
     poison: frozenset[int] = frozenset()
+    poison_names: frozenset[str] = frozenset()
     transfer: float = 0.0
     start: float = 0.0
     duplicate: float = 0.0

@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any
 
 from hetero.core.machine import Machine
-from hetero.core.state import Phase
+from hetero.core.state import STARTED
 from hetero.drive.live_values import Sink, Together
 from hetero.drive.recorder import Recorder
 from hetero.drive.timer import Timer
@@ -141,7 +141,7 @@ class Loop:
     def has_started(self, task: int) -> bool:
         """Tell whether a task was given to a device and has not ended."""
         state = self.machine.tasks.get(task)
-        return state is not None and state.phase is Phase.RUNNING
+        return state is not None and state.phase in STARTED
 
     def load(self, item: int) -> Any:
         """Give the value of an item; one that was lost with its device is waited for while it is computed again.

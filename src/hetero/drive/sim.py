@@ -150,6 +150,7 @@ class _Simulation:
         self._arriving = True
         self._first_s: float | None = None
         self._tasks: dict[int, tuple[Task, int]] = {}
+        self._nested: dict[int, Sequence[SimTask]] = {}
         self._failed_at: dict[int, float] = {}
         self._readers: Counter[int] = Counter()
         self._kept: list[int] = []
@@ -163,6 +164,7 @@ class _Simulation:
         self._engine = SimEngine(
             fleet, truth, topology, costs, faults, self._dice,
             at=self._at, tell=self._tell, now_s=lambda: self._now_s, task_of=self._tasks.__getitem__,
+            nested=self._nested, submit=self._submit_nested,
         )  # fmt: skip
         self._leases = SimLeases(program.leases, Ways(self._at, self._handle, self._submit, lambda: self._now_s))
         self.result.leases = self._leases.told
@@ -314,6 +316,8 @@ class _Simulation:
         if self._first_s is None:
             self._first_s = self._now_s
         self._tasks[task.id] = (task, entry.nbytes)
+        if entry.nested:
+            self._nested[task.id] = entry.nested
         for item in task.inputs:
             self._readers[item] += 1
         if entry.nbytes and self._program.released_after:
@@ -327,6 +331,17 @@ class _Simulation:
         if self._dice.happens(self._faults.cancel):
             self._engine.happened["cancel"] += 1
             self._at(self._dice.wait_s(0.01), partial(self._cancel, task.id))
+
+    def _submit_nested(self, task_id: int, attempt: int) -> tuple[int, ...]:
+        """Hand in what an attempt submits; gives the ids."""
+        depth, found = self._tasks[task_id][0].depth + 1, []
+        for entry in self._nested[task_id]:
+            self._parts += 1
+            found.append(self._parts)
+            nested = entry.task._replace(id=self._parts, parent=(task_id, attempt), depth=depth)
+            self._submit(entry._replace(task=nested))
+        self._flush_due()
+        return tuple(found)
 
     def _cancel(self, task: int) -> None:
         self._handle(CancelRequested(self._now_s, task))
@@ -382,8 +397,11 @@ class _Simulation:
         self._over(task)
 
     def _over(self, task: int) -> None:
-        for item in self._tasks[task][0].inputs:
+        known = self._tasks[task][0]
+        for item in known.inputs:
             self._readers[item] -= 1
+        if known.parent:
+            self._engine.answer(known.parent[0], known.parent[1], task)
 
     def _split(self, command: Split) -> None:
         self._engine.happened["split"] += 1

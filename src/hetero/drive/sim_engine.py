@@ -21,6 +21,8 @@ from hetero.model.events import (
     Event,
     TaskFailed,
     TaskFinished,
+    TaskResumed,
+    TaskSuspended,
     TaskWithdrawn,
     TransferFailed,
     TransferFinished,
@@ -76,18 +78,31 @@ class _Attempt(NamedTuple):
     rank: int = 0
 
 
+class _Open(NamedTuple):
+    """What an attempt that nests others has left: whom it waits for, s of work, s of its time so far."""
+
+    attempt: _Attempt
+    waits: set[int]
+    left_s: float
+    began_s: float
+    took_s: float
+
+
 class _Worker:
     """One device's worker. `life` grows with every start and loss, so that what was due for an old one is void."""
 
     __slots__ = (
-        "busy_s", "current", "device", "factor", "failed_starts", "gone", "hangs", "life", "queue", "started_s", "turn",
-        "up",
+        "began_s", "busy_s", "current", "device", "factor", "failed_starts", "gone", "hangs", "life", "open", "queue",
+        "stack", "started_s", "took_s", "turn", "up",
     )  # fmt: skip
 
     def __init__(self, device: Device) -> None:
         self.device = device
         self.queue: deque[_Attempt] = deque()
         self.current: _Attempt | None = None
+        self.stack: list[_Open] = []
+        self.open: dict[tuple[int, int], set[int]] = {}
+        self.began_s = self.took_s = 0.0
         self.started_s = 0.0
         self.busy_s = 0.0
         self.factor = 1.0
@@ -110,6 +125,8 @@ class SimEngine:
     tell : hands an event to the core, now
     now_s : gives the time
     task_of : gives the task of an id, and the bytes of its result
+    nested : what the attempts at a task submit, by its id
+    submit : hands that in for an attempt; gives the ids
 
     Attributes
     ----------
@@ -130,6 +147,8 @@ class SimEngine:
         tell: Callable[[Event], None],
         now_s: Callable[[], float],
         task_of: Callable[[int], tuple[Task, int]],
+        nested: Mapping[int, object],
+        submit: Callable[[int, int], tuple[int, ...]],
     ) -> None:
         self.workers = {device.id: _Worker(device) for device in fleet}
         self.present: dict[str, set[int]] = {device.memory_node: set() for device in fleet}
@@ -138,6 +157,7 @@ class SimEngine:
         self.starts = 0
         self._truth, self._topology, self._costs, self._faults = truth, topology, costs, faults
         self._dice, self._at, self._tell, self._now_s, self._task_of = dice, at, tell, now_s, task_of
+        self._nested, self._submit = nested, submit
         self._node_life: Counter[str] = Counter()
         self._link_free_s: dict[object, float] = {}
         self._results: dict[tuple[int, int], tuple[str, int]] = {}
@@ -192,6 +212,8 @@ class SimEngine:
         was, worker.current = worker.current, None
         self._account(worker, was)
         worker.queue.clear()
+        worker.stack.clear()
+        worker.open.clear()
         worker.up, worker.gone = False, permanent
         node = worker.device.memory_node
         if node != HOST_NODE:
@@ -230,17 +252,22 @@ class SimEngine:
             if not worker.up:
                 group.failed = True
                 continue
-            assert worker.current is None, f"{name} runs {worker.current} as group task {launch.task} comes"
+            went_on = worker.current is not None and worker.current.task in self._nested
+            free = worker.current is None or went_on
+            assert free, f"{name} runs {worker.current} as group task {launch.task} comes"
             worker.queue.append(_Attempt(launch.task, launch.attempt, group, rank))
         for name in command.devices:
             self._next(self.workers[name])
 
     def _next(self, worker: _Worker) -> None:
+        if worker.current is None and worker.stack and not worker.stack[-1].waits:
+            self._resume(worker)
         if worker.current is not None or not worker.queue:
             return
         attempt = worker.current = worker.queue.popleft()
         worker.turn += 1
-        worker.started_s = self._now_s()
+        worker.started_s = worker.began_s = self._now_s()
+        worker.took_s = 0.0
         task, _ = self._task_of(attempt.task)
         self._inputs_are_there(worker, task)
         seconds = self._truth(task, worker.device) * worker.factor + self._costs.launch_s
@@ -253,7 +280,57 @@ class SimEngine:
             return
         if ends == "crash":
             seconds *= self._dice.draw()
+        if attempt.task in self._nested and attempt.group is None and not ends:
+            self._at(0.0, partial(self._nest, worker, worker.life, worker.turn))
+            self._at(seconds / 2, partial(self._wait, worker, worker.life, worker.turn, seconds / 2))
+            return
         self._at(seconds, partial(self._end, worker, worker.life, worker.turn, ends))
+
+    def _nest(self, worker: _Worker, life: int, turn: int) -> None:
+        """Submit what an attempt that has begun nests."""
+        attempt = worker.current
+        if worker.life == life and worker.turn == turn and attempt is not None:
+            worker.open[attempt[:2]] = waits = set[int]()
+            waits.update(self._submit(*attempt[:2]))
+
+    def _wait(self, worker: _Worker, life: int, turn: int, left_s: float) -> None:
+        """Suspend an attempt until what it submitted is over."""
+        attempt = worker.current
+        if worker.life != life or worker.turn != turn or attempt is None:
+            return
+        now_s, waits = self._now_s(), worker.open.pop(attempt[:2], set())
+        if not waits:
+            self._at(left_s, partial(self._end, worker, life, turn, ""))
+            return
+        self.happened["suspended"] += 1
+        self._account(worker, attempt)
+        took_s = worker.took_s + now_s - worker.started_s
+        worker.stack.append(_Open(attempt, waits, left_s, worker.began_s, took_s))
+        worker.current = None
+        awaits = next(iter(waits)) if len(waits) == 1 else 0
+        self._tell(TaskSuspended(now_s, *attempt[:2], worker.device.id, now_s, awaits))
+        self._next(worker)
+
+    def _resume(self, worker: _Worker) -> None:
+        """Let the topmost attempt go on."""
+        found = worker.stack.pop()
+        worker.current, worker.began_s, worker.took_s = found.attempt, found.began_s, found.took_s
+        worker.turn += 1
+        now_s = worker.started_s = self._now_s()
+        self._tell(TaskResumed(now_s, *found.attempt[:2], worker.device.id, now_s))
+        self._at(found.left_s, partial(self._end, worker, worker.life, worker.turn, ""))
+
+    def answer(self, task: int, attempt: int, nested: int) -> None:
+        """Tell an attempt, a little later, that a task which it submitted is over."""
+        self._at(self._costs.notice_s, partial(self._answered, (task, attempt), nested))
+
+    def _answered(self, which: tuple[int, int], nested: int) -> None:
+        for worker in self.workers.values():
+            worker.open.get(which, set()).discard(nested)
+            for found in worker.stack:
+                if found.attempt[:2] == which:
+                    found.waits.discard(nested)
+            self._next(worker)
 
     def _inputs_are_there(self, worker: _Worker, task: Task) -> None:
         node = worker.device.memory_node
@@ -267,7 +344,7 @@ class SimEngine:
     def _ends(self, worker: _Worker, task: Task) -> str:
         """Draw how an attempt ends."""
         faults = self._faults
-        if task.id in faults.poison:
+        if task.id in faults.poison or task.name in faults.poison_names:
             return "crash"
         if task.size > faults.out_of_memory_size:
             return "out_of_memory"
@@ -291,20 +368,21 @@ class SimEngine:
             self._fails(worker, attempt, ends, "it failed")  # type: ignore[arg-type]
         else:
             self._account(worker, attempt)
-            self._finishes(worker, attempt, worker.started_s)
+            self._finishes(worker, attempt, worker.began_s, worker.took_s + self._now_s() - worker.started_s)
         self._next(worker)
 
-    def _finishes(self, worker: _Worker, attempt: _Attempt, started_s: float) -> None:
+    def _finishes(self, worker: _Worker, attempt: _Attempt, started_s: float, took_s: float = -1.0) -> None:
         now_s = self._now_s()
         nbytes = 0 if attempt.rank else self._task_of(attempt.task)[1]
         node = worker.device.memory_node if nbytes else HOST_NODE
         if nbytes:
             self._results[attempt[:2]] = (node, self._node_life[node])
-        seconds, name = now_s - started_s, worker.device.id
+        seconds, name = now_s - started_s if took_s < 0.0 else took_s, worker.device.id
         self._tell(TaskFinished(now_s, attempt.task, attempt.attempt, name, started_s, seconds, nbytes, node))
 
     def _fails(self, worker: _Worker, attempt: _Attempt, kind: FailureKind, message: str) -> None:
         self._account(worker, attempt)
+        worker.open.pop(attempt[:2], None)
         self._failed(worker, attempt, worker.started_s, Failure(kind, message))
 
     def _failed(self, worker: _Worker, attempt: _Attempt, started_s: float, failure: Failure) -> None:
@@ -333,6 +411,11 @@ class SimEngine:
         if current is not None and current[:2] == wanted:
             self._stop(worker, current)
             return
+        for found in worker.stack:
+            if found.attempt[:2] == wanted:  # it ends once it is the topmost
+                found.waits.clear()
+                self._at(0.0, partial(self._next, worker))
+                return
         for attempt in worker.queue:
             if attempt[:2] == wanted:
                 worker.queue.remove(attempt)

@@ -25,11 +25,13 @@ class SimTask(NamedTuple):
     task : as the core sees it
     at_s : when it is handed in, ascending in a program
     nbytes : bytes of its result, which stay on the memory node of the device; 0 for a small value
+    nested : what each attempt at it submits as it begins and waits for half-way; their ids and parents are set then
     """
 
     task: Task
     at_s: float = 0.0
     nbytes: int = 0
+    nested: Sequence[SimTask] = ()
 
 
 class SimLease(NamedTuple):

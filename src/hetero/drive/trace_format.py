@@ -63,6 +63,8 @@ CODES = {
     "TaskFinished": "fin",
     "TaskFailed": "err",
     "TaskWithdrawn": "back",
+    "TaskSuspended": "wait",
+    "TaskResumed": "go",
     "DeviceAdded": "add",
     "DeviceReady": "up",
     "DeviceLost": "lost",

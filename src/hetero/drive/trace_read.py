@@ -243,7 +243,7 @@ class _Decoder:
         places = {column: place for place, (column, _) in enumerate(columns, start=2)}
         layout = _LAYOUTS.get(name)
         kinds = dict(columns)
-        since = getattr(layout.record, "_field_defaults", {}) if layout is not None else {}
+        since = getattr(Task if layout.nested else layout.record, "_field_defaults", {}) if layout is not None else {}
         columns = [each for each in layout.columns if each.name in kinds or each.name not in since] if layout else []
         if layout is None or any(kinds.get(column) != kind for column, kind in columns):
             return lambda values: Unknown(name, {column: values[place] for column, place in places.items()})
@@ -254,7 +254,7 @@ class _Decoder:
 
         def make(values: list[Any]) -> Any:
             found = [read(values[place]) for place, read in reads]
-            if layout.nested:
+            if layout.nested:  # a trace may lack the last columns, which came later
                 return record(float(values[1]), Task(*found))
             return record(float(values[1]), *found) if layout.timed else record(*found)
 

@@ -29,7 +29,9 @@ __all__ = [
     "LoneTasks",
     "TaskFailed",
     "TaskFinished",
+    "TaskResumed",
     "TaskSubmitted",
+    "TaskSuspended",
     "TaskWithdrawn",
     "TimerFired",
     "TransferFailed",
@@ -60,7 +62,7 @@ class TaskFinished(NamedTuple):
     ----------
     started_s : s, when the device was taken for it
     seconds : s that it took of the device until that was free again: loading, running, storing, waiting for memory;
-        emulated links, which are transfers, excepted
+        without emulated links, which are transfers, and without the time for which it was suspended
     """
 
     at_s: float
@@ -92,6 +94,33 @@ class TaskWithdrawn(NamedTuple):
     task: int
     attempt: int
     device: str
+
+
+class TaskSuspended(NamedTuple):
+    """A running attempt waits for tasks that it submitted: its device is free for others, which run on top of it.
+
+    Attributes
+    ----------
+    since_s : s, when it gave its device up
+    awaits : the task whose end lets it go on, 0 where more than one may
+    """
+
+    at_s: float
+    task: int
+    attempt: int
+    device: str
+    since_s: float
+    awaits: int
+
+
+class TaskResumed(NamedTuple):
+    """An attempt that was suspended has its device again, since `since_s`."""
+
+    at_s: float
+    task: int
+    attempt: int
+    device: str
+    since_s: float
 
 
 class DeviceAdded(NamedTuple):
@@ -226,6 +255,8 @@ Event = (
     | TaskFinished
     | TaskFailed
     | TaskWithdrawn
+    | TaskSuspended
+    | TaskResumed
     | DeviceAdded
     | DeviceReady
     | DeviceLost
@@ -248,6 +279,8 @@ EVENTS: tuple[type, ...] = (
     TaskFinished,
     TaskFailed,
     TaskWithdrawn,
+    TaskSuspended,
+    TaskResumed,
     DeviceAdded,
     DeviceReady,
     DeviceLost,

@@ -238,6 +238,8 @@ class Times(NamedTuple):
     store_s : s, storing the result, or the exception, and cleaning up
     wait_s : s, waiting for room in memory for the result
     link_in_s, link_out_s : s, on an emulated link; these are transfers and no part of `seconds`
+    away_s : s for which it was suspended, while others had the device; no part of `seconds` or of `run_s`
+    below_s : s that the tasks which it submitted, and theirs, took of their devices; no part of `seconds`
     """
 
     load_s: float = 0.0
@@ -246,6 +248,8 @@ class Times(NamedTuple):
     wait_s: float = 0.0
     link_in_s: float = 0.0
     link_out_s: float = 0.0
+    away_s: float = 0.0
+    below_s: float = 0.0
 
     @property
     def seconds(self) -> float:
@@ -260,7 +264,7 @@ class TaskParts(NamedTuple):
     ----------
     task, attempt, device : whose attempt it was
     started_s : s, when the device was taken
-    load_s, run_s, store_s, wait_s, link_in_s, link_out_s : as in `Times`
+    load_s, run_s, store_s, wait_s, link_in_s, link_out_s, away_s, below_s : as in `Times`
     """
 
     at_s: float
@@ -274,6 +278,8 @@ class TaskParts(NamedTuple):
     wait_s: float
     link_in_s: float
     link_out_s: float
+    away_s: float = 0.0
+    below_s: float = 0.0
 
 
 TaskNote = CollectiveDone | CheckpointKept | OperatorsRun | TaskParts | NestedRun

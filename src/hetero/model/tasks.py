@@ -97,6 +97,8 @@ class Task(NamedTuple):
     inputs : ids of the data items that it reads
     after : ids of the tasks whose results it needs
     request : what it asks of its device
+    parent : id and attempt of the task that submitted it, () where the program did
+    depth : how many tasks it is nested in
     """
 
     id: int
@@ -106,6 +108,8 @@ class Task(NamedTuple):
     inputs: tuple[int, ...]
     after: tuple[int, ...]
     request: Request
+    parent: tuple[int, ...] = ()
+    depth: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,123 @@
+"""Nested tasks in virtual time: random trees, pins and faults on random fleets end, with every invariant kept."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import pytest
+
+from hetero.drive.faults import Faults
+from hetero.drive.sim import Costs, Program, SimResult, SimTask, simulate
+from hetero.model.tasks import Request
+from tests.sim.worlds import cpus, known, task
+
+PINS = {index: Request(on=(f"cpu:{index}",)) for index in range(4)}
+FREE = Request()
+
+
+def tree(chance: random.Random, devices: int, depth: int, width: int, pinned: float) -> SimTask:
+    """Make a task of random children, some of them pinned to a device."""
+    request = PINS[chance.randrange(devices)] if chance.random() < pinned else FREE
+    below = chance.randint(0, width) if depth else 0
+    nested = tuple(tree(chance, devices, depth - 1, width, pinned) for _ in range(below))
+    return SimTask(task(1, request, name=f"f{chance.randrange(3)}"), nested=nested)
+
+
+def count(entry: SimTask) -> int:
+    return 1 + sum(map(count, entry.nested))
+
+
+def run(seed: int, faults: Faults | None = None) -> tuple[SimResult, int]:
+    chance = random.Random(seed)
+    devices = chance.randint(1, 4)
+    depth, width = chance.choice(((2, 5), (4, 3), (12, 1), (7, 2)))
+    pinned = chance.choice((0.0, 0.3, 1.0))
+    roots = [tree(chance, devices, depth, width, pinned) for _ in range(chance.randint(1, 12))]
+    given = [entry._replace(task=entry.task._replace(id=at + 1)) for at, entry in enumerate(roots)]
+    seconds = {f"f{kind}": chance.choice((1e-4, 3e-3, 0.4)) for kind in range(3)}
+    result = simulate(
+        Program(given, together=chance.random() < 0.5),
+        cpus(devices),
+        lambda one, device: seconds[one.name],
+        seed=seed,
+        faults=faults,
+        costs=Costs(noise=0.3, notice_s=chance.choice((1e-5, 1e-3)), tick_s=chance.choice((0.0, 1e-3))),
+        check_every=1,
+    )
+    return result, sum(map(count, given))
+
+
+@pytest.mark.parametrize("first", range(0, 200, 50))
+def test_random_trees_with_random_pins_end_on_random_fleets(first: int) -> None:
+    waited = 0
+    for seed in range(first, first + 50):
+        result, total = run(seed)
+        assert len(result.commits) == total, f"seed {seed}"
+        assert not result.failures, f"seed {seed}: {result.failures}"
+        waited += result.happened["suspended"]
+        busy_s = sum(result.busy_s.values())
+        told_s = sum(state.busy_s for state in result.machine.fleet.states)
+        assert told_s == pytest.approx(busy_s), f"seed {seed}: a device's time is counted once"
+    assert waited > 100
+
+
+@pytest.mark.parametrize("first", range(0, 150, 50))
+def test_trees_end_whatever_fails(first: int) -> None:
+    happened = set()
+    for seed in range(first, first + 50):
+        faults = Faults(crash=0.02, exception=0.02, cancel=0.02, kill_every_s=0.3, duplicate=0.05, late=0.1, replaced=0.2)
+        result, _ = run(seed, faults)
+        counts = result.machine.counts
+        assert counts.submitted == counts.committed + counts.failed, f"seed {seed}"
+        assert set(range(1, 2)) <= {*result.commits, *result.failures}
+        happened |= set(result.happened)
+    assert {"crash", "suspended", "cancel", "stopped"} <= happened
+
+
+def test_parents_and_children_pinned_crosswise_end() -> None:
+    def crosswise(at: int, depth: int) -> SimTask:
+        nested = (crosswise(1 - at, depth - 1),) if depth else ()
+        return SimTask(task(1, PINS[at]), nested=nested)
+
+    roots = [crosswise(at % 2, 40)._replace(task=task(at + 1, PINS[at % 2])) for at in range(6)]
+    result = simulate(Program(roots, together=True), cpus(2), lambda *_: 0.01, check_every=1)
+    assert len(result.commits) == 6 * 41
+    assert not result.failures
+
+
+def test_tasks_that_are_no_deeper_wait_until_one_that_waits_has_waited_as_long() -> None:
+    child = SimTask(task(1, PINS[1], name="short"))
+    roots = [SimTask(task(1, PINS[0], name="parent"), nested=(child,)), SimTask(task(2, PINS[0], name="long"))]
+    seconds = {"parent": 0.2, "short": 0.15, "long": 100.0}
+    fleet = cpus(2)
+    cost = known(fleet, lambda one, _: seconds[one.name], *seconds)
+    result = simulate(Program(roots, together=True), fleet, lambda one, _: seconds[one.name], cost=cost)
+    assert result.commits[1] < 0.5
+
+
+def test_a_killer_nested_in_others_is_given_up_and_those_beside_it_are_not() -> None:
+    killer = SimTask(task(1, PINS[0], name="killer"))
+    parent = SimTask(task(1, PINS[0], name="parent"), nested=(killer,))
+    other = SimTask(task(2, PINS[1], name="other"), nested=(SimTask(task(1, PINS[1], name="mild")),))
+    faults = Faults(poison_names=frozenset({"killer"}))
+    result = simulate(Program([parent, other]), cpus(2), lambda *_: 0.01, faults=faults, check_every=1)
+    assert 2 in result.commits
+    assert "crash" in {failure.kind for failure in result.failures.values()}
+    assert result.happened["crash"] < 40
+
+
+def test_what_finds_no_room_beside_those_that_wait_for_it_is_given_up() -> None:
+    from hetero.core.fleet import MOST_SUSPENDED
+
+    entry = SimTask(task(1, PINS[0]))
+    for _ in range(MOST_SUSPENDED + 5):
+        entry = SimTask(task(1, PINS[0]), nested=(entry,))
+    result = simulate(Program([entry]), cpus(2), lambda *_: 1e-3)
+    assert {failure.kind for failure in result.failures.values()} == {"nothing_fits"}
+    assert 1 in result.commits
+
+
+def test_the_same_seed_gives_the_same_run() -> None:
+    faults = replace(Faults(), crash=0.05, cancel=0.05)
+    assert run(7, faults)[0].decisions == run(7, faults)[0].decisions

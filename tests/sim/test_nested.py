@@ -66,7 +66,8 @@ def test_random_trees_with_random_pins_end_on_random_fleets(first: int) -> None:
 def test_trees_end_whatever_fails(first: int) -> None:
     happened = set()
     for seed in range(first, first + 50):
-        faults = Faults(crash=0.02, exception=0.02, cancel=0.02, kill_every_s=0.3, duplicate=0.05, late=0.1, replaced=0.2)
+        chances = {"crash": 0.02, "exception": 0.02, "cancel": 0.02, "duplicate": 0.05, "late": 0.1, "replaced": 0.2}
+        faults = Faults(kill_every_s=0.3, **chances)
         result, _ = run(seed, faults)
         counts = result.machine.counts
         assert counts.submitted == counts.committed + counts.failed, f"seed {seed}"

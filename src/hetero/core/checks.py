@@ -20,7 +20,8 @@ TOLERANCE_S = 1e-6
 
 def story(state: TaskState) -> str:
     """Tell all that the core remembers of a task."""
-    facts = {name: getattr(state, name) for name in TaskState.__slots__ if name not in ("task", "row", "dependents", "children")}
+    left_out = ("task", "row", "dependents", "children")
+    facts = {name: getattr(state, name) for name in TaskState.__slots__ if name not in left_out}
     empty: tuple[object, ...] = (0, "", (), None, frozenset())
     told = ", ".join(f"{name}={value!r}" for name, value in facts.items() if value not in empty)
     dependents = [dependent.task.id for dependent in state.dependents or ()]
@@ -98,7 +99,8 @@ def _check_places(machine: Machine) -> None:
             assert state.device == device.index, f"placed at {device.name}: {story(state)}"
             found(state, "placed")
         for state in device.suspended:
-            assert state.device == device.index and not state.devices, f"waits at {device.name}: {story(state)}"
+            assert state.device == device.index, f"waits at {device.name}: {story(state)}"
+            assert not state.devices, f"a group waits at {device.name}: {story(state)}"
             found(state, "suspended")
         for state, _ in device.sent.values():
             assert device.index in (state.devices or (state.device,)), f"sent to {device.name}: {story(state)}"

@@ -28,7 +28,7 @@ OVERDUE = 1.5
 
 
 MOST_SUSPENDED = 500
-"""Tasks that may wait in one worker, each on top of the one before: each takes some kilobytes of the thread's stack …"""
+"""Tasks that may wait in one worker, each on top of the one before, which takes some kilobytes of a stack …"""
 
 FEW_SUSPENDED = 32
 """… and so many where those that come on top are not nested deeper."""

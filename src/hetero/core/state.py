@@ -64,7 +64,7 @@ class TaskState:
 
     Attributes
     ----------
-    awaits, resumes : of a suspended task, the one whose end lets it go on, 0 for more than one; and whether it has ended
+    awaits, resumes : of a suspended task, the one whose end lets it go on, 0 for any of several; whether it has ended
     children : the open tasks that its attempt submitted, None before the first
     endangered : workers that died under it of a task that it submitted, or one of those
     alone : True when it is sent in a message of its own, so that a death of its worker shows whose fault it was

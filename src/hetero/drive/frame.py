@@ -14,12 +14,23 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from hetero.engines.base import Channel, TaskClock
+from hetero.engines.base import Channel, Nest, Spread, TaskClock
 from hetero.floor.errors import BadValueError
 from hetero.model.device import Device
 from hetero.model.notes import CheckpointKept, CollectiveDone, NestedRun, TaskNote
 
-__all__ = ["KEPT_MARK", "MOST_DEEP", "Frame", "called_key", "current", "deeper", "enter", "kept_key", "where"]
+__all__ = [
+    "KEPT_MARK",
+    "MOST_DEEP",
+    "Frame",
+    "called_key",
+    "current",
+    "deeper",
+    "enter",
+    "kept_key",
+    "refuse_deeper",
+    "where",
+]
 
 MOST_DEEP = 500
 """How deep tasks may be nested: each level takes some kilobytes of the thread's stack."""
@@ -67,6 +78,7 @@ class Frame:
     notes : collectives, checkpoints and nested tasks of the attempt, with times since `began_s`
     late : make further notes once the attempt has ended, None for nothing to tell
     state : what the worker keeps for its tasks, the same dict for all of them
+    spread : has nested tasks run on any device, None where all of them run here
     inside : runs a nested call in a frame of its own, None where no task can be nested
     path, root_key : of a nested task, how its ancestors came to submit it, and the key of the outermost of them
     kept_path : the same path by what the calls compute
@@ -91,6 +103,7 @@ class Frame:
     notes: list[CollectiveDone | CheckpointKept | NestedRun] = field(default_factory=list)
     late: list[Callable[[], TaskNote | None]] = field(default_factory=list)
     state: dict[str, Any] = field(default_factory=dict)
+    spread: Spread | None = None
     inside: Callable[[Frame, Any, Any, Any], Any] | None = None
     path: str = ""
     root_key: str = ""
@@ -125,6 +138,11 @@ class Frame:
         child.kept_path = kept
         return child
 
+    @property
+    def nest(self) -> Nest:
+        """How this task came to be, for those that it submits."""
+        return Nest(self.path, self.kept_path, self.root_key, self.depth)
+
     def again(self) -> Frame:
         """Return a frame like this one that nothing has happened in; what it notes is told with this attempt."""
         return replace(
@@ -154,13 +172,18 @@ def deeper(depth: int) -> Iterator[None]:
     BadValueError
         It is nested too deep.
     """
-    if depth > MOST_DEEP:
-        raise BadValueError(f"tasks are nested {MOST_DEEP} deep", remedy="let tasks split their work into halves")
+    refuse_deeper(depth)
     _move_limit(_FRAMES)
     try:
         yield
     finally:
         _move_limit(-_FRAMES)
+
+
+def refuse_deeper(depth: int) -> None:
+    """Raise BadValueError where a task is nested too deep."""
+    if depth > MOST_DEEP:
+        raise BadValueError(f"tasks are nested {MOST_DEEP} deep", remedy="let tasks split their work into halves")
 
 
 def _move_limit(frames: int) -> None:

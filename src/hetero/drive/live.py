@@ -17,6 +17,7 @@ from hetero.backends.registry import refuse_unknown
 from hetero.core.machine import Machine
 from hetero.drive.live_values import Explanation, Sink, Together
 from hetero.drive.loop import LOGS_S, Delivery, Loop
+from hetero.drive.nested import NestedTasks
 from hetero.drive.utilisation import UtilisationWatch
 from hetero.engines.base import Call, Engine, NodeUsage, WorkerEntry
 from hetero.floor.clock import Clock, TraceSink
@@ -86,6 +87,7 @@ class Driver(Loop):
         self._held: list[TaskSubmitted] = []
         self._holder = 0
         self._one_holder = threading.Lock()
+        self.nested = NestedTasks(self)
         watched = UtilisationWatch(self.devices, engine.pids, clock) if watch else None
         super().__init__(Machine(policy, cost, topology), engine, clock, trace, warn, split, watched)
 
@@ -96,6 +98,7 @@ class Driver(Loop):
         self.engine.tell = self._recorder.tell
         self.engine.log = self.logs.add
         self.engine.tell_parts = self._recorder.parts
+        self.engine.submitter = self.nested
         self.engine.start(self.devices, self._worker, self._clock, self._report)
         self._timer.start()
 
@@ -144,6 +147,23 @@ class Driver(Loop):
             return
         self._inbox.append(TaskSubmitted(self._clock.now_s(), task))
         self._drain()
+
+    def state_of(self, task: int) -> Task | None:
+        """Return an open task, None where the core does not know of it yet, or any more."""
+        alone, state = self._lone, self._core.tasks.get(task)
+        if state is None:
+            return alone[1] if alone is not None and alone[1].id == task else None
+        return state.task
+
+    def adopt(self, task: Task, call: Call, sink: Sink) -> None:
+        """Take the call of a task that a running one submits, whose event the engine tells; raises as `submit`."""
+        if self._closed or self._broken is not None:
+            raise EngineError(self._broken.message if self._broken else "the context is closed")
+        key = (task.signature.partition("|")[0], id(task.request))
+        if key not in self._able:
+            self._refuse(task, key)
+        self._calls[task.id] = call
+        self._sinks[task.id] = sink
 
     @contextmanager
     def together(self) -> Iterator[None]:

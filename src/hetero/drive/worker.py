@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from hetero.drive.frame import Frame, current, deeper, enter
 from hetero.drive.telling import tell_nested
-from hetero.engines.base import Channel, Function, Outcome, TaskClock
+from hetero.engines.base import Channel, Function, Nest, Outcome, Spread, TaskClock
 from hetero.engines.exceptions import add_note, one_line
 from hetero.engines.setup import Initializer, WorkerSetup
 from hetero.floor import clock, platform
@@ -46,6 +46,7 @@ class DeviceRunner:
         self._state: dict[str, Any] = {}
         self._initializer = initializer
         self.backend = backend
+        self.spread: Spread | None = None
         self._own_memory = device.memory_node != HOST_NODE
         self._idle_per_cpu_s = 1.0 / device.throttle_frac - 1.0
         words = (device.id, device.short, device.label, device.kind, device.backend, device.type.casefold(), "any")
@@ -87,13 +88,13 @@ class DeviceRunner:
         attempt: int,
         task_key: str = "",
         channel: Channel | None = None,
+        nest: Nest = Nest(spreads=False),  # noqa: B008  it is a tuple
     ) -> Outcome:
-        """Run one attempt."""
+        """Run one attempt, perhaps on top of one that waits."""
         implementation = self._choose(function) if function.implementations else function.default
-        backend = self.backend
         frame = Frame(
             self.device,
-            backend,
+            self.backend,
             task,
             attempt,
             task_key,
@@ -102,7 +103,25 @@ class DeviceRunner:
             inside=self._run_inside,
             timing=self.timing,
         )
+        if self.spread is not None:
+            frame.path, frame.kept_path, frame.root_key, frame.depth, spreads = nest
+            frame.spread = self.spread if spreads else None
         before = enter(frame)
+        if before is not None:
+            return self._run_on_top(before, frame, implementation, args, kwargs)
+        return self._run(None, frame, implementation, args, kwargs)
+
+    def _run_on_top(self, below: Frame, *call: Any) -> Outcome:
+        """Run an attempt on top of one that waits, whose throttle does not count its time."""
+        cpu_s = clock.thread_cpu_s()
+        try:
+            with deeper(1):
+                return self._run(below, *call)
+        finally:
+            below.throttled_cpu_s += clock.thread_cpu_s() - cpu_s
+
+    def _run(self, before: Frame | None, frame: Frame, implementation: Any, args: Any, kwargs: Any) -> Outcome:
+        backend = self.backend
         cpu_s = clock.thread_cpu_s() if self._idle_per_cpu_s else 0.0
         started_s = frame.began_s = clock.monotonic_s()
         forks = platform.FORKS.count

@@ -20,23 +20,29 @@ from hetero.model.commands import Cancel, Discard, Free, Launch, StartWorker, Tr
 from hetero.model.device import Device
 from hetero.model.events import Event
 from hetero.model.notes import TaskNote, Times
+from hetero.model.tasks import Failure, Request
 
 if TYPE_CHECKING:
     from hetero.engines.setup import WorkerSetup
 
 __all__ = [
+    "Asked",
     "Call",
     "Channel",
+    "Ended",
     "Engine",
     "EngineOrder",
     "Function",
     "ItemRef",
     "Log",
+    "Nest",
     "NodeUsage",
     "Outcome",
     "Reach",
     "Report",
     "Runner",
+    "Spread",
+    "Submitter",
     "TaskClock",
     "Tell",
     "TellParts",
@@ -157,6 +163,101 @@ class Function:
     blob: bytes = b""
 
 
+class Nest(NamedTuple):
+    """How a nested task came to be, which names the checkpoints and seeds of those that it nests itself.
+
+    Attributes
+    ----------
+    path, kept_path : how its ancestors came to submit it, by their numbers and by what they compute
+    root_key : the key of the outermost of them
+    depth : how many tasks it is nested in
+    spreads : False where the tasks that it submits run at once in its worker
+    """
+
+    path: str = ""
+    kept_path: str = ""
+    root_key: str = ""
+    depth: int = 0
+    spreads: bool = True
+
+
+class Asked(NamedTuple):
+    """A nested task as its parent asks for it; what each part is stands in `hetero.model.tasks.Task`."""
+
+    name: str
+    signature: str
+    size: float
+    request: Request
+
+
+class Ended(NamedTuple):
+    """How a nested task ended.
+
+    Attributes
+    ----------
+    task : its id
+    seconds : s that it, and those that it submitted, took of their devices
+    load : gives the value, None where it failed
+    failure : why it failed, None where it did not
+    """
+
+    task: int
+    seconds: float
+    load: Callable[[], Any] | None
+    failure: Failure | None
+
+
+class Spread(Protocol):
+    """How a running task has others run on any device of the fleet; made by the worker, used in its main thread.
+
+    Attributes
+    ----------
+    devices : the fleet
+    """
+
+    devices: tuple[Device, ...]
+
+    def submit(
+        self,
+        function: Function,
+        asked: Asked,
+        call: tuple[Any, Any],
+        refs: tuple[int, ...],
+        nest: tuple[str, Nest],
+        ended: Callable[[Ended], None],
+    ) -> int:
+        """Hand in a task; return its number in this worker, by which an `ItemRef` in a call may name its result."""
+        ...
+
+    def wait(self, done: Callable[[], bool], timeout_s: float | None, number: int = 0) -> bool:
+        """Give the device up until something is so, for the end of one task or, with 0, any; False after the time."""
+        ...
+
+    def look(self) -> None:
+        """Take in what has come, without waiting."""
+        ...
+
+    def cancel(self, number: int) -> None:
+        """Stop a task; nobody is told of its end."""
+        ...
+
+    def release(self, number: int) -> None:
+        """Note that nobody wants a result any more; may be called by the garbage collector."""
+        ...
+
+
+class Submitter(Protocol):
+    """The program's side of nested tasks, as an engine knows it."""
+
+    def submit(self, parent: Launch, asked: Asked, call: Call, sink: Any) -> tuple[int, Event | None]:
+        """Prepare a task that a running one submits; return its id, and what to tell, None where it was refused."""
+        ...
+
+    def release(self, item: int) -> None:
+        """Note that nobody wants a result any more."""
+        ...
+
+
 @dataclass(slots=True)
 class Call:
     """What a worker needs to execute one task.
@@ -169,6 +270,8 @@ class Call:
     encoded : the arguments as an engine's workers need them; set by `Engine.encode`, opaque to others
     task_key : names the task's checkpoints, the same after a restart of the program; '' keeps none
     keep : whatever must stay alive until the task ends (the futures among the arguments)
+    nest : how it came to be, and whether the tasks that it submits may run elsewhere
+    names : by id of an item, the number that stands for it in the encoded arguments, where that is another
     """
 
     function: Function
@@ -178,6 +281,8 @@ class Call:
     encoded: Any = None
     task_key: str = ""
     keep: tuple[Any, ...] = ()
+    nest: Nest = Nest(spreads=False)  # noqa: RUF009  it is a tuple
+    names: Mapping[int, int] = field(default_factory=dict)
 
 
 class Channel(Protocol):
@@ -230,7 +335,7 @@ class TaskClock:
     started_s, called_s, ran_s, ended_s : s, when the device was taken, the function was called, it returned or raised,
         and the device was free
     loaded_s : s after the call in which the function read what it needs beside its arguments, as a program
-    wait_s, link_in_s, link_out_s : s, added up by the worker; see `hetero.model.notes.Times`
+    wait_s, link_in_s, link_out_s, away_s, below_s : s, added up by the worker; see `hetero.model.notes.Times`
 
     Examples
     --------
@@ -238,11 +343,13 @@ class TaskClock:
     >>> clock = TaskClock(lambda: next(seconds))
     >>> clock.start(); clock.call(); clock.ran()
     >>> clock.times()
-    Times(load_s=2.0, run_s=3.0, store_s=1.0, wait_s=0.0, link_in_s=0.0, link_out_s=0.0)
+    Times(load_s=2.0, run_s=3.0, store_s=1.0, wait_s=0.0, link_in_s=0.0, link_out_s=0.0, away_s=0.0, below_s=0.0)
     """
 
     __slots__ = (
         "_now_s",
+        "away_s",
+        "below_s",
         "called_s",
         "ended_s",
         "link_in_s",
@@ -256,13 +363,13 @@ class TaskClock:
     def __init__(self, now_s: Callable[[], float]) -> None:
         self._now_s = now_s
         self.started_s = self.called_s = self.ran_s = self.ended_s = inf
-        self.wait_s = self.link_in_s = self.link_out_s = self.loaded_s = 0.0
+        self.wait_s = self.link_in_s = self.link_out_s = self.loaded_s = self.away_s = self.below_s = 0.0
 
     def start(self) -> None:
         """Begin an attempt: the device is taken."""
         self.started_s = self._now_s()
         self.called_s = self.ran_s = inf
-        self.wait_s = self.link_in_s = self.link_out_s = self.loaded_s = 0.0
+        self.wait_s = self.link_in_s = self.link_out_s = self.loaded_s = self.away_s = self.below_s = 0.0
 
     def call(self) -> None:
         """Mark that the arguments are there and the function is called."""
@@ -283,7 +390,9 @@ class TaskClock:
         ran_s = min(self.ran_s, now_s)
         load_s = called_s + self.loaded_s - self.started_s - self.link_in_s
         store_s = now_s - ran_s - self.wait_s - self.link_out_s
-        return Times(load_s, ran_s - called_s - self.loaded_s, store_s, self.wait_s, self.link_in_s, self.link_out_s)
+        run_s = ran_s - called_s - self.loaded_s - self.away_s
+        times = (load_s, run_s, store_s, self.wait_s, self.link_in_s, self.link_out_s, self.away_s, self.below_s)
+        return Times(*times)
 
 
 class Runner(Protocol):
@@ -294,9 +403,11 @@ class Runner(Protocol):
     Attributes
     ----------
     timing : the engine's clock of the attempts, for functions that read something of their own before they run
+    spread : how its tasks have others run anywhere, None where those they submit run at once; set by the engine
     """
 
     timing: TaskClock | None
+    spread: Spread | None
 
     def initialize(self) -> None:
         """Call the initializer, where there is one; raises DeviceError when that fails."""
@@ -312,6 +423,7 @@ class Runner(Protocol):
         attempt: int,
         task_key: str = "",
         channel: Channel | None = None,
+        nest: Nest = Nest(spreads=False),  # noqa: B008  it is a tuple
     ) -> Outcome:
         """Run one attempt with its items already in place of the references."""
         ...
@@ -401,12 +513,14 @@ class Engine(ABC):
     tell : takes the notes of attempts, which nobody needs; set before `start`
     log : takes the log records of tasks in other processes; set before `start`
     tell_parts : takes of what the time of each attempt consists, likewise; before the event that ends the attempt
+    submitter : takes the tasks that running ones submit, likewise
     """
 
     name: str
     tell: Tell = staticmethod(lambda notes: None)
     log: Log = staticmethod(lambda records: None)
     tell_parts: TellParts = staticmethod(lambda *_: None)
+    submitter: Submitter | None = None
 
     @abstractmethod
     def start(self, devices: Sequence[Device], worker: WorkerEntry, clock: Clock, report: Report) -> None:

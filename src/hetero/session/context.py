@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from hetero.drive.frame import KEPT_MARK
-from hetero.engines.base import Call, ItemRef, NodeUsage
+from hetero.engines.base import Call, ItemRef, Nest, NodeUsage
 from hetero.floor.errors import BadValueError, HeteroError, SerialisationError
 from hetero.model.device import HOST_NODE
 from hetero.model.tasks import Task
@@ -45,6 +45,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Context"]
 
+_SPREADS, _ALONE = Nest(), Nest(spreads=False)
 _UNFIT = re.compile(r"[^A-Za-z0-9_-]+")
 
 
@@ -142,6 +143,7 @@ class Context(AsyncTwins):
             self.config, setup, lambda item: cut_later(this(), item), history=history, progress=progress
         )
         self.driver: Driver = self._opened.driver
+        self.driver.nested.timeout_s = self.config.timeout_s or 0.0
         nodes = {device.memory_node for device in self._opened.devices}
         self._sharing = Sharing(self) if nodes - {HOST_NODE} else None
         self._leases: ContextLeases | None = None
@@ -206,7 +208,7 @@ class Context(AsyncTwins):
         task_key = self._checkpoint_key(task.name, identity)
         if self.name:
             future.task_key = task_key
-        call = Call(function, args, kwargs, refs, None, task_key, keep)
+        call = Call(function, args, kwargs, refs, None, task_key, keep, _ALONE if request.exclusive else _SPREADS)
         self._live[item] = weakref.ref(future)
         try:
             driver.submit(Task(item, task.name, signature, size, refs, after, request), call, future)

@@ -32,7 +32,7 @@ from hetero.session.signature import Described, register
 if TYPE_CHECKING:
     from hetero.drive.live import Driver
 
-__all__ = ["Future", "Owner"]
+__all__ = ["Future", "Owner", "exception_of"]
 
 _PENDING = "PENDING"
 _FINISHED = "FINISHED"
@@ -176,7 +176,7 @@ class Future(concurrent.futures.Future[Any]):
 
     def failed(self, failure: Failure) -> None:
         """Take note that the task failed for good; called by the driver, once."""
-        error = _exception_of(failure, self.item, self.name)
+        error = exception_of(failure, self.item, self.name)
         if self.reworded is not None:
             error = self.reworded(error, False)
         with self._condition:
@@ -325,7 +325,8 @@ def _end_wait(ended: asyncio.Future[None]) -> None:
         ended.set_result(None)
 
 
-def _exception_of(failure: Failure, task: int, name: str) -> BaseException:
+def exception_of(failure: Failure, task: int, name: str) -> BaseException:
+    """Return the exception that a future raises for a failure of its task."""
     if failure.kind == "out_of_memory" and not _was_raised_from(failure.payload):
         problem = f"{name} does not fit into the memory of any device that may run it: {failure.message}"
         unfit = OutOfDeviceMemoryError(problem, remedy="raise memory_limit, or give the task split= and merge=")

@@ -26,7 +26,7 @@ from hetero.session.functions import Source, travels_by_name, used_names
 from hetero.session.futures import Future
 from hetero.session.tasks import TaskFunction
 
-__all__ = ["call_identity", "value_identity"]
+__all__ = ["call_identity", "read_as_future", "value_identity"]
 
 _SIMPLE = frozenset({type(None), bool, int, float, complex, str, bytes, type(Ellipsis), type(NotImplemented)})
 _MOST_KNOWN = 1024
@@ -262,6 +262,11 @@ _readers: dict[type, Callable[[_Reader, Any], None]] = {
     classmethod: _Reader._wrapper,
     property: _Reader._wrapper,
 }
+
+
+def read_as_future(kind: type) -> None:
+    """Let values of a type be read as futures are."""
+    _readers[kind] = _Reader._future
 
 
 def _wrapped_by_name(function: types.FunctionType) -> bool:

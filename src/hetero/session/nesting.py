@@ -1,38 +1,157 @@
 """Tasks that submit tasks: what `hetero.current_context()` gives inside a task.
 
-In: functions and arguments. Out: futures that have ended: a nested task runs at once, on the device of the task that
-submits it. It must not leave the worker, so it waits for nobody and nobody can wait for it in vain.
+In: functions and arguments. Out: futures. A nested task goes to any device of the fleet where the engine can do that
+and it is worth the way; else it runs at once, in the worker of the task that submits it. Who waits gives the device up.
 """
 
 from __future__ import annotations
 
 import concurrent.futures
 import functools
+import threading
 from collections.abc import Callable, Iterable, Iterator
+from math import frexp
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
-from hetero.core.eligible import obstacle
-from hetero.drive.frame import Frame, current
-from hetero.engines.base import Function, is_container, rebuild
+from hetero.core.eligible import obstacle, refusal
+from hetero.drive.frame import Frame, current, refuse_deeper
+from hetero.engines.base import Asked, Ended, Function, ItemRef, Spread, contents, is_container, rebuild
+from hetero.floor import clock
 from hetero.floor.errors import BadValueError, NothingFitsError, SerialisationError
+from hetero.session.futures import exception_of
 from hetero.session.gathering import gather
-from hetero.session.identity import call_identity
+from hetero.session.identity import call_identity, read_as_future
+from hetero.session.signature import describe, register
 from hetero.session.tasks import TaskFunction, as_task
 
 if TYPE_CHECKING:
     from hetero.model.device import Device
     from hetero.session.context import Context
 
-__all__ = ["NestedFuture", "TaskContext", "current_context"]
+__all__ = ["SHORT_S", "NestedFuture", "TaskContext", "current_context"]
+
+SHORT_S = 2e-3
+"""A nested task of a class whose runs take less than this, what they nest included, is not worth the way elsewhere."""
+
+_CLASSES = 4096
+
+_Kind = tuple[str, float, int]
+"""A class of nested tasks: signature, and size in steps of a tenth."""
+
+
+class _Event(threading.Event):
+    """An event that a task waits for by giving its device up: those of `concurrent.futures.wait` and its kin."""
+
+    def __init__(self, spread: Spread) -> None:
+        super().__init__()
+        self._spread = spread
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Wait until the event is set."""
+        return self._spread.wait(self.is_set, timeout)
+
+
+class _Waiters(list[Any]):
+    """Those that wait for a nested future, by an event like that."""
+
+    def __init__(self, spread: Spread) -> None:
+        super().__init__()
+        self._spread = spread
+
+    def append(self, waiter: Any) -> None:
+        """Add one."""
+        if not isinstance(waiter.event, _Event):
+            waiter.event = _Event(self._spread)
+        super().append(waiter)
 
 
 class NestedFuture(concurrent.futures.Future[Any]):
-    """The result of a nested task, which has ended."""
+    """The result of a nested task.
+
+    Attributes
+    ----------
+    number : by which the worker knows the task, 0 where it ran at once
+    task_key, identity : name what it computes, as those of `hetero.session.futures.Future`
+
+    Notes
+    -----
+    Who waits for it, also by `concurrent.futures.wait` and `as_completed`, gives the device up meanwhile. Only the
+    thread of the task that submitted it may.
+    """
+
+    def __init__(self, spread: Spread | None = None, name: str = "", task_key: str = "") -> None:
+        super().__init__()
+        self.number = 0
+        self.task_key = task_key
+        self.identity = ""
+        self._spread = spread
+        self._name = name
+        self._load: Callable[[], Any] | None = None
+        if spread is not None:
+            self._waiters = _Waiters(spread)
+
+    def ended(self, ended: Ended) -> None:
+        """Take the end of the task."""
+        if ended.failure is not None:
+            self.set_exception(exception_of(ended.failure, ended.task, self._name))
+        else:
+            self._load = ended.load
+            self.set_result(None)
+
+    def done(self) -> bool:
+        """Tell whether the task has ended; one that asks in a loop keeps its device, and may keep others waiting."""
+        if self._spread is not None and not super().done() and self._is_inside():
+            self._spread.look()
+        return super().done()
+
+    def result(self, timeout: float | None = None) -> Any:
+        """Return the value, waiting for it with the device given up."""
+        self._await(timeout)
+        load, self._load = self._load, None
+        if load is not None:
+            try:
+                self._result = load()
+            except Exception as error:  # noqa: BLE001  of reading the value, or of a device that was lost with it
+                self._exception = error
+        return super().result(0)
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        """Return the exception that the task raised, or None, waiting for its end with the device given up."""
+        self._await(timeout)
+        return super().exception(0)
+
+    def cancel(self) -> bool:
+        """Stop the task; True unless it had ended before."""
+        if self.done() or self._spread is None:
+            return self.cancelled()
+        self._spread.cancel(self.number)
+        super().cancel()
+        self.set_running_or_notify_cancel()
+        return True
+
+    def _await(self, timeout: float | None) -> None:
+        if self._spread is None or super().done():
+            return
+        if not self._is_inside():
+            raise BadValueError(
+                f"another thread would wait for {self._name}, a nested task", remedy="wait in the task's own thread"
+            )
+        if not self._spread.wait(super().done, timeout, self.number):
+            raise TimeoutError(f"{self._name} has not ended within {timeout:g} s")
+
+    def _is_inside(self) -> bool:
+        frame = current()
+        return frame is not None and frame.spread is self._spread
 
     def __reduce__(self) -> NoReturn:
         raise SerialisationError("the future of a nested task cannot leave its task", remedy="return its result()")
+
+    def __del__(self) -> None:
+        spread = self.__dict__.get("_spread")
+        if spread is not None and self.number:
+            spread.release(self.number)
 
 
 class TaskContext:
@@ -40,40 +159,51 @@ class TaskContext:
 
     Notes
     -----
-    A nested task runs in the worker of the task that submits it, before `submit` returns: the device works for it
-    while its parent waits, so nothing can wait for ever, and of a recursion only the path from its root is held at a
-    time. Its time is part of its parent's. When the parent is stopped, or is lost with its worker, so are its nested
-    tasks, and a new attempt of the parent runs them again.
+    With the local engine, where all devices of the Context have processes of their own, a nested task is placed like
+    any other. The task that waits for it gives its device up meanwhile, and others run there on top of it, so that
+    nothing waits for ever and no device idles while something is ready that it could run. A task that returns waits
+    for what it has submitted; when it fails, or is stopped, that is stopped; when it is lost with its worker, that is
+    dropped, and a new attempt submits it again.
+
+    A nested task runs at once in the worker of the task that submits it, its time a part of its parent's, where that
+    is the only device that could run it, where its class is known to take less than two milliseconds, and always with
+    the inline engine, on Ray, with worker threads, and in group tasks and exclusive ones. `retries` counts there as
+    well; the death of the worker is then that of the parent.
     """
 
     @property
     def devices(self) -> tuple[Device, ...]:
-        """The device of this task."""
-        return (_frame().device,)
+        """The devices to which nested tasks may go."""
+        frame = _frame()
+        return (frame.device,) if frame.spread is None else frame.spread.devices
 
     def submit(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> NestedFuture:
-        """Run one call of a function and return its future.
+        """Hand in one call of a function and return its future.
 
         Raises
         ------
         NothingFitsError
-            The device of this task cannot meet the request.
+            No device that it may go to can meet the request.
+        SerialisationError
+            The function or an argument cannot travel.
         BadValueError
             The request is one that only the program can make, or this is no task any more.
         """
         frame, task = _frame(), as_task(function)
-        _refuse(frame, task)
-        code = Function(f"{task.name} {len(task.source.implementations)}", task.name, task.source.callable,
-                        task.source.implementations)  # fmt: skip
+        code = task.source.current()
         if task.surroundings is not None:
             code = task.surroundings.of(code)
-        future = NestedFuture()
-        try:
-            given, named = _taken(args), _taken(kwargs)
-            identity = call_identity(task, given, named)
-            future.set_result(_tried(frame, code, identity, given, named, task.request.retries))
-        except (Exception, SystemExit) as error:  # noqa: BLE001  handed on by result() and exception()
-            future.set_exception(error)
+        if frame.spread is None:
+            _refuse(frame, task)
+            return _ran(frame, task, code, args, kwargs)
+        signature, size = describe(task.source.model_key, args, kwargs)
+        mantissa, exponent = frexp(size)
+        kind = (signature, round(mantissa, 1), exponent)
+        if not _stays(frame.spread, frame, task, kind, args, kwargs):
+            return _spread(frame.spread, frame, task, code, (args, kwargs), (signature, size, kind))
+        begun_s = clock.monotonic_s()
+        future = _ran(frame, task, code, args, kwargs)
+        _note_time(frame.spread, kind, clock.monotonic_s() - begun_s)
         return future
 
     def run(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
@@ -81,8 +211,14 @@ class TaskContext:
         return self.submit(function, *args, **kwargs).result()
 
     def map(self, function: Callable[..., Any], /, *iterables: Iterable[Any], **_: Any) -> Iterator[Any]:
-        """Run a function over the items, each when its result is asked for, in order."""
-        return map(functools.partial(self.run, function), *iterables)
+        """Run a function over the items and yield the results in order.
+
+        All are handed in at once where they may go to other devices, else each runs when its result is asked for.
+        """
+        if _frame().spread is None:
+            return map(functools.partial(self.run, function), *iterables)
+        futures = [self.submit(function, *items) for items in zip(*iterables, strict=False)]
+        return _results(futures[::-1])
 
     def put(self, value: Any) -> NestedFuture:
         """Return a future of a value, which nested tasks take as an argument."""
@@ -153,6 +289,135 @@ def _frame() -> Frame:
     return frame
 
 
+def _results(futures: list[NestedFuture]) -> Iterator[Any]:
+    while futures:
+        yield futures.pop().result()
+
+
+_expected_s: dict[_Kind, float] = {}
+
+
+def _note_time(spread: Spread, kind: _Kind, seconds: float) -> None:
+    """Learn how long a class of nested tasks takes: at once that it takes longer, slowly that it takes less."""
+    known_s = _expected_s.get(kind, 0.0)
+    if kind not in _expected_s and len(_expected_s) >= _CLASSES:
+        _expected_s.clear()
+    _expected_s[kind] = max(seconds, known_s + 0.25 * (seconds - known_s))
+
+
+def _stays(spread: Spread, frame: Frame, task: TaskFunction[..., Any], kind: _Kind, args: Any, kwargs: Any) -> bool:
+    """Tell whether a nested task runs at once in the worker of its parent."""
+    request = task.request
+    if request.near or request.apart:
+        wrong = " and ".join(word for word in ("near=", "apart=") if getattr(request, word[:-1]))
+        raise BadValueError(
+            f"{task.name} is nested in another task, where {wrong} cannot be met", remedy="submit it from the program"
+        )
+    if request.devices > 1 or request.exclusive or request.timeout_s:
+        return False
+    able = _able(spread, task)
+    if frame.device.id not in able:
+        return False
+    if len(able) > 1 and _expected_s.get(kind, SHORT_S) >= SHORT_S:
+        return False
+    return len(able) == 1 or not any(_is_open(each) for each in (*args, *kwargs.values()))
+
+
+_known_able: dict[int, tuple[Any, Any, tuple[str, ...]]] = {}
+
+
+def _able(spread: Spread, task: TaskFunction[..., Any]) -> tuple[str, ...]:
+    """Return the devices that can run a task."""
+    request = task.request
+    known = _known_able.get(id(request))
+    if known is not None and known[0] is request and known[1] is spread:
+        return known[2]
+    obstacles = [(each.id, obstacle(each, request, each.memory_limit_bytes or None)) for each in spread.devices]
+    able = tuple(name for name, reason in obstacles if not reason)
+    if not able:
+        problem = refusal(task.name, request, obstacles)
+        raise NothingFitsError(problem, remedy="run 'hetero devices' to see what is here")
+    if len(_known_able) >= _CLASSES:
+        _known_able.clear()
+    _known_able[id(request)] = (request, spread, able)
+    return able
+
+
+def _is_open(value: Any) -> bool:
+    """Tell whether a value is, or holds, a nested future that has not ended."""
+    if isinstance(value, NestedFuture):
+        return not value.done()
+    if not is_container(type(value)):
+        return False
+    return any(map(_is_open, contents(value)))
+
+
+def _ran(frame: Frame, task: TaskFunction[..., Any], code: Function, args: Any, kwargs: Any) -> NestedFuture:
+    """Run a nested task at once; return its future, which has ended."""
+    future = NestedFuture()
+    try:
+        given, named = _taken(args), _taken(kwargs)
+        identity = call_identity(task, given, named)
+        future.set_result(_tried(frame, code, identity, given, named, task.request.retries))
+    except (Exception, SystemExit) as error:  # noqa: BLE001  handed on by result() and exception()
+        future.set_exception(error)
+    return future
+
+
+def _spread(
+    spread: Spread,
+    frame: Frame,
+    task: TaskFunction[..., Any],
+    code: Function,
+    call: tuple[Any, Any],
+    described: tuple[str, float, _Kind],
+) -> NestedFuture:
+    """Hand a nested task in with the program; return its future."""
+    refuse_deeper(frame.depth + 1)
+    signature, size, kind = described
+    numbers: list[int] = []
+    failed = NestedFuture()
+    try:
+        known = tuple(_with_values(part) for part in call)
+        args, kwargs = (_with_references(part, numbers) for part in known)
+    except (Exception, SystemExit) as error:  # noqa: BLE001  a future among the arguments has failed, and so does this
+        failed.set_exception(error)
+        return failed
+    child = frame.child(code.name, call_identity(task, *known))
+    future = NestedFuture(spread, task.name, child.task_key)
+    whole = [future]
+
+    def ended(end: Ended) -> None:
+        if end.failure is None:
+            _note_time(spread, kind, end.seconds)
+        whole.pop().ended(end)
+
+    asked = Asked(task.name, signature, size, task.request)
+    future.number = spread.submit(
+        code, asked, (args, kwargs), tuple(dict.fromkeys(numbers)), (child.task_key, child.nest), ended
+    )
+    return future
+
+
+def _with_values(value: Any) -> Any:
+    """Return an argument with values for the futures whose values are here."""
+    if isinstance(value, NestedFuture):
+        return value if value.number else value.result()
+    if isinstance(value, concurrent.futures.Future):
+        return value.result()
+    return rebuild(value, _with_values) if is_container(type(value)) else value
+
+
+def _with_references(value: Any, numbers: list[int]) -> Any:
+    """Return an argument with references for the futures of tasks that were handed in."""
+    if isinstance(value, NestedFuture):
+        if value.done() and (value.cancelled() or value.exception() is not None):
+            value.result()
+        numbers.append(value.number)
+        return ItemRef(value.number)
+    return rebuild(value, lambda each: _with_references(each, numbers)) if is_container(type(value)) else value
+
+
 def _refuse(frame: Frame, task: TaskFunction[..., Any]) -> None:
     request, device = task.request, frame.device
     reason = obstacle(device, request, device.memory_limit_bytes or None)
@@ -189,3 +454,7 @@ def _taken(value: Any) -> Any:
     if isinstance(value, np.ndarray):
         return value.copy()
     return rebuild(value, _taken) if is_container(type(value)) else value
+
+
+register(NestedFuture, lambda future: ("future", 0.0))
+read_as_future(NestedFuture)

@@ -17,12 +17,13 @@ import signal
 import socket
 import sys
 import threading
+from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Any
 
-from hetero.engines.base import Function, Outcome, Runner, TaskClock, WorkerEntry
+from hetero.engines.base import Function, Nest, Outcome, Runner, TaskClock, WorkerEntry
 from hetero.engines.exceptions import UNREAD, add_note, dump_error, one_line
 from hetero.engines.local import messages as say
 from hetero.engines.local.control import Control
@@ -30,6 +31,7 @@ from hetero.engines.local.lending import Lender, store
 from hetero.engines.local.messages import Cancelled, Job
 from hetero.engines.local.outbox import Outbox
 from hetero.engines.local.pieces import Piece, cut
+from hetero.engines.local.spreading import Spreading
 from hetero.engines.local.wire import NONE, READ_BYTES, Frames, frame, load
 from hetero.floor import clock, logs, platform
 from hetero.floor.errors import HeteroError
@@ -56,9 +58,12 @@ class Server:
         self.runner: Runner
         self.running = 0
         self.task: int | None = None
+        self.spreading = Spreading(self) if hello.fleet else None
+        self.doomed: set[int] = set()
         self._levels = hello.setup.levels
         self._frames = frames
         self._pending: list[Any] = []
+        self._jobs: deque[tuple[Any, ...]] = deque()
         self._functions: dict[str, Any] = {}
         self._rooms: dict[int, list[Any]] = {}
         self.timing = TaskClock(self.clock.now_s)
@@ -172,26 +177,74 @@ class Server:
 
     def loop(self) -> None:
         """Run what comes until the program closes the connection."""
+        jobs = self._jobs
         while True:
-            message = self._next()
-            if message[0] == say.RUN:
-                self.control.wait_for_drops(message[3])
-                self._rooms = message[4]
-                self._batch(message[1], message[2])
-            elif message[0] == say.LEVELS:
-                logs.follow(message[1], self._levels)
-                self._levels = message[1]
+            self.take(self._next())
+            while jobs:
+                row = self._attempt(Job._make(jobs.popleft()))
+                self.outbox.add(row, jobs[0][say.PREDICTED] if jobs else None)
 
-    def _batch(self, functions: list[tuple[str, bytes]], jobs: list[tuple[Any, ...]]) -> None:
-        for key, blob in functions:
-            if blob:
-                self._functions[key] = blob
-            else:
-                self._functions.pop(key, None)
-        last = len(jobs) - 1
-        for position, fields in enumerate(jobs):
-            row = self._attempt(Job._make(fields))
-            self.outbox.add(row, jobs[position + 1][say.PREDICTED] if position < last else None)
+    def take(self, message: tuple[Any, ...]) -> None:
+        """Take one message that nobody waits for in particular."""
+        if message[0] == say.RUN:
+            self.control.wait_for_drops(message[3])
+            self._rooms.update(message[4])
+            for key, blob in message[1]:
+                if blob:
+                    self._functions[key] = blob
+                else:
+                    self._functions.pop(key, None)
+            self._jobs.extend(message[2])
+        elif message[0] == say.LEVELS:
+            logs.follow(message[1], self._levels)
+            self._levels = message[1]
+        elif message[0] == say.RESULT and self.spreading is not None:
+            self.spreading.answer(*message[1:])
+
+    def look(self) -> None:
+        """Take in the results that have come, without waiting."""
+        with self.shield():
+            self._unpack()
+            while select.select([self.data], [], [], 0.0)[0]:
+                self._read()
+            results = [message for message in self._pending if message[0] == say.RESULT]
+            if results:
+                self._pending = [message for message in self._pending if message[0] != say.RESULT]
+        for message in results:
+            self.take(message)
+
+    def step(self, wait_s: float | None) -> None:
+        """Run the next attempt on top of one that waits, or else take what comes within a time."""
+        if self._jobs:
+            row = self._attempt(Job._make(self._jobs.popleft()))
+            self.outbox.add(row, None)
+            return
+        self._unpack()
+        if not self._pending and select.select([self.data], [], [], wait_s)[0]:
+            self._read()
+        if self._pending:
+            self.take(self._pending.pop(0))
+
+    def suspend(self, awaits: int) -> tuple[Any, ...]:
+        """Give the device up for others, and tell so; returns what `resume` needs."""
+        left_s = self.clock.now_s()
+        before = (self.running, self.task, self.timing, left_s)
+        self.running, self.task, self.slot[0] = 0, None, 0
+        self.timing = self.runner.timing = TaskClock(self.clock.now_s)
+        self.send((say.SUSPENDED, before[0], left_s, awaits))
+        return before
+
+    def resume(self, before: tuple[Any, ...]) -> None:
+        """Take the device again for the attempt that gave it up, and stop that where it was cancelled meanwhile."""
+        seq, self.task, self.timing, left_s = before
+        self.runner.timing = self.timing
+        now_s = self.clock.now_s()
+        self.timing.away_s += now_s - left_s
+        self.slot[0] = seq
+        self.send((say.RESUMED, seq, now_s))
+        self.running = seq
+        if seq in self.doomed:
+            raise Cancelled
 
     def _attempt(self, job: Job) -> tuple[Any, ...]:
         told = self.control.before(job.seq)
@@ -217,6 +270,8 @@ class Server:
             self.task = None
             self._cancel_wanted = False
             self._shielded = 0
+            self._rooms.pop(job.seq, None)
+            self.doomed.discard(job.seq)
         if views:
             self.segments.release(views)
         if notes := self.runner.notes(timing.called_s):
@@ -240,11 +295,17 @@ class Server:
             channel = self._channel(job) if job.group else None
             self.timing.call()
             try:
-                return self.runner.run(
-                    function, args, kwargs, task=job.task, attempt=job.attempt, task_key=job.task_key, channel=channel
-                )
+                outcome = self.runner.run(
+                    function, args, kwargs, task=job.task, attempt=job.attempt, task_key=job.task_key, channel=channel,
+                    nest=Nest._make(job.nest),
+                )  # fmt: skip
+                if self.spreading is not None:
+                    self.spreading.finish(job.seq)
+                return outcome
             finally:
                 self.timing.ran()
+                if self.spreading is not None:
+                    self.spreading.drop(job.seq)
         finally:
             self.running = 0
 
@@ -262,7 +323,7 @@ class Server:
         """Give a piece as it travels: its data in the pool, or as bytes."""
         data = piece.data
         if self.hello.talk.pooled and data:
-            (place,) = self._room(seq, [data.nbytes])
+            (place,) = self.room(seq, [data.nbytes])
             self.segments.write(place, data)
             return tuple(piece._replace(data=tuple(place)))
         return tuple(piece._replace(data=bytes(data)))
@@ -324,12 +385,13 @@ class Server:
             return places
         asked_s = self.clock.now_s()
         try:
-            return self._room(seq, sizes)
+            return self.room(seq, sizes)
         finally:
             self.timing.wait_s = self.clock.now_s() - asked_s
 
-    def _room(self, lease: int, sizes: list[int]) -> list[Any]:
-        self.send((say.ROOM, lease, sizes))
+    def room(self, lease: int, sizes: list[int], result: bool = True) -> list[Any]:
+        """Ask for room in shared memory: for the result of an attempt, or for something else that it sends."""
+        self.send((say.ROOM, lease, sizes, result))
         while True:
             for position, message in enumerate(self._pending):
                 if message[0] == say.ROOM:
@@ -443,6 +505,7 @@ def serve(entry: WorkerEntry, data_fd: int, control_fd: int) -> None:
     try:
         server.runner = entry.make(hello.device)
         server.runner.timing = server.timing
+        server.runner.spread = server.spreading
     except Exception as error:  # noqa: BLE001  the program words it
         server.send((say.BROKEN, one_line(error) if not isinstance(error, HeteroError) else str(error)))
         return

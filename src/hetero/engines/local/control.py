@@ -143,9 +143,11 @@ class Control:
             self._unwanted[seq] = say.WITHDRAWN if tag == say.WITHDRAW else say.CANCELLED
             if tag == say.WITHDRAW and seq > self.started:  # answered now, not behind a task that runs for long
                 self._server.send((say.DONE, [(seq, 0.0, (), say.WITHDRAWN)]))
-        elif tag == say.CANCEL and self._server.running == seq:
-            self.cancelling = seq
-            platform.interrupt_main_thread()
+        elif tag == say.CANCEL:
+            self._server.doomed.add(seq)
+            if self._server.running == seq:
+                self.cancelling = seq
+                platform.interrupt_main_thread()
 
     def _copy(self, tag: int, order: int, key: Any, *rest: Any) -> None:
         started_s = self._server.clock.now_s()
@@ -172,7 +174,7 @@ class Control:
         return tuple(wire)
 
     def _room(self, order: int, sizes: list[int]) -> list[Any]:
-        self._send((say.ROOM, -order, sizes))
+        self._send((say.ROOM, -order, sizes, False))
         while (message := self._receive()) is not None:
             if message[0] == say.ROOM:
                 return say.granted(message[1])

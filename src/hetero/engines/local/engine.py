@@ -82,7 +82,7 @@ class LocalEngine(PayloadEngine):
         items = Items(arena, meter)
         self._house = House(
             hub, arena, items, meter, clock, self.counters, worker, report, origin_s, self._start_s, self._talk,
-            self.tell, self.log, self.tell_parts,
+            self.tell, self.log, self.tell_parts, self.submitter, self._spreads_over(devices),
         )  # fmt: skip
         arena.closed_segments = self._segment_closed
         self._pid = os.getpid()
@@ -100,6 +100,11 @@ class LocalEngine(PayloadEngine):
         self._end_with_program()
         for device in devices:
             self._workers[device.id] = self._make(device)
+
+    def _spreads_over(self, devices: Sequence[Device]) -> tuple[Device, ...]:
+        """Return the devices to which nested tasks may go: all or, where that would be one or threads, none."""
+        spreads = self.submitter is not None and len(devices) > 1 and all(map(self._in_process, devices))
+        return tuple(devices) if spreads else ()
 
     def _wants_process(self, device: Device) -> bool:
         return (self._isolation or device.isolation) == "process"

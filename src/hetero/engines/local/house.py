@@ -9,7 +9,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
-from hetero.engines.base import Log, Report, Tell, TellParts, WorkerEntry
+from hetero.engines.base import Log, Report, Submitter, Tell, TellParts, WorkerEntry
 from hetero.engines.exceptions import kind_here, load_error
 from hetero.engines.local.arena import Arena
 from hetero.engines.local.hub import Hub
@@ -19,6 +19,7 @@ from hetero.floor.clock import Clock
 from hetero.floor.errors import SerialisationError
 from hetero.floor.own_memory import MemoryKills
 from hetero.model.commands import Launch
+from hetero.model.device import Device
 from hetero.model.events import TaskFailed
 from hetero.model.tasks import Failure
 
@@ -36,6 +37,8 @@ class House:
     talk : how the members of a group talk
     tell, tell_parts : take the notes of attempts, and of what their time consists
     log : takes the log records of tasks
+    submitter, fleet : take the tasks that running ones submit, and the devices to which these may go
+    below_s : by nested task that has ended, s that it and those that it submitted took of their devices
     failed_starts : how often in a row the worker of a device did not start
     memory_kills : tells which workers the system killed for their memory
     """
@@ -54,6 +57,9 @@ class House:
     tell: Tell
     log: Log
     tell_parts: TellParts
+    submitter: Submitter | None
+    fleet: tuple[Device, ...]
+    below_s: dict[int, float] = field(default_factory=dict)
     failed_starts: Counter[str] = field(default_factory=Counter)
     memory_kills: MemoryKills = field(default_factory=MemoryKills)
 

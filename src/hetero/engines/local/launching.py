@@ -80,7 +80,7 @@ class Child:
         self.hello = Hello(
             device, os.getpid(), house.origin_s, pool.fd, pool.nbytes, self.running_slot, stderr_fd,
             asdict(platform.FEATURES), path, not device.python, house.talk, setup,
-            bytes(multiprocessing.process.current_process().authkey),
+            bytes(multiprocessing.process.current_process().authkey), house.fleet,
         )  # fmt: skip
 
     @property

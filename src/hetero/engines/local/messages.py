@@ -18,6 +18,8 @@ __all__ = ["Cancelled", "GroupChannel", "Hello", "Job", "NoRoomError", "Unserial
 
 # On the data socket, in both directions.
 HELLO, READY, BROKEN, RUN, DONE, ROOM, SAY, LEFT, HEARD, NOTES, LOG, LEVELS, OPENED = range(13)
+# Of nested tasks, on the data socket too.
+SUBMIT, SUSPENDED, RESUMED, RESULT, FETCH, RELEASE, UNWANT, WAKE = range(40, 48)
 # On the control socket, in both directions.
 WITHDRAW, CANCEL, IMPORT, EXPORT, DROP, SEGMENT, CLOSE, IMPORTED, EXPORTED, TROUBLE, PING, PONG = range(20, 32)
 # How an attempt ended.
@@ -36,6 +38,7 @@ class Hello(NamedTuple):
     Attributes
     ----------
     running_slot : where in the pool the worker keeps the number of the attempt that it runs
+    fleet : the devices to which tasks that its tasks submit may go; empty where these stay with it
     """
 
     device: Any
@@ -51,6 +54,7 @@ class Hello(NamedTuple):
     talk: Talk
     setup: WorkerSetup
     authkey: bytes = b""
+    fleet: tuple[Any, ...] = ()
 
 
 class Job(NamedTuple):
@@ -60,6 +64,7 @@ class Job(NamedTuple):
     ----------
     items : item id to its wire and None, or to None and the key under which the worker keeps it
     group : rank and world size, None outside of groups
+    nest : how it came to be, as in `hetero.engines.base.Nest`
     """
 
     seq: int
@@ -71,6 +76,7 @@ class Job(NamedTuple):
     wire: Wire
     items: dict[int, Any]
     group: tuple[int, int] | None
+    nest: tuple[Any, ...]
 
 
 class Cancelled(BaseException):

@@ -22,6 +22,7 @@ from hetero.engines.local.house import House, failure_of
 from hetero.engines.local.items import Item, Replica
 from hetero.engines.local.launching import STOP_S, Child
 from hetero.engines.local.liveness import LOOK_S, SILENCE_S, Pulse
+from hetero.engines.local.nested import Nested
 from hetero.engines.local.pieces import Piece
 from hetero.engines.local.pipe import Pipe
 from hetero.engines.local.rooms import Rooms
@@ -32,7 +33,15 @@ from hetero.floor import clock, logs, platform
 from hetero.floor.errors import HeteroError
 from hetero.model.commands import Launch
 from hetero.model.device import HOST_NODE, Device
-from hetero.model.events import DeviceLost, DeviceReady, TaskFailed, TaskFinished, TaskWithdrawn
+from hetero.model.events import (
+    DeviceLost,
+    DeviceReady,
+    TaskFailed,
+    TaskFinished,
+    TaskResumed,
+    TaskSuspended,
+    TaskWithdrawn,
+)
 from hetero.model.notes import Times
 from hetero.model.tasks import Failure
 
@@ -62,6 +71,8 @@ class ProcessWorker:
         self._shipped = Shipped(house.counters)
         self._segments: set[int] = set()
         self._rooms = Rooms(house.arena, self._announce)
+        self._suspended: set[int] = set()
+        self._nested = Nested(house, self, lambda message: self._data.send(message), self._announce)
         self._talking = Talking(house, lambda message: self._data.send(message), self._announce)
         self._orders: dict[int, Callable[..., None]] = {}
         self._child: Child | None = None
@@ -147,7 +158,7 @@ class ProcessWorker:
                     self._shipped.retire(functions, {job[4] for job in jobs})
                 again = any(launch.attempt > 1 for launch, _ in launches)
                 rooms = {
-                    job[0]: room for job in jobs if not job[-1] and (room := self._rooms.lend_ahead(job[0], job[4]))
+                    job[0]: room for job in jobs if not job[-2] and (room := self._rooms.lend_ahead(job[0], job[4]))
                 }
                 self._data.send((say.RUN, functions, jobs, self._drops if again else 0, rooms))
 
@@ -158,7 +169,8 @@ class ProcessWorker:
         holds, items = [encoded], {}
         try:
             for item in call.refs:
-                items[item], payload = self._house.items.for_worker(item, self)
+                place, payload = self._house.items.for_worker(item, self)
+                items[call.names.get(item, item)] = place
                 if payload is not None:
                     holds.append(payload)
         except HeteroError as error:
@@ -173,7 +185,8 @@ class ProcessWorker:
         if group is not None:
             self._talking.join(launch.task, self._next)
         member = (rank, group.size) if group is not None else None
-        return (self._next, *launch, key, call.task_key, tuple(encoded.wire()), items, member)
+        nest = tuple(call.nest if group is None else call.nest._replace(spreads=False))
+        return (self._next, *launch, key, call.task_key, tuple(encoded.wire()), items, member, nest)
 
     def _announce(self, payload: Payload) -> None:
         """Hand the worker the files among a payload's segments."""
@@ -194,10 +207,13 @@ class ProcessWorker:
         seq = self._seqs.get((task, attempt))
         if seq is not None and self._ready:
             self._control.send((say.CANCEL, seq))
+            if seq in self._suspended:
+                self._data.send((say.WAKE,))
             self._house.hub.at(CANCEL_S, lambda: self._insist(seq, running=self._is_first(seq)))
 
     def _is_first(self, seq: int) -> bool:
-        return next(iter(self._flights), 0) == seq
+        """Tell whether an attempt runs, as far as is known: one that waits below others is not stopped by force."""
+        return next((each for each in self._flights if each not in self._suspended), 0) == seq
 
     def _insist(self, seq: int, running: bool) -> None:
         if self._ended or seq not in self._flights:
@@ -296,12 +312,47 @@ class ProcessWorker:
             self._house.tell(message[1])
         elif tag == say.LOG:
             self._house.log([message[1]])
+        elif tag == say.SUBMIT:
+            self._submits(*message[1:])
+        elif tag in (say.SUSPENDED, say.RESUMED):
+            self._moves(tag, *message[1:])
+        elif tag == say.FETCH:
+            self._nested.fetch(message[1])
+        elif tag == say.RELEASE:
+            self._nested.release(message[1])
+        elif tag == say.UNWANT:
+            if (event := self._nested.unwanted(message[1])) is not None:
+                self._house.hub.tell(event)
         elif tag == say.OPENED:
             self._opened = True
         elif tag == say.READY:
             self._greeted(message[1])
         elif tag == say.BROKEN:
             self._why = message[1]
+
+    def _submits(
+        self, seq: int, number: int, key: str, blob: bytes, asked: tuple[Any, ...], wire: tuple[Any, ...], *rest: Any
+    ) -> None:
+        flight, travelling = self._flights.get(seq), Wire(*wire)
+        if flight is not None:
+            payload = self._rooms.filled(seq, travelling)
+            event = self._nested.submit(flight.launch, seq, number, key, blob, asked, payload, *rest)
+            if event is not None:
+                self._house.hub.tell(event)
+
+    def _moves(self, tag: int, seq: int, since_s: float, number: int = 0) -> None:
+        """Tell that an attempt waits for others, or goes on."""
+        flight = self._flights.get(seq)
+        if flight is None:
+            return
+        now_s, (task, attempt, _) = self._house.clock.now_s(), flight.launch
+        if tag == say.SUSPENDED:
+            self._suspended.add(seq)
+            awaits = self._nested.item(number)
+            self._house.hub.tell(TaskSuspended(now_s, task, attempt, self.device.id, since_s, awaits))
+        else:
+            self._suspended.discard(seq)
+            self._house.hub.tell(TaskResumed(now_s, task, attempt, self.device.id, since_s))
 
     def _says(self, seq: int, rank: int, fields: tuple[Any, ...]) -> None:
         flight, piece = self._flights[seq], Piece(*fields)
@@ -319,9 +370,10 @@ class ProcessWorker:
         del self._house.failed_starts[self.device.id]
         self._house.hub.tell(DeviceReady(self._house.clock.now_s(), self.device.id))
 
-    def _lend(self, lease: int, sizes: list[int]) -> list[Place] | str:
+    def _lend(self, lease: int, sizes: list[int], result: bool) -> list[Place] | str:
         flight = self._flights.get(lease)
-        return self._rooms.lend(lease, sizes, flight.call.function.key if flight and not flight.group else "")
+        key = flight.call.function.key if result and flight and not flight.group else ""
+        return self._rooms.lend(lease, sizes, key)
 
     def _copied(self, tag: int, order: int, started_s: float, seconds: float, answer: Any) -> None:
         payload = self._rooms.close(-order, Wire(*answer) if tag == say.EXPORTED else None)
@@ -339,12 +391,15 @@ class ProcessWorker:
                 return
             task, attempt = flight.launch.task, flight.launch.attempt
             self._seqs.pop((task, attempt), None)
+        self._nested.over(seq)
         now_s, device, house, times = self._house.clock.now_s(), self.device.id, self._house, Times(*parts)
         seconds = times.seconds
         if not parts:
             started_s = now_s
         else:
             house.tell_parts(task, attempt, device, started_s, times)
+            if flight.call.nest.depth:
+                house.below_s[task] = seconds + times.below_s
         if payload is not None:
             nbytes = 0 if flight.rank else payload.nbytes
             if not flight.rank:
@@ -431,6 +486,7 @@ class ProcessWorker:
             self._house.hub.unwatch(self._child.pidfd)
             self._child.close()
         self._rooms.clear()
+        self._nested.clear()
         self._talking.clear()
         self._segments.clear()
 

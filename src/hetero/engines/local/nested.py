@@ -1,0 +1,203 @@
+"""The program's side of nested tasks that the tasks of one worker process submit: calls in, results out.
+
+In: what the worker asks for. Out: events, and messages to the worker. It must not choose where a task runs.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import defaultdict
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from hetero.engines.base import Asked, Call, Function, Nest
+from hetero.engines.exceptions import dump_error, one_line
+from hetero.engines.local import messages as say
+from hetero.engines.local.arena import Payload
+from hetero.engines.local.house import House
+from hetero.engines.local.wire import Wire
+from hetero.floor.errors import DeviceLostError
+from hetero.model.commands import Launch
+from hetero.model.events import CancelRequested, Event
+from hetero.model.tasks import Failure
+
+if TYPE_CHECKING:
+    from hetero.engines.local.process import ProcessWorker
+
+__all__ = ["Nested"]
+
+
+class _Reply:
+    """Where the outcome of one nested task goes: back to the worker, under its number there."""
+
+    __slots__ = ("ended", "holds", "item", "load", "number", "owner", "seq", "wanted")
+
+    def __init__(self, owner: Nested, seq: int, number: int) -> None:
+        self.owner = owner
+        self.seq = seq
+        self.number = number
+        self.item = 0
+        self.wanted = True
+        self.ended = False
+        self.load: Callable[[], Any] | None = None
+        self.holds: Payload | None = None
+
+    def committed(self, load: Callable[[], Any]) -> None:
+        """Take the result."""
+        self.load = load
+        self.owner.committed(self)
+
+    def failed(self, failure: Failure) -> None:
+        """Take the failure."""
+        self.owner.failed(self, failure)
+
+
+class Nested:
+    """What the tasks of one worker have submitted.
+
+    Parameters
+    ----------
+    send, announce : send the worker a message, and the files among a payload's segments
+    """
+
+    def __init__(
+        self,
+        house: House,
+        worker: ProcessWorker,
+        send: Callable[[tuple[Any, ...]], None],
+        announce: Callable[[Payload], None],
+    ) -> None:
+        self._house = house
+        self._worker = worker
+        self._send = send
+        self._announce = announce
+        self._replies: dict[int, _Reply] = {}
+        self._of: defaultdict[int, list[int]] = defaultdict(list)
+        self._functions: dict[str, Function] = {}
+        self._lock = threading.Lock()
+
+    def submit(
+        self, launch: Launch, seq: int, number: int, key: str, blob: bytes, asked: tuple[Any, ...], payload: Payload,
+        refs: tuple[int, ...], task_key: str, nest: tuple[Any, ...],
+    ) -> Event | None:  # fmt: skip
+        """Take a task that an attempt submits; return what to tell."""
+        submitter, reply, wish = self._house.submitter, _Reply(self, seq, number), Asked(*asked)
+        assert submitter is not None
+        with self._lock:
+            self._replies[number] = reply
+            self._of[seq].append(number)
+            names = {self._replies[each].item: each for each in refs if each in self._replies}
+        call = Call(
+            self._function(key, blob, wish.name, number), (), {}, tuple(names), payload, task_key,
+            nest=Nest._make(nest)._replace(spreads=not wish.request.exclusive), names=names,
+        )  # fmt: skip
+        if len(names) < len(refs):
+            reply.failed(Failure("cancelled", f"{wish.name} was given the result of a task that was cancelled"))
+            return None
+        reply.item, event = submitter.submit(launch, wish, call, reply)
+        return event
+
+    def item(self, number: int) -> int:
+        """Return the id of a task by its number, 0 for none."""
+        reply = self._replies.get(number)
+        return 0 if reply is None else reply.item
+
+    def _function(self, key: str, blob: bytes, name: str, number: int) -> Function:
+        """Return a function; one whose key is of that worker alone gets another, and is not kept."""
+        if "#" in key:
+            return Function(f"{key}/{self._worker.device.id}/{self._worker.pid}/{number}", name, None, {}, blob)
+        if blob:
+            self._functions[key] = Function(key, name, None, {}, blob)
+        return self._functions[key]
+
+    def unwanted(self, number: int) -> Event | None:
+        """Return what to tell where a task is not wanted any more."""
+        reply = self._replies.get(number)
+        if reply is None or not reply.item:
+            return None
+        self.release([number])
+        return CancelRequested(self._house.clock.now_s(), reply.item)
+
+    def release(self, numbers: list[int]) -> None:
+        """Note that nobody wants some results any more."""
+        for number in numbers:
+            with self._lock:
+                reply = self._replies.get(number)
+                if reply is None:
+                    continue
+                reply.wanted = False
+                ended = reply.ended
+                if ended:
+                    del self._replies[number]
+            if ended:
+                self._forget(reply)
+
+    def over(self, seq: int) -> None:
+        """Note that an attempt is over, and with it whoever could ask for the results."""
+        self.release(self._of.pop(seq, []))
+
+    def clear(self) -> None:
+        """Note that the worker is over."""
+        for seq in list(self._of):
+            self.over(seq)
+
+    def _forget(self, reply: _Reply) -> None:
+        reply.holds = reply.load = None
+        if reply.item and self._house.submitter is not None:
+            self._house.submitter.release(reply.item)
+
+    def _is_wanted(self, reply: _Reply) -> bool:
+        """Note that a task has ended; False where nobody waits for it."""
+        with self._lock:
+            reply.ended = True
+            wanted = reply.wanted
+            if not wanted:
+                self._replies.pop(reply.number, None)
+        if not wanted:
+            self._forget(reply)
+        return wanted
+
+    def committed(self, reply: _Reply) -> None:
+        """Hand a result to the worker, or only say that it is there where it lies on another device."""
+        seconds = self._house.below_s.pop(reply.item, 0.0)
+        if self._is_wanted(reply):
+            head = (say.RESULT, reply.number, reply.item, seconds)
+            try:
+                self._send((*head, say.VALUE, *self._travelling(reply)))
+            except DeviceLostError:
+                self._send((*head, say.RESIDENT))
+            except Exception as error:  # noqa: BLE001  a value that a thread left may not be picklable
+                self._send((*head, say.FAILED, "unserialisable", one_line(error), *dump_error(error)))
+
+    def _travelling(self, reply: _Reply) -> tuple[Any, ...]:
+        (wire, key), payload = self._house.items.for_worker(reply.item, self._worker)
+        if payload is not None:
+            reply.holds = payload
+            self._announce(payload)
+        return (None if wire is None else tuple(wire), key)
+
+    def failed(self, reply: _Reply, failure: Failure) -> None:
+        """Tell the worker why a task failed."""
+        self._house.below_s.pop(reply.item, None)
+        if self._is_wanted(reply):
+            error = failure.payload if isinstance(failure.payload, BaseException) else None
+            told = (None, "") if error is None else dump_error(error)
+            kind_and_text = (failure.kind, failure.message, *told)
+            self._send((say.RESULT, reply.number, reply.item, 0.0, say.FAILED, *kind_and_text))
+
+    def fetch(self, number: int) -> None:
+        """Bring a value from another device, in a thread of its own, since that may wait for a lost one."""
+        reply = self._replies.get(number)
+        if reply is not None and reply.load is not None:
+            threading.Thread(target=self._bring, args=(reply,), name="hetero-fetch", daemon=True).start()
+
+    def _bring(self, reply: _Reply) -> None:
+        head = (say.RESULT, reply.number, reply.item, 0.0, say.VALUE)
+        try:
+            assert reply.load is not None
+            payload = reply.holds = self._house.arena.payload(reply.load())
+            self._announce(payload)
+            self._send((*head, tuple(Wire(*payload.wire())), None))
+        except BaseException as error:  # noqa: BLE001  whatever it is, the task that waits must hear of it
+            blob, text = dump_error(error)
+            self._send((*head, "crash", one_line(error), blob, text))

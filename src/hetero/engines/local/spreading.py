@@ -1,0 +1,219 @@
+"""The worker's side of nested tasks that go to any device: handed in with the program, waited for on top of others.
+
+In: calls of the running task, results from the program. Out: messages. It must not choose where a task runs.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from hetero.engines.base import Asked, Ended, Function, Nest, TaskClock
+from hetero.engines.exceptions import load_error, one_line
+from hetero.engines.local import messages as say
+from hetero.engines.local.lending import store
+from hetero.engines.local.messages import Cancelled
+from hetero.engines.local.wire import Wire, as_bytes
+from hetero.floor import clock
+from hetero.floor.errors import OutOfDeviceMemoryError, SerialisationError
+from hetero.model.tasks import Failure
+
+if TYPE_CHECKING:
+    from hetero.engines.local.child import Server
+
+__all__ = ["Spreading"]
+
+
+@dataclass(slots=True)
+class _Attempt:
+    """What one attempt has submitted, by number: whom to tell of the end of what is open."""
+
+    clock: TaskClock
+    open: dict[int, Callable[[Ended], None]] = field(default_factory=dict)
+
+
+class Spreading:
+    """Submits and waits for the tasks of one worker; see `hetero.engines.base.Spread`."""
+
+    def __init__(self, server: Server) -> None:
+        self.devices = server.hello.fleet
+        self._server = server
+        self._numbers = 0
+        self._attempts: dict[int, _Attempt] = {}
+        self._of: dict[int, int] = {}
+        self._known: set[str] = set()
+        self._fetched: dict[int, tuple[Any, ...] | None] = {}
+        self._released: deque[int] = deque()
+
+    def submit(
+        self,
+        function: Function,
+        asked: Asked,
+        call: tuple[Any, Any],
+        refs: tuple[int, ...],
+        nest: tuple[str, Nest],
+        ended: Callable[[Ended], None],
+    ) -> int:
+        """Hand in a task; return its number."""
+        server = self._server
+        seq, blob = server.running, b""
+        with server.shield():
+            if function.key not in self._known:
+                blob = _packed(function)
+            wire = self._stored(seq, function, call)
+            self._numbers += 1
+            number = self._numbers
+            task_key, come = nest
+            server.send(
+                (say.SUBMIT, seq, number, function.key, blob, tuple(asked), tuple(wire), refs, task_key, tuple(come))
+            )
+            if "#" not in function.key:  # others are made anew so often that nobody keeps them
+                self._known.add(function.key)
+            attempt = self._attempts.get(seq)
+            if attempt is None:
+                attempt = self._attempts[seq] = _Attempt(server.timing)
+            attempt.open[number] = ended
+            self._of[number] = seq
+            if self._released:
+                self._tell_released()
+        return number
+
+    def _stored(self, seq: int, function: Function, call: tuple[Any, Any]) -> Wire:
+        try:
+            return store(call, self._server.segments, lambda sizes: self._server.room(seq, sizes, False))
+        except say.NoRoomError as error:
+            remedy = "wait for results before more is submitted, or raise memory_pool_size"
+            raise OutOfDeviceMemoryError(str(error), remedy=remedy) from None
+        except MemoryError:
+            raise
+        except Exception as error:
+            raise SerialisationError(
+                f"an argument of {function.name!r} cannot travel to a worker: {one_line(error)}",
+                remedy="give arrays, numbers, strings or plain containers",
+            ) from error
+
+    def _tell_released(self) -> None:
+        numbers = []
+        while self._released:
+            numbers.append(self._released.popleft())
+        self._server.send((say.RELEASE, numbers))
+
+    def wait(self, done: Callable[[], bool], timeout_s: float | None, number: int = 0) -> bool:
+        """Give the device up until something is so; False where that was not so in time."""
+        server = self._server
+        try:
+            self.look()
+        except (EOFError, ConnectionError):
+            raise Cancelled from None
+        if done():
+            return True
+        until_s = None if timeout_s is None else clock.monotonic_s() + timeout_s
+        seq = server.running
+        before = server.suspend(number)
+        try:
+            while not done():
+                if seq in server.doomed:
+                    break
+                left_s = None if until_s is None else until_s - clock.monotonic_s()
+                if left_s is not None and left_s <= 0.0:
+                    return False
+                server.step(left_s)
+        except (EOFError, ConnectionError):
+            raise Cancelled from None  # the program has gone, and whatever waits here with it
+        finally:
+            server.resume(before)
+        return True
+
+    def look(self) -> None:
+        """Take in what has come, without waiting."""
+        self._server.look()
+
+    def answer(self, number: int, task: int, seconds: float, how: int, *rest: Any) -> None:
+        """Take the end of a task, or the value that was asked for."""
+        if number in self._fetched:
+            self._fetched[number] = rest
+            return
+        seq = self._of.pop(number, None)
+        if seq is None:
+            return
+        attempt = self._attempts[seq]
+        ended = attempt.open.pop(number)
+        attempt.clock.below_s += seconds
+        if how == say.FAILED:
+            kind, message, blob, text = rest
+            error = None if blob is None else load_error(blob, message, text)
+            ended(Ended(task, seconds, None, Failure(kind, message, error)))
+        else:
+            load = partial(self._value, *rest) if how == say.VALUE else partial(self._fetch, number)
+            ended(Ended(task, seconds, load, None))
+
+    def _value(self, wire: tuple[Any, ...] | None, key: Any) -> Any:
+        """Read a value; its buffers are copied, since their places are the program's."""
+        if wire is None:
+            return self._server.control.kept(key)
+        views: list[Any] = []
+        value = self._server.segments.value(Wire(*wire), views)
+        self._server.segments.release(views)
+        return value
+
+    def _fetch(self, number: int) -> Any:
+        """Ask for a value that lies on a device, and wait for it."""
+        self._fetched[number] = None
+        try:
+            with self._server.shield():
+                self._server.send((say.FETCH, number))
+            self.wait(lambda: self._fetched[number] is not None, None)
+            found = self._fetched[number] or ()
+        finally:
+            del self._fetched[number]
+        if len(found) > 2:
+            _, message, blob, text = found
+            raise load_error(blob, message, text)
+        return self._value(*found)
+
+    def cancel(self, number: int) -> None:
+        """Stop a task; nobody is told of its end."""
+        seq = self._of.pop(number, None)
+        if seq is not None:
+            self._attempts[seq].open.pop(number)
+            with self._server.shield():
+                self._server.send((say.UNWANT, number))
+
+    def release(self, number: int) -> None:
+        """Note that nobody wants a result any more."""
+        self._released.append(number)
+
+    def finish(self, seq: int) -> None:
+        """Wait for what an attempt has submitted, as it has returned: what it began is done when it is."""
+        attempt = self._attempts.get(seq)
+        while attempt is not None and attempt.open:
+            number = next(iter(attempt.open))
+            self.wait(partial(_is_over, attempt, number), None, number)
+
+    def drop(self, seq: int) -> None:
+        """Forget what an attempt that is over has submitted; the program stops what is still open."""
+        attempt = self._attempts.pop(seq, None)
+        if attempt is not None:
+            for number, ended in attempt.open.items():
+                del self._of[number]
+                ended(Ended(0, 0.0, None, Failure("cancelled", "cancelled: the task that submitted it has ended")))
+            attempt.open.clear()
+
+
+def _is_over(attempt: _Attempt, number: int) -> bool:
+    return number not in attempt.open
+
+
+def _packed(function: Function) -> bytes:
+    if not function.blob:
+        try:
+            function.blob = as_bytes((function.name, function.default, dict(function.implementations)))
+        except Exception as error:
+            raise SerialisationError(
+                f"the function {function.name!r} cannot travel to a worker: {one_line(error)}",
+                remedy="create what cannot be pickled inside the function",
+            ) from error
+    return function.blob

@@ -164,12 +164,16 @@ class Machine(Losses):
 
     def _rescue(self, now_s: float, commands: list[Command]) -> None:
         """Take back the small tasks that are stuck behind one which turned out long."""
+        idle = any(not (device.sent or device.placed) for device in self.fleet.states)
         for device in self.fleet.states:
-            if len(device.sent) < 2:
+            parked = device.sent and device.placed and not self.fleet.own_nodes
+            if len(device.sent) < 2 and not parked:
                 continue
             self.placer.crowded = True
             head, *others = [state for state, _ in device.sent.values()]
             if now_s - device.started_s > max(10 * head.predicted_s, self.rules.retry_s / 2):
+                if parked and idle:
+                    self.placer.clear(device, now_s, commands)
                 commands.extend(Withdraw(device.name, state.task.id, state.attempt) for state in others)
 
     def _sweep(self, now_s: float, commands: list[Command]) -> None:

@@ -278,6 +278,8 @@ class Placer(Holding):
             commands.append(Run(device.name, tuple(launches)))
             if len(device.sent) > 1:
                 self.crowded = True
+        if device.placed and not self._fleet.own_nodes:
+            self.crowded = True
         self.offer(device)
 
     def _goes_ahead(self, state: TaskState, pending_s: float) -> bool:

@@ -92,7 +92,10 @@ def dump_error(error: BaseException) -> tuple[bytes | None, str]:
 
 
 def load_error(blob: bytes | None, message: str, text: str) -> BaseException:
-    """Give the exception back, with the remote traceback at the end of its causes."""
+    """Give the exception back, with the remote traceback at the end of its causes.
+
+    One that came through other tasks has that of the innermost of them there already, and keeps it alone.
+    """
     error = _loaded(blob)
     if error is None:
         error = HeteroError(message)
@@ -100,7 +103,8 @@ def load_error(blob: bytes | None, message: str, text: str) -> BaseException:
     while (cause := _own(last, "__cause__")) is not None and id(cause) not in seen:
         last = cause
         seen.add(id(last))
-    _write(last, "__cause__", RemoteTracebackError(text))
+    if type(last) is not RemoteTracebackError:
+        _write(last, "__cause__", RemoteTracebackError(text))
     return error
 
 

@@ -1,0 +1,311 @@
+"""Nested tasks on several devices: they spread, what waits gives its device up, and faults stay with whom they are of."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import hetero
+from hetero.drive.frame import MOST_DEEP
+from hetero.drive.trace import read_trace
+from hetero.errors import BadValueError, HeteroError, NothingFitsError, TaskLostError
+from hetero.model.events import TaskFinished, TaskResumed, TaskSuspended
+from hetero.report.account import account
+from hetero.report.reading import read_run
+
+LONG_S = 120.0
+
+
+@pytest.fixture(scope="module")
+def ctx() -> Iterator[hetero.Context]:
+    with hetero.Context(devices="2xcpu", history=False) as made:
+        yield made
+
+
+def here() -> str:
+    return str(hetero.get_current_device().short)
+
+
+def inner() -> Any:
+    return hetero.current_context()
+
+
+def work(seconds: float) -> str:
+    end_s = time.process_time() + seconds
+    while time.process_time() < end_s:
+        pass
+    return here()
+
+
+def fork(width: int, seconds: float) -> list[str]:
+    return [here(), *inner().gather([inner().submit(work, seconds) for _ in range(width)])]
+
+
+def fib(n: int) -> int:
+    if n < 2:
+        return n
+    left, right = inner().submit(fib, n - 1), inner().submit(fib, n - 2)
+    return int(left.result() + right.result())
+
+
+def deep(depth: int) -> set[str]:
+    return {here()} if not depth else {here(), *inner().run(deep, depth - 1)}
+
+
+def test_children_run_on_all_devices(ctx: hetero.Context) -> None:
+    assert set(ctx.run(fork, 12, 0.02)[1:]) == {"cpu:0", "cpu:1"}
+
+
+def test_ten_thousand_tasks_fork_and_join_on_two_devices(ctx: hetero.Context) -> None:
+    before = ctx.driver.machine.counts.submitted
+    assert ctx.run(fib, 19) == 4181  # 13,529 tasks
+    assert ctx.driver.machine.counts.submitted - before > 10
+
+
+def test_parents_and_children_pinned_crosswise_do_not_wait_for_each_other(ctx: hetero.Context) -> None:
+    def crosswise(at: int, depth: int) -> list[str]:
+        mine = [here()]
+        return mine + (inner().run(hetero.task(crosswise, on=f"cpu:{1 - at}"), 1 - at, depth - 1) if depth else [])
+
+    roots = [ctx.submit(hetero.task(crosswise, on=f"cpu:{at % 2}"), at % 2, 12) for at in range(6)]
+    for at, root in enumerate(roots):
+        assert root.result(LONG_S) == [f"cpu:{(at + step) % 2}" for step in range(13)]
+
+
+def test_a_chain_over_devices_may_be_deep_and_too_deep_is_named(ctx: hetero.Context) -> None:
+    assert ctx.submit(deep, 300).result(LONG_S) <= {"cpu:0", "cpu:1"}
+    with pytest.raises(BadValueError, match=f"nested {MOST_DEEP} deep"):
+        ctx.submit(deep, 1000).result(LONG_S)
+    assert ctx.run(here)
+
+
+@pytest.mark.parametrize("how", ["wait", "as_completed", "map", "timeout"])
+def test_every_way_to_wait_gives_the_device_up(ctx: hetero.Context, how: str) -> None:
+    def parent(how: str) -> list[str]:
+        here_only = hetero.task(work, on="cpu:0", timeout="60s")  # with a limit of time it does not run at once
+        if how == "map":
+            return list(inner().map(here_only, [0.001, 0.002]))
+        futures = [inner().submit(here_only, 0.001), inner().submit(here_only, 0.002)]
+        if how == "wait":
+            return [each.result() for each in concurrent.futures.wait(futures, 60.0).done]
+        if how == "as_completed":
+            return [each.result() for each in concurrent.futures.as_completed(futures, 60.0)]
+        long = inner().submit(hetero.task(time.sleep, on="cpu:1"), 30.0)
+        with pytest.raises(TimeoutError, match="has not ended within 0.01 s"):
+            long.result(0.01)
+        assert long.cancel()
+        assert long.cancelled()
+        return [each.result() for each in futures]
+
+    assert ctx.submit(hetero.task(parent, on="cpu:0"), how).result(LONG_S) == ["cpu:0", "cpu:0"]
+
+
+def fail(word: str) -> None:
+    raise ValueError(word)
+
+
+def parent_of_failures() -> list[str]:
+    failed, good = inner().submit(fail, "inner"), inner().submit(work, 0.001)
+    needs = inner().submit(hetero.task(str, timeout="60s"), {"a": [failed]})
+    answers = inner().gather([failed, needs], return_exceptions=True)
+    return [*map(repr, answers), good.result()]
+
+
+def test_exceptions_of_children_arrive_as_themselves(ctx: hetero.Context) -> None:
+    *failures, good = ctx.run(parent_of_failures)
+    assert failures == ["ValueError('inner')"] * 2
+    assert good in ("cpu:0", "cpu:1")
+    with pytest.raises(ValueError, match="through"):
+        ctx.run(lambda: inner().run(hetero.task(fail, timeout="60s"), "through"))
+
+
+def filled(number: int) -> np.ndarray:
+    return np.full(200_000, number, dtype=np.int64)
+
+
+def parent_of_arrays() -> tuple[int, int, bool]:
+    limited = {"timeout": "60s"}
+    first = inner().submit(hetero.task(filled, **limited), 3)
+    changed = np.zeros(100_000)
+    total = inner().submit(hetero.task(lambda one, other: int(one.sum() + other[0].sum()), **limited), first, [changed])
+    changed += 1.0
+    return total.result(), int(first.result()[0]), first.result().flags.writeable
+
+
+def test_arrays_and_futures_are_arguments_of_children(ctx: hetero.Context) -> None:
+    assert ctx.run(parent_of_arrays) == (600_000, 3, True)
+
+
+@pytest.mark.parametrize(
+    ("options", "kind", "words"),
+    [
+        ({"on": "cuda"}, NothingFitsError, "it is not one of: cuda"),
+        ({"near": ("host", "w")}, BadValueError, "near= cannot be met"),
+    ],
+)
+def test_what_no_device_can_run_is_refused_by_name(
+    ctx: hetero.Context, options: dict[str, Any], kind: type[HeteroError], words: str
+) -> None:
+    with pytest.raises(kind, match=words):
+        ctx.run(lambda: inner().submit(hetero.task(work, **options), 1.0))
+
+
+def member(word: str) -> tuple[int, str]:
+    return hetero.rank(), here()
+
+
+def test_group_tasks_run_on_top_of_those_that_wait_for_them(ctx: hetero.Context) -> None:
+    assert ctx.submit(lambda: inner().run(hetero.task(member, devices=2), "x")).result(LONG_S)[0] == 0
+
+
+def touch_and_sleep(path: str, seconds: float) -> None:
+    Path(path).touch()
+    time.sleep(seconds)
+
+
+def leave_behind(path: str, how: str) -> str:
+    inner().submit(hetero.task(touch_and_sleep, on="cpu:1"), f"{path}-1", 60.0)
+    while not os.path.exists(f"{path}-1"):
+        time.sleep(0.01)
+    if how == "raises":
+        raise ValueError(how)
+    Path(path).touch()
+    inner().run(hetero.task(touch_and_sleep, timeout="100s"), f"{path}-2", 60.0)
+    return how
+
+
+@pytest.mark.parametrize("how", ["raises", "cancelled", "timeout", "killed"])
+def test_what_a_task_leaves_behind_is_stopped(tmp_path: Path, how: str) -> None:
+    path = tmp_path / "seen"
+    with hetero.Context(devices="2xcpu", history=False) as ctx:
+        options = {"on": "cpu:0", "crashes": 0, **({"timeout": "1s"} if how == "timeout" else {})}
+        parent = ctx.submit(hetero.task(leave_behind, **options), str(path), how)
+        if how == "cancelled":
+            while not Path(f"{path}-2").exists():
+                time.sleep(0.01)
+            parent.cancel()
+        if how == "killed":
+            while not path.exists():
+                time.sleep(0.01)
+            os.kill(ctx.driver.engine.pids()[ctx.devices[0].id], signal.SIGKILL)
+            Path(f"{path}-1").unlink()
+            parent.cancel()
+        assert isinstance(parent.exception(LONG_S) if not parent.cancelled() else ValueError(), Exception)
+        free = [ctx.submit(hetero.task(here, on=f"cpu:{at}")) for at in range(2)]
+        assert [each.result(30.0) for each in free] == ["cpu:0", "cpu:1"]
+        assert not ctx.driver.machine.tasks
+
+
+def test_a_task_that_returns_waits_for_what_it_submitted(tmp_path: Path) -> None:
+    path = tmp_path / "seen"
+
+    def parent(path: str) -> str:
+        inner().submit(hetero.task(touch_and_sleep, on="cpu:1"), path, 0.2)
+        return here()
+
+    with hetero.Context(devices="2xcpu", history=False) as ctx:
+        assert ctx.run(hetero.task(parent, on="cpu:0"), str(path)) == "cpu:0"
+        assert path.exists()
+
+
+def count_tries(path: str) -> int:
+    with open(path, "a") as file:
+        file.write("x")
+    return os.path.getsize(path)
+
+
+def stack(depth: int, path: str) -> int:
+    if depth:
+        return 1 + int(inner().run(hetero.task(stack, on=f"cpu:{depth % 2}", timeout="100s"), depth - 1, path))
+    if count_tries(path) == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return 0
+
+
+def test_a_stack_of_tasks_that_wait_runs_again_after_its_worker_was_killed(tmp_path: Path) -> None:
+    with hetero.Context(devices="2xcpu", history=False) as ctx:
+        assert ctx.submit(stack, 8, str(tmp_path / "tries")).result(LONG_S) == 8
+        assert ctx.submit(fib, 8).result(LONG_S) == 21
+
+
+def poison() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def carer() -> str:
+    try:
+        inner().run(hetero.task(poison, timeout="100s"))
+    except TaskLostError as error:
+        return str(error)
+    return ""
+
+
+def carer_beside(path: str) -> str:
+    return str(inner().run(hetero.task(touch_and_sleep, on="cpu:1", timeout="100s"), path, 0.3)) + here()
+
+
+def test_a_killer_among_nested_tasks_is_given_up_and_others_are_not(tmp_path: Path) -> None:
+    with hetero.Context(devices="2xcpu", history=False) as ctx:
+        beside = [ctx.submit(hetero.task(carer_beside, on="cpu:0"), str(tmp_path / f"{at}")) for at in range(3)]
+        bad = ctx.submit(carer)
+        error = bad.exception(LONG_S)
+        assert "was given up" in (str(error) if error is not None else bad.result())
+        assert [each.result(LONG_S) for each in beside] == ["Nonecpu:0"] * 3
+
+
+def test_close_ends_in_the_middle_of_it_all() -> None:
+    def endless(depth: int) -> None:
+        inner().gather([inner().submit(endless, depth + 1) for _ in range(3)])
+        time.sleep(60)
+
+    ctx = hetero.Context(devices="2xcpu", history=False)
+    roots = [ctx.submit(endless, 0) for _ in range(4)]
+    while len(ctx.driver.machine.tasks) < 20:
+        time.sleep(0.01)
+    ctx.close(wait=False)
+    assert all(root.done() for root in roots)
+
+
+def test_a_second_of_a_device_is_told_once(tmp_path: Path) -> None:
+    trace = tmp_path / "run.trace.jsonl"
+
+    def parent(depth: int) -> None:
+        work(0.05)
+        if depth:
+            inner().gather([inner().submit(hetero.task(parent, timeout="100s"), depth - 1) for _ in range(2)])
+        work(0.05)
+
+    with hetero.Context(devices="2xcpu", history=False, trace=trace) as ctx:
+        ctx.submit(parent, 3).result(LONG_S)
+        rows = {state.name: (state.busy_s, state.finished) for state in ctx.driver.machine.fleet.states}
+        told = ctx.driver.explain(next(iter(ctx.driver.machine.rows._by_signature)), 3.0, hetero.task(parent).request)
+        learned_s = max(each.estimate.seconds for each in told if each.estimate is not None)
+    ended = [record for _, record in read_trace(trace) if isinstance(record, TaskFinished)]
+    assert len(ended) == 15
+    assert sum(count for _, count in rows.values()) == 15
+    assert sum(each.seconds for each in ended) == pytest.approx(sum(busy_s for busy_s, _ in rows.values()), rel=1e-3)
+    assert learned_s < 1.0  # a root that included its children would take some seconds
+    told = account(read_run(trace))
+    assert told.problems == ()
+    kinds = [type(record) for _, record in read_trace(trace) if isinstance(record, TaskSuspended | TaskResumed)]
+    assert kinds.count(TaskSuspended) == kinds.count(TaskResumed) >= 7
+    assert told.total_s("compute") == pytest.approx(sum(each.seconds for each in ended), rel=0.1)
+
+
+def polls() -> str:
+    future = inner().submit(hetero.task(work, on="cpu:1", timeout="60s"), 0.01)
+    while not future.done():
+        time.sleep(0.001)
+    return str(future.result())
+
+
+def test_a_task_may_ask_whether_another_has_ended(ctx: hetero.Context) -> None:
+    assert ctx.submit(hetero.task(polls, on="cpu:0")).result(LONG_S) == "cpu:1"

@@ -75,6 +75,15 @@ def total_of(array: np.ndarray) -> int:
     return int(array.sum())
 
 
+def forked(number: int, depth: int) -> int:
+    """Return a square, as a sum of what nested tasks give."""
+    if not depth:
+        return nap(number)
+    ctx = hetero.current_context()
+    halves = [ctx.submit(forked, part, depth - 1) for part in (number, number)]
+    return sum(half.result() for half in halves) // 2
+
+
 def harm(ctx: object, word: int, chance: random.Random, ending: threading.Event) -> None:
     """Send a signal to random workers now and then."""
     for _ in range(3):
@@ -155,6 +164,8 @@ def go(seed: int, fault: str, chance: random.Random) -> list[str]:
                 wanted.append((ctx.submit(total, *[part[0] for part in parts]), sum(part[1] for part in parts)))
             elif draw > 0.8 and fault == "full memory":
                 wanted.append((ctx.submit(total_of, ctx.submit(filled, index)), 50_000 * index))
+            elif draw < 0.35:
+                wanted.append((ctx.submit(forked, index, chance.randint(1, 3)), index * index))
             else:
                 bad = fault == "poison" and draw > 0.9
                 wanted.append((ctx.submit(poison if bad else chance.choice((square, nap)), index), index * index))

@@ -1,4 +1,4 @@
-"""Nested tasks on several devices: they spread, what waits gives its device up, and faults stay with whom they are of."""
+"""Nested tasks on several devices: they spread, who waits gives the device up, and faults stay with their tasks."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def test_every_way_to_wait_gives_the_device_up(ctx: hetero.Context, how: str) ->
         if how == "as_completed":
             return [each.result() for each in concurrent.futures.as_completed(futures, 60.0)]
         long = inner().submit(hetero.task(time.sleep, on="cpu:1"), 30.0)
-        with pytest.raises(TimeoutError, match="has not ended within 0.01 s"):
+        with pytest.raises(TimeoutError, match="has not ended within"):
             long.result(0.01)
         assert long.cancel()
         assert long.cancelled()
@@ -297,7 +297,8 @@ def test_a_second_of_a_device_is_told_once(tmp_path: Path) -> None:
     assert told.problems == ()
     kinds = [type(record) for _, record in read_trace(trace) if isinstance(record, TaskSuspended | TaskResumed)]
     assert kinds.count(TaskSuspended) == kinds.count(TaskResumed) >= 7
-    assert told.total_s("compute") == pytest.approx(sum(each.seconds for each in ended), rel=0.1)
+    parts = ("compute", "loading", "storing", "waiting for memory")
+    assert sum(map(told.total_s, parts)) == pytest.approx(sum(each.seconds for each in ended), rel=0.02)
 
 
 def polls() -> str:

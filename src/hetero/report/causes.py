@@ -216,7 +216,9 @@ def _model(run: RunRecord) -> _Model | None:
     for each in run.attempts:
         if each.outcome == "done":
             known = done.get(each.task)
-            if known is None or each.taken_s > known.taken_s:
+            if known is not None and known[1:3] == each[1:3]:  # it was suspended in between
+                done[each.task] = known._replace(end_s=known.end_s + each.end_s - each.start_s)
+            elif known is None or each.taken_s > known.taken_s:
                 done[each.task] = each
         elif each.outcome in ("failed", "lost"):
             tried[each.task].append(each)

@@ -65,7 +65,7 @@ def collective_spans(run: RunRecord) -> TimeSpans:
 
 def collective_waits(run: RunRecord) -> TimeSpans:
     """Give for each device when it had ended its part of a group task and others had not."""
-    sizes = Counter((each.task, each.attempt) for each in run.attempts)
+    sizes = Counter(key[:2] for key in {(each.task, each.attempt, each.device) for each in run.attempts})
     ends: dict[tuple[int, int], float] = {}
     for each in run.attempts:
         key = (each.task, each.attempt)

@@ -212,10 +212,12 @@ def find(run: RunRecord, usd_per_hour: Mapping[str, float] | None = None) -> Fin
 
 def _predictions(run: RunRecord) -> list[Prediction]:
     found: dict[tuple[str, int], list[tuple[float, float]]] = defaultdict(list)
+    taken: dict[tuple[int, int, int, float], float] = defaultdict(float)
     for each in run.attempts:
         if each.outcome == "done" and each.predicted_s < inf and each.task in run.tasks:
-            key = (run.tasks[each.task].name, each.device)
-            found[key].append((each.predicted_s, each.taken_s))
+            taken[each.task, each.attempt, each.device, each.predicted_s] += each.taken_s
+    for (task, _, device, predicted_s), seconds in taken.items():
+        found[run.tasks[task].name, device].append((predicted_s, seconds))
     told = []
     for (name, device), pairs in sorted(found.items()):
         predicted, took = np.array(pairs).T

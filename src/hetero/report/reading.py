@@ -24,7 +24,9 @@ from hetero.model.events import (
     ItemPut,
     TaskFailed,
     TaskFinished,
+    TaskResumed,
     TaskSubmitted,
+    TaskSuspended,
     TaskWithdrawn,
     TransferFailed,
     TransferFinished,
@@ -105,6 +107,11 @@ def only(run: RunRecord, functions: Collection[str]) -> RunRecord:
     )
 
 
+def _sum_between(edges: list[float]) -> float:
+    """Return the seconds from each edge with an even place to the next one."""
+    return sum(end_s - start_s for start_s, end_s in zip(edges[::2], edges[1::2], strict=False))
+
+
 class _Collector:
     """Takes records one by one."""
 
@@ -114,6 +121,7 @@ class _Collector:
         self._open: dict[tuple[int, int, int], tuple[float, float]] = {}
         self._over: set[tuple[int, int, int]] = set()
         self._parts: dict[tuple[int, int, int], TaskParts] = {}
+        self._cuts: dict[tuple[int, int, int], list[float]] = {}
         self._on_device: list[dict[tuple[int, int, int], None]] = []
         self._ready_since: list[float | None] = []
         self._last_end_s: list[float] = []
@@ -126,6 +134,8 @@ class _Collector:
             TaskFinished: self._finished,
             TaskFailed: self._failed,
             TaskWithdrawn: self._withdrawn,
+            TaskSuspended: self._suspended,
+            TaskResumed: self._resumed,
             Commit: self._committed,
             Recommit: self._recommitted,
             Fail: self._gave_up,
@@ -240,8 +250,45 @@ class _Collector:
         if outcome == "failed" and record.seconds <= 0.0:
             self._run.queued.append((device, launch_s, end_s))
             return
+        cuts = self._cuts.pop(key, [record.started_s])[1:]
+        if cuts:
+            end_s = cuts[-1] + end_s - record.started_s - _sum_between([record.started_s, *cuts])
         self._last_end_s[device] = max(self._last_end_s[device], end_s)
-        self._append(Attempt(*key, launch_s, record.started_s, end_s, predicted_s, outcome, *parts))
+        begun = Attempt(*key, launch_s, record.started_s, end_s, predicted_s, outcome, *parts)
+        self._append_in_pieces(begun, [record.started_s, *cuts, end_s])
+
+    def _suspended(self, at_s: float, record: TaskSuspended) -> None:
+        self._cut((record.task, record.attempt, self._device(record.device)), record.since_s)
+
+    def _resumed(self, at_s: float, record: TaskResumed) -> None:
+        self._cut((record.task, record.attempt, self._device(record.device)), record.since_s)
+
+    def _cut(self, key: tuple[int, int, int], since_s: float) -> None:
+        """Note when an attempt gave its device up, or got it back; before that, when it began, as far as is known."""
+        if key in self._open:
+            last_s = self._last_end_s[key[2]]
+            self._cuts.setdefault(key, [max(self._open[key][0], last_s)]).append(since_s)
+            self._last_end_s[key[2]] = max(last_s, since_s)
+
+    def _append_in_pieces(self, attempt: Attempt, edges: list[float]) -> None:
+        """Add an attempt for each time that it had its device: what it loaded in the first, what it stored in the last.
+
+        Parameters
+        ----------
+        edges
+            When it began, gave its device up, got it back, and so on, and ended.
+        """
+        pieces = list(zip(edges[::2], edges[1::2], strict=False))
+        for place, (start_s, end_s) in enumerate(pieces):
+            piece = attempt._replace(start_s=start_s, end_s=end_s)
+            if place:
+                piece = piece._replace(link_in_s=0.0, load_s=0.0)
+            if place < len(pieces) - 1:
+                piece = piece._replace(store_s=0.0, wait_s=0.0, link_out_s=0.0)
+            if place:
+                self._run.attempts.append(piece)
+            else:
+                self._append(piece)
 
     def _append(self, attempt: Attempt) -> None:
         self._run.attempts.append(attempt)
@@ -306,7 +353,11 @@ class _Collector:
             launch_s, predicted_s = self._open.pop(key)
             self._over.add(key)
             begin_s = max(launch_s, self._last_end_s[device])
-            if place == 0 and begin_s < at_s:
+            cuts = self._cuts.pop(key, [])
+            if cuts:
+                edges = cuts if len(cuts) % 2 == 0 else [*cuts, at_s]
+                self._append_in_pieces(Attempt(*key, launch_s, begin_s, at_s, predicted_s, "lost"), edges)
+            elif place == 0 and begin_s < at_s:
                 self._append(Attempt(*key, launch_s, begin_s, at_s, predicted_s, "lost"))
             else:
                 self._run.queued.append((device, launch_s, at_s))

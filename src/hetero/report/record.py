@@ -23,6 +23,8 @@ Outcome = Literal["done", "failed", "lost", "unused"]
 class Attempt(NamedTuple):
     """One attempt on one device; a member of a group task has one of its own.
 
+    One that was suspended stands here once for each time that it had its device.
+
     Attributes
     ----------
     device : index in `RunRecord.devices`

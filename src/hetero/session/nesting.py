@@ -72,7 +72,20 @@ class NestedFuture(concurrent.futures.Future[Any]):
 
     Attributes
     ----------
-    number : by which the worker knows the task, 0 where it ran at once
+    number : by which the worker knows the task, 0 where it ran at once and has ended
+    """
+
+    number = 0
+
+    def __reduce__(self) -> NoReturn:
+        raise SerialisationError("the future of a nested task cannot leave its task", remedy="return its result()")
+
+
+class _SpreadFuture(NestedFuture):
+    """The result of a nested task that may run on another device.
+
+    Attributes
+    ----------
     task_key, identity : name what it computes, as those of `hetero.session.futures.Future`
 
     Notes
@@ -81,16 +94,15 @@ class NestedFuture(concurrent.futures.Future[Any]):
     thread of the task that submitted it may.
     """
 
-    def __init__(self, spread: Spread | None = None, name: str = "", task_key: str = "") -> None:
+    identity = ""
+
+    def __init__(self, spread: Spread, name: str, task_key: str) -> None:
         super().__init__()
-        self.number = 0
         self.task_key = task_key
-        self.identity = ""
         self._spread = spread
         self._name = name
         self._load: Callable[[], Any] | None = None
-        if spread is not None:
-            self._waiters = _Waiters(spread)
+        self._waiters = _Waiters(spread)
 
     def ended(self, ended: Ended) -> None:
         """Take the end of the task."""
@@ -102,7 +114,7 @@ class NestedFuture(concurrent.futures.Future[Any]):
 
     def done(self) -> bool:
         """Tell whether the task has ended; one that asks in a loop keeps its device, and may keep others waiting."""
-        if self._spread is not None and not super().done() and self._is_inside():
+        if not super().done() and self._is_inside():
             self._spread.look()
         return super().done()
 
@@ -124,7 +136,7 @@ class NestedFuture(concurrent.futures.Future[Any]):
 
     def cancel(self) -> bool:
         """Stop the task; True unless it had ended before."""
-        if self.done() or self._spread is None:
+        if self.done():
             return self.cancelled()
         self._spread.cancel(self.number)
         super().cancel()
@@ -132,7 +144,7 @@ class NestedFuture(concurrent.futures.Future[Any]):
         return True
 
     def _await(self, timeout: float | None) -> None:
-        if self._spread is None or super().done():
+        if super().done():
             return
         if not self._is_inside():
             raise BadValueError(
@@ -145,13 +157,9 @@ class NestedFuture(concurrent.futures.Future[Any]):
         frame = current()
         return frame is not None and frame.spread is self._spread
 
-    def __reduce__(self) -> NoReturn:
-        raise SerialisationError("the future of a nested task cannot leave its task", remedy="return its result()")
-
     def __del__(self) -> None:
-        spread = self.__dict__.get("_spread")
-        if spread is not None and self.number:
-            spread.release(self.number)
+        if self.number:
+            self._spread.release(self.number)
 
 
 class TaskContext:
@@ -190,19 +198,16 @@ class TaskContext:
             The request is one that only the program can make, or this is no task any more.
         """
         frame, task = _frame(), as_task(function)
-        code = task.source.current()
-        if task.surroundings is not None:
-            code = task.surroundings.of(code)
         if frame.spread is None:
             _refuse(frame, task)
-            return _ran(frame, task, code, args, kwargs)
+            return _ran(frame, task, args, kwargs)
         signature, size = describe(task.source.model_key, args, kwargs)
         mantissa, exponent = frexp(size)
         kind = (signature, round(mantissa, 1), exponent)
         if not _stays(frame.spread, frame, task, kind, args, kwargs):
-            return _spread(frame.spread, frame, task, code, (args, kwargs), (signature, size, kind))
+            return _spread(frame.spread, frame, task, (args, kwargs), (signature, size, kind))
         begun_s = clock.monotonic_s()
-        future = _ran(frame, task, code, args, kwargs)
+        future = _ran(frame, task, args, kwargs)
         _note_time(frame.spread, kind, clock.monotonic_s() - begun_s)
         return future
 
@@ -352,9 +357,12 @@ def _is_open(value: Any) -> bool:
     return any(map(_is_open, contents(value)))
 
 
-def _ran(frame: Frame, task: TaskFunction[..., Any], code: Function, args: Any, kwargs: Any) -> NestedFuture:
+def _ran(frame: Frame, task: TaskFunction[..., Any], args: Any, kwargs: Any) -> NestedFuture:
     """Run a nested task at once; return its future, which has ended."""
-    future = NestedFuture()
+    source, future = task.source, NestedFuture()
+    code = Function(f"{task.name} {len(source.implementations)}", task.name, source.callable, source.implementations)
+    if task.surroundings is not None:
+        code = task.surroundings.of(code)
     try:
         given, named = _taken(args), _taken(kwargs)
         identity = call_identity(task, given, named)
@@ -368,7 +376,6 @@ def _spread(
     spread: Spread,
     frame: Frame,
     task: TaskFunction[..., Any],
-    code: Function,
     call: tuple[Any, Any],
     described: tuple[str, float, _Kind],
 ) -> NestedFuture:
@@ -383,8 +390,11 @@ def _spread(
     except (Exception, SystemExit) as error:  # noqa: BLE001  a future among the arguments has failed, and so does this
         failed.set_exception(error)
         return failed
+    code = task.source.current()
+    if task.surroundings is not None:
+        code = task.surroundings.of(code)
     child = frame.child(code.name, call_identity(task, *known))
-    future = NestedFuture(spread, task.name, child.task_key)
+    future = _SpreadFuture(spread, task.name, child.task_key)
     whole = [future]
 
     def ended(end: Ended) -> None:
@@ -456,5 +466,5 @@ def _taken(value: Any) -> Any:
     return rebuild(value, _taken) if is_container(type(value)) else value
 
 
-register(NestedFuture, lambda future: ("future", 0.0))
-read_as_future(NestedFuture)
+register(_SpreadFuture, lambda future: ("future", 0.0))
+read_as_future(_SpreadFuture)

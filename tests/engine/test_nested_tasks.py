@@ -310,3 +310,19 @@ def polls() -> str:
 
 def test_a_task_may_ask_whether_another_has_ended(ctx: hetero.Context) -> None:
     assert ctx.submit(hetero.task(polls, on="cpu:0")).result(LONG_S) == "cpu:1"
+
+
+def leads_others() -> tuple[float, float, float]:
+    one, other = hetero.task(np.ones, on="cpu:0", timeout="60s"), hetero.task(np.ones, on="cpu:1", timeout="60s")
+    total = hetero.task(lambda *arrays: float(sum(array.sum() for array in arrays)), on="cpu:1", timeout="60s")
+    near, far = inner().submit(one, 100_000), inner().submit(other, 100_000)
+    both = inner().submit(total, near, far)
+    return both.result(), float(near.result().sum()), float(far.result().sum())
+
+
+def test_results_that_stay_on_devices_go_from_child_to_child_and_to_the_parent() -> None:
+    two_nodes = {"devices": [{"type": "cpu", "cores": 1, "link": {"bandwidth": "1GB/s"}}] * 2}
+    with hetero.Context(two_nodes, history=False) as ctx:
+        leader = hetero.task(leads_others, on=ctx.devices[0].id)
+        assert ctx.submit(leader).result(LONG_S) == (200_000.0, 100_000.0, 100_000.0)
+        assert ctx.submit(leader).result(LONG_S) == (200_000.0, 100_000.0, 100_000.0)

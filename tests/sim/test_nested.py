@@ -10,6 +10,7 @@ import pytest
 from hetero.drive.faults import Faults
 from hetero.drive.sim import Costs, Program, SimResult, SimTask, simulate
 from hetero.model.tasks import Request
+from hetero.plan.policies.registry import names
 from tests.sim.worlds import cpus, known, task
 
 PINS = {index: Request(on=(f"cpu:{index}",)) for index in range(4)}
@@ -28,7 +29,7 @@ def count(entry: SimTask) -> int:
     return 1 + sum(map(count, entry.nested))
 
 
-def run(seed: int, faults: Faults | None = None) -> tuple[SimResult, int]:
+def run(seed: int, faults: Faults | None = None, policy: str = "eft") -> tuple[SimResult, int]:
     chance = random.Random(seed)
     devices = chance.randint(1, 4)
     depth, width = chance.choice(((2, 5), (4, 3), (12, 1), (7, 2)))
@@ -40,6 +41,7 @@ def run(seed: int, faults: Faults | None = None) -> tuple[SimResult, int]:
         Program(given, together=chance.random() < 0.5),
         cpus(devices),
         lambda one, device: seconds[one.name],
+        policy=policy,
         seed=seed,
         faults=faults,
         costs=Costs(noise=0.3, notice_s=chance.choice((1e-5, 1e-3)), tick_s=chance.choice((0.0, 1e-3))),
@@ -74,6 +76,13 @@ def test_trees_end_whatever_fails(first: int) -> None:
         assert set(range(1, 2)) <= {*result.commits, *result.failures}
         happened |= set(result.happened)
     assert {"crash", "suspended", "cancel", "stopped"} <= happened
+
+
+@pytest.mark.parametrize("policy", [name for name in names() if name != "eft"])
+def test_trees_end_under_every_policy(policy: str) -> None:
+    for seed in range(6):
+        result, total = run(seed, policy=policy)
+        assert len(result.commits) == total, f"seed {seed}"
 
 
 def test_parents_and_children_pinned_crosswise_end() -> None:

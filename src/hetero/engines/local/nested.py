@@ -15,6 +15,7 @@ from hetero.engines.exceptions import dump_error, one_line
 from hetero.engines.local import messages as say
 from hetero.engines.local.arena import Payload
 from hetero.engines.local.house import House
+from hetero.engines.local.shipping import FUNCTIONS_KEPT
 from hetero.engines.local.wire import Wire
 from hetero.floor.errors import DeviceLostError
 from hetero.model.commands import Launch
@@ -108,6 +109,8 @@ class Nested:
             return Function(f"{key}/{self._worker.device.id}/{self._worker.pid}/{number}", name, None, {}, blob)
         if blob:
             self._functions[key] = Function(key, name, None, {}, blob)
+            if len(self._functions) > FUNCTIONS_KEPT:  # the worker forgets the same one
+                del self._functions[next(iter(self._functions))]
         return self._functions[key]
 
     def unwanted(self, number: int) -> Event | None:

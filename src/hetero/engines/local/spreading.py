@@ -5,7 +5,7 @@ In: calls of the running task, results from the program. Out: messages. It must 
 
 from __future__ import annotations
 
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
@@ -16,6 +16,7 @@ from hetero.engines.exceptions import load_error, one_line
 from hetero.engines.local import messages as say
 from hetero.engines.local.lending import store
 from hetero.engines.local.messages import Cancelled
+from hetero.engines.local.shipping import FUNCTIONS_KEPT
 from hetero.engines.local.wire import Wire, as_bytes
 from hetero.floor import clock
 from hetero.floor.errors import OutOfDeviceMemoryError, SerialisationError
@@ -44,7 +45,7 @@ class Spreading:
         self._numbers = 0
         self._attempts: dict[int, _Attempt] = {}
         self._of: dict[int, int] = {}
-        self._known: set[str] = set()
+        self._known: OrderedDict[str, None] = OrderedDict()
         self._fetched: dict[int, tuple[Any, ...] | None] = {}
         self._released: deque[int] = deque()
 
@@ -70,8 +71,10 @@ class Spreading:
             server.send(
                 (say.SUBMIT, seq, number, function.key, blob, tuple(asked), tuple(wire), refs, task_key, tuple(come))
             )
-            if "#" not in function.key:  # others are made anew so often that nobody keeps them
-                self._known.add(function.key)
+            if blob and "#" not in function.key:  # others are made anew so often that nobody keeps them
+                self._known[function.key] = None
+                if len(self._known) > FUNCTIONS_KEPT:
+                    self._known.popitem(last=False)
             attempt = self._attempts.get(seq)
             if attempt is None:
                 attempt = self._attempts[seq] = _Attempt(server.timing)

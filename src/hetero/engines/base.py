@@ -213,9 +213,13 @@ class Spread(Protocol):
     Attributes
     ----------
     devices : the fleet
+    out : how many tasks of this worker's were handed in and have not ended, as far as is known here
     """
 
     devices: tuple[Device, ...]
+
+    @property
+    def out(self) -> int: ...  # noqa: D102
 
     def submit(
         self,

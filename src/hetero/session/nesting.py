@@ -35,6 +35,11 @@ __all__ = ["SHORT_S", "NestedFuture", "TaskContext", "current_context"]
 SHORT_S = 2e-3
 """A nested task of a class whose runs take less than this, what they nest included, is not worth the way elsewhere."""
 
+MIDDLE_S = 20e-3
+"""One that takes less than this goes elsewhere only while few of its worker's are out: `OUT` for each other device."""
+
+OUT = 2
+
 _CLASSES = 4096
 
 _Kind = tuple[str, float, int]
@@ -174,7 +179,8 @@ class TaskContext:
     dropped, and a new attempt submits it again.
 
     A nested task runs at once in the worker of the task that submits it, its time a part of its parent's, where that
-    is the only device that could run it, where its class is known to take less than two milliseconds, and always with
+    is the only device that could run it, where its class is known to take less than two milliseconds, or less than 20
+    while enough of them are out to keep the other devices at work, and always with
     the inline engine, on Ray, with worker threads, and in group tasks and exclusive ones. `retries` counts there as
     well; the death of the worker is then that of the parent.
     """
@@ -323,9 +329,18 @@ def _stays(spread: Spread, frame: Frame, task: TaskFunction[..., Any], kind: _Ki
     able = _able(spread, task)
     if frame.device.id not in able:
         return False
-    if len(able) > 1 and _expected_s.get(kind, SHORT_S) >= SHORT_S:
+    if len(able) > 1 and not _is_short(spread, kind, OUT * (len(able) - 1)):
         return False
     return len(able) == 1 or not any(_is_open(each) for each in (*args, *kwargs.values()))
+
+
+def _is_short(spread: Spread, kind: _Kind, out: int) -> bool:
+    """Tell whether a nested task is not worth the way to another device, where so many at most shall be out."""
+    expected_s = _expected_s.get(kind, MIDDLE_S)
+    if SHORT_S <= expected_s < MIDDLE_S and spread.out >= out:
+        spread.look()
+        return spread.out >= out
+    return expected_s < SHORT_S
 
 
 _known_able: dict[int, tuple[Any, Any, tuple[str, ...]]] = {}

@@ -49,6 +49,11 @@ class Spreading:
         self._fetched: dict[int, tuple[Any, ...] | None] = {}
         self._released: deque[int] = deque()
 
+    @property
+    def out(self) -> int:
+        """How many tasks were handed in and have not ended, as far as is known here."""
+        return len(self._of)
+
     def submit(
         self,
         function: Function,

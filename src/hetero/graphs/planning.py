@@ -141,11 +141,12 @@ def pull(
 
     Notes
     -----
-    In seconds: no iteration is begun that would end too late if it took as long as the longest of the last two.
+    In seconds: no iteration is begun that would end too late if it took as long as the longest of the last two. The
+    first does not count among these: it takes all starts, the others one schedule.
     """
     begin_s = clock()
     best, count = next(found), 1
-    before_s, last_s, ended_s = 0.0, clock() - begin_s, clock()
+    before_s, last_s, ended_s = 0.0, 0.0, clock()
     try:
         while budget.iterations is None or count < budget.iterations:
             left_s = budget.seconds - (ended_s - begin_s)

@@ -41,9 +41,9 @@ _BATCH = ("minmin", "maxmin", "sufferage")
 _BATCH_AT_MOST = 1_000
 """Above so many tasks the planners that look at all ready tasks each time are left out: they are quadratic."""
 
-_START_STEPS = 5_000_000
-"""So many steps, a task on a device or an edge to a memory node each, the starts may take together: some tenths of a
-second. A start beyond them is one of the others, but for the first three."""
+_START_STEPS = 1_500_000
+"""So many steps, a task on a device or an edge to a memory node each, the starts may take together: about a tenth
+of a second. A start beyond them is one of the others, but for the first three."""
 
 _LEAST_STARTS = 3
 _AS_GIVEN = "as given"

@@ -67,6 +67,10 @@ class _Contended:
             self._best = ContendedFound(timeline, moves, self._bound_s, by)
         return timeline
 
+    def may_gain(self, free: Timeline) -> bool:
+        """Return whether a schedule could be the best: under contention none is shorter than without."""
+        return self._best is None or free.makespan_s < self._best.timeline.makespan_s
+
     def prove(self, bound_s: float) -> None:
         """Take a bound of the contention-free problem; it holds where no detour is faster than the direct way."""
         if self._is_direct:
@@ -83,10 +87,11 @@ def contended_search(p: Problem, c: Channels, seed: int) -> Generator[ContendedF
 
     Notes
     -----
-    The first iteration takes all starts of the portfolio. Another is one order of it, with the devices of its
-    contention-free schedule and with devices chosen anew; or a few children of the evolution; or, one turn of three,
-    an iteration of the contention-free search, the schedule of which is timed under contention when it is a new one.
-    No schedule under contention is shorter than the best without, so the bounds of that search hold here as well.
+    The first iteration takes all starts of the portfolio as they are. Another is one order of it, with the devices of
+    its contention-free schedule and with devices chosen anew; or a few children of the evolution; or, one turn of
+    three, an iteration of the contention-free search, the schedule of which is timed under contention when it is a
+    new one. No schedule under contention is shorter than the best without, so the bounds of that search hold here as
+    well.
     """
     if not (p.pred_bytes > 0.0).any() or len(set(p.node.tolist())) == 1:
         yield from _nothing_travels(p, c, seed)
@@ -94,9 +99,10 @@ def contended_search(p: Problem, c: Channels, seed: int) -> Generator[ContendedF
     found = _Contended(p, c)
     members, ranked = [], set()
     for member in portfolio(p):
-        members.append(found.timed(order_of(p, member.timeline), member.timeline.device, member.name))
+        if found.may_gain(member.timeline) or not member.is_start:
+            members.append(found.timed(order_of(p, member.timeline), member.timeline.device, member.name))
         mark = member.keys.tobytes()
-        if mark not in ranked:
+        if mark not in ranked and not member.is_start:
             ranked.add(mark)
             members.append(found.timed(by_rank(p, member.keys), None, member.name))
         if found.best.is_optimal or not member.is_start:

@@ -26,6 +26,9 @@ from benchmarks.rivals import dask_client, ray_module
 from benchmarks.work import nop
 from hetero.floor.clock import cpu_seconds, process_cpu_s
 
+GIVEN: dict[str, tuple[Any, ...]] = {"": (), ", a dict": ({"a": [1, 2, 3], "b": "x" * 100},)}
+"""What each call is given, by how the rows are named."""
+
 
 def median_s(trips: int, once: Callable[[], Any]) -> float:
     """Give the median seconds of a round trip."""
@@ -60,33 +63,45 @@ def main() -> None:
 
 
 def compare_processor_time(bench: Bench, trips: int, rounds: int) -> None:
-    """Measure the processor time of a round trip, beside the standard pools."""
+    """Measure the processor time of a round trip without arguments and with a small dict, beside the standard pools."""
     with (
         hetero.Context(devices="2xcpu", isolation="thread") as threads,
         ThreadPoolExecutor(2) as thread_pool,
         hetero.Context(devices="2xcpu") as processes,
         ProcessPoolExecutor(2, mp_context=get_context("spawn")) as process_pool,
+        threads.executor() as thread_executor,
+        processes.executor() as process_executor,
     ):
         concurrent.futures.wait([process_pool.submit(nop) for _ in range(20)])
         processes.gather([processes.submit(nop) for _ in range(20)])
         own = tuple(processes.driver.engine.pids().values())
-        contestants: dict[str, Callable[[], float]] = {
-            "hetero, thread": partial(processor_s, trips, lambda: threads.submit(nop).result(), ()),
-            "ThreadPoolExecutor": partial(processor_s, trips, lambda: thread_pool.submit(nop).result(), ()),
-            "hetero, process": partial(processor_s, trips, lambda: processes.submit(nop).result(), own),
-            "ProcessPoolExecutor, spawn": partial(
-                processor_s, trips, lambda: process_pool.submit(nop).result(), tuple(process_pool._processes)
-            ),
+        submits: dict[str, tuple[Callable[..., Any], Sequence[int]]] = {
+            "hetero, thread": (threads.submit, ()),
+            "hetero.Executor, thread": (thread_executor.submit, ()),
+            "ThreadPoolExecutor": (thread_pool.submit, ()),
+            "hetero, process": (processes.submit, own),
+            "hetero.Executor, process": (process_executor.submit, own),
+            "ProcessPoolExecutor, spawn": (process_pool.submit, tuple(process_pool._processes)),
         }
+        contestants: dict[str, Callable[[], float]] = {}
+        for given, args in GIVEN.items():
+            for name, (submit, workers) in submits.items():
+                contestants[f"{name}{given}"] = partial(processor_s, trips, partial(_once, submit, args), workers)
         times_s = alternate(contestants, rounds)
     for name, samples in times_s.items():
         bench.measure(f"{name}, processor time", [sample * 1e6 for sample in samples], "µs")
-    for ours, theirs, at_most in (
-        ("hetero, thread", "ThreadPoolExecutor", 2.5),
-        ("hetero, process", "ProcessPoolExecutor, spawn", 1.1),
-    ):
-        what, rival = f"{ours}, processor time", theirs
-        bench.claim(what, ratio(times_s[ours], times_s[theirs]), rival=rival, at_most=at_most)
+    for given in GIVEN:
+        for kind, theirs, at_most in (
+            ("thread", "ThreadPoolExecutor", 2.5),
+            ("process", "ProcessPoolExecutor, spawn", 1.1),
+        ):
+            for ours in (f"hetero, {kind}{given}", f"hetero.Executor, {kind}{given}"):
+                found = ratio(times_s[ours], times_s[f"{theirs}{given}"])
+                bench.claim(f"{ours}, processor time", found, rival=theirs, at_most=at_most)
+
+
+def _once(submit: Callable[..., Any], args: tuple[Any, ...]) -> None:
+    submit(nop, *args).result()
 
 
 def compare_wall_clock(bench: Bench, trips: int, rounds: int) -> None:

@@ -11,8 +11,8 @@ from collections.abc import Callable
 __all__ = ["calibrate", "nop", "spin", "throttled"]
 
 
-def nop() -> None:
-    """Do nothing."""
+def nop(*given: object) -> None:
+    """Do nothing, whatever is given."""
 
 
 def spin(rounds: int) -> int:

@@ -9,7 +9,7 @@ import pytest
 
 from hetero.engines.local.arena import Arena
 from hetero.engines.local.rooms import AHEAD, Rooms
-from hetero.engines.local.wire import Wire
+from hetero.engines.local.wire import Frames, Wire, frame
 
 POOL_BYTES = 1 << 20
 SIZE = 100_000
@@ -69,3 +69,16 @@ def test_what_two_buffers_need_is_lent_whole_or_not_at_all(arena: Arena) -> None
     rooms.close(1, Wire(b"", tuple(places)), "f")
     assert rooms.lend_ahead(2, "f") == []
     assert arena.usage().used_bytes == 0
+
+
+@pytest.mark.parametrize("size", [1, 7, 8, 9, 50, 10_000])
+def test_messages_come_out_of_a_stream_however_it_is_cut(size: int) -> None:
+    messages = [(number, "x" * number * 10) for number in range(6)]
+    stream = [frame(message) for message in messages]
+    whole = b"".join(stream)
+    frames, found = Frames(), []
+    for chunk in [*stream, *(whole[start : start + size] for start in range(0, len(whole), size)), *stream]:
+        frames.feed(chunk)
+        while (message := frames.next()) is not None:
+            found.append(message)
+    assert found == messages * 3

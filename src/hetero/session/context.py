@@ -497,7 +497,9 @@ class Context(AsyncTwins):
 
     def _checkpoint_key(self, name: str, identity: str) -> str:
         """Return the key of one call: its number among those of its name and, in a named run, among equal calls."""
-        key = self._numbered(name, f"{self._run_key}/{_UNFIT.sub('_', name)[:80]}")
+        entry = self._numbers.get(name)
+        words = f"{self._run_key}/{_UNFIT.sub('_', name)[:80]}" if entry is None else entry[0]
+        key = self._numbered(name, words)
         if not identity:
             return key
         kept = f"{_UNFIT.sub('_', name)[:60]}-{identity}"

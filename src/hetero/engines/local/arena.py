@@ -83,7 +83,7 @@ class Payload:
     @property
     def nbytes(self) -> int:
         """Bytes that lie in shared memory."""
-        return sum([block.place.nbytes for block in self.blocks])
+        return sum([block.place.nbytes for block in self.blocks]) if self.blocks else 0
 
     @property
     def places(self) -> tuple[object, ...]:
@@ -92,10 +92,12 @@ class Payload:
 
     def wire(self) -> Wire:
         """Give it as it travels."""
-        return Wire(self.body, tuple([block.place for block in self.blocks]))
+        return Wire(self.body, tuple([block.place for block in self.blocks])) if self.blocks else Wire(self.body)
 
     def value(self) -> Any:
         """Read the value; its arrays are writable, shared with nobody, and hold their blocks."""
+        if not self.blocks:
+            return load(self.body)
         views = [block.segment.view(block.place.offset, block.place.nbytes, block) for block in self.blocks]
         return load(views.pop(0), views) if self.body is None else load(self.body, views)
 

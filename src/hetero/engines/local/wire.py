@@ -267,6 +267,9 @@ class Frames:
     def feed(self, chunk: bytes) -> None:
         """Take the next bytes of the stream; raises anything when they are no messages."""
         data = self._data
+        if not data and len(chunk) >= _HEADER.size and _HEADER.unpack_from(chunk)[0] == len(chunk) - _HEADER.size:
+            self._ready.append(pickle.loads(memoryview(chunk)[_HEADER.size :]))
+            return
         data += chunk
         start = 0
         while len(data) - start >= _HEADER.size:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from hetero.advise.compare import Row
 from hetero.floor.errors import BadValueError, MissingPackageError
-from hetero.floor.files import local_path
+from hetero.floor.files import output_stream
 
 __all__ = ["chart"]
 
@@ -72,6 +72,6 @@ def chart(rows: Sequence[Row], path: Path) -> None:
     title = f"dense {precisions}; prices are hints of the months that the table names"
     figure.suptitle(title, fontsize=9, color="#555555")
     try:
-        figure.savefig(local_path(path, "png"), dpi=110)
+        figure.savefig(output_stream(path, "png"), dpi=110)
     except (OSError, ValueError) as error:
         raise BadValueError(f"{path} cannot be written: {error}", remedy="give a path that ends in .png") from error

@@ -36,7 +36,7 @@ def compress(
     need_torch()
     from hetero.train.compress import compress_file
 
-    target = output or model.with_name(f"{model.stem}-compressed.safetensors")
+    target = output or model.parent / f"{model.stem}-compressed.safetensors"
     wishes = {"prune": prune, "structured": structured, "quantise": quantise, "fine_tune": fine_tune}
     made = compress_file(model, target, data_path=data, devices=devices, **wishes)
     if json:

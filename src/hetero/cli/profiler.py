@@ -15,7 +15,7 @@ import typer
 
 from hetero.cli.output import console, print_json, run_command, say
 from hetero.floor.errors import BadValueError
-from hetero.floor.files import local_path
+from hetero.floor.files import output_stream
 from hetero.floor.platform import die_with_parent
 
 if TYPE_CHECKING:
@@ -51,11 +51,11 @@ def _read(trace: Path, functions: list[str] | None = None) -> RunRecord:
 
 def _beside(trace: Path, ending: str) -> Path:
     name = trace.name.removesuffix(".gz").removesuffix(".jsonl").removesuffix(".trace")
-    return trace.with_name(f"{name}{ending}")
+    return trace.parent / f"{name}{ending}"
 
 
 def _write(path: Path, text: str) -> None:
-    local_path(path, "--output")
+    path = output_stream(path, "--output")
     try:
         path.write_text(text, encoding="utf-8")
     except OSError as error:

@@ -27,7 +27,7 @@ from hetero.drive.trace_read import Trace, TraceSummary, read_trace, summary
 from hetero.floor import settings
 from hetero.floor.clock import JOIN_S, wall_time_s
 from hetero.floor.errors import BadValueError
-from hetero.floor.files import local_path
+from hetero.floor.files import output_stream
 from hetero.model.device import Device
 from hetero.model.tasks import Failure, Request
 from hetero.model.topology import Topology
@@ -93,7 +93,7 @@ class TraceWriter:
         run: str = "",
         clock_origin_s: float = 0.0,
     ) -> None:
-        self.path = local_path(path, "trace")
+        self.path = output_stream(path, "trace")
         self.problem = ""
         self._waiting: deque[tuple[object, ...]] = deque()
         self._writing = threading.Lock()

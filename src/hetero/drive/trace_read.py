@@ -17,6 +17,7 @@ from typing import IO, Any, NamedTuple, get_type_hints
 
 from hetero.drive.trace_format import END, FORMAT, LAYOUTS, REQUEST, STRING, VERSION, Layout
 from hetero.floor.errors import TraceError
+from hetero.floor.files import open_input
 from hetero.floor.text import single_line
 from hetero.floor.units import shown
 from hetero.model.commands import Commit, Fail, Launch
@@ -163,7 +164,7 @@ def _blocks(path: Path) -> Iterator[tuple[int, list[bytes]]]:
     """
     number, rest = 1, b""
     try:
-        with path.open("rb") as file:
+        with open_input(path) as file:
             for chunk in _chunks(file):
                 *whole, rest = (rest + chunk).split(b"\n")
                 if whole:

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from hetero.floor.errors import BadValueError, FileError, HeteroError
+from hetero.floor.files import open_input
 from hetero.floor.text import single_line
 from hetero.floor.units import format_bytes, shown
 
@@ -87,7 +88,7 @@ def read_bytes(path: Path | str, fault: Fault = FileError, most: int = MOST_BYTE
         Of the kind `fault`: the file is not there, cannot be read, is damaged or too large.
     """
     try:
-        with Path(path).expanduser().open("rb") as file:
+        with open_input(Path(path).expanduser()) as file:
             facts = os.fstat(file.fileno())
             if stat.S_ISREG(facts.st_mode) and facts.st_size > most:
                 raise _too_large(path, fault, most)

@@ -5,15 +5,22 @@ In: paths and bytes. Out: bytes on the disk. It must not know what is in them.
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import secrets
+import select
+import stat
 from pathlib import Path
+from typing import IO
 
 from hetero.floor.errors import BadValueError
 from hetero.floor.platform import FEATURES
 
-__all__ = ["atomic_write", "local_path", "sync_folder"]
+__all__ = ["PIPE_S", "atomic_write", "local_path", "open_input", "output_file", "output_stream", "sync_folder"]
+
+PIPE_S = 10.0
+"""Longest wait for the first byte of a pipe, s."""
 
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:")
 _STORES: tuple[str, ...] = ("s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "adl", "hdfs", "memory")
@@ -48,11 +55,87 @@ give a local path, and copy what is written
         inner = number + 1 < len(parts) and _SCHEME.fullmatch(part)
         if inner or (_SCHEME.match(part) and scheme.lower() in _STORES):
             place = "/".join((rest, *parts[number + 1 :])).removeprefix("/")
+            address = f"{scheme}://{'/' if scheme.lower() == 'file' else ''}{place}"
+            address = str(path) if "://" in str(path) else address
             raise BadValueError(
-                f"{what}: {scheme}://{place} is no path of this host, and nothing can be written there",
+                f"{what}: {address} is no path of this host, and nothing can be written there",
                 remedy="give a local path, and copy what is written",
             )
-    return Path(path).expanduser()
+    try:
+        return Path(path).expanduser()
+    except RuntimeError as error:
+        raise BadValueError(f"{what}: {path}: there is no such user", remedy="write the path in full") from error
+
+
+def output_file(path: Path | str, what: str) -> Path:
+    """Return the path of a file that is to be replaced as a whole, which is a regular one or not there yet.
+
+    Parameters
+    ----------
+    what
+        Names the option in the message.
+
+    Raises
+    ------
+    BadValueError
+        It is a folder, a pipe or a device, as /dev/null, in whose place a file would be put; or no path of this host,
+        see `local_path`.
+    """
+    found, mode = _looked_at(path, what)
+    if mode and not stat.S_ISREG(mode):
+        raise BadValueError(f"{what}: {found} is no file that can be replaced by another", remedy="name a file")
+    return found
+
+
+def output_stream(path: Path | str, what: str) -> Path:
+    """Return the path of a file that is written into: also a device, and a pipe that somebody reads.
+
+    Raises
+    ------
+    BadValueError
+        It is a folder, or a pipe that would keep its writer waiting; or no path of this host, see `local_path`.
+    """
+    found, mode = _looked_at(path, what)
+    if stat.S_ISFIFO(mode):
+        try:
+            os.close(os.open(found, os.O_WRONLY | os.O_NONBLOCK))
+        except OSError as error:
+            raise BadValueError(f"{what}: {found} is a pipe that nobody reads", remedy="name a file") from error
+    return found
+
+
+def _looked_at(path: Path | str, what: str) -> tuple[Path, int]:
+    """Return a path with its mode, 0 where nothing is there yet; a folder is no file."""
+    found = local_path(path, what)
+    try:
+        mode = found.stat().st_mode
+    except FileNotFoundError:
+        mode = 0
+    except (OSError, ValueError) as error:
+        why = getattr(error, "strerror", None) or error
+        raise BadValueError(f"{what}: {path} cannot be written: {why}", remedy="name another file") from error
+    if stat.S_ISDIR(mode):
+        raise BadValueError(f"{what}: {found} is a folder, and cannot be written as a file", remedy="name a file")
+    return found, mode
+
+
+def open_input(path: Path) -> IO[bytes]:
+    """Open a file to be read; a pipe into which nobody writes is waited for no longer than `PIPE_S`.
+
+    Raises
+    ------
+    OSError
+        It cannot be opened.
+    """
+    handle = os.open(path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NONBLOCK", 0))
+    try:
+        if stat.S_ISFIFO(os.fstat(handle).st_mode) and not select.select([handle], [], [], PIPE_S)[0]:
+            raise TimeoutError(errno.ETIMEDOUT, f"nothing was written into this pipe for {PIPE_S:g} s")
+        os.set_blocking(handle, True)
+        return os.fdopen(handle, "rb")
+    except BaseException:
+        os.close(handle)
+        raise
 
 
 def sync_folder(folder: Path) -> None:

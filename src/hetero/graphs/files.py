@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import os
 import secrets
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from hetero.floor import documents
-from hetero.floor.errors import GraphError
-from hetero.floor.files import local_path
+from hetero.floor.errors import BadValueError, GraphError
+from hetero.floor.files import local_path, output_file
 
 __all__ = ["AT_MOST_BYTES", "parse_json", "read_text", "write_text"]
 
@@ -51,6 +52,10 @@ def write_text(path: Path, text: str) -> None:
         The file cannot be written.
     """
     path = local_path(path, "out")
+    try:
+        output_file(path, "out")
+    except BadValueError as error:
+        raise GraphError(error.problem, remedy=error.remedy) from error
     spare = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
         with spare.open("x", encoding="utf-8") as file:
@@ -59,5 +64,6 @@ def write_text(path: Path, text: str) -> None:
             os.fsync(file.fileno())
         spare.replace(path)
     except OSError as error:
-        spare.unlink(missing_ok=True)
+        with suppress(OSError):
+            spare.unlink()
         raise GraphError(f"{path}: the file cannot be written: {error.strerror or error}") from error

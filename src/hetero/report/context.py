@@ -11,7 +11,7 @@ from html import escape
 from pathlib import Path
 
 from hetero.floor.errors import BadValueError
-from hetero.floor.files import local_path
+from hetero.floor.files import output_stream
 from hetero.report.findings import Findings, find
 from hetero.report.html import page
 from hetero.report.reading import read_run
@@ -50,7 +50,7 @@ class Report:
         BadValueError
             The file cannot be written.
         """
-        path = local_path(path, "path")
+        path = output_stream(path, "path")
         try:
             path.write_text(self.html, encoding="utf-8")
         except OSError as error:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from hetero.floor.errors import BadValueError, MissingPackageError
-from hetero.floor.files import local_path
+from hetero.floor.files import output_stream
 from hetero.report.record import RunRecord
 
 __all__ = ["ENDINGS", "write_picture"]
@@ -59,7 +59,7 @@ def write_picture(run: RunRecord, path: Path) -> None:
     shown += [Patch(color=_WASTED, label="did not count")] if _WASTED in fills else []
     figure.legend(handles=shown, loc="outside lower center", ncols=min(8, len(shown) or 1), frameon=False, fontsize=8)
     try:
-        figure.savefig(local_path(path, "png"), dpi=160)
+        figure.savefig(output_stream(path, "png"), dpi=160)
     except OSError as error:
         raise BadValueError(
             f"{path} cannot be written: {error.strerror}", remedy="name a folder that exists"

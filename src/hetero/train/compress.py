@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hetero.floor.errors import BadValueError
-from hetero.floor.files import atomic_write, local_path
+from hetero.floor.files import atomic_write, output_file
 from hetero.train.compress_files import COMPRESSED, pack
 from hetero.train.compress_measure import measure_speeds
 from hetero.train.compress_quantise import WORDS, check_word, quantise
@@ -74,7 +74,7 @@ class Compressed:
         ----------
         facts : words kept beside it, for `hetero infer` and for people
         """
-        path = local_path(path, "path")
+        path = output_file(path, "path")
         path.parent.mkdir(parents=True, exist_ok=True)
         atomic_write(path, pack(self.model, facts or {}, self.quantised))
         return path

@@ -13,7 +13,7 @@ from typing import Any
 
 from hetero.floor.documents import parse_json
 from hetero.floor.errors import BadValueError
-from hetero.floor.files import atomic_write, local_path
+from hetero.floor.files import atomic_write, output_file
 from hetero.floor.units import shown
 from hetero.train.adapters import frozen_word, kept_state, load_kept
 from hetero.train.compress_files import COMPRESSED, restore
@@ -50,7 +50,7 @@ def save_model(model: Any, path: str | Path, facts: Mapping[str, str], *, traine
             kept[name] = tensor.detach().cpu().contiguous().clone()
         else:
             aliases[name] = home
-    path = local_path(path, "path")
+    path = output_file(path, "path")
     path.parent.mkdir(parents=True, exist_ok=True)
     atomic_write(path, in_one_order(save(kept, {**words, _ALIASES: json.dumps(aliases)})))
     return path

@@ -1,0 +1,111 @@
+"""Names that are no file to be read or written are refused in one line, and nothing is waited for or replaced."""
+
+from __future__ import annotations
+
+import os
+import stat
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from hetero.cli import main, profiler
+from hetero.drive.trace import TraceWriter
+from hetero.floor import files
+from hetero.floor.documents import read_text
+from hetero.floor.errors import BadValueError, FileError, GraphError
+from hetero.floor.files import local_path, output_file, output_stream
+from hetero.graphs.files import write_text
+
+ODD = (".", "..", "/", "", "folder", "folder/", "pipe", "~nobody-of-this-name/x", "x" * 300)
+GRAPH = """{"format": "hetero-graph/1", "tasks": [{"id": "a", "seconds": {"d0": 1}}], "devices": [{"id": "d0"}]}"""
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "here" / "folder").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "here")
+    monkeypatch.setattr(files, "PIPE_S", 0.05)
+    os.mkfifo("pipe")
+    return tmp_path / "here"
+
+
+def told(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *words: str) -> tuple[int, str]:
+    """Run a command line here; its exit code and what it says on standard error."""
+    monkeypatch.setattr(sys, "argv", list(words))
+    with pytest.raises(SystemExit) as ended:
+        (profiler if words[0] == "hetero-profiler" else main).entry()
+    return int(ended.value.code or 0), capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ODD)
+@pytest.mark.parametrize(
+    "command",
+    [
+        *(("hetero-profiler", word) for word in ("report", "summary", "gantt", "chrome", "png")),
+        ("hetero", "schedule"),
+        ("hetero", "simulate"),
+        ("hetero", "whatif"),
+        ("hetero", "config", "check"),
+        ("hetero", "graph", "convert"),
+        ("hetero", "train"),
+    ],
+)
+def test_what_is_no_file_to_read_is_refused_in_one_line(
+    command: tuple[str, ...], name: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code, wrong = told(capsys, monkeypatch, *command, name)
+    assert code in (1, 2, 3)
+    assert "Traceback" not in wrong
+    assert wrong.count("\n") == 1 or "Usage" in wrong, wrong
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_what_is_no_file_to_write_is_refused_and_stays_as_it_was(name: str, folder: Path) -> None:
+    before = sorted(path.name for path in folder.iterdir())
+    for write in (lambda: output_file(name, "out"), lambda: write_text(Path(name), "text"), lambda: TraceWriter(name)):
+        with pytest.raises((BadValueError, GraphError)):
+            write()
+    assert sorted(path.name for path in folder.iterdir()) == before
+    assert stat.S_ISFIFO(Path("pipe").stat().st_mode)
+
+
+def test_a_device_is_not_replaced_by_a_file(folder: Path) -> None:
+    device = folder / "null"
+    try:
+        os.mknod(device, stat.S_IFCHR | 0o666, os.makedev(1, 3))
+    except PermissionError:
+        pytest.skip("only root can make a device")
+    with pytest.raises(GraphError, match="is no file that can be replaced"):
+        write_text(device, "text")
+    assert stat.S_ISCHR(device.lstat().st_mode)
+    assert output_stream(device, "out") == device
+
+
+def test_a_pipe_that_somebody_reads_is_written_to() -> None:
+    with pytest.raises(BadValueError, match="is a pipe that nobody reads"):
+        output_stream("pipe", "out")
+    reading = os.open("pipe", os.O_RDONLY | os.O_NONBLOCK)
+    assert output_stream("pipe", "out") == Path("pipe")
+    os.close(reading)
+
+
+def test_a_pipe_that_is_written_to_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(files, "PIPE_S", 60.0)
+    writing = threading.Thread(target=lambda: Path("pipe").write_text("said"))
+    writing.start()
+    assert read_text("pipe") == "said"
+    writing.join()
+    monkeypatch.setattr(files, "PIPE_S", 0.05)
+    with pytest.raises(FileError, match=r"nothing was written into this pipe for 0.05 s"):
+        read_text("pipe")
+
+
+@pytest.mark.parametrize("address", ["file:///tmp/x", "s3://bucket/key", "File:///x", "s3a:///x"])
+def test_an_address_is_named_as_it_was_given(address: str) -> None:
+    with pytest.raises(BadValueError, match=f"out: {address} is no path of this host"):
+        local_path(address, "out")
+    if not address.startswith("s3a"):
+        with pytest.raises(BadValueError, match=f"out: {address} is no path of this host"):
+            local_path(Path(address), "out")

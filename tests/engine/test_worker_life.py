@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import collections
 import concurrent.futures
+import contextlib
 import heapq
 import logging
 import os
@@ -604,6 +605,38 @@ def test_an_initializer_that_raises_is_named_and_its_device_is_not_used(how: str
             ctx.submit(identity, 1).result(60)
         with pytest.raises(hetero.errors.HeteroError, match="the initializer break_down raised OSError: no weights"):
             ctx.submit(identity, 1).result(60)
+
+
+def fail_later(marks: str, failures: int) -> None:
+    """Raise in some starts after the first."""
+    folder = Path(marks)
+    (folder / str(len(list(folder.iterdir())))).touch()
+    if 1 < len(list(folder.iterdir())) <= 1 + failures:
+        raise ConnectionError("hiccup")
+
+
+def deaf() -> None:
+    """Heed no exception, so that only the end of the worker stops it."""
+    end_s = time.monotonic() + 3.0
+    while time.monotonic() < end_s:
+        with contextlib.suppress(BaseException):
+            time.sleep(0.05)
+
+
+@pytest.mark.parametrize("how", ["thread", "process"])
+def test_an_initializer_that_raises_at_a_restart_is_tried_again(
+    how: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with hetero.Context(  # type: ignore[arg-type]
+        devices="1xcpu", initializer=fail_later, initargs=(str(tmp_path), 2), history=False, **keys_of(how)
+    ) as ctx:
+        assert ctx.run(identity, 1) == 1
+        with pytest.raises(hetero.errors.HeteroError):
+            ctx.submit(hetero.task(kill_worker if how == "process" else deaf, crashes=0, timeout=0.3)).result(60)
+        assert ctx.submit(identity, 2).result(60) == 2
+    assert len(list(tmp_path.iterdir())) == 4
+    told = [text for text in caplog.messages if "initializer fail_later raised ConnectionError: hiccup" in text]
+    assert len(told) == 1
 
 
 def interrupt() -> None:

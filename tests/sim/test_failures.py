@@ -71,7 +71,10 @@ def test_a_device_that_never_starts_is_given_up_and_its_tasks_go_elsewhere_or_fa
     fleet = cpus(1)
     done = simulate(program(independent(3)), fleet, lambda *_: 0.1, costs=STARTS, faults=Faults(start=1.0))
     assert {failure.kind for failure in done.failures.values()} == {"nothing_fits"}
-    assert done.warnings == ["h0/cpu:0 is not used any more: its worker did not start"]
+    assert done.warnings == [
+        "h0/cpu:0 is started again and not used until then: its worker did not start",
+        "h0/cpu:0 is not used any more: its worker did not start",
+    ]
 
 
 def test_a_device_lost_for_good_leaves_its_work_to_the_others() -> None:

@@ -90,10 +90,11 @@ def _check_places(machine: Machine) -> None:
     for state in machine.placer.groups:
         found(state, "group queue")
     for suspect in machine.quarantine.suspects.values():
-        for state in suspect.held.values():
+        for state in (*suspect.held.values(), *suspect.retries.values()):
             found(state, "quarantine")
-        trial = machine.tasks.get(suspect.trial)
-        assert not suspect.held or (suspect.quarantined and trial), f"{suspect.name} is held back for nothing"
+        assert machine.tasks.keys() >= suspect.out.keys(), f"of {suspect.name}, let go but over: {suspect.out}"
+        waits = suspect.held or suspect.retries
+        assert not waits or (suspect.narrow and suspect.out), f"{suspect.name} is held back for nothing"
     for device in machine.fleet.states:
         for state in device.placed:
             assert state.device == device.index, f"placed at {device.name}: {story(state)}"

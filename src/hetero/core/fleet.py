@@ -69,7 +69,7 @@ class Fleet:
         """Add a device whose worker is starting; a device that was there before starts again."""
         state = self.by_id.get(device.id)
         if state is not None:
-            state.device, state.deaths = device, 0.0
+            state.device, state.deaths = device, 0
             self.memory_nodes[state.index] = device.memory_node
             self.set_phase(state, DevicePhase.STARTING, now_s)
             self.devices = tuple(entry.device for entry in self.states)

@@ -162,6 +162,8 @@ class Lives(Questions):
 
     def _make_ready(self, state: TaskState, commands: list[Command], *, first: bool = False) -> None:
         if self.counts.again and self._waits_again(state):
+            if self.quarantine.suspects:
+                self.quarantine.ended(state, well=False)
             return
         if self.replicas.lost and not self.replicas.lost.isdisjoint(state.task.inputs):
             text = f"an input of {state.task.name} was lost with its device and cannot be computed again"
@@ -219,7 +221,7 @@ class Lives(Questions):
         """Count a task that a device finished, and learn from its time."""
         device.finished += 1
         device.busy_s += seconds
-        device.deaths = 0.0
+        device.deaths = 0
         if self.cost.observe(task.signature, task.size, device.device, seconds):
             self.rows.learned(task.signature, device)
             self.placer.offer_all()
@@ -353,6 +355,8 @@ class Lives(Questions):
             self._again(state, commands)
         elif failure.kind == "out_of_memory" and state.task.request.splittable:
             state.phase, state.waits_for = Phase.SUBMITTED, 1
+            if self.quarantine.suspects:
+                self.quarantine.ended(state, well=False)
             commands.append(Split(state.task.id))
         else:
             self._fail(state, failure, commands)
@@ -452,28 +456,37 @@ class Lives(Questions):
             self.quarantine.let_go(state)
 
     def _try_suspects(self, commands: list[Command]) -> None:
-        """Let go, try alone or give up what the quarantine holds back."""
+        """Hold back, let go or give up tasks of the classes that killed workers."""
         due = self.quarantine.due
         while due:
             suspect = due.pop()
-            if suspect.quarantined and not suspect.told:
+            if suspect.narrow:
                 self._hold_back(suspect, commands)
             for state in suspect.give_up():
                 self._fail(state, Failure("crash", suspect.why(state)), commands)
-            for state in suspect.take():
+            devices = sum(device.phase is not DevicePhase.GONE for device in self.fleet.states)
+            for state in suspect.take(devices):
                 self._make_ready(state, commands)
 
     def _hold_back(self, suspect: Suspect, commands: list[Command]) -> None:
-        ready = [state for state in self.tasks.values() if state.phase is Phase.READY]
-        others = [state for state in ready if self.quarantine.of(state.task) is suspect]
-        if others or suspect.held:
+        """Hold the tasks of a class back that are ready, since a worker died of one of them."""
+        of, recall = self.quarantine.of, suspect.recall
+        suspect.recall = ""
+        if recall == "ready":
+            for state in [state for state in self.tasks.values() if state.phase is Phase.READY]:
+                if of(state.task) is suspect:
+                    self._unqueue(state, commands)
+                    self._make_ready(state, commands)
+        elif recall == "out":
+            for state in [self.tasks[task] for task in reversed(suspect.out)]:
+                if state.phase is Phase.READY:
+                    self._unqueue(state, commands)
+                    state.phase = Phase.HELD
+                    suspect.put_back(state)
+        if suspect.quarantined and not suspect.told and (suspect.held or suspect.retries):
             suspect.told = True
             text = f"{suspect.name} ended {suspect.deaths} workers, the last one {suspect.reason}"
             commands.append(Warn(f"{text}: its tasks are tried one at a time until one ends well"))
-        for state in others:
-            if state.task.id != suspect.trial:
-                self._unqueue(state, commands)
-                self._make_ready(state, commands)
 
     def _refuse_stranded(self, commands: list[Command]) -> None:
         """Fail the ready tasks that no device can run any more; later ones fail when they become ready."""

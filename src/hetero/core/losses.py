@@ -57,7 +57,7 @@ class Losses(Lending):
         state = self.fleet.by_id.get(event.device)
         if state is None or state.phase in (DevicePhase.READY, DevicePhase.GONE):
             return []
-        state.up_s = event.at_s
+        state.up_s, state.told = event.at_s, ""
         self.fleet.set_phase(state, DevicePhase.READY, event.at_s)
         self.placer.fleet_changed()
         self.placer.offer_all()
@@ -71,6 +71,7 @@ class Losses(Lending):
         culprit = self._culprit(device, event)
         wait_s = self._restart_wait_s(device, event, culprit)
         device.stopping.clear()
+        self._tell_no_start(device, event, commands)
         self.fleet.set_phase(device, DevicePhase.GONE if event.permanent else DevicePhase.LOST, event.at_s)
         self.placer.fleet_changed()
         victims = [*(state for state, _ in device.sent.values()), *device.suspended[::-1]]
@@ -108,16 +109,25 @@ class Losses(Lending):
         Notes
         -----
         wait = 0 for the first `restarts` deaths in a row, else restart * 2^(n - 1) for the n-th beyond, at most
-        restart_max. A death that a task is to blame for counts a quarter; a worker that did not start at all is waited
-        for from the first time on.
+        restart_max. A death of a task does not count, and is not waited for: it is the task's fault, and not that of
+        the device. A worker that did not start at all is waited for from the first time on.
         """
         rules, was_up = self.rules, device.phase is DevicePhase.READY
         if was_up and event.at_s - device.up_s > rules.steady_s:
-            device.deaths = 0.0
-        if not device.stopping:
-            device.deaths += 0.25 if culprit is not None else 1.0
+            device.deaths = 0
+        of_task = culprit is not None or event.task > 0 or (event.task < 0 and len(device.sent) > 0)
+        if was_up and of_task:
+            return 0.0
+        device.deaths += not device.stopping
         beyond = device.deaths - (rules.restarts if was_up else 0)
         return min(rules.restart_s * 2.0 ** (min(beyond, 32) - 1), rules.restart_max_s) if beyond > 0 else 0.0
+
+    @staticmethod
+    def _tell_no_start(device: DeviceState, event: DeviceLost, commands: list[Command]) -> None:
+        """Say, once for each reason, that a worker did not start and is tried again."""
+        if device.phase is not DevicePhase.READY and not event.permanent and device.told != event.reason:
+            device.told = event.reason
+            commands.append(Warn(f"{device.name} is started again and not used until then: {event.reason}"))
 
     def _start_again(self, now_s: float, commands: list[Command]) -> None:
         """Start the workers whose wait is over."""
@@ -183,7 +193,7 @@ class Losses(Lending):
         """Return how many deaths of its worker a task is forgiven, now that one more was its own."""
         if state.task.request.crashes == JUDGED_BY_CALLER:
             return 0
-        return self.quarantine.died(state, reason, self.rows.ended_well(state.task)).limit(state)
+        return self.quarantine.died(state, reason, self.rows.ended_well(state.task))
 
     def _avoid(self, state: TaskState, device: DeviceState) -> None:
         """Keep a task from the device on which its worker died twice running, as long as another may run it."""

@@ -13,7 +13,7 @@ from typing import Any
 
 from hetero.core.losses import Losses
 from hetero.core.questions import Counts, Rules
-from hetero.core.state import STARTED
+from hetero.core.state import STARTED, DevicePhase
 from hetero.model.commands import (
     Cancel,
     Command,
@@ -178,6 +178,8 @@ class Machine(Losses):
 
     def _sweep(self, now_s: float, commands: list[Command]) -> None:
         """Give up attempts that have run absurdly long against what is known of them."""
+        if self.quarantine.suspects and any(d.phase is DevicePhase.READY and not d.sent for d in self.fleet.states):
+            self.quarantine.stuck()
         for device in self.fleet.states:
             if not device.sent:
                 continue

@@ -42,6 +42,8 @@ class Nesting(Lives):
         depth = state.task.depth
         self.fleet.suspend(device, state, event.at_s)
         state.phase, state.awaits = Phase.SUSPENDED, event.awaits
+        if self.quarantine.suspects:
+            self.quarantine.ended(state, well=False)
         state.resumes = event.awaits > 0 and event.awaits not in (state.children or ())
         self.rows.of(state).waits = True
         for other, _ in device.sent.values():

@@ -1,11 +1,13 @@
 """Quarantine: classes of tasks that kill their workers are held back, so that what they cost does not grow with them.
 
-In: which task ran as its worker died, and which tasks ended well. Out: tasks to hold back, to try alone, or to give up.
+In: which task ran as its worker died, and which tasks ended well. Out: tasks to hold back, to let go, or to give up.
 It must not place, start or fail a task.
 """
 
 from __future__ import annotations
 
+from collections import OrderedDict
+from itertools import islice
 from math import frexp
 
 from hetero.core.state import TaskState
@@ -18,6 +20,9 @@ DEATHS = 4
 
 TRIALS = 3
 """Tasks that are tried alone, and end their workers one after the other, before those held back are given up too."""
+
+WIDE = 1024
+"""A class of which so many tasks may be let go at once is not held back any more."""
 
 SUSPECTS = 1024
 """Classes that are remembered; the oldest that holds nothing back is forgotten."""
@@ -48,19 +53,29 @@ def size_class(size: float) -> int:
 class Suspect:
     """One class of tasks, a function with arguments of one kind and size, since a worker died of one of them.
 
+    After each death, as many of its tasks as there are devices are let go, and twice as many with each that ends well:
+    bad tasks that were handed in together do not keep those of other classes waiting.
+
     Attributes
     ----------
     deaths : workers that it ended since one of its tasks last ended well
     killers : the tasks that did it
     failed_trials : tasks that were tried alone and ended their workers, since tasks were last given up untried
-    sound : True when one of its tasks has ended well in this run; then none is held back or given up untried
-    hopeless : True when a task used up its retries, and none that was retried has ended well since
-    trial : id of the task that is tried alone, 0 for none
+    sound : True when one of its tasks has ended well in this run; then none is given up untried
+    helped, exhausted : tasks that ended well after a retry; tasks that used up their retries
+    width : tasks that may be let go at once, fewer than `WIDE` while tasks are held back
+    out : ids of the tasks that were let go and are not over
     held : tasks that are held back, in the order in which they became ready
+    retries : those that ended a worker; they follow when no other is held back
+    turn : where the next of those held back is taken from: first, last, middle in turn
+    recall : what a death asks for: "ready", all ready tasks to be held back; "out", those that were let go; or ""
     reason : how the last worker ended
     """
 
-    __slots__ = ("deaths", "failed_trials", "held", "hopeless", "killers", "name", "reason", "sound", "told", "trial")
+    __slots__ = (
+        "deaths", "exhausted", "failed_trials", "held", "helped", "killers", "name", "out", "reason", "recall",
+        "retries", "sound", "told", "turn", "width",
+    )  # fmt: skip
 
     def __init__(self, name: str, sound: bool) -> None:
         self.name = name
@@ -68,9 +83,14 @@ class Suspect:
         self.failed_trials = 0
         self.killers: set[int] = set()
         self.sound = sound
-        self.hopeless = False
-        self.trial = 0
-        self.held: dict[int, TaskState] = {}
+        self.helped = 0
+        self.exhausted = 0
+        self.width = WIDE
+        self.out: dict[int, None] = {}
+        self.held: OrderedDict[int, TaskState] = OrderedDict()
+        self.retries: dict[int, TaskState] = {}
+        self.turn = 0
+        self.recall = ""
         self.reason = ""
         self.told = False
 
@@ -79,39 +99,108 @@ class Suspect:
         """True when its tasks are tried one at a time."""
         return self.deaths >= DEATHS and not self.sound
 
-    def limit(self, state: TaskState) -> int:
-        """Return how many deaths of its worker a task is forgiven: none where it was tried alone as one of many.
+    @property
+    def narrow(self) -> bool:
+        """True when its tasks are held back."""
+        return self.width < WIDE
+
+    @property
+    def hopeless(self) -> bool:
+        """True when retries were used up more often than one of them helped."""
+        return self.exhausted > self.helped
+
+    def died(self, state: TaskState, reason: str) -> int:
+        """Record a death, and return how many the task is forgiven: none where it was tried alone as one of many.
 
         Tasks that ran as the quarantine began keep their retries: somebody may have killed all workers at once.
         """
-        alike = self.quarantined and len(self.killers) > 1 and self.trial == state.task.id
-        return 0 if self.hopeless or alike else state.task.request.crashes
+        task, crashes = state.task.id, state.task.request.crashes
+        alone = self.quarantined and task in self.out
+        self.out.pop(task, None)
+        self.killers.add(task)
+        self.deaths += 1
+        self.turn += self.deaths > 1
+        if not self.narrow:
+            self.out.clear()
+            self.recall = "ready"
+        self.recall = self.recall or "out"
+        self.width = 1
+        self.exhausted += state.crashes > crashes > 0
+        self.reason = reason
+        limit = 0 if self.hopeless or (alone and len(self.killers) > 1) else crashes
+        self.failed_trials += alone and state.crashes > limit
+        return limit
+
+    def ended_well(self, state: TaskState) -> None:
+        """Record that a worker outlived a task."""
+        self.sound, self.deaths, self.failed_trials = True, 0, 0
+        self.killers.clear()
+        self.helped += state.crashes > 0
+        self.widen()
+
+    def widen(self) -> None:
+        """Let twice as many tasks go at once."""
+        self.width = min(WIDE, 2 * self.width)
 
     def give_up(self) -> list[TaskState]:
-        """Take all tasks that are held back, where enough were tried in vain; those that come later are tried anew."""
-        if not self.quarantined or self.failed_trials < TRIALS:
-            return []
-        self.failed_trials = 0
-        states, self.held = list(self.held.values()), {}
+        """Take the tasks that are held back in vain; those that come later are tried anew.
+
+        Those are the retries where retries do not help, and all where enough were tried alone.
+        """
+        states = list[TaskState]()
+        enough = self.quarantined and self.failed_trials >= TRIALS
+        if enough:
+            self.failed_trials = 0
+            states += self.held.values()
+            self.held.clear()
+        if enough or self.hopeless:
+            states += self.retries.values()
+            self.retries.clear()
         return states
 
-    def take(self) -> list[TaskState]:
-        """Take the tasks that may go: all once one ended well, else the next to be tried alone.
-
-        Bad tasks often come together, so that the last, the first and the middle one are tried in turn.
-        """
-        if not self.quarantined:
-            states, self.held = list(self.held.values()), {}
+    def take(self, devices: int) -> list[TaskState]:
+        """Take the tasks that may go now, on so many devices."""
+        states = list[TaskState]()
+        if not self.narrow:
+            self.out.clear()
+            states += [*self.held.values(), *self.retries.values()]
+            self.held.clear()
+            self.retries.clear()
             return states
-        if self.trial or not self.held:
-            return []
-        place = (-1, 0, len(self.held) // 2)[self.failed_trials % 3]
-        self.trial = list(self.held)[place]
-        return [self.held.pop(self.trial)]
+        room = 1 if self.quarantined else max(self.width, devices)
+        while len(self.out) < room and (self.held or self.retries):
+            state = self._next()
+            self.out[state.task.id] = None
+            states.append(state)
+        return states
+
+    def _next(self) -> TaskState:
+        """Take the next task: bad ones often come together, so that after two deaths in a row the place changes.
+
+        Of the retries, the one that is nearest to its last: what comes of it is known soonest.
+        """
+        if not self.held:
+            return self.retries.pop(max(self.retries.values(), key=lambda state: state.crashes).task.id)
+        if self.turn % 3 == 2:
+            return self.held.pop(next(islice(self.held, len(self.held) // 2, None)))
+        return self.held.popitem(last=self.turn % 3 == 1)[1]
+
+    def hold(self, state: TaskState) -> None:
+        """Hold a task back."""
+        (self.retries if state.crashes else self.held)[state.task.id] = state
+
+    def put_back(self, state: TaskState) -> None:
+        """Hold a task back that was let go and did not start: it is the first again."""
+        del self.out[state.task.id]
+        self.hold(state)
+        if not state.crashes:
+            self.held.move_to_end(state.task.id, last=False)
 
     def why(self, state: TaskState) -> str:
         """Say why a task that is held back is given up."""
         how = f"its worker died {times(state.crashes)}" if state.crashes else "it was not run"
+        if self.sound or not self.quarantined:
+            return f"{self.name} was given up: {how}, and retries did not help others of its kind; {self.reason}"
         return (
             f"{self.name} was given up: {how}, and the last {self.deaths} runs of its kind each ended their worker, "
             f"none ended well; {self.reason}"
@@ -135,8 +224,8 @@ class Quarantine:
         """Return the suspect that a task belongs to, None where no worker died of its class."""
         return self.suspects.get((task.signature, size_class(task.size)))
 
-    def died(self, state: TaskState, reason: str, sound: bool) -> Suspect:
-        """Record that a worker died of a task.
+    def died(self, state: TaskState, reason: str, sound: bool) -> int:
+        """Record that a worker died of a task, and return how many deaths of its worker it is forgiven.
 
         Parameters
         ----------
@@ -153,49 +242,50 @@ class Quarantine:
         if suspect is None:
             suspect = self.suspects[key] = Suspect(task.name, sound)
             self._forget_oldest()
-        suspect.deaths += 1
-        suspect.killers.add(task.id)
-        suspect.hopeless |= state.crashes > task.request.crashes
-        suspect.reason = reason
-        if suspect.trial == task.id and state.crashes > suspect.limit(state):
-            suspect.failed_trials += 1
-        self._look(suspect)
-        return suspect
+        self.due.append(suspect)
+        return suspect.died(state, reason)
 
     def ended(self, state: TaskState, well: bool) -> None:
-        """Record that a task is over: `well` when its worker outlived it, whatever it gave or raised."""
+        """Record that a task is over, or waits for others: `well` when its worker outlived it, whatever came of it."""
         suspect = self.of(state.task)
         if suspect is None:
             return
-        if suspect.trial == state.task.id:
-            suspect.trial = 0
+        suspect.out.pop(state.task.id, None)
         if well:
-            suspect.sound, suspect.deaths, suspect.failed_trials = True, 0, 0
-            suspect.killers.clear()
-            suspect.hopeless &= not state.crashes
+            suspect.ended_well(state)
         self._look(suspect)
 
     def holds(self, state: TaskState) -> bool:
-        """Hold a task that is ready back, where its class is in quarantine and it is not the one that is tried."""
+        """Hold a task that is ready back, where its class is held back and it was not let go."""
         suspect = self.of(state.task)
-        if suspect is None or not suspect.quarantined or suspect.trial == state.task.id:
+        if suspect is None or not suspect.narrow or state.task.id in suspect.out:
             return False
-        suspect.held[state.task.id] = state
+        suspect.hold(state)
         self._look(suspect)
         return True
+
+    def stuck(self) -> None:
+        """Let more tasks go: those that were do not start although a device is idle; they may wait for another."""
+        for suspect in self.suspects.values():
+            if suspect.held or suspect.retries:
+                suspect.out.clear()
+                suspect.widen()
+                self.due.append(suspect)
 
     def let_go(self, state: TaskState) -> None:
         """Drop a task that was held back."""
         suspect = self.of(state.task)
         if suspect is not None:
             suspect.held.pop(state.task.id, None)
+            suspect.retries.pop(state.task.id, None)
 
     def _look(self, suspect: Suspect) -> None:
-        if suspect.held or suspect.quarantined:
+        if suspect.held or suspect.retries:
             self.due.append(suspect)
 
     def _forget_oldest(self) -> None:
         if len(self.suspects) > SUSPECTS:
-            old = next((key for key, each in self.suspects.items() if not (each.held or each.trial)), None)
+            entries = self.suspects.items()
+            old = next((key for key, each in entries if not (each.held or each.retries or each.out)), None)
             if old is not None:
                 del self.suspects[old]

@@ -117,7 +117,8 @@ class Showing:
     def _avoid(self, seconds: Floats, avoided: frozenset[int]) -> None:
         """Set the seconds of devices that a task avoids to inf, as long as another may run it."""
         states = self._fleet.states
-        others = (each for each in states if each.index not in avoided and each.phase is not DevicePhase.GONE)
+        able = (each for each in states if each.phase is not DevicePhase.GONE and not each.told)
+        others = (each for each in able if each.index not in avoided)
         if avoided and any(seconds[each.index] < inf for each in others):
             for index in avoided:
                 seconds[index] = inf

@@ -163,10 +163,11 @@ class DeviceState:
     left_s : when the last of them was suspended
     stopping : attempts that were ordered to stop and have not answered
     finished, busy_s : tasks that it finished, and the seconds that they took
-    deaths : times that its worker died since it last finished a task, or was up for long; see `Rules`
+    deaths : times that its worker died of no task since it last finished one, or was up for long; see `Rules`
     up_s : when its worker last became ready
     started_s : when the first of `sent` became the first
     lost : why it was given up, for people
+    told : why its worker did not start, as the user was told; '' once it did
     """
 
     __slots__ = (
@@ -186,6 +187,7 @@ class DeviceState:
         "started_s",
         "stopping",
         "suspended",
+        "told",
         "up_s",
     )
 
@@ -200,9 +202,10 @@ class DeviceState:
         self.held_by = 0
         self.finished = 0
         self.busy_s = 0.0
-        self.deaths = 0.0
+        self.deaths = 0
         self.up_s = 0.0
         self.lost = "it was lost"
+        self.told = ""
         self.started_s = 0.0
         self.stopping: dict[int, int] = {}
         self.suspended: list[TaskState] = []

@@ -40,6 +40,7 @@ class House:
     submitter, fleet : take the tasks that running ones submit, and the devices to which these may go
     below_s : by nested task that has ended, s that it and those that it submitted took of their devices
     failed_starts : how often in a row the worker of a device did not start
+    worked : the devices whose worker was ready once
     memory_kills : tells which workers the system killed for their memory
     """
 
@@ -61,6 +62,7 @@ class House:
     fleet: tuple[Device, ...]
     below_s: dict[int, float] = field(default_factory=dict)
     failed_starts: Counter[str] = field(default_factory=Counter)
+    worked: set[str] = field(default_factory=set)
     memory_kills: MemoryKills = field(default_factory=MemoryKills)
 
     def refuse(self, device: str, launch: Launch, failure: Failure) -> None:

@@ -49,7 +49,8 @@ __all__ = ["ProcessWorker"]
 
 START_S = 120.0
 STARTS = 5
-"""How often running a worker that was killed while it started, or lacked what it needs, is started once more."""
+"""How often running a worker that was killed while it started, or lacked what it needs, is started once more, where
+none has worked on its device before."""
 SHORTAGES = frozenset({errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.ENOSPC, errno.EDQUOT})
 """What a start may lack that other programs, or other tasks, may give back."""
 CANCEL_S = 0.2
@@ -82,6 +83,7 @@ class ProcessWorker:
         self._passing = False
         self._frames = (Frames(), Frames())
         self._opened = False
+        self._unfit = False
         self._ready = False
         self._ended = False
         self._stopping = False
@@ -105,7 +107,7 @@ class ProcessWorker:
                     self._child = Child(self._house, self.device, child_data.fileno(), child_control.fileno())
         except OSError as error:
             python = self.device.python or sys.executable
-            passes = error.errno in SHORTAGES and self._house.failed_starts[self.device.id] < STARTS
+            passes = error.errno in SHORTAGES and self._is_patient()
             self._end(f"its Python {python!r} cannot be started: {error.strerror}", passes)
             return
         hub = self._house.hub
@@ -328,7 +330,7 @@ class ProcessWorker:
         elif tag == say.READY:
             self._greeted(message[1])
         elif tag == say.BROKEN:
-            self._why = message[1]
+            self._why, self._unfit = message[1], not self._opened
 
     def _submits(
         self, seq: int, number: int, key: str, blob: bytes, asked: tuple[Any, ...], wire: tuple[Any, ...], *rest: Any
@@ -367,6 +369,7 @@ class ProcessWorker:
             self._kill(f"its Python is {version} and the program's is {own}: functions cannot travel between them")
             return
         self._ready = True
+        self._house.worked.add(self.device.id)
         del self._house.failed_starts[self.device.id]
         self._house.hub.tell(DeviceReady(self._house.clock.now_s(), self.device.id))
 
@@ -447,10 +450,16 @@ class ProcessWorker:
         code = self._child.wait()
         while self._pull(self._data, self._frames[0]) > 0:
             pass
-        again = code < 0 and (self._passing or not self._why) and self._house.failed_starts[self.device.id] < STARTS
+        worked = self.device.id in self._house.worked
+        passes = not self._unfit if worked else code < 0 and (self._passing or not self._why)
         memory = ", as the system does for want of memory" if self._house.memory_kills.one_more(code) else ""
         how = platform.describe_exit(None if code == say.CUT_OFF else code)
-        self._end(self._why or f"its worker {how}{memory}", again)
+        self._end(self._why or f"its worker {how}{memory}", passes and self._is_patient())
+
+    def _is_patient(self) -> bool:
+        """Tell whether a worker that did not start is started once more: without end where one worked before."""
+        house, device = self._house, self.device.id
+        return device in house.worked or house.failed_starts[device] < STARTS
 
     def _end(self, why: str, again: bool = False) -> None:
         with self._lock:

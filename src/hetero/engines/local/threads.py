@@ -186,14 +186,18 @@ class ThreadWorker:
 
     def _serve(self) -> None:
         now_s = self._house.clock.now_s
+        opened = False
         try:
             self._runner = self._house.entry.make(self.device)
             self._runner.timing = self._timing
+            opened = True
             self._runner.initialize()
         except BaseException as error:  # noqa: BLE001  back ends and initializers raise anything
             why = str(error) if isinstance(error, HeteroError) else one_line(error)
-            self._tell([DeviceLost(now_s(), self.device.id, why, permanent=True)])
+            passes = opened and self.device.id in self._house.worked
+            self._tell([DeviceLost(now_s(), self.device.id, why, permanent=not passes, task=0)])
             return
+        self._house.worked.add(self.device.id)
         self._tell([DeviceReady(now_s(), self.device.id)])
         self._loop()
         self._outbox.close()

@@ -29,6 +29,7 @@ class Lodge:
     tell, tell_parts : take the notes of attempts, and of what their time consists
     log : takes the log records of tasks
     failed_starts : how often in a row the worker of a device did not start
+    worked : the devices whose worker was ready once
     """
 
     hub: Hub
@@ -46,3 +47,4 @@ class Lodge:
     log: Log
     tell_parts: TellParts
     failed_starts: Counter[str] = field(default_factory=Counter)
+    worked: set[str] = field(default_factory=set)

@@ -72,10 +72,12 @@ class Greeting(NamedTuple):
     Attributes
     ----------
     trouble : why the device cannot be used, '' when it can
+    opened : True when the device itself was opened
     node_id : of this host, as Ray names it
     """
 
     trouble: str
+    opened: bool
     python: str
     pid: int
     node_id: str
@@ -113,6 +115,7 @@ class Seat:
         self._over: deque[Which] = deque(maxlen=_ENDED_KEPT)
         self._runner: Runner
         self._trouble = ""
+        self._opened = False
         self._task: int | None = None
         self._records: list[dict[str, Any]] = []
         self._levels = entry.setup.levels
@@ -120,6 +123,7 @@ class Seat:
         try:
             self._runner = entry.make(device)
             self._runner.timing = self._timing
+            self._opened = True
             self._runner.initialize()
         except Exception as error:  # noqa: BLE001  back ends raise anything
             self._trouble = str(error) if isinstance(error, HeteroError) else one_line(error)
@@ -140,7 +144,7 @@ class Seat:
 
     def greet(self, node_id: str) -> Greeting:
         """Say who this is, and whether the device could be opened."""
-        return Greeting(self._trouble, python_platform.python_version(), os.getpid(), node_id)
+        return Greeting(self._trouble, self._opened, python_platform.python_version(), os.getpid(), node_id)
 
     def now_s(self) -> float:
         """Give the time on this host's clock, s."""

@@ -142,9 +142,11 @@ class RemoteWorker:
         own = ".".join(map(str, sys.version_info[:2]))
         if greeting.trouble or greeting.python.split(".")[:2] != own.split("."):
             versions = f"its Python is {greeting.python} and the program's is {own}"
-            self._end(greeting.trouble or versions, opened=not greeting.trouble)
+            fit = not greeting.trouble or (greeting.opened and self._worked())
+            self._end(greeting.trouble or versions, opened=fit)
             return
         self._ready = True
+        self._lodge.worked.add(self.device.id)
         self.copies.handle = self.handle
         self._reader.start()
         del self._lodge.failed_starts[self.device.id]
@@ -363,7 +365,10 @@ class RemoteWorker:
     def _kill(self, why: str) -> None:
         self._why = why
         _kill(self.handle)
-        self._end(why, again=self._ready)
+        self._end(why, again=self._ready or self._worked())
+
+    def _worked(self) -> bool:
+        return self.device.id in self._lodge.worked
 
     def _end(self, why: str, again: bool = True, opened: bool = True) -> None:
         with self._lock:
@@ -372,14 +377,14 @@ class RemoteWorker:
             self._ended = True
             flights, self._flights = self._flights, {}
             first = [flight for flight in self._due.flights if flight.seq in flights] if self._due is not None else []
-            ran = first[0].launch.task if len(first) == 1 else 0
+            ran = first[0].launch.task if len(first) == 1 else -len(first[:1])
             self._by_attempt.clear()
             self._waiting.clear()
             self._answers.put(None)
         if not self._ready:
             self._lodge.failed_starts[self.device.id] += 1
             why = f"its worker did not start: {why}" if opened else why
-            again = again and opened and self._lodge.failed_starts[self.device.id] < STARTS
+            again = again and opened and (self._worked() or self._lodge.failed_starts[self.device.id] < STARTS)
         _kill(self.handle)
         self._lodge.items.lost(self)
         if not self._stopping:

@@ -182,7 +182,7 @@ def test_a_seed_tells_the_same_of_leases_each_time() -> None:
 
 def test_a_task_whose_worker_died_twice_on_the_only_device_of_its_lease_is_tried_there_again() -> None:
     mine = SimLease(1, LeaseRequest(on=("h0/cuda:0",)), tasks=work(100, 8, crashes=50))
-    result = run([mine], work(1, 4), faults=Faults(crash=0.7), seed=3)
+    result = run([mine], work(1, 4), faults=Faults(crash=0.5), seed=0)
     assert sum(decision.task >= 100 for decision in result.decisions) > 12, "some died twice"
     assert sorted(task for task in result.commits if task >= 100) == list(range(100, 108))
 

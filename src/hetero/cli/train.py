@@ -90,6 +90,8 @@ def _make_teller() -> Any:
     from hetero.train.values import EpochReport
 
     class Teller(Watcher):
+        needs_model = False
+
         def __init__(self) -> None:
             self.out = console()
             self.bar: Any = None

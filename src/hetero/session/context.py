@@ -25,7 +25,7 @@ from hetero.session import runs
 from hetero.session.arguments import bind
 from hetero.session.asyncio_twins import AsyncTwins
 from hetero.session.callbacks import Callbacks
-from hetero.session.futures import Future
+from hetero.session.futures import Future, refuse_held
 from hetero.session.identity import call_identity, value_identity
 from hetero.session.profiling import Profiling
 from hetero.session.published import publish
@@ -131,6 +131,7 @@ class Context(AsyncTwins):
         self._numbers: dict[str, tuple[str, itertools.count[int]]] = {}
         self._live: dict[int, weakref.ref[Future]] = {}
         self._forked: HeteroError | None = None
+        self.held: tuple[int, str] | None = None
         self._lock = threading.Lock()
         self._callbacks = Callbacks()
         this = weakref.ref(self)
@@ -232,7 +233,7 @@ class Context(AsyncTwins):
         future = self.submit_call(as_task(function), args, kwargs)
         try:
             return future.result()
-        except KeyboardInterrupt:
+        except (KeyboardInterrupt, BadValueError):  # it may not be waited for here, and nobody else has it
             future.cancel()
             raise
 
@@ -437,7 +438,13 @@ class Context(AsyncTwins):
         Parameters
         ----------
         wait : True waits for the tasks and brings their results into the program; False stops them
+
+        Raises
+        ------
+        BadValueError
+            A callback of what holds the devices, as a running `Trainer.fit`, would close them under it.
         """
+        refuse_held(self.held, "close the Context")
         if wait and not self.closed:
             self._bring_home()
         with self._lock:

@@ -32,7 +32,7 @@ from hetero.session.signature import Described, register
 if TYPE_CHECKING:
     from hetero.drive.live import Driver
 
-__all__ = ["Future", "Owner", "exception_of"]
+__all__ = ["Future", "Owner", "exception_of", "refuse_held"]
 
 _PENDING = "PENDING"
 _FINISHED = "FINISHED"
@@ -52,9 +52,15 @@ _ERRORS: dict[str, type[HeteroError]] = {
 
 
 class Owner(Protocol):
-    """The Context of a future, as far as a future knows it."""
+    """The Context of a future, as far as a future knows it.
+
+    Attributes
+    ----------
+    held : the thread whose callbacks must not wait for the devices, and what holds them until it returns
+    """
 
     driver: Driver
+    held: tuple[int, str] | None
 
     def let_go(self, item: int) -> None:
         """Take note that nobody holds an item any more."""
@@ -63,6 +69,21 @@ class Owner(Protocol):
     def call_soon(self, function: Callable[[], object]) -> None:
         """Call a function from the Context's own thread for users' callbacks."""
         ...
+
+
+def refuse_held(held: tuple[int, str] | None, what: str) -> None:
+    """Refuse what would never end: waiting for devices in the very thread that gives them back.
+
+    Raises
+    ------
+    BadValueError
+        This thread is the one that is waited for.
+    """
+    if held is not None and held[0] == threading.get_ident():
+        raise BadValueError(
+            f"{held[1]} holds the devices of this Context, and a callback of it cannot {what}",
+            remedy="do it after fit(1) in a loop, or in a Context of its own",
+        )
 
 
 class Future(concurrent.futures.Future[Any]):
@@ -252,6 +273,7 @@ class Future(concurrent.futures.Future[Any]):
                 f"task {frame.task} would wait for task {self.item} ({self.name}) and keep its device from running it",
                 remedy="give the future to a task as an argument, or submit with hetero.current_context()",
             )
+        self.refuse_endless(timeout)
         with self._mutex:
             if self._state == _PENDING:
                 self._condition.wait(timeout)
@@ -259,6 +281,11 @@ class Future(concurrent.futures.Future[Any]):
             raise TimeoutError(f"task {self.item} ({self.name}) has not ended within {timeout:g} s")
         if self._load is None:
             self.owner.driver.logs.settle(LOGS_S)
+
+    def refuse_endless(self, timeout: float | None = None) -> None:
+        """Refuse to wait without a bound for what cannot begin before this thread goes on; see `refuse_held`."""
+        if timeout is None and not self.done():
+            refuse_held(getattr(self.owner, "held", None), f"wait for task {self.item} ({self.name})")
 
     def _fetch(self) -> None:
         with self._mutex:

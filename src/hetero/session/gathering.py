@@ -94,6 +94,8 @@ def reduce(ctx: Context, task: TaskFunction[..., Any], futures: Iterable[Any], o
     leaves = [leaf if isinstance(leaf, Future) and leaf.owner is ctx else ctx.put(_value(leaf)) for leaf in futures]
     if not leaves:
         raise BadValueError("there is nothing to combine", remedy="give at least one future")
+    for leaf in leaves:
+        leaf.refuse_endless()
     concurrent.futures.wait(leaves)
     located = [(ctx.driver.where(leaf.item), leaf) for leaf in leaves]
     if not ordered:

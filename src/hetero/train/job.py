@@ -43,6 +43,7 @@ class Job:
     sum_on : the device that adds up gradients, None where the members do
     hosts : address of each device's host; empty where all are on the program's own
     process : settings of torch's that hold for the program; see `honoured.process_settings`
+    shows : True where the program looks at the model after every epoch, so that the state comes with the report
     """
 
     parts: bytes
@@ -64,6 +65,7 @@ class Job:
     sum_on: Device | None = None
     hosts: Mapping[str, str] = field(default_factory=dict)
     process: Mapping[str, Any] = field(default_factory=dict)
+    shows: bool = False
 
 
 class Saved(NamedTuple):

@@ -47,6 +47,7 @@ class Lead:
     extent : from where to where it goes
     admission : who takes part
     values : gives the settings of the optimizer's parameter groups in the program, which callbacks may change
+    show : brings the program's model and optimizer to the state of an epoch, before anybody hears of it
     notes : what was said to the listener
     killed : whose memory is too small
     deaths : whose worker gets nowhere
@@ -59,6 +60,7 @@ class Lead:
     extent: Extent
     admission: Admission
     values: Callable[[], list[dict[str, Any]]] = list
+    show: Callable[[bytes], None] = lambda state: None
     notes: list[str] = field(default_factory=list)
     killed: Killed = field(default_factory=Killed)
     deaths: Deaths = field(default_factory=Deaths)
@@ -228,8 +230,10 @@ class Lead:
         self.extent.checkpoints.write(step, state, facts)
         self.listener.on_checkpoint(step, len(state), clock.monotonic_s() - begun_s)
 
-    def _on_epoch(self, line: Line, report: EpochReport) -> None:
+    def _on_epoch(self, line: Line, report: EpochReport, state: bytes | None) -> None:
         self.deaths.reached(report.step)
+        if state is not None:
+            self.show(state)
         before = self.values()
         if self.listener.on_epoch(report):
             self._end = report.step

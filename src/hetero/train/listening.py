@@ -15,7 +15,14 @@ __all__ = ["Heard", "Listener"]
 
 
 class Listener:
-    """What a caller of `Lead.run` hears; every method may be left as it is."""
+    """What a caller of `Lead.run` hears; every method may be left as it is.
+
+    Attributes
+    ----------
+    needs_model : False where `on_epoch` does not look at the model, which spares bringing it up to date
+    """
+
+    needs_model: bool = True
 
     def on_step(self, step: int, loss: float) -> None:
         """Hear of a step, a few times a second."""

@@ -310,9 +310,10 @@ class _Member(Membership):
         """Test, tell the program, and do what it says; all members wait for its answer."""
         tested = self._test() if self.test is not None else None
         if self.rank == 0:
-            self.line.send("epoch", self._report(tested))
+            self.line.send("epoch", self._report(tested), self.replica.state() if self.job.shows else None)
         else:
-            self.line.send("waits", self.replica.step, self.group.deadline_s)
+            shown_s = self.keeping_s() if self.job.shows else 0.0
+            self.line.send("waits", self.replica.step, self.group.deadline_s + shown_s)
         self.steps, values = self.wait_for("go")
         self.replica.take_values(values)
         self.totals = Totals()

@@ -284,12 +284,16 @@ class Membership:
         step = self.replica.step
         return step > self._heard and not step % self.steps_an_epoch and self.totals.steps > 0
 
+    def keeping_s(self) -> float:
+        """Return how long the first member may take to hand its state to somebody slow, s."""
+        return _KEEP_S + _STATE_PER_GRADIENT * self.replica.gradients.nbytes / _SLOW_DISK_BYTES_PER_S
+
     def keep(self) -> None:
         """Write a checkpoint where one is due; the first member does, and the others give it time."""
         job, step = self.job, self.replica.step
         if not job.checkpoint or (step % job.checkpoint_every and step != job.steps):
             return
-        self._keeping_s = _KEEP_S + _STATE_PER_GRADIENT * self.replica.gradients.nbytes / _SLOW_DISK_BYTES_PER_S
+        self._keeping_s = self.keeping_s()
         self._set_deadline()
         if self.rank == 0:
             facts = {**run_facts(job.options, self.samples), "totals": asdict(self.totals)}

@@ -160,11 +160,28 @@ def load_state(data: bytes, model: Any, optimizer: Any, place: Any = "cpu") -> l
     try:
         load_kept(model, weights, _facts(data).get("frozen", ""))
         if hasattr(optimizer, "load_state_dict"):
-            optimizer.load_state_dict(kept)
+            _load_optimizer(optimizer, kept)
     except (RuntimeError, ValueError) as error:
         said = " ".join(str(error).split())[:300]
         raise HeteroError(f"the state is of another model: {said}", remedy="give the model that was trained") from error
     return numbers
+
+
+def _load_optimizer(optimizer: Any, kept: dict[str, Any]) -> None:
+    """Load an optimizer's state into the groups that it has, which programs may hold; tuples stay tuples."""
+    groups = optimizer.param_groups
+    before = list(groups)
+    optimizer.load_state_dict(kept)
+    for group, loaded in zip(before, optimizer.param_groups, strict=True):
+        values = {name: _as_before(value, group.get(name)) for name, value in loaded.items()}
+        group.clear()
+        group.update(values)
+    groups[:] = before
+    optimizer.param_groups = groups
+
+
+def _as_before(value: Any, before: Any) -> Any:
+    return tuple(value) if isinstance(value, list) and isinstance(before, tuple) else value
 
 
 def _check_optimizer(kind: str, kept: dict[str, Any], optimizer: Any) -> None:

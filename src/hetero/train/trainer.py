@@ -7,6 +7,7 @@ It must not compute a step: the members do, each on its device.
 from __future__ import annotations
 
 import itertools
+import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -180,6 +181,7 @@ class Trainer:
         self._state: bytes | None = None
         self._step = 0
         self._totals: Totals | None = None
+        self._runs_in = 0
 
     # --- the fleet -----------------------------------------------------------------------------------------
 
@@ -246,6 +248,7 @@ class Trainer:
         -----
         A damaged checkpoint is passed over for the one before it, and `notes` says so.
         """
+        self._refuse_meanwhile("resume")
         checkpoints = self._checkpoints()
         if checkpoints is None:
             raise BadValueError("this Trainer keeps no checkpoints", remedy="give checkpoint=FOLDER")
@@ -260,7 +263,15 @@ class Trainer:
         return epochs
 
     def close(self) -> None:
-        """Give the devices back."""
+        """Give the devices back.
+
+        Raises
+        ------
+        BadValueError
+            A callback calls it, which would take the devices from the `fit` that it is called by.
+        """
+        if self._runs_in == threading.get_ident():
+            self._refuse_meanwhile("close", "let the callback return True, which ends the training")
         if self._ctx is not None and not self._lent:
             self._ctx.close()
 
@@ -296,6 +307,7 @@ class Trainer:
         TrainingError
             No device is left.
         """
+        self._refuse_meanwhile("fit", "let the callback return True to end this one, and call fit again after it")
         if isinstance(epochs, bool) or not isinstance(epochs, int) or epochs < 0:
             raise BadValueError(f"epochs={epochs!r} is not allowed", remedy="give a whole number, 0 or more")
         steps = (self._step // self._steps_an_epoch + epochs) * self._steps_an_epoch
@@ -306,10 +318,13 @@ class Trainer:
         self._look_at_data()
         told = Recorded(self.context.driver, listener or Listener())
         heard = Heard(self.notes, [self._opened, *self.callbacks, self._refuse_changed], told)
-        state = self._run(steps, None if test is None else as_samples(test, "test"), heard)
-        self._adopt(state)
-        self._totals = None
-        self.reports += heard.reports
+        shows = bool(self.callbacks) or (listener is not None and listener.needs_model)
+        self._runs_in = threading.get_ident()
+        try:
+            self._show(self._run(steps, None if test is None else as_samples(test, "test"), heard, shows))
+        finally:
+            self._runs_in = 0
+            self.reports += [report for report in heard.reports if report.step <= self._step]
         return heard.reports
 
     def evaluate(self, data: Any) -> Evaluation:
@@ -319,6 +334,7 @@ class Trainer:
         ----------
         data : inputs and targets as for the Trainer
         """
+        self._refuse_meanwhile("evaluate", "give fit test=DATA, or evaluate after fit(1) in a loop")
         samples = as_samples(data, "test data")
         sums = Parts()
         for part in self._over(evaluate_part, samples):
@@ -343,6 +359,7 @@ class Trainer:
         -----
         Each device takes batches of its own size from one queue.
         """
+        self._refuse_meanwhile("predict")
         samples = Samples(arrays=(as_array(data),)) if hasattr(data, "shape") else as_samples(data, "data to predict")
         return torch.cat([torch.from_numpy(part) for part in self._over(predict_part, samples)])
 
@@ -353,7 +370,11 @@ class Trainer:
         work = self.context.put(Work(parts, self.options, next(_numbers), process_settings()))
         return run_over(self.context, self.devices, function, work, self._put(samples), len(samples))
 
-    def _run(self, steps: int, test: Samples | None, listener: Listener) -> bytes:
+    def _refuse_meanwhile(self, what: str, remedy: str = "call it after fit, as after fit(1) in a loop") -> None:
+        if self._runs_in:
+            raise BadValueError(f"{what}: fit is running, and its members hold the devices", remedy=remedy)
+
+    def _run(self, steps: int, test: Samples | None, listener: Listener, shows: bool) -> bytes:
         names = tuple(device.short for device in self.devices)
         checking.sharing(self.model, self.options, names)
         checkpoints = self._checkpoints()
@@ -382,6 +403,7 @@ class Trainer:
                 sum_on=summer(self.options.sum_on, self.context.devices),
                 hosts={device.short: reach.workers[device.id] for device in self.devices} if reach.workers else {},
                 process=process_settings(),
+                shows=shows,
             )
             ids = {device.short: device.id for device in self.devices}
             given = (job, self._put(self.data), self._put(test))
@@ -395,16 +417,19 @@ class Trainer:
                 listener.on_note(f"{name} is left out: {reason}")
             extent = Extent(self._step, steps, checkpoints, partial(append_line, self._sample_log, job.run))
             values = partial(group_values, self.optimizer)
-            lead = Lead(hub, start, futures, listener, extent, Admission(self.options), values)
+            lead = Lead(hub, start, futures, listener, extent, Admission(self.options), values, self._show)
             for other in self.context.devices:
                 if not can_train(other) and other != job.sum_on:
                     listener.on_note(f"{other.short} is left out: torch cannot train on it")
+            self.context.held = threading.get_ident(), "Trainer.fit"
             try:
                 state: bytes = lead.run()
             except TrainingError as error:
                 if lead.killed.full:
                     raise self._fitting.refusal(full | lead.killed.full) from error
                 raise
+            finally:
+                self.context.held = None
             return state
 
     def _checkpoints(self) -> TrainingCheckpoints | None:
@@ -468,6 +493,12 @@ class Trainer:
                 remedy="make another Trainer for other data",
             )
         self.data, self._data_seen, self._kept = data, found, None
+
+    def _show(self, state: bytes) -> None:
+        """Bring the program's model and optimizer to the state of an epoch, from where training goes on."""
+        self._adopt(state)
+        self._totals = None
+        self._seen = seen(self.model, self.loss)
 
     def _adopt(self, state: bytes) -> None:
         numbers = load_state(state, self.model, self.optimizer)

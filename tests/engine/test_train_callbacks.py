@@ -1,0 +1,168 @@
+"""What a callback of `fit` sees and may do: the trained model, and no wait for the devices that train it."""
+
+from __future__ import annotations
+
+import copy
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import hetero
+from hetero.errors import BadValueError
+from hetero.train.listening import Listener
+from hetero.train.saving import read_model
+
+torch = pytest.importorskip("torch")
+nn = torch.nn
+
+DEVICES = "1xcpu,1xcpu"
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def fleet() -> Iterator[hetero.Context]:
+    with hetero.Context(devices=DEVICES, history=False) as ctx:
+        ctx.gather([ctx.submit(hetero.task(os.getpid, on=(device.id,))) for device in ctx.devices])
+        yield ctx
+
+
+def data() -> tuple[Any, Any]:
+    rng = np.random.default_rng(3)
+    return torch.from_numpy(rng.standard_normal((24, 6))), torch.from_numpy(rng.integers(0, 3, 24))
+
+
+def net() -> Any:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 3)).double()
+
+
+def adam(model: Any) -> Any:
+    return torch.optim.Adam(model.parameters(), lr=0.05)
+
+
+def made(ctx: hetero.Context, model: Any, optimizer: Any, *callbacks: Callable[[Any], Any], **options: Any) -> Any:
+    options = {"global_batch": 8, "devices": ctx, "shares": {"cpu:0": 5, "cpu:1": 3}, "shuffle": False, **options}
+    return hetero.Trainer(model, nn.CrossEntropyLoss(), optimizer, data(), callbacks=callbacks, **options)
+
+
+def plain_epochs(model: Any, optimizer: Any, epochs: int) -> Iterator[None]:
+    """Train in a loop that knows nothing of hetero; stops after every epoch."""
+    inputs, targets = data()
+    for _ in range(epochs):
+        for begin in range(0, 24, 8):
+            optimizer.zero_grad()
+            nn.CrossEntropyLoss()(model(inputs[begin : begin + 8]), targets[begin : begin + 8]).backward()
+            optimizer.step()
+        yield
+
+
+def distance(one: Any, other: Any) -> float:
+    return max(float((one[name] - other[name]).detach().abs().max()) for name in one)
+
+
+WAITS: dict[str, Callable[[Any], Any]] = {
+    "evaluate": lambda trainer: trainer.evaluate(data()),
+    "predict": lambda trainer: trainer.predict(data()[0]),
+    "fit": lambda trainer: trainer.fit(1),
+    "resume": lambda trainer: trainer.resume(),
+    "close": lambda trainer: trainer.close(),
+    "wait for task": lambda trainer: trainer.context.run(sum, [1, 2]),
+    "wait for  task": lambda trainer: trainer.context.submit(sum, [1, 2]).result(),
+    "wait for   task": lambda trainer: list(trainer.context.map(abs, [1, 2])),
+    "close the Context": lambda trainer: trainer.context.close(),
+}
+
+
+def test_what_would_wait_for_the_devices_in_a_callback_is_refused_at_once_by_name(fleet: hetero.Context) -> None:
+    model, said = net(), {}
+
+    def ask(report: Any) -> None:
+        for name, wait in WAITS.items() if report.epoch == 1 else ():
+            try:
+                wait(trainer)
+            except BadValueError as error:
+                said[name] = str(error)
+
+    with made(fleet, model, adam(model), ask) as trainer:
+        assert len(trainer.fit(2)) == 2
+    assert said.keys() == WAITS.keys()
+    for name, text in said.items():
+        assert " ".join(name.split()) in text
+        assert "fit" in text
+        assert "; " in text
+    assert fleet.run(sum, [1, 2]) == 3
+
+
+def test_callbacks_see_the_model_and_the_optimizer_as_they_are_trained(fleet: hetero.Context, tmp_path: Path) -> None:
+    model = net()
+    expected, optimizer = copy.deepcopy(model), adam(model)
+    averages = [torch.optim.swa_utils.AveragedModel(each) for each in (model, expected)]
+    seen: list[tuple[Any, ...]] = []
+
+    def keep(report: Any) -> None:
+        averages[0].update_parameters(model)
+        saved = trainer.save(tmp_path / f"{report.epoch}.safetensors")
+        moments = [optimizer.state[p]["exp_avg"].clone() for p in model.parameters()]
+        seen.append((copy.deepcopy(model.state_dict()), read_model(saved)[0], moments, trainer.step))
+
+    with made(fleet, model, optimizer, keep) as trainer:
+        trainer.fit(3)
+    other = adam(expected)
+    for epoch, _ in enumerate(plain_epochs(expected, other, 3)):
+        averages[1].update_parameters(expected)
+        state, saved, moments, step = seen[epoch]
+        assert distance(state, expected.state_dict()) < 1e-12
+        assert distance(saved, expected.state_dict()) < 1e-12
+        for mine, parameter in zip(moments, expected.parameters(), strict=True):
+            assert float((mine - other.state[parameter]["exp_avg"]).abs().max()) < 1e-12
+        assert step == 3 * (epoch + 1)
+    assert distance(dict(averages[0].named_parameters()), dict(averages[1].named_parameters())) < 1e-12
+
+
+def test_a_fit_that_a_callback_ends_by_an_error_goes_on_from_the_epoch_that_it_saw(fleet: hetero.Context) -> None:
+    model = net()
+    expected, optimizer = copy.deepcopy(model), adam(model)
+    group = optimizer.param_groups[0]
+
+    def fail(report: Any) -> None:
+        group["lr"] *= 0.5  # of the group that it took before training
+        if report.epoch == 2:
+            raise OSError("the disk is full")
+
+    with made(fleet, model, optimizer, fail) as trainer:
+        with pytest.raises(OSError, match="the disk is full"):
+            trainer.fit(4)
+        assert [trainer.step, *(report.epoch for report in trainer.reports)] == [6, 1, 2]
+        trainer.fit(1)
+    assert group is optimizer.param_groups[0]
+    assert group["betas"] == (0.9, 0.999)
+    other = adam(expected)
+    for _ in plain_epochs(expected, other, 3):
+        other.param_groups[0]["lr"] *= 0.5
+    assert distance(model.state_dict(), expected.state_dict()) < 1e-12
+
+
+def test_a_listener_sees_the_trained_model_too(fleet: hetero.Context) -> None:
+    model = net()
+    begun, seen = copy.deepcopy(model.state_dict()), []
+
+    class Looks(Listener):
+        def on_epoch(self, report: Any) -> bool:
+            seen.append(distance(model.state_dict(), begun))
+            model.eval()
+            return False
+
+    with made(fleet, model, adam(model)) as trainer:
+        trainer.fit(2, listener=Looks())
+    assert 0.0 < seen[0] < seen[1]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import json
 import random
 import threading
 import warnings
@@ -40,6 +41,7 @@ from hetero.train.honoured import (  # noqa: E402
 from hetero.train.losses import SummedLoss  # noqa: E402
 from hetero.train.membership import Membership  # noqa: E402
 from hetero.train.replica import Parts, Replica  # noqa: E402
+from hetero.train.schedules import load_schedulers, scheduler_states  # noqa: E402
 from hetero.train.state import load_state, pack, renewed  # noqa: E402
 from hetero.train.values import Options  # noqa: E402
 from hetero.train.verifying import verify  # noqa: E402
@@ -645,6 +647,47 @@ def test_a_scheduler_of_schedulers_steps_those_within() -> None:
     checking.honoured(model, nn.CrossEntropyLoss(), optimizer, 3, [lambda report: outer.step()])
     with pytest.raises(BadValueError, match="nothing would step it"):
         checking.honoured(model, nn.CrossEntropyLoss(), optimizer, 3, [lambda report: inner[0].step()])
+
+
+SCHEDULERS: dict[str, Callable[[Any], Any]] = {
+    "steps": lambda optimizer: torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.5),
+    "milestones": lambda optimizer: torch.optim.lr_scheduler.MultiStepLR(optimizer, [1, 3, 3], 0.1),
+    "plateau": lambda optimizer: torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=0),
+    "a function": lambda optimizer: torch.optim.lr_scheduler.LambdaLR(optimizer, lambda n: 1.0 / (1 + n)),
+    "one after the other": lambda optimizer: torch.optim.lr_scheduler.SequentialLR(
+        optimizer,
+        [torch.optim.lr_scheduler.LinearLR(optimizer), torch.optim.lr_scheduler.MultiStepLR(optimizer, [1, 2])],
+        [2],
+    ),
+}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", SCHEDULERS)
+def test_a_scheduler_goes_on_from_its_state_in_a_checkpoint(name: str) -> None:
+    def rates(optimizer: Any, scheduler: Any, epochs: range) -> list[float]:
+        found = []
+        for epoch in epochs:
+            scheduler.step(*([1.0 + epoch] if name == "plateau" else []))
+            found.append(optimizer.param_groups[0]["lr"])
+        return found
+
+    model = net()
+    optimizer = adam(model)
+    scheduler = SCHEDULERS[name](optimizer)
+    rates(optimizer, scheduler, range(2))
+    kept = json.loads(json.dumps(scheduler_states(optimizer), allow_nan=False))
+    other = adam(model)
+    with pytest.raises(BadValueError, match=rf"kept with a {type(scheduler).__name__}, and no .* resume\(\)"):
+        load_schedulers(other, kept)
+    again = SCHEDULERS[name](other)
+    other.load_state_dict(optimizer.state_dict())
+    load_schedulers(other, kept)
+    assert rates(other, again, range(2, 6)) == rates(optimizer, scheduler, range(2, 6))
+    twin = SCHEDULERS[name](other)
+    with pytest.raises(BadValueError, match=r"2 \w+ hold the optimizer, .*ChainedScheduler"):
+        scheduler_states(other)
+    del twin
 
 
 def test_complex_parameters_are_refused_by_name() -> None:

@@ -166,3 +166,27 @@ def test_a_listener_sees_the_trained_model_too(fleet: hetero.Context) -> None:
     with made(fleet, model, adam(model)) as trainer:
         trainer.fit(2, listener=Looks())
     assert 0.0 < seen[0] < seen[1]
+
+
+def by_epoch(optimizer: Any) -> Callable[[Any], Any]:
+    return lambda report: optimizer.param_groups[0].update(lr=0.05 * 0.5**report.epoch)
+
+
+def by_milestones(optimizer: Any) -> Callable[[Any], Any]:
+    scheduler = torch.optim.lr_scheduler.MultiStepLR(optimizer, [1, 3], 0.1)
+    return lambda report: scheduler.step()
+
+
+@pytest.mark.parametrize("rule", [by_epoch, by_milestones])
+def test_a_run_that_goes_on_has_what_callbacks_set(fleet: hetero.Context, tmp_path: Path, rule: Any) -> None:
+    found = []
+    for parts in ((4,), (2, 4)):
+        for upto in parts:
+            model = net()
+            optimizer = adam(model)
+            folder = tmp_path / f"{len(parts)}"
+            with made(fleet, model, optimizer, rule(optimizer), checkpoint=folder, checkpoint_every=2) as trainer:
+                trainer.fit(upto - trainer.resume())
+        found.append((model.state_dict(), optimizer.param_groups[0]["lr"]))
+    assert distance(found[0][0], found[1][0]) == 0.0
+    assert found[0][1] == found[1][1]

@@ -15,8 +15,9 @@ import torch
 from hetero.floor.errors import BadValueError
 from hetero.plan.shares import given_shares
 from hetero.train.data import Samples
-from hetero.train.honoured import check_loss, check_model, check_optimizer, check_parameters, unstepped_scheduler
+from hetero.train.honoured import check_loss, check_model, check_optimizer, check_parameters
 from hetero.train.replica import mixing_layers
+from hetero.train.schedules import unstepped_scheduler
 from hetero.train.values import Options
 
 __all__ = ["at_least_one", "batch", "costs", "drawing", "folder", "honoured", "parts", "sharing", "trained_names"]

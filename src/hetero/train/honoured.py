@@ -7,7 +7,6 @@ It must not compute a step: `verifying` does that.
 from __future__ import annotations
 
 import functools
-import gc
 import inspect
 import json
 import threading
@@ -24,7 +23,6 @@ from torch.nn.utils import parametrize
 from torch.optim import optimizer as torch_optimizer
 
 from hetero.floor.errors import BadValueError
-from hetero.session.functions import used_names
 
 __all__ = [
     "changed_values",
@@ -42,7 +40,6 @@ __all__ = [
     "process_settings",
     "seen",
     "set_values",
-    "unstepped_scheduler",
 ]
 
 _OPTIMIZER_HOOKS = {
@@ -140,56 +137,8 @@ def _lost(optimizer: Any) -> list[str]:
         return []
     attributes = vars(optimizer)
     lost = sorted(set(attributes) - _OPTIMIZER_OWN)
-    replaced = "step" in attributes and not _is_wrapped(optimizer)
+    replaced = "step" in attributes and not hasattr(optimizer.step, "_wrapped_by_lr_sched")
     return [*lost, *(["a step that was replaced"] if replaced else [])]
-
-
-def unstepped_scheduler(optimizer: Any, hearers: Sequence[Any]) -> str:
-    """Name a learning-rate scheduler of torch's that holds an optimizer and that nobody can step; '' for none.
-
-    Parameters
-    ----------
-    hearers
-        What is called after every epoch: functions and objects. One steps a scheduler if it can reach it, by its
-        closure, the globals that its code names, its arguments or its attributes.
-    """
-    kind = torch.optim.lr_scheduler.LRScheduler
-    found = [
-        one for one in gc.get_objects() if issubclass(type(one), kind) and getattr(one, "optimizer", None) is optimizer
-    ]
-    if not found and _is_wrapped(optimizer) and not hearers:
-        return "learning-rate scheduler"
-    reached = _reached(hearers) if found else set()
-    return next((type(one).__name__ for one in found if id(one) not in reached), "")
-
-
-def _reached(roots: Iterable[Any]) -> set[int]:
-    """Return the ids of what some callables can come by."""
-    waiting, met = list(roots), set[int]()
-    held = []
-    while waiting and len(met) < _MOST_MET:
-        one = waiting.pop()
-        if id(one) in met or isinstance(one, types.ModuleType | torch.Tensor | str | bytes | int | float):
-            continue
-        met.add(id(one))
-        held.append(one)  # so that no id is used again meanwhile
-        waiting.extend(_beside(one))
-    return met
-
-
-def _beside(one: Any) -> Iterator[Any]:
-    """Yield what an object refers to; of a function, not all of its module, but the globals that its code names."""
-    if isinstance(one, types.FunctionType):
-        yield from (one.__closure__ or (), one.__defaults__ or (), one.__kwdefaults__ or {}, vars(one))
-        yield from (one.__globals__[name] for name in used_names(one.__code__) if name in one.__globals__)
-    elif isinstance(one, type):
-        yield from (*one.__bases__, *(each for each in vars(one).values() if isinstance(each, types.FunctionType)))
-    else:
-        yield from gc.get_referents(one)
-
-
-def _is_wrapped(optimizer: Any) -> bool:
-    return hasattr(getattr(optimizer, "step", None), "_wrapped_by_lr_sched")
 
 
 def _check_global_hooks() -> None:

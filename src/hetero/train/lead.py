@@ -32,6 +32,7 @@ __all__ = ["Lead"]
 _POLL_S = 0.1
 _START_S = 30.0
 _LAST_WORDS_S = 2.0
+_LAST_CHECKPOINT_S = 60.0
 
 
 @dataclass(slots=True)
@@ -47,6 +48,7 @@ class Lead:
     extent : from where to where it goes
     admission : who takes part
     values : gives the settings of the optimizer's parameter groups in the program, which callbacks may change
+    schedulers : gives the states of the program's schedulers, for checkpoints
     show : brings the program's model and optimizer to the state of an epoch, before anybody hears of it
     notes : what was said to the listener
     killed : whose memory is too small
@@ -60,6 +62,7 @@ class Lead:
     extent: Extent
     admission: Admission
     values: Callable[[], list[dict[str, Any]]] = list
+    schedulers: Callable[[], dict[str, Any]] = dict
     show: Callable[[bytes], None] = lambda state: None
     notes: list[str] = field(default_factory=list)
     killed: Killed = field(default_factory=Killed)
@@ -75,6 +78,7 @@ class Lead:
     _probe_s: float = inf
     _first_ready_s: float = inf
     _report_due_s: float = inf
+    _scheduled: dict[str, Any] = field(default_factory=dict)
     _end: int = 0
     _heard: int = 0
     _nowhere: dict[str, str] = field(default_factory=dict)
@@ -82,6 +86,7 @@ class Lead:
 
     def __post_init__(self) -> None:
         self._end, self._heard = self.extent.end, self.extent.begin
+        self._scheduled = self.schedulers()
         for future in self.futures.values():
             self._watch(future)
 
@@ -131,11 +136,18 @@ class Lead:
         for device, future in self.futures.items():
             if device not in team:
                 future.cancel()
-        deadline_s = clock.monotonic_s() + _LAST_WORDS_S
-        while not all(future.done() for future in self.futures.values()) and clock.monotonic_s() < deadline_s:
+        begun_s = clock.monotonic_s()
+        while self._speaks(clock.monotonic_s() - begun_s):
             self._hear(_POLL_S)
         for future in self.futures.values():
             future.cancel()
+
+    def _speaks(self, waited_s: float) -> bool:
+        """Tell whether somebody may still have a word to say: the first member its last checkpoint."""
+        first = [member for member in self._members.values() if member is self._team[0] and member.phase != "left"]
+        if first and waited_s < (_LAST_WORDS_S if self.extent.checkpoints is None else _LAST_CHECKPOINT_S):
+            return True
+        return waited_s < _LAST_WORDS_S and not all(future.done() for future in self.futures.values())
 
     # --- hearing -------------------------------------------------------------------------------------------
 
@@ -238,10 +250,11 @@ class Lead:
         if self.listener.on_epoch(report):
             self._end = report.step
         self._add_changes(report.step, changed_values(before, self.values()))
+        self._scheduled = self.schedulers()
         self._heard = report.step
         self._report_due_s = inf
         for member in self._team:
-            self._send(member, "go", self._end, self._latest)
+            self._send(member, "go", self._end, self._latest, self._scheduled)
 
     def _add_changes(self, step: int, changes: dict[int, dict[str, Any]]) -> None:
         """Keep all settings that were changed up to a step, for members that join or form a group anew."""
@@ -405,6 +418,7 @@ class Lead:
             link_s=next((member.link_s for member in team if member.link_s >= 0.0), -1.0),
             saved=saved,
             values=self._latest,
+            schedulers=self._scheduled,
         )
         for rank, member in enumerate(team):
             member.phase, member.joined = "in", self._generation

@@ -253,9 +253,9 @@ class _Member(Membership):
         size, ranks = len(self.team), len(self.job.names)
         busy_s, waits_s = more[1 : 1 + size], more[1 + ranks :][:size]
         self._tell(total, step_s, counts, busy_s, waits_s)
-        self.keep()
-        epoch_over = replica.step % self.steps_an_epoch == 0
-        if epoch_over:
+        if replica.step % self.steps_an_epoch:
+            self.keep()
+        else:
             self._end_epoch()
         better = self.sharing.learn(busy_s, waits_s, ids, counts)
         if better is not None:
@@ -307,16 +307,17 @@ class _Member(Membership):
         return total.loss / divisor if divisor else 0.0
 
     def _end_epoch(self) -> None:
-        """Test, tell the program, and do what it says; all members wait for its answer."""
+        """Test, tell the program, and do what it says; all members wait for its answer, and keep what it changed."""
         tested = self._test() if self.test is not None else None
         if self.rank == 0:
             self.line.send("epoch", self._report(tested), self.replica.state() if self.job.shows else None)
         else:
             shown_s = self.keeping_s() if self.job.shows else 0.0
             self.line.send("waits", self.replica.step, self.group.deadline_s + shown_s)
-        self.steps, values = self.wait_for("go")
+        self.steps, values, self.schedulers = self.wait_for("go")
         self.replica.take_values(values)
         self.totals = Totals()
+        self.keep()
 
     def _test(self) -> Any:
         import torch

@@ -63,6 +63,7 @@ class Membership:
     steps : done in all when the job is over
     totals : of this epoch
     outsiders : samples/s of devices that were left out
+    schedulers : states of the program's schedulers, for checkpoints
     """
 
     replica: Replica
@@ -82,6 +83,7 @@ class Membership:
         self.rank = 0
         self.generation = 0
         self.steps = job.steps
+        self.schedulers = job.schedulers
         self.totals = Totals() if job.totals is None else replace(job.totals, speeds=dict(job.totals.speeds))
         self.outsiders: dict[str, float] = {}
         self.regroup_asked = False
@@ -172,6 +174,7 @@ class Membership:
         formation: Formation = self.wait_for("form")[0]
         self.rank, self.team, self.generation = formation.rank, formation.team, formation.generation
         self.outsiders, self.steps = dict(formation.outsiders), formation.steps
+        self.schedulers = formation.schedulers
         self.regroup_asked = False
         self._forms_without_step += 1
         self.group = self._meet()
@@ -291,12 +294,16 @@ class Membership:
     def keep(self) -> None:
         """Write a checkpoint where one is due; the first member does, and the others give it time."""
         job, step = self.job, self.replica.step
-        if not job.checkpoint or (step % job.checkpoint_every and step != job.steps):
+        if not job.checkpoint or (step % job.checkpoint_every and step != self.steps):
             return
         self._keeping_s = self.keeping_s()
         self._set_deadline()
         if self.rank == 0:
-            facts = {**run_facts(job.options, self.samples), "totals": asdict(self.totals)}
+            facts = {
+                **run_facts(job.options, self.samples),
+                "totals": asdict(self.totals),
+                "schedulers": dict(self.schedulers),
+            }
             state, begun_s = self.replica.state(), clock.monotonic_s()
             if self._far:
                 self.line.send("keep", step, state, facts)

@@ -41,6 +41,7 @@ from hetero.train.replica import Parts
 from hetero.train.roster import Extent
 from hetero.train.sample_log import append_line, next_run
 from hetero.train.saving import save_model
+from hetero.train.schedules import load_schedulers, scheduler_states
 from hetero.train.spread import Work, evaluate_part, predict_part, run_over
 from hetero.train.state import load_state, renewed
 from hetero.train.summing import summer
@@ -258,6 +259,7 @@ class Trainer:
             return 0
         self.notes += found.damaged
         self._adopt(found.state)
+        load_schedulers(self.optimizer, found.facts.get("schedulers", {}))
         epochs, further = divmod(self._step, self._steps_an_epoch)
         self._totals = Totals(**found.facts["totals"]) if further else None
         return epochs
@@ -403,6 +405,7 @@ class Trainer:
                 sum_on=summer(self.options.sum_on, self.context.devices),
                 hosts={device.short: reach.workers[device.id] for device in self.devices} if reach.workers else {},
                 process=process_settings(),
+                schedulers=self._schedulers(),
                 shows=shows,
             )
             ids = {device.short: device.id for device in self.devices}
@@ -417,7 +420,9 @@ class Trainer:
                 listener.on_note(f"{name} is left out: {reason}")
             extent = Extent(self._step, steps, checkpoints, partial(append_line, self._sample_log, job.run))
             values = partial(group_values, self.optimizer)
-            lead = Lead(hub, start, futures, listener, extent, Admission(self.options), values, self._show)
+            lead = Lead(
+                hub, start, futures, listener, extent, Admission(self.options), values, self._schedulers, self._show
+            )
             for other in self.context.devices:
                 if not can_train(other) and other != job.sum_on:
                     listener.on_note(f"{other.short} is left out: torch cannot train on it")
@@ -434,6 +439,9 @@ class Trainer:
 
     def _checkpoints(self) -> TrainingCheckpoints | None:
         return TrainingCheckpoints(self._checkpoint, self._keep) if self._checkpoint else None
+
+    def _schedulers(self) -> dict[str, Any]:
+        return scheduler_states(self.optimizer) if self._checkpoint else {}
 
     def _parts(self) -> bytes:
         self._seen = seen(self.model, self.loss)

@@ -40,9 +40,13 @@ from hetero.train.honoured import (  # noqa: E402
 )
 from hetero.train.losses import SummedLoss  # noqa: E402
 from hetero.train.membership import Membership  # noqa: E402
-from hetero.train.replica import Parts, Replica  # noqa: E402
+from hetero.train.memory import PassLimit  # noqa: E402
+from hetero.train.probing import probe  # noqa: E402
+from hetero.train.replica import Judge, Parts, Replica, mixing_layers  # noqa: E402
 from hetero.train.schedules import load_schedulers, scheduler_states  # noqa: E402
 from hetero.train.state import load_state, pack, renewed  # noqa: E402
+from hetero.train.throttle import Throttle  # noqa: E402
+from hetero.train.trainer import Trainer  # noqa: E402
 from hetero.train.values import Options  # noqa: E402
 from hetero.train.verifying import verify  # noqa: E402
 
@@ -466,6 +470,101 @@ def test_a_collate_function_that_looks_across_the_batch_is_refused() -> None:
     for collate in (centred, mixed):
         with pytest.raises(BadValueError, match=r"the result of 0|the loss"):
             tried(net(), nn.CrossEntropyLoss(), classes(), collate=collate)
+
+
+class Recalls(nn.Module):  # type: ignore[misc]
+    """Keeps its hidden state between batches, as recurrent models over long texts do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cell, self.hidden = nn.GRU(6, 4, batch_first=True), None
+
+    def forward(self, inputs: Any) -> Any:
+        found, hidden = self.cell(inputs[:, None], self.hidden)
+        self.hidden = hidden.detach()
+        return found[:, -1]
+
+
+def test_what_a_model_keeps_between_batches_is_refused_by_name_on_one_device_too() -> None:
+    for cut in (False, True):
+        with pytest.raises(BadValueError, match="the model keeps something between passes"):
+            tried(Recalls().double(), nn.CrossEntropyLoss(), classes(), cut=cut)
+
+
+def test_a_probe_of_a_batch_that_stays_whole_takes_it_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes: list[int] = []
+    computed = Replica.compute
+
+    def compute(self: Any, samples: Any, ids: Any, *rest: Any) -> Any:
+        sizes.append(len(ids))
+        return computed(self, samples, ids, *rest)
+
+    monkeypatch.setattr(Replica, "compute", compute)
+    parts = cloudpickle.dumps((net(nn.BatchNorm1d(4).double()), nn.CrossEntropyLoss(), adam_of))
+    job: Any = SimpleNamespace(parts=parts, options=Options(BATCH), names=("cpu:0",), need=None)
+    device: Any = SimpleNamespace(kind="cpu", index=0)
+    found = probe(job, device, as_samples(classes()), Throttle(1.0), PassLimit())
+    assert set(sizes) == {BATCH}
+    assert found.model.seconds(BATCH) > 0.0
+
+
+def test_the_modes_that_a_program_gave_its_modules_are_those_that_train() -> None:
+    model = net(nn.BatchNorm1d(4).double(), nn.Dropout(0.5))
+    for change in (nn.Module.eval, nn.Module.train, lambda whole: whole[3].eval()):
+        change(model)
+        modes = [module.training for module in model.modules()]
+        replica = Replica(cloudpickle.dumps((model, nn.CrossEntropyLoss(), adam_of)), Options(16), "cpu", 0)
+        replica.model.eval()
+        replica._to_training()
+        assert [module.training for module in replica.model.modules()] == modes
+        assert bool(mixing_layers(model)) == model[3].training
+    expected = plain(model.eval(), nn.CrossEntropyLoss(), adam(model), classes())
+    found = in_parts((5, 11), model, nn.CrossEntropyLoss(), adam(model), classes())
+    assert distance(found, expected) < 1e-12
+
+
+def adam_of(parameters: Any) -> Any:
+    return torch.optim.Adam(parameters, lr=0.01)
+
+
+WRONG: dict[str, tuple[dict[str, Any], str]] = {
+    "checkpoint_every alone": ({"checkpoint_every": 5}, r"checkpoint_every=5 has no effect without checkpoint="),
+    "keep alone": ({"keep": 9}, r"keep=9 has no effect without checkpoint="),
+    "no steps": ({"checkpoint_every": 0, "checkpoint": "never"}, r"checkpoint_every=0 is not allowed"),
+    "a word": ({"shuffle": "no"}, r"shuffle='no' is not allowed; give True or False"),
+    "a number": ({"callbacks": 3}, r"callbacks=3 is not allowed; give a list"),
+    "a number within": ({"callbacks": [3]}, r"callbacks=\[3\] is not allowed; give a list"),
+    "a class": ({"optimizer": torch.optim.SGD}, r"SGD is a class, .*; give SGD\(model.parameters\(\), lr=0.01\)"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_an_argument_of_the_trainer_that_would_have_no_effect_is_refused(name: str) -> None:
+    given, words = WRONG[name]
+    options: dict[str, Any] = {"optimizer": adam_of, **given}
+    optimizer = options.pop("optimizer")
+    with pytest.raises(BadValueError, match=words):
+        Trainer(net(), nn.CrossEntropyLoss(), optimizer, classes(), global_batch=16, devices="1xcpu", **options)
+
+
+def test_predictions_that_are_not_one_row_a_sample_are_refused_by_name() -> None:
+    class Returns(nn.Module):  # type: ignore[misc]
+        def __init__(self, work: Any) -> None:
+            super().__init__()
+            self.work = work
+
+        def forward(self, inputs: Any) -> Any:
+            return self.work(inputs)
+
+    samples = Samples(arrays=(classes()[0].numpy(),))
+    for work, words in (
+        (lambda x: x[x[:, 0] > 0], r"gives a Tensor of shape \(\d+, 6\) for 8 samples"),
+        (lambda x: (x, x), r"gives a tuple that is no tensor for 8 samples"),
+        (lambda x: x.sum(), r"gives a Tensor of shape \(\) for 8 samples"),
+    ):
+        with pytest.raises(BadValueError, match=words):
+            Judge(Returns(work), None, Options(16), "cpu").predict(samples, range(8))
+    assert Judge(Returns(lambda x: x[:, 0]), None, Options(16), "cpu").predict(samples, range(8)).shape == (8,)
 
 
 def test_a_trial_leaves_the_settings_of_the_process_as_they_were() -> None:

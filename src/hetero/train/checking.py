@@ -20,7 +20,20 @@ from hetero.train.replica import mixing_layers
 from hetero.train.schedules import unstepped_scheduler
 from hetero.train.values import Options
 
-__all__ = ["at_least_one", "batch", "costs", "drawing", "folder", "honoured", "parts", "sharing", "trained_names"]
+__all__ = [
+    "at_least_one",
+    "batch",
+    "callbacks",
+    "costs",
+    "drawing",
+    "folder",
+    "honoured",
+    "keeping",
+    "parts",
+    "sharing",
+    "trained_names",
+    "truth",
+]
 
 
 def parts(model: Any, optimizer: Any) -> None:
@@ -29,6 +42,11 @@ def parts(model: Any, optimizer: Any) -> None:
         raise BadValueError(f"{type(model).__name__} is no model", remedy="give a torch.nn.Module")
     if isinstance(optimizer, list | tuple | dict):
         check_optimizer(optimizer)
+    if isinstance(optimizer, type):
+        raise BadValueError(
+            f"{optimizer.__name__} is a class, and training needs an optimizer with its settings",
+            remedy=f"give {optimizer.__name__}(model.parameters(), lr=0.01), or a function of the parameters",
+        )
     if not hasattr(optimizer, "param_groups") and not callable(optimizer):
         raise BadValueError(
             f"{optimizer!r} is no optimizer", remedy="give torch.optim.Adam(model.parameters()) or a function"
@@ -86,6 +104,36 @@ def trained_names(model: Any) -> tuple[str, ...]:
 def folder(given: str | Path | None) -> str:
     """Give the absolute path of a folder, '' for none."""
     return "" if given is None else str(Path(given).expanduser().absolute())
+
+
+def keeping(checkpoint: str, **options: Any) -> None:
+    """Refuse what is said of checkpoints where there are none."""
+    for name, given in options.items() if not checkpoint else ():
+        if given is not None:
+            raise BadValueError(
+                f"{name}={given!r} has no effect without checkpoint=",
+                remedy="give checkpoint=FOLDER too, or leave it out",
+            )
+
+
+def truth(name: str, given: object) -> None:
+    """Check what is True, False or not given."""
+    if given is not None and not isinstance(given, bool):
+        raise BadValueError(f"{name}={given!r} is not allowed", remedy="give True or False, or leave it out")
+
+
+def callbacks(given: Any) -> tuple[Any, ...]:
+    """Check functions of a report.
+
+    Examples
+    --------
+    >>> callbacks([print]) == (print,)
+    True
+    """
+    found = tuple(given) if isinstance(given, list | tuple) else (None,)
+    if not all(callable(one) for one in found):
+        raise BadValueError(f"callbacks={given!r} is not allowed", remedy="give a list of functions of an EpochReport")
+    return found
 
 
 def at_least_one(name: str, given: object) -> int:

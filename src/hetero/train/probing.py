@@ -85,14 +85,15 @@ def probe(
         seconds: float = throttle.seconds
         return seconds
 
-    few = max(1, min(units // 16, there // 2))
+    stays_whole = bool(copy.passes.whole) and not job.options.cuts(len(job.names))
+    few = max(1, min(units, there) if stays_whole else min(units // 16, there // 2))
     before = torch.get_rng_state()
     timed(few)
     few_s = timed(few)
     glimpse(StepModel(0.0, max(few_s, 1e-12) / few))
     few_s = min(few_s, timed(few))
     many = max(1, min(units // 2, int(few * _BUDGET_S / max(few_s, 1e-9)), there))
-    many = many if many > few else min(2 * few, max(1, there))
+    many = few if stays_whole else many if many > few else min(2 * few, max(1, there))
     many_s = min(timed(many) for _ in range(2))
     if _may_choose(copy):
         last_s = _with_channels_last(copy, lambda: timed(many))

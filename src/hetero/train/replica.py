@@ -114,7 +114,15 @@ class Judge:
         with torch.no_grad(), self._precision():
             batch = samples.batch(ids, self.options.seed, 0)
             inputs = batch[0] if isinstance(batch, tuple | list) and len(batch) == 2 else batch
-            return call_model(self.model, _moved(inputs, self.place)).float().cpu()
+            found = call_model(self.model, _moved(inputs, self.place))
+        if not torch.is_tensor(found) or not found.dim() or len(found) != len(ids):
+            shape = f"of shape {tuple(found.shape)}" if torch.is_tensor(found) else "that is no tensor"
+            raise BadValueError(
+                f"the model gives a {type(found).__name__} {shape} for {len(ids)} samples, and predict puts tensors of "
+                "one row a sample together",
+                remedy="give a model that returns one such tensor, as one around this that picks it out",
+            )
+        return found.float().cpu()
 
     def _load(self, batch: Any) -> tuple[Any, Any]:
         if not isinstance(batch, tuple | list) or len(batch) != 2:
@@ -361,13 +369,17 @@ def count_right(output: Any, targets: Any) -> tuple[float, float]:
 
 
 def training_modes(model: Any) -> list[tuple[Any, bool]]:
-    """Say of each module whether it trains: all of a model given in eval mode, else those that did."""
-    whole = not model.training
-    return [(module, whole or module.training) for module in model.modules()]
+    """Return each module with the mode that the program gave it."""
+    return [(module, module.training) for module in model.modules()]
 
 
-def mixing_layers(model: Any) -> list[str]:
-    """Name the layers that mix the samples of a pass while they train, so that parts differ from the whole."""
+def mixing_layers(model: Any, *, all_train: bool = False) -> list[str]:
+    """Name the layers that mix the samples of a pass while they train, so that parts differ from the whole.
+
+    Parameters
+    ----------
+    all_train : True where all modules train, whatever their modes are
+    """
     kinds = (torch.nn.modules.batchnorm._BatchNorm,)
-    modes = dict(training_modes(model))
-    return [f"{name} ({type(m).__name__})" for name, m in model.named_modules() if isinstance(m, kinds) and modes[m]]
+    found = [(name, m) for name, m in model.named_modules() if isinstance(m, kinds) and (all_train or m.training)]
+    return [f"{name} ({type(m).__name__})" for name, m in found]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import gc
 import math
 import types
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -127,22 +127,22 @@ def unstepped_scheduler(optimizer: Any, hearers: Sequence[Any]) -> str:
     found = _holding(optimizer)
     if not found and _is_wrapped(optimizer) and not hearers:
         return "learning-rate scheduler"
-    reached = _reached(hearers) if found else set()
-    return next((type(one).__name__ for one in found if id(one) not in reached), "")
+    absent = _not_reached(hearers, {id(one) for one in found})
+    return next((type(one).__name__ for one in found if id(one) in absent), "")
 
 
-def _reached(roots: Iterable[Any]) -> set[int]:
-    """Return the ids of what some callables can come by."""
-    waiting, met = list(roots), set[int]()
+def _not_reached(roots: Iterable[Any], wanted: set[int]) -> set[int]:
+    """Return those of some ids that callables cannot come by; what is near is looked at first."""
+    waiting, met = deque(roots), set[int]()
     held = []
-    while waiting and len(met) < _MOST_MET:
-        one = waiting.pop()
+    while waiting and len(met) < _MOST_MET and not wanted <= met:
+        one = waiting.popleft()
         if id(one) in met or isinstance(one, types.ModuleType | torch.Tensor | str | bytes | int | float):
             continue
         met.add(id(one))
         held.append(one)  # so that no id is used again meanwhile
         waiting.extend(_beside(one))
-    return met
+    return wanted - met
 
 
 def _beside(one: Any) -> Iterator[Any]:

@@ -35,7 +35,7 @@ def check_training(model: Any, loss: Any, optimizer: Any) -> None:
             f"{type(optimizer).__name__} is no function of parameters, and every stage makes an optimizer of its own",
             remedy="write optimizer=lambda parameters: torch.optim.Adam(parameters, lr=1e-3)",
         )
-    mixing = mixing_layers(model)
+    mixing = mixing_layers(model, all_train=not model.training)
     if mixing:
         raise BadValueError(
             f"{mixing[0]} takes its statistics from the samples of a micro-batch, so the result would depend on it",

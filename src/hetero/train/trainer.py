@@ -37,7 +37,7 @@ from hetero.train.member import train_member
 from hetero.train.memory import Fitting
 from hetero.train.recompute import chosen as chosen_modules
 from hetero.train.recording import Recorded
-from hetero.train.replica import Parts
+from hetero.train.replica import Parts, training_modes
 from hetero.train.roster import Extent
 from hetero.train.sample_log import append_line, next_run
 from hetero.train.saving import save_model
@@ -95,7 +95,7 @@ class Trainer:
         or one when reading is found to hold the device up
     checkpoint : folder of the run's checkpoints, None for none
     checkpoint_every : steps between them, an epoch where none is given
-    keep : the newest so many checkpoints stay
+    keep : the newest so many checkpoints stay, 3 where none is given
     sample_log : folder of a log of which device computed which samples, for `check_sample_log`; None for none
     callbacks : functions of an `EpochReport`; one that gives True ends the training
     config, set, trace : as for `hetero.Context`
@@ -139,7 +139,7 @@ class Trainer:
         readers: int | None = None,
         checkpoint: str | Path | None = None,
         checkpoint_every: int | None = None,
-        keep: int = 3,
+        keep: int | None = None,
         sample_log: str | Path | None = None,
         callbacks: Sequence[Callable[[EpochReport], Any]] = (),
         config: Any = None,
@@ -147,6 +147,7 @@ class Trainer:
         trace: str | Path | None = None,
     ) -> None:
         checking.parts(model, optimizer)
+        checking.truth("shuffle", shuffle)
         chosen = settings.seed() if seed is None else seed
         self._given = (data, augment, readers)
         self.data = prepared(as_samples(data), augment, readers)
@@ -166,9 +167,11 @@ class Trainer:
         self._steps_an_epoch = -(-self.data.an_epoch(global_batch) // global_batch)
         self._checkpoint = checking.folder(checkpoint)
         self._sample_log = checking.folder(sample_log)
-        self._every = checking.at_least_one("checkpoint_every", checkpoint_every or self._steps_an_epoch)
-        self._keep = checking.at_least_one("keep", keep)
-        self.callbacks = tuple(callbacks)
+        checking.keeping(self._checkpoint, checkpoint_every=checkpoint_every, keep=keep)
+        every = self._steps_an_epoch if checkpoint_every is None else checkpoint_every
+        self._every = checking.at_least_one("checkpoint_every", every)
+        self._keep = checking.at_least_one("keep", 3 if keep is None else keep)
+        self.callbacks = checking.callbacks(callbacks)
         self.reports: list[EpochReport] = []
         self.notes: list[str] = []
         self._costs = None if cost is None else checking.costs(cost, len(self.data))
@@ -183,6 +186,7 @@ class Trainer:
         self._step = 0
         self._totals: Totals | None = None
         self._runs_in = 0
+        self._modes: list[tuple[Any, bool]] = []
 
     # --- the fleet -----------------------------------------------------------------------------------------
 
@@ -317,6 +321,8 @@ class Trainer:
             return []
         checking.honoured(self.model, self.loss, self.optimizer, epochs, [*self.callbacks, *filter(None, [listener])])
         self._note_hooks()
+        self._note_mode()
+        self._modes = training_modes(self.model)
         self._look_at_data()
         told = Recorded(self.context.driver, listener or Listener())
         heard = Heard(self.notes, [self._opened, *self.callbacks, self._refuse_changed], told)
@@ -474,6 +480,11 @@ class Trainer:
         if found and text not in self.notes:
             self.notes.append(text)
 
+    def _note_mode(self) -> None:
+        text = "the model is in eval mode and trains so, without dropout: call model.train() before fit for the other"
+        if not self.model.training and text not in self.notes:
+            self.notes.append(text)
+
     def _opened(self, _: EpochReport) -> None:
         """Tell schedulers that the optimizer has made its steps."""
         if hasattr(self.optimizer, "param_groups"):
@@ -487,6 +498,8 @@ class Trainer:
                 f"a callback changed {what.rstrip(',')}, which the devices would not see",
                 remedy="change it between two calls: fit(1) in a loop",
             )
+        for module, training in self._modes:  # a callback that tests may leave the whole model in eval mode
+            module.training = training
 
     def _look_at_data(self) -> None:
         """Have the data travel again where the program has changed them in place."""

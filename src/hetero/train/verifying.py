@@ -136,8 +136,6 @@ class _Trial(Judge):
         whole = self._run(ids)
         changed = [name for name, now in self._checksums().items() if now != before[name] and now == now]
         self._refuse_lost(whole, changed, drew=drawn != _generators())
-        halves = (ids[: len(ids) * 2 // 5], ids[len(ids) * 2 // 5 :])
-        apart = None if not all(halves) else self._run(halves[0]) + self._run(halves[1])
         if self._apart(self._refuse_other_mean(ids), whole.sums[0]):
             raise BadValueError(
                 "a pass gives another result when it is made again: the model keeps something between passes, or draws "
@@ -146,7 +144,17 @@ class _Trial(Judge):
             )
         if whole.buffers:
             return self._stays_whole(f"{whole.buffers[0]}, a buffer that the forward pass changes,", cut=cut)
-        if apart is not None and whole.differs(apart) > self._tolerance:
+        cut_at = max(1, len(ids) * 2 // 5)
+        halves = (ids[:cut_at], ids[cut_at:])
+        if not halves[1]:
+            return ""
+        try:
+            apart = self._run(halves[0]) + self._run(halves[1])
+        except (RuntimeError, ValueError) as error:
+            if cut or isinstance(error, HeteroError) or is_out_of_memory(error):
+                raise
+            return "the model fails on a part of a batch, which"
+        if whole.differs(apart) > self._tolerance:
             return self._stays_whole(self._across(ids, halves[0]), cut=cut)
         return ""
 

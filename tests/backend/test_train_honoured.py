@@ -472,6 +472,31 @@ def test_a_collate_function_that_looks_across_the_batch_is_refused() -> None:
             tried(net(), nn.CrossEntropyLoss(), classes(), collate=collate)
 
 
+def test_padding_that_counts_is_found_also_where_both_ends_of_a_batch_have_the_longest_sample() -> None:
+    class Averages(nn.Module):  # type: ignore[misc]
+        def __init__(self, masked: bool) -> None:
+            super().__init__()
+            self.table, self.masked = nn.Embedding(9, 4).double(), masked
+
+        def forward(self, words: Any) -> Any:
+            there = (words > 0).double() if self.masked else torch.ones_like(words, dtype=torch.float64)
+            return (self.table(words) * there[..., None]).sum(1) / there.sum(1, keepdim=True)
+
+    def padded(batch: Any) -> Any:
+        words, targets = zip(*batch, strict=True)
+        return nn.utils.rnn.pad_sequence(words, batch_first=True), torch.tensor(targets)
+
+    texts = [(torch.randint(1, 9, (length,)), number % 4) for number, length in enumerate([9, 4, 7, 3, 2, 9, 5, 1])]
+    samples = Samples(dataset=texts, collate=padded)
+    for masked in (True, False):
+        parts = cloudpickle.dumps((Averages(masked), nn.CrossEntropyLoss(), None))
+        if masked:
+            assert verify(parts, Options(BATCH), "cpu", samples, range(8), cut=True) == ""
+            continue
+        with pytest.raises(BadValueError, match="depends on which samples are computed together"):
+            verify(parts, Options(BATCH), "cpu", samples, range(8), cut=True)
+
+
 class Recalls(nn.Module):  # type: ignore[misc]
     """Keeps its hidden state between batches, as recurrent models over long texts do."""
 

@@ -145,6 +145,7 @@ class _Trial(Judge):
         if whole.buffers:
             return self._stays_whole(f"{whole.buffers[0]}, a buffer that the forward pass changes,", cut=cut)
         cut_at = max(1, len(ids) * 2 // 5)
+        ids = sorted(ids, key=self._size)  # a part without the longest sample shows whether padding counts
         halves = (ids[:cut_at], ids[cut_at:])
         if not halves[1]:
             return ""
@@ -215,6 +216,12 @@ class _Trial(Judge):
                 remedy="detach them, or make what is trained a parameter of the model",
             )
         return (_doubled(inputs), _doubled(targets)) if self._double else (inputs, targets)
+
+    def _size(self, sample: int) -> int:
+        """Return the numbers in a batch of one sample, 0 where all samples are alike."""
+        if not getattr(self._samples, "one_by_one", False):
+            return 0
+        return sum(tensor.numel() for tensor in _tensors(self._samples.batch([sample], self.options.seed, 0)))
 
     def _run(self, ids: Sequence[int]) -> _Pass:
         inputs, targets = self._batch(ids)

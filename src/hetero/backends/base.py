@@ -23,7 +23,7 @@ from hetero.model.topology import Link
 
 __all__ = ["Backend", "Found", "Kernel", "Speed", "is_memory_error"]
 
-_RAISE_MEMORY_ERRORS = {"builtins", "numpy", "cupy", "jax", "jaxlib", "numba", "pyarrow", "pyopencl", "torch", "hetero"}
+_RAISE_MEMORY_ERRORS = {"builtins", "numpy", "cupy", "jax", "jaxlib", "numba", "pyarrow", "pyopencl", "torch"}
 """Packages whose subclasses of MemoryError mean that memory ran out; a program's own may mean a quota."""
 
 
@@ -36,7 +36,9 @@ def is_memory_error(error: BaseException) -> bool:
     >>> is_memory_error(MemoryError()), is_memory_error(QuotaError())
     (True, False)
     """
-    return isinstance(error, MemoryError) and type(error).__module__.partition(".")[0] in _RAISE_MEMORY_ERRORS
+    if not isinstance(error, MemoryError) or isinstance(error, OutOfDeviceMemoryError):
+        return isinstance(error, OutOfDeviceMemoryError)
+    return type(error).__module__.partition(".")[0] in _RAISE_MEMORY_ERRORS
 
 
 class Found(NamedTuple):

@@ -11,6 +11,7 @@ import re
 import secrets
 import select
 import stat
+import sys
 from pathlib import Path
 from typing import IO
 
@@ -96,7 +97,7 @@ def output_stream(path: Path | str, what: str) -> Path:
         It is a folder, or a pipe that would keep its writer waiting; or no path of this host, see `local_path`.
     """
     found, mode = _looked_at(path, what)
-    if stat.S_ISFIFO(mode):
+    if sys.platform != "win32" and stat.S_ISFIFO(mode):
         try:
             os.close(os.open(found, os.O_WRONLY | os.O_NONBLOCK))
         except OSError as error:
@@ -127,7 +128,9 @@ def open_input(path: Path) -> IO[bytes]:
     OSError
         It cannot be opened.
     """
-    handle = os.open(path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NONBLOCK", 0))
+    if sys.platform == "win32":
+        return path.open("rb")
+    handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     try:
         if stat.S_ISFIFO(os.fstat(handle).st_mode) and not select.select([handle], [], [], PIPE_S)[0]:
             raise TimeoutError(errno.ETIMEDOUT, f"nothing was written into this pipe for {PIPE_S:g} s")

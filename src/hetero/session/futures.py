@@ -284,8 +284,9 @@ class Future(concurrent.futures.Future[Any]):
 
     def refuse_endless(self, timeout: float | None = None) -> None:
         """Refuse to wait without a bound for what cannot begin before this thread goes on; see `refuse_held`."""
-        if timeout is None and not self.done():
-            refuse_held(getattr(self.owner, "held", None), f"wait for task {self.item} ({self.name})")
+        held = getattr(self.owner, "held", None)
+        if held is not None and timeout is None and not self.done():
+            refuse_held(held, f"wait for task {self.item} ({self.name})")
 
     def _fetch(self) -> None:
         with self._mutex:

@@ -39,9 +39,23 @@ def test_an_open_quotation_mark_is_told(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_a_user_without_a_home_gets_one_where_nothing_can_be_written(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HETERO_HOME", "~nobody-of-this-name/x")
+    def unknown(_: object) -> object:
+        raise KeyError("uid not found")
+
+    monkeypatch.delenv("HOME", raising=False)
+    monkeypatch.delenv("HETERO_HOME", raising=False)
+    monkeypatch.setattr("pwd.getpwuid", unknown)
     with pytest.raises(OSError, match="Not a directory"):
         settings.home().mkdir(parents=True)
+    monkeypatch.setenv("HETERO_HOME", "~/x")
+    with pytest.raises(BadValueError, match="this user has no home folder; write the path in full"):
+        settings.home()
+
+
+def test_a_home_below_that_of_a_user_that_there_is_not_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HETERO_HOME", "~nobody-of-this-name/x")
+    with pytest.raises(BadValueError, match="there is no such user; write the path in full"):
+        settings.home()
 
 
 def test_paths_are_paths_or_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

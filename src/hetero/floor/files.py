@@ -65,7 +65,8 @@ give a local path, and copy what is written
     try:
         return Path(path).expanduser()
     except RuntimeError as error:
-        raise BadValueError(f"{what}: {path}: there is no such user", remedy="write the path in full") from error
+        who = "this user has no home folder" if parts[0] == "~" else "there is no such user"
+        raise BadValueError(f"{what}: {path}: {who}", remedy="write the path in full") from error
 
 
 def output_file(path: Path | str, what: str) -> Path:

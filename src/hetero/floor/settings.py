@@ -137,12 +137,14 @@ def home() -> Path:
     Raises
     ------
     BadValueError
-        HETERO_HOME is the address of an object store.
+        HETERO_HOME is the address of an object store, or below the home of a user that there is not.
     """
     try:
-        return local_path(read("HETERO_HOME"), "HETERO_HOME")
+        Path("~").expanduser()
     except RuntimeError:
-        return Path(os.devnull) / "hetero"
+        if "HETERO_HOME" not in os.environ:
+            return Path(os.devnull) / "hetero"
+    return local_path(read("HETERO_HOME"), "HETERO_HOME")
 
 
 def trace_path() -> Path | None:

@@ -37,7 +37,7 @@ demo: $(READY) ## run the main job: a tiled Cholesky and a stencil over this hos
 test: $(READY) $(OTHER) ## run every test that needs no servers (at most 15 minutes on 2 cores)
 	.ci/test
 
-test-servers: $(READY) $(OTHER) ## run what needs Ray clusters, namespaces and browsers (at most 30 minutes; root)
+test-servers: $(READY) $(OTHER) ## run what needs Ray clusters, namespaces, browsers or minutes (at most 30 minutes; root)
 	.ci/test servers
 
 test-fast: $(READY) ## run the quick tests (at most 2 minutes)

@@ -76,6 +76,7 @@ def test_every_event_of_a_short_run_leaves_every_invariant() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.servers
 @pytest.mark.timeout(600)
 def test_a_million_events_with_every_fault_keep_every_invariant() -> None:
     coverage = soak.Coverage()

@@ -472,7 +472,8 @@ def test_a_collate_function_that_looks_across_the_batch_is_refused() -> None:
             tried(net(), nn.CrossEntropyLoss(), classes(), collate=collate)
 
 
-def test_padding_that_counts_is_found_also_where_both_ends_of_a_batch_have_the_longest_sample() -> None:
+@pytest.mark.parametrize("alike", [0, 8, 300])
+def test_padding_that_counts_is_found_whichever_samples_come_first(alike: int) -> None:
     class Averages(nn.Module):  # type: ignore[misc]
         def __init__(self, masked: bool) -> None:
             super().__init__()
@@ -486,7 +487,8 @@ def test_padding_that_counts_is_found_also_where_both_ends_of_a_batch_have_the_l
         words, targets = zip(*batch, strict=True)
         return nn.utils.rnn.pad_sequence(words, batch_first=True), torch.tensor(targets)
 
-    texts = [(torch.randint(1, 9, (length,)), number % 4) for number, length in enumerate([9, 4, 7, 3, 2, 9, 5, 1])]
+    lengths = [9, 4, 7, 3, 2, 9, 5, 1] if alike == 0 else [6] * alike + [3, 9, 2, 5] * (1 + alike // 8)
+    texts = [(torch.randint(1, 9, (length,)), number % 4) for number, length in enumerate(lengths)]
     samples = Samples(dataset=texts, collate=padded)
     for masked in (True, False):
         parts = cloudpickle.dumps((Averages(masked), nn.CrossEntropyLoss(), None))

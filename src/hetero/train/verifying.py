@@ -28,6 +28,8 @@ from hetero.train.values import Options
 __all__ = ["verify"]
 
 _TOLERANCE, _ROUGH_TOLERANCE = 1e-8, 0.02
+_LOOKED_AT = 64
+"""Samples, spread over the data, of which the shortest and the longest are tried where a `collate_fn` may pad."""
 _ONE_DEVICE = "train on one device without accumulate and micro_batch, where each batch stays whole"
 
 
@@ -132,6 +134,7 @@ class _Trial(Judge):
 
     def judge(self, ids: Sequence[int], *, cut: bool) -> str:
         """Do the passes; returns and raises as `verify` does."""
+        ids = self._of_all_lengths(ids)
         before, drawn = self._checksums(), _generators()
         whole = self._run(ids)
         changed = [name for name, now in self._checksums().items() if now != before[name] and now == now]
@@ -145,7 +148,6 @@ class _Trial(Judge):
         if whole.buffers:
             return self._stays_whole(f"{whole.buffers[0]}, a buffer that the forward pass changes,", cut=cut)
         cut_at = max(1, len(ids) * 2 // 5)
-        ids = sorted(ids, key=self._size)  # a part without the longest sample shows whether padding counts
         halves = (ids[:cut_at], ids[cut_at:])
         if not halves[1]:
             return ""
@@ -216,6 +218,23 @@ class _Trial(Judge):
                 remedy="detach them, or make what is trained a parameter of the model",
             )
         return (_doubled(inputs), _doubled(targets)) if self._double else (inputs, targets)
+
+    def _of_all_lengths(self, ids: Sequence[int]) -> Sequence[int]:
+        """Return samples in the order of their lengths; where a `collate_fn` may pad, the shortest and longest of many.
+
+        A part without the longest sample shows whether padding counts.
+        """
+        seen = set(ids)
+        if getattr(self._samples, "collate", None) is not None and len(ids) > 1:
+            count = len(self._samples)  # type: ignore[arg-type]
+            looked = min(_LOOKED_AT, count)
+            seen |= {count * part // looked for part in range(looked)}
+        sizes = {sample: self._size(sample) for sample in sorted(seen)}
+        ordered = sorted(sizes, key=lambda sample: (sizes[sample], sample))
+        if sizes[ordered[0]] == sizes[ordered[-1]]:
+            return ids
+        short = max(1, len(ids) * 2 // 5)
+        return [*ordered[:short], *ordered[short - len(ids) :]]
 
     def _size(self, sample: int) -> int:
         """Return the numbers in a batch of one sample, 0 where all samples are alike."""

@@ -127,6 +127,22 @@ def test_exceptions_of_children_arrive_as_themselves(ctx: hetero.Context) -> Non
         ctx.run(lambda: inner().run(hetero.task(fail, timeout="60s"), "through"))
 
 
+def parent_of_failing_children(count: int) -> list[str]:
+    answers = []
+    for number in range(count):
+        failed = inner().submit(hetero.task(fail, on="cpu:1"), "before")
+        until_s = time.perf_counter() + number % 50 * 1e-4
+        while time.perf_counter() < until_s:
+            pass
+        answers.append(repr(inner().submit(hetero.task(str, timeout="60s"), [failed]).exception()))
+    return answers
+
+
+def test_a_child_whose_argument_fails_just_as_it_is_handed_in_fails_with_that(ctx: hetero.Context) -> None:
+    failures = ctx.submit(hetero.task(parent_of_failing_children, on="cpu:0"), 200).result(LONG_S)
+    assert failures == ["ValueError('before')"] * 200
+
+
 def filled(number: int) -> np.ndarray:
     return np.full(200_000, number, dtype=np.int64)
 

@@ -29,9 +29,15 @@ __all__ = ["Nested"]
 
 
 class _Reply:
-    """Where the outcome of one nested task goes: back to the worker, under its number there."""
+    """Where the outcome of one nested task goes: back to the worker, under its number there.
 
-    __slots__ = ("ended", "holds", "item", "load", "number", "owner", "seq", "wanted")
+    Attributes
+    ----------
+    inputs : the replies of the tasks whose results it was given
+    failure : why it failed, None where it did not, or has not yet
+    """
+
+    __slots__ = ("ended", "failure", "holds", "inputs", "item", "load", "number", "owner", "seq", "wanted")
 
     def __init__(self, owner: Nested, seq: int, number: int) -> None:
         self.owner = owner
@@ -42,6 +48,13 @@ class _Reply:
         self.ended = False
         self.load: Callable[[], Any] | None = None
         self.holds: Payload | None = None
+        self.inputs: tuple[_Reply, ...] = ()
+        self.failure: Failure | None = None
+
+    @property
+    def input_failure(self) -> Failure | None:
+        """Why one of the tasks whose results it was given failed."""
+        return next((each.failure for each in self.inputs if each.failure is not None), None)
 
     def committed(self, load: Callable[[], Any]) -> None:
         """Take the result."""
@@ -49,8 +62,9 @@ class _Reply:
         self.owner.committed(self)
 
     def failed(self, failure: Failure) -> None:
-        """Take the failure."""
-        self.owner.failed(self, failure)
+        """Take the failure: that of an input where it failed just as this task was handed in."""
+        self.failure = self.input_failure or failure
+        self.owner.failed(self, self.failure)
 
 
 class Nested:
@@ -87,13 +101,18 @@ class Nested:
         with self._lock:
             self._replies[number] = reply
             self._of[seq].append(number)
-            names = {self._replies[each].item: each for each in refs if each in self._replies}
+            known = {each: self._replies[each] for each in refs if each in self._replies}
+        names = {each.item: ref for ref, each in known.items()}
+        reply.inputs = tuple(known.values())
         call = Call(
             self._function(key, blob, wish.name, number), (), {}, tuple(names), payload, task_key,
             nest=Nest._make(nest)._replace(spreads=not wish.request.exclusive), names=names,
         )  # fmt: skip
         if len(names) < len(refs):
             reply.failed(Failure("cancelled", f"{wish.name} was given the result of a task that was cancelled"))
+            return None
+        if reply.input_failure is not None:
+            reply.failed(reply.input_failure)
             return None
         reply.item, event = submitter.submit(launch, wish, call, reply)
         return event
@@ -180,7 +199,7 @@ class Nested:
         return (None if wire is None else tuple(wire), key)
 
     def failed(self, reply: _Reply, failure: Failure) -> None:
-        """Tell the worker why a task failed."""
+        """Report to the worker why a task failed."""
         self._house.below_s.pop(reply.item, None)
         if self._is_wanted(reply):
             error = failure.payload if isinstance(failure.payload, BaseException) else None

@@ -1060,3 +1060,9 @@ def test_what_members_exchange_to_measure_their_link_has_one_dtype_whatever_the_
         finally:
             torch.set_default_dtype(usual)
     assert sent[:9] == sent[9:]
+
+
+def test_a_function_that_returns_no_optimizer_is_refused_by_name() -> None:
+    parts = cloudpickle.dumps((net(), nn.CrossEntropyLoss(), lambda parameters: 3))
+    with pytest.raises(BadValueError, match="the optimizer's function returned 3, which is no optimizer; return torch"):
+        Replica(parts, Options(BATCH), "cpu", 1)

@@ -19,6 +19,7 @@ import torch
 from hetero.backends.torch import is_out_of_memory
 from hetero.comm.group import Group
 from hetero.floor.errors import BadValueError, HeteroError, OutOfDeviceMemoryError
+from hetero.floor.units import shown
 from hetero.train.data import Batches, Samples
 from hetero.train.drawing import Drawing, refuse_unkeyed
 from hetero.train.gradients import FINEST, BitwiseGradients, Gradients
@@ -159,6 +160,11 @@ class Replica(Judge):
         if not trained:
             raise BadValueError("the model has no parameter that is trained", remedy="set requires_grad on some")
         self.optimizer = optimizer if hasattr(optimizer, "param_groups") else optimizer(trained)
+        if not hasattr(self.optimizer, "param_groups"):
+            raise BadValueError(
+                f"the optimizer's function returned {shown(self.optimizer)}, which is no optimizer",
+                remedy="return torch.optim.Adam(parameters) or its like",
+            )
         check_closure(self.optimizer)
         check_parameters(model, self.optimizer)
         kind = BitwiseGradients if options.exact == "bitwise" else Gradients

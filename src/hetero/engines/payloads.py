@@ -17,7 +17,7 @@ from hetero.engines.exceptions import one_line
 from hetero.engines.local.arena import Payload
 from hetero.engines.local.hub import Hub
 from hetero.engines.local.items import Item, Items
-from hetero.engines.local.wire import as_bytes
+from hetero.engines.local.shipping import pack_function
 from hetero.floor.clock import Clock
 from hetero.floor.errors import DeviceLostError, EngineError, SerialisationError
 from hetero.model.commands import Cancel, Discard, Free, StartWorker, Transfer, Withdraw
@@ -67,14 +67,7 @@ class PayloadEngine(Engine):
     def encode(self, call: Call) -> None:
         """Capture the arguments as they are now, as bytes; large arrays are copied once each."""
         function = call.function
-        if not function.blob:
-            try:
-                function.blob = as_bytes((function.name, function.default, dict(function.implementations)))
-            except Exception as error:
-                raise SerialisationError(
-                    f"the function {function.name!r} cannot travel to a worker: {one_line(error)}",
-                    remedy=f"create what cannot be pickled inside the function{self.other_remedy}",
-                ) from error
+        pack_function(function, self.other_remedy)
         call.encoded = self._payload((call.args, dict(call.kwargs)), f"an argument of {function.name!r}")
 
     def _payload(self, value: Any, what: str) -> Payload:

@@ -10,11 +10,14 @@ from collections import Counter, OrderedDict
 from typing import NamedTuple
 
 from hetero.engines.base import Call, Function
+from hetero.engines.exceptions import one_line
 from hetero.engines.local.arena import Payload
 from hetero.engines.local.groups import Group
+from hetero.engines.local.wire import as_bytes
+from hetero.floor.errors import SerialisationError
 from hetero.model.commands import Launch
 
-__all__ = ["FUNCTIONS_KEPT", "Flight", "Shipped"]
+__all__ = ["FUNCTIONS_KEPT", "Flight", "Shipped", "pack_function"]
 
 FUNCTIONS_KEPT = 512
 """How many functions a worker keeps; the one that was not used for the longest time goes first."""
@@ -54,3 +57,22 @@ class Shipped:
             if key not in needed:
                 del self._keys[key]
                 travelling.append((key, b""))
+
+
+def pack_function(function: Function, other_remedy: str = "") -> bytes:
+    """Return a function as bytes, which it keeps.
+
+    Raises
+    ------
+    SerialisationError
+        It cannot be pickled.
+    """
+    if not function.blob:
+        try:
+            function.blob = as_bytes((function.name, function.default, dict(function.implementations)))
+        except Exception as error:
+            raise SerialisationError(
+                f"the function {function.name!r} cannot travel to a worker: {one_line(error)}",
+                remedy=f"create what cannot be pickled inside the function{other_remedy}",
+            ) from error
+    return function.blob

@@ -16,8 +16,8 @@ from hetero.engines.exceptions import load_error, one_line
 from hetero.engines.local import messages as say
 from hetero.engines.local.lending import store
 from hetero.engines.local.messages import Cancelled
-from hetero.engines.local.shipping import FUNCTIONS_KEPT
-from hetero.engines.local.wire import Wire, as_bytes
+from hetero.engines.local.shipping import FUNCTIONS_KEPT, pack_function
+from hetero.engines.local.wire import Wire
 from hetero.floor import clock
 from hetero.floor.errors import OutOfDeviceMemoryError, SerialisationError
 from hetero.model.tasks import Failure
@@ -68,7 +68,7 @@ class Spreading:
         seq, blob = server.running, b""
         with server.shield():
             if function.key not in self._known:
-                blob = _packed(function)
+                blob = pack_function(function)
             wire = self._stored(seq, function, call)
             self._numbers += 1
             number = self._numbers
@@ -110,7 +110,7 @@ class Spreading:
         self._server.send((say.RELEASE, numbers))
 
     def wait(self, done: Callable[[], bool], timeout_s: float | None, number: int = 0) -> bool:
-        """Give the device up until something is so; False where that was not so in time."""
+        """Release the device until something is so; False where that was not so in time."""
         server = self._server
         try:
             self.look()
@@ -213,15 +213,3 @@ class Spreading:
 
 def _is_over(attempt: _Attempt, number: int) -> bool:
     return number not in attempt.open
-
-
-def _packed(function: Function) -> bytes:
-    if not function.blob:
-        try:
-            function.blob = as_bytes((function.name, function.default, dict(function.implementations)))
-        except Exception as error:
-            raise SerialisationError(
-                f"the function {function.name!r} cannot travel to a worker: {one_line(error)}",
-                remedy="create what cannot be pickled inside the function",
-            ) from error
-    return function.blob

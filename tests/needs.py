@@ -146,7 +146,7 @@ def absent(part: str) -> str:
 
 
 def in_ci() -> bool:
-    """Tell whether this is continuous integration, where nothing that pip installs may be absent."""
+    """Return whether this is continuous integration, where nothing that pip installs may be absent."""
     return os.environ.get("CI", "").lower() in ("1", "true")
 
 

@@ -58,7 +58,7 @@ def stand_in(ctx: hetero.Context | None = None) -> None:
 
 
 def _is_of_others(item: Any) -> bool:
-    """Tell whether a test runs with named back ends, none of which is hetero's."""
+    """Return whether a test runs with named back ends, none of which is hetero's."""
     from joblib import _parallel_backends as backends
 
     given = list(item.callspec.params.values()) if hasattr(item, "callspec") else []

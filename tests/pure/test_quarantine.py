@@ -76,7 +76,7 @@ class Workers(World):
             self.step()
 
     def step(self) -> None:
-        """Let the next thing happen that is under way."""
+        """Run the next event that is under way."""
         event = self.queue.pop(0)
         if isinstance(event, DeviceLost):
             self.deaths += 1

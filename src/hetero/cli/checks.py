@@ -192,7 +192,7 @@ PUBLIC = (
 
 
 def _network() -> Iterator[Finding]:
-    """Tell where the node of this host listens; nothing where there is none."""
+    """Return where the node of this host listens; nothing where there is none."""
     from hetero.engines.ray.node import read_node
 
     try:

@@ -193,7 +193,7 @@ def _check_held(machine: Machine, device: DeviceState) -> None:
 
 
 def _waited(state: TaskState) -> bool:
-    """Tell whether a task may have gone on from waiting just as others were placed on its device."""
+    """Return whether a task may have gone on from waiting just as others were placed on its device."""
     return state.row is not None and state.row.waits
 
 

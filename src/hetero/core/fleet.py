@@ -245,7 +245,7 @@ class Fleet:
         return self.suspended > 0 and not any(state.sent or state.stopping for state in self.states)
 
     def admits(self, state: DeviceState, task: TaskState, seconds: float, now_s: float, stalled: bool) -> bool:
-        """Tell whether a task may run on top of those that wait at a device.
+        """Return whether a task may run on top of those that wait at a device.
 
         Parameters
         ----------

@@ -86,7 +86,7 @@ class Nesting(Lives):
             self._give_up_stuck(commands)
 
     def _is_moving(self) -> bool:
-        """Tell whether a device is coming, a task is about to go on, bytes travel, or a lease may end."""
+        """Return whether a device is coming, a task is about to go on, bytes travel, or a lease may end."""
         coming = (DevicePhase.STARTING, DevicePhase.LOST)
         for device in self.fleet.states:
             if device.phase in coming or (device.suspended and device.suspended[-1].resumes):

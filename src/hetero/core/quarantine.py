@@ -139,7 +139,7 @@ class Suspect:
         self.widen()
 
     def widen(self) -> None:
-        """Let twice as many tasks go at once."""
+        """Allow twice as many tasks at once."""
         self.width = min(WIDE, 2 * self.width)
 
     def give_up(self) -> list[TaskState]:
@@ -265,7 +265,7 @@ class Quarantine:
         return True
 
     def stuck(self) -> None:
-        """Let more tasks go: those that were do not start although a device is idle; they may wait for another."""
+        """Release more tasks: those released do not start although a device is idle, and may wait for another."""
         for suspect in self.suspects.values():
             if suspect.held or suspect.retries:
                 suspect.out.clear()

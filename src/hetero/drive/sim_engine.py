@@ -312,7 +312,7 @@ class SimEngine:
         self._next(worker)
 
     def _resume(self, worker: _Worker) -> None:
-        """Let the topmost attempt go on."""
+        """Resume the topmost attempt."""
         found = worker.stack.pop()
         worker.current, worker.began_s, worker.took_s = found.attempt, found.began_s, found.took_s
         worker.turn += 1
@@ -321,7 +321,7 @@ class SimEngine:
         self._at(found.left_s, partial(self._end, worker, worker.life, worker.turn, ""))
 
     def answer(self, task: int, attempt: int, nested: int) -> None:
-        """Tell an attempt, a little later, that a task which it submitted is over."""
+        """Notify an attempt, a little later, that a task which it submitted is over."""
         self._at(self._costs.notice_s, partial(self._answered, (task, attempt), nested))
 
     def _answered(self, which: tuple[int, int], nested: int) -> None:

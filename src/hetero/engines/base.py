@@ -234,7 +234,7 @@ class Spread(Protocol):
         ...
 
     def wait(self, done: Callable[[], bool], timeout_s: float | None, number: int = 0) -> bool:
-        """Give the device up until something is so, for the end of one task or, with 0, any; False after the time."""
+        """Release the device until something is so, for the end of one task or, with 0, any; False after the time."""
         ...
 
     def look(self) -> None:

@@ -92,7 +92,7 @@ def dump_error(error: BaseException) -> tuple[bytes | None, str]:
 
 
 def load_error(blob: bytes | None, message: str, text: str) -> BaseException:
-    """Give the exception back, with the remote traceback at the end of its causes.
+    """Return the exception, with the remote traceback at the end of its causes.
 
     One that came through other tasks has that of the innermost of them there already, and keeps it alone.
     """

@@ -293,7 +293,7 @@ class Listening:
 
 
 def is_public(host: str) -> bool:
-    """Tell whether an IP address is one that the whole internet can reach; a name is not looked up.
+    """Return whether an IP address is one that the whole internet can reach; a name is not looked up.
 
     Examples
     --------
@@ -306,7 +306,7 @@ def is_public(host: str) -> bool:
 
 
 def is_wildcard(host: str) -> bool:
-    """Tell whether listening on an address means to listen on every interface.
+    """Return whether listening on an address means to listen on every interface.
 
     Examples
     --------

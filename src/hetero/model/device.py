@@ -46,7 +46,7 @@ def index_of(text: str) -> int | None:
 
 
 def is_id(text: str) -> bool:
-    """Tell whether a text is written like the id of a device, with its host or without.
+    """Return whether a text is written like the id of a device, with its host or without.
 
     Examples
     --------

@@ -133,7 +133,7 @@ def _listed(p: Problem, keys: Floats) -> tuple[Floats, Timeline]:
 
 
 def _planned(p: Problem, name: str) -> tuple[Floats, Timeline]:
-    """Let the tasks of a planner move to the front, into gaps that it left, on the devices that it chose."""
+    """Move the tasks of a planner forward into gaps that it left, on the devices that it chose."""
     timeline = planner(name)(p)
     keys = -timeline.start_s
     return keys, list_schedule(p, order_of(p, timeline), timeline.device)

@@ -64,7 +64,7 @@ def _all_leaves(values: Iterable[Any]) -> bool:
 
 
 def _nothing_to_bind(values: Iterable[Any]) -> bool:
-    """Tell whether there are leaves only, also in a few plain containers; False where a quick look does not tell."""
+    """Return whether there are leaves only, also in a few plain containers; False where a quick look does not tell."""
     waiting = [values]
     for each in waiting:  # which grows meanwhile
         kinds = set(map(type, each)) - _PLAIN

@@ -144,7 +144,7 @@ def network_links(cluster: Cluster | None) -> tuple[Link, ...]:
 
 
 def _are_links(kept: object) -> bool:
-    """Tell whether what is remembered of two hosts is latency and bandwidth of both ways."""
+    """Return whether what is remembered of two hosts is latency and bandwidth of both ways."""
     ways = kept if isinstance(kept, list) and len(kept) == 2 else [None]
     return all(
         isinstance(way, list)

@@ -265,7 +265,7 @@ _readers: dict[type, Callable[[_Reader, Any], None]] = {
 
 
 def read_as_future(kind: type) -> None:
-    """Let values of a type be read as futures are."""
+    """Register a type whose values are read as futures are."""
     _readers[kind] = _Reader._future
 
 

@@ -118,7 +118,7 @@ class _SpreadFuture(NestedFuture):
             self.set_result(None)
 
     def done(self) -> bool:
-        """Tell whether the task has ended; one that asks in a loop keeps its device, and may keep others waiting."""
+        """Return whether the task has ended; one that asks in a loop keeps its device, and may keep others waiting."""
         if not super().done() and self._is_inside():
             self._spread.look()
         return super().done()
@@ -317,7 +317,7 @@ def _note_time(spread: Spread, kind: _Kind, seconds: float) -> None:
 
 
 def _stays(spread: Spread, frame: Frame, task: TaskFunction[..., Any], kind: _Kind, args: Any, kwargs: Any) -> bool:
-    """Tell whether a nested task runs at once in the worker of its parent."""
+    """Return whether a nested task runs at once in the worker of its parent."""
     request = task.request
     if request.near or request.apart:
         wrong = " and ".join(word for word in ("near=", "apart=") if getattr(request, word[:-1]))
@@ -335,7 +335,7 @@ def _stays(spread: Spread, frame: Frame, task: TaskFunction[..., Any], kind: _Ki
 
 
 def _is_short(spread: Spread, kind: _Kind, out: int) -> bool:
-    """Tell whether a nested task is not worth the way to another device, where so many at most shall be out."""
+    """Return whether a nested task is not worth the way to another device, where so many at most shall be out."""
     expected_s = _expected_s.get(kind, MIDDLE_S)
     if SHORT_S <= expected_s < MIDDLE_S and spread.out >= out:
         spread.look()
@@ -364,7 +364,7 @@ def _able(spread: Spread, task: TaskFunction[..., Any]) -> tuple[str, ...]:
 
 
 def _is_open(value: Any) -> bool:
-    """Tell whether a value is, or holds, a nested future that has not ended."""
+    """Return whether a value is, or holds, a nested future that has not ended."""
     if isinstance(value, NestedFuture):
         return not value.done()
     if not is_container(type(value)):

@@ -87,5 +87,5 @@ class SharedOnce:
 
 
 def is_large(value: Any) -> bool:
-    """Tell whether a value is a plain array that may travel as an item."""
+    """Return whether a value is a plain array that may travel as an item."""
     return type(value) is np.ndarray and value.nbytes >= LARGE_BYTES and not value.dtype.hasobject

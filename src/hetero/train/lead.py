@@ -143,7 +143,7 @@ class Lead:
             future.cancel()
 
     def _speaks(self, waited_s: float) -> bool:
-        """Tell whether somebody may still have a word to say: the first member its last checkpoint."""
+        """Return whether somebody may still have a word to say: the first member its last checkpoint."""
         first = [member for member in self._members.values() if member is self._team[0] and member.phase != "left"]
         if first and waited_s < (_LAST_WORDS_S if self.extent.checkpoints is None else _LAST_CHECKPOINT_S):
             return True

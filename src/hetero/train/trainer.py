@@ -269,7 +269,7 @@ class Trainer:
         return epochs
 
     def close(self) -> None:
-        """Give the devices back.
+        """Release the devices.
 
         Raises
         ------

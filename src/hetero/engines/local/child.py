@@ -226,7 +226,7 @@ class Server:
             self.take(self._pending.pop(0))
 
     def suspend(self, awaits: int) -> tuple[Any, ...]:
-        """Give the device up for others, and tell so; returns what `resume` needs."""
+        """Release the device for others, and tell so; returns what `resume` needs."""
         left_s = self.clock.now_s()
         before = (self.running, self.task, self.timing, left_s)
         self.running, self.task, self.slot[0] = 0, None, 0

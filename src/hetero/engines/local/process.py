@@ -214,7 +214,7 @@ class ProcessWorker:
             self._house.hub.at(CANCEL_S, lambda: self._insist(seq, running=self._is_first(seq)))
 
     def _is_first(self, seq: int) -> bool:
-        """Tell whether an attempt runs, as far as is known: one that waits below others is not stopped by force."""
+        """Return whether an attempt runs, as far as is known: one that waits below others is not stopped by force."""
         return next((each for each in self._flights if each not in self._suspended), 0) == seq
 
     def _insist(self, seq: int, running: bool) -> None:
@@ -343,7 +343,7 @@ class ProcessWorker:
                 self._house.hub.tell(event)
 
     def _moves(self, tag: int, seq: int, since_s: float, number: int = 0) -> None:
-        """Tell that an attempt waits for others, or goes on."""
+        """Report that an attempt waits for others, or goes on."""
         flight = self._flights.get(seq)
         if flight is None:
             return
@@ -457,7 +457,7 @@ class ProcessWorker:
         self._end(self._why or f"its worker {how}{memory}", passes and self._is_patient())
 
     def _is_patient(self) -> bool:
-        """Tell whether a worker that did not start is started once more: without end where one worked before."""
+        """Return whether a worker that did not start is started once more: without end where one worked before."""
         house, device = self._house, self.device.id
         return device in house.worked or house.failed_starts[device] < STARTS
 

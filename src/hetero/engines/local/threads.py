@@ -109,7 +109,7 @@ class ThreadWorker:
         self._queue.put((launches, group, rank))
 
     def withdraw(self, task: int, attempt: int) -> None:
-        """Give an attempt back if it has not started, at once: what runs before it may take long."""
+        """Return an attempt to the program at once where it has not started: what runs before it may take long."""
         with self._guard:
             if (task, attempt) not in self._waiting or (task, attempt) in self._unwanted:
                 return

@@ -194,7 +194,7 @@ async def _keeper() -> tuple[Any, Path]:
 
 
 def keep_ends(client: Any) -> None:
-    """Let no job that is over be told to have failed otherwise.
+    """Keep the exit code of a job that is over from being overwritten.
 
     Ray's keeper of jobs, when it is started anew, would write this over the exit code of one that ends just then.
     """

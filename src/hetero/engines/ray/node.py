@@ -110,7 +110,7 @@ class Node:
 
     @property
     def door_alive(self) -> bool:
-        """Tell whether its job server still runs."""
+        """Return whether its job server still runs."""
         return bool(self.door) and _runs(self.door, _DOOR)
 
     @property

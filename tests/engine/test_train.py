@@ -270,6 +270,47 @@ def test_sequences_of_different_length_can_be_padded_pass_by_pass() -> None:
     assert distance(alone, shared) < 1e-12
 
 
+class Averages(nn.Module):  # type: ignore[misc]
+    """Averages over a text; with its padding where it is not masked."""
+
+    def __init__(self, masked: bool) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.table, self.masked = nn.Embedding(9, 4), masked
+
+    def forward(self, words: Any) -> Any:
+        there = (words > 0).double() if self.masked else torch.ones_like(words, dtype=torch.float64)
+        return (self.table(words) * there[..., None]).sum(1) / there.sum(1, keepdim=True)
+
+
+def pad_texts(batch: list[Any]) -> Any:
+    words, targets = zip(*batch, strict=True)
+    return nn.utils.rnn.pad_sequence(words, batch_first=True), torch.tensor(targets)
+
+
+def test_padding_that_counts_is_found_when_the_first_sample_of_another_length_comes() -> None:
+    torch.manual_seed(1)
+    texts = [(torch.randint(1, 9, (9 if number == 151 else 6,)), number % 4) for number in range(200)]
+    loader = torch.utils.data.DataLoader(texts, batch_size=20, shuffle=False, collate_fn=pad_texts)
+
+    def run(masked: bool) -> Any:
+        model = Averages(masked)
+        options = {"global_batch": 20, "devices": "2xcpu", "shares": "equal"}
+        with hetero.Trainer(model, nn.CrossEntropyLoss(), adam, loader, **options) as trainer:
+            trainer.fit(1)
+        return model
+
+    with pytest.raises(HeteroError, match="depends on which samples are computed together"):
+        run(masked=False)
+    whole = Averages(masked=True)
+    optimizer = adam(whole.parameters())
+    for words, targets in loader:
+        optimizer.zero_grad()
+        nn.CrossEntropyLoss()(whole(words), targets).backward()
+        optimizer.step()
+    assert distance(run(masked=True), whole) < 1e-6
+
+
 def test_samples_of_different_shape_are_told_how_to_become_a_batch() -> None:
     with pytest.raises(BadValueError, match=r"the samples differ in shape: .*collate_fn=hetero\.pad_samples"):
         trained(Recurrent().double(), ONE, pair=Sequences(), global_batch=64)

@@ -22,7 +22,17 @@ from hetero.train.keyed import sample_seed, sample_seeds
 if TYPE_CHECKING:
     from hetero.train.values import Options
 
-__all__ = ["Batches", "Draw", "Samples", "as_array", "as_samples", "order", "pad_samples", "prepared"]
+__all__ = [
+    "Batches",
+    "Draw",
+    "Samples",
+    "as_array",
+    "as_samples",
+    "generators_kept",
+    "order",
+    "pad_samples",
+    "prepared",
+]
 
 
 class Batches(Protocol):
@@ -106,7 +116,7 @@ class Samples:
             index = torch.as_tensor(ids, dtype=torch.int64)
             return tuple(_tensor(array)[index] for array in self.arrays)
         collate = self.collate or _collated
-        with _generators_kept():
+        with generators_kept():
             seeds = sample_seeds(seed, step, ids)
             return collate([self._one(int(each), own) for each, own in zip(ids, seeds, strict=True)])
 
@@ -119,7 +129,7 @@ class Samples:
 
 
 @contextmanager
-def _generators_kept() -> Iterator[None]:
+def generators_kept() -> Iterator[None]:
     """Give the generators of this process back as they were: torch's, NumPy's and Python's."""
     states = torch.get_rng_state(), np.random.get_state(), random.getstate()
     try:

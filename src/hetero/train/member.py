@@ -116,6 +116,7 @@ class _Member(Membership):
         self.passes = PassLimit(self.kept_passes.load(), tell=self.tell_pass, keep=self._keep_passes)
         self.sharing: Sharing
         self.ahead = Ahead(data, job.options.seed)
+        self._tried_shapes: tuple[Any, ...] = ()
         self.told_s = 0.0
         self.after_s = 0.0
         self.waited_s = 0.0
@@ -146,13 +147,26 @@ class _Member(Membership):
             self.ahead.close()
             self.leave()
 
-    def _verified(self) -> str:
+    def _verified(self, more: Sequence[int] = ()) -> str:
         """Try whether parts of a batch add up to it; returns why passes must stay whole, '' where they need not."""
-        from hetero.train.verifying import verify
+        from hetero.train.verifying import trailing_shapes, verify
 
         cut = self.options.cuts(len(self.job.names))
         ids = self._ids(0)[: _TRIED if self.job.need is None else 2]
-        return verify(self.job.parts, self.options, self.place, self.data, ids, cut=cut)
+        if self.data.collate is not None and not more:
+            self._tried_shapes = trailing_shapes(self.data.batch(ids, self.options.seed, 0))
+        return verify(self.job.parts, self.options, self.place, self.data, ids, cut=cut, more=more)
+
+    def _look_at(self, batch: Any, ids: Sequence[int]) -> None:
+        """Make the trial again when a pass first has a shape that was not tried: its samples may be padded."""
+        from hetero.train.data import generators_kept
+        from hetero.train.verifying import trailing_shapes
+
+        if trailing_shapes(batch) == self._tried_shapes:
+            return
+        self.replica.look = None
+        with generators_kept():
+            self.passes.whole = self._verified(ids) or self.passes.whole
 
     def _keep_passes(self, samples: int) -> None:
         """Take note that passes are halved, here and for further runs."""
@@ -168,6 +182,7 @@ class _Member(Membership):
         replica = Replica(self.job.parts, self.options, self.place, 1 + 2 * len(self.job.names), self.passes)
         if self.job.state is not None:
             replica.adopt(self.job.state)
+        replica.look = None if self.data.collate is None else self._look_at
         return replica
 
     def _is_over(self) -> bool:

@@ -7,7 +7,7 @@ It must not know who else takes part.
 from __future__ import annotations
 
 import gc
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from fractions import Fraction
@@ -150,11 +150,16 @@ class Replica(Judge):
     place : torch's name of the device
     ranks : how many numbers the header has besides `Parts.header`
     passes : how many samples a pass may have
+
+    Attributes
+    ----------
+    look : called with the batch and the samples of each pass before it is computed; None to look at none
     """
 
     def __init__(self, parts: bytes, options: Options, place: str, ranks: int, passes: PassLimit | None = None) -> None:
         model, loss, optimizer = cloudpickle.loads(parts)
         self._modes = training_modes(model)
+        self.look: Callable[[Any, Sequence[int]], None] | None = None
         super().__init__(model, loss, options, place)
         trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
         if not trained:
@@ -243,7 +248,10 @@ class Replica(Judge):
         return [ids[begin : begin + size] for begin in range(0, len(ids), size)] if ids else []
 
     def _pass(self, samples: Batches, ids: Sequence[int], batch: int, done: Parts) -> None:
-        inputs, targets = self._load(samples.batch(ids, self.options.seed, self.step))
+        found = samples.batch(ids, self.options.seed, self.step)
+        if self.look is not None:
+            self.look(found, ids)
+        inputs, targets = self._load(found)
         with self._drawing.over(self.step, ids) as forward:
             output, (total, weight, _) = forward(lambda: self._forward(inputs, targets))
             (total * (self.scale / batch)).backward()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -25,7 +25,7 @@ from hetero.train.keyed import KeyedRandom
 from hetero.train.replica import Judge, call_model, training_modes
 from hetero.train.values import Options
 
-__all__ = ["verify"]
+__all__ = ["trailing_shapes", "verify"]
 
 _TOLERANCE, _ROUGH_TOLERANCE = 1e-8, 0.02
 _LOOKED_AT = 64
@@ -33,7 +33,21 @@ _LOOKED_AT = 64
 _ONE_DEVICE = "train on one device without accumulate and micro_batch, where each batch stays whole"
 
 
-def verify(parts: bytes, options: Options, place: str, samples: Batches, ids: Sequence[int], *, cut: bool) -> str:
+def trailing_shapes(batch: Any) -> tuple[Any, ...]:
+    """Return the shapes of a batch's tensors without the number of samples; where a `collate_fn` pads they vary."""
+    return tuple([tuple(tensor.shape[1:]) for tensor in _tensors(batch)])
+
+
+def verify(
+    parts: bytes,
+    options: Options,
+    place: str,
+    samples: Batches,
+    ids: Sequence[int],
+    *,
+    cut: bool,
+    more: Sequence[int] = (),
+) -> str:
     """Compare passes over some samples together and in two parts, in double precision where the model can.
 
     Parameters
@@ -41,6 +55,7 @@ def verify(parts: bytes, options: Options, place: str, samples: Batches, ids: Se
     parts : pickled (model, loss, optimizer)
     place : torch's name of the device
     ids : samples of a step
+    more : samples that may take their places where they are shorter or longer, and a `collate_fn` may pad
     cut : True where steps are computed in several passes
 
     Returns
@@ -61,15 +76,15 @@ def verify(parts: bytes, options: Options, place: str, samples: Batches, ids: Se
     plus those over the rest. A model that fails here is left to fail where it trains, with its own error.
     """
     with dtype_held():
-        return _verified(parts, options, place, samples, ids, cut=cut)
+        return _verified(lambda double: _Trial(parts, options, place, samples, more, double=double), ids, cut=cut)
 
 
-def _verified(parts: bytes, options: Options, place: str, samples: Batches, ids: Sequence[int], *, cut: bool) -> str:
+def _verified(trial: Callable[[bool], _Trial], ids: Sequence[int], *, cut: bool) -> str:
     usual = torch.get_default_dtype()
     for double in (True, False):
         torch.set_default_dtype(torch.float64 if double else usual)
         try:
-            return _Trial(parts, options, place, samples, double=double).judge(ids, cut=cut)
+            return trial(double).judge(ids, cut=cut)
         except HeteroError:
             raise
         except Exception as error:  # it may be that it cannot be computed in double precision
@@ -111,7 +126,9 @@ class _Pass:
 class _Trial(Judge):
     """A copy of the model that passes are tried on."""
 
-    def __init__(self, parts: bytes, options: Options, place: str, samples: Batches, *, double: bool) -> None:
+    def __init__(
+        self, parts: bytes, options: Options, place: str, samples: Batches, more: Sequence[int], *, double: bool
+    ) -> None:
         model, loss, _ = cloudpickle.loads(parts)
         modes = training_modes(model)
         self._double = double
@@ -122,6 +139,7 @@ class _Trial(Judge):
         for module, training in modes:
             module.training = training
         self._samples = samples
+        self._more = more
         self._drawing = Drawing(KeyedRandom(options.seed), self.model)
         self._trained = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
         self._held = [
@@ -228,7 +246,7 @@ class _Trial(Judge):
         if getattr(self._samples, "collate", None) is not None and len(ids) > 1:
             count = len(self._samples)  # type: ignore[arg-type]
             looked = min(_LOOKED_AT, count)
-            seen |= {count * part // looked for part in range(looked)}
+            seen |= {count * part // looked for part in range(looked)} | set(self._more)
         sizes = {sample: self._size(sample) for sample in sorted(seen)}
         ordered = sorted(sizes, key=lambda sample: (sizes[sample], sample))
         if sizes[ordered[0]] == sizes[ordered[-1]]:

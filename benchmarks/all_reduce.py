@@ -65,7 +65,7 @@ class Team:
             self._hear(member)
 
     def sum_s(self, contestant: str) -> float:
-        """Give the seconds from the first member's start to the last one's end."""
+        """Return the seconds from the first member's start to the last one's end."""
         for member in self._members:
             self._say(member, [contestant, self.nbytes])
         rows: list[tuple[float, float, int, bool]] = [self._hear(member) for member in self._members]
@@ -139,7 +139,7 @@ def member(rank: int, size: int, address: str) -> None:
 
 
 def bound_s(size: int, nbytes: int, bits_per_s: float) -> float:
-    """Give 2(n-1)/n · M/bw: no ring over links of one speed can be done sooner."""
+    """Return 2(n-1)/n · M/bw: no ring over links of one speed can be done sooner."""
     return 2 * (size - 1) / size * nbytes * 8 / bits_per_s
 
 

@@ -21,7 +21,7 @@ FLEET = "1xcpu,1xcpu*0.5"
 
 
 def extra_calls(log: Path, bad: int) -> int:
-    """Give how many calls worked on records of the batch that failed first, after it had failed."""
+    """Return how many calls worked on records of the batch that failed first, after it had failed."""
     calls = [(int(begin), int(size)) for begin, size in map(str.split, log.read_text(encoding="utf-8").splitlines())]
     first, size = max((call for call in calls if call[0] <= bad < sum(call)), key=lambda call: call[1])
     return sum(first <= begin and begin + each <= first + size for begin, each in calls) - 1

@@ -35,7 +35,7 @@ SHARES = {"quick": 0.8, "slow": 0.2, "pair": 1.0}
 
 
 def digits() -> NDArray[np.float32]:
-    """Give the 10,000 test images of MNIST, or random ones where the data is absent."""
+    """Return the 10,000 test images of MNIST, or random ones where the data is absent."""
     folder = settings.test_data() or Path(__file__).resolve().parents[2] / "shared" / "data"
     path = folder / "mnist" / "t10k-images-idx3-ubyte.gz"
     if not path.exists():
@@ -96,7 +96,7 @@ class Plain:
             )
 
     def rate(self, *names: str) -> float:
-        """Give the images a second of some of them side by side, the others idle."""
+        """Return the images a second of some of them side by side, the others idle."""
         for name in names:
             print(self.seconds, file=self._processes[name].stdin)
         answers = [self._processes[name].stdout for name in names]
@@ -131,7 +131,7 @@ def main() -> None:
     contexts = {name: hetero.Context(devices=fleet, history=False) for name, fleet in FLEETS.items()}
 
     def run(name: str) -> float:
-        """Give the images a second."""
+        """Return the images a second."""
         part = images[: round(SHARES[name] * count)]
         begin_s = time.perf_counter()
         found = contexts[name].map_batches(model, part).value

@@ -46,7 +46,7 @@ def start(out: Path, log: Path, count: int) -> subprocess.Popen[bytes]:
 
 
 def calls(log: Path) -> list[list[int]]:
-    """Give first record, size and process of each call."""
+    """Return first record, size and process of each call."""
     lines = log.read_text(encoding="utf-8").splitlines() if log.exists() else []
     return [[int(word) for word in line.split()] for line in lines if line.count(" ") == 2]
 
@@ -85,7 +85,7 @@ def kill_all(out: Path, log: Path, count: int, times: int) -> int:
 
 
 def content(folder: Path) -> dict[str, bytes]:
-    """Give the files of a folder."""
+    """Return the files of a folder."""
     return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
 
 

@@ -32,7 +32,7 @@ def law(rng: np.random.Generator) -> Truth:
 
 
 def measured(truth: Truth) -> tuple[tuple[float, float], ...]:
-    """Give the points that a run learns of a law."""
+    """Return the points that a run learns of a law."""
     sizes = Sizes()
     while sizes.probing:
         size = sizes.wanted()
@@ -41,7 +41,7 @@ def measured(truth: Truth) -> tuple[tuple[float, float], ...]:
 
 
 def makespan_s(truths: dict[str, Truth], known: dict[str, tuple[tuple[float, float], ...]], count: int) -> float:
-    """Give the seconds of a run in virtual time."""
+    """Return the seconds of a run in virtual time."""
     planner = Planner({name: Sizes(known=known.get(name, ())) for name in truths})
     return simulate(planner, truths, count).makespan_s
 

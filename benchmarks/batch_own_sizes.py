@@ -26,7 +26,7 @@ FLEET = "1xcpu,1xcpu*0.999"
 
 
 def law_s(device: int, size: int) -> float:
-    """Give the seconds of a batch: t(b) = a + c·b + d·b², whose rate is highest at the device's best size."""
+    """Return the seconds of a batch: t(b) = a + c·b + d·b², whose rate is highest at the device's best size."""
     best, whole_s = BESTS[device], BESTS[device] / RATES[device]
     a, d = OVERHEAD * whole_s, OVERHEAD * whole_s / best**2
     return a + (whole_s - 2 * a) / best * size + d * size**2
@@ -44,7 +44,7 @@ def on_hetero(batch: list[int]) -> list[int]:
 
 
 def run_hetero(ctx: hetero.Context, count: int, cold: bool) -> float:
-    """Give the seconds of hetero."""
+    """Return the seconds of hetero."""
     begin_s = time.perf_counter()
     outcome = hetero.map_batches(on_hetero, range(count), ctx=ctx, learn=not cold)
     took_s = time.perf_counter() - begin_s
@@ -53,7 +53,7 @@ def run_hetero(ctx: hetero.Context, count: int, cold: bool) -> float:
 
 
 def run_halves(ctx: hetero.Context, count: int) -> float:
-    """Give the seconds of equal halves, each in batches of its device's best size."""
+    """Return the seconds of equal halves, each in batches of its device's best size."""
 
     def half(device: int) -> None:
         for begin in range(0, count // 2, BESTS[device]):
@@ -66,7 +66,7 @@ def run_halves(ctx: hetero.Context, count: int) -> float:
 
 
 def slot(folder: str) -> int:
-    """Give this worker process its device: the first one to ask is the quick one."""
+    """Return this worker process its device: the first one to ask is the quick one."""
     for device in range(len(BESTS)):
         path = Path(folder) / f"{device}"
         try:

@@ -72,7 +72,7 @@ class Watch(threading.Thread):
             self.samples.append(sum(map(_memory_mb, (me, *me.children(recursive=True)))))
 
     def spread_mb(self) -> float:
-        """Give half the difference between the means of the last three quarters of what was seen."""
+        """Return half the difference between the means of the last three quarters of what was seen."""
         self.ending.set()
         self.join()
         quarters = [part for part in np.array_split(np.array(self.samples), 4)[1:] if len(part)]

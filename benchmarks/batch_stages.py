@@ -36,13 +36,13 @@ def stages(half: int) -> Any:
 
 
 def rate(ends_s: list[float]) -> float:
-    """Give the records a second between the first and the last fifth of some."""
+    """Return the records a second between the first and the last fifth of some."""
     kept = sorted(ends_s)[len(ends_s) // 5 : -len(ends_s) // 5]
     return (len(kept) - 1) / (kept[-1] - kept[0])
 
 
 def run(ctx: hetero.Context, count: int) -> tuple[float, float]:
-    """Give the rates before and after the bottleneck moved."""
+    """Return the rates before and after the bottleneck moved."""
     decode, model, write = stages(count // 2)
     steps = hetero.pipeline((decode, "cpu:0"), (model, "cpu:1"), write)
     ends_s = ctx.map_batches(steps, range(count), learn=False).value
@@ -50,7 +50,7 @@ def run(ctx: hetero.Context, count: int) -> tuple[float, float]:
 
 
 def run_in_one_piece(ctx: hetero.Context, count: int) -> float:
-    """Give the rate of all stages in one call, on both devices."""
+    """Return the rate of all stages in one call, on both devices."""
     decode, model, write = stages(count // 2)
     return rate(ctx.map_batches(lambda batch: write(model(decode(batch))), range(count), learn=False).value)
 

@@ -115,7 +115,7 @@ def number(value: float) -> str:
 
 
 def ratio(ours: Sequence[float], theirs: Sequence[float]) -> float:
-    """Give the median of ours over the median of theirs.
+    """Return the median of ours over the median of theirs.
 
     Examples
     --------
@@ -154,14 +154,14 @@ def alternate(
 
 
 def process_s(command: Sequence[str], timeout_s: float = 120.0) -> float:
-    """Give the wall seconds of a whole process; raises CalledProcessError when it fails."""
+    """Return the wall seconds of a whole process; raises CalledProcessError when it fails."""
     begin_s = time.perf_counter()
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, timeout=timeout_s)
     return time.perf_counter() - begin_s
 
 
 def versions(packages: Sequence[str]) -> dict[str, str]:
-    """Give the version of each distribution, of hetero and of Python; 'absent' where one is not installed."""
+    """Return the version of each distribution, of hetero and of Python; 'absent' where one is not installed."""
     found = {"python": platform.python_version()}
     for name in ("hetero-core", "numpy", *packages):
         try:
@@ -262,7 +262,7 @@ class Bench:
         self.notes.update(facts)
 
     def as_dict(self) -> dict[str, Any]:
-        """Give the result as it is written."""
+        """Return the result as it is written."""
         return {
             "name": self.name,
             "title": self.title,

@@ -67,7 +67,7 @@ class World:
 
 
 def one_by_one(tasks: int) -> float:
-    """Give the events a second of lone no-op tasks on an idle machine."""
+    """Return the events a second of lone no-op tasks on an idle machine."""
     world = World(2, 1e-5)
     begin_s, before = time.process_time(), world.events
     for _ in range(tasks):
@@ -77,7 +77,7 @@ def one_by_one(tasks: int) -> float:
 
 
 def backlog(tasks: int) -> float:
-    """Give the events a second when all no-op tasks are handed in at once."""
+    """Return the events a second when all no-op tasks are handed in at once."""
     world = World(2, 1e-5)
     begin_s, before = time.process_time(), world.events
     for _ in range(tasks):
@@ -88,7 +88,7 @@ def backlog(tasks: int) -> float:
 
 
 def decisions(devices: int, rounds: int) -> Iterator[float]:
-    """Give the seconds of single decisions: a device becomes idle, and the next of many ready tasks is placed."""
+    """Yield the seconds of single decisions: a device becomes idle, and the next of many ready tasks is placed."""
     world = World(devices, 1.0)
     for _ in range(3 * devices + 200):
         world.submit()

@@ -104,7 +104,7 @@ def rows_of(paths: Iterable[Path]) -> list[Mapping[str, str]]:
 
 
 def _room(label: str) -> Room:
-    """Give the room of a device by its label, from the catalog, else from the gigabytes that the label names."""
+    """Return the room of a device by its label, from the catalog, else from the gigabytes that the label names."""
     try:
         return room_of(find(label))
     except BadValueError:
@@ -184,7 +184,7 @@ RULES: dict[str, Callable[[Judged], float]] = {
 
 
 def _rule(items: list[Judged], rule: Callable[[Judged], float]) -> tuple[int, int, float]:
-    """Give how many a rule has right, how many of its answers are unsafe, and its median error."""
+    """Return how many a rule has right, how many of its answers are unsafe, and its median error."""
     said = [(item, rule(item)) for item in items]
     right = sum((size <= item.room.usable_bytes) == item.ran for item, size in said)
     unsafe = sum(size <= item.room.usable_bytes and not item.ran for item, size in said)

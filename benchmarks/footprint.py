@@ -51,7 +51,7 @@ def dense() -> Any:
 
 
 def cases(samples: int) -> dict[str, Case]:
-    """Give the models that are looked at."""
+    """Return the models that are looked at."""
     targets = torch.randint(0, 10, (samples,))
     return {
         "transformer": Case(transformer, torch.randn(samples, 64, 256), targets),
@@ -61,7 +61,7 @@ def cases(samples: int) -> dict[str, Case]:
 
 
 def foretold(case: Case) -> int:
-    """Give the bytes by `hetero.footprint`."""
+    """Return the bytes by `hetero.footprint`."""
     batch = (case.inputs, case.targets)
     return hetero.footprint(case.make(), nn.CrossEntropyLoss(), torch.optim.Adam, batch).total_bytes
 
@@ -78,7 +78,7 @@ def two_steps(case: Case) -> tuple[Any, Any]:
 
 
 def real(case: Case) -> int:
-    """Give the bytes of a third step by torch's own record of its allocations."""
+    """Return the bytes of a third step by torch's own record of its allocations."""
     model, optimizer = two_steps(case)
     states = [value for state in optimizer.state.values() for value in state.values()]
     held = [*model.parameters(), *model.buffers(), *(p.grad for p in model.parameters()), *states]
@@ -95,7 +95,7 @@ def real(case: Case) -> int:
 
 
 def timed(function: Callable[[Case], Any], case: Case) -> Callable[[], float]:
-    """Give what measures the seconds of a call."""
+    """Return what measures the seconds of a call."""
 
     def seconds() -> float:
         begin_s = time.perf_counter()

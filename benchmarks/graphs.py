@@ -67,7 +67,7 @@ def _data() -> Path:
 
 
 def _fleet(devices: list[dict[str, Any]], bytes_per_s: float, latency_s: float) -> Fleet:
-    """Give a fleet in which every memory node has a link to and from every other."""
+    """Return a fleet in which every memory node has a link to and from every other."""
     nodes = sorted({device["memory_node"] for device in devices})
     links = [
         {"src": src, "dst": dst, "bandwidth_bytes_per_s": bytes_per_s, "latency_s": latency_s}
@@ -86,7 +86,7 @@ def _accelerated(cpus: int, gpus: list[str]) -> Fleet:
 
 
 def _hosts(programs: set[str]) -> Fleet:
-    """Give three hosts of unlike speeds and a device that likes some programs, drawn from their names' hashes."""
+    """Return three hosts of unlike speeds and a device that likes some programs, drawn from their names' hashes."""
     liking = (None, 0.5, 2.0, 4.0, 12.0)
     speeds = {name: liking[hashlib.sha256(name.encode()).digest()[0] % len(liking)] for name in sorted(programs)}
     rows: list[dict[str, Any]] = [
@@ -98,7 +98,7 @@ def _hosts(programs: set[str]) -> Fleet:
 
 
 def instances() -> Iterator[Instance]:
-    """Give every graph of the shared data with its fleet."""
+    """Yield every graph of the shared data with its fleet."""
     folder = _data()
     for path in sorted((folder / "hswf3").glob("*.txt")):
         tile = int(path.stem.split("-")[1])
@@ -124,7 +124,7 @@ def instances() -> Iterator[Instance]:
 
 
 def cholesky(tiles: int, devices: int) -> TaskGraph:
-    """Give the tiled Cholesky factorisation over unlike devices, each with a memory of its own."""
+    """Return the tiled Cholesky factorisation over unlike devices, each with a memory of its own."""
     shares = {"potrf": (1.0, 3), "trsm": (3.0, 2), "syrk": (3.0, 1), "gemm": (6.0, 0)}
     seconds = {
         kind: tuple(work * 1e-3 / (1 + (5 * index + late) % 7) for index in range(devices))
@@ -158,7 +158,7 @@ def cholesky(tiles: int, devices: int) -> TaskGraph:
 
 
 def planned(instance: Instance, p: Problem, budget: Budget, seed: int, bound_s: float = 0.0) -> Schedule:
-    """Give what the search finds in so much processor time or iterations; the independent checker must confirm it."""
+    """Return what the search finds in so much processor time or iterations; the independent checker must confirm it."""
     found, _ = pull(search(p, seed), budget, cpu_seconds)
     return _confirmed(
         instance, schedule_of(instance.graph, p, found.timeline, max(found.lower_bound_s, bound_s), "search")
@@ -173,7 +173,7 @@ def _confirmed(instance: Instance, schedule: Schedule) -> Schedule:
 
 
 def read_best() -> dict[str, dict[str, Any]]:
-    """Give the best known schedules by the name of the instance."""
+    """Return the best known schedules by the name of the instance."""
     best: dict[str, dict[str, Any]] = json.loads(BEST_KNOWN.read_text()) if BEST_KNOWN.exists() else {}
     return best
 
@@ -222,7 +222,7 @@ def _warm_up() -> None:
 
 
 def _searched(instance: Instance, searcher: str, seconds: float) -> tuple[Schedule, str]:
-    """Give what one searcher finds, confirmed by the checker, and its name."""
+    """Return what one searcher finds, confirmed by the checker, and its name."""
     p = problem_of(instance.graph)
     bound_s = area_bound(p)
     if searcher != "CP-SAT":

@@ -23,7 +23,7 @@ LINK_BYTES_PER_S, LINK_S = 6e9, 1e-5
 
 
 def least_bytes(graph: TaskGraph, schedule: Schedule) -> int:
-    """Give the bytes that the placement needs: each item once to each memory node that reads and did not make it."""
+    """Return the bytes that the placement needs: each item once to each memory node that reads and did not make it."""
     home = {device.id: device.memory_node for device in graph.devices}
     node = {row.task: home[row.device] for row in schedule.placements}
     needed = {(edge.src, edge.nbytes, node[edge.dst]) for edge in graph.edges if node[edge.src] != node[edge.dst]}
@@ -31,7 +31,7 @@ def least_bytes(graph: TaskGraph, schedule: Schedule) -> int:
 
 
 def tight(graph: TaskGraph, tiles: int) -> TaskGraph:
-    """Give the graph with devices that hold only a part of the matrix each, and a host's memory beside them."""
+    """Return the graph with devices that hold only a part of the matrix each, and a host's memory beside them."""
     room = int(ROOM_FRAC * tiles * (tiles + 1) / 2) * TILE_BYTES
     names = [device.memory_node for device in graph.devices]
     nodes = (MemoryNode("ram", UNLIMITED_BYTES), *(MemoryNode(name, room) for name in names))

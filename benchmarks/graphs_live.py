@@ -53,7 +53,7 @@ def update(a: Any, left: Any, right: Any) -> Any:
 
 
 def matrix(tiles: int, tile: int) -> dict[Tile, Any]:
-    """Give the lower tiles of a matrix that can be factorised."""
+    """Return the lower tiles of a matrix that can be factorised."""
     base = np.random.default_rng(0).standard_normal((tiles * tile, tiles * tile)) / tile
     whole = base @ base.T + 4.0 * np.eye(tiles * tile)
     return {
@@ -64,7 +64,7 @@ def matrix(tiles: int, tile: int) -> dict[Tile, Any]:
 
 
 def cholesky(tiles: dict[Tile, Any], count: int) -> tuple[hetero.Graph, dict[Tile, Any], Made]:
-    """Give the graph, the node of each tile of the factor, and each task's kernel with the tasks that it needs."""
+    """Return the graph, the node of each tile of the factor, and each task's kernel with the tasks that it needs."""
     graph, at = hetero.Graph(), dict(tiles)
     made: Made = []
     number: dict[Tile, int] = {}
@@ -86,7 +86,7 @@ def cholesky(tiles: dict[Tile, Any], count: int) -> tuple[hetero.Graph, dict[Til
 
 
 def runs_of(trace: str, tasks: int) -> list[list[TaskFinished]]:
-    """Give how the tasks of each run ended, in the order in which they were handed in."""
+    """Return how the tasks of each run ended, in the order in which they were handed in."""
     ended = sorted(
         (record for _, record in read_trace(trace) if isinstance(record, TaskFinished)), key=lambda e: e.task
     )
@@ -94,7 +94,7 @@ def runs_of(trace: str, tasks: int) -> list[list[TaskFinished]]:
 
 
 def medians(runs: Sequence[Sequence[TaskFinished]], made: Made, devices: Sequence[str]) -> dict[str, Row]:
-    """Give what each kernel took on each device, s, in the median of all runs."""
+    """Return what each kernel took on each device, s, in the median of all runs."""
     took: dict[tuple[str, str], list[float]] = {}
     for run in runs:
         for end, (name, _) in zip(run, made, strict=True):
@@ -103,7 +103,7 @@ def medians(runs: Sequence[Sequence[TaskFinished]], made: Made, devices: Sequenc
 
 
 def really(run: Sequence[TaskFinished], made: Made, usual: dict[str, Row], devices: Sequence[str]) -> list[Row]:
-    """Give what each task of a run took, and would have taken elsewhere: as many times its kernel's median as here."""
+    """Return what each task of a run took, and would have taken elsewhere: as many times its kernel's median as here."""
     found: list[Row] = []
     for end, (name, _) in zip(run, made, strict=True):
         factor = end.seconds / usual[name][devices.index(end.device)]
@@ -147,7 +147,7 @@ class Runner:
         return took_s
 
     def plans_s(self, rounds: int) -> tuple[float, list[float]]:
-        """Give the makespans of the plan by medians, and of those by what the tasks of the last runs really took."""
+        """Return the makespans of the plan by medians, and of those by what the tasks of the last runs really took."""
         self.ctx.flush_trace()
         devices, runs = [device.id for device in self.ctx.devices], runs_of(self.trace, len(self.made))
         usual = medians(runs, self.made, devices)

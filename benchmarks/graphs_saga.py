@@ -42,7 +42,7 @@ device after another, and the checker refuses schedules with one. The better of 
 
 
 def _python() -> Path:
-    """Give the interpreter of SAGA's environment, made where it is not there."""
+    """Return the interpreter of SAGA's environment, made where it is not there."""
     folder = settings.home() / "cache" / "saga"
     python = folder / "bin" / "python"
     if not python.exists():
@@ -68,7 +68,7 @@ def _table(p: Problem, limit_s: float, times: float) -> dict[str, Any]:
 
 
 def _schedules(table: dict[str, Any]) -> dict[str, Any]:
-    """Give what each scheduler of SAGA makes of a table.
+    """Return what each scheduler of SAGA makes of a table.
 
     Notes
     -----
@@ -82,7 +82,7 @@ def _schedules(table: dict[str, Any]) -> dict[str, Any]:
 
 
 def _judged(instance: Instance, rows: list[list[Any]] | str) -> float | str:
-    """Give the makespan of a schedule of SAGA's, or what the checker or SAGA said."""
+    """Return the makespan of a schedule of SAGA's, or what the checker or SAGA said."""
     if isinstance(rows, str):
         return rows
     graph = instance.graph
@@ -109,7 +109,7 @@ def run_saga(limit_s: float) -> None:
 
 
 def _best(judged: dict[str, float | str]) -> tuple[float, str]:
-    """Give the shortest sound schedule and whose it is."""
+    """Return the shortest sound schedule and whose it is."""
     return min(((made, name) for name, made in judged.items() if isinstance(made, float)), default=(math.inf, ""))
 
 
@@ -142,7 +142,7 @@ def compare(bench: Bench, quick: bool) -> None:
 
 
 def _not_counted(kept: dict[str, Any]) -> dict[str, dict[str, int]]:
-    """Give for each scheduler of SAGA how many schedules were not sound, and how many it did not give."""
+    """Return for each scheduler of SAGA how many schedules were not sound, and how many it did not give."""
     found: dict[str, dict[str, int]] = {}
     for known in kept.values():
         for name, made in known["schedulers"].items():

@@ -21,7 +21,7 @@ COUNT = 8
 
 
 def cluster(seed: int) -> Fabric:
-    """Give 64 devices on 8 hosts: NVSwitch, bridged pairs or PCIe alone, networks of four speeds, all a little off."""
+    """Return 64 devices on 8 hosts: NVSwitch, bridged pairs or PCIe alone, networks of four speeds, all a little off."""
     draw = np.random.default_rng(seed)
     parts, wires = [Part("net", "network")], []
 
@@ -47,7 +47,7 @@ def cluster(seed: int) -> Fabric:
 
 
 def tangle(seed: int) -> Fabric:
-    """Give 64 devices of which every pair has a link of its own, of any rate: nothing to go by."""
+    """Return 64 devices of which every pair has a link of its own, of any rate: nothing to go by."""
     draw = np.random.default_rng(1000 + seed)
     parts = tuple(Part(f"d{at:02}", "device") for at in range(64))
     pairs = combinations(parts, 2)

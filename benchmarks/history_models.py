@@ -55,7 +55,7 @@ class Guess(NamedTuple):
 
 
 def kernels() -> dict[str, Times]:
-    """Give the seconds of every call by kernel and size, in the order in which they were measured."""
+    """Return the seconds of every call by kernel and size, in the order in which they were measured."""
     data = settings.test_data() or Path(__file__).resolve().parents[2] / "shared" / "data"
     found: dict[str, dict[int, list[float]]] = {}
     for path in sorted((data / "graphs" / "cholesky_broadwell").glob("*_timing.csv")):
@@ -67,7 +67,7 @@ def kernels() -> dict[str, Times]:
 
 
 def taught(kernel: str, times: Mapping[int, Sequence[float]]) -> CostModel:
-    """Give a model that was shown some calls, size after size."""
+    """Return a model that was shown some calls, size after size."""
     model = CostModel([CORE])
     for size, calls in times.items():
         for seconds in calls:
@@ -76,12 +76,12 @@ def taught(kernel: str, times: Mapping[int, Sequence[float]]) -> CostModel:
 
 
 def signature(kernel: str, size: int) -> str:
-    """Give the signature of a call on tiles of a size."""
+    """Return the signature of a call on tiles of a size."""
     return f"{kernel}|float64[{size},{size}]"
 
 
 def nbytes(size: int) -> float:
-    """Give what the time is expected to grow with: the bytes of a tile."""
+    """Return what the time is expected to grow with: the bytes of a tile."""
     return 8.0 * size * size
 
 

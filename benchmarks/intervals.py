@@ -34,7 +34,7 @@ def _runs(rows: Sequence[Measurement], points: int, draws: int) -> list[list[Jud
 
 
 def _middle(found: Sequence[Merit]) -> tuple[float, float, float]:
-    """Give the medians over the draws: error in %, share that held in %, width."""
+    """Return the medians over the draws: error in %, share that held in %, width."""
     return (
         100 * statistics.median(merit.error_frac for merit in found),
         100 * statistics.median(merit.held_frac for merit in found),

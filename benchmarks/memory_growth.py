@@ -19,12 +19,12 @@ from benchmarks.common import Bench, arguments
 
 
 def answer(index: int) -> object:
-    """Give a small value, now and then an array."""
+    """Return a small value, now and then an array."""
     return np.full(131_072, index, dtype=np.float64) if index % 100 == 0 else index
 
 
 def resident_bytes() -> int:
-    """Give the program's resident memory that is its own, shared pages left out."""
+    """Return the program's resident memory that is its own, shared pages left out."""
     gc.collect()
     info = psutil.Process().memory_full_info()
     return int(info.uss)

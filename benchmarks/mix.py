@@ -21,7 +21,7 @@ MOST = 8
 
 
 def case(draw: np.random.Generator, kinds: int) -> tuple[list[float], list[Offer], dict[str, int]]:
-    """Give streams and kinds: prices and rates over a decade, some kinds unable to serve some streams."""
+    """Return streams and kinds: prices and rates over a decade, some kinds unable to serve some streams."""
     streams = int(draw.integers(1, 4))
     offers = []
     for kind in range(kinds):
@@ -47,7 +47,7 @@ def serves(demand: Sequence[float], offers: Sequence[Offer], counts: Sequence[in
 
 
 def brute_force(demand: Sequence[float], offers: Sequence[Offer], limits: dict[str, int]) -> float | None:
-    """Give the price of the cheapest mix by trying all, from the cheapest on."""
+    """Return the price of the cheapest mix by trying all, from the cheapest on."""
     every = product(*(range(limits[offer.pool] + 1) for offer in offers))
     prices = sorted(
         (sum(c * offer.usd_per_hour for c, offer in zip(counts, offers, strict=True)), counts) for counts in every

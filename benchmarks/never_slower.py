@@ -46,7 +46,7 @@ class Case:
     seconds: dict[str, dict[str, float]]
 
     def truth(self, task: Task, device: Device) -> float:
-        """Give the seconds of a task on a device."""
+        """Return the seconds of a task on a device."""
         return self.seconds[task.signature][device.id]
 
 
@@ -80,7 +80,7 @@ def _times(
 
 
 def _edges(rng: np.random.Generator, kind: str, count: int) -> list[tuple[int, ...]]:
-    """Give the parents of each task among the `count`; they are numbered from 1."""
+    """Return the parents of each task among the `count`; they are numbered from 1."""
     if kind == "independent":
         return [()] * count
     if kind == "chains":
@@ -121,7 +121,7 @@ def case(seed: int) -> Case:
 
 
 def learned(one: Case) -> CostModel:
-    """Give a model that has seen each task a few times on each device."""
+    """Return a model that has seen each task a few times on each device."""
     cost = CostModel(one.fleet)
     for signature, by_device in one.seconds.items():
         for device in one.fleet:
@@ -131,7 +131,7 @@ def learned(one: Case) -> CostModel:
 
 
 def makespans(one: Case) -> tuple[float, dict[str, float]]:
-    """Give the makespan on the whole fleet, and on each device alone."""
+    """Return the makespan on the whole fleet, and on each device alone."""
     sizes = {entry.task.signature: entry.nbytes for entry in one.tasks}
 
     def takes_s(fleet: tuple[Device, ...]) -> float:

@@ -70,7 +70,7 @@ class Team:
             self._hear(one)
 
     def step_s(self, contestant: str) -> float:
-        """Give the median s of some steps, on the member for which it is longest."""
+        """Return the median s of some steps, on the member for which it is longest."""
         for one in self._members:
             self._say(one, contestant)
         return max(self._hear(one) for one in self._members)

@@ -71,7 +71,7 @@ def _title(process: psutil.Process) -> str:
 
 
 def counted(run: Callable[[str], list[int]], names: tuple[str, ...]) -> tuple[list[int], int, int, float]:
-    """Give the results of a run, the tasks that were started twice, the kills, and the seconds."""
+    """Return the results of a run, the tasks that were started twice, the kills, and the seconds."""
     with tempfile.TemporaryDirectory() as folder:
         begin_s = time.perf_counter()
         with killing(names) as killed:

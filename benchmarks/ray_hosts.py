@@ -38,14 +38,14 @@ def part(hosts: Cluster, name: str, count: int, meanwhile: Callable[[], None] = 
 
 
 def crossed_bytes(hosts: Cluster) -> float:
-    """Give the bytes that left the head while tasks on both hosts shared an array."""
+    """Return the bytes that left the head while tasks on both hosts shared an array."""
     before: list[int] = []
     part(hosts, "shared", SHARED_BY, lambda: before.append(hosts.fleet.counters()[0].sent_bytes))
     return float(hosts.fleet.counters()[0].sent_bytes - before[0])
 
 
 def found_after_s(hosts: Cluster, count: int, go_away: Callable[[], None]) -> float:
-    """Give the seconds from a host's end until that was found; all results are checked."""
+    """Return the seconds from a host's end until that was found; all results are checked."""
     begun: list[float] = []
 
     def meanwhile() -> None:

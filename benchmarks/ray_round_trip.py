@@ -29,7 +29,7 @@ def nothing() -> None:
 
 
 def trips(call: Callable[[], Any], count: int) -> float:
-    """Give the median seconds of a round trip."""
+    """Return the median seconds of a round trip."""
     samples = []
     for _ in range(count):
         begin_s = time.perf_counter()
@@ -39,7 +39,7 @@ def trips(call: Callable[[], Any], count: int) -> float:
 
 
 def per_s(together: Callable[[], Any], count: int) -> float:
-    """Give the calls per second of a batch."""
+    """Return the calls per second of a batch."""
     begin_s = time.perf_counter()
     together()
     return count / (time.perf_counter() - begin_s)

@@ -156,7 +156,7 @@ def measure_ray(bench: common.Bench, path: Path, tasks: int, pictures: Path | No
 
 
 def painted(browser: Browser, name: str, path: Path) -> float:
-    """Give the seconds until a page is painted: it is ready, and a frame followed."""
+    """Return the seconds until a page is painted: it is ready, and a frame followed."""
     begin_s = time.perf_counter()
     browser.open(path, READY[name])
     browser.value("new Promise(d => requestAnimationFrame(() => setTimeout(d)))")
@@ -164,7 +164,7 @@ def painted(browser: Browser, name: str, path: Path) -> float:
 
 
 def panned(browser: Browser, name: str, times: int) -> float:
-    """Give the seconds that one step to the side takes."""
+    """Return the seconds that one step to the side takes."""
     script = f"(async () => {{ const t = performance.now(); for (let i = 0; i < {times}; i++) await {PAN[name]};"
     return float(browser.value(f"{script} return (performance.now() - t) / {times} / 1000 }})()"))
 

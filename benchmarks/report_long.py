@@ -40,7 +40,7 @@ print(read_s, time.process_time() - begin, peak, len(text.encode()), len(run.tas
 
 
 def records(fleet: tuple[Device, ...]) -> Iterator[Any]:
-    """Give a run without an end: each device computes one task after the other, each of which needs an earlier one."""
+    """Yield a run without an end: each device computes one task after the other, each of which needs an earlier one."""
     for device in fleet:
         yield DeviceAdded(0.0, device)
         yield DeviceReady(0.0, device.id)

@@ -31,7 +31,7 @@ GIVEN: dict[str, tuple[Any, ...]] = {"": (), ", a dict": ({"a": [1, 2, 3], "b": 
 
 
 def median_s(trips: int, once: Callable[[], Any]) -> float:
-    """Give the median seconds of a round trip."""
+    """Return the median seconds of a round trip."""
     samples = []
     for _ in range(trips):
         begin_s = time.perf_counter()
@@ -41,7 +41,7 @@ def median_s(trips: int, once: Callable[[], Any]) -> float:
 
 
 def processor_s(trips: int, once: Callable[[], Any], workers: Sequence[int]) -> float:
-    """Give the seconds of processor time of a round trip, in this process and in its workers."""
+    """Return the seconds of processor time of a round trip, in this process and in its workers."""
 
     def taken_s() -> float:
         return cpu_seconds() + sum(map(process_cpu_s, workers))

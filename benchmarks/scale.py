@@ -25,7 +25,7 @@ TICK_S = 0.05
 
 
 def fleet_of(count: int) -> list[str]:
-    """Give the words for that many devices, as equal numbers of hosts of each class."""
+    """Return the words for that many devices, as equal numbers of hosts of each class."""
     names = [name for name, spec in devices().items() if spec.kind in ("cuda", "rocm") and spec.flop_per_s.get("fp32")]
     classes = min(CLASSES, count // PER_HOST)
     return [f"{count // PER_HOST // classes} x {PER_HOST} x {name}" for name in names[:classes]]

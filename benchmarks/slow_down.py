@@ -51,7 +51,7 @@ def slowed(process: int) -> Iterator[None]:
 
 
 def speeds(ctx: hetero.Context, steps: int, tasks: int) -> dict[str, float]:
-    """Give the tasks a second of each device, each alone."""
+    """Return the tasks a second of each device, each alone."""
     found = {}
     for device in ctx.devices:
         alone = hetero.task(who, on=device.short)
@@ -62,7 +62,7 @@ def speeds(ctx: hetero.Context, steps: int, tasks: int) -> dict[str, float]:
 
 
 def once(tasks: int, steps: int) -> tuple[float, int]:
-    """Give the share of the new sum reached after the slow device's fifth task, and that device's count."""
+    """Return the share of the new sum reached after the slow device's fifth task, and that device's count."""
     with hetero.Context(devices="2xcpu", history=False) as ctx:
         pids = {d.short: ctx.run(hetero.task(who, on=d.short), 10)[1] for d in ctx.devices}
         futures = [ctx.submit(who, steps) for _ in range(tasks)]

@@ -25,7 +25,7 @@ NOISE = 0.05
 
 
 def share(speeds: tuple[float, ...], factor: float, seed: int) -> float:
-    """Give the achieved share of the new sum of speeds, from five of the slow device's tasks on."""
+    """Return the achieved share of the new sum of speeds, from five of the slow device's tasks on."""
     cpu = DeviceType("CPU")
     fleet = [Device(f"h0/cpu:{i}", "cpu", cpu, "cpu", i, name=f"speed {speed} {i}") for i, speed in enumerate(speeds)]
     cost = CostModel(fleet)

@@ -54,7 +54,7 @@ def roofline(row: Measurement) -> float:
 
 
 def error_of(rows: Sequence[Measurement], rule: Callable[[Measurement], float]) -> float:
-    """Give the median absolute relative error of a rule, of times or of rates as the rows are printed."""
+    """Return the median absolute relative error of a rule, of times or of rates as the rows are printed."""
     ratios = [rule(row) / row.sample.seconds for row in rows]
     return statistics.median(
         abs((1 / ratio if row.per_second else ratio) - 1) for row, ratio in zip(rows, ratios, strict=True)
@@ -149,7 +149,7 @@ def _calibrated(bench: Bench, rows: list[Measurement], draws: int) -> None:
 
 
 def paths(given: list[Path]) -> list[Path]:
-    """Give the files that were named, else those of the shared data."""
+    """Return the files that were named, else those of the shared data."""
     folder = settings.test_data() or Path(__file__).resolve().parents[2] / "shared" / "data"
     return given or [folder / "planner" / name for name in FILES]
 

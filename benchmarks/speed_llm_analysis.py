@@ -39,7 +39,7 @@ KINDS = {
 
 
 def _python() -> Path:
-    """Give the interpreter of the package's environment, made where it is not there."""
+    """Return the interpreter of the package's environment, made where it is not there."""
     folder = settings.home() / "cache" / "llm-analysis"
     python = folder / "bin" / "python"
     if not python.exists():
@@ -49,7 +49,7 @@ def _python() -> Path:
 
 
 def _bits(weights: str) -> int:
-    """Give the width that the package knows and that is nearest to a number format's."""
+    """Return the width that the package knows and that is nearest to a number format's."""
     each = 8 * number_format(weights).bytes_per_weight
     return min((4, 8, 16), key=lambda bits: abs(bits - each))
 

@@ -34,7 +34,7 @@ PICTURES = MICRO_BATCH * COUNT
 
 
 def resnet50(norm: Any = torch.nn.BatchNorm2d) -> Any:
-    """Give the network of the example, the same weights each time."""
+    """Return the network of the example, the same weights each time."""
     path = Path(__file__).resolve().parent.parent / "examples" / "resnet50.py"
     spec = importlib.util.spec_from_file_location("resnet50", path)
     assert spec is not None
@@ -51,7 +51,7 @@ def group_norm(channels: int) -> Any:
 
 
 def pictures() -> Any:
-    """Give the batch that everybody computes."""
+    """Return the batch that everybody computes."""
     return torch.randn(PICTURES, 3, 64, 64, generator=torch.Generator().manual_seed(1))
 
 
@@ -125,7 +125,7 @@ def rival() -> Iterator[Callable[[], tuple[float, float]]]:
 
 
 def samples_per_s(call: Callable[[], Any]) -> float:
-    """Give the samples/s of one batch."""
+    """Return the samples/s of one batch."""
     begin_s = time.perf_counter()
     call()
     return PICTURES / (time.perf_counter() - begin_s)

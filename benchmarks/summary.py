@@ -40,14 +40,14 @@ def _rows(file: Path) -> list[str]:
 
 
 def table() -> str:
-    """Give the table as Markdown, one row a claim."""
+    """Return the table as Markdown, one row a claim."""
     files = sorted(file for file in FOLDER.glob("*.py") if file.stem not in HELPERS)
     head = ["| file | what is measured | rival | aim | last measured | on |", "|---|---|---|---|---|---|"]
     return "\n".join(head + [row for file in files for row in _rows(file)])
 
 
 def rewritten(text: str) -> str:
-    """Give the README's text with the table of now between its two marks."""
+    """Return the README's text with the table of now between its two marks."""
     before, _, rest = text.partition(BEGIN)
     _, _, after = rest.partition(END)
     return f"{before}{BEGIN}\n{table()}\n{END}{after}"

@@ -32,7 +32,7 @@ DEVICES = tuple(f"h0/cpu:{index}" for index in range(8))
 
 
 def records(tasks: int) -> Iterator[tuple[float, Any]]:
-    """Give the records of tasks, each with numbers of its own, on eight devices."""
+    """Yield the records of tasks, each with numbers of its own, on eight devices."""
     request = Request()
     for each in range(1, tasks + 1):
         at_s, seconds, device = each * 1.1e-4, 1e-3 + (each % 97) * 1.3e-6, DEVICES[each % len(DEVICES)]
@@ -45,7 +45,7 @@ def records(tasks: int) -> Iterator[tuple[float, Any]]:
 
 
 def cpu_us(path: Path, batch: list[tuple[float, Any]]) -> float:
-    """Give the processor time of the whole process, µs a task, from the first `write` to the end of `close`."""
+    """Return the processor time of the whole process, µs a task, from the first `write` to the end of `close`."""
     begin_s = time.process_time()
     writer = TraceWriter(path)
     for record in batch:

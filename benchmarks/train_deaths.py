@@ -147,7 +147,7 @@ def rank_main(folder: Path) -> None:
 
 
 def rows(folder: Path, rank: int) -> list[tuple[int, float]]:
-    """Give the process id and the time of each step that a rank has done."""
+    """Return the process id and the time of each step that a rank has done."""
     path = folder / f"rank-{rank}"
     lines = path.read_text().splitlines() if path.exists() else []
     return [(int(line.split()[0]), float(line.split()[1])) for line in lines if len(line.split()) == 2]

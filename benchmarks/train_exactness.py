@@ -101,7 +101,7 @@ def adam(parameters: Any) -> Any:
 
 
 def flat(model: Any) -> Any:
-    """Give all parameters in a row."""
+    """Return all parameters in a row."""
     return torch.cat([parameter.detach().reshape(-1) for parameter in model.parameters()])
 
 

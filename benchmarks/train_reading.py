@@ -43,7 +43,7 @@ class Slow:
 
 
 def ours(ctx: hetero.Context, data: Any, readers: int, epochs: int) -> float:
-    """Give the seconds of a step, once the reader is there."""
+    """Return the seconds of a step, once the reader is there."""
     trainer = hetero.Trainer(
         network(), nn.CrossEntropyLoss(), adam, data, global_batch=BATCH, devices=ctx, readers=readers
     )
@@ -52,7 +52,7 @@ def ours(ctx: hetero.Context, data: Any, readers: int, epochs: int) -> float:
 
 
 def torchs(data: Any, workers: int, epochs: int) -> float:
-    """Give the seconds of a step of a plain loop over torch's DataLoader."""
+    """Return the seconds of a step of a plain loop over torch's DataLoader."""
     model, loss = network(), nn.CrossEntropyLoss()
     optimizer, seconds = adam(model.parameters()), []
     loader = torch.utils.data.DataLoader(data, BATCH, shuffle=True, num_workers=workers, persistent_workers=workers > 0)

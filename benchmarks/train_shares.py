@@ -37,7 +37,7 @@ _FEW = 16
 
 
 def pictures() -> tuple[Any, Any]:
-    """Give the pictures to train on: MNIST's where they are, else scikit-learn's digits, repeated."""
+    """Return the pictures to train on: MNIST's where they are, else scikit-learn's digits, repeated."""
     folder = _data() / "mnist"
     inputs, targets = (load_mnist(folder) if folder.is_dir() else load_digits()).train
     repeat = -(-SAMPLES // len(inputs))
@@ -64,13 +64,13 @@ class Contestant:
         return hetero.Trainer(model, loss, adam, self.data, global_batch=BATCH, devices=self.ctx, shares=self.shares)
 
     def warm(self) -> float:
-        """Give samples/s once the first epoch has been learned from."""
+        """Return samples/s once the first epoch has been learned from."""
         self.last = self.trainer()
         reports = self.last.fit(1 + self.epochs)[1:]
         return sum(r.samples_per_s * r.seconds for r in reports) / sum(r.seconds for r in reports)
 
     def cold(self) -> float:
-        """Give samples/s from the call to its end, probing and learning included."""
+        """Return samples/s from the call to its end, probing and learning included."""
         begin_s = time.perf_counter()
         epochs = 4 * (1 + self.epochs)
         self.trainer().fit(epochs)
@@ -98,19 +98,19 @@ class Plain:
         return time.perf_counter() - begin_s
 
     def speed(self, frac: float, steps: int) -> float:
-        """Give samples/s of whole batches."""
+        """Return samples/s of whole batches."""
         begin_s = time.perf_counter()
         for step in range(steps):
             self.step(step % STEPS * BATCH, BATCH, frac)
         return steps * BATCH / (time.perf_counter() - begin_s)
 
     def median_s(self, samples: int, steps: int) -> float:
-        """Give the usual seconds of a step with so many samples."""
+        """Return the usual seconds of a step with so many samples."""
         return statistics.median(self.step(step % STEPS * BATCH, samples, 1.0) for step in range(steps))
 
 
 def limit(plain: Plain, fracs: Sequence[float], steps: int) -> float:
-    """Give samples/s of the best whole shares of plain passes, with talking free; tells of fixed costs too."""
+    """Return samples/s of the best whole shares of plain passes, with talking free; tells of fixed costs too."""
     few_s, many_s = (plain.median_s(samples, steps) for samples in (_FEW, BATCH))
     per_sample_s = (many_s - few_s) / (BATCH - _FEW)
     fixed_s = max(0.0, few_s - per_sample_s * _FEW)
@@ -192,7 +192,7 @@ def four_devices(rounds: int, epochs: int, plain: Plain) -> dict[str, list[float
 
 
 def whole_samples(fracs: Sequence[float]) -> float:
-    """Give the share of the sum of speeds that whole samples allow where nothing else costs.
+    """Return the share of the sum of speeds that whole samples allow where nothing else costs.
 
     Examples
     --------
@@ -203,7 +203,7 @@ def whole_samples(fracs: Sequence[float]) -> float:
 
 
 def against(mine: Sequence[float], rival: Sequence[float]) -> float:
-    """Give the median over the rounds of one contestant over another, both of the same round."""
+    """Return the median over the rounds of one contestant over another, both of the same round."""
     return statistics.median(a / b for a, b in zip(mine, rival, strict=True))
 
 

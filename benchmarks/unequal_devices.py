@@ -25,7 +25,7 @@ SHARE = 0.25
 
 
 def speed(spec: str, tasks: int, steps: int) -> float:
-    """Give the tasks a second of one device alone."""
+    """Return the tasks a second of one device alone."""
     with hetero.Context(devices=spec, history=False) as ctx:
         ctx.run(spin, steps)
         begin_s = time.perf_counter()
@@ -34,7 +34,7 @@ def speed(spec: str, tasks: int, steps: int) -> float:
 
 
 def both(tasks: int, steps: int, *, known: bool) -> float:
-    """Give the tasks a second of both devices together."""
+    """Return the tasks a second of both devices together."""
     with hetero.Context(devices=f"1xcpu,1xcpu*{SHARE}", history=known) as ctx:
         ctx.gather([ctx.submit(abs, -1) for _ in range(4)])
         begin_s = time.perf_counter()
@@ -43,7 +43,7 @@ def both(tasks: int, steps: int, *, known: bool) -> float:
 
 
 def with_ray(tasks: int, steps: int) -> float:
-    """Give the tasks a second of an actor pool with one slow actor."""
+    """Return the tasks a second of an actor pool with one slow actor."""
     with ray_module() as ray:
 
         class Worker:
@@ -72,7 +72,7 @@ def on_dask_worker(slow: str, steps: int) -> Any:
 
 
 def with_dask(tasks: int, steps: int) -> float:
-    """Give the tasks a second of a cluster with one slow worker."""
+    """Return the tasks a second of a cluster with one slow worker."""
     with dask_client() as client:
         slow = sorted(client.scheduler_info()["workers"])[0]
         client.gather([client.submit(on_dask_worker, slow, 10, pure=False) for _ in range(4)])

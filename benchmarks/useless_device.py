@@ -30,7 +30,7 @@ def total(array: np.ndarray, steps: int) -> float:
 
 
 def run(fleet: list[dict[str, Any]], tasks: int, steps: int, *, data: bool) -> float:
-    """Give the seconds of one program on a fleet that is up."""
+    """Return the seconds of one program on a fleet that is up."""
     import time
 
     with hetero.Context({"devices": fleet}, history=False) as ctx:

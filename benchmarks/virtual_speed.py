@@ -41,7 +41,7 @@ def run(policy: str, seed: int, *, learned: bool) -> SimResult:
 
 
 def efficiency(result: SimResult) -> float:
-    """Give the achieved speed over the sum of the devices' own speeds."""
+    """Return the achieved speed over the sum of the devices' own speeds."""
     return TASKS * TASK_S / result.makespan_s / sum(SPEEDS)
 
 

@@ -30,7 +30,7 @@ def spin(rounds: int) -> int:
 
 
 def calibrate(seconds: float) -> int:
-    """Give the rounds of `spin` that take about this many seconds of a free core here."""
+    """Return the rounds of `spin` that take about this many seconds of a free core here."""
     rounds, best_s = 100_000, float("inf")
     for _ in range(7):
         begin_s = time.thread_time()

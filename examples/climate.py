@@ -28,7 +28,7 @@ def statistics(tracer):
 
 
 def graph_of(winds, hours, parts):
-    """Give the graph, and the nodes of the results by field."""
+    """Return the graph, and the nodes of the results by field."""
     graph, results = hetero.Graph(), {}
     for name, (u, v) in winds.items():
         tracer = np.tile(np.sin(np.linspace(0.0, 6.0 * np.pi, u.shape[1])), (u.shape[0], 1))

@@ -9,7 +9,7 @@ EARTH_M = 6_371_000.0
 
 
 def read_winds(path):
-    """Give (u, v) in m/s by 'month-level' from a NetCDF-3 file; rows go from north to south."""
+    """Return (u, v) in m/s by 'month-level' from a NetCDF-3 file; rows go from north to south."""
     from scipy.io import netcdf_file
 
     with netcdf_file(path, mmap=False) as file:
@@ -24,7 +24,7 @@ def read_winds(path):
 
 
 def synthetic_winds(rows=91, columns=180, fields=6):
-    """Give westerlies with waves, in m/s."""
+    """Return westerlies with waves, in m/s."""
     lat, lon = np.meshgrid(np.linspace(np.pi / 2, -np.pi / 2, rows), np.linspace(0, 2 * np.pi, columns), indexing="ij")
     return {
         f"made-up-{wave}": (30.0 * np.cos(lat) * np.sin(2 * lat) ** 2, 8.0 * np.cos(lat) * np.sin(wave * lon))
@@ -33,7 +33,7 @@ def synthetic_winds(rows=91, columns=180, fields=6):
 
 
 def carry(tracer, u, v, step_s):
-    """Give the tracer one step later: each point takes the value from where its air was."""
+    """Return the tracer one step later: each point takes the value from where its air was."""
     rows, columns = tracer.shape
     lat = np.linspace(np.pi / 2, -np.pi / 2, rows)[:, None]
     row = np.arange(rows)[:, None] + v * step_s / EARTH_M / (np.pi / (rows - 1))
@@ -48,7 +48,7 @@ def carry(tracer, u, v, step_s):
 
 
 def vorticity(u, v):
-    """Give a map of the winds' relative vorticity as a PNG, from -1e-4 (blue) to 1e-4 (red) per second."""
+    """Return a map of the winds' relative vorticity as a PNG, from -1e-4 (blue) to 1e-4 (red) per second."""
     lat = np.deg2rad(np.linspace(90.0, -90.0, len(u)))
     cos = np.maximum(np.cos(lat), 0.05)[:, None]
     east = np.gradient(v, axis=1) / (EARTH_M * cos * 2.0 * np.pi / u.shape[1])
@@ -57,7 +57,7 @@ def vorticity(u, v):
 
 
 def map_of(tracer):
-    """Give a map of the tracer, from -1 (blue) to 1 (red), with a bar for each zonal mean beside it, as a PNG."""
+    """Return a map of the tracer, from -1 (blue) to 1 (red), with a bar for each zonal mean beside it, as a PNG."""
     zonal, at = tracer.mean(axis=1, keepdims=True), np.linspace(-1.0, 1.0, 61)
     bars = np.where((at * zonal > 0.0) & (abs(at) <= abs(zonal)), np.sign(zonal), 0.0)
     gap = np.full((len(tracer), 4, 3), 128, np.uint8)
@@ -65,14 +65,14 @@ def map_of(tracer):
 
 
 def shaded(field):
-    """Give a field from -1 to 1 as red, green and blue bytes: blue below zero, white at it, red above."""
+    """Return a field from -1 to 1 as red, green and blue bytes: blue below zero, white at it, red above."""
     share = np.clip(field, -1.0, 1.0)[..., None]
     away = np.where(share > 0.0, np.array([178, 24, 43]), np.array([33, 102, 172])) - 255
     return (255 + abs(share) * away).astype(np.uint8)
 
 
 def png(rgb):
-    """Give an 8-bit picture in colour as the bytes of a PNG file."""
+    """Return an 8-bit picture in colour as the bytes of a PNG file."""
 
     def chunk(kind, data):
         return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))

@@ -17,7 +17,7 @@ PORT, KEY, CLASSES, PIXELS = 5077, b"edge and cloud", 10, 4096
 
 
 def seen(count, seed):
-    """Give noisy pictures of ten shapes, a byte a pixel, and which shape each is."""
+    """Return noisy pictures of ten shapes, a byte a pixel, and which shape each is."""
     shapes, rng = np.random.default_rng(0).integers(0, 255, (CLASSES, PIXELS)), np.random.default_rng(seed)
     labels = rng.integers(CLASSES, size=count)
     return np.clip(shapes[labels] + rng.normal(0, 500, (count, PIXELS)), 0, 255).astype(np.uint8), labels
@@ -49,7 +49,7 @@ def cloud(address):
 
 
 def timed(function, *args):
-    """Give the result and the milliseconds."""
+    """Return the result and the milliseconds."""
     begin = time.perf_counter()
     return function(*args), 1e3 * (time.perf_counter() - begin)
 

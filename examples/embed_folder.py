@@ -20,7 +20,7 @@ WIDTH = SIDE * SIDE
 
 
 def embed(batch: list[hetero.File]) -> NDArray[np.float32]:
-    """Give a vector of length 1 for each file."""
+    """Return a vector of length 1 for each file."""
     vectors = np.stack([pixels(file) if file.path.endswith(".png") else words(file) for file in batch])
     lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
     return (vectors / np.maximum(lengths, 1e-9)).astype(np.float32)
@@ -35,7 +35,7 @@ def words(file: hetero.File) -> NDArray[np.float32]:
 
 
 def pixels(file: hetero.File) -> NDArray[np.float32]:
-    """Give the grey values of a picture that was made small."""
+    """Return the grey values of a picture that was made small."""
     from PIL import Image
 
     with Image.open(io.BytesIO(file.data)) as image:

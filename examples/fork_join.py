@@ -20,7 +20,7 @@ def join(*parts):
 
 
 def graph_of(sizes):
-    """Give the graph: a phase begins when all of the one before is over."""
+    """Return the graph: a phase begins when all of the one before is over."""
     graph, joined = hetero.Graph(), []
     for phase in sizes:
         parts = [graph.add(work, int(size), *joined) for size in phase]

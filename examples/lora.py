@@ -22,7 +22,7 @@ def make_model() -> torch.nn.Module:
 
 
 def next_token_loss(output, targets: torch.Tensor) -> torch.Tensor:
-    """Give one loss a sample, as the Trainer needs it to weight samples exactly."""
+    """Return one loss a sample, as the Trainer needs it to weight samples exactly."""
     each = torch.nn.functional.cross_entropy(output.logits.transpose(1, 2), targets, reduction="none")
     return each.mean(1)
 

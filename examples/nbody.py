@@ -23,17 +23,17 @@ def step(positions, speeds, *accelerations):
 
 
 def first(pair):
-    """Give the positions."""
+    """Return the positions."""
     return pair[0]
 
 
 def second(pair):
-    """Give the speeds."""
+    """Return the speeds."""
     return pair[1]
 
 
 def graph_of(positions, speeds, masses):
-    """Give the graph of some steps."""
+    """Return the graph of some steps."""
     graph = hetero.Graph()
     cuts = np.linspace(0, BODIES, BLOCKS + 1).astype(int).tolist()
     for _ in range(STEPS):

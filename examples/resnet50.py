@@ -66,7 +66,7 @@ class ResNet50(nn.Module):
         return nn.Sequential(first, *(Bottleneck(4 * width, width, 1, norm) for _ in range(1, count)))
 
     def forward(self, x: Any) -> Any:
-        """Give the scores of the classes for pictures of shape (n, 3, height, width)."""
+        """Return the scores of the classes for pictures of shape (n, 3, height, width)."""
         x = self.pool(self.relu(self.norm1(self.conv1(x))))
         x = self.layer4(self.layer3(self.layer2(self.layer1(x))))
         return self.classifier(torch.flatten(self.average(x), 1))

@@ -22,7 +22,7 @@ _ODDS = (0.4, 0.2, 0.15, 0.05, 0.05, 0.05, 0.05, 0.03, 0.02)
 
 
 def devices(count: int) -> list[Device]:
-    """Give a quarter GPUs, the others CPUs."""
+    """Return a quarter GPUs, the others CPUs."""
     gpus = count // 4
     made = [
         Device(f"h0/cuda:{at}", "cuda", DeviceType("GPU"), "null", index=at, memory_node=f"h0/cuda:{at}")
@@ -32,7 +32,7 @@ def devices(count: int) -> list[Device]:
 
 
 def big_run(tasks: int, fleet: list[Device], seed: int = 0) -> list[tuple[float, Any]]:
-    """Give the records of a run in which each device takes the next ready task when it is free."""
+    """Return the records of a run in which each device takes the next ready task when it is free."""
     rng = np.random.default_rng(seed)
     request = Request()
     names = rng.choice(len(_NAMES), size=tasks + 1, p=_ODDS)
@@ -71,7 +71,7 @@ def big_run(tasks: int, fleet: list[Device], seed: int = 0) -> list[tuple[float,
 
 
 def very_big_run(tasks: int, fleet: list[Device], seed: int = 0) -> RunRecord:
-    """Give a run in which each device computes one task after the other, each of which needs the one before it."""
+    """Return a run in which each device computes one task after the other, each of which needs the one before it."""
     took_s = np.random.default_rng(seed).lognormal(-7.0, 0.4, tasks)
     request, count, free = Request(), len(fleet), [0.0] * len(fleet)
     run = RunRecord(devices=tuple(fleet), lost=[[] for _ in fleet])

@@ -87,7 +87,7 @@ class Browser:
         self.call("Emulation.setEmulatedMedia", features=scheme)
 
     def call(self, method: str, **params: Any) -> Any:
-        """Give the answer to one call of the DevTools protocol."""
+        """Return the answer to one call of the DevTools protocol."""
         self._number += 1
         message = {"id": self._number, "method": method, "params": params}
         if self._session:
@@ -148,7 +148,7 @@ class Browser:
             time.sleep(0.005)
 
     def value(self, script: str) -> Any:
-        """Give the value of a script; a promise is waited for."""
+        """Return the value of a script; a promise is waited for."""
         found = self.call("Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True)
         if "exceptionDetails" in found:
             raise RuntimeError(str(found["exceptionDetails"]))
@@ -171,7 +171,7 @@ class Browser:
         path.write_bytes(base64.b64decode(data))
 
     def print(self) -> bytes:
-        """Give the page as it prints, a PDF."""
+        """Return the page as it prints, a PDF."""
         return base64.b64decode(self.call("Page.printToPDF", printBackground=True)["data"])
 
     def __enter__(self) -> Browser:

@@ -92,7 +92,7 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def own_settings(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """Give the tests a home of their own, none of the developer's switches, and the core's invariants checked."""
+    """Yield the tests a home of their own, none of the developer's switches, and the core's invariants checked."""
     with pytest.MonkeyPatch.context() as patch:
         for name in {switch.name for switch in settings.SWITCHES} - KEPT_SWITCHES:
             patch.delenv(name, raising=False)
@@ -104,13 +104,13 @@ def own_settings(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 @pytest.fixture
 def rng() -> np.random.Generator:
-    """Give random numbers that HETERO_SEED decides."""
+    """Return random numbers that HETERO_SEED decides."""
     return np.random.default_rng(settings.seed())
 
 
 @pytest.fixture
 def golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
-    """Give `golden(name, text)`, which compares a text with the file of that name in tests/golden."""
+    """Return `golden(name, text)`, which compares a text with the file of that name in tests/golden."""
     accept = bool(request.config.getoption("--accept"))
 
     def compare(name: str, text: str) -> None:
@@ -128,7 +128,7 @@ def _descendants() -> set[int]:
 
 
 def _files() -> dict[int, str]:
-    """Give the open file descriptors of this process and what they point to."""
+    """Return the open file descriptors of this process and what they point to."""
     folder, found = Path("/proc/self/fd"), {}
     for name in os.listdir(folder):
         try:

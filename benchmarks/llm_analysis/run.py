@@ -13,7 +13,7 @@ from llm_analysis.config import DtypeConfig, GPUConfig, ModelConfig, Parallelism
 
 
 def seconds(row: dict) -> float:
-    """Give the seconds of a run, or of a token where the row is of tokens.
+    """Return the seconds of a run, or of a token where the row is of tokens.
 
     The package tells the latency of one pipeline stage; a sequence passes all of them.
     """

@@ -25,7 +25,7 @@ class Cost(float):
     row: list[float]
 
     def __truediv__(self, other: float) -> float:
-        """Give the table's seconds for a device, else the quotient."""
+        """Return the table's seconds for a device, else the quotient."""
         return self.row[other.column] if isinstance(other, Speed) else float(self) / other
 
 
@@ -39,7 +39,7 @@ class Size(float):
     """The bytes of an edge, which over a link are its seconds there."""
 
     def __truediv__(self, other: float) -> float:
-        """Give latency + bytes / bandwidth; nothing for no bytes or within a memory node."""
+        """Return latency + bytes / bandwidth; nothing for no bytes or within a memory node."""
         if not isinstance(other, Route):
             return float(self) / other
         return other.latency_s + float(self) * other.s_per_byte if self > 0.0 else 0.0
@@ -125,7 +125,7 @@ class Instance:
 
 
 def placements(schedule: Any) -> list[list[Any]]:
-    """Give [task, device, start, finish] of each task of the graph."""
+    """Return [task, device, start, finish] of each task of the graph."""
     return [
         [int(row.name[1:]), int(row.node[1:]), float(row.start), float(row.end)]
         for rows in schedule.mapping.values()

@@ -32,7 +32,7 @@ def _rotated(x: Any) -> Any:
 
 
 def _block(model: ModelSpec, job: Job) -> tuple[Callable[[Any], Any], list[Any]]:
-    """Give one block in bfloat16 and its weights: norm, fused QKV, rotation, fused attention, MLP."""
+    """Return one block in bfloat16 and its weights: norm, fused QKV, rotation, fused attention, MLP."""
     functional = torch.nn.functional
     lora, parts = job == "lora", (model.query_width, *[model.kv_heads * model.head_dim] * 2)
 

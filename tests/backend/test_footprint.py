@@ -38,7 +38,7 @@ def nbytes(*tensors: Any) -> int:
 
 
 def measured(model: Any, optimizer: Any, inputs: Any, targets: Any) -> int:
-    """Give the largest sum of bytes that torch's CPU allocator had out during a step that is not the first."""
+    """Return the largest sum of bytes that torch's CPU allocator had out during a step that is not the first."""
     for parameter in model.parameters():
         parameter.grad = torch.zeros_like(parameter) if parameter.requires_grad else None
     optimizer.step()

@@ -47,7 +47,7 @@ def replica(recompute: Any, model: Any = None) -> Replica:
 
 
 def gradients(one: Replica, steps: int = 2) -> list[Any]:
-    """Give the gradients of some steps; the first one is where it shows where the model draws numbers."""
+    """Return the gradients of some steps; the first one is where it shows where the model draws numbers."""
     found = []
     for step in range(steps):
         one.step = step

@@ -21,24 +21,24 @@ class Block(NamedTuple):
 
 
 def documents() -> list[Path]:
-    """Give every Markdown file of the project."""
+    """Return every Markdown file of the project."""
     folders = ("", "docs", "benchmarks", "examples", "tests")
     return sorted(path for folder in folders for path in (PROJECT / folder).glob("*.md"))
 
 
 def blocks(path: Path) -> list[Block]:
-    """Give the fenced blocks of a file in their order."""
+    """Return the fenced blocks of a file in their order."""
     found = _BLOCK.finditer(path.read_text(encoding="utf-8"))
     return [Block(match["language"], match["text"], match["mark"] or "") for match in found]
 
 
 def links(path: Path) -> list[str]:
-    """Give the targets of all links and images outside of fenced blocks."""
+    """Return the targets of all links and images outside of fenced blocks."""
     text = _BLOCK.sub("", path.read_text(encoding="utf-8"))
     return [match["text"] or match["image"] for match in _LINK.finditer(text)]
 
 
 def anchors(path: Path) -> set[str]:
-    """Give the anchors that the headings of a file make."""
+    """Return the anchors that the headings of a file make."""
     headings = re.findall(r"^#+ (.+)$", _BLOCK.sub("", path.read_text(encoding="utf-8")), re.M)
     return {re.sub(r"[^\w -]", "", heading).strip().lower().replace(" ", "-") for heading in headings}

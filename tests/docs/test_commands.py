@@ -44,7 +44,7 @@ def _in_documents() -> Iterator[tuple[str, str]]:
 
 
 def _wrong(line: str) -> str:
-    """Give what of a command line does not exist, '' where all does."""
+    """Return what of a command line does not exist, '' where all does."""
     words = shlex.split(line.replace("…", "").split(" | ")[0], comments=True)
     part: Any = typer.main.get_command(profiler if words[0] == "hetero-profiler" else app)
     rest = words[1:]

@@ -27,7 +27,7 @@ def _named() -> list[tuple[str, Block]]:
 
 
 def _normal(text: str) -> str:
-    """Give a text with every measured quantity and number in a table replaced, and runs of blanks as one."""
+    """Return a text with every measured quantity and number in a table replaced, and runs of blanks as one."""
     replaced = [CELL.sub("  #", QUANTITY.sub("#", line)) for line in text.splitlines()]
     lines = [re.sub(r"[ ─━-]{2,}", " ", line).strip() for line in replaced]
     return "\n".join(line for line in lines if line)
@@ -41,7 +41,7 @@ def _run(command: list[str], cwd: Path, extra: dict[str, str] | None = None) -> 
 
 
 def _programs() -> list[tuple[str, str, str, str | None]]:
-    """Give (document, file name, program, what it prints) for each block marked `program NAME`."""
+    """Return (document, file name, program, what it prints) for each block marked `program NAME`."""
     found = []
     named = _named()
     for number, (document, block) in enumerate(named):

@@ -32,7 +32,7 @@ def hetero(*words: str, cwd: Path | None = None, given: str = "", **switches: st
 
 
 def document(done: Done) -> Any:
-    """Give the one JSON document that standard output must hold."""
+    """Return the one JSON document that standard output must hold."""
     return json.loads(done.stdout)
 
 

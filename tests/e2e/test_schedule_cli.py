@@ -66,7 +66,7 @@ FLEET = {
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Give a folder with a fleet, and a graph g.json converted from a recorded workflow."""
+    """Return a folder with a fleet, and a graph g.json converted from a recorded workflow."""
     made = tmp_path_factory.mktemp("graphs")
     (made / "fleet.json").write_text(json.dumps(FLEET))
     source = data_folder() / "graphs" / "wfinstances" / "sarek-dirt02-001.json.gz"

@@ -38,7 +38,7 @@ def train(folder: Path, *words: str, code: int = 0) -> subprocess.CompletedProce
 
 @pytest.fixture(scope="module")
 def killed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Give the folder of a run that was killed within an epoch, some checkpoints after its beginning."""
+    """Return the folder of a run that was killed within an epoch, some checkpoints after its beginning."""
     folder = tmp_path_factory.mktemp("killed")
     program = subprocess.Popen(
         [*COMMAND, *KEPT, "--set", "train.epochs=500"], stdout=subprocess.DEVNULL, cwd=folder, start_new_session=True

@@ -78,7 +78,7 @@ class Members:
         return [self.hear(rank) for rank in range(len(self.pipes))]
 
     def hear(self, rank: int) -> Any:
-        """Give the next word of a member."""
+        """Return the next word of a member."""
         assert self.pipes[rank].poll(JOIN_S), f"rank {rank} says nothing"
         return self.pipes[rank].recv()
 

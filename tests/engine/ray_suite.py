@@ -41,7 +41,7 @@ kept = life.kept
 
 
 def found_in(*modules: ModuleType) -> Iterator[tuple[str, Callable[..., None]]]:
-    """Give the tests that run in a Context which they are given."""
+    """Yield the tests that run in a Context which they are given."""
     for module in modules:
         for name, function in vars(module).items():
             asked = wanted_by(function) if name.startswith("test_") else set()
@@ -50,7 +50,7 @@ def found_in(*modules: ModuleType) -> Iterator[tuple[str, Callable[..., None]]]:
 
 
 def wanted_by(function: Callable[..., None]) -> set[str]:
-    """Give the fixtures that a test asks for, without what its cases give it."""
+    """Return the fixtures that a test asks for, without what its cases give it."""
     given = [mark.args[0] for mark in getattr(function, "pytestmark", []) if mark.name == "parametrize"]
     cases = {name.strip() for names in given for name in (names.split(",") if isinstance(names, str) else names)}
     return set(inspect.signature(function).parameters) - cases

@@ -14,7 +14,7 @@ PATIENCE_S = 120.0
 
 
 def read(records: list[int], part_items: int = 1000, cost: bool = False) -> Reader:
-    """Give a reader that has read all of its source."""
+    """Return a reader that has read all of its source."""
     ended = threading.Event()
     reader = Reader(SequenceSource(records), part_items, (), 1 << 20, float if cost else None, ended.set)
     until_s = time.monotonic() + PATIENCE_S

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.timeout(300)
 
 @pytest.fixture(scope="module")
 def other_python() -> str:
-    """Give the Python of an environment with another NumPy; it is made once, and that needs a package index."""
+    """Return the Python of an environment with another NumPy; it is made once, and that needs a package index."""
     folder = Path(sys.prefix) / "other-numpy"
     python = folder / "bin" / "python"
     works = [str(python), "-c", f"import numpy, cloudpickle, psutil; assert numpy.__version__ == {OTHER_NUMPY!r}"]

@@ -21,14 +21,14 @@ OWN = {"type": "cpu", "cores": 1, "memory_limit": "96MB", "link": {"bandwidth": 
 
 @pytest.fixture
 def ctx() -> Iterator[hetero.Context]:
-    """Give a Context that has seen no times yet: data travel ahead only while times keep to their estimates."""
+    """Yield a Context that has seen no times yet: data travel ahead only while times keep to their estimates."""
     devices = {"devices": [OWN, {**OWN, "link": {"bandwidth": "1GB/s"}}]}
     with hetero.Context(devices, policy="planned", history=False) as made:
         yield made
 
 
 def added(name: str, *parts: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """Give as many ones as there are paths from the first tasks."""
+    """Return as many ones as there are paths from the first tasks."""
     total = np.ones(TILE) if not parts else np.zeros(TILE)
     for part in parts:
         total += part
@@ -36,7 +36,7 @@ def added(name: str, *parts: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
 
 
 def grid(side: int) -> dict[str, Any]:
-    """Give a square of tasks, each of which reads the one above and the one to its left."""
+    """Return a square of tasks, each of which reads the one above and the one to its left."""
     names = [(row, column) for row in range(side) for column in range(side)]
     edges = [
         {"src": f"t{src[0]}.{src[1]}", "dst": f"t{row}.{column}", "bytes": 8 * TILE}

@@ -57,7 +57,7 @@ def tmp() -> Iterator[Path]:
 
 
 def seen_by_another(*places: Path | str) -> list[str]:
-    """Give what another real user can list, read, write to or connect to."""
+    """Return what another real user can list, read, write to or connect to."""
     if os.getuid():
         pytest.skip("only root can be another user")
     command = ["/usr/bin/env", "python3", "-c", LOOK, str(NOBODY), *map(str, places)]
@@ -236,7 +236,7 @@ def test_another_user_reaches_nothing_of_a_node_and_no_port_is_open_to_other_hos
 
 
 def listening_elsewhere(*pids: int) -> list[tuple[str, int]]:
-    """Give the addresses beyond loopback at which a family of processes listens."""
+    """Return the addresses beyond loopback at which a family of processes listens."""
     import psutil
 
     family = [member for pid in pids for member in (psutil.Process(pid), *psutil.Process(pid).children(recursive=True))]

@@ -29,7 +29,7 @@ def make_expired(folder: Path) -> None:
 
 
 def knocked(folder: Path, own: Path) -> str:
-    """Give what a host with its own certificates says of one that shows those of a folder."""
+    """Return what a host with its own certificates says of one that shows those of a folder."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(folder / "node.crt", folder / "node.key")
     with socket.create_server(("127.0.0.1", 0)) as listener:

@@ -47,7 +47,7 @@ class Block(nn.Module):  # type: ignore[misc]
 
 
 def net(dropout: float = 0.0) -> Any:
-    """Give a chain of six layers in float64; an in-place layer stands where stages may begin."""
+    """Return a chain of six layers in float64; an in-place layer stands where stages may begin."""
     torch.manual_seed(0)
     parts = (
         nn.Linear(12, 16),
@@ -303,7 +303,7 @@ class Sleeping(nn.Module):  # type: ignore[misc]
 
 @pytest.fixture(scope="module")
 def mortal(one_thread: None) -> Iterator[tuple[hetero.Context, set[int]]]:
-    """Give a fleet whose workers may be harmed, and the workers that may not."""
+    """Yield a fleet whose workers may be harmed, and the workers that may not."""
     others = {worker.pid for worker in workers()}
     with hetero.Context(devices="2xcpu", history=False) as context:
         yield context, others
@@ -315,7 +315,7 @@ def slow_net() -> Any:
 
 
 def workers() -> list[psutil.Process]:
-    """Give this process's workers, the youngest last; a child that has ended and was not waited for is none."""
+    """Return this process's workers, the youngest last; a child that has ended and was not waited for is none."""
     living = [child for child in psutil.Process().children() if child.status() != psutil.STATUS_ZOMBIE]
     found = [child for child in living if "hetero.drive.worker" in " ".join(child.cmdline())]
     return sorted(found, key=lambda child: child.create_time())

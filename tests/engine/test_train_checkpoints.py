@@ -78,7 +78,7 @@ def trainer(folder: Path, width: int = 16, **options: Any) -> hetero.Trainer:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Give a folder with the checkpoints of steps 3, 6 and 9."""
+    """Return a folder with the checkpoints of steps 3, 6 and 9."""
     path = tmp_path_factory.mktemp("kept") / "run"
     with trainer(path) as made:
         made.fit(4)
@@ -147,7 +147,7 @@ def test_an_epoch_that_is_resumed_in_its_middle_reports_all_of_its_samples(tmp_p
 
 @pytest.fixture(scope="module")
 def written(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Checkpoint]:
-    """Give the checkpoints of every step of a run of two epochs."""
+    """Return the checkpoints of every step of a run of two epochs."""
     path = tmp_path_factory.mktemp("every") / "run"
     with trainer(path, checkpoint_every=1, keep=100, exact="bitwise") as made:
         made.fit(2)

@@ -69,7 +69,7 @@ def make(devices: Any, loss: Any = None, **options: Any) -> hetero.Trainer:
 
 
 def at(epoch: int, act: Callable[[], Any]) -> Callable[[Any], None]:
-    """Give a callback that acts once, when this epoch is over."""
+    """Return a callback that acts once, when this epoch is over."""
 
     def callback(report: Any) -> None:
         if report.epoch == epoch and not done:
@@ -88,7 +88,7 @@ def ctx() -> Iterator[hetero.Context]:
 
 @pytest.fixture(scope="module")
 def bits() -> Callable[[int], list[Any]]:
-    """Give a function that gives the parameters after so many undisturbed epochs on one device."""
+    """Return a function that gives the parameters after so many undisturbed epochs on one device."""
     kept: dict[int, list[Any]] = {}
 
     def alone(epochs: int) -> list[Any]:
@@ -102,7 +102,7 @@ def bits() -> Callable[[int], list[Any]]:
 
 
 def pid(ctx: Any, device: int) -> int:
-    """Give the process of the worker of a device, the one that lives now."""
+    """Return the process of the worker of a device, the one that lives now."""
     found: dict[str, int] = dict(ctx.driver.engine.pids())
     return next(number for name, number in found.items() if name.endswith(f"cpu:{device}"))
 
@@ -112,7 +112,7 @@ def same_bits(trainer: hetero.Trainer, expected: list[Any]) -> bool:
 
 
 def team(log: Path, generation: int) -> set[str]:
-    """Give the devices that handed in samples in a group."""
+    """Return the devices that handed in samples in a group."""
     return {
         device
         for step in hetero.read_sample_log(log)

@@ -72,7 +72,7 @@ def distance(one: Any, other: Any) -> float:
 
 
 def reading(folder: Path) -> list[int]:
-    """Give the processes beside the workers that have read."""
+    """Return the processes beside the workers that have read."""
     ids = [int(found.name) for found in folder.iterdir()]
     return [pid for pid in ids if psutil.pid_exists(pid) and _is_reader(pid)]
 

@@ -192,7 +192,7 @@ def test_where_the_rate_still_grows_a_larger_batch_is_expected_on_the_line_up_to
 
 
 def makespans(truths: dict[str, Callable[[float], float]], count: int) -> tuple[float, float]:
-    """Give the seconds of a pair, and of its better half alone, both from cold."""
+    """Return the seconds of a pair, and of its better half alone, both from cold."""
     alone = min(simulate(Planner({name: Sizes()}), {name: truth}, count).makespan_s for name, truth in truths.items())
     return simulate(Planner({name: Sizes() for name in truths}), truths, count).makespan_s, alone
 

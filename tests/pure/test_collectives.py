@@ -41,7 +41,7 @@ class Network:
             assert len(done) == len(steps), "members wait for each other"
 
     def total(self) -> np.ndarray:
-        """Give the sum of all rows."""
+        """Return the sum of all rows."""
         total: np.ndarray = np.stack(self.rows).sum(axis=0)
         return total
 

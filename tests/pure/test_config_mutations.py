@@ -114,7 +114,7 @@ def mutated(chance: random.Random) -> bytes:
 
 
 def refusal(call: Callable[[], object]) -> str:
-    """Give what ConfigError said, '' when there was none; nothing else is caught."""
+    """Return what ConfigError said, '' when there was none; nothing else is caught."""
     try:
         call()
     except ConfigError as error:

@@ -65,7 +65,7 @@ def planned(graph: TaskGraph, policy: str = "search", **more: Any) -> Schedule:
 
 
 def kept(graph: TaskGraph, policy: str) -> tuple[list[str], str]:
-    """Give the faults of a plan, or why there is none."""
+    """Return the faults of a plan, or why there is none."""
     try:
         return faults(graph, planned(graph, policy)), ""
     except NothingFitsError as error:
@@ -156,7 +156,7 @@ def test_of_a_graph_so_large_that_the_starts_take_long_the_first_three_are_looke
 
 
 def tight(seed: int, host: int = UNLIMITED_BYTES) -> TaskGraph:
-    """Give a graph whose two devices hold little more than the largest task needs at once."""
+    """Return a graph whose two devices hold little more than the largest task needs at once."""
     rng = np.random.default_rng(seed)
     count = int(rng.integers(10, 40))
     pairs = {(int(a), int(b)) for a, b in rng.integers(count, size=(2 * count, 2)) if a < b}

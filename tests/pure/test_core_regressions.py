@@ -27,7 +27,7 @@ GROUP = Request(devices=2)
 
 
 def launches(commands: Sequence[Command]) -> list[tuple[str, int, int]]:
-    """Give the device, task and attempt of each launch among commands."""
+    """Return the device, task and attempt of each launch among commands."""
     return [(c.device, one.task, one.attempt) for c in commands if isinstance(c, Run) for one in c.launches]
 
 

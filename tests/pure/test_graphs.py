@@ -57,7 +57,7 @@ GRAPH = graph_of(DOCUMENT, "g.json")
 
 
 def said_of(read: Callable[[], object]) -> str | None:
-    """Give what a reader said of a mistake, None where it found none."""
+    """Return what a reader said of a mistake, None where it found none."""
     try:
         read()
     except GraphError as error:
@@ -66,7 +66,7 @@ def said_of(read: Callable[[], object]) -> str | None:
 
 
 def changed(*path: str | int, to: Any) -> dict[str, Any]:
-    """Give the document with one place changed; `...` takes it out."""
+    """Return the document with one place changed; `...` takes it out."""
     made = copy.deepcopy(DOCUMENT)
     place: Any = made
     for step in path[:-1]:

@@ -93,7 +93,7 @@ def random_problem(count: int, m: int, seed: int) -> Problem:
 
 
 def best_possible(p: Problem) -> float:
-    """Give the least makespan over every topological order and every choice of devices."""
+    """Return the least makespan over every topological order and every choice of devices."""
     n, m = p.seconds.shape
     least = math.inf
     before = [set(p.pred[p.pred_first[t] : p.pred_first[t + 1]].tolist()) for t in range(n)]

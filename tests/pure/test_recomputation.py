@@ -24,7 +24,7 @@ REFUSED = re.compile(r"no room is left for task 't\d+'|made again, without end: 
 
 
 def alone(capacity_bytes: int, tasks: int, edges: list[tuple[int, int]], made: list[int]) -> TaskGraph:
-    """Give a graph for one device with one memory; each task takes a second and makes one item."""
+    """Return a graph for one device with one memory; each task takes a second and makes one item."""
     return TaskGraph(
         (GraphDevice("cpu", "ram"),),
         Topology((MemoryNode("ram", capacity_bytes),), ()),
@@ -34,7 +34,7 @@ def alone(capacity_bytes: int, tasks: int, edges: list[tuple[int, int]], made: l
 
 
 def there_and_back(count: int, capacity_bytes: int) -> TaskGraph:
-    """Give a chain whose values, a byte each, are read again in the opposite order, as in training."""
+    """Return a chain whose values, a byte each, are read again in the opposite order, as in training."""
     forth = [(index, index + 1) for index in range(count - 1)]
     across = [(index, 2 * count - 1 - index) for index in range(count)]
     back = [(index, index + 1) for index in range(count, 2 * count - 1)]
@@ -89,7 +89,7 @@ def test_a_chain_of_more_than_64_tasks_is_not_made_again_for_one_value() -> None
 
 
 def shared(graph: TaskGraph, bytes_per_s: float) -> TaskGraph:
-    """Give the graph for three devices, each with as much memory of its own."""
+    """Return the graph for three devices, each with as much memory of its own."""
     names = ("m0", "m1", "m2")
     nodes = tuple(MemoryNode(name, graph.topology.nodes[0].capacity_bytes) for name in names)
     links = tuple(Link(src, dst, 0.1, bytes_per_s) for src, dst in itertools.permutations(names, 2))

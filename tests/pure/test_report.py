@@ -344,7 +344,7 @@ def test_the_lower_bound_is_near_the_proven_optimum_and_never_above_it(rng: np.r
 
 
 def optimal(table: np.ndarray, after: list[tuple[int, ...]]) -> float | None:
-    """Give the proven shortest makespan, None when it is not proven in time."""
+    """Return the proven shortest makespan, None when it is not proven in time."""
     from ortools.sat.python import cp_model
 
     model = cp_model.CpModel()

@@ -24,7 +24,7 @@ def arena() -> Iterator[Arena]:
 
 @pytest.fixture
 def rooms(arena: Arena) -> Rooms:
-    """Give the rooms of a worker that has returned one result of `f`."""
+    """Return the rooms of a worker that has returned one result of `f`."""
     rooms = Rooms(arena, lambda payload: None)
     places = rooms.lend(1, [SIZE], "f")
     assert isinstance(places, list)

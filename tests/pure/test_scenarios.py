@@ -13,7 +13,7 @@ Running = tuple[tuple[int, int, float, float], ...]
 
 
 def loose(seconds: list[list[float]], error: float, running: Running = ()) -> Ahead:
-    """Give tasks that need nothing, a row of seconds each, on devices that share one memory."""
+    """Return tasks that need nothing, a row of seconds each, on devices that share one memory."""
     count, devices = len(seconds), len(seconds[0])
     slots = np.arange(count)
     phase = np.zeros(count, dtype=np.uint8)
@@ -30,7 +30,7 @@ def loose(seconds: list[list[float]], error: float, running: Running = ()) -> Ah
 
 
 def expected(ahead: Ahead, devices: list[int], now_s: float = 0.0) -> float:
-    """Give the expected end of all that waits, each task on the device named, in the order of slots."""
+    """Return the expected end of all that waits, each task on the device named, in the order of slots."""
     g = ahead.graph
     waiting: Ints = np.flatnonzero(g.phase == 0)
     device = g.device.copy()

@@ -19,7 +19,7 @@ change = st.floats(0.2, 5.0)
 
 
 def truth(known: Sequence[StepModel], changes: Sequence[float]) -> list[StepModel]:
-    """Give laws that are as the known ones up to a factor each."""
+    """Return laws that are as the known ones up to a factor each."""
     return [StepModel(each.fixed_s * by, each.per_sample_s * by) for each, by in zip(known, changes, strict=True)]
 
 

@@ -37,7 +37,7 @@ def chains(draw: st.DrawFn) -> Chain:
 
 
 def every_plan_s(chain: Chain) -> list[float]:
-    """Give the step of every way to cut the chain and to place its parts that fits."""
+    """Return the step of every way to cut the chain and to place its parts that fits."""
     layers, devices, found = len(chain.seconds), len(chain.limit_bytes), []
     for count in range(1, min(layers, devices) + 1):
         for cuts in combinations(range(1, layers), count - 1):

@@ -59,7 +59,7 @@ VALUES: dict[str, Any] = {
 
 
 def one_of_each() -> list[tuple[float, Any]]:
-    """Give every event, command and note, each column filled with a value of its kind."""
+    """Return every event, command and note, each column filled with a value of its kind."""
     records = []
     for number, each in enumerate(LAYOUTS):
         at_s = number / 8
@@ -351,7 +351,7 @@ def test_every_record_has_a_code_of_its_own() -> None:
 
 
 def _table(text: str, heading: str) -> list[tuple[str, ...]]:
-    """Give the rows of the table below a heading of a document, without marks of code."""
+    """Return the rows of the table below a heading of a document, without marks of code."""
     section = text.partition(f"\n## {heading}\n")[2].partition("\n## ")[0]
     rows = [line for line in section.splitlines() if line.startswith("| `")]
     return [tuple(cell.strip().replace("`", "") for cell in row.strip("|").split(" | ")) for row in rows]
@@ -394,7 +394,7 @@ def test_a_usual_task_takes_less_than_400_bytes(tmp_path: Path) -> None:
 
 
 def usual_records(tasks: int) -> Iterable[tuple[float, Any]]:
-    """Give what the core says about tasks that run once, in the order in which it says it."""
+    """Yield what the core says about tasks that run once, in the order in which it says it."""
     request = Request()
     for each in range(1, tasks + 1):
         at_s = 100 + each * 1e-4

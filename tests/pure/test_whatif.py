@@ -51,7 +51,7 @@ H100, A100, OWN = "cuda/NVIDIA H100 80GB HBM3", "cuda/NVIDIA A100-SXM4-80GB", "n
 
 
 def runs(**ratios: float) -> Measured:
-    """Give earlier runs of functions on an A100, and elsewhere so many times as long."""
+    """Return earlier runs of functions on an A100, and elsewhere so many times as long."""
     rows = []
     for name, ratio in ratios.items():
         for size in (8.0, 9.0):

@@ -245,7 +245,7 @@ class _Sweep:
         return points + [at_s for each in self.copies for at_s in each[3:]]
 
     def _tasks_at(self, at_s: float) -> tuple[list[Request], list[Request]]:
-        """Give the requests of tasks that are ready and have not begun, and of those that are not ready."""
+        """Return the requests of tasks that are ready and have not begun, and of those that are not ready."""
         ready, blocked = [], []
         for number, (since_s, task) in self.submitted.items():
             if not since_s <= at_s < self.over.get(number, self.end_s):
@@ -313,5 +313,5 @@ class _Sweep:
 
 
 def swept(records: Records, devices: list[Device]) -> list[dict[str, float]]:
-    """Give the seconds per category of each device, by looking at every elementary interval."""
+    """Return the seconds per category of each device, by looking at every elementary interval."""
     return _Sweep(records, devices).seconds()

@@ -34,7 +34,7 @@ def fleet(capacity_bytes: int = UNLIMITED_BYTES) -> tuple[tuple[GraphDevice, ...
 
 
 def cholesky(tiles: int, capacity_bytes: int) -> TaskGraph:
-    """Give the tiled Cholesky over a CPU and two devices whose memories hold some of the tiles."""
+    """Return the tiled Cholesky over a CPU and two devices whose memories hold some of the tiles."""
     tasks: list[GraphTask] = []
     edges: dict[tuple[str, str], None] = {}
     last: dict[tuple[int, int], str] = {}
@@ -65,7 +65,7 @@ def copies(done: SimResult) -> int:
 
 @pytest.fixture(scope="module")
 def tight() -> list[tuple[int, int, float, float]]:
-    """Give copies and makespans, told and not told, of runs whose devices hold a third of the tiles or fewer."""
+    """Return copies and makespans, told and not told, of runs whose devices hold a third of the tiles or fewer."""
     found = []
     for capacity in (10, 20):
         graph = cholesky(8, capacity * TILE)
@@ -90,7 +90,7 @@ def test_with_tight_memories_runs_take_no_longer_when_the_plan_is_told(
 
 
 def join(bytes_made: int, capacity_bytes: int = UNLIMITED_BYTES) -> TaskGraph:
-    """Give a task that reads a result from elsewhere, and must wait for a longer one on its own device."""
+    """Return a task that reads a result from elsewhere, and must wait for a longer one on its own device."""
     tasks = (
         GraphTask("near", (math.inf, 10.0, math.inf)),
         GraphTask("far", (math.inf, math.inf, 1.0)),

@@ -37,7 +37,7 @@ def two_memories() -> tuple[tuple[GraphDevice, ...], Topology]:
 
 
 def layered(width: int, depth: int, seed: int, fleet: tuple[tuple[GraphDevice, ...], Topology]) -> TaskGraph:
-    """Give layers of tasks, each of which needs two of the layer before."""
+    """Return layers of tasks, each of which needs two of the layer before."""
     random = np.random.default_rng(seed)
     tasks, edges = [], []
     for level in range(depth):

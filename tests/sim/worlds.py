@@ -45,13 +45,13 @@ def program(tasks: Iterable[SimTask]) -> Program:
 
 
 def speeds(fleet: Sequence[Device], base_s: float, *factors: float) -> Callable[[Task, Device], float]:
-    """Give a truth in which every task takes base_s / speed."""
+    """Return a truth in which every task takes base_s / speed."""
     seconds = {device.id: base_s / factor for device, factor in zip(fleet, factors, strict=True)}
     return lambda _, device: seconds[device.id]
 
 
 def known(fleet: Sequence[Device], truth: Callable[[Task, Device], float], *names: str) -> CostModel:
-    """Give a model that has seen tasks of these names on each device."""
+    """Return a model that has seen tasks of these names on each device."""
     cost = CostModel(fleet)
     for name in names or ("f",):
         for device in fleet:

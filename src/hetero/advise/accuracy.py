@@ -67,7 +67,7 @@ def uncalibrated(rows: Iterable[Measurement]) -> list[Judged]:
 
 
 def _drawn(rows: Sequence[Measurement], points: int, draw: int) -> list[Measurement]:
-    """Give so many runs by chance that depends on nothing but what was run: the same for every device and engine."""
+    """Return so many runs by chance that depends on nothing but what was run: the same for every device and engine."""
 
     def ticket(row: Measurement) -> int:
         work = row.work
@@ -106,7 +106,7 @@ def _without(model: str, rows: Sequence[Measurement], points: int, draw: int) ->
 
 
 def ordered(items: Iterable[Judged], single: bool = False) -> tuple[int, int]:
-    """Give how many pairs of devices were ordered right, and of how many that differ enough.
+    """Return how many pairs of devices were ordered right, and of how many that differ enough.
 
     Parameters
     ----------
@@ -156,7 +156,7 @@ class Merit:
 
 
 def merits(items: Iterable[Judged], key: Callable[[Judged], str]) -> Mapping[str, Merit]:
-    """Give the merit of each group of estimates, by name."""
+    """Return the merit of each group of estimates, by name."""
     groups: dict[str, list[Judged]] = defaultdict(list)
     for item in items:
         groups[key(item)].append(item)

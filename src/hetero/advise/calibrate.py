@@ -30,7 +30,7 @@ _TORCH_WORDS = {"cuda": "cuda", "rocm": "cuda", "xpu": "xpu", "mps": "mps", "cpu
 
 
 def targets() -> list[Device]:
-    """Give one device of each sort of this host that computes; simulated and throttled ones are left out."""
+    """Return one device of each sort of this host that computes; simulated and throttled ones are left out."""
     from hetero.session.fleet import choose, survey
 
     found: dict[tuple[str, str], Device] = {}
@@ -89,7 +89,7 @@ def _tokens(place: str, index: int) -> tuple[str, dict[str, float], dict[str, fl
 
 
 def _best_s(call: Callable[[], Any], wait: Callable[[], Any]) -> float:
-    """Give the shortest of a few calls after one that warms up: what else runs on the host only makes them longer."""
+    """Return the shortest of a few calls after one that warms up: what else runs on the host only makes them longer."""
     call()
     wait()
     best_s, begun_s = float("inf"), monotonic_s()

@@ -72,14 +72,14 @@ class Decoder:
         return functional.rms_norm(x[-1:], (spec.hidden,)) @ self.head.T
 
     def prompt(self, tokens: int) -> Callable[[], Any]:
-        """Give the call that reads a prompt of so many tokens."""
+        """Return the call that reads a prompt of so many tokens."""
         import torch
 
         given = torch.arange(tokens, device=self.table.device) % self.spec.vocab
         return lambda: self._pass(given, None)
 
     def step(self, kept: int) -> Callable[[], Any]:
-        """Give the call that answers one token after so many."""
+        """Return the call that answers one token after so many."""
         import torch
 
         shape = (self.spec.kv_heads, kept, self.spec.head_dim)

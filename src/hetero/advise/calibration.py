@@ -67,7 +67,7 @@ class Timed:
         return cls(**{name: value for name, value in kept.items() if name in names})
 
     def samples(self, spec: DeviceSpec) -> list[Sample]:
-        """Give the timed passes of the small model as runs, against what the data sheet promises."""
+        """Return the timed passes of the small model as runs, against what the data sheet promises."""
         if not self.weights:
             return []
         found = []
@@ -106,7 +106,7 @@ def keep_timed(timed: Timed) -> None:
 
 
 def _state() -> tuple[str, int]:
-    """Give the file and when it was written last, 0 where it is absent: the key of what was read of it."""
+    """Return the file and when it was written last, 0 where it is absent: the key of what was read of it."""
     path = Kept(FILE).path
     try:
         return str(path), path.stat().st_mtime_ns
@@ -115,7 +115,7 @@ def _state() -> tuple[str, int]:
 
 
 def kept_entries() -> Mapping[str, Any]:
-    """Give everything that is kept, read anew where the file has changed."""
+    """Return everything that is kept, read anew where the file has changed."""
     return _entries(_state())
 
 
@@ -125,7 +125,7 @@ def _entries(state: tuple[str, int]) -> Mapping[str, Any]:
 
 
 def tables() -> Sequence[Measurement]:
-    """Give the rows of every kept table."""
+    """Return the rows of every kept table."""
     return _rows(_state())
 
 
@@ -136,7 +136,7 @@ def _rows(state: tuple[str, int]) -> tuple[Measurement, ...]:
 
 
 def known_of(device: DeviceSpec, engine: str) -> Efficiency:
-    """Give what is known of an engine on a device: its prior, narrowed by what was measured here or by the user.
+    """Return what is known of an engine on a device: its prior, narrowed by what was measured here or by the user.
 
     Notes
     -----
@@ -155,7 +155,7 @@ def known_of(device: DeviceSpec, engine: str) -> Efficiency:
 
 @lru_cache(maxsize=1)
 def _known(state: tuple[str, int]) -> dict[tuple[str, str, str], Efficiency]:
-    """Give the room for what was learned from one state of the file."""
+    """Return the room for what was learned from one state of the file."""
     return {}
 
 

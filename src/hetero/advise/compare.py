@@ -60,7 +60,7 @@ class Row:
     uses: tuple[str, ...]
 
     def as_dict(self) -> dict[str, Any]:
-        """Give the figures by name."""
+        """Return the figures by name."""
         return asdict(self)
 
 
@@ -96,7 +96,7 @@ def _row(spec: DeviceSpec, precision: str) -> Row:
 
 
 def compare(specs: Sequence[DeviceSpec], precision: str = "bf16") -> list[Row]:
-    """Give a row for each device.
+    """Return a row for each device.
 
     Parameters
     ----------
@@ -121,7 +121,7 @@ def compare(specs: Sequence[DeviceSpec], precision: str = "bf16") -> list[Row]:
 
 
 def best_for(rows: Sequence[Row]) -> dict[str, list[str]]:
-    """Give for each device what it is the best of these for; a measure that fewer than two have names nobody.
+    """Return for each device what it is the best of these for; a measure that fewer than two have names nobody.
 
     Examples
     --------

@@ -117,7 +117,7 @@ class Estimate:
         return {name: figure for name, figure in found.items() if isinstance(figure, Figure)}
 
     def as_dict(self) -> dict[str, Any]:
-        """Give what a program would read."""
+        """Return what a program would read."""
         return {
             "model": self.work.model.name,
             "device": self.device.name,
@@ -129,7 +129,7 @@ class Estimate:
         }
 
     def explain(self) -> str:
-        """Give the answer in words."""
+        """Return the answer in words."""
         work = self.work
         lines = [
             f"{work.model.name} in {work.weights} by {work.engine} on {self.spread.devices} × {self.device.name}:"
@@ -209,7 +209,7 @@ def estimate(
 
 
 def compare_speeds(found: Sequence[Estimate]) -> str:
-    """Give a ranking by latency in words, the fastest first; those whose intervals overlap the leader's are ties.
+    """Return a ranking by latency in words, the fastest first; those whose intervals overlap the leader's are ties.
 
     Examples
     --------
@@ -248,7 +248,7 @@ def _training(work: values.Workload, spec: DeviceSpec, how: Sharding, known: Eff
 
 
 def _usual(work: values.Workload, room: Room, count: int) -> Sharding:
-    """Give the first of the usual ways that fits, else the first: the simplest come first."""
+    """Return the first of the usual ways that fits, else the first: the simplest come first."""
     if count == 1:
         return Sharding()
     ways = list(shardings(work, count))

@@ -34,7 +34,7 @@ _MEANING = {
 
 
 def read_model(model: str | Path | ModelSpec) -> ModelSpec:
-    """Give a model by its name in the catalog, or from a config.json or the folder that holds one.
+    """Return a model by its name in the catalog, or from a config.json or the folder that holds one.
 
     Raises
     ------
@@ -56,7 +56,7 @@ def read_model(model: str | Path | ModelSpec) -> ModelSpec:
 
 
 def room_of(device: DeviceSpec) -> Room:
-    """Give what a device has for a program.
+    """Return what a device has for a program.
 
     Raises
     ------
@@ -100,7 +100,7 @@ class FitReport:
         return self.fit.answer
 
     def as_dict(self) -> dict[str, Any]:
-        """Give what a program would read."""
+        """Return what a program would read."""
         return {
             "answer": self.answer,
             "model": self.work.model.name,

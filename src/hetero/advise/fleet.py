@@ -60,18 +60,18 @@ class Kind:
     sort: str = ""
 
     def copies(self, count: int, terms: LeaseRequest | None = None) -> tuple[tuple[str, ...], ...]:
-        """Give the groups of so many devices that are free at once; () too where no pool keeps them."""
+        """Return the groups of so many devices that are free at once; () too where no pool keeps them."""
         return () if self.stock is None else self.stock.copies(self.sort, count, terms)
 
     def most_copies(self, count: int, terms: LeaseRequest | None = None) -> int | None:
-        """Give how many groups of so many devices there can be, None for as many as one wants."""
+        """Return how many groups of so many devices there can be, None for as many as one wants."""
         if self.count is None:
             return None
         return self.count // count if self.stock is None else len(self.copies(count, terms))
 
 
 def catalog_fleet() -> tuple[Kind, ...]:
-    """Give every device of the catalog, as many as one wants of each."""
+    """Return every device of the catalog, as many as one wants of each."""
     return tuple(Kind(spec) for spec in devices().values())
 
 
@@ -107,7 +107,7 @@ def _name_in_catalog(device: Device) -> str:
 
 
 def _measured(alike: Sequence[Device]) -> Kind:
-    """Give a kind from measured devices; cores add up, their memory bandwidth no further than that of a few."""
+    """Return a kind from measured devices; cores add up, their memory bandwidth no further than that of a few."""
     first, cpu = alike[0], alike[0].kind == "cpu"
     cores = len(alike) if cpu else 1
     flop = first.flop_per_s and first.flop_per_s * cores
@@ -267,7 +267,7 @@ _MOST = 10_000
 
 
 def _kept(rows: Sequence[tuple[Kind, Any]], holdings: Iterable[Holding] = ()) -> tuple[Kind, ...]:
-    """Give kinds whose devices one pool keeps; rows that are alike in all but their place become one."""
+    """Return kinds whose devices one pool keeps; rows that are alike in all but their place become one."""
     from hetero.advise.stock import stocked
     from hetero.model.topology import Topology
 
@@ -283,7 +283,7 @@ def _kept(rows: Sequence[tuple[Kind, Any]], holdings: Iterable[Holding] = ()) ->
 
 
 def _wanted(sort: str, members: Sequence[tuple[Kind, Any]]) -> Iterator[Wanted]:
-    """Give the devices of rows that are alike, under the ids that the topology gives them."""
+    """Yield the devices of rows that are alike, under the ids that the topology gives them."""
     from hetero.advise.stock import Wanted
 
     ids = iter([part.id for part in _parts_of(members[0][0])])
@@ -298,7 +298,7 @@ def _parts_of(kind: Kind) -> Sequence[Part]:
 
 
 def group_of(kind: Kind, count: int, members: tuple[str, ...] = ()) -> tuple[DeviceSpec, tuple[str, ...]]:
-    """Give the device with the link that a group of that many has, and the group's members.
+    """Return the device with the link that a group of that many has, and the group's members.
 
     Parameters
     ----------

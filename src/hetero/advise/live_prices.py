@@ -54,7 +54,7 @@ def live_prices(devices: Sequence[DeviceSpec]) -> tuple[dict[str, Paid], str]:
 
 
 def _asked(gpuhunt: Any) -> tuple[list[Any], str]:
-    """Give the offers of the providers that could be read, and what to say of the others."""
+    """Return the offers of the providers that could be read, and what to say of the others."""
     try:
         with _quiet():
             catalog = gpuhunt.Catalog()

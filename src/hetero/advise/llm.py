@@ -68,7 +68,7 @@ class Target:
     weights: str
 
     def layers(self, work: Workload) -> Layers:
-        """Give what is to be placed, the KV cache of all sequences with the layers."""
+        """Return what is to be placed, the KV cache of all sequences with the layers."""
         need = footprint(work)
         cache = need.kv_cache / self.model.layers
         if self.files is not None:
@@ -87,7 +87,7 @@ class Target:
 
 
 def _head(work: Workload, own: float, shared: float) -> float:
-    """Give the bytes of the output head: llama.cpp puts a shared table on the last device a second time."""
+    """Return the bytes of the output head: llama.cpp puts a shared table on the last device a second time."""
     return own if own or work.engine != "llama.cpp" else shared
 
 
@@ -115,7 +115,7 @@ def read_target(named: str, weights: str | None = None) -> Target:
 
 
 def _format_of(files: WeightFiles, model: ModelSpec) -> str:
-    """Give the format whose bits a weight are nearest to those of the files."""
+    """Return the format whose bits a weight are nearest to those of the files."""
     bits = 8 * files.total / model.parameters().total
     names = [name for name in FORMATS if name.startswith(("Q", "IQ", "F")) or name in ("bf16", "fp8")]
     plain = {"F16": "bf16", "BF16": "bf16"}
@@ -193,7 +193,7 @@ class Placed:
         return tuple((device, count) for device, count in order if count)
 
     def as_dict(self) -> dict[str, Any]:
-        """Give what a program would read."""
+        """Return what a program would read."""
         return {
             "engine": self.engine,
             "layers": {} if self.shared else {device.name: count for device, count in self.used},
@@ -308,7 +308,7 @@ def _unknown_to_vllm(spec: DeviceSpec) -> str:
 def _together(
     work: Workload, kinds: Sequence[Kind], devices: Sequence[Device]
 ) -> tuple[tuple[Device, ...], float] | None:
-    """Give the equal devices that answer soonest when they share every matrix, among numbers that divide the heads."""
+    """Return the equal devices that answer soonest when they share every matrix, among numbers that divide the heads."""
     best: Together | None = None
     for kind in kinds:
         equal = [device for device in devices if device.spec == kind.spec]
@@ -331,7 +331,7 @@ def _host(work: Workload, device: Device, layers: Layers) -> Host:
 
 
 def _by_memory(layers: Layers, hosts: Sequence[Host], hop_s: float, aim: Aim) -> tuple[tuple[int, ...], float] | None:
-    """Give what a split by memory alone would take, over accelerators where there are some."""
+    """Return what a split by memory alone would take, over accelerators where there are some."""
     counts = memory_split(layers, hosts)
     last = max(at for at, count in enumerate(counts) if count)
     ends = [layers.first_bytes if at == 0 else 0.0 for at in range(len(hosts))]
@@ -345,7 +345,7 @@ def _by_memory(layers: Layers, hosts: Sequence[Host], hop_s: float, aim: Aim) ->
 def _left_out(
     layers: Layers, hosts: Sequence[Host], devices: Sequence[Device], split: Split, hop_s: float, aim: Aim
 ) -> list[tuple[Device, float | None]]:
-    """Give the devices without layers, with the seconds that taking each in would make."""
+    """Return the devices without layers, with the seconds that taking each in would make."""
     found: list[tuple[Device, float | None]] = []
     for device, host, count in zip(devices, hosts, split.counts, strict=True):
         if not count:

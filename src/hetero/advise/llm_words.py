@@ -28,7 +28,7 @@ def settings(placed: Placed) -> dict[str, Any]:
 
 
 def _llama(placed: Placed) -> dict[str, Any]:
-    """Give llama.cpp's: layers on accelerators count with the output head, which goes with the last."""
+    """Return llama.cpp's: layers on accelerators count with the output head, which goes with the last."""
     cards = [(device, count) for device, count in placed.used if device.index >= 0]
     offloaded = sum(count for _, count in cards)
     whole = bool(cards) and cards[-1][0] == placed.devices[placed.split.last]
@@ -73,7 +73,7 @@ def _numbered_by_bus(devices: Iterable[Device]) -> dict[str, str]:
 
 
 def _vllm(placed: Placed) -> dict[str, Any]:
-    """Give vLLM's: it cuts layers evenly unless its environment says how, and takes the same share of each memory."""
+    """Return vLLM's: it cuts layers evenly unless its environment says how, and takes the same share of each memory."""
     shared = [device.index for device in placed.shared]
     counts = [] if shared else [count for _, count in placed.used]
     order = ",".join(map(str, shared or [device.index for device, _ in placed.used]))
@@ -92,7 +92,7 @@ def _vllm(placed: Placed) -> dict[str, Any]:
 
 
 def _accelerate(placed: Placed) -> dict[str, Any]:
-    """Give accelerate's: a device for every module, and the most memory of each device."""
+    """Return accelerate's: a device for every module, and the most memory of each device."""
     places = [_place(device.index) for device, _ in placed.used]
     ends = list(accumulate((count for _, count in placed.used), initial=0))
     files = placed.target.files

@@ -125,7 +125,7 @@ class Match:
         return "\n".join([*lines, *(f"   {reason}" for reason in self.reasons)])
 
     def as_dict(self) -> dict[str, Any]:
-        """Give what a program would read."""
+        """Return what a program would read."""
         plain = {"device": self.device, "devices": self.devices, "count": self.count, "replicas": self.replicas}
         if self.refused:
             return {**plain, "refused": self.refused}
@@ -164,7 +164,7 @@ class Choice:
     notes: tuple[str, ...] = field(default=())
 
     def as_dict(self) -> dict[str, Any]:
-        """Give what a program would read."""
+        """Return what a program would read."""
         rows = {"matches": self.matches, "refused": self.refused}
         return {key: [row.as_dict() for row in found] for key, found in rows.items()} | {"notes": list(self.notes)}
 
@@ -237,7 +237,7 @@ def _figures(one: Match) -> Figures:
 
 
 def _of_kind(work: Workload, kind: Kind, limits: Limits, prices: Prices) -> list[Match]:
-    """Give the matches of one kind of device, or one refusal that says why there is none."""
+    """Return the matches of one kind of device, or one refusal that says why there is none."""
     name = kind.spec.name
     lacking = [word for word in limits.needs if word not in kind.spec.capabilities]
     if lacking:
@@ -282,7 +282,7 @@ def _have(kind: Kind, limits: Limits, needed: int) -> str:
 
 
 def estimates_of(work: Workload, kind: Kind, price: Paid | None, terms: LeaseRequest | None = None) -> Iterator[Match]:
-    """Give a match for each number of devices that holds the model: the fewest, and the usual ones above.
+    """Yield a match for each number of devices that holds the model: the fewest, and the usual ones above.
 
     Parameters
     ----------

@@ -97,7 +97,7 @@ class Measurement:
 
 
 def engine_of(framework: str) -> str:
-    """Give hetero's name of an engine.
+    """Return hetero's name of an engine.
 
     Examples
     --------
@@ -112,7 +112,7 @@ def engine_of(framework: str) -> str:
 
 
 def _spellings(label: str) -> Iterator[str]:
-    """Give what a label may mean, the surest first: without makers, without counted cores, without the memory."""
+    """Yield what a label may mean, the surest first: without makers, without counted cores, without the memory."""
     words = [word for word in label.replace("‑", "-").split() if word.casefold() not in _NO_NAME]
     plain = " ".join(words)
     yield _SKUS.get(plain.casefold(), plain)
@@ -124,7 +124,7 @@ def _spellings(label: str) -> Iterator[str]:
 
 @cache
 def device_of(label: str) -> DeviceSpec:
-    """Give the device that a table's label means, by the usual card where it names none.
+    """Return the device that a table's label means, by the usual card where it names none.
 
     Raises
     ------
@@ -169,7 +169,7 @@ def _workload(row: Mapping[str, str], engine: str) -> Workload:
 
 
 def _amounts(kind: str, row: Mapping[str, str], spec: DeviceSpec, work: Workload, spread: Sharding) -> Vector:
-    """Give the amounts of what was timed: the run, the prompt, or one token."""
+    """Return the amounts of what was timed: the run, the prompt, or one token."""
     rates = rates_of(spec, work)
     if kind == "prefill":
         return speed.prompt_amounts(work, spread, rates, work.batch)
@@ -261,7 +261,7 @@ def read_known_rows(path: Path) -> tuple[list[Measurement], list[str]]:
 
 @cache
 def published() -> tuple[Measurement, ...]:
-    """Give the published measurements that the catalog keeps."""
+    """Return the published measurements that the catalog keeps."""
     found, unread = read_rows(published_rows())
     assert not unread, unread
     return tuple(found)

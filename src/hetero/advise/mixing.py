@@ -75,7 +75,7 @@ class MixChoice:
     notes: tuple[str, ...] = ()
 
     def as_dict(self) -> dict[str, Any]:
-        """Give what a program would read."""
+        """Return what a program would read."""
         plans = {"mix": self.mix, "single": self.single}
         return {
             "streams": [str(stream) for stream in self.streams],
@@ -118,7 +118,7 @@ def mix(
     prices: Prices | None = None,
     load_frac: float = 0.8,
 ) -> MixChoice:
-    """Give the cheapest mix of devices that serves all streams.
+    """Return the cheapest mix of devices that serves all streams.
 
     Parameters
     ----------
@@ -181,7 +181,7 @@ def _offers(work: Workload, streams: Sequence[Stream], kind: Kind, usd: float, l
 
 
 def _rate(work: Workload, stream: Stream, size: Match, limits: Limits) -> float:
-    """Give the requests/s of a stream that one replica serves, 0 where it is too slow for the limit."""
+    """Return the requests/s of a stream that one replica serves, 0 where it is too slow for the limit."""
     assert size.estimate is not None
     own = replace(work, prompt=stream.prompt, context=stream.prompt + stream.answer)
     found = estimate(own, size.estimate.device, size.count, size.estimate.spread)

@@ -58,7 +58,7 @@ class Prices:
     notes: tuple[str, ...] = ()
 
     def of(self, device: DeviceSpec) -> Paid | None:
-        """Give the price of a device, None where none is known."""
+        """Return the price of a device, None where none is known."""
         found = self.own.get(device.name) or self.live.get(device.name)
         hint = device.price(per_hour=True)
         if found is None and hint is not None:
@@ -67,7 +67,7 @@ class Prices:
 
 
 def today() -> date:
-    """Give the day, UTC."""
+    """Return the day, UTC."""
     return datetime.fromtimestamp(wall_time_s(), UTC).date()
 
 

@@ -54,7 +54,7 @@ def _names(rows: list[Measurement]) -> str:
 
 
 def prior_of(device: DeviceSpec, engine: str) -> Efficiency:
-    """Give what published measurements say of an engine on a device.
+    """Return what published measurements say of an engine on a device.
 
     Notes
     -----
@@ -72,7 +72,7 @@ def prior_of(device: DeviceSpec, engine: str) -> Efficiency:
 
 
 def borrowed(prior: Efficiency, samples: Sequence[Sample], said: str) -> Efficiency:
-    """Give what own measurements of an engine on other devices say of this one: the prior, narrowed and widened again.
+    """Return what own measurements of an engine on other devices say of this one: the prior, narrowed and widened again.
 
     Parameters
     ----------

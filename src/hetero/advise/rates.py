@@ -38,7 +38,7 @@ _PCIE_CROSSINGS = 2
 
 
 def rates_of(device: DeviceSpec, work: Workload) -> Rates:
-    """Give what a device's data sheet promises for a workload.
+    """Return what a device's data sheet promises for a workload.
 
     Raises
     ------

@@ -109,13 +109,13 @@ class Stock:
             )
 
     def held(self, sort: str) -> dict[str, int]:
-        """Give how many devices of a sort each workload holds."""
+        """Return how many devices of a sort each workload holds."""
         own = set(self._ids[sort])
         found = {lease.request.workload: len(own.intersection(lease.devices)) for lease in self._pool.leases}
         return {workload: count for workload, count in found.items() if count}
 
     def copies(self, sort: str, count: int, terms: LeaseRequest | None = None) -> tuple[tuple[str, ...], ...]:
-        """Give as many groups of so many devices as are free at once; the best first.
+        """Return as many groups of so many devices as are free at once; the best first.
 
         Parameters
         ----------
@@ -131,7 +131,7 @@ class Stock:
 
 
 def stocked(wanted: Iterable[Wanted], holdings: Iterable[Holding] = (), topology: Topology | None = None) -> Stock:
-    """Give the stock of a fleet, what others hold taken out."""
+    """Return the stock of a fleet, what others hold taken out."""
     numbers: Counter[tuple[str, str]] = Counter()
     sorts: dict[str, list[Device]] = {}
     for sort in wanted:

@@ -36,7 +36,7 @@ def _row(fabric: Fabric, part: Part) -> int:
 
 
 def _places(fabric: Fabric) -> dict[str, tuple[float, float]]:
-    """Give each part its place: devices side by side by NUMA node, the others over the middle of what they join."""
+    """Lay out the parts: devices side by side by NUMA node, the others centred over what they join."""
     rows: dict[int, list[Part]] = {}
     for part in fabric.parts:
         rows.setdefault(_row(fabric, part), []).append(part)
@@ -62,7 +62,7 @@ def _neighbours(fabric: Fabric, name: str) -> list[str]:
 
 
 def _curve(start: tuple[float, float], end: tuple[float, float]) -> tuple[list[float], list[float]]:
-    """Give points of a line, or of an arc below where both ends stand in one row."""
+    """Return points of a line, or of an arc below where both ends stand in one row."""
     steps = [step / 20 for step in range(21)]
     depth = 0.28 * abs(end[0] - start[0]) if start[1] == end[1] else 0.0
     across = [start[0] + (end[0] - start[0]) * t for t in steps]

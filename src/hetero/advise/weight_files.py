@@ -108,7 +108,7 @@ def read_weights(path: Path) -> WeightFiles:
 
 
 def _parts(file: Path) -> list[Path]:
-    """Give all parts of a file that is one of several, as in 'x-00001-of-00003.gguf'."""
+    """Return all parts of a file that is one of several, as in 'x-00001-of-00003.gguf'."""
     split = re.fullmatch(r"(.*)-\d{5}-of-(\d{5})", file.stem)
     if split is None:
         return [file]
@@ -207,7 +207,7 @@ def _safetensors(file: Path) -> dict[str, int]:
 
 
 def _extent(name: str, row: Any, file: Path) -> int:
-    """Give the bytes of a tensor in a safetensors file."""
+    """Return the bytes of a tensor in a safetensors file."""
     given = row.get("data_offsets") if isinstance(row, dict) else None
     if (
         not isinstance(given, list)
@@ -270,7 +270,7 @@ def _tensors(head: _Header, count: int) -> Iterator[tuple[str, int]]:
 
 
 def _architecture(facts: Mapping[str, Any], tensors: Mapping[str, int], file: Path) -> ModelSpec:
-    """Give the architecture that a GGUF file's facts tell."""
+    """Return the architecture that a GGUF file's facts tell."""
     kind = facts.get("general.architecture")
 
     def fact(key: str, usual: int | None = None) -> int:

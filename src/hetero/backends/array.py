@@ -53,7 +53,7 @@ class DeviceArray:
         return self.size * self.dtype.itemsize
 
     def copy_out(self) -> NDArray[Any]:
-        """Give a NumPy array with the same elements."""
+        """Return a NumPy array with the same elements."""
         return self.backend.copy_out(self)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:

@@ -144,7 +144,7 @@ class Backend(ABC):
 
     @classmethod
     def missing(cls) -> tuple[str, ...]:
-        """Give the packages that it needs and that are not installed here."""
+        """Return the packages that it needs and that are not installed here."""
         return tuple(package for package in cls.requires if find_spec(package) is None)
 
     @classmethod
@@ -179,14 +179,14 @@ class Backend(ABC):
             self._close()
 
     def status(self) -> DeviceStatus:
-        """Give the device's status; what is unknown is None."""
+        """Return the device's status; what is unknown is None."""
         try:
             return self._status()
         except Exception:  # noqa: BLE001  a status is never worth a failure
             return DeviceStatus()
 
     def namespace(self) -> Any:
-        """Give the array-API module of this device, or None for devices that take kernels."""
+        """Return the array-API module of this device, or None for devices that take kernels."""
         return None
 
     def activate(self) -> AbstractContextManager[Any]:
@@ -223,7 +223,7 @@ class Backend(ABC):
             return self._copy_in(array)
 
     def copy_out(self, array: Any) -> NDArray[Any]:
-        """Give an array of this device as a NumPy array; raises as `copy_in` does."""
+        """Return an array of this device as a NumPy array; raises as `copy_in` does."""
         self._check_open()
         if not self.owns(array):
             raise BadValueError(
@@ -234,7 +234,7 @@ class Backend(ABC):
             return self._copy_out(array)
 
     def alloc(self, shape: tuple[int, ...], dtype: Any) -> Any:
-        """Give a new array of this device with undefined contents; raises as `copy_in` does."""
+        """Return a new array of this device with undefined contents; raises as `copy_in` does."""
         self._check_open()
         wanted = np.dtype(dtype)
         self._check_dtype(wanted)
@@ -244,7 +244,7 @@ class Backend(ABC):
             return self._alloc(tuple(shape), wanted)
 
     def free(self, array: Any) -> None:
-        """Give an array's memory back at once, where the device can; the array must not be used again."""
+        """Release an array's memory at once, where the device can; the array must not be used again."""
         if self.owns(array):
             self._free(array)
 
@@ -291,11 +291,11 @@ class Backend(ABC):
         return direct if direct is not None else peer.copy_in(self.copy_out(array))
 
     def as_buffer(self, array: Any) -> NDArray[Any] | None:
-        """Give a NumPy array that shares the memory of an array of this device, None where a copy is needed."""
+        """Return a NumPy array that shares the memory of an array of this device, None where a copy is needed."""
         return self._as_buffer(array) if self.owns(array) else None
 
     def links(self) -> tuple[Link, ...]:
-        """Give the links between this device's memory node and others, as far as the device tells them."""
+        """Return the links between this device's memory node and others, as far as the device tells them."""
         try:
             return tuple(self._links())
         except Exception:  # noqa: BLE001  an unknown link is measured or assumed by others
@@ -370,7 +370,7 @@ class Backend(ABC):
 
     @abstractmethod
     def _close(self) -> None:
-        """Give everything back, also what is process-wide."""
+        """Release everything, also what is process-wide."""
 
     def _status(self) -> DeviceStatus:
         return DeviceStatus()
@@ -413,9 +413,9 @@ class Backend(ABC):
         return False
 
     def _product(self, n: int) -> Callable[[], Any]:
-        """Give a call that multiplies two n x n float32 matrices."""
+        """Return a call that multiplies two n x n float32 matrices."""
         raise NotImplementedError(f"{self.name} measures no matrix product")
 
     def _stream(self, nbytes: int) -> Callable[[], Any]:
-        """Give a call that copies this many bytes on the device."""
+        """Return a call that copies this many bytes on the device."""
         raise NotImplementedError(f"{self.name} measures no copy")

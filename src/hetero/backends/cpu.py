@@ -100,7 +100,7 @@ class CpuLoad:
         return total, total - sum(row.idle + getattr(row, "iowait", 0.0) for row in mine)
 
     def busy_frac(self) -> float | None:
-        """Give the share of time in which they were busy; None the first time, and when too little time has passed."""
+        """Return the share of time in which they were busy; None the first time, and when too little time has passed."""
         now, before = self._times(), self.before
         if before is None:
             self.before = now
@@ -160,7 +160,7 @@ class CpuBackend(Backend):
         return host.cpu_status(self._load.busy_frac())
 
     def namespace(self) -> Any:
-        """Give NumPy as an array-API module."""
+        """Return NumPy as an array-API module."""
         import array_api_compat.numpy as xp
 
         return xp

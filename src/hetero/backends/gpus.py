@@ -19,7 +19,7 @@ _LIBRARIES = {
 
 
 def pci_addresses(kind: str) -> tuple[str, ...]:
-    """Give the PCI address of each visible GPU of a kind, in the order in which frameworks count them.
+    """Return the PCI address of each visible GPU of a kind, in the order in which frameworks count them.
 
     It loads the driver's library, which may crash: call it in a probe's child process only. Gives () where
     the library is absent or does not answer.

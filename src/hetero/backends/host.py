@@ -72,13 +72,13 @@ def _quota_cores(root: Path) -> int | None:
 
 
 def numa_node(cpu: int, root: Path = ROOT) -> int | None:
-    """Give the NUMA node of a CPU number, None where the kernel does not tell."""
+    """Return the NUMA node of a CPU number, None where the kernel does not tell."""
     nodes = sorted((root / f"sys/devices/system/cpu/cpu{cpu}").glob("node[0-9]*"))
     return int(nodes[0].name[4:]) if nodes else None
 
 
 def cpus(root: Path = ROOT, allowed: Sequence[int] | None = None) -> tuple[int, ...]:
-    """Give the CPU numbers that this process may use, near ones side by side.
+    """Return the CPU numbers that this process may use, near ones side by side.
 
     Parameters
     ----------
@@ -123,7 +123,7 @@ def groups(numbers: Sequence[int], most: int = 8) -> tuple[tuple[int, ...], ...]
 
 
 def core_ids(numbers: Iterable[int]) -> tuple[str, ...]:
-    """Give the silicon ids of CPU numbers.
+    """Return the silicon ids of CPU numbers.
 
     Examples
     --------
@@ -135,7 +135,7 @@ def core_ids(numbers: Iterable[int]) -> tuple[str, ...]:
 
 @cache
 def cpu_name(root: Path = ROOT) -> str:
-    """Give the maker's name of the CPU."""
+    """Return the maker's name of the CPU."""
     for line in _text(root / "proc/cpuinfo").splitlines():
         key, _, value = line.partition(":")
         if key.strip() in ("model name", "Model", "cpu model"):
@@ -144,7 +144,7 @@ def cpu_name(root: Path = ROOT) -> str:
 
 
 def ram_bytes(root: Path = ROOT) -> int:
-    """Give the bytes of main memory that this process may use: the host's, or the control group's limit."""
+    """Return the bytes of main memory that this process may use: the host's, or the control group's limit."""
     import psutil
 
     total = int(psutil.virtual_memory().total)
@@ -153,7 +153,7 @@ def ram_bytes(root: Path = ROOT) -> int:
 
 
 def cpu_status(busy_frac: float | None) -> DeviceStatus:
-    """Give the host's memory and CPU temperature, with a utilisation that the caller measured."""
+    """Return the host's memory and CPU temperature, with a utilisation that the caller measured."""
     import psutil
 
     memory = psutil.virtual_memory()
@@ -173,7 +173,7 @@ def _cpu_temperature_c() -> float | None:
 
 
 def pci_accelerators(root: Path = ROOT) -> tuple[PciDevice, ...]:
-    """Give the display adapters and accelerators on the PCI bus, in order of address."""
+    """Return the display adapters and accelerators on the PCI bus, in order of address."""
     found = []
     for folder in sorted((root / "sys/bus/pci/devices").glob("*")):
         if not _text(folder / "class").startswith(_ACCELERATOR_CLASSES):
@@ -186,7 +186,7 @@ def pci_accelerators(root: Path = ROOT) -> tuple[PciDevice, ...]:
 
 
 def pci_silicon(address: str) -> str:
-    """Give the silicon id of a PCI address, whatever its spelling.
+    """Return the silicon id of a PCI address, whatever its spelling.
 
     Examples
     --------
@@ -215,7 +215,7 @@ def amd_status(address: str, root: Path = ROOT) -> DeviceStatus:
 
 
 def driver_facts(root: Path = ROOT) -> tuple[str, ...]:
-    """Give what changes when a driver or a device of this host changes: device files, versions, vendor files."""
+    """Return what changes when a driver or a device of this host changes: device files, versions, vendor files."""
     facts = [platform.node(), platform.release(), cpu_name(root), str(cpus(root))]
     facts += [_text(root / "proc/driver/nvidia/version").partition("\n")[0], _text(root / "sys/module/amdgpu/version")]
     for pattern in ("dev/nvidia[0-9]*", "dev/dri/render*", "dev/kfd", "dev/dxg", "dev/accel*", "dev/vfio/*"):
@@ -226,7 +226,7 @@ def driver_facts(root: Path = ROOT) -> tuple[str, ...]:
 
 
 def chip(vendor_id: int, device_id: int | None, ordinal: int, root: Path = ROOT) -> str:
-    """Give the silicon id of a GPU that a runtime knows only by the numbers of its maker and model.
+    """Return the silicon id of a GPU that a runtime knows only by the numbers of its maker and model.
 
     Parameters
     ----------
@@ -267,7 +267,7 @@ class PackageEnergy:
         self.readable = bool(self._last)
 
     def joules(self) -> float:
-        """Give the joules until now; a counter that went round is counted on from 0."""
+        """Return the joules until now; a counter that went round is counted on from 0."""
         for folder, before in self._last.items():
             now = _number(folder / "energy_uj")
             if now is None:

@@ -98,7 +98,7 @@ class JaxBackend(Backend):
         return status
 
     def namespace(self) -> Any:
-        """Give `jax.numpy`; inside `activate` it makes its arrays on this device."""
+        """Return `jax.numpy`; inside `activate` it makes its arrays on this device."""
         return import_module("jax.numpy")
 
     def activate(self) -> AbstractContextManager[Any]:

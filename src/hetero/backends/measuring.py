@@ -17,7 +17,7 @@ BUDGET_S = 0.020
 
 
 def best_s(call: Callable[[], Any], wait: Callable[[], Any]) -> float:
-    """Give the shortest of up to ten timed calls, or of as many as fit into 20 ms, after one that warms up.
+    """Return the shortest of up to ten timed calls, or of as many as fit into 20 ms, after one that warms up.
 
     Returns
     -------

@@ -144,7 +144,7 @@ def status_of(gpu: GpuReading) -> DeviceStatus:
 
 
 def pcie_bytes_per_s(generation: int | None, width: int | None) -> float | None:
-    """Give the bandwidth of a PCIe link in one direction, None where it is unknown.
+    """Return the bandwidth of a PCIe link in one direction, None where it is unknown.
 
     Examples
     --------

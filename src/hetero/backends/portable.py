@@ -27,7 +27,7 @@ _KINDS: dict[str, tuple[type, ...]] = {
 
 
 def device_to(device: Device) -> dict[str, Any]:
-    """Give a device as plain values.
+    """Return a device as plain values.
 
     Examples
     --------
@@ -55,7 +55,7 @@ def device_from(plain: Mapping[str, Any]) -> Device:
 
 
 def found_to(found: Found) -> dict[str, Any]:
-    """Give a finding as plain values."""
+    """Return a finding as plain values."""
     return found._asdict() | {"device": None if found.device is None else device_to(found.device)}
 
 

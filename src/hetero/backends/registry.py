@@ -66,7 +66,7 @@ def _take(entry: EntryPoint, classes: dict[str, type[Backend]]) -> str:
 
 
 def names() -> tuple[str, ...]:
-    """Give the names of the back ends, the preferred first.
+    """Return the names of the back ends, the preferred first.
 
     Examples
     --------
@@ -77,12 +77,12 @@ def names() -> tuple[str, ...]:
 
 
 def broken() -> tuple[Found, ...]:
-    """Give the entry points that could not be loaded, each with its reason."""
+    """Return the entry points that could not be loaded, each with its reason."""
     return loaded().broken
 
 
 def load(name: str) -> type[Backend]:
-    """Give a back end's class.
+    """Return a back end's class.
 
     Raises
     ------
@@ -106,12 +106,12 @@ def load(name: str) -> type[Backend]:
 
 
 def backend_of(device: Device) -> Backend:
-    """Give the back end of a device, not yet open."""
+    """Return the back end of a device, not yet open."""
     return load(device.backend)(device)
 
 
 def device_words() -> dict[str, tuple[str, ...]]:
-    """Give each word that names devices, labels before kinds before types, with the back ends that may find some.
+    """Return each word that names devices, labels before kinds before types, with the back ends that may find some.
 
     Examples
     --------

@@ -164,7 +164,7 @@ class _Tree:
         return f"{self._host}/{self._matrix.names.get(end, end)}"
 
     def _joined(self, words: Sequence[str]) -> dict[str, str]:
-        """Give each end the first of those that these words join it with."""
+        """Join each end with the first of those that these words name for it."""
         leader = {end: end for end in self._matrix.ends}
         for one, other in combinations(self._matrix.ends, 2):
             if self._matrix.cells[one, other] in words and leader[one] != leader[other]:
@@ -173,7 +173,7 @@ class _Tree:
         return leader
 
     def _numbers(self) -> dict[str, int]:
-        """Give each end its NUMA node: as told, as told of one beside it, or a number of its own."""
+        """Assign each end a NUMA node: its own, that of a neighbour, or a new number."""
         leaders, told = self._groups[3], self._matrix.numa
         known: dict[str, int] = {}
         for end, node in told.items():
@@ -188,7 +188,7 @@ class _Tree:
         return Part(self.ids[end], kind, name if gpu else "", self._host, rack, self._numa[end])
 
     def wires(self) -> Iterator[Wire]:
-        """Give the wires of the tree, a level only where it joins more than the one below."""
+        """Yield the wires of the tree, a level only where it joins more than the one below."""
         made: dict[tuple[str, str], Wire] = {}
         for end in self._matrix.ends:
             chain = [self.ids[end], *self._above(end), f"{self._host}/numa:{self._numa[end]}"]
@@ -209,7 +209,7 @@ class _Tree:
 
 
 def _nvlinks(matrix: _Matrix, ids: dict[str, str], host: str, rates: Rates) -> Iterator[Wire]:
-    """Give NVLink wires: pair by pair, or each GPU to a switch where it has not enough links for all its peers."""
+    """Yield NVLink wires: pair by pair, or each GPU to a switch where it has not enough links for all its peers."""
     counts = {
         pair: int(word[2:]) for pair, word in matrix.cells.items() if word.startswith("NV") and pair[0] != pair[1]
     }

@@ -30,7 +30,7 @@ _NVLINKS = {"V100": 6, "A100": 12, "H100": 18, "H200": 18, "H20": 18, "B200": 18
 
 
 def topology(*files: str | Path, gpu: str = "", network: str = "") -> Fabric:
-    """Give the topology of this host, or of the hosts that files tell of.
+    """Return the topology of this host, or of the hosts that files tell of.
 
     Parameters
     ----------
@@ -56,12 +56,12 @@ def topology(*files: str | Path, gpu: str = "", network: str = "") -> Fabric:
 
 
 def here() -> Fabric:
-    """Give the fabric of this host: /sys, and NVML where there is one."""
+    """Return the fabric of this host: /sys, and NVML where there is one."""
     return from_system(gpus=nvidia.read())
 
 
 def rates_of(gpu: str) -> Rates:
-    """Give the rates of a GPU of the catalog: of one NVLink, and of its slot.
+    """Return the rates of a GPU of the catalog: of one NVLink, and of its slot.
 
     Examples
     --------
@@ -230,7 +230,7 @@ def _wire(row: Any, place: str, where: str, ids: set[str]) -> Wire:
 
 
 def as_document(fabric: Fabric) -> dict[str, Any]:
-    """Give a fabric as a hetero-topology/1 document, which reads back as the same."""
+    """Return a fabric as a hetero-topology/1 document, which reads back as the same."""
     parts = []
     for part in fabric.parts:
         row = {key: getattr(part, key) for key in _PART_KEYS}

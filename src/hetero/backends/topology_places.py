@@ -21,7 +21,7 @@ __all__ = ["fabric_here"]
 def fabric_here(
     devices: Sequence[Device], root: Path = ROOT, gpus: Sequence[nvidia.GpuReading] | None = None
 ) -> Fabric:
-    """Give the fabric of this host in which each device is one part, under its own id.
+    """Return the fabric of this host in which each device is one part, under its own id.
 
     Parameters
     ----------
@@ -61,7 +61,7 @@ def _is_one(part: Part, chips: dict[str, Device]) -> bool:
 
 
 def _apart(part: Part, names: dict[str, str]) -> str:
-    """Give the id of a part that is none of the devices: another one where a device has taken its own."""
+    """Return the id of a part that is none of the devices: another one where a device has taken its own."""
     return f"{part.id}@{part.pci}" if part.id in names.values() else part.id
 
 
@@ -78,7 +78,7 @@ def _processors(devices: Sequence[Device], root: Path, nodes: int) -> Iterator[P
 
 
 def _homes(root: Path) -> dict[int, int]:
-    """Give the NUMA node of each CPU."""
+    """Return the NUMA node of each CPU."""
     found = {}
     for folder in (root / "sys/devices/system/node").glob("node[0-9]*"):
         for cpu in folder.glob("cpu[0-9]*"):

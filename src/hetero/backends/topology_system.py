@@ -38,13 +38,13 @@ def _text(path: Path) -> str:
 
 
 def _node(folder: Path) -> int:
-    """Give the NUMA node; the kernel writes -1 where there is but one."""
+    """Return the NUMA node; the kernel writes -1 where there is but one."""
     text = _text(folder / "numa_node")
     return max(0, int(text)) if text.lstrip("-").isdigit() else 0
 
 
 def _slot(folder: Path) -> tuple[float, Origin]:
-    """Give the bandwidth of a PCIe slot by its transfers a second and its lanes."""
+    """Return the bandwidth of a PCIe slot by its transfers a second and its lanes."""
     speed = re.match(r"[\d.]+", _text(folder / "max_link_speed"))
     width = _text(folder / "max_link_width")
     generation = _TRANSFERS.get(float(speed[0])) if speed else None
@@ -54,7 +54,7 @@ def _slot(folder: Path) -> tuple[float, Origin]:
 
 
 def _rate(folder: Path) -> float | None:
-    """Give the bytes/s of an InfiniBand adapter: that of its ports together, as in '400 Gb/sec (4X NDR)'."""
+    """Return the bytes/s of an InfiniBand adapter: that of its ports together, as in '400 Gb/sec (4X NDR)'."""
     rates = (re.match(r"([\d.]+) Gb", _text(port / "rate")) for port in sorted(folder.glob("ports/*")))
     return sum(float(rate[1]) for rate in rates if rate) * 1e9 / 8 or None
 
@@ -115,7 +115,7 @@ def _adapters(root: Path, host: str) -> Iterator[Part]:
 
 
 def _chain(root: Path, part: Part) -> list[Path]:
-    """Give the folders of the bridges above a part, the nearest first."""
+    """Return the folders of the bridges above a part, the nearest first."""
     folder = (root / "sys/bus/pci/devices" / part.pci).resolve()
     return [above for above in folder.parents if _ADDRESS.fullmatch(above.name)]
 

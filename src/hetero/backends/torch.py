@@ -113,7 +113,7 @@ class TorchBackend(Backend):
         return nvidia.links_of(nvidia.read(), nodes) if self.device.kind == "cuda" else ()
 
     def namespace(self) -> Any:
-        """Give torch as an array-API module; inside `activate` it makes its arrays on this device."""
+        """Return torch as an array-API module; inside `activate` it makes its arrays on this device."""
         return import_module("array_api_compat.torch")
 
     def activate(self) -> AbstractContextManager[Any]:

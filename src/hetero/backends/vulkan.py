@@ -311,7 +311,7 @@ def _padded(nbytes: int) -> int:
 
 
 def _uniform_types(source: str) -> tuple[str, ...]:
-    """Give the types of the numbers that the uniform block declares, in order."""
+    """Return the types of the numbers that the uniform block declares, in order."""
     block = _UNIFORM.search(source)
     if block is None:
         return ()

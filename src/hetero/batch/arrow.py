@@ -69,7 +69,7 @@ class DatasetSource(Source):
         return f"{scan} {value_identity([piece.records for piece in self.read()])}"
 
     def read(self, begin: int = 0) -> Iterator[Piece]:
-        """Give the rows from one on."""
+        """Yield the rows from one on."""
         file, row = "", 0
         for tagged in self._dataset.scanner(batch_size=_PIECE_ROWS).scan_batches():
             path, batch = getattr(tagged.fragment, "path", "items"), tagged.record_batch
@@ -110,7 +110,7 @@ class ReaderSource(Source):
         return f"reader of {self._reader.schema.remove_metadata()}"
 
     def read(self, begin: int = 0) -> Iterator[Piece]:
-        """Give the rows, from the first one on."""
+        """Yield the rows, from the first one on."""
         if self._spent or begin:
             raise HeteroError(
                 "a reader of record batches gives its rows once and cannot begin again",
@@ -123,7 +123,7 @@ class ReaderSource(Source):
             row += batch.num_rows
 
     def peek(self) -> Piece | None:
-        """Give the first rows, which are read again later."""
+        """Return the first rows, which are read again later."""
         if not self._first:
             self._first = list(itertools.islice(self._batches(), 1))
         return Piece(_table(self._first[0]), "items", 0) if self._first else None

@@ -82,7 +82,7 @@ class Source(ABC):
 
     @abstractmethod
     def read(self, begin: int = 0) -> Iterator[Piece]:
-        """Give the records from item `begin` on, in order, as pieces of whatever size is cheap.
+        """Return the records from item `begin` on, in order, as pieces of whatever size is cheap.
 
         Parameters
         ----------
@@ -98,7 +98,7 @@ class Source(ABC):
         """
 
     def peek(self) -> Piece | None:
-        """Give the first piece, or the beginning of it, without using it up; None where the source is empty."""
+        """Return the first piece, or the beginning of it, without using it up; None where the source is empty."""
         return next(iter(self.read(0)), None)
 
 
@@ -117,7 +117,7 @@ class BadRecord(NamedTuple):
     reason: str
 
     def as_dict(self) -> dict[str, Any]:
-        """Give it as one line of the quarantine file."""
+        """Return one line of the quarantine file."""
         return {"item": self.item, "file": self.place.file, "row": self.place.row, "reason": self.reason}
 
 
@@ -217,5 +217,5 @@ class Sink(ABC):
         return None
 
     def bad(self) -> tuple[BadRecord, ...]:
-        """Give the bad records of the parts that `open` named."""
+        """Return the bad records of the parts that `open` named."""
         return ()

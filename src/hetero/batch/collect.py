@@ -29,7 +29,7 @@ class CollectSink(Sink):
         self._parts[part.number] = list(part.results)
 
     def close(self) -> Any:
-        """Give the results in the order of the items; an empty list where there are none."""
+        """Return the results in the order of the items; an empty list where there are none."""
         results = [result for number in sorted(self._parts) for result in self._parts[number]]
         return joined(results) if results else []
 

@@ -89,7 +89,7 @@ class Journal:
         return found
 
     def get(self, begin: int) -> Any:
-        """Give the results of the batch that begins with an item."""
+        """Return the results of the batch that begins with an item."""
         data = self._store.get(_key(begin))
         assert data is not None, "a batch is dropped only after its part was written"
         return pickle.loads(data).results
@@ -144,7 +144,7 @@ class MergeSink(Sink):
         return ends
 
     def bad(self) -> tuple[BadRecord, ...]:
-        """Give the bad records of the states that were there."""
+        """Return the bad records of the states that were there."""
         return tuple(self._bad)
 
     def write(self, part: Part) -> None:
@@ -158,7 +158,7 @@ class MergeSink(Sink):
             FileStore(self._folder / "states").put(f"part-{part.number}", data)
 
     def close(self) -> Any:
-        """Give the value of all parts; what was kept for resuming goes."""
+        """Return the value of all parts; what was kept for resuming goes."""
         import shutil
 
         state: Any = None

@@ -270,7 +270,7 @@ def _sizes(key: str, device: Device, options: Options) -> Sizes:
 
 
 def _devices(ctx: Context) -> list[Device]:
-    """Give the devices that can run Python."""
+    """Return the devices that can run Python."""
     found = [device for device in ctx.devices if device.kind not in KERNEL_KINDS and not device.simulated]
     if not found:
         names = ", ".join(device.short for device in ctx.devices)
@@ -299,7 +299,7 @@ def _name(fn: Any) -> str:
 
 
 def _part_items(source: Source, sink: Sink) -> int:
-    """Give how many items make a part of about the sink's size, told from the first piece."""
+    """Return how many items make a part of about the sink's size, told from the first piece."""
     first = source.peek()
     if first is None:
         raise BadValueError("the source is empty", remedy="give at least one record")

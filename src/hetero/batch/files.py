@@ -141,7 +141,7 @@ class Files(Source):
         return f"{len(self._files)} files, {hashlib.blake2b(words.encode(), digest_size=8).hexdigest()}"
 
     def read(self, begin: int = 0) -> Iterator[Piece]:
-        """Give the files from one on, by name."""
+        """Yield the files from one on, by name."""
         for file in self._files[begin:]:
             yield Piece([FileRef(*file)], file.path, 0)
 

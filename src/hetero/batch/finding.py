@@ -44,7 +44,7 @@ SINKS: dict[str, str] = {
 
 
 def source_of(given: Any) -> Source:
-    """Give the source that a value stands for.
+    """Return the source that a value stands for.
 
     Raises
     ------
@@ -96,20 +96,20 @@ def _of_path(path: str | Path) -> Source:
 
 
 def _of_folder(path: str | Path) -> Source:
-    """Give the tables or the images of a folder where it holds nothing else, and its files otherwise."""
+    """Return the tables or the images of a folder where it holds nothing else, and its files otherwise."""
     suffixes = {suffix_of(blob.path) for blob in find(path, without=OURS)}
     kind = "tables" if suffixes <= TABLES.keys() else "images" if suffixes <= set(IMAGES) else "files"
     return kind_of_source(kind)(path)
 
 
 def kind_of_source(word: str) -> Callable[..., Source]:
-    """Give the class that reads a kind of `KINDS`."""
+    """Return the class that reads a kind of `KINDS`."""
     found: Callable[..., Source] = _home(KINDS[word])
     return found
 
 
 def sink_of(given: Any, form: str | None = None) -> Sink:
-    """Give the sink that a value stands for.
+    """Return the sink that a value stands for.
 
     Parameters
     ----------

@@ -150,7 +150,7 @@ class FolderSink(Sink):
         return [_checked_note(read_record(path, {}, most=_MOST_BYTES), str(path)) for path in paths]
 
     def bad(self) -> tuple[BadRecord, ...]:
-        """Give the bad records of the parts that are there."""
+        """Return the bad records of the parts that are there."""
         lines = [line for note in self._notes() for line in note["bad"]]
         return tuple(BadRecord(line["item"], Place(line["file"], line["row"]), line["reason"]) for line in lines)
 
@@ -266,7 +266,7 @@ def _rows(part: Part) -> Iterator[Any]:
 
 
 def _plain(value: Any) -> Any:
-    """Give what JSON knows for NumPy's numbers and arrays."""
+    """Return what JSON knows for NumPy's numbers and arrays."""
     if isinstance(value, np.ndarray | np.generic):
         return value.tolist()
     raise TypeError(f"a {type(value).__name__}")

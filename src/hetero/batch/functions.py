@@ -43,7 +43,7 @@ class Prepared:
 
 
 def prepared(given: Any, wish: Wish) -> Prepared:
-    """Give what workers make of a function or a model.
+    """Return what workers make of a function or a model.
 
     Raises
     ------

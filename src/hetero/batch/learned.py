@@ -20,7 +20,7 @@ FILE = "batches.json"
 
 
 def known_sizes(function: str, device: Device, fixed: int | None) -> Sizes:
-    """Give the sizes of a device, as far as earlier runs of this function learned them."""
+    """Return the sizes of a device, as far as earlier runs of this function learned them."""
     entry = _entry(Kept(FILE).read().get(_key(function, device)))
     limit = entry.get("limit")
     return Sizes(fixed, math.inf if limit is None else limit, [(size, seconds) for size, seconds in entry["points"]])
@@ -43,7 +43,7 @@ def _key(function: str, device: Device) -> str:
 
 
 def _entry(found: Any) -> dict[str, Any]:
-    """Give an entry whose form is right; one that was damaged counts as none."""
+    """Return an entry whose form is right; one that was damaged counts as none."""
     points = found.get("points") if isinstance(found, dict) else None
     sound = isinstance(points, list) and all(
         isinstance(point, list)

@@ -60,7 +60,7 @@ class Hours(NamedTuple):
 
 
 def local_now() -> datetime:
-    """Give the local time."""
+    """Return the local time."""
     return datetime.fromtimestamp(wall_time_s()).astimezone()
 
 
@@ -158,7 +158,7 @@ class Neighbours:
         self._left_frac = 1.0
 
     def left_frac(self) -> float:
-        """Give the share, from 0.1 to 1, as it was in the last second or more; 1 at the first call."""
+        """Return the share, from 0.1 to 1, as it was in the last second or more; 1 at the first call."""
         now_s, last = self._now_s(), self._last
         if last is None:
             self._last = self._look()
@@ -196,6 +196,6 @@ def parse_by_device(name: str, given: Mapping[str, Any] | None, unit: str) -> di
 
 
 def told_of(device: Device, given: Mapping[str, float]) -> float | None:
-    """Give the number of a device, by its id, its short id or another of its words; None where none is given."""
+    """Return the number of a device, by its id, its short id or another of its words; None where none is given."""
     words = (device.id, device.short, *sorted(device.words))
     return next((given[word] for word in words if word in given), None)

@@ -33,7 +33,7 @@ class Merge(ABC):
 
     @abstractmethod
     def start(self, results: Any, begin: int, end: int, missing: Sequence[int] = ()) -> Any:
-        """Give the state of some results.
+        """Return the state of some results.
 
         Parameters
         ----------
@@ -43,11 +43,11 @@ class Merge(ABC):
 
     @abstractmethod
     def combine(self, one: Any, other: Any) -> Any:
-        """Give the state of two states' items together."""
+        """Return the state of two states' items together."""
 
     @abstractmethod
     def finish(self, state: Any) -> Any:
-        """Give the value of all items."""
+        """Return the value of all items."""
 
 
 class Fold(Merge):
@@ -75,14 +75,14 @@ class Fold(Merge):
         self.function = function
 
     def start(self, results: Any, begin: int, end: int, missing: Sequence[int] = ()) -> Nodes:
-        """Give the nodes above some items."""
+        """Return the nodes above some items."""
         there = iter(results if results is not None else ())
         gone = set(missing) if results is not None else range(begin, end)
         values = [None if item in gone else (next(there),) for item in range(begin, end)]
         return _climbed(values, begin, self._pairs)
 
     def combine(self, one: Nodes, other: Nodes) -> Nodes:
-        """Give the nodes of both, neighbours made one."""
+        """Return the nodes of both, neighbours made one."""
         nodes = {**one, **other}
         for node in list(other):
             while node in nodes and (node[0], node[1] ^ 1) in nodes:
@@ -122,7 +122,7 @@ class Sum(Fold):
         super().__init__(np.add)
 
     def start(self, results: Any, begin: int, end: int, missing: Sequence[int] = ()) -> Nodes:
-        """Give the sums above some items."""
+        """Return the sums above some items."""
         if results is None:
             return super().start(results, begin, end, missing)
         found = np.asarray(results)
@@ -134,7 +134,7 @@ class Sum(Fold):
         return {node: (value,) for node, value in _climbed(values, begin, lambda x: x[0::2] + x[1::2]).items()}
 
     def finish(self, state: Nodes) -> Any:
-        """Give the sum, as a Python number where it is one."""
+        """Return the sum, as a Python number where it is one."""
         total = super().finish(state)
         return total.item() if total is not None and np.ndim(total) == 0 else total
 
@@ -143,11 +143,11 @@ class Mean(Sum):
     """The mean of the items' results, those without a result left out."""
 
     def start(self, results: Any, begin: int, end: int, missing: Sequence[int] = ()) -> Any:
-        """Give the sums above some items, and how many there are."""
+        """Return the sums above some items, and how many there are."""
         return super().start(results, begin, end, missing), 0 if results is None else count(results)
 
     def combine(self, one: Any, other: Any) -> Any:
-        """Give the sums and counts of both."""
+        """Return the sums and counts of both."""
         return super().combine(one[0], other[0]), one[1] + other[1]
 
     def finish(self, state: Any) -> Any:
@@ -170,7 +170,7 @@ class Count(Merge):
         return one + other
 
     def finish(self, state: int) -> int:
-        """Give the number."""
+        """Return the number."""
         return state
 
 
@@ -190,7 +190,7 @@ class TopK(Merge):
         self.key = key
 
     def start(self, results: Any, begin: int, end: int, missing: Sequence[int] = ()) -> list[Any]:
-        """Give the best of some results."""
+        """Return the best of some results."""
         gone = set(missing)
         items = (item for item in range(begin, end) if item not in gone)
         rows = results if results is not None else ()
@@ -199,11 +199,11 @@ class TopK(Merge):
         )
 
     def combine(self, one: list[Any], other: list[Any]) -> list[Any]:
-        """Give the best of both."""
+        """Return the best of both."""
         return self._best([*one, *other])
 
     def finish(self, state: list[Any]) -> list[tuple[int, Any]]:
-        """Give (item, result), the best first."""
+        """Return (item, result), the best first."""
         return [(-item, row) for _, item, row in state]
 
     def _best(self, found: Iterable[Any]) -> list[Any]:
@@ -233,7 +233,7 @@ class Histogram(Merge):
         return one + other
 
     def finish(self, state: Any) -> Any:
-        """Give the counts."""
+        """Return the counts."""
         return state
 
 
@@ -241,7 +241,7 @@ _MERGES: Mapping[str, Callable[[], Merge]] = {"sum": Sum, "mean": Mean, "count":
 
 
 def merge_of(given: Any) -> Merge | None:
-    """Give the merge that a value stands for: a word, a function of two values, a `Merge`; None for none.
+    """Return the merge that a value stands for: a word, a function of two values, a `Merge`; None for none.
 
     Raises
     ------
@@ -281,7 +281,7 @@ def check_associative(function: Callable[[Any, Any], Any], a: Any, b: Any, c: An
 
 
 def _climbed(values: Any, begin: int, pairs: Callable[[Any], Any]) -> Nodes:
-    """Give the nodes above the values of consecutive items."""
+    """Return the nodes above the values of consecutive items."""
     nodes: Nodes = {}
     level = 0
     while len(values):

@@ -125,7 +125,7 @@ class OnnxModel:
 
 
 def _halved(data: bytes) -> bytes:
-    """Give an ONNX model that computes in float16, and takes and gives what it did before."""
+    """Return an ONNX model that computes in float16, and takes and gives what it did before."""
     try:
         import onnx
         from onnxruntime.transformers.float16 import convert_float_to_float16

@@ -67,7 +67,7 @@ class Options:
     learn: bool = True
 
     def size_for(self, device: Device) -> int | None:
-        """Give the size that was asked for on a device, None to find it."""
+        """Return the size that was asked for on a device, None to find it."""
         if self.batch is None or isinstance(self.batch, int):
             return self.batch
         words = (device.id, device.short, *sorted(device.words))

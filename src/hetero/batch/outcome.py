@@ -54,7 +54,7 @@ class Lane:
         self.home_bytes += home_bytes
 
     def as_dict(self) -> dict[str, Any]:
-        """Give the figures by name."""
+        """Return the figures by name."""
         return {
             "device": self.device.id,
             "items": self.items,
@@ -104,7 +104,7 @@ class Outcome:
         return {lane.device.short: lane.batch for lane in self.lanes if lane.batch}
 
     def as_dict(self) -> dict[str, Any]:
-        """Give everything but the value by name."""
+        """Return every field but the value by name."""
         return {
             "items": self.items,
             "resumed": self.resumed,

@@ -104,7 +104,7 @@ def _table(results: Any, part: Part) -> Any:
 
 
 def _column(values: Any) -> Any:
-    """Give a column; an array of more than one dimension becomes lists of fixed size."""
+    """Return a column; an array of more than one dimension becomes lists of fixed size."""
     import pyarrow as pa
 
     array = np.asarray(values) if hasattr(values, "shape") else None
@@ -117,7 +117,7 @@ def _column(values: Any) -> Any:
 
 
 def _repeating(field: Any, above: str = "") -> Iterator[str]:
-    """Give the paths of columns whose values may repeat: a dictionary of floating-point numbers only takes time."""
+    """Yield the paths of columns whose values may repeat: a dictionary of floating-point numbers only takes time."""
     import pyarrow as pa
 
     path, kind = f"{above}{field.name}", field.type

@@ -89,7 +89,7 @@ class Chain:
 
 
 def chained(stages: Sequence[Stage], wish: Wish) -> Prepared:
-    """Give what a worker calls for some stages."""
+    """Return what a worker calls for some stages."""
     return Prepared(Chain([prepared(stage.function, wish) for stage in stages]))
 
 

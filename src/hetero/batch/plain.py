@@ -52,7 +52,7 @@ class SequenceSource(Source):
         return f"sequence of {len(self._records)}, {value_identity([self._records, some])}"
 
     def read(self, begin: int = 0) -> Iterator[Piece]:
-        """Give the records from item `begin` on."""
+        """Yield the records from item `begin` on."""
         for place in range(begin, len(self._records), _PIECE):
             yield Piece(self._run(place, min(place + _PIECE, len(self._records))), "items", place)
 
@@ -90,7 +90,7 @@ class ArraySource(Source):
         return f"array {'; '.join(words)}, {value_identity(_mapped(self._records))}"
 
     def read(self, begin: int = 0) -> Iterator[Piece]:
-        """Give the records from item `begin` on, in one piece."""
+        """Yield the records from item `begin` on, in one piece."""
         if begin < self._length:
             yield Piece(cut(self._records, begin, self._length), self._name, begin)
 
@@ -167,7 +167,7 @@ class GeneratorSource(Source):
             raise HeteroError(f"{self._name} ended after {place} of {self._length} records", remedy=_TELL)
 
     def peek(self) -> Piece | None:
-        """Give the first records; a plain iterator still gives it afterwards."""
+        """Return the first records; a plain iterator still gives it afterwards."""
         if callable(self._make) or iter(self._make) is not self._make:
             return super().peek()
         found = list(itertools.islice(self._make, _PEEKED))

@@ -48,7 +48,7 @@ class Meter:
         self._watts, self.origin = self._found(told_w)
 
     def joules(self) -> float:
-        """Give the joules until now."""
+        """Return the joules until now."""
         if self.origin == "counted":
             return self._packages.joules() * self._share
         now_s = monotonic_s()
@@ -62,7 +62,7 @@ class Meter:
         return self._joules
 
     def _found(self, told_w: float | None) -> tuple[float, str]:
-        """Give the power now, and who says so."""
+        """Return the power now, and who says so."""
         if told_w is not None:
             return told_w, "told"
         if self._device.kind == "cpu" and self._packages.readable:

@@ -86,7 +86,7 @@ class Chooser:
         self.computed_in = ""
 
     def __call__(self, inputs: Any, size: int) -> Any:
-        """Give the results of a batch of so many records."""
+        """Return the results of a batch of so many records."""
         if self._wish.word == "any" and size >= _GROWN * self._measured:
             self._measured = size
             self._run, self.computed_in = self._quickest(inputs)
@@ -112,7 +112,7 @@ class Chooser:
 
 
 def _seconds(run: Run, inputs: Any) -> float:
-    """Give the shortest of some runs."""
+    """Return the shortest of some runs."""
     found = []
     for _ in range(_RUNS):
         begin_s = monotonic_s()
@@ -122,7 +122,7 @@ def _seconds(run: Run, inputs: Any) -> float:
 
 
 def _off_frac(found: Any, exact: Any) -> float:
-    """Give the largest difference as a share of the largest exact result, over all outputs."""
+    """Return the largest difference as a share of the largest exact result, over all outputs."""
     if isinstance(exact, dict):
         return max(_off_frac(found[name], exact[name]) for name in exact)
     wide = np.asarray(exact, np.float64)

@@ -23,7 +23,7 @@ _LINE_S = 5.0
 
 
 def progress_line(run: Run) -> str:
-    """Give one line: records done, of how many, the rate of each device, and what is left."""
+    """Return one line: records done, of how many, the rate of each device, and what is left."""
     length, left_s = run.source.length, run.end_s()
     total = f" of {length:,}" if length is not None else ""
     each = ", ".join(f"{name} {rate:,.0f}/s" for name, rate in run.rates().items())

@@ -65,11 +65,11 @@ class Batch:
         raise IndexError(f"item {item} is not in {self.begin}…{self.end}")
 
     def halves(self) -> tuple[Batch, Batch]:
-        """Give both halves of the items."""
+        """Return both halves of the items."""
         return self.split(len(self) // 2)
 
     def split(self, size: int) -> tuple[Batch, Batch]:
-        """Give the first items, so many, and the others."""
+        """Return the first items, so many, and the others."""
         return self._slice(0, size), self._slice(size, len(self))
 
     def _slice(self, begin: int, end: int) -> Batch:
@@ -166,7 +166,7 @@ class Reader:
         return span if one_part and len(span) == self._buffered else None
 
     def take(self, wanted: float, hungry: bool, back: bool = False) -> Batch | None:
-        """Give the next batch of about this cost, None where it is not read yet.
+        """Return the next batch of about this cost, None where it is not read yet.
 
         Parameters
         ----------
@@ -238,7 +238,7 @@ class Reader:
         self._thread.join(JOIN_S)
 
     def _room(self) -> int:
-        """Give how many items may be in the next batch: up to the edge of its part, or of what is done."""
+        """Return how many items may be in the next batch: up to the edge of its part, or of what is done."""
         first = self._ready[0]
         edge = (first.begin // self._part_items + 1) * self._part_items
         end, closed = first.begin, self._ended
@@ -331,7 +331,7 @@ class Reader:
         return begin
 
     def _open_runs(self, begin: int, end: int) -> Iterator[tuple[int, int]]:
-        """Give the runs of items from begin to end that are not done."""
+        """Yield the runs of items from begin to end that are not done."""
         at = max(0, bisect_right(self._done, (begin, math.inf)) - 1)
         for low, high in self._done[at:]:
             if low >= end:
@@ -344,7 +344,7 @@ class Reader:
 
 
 def _fitting(read: _Read, wanted: float) -> tuple[int, float]:
-    """Give how many of the last items of a piece make a batch of about this cost, and what they cost; at least one."""
+    """Return how many of the last items of a piece make a batch of about this cost, and what they cost; at least one."""
     if read.costs is None:
         here = min(read.size, max(1, math.ceil(wanted)))
         return here, float(here)

@@ -104,7 +104,7 @@ def _source(folder: Path, word: Any) -> Any:
 
 
 def _described(folder: Path, words: Mapping[str, Any]) -> Source:
-    """Give the source that {'images': 'photos', 'size': [28, 28]} describes."""
+    """Return the source that {'images': 'photos', 'size': [28, 28]} describes."""
     kinds = [kind for kind in KINDS if kind in words]
     if len(kinds) > 1:
         raise BadValueError(f"source names {' and '.join(kinds)}", remedy="name one of them")
@@ -132,7 +132,7 @@ def _located(folder: Path, word: Any) -> str:
 
 
 def _named(folder: Path, word: str) -> Any:
-    """Give what 'file.py:name' or 'module:name' names."""
+    """Return what 'file.py:name' or 'module:name' names."""
     place, colon, name = word.rpartition(":")
     if not colon:
         raise BadValueError(f"{word!r} names no function", remedy="write 'file.py:name' or 'module:name'")

@@ -34,7 +34,7 @@ def is_records(value: object) -> bool:
 
 
 def count(records: Any) -> int:
-    """Give how many records there are.
+    """Return how many records there are.
 
     Raises
     ------
@@ -60,7 +60,7 @@ def count(records: Any) -> int:
 
 
 def cut(records: Any, begin: int, end: int) -> Any:
-    """Give some of the records in the same form; a view where the form has views.
+    """Return some of the records in the same form; a view where the form has views.
 
     Examples
     --------
@@ -75,7 +75,7 @@ def cut(records: Any, begin: int, end: int) -> Any:
 
 
 def without(records: Any, places: Sequence[int]) -> Any:
-    """Give the records but those at some places.
+    """Return the records but those at some places.
 
     Examples
     --------
@@ -88,7 +88,7 @@ def without(records: Any, places: Sequence[int]) -> Any:
 
 
 def joined(runs: Sequence[Any]) -> Any:
-    """Give several runs of records as one; a single run comes back as it is.
+    """Return several runs of records as one; a single run comes back as it is.
 
     Raises
     ------
@@ -137,7 +137,7 @@ def _joined_alike(first: Any, runs: Sequence[Any]) -> Any:
 
 
 def size_bytes(records: Any) -> int:
-    """Give about how many bytes the records take; those of a list are told from some of them.
+    """Return about how many bytes the records take; those of a list are told from some of them.
 
     Examples
     --------

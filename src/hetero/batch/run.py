@@ -157,7 +157,7 @@ class Run:
                 self._submit(name, late)
 
     def _rescue(self, name: str) -> int | None:
-        """Give the ticket of a batch that is late; a part of one that failed is never run twice at a time."""
+        """Return the ticket of a batch that is late; a part of one that failed is never run twice at a time."""
         late = self.planner.rescue(name, monotonic_s())
         return None if late is None or self._flights[late].suspected else late
 
@@ -175,7 +175,7 @@ class Run:
         return True
 
     def _fresh(self, name: str) -> Flight | None:
-        """Give records that nobody was given yet, None where the device should wait."""
+        """Return records that nobody was given yet, None where the device should wait."""
         if not self._has_room():
             return None
         now_s, left, span = monotonic_s(), self.reader.left, self.reader.span
@@ -190,7 +190,7 @@ class Run:
         return None if batch is None else Flight(batch)
 
     def _beside(self, left: Span) -> tuple[int, ...]:
-        """Give the batches that stand beside what is left, in its part, and that one device alone works on."""
+        """Return the batches that stand beside what is left, in its part, and that one device alone works on."""
         part = left.begin // self.part_items
         flights = {ticket: each for ticket, each in self._flights.items() if len(each.runs) == 1}
         sound = ((ticket, each.batch) for ticket, each in flights.items() if not each.suspected and not each.avoid)
@@ -345,21 +345,21 @@ class Run:
     # --- telling -------------------------------------------------------------------------------------------
 
     def items(self) -> int:
-        """Give how many records have results."""
+        """Return how many records have results."""
         return self._resumed + sum(lane.items for lane in self.lanes.values())
 
     def rates(self) -> dict[str, float]:
-        """Give the records a second of each device while it worked."""
+        """Return the records a second of each device while it worked."""
         return {lane.device.short: lane.rate for lane in self.lanes.values()}
 
     def end_s(self) -> float:
-        """Give in how many seconds everything should be done, infinite where nobody knows."""
+        """Return the expected seconds until everything is done, infinite where unknown."""
         now_s = monotonic_s()
         left = self.reader.left
         return math.inf if math.isinf(left) else self.planner.end_s(left, now_s) - now_s
 
     def _batch_items(self, name: str, lane: Lane) -> int:
-        """Give the best batch of a device in records: as they came where a batch is measured by another cost."""
+        """Return the best batch of a device in records: as they came where a batch is measured by another cost."""
         if self.options.cost is not None:
             return round(lane.items / max(1, lane.calls - lane.failed))
         law = self.planner.sizes(name).law

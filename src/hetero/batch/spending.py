@@ -86,11 +86,11 @@ class Spending:
             )
 
     def usd(self, lanes: Iterable[Lane]) -> float:
-        """Give the dollars so far."""
+        """Return the dollars so far."""
         prices = (told_of(lane.device, self._options.usd_per_hour) for lane in lanes if not lane.left_out)
         return self.seconds / 3600.0 * sum(price or 0.0 for price in prices)
 
     def energy_j(self, lanes: Iterable[Lane]) -> float:
-        """Give the joules so far, 0 where nobody asked."""
+        """Return the joules so far, 0 where nobody asked."""
         meters = (self._meters.get(lane.device.id) for lane in lanes if not lane.left_out)
         return sum(meter.joules() for meter in meters if meter is not None)

@@ -90,7 +90,7 @@ class StagedRun(Run):
         return None
 
     def end_s(self) -> float:
-        """Give infinity: which stage is the bottleneck may change."""
+        """Return infinity: which stage is the bottleneck may change."""
         return float("inf")
 
     def _deliver(self, flight: Flight, done: Done) -> None:

@@ -44,12 +44,12 @@ class Blob(NamedTuple):
 
 
 def storage_of(given: Mapping[str, Any] | None) -> Storage:
-    """Give options of an object store in a form that travels."""
+    """Return options of an object store in a form that travels."""
     return tuple(sorted((str(key), str(value)) for key, value in (given or {}).items()))
 
 
 def suffix_of(path: str | Path) -> str:
-    """Give the suffix of a path or a URL, in small letters.
+    """Return the suffix of a path or a URL, in small letters.
 
     Examples
     --------
@@ -74,7 +74,7 @@ def find(
     patterns: Iterable[str] = ("*",),
     without: Iterable[str] = (),
 ) -> tuple[Blob, ...]:
-    """Give the files that paths and URLs name: folders with all below them, patterns, single files.
+    """Return the files that paths and URLs name: folders with all below them, patterns, single files.
 
     Parameters
     ----------
@@ -111,7 +111,7 @@ def _is_wanted(path: str, root: str, patterns: Sequence[str], without: Sequence[
 
 
 def look(path: str, storage: Storage = ()) -> Blob:
-    """Give a file as it is now.
+    """Return a file as it is now.
 
     Raises
     ------
@@ -128,7 +128,7 @@ def look(path: str, storage: Storage = ()) -> Blob:
 
 
 def read_blob(path: str, storage: Storage = ()) -> bytes:
-    """Give the content of a file.
+    """Return the content of a file.
 
     Raises
     ------
@@ -143,7 +143,7 @@ def read_blob(path: str, storage: Storage = ()) -> bytes:
 
 
 def arrow_files(path: str, storage: Storage = ()) -> tuple[Any, str]:
-    """Give the file system that Arrow reads a file through, and the file's name in it."""
+    """Return the file system that Arrow reads a file through, and the file's name in it."""
     from pyarrow import fs
 
     if not _URL.match(path):
@@ -232,7 +232,7 @@ def _store(scheme: str, place: str, storage: Storage) -> Any:
 
 
 def _options(scheme: str, storage: Storage) -> dict[str, Any]:
-    """Give what obstore wants; plain HTTP is allowed where the user wrote it."""
+    """Return what obstore wants; plain HTTP is allowed where the user wrote it."""
     if scheme in _WEB:
         return {"client_options": {"allow_http": True}}
     plain = any(value.startswith("http://") for _, value in storage)

@@ -98,7 +98,7 @@ class Tables(Source):
         return f"{len(self._files)} files{rows}, {hashlib.blake2b(words.encode(), digest_size=8).hexdigest()}"
 
     def read(self, begin: int = 0) -> Iterator[Piece]:
-        """Give the rows from one on; whole files and row groups before it are passed over unread."""
+        """Yield the rows from one on; whole files and row groups before it are passed over unread."""
         import pyarrow as pa
 
         files, skip = list(self._files), begin
@@ -216,7 +216,7 @@ class _Cursor:
 
 
 def _form(blobs: Sequence[Blob]) -> str:
-    """Give the one format of some files."""
+    """Return the one format of some files."""
     forms: dict[str, str] = {}
     for blob in blobs:
         suffix = suffix_of(blob.path)
@@ -246,7 +246,7 @@ def _arrow_form(form: str) -> Any:
 
 
 def _schema(files: Sequence[_File], typed: bool, columns: Sequence[str] | None) -> Any:
-    """Give the one schema of some files; text files may differ in what their numbers look like."""
+    """Return the one schema of some files; text files may differ in what their numbers look like."""
     import pyarrow as pa
 
     schemas = [_chosen(file, columns) for file in files]
@@ -291,7 +291,7 @@ def _words(fields: Any) -> str:
 
 
 def _from_row(fragment: Any, row: int) -> tuple[Any, int]:
-    """Give the row groups of a Parquet file from the one that holds a row on, and the first row of these."""
+    """Return the row groups of a Parquet file from the one that holds a row on, and the first row of these."""
     at, groups = 0, fragment.row_groups
     for number, group in enumerate(groups):
         if at + group.num_rows > row:
@@ -301,7 +301,7 @@ def _from_row(fragment: Any, row: int) -> tuple[Any, int]:
 
 
 def _piece_rows(fragment: Any) -> int:
-    """Give the rows of a piece of bounded size, as far as the file's footer tells how large a row is."""
+    """Return the rows of a piece of bounded size, as far as the file's footer tells how large a row is."""
     groups = getattr(fragment, "row_groups", None)
     if not groups or not groups[0].num_rows:
         return _PIECE_ROWS

@@ -24,7 +24,7 @@ class Packed(NamedTuple):
 
 
 def packed(records: Any) -> Any:
-    """Give records as they travel."""
+    """Return records as they travel."""
     if not is_table(records) or "pyarrow" not in sys.modules:
         return records
     import pyarrow as pa
@@ -37,7 +37,7 @@ def packed(records: Any) -> Any:
 
 
 def unpacked(records: Any) -> Any:
-    """Give records as they were, without a copy."""
+    """Return records as they were, without a copy."""
     if not isinstance(records, Packed):
         return records
     import pyarrow as pa

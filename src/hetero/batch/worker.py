@@ -138,7 +138,7 @@ def _merged(program: Program, done: Done, begin: int, expected: int) -> Done:
 
 
 def _as_records(results: Any, expected: int, program: Program) -> Any:
-    """Give the results in a form that can be counted, cut and sent."""
+    """Return the results in a form that can be counted, cut and sent."""
     found = results.detach().cpu().numpy() if hasattr(results, "detach") else results
     if not is_records(found):
         raise WrongResultError(
@@ -154,7 +154,7 @@ def _as_records(results: Any, expected: int, program: Program) -> Any:
 
 
 def _columns(results: Any) -> Iterable[Any]:
-    """Give what may hold numbers; what is null in a table is absent, not NaN."""
+    """Return what may hold numbers; what is null in a table is absent, not NaN."""
     if isinstance(results, dict):
         return tuple(results.values())
     if not is_table(results):
@@ -163,7 +163,7 @@ def _columns(results: Any) -> Iterable[Any]:
 
 
 def _not_finite(results: Any) -> tuple[tuple[int, str], ...]:
-    """Give the places of results that hold NaN or an infinity."""
+    """Return the places of results that hold NaN or an infinity."""
     reasons: dict[int, str] = {}
     for column in _columns(results):
         for place, word in _words(column):
@@ -172,7 +172,7 @@ def _not_finite(results: Any) -> tuple[tuple[int, str], ...]:
 
 
 def _words(column: Any) -> Iterable[tuple[int, str]]:
-    """Give place and word of the entries of a column that are not finite."""
+    """Return place and word of the entries of a column that are not finite."""
     if isinstance(column, list):
         return [(place, word) for place, entry in enumerate(column) if (word := _word(entry))]
     if not isinstance(column, np.ndarray) or not len(column):

@@ -52,7 +52,7 @@ def _range_of(key: str) -> tuple[float, float] | None:
 
 
 def device_problems(rows: Iterable[DeviceSpec], sources: Mapping[str, Source]) -> Iterator[str]:
-    """Give a line for each number without a source that prints it, or out of range, and each doubtful row."""
+    """Yield a line for each number without a source that prints it, or out of range, and each doubtful row."""
     for spec in rows:
         figures = {key: value for key, value in spec.cells().items() if value is not None}
         figures |= {f"price.{'usd_per_hour' if price.per_hour else 'usd'}": price.usd for price in spec.prices}
@@ -105,7 +105,7 @@ def _odd_rates(spec: DeviceSpec) -> Iterator[str]:
 
 
 def model_problems(rows: Iterable[ModelSpec], sources: Mapping[str, Source]) -> Iterator[str]:
-    """Give a line for each model without a source, or whose parameters differ from the published number."""
+    """Yield a line for each model without a source, or whose parameters differ from the published number."""
     for spec in rows:
         source = sources.get(spec.source)
         if source is None or not source.printed.get(spec.name):
@@ -121,7 +121,7 @@ def model_problems(rows: Iterable[ModelSpec], sources: Mapping[str, Source]) -> 
 
 
 def source_problems(sources: Mapping[str, Source]) -> Iterator[str]:
-    """Give a line for each source without an address, a date or a figure."""
+    """Yield a line for each source without an address, a date or a figure."""
     for source in sources.values():
         if not source.address.startswith(("https://", "http://", "package ")):
             yield f"source {source.id!r} has no address"

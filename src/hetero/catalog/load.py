@@ -49,7 +49,7 @@ def _document(name: str) -> Mapping[str, Any]:
 
 @cache
 def sources() -> Mapping[str, Source]:
-    """Give every source by id."""
+    """Return every source by id."""
     found = {}
     for key, row in _document("sources.yaml").items():
         found[key] = Source(key, row["title"], row["address"], str(row["opened"]), row["printed"])
@@ -58,13 +58,13 @@ def sources() -> Mapping[str, Source]:
 
 @cache
 def devices() -> Mapping[str, DeviceSpec]:
-    """Give every device by name, in the file's order."""
+    """Return every device by name, in the file's order."""
     return {name: _device(name, row) for name, row in _document("devices.yaml").items()}
 
 
 @cache
 def models() -> Mapping[str, ModelSpec]:
-    """Give every model by name, in the file's order."""
+    """Return every model by name, in the file's order."""
     return {name: _model(name, row) for name, row in _document("models.yaml").items()}
 
 
@@ -176,7 +176,7 @@ def _chosen(given: str, names: Mapping[str, Iterable[str]], what: str, listed: s
 
 @cache
 def find(name: str) -> DeviceSpec:
-    """Give the device of that name.
+    """Return the device of that name.
 
     Raises
     ------

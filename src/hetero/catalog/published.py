@@ -28,7 +28,7 @@ _KEYS = (
 
 @cache
 def published_rows() -> tuple[Mapping[str, str], ...]:
-    """Give every published row, in the file's order.
+    """Return every published row, in the file's order.
 
     Examples
     --------

@@ -168,16 +168,16 @@ class DeviceSpec:
         return int(self.memory_bytes * _USABLE_FRAC)
 
     def rate(self, *precisions: str) -> float | None:
-        """Give the first known rate of these precisions, operations/s."""
+        """Return the first known rate of these precisions, operations/s."""
         known = (self.flop_per_s.get(name) for name in precisions)
         return next((rate for rate in known if rate is not None), None)
 
     def price(self, per_hour: bool) -> Price | None:
-        """Give the price hint of that sort."""
+        """Return the price hint of that sort."""
         return next((price for price in self.prices if price.per_hour is per_hour), None)
 
     def cells(self) -> dict[str, Any]:
-        """Give every figure by key, None where it is empty."""
+        """Return every figure by key, None where it is empty."""
         names = ["year", "memory_bytes", "bandwidth_bytes_per_s", "power_w"]
         names += [] if self.link in ("", "none") else ["link_bytes_per_s"]
         names += [] if self.host_link in ("", "shared") else ["host_bytes_per_s"]

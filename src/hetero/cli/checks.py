@@ -132,7 +132,7 @@ def _memory() -> str:
 
 
 def _cgroup(name: str) -> str:
-    """Give a limit of this process's cgroup (version 2), '' where there is none."""
+    """Return a limit of this process's cgroup (version 2), '' where there is none."""
     try:
         lines = Path("/proc/self/cgroup").read_text().splitlines()
         path = next(line.partition("::")[2] for line in lines if line.startswith("0::"))

@@ -40,7 +40,7 @@ class Row(NamedTuple):
     now: DeviceStatus = DeviceStatus()
 
     def as_dict(self) -> dict[str, Any]:
-        """Give plain values; what is unknown is None."""
+        """Return plain values; what is unknown is None."""
         facts = {field: getattr(self.device, field, None) for field in (*_FIELDS, *_MORE_FIELDS)}
         said = {"backend": self.backend, "status": self.status, "reason": self.reason, "remedy": self.remedy}
         return {**facts, **said, "now": self.now.as_dict()}
@@ -49,7 +49,7 @@ class Row(NamedTuple):
 def rows_of(
     found: Iterable[Found], chosen: Sequence[Device], left_out: Sequence[tuple[Device, str]], watch_s: float = 0.0
 ) -> tuple[Row, ...]:
-    """Give the devices in use, those left out, the broken and the missing, in this order.
+    """Return the devices in use, those left out, the broken and the missing, in this order.
 
     Parameters
     ----------

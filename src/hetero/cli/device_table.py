@@ -113,7 +113,7 @@ _COLUMNS = (
 
 
 def notes(rows: Sequence[Row], remarks: Sequence[str] = ()) -> Iterator[RenderableType]:
-    """Give what stands below the table: remarks, who is not in use, why, and what would change it."""
+    """Yield what stands below the table: remarks, who is not in use, why, and what would change it."""
     if remarks:
         yield Text("\n" + "\n".join(remarks))
     for status, title in (("left out", "Left out"), ("broken", "Broken"), ("missing", "Not here")):

@@ -34,7 +34,7 @@ class Entry(NamedTuple):
 
 
 def lazy_group(entries: Mapping[str, Entry]) -> type[TyperGroup]:
-    """Give the class of a group that has these commands, in this order."""
+    """Return the class of a group that has these commands, in this order."""
 
     class Group(TyperGroup):
         def __init__(self, **settings: Any) -> None:

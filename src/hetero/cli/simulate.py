@@ -142,7 +142,7 @@ def _print(trials: Trials) -> None:
 
 
 def _failures(trials: Trials) -> Iterator[str]:
-    """Give a line for each reason why tasks failed."""
+    """Yield a line for each reason why tasks failed."""
     by_reason: dict[str, list[str]] = {}
     for name, why in trials.failed.items():
         by_reason.setdefault(why, []).append(name)

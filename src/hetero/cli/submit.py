@@ -66,7 +66,7 @@ def submit(
 
 
 def doorway(address: str, token_file: Path | None, certificates: Path | None) -> Doorway:
-    """Give the way to a cluster's door."""
+    """Return the way to a cluster's door."""
     from hetero.engines.ray.doorway import way_to
 
     return way_to(address, token_file, certificates)

@@ -52,7 +52,7 @@ class Rates(NamedTuple):
 
 
 def rates(now: Snapshot, before: Snapshot | None = None) -> Rates:
-    """Give the rates since an earlier snapshot, without one since the run began."""
+    """Return the rates since an earlier snapshot, without one since the run began."""
     took_s = max(now.at_s - (before.at_s if before else 0.0), 1e-9)
     ended = now.tasks.finished + now.tasks.failed
     tasks_per_s = (ended - (before.tasks.finished + before.tasks.failed if before else 0)) / took_s
@@ -81,7 +81,7 @@ def _cores(now: DeviceNow, before: DeviceNow | None, took_s: float) -> float | N
 
 
 def runs_table(runs: Sequence[OpenRun]) -> RenderableType:
-    """Give the runs that are going on, and how to look at one."""
+    """Return the runs that are going on, and how to look at one."""
     rows = [
         (Text(run.name), str(run.pid), run.began.replace("T", " ")[:19] or _UNKNOWN, run.user or "you") for run in runs
     ]
@@ -92,7 +92,7 @@ def runs_table(runs: Sequence[OpenRun]) -> RenderableType:
 
 
 def picture(now: Snapshot, flow: Rates, name: str, width: int, height: int = 10_000) -> RenderableType:
-    """Give the whole picture, with no more devices than fit into the height of a terminal; a narrow one has no bars."""
+    """Return the whole picture, with no more devices than fit into the height of a terminal; a narrow one has no bars."""
     room = max(height - _OTHER_LINES - len(now.nodes) - len(now.links), 4)
     return Group(
         *_head(now, flow, name),
@@ -172,7 +172,7 @@ _FIGURES = ("Cores", "Memory", "Load", "°C", "W")
 
 
 def _figures(device: DeviceNow, cores: float | None) -> dict[str, str]:
-    """Give what the device says of itself; of a processor, what its worker uses."""
+    """Return what the device says of itself; of a processor, what its worker uses."""
     status = device.status
     is_cpu = device.kind == "cpu"
     held = device.held_bytes if is_cpu else status.used_bytes

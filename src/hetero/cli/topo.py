@@ -149,7 +149,7 @@ def _show(fabric: Fabric) -> None:
 
 
 def _trees(fabric: Fabric) -> list[Tree]:
-    """Give one tree a host: its NUMA nodes, what hangs on them, and the wires that make no tree."""
+    """Return one tree a host: its NUMA nodes, what hangs on them, and the wires that make no tree."""
     from rich.tree import Tree
 
     trees = []
@@ -180,7 +180,7 @@ def _line(fabric: Fabric, name: str, words: str) -> str:
 
 
 def _matrix(fabric: Fabric) -> Table:
-    """Give the bandwidths between all devices."""
+    """Return the bandwidths between all devices."""
     from rich.box import SIMPLE
     from rich.table import Table
 

@@ -197,7 +197,7 @@ class _Run:
                 self._received(peer)
 
     def _place(self, peer: _Peer) -> memoryview:
-        """Give where the next bytes of this connection belong."""
+        """Return where the next bytes of this connection belong."""
         if peer.head is not None:
             return memoryview(peer.head)
         step = self._steps[peer.receives[0]]
@@ -206,7 +206,7 @@ class _Run:
         return memoryview(self._scratch[peer.rank])[: (step.end - step.begin) * self._row.itemsize]
 
     def _place_bytes(self, peer: _Peer) -> int:
-        """Give how many bytes are missing there."""
+        """Return how many bytes are missing there."""
         if peer.into:
             return len(peer.into)
         if peer.head is not None:

@@ -82,7 +82,7 @@ class Gloo:
         return _Then(work, lambda: parts[rank].copy_(reduced))
 
     def _bytes(self, tensor: Any) -> Any:
-        """Give the memory of a tensor: what is only copied may have a dtype that the library does not know."""
+        """Return the memory of a tensor: what is only copied may have a dtype that the library does not know."""
         return tensor.view(-1).view(import_module("torch").uint8)
 
     def _op(self, op: Op) -> Any:
@@ -111,7 +111,7 @@ class _Then:
 
 
 def _sockets() -> set[int]:
-    """Give the descriptors of this process that are TCP connections to another process."""
+    """Return the descriptors of this process that are TCP connections to another process."""
     found = set()
     for name in _open_descriptors():
         with suppress(OSError):

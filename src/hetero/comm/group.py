@@ -251,7 +251,7 @@ class Group:
             return Work(self, _Queued(self._background.submit(run)))
 
     def _choose(self, word: Word, row: Row, asked: Algorithm) -> Choice:
-        """Give the same choice on every member: it rests on what all of them know alike."""
+        """Return the same choice on every member: it rests on what all of them know alike."""
         assert self._meeting is not None
         nbytes = row.count * row.itemsize
         known = word in ("broadcast", "all_gather") or row.kind in KINDS

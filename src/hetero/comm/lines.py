@@ -96,7 +96,7 @@ class Line:
                 raise LineClosedError("this end of the line was closed")
 
     def fileno(self) -> int:
-        """Give the descriptor to wait on."""
+        """Return the descriptor to wait on."""
         return self._connection.fileno()
 
     def send(self, *message: Any) -> None:
@@ -128,7 +128,7 @@ class Line:
         return message
 
     def waiting(self) -> Iterator[tuple[Any, ...]]:
-        """Give the messages that are already here; raises LineClosedError when the other end is gone."""
+        """Yield the messages that are already here; raises LineClosedError when the other end is gone."""
         while (message := self.receive(0.0)) is not None:
             yield message
 

@@ -30,7 +30,7 @@ _known: dict[tuple[str, ...], Links] = {}
 
 
 def links_of(mesh: Mesh, deadline_s: float) -> Links:
-    """Give the links of a mesh, measured once per process for the same addresses; all members call it.
+    """Return the links of a mesh, measured once per process for the same addresses; all members call it.
 
     Members of one address share a link that is no bottleneck between them, and are not measured.
 
@@ -49,7 +49,7 @@ def links_of(mesh: Mesh, deadline_s: float) -> Links:
 
 
 def partners(rank: int, size: int, turn: int) -> int | None:
-    """Give with whom a member exchanges in a round; None for nobody.
+    """Return with whom a member exchanges in a round; None for nobody.
 
     Everybody sits on a circle, the last member in its middle when there is an even number of them.
 
@@ -70,7 +70,7 @@ def partners(rank: int, size: int, turn: int) -> int | None:
 
 
 def _handed_out(mesh: Mesh, known: Links | None, deadline_s: float) -> Links | None:
-    """Give what the first member knows."""
+    """Return what the first member knows."""
     row = np.zeros(mesh.size + 1)
     if known is not None:
         row[:] = [*known.bytes_per_s, known.latency_s]

@@ -47,12 +47,12 @@ class Meeting(Protocol):
         ...
 
     def store(self) -> Any:
-        """Give torch's store of keys that all members share."""
+        """Return torch's store of keys that all members share."""
         ...
 
 
 def check_address(address: str, beyond_loopback: bool) -> str:
-    """Give an address on which members may listen.
+    """Return an address on which members may listen.
 
     Raises
     ------
@@ -162,5 +162,5 @@ class StoreMeeting:
         return [self._store.get(key) for key in keys]
 
     def store(self) -> Any:
-        """Give the store with this group's prefix."""
+        """Return the store with this group's prefix."""
         return self._store

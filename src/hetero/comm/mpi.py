@@ -118,7 +118,7 @@ def _bytes(tensor: Any) -> Any:
 
 
 def _numbers(tensor: Any) -> Any:
-    """Give a NumPy array over the memory of a row."""
+    """Return a NumPy array over the memory of a row."""
     row = row_of(tensor)
     try:
         return np.frombuffer(row.data, np.dtype(row.kind))

@@ -39,7 +39,7 @@ class Row(Protocol):
         ...
 
     def over(self, data: memoryview) -> Row:
-        """Give a row of the same kind whose numbers lie in other bytes."""
+        """Return a row of the same kind whose numbers lie in other bytes."""
         ...
 
 
@@ -81,7 +81,7 @@ class _TorchRow:
 
 
 def row_of(array: Any) -> Row:
-    """Give the row of an array; what is written into the row is written into the array.
+    """Return the row of an array; what is written into the row is written into the array.
 
     Raises
     ------
@@ -100,12 +100,12 @@ def row_of(array: Any) -> Row:
 
 
 def as_tensor(array: Any) -> Any:
-    """Give a torch tensor that shares the memory of an array."""
+    """Return a torch tensor that shares the memory of an array."""
     return import_module("torch").from_numpy(array) if isinstance(array, np.ndarray) else array.detach()
 
 
 def check_op(op: str) -> Op:
-    """Give the operation of that name.
+    """Return the operation of that name.
 
     Raises
     ------

@@ -32,7 +32,7 @@ class Sending(NamedTuple):
 
 
 def sending(connection: socket.socket) -> Sending | None:
-    """Give the books of a connection.
+    """Return the books of a connection.
 
     References
     ----------

@@ -122,7 +122,7 @@ class SharedSums:
         return self._place(nbytes) + _padded(nbytes) * self._mesh.size <= len(self._bytes)
 
     def _place(self, nbytes: int) -> int:
-        """Give the first place that holds no sum under way, nor the one that ended last: others may still copy it."""
+        """Return the first place that holds no sum under way, nor the one that ended last: others may still copy it."""
         need, begin = _padded(nbytes) * self._mesh.size, self._begin
         taken = [*(one.place for one in self._open), *list(self._past)[-1:]]
         for place in sorted(taken, key=lambda place: place.begin):
@@ -289,7 +289,7 @@ class Under:
         self._home.end(self)
 
     def slot(self, rank: int) -> memoryview:
-        """Give where the row of a member lies."""
+        """Return where the row of a member lies."""
         nbytes = len(self.row.data)
         begin = self.place.begin + rank * _padded(nbytes)
         return self._home._bytes[begin : begin + nbytes]

@@ -54,7 +54,7 @@ class Affinities:
             self._rule_out(seconds, (*self._home(near), *self._occupied(near.workload)), near, inside=True)
 
     def settled(self, request: Request) -> frozenset[int]:
-        """Give the devices that a request rules out for good, because of where single tasks ran."""
+        """Return the devices that a request rules out for good, because of where single tasks ran."""
         seconds = np.zeros(len(self._fleet.devices))
         for near in request.near:
             if homes := self._home(near):
@@ -64,7 +64,7 @@ class Affinities:
         return frozenset(np.flatnonzero(seconds == inf).tolist())
 
     def _home(self, near: Near) -> tuple[int, ...]:
-        """Give where a task runs or ran; a device that is gone binds nobody."""
+        """Return where a task runs or ran; a device that is gone binds nobody."""
         home = self._where.get(near.task)
         if home is None or self._fleet.states[home].phase is DevicePhase.GONE:
             return ()

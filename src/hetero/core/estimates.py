@@ -93,7 +93,7 @@ class Row:
             self._since_s, self._guess_s = now_s, guess_s
 
     def by_now(self, now_s: float) -> NDArray[np.float64]:
-        """Give the seconds as they must be by now.
+        """Return the seconds as they must be by now.
 
         Notes
         -----
@@ -142,14 +142,14 @@ class Rows:
         return self._moves
 
     def result_bytes(self) -> int:
-        """Give the bytes of the results of all tasks handed in so far, as far as their size is known."""
+        """Return the bytes of the results of all tasks handed in so far, as far as their size is known."""
         return sum(row.count * max(row.out_bytes, 0) for row in self._rows.values())
 
     def __len__(self) -> int:
         return len(self._rows)
 
     def alone_s(self) -> NDArray[np.float64]:
-        """Give how long each device would take for all tasks handed in so far, alone: shape (n_devices,), s.
+        """Return how long each device would take for all tasks handed in so far, alone: shape (n_devices,), s.
 
         A task that a device cannot run counts as if it took a thousand times as long as where it is fastest.
         """
@@ -162,7 +162,7 @@ class Rows:
         return total
 
     def of(self, state: TaskState) -> Row:
-        """Give the row of a task's class."""
+        """Return the row of a task's class."""
         row = state.row
         if row is None:
             row = state.row = self._find(state)
@@ -218,7 +218,7 @@ class Rows:
                 del self._by_signature[row.key]
 
     def capacity(self, device: Device) -> int | None:
-        """Give the bytes of a device's memory node, or its memory_limit where that is less; None where unknown."""
+        """Return the bytes of a device's memory node, or its memory_limit where that is less; None where unknown."""
         node_bytes = self._capacity.get(device.memory_node, device.memory_bytes)
         return min((size for size in (node_bytes, device.memory_limit_bytes) if size is not None), default=None)
 

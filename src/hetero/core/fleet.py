@@ -104,7 +104,7 @@ class Fleet:
         self.measure(state)
 
     def room(self, state: DeviceState) -> int:
-        """Give how many more launches the device would be sent now: 0 or 1."""
+        """Return how many more launches the device would be sent now: 0 or 1."""
         if state.phase is not DevicePhase.READY or state.held_by or state.stopping:
             return 0
         if state.suspended and (state.batches or state.suspended[-1].resumes):
@@ -146,7 +146,7 @@ class Fleet:
         self.open = 0
 
     def first(self, state: DeviceState) -> TaskState | None:
-        """Give the task that a device runs now, or will run first."""
+        """Return the task that a device runs now, or will run first."""
         for task, _ in state.sent.values():
             return task
         return state.placed[0] if state.placed else None
@@ -273,7 +273,7 @@ class Fleet:
         return deeper or (len(state.suspended) < FEW_SUSPENDED and now_s - state.left_s >= seconds)
 
     def available_s(self, now_s: float) -> NDArray[np.float64]:
-        """Give when each device's accepted work is estimated to end: shape (n_devices,), s.
+        """Return when each device's accepted work is estimated to end: shape (n_devices,), s.
 
         Notes
         -----

@@ -41,7 +41,7 @@ class Foresight:
         replicas.foresight = self.next_reads
 
     def next_reads(self, node: str) -> dict[int, float]:
-        """Give when the plan next reads items on a memory node, s; one that is absent is not read there again."""
+        """Return when the plan next reads items on a memory node, s; one that is absent is not read there again."""
         found: dict[int, float] = {}
         plan = self._plan()
         if plan is None:
@@ -55,7 +55,7 @@ class Foresight:
         return found
 
     def fetches(self) -> list[Command]:
-        """Give the transfers that bring each device the inputs of its next tasks, as far as they exist."""
+        """Return the transfers that bring each device the inputs of its next tasks, as far as they exist."""
         seen = (self._outlook.version, self._replicas.settled)
         if seen == self._seen or not self._fleet.own_nodes:
             return []
@@ -77,6 +77,6 @@ class Foresight:
         return commands
 
     def _waiting(self, plan: Foreseen) -> Ints:
-        """Give the slots of the tasks that wait, of those that the plan knows."""
+        """Return the slots of the tasks that wait, of those that the plan knows."""
         slots = self._outlook.waiting()
         return slots[slots < len(plan.device)]

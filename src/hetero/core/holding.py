@@ -134,7 +134,7 @@ class Holding:
         return True
 
     def let_go(self, state: TaskState) -> None:
-        """Give back the devices that were held for a group."""
+        """Release the devices that were held for a group."""
         state.devices = ()
         for device in self._fleet.states:
             if device.held_by == state.task.id:

@@ -116,7 +116,7 @@ class Home:
         return home
 
     def index(self) -> int:
-        """Give the home, -1 when there is none."""
+        """Return the home, -1 when there is none."""
         if self._seen < self._due and self._rows.moves - self._moves <= len(self._fleet.states) + len(self._rows):
             return self._index
         self._due = self._seen + self._seen // 4 + 1
@@ -135,7 +135,7 @@ class Home:
         return self._index
 
     def back_s(self, row: Row, arrive_s: Floats | None, inputs: tuple[int, ...]) -> Floats | None:
-        """Give the seconds that a result of this class takes from each device to the home; None for no time.
+        """Return the seconds that a result of this class takes from each device to the home; None for no time.
 
         Parameters
         ----------

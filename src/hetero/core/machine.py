@@ -177,7 +177,7 @@ class Machine(Losses):
                 commands.extend(Withdraw(device.name, state.task.id, state.attempt) for state in others)
 
     def _sweep(self, now_s: float, commands: list[Command]) -> None:
-        """Give up attempts that have run absurdly long against what is known of them."""
+        """Abandon attempts that have run absurdly long for what is known of them."""
         if self.quarantine.suspects and any(d.phase is DevicePhase.READY and not d.sent for d in self.fleet.states):
             self.quarantine.stuck()
         for device in self.fleet.states:

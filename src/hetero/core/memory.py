@@ -57,7 +57,7 @@ class Replicas:
         self._on: dict[str, dict[int, Item]] = {node: {} for node in self._capacity}
 
     def capacity(self, node: str) -> float:
-        """Give the bytes that a node may hold, inf for the host."""
+        """Return the bytes that a node may hold, inf for the host."""
         return self._capacity.get(node, inf)
 
     def add(self, item: int, nbytes: int, node: str, producer: TaskState | None) -> list[Command]:
@@ -92,7 +92,7 @@ class Replicas:
         self._on.setdefault(node, {})[entry.id] = entry
 
     def _give_back(self, state: TaskState) -> None:
-        """Give back what was reserved for a task's own use."""
+        """Release what was reserved for a task's own use."""
         if state.reserved_bytes:
             self.used[state.node] -= state.reserved_bytes
             state.reserved_bytes = 0
@@ -107,7 +107,7 @@ class Replicas:
         return self.used.get(node, 0) + nbytes > self.capacity(node)
 
     def nbytes(self, inputs: Iterable[int]) -> int:
-        """Give the bytes of all inputs together."""
+        """Return the bytes of all inputs together."""
         return sum(self.items[item].nbytes for item in dict.fromkeys(inputs) if item in self.items)
 
     def place(self, state: TaskState, node: str, extra_bytes: int) -> tuple[bool, list[Command]]:
@@ -172,7 +172,7 @@ class Replicas:
         return self._order(absent, self.ways.cheapest(absent, node)[1], node)
 
     def _leaving(self, node: str) -> list[Item]:
-        """Give what lies on a node, first what is the first to go."""
+        """Return what lies on a node, first what is the first to go."""
         held = list(self._on.setdefault(node, {}).values())
         if self.foresight is None or len(held) < 2:
             return held

@@ -71,7 +71,7 @@ class Outlook:
         }
 
     def _room(self, name: str, count: int) -> Any:
-        """Give a column, made longer where it holds fewer entries."""
+        """Return a column, made longer where it holds fewer entries."""
         column = self._columns[name]
         if count > len(column):
             longer = np.zeros((max(count, 2 * len(column)), *column.shape[1:]), dtype=column.dtype)
@@ -161,7 +161,7 @@ class Outlook:
         self.version += 1
 
     def _forget(self) -> None:
-        """Give up the slots of tasks that are over, except those that open tasks read."""
+        """Free the slots of tasks that are over, except those that open tasks read."""
         old, states, count = self._columns, self._states, self._count
         first, pred = old["pred_first"], old["pred"]
         keep = [old["phase"][slot] != FINISHED for slot in range(count)]
@@ -182,11 +182,11 @@ class Outlook:
     # looking
 
     def tasks(self) -> tuple[Ints, Bytes]:
-        """Give the task of each slot by its id, and its phase."""
+        """Return the task of each slot by its id, and its phase."""
         return self._columns["ids"][: self._count], self._columns["phase"][: self._count]
 
     def look(self) -> Ahead:
-        """Give what lies ahead, as it is now; the arrays are the outlook's own and change with it."""
+        """Return what lies ahead, as it is now; the arrays are the outlook's own and change with it."""
         if len(self._node_of) != len(self._fleet.states):
             self._measure()
         if self._moves != self._rows.moves:
@@ -207,11 +207,11 @@ class Outlook:
         return max(_LEAST_ERROR, self._error)
 
     def waiting(self) -> Ints:
-        """Give the slots of the tasks that may still be placed anywhere."""
+        """Return the slots of the tasks that may still be placed anywhere."""
         return np.flatnonzero(self._columns["phase"][: self._count] == WAITING)
 
     def task(self, slot: int) -> Task:
-        """Give the task of a slot."""
+        """Return the task of a slot."""
         return self._states[slot].task
 
     def _running(self) -> tuple[tuple[int, int, float, float], ...]:

@@ -86,7 +86,7 @@ class Placer(Holding):
         return len(self.groups) > 0 or (self._declined_at > 0 and self.ready.count > 0)
 
     def picky(self) -> list[TaskState]:
-        """Give the ready tasks, of those next in order, that have affinities."""
+        """Return the ready tasks, of those next in order, that have affinities."""
         near = (*islice(iter(self.ready), WINDOW), *self.groups)
         return [state for state in near if state.task.request.near or state.task.request.apart]
 
@@ -244,7 +244,7 @@ class Placer(Holding):
         return True
 
     def _spare(self, out_bytes: float, state: TaskState, node: str) -> int:
-        """Give what can be reserved for a result whose size is only expected."""
+        """Return what can be reserved for a result whose size is only expected."""
         if node == HOST_NODE or out_bytes <= 0 or out_bytes == inf:
             return 0
         return int(min(out_bytes, max(0, self._replicas.capacity(node) - self._replicas.nbytes(state.task.inputs))))

@@ -96,7 +96,7 @@ class Pool:
         return tuple(self._leases.values())
 
     def lease(self, number: int) -> Lease:
-        """Give a lease as it stands.
+        """Return a lease as it stands.
 
         Raises
         ------
@@ -109,7 +109,7 @@ class Pool:
         return lease
 
     def news(self) -> tuple[Lease, ...]:
-        """Give the leases that have changed since this was last asked, as they stand now."""
+        """Return the leases that have changed since this was last asked, as they stand now."""
         found, self._changed = tuple(self._changed.values()), {}
         self.lends = bool(self._leases)
         return found
@@ -159,7 +159,7 @@ class Pool:
         return number
 
     def offers(self, request: LeaseRequest) -> tuple[tuple[str, ...], ...]:
-        """Give the groups of whole devices that could be leased side by side now, the best first; none is taken."""
+        """Return the groups of whole devices that could be leased side by side now, the best first; none is taken."""
         left = self._free_for(request)
         if not request.together and self._topology.fabric is None:
             rest = [slot.device.id for slot in _in_order(left)]
@@ -173,7 +173,7 @@ class Pool:
         return tuple(found)
 
     def release(self, number: int, now_s: float) -> None:
-        """Give a lease back; one that is over stays as it is."""
+        """Release a lease; one that is over stays as it is."""
         if not self.lease(number).over:
             self._end(number, LeasePhase.RELEASED, "")
             self.advance(now_s)
@@ -228,7 +228,7 @@ class Pool:
         self.advance(now_s)
 
     def next_s(self) -> float | None:
-        """Give when time alone changes something next, None where it does not."""
+        """Return when time alone changes something next, None where it does not."""
         times = [
             lease.expires_s if lease.phase is LeasePhase.ACTIVE else lease.asked_s + lease.request.timeout_s
             for lease in self.leases
@@ -338,11 +338,11 @@ class Pool:
         return f"{', '.join(held) or 'no device'} held by others"
 
     def _chosen(self, request: LeaseRequest) -> Sequence[_Slot]:
-        """Give devices that meet a request now, partly taken ones first; empty where there are none."""
+        """Return devices that meet a request now, partly taken ones first; empty where there are none."""
         return self._together(self._free_for(request), request)
 
     def _free_for(self, request: LeaseRequest) -> list[_Slot]:
-        """Give the devices that have room for a request, partly taken ones first."""
+        """Return the devices that have room for a request, partly taken ones first."""
         rivals = [
             (other, holder)
             for other in self._slots.values()
@@ -355,7 +355,7 @@ class Pool:
         return sorted(beside, key=lambda slot: -len(slot.holders))
 
     def _together(self, slots: Sequence[_Slot], request: LeaseRequest) -> Sequence[_Slot]:
-        """Give as many as asked for that share what they must share, in the order of the fleet."""
+        """Return as many as asked for that share what they must share, in the order of the fleet."""
         if len(slots) < request.count:
             return ()
         devices = [slot.device for slot in slots]

@@ -148,11 +148,11 @@ class Questions:
         return refusal(task.name, request, obstacles) if able < request.devices or not able else ""
 
     def estimates(self, signature: str, size: float) -> list[tuple[str, Estimate]]:
-        """Give the estimate of one run on each device."""
+        """Return the estimate of one run on each device."""
         return [(state.name, self.cost.estimate(signature, size, state.device)) for state in self.fleet.states]
 
     def left_out(self) -> list[tuple[str, str]]:
-        """Give the sound devices that finished no task while others did, with the reason."""
+        """Return the sound devices that finished no task while others did, with the reason."""
         total = sum(state.finished for state in self.fleet.states)
         idle = [s for s in self.fleet.states if s.phase is DevicePhase.READY and not s.finished and not s.sent]
         if not total:

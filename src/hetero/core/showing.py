@@ -74,7 +74,7 @@ class Showing:
         self.stalled = False
 
     def show(self, state: TaskState) -> ReadyTask:
-        """Give a ready task as the policy sees it."""
+        """Return a ready task as the policy sees it."""
         row = self._rows.of(state)
         inputs = state.task.inputs
         arrive = self._replicas.ways.arrivals(inputs) if inputs and self._fleet.own_nodes else None
@@ -82,7 +82,7 @@ class Showing:
         return ReadyTask(state.task.id, self.seconds(state, row), arrive, state.task.signature, back)
 
     def seconds(self, state: TaskState, row: Row) -> Floats:
-        """Give the seconds that a task takes on each device by now, inf where it must not run; not to be changed."""
+        """Return the seconds that a task takes on each device by now, inf where it must not run; not to be changed."""
         request, lends = state.task.request, self._pool.lends
         special = request.near or request.apart or state.excluded or state.avoided or request.lease
         if not (special or lends or self._fleet.suspended):

@@ -257,18 +257,18 @@ class ReadyQueue:
         self.count -= 1
 
     def first(self, lease: int) -> TaskState | None:
-        """Give the task of a lease that is next in order, None when none is ready."""
+        """Return the task of a lease that is next in order, None when none is ready."""
         lanes = (self._lanes[key] for key in self._order if key[2] == lease and self._lanes[key])
         lane = next(lanes, None)
         return None if lane is None else next(iter(lane.values()))
 
     def __iter__(self) -> Iterator[TaskState]:
-        """Give the ready tasks in order; the queue must not change meanwhile."""
+        """Yield the ready tasks in order; the queue must not change meanwhile."""
         for key in self._order:
             yield from self._lanes[key].values()
 
     def window(self, most: int) -> Iterator[TaskState]:
-        """Give the first tasks in order: so many of each lease, and so many of those in none."""
+        """Yield the first tasks in order: so many of each lease, and so many of those in none."""
         shown: dict[int, int] = {}
         for key in self._order:
             before, lane = shown.get(key[2], 0), self._lanes[key]

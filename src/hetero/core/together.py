@@ -15,7 +15,7 @@ __all__ = ["chosen_together", "place_of"]
 
 
 def place_of(device: Device, scope: str, topology: Topology) -> str:
-    """Give the host, rack, NUMA node, PCIe bus or NVLink island of a device; '' where it is unknown.
+    """Return the host, rack, NUMA node, PCIe bus or NVLink island of a device; '' where it is unknown.
 
     Examples
     --------
@@ -31,7 +31,7 @@ def place_of(device: Device, scope: str, topology: Topology) -> str:
 def chosen_together(
     devices: Sequence[Device], count: int, share: str, topology: Topology, *, best: bool = True
 ) -> tuple[Device, ...]:
-    """Give devices that share what they must; () where there are too few.
+    """Return devices that share what they must; () where there are too few.
 
     Parameters
     ----------
@@ -61,7 +61,7 @@ def _is_wired(device: Device, topology: Topology) -> bool:
 
 
 def _fastest(devices: Sequence[Device], count: int, topology: Topology) -> tuple[Device, ...]:
-    """Give the group whose all-reduce is fastest; () where there is no choice, or the wires are not known."""
+    """Return the group whose all-reduce is fastest; () where there is no choice, or the wires are not known."""
     fabric = topology.fabric
     if fabric is None or not 1 < count < len(devices) or not all(_is_wired(device, topology) for device in devices):
         return ()

@@ -40,7 +40,7 @@ class Ways:
         self._links.clear()
 
     def arrivals(self, inputs: Iterable[int]) -> Floats | None:
-        """Give the seconds until all inputs would be at each device, one after the other; None without inputs.
+        """Return the seconds until all inputs would be at each device, one after the other; None without inputs.
 
         The array is shared: it must not be changed.
         """
@@ -55,7 +55,7 @@ class Ways:
         return total
 
     def _travel(self, entry: Item) -> Floats:
-        """Give the seconds from the nearest replica to each device."""
+        """Return the seconds from the nearest replica to each device."""
         best: Floats = np.full(len(self._columns), inf if entry.valid else 0.0)
         for src in entry.valid:
             latency_s, per_byte_s = self.links_from(src)
@@ -63,19 +63,19 @@ class Ways:
         return best
 
     def links(self, nodes: Sequence[str]) -> tuple[Floats, Floats]:
-        """Give latency and seconds per byte from each of some nodes to each: shape (n_nodes, n_nodes)."""
+        """Return latency and seconds per byte from each of some nodes to each: shape (n_nodes, n_nodes)."""
         latency_s, per_byte_s = self._measured([(src, dst) for src in nodes for dst in nodes])
         return latency_s.reshape(len(nodes), -1), per_byte_s.reshape(len(nodes), -1)
 
     def links_from(self, src: str) -> tuple[Floats, Floats]:
-        """Give latency and seconds per byte from a node to each device."""
+        """Return latency and seconds per byte from a node to each device."""
         links = self._links.get(("from", src))
         if links is None:
             links = self._links["from", src] = self._measured([(src, node) for node in self._columns])
         return links
 
     def links_to(self, dst: str) -> tuple[Floats, Floats]:
-        """Give latency and seconds per byte from each device to a node."""
+        """Return latency and seconds per byte from each device to a node."""
         links = self._links.get(("to", dst))
         if links is None:
             links = self._links["to", dst] = self._measured([(node, dst) for node in self._columns])
@@ -89,6 +89,6 @@ class Ways:
         return latency_s, (total_s - latency_s) / much
 
     def cheapest(self, entry: Item, node: str) -> tuple[float, str]:
-        """Give the seconds from the nearest replica of an item to a node, and where that replica is."""
+        """Return the seconds from the nearest replica of an item to a node, and where that replica is."""
         seconds = self._topology.seconds
         return min(((seconds(entry.nbytes, src, node), src) for src in entry.valid), default=(0.0, HOST_NODE))

@@ -19,7 +19,7 @@ _DOUBLE_KINDS = ("cpu", "cuda", "rocm")
 
 
 def made_unequal(devices: Sequence[Device]) -> tuple[str | None, tuple[str, ...]]:
-    """Give a fleet of unequal devices in one line, None where the devices are so already; and notes.
+    """Return a fleet of unequal devices in one line, None where the devices are so already; and notes.
 
     Examples
     --------
@@ -44,7 +44,7 @@ def _cores(device: Device) -> str:
 
 
 def usable(devices: Sequence[Device]) -> tuple[tuple[Device, ...], tuple[str, ...]]:
-    """Give the devices that can run the tasks, and a note for each that cannot.
+    """Return the devices that can run the tasks, and a note for each that cannot.
 
     Raises
     ------
@@ -66,13 +66,13 @@ def _obstacle(device: Device) -> str:
 
 
 def precision(devices: Sequence[Device]) -> str:
-    """Give the type of numbers that every device computes with: 'float64', or 'float32' where one has no other."""
+    """Return the type of numbers that every device computes with: 'float64', or 'float32' where one has no other."""
     double = all(device.kind in _DOUBLE_KINDS and device.backend != "jax" for device in devices)
     return "float64" if double else "float32"
 
 
 def spread(devices: Sequence[Device]) -> dict[str, list[Device]]:
-    """Give the devices by what they have in common, so that equal ones need to be measured once only."""
+    """Return the devices by what they have in common, so that equal ones need to be measured once only."""
     found: dict[str, list[Device]] = {}
     for device in devices:
         found.setdefault(device.model_key, []).append(device)

@@ -85,7 +85,7 @@ class JobResult:
         return self.best.alone_s / self.makespan_s
 
     def as_dict(self) -> dict[str, Any]:
-        """Give all figures by name."""
+        """Return all figures by name."""
         names = ("name", "title", "unit", "work", "tasks", "makespan_s", "bytes_moved")
         plain = {name: getattr(self, name) for name in names}
         devices = [{name: getattr(each, name) for name in each.__slots__} for each in self.devices]
@@ -115,6 +115,6 @@ class DemoResult:
         return all(job.checked.ok for job in self.jobs)
 
     def as_dict(self) -> dict[str, Any]:
-        """Give everything by name, for JSON."""
+        """Return everything by name, for JSON."""
         jobs = [job.as_dict() for job in self.jobs]
         return {"ok": self.ok, "jobs": jobs, "notes": list(self.notes), "trace": str(self.trace)}

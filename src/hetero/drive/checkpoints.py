@@ -67,7 +67,7 @@ def checkpoint(name: str, state: Any = _ITSELF) -> None:
 
 
 def restore(name: str | None = None) -> Any:
-    """Give the state of the last checkpoint of this task, written by this or an earlier attempt.
+    """Return the state of the last checkpoint of this task, written by this or an earlier attempt.
 
     Parameters
     ----------
@@ -155,13 +155,13 @@ class Resumable(Generic[T]):
         self.done, self.state = loops.found.pop(self.name, (0, state))
 
     def __len__(self) -> int:
-        """Give the number of items left."""
+        """Return the number of items left."""
         if not isinstance(self._items, Sequence):
             raise TypeError(f"a loop over a {type(self._items).__name__} has no length")
         return max(0, len(self._items) - self.done)
 
     def __iter__(self) -> Iterator[T]:
-        """Give the items that are not known to be done, and keep the position as they get done."""
+        """Yield the items that are not known to be done, and keep the position as they get done."""
         kept = self.done
         for item in _after(self._items, self.done):
             self._loops.within.append(self)

@@ -121,13 +121,13 @@ class Dice:
         self._normal: list[float] = []
 
     def draw(self) -> float:
-        """Give a number from 0 to 1."""
+        """Return a number from 0 to 1."""
         if not self._uniform:
             self._uniform = self._generator.random(_DRAWN).tolist()
         return self._uniform.pop()
 
     def normal(self) -> float:
-        """Give a number from the standard normal distribution."""
+        """Return a number from the standard normal distribution."""
         if not self._normal:
             self._normal = self._generator.standard_normal(_DRAWN).tolist()
         return self._normal.pop()
@@ -137,9 +137,9 @@ class Dice:
         return probability > 0.0 and self.draw() < probability
 
     def wait_s(self, mean_s: float) -> float:
-        """Give an exponentially distributed time, s."""
+        """Return an exponentially distributed time, s."""
         return -mean_s * log(1.0 - self.draw())
 
     def below(self, count: int) -> int:
-        """Give a whole number from 0 to count - 1."""
+        """Return a whole number from 0 to count - 1."""
         return min(int(self.draw() * count), count - 1)

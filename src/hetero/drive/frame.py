@@ -192,7 +192,7 @@ def _move_limit(frames: int) -> None:
 
 
 def current() -> Frame | None:
-    """Give the frame of the task that this thread runs, None outside of tasks."""
+    """Return the frame of the task that this thread runs, None outside of tasks."""
     return getattr(_local, "frame", None)
 
 

@@ -217,7 +217,7 @@ class Driver(Loop):
         return item
 
     def where(self, item: int) -> str:
-        """Give the memory node that an item came to be on; '' for a small value, which travels in messages."""
+        """Return the memory node that an item came to be on; '' for a small value, which travels in messages."""
         entry = self.machine.replicas.items.get(item)
         return entry.valid[0] if entry is not None and entry.valid else ""
 
@@ -239,7 +239,7 @@ class Driver(Loop):
         self._post([event])
 
     def now_s(self) -> float:
-        """Give the seconds since the run began."""
+        """Return the seconds since the run began."""
         return self._clock.now_s()
 
     def note(self, record: tuple[object, ...]) -> None:
@@ -263,7 +263,7 @@ class Driver(Loop):
         return answer
 
     def usage(self) -> Mapping[str, NodeUsage]:
-        """Give how full each memory node is: the engine's figures, and the core's for the devices' own nodes."""
+        """Return how full each memory node is: the engine's figures, and the core's for the devices' own nodes."""
         usage = dict(self.engine.usage())
         replicas = self.machine.replicas
         for node in self.machine.fleet.nodes:

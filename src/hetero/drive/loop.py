@@ -144,7 +144,7 @@ class Loop:
         return state is not None and state.phase in STARTED
 
     def load(self, item: int) -> Any:
-        """Give the value of an item; one that was lost with its device is waited for while it is computed again.
+        """Return the value of an item; one that was lost with its device is waited for while it is computed again.
 
         Raises
         ------

@@ -45,7 +45,7 @@ class PlanTeller:
         return self._machine.placer.memory is not self._last
 
     def look(self, now_s: float) -> PlanMade | None:
-        """Give what is new in the plan; None where nothing is."""
+        """Return what is new in the plan; None where nothing is."""
         placer = self._machine.placer
         plan = placer.memory
         if plan is self._last:
@@ -68,7 +68,7 @@ class PlanTeller:
         return self._note(plan, now_s, new, ids[new], moved)
 
     def _known(self, ids: Ints) -> Ints:
-        """Give the devices on which tasks were to run so far, -1 for a new one."""
+        """Return the devices on which tasks were to run so far, -1 for a new one."""
         most = int(ids.max(initial=0))
         if most >= len(self._device):
             longer = np.full(2 * most, -1, dtype=np.int64)

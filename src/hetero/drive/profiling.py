@@ -134,7 +134,7 @@ def _lane(event: Any, mark: Any) -> str:
 
 
 def _sums(events: Iterable[Any]) -> Mapping[str, tuple[int, float]]:
-    """Give calls and own seconds by operator, the longest first; what kernels took counts as theirs."""
+    """Return calls and own seconds by operator, the longest first; what kernels took counts as theirs."""
     sums: dict[str, tuple[int, float]] = {}
     for each in events:
         own_us = each.self_cpu_time_total if _on_processor(each) else _took_us(each)

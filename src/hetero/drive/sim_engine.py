@@ -233,7 +233,7 @@ class SimEngine:
             self._tell(DeviceLost(self._now_s(), worker.device.id, reason, permanent, task))
 
     def live(self) -> list[str]:
-        """Give the devices whose workers take tasks, in order."""
+        """Return the devices whose workers take tasks, in order."""
         return [name for name, worker in self.workers.items() if worker.up]
 
     # attempts
@@ -468,7 +468,7 @@ class SimEngine:
         self._at(begin_s - now_s, partial(self._transferred, command, now_s, lives, fails))
 
     def _cross(self, link: Link, nbytes: int, begin_s: float) -> float:
-        """Give when a transfer that is ready to cross a link at `begin_s` has done so."""
+        """Return when a transfer that is ready to cross a link at `begin_s` has done so."""
         if not self._costs.shared:
             return begin_s + link.seconds(nbytes)
         key: object = link.bus or (link.src, link.dst)

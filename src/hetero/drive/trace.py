@@ -192,7 +192,7 @@ def _head(devices: Iterable[Device], topology: Topology, policy: str, run: str, 
 
 
 def _changed(value: Any) -> dict[str, Any]:
-    """Give the fields of a dataclass that differ from their defaults."""
+    """Return the fields of a dataclass that differ from their defaults."""
     found = {field.name: (getattr(value, field.name), field.default) for field in fields(value)}
     return {name: each for name, (each, default) in found.items() if default is MISSING or each != default}
 
@@ -217,7 +217,7 @@ class _Encoder:
         self._timed = {each.record for each in LAYOUTS if each.timed}
 
     def lines(self, records: Iterable[Any]) -> list[str]:
-        """Give the lines of some records, and of the texts and requests that they are the first to use."""
+        """Return the lines of some records, and of the texts and requests that they are the first to use."""
         lines = self._lines = []
         for record in records:
             kind = type(record)
@@ -294,7 +294,7 @@ _NAME = re.compile(r"([A-Za-z_][\w.]*)(?::|$)")
 
 
 def _kind_of_error(message: str) -> str:
-    """Give the class of an exception from its line, and nothing of its text.
+    """Return the class of an exception from its line, and nothing of its text.
 
     Examples
     --------

@@ -75,15 +75,15 @@ class Trace:
         return bool(self._torn)
 
     def __iter__(self) -> Iterator[tuple[float, Any]]:
-        """Give the events and commands; what this version does not know is left out."""
+        """Return the events and commands; what this version does not know is left out."""
         return (each for each in self._records() if not isinstance(each[1], Unknown))
 
     def unknown(self) -> Iterator[tuple[float, Unknown]]:
-        """Give the records that this version does not know."""
+        """Return the records that this version does not know."""
         return (each for each in self._records() if isinstance(each[1], Unknown))
 
     def devices(self) -> tuple[Device, ...]:
-        """Give the fleet of the run; raises TraceError when the head does not tell it."""
+        """Return the fleet of the run; raises TraceError when the head does not tell it."""
         try:
             return tuple(_device(each) for each in self.head.get("fleet", ()))
         except _BROKEN as error:
@@ -158,7 +158,7 @@ def read_trace(path: Path | str) -> Trace:
 
 
 def _blocks(path: Path) -> Iterator[tuple[int, list[bytes]]]:
-    """Give the complete lines, some at a time, with the number of the first of them.
+    """Yield the complete lines, some at a time, with the number of the first of them.
 
     What follows the last line end was torn off and is left out. A line without end is no line of a trace.
     """
@@ -225,7 +225,7 @@ class _Decoder:
         self._makers: dict[str, Callable[[list[Any]], Any]] = {}
 
     def record(self, values: list[Any]) -> tuple[float, Any] | None:
-        """Give the time and the record of a line; None for a line of the tables."""
+        """Return the time and the record of a line; None for a line of the tables."""
         code = values[0]
         if code == STRING:
             self._texts[values[1]] = str(values[2])
@@ -301,7 +301,7 @@ def _wish(given: Mapping[str, Any]) -> LeaseRequest:
 
 
 def _fields(kind: type, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Give the fields of a value that a trace tells of, each of its type."""
+    """Return the fields of a value that a trace tells of, each of its type."""
     readers = _readers(kind)
     return {name: readers[name](each) for name, each in given.items() if name in readers}
 
@@ -348,7 +348,7 @@ def _near(given: Any) -> Any:
 
 
 def _clean(value: Any) -> Any:
-    """Give a JSON value whose texts steer no terminal."""
+    """Return a JSON value whose texts steer no terminal."""
     if isinstance(value, str):
         return single_line(value)
     if isinstance(value, list):

@@ -57,7 +57,7 @@ class UtilisationWatch:
         return self._clock.now_s(), found
 
     def sample(self) -> list[Event]:
-        """Give what others used of each device since the last sample; nothing when that was just now."""
+        """Return what others used of each device since the last sample; nothing when that was just now."""
         if self._clock.now_s() - self._before[0] < PERIOD_S:
             return []
         before_s, before = self._before

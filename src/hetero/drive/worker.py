@@ -196,12 +196,12 @@ class DeviceRunner:
         return function.default
 
     def to_host(self, value: Any) -> Any:
-        """Give a value with the device's arrays as NumPy arrays."""
+        """Return a value with the device's arrays as NumPy arrays."""
         with self.backend.activate():
             return _mapped(value, self.backend.owns, self.backend.copy_out)
 
     def to_device(self, value: Any) -> Any:
-        """Give a value with its NumPy arrays on the device, those whose dtype can live there."""
+        """Return a value with its NumPy arrays on the device, those whose dtype can live there."""
         import numpy as np
 
         backend = self.backend

@@ -442,11 +442,11 @@ class Runner(Protocol):
         ...
 
     def to_host(self, value: Any) -> Any:
-        """Give a resident value with its arrays copied to NumPy arrays."""
+        """Return a resident value with its arrays copied to NumPy arrays."""
         ...
 
     def to_device(self, value: Any) -> Any:
-        """Give a value with its NumPy arrays copied to the device's memory node."""
+        """Return a value with its NumPy arrays copied to the device's memory node."""
         ...
 
     def classify(self, error: BaseException) -> str:
@@ -583,7 +583,7 @@ class Engine(ABC):
 
     @abstractmethod
     def load(self, item: int) -> Any:
-        """Give the value of a data item, from wherever it is; may wait for a copy.
+        """Return the value of a data item, from wherever it is; may wait for a copy.
 
         Raises
         ------
@@ -599,18 +599,18 @@ class Engine(ABC):
 
     @abstractmethod
     def usage(self) -> Mapping[str, NodeUsage]:
-        """Give how full each memory node is."""
+        """Return how full each memory node is."""
 
     def add(self, devices: Sequence[Device]) -> None:
         """Start a worker for each of some more devices, without waiting; only an engine of many hosts is asked to."""
         raise NotImplementedError(f"the fleet of the {self.name} engine stays as it is")
 
     def pids(self) -> Mapping[str, int]:
-        """Give the process id of each device's worker, where it has a process of its own."""
+        """Return the process id of each device's worker, where it has a process of its own."""
         return {}
 
     def reach(self) -> Reach:
-        """Give the addresses of hosts, for processes that talk to each other themselves."""
+        """Return the addresses of hosts, for processes that talk to each other themselves."""
         return Reach()
 
     def pump(self) -> None:  # noqa: B027

@@ -77,7 +77,7 @@ def one_line(error: BaseException) -> str:
 
 
 def dump_error(error: BaseException) -> tuple[bytes | None, str]:
-    """Give an exception as bytes, None where even that fails, and its traceback as text.
+    """Return an exception as bytes, None where even that fails, and its traceback as text.
 
     The text begins with the user's own frame: those of ours, which called it, say nothing of the task.
     """
@@ -109,7 +109,7 @@ def load_error(blob: bytes | None, message: str, text: str) -> BaseException:
 
 
 def kind_here(kind: Any, error: BaseException) -> Any:
-    """Give the kind of a failure as the program sees it.
+    """Return the kind of a failure as the program sees it.
 
     A package that the program lacks too is missing nowhere in particular: the task's exception is its own.
     """
@@ -172,12 +172,12 @@ def _plain(error: BaseException, depth: int) -> _Plain:
 
 
 def _builtin(kind: type) -> Any:
-    """Give the nearest base that is written in C: the one that holds the fields that no attribute shows."""
+    """Return the nearest base that is written in C: the one that holds the fields that no attribute shows."""
     return next(base for base in kind.__mro__ if base.__module__ == "builtins" and issubclass(base, BaseException))
 
 
 def _reduced(base: Any, error: BaseException) -> tuple[Any, ...]:
-    """Give the arguments by which the built-in base makes its part, and its state where it has some."""
+    """Return the arguments by which the built-in base makes its part, and its state where it has some."""
     try:
         _, made, *rest = base.__reduce__(error)
     except BaseException:  # noqa: BLE001  of a base in C that lacks what a subclass did not set
@@ -254,7 +254,7 @@ def _loaded(blob: bytes | None) -> BaseException | None:
 
 
 def _restored(blob: bytes | None) -> BaseException:
-    """Give an exception that was inside another one, or inside one of its attributes."""
+    """Return an exception that was inside another one, or inside one of its attributes."""
     return _loaded(blob) or HeteroError("an exception that cannot be read here")
 
 
@@ -338,7 +338,7 @@ def _class(plain: _Plain, lost: list[str]) -> type[BaseException]:
 
 @functools.lru_cache(maxsize=256)
 def _stand_in(name: str, bases: tuple[tuple[str, str], ...]) -> type[BaseException]:
-    """Give a class of that name whose base is the nearest one that can be imported here."""
+    """Return a class of that name whose base is the nearest one that can be imported here."""
     base = next(found for module, path in bases if (found := _imported(module, path)) is not None)
     module, path = bases[0]
     return type(name, (base,), {"__module__": module, "__qualname__": path})

@@ -143,7 +143,7 @@ class InlineEngine(Engine):
             self._values[task] = self._results.pop((task, attempt))
 
     def load(self, item: int) -> Any:
-        """Give the value of a data item."""
+        """Return the value of a data item."""
         if item not in self._values:
             raise DeviceLostError(f"data item {item} is not there")
         return fresh(self._values[item])
@@ -153,7 +153,7 @@ class InlineEngine(Engine):
         self._values.pop(item, None)
 
     def usage(self) -> Mapping[str, NodeUsage]:
-        """Give the bytes of the arrays that are kept."""
+        """Return the bytes of the arrays that are kept."""
         used = sum([sizeof(value) for value in self._values.values()])
         return {HOST_NODE: NodeUsage(0, used, used, 0.0)}
 

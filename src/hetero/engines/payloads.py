@@ -62,7 +62,7 @@ class PayloadEngine(Engine):
 
     @abstractmethod
     def _stored(self, value: Any) -> Payload:
-        """Give a value as bytes; raises whatever its pickling raises."""
+        """Return a value as bytes; raises whatever its pickling raises."""
 
     def encode(self, call: Call) -> None:
         """Capture the arguments as they are now, as bytes; large arrays are copied once each."""

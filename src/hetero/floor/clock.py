@@ -30,7 +30,7 @@ class Clock(Protocol):
     """Where time comes from: the wall or a simulation."""
 
     def now_s(self) -> float:
-        """Give the seconds since this clock's start."""
+        """Return the seconds since this clock's start."""
         ...
 
 
@@ -60,7 +60,7 @@ class WallClock:
         self.origin_s = time.monotonic() if origin_s is None else origin_s
 
     def now_s(self) -> float:
-        """Give the seconds since the origin."""
+        """Return the seconds since the origin."""
         return time.monotonic() - self.origin_s
 
 

@@ -72,7 +72,7 @@ _LONGEST_LINE, _MOST_LINES = 900, 100
 
 
 def _cut(text: str) -> str:
-    """Give at most so many lines of text, each at most so long."""
+    """Return at most so many lines of text, each at most so long."""
     if len(text) <= _LONGEST_LINE:
         return text
     lines = text.split("\n", _MOST_LINES)[:_MOST_LINES]
@@ -189,7 +189,7 @@ class RemoteTracebackError(Exception):
 
 
 def did_you_mean(given: object, allowed: Iterable[str]) -> str:
-    """Give '; did you mean …?' when the value resembles an allowed word, else ''.
+    """Return '; did you mean …?' when the value resembles an allowed word, else ''.
 
     Examples
     --------

@@ -173,7 +173,7 @@ class Listening:
             self._welcome(connection, str(address[0]) if isinstance(address, tuple) else "")
 
     def _make_room(self) -> None:
-        """Give one visitor up for its descriptor, or wait a little where there is none."""
+        """Drop one visitor for its descriptor, or wait a little where there is none."""
         if self._visitors:
             self._drop(next(iter(self._visitors)), "descriptors are scarce")
         else:

@@ -92,7 +92,7 @@ def _levels_now() -> Levels:
 
 
 def follow(new: Levels, old: Levels = Levels()) -> None:  # noqa: B008
-    """Give this process's loggers the program's levels, in place of those that it had before."""
+    """Set this process's loggers to the program's levels, in place of those that it had before."""
     logging.disable(new.disabled)
     logging.root.setLevel(new.root)
     for name in old.named.keys() - new.named.keys():

@@ -35,7 +35,7 @@ _USUAL_ARENAS = 8 * (os.cpu_count() or 1)
 
 
 def data_bytes() -> int:
-    """Give the bytes that `limit_data` would count for this process now, 0 where that is not known."""
+    """Return the bytes that `limit_data` would count for this process now, 0 where that is not known."""
     if sys.platform == "linux" and FEATURES.data_limit:
         with suppress(OSError), open("/proc/self/status", encoding="ascii") as lines:
             return next((1024 * int(line.split()[1]) for line in lines if line.startswith("VmData:")), 0)
@@ -63,7 +63,7 @@ def limit_data(nbytes: int) -> bool:
 
 
 def data_room_bytes() -> float:
-    """Give the bytes that this process may still take before `limit_data` stops it; inf where nothing does."""
+    """Return the bytes that this process may still take before `limit_data` stops it; inf where nothing does."""
     if sys.platform == "linux" and FEATURES.data_limit:
         import resource
 
@@ -97,7 +97,7 @@ def freed_memory_kept() -> Iterator[None]:
 
 
 def memory_kills_file() -> str:
-    """Give the file in which the system counts the processes of this one's group that it killed for memory.
+    """Return the file in which the system counts the processes of this one's group that it killed for memory.
 
     Returns
     -------

@@ -138,7 +138,7 @@ class SharedMemory:
 
 
 def free_bytes(folder: str | Path) -> int:
-    """Give the bytes that a folder's file system has room for."""
+    """Return the bytes that a folder's file system has room for."""
     return shutil.disk_usage(folder).free
 
 
@@ -195,7 +195,7 @@ def shared_memory(nbytes: int) -> SharedMemory:
 
 
 def shared_path(memory: SharedMemory) -> str:
-    """Give the path under which another process of this user can open shared memory, '' where there is none."""
+    """Return the path under which another process of this user can open shared memory, '' where there is none."""
     return f"/proc/{os.getpid()}/fd/{memory.fd}" if sys.platform == "linux" and FEATURES.memfd else ""
 
 
@@ -255,7 +255,7 @@ def _unmap(address: int, nbytes: int, keep: object) -> None:
 
 
 def private_view(memory: SharedMemory, offset: int, nbytes: int, keep: object = None) -> Any:
-    """Give a writable buffer with the bytes of a part of shared memory; writing to it changes no other's.
+    """Return a writable buffer with the bytes of a part of shared memory; writing to it changes no other's.
 
     Parameters
     ----------
@@ -314,7 +314,7 @@ def bind_to_cpus(cpus: Iterable[int]) -> bool:
 
 
 def available_cpus() -> tuple[int, ...]:
-    """Give the CPUs that this process may use, ascending."""
+    """Return the CPUs that this process may use, ascending."""
     if sys.platform == "linux" and FEATURES.affinity:
         return tuple(sorted(os.sched_getaffinity(0)))
     return tuple(range(os.cpu_count() or 1))
@@ -414,7 +414,7 @@ def receive_with_files(end: socket.socket, nbytes: int) -> tuple[bytes, list[int
 
 
 def open_process(pid: int) -> int:
-    """Give a descriptor that becomes readable when the child ends, or -1 where there is none."""
+    """Return a descriptor that becomes readable when the child ends, or -1 where there is none."""
     if sys.platform == "linux" and FEATURES.pidfd:
         try:
             return os.pidfd_open(pid)

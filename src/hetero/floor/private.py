@@ -34,21 +34,21 @@ _OVERFLOW = 65534
 
 
 def file_socket() -> socket.socket | None:
-    """Give a new socket whose address is a file, None where the system has none."""
+    """Return a new socket whose address is a file, None where the system has none."""
     if sys.platform == "win32":
         return None
     return socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
 
 
 def user_id() -> int:
-    """Give the number of the user who runs this process."""
+    """Return the number of the user who runs this process."""
     if sys.platform == "win32":
         return 0
     return os.getuid()
 
 
 def user_name(uid: int) -> str:
-    """Give a user's name, or his number in words where nobody has it.
+    """Return a user's name, or his number in words where nobody has it.
 
     Examples
     --------

@@ -91,7 +91,7 @@ _BY_NAME = {switch.name: switch for switch in SWITCHES}
 
 
 def read(name: str) -> str:
-    """Give the text of a registered switch, or its default.
+    """Return the text of a registered switch, or its default.
 
     Examples
     --------
@@ -112,27 +112,27 @@ def _whole(name: str, least: int, most: int) -> int:
 
 
 def debug_level() -> int:
-    """Give HETERO_DEBUG, 0 to 4."""
+    """Return HETERO_DEBUG, 0 to 4."""
     return _whole("HETERO_DEBUG", 0, 4)
 
 
 def check_level() -> int:
-    """Give HETERO_CHECK, 0 or 1."""
+    """Return HETERO_CHECK, 0 or 1."""
     return _whole("HETERO_CHECK", 0, 1)
 
 
 def progress() -> int | None:
-    """Give HETERO_PROGRESS, 0 or 1, or None when it is not set."""
+    """Return HETERO_PROGRESS, 0 or 1, or None when it is not set."""
     return _whole("HETERO_PROGRESS", 0, 1) if read("HETERO_PROGRESS") else None
 
 
 def seed() -> int:
-    """Give HETERO_SEED."""
+    """Return HETERO_SEED."""
     return _whole("HETERO_SEED", 0, 2**32 - 1)
 
 
 def home() -> Path:
-    """Give the folder of everything that hetero keeps between runs; one that cannot be, where the user has no home.
+    """Return the folder of everything that hetero keeps between runs; one that cannot be, where the user has no home.
 
     Raises
     ------
@@ -148,7 +148,7 @@ def home() -> Path:
 
 
 def trace_path() -> Path | None:
-    """Give the file named by HETERO_TRACE, or None."""
+    """Return the file named by HETERO_TRACE, or None."""
     text = read("HETERO_TRACE")
     return Path(text).expanduser() if text else None
 
@@ -159,23 +159,23 @@ def trace_errors() -> bool:
 
 
 def default_devices() -> str:
-    """Give HETERO_DEVICES as it was written, or ''."""
+    """Return HETERO_DEVICES as it was written, or ''."""
     return read("HETERO_DEVICES")
 
 
 def default_engine() -> str:
-    """Give HETERO_ENGINE, or ''."""
+    """Return HETERO_ENGINE, or ''."""
     return read("HETERO_ENGINE")
 
 
 def default_config() -> Path | None:
-    """Give the file named by HETERO_CONFIG, or None."""
+    """Return the file named by HETERO_CONFIG, or None."""
     text = read("HETERO_CONFIG")
     return Path(text).expanduser() if text else None
 
 
 def overrides() -> tuple[str, ...]:
-    """Give the 'key=value' settings of HETERO_SET.
+    """Return the 'key=value' settings of HETERO_SET.
 
     Raises
     ------
@@ -196,12 +196,12 @@ def switch_on(name: str, text: str) -> None:
 
 
 def required() -> tuple[str, ...]:
-    """Give the parts that a test run must find, from HETERO_REQUIRE."""
+    """Return the parts that a test run must find, from HETERO_REQUIRE."""
     return tuple(word.strip() for word in read("HETERO_REQUIRE").split(",") if word.strip())
 
 
 def test_data() -> Path | None:
-    """Give the folder named by HETERO_TEST_DATA, or None."""
+    """Return the folder named by HETERO_TEST_DATA, or None."""
     text = read("HETERO_TEST_DATA")
     return Path(text) if text else None
 
@@ -222,7 +222,7 @@ _DEVICE_PREFIXES += ("XLA_FLAGS", "TPU_VISIBLE", "TPU_CHIPS", "OCL_", "OPENCL_",
 
 
 def device_variables() -> tuple[str, ...]:
-    """Give the environment variables, as 'NAME=value', by which others' runtimes choose devices and drivers."""
+    """Return the environment variables, as 'NAME=value', by which others' runtimes choose devices and drivers."""
     return tuple(f"{name}={value}" for name, value in sorted(os.environ.items()) if name.startswith(_DEVICE_PREFIXES))
 
 
@@ -275,5 +275,5 @@ def misspelt() -> tuple[str, ...]:
 
 
 def given() -> dict[str, str]:
-    """Give the registered switches that are set, for workers that do not inherit them."""
+    """Return the registered switches that are set, for workers that do not inherit them."""
     return {name: os.environ[name] for name in _BY_NAME if name in os.environ}

@@ -47,7 +47,7 @@ class Tree:
     name: str = "configuration"
 
     def place(self, key: Key) -> str:
-        """Give the place of a path, or of its nearest known parent."""
+        """Return the place of a path, or of its nearest known parent."""
         for end in range(len(key), -1, -1):
             if key[:end] in self.places:
                 return self.places[key[:end]]
@@ -147,7 +147,7 @@ def _compose(text: str, name: str, fault: Fault) -> tuple[Any, _Loader]:
 
 
 def _place(name: str, mark: Any) -> str:
-    """Give 'file:line'; a setting has no lines."""
+    """Return 'file:line'; a setting has no lines."""
     return name if mark is None or name.startswith("--set ") else f"{name}:{mark.line + 1}"
 
 
@@ -172,7 +172,7 @@ class _Walk:
         self.count = 0
 
     def value(self, node: Any, key: Key) -> Any:
-        """Give the value of a node and note its place."""
+        """Return the value of a node and note its place."""
         self.count += 1
         if self.count > _MOST_VALUES:
             raise self.wrong(node, f"aliases make this more than {_MOST_VALUES} values", "write the values out")
@@ -186,7 +186,7 @@ class _Walk:
         return self.scalar(node, key)
 
     def mapping(self, node: Any, key: Key) -> dict[str, Any]:
-        """Give a dict; keys are text and occur once."""
+        """Return a dict; keys are text and occur once."""
         given: dict[str, Any] = {}
         for key_node, child in node.value:
             word = key_node.value if isinstance(key_node, yaml.ScalarNode) else None
@@ -204,7 +204,7 @@ class _Walk:
         return given
 
     def scalar(self, node: Any, key: Key) -> Any:
-        """Give a number, a truth value, None or text; `type: null` is the word 'null'."""
+        """Return a number, a truth value, None or text; `type: null` is the word 'null'."""
         tag = node.tag.removeprefix(_PREFIX)
         if tag == "null" and node.value and key[-1:] == ("type",):
             return "null"

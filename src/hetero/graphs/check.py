@@ -20,7 +20,7 @@ _ROUTE_BYTES = 1e6
 
 
 def faults(graph: TaskGraph, schedule: Schedule) -> list[str]:
-    """Give what is wrong with a schedule under the model that it names; nothing when it is sound.
+    """Return what is wrong with a schedule under the model that it names; nothing when it is sound.
 
     Notes
     -----
@@ -116,7 +116,7 @@ def _early_starts(graph: TaskGraph, where: dict[str, Placed], slack_s: float) ->
 
 
 def _routes_from(graph: TaskGraph, source: str) -> dict[str, tuple[float, float]]:
-    """Give latency and seconds a byte to every memory node: fewest links first, then the faster for a megabyte."""
+    """Return latency and seconds a byte to every memory node: fewest links first, then the faster for a megabyte."""
     queue = [(0, 0.0, source, 0.0, 0.0)]
     found: dict[str, tuple[float, float]] = {}
     while queue:

@@ -37,7 +37,7 @@ class _Use(NamedTuple):
 
 
 def contention_faults(graph: TaskGraph, schedule: Schedule, slack_s: float) -> list[str]:
-    """Give what is wrong with the transfers of a schedule, and with what lies where.
+    """Return what is wrong with the transfers of a schedule, and with what lies where.
 
     Notes
     -----
@@ -99,7 +99,7 @@ def _faults_of_orders(graph: TaskGraph, schedule: Schedule, slack_s: float) -> I
 
 
 def _places(graph: TaskGraph, schedule: Schedule) -> dict[str, list[tuple[Placed, str]]]:
-    """Give each attempt of each task, repeats included, and the memory node that it works on."""
+    """Return each attempt of each task, repeats included, and the memory node that it works on."""
     node = {device.id: device.memory_node for device in graph.devices}
     found: dict[str, list[tuple[Placed, str]]] = {}
     for row in (*schedule.placements, *schedule.repeats):
@@ -108,7 +108,7 @@ def _places(graph: TaskGraph, schedule: Schedule) -> dict[str, list[tuple[Placed
 
 
 def _arrivals(graph: TaskGraph, schedule: Schedule) -> dict[tuple[Item, str], list[tuple[float, float]]]:
-    """Give from when room is taken, and from when the item is there, for each item and memory node."""
+    """Return from when room is taken, and from when the item is there, for each item and memory node."""
     found: dict[tuple[Item, str], list[tuple[float, float]]] = {}
     places = _places(graph, schedule)
     for item in {(edge.src, edge.nbytes) for edge in graph.edges if edge.nbytes > 0}:
@@ -136,7 +136,7 @@ def _uses(graph: TaskGraph, schedule: Schedule) -> dict[tuple[Item, str], list[_
 def _stays(
     arrivals: list[tuple[float, float]], uses: list[_Use], gone_s: list[float], slack_s: float
 ) -> Iterator[_Stay | str]:
-    """Give the stays of an item on a memory node, one between two evictions; or which use finds nothing there."""
+    """Yield the stays of an item on a memory node, one between two evictions; or which use finds nothing there."""
     for turn in range(len(gone_s) + 1):
         came = [one for one in arrivals if bisect_left(gone_s, one[1] - slack_s) == turn]
         used = [use for use in uses if bisect_left(gone_s, use.finish_s - slack_s) == turn]

@@ -102,7 +102,7 @@ def _capacities(graph: TaskGraph, c: Channels) -> Floats:
 
 
 def _repaired(p: Problem, c: Channels, capacity_bytes: Floats, timeline: Timeline, names: tuple[str, ...]) -> Resident:
-    """Give the shortest of the plan and a few others that keeps to the capacities."""
+    """Return the shortest of the plan and a few others that keeps to the capacities."""
     best: Resident | None = None
     refused: NothingFitsError | None = None
     for order, device, least_s in _candidates(p, c, capacity_bytes, timeline):
@@ -154,7 +154,7 @@ def _candidates(
 
 
 def depth_first(p: Problem) -> Ints:
-    """Give the order in which a task is followed by what it was the last to wait for: few items are alive at once."""
+    """Return the order in which a task is followed by what it was the last to wait for: few items are alive at once."""
     waits = np.diff(p.pred_first)
     stack = [int(task) for task in p.order[::-1] if waits[task] == 0]
     order = []

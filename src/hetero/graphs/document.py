@@ -54,7 +54,7 @@ class Place:
         return f"{file}: {''.join(steps).lstrip('.')}" if rest else str(file)
 
     def wrong(self, given: object, what: str, remedy: str = "") -> GraphError:
-        """Give the error for a value here."""
+        """Return the error for a value here."""
         return GraphError(f"{self}: {shown(given)} is not {what}", remedy=remedy)
 
     def text(self, given: object) -> str:

@@ -40,7 +40,7 @@ class Fleet:
     speeds: tuple[dict[str, float | None], ...]
 
     def seconds(self, seconds: float, kind: str = "") -> tuple[float, ...]:
-        """Give the seconds on each device of a task that takes `seconds` at speed 1, inf where it cannot run.
+        """Return the seconds on each device of a task that takes `seconds` at speed 1, inf where it cannot run.
 
         Examples
         --------
@@ -52,7 +52,7 @@ class Fleet:
 
 
 def equal_devices(count: int) -> Fleet:
-    """Give that many equal devices of speed 1 on one memory node."""
+    """Return that many equal devices of speed 1 on one memory node."""
     devices = tuple(GraphDevice(f"d{number}", "ram") for number in range(count))
     return Fleet(devices, Topology((MemoryNode("ram", 2**63 - 1),), ()), (1.0,) * count, ({},) * count)
 

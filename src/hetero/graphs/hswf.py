@@ -54,7 +54,7 @@ def read_hswf(text: str, file: str, fleet: Fleet, kinds: tuple[str, ...], edge_b
 
 
 def _columns(fleet: Fleet, kinds: tuple[str, ...]) -> list[int]:
-    """Give the number of each device's column."""
+    """Return the number of each device's column."""
     for device in fleet.devices:
         if device.kind not in kinds:
             raise GraphError(

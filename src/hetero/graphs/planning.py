@@ -186,7 +186,7 @@ def warm_up(*, searches: bool) -> None:
 
 
 def schedule_of(graph: TaskGraph, p: Problem, timeline: Timeline, bound_s: float, policy: str) -> Schedule:
-    """Give the schedule with ids in place of indices."""
+    """Return the schedule with ids in place of indices."""
     rows = tuple(
         Placed(
             graph.tasks[task].id,

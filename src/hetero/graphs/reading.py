@@ -117,7 +117,7 @@ def _linked(graph: TaskGraph, file: Path | str) -> TaskGraph:
 
 
 def _guess(path: Path, text: str) -> str:
-    """Give 'json', 'stg', 'dot' or 'hswf' by the name of the file, else by how it begins."""
+    """Return 'json', 'stg', 'dot' or 'hswf' by the name of the file, else by how it begins."""
     for end in path.suffixes[::-1]:
         if end in _ENDS:
             return _ENDS[end]

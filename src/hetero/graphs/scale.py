@@ -195,7 +195,7 @@ def _topology(hosts: int, link_bytes_per_s: float) -> Topology:
 
 
 def _known(fleet: Sequence[Device], speed: dict[str, float], load: Load) -> CostModel:
-    """Give a cost model that has seen each size of task on one device of each name."""
+    """Return a cost model that has seen each size of task on one device of each name."""
     cost = CostModel(fleet)
     for device in {device.model_key: device for device in reversed(fleet)}.values():
         for kind, flop in enumerate(load.flop):

@@ -28,7 +28,7 @@ def _rows(needed: dict[str, Any], more: dict[str, Any] | None = None, least: int
 
 
 def graph_schema() -> dict[str, Any]:
-    """Give the schema, draft 2020-12."""
+    """Return the schema, draft 2020-12."""
     link = {"src": _ID, "dst": _ID, "bandwidth_bytes_per_s": {**_SECONDS, "exclusiveMinimum": 0}}
     seconds = {"type": "object", "additionalProperties": _SECONDS, "minProperties": 1}
     properties = {

@@ -47,7 +47,7 @@ class TableCost(CostModel):
         return False
 
     def estimate(self, signature: str, size: float, device: Device) -> Estimate:
-        """Give what the table says."""
+        """Return what the table says."""
         seconds = self._seconds[signature][device.id]
         return Estimate(seconds, seconds, seconds, "history", 1)
 
@@ -132,25 +132,25 @@ def _without_limits(graph: TaskGraph) -> TaskGraph:
 
 
 def _retry_s(graph: TaskGraph) -> float:
-    """Give how long an idle device waits to be considered anew: some tenth of a task, some thousandth of the run."""
+    """Return how long an idle device waits to be considered anew: some tenth of a task, some thousandth of the run."""
     least = sorted(min(task.seconds) for task in graph.tasks)
     return max(0.1 * least[len(least) // 2], 1e-3 * sum(least) / len(graph.devices), 1e-9) if least else 1.0
 
 
 def guide_of(graph: TaskGraph, plan: Schedule) -> dict[int, tuple[float, int]]:
-    """Give start and device index by the core's task ids."""
+    """Return start and device index by the core's task ids."""
     task = {task.id: number for number, task in enumerate(graph.tasks, 1)}
     column = {device.id: index for index, device in enumerate(graph.devices)}
     return {task[row.task]: (row.start_s, column[row.device]) for row in plan.placements}
 
 
 def device_ids(graph: TaskGraph) -> list[str]:
-    """Give the ids that the graph's devices have in the core."""
+    """Return the ids that the graph's devices have in the core."""
     return [device.id if "/" in device.id else f"h0/{device.id}" for device in graph.devices]
 
 
 def prepared(graph: TaskGraph) -> GraphRun:
-    """Give a graph's fleet and tasks in the core's terms."""
+    """Return a graph's fleet and tasks in the core's terms."""
     host = host_node(graph)
     devices = tuple(
         Device(
@@ -178,12 +178,12 @@ def prepared(graph: TaskGraph) -> GraphRun:
 
 
 def host_node(graph: TaskGraph) -> str:
-    """Give the memory node that counts as the host's: that of the first CPU, else of the first device."""
+    """Return the memory node that counts as the host's: that of the first CPU, else of the first device."""
     return next((device.memory_node for device in graph.devices if device.kind == "cpu"), graph.devices[0].memory_node)
 
 
 def _topology(graph: TaskGraph, host: str) -> Topology:
-    """Give a link for each path between two memory nodes; a direct one keeps its bus."""
+    """Return a link for each path between two memory nodes; a direct one keeps its bus."""
     p = problem_of(graph)
     nodes = sorted({device.memory_node for device in graph.devices})
     capacity = {node.id: node.capacity_bytes for node in graph.topology.nodes}
@@ -203,7 +203,7 @@ def _topology(graph: TaskGraph, host: str) -> Topology:
 
 
 def _tasks(graph: TaskGraph, devices: Sequence[Device]) -> tuple[list[SimTask], int]:
-    """Give the tasks in an order in which each comes after what it needs, and how many results were widened."""
+    """Return the tasks in an order in which each comes after what it needs, and how many results were widened."""
     number = {task.id: index for index, task in enumerate(graph.tasks, 1)}
     reads: dict[str, list[int]] = {task.id: [] for task in graph.tasks}
     after: dict[str, list[int]] = {task.id: [] for task in graph.tasks}

@@ -58,7 +58,7 @@ class Trials:
     notes: tuple[str, ...]
 
     def as_dict(self) -> dict[str, Any]:
-        """Give the figures by name, for JSON."""
+        """Return the figures by name, for JSON."""
         planned = {"makespan_s": self.plan.makespan_s, "lower_bound_s": self.plan.lower_bound_s}
         rest = {name: getattr(self, name) for name in self.__slots__ if name != "plan"}
         return {"planned": planned, **rest}

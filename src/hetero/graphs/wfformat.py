@@ -92,7 +92,7 @@ def _sizes(document: Any, place: Place) -> dict[str, int]:
 
 
 def _run(name: str, ran: dict[str, tuple[int, Any]], place: Place) -> tuple[float, str]:
-    """Give the seconds that a task ran, and its program."""
+    """Return the seconds that a task ran, and its program."""
     here = place / "workflow" / "execution" / "tasks"
     if name not in ran:
         raise GraphError(f"{here}: task {shown(name)} has no run time", remedy="give its runtimeInSeconds")
@@ -104,7 +104,7 @@ def _run(name: str, ran: dict[str, tuple[int, Any]], place: Place) -> tuple[floa
 
 
 def _pairs(by_name: dict[str, Any], place: Place) -> list[tuple[str, str]]:
-    """Give every (parent, child), told by either of them, once."""
+    """Yield every (parent, child) pair that either of them names, once."""
     found: dict[tuple[str, str], None] = {}
     for number, (name, row) in enumerate(by_name.items()):
         for key in ("parents", "children"):
@@ -116,7 +116,7 @@ def _pairs(by_name: dict[str, Any], place: Place) -> list[tuple[str, str]]:
 
 
 def _names(row: Any, key: str, place: Place) -> list[str]:
-    """Give a list of ids, [] where there is none."""
+    """Return a list of ids, [] where there is none."""
     given = row.get(key)
     given = [] if given is None else given
     if not isinstance(given, list) or not all(isinstance(each, str) for each in given):

@@ -190,7 +190,7 @@ def speed_of(new: DeviceSpec, old: DeviceSpec) -> Speed:
 
 
 def without(graph: TaskGraph, remove: Sequence[str]) -> TaskGraph:
-    """Give a graph without some devices.
+    """Return a graph without some devices.
 
     Raises
     ------
@@ -221,7 +221,7 @@ def _counted(word: str) -> tuple[int, str]:
 
 
 def _index(graph: TaskGraph, name: str) -> int:
-    """Give the place of a device by its id, or by its id without the host."""
+    """Return the place of a device by its id, or by its id without the host."""
     ids = [device.id for device in graph.devices]
     short = [device.partition("/")[2] or device for device in ids]
     if name in ids:
@@ -236,7 +236,7 @@ def _some(ids: Sequence[str]) -> str:
 
 
 def _source(graph: TaskGraph, name: str, known: Mapping[str, Known], measured: Measured) -> _Source:
-    """Give what the seconds of a new device come from: the graph, earlier runs, else data sheets."""
+    """Return what the seconds of a new device come from: the graph, earlier runs, else data sheets."""
     ids = [device.id for device in graph.devices]
     same = (_SAME,) * len(graph.tasks)
     if name in ids:
@@ -295,7 +295,7 @@ def _times(low: float, high: float) -> str:
 
 
 def _with(graph: TaskGraph, name: str, count: int, source: _Source, times: Sequence[float]) -> TaskGraph:
-    """Give a graph with further devices like one that it has, each with a memory of its own; `times` is by task."""
+    """Return a graph with further devices like one that it has, each with a memory of its own; `times` is by task."""
     like, spec = graph.devices[source.model], source.spec
     own = any(device.memory_node != like.memory_node for device in graph.devices) or spec is not None
     devices, nodes, links = list(graph.devices), list(graph.topology.nodes), list(graph.topology.links)
@@ -322,7 +322,7 @@ def _capacity(graph: TaskGraph, like: GraphDevice, spec: DeviceSpec | None) -> i
 
 
 def _links(graph: TaskGraph, like: str, node: str, spec: DeviceSpec | None) -> list[Link]:
-    """Give the links of a new memory node: those of the one that it is like, as fast as its data sheet says."""
+    """Return the links of a new memory node: those of the one that it is like, as fast as its data sheet says."""
     found = []
     for link in graph.topology.links:
         bytes_per_s = (spec.host_bytes_per_s if spec is not None else None) or link.bandwidth_bytes_per_s

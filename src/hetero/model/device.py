@@ -177,12 +177,12 @@ class DeviceStatus:
     power_w: float | None = None
 
     def as_dict(self) -> dict[str, Any]:
-        """Give the fields by name."""
+        """Return the fields by name."""
         return {name: getattr(self, name) for name in self.__slots__}
 
 
 def silicon_overlap(one: Device, other: Device) -> tuple[str, ...]:
-    """Give the silicon ids that two devices share, sorted.
+    """Return the silicon ids that two devices share, sorted.
 
     Examples
     --------

@@ -155,7 +155,7 @@ class Fabric:
         return name in self._by_id
 
     def part(self, name: str) -> Part:
-        """Give the part of that id, or of that id without its host where one device alone has it.
+        """Return the part of that id, or of that id without its host where one device alone has it.
 
         Raises
         ------
@@ -172,7 +172,7 @@ class Fabric:
         raise BadValueError(f"the topology has no part {name!r}", remedy=remedy)
 
     def path(self, one: str, other: str) -> Path:
-        """Give the widest path of fewest hops.
+        """Return the widest path of fewest hops.
 
         Raises
         ------
@@ -191,7 +191,7 @@ class Fabric:
         return name == start or self._by_id[name].kind in _RELAYS
 
     def _widths(self, start: str) -> dict[str, float]:
-        """Give the bandwidth of the widest path to every part that can be reached."""
+        """Return the bandwidth of the widest path to every part that can be reached."""
         found: dict[str, float] = {}
         heap = [(-float("inf"), start)]
         while heap:
@@ -235,7 +235,7 @@ class Fabric:
         return goal in seen
 
     def bandwidths(self, names: Iterable[str]) -> list[list[float]]:
-        """Give bytes/s between any two of these parts, 0 where nothing leads there, and on the diagonal."""
+        """Return bytes/s between any two of these parts, 0 where nothing leads there, and on the diagonal."""
         ids = [self.part(name).id for name in names]
         return [
             [0.0 if one == other else widths.get(other, 0.0) for other in ids]
@@ -243,7 +243,7 @@ class Fabric:
         ]
 
     def place(self, name: str, scope: str) -> str:
-        """Give the rack, host, NUMA node, PCIe bus or NVLink island of a device; '' where it is unknown.
+        """Return the rack, host, NUMA node, PCIe bus or NVLink island of a device; '' where it is unknown.
 
         Parameters
         ----------
@@ -268,7 +268,7 @@ class Fabric:
         return min((device.id for device in self.devices if self.nvlinked(part.id, device.id)), default="")
 
     def links(self, node_of: Mapping[str, str] | None = None) -> tuple[Link, ...]:
-        """Give directed links between the memories of devices, and to the host's, as the scheduler takes them.
+        """Return directed links between the memories of devices, and to the host's, as the scheduler takes them.
 
         Parameters
         ----------

@@ -42,16 +42,16 @@ class Figure:
 
     @classmethod
     def around(cls, value: float, spread: float, origin: Origin) -> Figure:
-        """Give a figure whose logarithm has this standard deviation."""
+        """Return a figure whose logarithm has this standard deviation."""
         width = exp(_NORMAL_80 * spread)
         return cls(value, value / width, value * width, origin)
 
     def over(self, amount: float) -> Figure:
-        """Give `amount` over this figure, as in tokens over seconds."""
+        """Return `amount` over this figure, as in tokens over seconds."""
         return Figure(amount / self.value, amount / self.high, amount / self.low, self.origin)
 
     def times(self, factor: float) -> Figure:
-        """Give this figure a number of times."""
+        """Return this figure a number of times."""
         return Figure(self.value * factor, self.low * factor, self.high * factor, self.origin)
 
     def overlaps(self, other: Figure) -> bool:
@@ -59,5 +59,5 @@ class Figure:
         return self.low <= other.high and other.low <= self.high
 
     def as_dict(self) -> dict[str, float | str]:
-        """Give what a program would read."""
+        """Return what a program would read."""
         return {"value": self.value, "low": self.low, "high": self.high, "origin": self.origin}

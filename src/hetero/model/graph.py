@@ -79,7 +79,7 @@ class TaskGraph:
 
 
 def topological_order(names: Sequence[str], edges: Sequence[tuple[int, int]]) -> list[int]:
-    """Give the tasks in an order in which every edge points forward; among free tasks the first goes first.
+    """Return the tasks in an order in which every edge points forward; among free tasks the first goes first.
 
     Parameters
     ----------

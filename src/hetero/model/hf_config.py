@@ -46,7 +46,7 @@ class _Reader:
         self.where = where
 
     def number(self, key: str, default: int | None = None) -> int:
-        """Give a whole number from the first key of a group that is there."""
+        """Return a whole number from the first key of a group that is there."""
         names = _KEYS.get(key, (key,))
         for name in names:
             value = self.document.get(name)
@@ -62,7 +62,7 @@ class _Reader:
         return default
 
     def positive(self, key: str) -> int:
-        """Give a whole number above zero."""
+        """Return a whole number above zero."""
         value = self.number(key)
         if value == 0:
             raise BadValueError(f"{self.where}: {key} is 0", remedy="it must be above 0")
@@ -164,7 +164,7 @@ def _encoder(reader: _Reader, family: str) -> dict[str, Any]:
 
 
 def read(document: Mapping[str, Any], name: str = "", where: str = "config.json") -> ModelSpec:
-    """Give the architecture that a `config.json` describes; see `ModelSpec.from_config`."""
+    """Return the architecture that a `config.json` describes; see `ModelSpec.from_config`."""
     if not isinstance(document, Mapping):
         raise BadValueError(f"{where} is not an object but {shown(document)}", remedy=_REMEDY)
     inner = document.get("text_config")

@@ -290,7 +290,7 @@ TASK_NOTES = (CollectiveDone, CheckpointKept, OperatorsRun, TaskParts, NestedRun
 
 
 def set_in_time(note: TaskNote, began_s: float) -> TaskNote:
-    """Give a note that counts from the beginning of an attempt with the time of the run.
+    """Return a note that counts from the beginning of an attempt with the time of the run.
 
     Parameters
     ----------

@@ -127,7 +127,7 @@ _OTHER_NAMES = {
 
 
 def number_format(name: str) -> NumberFormat:
-    """Give the format of that name; case does not matter.
+    """Return the format of that name; case does not matter.
 
     Parameters
     ----------

@@ -55,7 +55,7 @@ class Link:
     kind: str = "memory"
 
     def seconds(self, nbytes: int) -> float:
-        """Give latency + bytes / bandwidth.
+        """Return latency + bytes / bandwidth.
 
         Examples
         --------
@@ -91,11 +91,11 @@ class Topology:
         self._by_pair.update({(link.src, link.dst): link for link in self.links})
 
     def link(self, src: str, dst: str) -> Link | None:
-        """Give the direct link, or None."""
+        """Return the direct link, or None."""
         return self._by_pair.get((src, dst))
 
     def route(self, src: str, dst: str) -> tuple[Link, ...]:
-        """Give the links that a transfer crosses: none, one, or two through the host's memory."""
+        """Return the links that a transfer crosses: none, one, or two through the host's memory."""
         if src == dst:
             return ()
         direct = self._by_pair.get((src, dst))
@@ -112,7 +112,7 @@ class Topology:
         return known
 
     def seconds(self, nbytes: int, src: str, dst: str) -> float:
-        """Give the seconds that a transfer takes on idle links.
+        """Return the seconds that a transfer takes on idle links.
 
         Examples
         --------
@@ -122,5 +122,5 @@ class Topology:
         return sum(link.seconds(nbytes) for link in self.route(src, dst))
 
     def extended(self, nodes: Iterable[MemoryNode], links: Iterable[Link]) -> Topology:
-        """Give a topology with further nodes and links."""
+        """Return a topology with further nodes and links."""
         return Topology((*self.nodes, *nodes), (*self.links, *links), self.fabric, self.elsewhere)

@@ -15,7 +15,7 @@ __all__ = ["class_prices"]
 
 @njit
 def class_prices(seconds: Floats, counts: Floats, rounds: int) -> Floats:
-    """Give prices l, sum of k_c * l_c = 1, near the maximum of the sum over tasks of min over c of l_c * w_ic.
+    """Return prices l, sum of k_c * l_c = 1, near the maximum of the sum over tasks of min over c of l_c * w_ic.
 
     Each round sends every task to its cheapest class, and makes dearer what is loaded beyond the mean.
     """

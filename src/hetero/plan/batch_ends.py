@@ -28,7 +28,7 @@ class Span(NamedTuple):
 
 
 def beside(left: Span, works: Mapping[int, Span]) -> tuple[int, ...]:
-    """Give the tickets of the batches that touch what is left, or one another, on either side; the nearest first.
+    """Return the tickets of the batches that touch what is left, or one another, on either side; the nearest first.
 
     Parameters
     ----------

@@ -58,7 +58,7 @@ class _Lane:
     in_vain: bool = False
 
     def free_s(self, now_s: float) -> float:
-        """Give when everything that it was given should be done."""
+        """Return when everything that it was given should be done."""
         if not self.queue:
             return now_s
         first, *rest = self.queue
@@ -94,24 +94,24 @@ class Planner:
         return tuple(self._lanes)
 
     def sizes(self, name: str) -> Sizes:
-        """Give what is known of a device."""
+        """Return what is known of a device."""
         return self._lanes[name].sizes
 
     def rate(self, name: str) -> float:
-        """Give the records a second of a device while it worked, 0 before its first batch."""
+        """Return the records a second of a device while it worked, 0 before its first batch."""
         lane = self._lanes[name]
         return lane.records / lane.busy_s if lane.busy_s else 0.0
 
     def given(self, name: str) -> tuple[Given, ...]:
-        """Give the batches that a device has not done yet, the one it works on first."""
+        """Return the batches that a device has not done yet, the one it works on first."""
         return tuple(self._lanes[name].queue)
 
     def why_idle(self, name: str) -> str:
-        """Give why a device was given nothing when it last asked, '' where it was given something."""
+        """Return why a device received nothing when it last asked, '' where it received something."""
         return self._lanes[name].why_idle
 
     def end_s(self, left: float, now_s: float) -> float:
-        """Give when everything should be done, infinite where nobody knows."""
+        """Return when everything should be done, infinite where nobody knows."""
         known = {name: lane.sizes.law for name, lane in self._lanes.items() if lane.sizes.law is not None}
         if not known or math.isinf(left):
             return math.inf
@@ -119,7 +119,7 @@ class Planner:
         return max(max(free), finish_s([law for law in known.values() if law], free, left))
 
     def ask(self, name: str, left: float, now_s: float, insured: bool = False) -> int:
-        """Give the size of the next batch of a device, 0 where it should wait.
+        """Return the size of the next batch of a device, 0 where it should wait.
 
         Parameters
         ----------
@@ -211,7 +211,7 @@ class Planner:
         return tuple(given.ticket for given in self._lanes.pop(name).queue)
 
     def late(self, name: str, tickets: Sequence[int], left: float, now_s: float) -> tuple[int, ...]:
-        """Give which batches of others a device takes over with what is left, where that is its last batch.
+        """Return which batches of others a device takes over with what is left, where that is its last batch.
 
         Parameters
         ----------
@@ -256,7 +256,7 @@ class Planner:
         self._lanes[name].in_vain = True
 
     def rescue(self, name: str, now_s: float) -> int | None:
-        """Give the ticket of a batch that an idle device would end sooner than the one that has it.
+        """Return the ticket of a batch that an idle device would end sooner than the one that has it.
 
         Notes
         -----
@@ -290,7 +290,7 @@ class Planner:
 
 
 def _part(laws: list[Law], free: list[float], left: float, at: int, now_s: float) -> tuple[int, str]:
-    """Give the size of a device's next batch, and where it is 0, why.
+    """Return the size of a device's next batch, and where it is 0, why.
 
     Notes
     -----

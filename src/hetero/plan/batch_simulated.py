@@ -47,7 +47,7 @@ class _World:
         self.result = Simulated(0.0, dict.fromkeys(truths, 0), 0)
 
     def hand_out(self) -> None:
-        """Give work to who asks until nobody takes any."""
+        """Hand work to the devices that ask until none takes any."""
         for number, name in enumerate(self.truths):
             while (batch := self.next_for(name, back=number > 0)) is not None:
                 self.tickets += 1
@@ -85,7 +85,7 @@ class _World:
         self.result = self.result._replace(repeated=self.result.repeated + len(self.open[ticket]))
 
     def seconds(self, name: str, ticket: int) -> float:
-        """Give how long a batch really takes on a device."""
+        """Return how long a batch really takes on a device."""
         return self.truths[name](len(self.open[ticket]))
 
     def give(self, name: str, ticket: int) -> None:

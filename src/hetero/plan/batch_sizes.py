@@ -89,11 +89,11 @@ class Sizes:
         return self.fixed is None and self._next_probe() is not None
 
     def points(self) -> tuple[tuple[float, float], ...]:
-        """Give (size, s) of what was measured, sizes ascending."""
+        """Return (size, s) of what was measured, sizes ascending."""
         return tuple(_point(self._samples[key]) for key in sorted(self._samples))
 
     def wanted(self) -> int:
-        """Give the size of the next batch, as far as this device alone is concerned."""
+        """Return the size of the next batch, as far as this device alone is concerned."""
         if self.fixed is not None:
             return int(min(self.fixed, self.limit))
         probe = self._next_probe()
@@ -145,7 +145,7 @@ class Sizes:
         return self._samples.setdefault(_key(size), deque(maxlen=_KEPT))
 
     def _expected(self, size: float, otherwise: float) -> float:
-        """Give the seconds that samples of about this size took before."""
+        """Return the seconds that samples of about this size took before."""
         bucket = self._samples.get(_key(size))
         if not bucket:
             return otherwise
@@ -176,7 +176,7 @@ class Sizes:
         self._settle()
 
     def _next_probe(self) -> float | None:
-        """Give the size to learn from next, None where the best one is known."""
+        """Return the size to learn from next, None where the best one is known."""
         points = self.points()
         if not points:
             return 1

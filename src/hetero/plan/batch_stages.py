@@ -80,28 +80,28 @@ class StagePlanner:
         return all(self._desks[name].allowed[step[0] : step[1] + 1])
 
     def sizes_at(self, name: str, step: Step) -> Sizes:
-        """Give what is known of a device at a step."""
+        """Return what is known of a device at a step."""
         desk = self._desks[name]
         if step not in desk.sizes:
             desk.sizes[step] = self._make_sizes(name, step)
         return desk.sizes[step]
 
     def sizes(self, name: str) -> Sizes:
-        """Give what is known of a device at the step that it knows best."""
+        """Return what is known of a device at the step that it knows best."""
         desk = self._desks[name]
         known = sorted(desk.sizes, key=lambda step: (len(desk.sizes[step].points()), step))
         return desk.sizes[known[-1]] if known else self.sizes_at(name, (0, 0))
 
     def given(self, name: str) -> tuple[int, ...]:
-        """Give the tickets of the batches that a device has not done yet."""
+        """Return the tickets of the batches that a device has not done yet."""
         return tuple(self._desks[name].queue)
 
     def why_idle(self, name: str) -> str:
-        """Give why a device did nothing."""
+        """Return why a device did nothing."""
         return "the other devices kept up with every stage" if self._desks[name].idle else ""
 
     def choose(self, name: str, queues: Sequence[float]) -> Step | None:
-        """Give the step that a free device takes, None where it should wait.
+        """Return the step that a free device takes, None where it should wait.
 
         Parameters
         ----------
@@ -158,12 +158,12 @@ class StagePlanner:
         return law.seconds(min(law.best, queues[stage])) * quicker > queues[stage]
 
     def _coming(self, stage: int) -> float:
-        """Give how many records devices work on that will wait before a stage."""
+        """Return how many records devices work on that will wait before a stage."""
         works = [work for desk in self._desks.values() for work in desk.queue.values()]
         return sum(size for (_, last), size in works if last + 1 == stage)
 
     def _rate(self, name: str, step: Step) -> float:
-        """Give the records a second of a device at a step; of several stages, from each where they were not run."""
+        """Return the records a second of a device at a step; of several stages, from each where they were not run."""
         law = self.sizes_at(name, step).law
         if law is not None:
             return law.rate

@@ -79,7 +79,7 @@ class Law:
         return self.best / self.best_s
 
     def seconds(self, size: float) -> float:
-        """Give the seconds of a batch."""
+        """Return the seconds of a batch."""
         first, first_s = self.points[0]
         if size >= self.points[-1][0]:
             return self._above(size)
@@ -97,7 +97,7 @@ class Law:
         return max(last_s, min(last_s * far / last, _on_line(self.points[-2], self.points[-1], far))) * size / far
 
     def _between(self, size: float) -> float:
-        """Give the seconds of a size between two points: on the parabola through them and a third one."""
+        """Return the seconds of a size between two points: on the parabola through them and a third one."""
         at = bisect_right(self._sizes, size)
         low, high = self.points[at - 1], self.points[at]
         line_s = _on_line(low, high, size)
@@ -109,7 +109,7 @@ class Law:
         return min(max(bent_s, min(low[1], high[1])), max(low[1], high[1]))
 
     def size_within(self, seconds: float) -> int:
-        """Give the largest size, up to `most`, that is done within some seconds, 0 where not even 1 is."""
+        """Return the largest size, up to `most`, that is done within some seconds, 0 where not even 1 is."""
         low, high = 0, int(self.most)
         if seconds >= self.seconds(high):
             return high
@@ -119,7 +119,7 @@ class Law:
         return low
 
     def capacity(self, seconds: float) -> int:
-        """Give how many records are done within some seconds, in batches of the best size and a smaller last one."""
+        """Return how many records are done within some seconds, in batches of the best size and a smaller last one."""
         if seconds <= 0.0:
             return 0
         full = max(0, int(seconds / self.best_s) - 1)
@@ -135,7 +135,7 @@ def _on_line(a: tuple[float, float], b: tuple[float, float], size: float) -> flo
 
 
 def finish_s(laws: Sequence[Law], free_s: Sequence[float], left: float) -> float:
-    """Give the earliest time by which all devices together have done what is left.
+    """Return the earliest time by which all devices together have done what is left.
 
     Parameters
     ----------
@@ -159,7 +159,7 @@ def finish_s(laws: Sequence[Law], free_s: Sequence[float], left: float) -> float
 
 
 def soonest_s(laws: Sequence[Law], free_s: Sequence[float], left: float) -> float:
-    """Give a bound below `finish_s`: every device at its best rate from when it is free, no batch too small.
+    """Return a bound below `finish_s`: every device at its best rate from when it is free, no batch too small.
 
     Examples
     --------
@@ -178,7 +178,7 @@ def soonest_s(laws: Sequence[Law], free_s: Sequence[float], left: float) -> floa
 
 
 def guided_size(laws: Sequence[Law], free_s: Sequence[float], left: float, device: int) -> int:
-    """Give the size of a device's next batch so that all devices end together.
+    """Return the size of a device's next batch so that all devices end together.
 
     Parameters
     ----------
@@ -209,7 +209,7 @@ def guided_size(laws: Sequence[Law], free_s: Sequence[float], left: float, devic
 
 
 def packed(costs: Sequence[float], wanted: float) -> int:
-    """Give how many of the next records make a batch of about this cost; at least one.
+    """Return how many of the next records make a batch of about this cost; at least one.
 
     Parameters
     ----------

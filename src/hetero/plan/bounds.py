@@ -52,7 +52,7 @@ def lower_bound(
     *,
     rounds: int = _ROUNDS,
 ) -> Bound:
-    """Give a time that no schedule can beat.
+    """Return a time that no schedule can beat.
 
     Parameters
     ----------
@@ -107,7 +107,7 @@ def lower_bound(
 
 
 def _chains(fastest: Floats, after: Sequence[Sequence[int]]) -> tuple[Floats, Floats]:
-    """Give for each task the longest chain before it and behind it, each on its fastest devices."""
+    """Return for each task the longest chain before it and behind it, each on its fastest devices."""
     count = len(fastest)
     heads, tails, own = [0.0] * count, [0.0] * count, fastest.tolist()
     for task, parents in enumerate(after):
@@ -121,7 +121,7 @@ def _chains(fastest: Floats, after: Sequence[Sequence[int]]) -> tuple[Floats, Fl
 
 
 def _costs(table: Floats, weights: Floats, width: NDArray[np.int64]) -> Floats:
-    """Give for each task the least weighted seconds that it takes of the fleet."""
+    """Return for each task the least weighted seconds that it takes of the fleet."""
     weighted = np.where(np.isfinite(table), table * weights, np.inf)
     costs: Floats = weighted.min(axis=1)
     for row in np.flatnonzero(width > 1):
@@ -203,7 +203,7 @@ def _crowded(costs: Floats, after: Sequence[Sequence[int]], heads: Floats, tails
 
 
 def _windows(costs: Floats, heads: Floats, tails: Floats) -> float:
-    """Give the best of: the tasks that begin after h and end before q, with h and q around them."""
+    """Return the best of: the tasks that begin after h and end before q, with h and q around them."""
     steps = np.linspace(0.0, 1.0, _WINDOWS)
     after = np.unique(np.quantile(heads, steps, method="lower"))
     before = np.unique(np.quantile(tails, steps, method="lower"))

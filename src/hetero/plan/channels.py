@@ -160,7 +160,7 @@ def contended_schedule(
 
 
 def least_transfers(p: Problem) -> Problem:
-    """Give the problem with, between memory nodes, the least latency and seconds a byte that any path could have.
+    """Return the problem with, between memory nodes, the least latency and seconds a byte that any path could have.
 
     Notes
     -----

@@ -46,7 +46,7 @@ def _by_finish(p: Problem, task: int, finish_s: Floats, edges: Ints) -> int:
 
 @njit
 def _arrival(c: Routes, item: int, path: int, ready_s: float, gaps: Gaps) -> float:
-    """Give when an item would be at the end of a path, nothing else being sent."""
+    """Return when an item would be at the end of a path, nothing else being sent."""
     for hop in range(c.hop_first[path], c.hop_first[path + 1]):
         channel = c.hop_channel[hop]
         seconds = c.hop_latency_s[hop] + c.item_bytes[item] * c.hop_s_per_byte[hop]
@@ -79,7 +79,7 @@ def _send(c: Routes, item: int, path: int, ready_s: float, gaps: Gaps, sent: int
 def _estimate(
     p: Problem, c: Routes, edges: Ints, there: int, device: Ints, finish_s: Floats, at_s: Floats, gaps: Gaps
 ) -> float:
-    """Give when the inputs of a task would be on a memory node, did they not wait for one another."""
+    """Return when the inputs of a task would be on a memory node if they did not wait for one another."""
     ready_s = 0.0
     for e in edges:
         before, item = p.pred[e], c.pred_item[e]

@@ -211,7 +211,7 @@ class CostModel:
         self._version += 1
 
     def new_samples(self) -> tuple[Sample, ...]:
-        """Give what was learned since the last call, to be kept: the newest of each signature on each device."""
+        """Return what was learned since the last call, to be kept: the newest of each signature on each device."""
         kept: list[Sample] = []
         for state in self._states.values():
             for signature, window in state.windows.items():
@@ -365,7 +365,7 @@ class CostModel:
         )
 
     def _slowness(self, device: Device | None) -> float:
-        """Give how many times slower a device is than the fastest, as far as their speeds are known."""
+        """Return how many times slower a device is than the fastest, as far as their speeds are known."""
         if device is None:
             return 1.0
         if self._fastest_flop_per_s and device.flop_per_s:

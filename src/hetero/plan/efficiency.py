@@ -74,30 +74,30 @@ class Efficiency:
 
     @classmethod
     def of(cls, costs: Mapping[str, tuple[float, float]], noise: float, origin: Origin, said: str = "") -> Efficiency:
-        """Give one from a median and a spread for each term."""
+        """Return one from a median and a spread for each term."""
         log_cost = np.log([costs[name][0] for name in TERMS])
         return cls(log_cost, np.diag([costs[name][1] ** 2 for name in TERMS]), noise, origin, said)
 
     def seconds(self, amounts: Vector, place: Vector | None = None) -> float:
-        """Give the expected time of these amounts."""
+        """Return the expected time of these amounts."""
         pull = 0.0 if place is None else float((_likeness(place[None], self.places) @ self.pulls)[0])
         return float(np.exp(self.log_cost) @ amounts * np.exp(pull))
 
     def spread(self, amounts: Vector) -> float:
-        """Give the standard deviation of the time's logarithm."""
+        """Return the standard deviation of the time's logarithm."""
         shares = _shares(self.log_cost, amounts[None])[0]
         return float(np.sqrt(shares @ self.covariance @ shares + self.noise**2))
 
     def figure(self, amounts: Vector, place: Vector | None = None) -> Figure:
-        """Give the time of these amounts with its interval."""
+        """Return the time of these amounts with its interval."""
         return Figure.around(self.seconds(amounts, place), self.spread(amounts), self.origin)
 
     def shares(self, amounts: Vector) -> dict[str, float]:
-        """Give the share that each term has of the time."""
+        """Return the share that each term has of the time."""
         return dict(zip(TERMS, _shares(self.log_cost, amounts[None])[0].tolist(), strict=True))
 
     def widened(self, part_frac: float, common: float, origin: Origin, said: str) -> Efficiency:
-        """Give the same for another device: more doubt of each term and, by `common`, of all together.
+        """Return the same for another device: more doubt of each term and, by `common`, of all together.
 
         Parameters
         ----------
@@ -116,14 +116,14 @@ class Efficiency:
 
 
 def _likeness(one: Vector, other: Vector) -> Vector:
-    """Give how alike runs are, most where they are the same: a Gaussian of the distance of their places."""
+    """Return how alike runs are, most where they are the same: a Gaussian of the distance of their places."""
     apart = ((one[:, None, :] - other[None, :, :]) ** 2).sum(axis=-1)
     alike: Vector = _ALIKE_FRAC * np.exp(-apart / 2)
     return alike
 
 
 def _shares(log_cost: Vector, amounts: Vector) -> Vector:
-    """Give the share of each term, one row a run: the derivative of the logarithm of the time."""
+    """Return the share of each term, one row a run: the derivative of the logarithm of the time."""
     parts = np.exp(log_cost) * amounts
     shares: Vector = parts / parts.sum(axis=1, keepdims=True)
     return shares
@@ -135,14 +135,14 @@ def _residuals(log_cost: Vector, amounts: Vector, log_seconds: Vector) -> Vector
 
 
 def _cost(left: Vector, away: Vector, precision: Vector) -> float:
-    """Give what is made small: Huber's loss of the residuals and the distance from the prior."""
+    """Return what is made small: Huber's loss of the residuals and the distance from the prior."""
     size = np.abs(left)
     loss = np.where(size < _TRUSTED, left**2, 2 * _TRUSTED * size - _TRUSTED**2)
     return float(loss.sum() + away @ precision @ away)
 
 
 def _nearest(prior: Efficiency, amounts: Vector, log_seconds: Vector, noise: float) -> tuple[Vector, Vector]:
-    """Give the costs that are likeliest after the measurements, and their covariance (Gauss and Newton, damped)."""
+    """Return the costs that are likeliest after the measurements, and their covariance (Gauss and Newton, damped)."""
     precision: Vector = np.linalg.inv(prior.covariance).astype(np.float64)
     cost, damping = prior.log_cost.copy(), 1e-3
     left = _residuals(cost, amounts, log_seconds)
@@ -167,7 +167,7 @@ def _nearest(prior: Efficiency, amounts: Vector, log_seconds: Vector, noise: flo
 
 
 def _noise(prior: Efficiency, cost: Vector, covariance: Vector, noise: float, data: tuple[Vector, Vector]) -> float:
-    """Give the noise after the measurements: residuals as if each had been left out, weighed against the prior's."""
+    """Return the noise after the measurements: residuals as if each had been left out, weighed against the prior's."""
     amounts, log_seconds = data
     slope = _shares(cost, amounts)
     pulled = np.einsum("ij,jk,ik->i", slope, covariance, slope) / noise**2
@@ -177,7 +177,7 @@ def _noise(prior: Efficiency, cost: Vector, covariance: Vector, noise: float, da
 
 
 def learn(prior: Efficiency, samples: Sequence[Sample], origin: Origin, said: str) -> Efficiency:
-    """Give what is known after measurements: few of them leave much of the prior, many leave little.
+    """Return what is known after measurements: few of them leave much of the prior, many leave little.
 
     Parameters
     ----------

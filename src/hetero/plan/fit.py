@@ -62,7 +62,7 @@ class Footprint:
         return self.total + int(DOUBT_FRAC * (self.activations + self.buffers + self.reserve))
 
     def as_dict(self) -> dict[str, int]:
-        """Give the categories by name."""
+        """Return the categories by name."""
         return {item.name: getattr(self, item.name) for item in fields(self)}
 
 
@@ -105,7 +105,7 @@ class Fit:
 
 
 def weight_bytes(model: ModelSpec, form: NumberFormat, host_embedding: bool = False, packs_head: bool = False) -> int:
-    """Give the bytes of a whole model's weights.
+    """Return the bytes of a whole model's weights.
 
     Parameters
     ----------
@@ -151,7 +151,7 @@ def _trainable(work: Workload, count: Parameters) -> int:
 
 
 def fullest_stage(layers: int, layer_bytes: float, ends: tuple[float, float], stages: int) -> float:
-    """Give the bytes of the fullest stage when whole layers are spread as evenly as they can be.
+    """Return the bytes of the fullest stage when whole layers are spread as evenly as they can be.
 
     Parameters
     ----------
@@ -176,7 +176,7 @@ def fullest_stage(layers: int, layer_bytes: float, ends: tuple[float, float], st
 
 
 def _weights(work: Workload, spread: Sharding, shared: bool) -> tuple[float, float]:
-    """Give the bytes of the weights on one device, and of what is gathered for a moment beside them."""
+    """Return the bytes of the weights on one device, and of what is gathered for a moment beside them."""
     model, form = work.model, number_format(work.weights)
     count = model.parameters()
     engine = ENGINES[work.engine]
@@ -195,7 +195,7 @@ def _weights(work: Workload, spread: Sharding, shared: bool) -> tuple[float, flo
 
 
 def _learning(work: Workload, spread: Sharding) -> tuple[float, float, float]:
-    """Give the bytes of adapters, gradients and optimiser on one device."""
+    """Return the bytes of adapters, gradients and optimiser on one device."""
     if not work.training:
         return 0.0, 0.0, 0.0
     count = work.model.parameters()
@@ -226,7 +226,7 @@ def _kv(work: Workload, spread: Sharding) -> float:
 
 
 def footprint(work: Workload, spread: Sharding | None = None, shared: bool = False) -> Footprint:
-    """Give the bytes that a workload takes of the device that carries most.
+    """Return the bytes that a workload takes of the device that carries most.
 
     Parameters
     ----------

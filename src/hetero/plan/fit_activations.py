@@ -15,7 +15,7 @@ _LOGITS, _LOG_SOFTMAX, _ITS_GRADIENT, _LOGIT_GRADIENT = 2, 4, 4, 2
 
 
 def _norms(model: ModelSpec, trained: bool) -> int:
-    """Give the bytes that the norms of a layer keep.
+    """Return the bytes that the norms of a layer keep.
 
     An RMS norm computes in 32 bits and keeps that copy of its input; one that is trained also keeps the normed value.
     torch's layer norm keeps its 16-bit input alone.
@@ -25,7 +25,7 @@ def _norms(model: ModelSpec, trained: bool) -> int:
 
 
 def _attention(model: ModelSpec, flash: bool, context: int) -> int:
-    """Give the bytes that attention keeps: the fused projection (V is a view of it), rotated Q and K, the output."""
+    """Return the bytes that attention keeps: the fused projection (V is a view of it), rotated Q and K, the output."""
     kv = model.heads * model.value_dim if model.latent else model.kv_heads * model.head_dim
     key = model.query_width if model.latent else kv
     projected = model.query_width + key + kv
@@ -34,17 +34,17 @@ def _attention(model: ModelSpec, flash: bool, context: int) -> int:
 
 
 def _mlp(model: ModelSpec) -> int:
-    """Give the bytes that the MLP keeps: gate, its activation and the up-projection; or the activation's input."""
+    """Return the bytes that the MLP keeps: gate, its activation and the up-projection; or the activation's input."""
     return (6 if model.gated else 2) * model.mlp_width_per_token
 
 
 def _inputs(model: ModelSpec) -> int:
-    """Give the bytes of the inputs of a layer's matrices, where these are kept: QKV, output, MLP in and out."""
+    """Return the bytes of the inputs of a layer's matrices, where these are kept: QKV, output, MLP in and out."""
     return 2 * (model.hidden + model.value_width + model.hidden + model.mlp_width_per_token)
 
 
 def _adapter_inputs(work: Workload) -> int:
-    """Give the bytes of the adapters' inputs: with dropout a 16-bit copy and a mask of one byte."""
+    """Return the bytes of the adapters' inputs: with dropout a 16-bit copy and a mask of one byte."""
     model = work.model
     each = 3 if work.lora.dropout else 2
     targets = set(work.lora.targets)
@@ -55,7 +55,7 @@ def _adapter_inputs(work: Workload) -> int:
 
 
 def kept_per_token(work: Workload) -> tuple[int, int]:
-    """Give the bytes a token and layer that stay until the backward pass, and those of one layer computed again.
+    """Return the bytes a token and layer that stay until the backward pass, and those of one layer computed again.
 
     Notes
     -----
@@ -82,7 +82,7 @@ def kept_per_token(work: Workload) -> tuple[int, int]:
 
 
 def loss_bytes(model: ModelSpec, tensor: int = 1) -> float:
-    """Give the bytes a token of the loss: logits in 16 bits, log-softmax and its gradient in 32, the logits' gradient.
+    """Return the bytes a token of the loss: logits in 16 bits, log-softmax and its gradient in 32, the logits' gradient.
 
     Examples
     --------
@@ -95,7 +95,7 @@ def loss_bytes(model: ModelSpec, tensor: int = 1) -> float:
 
 
 def pass_bytes(work: Workload, tensor: int = 1) -> float:
-    """Give the bytes of the buffers of one forward pass without a backward one.
+    """Return the bytes of the buffers of one forward pass without a backward one.
 
     Notes
     -----

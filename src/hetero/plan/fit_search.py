@@ -39,7 +39,7 @@ class Change:
 
 
 def _largest(most: int, holds: Callable[[int], bool]) -> int:
-    """Give the largest number for which something holds that stops holding once; 0 if never."""
+    """Return the largest number for which something holds that stops holding once; 0 if never."""
     if not holds(1):
         return 0
     low = 1
@@ -53,7 +53,7 @@ def _largest(most: int, holds: Callable[[int], bool]) -> int:
 
 
 def largest_batch(work: Workload, room: Room, spread: Sharding | None = None) -> int:
-    """Give the largest batch a replica that surely fits, 0 if none does.
+    """Return the largest batch a replica that surely fits, 0 if none does.
 
     Examples
     --------
@@ -66,13 +66,13 @@ def largest_batch(work: Workload, room: Room, spread: Sharding | None = None) ->
 
 
 def largest_context(work: Workload, room: Room, spread: Sharding | None = None) -> int:
-    """Give the longest context that surely fits, 0 if none does, no longer than the model was made for."""
+    """Return the longest context that surely fits, 0 if none does, no longer than the model was made for."""
     most = min(_MOST_CONTEXT, work.model.context or _MOST_CONTEXT)
     return _largest(most, lambda context: fit(replace(work, context=context), room, spread).answer == "fits")
 
 
 def shardings(work: Workload, count: int) -> Iterator[Sharding]:
-    """Give the usual ways to spread a workload over that many devices, the simplest first.
+    """Yield the usual ways to spread a workload over that many devices, the simplest first.
 
     llama.cpp splits by layers; other inference splits matrices over devices that divide the heads, and layers beyond;
     training splits weights, gradients and optimiser over replicas, then also matrices over up to eight devices.
@@ -92,7 +92,7 @@ def shardings(work: Workload, count: int) -> Iterator[Sharding]:
 
 
 def devices_needed(work: Workload, room: Room) -> tuple[int, Sharding] | None:
-    """Give the fewest devices on which a workload surely fits and how to spread it; None if none do.
+    """Return the fewest devices on which a workload surely fits and how to spread it; None if none do.
 
     Examples
     --------
@@ -113,7 +113,7 @@ def devices_needed(work: Workload, room: Room) -> tuple[int, Sharding] | None:
 
 
 def _other_workloads(work: Workload) -> Iterator[tuple[str, str, Workload]]:
-    """Give changed workloads, those first that cost least."""
+    """Yield changed workloads, those first that cost least."""
     if work.training and not work.checkpointing:
         yield "checkpoint activations", "about a third more arithmetic", replace(work, checkpointing=True)
     if not work.flash:
@@ -151,7 +151,7 @@ def _smaller_weights(work: Workload) -> Iterator[tuple[str, str, Workload]]:
 
 
 def changes(work: Workload, room: Room, spread: Sharding | None = None) -> list[Change]:
-    """Give the changes that make a workload fit, the cheapest first; empty where it fits as it is.
+    """Return the changes that make a workload fit, the cheapest first; empty where it fits as it is.
 
     Notes
     -----
@@ -175,7 +175,7 @@ def changes(work: Workload, room: Room, spread: Sharding | None = None) -> list[
 
 
 def _with_more_devices(work: Workload, room: Room, have: int) -> Iterator[Change]:
-    """Give what more devices do: with everything saved that can be, and with the workload as it is."""
+    """Yield what more devices do: with everything saved that can be, and with the workload as it is."""
     lean = replace(work, batch=1, flash=True, checkpointing=work.training)
     if lean != work:
         words = "activations checkpointed, " if work.training else ""

@@ -23,7 +23,7 @@ _GRAINS_AT_MOST = 10**6
 
 
 def least_tails(p: Problem) -> Floats:
-    """Give the least seconds from each task's finish on each memory node to the end, shape (n_tasks, n_nodes).
+    """Return the least seconds from each task's finish on each memory node to the end, shape (n_tasks, n_nodes).
 
     Notes
     -----
@@ -36,7 +36,7 @@ def least_tails(p: Problem) -> Floats:
 
 
 def least_heads(p: Problem) -> Floats:
-    """Give the least seconds from the start until each task's inputs are on each memory node."""
+    """Return the least seconds from the start until each task's inputs are on each memory node."""
     from hetero.plan.ranks_kernels import heads
 
     found: Floats = heads(p)
@@ -44,7 +44,7 @@ def least_heads(p: Problem) -> Floats:
 
 
 def critical_path_bound(p: Problem) -> float:
-    """Give the longest path through the graph, each task on the device that suits the path, unavoidable transfers in.
+    """Return the longest path through the graph, each task on the device that suits the path, unavoidable transfers in.
 
     Notes
     -----
@@ -58,7 +58,7 @@ def critical_path_bound(p: Problem) -> float:
 
 
 def grain(p: Problem) -> float:
-    """Give the s of which all times of a problem are whole multiples, so that every makespan is one; 0 for none.
+    """Return the s of which all times of a problem are whole multiples, so that every makespan is one; 0 for none.
 
     Notes
     -----
@@ -93,7 +93,7 @@ def in_whole_grains(bound_s: float, grain_s: float) -> float:
 
 
 def area_bound(p: Problem) -> float:
-    """Give the area relaxation's bound: tasks may be split over devices, but every device has only so much time.
+    """Return the area relaxation's bound: tasks may be split over devices, but every device has only so much time.
 
     Notes
     -----
@@ -131,7 +131,7 @@ def area_bound(p: Problem) -> float:
 
 
 def _areas(seconds: Floats, prices: Floats) -> Floats:
-    """Give min over c of price_c * w_ic, a class that cannot run the task left out."""
+    """Return min over c of price_c * w_ic, a class that cannot run the task left out."""
     with np.errstate(invalid="ignore"):
         priced = np.where(np.isfinite(seconds), seconds * prices, np.inf)
     cheapest: Floats = priced.min(axis=1)
@@ -139,7 +139,7 @@ def _areas(seconds: Floats, prices: Floats) -> Floats:
 
 
 def _best_window(area_s: Floats, head_s: Floats, tail_s: Floats) -> tuple[float, float, float]:
-    """Give the greatest r + q + area of the tasks with head >= r and tail >= q, and its r and q."""
+    """Return the greatest r + q + area of the tasks with head >= r and tail >= q, and its r and q."""
     by = np.argsort(-head_s, kind="stable")
     head_s, tail_s, area_s = head_s[by], tail_s[by], area_s[by]
     best = (0.0, 0.0, 0.0)
@@ -153,7 +153,7 @@ def _best_window(area_s: Floats, head_s: Floats, tail_s: Floats) -> tuple[float,
 
 
 def _best_prices(seconds: Floats, counts: Floats) -> Floats:
-    """Give the prices l of the area relaxation, sum of k_c * l_c = 1, by cutting planes."""
+    """Return the prices l of the area relaxation, sum of k_c * l_c = 1, by cutting planes."""
     from hetero.plan.area_kernels import class_prices
 
     prices: Floats = class_prices(np.ascontiguousarray(seconds), counts, _ROUNDS)

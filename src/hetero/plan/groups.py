@@ -75,7 +75,7 @@ class Group:
     exact: bool
 
     def seconds(self, nbytes: float) -> float:
-        """Give the seconds that the collective takes for that many bytes a device, latencies left out.
+        """Return the seconds that the collective takes for that many bytes a device, latencies left out.
 
         Notes
         -----
@@ -101,7 +101,7 @@ def _shape(collective: str) -> str:
 
 
 def best_group(fabric: Fabric, count: int, collective: str = "all_reduce", terms: Terms | None = None) -> Group:
-    """Give the k devices whose slowest connection in that collective is the fastest.
+    """Return the k devices whose slowest connection in that collective is the fastest.
 
     Parameters
     ----------
@@ -158,7 +158,7 @@ def _why(fabric: Fabric, pools: Sequence[Sequence[str]], count: int, terms: Term
 
 
 def _pools(fabric: Fabric, terms: Terms) -> Iterator[tuple[str, ...]]:
-    """Give the candidates, all of them or one pool for each place that the group may be within."""
+    """Yield the candidates, all of them or one pool for each place that the group may be within."""
     include = tuple(fabric.part(name).id for name in terms.include)
     exclude = {fabric.part(name).id for name in terms.exclude}
     if clash := exclude & set(include):
@@ -205,7 +205,7 @@ def _mean(speeds: Floats, members: Sequence[int]) -> float:
 
 
 def group_bandwidth(speeds: Floats, members: Sequence[int], shape: str) -> float:
-    """Give the slowest connection of a group: along the ring in the given order, of the best tree, or of any pair.
+    """Return the slowest connection of a group: along the ring in the given order, of the best tree, or of any pair.
 
     Examples
     --------
@@ -253,7 +253,7 @@ def _enumerated(
 
 
 def _other_rates(speeds: Floats, groups: NDArray[np.int64], shape: str) -> Floats:
-    """Give the slowest pair of each group, or the slowest connection of its best tree (Prim 1957, many at once)."""
+    """Return the slowest pair of each group, or the slowest connection of its best tree (Prim 1957, many at once)."""
     count = groups.shape[1]
     pairs = speeds[groups[:, :, None], groups[:, None, :]]
     if shape == "pairs":
@@ -271,7 +271,7 @@ def _other_rates(speeds: Floats, groups: NDArray[np.int64], shape: str) -> Float
 
 
 def _sizes(n: int) -> NDArray[np.int8]:
-    """Give the number of members of every set of n, a set being the bits of its index."""
+    """Return the number of members of every set of n, a set being the bits of its index."""
     sizes = np.zeros(1, dtype=np.int8)
     for _ in range(n):
         sizes = np.concatenate((sizes, sizes + np.int8(1)))
@@ -279,7 +279,7 @@ def _sizes(n: int) -> NDArray[np.int8]:
 
 
 def _ring_rates(speeds: Floats, groups: NDArray[np.int64]) -> Floats:
-    """Give the slowest connection of the best ring through each group.
+    """Return the slowest connection of the best ring through each group.
 
     Notes
     -----
@@ -309,7 +309,7 @@ def _ring(speeds: Floats, members: Sequence[int]) -> tuple[int, ...]:
 
 
 def _largest_sum(inside: Floats) -> tuple[int, ...]:
-    """Give the ring from the first member whose connections have the largest sum (Held and Karp 1962)."""
+    """Return the ring from the first member whose connections have the largest sum (Held and Karp 1962)."""
     n = len(inside)
     best = np.full((1 << n, n), -np.inf)
     came = np.zeros((1 << n, n), dtype=np.int8)

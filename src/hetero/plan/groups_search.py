@@ -62,7 +62,7 @@ class Search:
 
 
 def searched(search: Search) -> tuple[int, ...] | None:
-    """Give a good group, None where none was found.
+    """Return a good group, None where none was found.
 
     Notes
     -----
@@ -157,7 +157,7 @@ class _Walk:
         return None
 
     def _core(self) -> int:
-        """Give the devices that have neighbours enough, one after the other taken away."""
+        """Return the devices that have neighbours enough, one after the other taken away."""
         alive = (1 << len(self._beside)) - 1
         while True:
             weak = [at for at in _members(alive) if (self._beside[at] & alive).bit_count() < self._least]
@@ -211,7 +211,7 @@ class _Walk:
         return False
 
     def _dense(self, free: int, left: int) -> int:
-        """Give those candidates of a clique that have neighbours enough among them."""
+        """Return those candidates of a clique that have neighbours enough among them."""
         beside, changed = self._beside, True
         while changed:
             changed, rest = False, free
@@ -226,7 +226,7 @@ class _Walk:
         return free
 
     def _ordered(self, path: list[int], options: int, missing: int) -> list[int]:
-        """Give what must come first, then what is near to the path; in a clique all are, after its first members."""
+        """Return what must come first, then what is near to the path; in a clique all are, after its first members."""
         if self._search.shape == "pairs" and len(path) > _NEAREST:
             return _members(options & missing) + _members(options & ~missing)
         close = self._search.speeds[path].sum(axis=0).tolist()

@@ -50,7 +50,7 @@ CurveKind = Literal["constant", "power", "affine"]
 
 
 def median(values: Sequence[float]) -> float:
-    """Give the middle value; of an even number the lower of the two in the middle.
+    """Return the middle value; of an even number the lower of the two in the middle.
 
     Notes
     -----
@@ -67,7 +67,7 @@ def median(values: Sequence[float]) -> float:
 
 
 def quantile(values: Sequence[float], frac: float) -> float:
-    """Give the smallest value that at least this fraction of the values does not exceed (nearest rank).
+    """Return the smallest value that at least this fraction of the values does not exceed (nearest rank).
 
     Parameters
     ----------
@@ -177,7 +177,7 @@ class Curve(NamedTuple):
     bends: tuple[tuple[float, float], ...] = ()
 
     def seconds(self, size: float) -> float:
-        """Give the seconds at a size: what the law says, bent to the sizes next to it.
+        """Return the seconds at a size: what the law says, bent to the sizes next to it.
 
         Examples
         --------
@@ -192,7 +192,7 @@ class Curve(NamedTuple):
         return bent * (self.a + self.b * max(size, 0.0))
 
     def spread_at(self, size: float) -> float:
-        """Give the spread at a size, wider the farther it lies outside of what was measured."""
+        """Return the spread at a size, wider the farther it lies outside of what was measured."""
         size = max(size, 1.0)
         outside = max(self.least / size, size / max(self.most, 1.0), 1.0)
         return self.spread * math.pow(outside, 0.3)
@@ -250,7 +250,7 @@ def curve(sizes: Sequence[float], seconds: Sequence[float]) -> Curve | None:
 
 
 def _bends(log_x: NDArray[np.float64], off: NDArray[np.float64]) -> tuple[tuple[float, float], ...]:
-    """Give the distances from a law by size, few and smooth; none for fewer than four sizes."""
+    """Return the distances from a law by size, few and smooth; none for fewer than four sizes."""
     places, sizes = np.unique(log_x, return_inverse=True)
     groups = np.array_split(np.arange(len(places)), min(len(places), _BENDS))
     knots = [
@@ -266,7 +266,7 @@ def _bends(log_x: NDArray[np.float64], off: NDArray[np.float64]) -> tuple[tuple[
 
 
 def _between(knots: tuple[tuple[float, float], ...], place: float) -> float:
-    """Give the value of the line through knots; beyond the ends it goes on for `_BEYOND`, then stays."""
+    """Return the value of the line through knots; beyond the ends it goes on for `_BEYOND`, then stays."""
     at = min(max(bisect_left(knots, (place, -math.inf)), 1), len(knots) - 1)
     (left, low), (right, high) = knots[at - 1], knots[at]
     place = min(max(place, left - _BEYOND), right + _BEYOND)
@@ -274,7 +274,7 @@ def _between(knots: tuple[tuple[float, float], ...], place: float) -> float:
 
 
 def exponent(sizes: Sequence[float], seconds: Sequence[float]) -> float:
-    """Give the b with which seconds / size**b is nearly constant; 0 where the size explains nothing.
+    """Return the b with which seconds / size**b is nearly constant; 0 where the size explains nothing.
 
     Told from `curve` by two sizes being enough, and by being asked about one signature only.
 

@@ -16,7 +16,7 @@ _NO_TABLE = np.empty((0, 0))
 
 
 def compiler() -> str:
-    """Give '' when the inner loops are compiled, else why they run slower."""
+    """Return '' when the inner loops are compiled, else why they run slower."""
     from hetero.plan.compiled import WHY_NOT
 
     return WHY_NOT
@@ -49,7 +49,7 @@ def list_schedule(p: Problem, order: Ints, pinned: Ints | None = None, ahead_s: 
 
 
 def schedule_by_keys(p: Problem, keys: Floats, pinned: Ints | None = None, ahead_s: Floats | None = None) -> Timeline:
-    """Give the list schedule in which always the ready task of the highest key is next."""
+    """Return the list schedule in which always the ready task of the highest key is next."""
     return list_schedule(p, by_rank(p, keys), pinned, ahead_s)
 
 
@@ -63,7 +63,7 @@ def one_by_one(p: Problem, rule: int) -> Timeline:
 
 
 def timed_schedule(p: Problem, order: Ints, device: Ints) -> Timeline:
-    """Give the schedule of an order and devices: each task starts as early as those before it allow."""
+    """Return the schedule of an order and devices: each task starts as early as those before it allow."""
     from hetero.plan.listing_kernels import timed
 
     found = Timeline(device.copy(), np.zeros(len(order)), np.zeros(len(order)))
@@ -72,7 +72,7 @@ def timed_schedule(p: Problem, order: Ints, device: Ints) -> Timeline:
 
 
 def order_of(p: Problem, timeline: Timeline) -> Ints:
-    """Give the tasks by start, a topological order: what takes no time goes before what starts with it."""
+    """Return the tasks by start, a topological order: what takes no time goes before what starts with it."""
     depth = np.empty_like(p.order)
     depth[p.order] = np.arange(len(depth))
     return np.lexsort((depth, timeline.finish_s, timeline.start_s))

@@ -33,7 +33,7 @@ def _arrivals(p: Problem, task: int, device: Ints, finish_s: Floats, arrive_s: F
 
 @njit
 def fit(begin_s: Floats, end_s: Floats, count: int, ready_s: float, seconds: float) -> int:
-    """Give the first idle gap of a device in which a task fits."""
+    """Return the first idle gap of a device in which a task fits."""
     low, high = 0, count - 1
     while low < high:
         middle = (low + high) // 2
@@ -190,7 +190,7 @@ def _completion(p: Problem, free_s: Floats, arrive_s: Floats, task: int, least: 
 
 @njit
 def _chosen(ready: Ints, size: int, rule: int, least: Floats, second: Floats) -> int:
-    """Give the place in `ready` of the task that the rule takes next; ties go to the lower task index."""
+    """Return the place in `ready` of the task that the rule takes next; ties go to the lower task index."""
     at, best = 0, -np.inf
     for i in range(size):
         task = ready[i]

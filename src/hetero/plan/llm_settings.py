@@ -79,7 +79,7 @@ class Split:
 def split_seconds(
     layers: Layers, hosts: Sequence[Host], counts: Sequence[int], last: int, hop_s: float, aim: Aim
 ) -> float:
-    """Give the seconds of a pass: of all devices in turn with the hops between them, or of the slowest of them.
+    """Return the seconds of a pass: of all devices in turn with the hops between them, or of the slowest of them.
 
     Examples
     --------
@@ -98,7 +98,7 @@ def split_seconds(
 def best_split(
     layers: Layers, hosts: Sequence[Host], hop_s: float = 0.0, aim: Aim = "latency", must: str = ""
 ) -> Split:
-    """Give the split of least seconds.
+    """Return the split of least seconds.
 
     Parameters
     ----------
@@ -153,7 +153,7 @@ def best_split(
 
 
 def _program(layers: Layers, hosts: Sequence[Host], hop_s: float, aim: Aim) -> tuple[Floats, Floats, Floats]:
-    """Give the costs, the rows and their upper bounds; columns are n, y, f, o of each device, and the slowest time."""
+    """Return the costs, the rows and their upper bounds; columns are n, y, f, o of each device, and the slowest time."""
     d = len(hosts)
     speed = np.array([host.layer_s for host in hosts])
     speed, hop = speed / speed.mean(), hop_s / float(speed.mean())
@@ -190,7 +190,7 @@ def _short(layers: Layers, hosts: Sequence[Host]) -> str:
 
 
 def memory_split(layers: Layers, hosts: Sequence[Host]) -> tuple[int, ...]:
-    """Give layers in proportion to memory alone, as engines do by themselves; the largest remainders get the rest.
+    """Return layers in proportion to memory alone, as engines do by themselves; the largest remainders get the rest.
 
     Examples
     --------

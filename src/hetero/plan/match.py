@@ -34,12 +34,12 @@ class Figures(NamedTuple):
     spread: float = 1.0
 
     def losses(self) -> tuple[float, ...]:
-        """Give what is better when smaller, in the order of `CRITERIA`; inf where unknown."""
+        """Return what is better when smaller, in the order of `CRITERIA`; inf where unknown."""
         cost = inf if self.usd_per_hour is None else self.usd_per_hour
         return (self.latency_s, 1.0 / self.throughput_per_s, cost, inf if self.power_w is None else self.power_w)
 
     def ratios(self) -> tuple[float | None, ...]:
-        """Give what a score is made of: latency, and throughput, dollars and joules for a token."""
+        """Return what a score is made of: latency, and throughput, dollars and joules for a token."""
         each = 1.0 / self.throughput_per_s
         usd = None if self.usd_per_hour is None else self.usd_per_hour * each
         return (self.latency_s, each, usd, None if self.power_w is None else self.power_w * each)
@@ -61,7 +61,7 @@ def pareto(rows: Sequence[Figures]) -> list[bool]:
 
 
 def scores(rows: Sequence[Figures]) -> list[float]:
-    """Give each a score up to 1: the geometric mean of best/own, of latency and of seconds, dollars, joules a token.
+    """Score each up to 1: the geometric mean of best/own, of latency and of seconds, dollars, joules a token.
 
     Notes
     -----
@@ -84,7 +84,7 @@ def scores(rows: Sequence[Figures]) -> list[float]:
 
 
 def ranks(rows: Sequence[Figures], scored: Sequence[float]) -> list[int]:
-    """Give ranks from 1; candidates whose scores are closer than they are sure share the rank of the best of them.
+    """Return ranks from 1; candidates whose scores are closer than they are sure share the rank of the best of them.
 
     Examples
     --------

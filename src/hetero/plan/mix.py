@@ -58,7 +58,7 @@ class Mix:
 def best_mix(
     demand: Sequence[float], offers: Sequence[Offer], limits: Mapping[str, int] | None = None, load_frac: float = 1.0
 ) -> Mix:
-    """Give the mix of least price that serves all streams.
+    """Return the mix of least price that serves all streams.
 
     Parameters
     ----------
@@ -116,7 +116,7 @@ def _check(demand: Sequence[float], offers: Sequence[Offer], load_frac: float) -
 
 
 def _most_needed(demand: Sequence[float], offer: Offer, load_frac: float) -> int:
-    """Give as many replicas as serve alone all that the offer can serve: more are of no use."""
+    """Return as many replicas as serve alone all that the offer can serve: more are of no use."""
     busy = sum(d / rate for d, rate in zip(demand, offer.rates, strict=True) if rate > 0.0)
     return int(np.ceil(busy / load_frac - _ROUNDING))
 
@@ -175,7 +175,7 @@ def _solved(
 def cheapest_single(
     demand: Sequence[float], offers: Sequence[Offer], limits: Mapping[str, int] | None = None, load_frac: float = 1.0
 ) -> Mix | None:
-    """Give the cheapest offer that serves all streams alone, None where none does.
+    """Return the cheapest offer that serves all streams alone, None where none does.
 
     Examples
     --------

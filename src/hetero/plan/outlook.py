@@ -94,7 +94,7 @@ class Foreseen(NamedTuple):
 
 
 def remaining_s(predicted_s: float, elapsed_s: float, error: float) -> float:
-    """Give how much longer a task is expected to run that has not ended yet.
+    """Return how much longer a task is expected to run that has not ended yet.
 
     Parameters
     ----------

@@ -15,7 +15,7 @@ _ROUNDS = 150
 
 
 def device_classes(p: Problem) -> list[list[int]]:
-    """Give the devices in groups that are alike: the same memory node, the same seconds for every task."""
+    """Return the devices in groups that are alike: the same memory node, the same seconds for every task."""
     groups: dict[tuple[int, bytes], list[int]] = {}
     for device in range(len(p.node)):
         groups.setdefault((int(p.node[device]), p.seconds[:, device].tobytes()), []).append(device)
@@ -23,7 +23,7 @@ def device_classes(p: Problem) -> list[list[int]]:
 
 
 def priced_seconds(p: Problem) -> Floats:
-    """Give l_d * w(i, d), shape (n_tasks, n_devices): the seconds of each task, at the price of each device.
+    """Return l_d * w(i, d), shape (n_tasks, n_devices): the seconds of each task, at the price of each device.
 
     Notes
     -----
@@ -48,7 +48,7 @@ def priced_seconds(p: Problem) -> Floats:
 
 
 def left_out(priced: Floats, within: float) -> Floats:
-    """Give inf where a device is dearer for a task than `within` times its cheapest, 0 elsewhere.
+    """Return inf where a device is dearer for a task than `within` times its cheapest, 0 elsewhere.
 
     Examples
     --------

@@ -107,7 +107,7 @@ def problem_of(graph: TaskGraph) -> Problem:
 
 
 def backwards(p: Problem) -> Problem:
-    """Give the problem with every edge and link turned round: its schedules, read from the end, are those of `p`."""
+    """Return the problem with every edge and link turned round: its schedules, read from the end, are those of `p`."""
     return Problem(
         p.seconds,
         p.node,
@@ -156,7 +156,7 @@ def _routes(graph: TaskGraph, nodes: Sequence[str], *, travels: bool) -> tuple[F
 
 
 def paths_from(topology: Topology, src: str) -> dict[str, tuple[Link, ...]]:
-    """Give the path of the fewest links to each memory node within reach; of as many, the faster for a megabyte."""
+    """Return the path of the fewest links to each memory node within reach; of as many, the faster for a megabyte."""
     outgoing: dict[str, list[Link]] = {}
     for link in sorted(topology.links, key=lambda link: (link.src, link.dst)):
         outgoing.setdefault(link.src, []).append(link)

@@ -58,7 +58,7 @@ RANKS = (*_WORK, "optimistic")
 
 
 def work(p: Problem, over: str) -> Floats:
-    """Give one number of seconds a task out of its seconds on the devices that can run it.
+    """Return one number of seconds a task out of its seconds on the devices that can run it.
 
     Parameters
     ----------
@@ -68,7 +68,7 @@ def work(p: Problem, over: str) -> Floats:
 
 
 def mean_transfer(p: Problem) -> tuple[float, float]:
-    """Give the mean latency and the mean seconds a byte over all ordered pairs of different devices.
+    """Return the mean latency and the mean seconds a byte over all ordered pairs of different devices.
 
     Notes
     -----
@@ -82,7 +82,7 @@ def mean_transfer(p: Problem) -> tuple[float, float]:
 
 
 def upward_rank(p: Problem, over: str = "mean") -> Floats:
-    """Give the upward rank of each task, s.
+    """Return the upward rank of each task, s.
 
     Notes
     -----
@@ -103,7 +103,7 @@ def upward_rank(p: Problem, over: str = "mean") -> Floats:
 
 
 def downward_rank(p: Problem) -> Floats:
-    """Give the downward rank of each task, s: the longest mean path from a start to the task, without itself.
+    """Return the downward rank of each task, s: the longest mean path from a start to the task, without itself.
 
     References
     ----------
@@ -116,7 +116,7 @@ def downward_rank(p: Problem) -> Floats:
 
 
 def optimistic_costs(p: Problem) -> Floats:
-    """Give the optimistic cost table, shape (n_tasks, n_devices), s.
+    """Return the optimistic cost table, shape (n_tasks, n_devices), s.
 
     Notes
     -----
@@ -135,14 +135,14 @@ def optimistic_costs(p: Problem) -> Floats:
 
 
 def rank(p: Problem, name: str) -> Floats:
-    """Give the rank of that name, one of `RANKS`; higher goes first."""
+    """Return the rank of that name, one of `RANKS`; higher goes first."""
     if name == "optimistic":
         return _mean(optimistic_costs(p), np.isfinite(p.seconds))
     return upward_rank(p, name)
 
 
 def by_rank(p: Problem, keys: Floats) -> Ints:
-    """Give the order in which always the ready task of the highest key is next; ties go to the lower index."""
+    """Return the order in which always the ready task of the highest key is next; ties go to the lower index."""
     from hetero.plan.listing_kernels import by_keys
 
     order = np.empty(len(keys), dtype=np.int64)

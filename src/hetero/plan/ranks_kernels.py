@@ -15,7 +15,7 @@ __all__ = ["downward", "heads", "optimistic", "tails", "upward"]
 
 @njit
 def upward(p: Problem, work_s: Floats, latency_s: float, s_per_byte: float) -> Floats:
-    """Give rank_u(i) = w_i + max over successors j of (c_ij + rank_u(j))."""
+    """Return rank_u(i) = w_i + max over successors j of (c_ij + rank_u(j))."""
     rank = work_s.copy()
     for at in range(len(p.order) - 1, -1, -1):
         i = p.order[at]
@@ -29,7 +29,7 @@ def upward(p: Problem, work_s: Floats, latency_s: float, s_per_byte: float) -> F
 
 @njit
 def downward(p: Problem, work_s: Floats, latency_s: float, s_per_byte: float) -> Floats:
-    """Give rank_d(i) = max over predecessors j of (rank_d(j) + w_j + c_ji)."""
+    """Return rank_d(i) = max over predecessors j of (rank_d(j) + w_j + c_ji)."""
     rank = np.zeros(len(work_s))
     for i in p.order:
         for e in range(p.pred_first[i], p.pred_first[i + 1]):
@@ -41,7 +41,7 @@ def downward(p: Problem, work_s: Floats, latency_s: float, s_per_byte: float) ->
 
 @njit
 def optimistic(p: Problem, latency_s: float, s_per_byte: float) -> Floats:
-    """Give OCT(i, d) = max over successors j of min over e of (OCT(j, e) + w(j, e) + c_ij where nodes differ)."""
+    """Return OCT(i, d) = max over successors j of min over e of (OCT(j, e) + w(j, e) + c_ij where nodes differ)."""
     n, m = p.seconds.shape
     k = p.latency_s.shape[0]
     oct_s = np.zeros((n, m))
@@ -64,7 +64,7 @@ def optimistic(p: Problem, latency_s: float, s_per_byte: float) -> Floats:
 
 @njit
 def tails(p: Problem) -> Floats:
-    """Give for each task and memory node the least seconds from the task's finish there to the end of the graph."""
+    """Return for each task and memory node the least seconds from the task's finish there to the end of the graph."""
     n, m = p.seconds.shape
     k = p.latency_s.shape[0]
     tail_s = np.zeros((n, k))
@@ -90,7 +90,7 @@ def tails(p: Problem) -> Floats:
 
 @njit
 def heads(p: Problem) -> Floats:
-    """Give for each task and memory node the least seconds from the start until its inputs are there."""
+    """Return for each task and memory node the least seconds from the start until its inputs are there."""
     n, m = p.seconds.shape
     k = p.latency_s.shape[0]
     head_s = np.zeros((n, k))

@@ -48,7 +48,7 @@ class Ranks(NamedTuple):
     table_s: Floats
 
     def order(self, name: str, slots: Ints) -> Ints:
-        """Give those slots by rank; since a task has a lower slot than what needs it, the order is topological."""
+        """Return those slots by rank; since a task has a lower slot than what needs it, the order is topological."""
         keys: Floats = getattr(self, name)[slots]
         return slots[np.argsort(-keys, kind="stable")]
 
@@ -81,7 +81,7 @@ class Plan(NamedTuple):
 
 
 def free_from(ahead: Ahead, now_s: float, ready_s: Floats) -> tuple[Floats, Floats]:
-    """Give when each device has ended what it runs, and when each slot that runs ends.
+    """Return when each device has ended what it runs, and when each slot that runs ends.
 
     Parameters
     ----------
@@ -163,7 +163,7 @@ def _ranks(ahead: Ahead, before: Plan | None) -> Ranks:
 
 
 def _guided(ahead: Ahead, guide: Mapping[int, tuple[float, int]] | None, ranks: Ranks) -> Plan | None:
-    """Give the plan made beforehand as one that has not begun."""
+    """Return the plan made beforehand as one that has not begun."""
     if guide is None:
         return None
     n = len(ahead.graph.phase)
@@ -176,7 +176,7 @@ def _guided(ahead: Ahead, guide: Mapping[int, tuple[float, int]] | None, ranks: 
 def _candidates(
     ahead: Ahead, ranks: Ranks, old: Plan | None, waiting: Ints, turn: int, everything: bool, plain: int
 ) -> Iterator[tuple[int, Ints, Ints, Floats]]:
-    """Give (rule, order, pinned devices, look ahead) of what is tried in this pass."""
+    """Yield (rule, order, pinned devices, look ahead) of what is tried in this pass."""
     horizon = max(1, HORIZON // plain)
     free = np.full(min(len(waiting), horizon), -1, dtype=np.int64)
     if old is not None:
@@ -195,7 +195,7 @@ def _candidates(
 
 
 def _kept(old: Plan, waiting: Ints) -> Ints:
-    """Give what waits by start in the plan so far; what it does not know comes last."""
+    """Return what waits by start in the plan so far; what it does not know comes last."""
     start_s = np.full(len(waiting), np.inf)
     known = waiting < old.known
     start_s[known] = old.start_s[waiting[known]]

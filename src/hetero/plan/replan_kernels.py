@@ -43,7 +43,7 @@ def _arrivals(
 
 @njit_in_place
 def _ready(arrive_s: float, travel_s: float, called_s: float) -> float:
-    """Give when inputs are there that do not set out before they are called for."""
+    """Return when inputs are there that do not set out before they are called for."""
     if travel_s > 0.0:
         arrive_s = max(arrive_s, called_s + travel_s)
     return arrive_s
@@ -60,7 +60,7 @@ def _gap(
     travel_s: float,
     seconds: float,
 ) -> int:
-    """Give the first idle gap of a device in which a task fits; the last has no end."""
+    """Return the first idle gap of a device in which a task fits; the last has no end."""
     low, high = 0, count - 1
     while low < high:
         middle = (low + high) // 2
@@ -102,7 +102,7 @@ def _take(
 
 @njit_in_place
 def _end(g: Graph, task: int, d: int, arrive_s: Floats, travel_s: Floats, gap_begin_s: float, called_s: float) -> float:
-    """Give when a task would end that begins in a gap of a device."""
+    """Return when a task would end that begins in a gap of a device."""
     there = g.node[d]
     begin_s = max(gap_begin_s, _ready(arrive_s[there], travel_s[there], called_s))
     return begin_s + float(g.seconds[g.kind[task], d])

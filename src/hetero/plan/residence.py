@@ -72,7 +72,7 @@ def only_where_it_fits(p: Problem, c: Channels, capacity_bytes: Floats, names: t
 
 
 def held_by_task(p: Problem, c: Channels) -> Floats:
-    """Give the bytes of each task's inputs and outputs together."""
+    """Return the bytes of each task's inputs and outputs together."""
     needs = np.bincount(c.item_task, weights=c.item_bytes, minlength=len(p.order)).astype(np.float64)
     for task in range(len(needs)):
         items = np.unique(c.pred_item[p.pred_first[task] : p.pred_first[task + 1]])
@@ -242,7 +242,7 @@ class _Run:
         )
 
     def resident(self) -> Resident:
-        """Give the schedule as it went."""
+        """Return the schedule as it went."""
         return Resident(self._timeline, *self._state.history(), tuple(self._repeats))
 
     def _waits(self, task: int) -> bool:

@@ -66,5 +66,5 @@ class Attempts:
         return attempt
 
     def before(self, attempt: int) -> float:
-        """Give the place of a repeat that is for some attempt."""
+        """Return the place of a repeat that is for some attempt."""
         return self.place[attempt] - (_AND_BEFORE_THAT if self.is_repeat(attempt) else _JUST_BEFORE)

@@ -56,12 +56,12 @@ class Remaking:
         self._due: list[int] = []
 
     def due(self) -> list[int]:
-        """Give the attempts that are to be queued anew and have not begun meanwhile, each once."""
+        """Return the attempts that are to be queued anew and have not begun meanwhile, each once."""
         due, self._due = list(dict.fromkeys(self._due)), []
         return [attempt for attempt in due if self._attempts.waiting.get(self._attempts.task[attempt]) == attempt]
 
     def offer(self, item: int, node: int, reader: int, before: float) -> Repeat | None:
-        """Give how an item would be made again for its next reader; None where it cannot be.
+        """Return how an item would be made again for its next reader; None where it cannot be.
 
         Parameters
         ----------
@@ -104,7 +104,7 @@ class Remaking:
             self._due.append(waiting)
 
     def _cheapest(self, task: int, item: int, reader: int, *, absent_s: float) -> tuple[float, int]:
-        """Give the least seconds for a run, its inputs' ways and the result's, and on which device.
+        """Return the least seconds for a run, its inputs' ways and the result's, and on which device.
 
         Parameters
         ----------
@@ -124,7 +124,7 @@ class Remaking:
         return node in self._replicas.of[item] and all(self._attempts.place[reader] < place for reader in readers)
 
     def _chain_s(self, task: int, place: float) -> float:
-        """Give the seconds, at the least, of a task and of all before it whose items will be gone; inf for too many."""
+        """Return the seconds, at the least, of a task and of all before it whose items will be gone; inf for too many."""
         chain, total_s = [task], 0.0
         for link in chain:
             total_s += float(self._p.seconds[link].min())

@@ -79,7 +79,7 @@ class Replicas:
                 self.readers[item].setdefault(attempts.node[task], []).append(task)
 
     def inputs(self, attempt: int) -> list[int]:
-        """Give the items that an attempt reads."""
+        """Return the items that an attempt reads."""
         task = self._attempts.task[attempt]
         items = self._c.pred_item[self._p.pred_first[task] : self._p.pred_first[task + 1]]
         return sorted({int(item) for item in items if item >= 0})
@@ -98,7 +98,7 @@ class Replicas:
             self.readers[item][self._attempts.node[attempt]].remove(attempt)
 
     def next_reader(self, item: int) -> int:
-        """Give the attempt that is the next to read an item; there must be one."""
+        """Return the attempt that is the next to read an item; there must be one."""
         return min((tasks[-1] for tasks in self.readers[item].values() if tasks), key=self._attempts.place.__getitem__)
 
     # what lies where
@@ -138,18 +138,18 @@ class Replicas:
         return any(others) or not any(self.readers[item].values())
 
     def lies_ready(self, item: int) -> list[int]:
-        """Give the memory nodes where an item can be read or sent from now."""
+        """Return the memory nodes where an item can be read or sent from now."""
         return [node for node, one in self.of[item].items() if one.ready_s <= self.now_s]
 
     # ways
 
     def path(self, src: int, dst: int) -> range:
-        """Give the hops from a memory node to another; none where nothing leads there."""
+        """Return the hops from a memory node to another; none where nothing leads there."""
         at = src * len(self._c.nodes) + dst
         return range(int(self._c.hop_first[at]), int(self._c.hop_first[at + 1]))
 
     def way_s(self, item: int, src: int, dst: int) -> float:
-        """Give the seconds of an item's way on idle channels; inf where there is none."""
+        """Return the seconds of an item's way on idle channels; inf where there is none."""
         if src == dst:
             return 0.0
         path = slice(self.path(src, dst).start, self.path(src, dst).stop)
@@ -158,7 +158,7 @@ class Replicas:
         return float((self._c.hop_latency_s[path] + self._c.item_bytes[item] * self._c.hop_s_per_byte[path]).sum())
 
     def nearest_s(self, item: int, there: int) -> float:
-        """Give the seconds of an item's way to a memory node from a copy that is ready; inf for none."""
+        """Return the seconds of an item's way to a memory node from a copy that is ready; inf for none."""
         return min((self.way_s(item, node, there) for node in self.lies_ready(item)), default=inf)
 
     # transfers
@@ -206,7 +206,7 @@ class Replicas:
             self.tidy(flight.item)
 
     def history(self) -> tuple[Moves, tuple[Dropped, ...]]:
-        """Give all transfers, and the evictions of items that came back, by a transfer or made again."""
+        """Return all transfers, and the evictions of items that came back, by a transfer or made again."""
         rows = sorted(self.sent, key=lambda row: (row[2], row[3], row[0], row[1]))
         moves = Moves(
             np.array([row[0] for row in rows], dtype=np.int64),

@@ -50,7 +50,7 @@ class Residence:
         self._blocked.clear()
 
     def blocked(self) -> tuple[int, int, float] | None:
-        """Give an attempt that waits for room in this round, the memory node and how many bytes; None for none."""
+        """Return an attempt that waits for room in this round, the memory node and how many bytes; None for none."""
         return next(((attempt, node, nbytes) for node, (attempt, nbytes) in self._blocked.items()), None)
 
     def fetch(self, attempt: int) -> None:
@@ -95,12 +95,12 @@ class Residence:
             self.replicas.tidy(item)
 
     def new_dues(self) -> list[float]:
-        """Give the times at which something will be possible that is not yet, each once."""
+        """Return the times at which something will be possible that is not yet, each once."""
         dues, self._dues = sorted(set(self._dues)), []
         return [due_s for due_s in dues if due_s > self.replicas.now_s]
 
     def new_repeats(self) -> list[int]:
-        """Give the attempts that are to make dropped values again, at their places, new or brought forward."""
+        """Return the attempts that are to make dropped values again, at their places, new or brought forward."""
         return self._remaking.due()
 
     @property
@@ -109,7 +109,7 @@ class Residence:
         return len(self.replicas.sent)
 
     def history(self) -> tuple[Moves, tuple[Dropped, ...]]:
-        """Give all transfers, and the evictions of items that came back, by a transfer or made again."""
+        """Return all transfers, and the evictions of items that came back, by a transfer or made again."""
         return self.replicas.history()
 
     # transfers and room
@@ -167,7 +167,7 @@ class Residence:
         return False
 
     def _victims(self, node: int, attempt: int, spared: set[int]) -> list[tuple[float, int]]:
-        """Give (place of the next reader, item) of what lies idle on a node and is read later than by the attempt."""
+        """Return (place of the next reader, item) of what lies idle on a node and is read later than by the attempt."""
         found = []
         for item, replica in self.replicas.on[node].items():
             if replica.users or replica.ready_s > self.replicas.now_s or item in spared:
@@ -196,7 +196,7 @@ class Residence:
         return True
 
     def _refuge(self, item: int, node: int) -> int:
-        """Give the memory node with the most room that an item can be sent to; -1 for none."""
+        """Return the memory node with the most room that an item can be sent to; -1 for none."""
         nbytes = self._c.item_bytes[item]
         room = self.replicas.capacity_bytes - self.replicas.used_bytes
         for other in np.argsort(-room, kind="stable").tolist():

@@ -47,7 +47,7 @@ class Scenarios(NamedTuple):
 
 
 def scenarios(ahead: Ahead, now_s: float, ready_s: Floats, waiting: int, work: int = WORK) -> Scenarios | None:
-    """Give what may happen from now on; None where there are too many tasks for it to matter.
+    """Return what may happen from now on; None where there are too many tasks for it to matter.
 
     Parameters
     ----------
@@ -77,19 +77,19 @@ def scenarios(ahead: Ahead, now_s: float, ready_s: Floats, waiting: int, work: i
 
 @lru_cache(len(COUNTS))
 def _points(count: int) -> tuple[Floats, Floats]:
-    """Give the middles of equal parts of 0..1, a row a task, each row in an order of its own; and their deviations."""
+    """Return the middles of equal parts of 0..1, a row a task, each row in an order of its own; and their deviations."""
     middles = np.tile((np.arange(count) + 0.5) / count, (_ROWS, 1))
     above = np.random.default_rng(0).permuted(middles, axis=1)
     return above, _deviation(above)
 
 
 def _deviation(above: Floats) -> Floats:
-    """Give the deviation from the mean above which such a part of the normal distribution lies."""
+    """Return the deviation from the mean above which such a part of the normal distribution lies."""
     return np.interp(above, _ABOVE[::-1], _DEVIATIONS[::-1])
 
 
 def left_s(predicted_s: Floats, elapsed_s: Floats, error: float, above: Floats) -> Floats:
-    """Give how much longer tasks may run that have not ended yet: in a part `above` of all cases longer than that.
+    """Return how much longer tasks may run that have not ended yet: in a part `above` of all cases longer than that.
 
     Parameters
     ----------
@@ -118,7 +118,7 @@ def left_s(predicted_s: Floats, elapsed_s: Floats, error: float, above: Floats) 
 
 
 def expected_s(may: Scenarios, g: Graph, waiting: Ints, device: Ints, start_s: Floats, now_s: float) -> float:
-    """Give when all is expected to be over, s, if each device runs its tasks in the order of their planned starts.
+    """Return when all is expected to be over, s, if each device runs its tasks in the order of their planned starts.
 
     Parameters
     ----------

@@ -19,7 +19,7 @@ _FINISHED = 2
 
 @njit_in_place
 def _begin(g: Graph, task: int, device: Ints, free_s: float, called_s: float, now_s: float, finish_s: Floats) -> float:
-    """Give when a task begins on its device, free from `free_s` on; its inputs do not set out before `called_s`."""
+    """Return when a task begins on its device, free from `free_s` on; its inputs do not set out before `called_s`."""
     here = g.node[device[task]]
     begin_s, travel_s = free_s, 0.0
     for e in range(g.pred_first[task], g.pred_first[task + 1]):

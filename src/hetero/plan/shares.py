@@ -66,11 +66,11 @@ class StepModel:
         return self.factor * (self.fixed_s + self.per_sample_s * samples) if samples else 0.0
 
     def capacity(self, seconds: float) -> float:
-        """Give how many whole samples are done within some seconds."""
+        """Return how many whole samples are done within some seconds."""
         return max(0.0, min(self.most, floor((seconds / self.factor - self.fixed_s) / self.per_sample_s + 1e-9)))
 
     def speed(self, samples: float) -> float:
-        """Give samples/s of the device alone with this many samples a step."""
+        """Return samples/s of the device alone with this many samples a step."""
         return samples / self.seconds(samples)
 
     def observed(self, samples: float, seconds: float) -> StepModel:
@@ -243,7 +243,7 @@ def proportional_plan(models: Sequence[StepModel], batch: int) -> Plan:
 
 
 def apportion(weights: Sequence[float], total: int) -> tuple[int, ...]:
-    """Give whole numbers in proportion to weights that add up to a total, by largest remainder.
+    """Return whole numbers in proportion to weights that add up to a total, by largest remainder.
 
     Examples
     --------
@@ -301,7 +301,7 @@ def given_shares(table: Mapping[str, int], names: Sequence[str], batch: int) -> 
 def replanned(
     plan: Plan, models: Sequence[StepModel], batch: int, comm_s: Sequence[float] = (), steps: int = _WINDOW
 ) -> Plan | None:
-    """Give a better plan where one is worth having, else None.
+    """Return a better plan where one is worth having, else None.
 
     Parameters
     ----------

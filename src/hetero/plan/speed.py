@@ -70,7 +70,7 @@ class Rates:
 
 
 def touched_frac(model: ModelSpec, tokens: float) -> float:
-    """Give the share of a mixture's experts that at least one of these tokens passes.
+    """Return the share of a mixture's experts that at least one of these tokens passes.
 
     Notes
     -----
@@ -88,7 +88,7 @@ def touched_frac(model: ModelSpec, tokens: float) -> float:
 
 
 def multiplied(model: ModelSpec) -> tuple[int, int]:
-    """Give the weights that a token is multiplied with in the layers, and for the logits; a long prompt has few logits.
+    """Return the weights that a token is multiplied with in the layers, and for the logits; a long prompt has few logits.
 
     Examples
     --------
@@ -100,7 +100,7 @@ def multiplied(model: ModelSpec) -> tuple[int, int]:
 
 
 def _moved_bytes(work: Workload, tokens: float, kept: float) -> float:
-    """Give the bytes of activations that a pass writes and reads again, and of weights unpacked for a long one.
+    """Return the bytes of activations that a pass writes and reads again, and of weights unpacked for a long one.
 
     A token and layer: the residual four times, queries, keys, values, attention's output, the MLP's inner values. A
     packed matrix that meets many tokens is unpacked to 16 bits first: 2 bytes a weight written, 2 read. Attention that
@@ -117,7 +117,7 @@ def _moved_bytes(work: Workload, tokens: float, kept: float) -> float:
 
 
 def _weights_read(work: Workload, tokens: float) -> float:
-    """Give the bytes of the weights that a pass of so many tokens reads; of the input table only the tokens' rows."""
+    """Return the bytes of the weights that a pass of so many tokens reads; of the input table only the tokens' rows."""
     model, form = work.model, number_format(work.weights)
     whole = weight_bytes(model, form, host_embedding=True, packs_head=ENGINES[work.engine].packs_head)
     each = (3 if model.gated else 2) * model.hidden * model.expert_intermediate
@@ -126,7 +126,7 @@ def _weights_read(work: Workload, tokens: float) -> float:
 
 
 def pass_amounts(work: Workload, spread: Sharding, rates: Rates, tokens: float, kept: float, read: float) -> Vector:
-    """Give the amounts of one pass of `tokens`, over `kept` pairs of a token with one before it, `read` cache bytes."""
+    """Return the amounts of one pass of `tokens`, over `kept` pairs of a token with one before it, `read` cache bytes."""
     model = work.model
     few = tokens <= FEW_TOKENS
     body, outputs = multiplied(model)
@@ -148,7 +148,7 @@ def pass_amounts(work: Workload, spread: Sharding, rates: Rates, tokens: float, 
 
 
 def step_amounts(work: Workload, spread: Sharding, rates: Rates, batch: float, kept: float) -> Vector:
-    """Give the amounts of one decode step: a token for each of `batch` sequences that have `kept` tokens each.
+    """Return the amounts of one decode step: a token for each of `batch` sequences that have `kept` tokens each.
 
     Notes
     -----
@@ -160,7 +160,7 @@ def step_amounts(work: Workload, spread: Sharding, rates: Rates, batch: float, k
 
 
 def prompt_amounts(work: Workload, spread: Sharding, rates: Rates, batch: float) -> Vector:
-    """Give the amounts of reading the prompts of `batch` sequences, in passes of as many tokens as the engine takes.
+    """Return the amounts of reading the prompts of `batch` sequences, in passes of as many tokens as the engine takes.
 
     Notes
     -----
@@ -181,13 +181,13 @@ def prompt_amounts(work: Workload, spread: Sharding, rates: Rates, batch: float)
 
 
 def answers_amounts(work: Workload, spread: Sharding, rates: Rates, batch: float) -> Vector:
-    """Give the amounts of all decode steps of `batch` sequences answered together; the prompt gives the first token."""
+    """Return the amounts of all decode steps of `batch` sequences answered together; the prompt gives the first token."""
     steps = max(0, work.answer_tokens - 1)
     return steps * step_amounts(work, spread, rates, batch, work.prompt_tokens + work.answer_tokens / 2)
 
 
 def sequences_at_once(work: Workload, room: Room, spread: Sharding, steady: bool = False) -> int:
-    """Give how many sequences' caches fit beside the weights, 0 where not even one does.
+    """Return how many sequences' caches fit beside the weights, 0 where not even one does.
 
     Parameters
     ----------
@@ -211,7 +211,7 @@ def sequences_at_once(work: Workload, room: Room, spread: Sharding, steady: bool
 
 
 def in_turns(work: Workload, most: int) -> tuple[int, float]:
-    """Give in how many turns the sequences are answered where `most` fit at once, and how many a turn.
+    """Return in how many turns the sequences are answered where `most` fit at once, and how many a turn.
 
     Examples
     --------
@@ -223,11 +223,11 @@ def in_turns(work: Workload, most: int) -> tuple[int, float]:
 
 
 def run_amounts(work: Workload, spread: Sharding, rates: Rates, most: int) -> Vector:
-    """Give the amounts of reading and answering all sequences, in turns where not all fit at once."""
+    """Return the amounts of reading and answering all sequences, in turns where not all fit at once."""
     turns, batch = in_turns(work, most)
     return turns * (prompt_amounts(work, spread, rates, batch) + answers_amounts(work, spread, rates, batch))
 
 
 def place_of(work: Workload, spread: Sharding) -> Vector:
-    """Give where a whole run lies among others: sequences (or tokens a pass), tokens, devices, in powers of two."""
+    """Return where a whole run lies among others: sequences (or tokens a pass), tokens, devices, in powers of two."""
     return np.log2([work.chunk or work.batch, work.context, spread.devices]) * (0.5, 0.5, 1.0)

@@ -51,17 +51,17 @@ class Model:
         self._curves: dict[str, tuple[int, int, Curve | None]] = {}
 
     def window(self, signature: str) -> Window | None:
-        """Give the window of a signature, None where it never ran."""
+        """Return the window of a signature, None where it never ran."""
         windows = self.functions.get(signature.partition("|")[0])
         return None if windows is None else windows.get(signature)
 
     def settled(self, signature: str) -> Window | None:
-        """Give the window of a signature unless all it holds is a first run."""
+        """Return the window of a signature unless all it holds is a first run."""
         window = self.window(signature)
         return None if window is None or window.first else window
 
     def make(self, signature: str) -> Window:
-        """Give the window of a signature, a new one where it never ran."""
+        """Return the window of a signature, a new one where it never ran."""
         function = signature.partition("|")[0]
         windows = self.functions.get(function)
         if windows is None:
@@ -74,7 +74,7 @@ class Model:
         return window
 
     def curve(self, function: str, version: int) -> Curve | None:
-        """Give the curve over the sizes of a function, None where fewer than three sizes ran.
+        """Return the curve over the sizes of a function, None where fewer than three sizes ran.
 
         Parameters
         ----------
@@ -172,7 +172,7 @@ def _newest(windows: dict[str, Window]) -> Iterator[Window]:
 
 
 def _ratios(source: Model, target: Model, function: str) -> list[float]:
-    """Give target / source seconds of the signatures of a function that ran on both."""
+    """Return target / source seconds of the signatures of a function that ran on both."""
     there, here = source.functions.get(function), target.functions.get(function)
     if not there or not here:
         return []
@@ -200,7 +200,7 @@ def _catalogued(source: Device | None, target: Device | None, bound: Bound | Non
 
 
 def _off(slow: Model, fast: Model, signature: str) -> tuple[float, float]:
-    """Give how far a ratio of times is from the ratio of FLOP/s and from that of bytes/s; 0, 0 where unknown."""
+    """Return how far a ratio of times is from the ratio of FLOP/s and from that of bytes/s; 0, 0 where unknown."""
     one, other = slow.settled(signature), fast.settled(signature)
     flop = _speed(slow.device, "compute"), _speed(fast.device, "compute")
     data = _speed(slow.device, "data"), _speed(fast.device, "data")

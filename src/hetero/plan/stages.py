@@ -55,7 +55,7 @@ class Chain:
     micro_batches: int
 
     def need_bytes(self, first: int, end: int, after: int = 0) -> float:
-        """Give the bytes that layers first … end − 1 need on one device with `after` stages behind them."""
+        """Return the bytes that layers first … end − 1 need on one device with `after` stages behind them."""
         in_flight = min(self.micro_batches, after + 1)
         held = sum(self.weight_bytes[first:end]) + in_flight * sum(self.kept_bytes[first:end])
         return held + max(self.working_bytes[first:end])
@@ -93,7 +93,7 @@ class StagePlan:
 
 
 def pipeline_s(periods_s: Sequence[float], micro_batches: int) -> float:
-    """Give the seconds of a step through a pipeline: Σ t + (m − 1) · max t.
+    """Return the seconds of a step through a pipeline: Σ t + (m − 1) · max t.
 
     Notes
     -----
@@ -109,7 +109,7 @@ def pipeline_s(periods_s: Sequence[float], micro_batches: int) -> float:
 
 
 def one_forward_one_backward(stage: int, stages: int, micro_batches: int) -> Iterator[tuple[bool, int]]:
-    """Give the order in which a stage computes in training: (True for forward, micro-batch).
+    """Yield the order in which a stage computes in training: (True for forward, micro-batch).
 
     Notes
     -----
@@ -191,7 +191,7 @@ def plan_stages(chain: Chain) -> StagePlan | None:
 
 
 def best_alone(chain: Chain) -> StagePlan | None:
-    """Give the whole model on the device that is fastest with all of it; None where it fits on none."""
+    """Return the whole model on the device that is fastest with all of it; None where it fits on none."""
     layers = len(chain.seconds)
     plans = [
         fixed_stages(chain, [(device, layers)])
@@ -213,7 +213,7 @@ class _Search:
         self.half_s = crossing_s / 2
 
     def _compute(self, chain: Chain, after: int) -> NDArray[Any]:
-        """Give s by (device, k, i), inf where a stage with so many behind it is empty, impossible or does not fit."""
+        """Return s by (device, k, i), inf where a stage with so many behind it is empty, impossible or does not fit."""
         seconds = np.asarray(chain.seconds, dtype=float).T
         able = np.isfinite(seconds)
         sums = _spans(np.where(able, seconds, 0.0))
@@ -232,7 +232,7 @@ class _Search:
         return most
 
     def least_sum(self, limit_s: float) -> list[tuple[int, int]] | None:
-        """Give the stages of least Σ t of which none is longer than a limit; None where there are none.
+        """Return the stages of least Σ t of which none is longer than a limit; None where there are none.
 
         Notes
         -----
@@ -278,6 +278,6 @@ class _Search:
 
 
 def _spans(rows: NDArray[Any]) -> NDArray[Any]:
-    """Give the sums of all spans k … i − 1 of rows, by (row, k, i)."""
+    """Return the sums of all spans k … i − 1 of rows, by (row, k, i)."""
     sums = np.concatenate([np.zeros((len(rows), 1)), np.cumsum(rows, axis=1)], axis=1)
     return np.asarray(sums[:, None, :] - sums[:, :, None])

@@ -23,13 +23,13 @@ __all__ = ["TrainingTime", "model_flop", "training_amounts", "training_time"]
 
 
 def _factors(work: Workload) -> tuple[float, float]:
-    """Give how often a forward pass' arithmetic is done in a step: what learning needs, and with recomputing."""
+    """Return how often a forward pass' arithmetic is done in a step: what learning needs, and with recomputing."""
     needed = 2.0 if work.job == "lora" else 3.0
     return needed, needed + (1.0 if work.checkpointing else 0.0)
 
 
 def model_flop(work: Workload) -> float:
-    """Give the operations of one step of a replica that learning needs, those of recomputing left out.
+    """Return the operations of one step of a replica that learning needs, those of recomputing left out.
 
     Notes
     -----
@@ -44,7 +44,7 @@ def model_flop(work: Workload) -> float:
 
 
 def _exchanged_bytes(work: Workload, spread: Sharding) -> float:
-    """Give the bytes that one device sends a step: gradients by a ring, or weights twice and gradients once."""
+    """Return the bytes that one device sends a step: gradients by a ring, or weights twice and gradients once."""
     if spread.data == 1:
         return 0.0
     need = footprint(work, Sharding(tensor=spread.tensor, pipeline=spread.pipeline))
@@ -56,7 +56,7 @@ def _exchanged_bytes(work: Workload, spread: Sharding) -> float:
 
 
 def training_amounts(work: Workload, spread: Sharding, rates: Rates) -> Vector:
-    """Give the amounts of one step: forward, backward, what is computed again, exchange and optimiser.
+    """Return the amounts of one step: forward, backward, what is computed again, exchange and optimiser.
 
     Notes
     -----
@@ -107,7 +107,7 @@ class TrainingTime:
         return self.alone_s / self.total_s
 
     def explain(self) -> str:
-        """Give the answer in words."""
+        """Return the answer in words."""
         minutes = f"{self.total_s / 60:.3g} min in {self.steps} steps, {self.alone_s / 60:.3g} min on the fastest alone"
         lines = [minutes, f"samples a step: {', '.join(map(str, self.plan.shares))}"]
         lines += [f"node {index} is left out: {why}" for index, why in enumerate(self.plan.reasons) if why]

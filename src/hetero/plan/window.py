@@ -97,7 +97,7 @@ class Window:
         self.size = size
 
     def latest(self, most: int) -> list[tuple[float, float]]:
-        """Give the newest (size, seconds), oldest first."""
+        """Return the newest (size, seconds), oldest first."""
         held = len(self.seconds)
         newest = (at % held for at in range(self.count - min(most, held), self.count))
         return [(self.sizes[at], self.seconds[at]) for at in newest]
@@ -123,11 +123,11 @@ class Window:
         self.b = exponent(self.sizes, values) if varies else 0.0
 
     def scaled(self, size: float, seconds: float) -> float:
-        """Give seconds / size**b."""
+        """Return seconds / size**b."""
         return seconds if self.b == 0.0 else float(seconds / max(size, 1.0) ** self.b)
 
     def at(self, size: float) -> float:
-        """Give the median for a size, s."""
+        """Return the median for a size, s."""
         return self.middle if self.b == 0.0 else float(self.middle * max(size, 1.0) ** self.b)
 
     def is_off(self, x: float) -> bool:

@@ -185,7 +185,7 @@ def _facts(run: RunRecord) -> list[_Facts]:
 
 
 def _attempts(run: RunRecord) -> tuple[list[Spans], list[Spans], list[Spans]]:
-    """Give for each device the attempts that counted, those that did not, and when some had not begun."""
+    """Return for each device the attempts that counted, those that did not, and when some had not begun."""
     count = len(run.devices)
     owners = column(run.attempts, "device").astype(np.int64)
     starts, ends = column(run.attempts, "start_s"), column(run.attempts, "end_s")
@@ -215,7 +215,7 @@ def _parts(run: RunRecord) -> list[list[Spans]]:
 
 
 def _absences(up: list[tuple[float, float]], begin_s: float, end_s: float) -> tuple[Spans, Spans]:
-    """Give when a worker had not started yet, and when it was lost."""
+    """Return when a worker had not started yet, and when it was lost."""
     if not up:
         return pairs([(begin_s, end_s)]), EMPTY
     starting = pairs([(-inf, up[0][0])], begin_s, end_s)
@@ -224,7 +224,7 @@ def _absences(up: list[tuple[float, float]], begin_s: float, end_s: float) -> tu
 
 
 def _transfers(run: RunRecord) -> tuple[dict[int, list[tuple[float, float]]], dict[int, list[tuple[float, float]]]]:
-    """Give for each device the copies that it waited for, and those that took its results away.
+    """Return for each device the copies that it waited for, and those that took its results away.
 
     A node of one device's own is that device's. On a node that several share, a copy to it is for the devices that
     ran a reader of the item, and a copy from it is of the device that computed the item.

@@ -110,7 +110,7 @@ def _part(run: RunRecord, done: _Done, rows: list[int], table: Floats, rounds: i
 
 
 def _parts(run: RunRecord, numbers: list[int]) -> tuple[list[list[int]], float]:
-    """Give the rows of each part of a run between moments when nothing was open, and the quiet seconds in all."""
+    """Return the rows of each part of a run between moments when nothing was open, and the quiet seconds in all."""
     row_of = {number: row for row, number in enumerate(numbers)}
     parts: list[list[int]] = []
     over_s, quiet_s = run.begin_s, 0.0
@@ -129,7 +129,7 @@ def _parts(run: RunRecord, numbers: list[int]) -> tuple[list[list[int]], float]:
 
 
 def _table(run: RunRecord, done: _Done) -> tuple[Floats, int, int]:
-    """Give seconds, task × device, with the number of pairs of function and model, and of those estimated."""
+    """Return seconds, task × device, with the number of pairs of function and model, and of those estimated."""
     tasks = [run.tasks[number] for number in done.numbers]
     low = _low(run, done, [each.signature for each in tasks])
     by_signature: dict[str, dict[str, float]] = defaultdict(dict)
@@ -152,7 +152,7 @@ def _table(run: RunRecord, done: _Done) -> tuple[Floats, int, int]:
 
 
 def _low(run: RunRecord, done: _Done, signatures: list[str]) -> dict[tuple[str, str], float]:
-    """Give the tenth percentile of s that each function took on each model of device where it ran."""
+    """Return the tenth percentile of s that each function took on each model of device where it ran."""
     if not signatures:
         return {}
     names, keys = sorted(set(signatures)), sorted({device.model_key for device in run.devices})
@@ -190,7 +190,7 @@ def _row(
 
 
 def _ratios(by_signature: dict[str, dict[str, float]]) -> dict[tuple[str, str], float]:
-    """Give for each two models of device the tenth percentile of seconds on the second over the first."""
+    """Return for each two models of device the tenth percentile of seconds on the second over the first."""
     found: dict[tuple[str, str], list[float]] = defaultdict(list)
     for taken_on in by_signature.values():
         for one, other in permutations(taken_on, 2):

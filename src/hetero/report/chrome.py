@@ -23,7 +23,7 @@ _PROCESS = 1
 
 
 def chrome_trace(run: RunRecord) -> dict[str, Any]:
-    """Give the document.
+    """Return the document.
 
     Notes
     -----
@@ -68,7 +68,7 @@ def _whole(run: RunRecord, spans: Iterable[tuple[float, float]]) -> list[tuple[i
 
 
 def _lanes(inside: Inside) -> list[dict[str, Any]]:
-    """Give what ran beside attempts, each thread and stream on a row of its own."""
+    """Return what ran beside attempts, each thread and stream on a row of its own."""
     events = []
     for number, ((device, lane), parts) in enumerate(sorted(inside.lanes.items())):
         row = _FIRST_LANE + number
@@ -88,7 +88,7 @@ def _slice(row: int, name: str, kind: str, start_us: int, took_us: int, told: di
 
 
 def _copies(run: RunRecord) -> list[dict[str, Any]]:
-    """Give the copies as slices, and a flow from each to the first attempt that read it there."""
+    """Return the copies as slices, and a flow from each to the first attempt that read it there."""
     readers: dict[tuple[int, str], list[tuple[float, int]]] = defaultdict(list)
     for each in run.attempts:
         node = run.devices[each.device].memory_node

@@ -53,7 +53,7 @@ class Inside:
                     )
 
     def of(self, task: int, attempt: int, device: str) -> list[Part]:
-        """Give what happened inside one attempt, on its own thread."""
+        """Return what happened inside one attempt, on its own thread."""
         return self._of.get((task, attempt, device), [])
 
 
@@ -76,7 +76,7 @@ def _operators(note: OperatorsRun, begin_s: float) -> Iterator[tuple[str, Part]]
 
 
 def nested(parts: Iterable[Part], from_us: int = 0, until_us: int = 2**62) -> Iterator[tuple[Part, int, int]]:
-    """Give each part with its start and length in µs, cut so that it lies within the window and what is around it.
+    """Yield each part with its start and length in µs, cut so that it lies within the window and what is around it.
 
     Examples
     --------

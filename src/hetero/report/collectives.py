@@ -54,7 +54,7 @@ def collective_times(run: RunRecord) -> tuple[CollectiveTime, ...]:
 
 
 def collective_spans(run: RunRecord) -> TimeSpans:
-    """Give for each device when it was in a collective."""
+    """Return for each device when it was in a collective."""
     index_of = {device.id: index for index, device in enumerate(run.devices)}
     spans: TimeSpans = defaultdict(list)
     for each in run.collectives:
@@ -64,7 +64,7 @@ def collective_spans(run: RunRecord) -> TimeSpans:
 
 
 def collective_waits(run: RunRecord) -> TimeSpans:
-    """Give for each device when it had ended its part of a group task and others had not."""
+    """Return for each device when it had ended its part of a group task and others had not."""
     sizes = Counter(key[:2] for key in {(each.task, each.attempt, each.device) for each in run.attempts})
     ends: dict[tuple[int, int], float] = {}
     for each in run.attempts:

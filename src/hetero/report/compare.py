@@ -65,12 +65,12 @@ class Comparison:
     categories: dict[str, tuple[float, float]]
 
     def as_dict(self) -> dict[str, Any]:
-        """Give all figures by name."""
+        """Return all figures by name."""
         rows = [{name: getattr(each, name) for name in each.__slots__} for each in self.changes]
         return {"before_s": self.before_s, "after_s": self.after_s, "changes": rows, "categories": self.categories}
 
     def as_text(self) -> str:
-        """Give the comparison for people."""
+        """Return the comparison for people."""
         ratio = self.after_s / self.before_s if self.before_s else float("nan")
         lines = [f"A took {format_seconds(self.before_s)}, B {format_seconds(self.after_s)}: {ratio:.3g} ×.", ""]
         rows = []
@@ -136,7 +136,7 @@ def _change(key: tuple[str, str], one: list[float], other: list[float], p: float
 
 
 def _chance(one: np.ndarray[Any, Any], other: np.ndarray[Any, Any]) -> float:
-    """Give the two-sided probability of the rank test."""
+    """Return the two-sided probability of the rank test."""
     n, m = len(one), len(other)
     values = np.concatenate((one, other))
     _, places, counts = np.unique(values, return_inverse=True, return_counts=True)

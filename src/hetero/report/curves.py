@@ -40,7 +40,7 @@ class Curve(NamedTuple):
 
 
 def curves(run: RunRecord) -> list[Curve]:
-    """Give all curves of a run that have something to show."""
+    """Return all curves of a run that have something to show."""
     edges = np.linspace(run.begin_s, max(run.end_s, run.begin_s + 1e-9), STEPS + 1)
     told = [_computing(run, edges), *_memory(run, edges), *_links(run, edges), *_told(run, edges)]
     ends_s = expected_end(run, edges)
@@ -108,7 +108,7 @@ _TOLD = (
 
 
 def _told(run: RunRecord, edges: Floats) -> list[Curve]:
-    """Give what devices told of themselves, each value until the next one."""
+    """Return what devices told of themselves, each value until the next one."""
     samples = [each for each in run.notes if isinstance(each, DeviceSampled)]
     found = []
     for group, unit, column in _TOLD:

@@ -129,7 +129,7 @@ class Findings:
     collectives: tuple[CollectiveTime, ...]
 
     def as_dict(self) -> dict[str, Any]:
-        """Give all figures by name, for programs."""
+        """Return all figures by name, for programs."""
         plain = {
             name: getattr(self, name)
             for name in ("tasks", "failed", "retried", "span_s", "makespan_s", "bytes_moved", "torn", "path_s")

@@ -38,7 +38,7 @@ _SCRIPTS = ("data", "uplot", "draw", "timeline", "curves", "figures", "start")
 
 
 def page(run: RunRecord, usd_per_hour: Mapping[str, float] | None = None, found: Findings | None = None) -> str:
-    """Give the report of a run as a page.
+    """Return the report of a run as a page.
 
     Parameters
     ----------
@@ -127,7 +127,7 @@ def _training(found: Findings) -> str:
 
 
 def _inside(found: Findings) -> str:
-    """Give what attempts told of their inside."""
+    """Return what attempts told of their inside."""
     told = (("Collectives", collective_table(found)), ("Operators", operator_table(found)))
     return "".join(f"<h2>{title}</h2>{_html(table)}" for title, table in told if table)
 

@@ -38,7 +38,7 @@ EMPTY: Spans = (_NONE, _NONE)
 
 
 def pairs(given: Iterable[tuple[float, float]], begin_s: float = -np.inf, end_s: float = np.inf) -> Spans:
-    """Give the columns of some pairs, cut to a window, in the order of their starts; they may overlap.
+    """Return the columns of some pairs, cut to a window, in the order of their starts; they may overlap.
 
     Examples
     --------
@@ -50,7 +50,7 @@ def pairs(given: Iterable[tuple[float, float]], begin_s: float = -np.inf, end_s:
 
 
 def cut(starts: Floats, ends: Floats, begin_s: float = -np.inf, end_s: float = np.inf) -> Spans:
-    """Give what lies in a window of some intervals, in the order of their starts; they may overlap.
+    """Return what lies in a window of some intervals, in the order of their starts; they may overlap.
 
     Examples
     --------
@@ -65,7 +65,7 @@ def cut(starts: Floats, ends: Floats, begin_s: float = -np.inf, end_s: float = n
 
 
 def column(rows: Sequence[Any], name: str) -> Floats:
-    """Give one attribute of many values as numbers.
+    """Return one attribute of many values as numbers.
 
     Examples
     --------
@@ -76,7 +76,7 @@ def column(rows: Sequence[Any], name: str) -> Floats:
 
 
 def by_owner(owners: Ints, spans: Spans, count: int) -> list[Spans]:
-    """Give the intervals of each of `count` owners; each keeps their order.
+    """Return the intervals of each of `count` owners; each keeps their order.
 
     Examples
     --------
@@ -90,7 +90,7 @@ def by_owner(owners: Ints, spans: Spans, count: int) -> list[Spans]:
 
 
 def union(*given: Spans) -> Spans:
-    """Give what at least one of the sets covers; their intervals may overlap.
+    """Return what at least one of the sets covers; their intervals may overlap.
 
     Examples
     --------
@@ -109,7 +109,7 @@ def union(*given: Spans) -> Spans:
 
 
 def without(one: Spans, other: Spans) -> Spans:
-    """Give what the first set covers and the second does not.
+    """Return what the first set covers and the second does not.
 
     Examples
     --------
@@ -123,7 +123,7 @@ def without(one: Spans, other: Spans) -> Spans:
 
 
 def common(one: Spans, other: Spans) -> Spans:
-    """Give what both sets cover.
+    """Return what both sets cover.
 
     Examples
     --------
@@ -144,7 +144,7 @@ def common(one: Spans, other: Spans) -> Spans:
 
 
 def length_s(given: Spans) -> float:
-    """Give the sum of the lengths; what overlaps counts as often as it is covered.
+    """Return the sum of the lengths; what overlaps counts as often as it is covered.
 
     Examples
     --------

@@ -46,7 +46,7 @@ def prices(given: list[str]) -> dict[str, float]:
 
 
 def rates(devices: Sequence[Device], usd_per_hour: Mapping[str, float]) -> tuple[tuple[float, str] | None, ...]:
-    """Give for each device its USD per hour with where that comes from: the user, else the catalog; None without.
+    """Return for each device its USD per hour with where that comes from: the user, else the catalog; None without.
 
     Parameters
     ----------
@@ -66,7 +66,7 @@ def rates(devices: Sequence[Device], usd_per_hour: Mapping[str, float]) -> tuple
 
 
 def applying(usd_per_hour: Mapping[str, float], devices: Sequence[Device]) -> dict[str, float]:
-    """Give the prices that are for one of these devices."""
+    """Return the prices that are for one of these devices."""
     known = {name for device in devices for name in _names(device)}
     return {name: usd for name, usd in usd_per_hour.items() if name in known}
 
@@ -88,7 +88,7 @@ def _rate(device: Device, usd_per_hour: Mapping[str, float]) -> tuple[float, str
 
 
 def lost_usd(account: Account, usd: Sequence[float | None], category: str) -> float:
-    """Give the money that went with one kind of time on the devices whose price is known."""
+    """Return the money that went with one kind of time on the devices whose price is known."""
     rows = zip(account.seconds, usd, strict=True)
     return sum(price * took[category] / account.span_s for took, price in rows if price is not None and account.span_s)
 

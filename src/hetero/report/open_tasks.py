@@ -17,7 +17,7 @@ __all__ = ["open_tasks"]
 
 
 def open_tasks(run: RunRecord) -> Mapping[Request, tuple[Spans, Spans]]:
-    """Give for each request when a task of it was ready and had not begun, and when one was not ready."""
+    """Return for each request when a task of it was ready and had not begun, and when one was not ready."""
     tasks = list(run.tasks.values())
     requests, kinds = _kinds([each.request for each in tasks])
     over_s = np.minimum(column(tasks, "over_s"), run.end_s)
@@ -40,7 +40,7 @@ def open_tasks(run: RunRecord) -> Mapping[Request, tuple[Spans, Spans]]:
 
 
 def _kinds(given: list[Request]) -> tuple[list[Request], Ints]:
-    """Give the different requests, and for each task the place of its own; hashing one takes long."""
+    """Return the different requests, and for each task the place of its own; hashing one takes long."""
     by_id: dict[int, int] = {}
     places: dict[Request, int] = {}
     for each in given:
@@ -50,7 +50,7 @@ def _kinds(given: list[Request]) -> tuple[list[Request], Ints]:
 
 
 def _waits(run: RunRecord, free_s: Floats) -> tuple[Ints, Spans, Floats]:
-    """Give the row and the interval of each wait of a ready task for its next attempt, and when the last one ended."""
+    """Return the row and the interval of each wait of a ready task for its next attempt, and when the last one ended."""
     place = {number: row for row, number in enumerate(run.tasks)}
     tries = [each for each in run.attempts if each.task in place]
     rows = np.fromiter((place[each.task] for each in tries), np.int64, len(tries))

@@ -35,7 +35,7 @@ class OperatorTime(NamedTuple):
 
 
 def operators(run: RunRecord) -> tuple[OperatorTime, ...]:
-    """Give the operators by the time that they took, the longest first."""
+    """Return the operators by the time that they took, the longest first."""
     short = {device.id: device.short for device in run.devices}
     sums: dict[tuple[str, str], tuple[int, float]] = {}
     whole: dict[str, float] = defaultdict(float)

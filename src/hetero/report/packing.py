@@ -62,7 +62,7 @@ def packed(run: RunRecord, found: Findings) -> str:
 
 
 def _planes(values: NDArray[np.int32]) -> bytes:
-    """Give the lowest bytes of all values, then the next higher ones, and so on."""
+    """Return the lowest bytes of all values, then the next higher ones, and so on."""
     return values.astype("<i4").view(np.uint8).reshape(-1, 4).T.tobytes()
 
 
@@ -104,7 +104,7 @@ def _short(value: float) -> float:
 
 
 def _names(run: RunRecord) -> tuple[list[str], dict[int, int]]:
-    """Give the names of functions, those with the most time first, and the place of each task's."""
+    """Return the names of functions, those with the most time first, and the place of each task's."""
     taken: dict[str, float] = defaultdict(float)
     for each in run.attempts:
         if each.task in run.tasks:
@@ -139,7 +139,7 @@ def _attempts(
 
 
 def _plan(run: RunRecord, found: Findings, tick_s: float) -> tuple[list[int], dict[str, NDArray[np.int32]]]:
-    """Give where a plan of the whole graph had tasks at first; no columns where there was none."""
+    """Return where a plan of the whole graph had tasks at first; no columns where there was none."""
     if found.planning is None:
         return [], {}
     counts, starts_s, ends_s = places_by_device(found.planning, len(run.devices))
@@ -152,7 +152,7 @@ def _ticks(seconds: Any, tick_s: float) -> NDArray[np.int32]:
 
 
 def _ratios(predicted_s: Floats, took_s: Floats) -> NDArray[np.int32]:
-    """Give predicted over measured as logarithms, good to 0.14 %."""
+    """Return predicted over measured as logarithms, good to 0.14 %."""
     known = (predicted_s > 0.0) & (predicted_s < np.inf) & (took_s > 0.0)
     found = np.full(len(took_s), _NO_RATIO)
     found[known] = np.rint(_RATIO * np.log2(predicted_s[known] / took_s[known])).clip(-32767, 32767)
@@ -160,7 +160,7 @@ def _ratios(predicted_s: Floats, took_s: Floats) -> NDArray[np.int32]:
 
 
 def _parents(run: RunRecord, order: Ints, place: Ints) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
-    """Give for each attempt how many attempts it needed, and how many rows before it each of them stands."""
+    """Return for each attempt how many attempts it needed, and how many rows before it each of them stands."""
     tasks = column(run.attempts, "task").astype(np.int64)
     done = np.flatnonzero(np.fromiter((each.outcome == "done" for each in run.attempts), bool, len(tasks)))
     homes, first = np.unique(tasks[done], return_index=True)

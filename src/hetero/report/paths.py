@@ -58,7 +58,7 @@ def critical_chain(run: RunRecord) -> list[Link]:
 
 
 def _by_device(run: RunRecord) -> dict[int, tuple[list[float], list[int]]]:
-    """Give for each device the ends of its attempts, ascending, and their places."""
+    """Return for each device the ends of its attempts, ascending, and their places."""
     owners, ends = column(run.attempts, "device").astype(np.int64), column(run.attempts, "end_s")
     order = np.argsort(ends, kind="stable")
     split = by_owner(owners[order], (ends[order], order.astype(float)), len(run.devices))
@@ -68,7 +68,7 @@ def _by_device(run: RunRecord) -> dict[int, tuple[list[float], list[int]]]:
 def _reason(
     run: RunRecord, at: int, attempt: Attempt, here: tuple[list[float], list[int]], ended: dict[int, int]
 ) -> tuple[str, int | None, float]:
-    """Give why an attempt began when it did, the attempt that it waited for, and when that ended."""
+    """Return why an attempt began when it did, the attempt that it waited for, and when that ended."""
     task = run.tasks.get(attempt.task)
     found: tuple[str, int | None, float] = ("submission", None, task.submitted_s if task else attempt.launch_s)
     for parent in task.after if task else ():
@@ -84,7 +84,7 @@ def _reason(
 
 
 def longest_path(run: RunRecord) -> tuple[list[int], float]:
-    """Give the tasks of the longest chain of the task graph, by what they took, and its seconds."""
+    """Return the tasks of the longest chain of the task graph, by what they took, and its seconds."""
     taken: dict[int, float] = {}
     for each in run.attempts:
         if each.outcome == "done":

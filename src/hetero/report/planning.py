@@ -47,13 +47,13 @@ class Planning:
     elsewhere: int
 
     def as_dict(self) -> dict[str, Any]:
-        """Give the figures by name, for programs."""
+        """Return the figures by name, for programs."""
         names = ("first_end_s", "replans", "moved", "elsewhere")
         return {"tasks": len(self.places), **{name: getattr(self, name) for name in names}}
 
 
 def planning(run: RunRecord) -> Planning | None:
-    """Give what a run tells of plans, None where nothing planned ahead."""
+    """Return what a run tells of plans, None where nothing planned ahead."""
     told = [each for each in run.notes if isinstance(each, PlanMade)]
     if not told:
         return None
@@ -88,7 +88,7 @@ def sentence(found: Planning, run: RunRecord) -> str:
 
 
 def places_by_device(found: Planning | None, devices: int) -> tuple[list[int], Floats, Floats]:
-    """Give how many places each device has in the first plan, and their starts and ends, s, device after device."""
+    """Return how many places each device has in the first plan, and their starts and ends, s, device after device."""
     rows = sorted(found.places.values()) if found is not None else []
     table = np.array(rows, dtype=float).reshape(-1, 3)
     counts = np.bincount(table[:, 0].astype(np.int64), minlength=devices)
@@ -96,7 +96,7 @@ def places_by_device(found: Planning | None, devices: int) -> tuple[list[int], F
 
 
 def expected_end(run: RunRecord, edges: Floats) -> Floats | None:
-    """Give when the run was expected to end, s after its begin, at the end of each step; None where no plan tells."""
+    """Return when the run was expected to end, s after its begin, at the end of each step; None where no plan tells."""
     told = [(each.at_s, each.ends_s - run.begin_s) for each in run.notes if isinstance(each, PlanMade)]
     if not told:
         return None

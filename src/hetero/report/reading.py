@@ -79,7 +79,7 @@ def collect(records: Iterable[tuple[float, Any]], devices: Iterable[Device] = ()
 
 
 def only(run: RunRecord, functions: Collection[str]) -> RunRecord:
-    """Give the part of a run that is about some functions, from their first submission to their last outcome.
+    """Return the part of a run that is about some functions, from their first submission to their last outcome.
 
     Raises
     ------

@@ -73,7 +73,7 @@ def text_table(head: Sequence[str], rows: Sequence[Sequence[str]], left: Collect
 
 
 def device_table(found: Findings) -> Table:
-    """Give the share of each kind of time for each device; kinds that no device had are left out."""
+    """Return the share of each kind of time for each device; kinds that no device had are left out."""
     priced = any(each is not None for each in found.usd)
     kinds = [name for name in CATEGORIES if found.account.total_s(name) > 0.0]
     head = ("device", *kinds, *(("cost",) if priced else ()))
@@ -109,7 +109,7 @@ def gain_table(found: Findings) -> Table:
 
 
 def prediction_table(found: Findings) -> Table:
-    """Give what was expected and measured for each function and device, the largest sums first."""
+    """Return what was expected and measured for each function and device, the largest sums first."""
     rows = []
     for each in sorted(found.predictions, key=lambda one: -one.runs * one.measured_s):
         seconds = (format_seconds(each.predicted_s), format_seconds(each.measured_s))
@@ -132,7 +132,7 @@ _BEGAN = {
 
 
 def chain_table(run: RunRecord, found: Findings) -> Table:
-    """Give what held the run up, the longest links first, and what they were waiting for."""
+    """Return what held the run up, the longest links first, and what they were waiting for."""
     rows = []
     chain = sorted(
         found.chain, key=lambda each: -(run.attempts[each.attempt].end_s - run.attempts[each.attempt].start_s)
@@ -147,7 +147,7 @@ def chain_table(run: RunRecord, found: Findings) -> Table:
 
 
 def member_table(found: Training) -> Table:
-    """Give what each device had of a step and took for it."""
+    """Return what each device had of a step and took for it."""
     rows = []
     for each in found.members:
         busy = f"{100.0 * each.busy_s / found.step_s:.0f} %" if found.step_s and each.steps else "–"
@@ -158,7 +158,7 @@ def member_table(found: Training) -> Table:
 
 
 def epoch_table(found: Training) -> Table:
-    """Give the epochs, the last ones where there are many."""
+    """Return the epochs, the last ones where there are many."""
     rows = [
         (
             f"{each.epoch:,}",
@@ -177,7 +177,7 @@ def epoch_table(found: Training) -> Table:
 
 
 def collective_table(found: Findings) -> Table:
-    """Give what collectives took; '' where there were none."""
+    """Return what collectives took; '' where there were none."""
     rows = [
         (
             each.what,
@@ -195,7 +195,7 @@ def collective_table(found: Findings) -> Table:
 
 
 def operator_table(found: Findings) -> Table:
-    """Give the operators that took most time; '' where no profiler told."""
+    """Return the operators that took most time; '' where no profiler told."""
     rows = [
         (each.operator[:60], each.device, f"{each.calls:,}", format_seconds(each.own_s), _share(each.share_frac))
         for each in found.operators[:_OPERATORS]

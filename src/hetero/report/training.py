@@ -64,7 +64,7 @@ class Training:
         return max([*(each.step for each in self.steps), *(each.step for each in self.epochs)])
 
     def as_dict(self) -> dict[str, Any]:
-        """Give the figures by name, for programs."""
+        """Return the figures by name, for programs."""
         return {
             "steps": self.last_step,
             "step_s": self.step_s,
@@ -80,7 +80,7 @@ class Training:
 
 
 def training(run: RunRecord) -> Training | None:
-    """Give what a run tells of training, None where it did not train."""
+    """Return what a run tells of training, None where it did not train."""
     steps = tuple(each for each in run.notes if isinstance(each, TrainingStep))
     epochs = tuple(each for each in run.notes if isinstance(each, TrainingEpoch))
     if not steps and not epochs:
@@ -162,7 +162,7 @@ def _a_step(found: Training) -> str:
 
 
 def drawn(found: Training | None) -> dict[str, Any] | None:
-    """Give what the page draws: series over ascending steps, of long runs every so manieth step.
+    """Return what the page draws: series over ascending steps, of long runs every so manieth step.
 
     Of a step that was done again after a death the later one is drawn.
     """

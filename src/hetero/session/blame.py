@@ -19,7 +19,7 @@ __all__ = ["blamed"]
 def blamed(
     error: SerialisationError, task: TaskFunction[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> SerialisationError:
-    """Give the error with the name of the part that cannot be pickled; as it was when none is found."""
+    """Return the error with the name of the part that cannot be pickled; as it was when none is found."""
     for name, value in _parts(task, args, kwargs):
         reason = _reason(value)
         if reason:

@@ -33,7 +33,7 @@ _DEADLINE_S = 86_400.0
 
 
 def all_reduce(array: Any, op: str = "sum", algorithm: str = "auto") -> Any:
-    """Give the sum of the arrays of all members of this group task, the same bits on each of them.
+    """Return the sum of the arrays of all members of this group task, the same bits on each of them.
 
     Outside of a group task, and in one of a single member, it is that of the one array.
 
@@ -57,7 +57,7 @@ def all_reduce(array: Any, op: str = "sum", algorithm: str = "auto") -> Any:
 
 
 def broadcast(array: Any, src: int = 0, algorithm: str = "auto") -> Any:
-    """Give the array of one member to all members of this group task.
+    """Return the array of one member to all members of this group task.
 
     Parameters
     ----------
@@ -79,7 +79,7 @@ def broadcast(array: Any, src: int = 0, algorithm: str = "auto") -> Any:
 
 
 def all_gather(array: Any, algorithm: str = "auto") -> Any:
-    """Give the arrays of all members of this group task, one after the other along a new first axis.
+    """Return the arrays of all members of this group task, one after the other along a new first axis.
 
     Parameters
     ----------
@@ -101,7 +101,7 @@ def all_gather(array: Any, algorithm: str = "auto") -> Any:
 
 
 def reduce_scatter(array: Any, op: str = "sum", algorithm: str = "auto") -> Any:
-    """Give this member its part of the sum of the arrays of all members: of n equal parts of the first axis, one each.
+    """Return this member its part of the sum of the arrays of all members: of n equal parts of the first axis, one each.
 
     Parameters
     ----------
@@ -133,7 +133,7 @@ def reduce_scatter(array: Any, op: str = "sum", algorithm: str = "auto") -> Any:
 
 
 def _copied(array: Any, *, is_whole: bool = False) -> tuple[Any, Callable[[Any], Any]]:
-    """Give a copy in host memory, and how to make of such a one what the array was."""
+    """Return a copy in host memory, and how to make of such a one what the array was."""
     if isinstance(array, np.ndarray):
         return np.array(array, order="C"), lambda row: row
     if isinstance(array, bool | int | float | complex | np.generic):
@@ -158,7 +158,7 @@ def _copied_tensor(tensor: Any) -> tuple[Any, Callable[[Any], Any]]:
 
 
 def _repeated(row: Any, size: int) -> Any:
-    """Give an array with a new first axis, every part of it a copy of the row."""
+    """Return an array with a new first axis, every part of it a copy of the row."""
     if isinstance(row, np.ndarray):
         return np.repeat(row[None], size, axis=0)
     return row.unsqueeze(0).repeat(size, *[1] * row.ndim)
@@ -202,7 +202,7 @@ class _Talk:
         return gathered
 
     def store(self) -> Any:
-        """Give torch's store of keys that all members share."""
+        """Return torch's store of keys that all members share."""
         if self._store is None:
             rank, size = self._channel.rank, self._channel.world_size
             kept, mine = (None, None) if rank else open_rendezvous("task", size, **self._where)

@@ -38,7 +38,7 @@ class _CommandLine:
         self._told: set[str] = set()
 
     def unheard(self) -> str:
-        """Give the options that no Context asked for, as they were typed; '' where one did."""
+        """Return the options that no Context asked for, as they were typed; '' where one did."""
         return "" if self.heard else ", ".join(self.options.values())
 
     def beaten(self, key: str, by: str) -> None:
@@ -212,7 +212,7 @@ def read_file(path: str | Path) -> Tree:
 
 
 def _beside(path: Path) -> str:
-    """Give '; did you mean …?' when a YAML file of a similar name lies in the same folder."""
+    """Return '; did you mean …?' when a YAML file of a similar name lies in the same folder."""
     folder = path.expanduser().parent
     files = sorted(folder.glob("*.y*ml")) if folder.is_dir() else []
     alike = [file.name for file in files if did_you_mean(path.stem, [file.stem])]

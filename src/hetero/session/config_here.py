@@ -51,12 +51,12 @@ def _why_no_nccl() -> str:
 
 
 def available_protocols() -> tuple[str, ...]:
-    """Give the protocols that work on this host, the usual first."""
+    """Return the protocols that work on this host, the usual first."""
     return tuple(name for name in ("shared_memory", "tcp", "rdma", "nccl") if not why_absent(name))
 
 
 def choose_protocol(protocol: str, source: str = "") -> str:
-    """Give the protocol to use; 'auto' is shared memory, since all devices are on one host.
+    """Return the protocol to use; 'auto' is shared memory, since all devices are on one host.
 
     Parameters
     ----------
@@ -86,7 +86,7 @@ def choose_protocol(protocol: str, source: str = "") -> str:
 
 
 def find_devices(config: Config, notes: list[str] | None = None) -> tuple[Device, ...]:
-    """Give the devices of this host that a configuration names.
+    """Return the devices of this host that a configuration names.
 
     Parameters
     ----------

@@ -278,14 +278,14 @@ def check(tree: Tree) -> Root:
 
 
 def _one_line(devices: Any) -> Any:
-    """Give a fleet that is one line of text, a list of such texts, or empty; None where it is written in full."""
+    """Return a fleet that is one line of text, a list of such texts, or empty; None where it is written in full."""
     if isinstance(devices, list) and devices and all(isinstance(device, str) for device in devices):
         return ",".join(devices)
     return devices if devices == [] or isinstance(devices, str) else None
 
 
 def _wrong_line(tree: Tree, line: object) -> list[Mistake]:
-    """Give what is wrong with a fleet that is written in one line, or is empty."""
+    """Return what is wrong with a fleet that is written in one line, or is empty."""
     try:
         if not isinstance(line, str):
             remedy = "name a device, or leave the key out to take every sound device of this host"
@@ -297,7 +297,7 @@ def _wrong_line(tree: Tree, line: object) -> list[Mistake]:
 
 
 def normal_form(root: Root) -> dict[str, Any]:
-    """Give the checked values under their keys: amounts in bytes, bytes/s and seconds."""
+    """Return the checked values under their keys: amounts in bytes, bytes/s and seconds."""
     return ({"devices": root.spec} if root.spec else {}) | root.model_dump(exclude_none=True)
 
 

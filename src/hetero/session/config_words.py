@@ -32,17 +32,17 @@ PROTOCOLS = ("auto", "shared_memory", "tcp", "rdma", "nccl")
 
 @cache
 def policy_words() -> tuple[str, ...]:
-    """Give the names of the policies that are installed."""
+    """Return the names of the policies that are installed."""
     return policies.names()
 
 
 def backend_words() -> tuple[str, ...]:
-    """Give the names of the back ends that are installed."""
+    """Return the names of the back ends that are installed."""
     return backends.names()
 
 
 @cache
 def device_words() -> tuple[str, ...]:
-    """Give the words that name devices: broad types, kinds, then the labels of back ends."""
+    """Return the words that name devices: broad types, kinds, then the labels of back ends."""
     others = sorted(set(backends.device_words()) - set(_BROAD), key=lambda word: ("-" in word, word))
     return (*_BROAD, *others)

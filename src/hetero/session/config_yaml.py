@@ -34,7 +34,7 @@ def tree_of(value: Mapping[str, Any], name: str) -> Tree:
 
 
 def copied(value: Any, name: str, depth: int = 0) -> Any:
-    """Give a copy of nested mappings and lists as dicts and lists; refuses what contains itself."""
+    """Return a copy of nested mappings and lists as dicts and lists; refuses what contains itself."""
     if depth > DEEPEST:
         raise ConfigError(f"{name}: this is nested deeper than {DEEPEST} levels")
     if isinstance(value, Mapping):
@@ -97,7 +97,7 @@ def _assign(tree: Tree, words: list[str], value: Any, name: str) -> None:
 
 
 def _step(here: Any, word: str, path: str, name: str) -> Any:
-    """Give the dict key or list index that a word means; a list grows by one at its end."""
+    """Return the dict key or list index that a word means; a list grows by one at its end."""
     if isinstance(here, dict):
         return word
     if not isinstance(here, list):

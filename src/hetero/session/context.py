@@ -376,7 +376,7 @@ class Context(AsyncTwins):
         return self._leases.lease(options)
 
     def executor(self) -> Executor:
-        """Give a `concurrent.futures.Executor` over this Context."""
+        """Return a `concurrent.futures.Executor` over this Context."""
         from hetero.session.executor import Executor
 
         return Executor(self)
@@ -404,7 +404,7 @@ class Context(AsyncTwins):
         return f"{self.driver.machine.placer.policy.name}: {self._opened.policy_reason}"
 
     def left_out(self) -> list[tuple[str, str]]:
-        """Give each device that ran none of at least four tasks a device, with the reason; also when closed."""
+        """Return each device that ran none of at least four tasks a device, with the reason; also when closed."""
         return self._opened.left_out()
 
     def flush_trace(self) -> None:
@@ -480,7 +480,7 @@ class Context(AsyncTwins):
     # --- below ---------------------------------------------------------------------------------------------
 
     def future_of(self, item: int) -> Future | None:
-        """Give the future of a task as long as somebody holds it."""
+        """Return the future of a task as long as somebody holds it."""
         reference = self._live.get(item)
         return None if reference is None else reference()
 

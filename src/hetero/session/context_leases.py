@@ -39,7 +39,7 @@ class ContextLeases:
         return ContextLease(self._pool, found.number, self._context)
 
     def around(self, name: str, signature: str, request: Request) -> Request:
-        """Give the request of a task: one that names devices of a lease belongs to it.
+        """Return the request of a task: one that names devices of a lease belongs to it.
 
         Raises
         ------
@@ -64,7 +64,7 @@ class ContextLeases:
 
 @lru_cache(maxsize=4096)
 def _leased(request: Request, number: int) -> Request:
-    """Give a request that belongs to a lease; the same object each time, since measured times hang on it."""
+    """Return a request that belongs to a lease; the same object each time, since measured times hang on it."""
     return replace(request, lease=number)
 
 

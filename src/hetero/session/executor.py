@@ -134,7 +134,7 @@ class Executor(concurrent.futures.Executor):
         chunksize: int = 1,
         **_: Any,
     ) -> Iterator[Any]:
-        """Give the results in order; `chunksize` items make a task.
+        """Return the results in order; `chunksize` items make a task.
 
         Raises
         ------

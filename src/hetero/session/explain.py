@@ -36,11 +36,11 @@ class Explained:
         self.best = min(able, default=(0.0, ""))[1]
 
     def __iter__(self) -> Iterator[Explanation]:
-        """Give the explanations."""
+        """Return the explanations."""
         return iter(self.devices)
 
     def rows(self) -> list[tuple[str, ...]]:
-        """Give the table's rows as text."""
+        """Return the table's rows as text."""
         return [self._row(each) for each in self.devices]
 
     def _row(self, each: Explanation) -> tuple[str, ...]:

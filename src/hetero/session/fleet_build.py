@@ -309,7 +309,7 @@ class Builder:
         return made, ""
 
     def _take(self, count: int, devices: Sequence[Device]) -> tuple[int, ...]:
-        """Give the next cores in turn, the least used first, so that devices overlap only when cores run out."""
+        """Return the next cores in turn, the least used first, so that devices overlap only when cores run out."""
         uses = [cpu for device in devices if device.kind == "cpu" for cpu in device.cpus]
         order = sorted(range(len(self.cores)), key=lambda place: (uses.count(self.cores[place]), place))
         return tuple(self.cores[place] for place in sorted(order[:count]))
@@ -335,7 +335,7 @@ class Builder:
 
 
 def _counted(wanted: Wanted, on_cores: bool) -> Wanted:
-    """Give an entry `kind:n` as the number of devices, or of the cores of a CPU device, that it was before."""
+    """Return an entry `kind:n` as the number of devices, or of the cores of a CPU device, that it was before."""
     number = int(str(wanted.id))
     share = f"*{wanted.throttle_frac:g}" if wanted.throttle_frac < 1.0 else ""
     if on_cores and number > 1:
@@ -344,7 +344,7 @@ def _counted(wanted: Wanted, on_cores: bool) -> Wanted:
 
 
 def _nulls_before(word: str, wanted: Sequence[Wanted]) -> int:
-    """Give how many null devices are counted before the first that is named by an index."""
+    """Return how many null devices are counted before the first that is named by an index."""
     first = next(place for place, one in enumerate(wanted) if one.word == word and one.id is not None)
     return sum(one.count or 1 for one in wanted[:first] if one.word == word)
 

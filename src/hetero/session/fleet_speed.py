@@ -40,7 +40,7 @@ def _speed(values: object) -> Speed | None:
 
 
 def measure(devices: Sequence[Device], refresh: bool = False) -> tuple[Device, ...]:
-    """Give the devices with their speeds, from memory where they were measured before.
+    """Return the devices with their speeds, from memory where they were measured before.
 
     Parameters
     ----------
@@ -73,14 +73,14 @@ def measure(devices: Sequence[Device], refresh: bool = False) -> tuple[Device, .
 
 
 def recall(devices: Sequence[Device]) -> tuple[Device, ...]:
-    """Give the devices with the speeds that were measured before, without measuring."""
+    """Return the devices with the speeds that were measured before, without measuring."""
     kept = Kept("speeds.json").read()
     speeds = [None if device.simulated else _speed(kept.get(_key(device))) for device in devices]
     return tuple(_with_speed(device, speed) for device, speed in zip(devices, speeds, strict=True))
 
 
 def remembered(devices: Sequence[Device]) -> tuple[Device, ...]:
-    """Give the devices with the speeds that were measured before; nothing is measured."""
+    """Return the devices with the speeds that were measured before; nothing is measured."""
     kept = Kept("speeds.json").read()
     return tuple(_with_speed(each, None if each.simulated else _speed(kept.get(_key(each)))) for each in devices)
 
@@ -93,7 +93,7 @@ def _with_speed(device: Device, speed: Speed | None) -> Device:
 
 
 def topology(devices: Sequence[Device]) -> Topology:
-    """Give the memory nodes of a fleet and the directed links between them.
+    """Return the memory nodes of a fleet and the directed links between them.
 
     Notes
     -----
@@ -148,7 +148,7 @@ def _host_links(name: str, device: Device, told: Sequence[Link], values: object)
 
 
 def status(devices: Sequence[Device], sample_s: float = 0.1) -> tuple[DeviceStatus, ...]:
-    """Give each device's status without opening it; what is unknown is None.
+    """Return each device's status without opening it; what is unknown is None.
 
     Parameters
     ----------

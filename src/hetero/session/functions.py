@@ -84,7 +84,7 @@ class Source:
         return type(None), ()
 
     def current(self) -> Function:
-        """Give the function as it is now."""
+        """Return the function as it is now."""
         function = self._current
         if function is None:
             return self._renew()
@@ -191,7 +191,7 @@ class _Captured:
 
 
 def source_of(function: Any) -> Source:
-    """Give the source of a plain callable; the same one for the same function object.
+    """Return the source of a plain callable; the same one for the same function object.
 
     The source lives on the function itself, so that both go together. A bound method, a `functools.partial`
     or a callable object may carry other values at each call and is taken anew each time.

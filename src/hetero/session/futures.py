@@ -128,7 +128,7 @@ class Future(concurrent.futures.Future[Any]):
         self._load: Callable[[], Any] | None = None
 
     def result(self, timeout: float | None = None) -> Any:
-        """Give the value, waiting for it if need be.
+        """Return the value, waiting for it if need be.
 
         Parameters
         ----------
@@ -150,7 +150,7 @@ class Future(concurrent.futures.Future[Any]):
         return super().result(0)
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
-        """Give the exception that the task raised, or None, waiting for its end if need be."""
+        """Return the exception that the task raised, or None, waiting for its end if need be."""
         if self._state == _PENDING:
             self._wait(timeout)
         if self._load is not None and not self._condition._is_owned():  # type: ignore[attr-defined]

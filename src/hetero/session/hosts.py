@@ -82,7 +82,7 @@ def refuse_lone_address(config: Config) -> None:
 
 
 def devices_of(cluster: Cluster | None, config: Config, notes: list[str]) -> tuple[Device, ...]:
-    """Give the devices that a configuration names, on every host that has them.
+    """Return the devices that a configuration names, on every host that has them.
 
     Parameters
     ----------
@@ -115,7 +115,7 @@ def devices_of(cluster: Cluster | None, config: Config, notes: list[str]) -> tup
 
 
 def network_links(cluster: Cluster | None) -> tuple[Link, ...]:
-    """Give the links between this host and the others; each pair of hosts is measured once, and remembered.
+    """Return the links between this host and the others; each pair of hosts is measured once, and remembered.
 
     Raises
     ------
@@ -156,7 +156,7 @@ def _are_links(kept: object) -> bool:
 
 
 def over_network(topology: Topology, links: Sequence[Link]) -> Topology:
-    """Give a topology whose links to other hosts are those of the network, to whichever of their memory nodes."""
+    """Return a topology whose links to other hosts are those of the network, to whichever of their memory nodes."""
     network = {(link.src.partition("/")[0], link.dst.partition("/")[0]): link for link in links}
     if not network:
         return topology
@@ -169,14 +169,14 @@ def over_network(topology: Topology, links: Sequence[Link]) -> Topology:
 
 
 def open_to_more(topology: Topology) -> Topology:
-    """Give a topology in which a host that joins later is as far away as the slowest known one."""
+    """Return a topology in which a host that joins later is as far away as the slowest known one."""
     network = [link for link in topology.links if link.kind == "network"]
     slowest = min(network, key=lambda link: link.bandwidth_bytes_per_s, default=_UNMEASURED)
     return replace(topology, elsewhere=slowest, _by_pair={})
 
 
 def devices_on(cluster: Cluster, host: Host, config: Config) -> tuple[Device, ...]:
-    """Give the devices of one host; none where it has none of those that the configuration names.
+    """Return the devices of one host; none where it has none of those that the configuration names.
 
     Raises
     ------
@@ -192,14 +192,14 @@ def devices_on(cluster: Cluster, host: Host, config: Config) -> tuple[Device, ..
 
 
 def _devices_here(config: Config) -> Sequence[Device]:
-    """Give this host's devices: those that it was started with, else those of the configuration."""
+    """Return this host's devices: those that it was started with, else those of the configuration."""
     spec = settings.default_devices()
     wanted = replace(config, devices=None, spec=spec) if spec else config
     return find_devices(wanted, [])
 
 
 def _named(device: Device, host: str) -> Device:
-    """Give a device of another host its host's name: in its id, its memory node and its silicon."""
+    """Return a device of another host its host's name: in its id, its memory node and its silicon."""
     node = f"{host}/ram" if device.memory_node == HOST_NODE else _moved(device.memory_node, host)
     silicon = tuple([_moved(chip, host) for chip in device.silicon])
     return replace(device, id=_moved(device.id, host), memory_node=node, silicon=silicon)

@@ -33,7 +33,7 @@ _LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
 
 
 def get_current_device() -> Device:
-    """Give the device that runs this task; outside of tasks this host's CPU.
+    """Return the device that runs this task; outside of tasks this host's CPU.
 
     Examples
     --------
@@ -55,7 +55,7 @@ def _host_device() -> Device:
 
 
 def get_device_list() -> list[Device]:
-    """Give every sound device of this host, whether or not a Context is open; none that computes nothing."""
+    """Return every sound device of this host, whether or not a Context is open; none that computes nothing."""
     from hetero.session.fleet import survey
 
     sound = (found.device for found in survey() if not found.reason)
@@ -63,7 +63,7 @@ def get_device_list() -> list[Device]:
 
 
 def namespace() -> Any:
-    """Give the array-API module of the current device: NumPy's, torch's, JAX's or CuPy's.
+    """Return the array-API module of the current device: NumPy's, torch's, JAX's or CuPy's.
 
     Raises
     ------
@@ -91,13 +91,13 @@ def namespace() -> Any:
 
 
 def rank() -> int:
-    """Give the number of this member of a group task, 0 outside of one."""
+    """Return the number of this member of a group task, 0 outside of one."""
     frame = current()
     return 0 if frame is None or frame.channel is None else frame.channel.rank
 
 
 def world_size() -> int:
-    """Give how many members the group task has, 1 outside of one."""
+    """Return how many members the group task has, 1 outside of one."""
     frame = current()
     return 1 if frame is None or frame.channel is None else frame.channel.world_size
 
@@ -171,7 +171,7 @@ def worker_state() -> dict[str, Any]:
 
 
 def get_memory_usage() -> dict[str, NodeUsage]:
-    """Give for each memory node of the open Contexts its capacity, bytes in use, peak and fragmentation.
+    """Return for each memory node of the open Contexts its capacity, bytes in use, peak and fragmentation.
 
     Returns
     -------

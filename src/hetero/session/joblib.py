@@ -304,7 +304,7 @@ def _reduce_mapped(array: Any) -> Any:
 
 
 def _batch_task(batch: Any, on: list[str]) -> TaskFunction[..., Any]:
-    """Give the task of a batch, named after the function in it, so that its times are kept apart."""
+    """Return the task of a batch, named after the function in it, so that its times are kept apart."""
     items = getattr(batch, "items", None)
     inner = items[0][0] if items else batch
     inner = getattr(inner, "function", inner)
@@ -323,7 +323,7 @@ class _BatchSource(Source):
         super().__init__(_run_batch, {}, name)
 
     def current(self) -> Any:
-        """Give the function; only the key of its times differs."""
+        """Return the function; only the key of its times differs."""
         function = super().current()
         self.model_key = f"joblib.{self.name}"
         return function
@@ -399,7 +399,7 @@ def _backend_class() -> Any:
             return ended
 
         def retrieve_result_callback(self, out: Any) -> Any:
-            """Give the result of a batch that has ended."""
+            """Return the result of a batch that has ended."""
             return out.result()
 
         def abort_everything(self, ensure_ready: bool = True) -> None:

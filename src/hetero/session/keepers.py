@@ -33,15 +33,15 @@ class Keeper(Protocol):
     changed: Condition
 
     def devices(self) -> tuple[Device, ...]:
-        """Give the devices that are not lost."""
+        """Return the devices that are not lost."""
         ...
 
     def leases(self) -> tuple[Lease, ...]:
-        """Give the leases that are not over."""
+        """Return the leases that are not over."""
         ...
 
     def look(self, number: int) -> Lease:
-        """Give a lease as it stands now."""
+        """Return a lease as it stands now."""
         ...
 
     def ask(self, request: LeaseRequest) -> int:
@@ -57,11 +57,11 @@ class Keeper(Protocol):
         ...
 
     def release(self, number: int) -> None:
-        """Give a lease back."""
+        """Release a lease."""
         ...
 
     def next_s(self) -> float | None:
-        """Give in how many s time alone changes something, None where it does not or a `notify_all` will tell."""
+        """Return the seconds until time alone changes something, None where it does not or a `notify_all` will tell."""
         ...
 
 
@@ -73,16 +73,16 @@ class Own:
         self.pool = Pool(devices, topology)
 
     def devices(self) -> tuple[Device, ...]:
-        """Give the devices that are not lost."""
+        """Return the devices that are not lost."""
         return self.pool.devices
 
     def leases(self) -> tuple[Lease, ...]:
-        """Give the leases that are not over."""
+        """Return the leases that are not over."""
         self.pool.advance(monotonic_s())
         return self.pool.leases
 
     def look(self, number: int) -> Lease:
-        """Give a lease as it stands now."""
+        """Return a lease as it stands now."""
         self.pool.advance(monotonic_s())
         return self.pool.lease(number)
 
@@ -100,12 +100,12 @@ class Own:
         self.changed.notify_all()
 
     def release(self, number: int) -> None:
-        """Give a lease back."""
+        """Release a lease."""
         self.pool.release(number, monotonic_s())
         self.changed.notify_all()
 
     def next_s(self) -> float | None:
-        """Give in how many s time alone changes something."""
+        """Return the seconds until time alone changes something."""
         next_s = self.pool.next_s()
         return None if next_s is None else max(0.001, next_s - monotonic_s())
 
@@ -122,16 +122,16 @@ class Driven:
         driver.on_leases(self._told)
 
     def devices(self) -> tuple[Device, ...]:
-        """Give the devices that are not lost."""
+        """Return the devices that are not lost."""
         states = tuple(self._driver.machine.fleet.states)
         return tuple(state.device for state in states if state.phase is not DevicePhase.GONE)
 
     def leases(self) -> tuple[Lease, ...]:
-        """Give the leases that are not over."""
+        """Return the leases that are not over."""
         return tuple(self._leases.values())
 
     def look(self, number: int) -> Lease:
-        """Give a lease as it stands now."""
+        """Return a lease as it stands now."""
         lease = self._leases.get(number) or self._over.get(number)
         if lease is None:
             raise BadValueError(f"there is no lease {number}", remedy="use the number that 'ask' gave")
@@ -159,7 +159,7 @@ class Driven:
             self._driver.lend(LeaseRefused(self._driver.now_s(), number, device, reason))
 
     def release(self, number: int) -> None:
-        """Give a lease back; it ends once its tasks have."""
+        """Release a lease; it ends once its tasks have."""
         lease = self.look(number)
         if lease.phase is LeasePhase.ACTIVE:
             self._leases[number] = replace(lease, phase=LeasePhase.RELEASING)
@@ -167,7 +167,7 @@ class Driven:
             self._driver.lend(LeaseReleased(self._driver.now_s(), number))
 
     def next_s(self) -> float | None:
-        """Give None: the core tells what time changes, as long as it is there."""
+        """Return None: the core tells what time changes, as long as it is there."""
         self._driver.now_s()
         return None
 

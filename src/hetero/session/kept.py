@@ -38,7 +38,7 @@ class Kept:
         self.path: Path = settings.home() / name
 
     def read(self) -> dict[str, Any]:
-        """Give everything; {} where the file is absent or damaged."""
+        """Return everything; {} where the file is absent or damaged."""
         try:
             return dict(read_record(self.path, {}))
         except FileError:
@@ -60,7 +60,7 @@ class Kept:
 
 
 def digest(*parts: object) -> str:
-    """Give a short name for some values, the same in every process.
+    """Return a short name for some values, the same in every process.
 
     Examples
     --------

@@ -122,7 +122,7 @@ class PooledDevice:
         return lease
 
     def release(self) -> None:
-        """Give back all that was allocated through this object."""
+        """Release all that was allocated through this object."""
         while self._own:
             self._own.pop().release()
 
@@ -180,7 +180,7 @@ class Lease:
         self._pool.renew(self.number)
 
     def release(self) -> None:
-        """Give the devices back; safe to call twice."""
+        """Release the devices; safe to call twice."""
         self._pool.release(self.number)
 
     def __enter__(self) -> Lease:
@@ -213,7 +213,7 @@ class LeasingPool:
             return self._keeper.leases()
 
     def device(self, name: str) -> PooledDevice:
-        """Give the device of that id."""
+        """Return the device of that id."""
         if name not in self._devices and name not in {device.id for device in self.devices}:
             raise BadValueError(f"the pool has no device {name!r}", remedy=f"it has: {', '.join(self._devices)}")
         return self._devices[name]
@@ -258,7 +258,7 @@ class LeasingPool:
             raise
 
     def look(self, number: int) -> LeaseValue:
-        """Give a lease as it stands now."""
+        """Return a lease as it stands now."""
         with self._changed:
             return self._keeper.look(number)
 
@@ -268,7 +268,7 @@ class LeasingPool:
             self._keeper.renew(number)
 
     def release(self, number: int) -> None:
-        """Give a lease back."""
+        """Release a lease."""
         with self._changed:
             self._keeper.release(number)
 

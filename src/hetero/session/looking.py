@@ -53,7 +53,7 @@ class OpenRun:
     token: str
 
     def as_dict(self) -> dict[str, Any]:
-        """Give what may be shown."""
+        """Return what may be shown."""
         return {"name": self.name, "pid": self.pid, "host": self.host, "began": self.began, "user": self.user}
 
     def __repr__(self) -> str:
@@ -61,7 +61,7 @@ class OpenRun:
 
 
 def open_runs() -> tuple[OpenRun, ...]:
-    """Give the runs that are going on, in the order of their beginning.
+    """Return the runs that are going on, in the order of their beginning.
 
     Raises
     ------
@@ -81,7 +81,7 @@ def open_runs() -> tuple[OpenRun, ...]:
 
 
 def find(name: str, runs: tuple[OpenRun, ...]) -> tuple[OpenRun, ...]:
-    """Give the runs of a name, or of a process id.
+    """Return the runs of a name, or of a process id.
 
     Raises
     ------

@@ -80,7 +80,7 @@ def start_map(
 
 
 def chunk_size(item_s: float, left: int, devices: int) -> int:
-    """Give the items of a chunk: worth 2 ms, but at least four chunks a device.
+    """Return the items of a chunk: worth 2 ms, but at least four chunks a device.
 
     Parameters
     ----------

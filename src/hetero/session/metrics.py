@@ -148,11 +148,11 @@ class _Now:
         self._ctx = weakref.ref(ctx)
 
     def describe(self) -> Iterable[Any]:
-        """Give nothing: names are known when the first answer is made."""
+        """Return nothing: names are known when the first answer is made."""
         return ()
 
     def collect(self) -> Iterator[Any]:
-        """Give the families of one moment."""
+        """Yield the families of one moment."""
         from prometheus_client.core import GaugeMetricFamily
 
         from hetero.session.snapshot import snapshot

@@ -21,7 +21,7 @@ _HEAD = ("device", "type", "name", "cores", "memory", "")
 
 
 def context_html(ctx: Context) -> str:
-    """Give the fleet of a Context as an HTML table."""
+    """Return the fleet of a Context as an HTML table."""
     state = "closed" if ctx.closed else "open"
     title = f"hetero.Context {ctx.name}".strip()
     return f"<p><b>{escape(title)}</b>: {len(ctx.devices)} devices, {state}</p>" + table_html(
@@ -30,7 +30,7 @@ def context_html(ctx: Context) -> str:
 
 
 def table_html(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Give an HTML table.
+    """Return an HTML table.
 
     Examples
     --------

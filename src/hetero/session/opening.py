@@ -132,7 +132,7 @@ class Opened:
         self.devices = (*self.devices, *devices)
 
     def left_out(self) -> list[tuple[str, str]]:
-        """Give the devices that ran nothing although there was plenty, each with the reason."""
+        """Return the devices that ran nothing although there was plenty, each with the reason."""
         machine = self.driver.machine
         return machine.left_out() if machine.counts.committed >= PLENTY * len(self.devices) else []
 
@@ -204,7 +204,7 @@ def _warn_once(line: str) -> None:
 
 
 def _policy(name: str | None, devices: tuple[Device, ...]) -> tuple[Policy, str]:
-    """Give the policy and why; 'auto' is settled here, since the core knows the default one by its name."""
+    """Return the policy and why; 'auto' is settled here, since the core knows the default one by its name."""
     if name != "auto":
         chosen = name or "eft"
         return registry.get(chosen), "it was asked for" if name else "it is the default"

@@ -24,7 +24,7 @@ _TYPES = {"cpu": "CPU", "tpu": "TPU", "npu": "NPU", "fpga": "FPGA", "null": "NUL
 def placed(
     devices: str | Sequence[Device] | None, topology: Topology | Fabric | str | Path | None
 ) -> tuple[tuple[Device, ...], Topology]:
-    """Give devices with the topology that they stand in.
+    """Return devices with the topology that they stand in.
 
     Parameters
     ----------
@@ -71,7 +71,7 @@ def _fabric(given: Topology | Fabric | str | Path | None) -> Fabric | None:
 
 
 def devices_of(fabric: Fabric) -> tuple[Device, ...]:
-    """Give the devices of a fabric, as a pool takes them.
+    """Return the devices of a fabric, as a pool takes them.
 
     Examples
     --------

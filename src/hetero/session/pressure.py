@@ -49,7 +49,7 @@ class Pressure:
         self.seconds = self.what_if({})
 
     def what_if(self, more: Mapping[str, int]) -> float:
-        """Give the seconds with more devices: so many like each of those named.
+        """Return the seconds with more devices: so many like each of those named.
 
         Parameters
         ----------
@@ -102,7 +102,7 @@ def pressure(ctx: Context) -> Pressure:
 
 
 def _open_tasks(machine: Machine) -> tuple[int, list[Task]]:
-    """Give how many tasks are open, and some of them from everywhere in the queue."""
+    """Return how many tasks are open, and some of them from everywhere in the queue."""
     states = list(machine.tasks.values())
     step = -(-len(states) // _SAMPLE) or 1
     return len(states), [state.task for state in states[::step]]

@@ -35,7 +35,7 @@ class Profiling:
         self._known: dict[str, Function] = {}
 
     def of(self, function: Function) -> Function:
-        """Give a function that is profiled where it runs Python."""
+        """Return a function that is profiled where it runs Python."""
         found = self._known.get(function.key)
         if found is None:
             if len(self._known) >= _MOST:

@@ -25,7 +25,7 @@ _LINE_S = 5.0
 
 
 def plain_line(counts: Counts, devices: Sequence[Device]) -> str:
-    """Give the counts in one line.
+    """Return the counts in one line.
 
     Examples
     --------

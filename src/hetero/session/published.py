@@ -56,7 +56,7 @@ _UNFIT = re.compile(r"[^A-Za-z0-9_-]+")
 
 
 def run_folder() -> Path:
-    """Give the folder of the descriptors of open runs."""
+    """Return the folder of the descriptors of open runs."""
     return settings.home() / "run"
 
 

@@ -136,7 +136,7 @@ def checked_env(options: Mapping[str, Any]) -> Mapping[str, str | None]:
 
 
 def implemented_words(implementations: Iterable[str], has_plain: bool) -> tuple[str, ...]:
-    """Give the device words that a task has code for; empty where plain Python is all it needs.
+    """Return the device words that a task has code for; empty where plain Python is all it needs.
 
     Examples
     --------
@@ -153,12 +153,12 @@ def implemented_words(implementations: Iterable[str], has_plain: bool) -> tuple[
 
 @lru_cache(maxsize=4096)
 def limited(request: Request, timeout_s: float) -> Request:
-    """Give a request with a limit of time where it has none of its own; the same object each time."""
+    """Return a request with a limit of time where it has none of its own; the same object each time."""
     return request if request.timeout_s else replace(request, timeout_s=timeout_s)
 
 
 def check_word(option: str, word: object) -> str:
-    """Give a device word in lower case, or say what was probably meant.
+    """Return a device word in lower case, or say what was probably meant.
 
     Examples
     --------

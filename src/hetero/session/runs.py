@@ -52,12 +52,12 @@ def opened(ctx: Context) -> None:
 
 
 def open_contexts() -> tuple[Context, ...]:
-    """Give the Contexts that are open in this process."""
+    """Return the Contexts that are open in this process."""
     return tuple(ctx for ctx in _contexts if not ctx.closed)
 
 
 def with_own_trace(config: Config) -> Config:
-    """Give a configuration whose trace no other Context writes now.
+    """Return a configuration whose trace no other Context writes now.
 
     In its name `{pid}` stands for the process id, and `{n}` for the number of the Context in this process. A file
     that an open Context writes gets a number: `run.trace.jsonl` becomes `run-2.trace.jsonl`.
@@ -94,7 +94,7 @@ if hasattr(os, "register_at_fork"):
 
 
 def unnamed_run() -> str:
-    """Give a key for the checkpoints of a run without a name; it tells the process that it belongs to."""
+    """Return a key for the checkpoints of a run without a name; it tells the process that it belongs to."""
     return f"unnamed-{os.getpid()}-{uuid.uuid4().hex[:8]}"
 
 

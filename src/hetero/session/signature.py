@@ -27,7 +27,7 @@ _array_texts: dict[tuple[object, ...], str] = {}
 
 
 def describe(function_key: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Described:
-    """Give the signature and the size of one call.
+    """Return the signature and the size of one call.
 
     Parameters
     ----------
@@ -63,7 +63,7 @@ def describe(function_key: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 
 
 def describe_value(value: Any) -> Described:
-    """Give one value's part of a signature, and its size.
+    """Return one value's part of a signature, and its size.
 
     Examples
     --------

@@ -104,7 +104,7 @@ class Snapshot:
     links: tuple[LinkNow, ...]
 
     def as_dict(self) -> dict[str, Any]:
-        """Give plain values for JSON."""
+        """Return plain values for JSON."""
         return asdict(self)
 
     @classmethod
@@ -121,7 +121,7 @@ class Snapshot:
 
 
 def snapshot(ctx: Context) -> Snapshot:
-    """Give what a Context is doing now.
+    """Return what a Context is doing now.
 
     Examples
     --------
@@ -185,7 +185,7 @@ def _device(state: DeviceState, now_s: float) -> dict[str, Any]:
 
 
 def _process(pid: int) -> dict[str, Any]:
-    """Give what the system knows of a worker; one that has just ended is as unknown as one that never was."""
+    """Return what the system knows of a worker; one that has just ended is as unknown as one that never was."""
     import psutil
 
     found: dict[str, Any] = {"pid": pid, "cpu_s": None, "held_bytes": None}

@@ -78,7 +78,7 @@ class TaskFunction(Generic[P, R]):
         return self._options.get("merge")
 
     def options(self, **options: Any) -> TaskFunction[P, R]:
-        """Give the same task with other options, those of `hetero.task`; what is not named stays.
+        """Return the same task with other options, those of `hetero.task`; what is not named stays.
 
         Raises
         ------
@@ -230,7 +230,7 @@ def _kernel_task(kernel: Any, options: dict[str, Any]) -> TaskFunction[..., Any]
 
 
 def as_task(function: Any) -> TaskFunction[..., Any]:
-    """Give a task as it is, and a plain function as a task without wishes; the same one each time.
+    """Return a task as it is, and a plain function as a task without wishes; the same one each time.
 
     Raises
     ------

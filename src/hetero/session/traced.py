@@ -15,7 +15,7 @@ __all__ = ["trace_of"]
 
 
 def trace_of(run: Context | str | Path) -> str | Path:
-    """Give the path of a run's trace.
+    """Return the path of a run's trace.
 
     Parameters
     ----------

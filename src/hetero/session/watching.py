@@ -162,7 +162,7 @@ class WatchedPolicy:
 
 
 def joined(sinks: Sequence[TraceSink]) -> TraceSink | None:
-    """Give one sink for several, None for none."""
+    """Return one sink for several, None for none."""
     return None if not sinks else sinks[0] if len(sinks) == 1 else Several(sinks)
 
 

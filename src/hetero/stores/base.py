@@ -22,11 +22,11 @@ class Store(ABC):
 
     @abstractmethod
     def get(self, key: str) -> bytes | None:
-        """Give the bytes, or None when there are none; raises HeteroError when they are damaged."""
+        """Return the bytes, or None when there are none; raises HeteroError when they are damaged."""
 
     @abstractmethod
     def list(self, prefix: str = "") -> tuple[str, ...]:
-        """Give all keys that begin with the prefix, sorted."""
+        """Return all keys that begin with the prefix, sorted."""
 
     @abstractmethod
     def delete(self, key: str) -> None:

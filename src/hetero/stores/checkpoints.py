@@ -84,7 +84,7 @@ class Checkpoints:
         return len(data)
 
     def last(self, task_key: str, name: str | None = None) -> Saved | None:
-        """Give the last checkpoint, or the last of that name, None where there is none.
+        """Return the last checkpoint, or the last of that name, None where there is none.
 
         A damaged one is left out, with a warning, in favour of the one before it. Where one was replaced by a
         newer one since the names were listed, they are listed again.
@@ -106,7 +106,7 @@ class Checkpoints:
         return len(data)
 
     def loops(self, task_key: str) -> Any:
-        """Give the positions and states of the task's loops, None where there are none."""
+        """Return the positions and states of the task's loops, None where there are none."""
         saved = self._read(f"{_escape_path(task_key)}/{_LOOPS}", set())
         return None if saved is None else saved[0]
 

@@ -74,11 +74,11 @@ class Disk:
         sync_folder(path)
 
     def rename(self, src: Path, dst: Path) -> None:
-        """Give a file its final name, in place of whatever had it."""
+        """Rename a file to its final name, in place of whatever had it."""
         os.replace(src, dst)
 
     def link(self, src: Path, dst: Path) -> None:
-        """Give a file a second name; raises FileExistsError when the name is taken."""
+        """Link a file to a second name; raises FileExistsError when the name is taken."""
         os.link(src, dst)
 
     def remove(self, path: Path) -> None:
@@ -190,7 +190,7 @@ class FileStore(Store):
         raise HeteroError(f"{path} is damaged: its bytes do not match their checksum", remedy="remove the file")
 
     def list(self, prefix: str = "") -> tuple[str, ...]:
-        """Give all keys that begin with the prefix, sorted."""
+        """Return all keys that begin with the prefix, sorted."""
         above = prefix.rpartition("/")[0]
         start = self._folder(above) if above else self.root
         keys = []

@@ -139,13 +139,13 @@ class HistoryStore:
             return cls(path), f"{error.problem}: it was renamed to {aside.name}, and times are learned anew"
 
     def device_keys(self) -> tuple[str, ...]:
-        """Give the kinds of devices that there are samples of, by name."""
+        """Return the kinds of devices that there are samples of, by name."""
         with self._worded(), closing(self._connect()) as connection:
             rows = connection.execute("SELECT DISTINCT device_key FROM samples ORDER BY device_key")
             return tuple(key for (key,) in rows)
 
     def load(self, device_keys: Iterable[str]) -> tuple[Sample, ...]:
-        """Give the samples of these kinds of devices, oldest first within each kind."""
+        """Return the samples of these kinds of devices, oldest first within each kind."""
         found: list[Sample] = []
         with self._worded(), closing(self._connect()) as connection:
             for key in dict.fromkeys(device_keys):
@@ -169,7 +169,7 @@ class HistoryStore:
             connection.executemany(_PRUNE, [(*pair, KEPT) for pair in touched])
 
     def result_bytes(self) -> dict[str, int]:
-        """Give the bytes of the largest result seen of each signature, the one added last at the end."""
+        """Return the bytes of the largest result seen of each signature, the one added last at the end."""
         with self._worded(), closing(self._connect()) as connection:
             return dict(connection.execute("SELECT signature, bytes FROM results ORDER BY rowid"))
 

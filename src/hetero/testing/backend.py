@@ -41,7 +41,7 @@ _WGSL_SAXPY = """
 
 
 def saxpy(kind: str) -> Kernel:
-    """Give a kernel `saxpy(a, x, y) = a x + y` for 'opencl' or 'vulkan' devices.
+    """Return a kernel `saxpy(a, x, y) = a x + y` for 'opencl' or 'vulkan' devices.
 
     Examples
     --------
@@ -126,7 +126,7 @@ def _check_device(kind: type[Backend], device: Device) -> None:
 
 
 def sample_arrays() -> Iterable[NDArray[Any]]:
-    """Give arrays that copy badly where something is wrong: many dtypes, empty, scalar, reversed, transposed, odd."""
+    """Yield arrays that copy badly where something is wrong: many dtypes, empty, scalar, reversed, transposed, odd."""
     for dtype in _DTYPES:
         yield (np.arange(24) % 7).astype(dtype).reshape(2, 3, 4)
     base: NDArray[Any] = np.arange(60, dtype=np.float32).reshape(6, 10)

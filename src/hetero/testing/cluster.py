@@ -68,7 +68,7 @@ class Cluster:
         return str(self.node(0)["address"])
 
     def node(self, index: int) -> dict[str, Any]:
-        """Give what is written down of a host's node."""
+        """Return what is written down of a host's node."""
         return dict(json.loads(self.path(index, self.home / "node.json").read_text(encoding="utf-8")))
 
     def path(self, index: int, path: Path) -> Path:

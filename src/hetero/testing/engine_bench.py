@@ -25,7 +25,7 @@ PATIENCE_S = 60.0
 
 
 def two_devices() -> tuple[Device, Device]:
-    """Give two CPU devices; the second has a memory node of its own."""
+    """Return two CPU devices; the second has a memory node of its own."""
     cpu = DeviceType("CPU")
     return (
         Device("h0/cpu:0", "cpu", cpu, "cpu", 0, "first"),

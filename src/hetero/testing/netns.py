@@ -105,7 +105,7 @@ class Fleet:
         return Path(f"/proc/{self._keepers[index].pid}/root{path}") if self._keepers else path
 
     def counters(self) -> list[Counters]:
-        """Give what went over each link so far."""
+        """Return what went over each link so far."""
         return [_counters(host) for host in self.hosts]
 
 
@@ -144,7 +144,7 @@ def fleet_of_namespaces(bits_per_s: Sequence[float], private: Sequence[Path] = (
 
 @contextmanager
 def _apart(host: Namespace, private: Sequence[Path]) -> Iterator[subprocess.Popen[str]]:
-    """Give a host folders of its own for the time of a `with` block; what Python needs stays."""
+    """Yield a host folders of its own for the time of a `with` block; what Python needs stays."""
     apart = [str(path) for path in private]
     words = json.dumps([apart, _needed(apart)])
     command = ["ip", "netns", "exec", host.name, "unshare", "--mount", "--propagation", "private"]
@@ -194,13 +194,13 @@ def _counters(host: Namespace) -> Counters:
 
 
 def _ours() -> list[str]:
-    """Give the names of all namespaces that were made here, by whichever process."""
+    """Return the names of all namespaces that were made here, by whichever process."""
     names = [line.split()[0] for line in _run(["ip", "netns", "list"]).splitlines() if line]
     return [name for name in names if name.startswith(_PREFIX) and _owner(name)]
 
 
 def _owner(name: str) -> int:
-    """Give the id of the process that made a namespace, 0 for a name that is none of ours."""
+    """Return the id of the process that made a namespace, 0 for a name that is none of ours."""
     pid = name.removeprefix(_PREFIX).partition("-")[0]
     return int(pid) if pid.isdecimal() else 0
 

@@ -70,7 +70,7 @@ class _Fleet:
         self._now_s = 0.0
 
     def tasks(self, count: int) -> list[ReadyTask]:
-        """Give new tasks; some devices cannot run some of them, some have inputs to wait for."""
+        """Return new tasks; some devices cannot run some of them, some have inputs to wait for."""
         made = []
         for _ in range(count):
             seconds = self._rng.uniform(0.001, 10.0, len(self.devices))
@@ -81,7 +81,7 @@ class _Fleet:
         return made
 
     def view(self, backlog: int) -> View:
-        """Give a fleet in a random state, with some tasks waiting at its devices."""
+        """Return a fleet in a random state, with some tasks waiting at its devices."""
         count, rng = len(self.devices), self._rng
         self._now_s += float(rng.uniform(0.0, 2.0))
         queued = rng.integers(0, 3, count)
@@ -109,7 +109,7 @@ def _able(seconds: Floats, device: int) -> Floats:
 
 
 def _story(policy: Policy, seed: int, devices: int) -> list[object]:
-    """Give the answers to a number of calls, each checked."""
+    """Return the answers to a number of calls, each checked."""
     fleet, memory = _Fleet(np.random.default_rng(seed), devices), None
     told: list[object] = []
     for step in range(_STEPS):

@@ -72,7 +72,7 @@ class RecordingDisk(Disk):
         self._note("rename", src, dst)
 
     def link(self, src: Path, dst: Path) -> None:
-        """Give a second name."""
+        """Link a file to a second name."""
         super().link(src, dst)
         self._note("link", src, dst)
 
@@ -134,7 +134,7 @@ class _Model:
             _set(self.names, path, content)
 
     def states(self) -> Iterator[tuple[tuple[str, bytes | None], ...]]:
-        """Give every state that a cut may leave now: paths with their content, None for a folder."""
+        """Yield every state that a cut may leave now: paths with their content, None for a folder."""
         for chosen, damage in itertools.product(_some(self.pending), _DAMAGES):
             names = dict(self.names)
             for path, content in chosen:
@@ -176,7 +176,7 @@ def _folders_above(path: str) -> list[str]:
 
 
 def _some(pending: list[tuple[str, int | None]]) -> Iterator[list[tuple[str, int | None]]]:
-    """Give the ways in which waiting names may have reached the disk: none, all, each prefix, each alone."""
+    """Yield the ways in which waiting names may have reached the disk: none, all, each prefix, each alone."""
     yield from (pending[:count] for count in range(len(pending) + 1))
     yield from ([change] for change in pending)
 
@@ -185,7 +185,7 @@ Build = Callable[[Path], None]
 
 
 def cuts(log: Iterable[Step]) -> Iterator[tuple[dict[str, set[bytes | None]], Build]]:
-    """Give each state in which a power cut during the log may leave the disk, once.
+    """Yield each state in which a power cut during the log may leave the disk, once.
 
     Yields
     ------

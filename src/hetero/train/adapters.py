@@ -31,7 +31,7 @@ def _frozen(model: Any) -> dict[str, Any]:
 
 
 def kept_state(model: Any) -> dict[str, Any]:
-    """Give the state of a model without its frozen parameters.
+    """Return the state of a model without its frozen parameters.
 
     Examples
     --------
@@ -45,7 +45,7 @@ def kept_state(model: Any) -> dict[str, Any]:
 
 
 def frozen_word(model: Any) -> str:
-    """Give a checksum of the frozen parameters, '' where there are none; computed once while they stay as they are."""
+    """Return a checksum of the frozen parameters, '' where there are none; computed once while they stay as they are."""
     frozen = _frozen(model)
     if not frozen:
         return ""

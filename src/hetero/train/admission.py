@@ -34,7 +34,7 @@ class Admission(NamedTuple):
     options: Options
 
     def wait_s(self, first_s: float) -> float:
-        """Give how long the others are waited for, once the first device has measured itself in `first_s`.
+        """Return how long the others are waited for, once the first device has measured itself in `first_s`.
 
         Examples
         --------

@@ -74,7 +74,7 @@ class Ahead:
         return len(self.samples)
 
     def batch(self, ids: Sequence[int], seed: int, step: int) -> Any:
-        """Give some samples of a step, as `Samples.batch` does."""
+        """Return some samples of a step, as `Samples.batch` does."""
         begun_s = clock.monotonic_s()
         if step in self._under_way:
             self._receive(step)

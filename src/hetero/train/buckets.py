@@ -31,7 +31,7 @@ class Bucket(NamedTuple):
 
 
 def bucket_bytes(total_bytes: int) -> int:
-    """Give the size that buckets aim at: about eight of them, of 1 to 4 MiB each.
+    """Return the size that buckets aim at: about eight of them, of 1 to 4 MiB each.
 
     Examples
     --------

@@ -102,7 +102,7 @@ def trained_names(model: Any) -> tuple[str, ...]:
 
 
 def folder(given: str | Path | None) -> str:
-    """Give the absolute path of a folder, '' for none."""
+    """Return the absolute path of a folder, '' for none."""
     return "" if given is None else str(Path(given).expanduser().absolute())
 
 

@@ -67,12 +67,12 @@ class TrainingCheckpoints:
             self.store.delete(_key(old, _STATE))
 
     def steps(self) -> tuple[int, ...]:
-        """Give the steps that have a manifest, oldest first."""
+        """Return the steps that have a manifest, oldest first."""
         found = [key.split("/")[0] for key in self.store.list("step-") if key.endswith(f"/{_MANIFEST}")]
         return tuple(sorted(int(name.removeprefix("step-")) for name in found))
 
     def newest(self) -> Checkpoint | None:
-        """Give the newest checkpoint that is complete, None where there is none; damaged ones are passed over."""
+        """Return the newest checkpoint that is complete, None where there is none; damaged ones are passed over."""
         damaged: list[str] = []
         for step in reversed(self.steps()):
             try:
@@ -86,7 +86,7 @@ class TrainingCheckpoints:
         return None
 
     def newest_of(self, run: Mapping[str, Any]) -> Checkpoint | None:
-        """Give the newest checkpoint, which must have these facts.
+        """Return the newest checkpoint, which must have these facts.
 
         Parameters
         ----------
@@ -129,7 +129,7 @@ class TrainingCheckpoints:
             )
 
     def read(self, step: int) -> tuple[bytes, dict[str, Any]]:
-        """Give the state and the facts of one checkpoint.
+        """Return the state and the facts of one checkpoint.
 
         Raises
         ------
@@ -163,7 +163,7 @@ def facts_of(manifest: bytes, place: str) -> dict[str, Any]:
 
 
 def run_facts(options: Options, samples: int) -> dict[str, Any]:
-    """Give what two runs must share for one to go on where the other stopped.
+    """Return what two runs must share for one to go on where the other stopped.
 
     Parameters
     ----------

@@ -80,7 +80,7 @@ class Compressed:
         return path
 
     def as_dict(self) -> dict[str, Any]:
-        """Give the figures for a program."""
+        """Return the figures for a program."""
         return {
             "before": asdict(self.before),
             "after": asdict(self.after),
@@ -159,7 +159,7 @@ def _check(prune: float, quantise: str | None, fine_tune: int, data: Any) -> Non
 
 @contextmanager
 def _fleet(devices: Any, config: Any) -> Iterator[Context]:
-    """Give the Context that was lent, or one of our own."""
+    """Yield the Context that was lent, or one of our own."""
     from hetero.session.context import Context
 
     if hasattr(devices, "submit_call"):
@@ -182,7 +182,7 @@ class _Job:
     global_batch: int
 
     def carry_out(self, model: Any, data: Any, ctx: Context) -> tuple[Any, list[str]]:
-        """Give a compressed copy of a model, and what was done."""
+        """Return a compressed copy of a model, and what was done."""
         made = copy.deepcopy(model)
         made.eval()
         notes: list[str] = []
@@ -211,7 +211,7 @@ class _Job:
         return f"{self.prune:.0%} of the weights made zero: the file is smaller, the model no faster"
 
     def trainer(self, model: Any, data: Any, ctx: Context) -> Any:
-        """Give a Trainer of a model on a fleet."""
+        """Return a Trainer of a model on a fleet."""
         from hetero.train.trainer import Trainer
 
         return Trainer(

@@ -23,7 +23,7 @@ _WORTH_ELEMENTS = 64
 
 
 def pack(model: Any, facts: Mapping[str, str], quantised: str | None = None) -> bytes:
-    """Give a model as the bytes of a safetensors file.
+    """Return a model as the bytes of a safetensors file.
 
     Parameters
     ----------
@@ -55,7 +55,7 @@ def pack(model: Any, facts: Mapping[str, str], quantised: str | None = None) -> 
 
 
 def _plain(state: Mapping[str, Any]) -> dict[str, Any]:
-    """Give a model's tensors, the parts of quantised ones one by one."""
+    """Return a model's tensors, the parts of quantised ones one by one."""
     plain: dict[str, Any] = {}
     for name, tensor in state.items():
         inner = inner_tensors(tensor)

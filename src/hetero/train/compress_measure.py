@@ -61,7 +61,7 @@ def measure_speeds(ctx: Context, models: Sequence[Any], test: Any) -> list[dict[
 
 
 def measure_here(parts: Sequence[bytes], inputs: Any) -> list[float]:
-    """Give the samples/s of each model on this device; runs as a task.
+    """Return the samples/s of each model on this device; runs as a task.
 
     Parameters
     ----------
@@ -90,7 +90,7 @@ def measure_here(parts: Sequence[bytes], inputs: Any) -> list[float]:
 
 
 def _pass_s(model: Any, batch: Any, frame: Frame) -> float:
-    """Give the seconds of one pass over a batch.
+    """Return the seconds of one pass over a batch.
 
     Notes
     -----

@@ -35,7 +35,7 @@ def _weighted(model: Any) -> list[tuple[str, Any]]:
 
 
 def zeros_frac(model: Any) -> float:
-    """Give the share of zeros among the weights of linear layers and convolutions."""
+    """Return the share of zeros among the weights of linear layers and convolutions."""
     weights = [module.weight for module in model.modules() if isinstance(module, _WEIGHTED)]
     plain = [w.dequantize() if hasattr(w, "dequantize") and type(w.data) is not torch.Tensor else w for w in weights]
     count = sum(weight.numel() for weight in plain)

@@ -22,7 +22,7 @@ _NOISY = ("torchao", "torch.utils._pytree")
 
 
 def check_word(word: str) -> str:
-    """Give the word of a kind of quantisation.
+    """Return the word of a kind of quantisation.
 
     Raises
     ------
@@ -85,7 +85,7 @@ def _configs() -> Any:
 
 
 def inner_tensors(tensor: Any) -> dict[str, Any]:
-    """Give the plain tensors that a quantised one consists of; nothing for a plain one."""
+    """Return the plain tensors that a quantised one consists of; nothing for a plain one."""
     import torch
 
     plain = tensor.data if isinstance(tensor, torch.nn.Parameter) else tensor

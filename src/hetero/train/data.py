@@ -39,7 +39,7 @@ class Batches(Protocol):
     """What gives the batches of steps."""
 
     def batch(self, ids: Sequence[int], seed: int, step: int) -> Any:
-        """Give some samples of a step, in this order."""
+        """Return some samples of a step, in this order."""
         ...
 
 
@@ -130,7 +130,7 @@ class Samples:
 
 @contextmanager
 def generators_kept() -> Iterator[None]:
-    """Give the generators of this process back as they were: torch's, NumPy's and Python's."""
+    """Yield the generators of this process back as they were: torch's, NumPy's and Python's."""
     states = torch.get_rng_state(), np.random.get_state(), random.getstate()
     try:
         yield

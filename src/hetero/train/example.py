@@ -72,7 +72,7 @@ class Outcome:
         return self.samples_per_s / sum(self.reports[-1].speeds.values()) if self.reports else 0.0
 
     def as_dict(self) -> dict[str, Any]:
-        """Give the figures for a program."""
+        """Return the figures for a program."""
         last = self.reports[-1] if self.reports else None
         return {
             "test_accuracy": self.tested.accuracy,
@@ -157,7 +157,7 @@ def _resume(trainer: Trainer, watcher: Watcher) -> int:
 
 
 def _tested(reports: list[EpochReport], samples: int) -> Evaluation | None:
-    """Give the test that the last epoch ended with."""
+    """Return the test that the last epoch ended with."""
     if not reports or reports[-1].test_loss is None:
         return None
     return Evaluation(samples, reports[-1].test_loss, reports[-1].test_accuracy)
@@ -200,7 +200,7 @@ def _function(path: Path, name: str) -> Callable[[], Any]:
 
 
 def make_optimizer(recipe: Recipe) -> Callable[[Any], Any]:
-    """Give a function that makes the optimizer of a recipe for some parameters."""
+    """Return a function that makes the optimizer of a recipe for some parameters."""
     import torch
 
     kind = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW, "sgd": torch.optim.SGD}[recipe.optimizer]

@@ -55,7 +55,7 @@ class StepFootprint:
         return sum(self.as_dict().values())
 
     def as_dict(self) -> dict[str, int]:
-        """Give the bytes by category."""
+        """Return the bytes by category."""
         named = {field.name: getattr(self, field.name) for field in fields(self)}
         return {name: size for name, size in named.items() if name not in ("samples", "pass_bytes")}
 
@@ -170,7 +170,7 @@ def _followed(
 
 
 def _peak(tracker: Any) -> dict[str, int]:
-    """Give the bytes by torch's categories at the fullest moment so far."""
+    """Return the bytes by torch's categories at the fullest moment so far."""
     found: dict[str, int] = defaultdict(int)
     for place in tracker.get_tracker_snapshot("peak").values():
         for kind, size in place.items():
@@ -180,7 +180,7 @@ def _peak(tracker: Any) -> dict[str, int]:
 
 
 def _fakes(model: Any, optimizer: Any) -> tuple[Any, Any]:
-    """Give a twin of the model without contents, and an optimizer of the twin's parameters."""
+    """Return a twin of the model without contents, and an optimizer of the twin's parameters."""
     tensors = [*model.parameters(), *model.buffers()]
     memo: dict[int, Any] = {id(tensor): _fake(tensor) for tensor in tensors}
     twin = copy.deepcopy(model, memo)
@@ -209,7 +209,7 @@ def _fake(tensor: Any) -> Any:
 
 
 def _like(part: Any, samples: int | None) -> Any:
-    """Give tensors of the shapes of a batch, with another number of samples where one is named."""
+    """Return tensors of the shapes of a batch, with another number of samples where one is named."""
     import torch
 
     if isinstance(part, tuple | list):

@@ -183,7 +183,7 @@ def changed_values(
 
 
 def set_values(optimizer: Any, changes: Mapping[int, Mapping[str, Any]]) -> None:
-    """Give parameter groups the settings that `changed_values` found."""
+    """Apply the settings that `changed_values` found to the parameter groups."""
     for index, values in changes.items():
         optimizer.param_groups[index].update(values)
 

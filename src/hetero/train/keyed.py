@@ -43,7 +43,7 @@ def _mix(z: Any) -> Any:
 
 
 def sample_seed(seed: int, step: int, sample: int) -> int:
-    """Give the seed of one sample in one step, 0 to 2⁶³ − 1, for generators of others.
+    """Return the seed of one sample in one step, 0 to 2⁶³ − 1, for generators of others.
 
     Examples
     --------
@@ -54,7 +54,7 @@ def sample_seed(seed: int, step: int, sample: int) -> int:
 
 
 def sample_seeds(seed: int, step: int, samples: Sequence[int]) -> list[int]:
-    """Give what `sample_seed` gives for each of some samples."""
+    """Return what `sample_seed` gives for each of some samples."""
     seeds: list[int] = (_keys(seed, step, np.asarray(samples, dtype=np.int64)) & 0x7FFFFFFFFFFFFFFF).tolist()
     return seeds
 
@@ -108,7 +108,7 @@ class KeyedRandom(TorchFunctionMode):  # type: ignore[misc]
         return self
 
     def again(self) -> Callable[[], AbstractContextManager[None]]:
-        """Give what makes contexts in which the numbers that are drawn from here on are drawn once more."""
+        """Yield what makes contexts in which the numbers that are drawn from here on are drawn once more."""
         first = self._operation
 
         @contextmanager
@@ -273,7 +273,7 @@ _copies: dict[Any, Callable[..., Any]] = {}
 
 
 def _unchecked(func: Any) -> Callable[..., Any]:
-    """Give a copy of a Python function of torch that enters its body under a mode, so that the mode sees inside."""
+    """Return a copy of a Python function of torch that enters its body under a mode, so that the mode sees inside."""
     if func not in _copies:
         absent = dict.fromkeys(("has_torch_function", "has_torch_function_unary", "has_torch_function_variadic"))
         names = {**func.__globals__, **dict.fromkeys(absent, lambda *_: False)}

@@ -47,7 +47,7 @@ class Killed:
     _most: dict[str, float] = field(default_factory=dict)
 
     def most(self, device: str) -> float:
-        """Give the most samples that a pass of a device may have, inf where nothing is known."""
+        """Return the most samples that a pass of a device may have, inf where nothing is known."""
         return self._most.get(device, inf)
 
     def begins(self, device: str, samples: int, file: str) -> bool:

@@ -121,7 +121,7 @@ class Lead:
         raise TrainingError("no device is left to train on: " + "; ".join(self.notes))
 
     def _outcome(self) -> bytes | None:
-        """Give the trained state once the first member has handed it in."""
+        """Return the trained state once the first member has handed it in."""
         for future in self.futures.values():
             if future.done() and _error(future) is None and future.result() is not None:
                 state: bytes = future.result()
@@ -426,7 +426,7 @@ class Lead:
             self._send(member, "form", word._replace(rank=rank, saved=None if rank else saved))
 
     def _saved(self, team: list[Member]) -> Saved | None:
-        """Give the newest checkpoint where it is further than all who are there; say what was lost."""
+        """Return the newest checkpoint where it is further than all who are there; say what was lost."""
         begin = max(member.step for member in team)
         found = None
         if self.extent.checkpoints is not None:
@@ -462,5 +462,5 @@ class Lead:
 
 
 def _error(future: Future) -> BaseException | None:
-    """Give what became of a task that has ended; a cancellation too is an error here."""
+    """Return what became of a task that has ended; a cancellation too is an error here."""
     return TaskCancelledError("the task was cancelled") if future.cancelled() else future.exception()

@@ -67,7 +67,7 @@ class SummedLoss:
         return self.source(output, target)
 
     def sums(self, output: Any, target: Any) -> tuple[Any, Any, Any]:
-        """Give the sum of the losses, its weight, and the losses one by one.
+        """Return the sum of the losses, its weight, and the losses one by one.
 
         Raises
         ------
@@ -92,7 +92,7 @@ class SummedLoss:
             )
 
     def each(self, output: Any, target: Any) -> Any:
-        """Give the losses one by one; raises BadValueError as `sums` does."""
+        """Return the losses one by one; raises BadValueError as `sums` does."""
         losses = self.unreduced(output, target)
         samples = _samples(target)
         if torch.is_tensor(losses) and losses.dim() and self._reduces:

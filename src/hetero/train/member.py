@@ -278,7 +278,7 @@ class _Member(Membership):
         return bool(more[0])
 
     def _only_mine(self, value: float) -> list[float]:
-        """Give a row with a place for every rank, in which only this one's is filled."""
+        """Return a row with a place for every rank, in which only this one's is filled."""
         row = [0.0] * len(self.job.names)
         row[self.rank] = value
         return row
@@ -290,7 +290,7 @@ class _Member(Membership):
         return ids[begin : begin + self.options.global_batch]
 
     def _part(self, ids: list[int]) -> list[int]:
-        """Give this member's samples of a step, by the plan as it is."""
+        """Return this member's samples of a step, by the plan as it is."""
         counts = self.sharing.counts(ids)
         begin = sum(counts[: self.rank])
         return ids[begin : begin + counts[self.rank]]

@@ -271,7 +271,7 @@ class Membership:
         return 2.0 ** min(_MOST_DOUBLINGS, max(0, self._forms_without_step - 1))
 
     def _patience_s(self) -> float:
-        """Give how long the others may take to answer once the group is broken, s."""
+        """Return how long the others may take to answer once the group is broken, s."""
         return self._slack * max(_LEAST_PATIENCE_S, _PATIENCE_STEPS * self._slowest_s)
 
     # --- what is kept --------------------------------------------------------------------------------------

@@ -82,7 +82,7 @@ class Need:
         return self.held_bytes + max(self.step_bytes, self.fixed_bytes + self.sample_bytes)
 
     def samples(self, room_bytes: float) -> int:
-        """Give the samples of a pass that are sure to fit into what is left when `held_bytes` is there."""
+        """Return the samples of a pass that are sure to fit into what is left when `held_bytes` is there."""
         sure_bytes = (room_bytes - _BESIDES_BYTES) / (1 + _DOUBT_FRAC)
         return max(0, int((sure_bytes - self.fixed_bytes) // max(1, self.sample_bytes)))
 
@@ -155,7 +155,7 @@ class Fitting:
         return estimate(*self._job)
 
     def need_on(self, devices: Sequence[Device]) -> Need | None:
-        """Give what a step takes where the memory of one of the devices could be short of it."""
+        """Return what a step takes where the memory of one of the devices could be short of it."""
         return self.need if any(is_short(device, self._job[0]) for device in devices) else None
 
     def left_out(self, devices: Sequence[Device]) -> dict[str, str]:
@@ -177,7 +177,7 @@ class Fitting:
 
 
 def room_bytes(device: Device) -> float:
-    """Give the bytes that this process may still allocate on its device; inf where nobody knows."""
+    """Return the bytes that this process may still allocate on its device; inf where nobody knows."""
     if device.kind == "cpu":
         return own_memory.data_room_bytes()
     import torch
@@ -229,7 +229,7 @@ class PassLimit:
         self._largest = 0
 
     def size(self, wanted: int) -> int:
-        """Give the samples of a pass that may have so many."""
+        """Return the samples of a pass that may have so many."""
         return wanted if self.whole else int(max(1, min(wanted, self.most)))
 
     def tries(self, samples: int) -> None:
@@ -272,7 +272,7 @@ class PassLimit:
 
 
 def job_key(model: Any, loss: Any, optimizer: Any, samples: Samples, options: Options) -> str:
-    """Give a word for a model and how it is trained, the same in every run."""
+    """Return a word for a model and how it is trained, the same in every run."""
     one = samples.batch([0], options.seed, 0)
     shapes = [(name, list(tensor.shape), str(tensor.dtype)) for name, tensor in model.state_dict().items()]
     kinds = [type(part).__name__ for part in (model, loss, optimizer)]
@@ -306,7 +306,7 @@ class KeptPasses:
         self._key = f"{key}/{hashlib.sha256(about.encode()).hexdigest()[:32]}" if key else ""
 
     def load(self) -> float:
-        """Give the most samples of a pass, inf where nothing is known."""
+        """Return the most samples of a pass, inf where nothing is known."""
         with suppress(HeteroError, ValueError):
             found = self._store.get(self._key) if self._key else None
             return inf if found is None else max(1, int(found))

@@ -121,7 +121,7 @@ def _find(folder: Path, name: str) -> Path | None:
 
 
 def scaled(pictures: NDArray[Any]) -> NDArray[np.float32]:
-    """Give pictures of bytes as the network takes them: shape (n, 1, 28, 28), mean 0 and deviation 1 over MNIST."""
+    """Return pictures of bytes as the network takes them: shape (n, 1, 28, 28), mean 0 and deviation 1 over MNIST."""
     if pictures.shape[1:] != (_SIDE, _SIDE):
         raise BadValueError(f"pictures of {pictures.shape[1:]} are not 28 × 28", remedy="scale them")
     numbers = (pictures.astype(np.float32) / np.float32(255) - np.float32(_MEAN)) / np.float32(_DEVIATION)
@@ -129,7 +129,7 @@ def scaled(pictures: NDArray[Any]) -> NDArray[np.float32]:
 
 
 def load_digits() -> Digits:
-    """Give scikit-learn's 1,797 digits of 8 × 8, each enlarged to 28 × 28, a fifth of them held back.
+    """Return scikit-learn's 1,797 digits of 8 × 8, each enlarged to 28 × 28, a fifth of them held back.
 
     Raises
     ------

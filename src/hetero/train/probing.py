@@ -112,14 +112,14 @@ def _may_choose(copy: Replica) -> bool:
 
 
 def _with_channels_last(copy: Replica, timed: Callable[[], float]) -> float:
-    """Give the seconds of a step with channels last, infinite where the model cannot be run so."""
+    """Return the seconds of a step with channels last, infinite where the model cannot be run so."""
     copy.layout.channels_last = True
     found_s = min(timed() for _ in range(2))
     return found_s if copy.layout.channels_last else float("inf")
 
 
 def torch_place(device: Device) -> str:
-    """Give torch's name of a device.
+    """Return torch's name of a device.
 
     Raises
     ------

@@ -95,7 +95,7 @@ class Judge:
         self.loss = SummedLoss(_no_loss if loss is None else loss)
 
     def evaluate(self, samples: Samples, ids: Sequence[int], size: int) -> Parts:
-        """Give the sums over some samples, in passes of at most `size`."""
+        """Return the sums over some samples, in passes of at most `size`."""
         self.model.eval()
         done = Parts()
         with torch.no_grad(), self._precision():
@@ -110,7 +110,7 @@ class Judge:
         return done
 
     def predict(self, samples: Samples, ids: Sequence[int]) -> Any:
-        """Give the model's outputs for some samples, on the host."""
+        """Return the model's outputs for some samples, on the host."""
         self.model.eval()
         with torch.no_grad(), self._precision():
             batch = samples.batch(ids, self.options.seed, 0)
@@ -323,7 +323,7 @@ class Replica(Judge):
         return Parts(*summed[:HEADER]), summed[HEADER:]
 
     def bad_samples(self, samples: Samples, ids: Sequence[int]) -> list[int]:
-        """Give the ids of the samples of this step whose loss is not a number."""
+        """Return the ids of the samples of this step whose loss is not a number."""
         found: list[int] = []
         self._to_training()
         for piece in self.pieces(ids):
@@ -342,11 +342,11 @@ class Replica(Judge):
     # --- state ---------------------------------------------------------------------------------------------
 
     def take_values(self, values: Mapping[int, Mapping[str, Any]]) -> None:
-        """Give the optimizer's parameter groups settings that the program changed."""
+        """Apply settings that the program changed to the optimizer's parameter groups."""
         set_values(self.optimizer, values)
 
     def state(self) -> bytes:
-        """Give everything that the next step depends on."""
+        """Return everything that the next step depends on."""
         exponents = getattr(self.gradients, "exponents", [])
         return pack(self.model, self.optimizer, [self.step, self.scale, self._good_steps, *exponents])
 

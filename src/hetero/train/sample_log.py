@@ -149,7 +149,7 @@ class _Generation:
 
 
 def next_run(folder: str | Path) -> int:
-    """Give the number of the next run in a folder, which is made where it is absent.
+    """Return the number of the next run in a folder, which is made where it is absent.
 
     Raises
     ------
@@ -250,7 +250,7 @@ def _run_of(path: Path) -> int:
 
 
 def _rows(path: Path) -> Iterator[dict[str, Any]]:
-    """Give the whole lines; one that a killed member left torn says nothing."""
+    """Yield the whole lines; one that a killed member left torn says nothing."""
     for number, line in enumerate(read_bytes(path, most=_MOST_BYTES).splitlines(), start=1):
         try:
             row = json.loads(line)

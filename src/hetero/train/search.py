@@ -139,7 +139,7 @@ def run_search(
 
 @contextmanager
 def _fleet(opening: Mapping[str, Any]) -> Iterator[Context]:
-    """Give the Context that was lent, or one of our own."""
+    """Yield the Context that was lent, or one of our own."""
     from hetero.session.context import Context
 
     if hasattr(opening.get("devices"), "submit_call"):
@@ -205,7 +205,7 @@ class _Search:
                 bell.close()
 
     def _fill(self, hub: Hub, bell: Line) -> None:
-        """Give idle devices a trial; one that ends rings the bell, so that the next is handed in at once."""
+        """Start trials on idle devices; one that ends sets the event, so that the next is submitted at once."""
         busy = {run.device.id for run in self.runs}
         for name in self.paces.fastest_first(self.devices):
             device = self.devices[name]
@@ -219,7 +219,7 @@ class _Search:
         self.listener.on_running({run.device.short: (run.number, self.params[run.number]) for run in self.runs})
 
     def _next_for(self, device: Device) -> int | None:
-        """Give the trial that an idle device should take: a new one, or at the end one that another is late with."""
+        """Return the trial that an idle device should take: a new one, or at the end one that another is late with."""
         now_s = clock.monotonic_s()
         running = [RunningTrial(run.number, run.device.short, now_s - run.begun_s) for run in self.runs]
         if self.study.left:

@@ -61,7 +61,7 @@ class Paces:
         return {device: max(fmean(known[1:] or known), 1e-9) for device, known in self._seconds.items()}
 
     def fastest_first(self, devices: Iterable[str]) -> list[str]:
-        """Give devices in the order in which they should be asked; those that are not known come last."""
+        """Return devices in the order in which they should be asked; those that are not known come last."""
         known = self.seconds
         return sorted(devices, key=lambda device: known.get(device, inf))
 
@@ -90,7 +90,7 @@ class Paces:
         return known[device] <= max(first_s, (left + loaded) / rate)
 
     def to_rescue(self, device: str, running: Iterable[RunningTrial]) -> int | None:
-        """Give the running trial that an idle device would end before whoever runs it, None where there is none.
+        """Return the running trial that an idle device would end before whoever runs it, None where there is none.
 
         Notes
         -----

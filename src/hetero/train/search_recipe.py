@@ -54,7 +54,7 @@ class RecipeObjective:
     digits: Digits | None = None
 
     def settled(self, params: Mapping[str, Any]) -> Tree:
-        """Give the recipe with these values in place of its ranges."""
+        """Return the recipe with these values in place of its ranges."""
         value = copied(self.tree.value, self.tree.name)
         for path, chosen in params.items():
             *sections, key = path.split(".")
@@ -69,7 +69,7 @@ class RecipeObjective:
         return Tree(value, self.tree.places, self.tree.name)
 
     def recipe(self, params: Mapping[str, Any]) -> Recipe:
-        """Give the recipe of a trial."""
+        """Return the recipe of a trial."""
         return recipe_of(self.settled(params), self.name)
 
     def __call__(self, trial: Trial) -> float:
@@ -120,7 +120,7 @@ class Outcome:
     recipe: Path | None
 
     def as_dict(self) -> dict[str, Any]:
-        """Give the figures for a program."""
+        """Return the figures for a program."""
         recipe = None if self.recipe is None else str(self.recipe)
         return {**self.found.as_dict(), "results": str(self.results), "recipe": recipe}
 
@@ -175,7 +175,7 @@ def _ranges_of(tree: Tree, key: Key) -> Iterator[tuple[Key, Any]]:
 
 
 def _in_recipe(tree: Tree) -> Iterator[tuple[Key, Any]]:
-    """Give the places of a recipe that may be left open, those that hold a mapping."""
+    """Yield the places of a recipe that may be left open, those that hold a mapping."""
     for key, value in [(("model",), tree.value.get("model")), *_ranges_of(tree, ("train",))]:
         if is_range(value) or (isinstance(value, dict) and key != ("train", "shares")):
             yield key, value
@@ -246,7 +246,7 @@ def _what(tree: Tree, objective: RecipeObjective) -> str:
 
 
 def _function(tree: Tree, word: object) -> Callable[[Trial], Any]:
-    """Give the function that 'file.py:function' or 'module:function' names."""
+    """Return the function that 'file.py:function' or 'module:function' names."""
     place = tree.place(("search", "objective"))
     home, colon, name = str(word).rpartition(":")
     if not colon or not home or not name:

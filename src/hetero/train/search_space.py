@@ -60,7 +60,7 @@ class Range:
         return self.values
 
     def on_grid(self) -> list[Any]:
-        """Give the values that a grid tries.
+        """Return the values that a grid tries.
 
         Examples
         --------
@@ -180,12 +180,12 @@ def _ends(name: str, kind: str, values: Sequence[Any]) -> tuple[Any, ...]:
 
 
 def describe(space: Space) -> dict[str, str]:
-    """Give the space in words, by which a search is known again."""
+    """Return the space in words, by which a search is known again."""
     return {name: str(one) for name, one in space.items()}
 
 
 def grid(space: Space) -> dict[str, list[Any]]:
-    """Give the values by name that a grid combines.
+    """Return the values by name that a grid combines.
 
     Raises
     ------
@@ -200,7 +200,7 @@ def grid(space: Space) -> dict[str, list[Any]]:
 
 
 def corners(space: Space) -> list[dict[str, Any]]:
-    """Give a few settings that hold every end and every choice at least once."""
+    """Return a few settings that hold every end and every choice at least once."""
     columns = [one.ends for one in space.values()]
     rows = itertools.zip_longest(*columns)
     return [
@@ -210,7 +210,7 @@ def corners(space: Space) -> list[dict[str, Any]]:
 
 
 def distributions(space: Space) -> dict[str, Any]:
-    """Give the space as Optuna has it."""
+    """Return the space as Optuna has it."""
     from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 
     def made(one: Range) -> Any:

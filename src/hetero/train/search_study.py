@@ -181,7 +181,7 @@ class Study:
         return states == {"failed"} and len(self._reports) >= min(_HOPELESS, self.wanted)
 
     def ask(self) -> tuple[int, dict[str, Any]]:
-        """Give the number and the values of the next trial."""
+        """Return the number and the values of the next trial."""
         self._study.sampler = self._sampler()
         if self._points and not self._waiting():
             self._enqueue_point()

@@ -105,7 +105,7 @@ class Trial:
 
 
 def as_number(value: Any, said: str) -> float:
-    """Give a value as a finite number.
+    """Return a value as a finite number.
 
     Raises
     ------

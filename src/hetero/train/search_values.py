@@ -119,7 +119,7 @@ class Found:
         return sum(trial.state == state for trial in self.trials)
 
     def as_dict(self) -> dict[str, Any]:
-        """Give the figures for a program."""
+        """Return the figures for a program."""
         return {
             "best": asdict(self.best),
             "goal": self.goal,

@@ -75,7 +75,7 @@ class Sharing:
         return planning.fixed_plan(self.models, planning.apportion(weights, self.units), self.comm_s)
 
     def counts(self, ids: Sequence[int]) -> tuple[int, ...]:
-        """Give the samples of each member in a step over these samples."""
+        """Return the samples of each member in a step over these samples."""
         unit, shares = self.options.unit, self.plan.shares
         if self.costs is not None:
             return planning.cut([self.costs[sample] for sample in ids], shares)
@@ -133,11 +133,11 @@ class Sharing:
         return len(ids) / self.options.unit
 
     def shares(self, names: Sequence[str]) -> dict[str, int]:
-        """Give the samples of a whole step by device, 0 for one that takes no part."""
+        """Return the samples of a whole step by device, 0 for one that takes no part."""
         own = self._in_samples(self.plan.shares, self.options.global_batch)
         return dict.fromkeys(names, 0) | dict(zip(self.team, own, strict=True))
 
     def speeds(self) -> dict[str, float]:
-        """Give the samples/s that each member would reach alone with the whole batch."""
+        """Return the samples/s that each member would reach alone with the whole batch."""
         unit = self.options.unit
         return {name: model.speed(self.units) * unit for name, model in zip(self.team, self.models, strict=True)}

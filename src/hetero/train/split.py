@@ -196,7 +196,7 @@ class Split:
     # --- running -------------------------------------------------------------------------------------------
 
     def __call__(self, inputs: Any) -> Any:
-        """Give the model's outputs, in eval mode.
+        """Return the model's outputs, in eval mode.
 
         Parameters
         ----------
@@ -328,7 +328,7 @@ class Split:
     # --- seeing --------------------------------------------------------------------------------------------
 
     def report(self) -> SplitReport:
-        """Give the stages with what was predicted and measured, and the best device alone beside them."""
+        """Return the stages with what was predicted and measured, and the best device alone beside them."""
         micro_batch = len(self._asked.sample)
         samples = self._passes[-1].samples if self._passes else micro_batch * self._choice.chain.micro_batches
         count = -(-samples // micro_batch)
@@ -369,7 +369,7 @@ class Split:
     # --- the end -------------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Give the devices back; what was trained since the last `gather` is gone."""
+        """Release the devices; what was trained since the last `gather` is gone."""
         if self._fleet.lent and not self.context.closed:
             for device in self._devices:
                 self.context.submit(task(drop_stage, on=(device.id,)), self._asked.number)

@@ -43,7 +43,7 @@ class Costs:
     call_s: tuple[float, float]
 
     def chain(self, micro_batches: int, training: bool) -> Chain:
-        """Give the planner's view; in training a gradient comes back over every crossing."""
+        """Return the planner's view; in training a gradient comes back over every crossing."""
         rows = list(zip(*self.by_device, strict=True))
         return Chain(
             seconds=[[cost.seconds for cost in row] for row in rows],

@@ -44,7 +44,7 @@ def check_training(model: Any, loss: Any, optimizer: Any) -> None:
 
 
 def as_tensor(what: str, value: Any) -> Any:
-    """Give a tensor or array with samples as a tensor; raises BadValueError for anything else."""
+    """Return a tensor or array with samples as a tensor; raises BadValueError for anything else."""
     if torch.is_tensor(value):
         found = value.detach()
     elif hasattr(value, "__array__"):
@@ -113,7 +113,7 @@ class Fleet:
         return {ids[name]: dict(fracs) for name, fracs in slow.items()}
 
     def close(self) -> None:
-        """Give the devices back where they were opened here."""
+        """Release the devices where they were opened here."""
         if not self.lent:
             self.ctx.close()
 

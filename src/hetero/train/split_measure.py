@@ -114,7 +114,7 @@ def measure_layers(work: Measuring, blobs: Sequence[Any], inputs: Sequence[Packe
 
 
 def limit_bytes(device: Device) -> float:
-    """Give the bytes that a device holds, inf where nobody counts them."""
+    """Return the bytes that a device holds, inf where nobody counts them."""
     return float(device.memory_limit_bytes or (device.kind != "cpu" and device.memory_bytes) or inf)
 
 
@@ -207,7 +207,7 @@ class _Row:
         self._paces = [[Pace(trial.frame) for _ in range(_PASSES + 1)] for trial in trials]
 
     def seconds(self) -> list[float]:
-        """Give the s of each layer; the first pass does not count."""
+        """Return the s of each layer; the first pass does not count."""
         for number in range(_PASSES + 1):
             self._pass(number)
         return [median(pace.busy_s for pace in paces[1:]) for paces in self._paces]
@@ -248,7 +248,7 @@ def measure_links(devices: Sequence[str], nbytes: int) -> list[dict[tuple[str, s
 
 
 def _one_way_s(talk: Talk, one: int, other: int, nbytes: int, place: str) -> float:
-    """Give half of the time of a round trip between two stages, from device to device."""
+    """Return half of the time of a round trip between two stages, from device to device."""
     value = torch.zeros(nbytes // 4, device=place)
     return median(_round_trips(talk, one, other, value, place)) / 2
 

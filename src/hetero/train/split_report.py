@@ -73,7 +73,7 @@ class SplitReport:
     notes: tuple[str, ...]
 
     def as_dict(self) -> dict[str, Any]:
-        """Give the figures by name."""
+        """Return the figures by name."""
         return asdict(self)
 
     def __str__(self) -> str:

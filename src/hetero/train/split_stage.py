@@ -153,7 +153,7 @@ def _frame() -> Frame:
 
 
 def _stage(job: StageJob, stage: int, blobs: Sequence[Any], device: Any) -> _Stage:
-    """Give this worker's stage, made anew where it is not there.
+    """Return this worker's stage, made anew where it is not there.
 
     Raises
     ------
@@ -175,7 +175,7 @@ def drop_stage(number: int) -> None:
 
 
 def fetch_stage(number: int, step: int) -> tuple[list[Packed], bytes | None]:
-    """Give the state of a stage: its parameters and buffers in order, and its optimizer's; runs as a task.
+    """Return the state of a stage: its parameters and buffers in order, and its optimizer's; runs as a task.
 
     Raises
     ------
@@ -235,7 +235,7 @@ class _Pass:
         return range(number * self.micro_batch, min((number + 1) * self.micro_batch, self.samples))
 
     def _cut(self, batch: Packed, number: int) -> Any:
-        """Give a micro-batch of a batch, as a copy: layers may compute in place."""
+        """Return a micro-batch of a batch, as a copy: layers may compute in place."""
         ids = self._ids(number)
         return unpacked(batch._replace(array=batch.array[ids.start : ids.stop].copy()), self.stage.place)
 
@@ -316,7 +316,7 @@ class _Pass:
             self.talk.send(None if value.grad is None else packed(value.grad), self.before)
 
     def _agreed_factor(self) -> float:
-        """Give what turns Σ l / n into the loss that was asked for; the last stage knows, when all is through.
+        """Return what turns Σ l / n into the loss that was asked for; the last stage knows, when all is through.
 
         Raises
         ------

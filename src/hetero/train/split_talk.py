@@ -43,7 +43,7 @@ def packed(tensor: Any) -> Packed:
 
 
 def unpacked(value: Packed, place: str = "cpu") -> Any:
-    """Give a tensor that travelled on torch's device `place`."""
+    """Return a tensor that travelled on torch's device `place`."""
     here = torch.from_numpy(value.array)
     return (here.view(torch.bfloat16) if value.dtype == "bfloat16" else here).to(place)
 
@@ -68,7 +68,7 @@ class Talk:
         self._ranks = [0] if self._channel is None else self._introduce(self._channel)
 
     def _introduce(self, channel: Channel) -> list[int]:
-        """Give the rank of each stage."""
+        """Return the rank of each stage."""
         if channel.rank:
             channel.send(self.stage, 0)
             ranks: list[int] = channel.recv(0)
@@ -90,7 +90,7 @@ class Talk:
         return self._channel.recv(self._ranks[stage])
 
     def gather(self, value: Any) -> list[Any] | None:
-        """Give what every stage has to say, in order, where the result of the task is taken from; None elsewhere."""
+        """Return what every stage has to say, in order, where the result of the task is taken from; None elsewhere."""
         if self._channel is None:
             return [value]
         if self._channel.rank:

@@ -58,7 +58,7 @@ class Work:
 
 
 def _model(work: Work, place: str) -> Any:
-    """Give this worker's copy of the model, unpickled once."""
+    """Return this worker's copy of the model, unpickled once."""
     if _kept.get(place, (0, None))[0] != work.number:
         with quietly():
             model, loss = cloudpickle.loads(work.parts)
@@ -67,14 +67,14 @@ def _model(work: Work, place: str) -> Any:
 
 
 def predict_part(work: Work, samples: Samples, begin: int, end: int) -> Any:
-    """Give the model's outputs for some samples as one array; runs as a task."""
+    """Return the model's outputs for some samples as one array; runs as a task."""
     judge = _model(work, _place())
     with in_process(work.process):
         return np.concatenate(_in_parts(lambda some: judge.predict(samples, some).numpy(), range(begin, end)))
 
 
 def evaluate_part(work: Work, samples: Samples, begin: int, end: int) -> list[float]:
-    """Give the sums over some samples; runs as a task."""
+    """Return the sums over some samples; runs as a task."""
     judge = _model(work, _place())
     with in_process(work.process):
         headers = _in_parts(lambda some: judge.evaluate(samples, some, len(some)).header, range(begin, end))

@@ -110,7 +110,7 @@ def _facts(data: bytes) -> dict[str, Any]:
 
 
 def step_of(data: bytes) -> int:
-    """Give the number of steps that were done."""
+    """Return the number of steps that were done."""
     numbers = _facts(data).get("numbers")
     first = numbers[0] if isinstance(numbers, list) and numbers else None
     if isinstance(first, bool) or not isinstance(first, int | float) or not 0 <= first < 2**53:

@@ -90,7 +90,7 @@ class DeviceSum:
         self.rows = 0
 
     def add_up(self, rows: Sequence[Any]) -> Any:
-        """Give the sum of rows of one type and length, as a tensor on the host."""
+        """Return the sum of rows of one type and length, as a tensor on the host."""
         kind = rows[0].dtype
         if kind not in _NARROW:
             return torch.stack(list(rows)).sum(0)
@@ -109,5 +109,5 @@ class DeviceSum:
         return self.backend.run(_KERNELS[self.backend.device.backend], (one, other))
 
     def close(self) -> None:
-        """Give the device back."""
+        """Release the device."""
         self.backend.close()

@@ -352,7 +352,7 @@ class Trainer:
         return Evaluation(int(sums.samples), sums.loss / divisor if divisor else 0.0, accuracy)
 
     def predict(self, data: Any) -> Any:
-        """Give the model's outputs for data, over all devices, in order.
+        """Return the model's outputs for data, over all devices, in order.
 
         Parameters
         ----------

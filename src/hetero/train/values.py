@@ -181,7 +181,7 @@ class EpochReport:
         return self.samples_per_s / sum(self.speeds.values())
 
     def as_dict(self) -> dict[str, Any]:
-        """Give the figures by name."""
+        """Return the figures by name."""
         return {**asdict(self), "efficiency": self.efficiency}
 
 

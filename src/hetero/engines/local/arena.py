@@ -41,12 +41,12 @@ class Segment:
         self.bytes: NDArray[np.uint8] | None = np.frombuffer(self.map, np.uint8)
 
     def part(self, offset: int, nbytes: int) -> NDArray[np.uint8]:
-        """Give a part of it, shared."""
+        """Return a part of it, shared."""
         assert self.bytes is not None
         return self.bytes[offset : offset + nbytes]
 
     def view(self, offset: int, nbytes: int, keep: object = None) -> Any:
-        """Give a part of it, private and writable."""
+        """Return a part of it, private and writable."""
         return private_view(self.memory, offset, nbytes, keep)
 
     def close(self) -> None:
@@ -91,7 +91,7 @@ class Payload:
         return self.blocks
 
     def wire(self) -> Wire:
-        """Give it as it travels."""
+        """Return the form in which it is sent."""
         return Wire(self.body, tuple([block.place for block in self.blocks])) if self.blocks else Wire(self.body)
 
     def value(self) -> Any:
@@ -159,7 +159,7 @@ class Arena:
         return None if offset is None else Block(self.pool, Place(POOL, offset, nbytes), self._returned)
 
     def keep(self, buffer: memoryview) -> Block:
-        """Give a block with these bytes: a new copy, or the one made before when it still holds the same.
+        """Return a block with these bytes: a new copy, or the one made before when it still holds the same.
 
         Notes
         -----
@@ -183,7 +183,7 @@ class Arena:
         return block
 
     def payload(self, value: Any) -> Payload:
-        """Give a value as bytes; raises whatever its pickling raises."""
+        """Return a value as bytes; raises whatever its pickling raises."""
         body, buffers = dump(value)
         if not buffers and len(body) < LARGE_BYTES:
             return Payload(body)
@@ -205,11 +205,11 @@ class Arena:
         self.pool.part(slot, 8)[:] = 0
 
     def segment(self, number: int) -> Segment:
-        """Give a segment that is in use."""
+        """Return a segment that is in use."""
         return self.pool if number == POOL else self._spills[number]
 
     def usage(self) -> NodeUsage:
-        """Give how full the pool is, files included."""
+        """Return how full the pool is, files included."""
         with self._lock:
             self._drain()
             pool = self._allocator.usage()
@@ -221,7 +221,7 @@ class Arena:
         self._copies.clear()
 
     def close(self) -> None:
-        """Give all shared memory back; values that were read stay valid."""
+        """Release all shared memory; values that were read stay valid."""
         self.drop_copies()
         with self._lock:
             for segment in (*self._spills.values(), self.pool):

@@ -105,7 +105,7 @@ class Server:
         self.send((say.DONE, rows))
 
     def _group_message(self, seq: int) -> tuple[int, int, Any]:
-        """Give the next message for the running member of a group; later runs keep their turn.
+        """Return the next message for the running member of a group; later runs keep their turn.
 
         A cancellation is heard only while nothing has been half read.
         """
@@ -320,7 +320,7 @@ class Server:
         return say.GroupChannel(*job.group, send, lambda: self._group_message(job.seq), self._hear)
 
     def _placed(self, seq: int, piece: Piece) -> tuple[Any, ...]:
-        """Give a piece as it travels: its data in the pool, or as bytes."""
+        """Return a piece as it travels: its data in the pool, or as bytes."""
         data = piece.data
         if self.hello.talk.pooled and data:
             (place,) = self.room(seq, [data.nbytes])
@@ -379,7 +379,7 @@ class Server:
         return say.VALUE, tuple(wire)
 
     def _own_room(self, seq: int, sizes: list[int]) -> list[Any]:
-        """Give the room that came with an attempt where it is as large as its result, else ask for some."""
+        """Return the room that came with an attempt where it is as large as its result, else ask for some."""
         places = self._rooms.get(seq, [])
         if [place.nbytes for place in places] == sizes:
             return places

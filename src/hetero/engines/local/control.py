@@ -81,7 +81,7 @@ class Control:
         self._kept[key] = self._own(value)
 
     def kept(self, key: Any) -> Any:
-        """Give a kept value, its NumPy arrays copied."""
+        """Return a kept value, its NumPy arrays copied."""
         return fresh(self._kept[tuple(key)])
 
     def wait_for_drops(self, count: int) -> None:
@@ -91,7 +91,7 @@ class Control:
                 self._dropped.wait_for(lambda: self._drops >= count, DROPS_S)
 
     def _own(self, value: Any) -> Any:
-        """Give a value that shares no bytes with the pool, whose blocks are lent for one task or one copy only."""
+        """Return a value that shares no bytes with the pool, whose blocks are lent for one task or one copy only."""
         runner = self._server.runner
         if self._server.device.kind in SHARING:
             return runner.to_device(fresh(runner.to_host(value)))

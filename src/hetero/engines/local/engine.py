@@ -157,7 +157,7 @@ class LocalEngine(PayloadEngine):
     # -- data -------------------------------------------------------------------------------------------------
 
     def load(self, item: int) -> Any:
-        """Give the value of a data item, from wherever it is; may wait for a copy."""
+        """Return the value of a data item, from wherever it is; may wait for a copy."""
         found = self._house.items.find(item)
         value, payload = found.value, found.payload
         if value is not MISSING:
@@ -169,12 +169,12 @@ class LocalEngine(PayloadEngine):
         return self._read(item, payload)
 
     def pids(self) -> Mapping[str, int]:
-        """Give the process id of each worker that is a process."""
+        """Return the process id of each worker that is a process."""
         workers = [worker for worker in self._workers.values() if isinstance(worker, ProcessWorker)]
         return {worker.device.id: pid for worker in workers if (pid := worker.pid)}
 
     def usage(self) -> Mapping[str, NodeUsage]:
-        """Give how full each memory node is."""
+        """Return how full each memory node is."""
         found = {HOST_NODE: self._house.arena.usage()}
         for device in self._devices.values():
             if device.memory_node != HOST_NODE:

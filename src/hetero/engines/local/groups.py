@@ -35,7 +35,7 @@ class Group:
 
     @property
     def size(self) -> int:
-        """Give the number of members."""
+        """Return the number of members."""
         return len(self._members)
 
     def say(self, sender: int, rank: int, content: Any) -> None:

@@ -73,7 +73,7 @@ class House:
 
 
 def failure_of(kind: Any, message: str, blob: bytes | None, text: str) -> Failure:
-    """Give the failure that a worker process told."""
+    """Return the failure that a worker process told."""
     if kind == "cancelled":
         return Failure("cancelled", message)
     if kind == "unserialisable":

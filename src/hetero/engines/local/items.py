@@ -39,7 +39,7 @@ class Packer(Protocol):
     """Turns values into bytes that travel."""
 
     def payload(self, value: Any) -> Payload:
-        """Give a value as bytes; raises whatever its pickling raises."""
+        """Return a value as bytes; raises whatever its pickling raises."""
         ...
 
 
@@ -66,7 +66,7 @@ class Meter:
             self._peak[node] = max(used, self._peak.get(node, 0))
 
     def usage(self, device: Device) -> NodeUsage:
-        """Give the use of a device's node."""
+        """Return the use of a device's node."""
         capacity = device.memory_limit_bytes or device.memory_bytes or 0
         return NodeUsage(capacity, self._used.get(device.memory_node, 0), self._peak.get(device.memory_node, 0), 0.0)
 
@@ -87,7 +87,7 @@ class Item:
         return self.payload is not None or self.value is not MISSING
 
     def on(self, holder: Holder) -> Replica | None:
-        """Give the replica that a worker keeps."""
+        """Return the replica that a worker keeps."""
         return next((replica for replica in self.replicas if replica.holder is holder), None)
 
 
@@ -152,7 +152,7 @@ class Items:
             self._drop(dropped)
 
     def find(self, number: int) -> Item:
-        """Give an item.
+        """Return an item.
 
         Raises
         ------
@@ -198,7 +198,7 @@ class Items:
                 item.replicas = tuple([replica for replica in item.replicas if replica.holder is not holder])
 
     def payload(self, number: int) -> Payload:
-        """Give an item as bytes, which are made when a thread had left it as an object.
+        """Return an item as bytes, which are made when a thread had left it as an object.
 
         Raises
         ------
@@ -216,7 +216,7 @@ class Items:
         return item.payload
 
     def for_worker(self, number: int, holder: Holder) -> tuple[tuple[Wire | None, Any], Payload | None]:
-        """Give how an item goes to a worker, and what must be kept until the worker is done."""
+        """Return how an item goes to a worker, and what must be kept until the worker is done."""
         replica = self.find(number).on(holder)
         if replica is not None:
             return (None, replica.key), None
@@ -224,7 +224,7 @@ class Items:
         return (payload.wire(), None), payload
 
     def for_thread(self, number: int, kept: Callable[[Any], Any], holder: Holder) -> Any:
-        """Give the value of an item to a worker thread."""
+        """Return the value of an item to a worker thread."""
         item = self.find(number)
         replica = item.on(holder)
         if replica is not None:

@@ -104,7 +104,7 @@ class Child:
         return -9  # killed, and not seen to end
 
     def last_words(self) -> str:
-        """Give the last line of what it wrote before it was ready, in brackets, or ''."""
+        """Return the last line of what it wrote before it was ready, in brackets, or ''."""
         self._stderr.seek(max(0, self._stderr.seek(0, os.SEEK_END) - _STDERR_TAIL))
         lines = [line for line in self._stderr.read().decode(errors="replace").splitlines() if line.strip()]
         return f" ({lines[-1].strip()})" if lines else ""
@@ -125,6 +125,6 @@ def _copy_of_standard_error() -> int:
 
 
 def _own_path(path: Sequence[str]) -> list[str]:
-    """Give the folders of the user's own modules, for another Python: not this one's library."""
+    """Return the folders of the user's own modules, for another Python: not this one's library."""
     library = (sys.prefix, sys.base_prefix, str(Path(hetero.__file__).parent.parent))
     return [entry for entry in path if not entry.startswith(library)]

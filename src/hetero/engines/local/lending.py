@@ -88,7 +88,7 @@ class Lender:
             segment.close()
 
     def segment(self, number: int) -> Segment:
-        """Give a segment; one that was announced on the other socket is waited for."""
+        """Return a segment; one that was announced on the other socket is waited for."""
         with self._changed:
             if not self._changed.wait_for(lambda: number in self._segments, _ANNOUNCED_S):
                 raise HeteroError(f"segment {number} of the memory pool did not reach this worker")

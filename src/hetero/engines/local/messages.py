@@ -92,7 +92,7 @@ class NoRoomError(Exception):
 
 
 def granted(answer: Any) -> list[Place]:
-    """Give the places that were granted, or raise what stands in the way."""
+    """Return the places that were granted, or raise what stands in the way."""
     if isinstance(answer, str):
         raise NoRoomError(answer)
     return [Place(*place) for place in answer]

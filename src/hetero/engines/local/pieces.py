@@ -111,5 +111,5 @@ class Assembly:
         return piece.left == 0
 
     def value(self) -> Any:
-        """Give the value; its arrays are writable and shared with nobody."""
+        """Return the value; its arrays are writable and shared with nobody."""
         return load(self._buffers.pop(0), self._buffers) if self._body is None else load(self._body, self._buffers)

@@ -66,7 +66,7 @@ class Allocator:
         return offset
 
     def give(self, offset: int) -> None:
-        """Give a block back."""
+        """Free a block."""
         size = self._taken.pop(offset)
         self._used -= size
         before = self._by_end.get(offset)
@@ -81,17 +81,17 @@ class Allocator:
         self._add(offset, size)
 
     def usage(self) -> NodeUsage:
-        """Give capacity, use, peak and fragmentation."""
+        """Return capacity, use, peak and fragmentation."""
         free = self._capacity - self._used
         largest = self._by_size[-1][0] if self._by_size else 0
         return NodeUsage(self._capacity, self._used, self._peak, 1.0 - largest / free if free else 0.0)
 
     def taken(self) -> dict[int, int]:
-        """Give the taken blocks, offset to bytes."""
+        """Return the taken blocks, offset to bytes."""
         return dict(self._taken)
 
     def free(self) -> dict[int, int]:
-        """Give the free blocks, offset to bytes."""
+        """Return the free blocks, offset to bytes."""
         return dict(self._by_start)
 
     def _add(self, offset: int, size: int) -> None:

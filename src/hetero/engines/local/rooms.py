@@ -72,7 +72,7 @@ class Rooms:
         return [block.place for block in blocks]
 
     def filled(self, lease: int, wire: Wire) -> Payload:
-        """Give what a worker sent while it goes on: the room that it filled is lent no more."""
+        """Return what a worker sent while it goes on: the room that it filled is lent no more."""
         return claim(wire, self._lent[lease]) if wire.places else Payload(wire.body)
 
     def close(self, lease: int, wire: Wire | None = None, function: str = "") -> Payload | None:

@@ -55,7 +55,7 @@ class Talking:
             self._send((say.SAY, seq, sender, self._placed(seq, piece)))
 
     def _placed(self, seq: int, piece: Piece) -> tuple[Any, ...]:
-        """Give a piece as it travels to the worker: its data in the pool, kept until they were heard, or as bytes."""
+        """Return a piece as it travels to the worker: its data in the pool, kept until they were heard, or as bytes."""
         counters, data = self._house.counters, piece.data
         counters["pieces"] += 1
         if isinstance(data, memoryview):

@@ -47,7 +47,7 @@ def resolve(value: Any, values: Mapping[int, Any]) -> Any:
 
 
 def sizeof(value: Any) -> int:
-    """Give the bytes of the arrays in a value, 0 where they are few enough for a message."""
+    """Return the bytes of the arrays in a value, 0 where they are few enough for a message."""
     if isinstance(value, list | tuple):
         total = sum([sizeof(item) for item in value]) if len(value) <= 4096 else 0
     elif isinstance(value, dict):

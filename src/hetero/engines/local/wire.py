@@ -241,7 +241,7 @@ def fresh(value: Any) -> Any:
 
 
 def frame(message: tuple[Any, ...]) -> bytes:
-    """Give a message as bytes with its length in front.
+    """Return a message as bytes with its length in front.
 
     Raises
     ------
@@ -286,5 +286,5 @@ class Frames:
             del data[:start]
 
     def next(self) -> Any:
-        """Give the next whole message, or None."""
+        """Return the next whole message, or None."""
         return self._ready.popleft() if self._ready else None

@@ -34,7 +34,7 @@ class Worker:
         return self._seat.greet(ray.get_runtime_context().get_node_id())
 
     def now(self) -> float:
-        """Give the time on this host's clock."""
+        """Return the time on this host's clock."""
         return self._seat.now_s()
 
     def run(self, batch: bytes, *parts: Any) -> Answer:
@@ -54,7 +54,7 @@ class Worker:
         self._seat.hear_left(which, sender, reason)
 
     def withdraw(self, seqs: Sequence[int]) -> None:
-        """Give attempts back that have not started."""
+        """Return attempts that have not started to the scheduler."""
         self._seat.withdraw(seqs)
 
     def cancel(self, seq: int) -> None:

@@ -40,7 +40,7 @@ class Answers:
     def event(
         self, flight: Flight, data: Any, started_s: float, parts: tuple[float, ...], how: int, *rest: Any
     ) -> Event:
-        """Give the event of a row, and keep its result; `data` stands for the large buffers of the whole call."""
+        """Return the event of a row, and keep its result; `data` stands for the large buffers of the whole call."""
         task, attempt, device = flight.launch.task, flight.launch.attempt, self._holder.device
         now_s = self._lodge.clock.now_s()
         started_s, times = started_s - self.shift_s if parts else now_s, Times(*parts)

@@ -104,7 +104,7 @@ def check_folder(folder: Path) -> None:
 
 
 def tls_variables(folder: Path) -> dict[str, str]:
-    """Give the variables by which Ray encrypts what goes between hosts."""
+    """Return the variables by which Ray encrypts what goes between hosts."""
     return {"RAY_USE_TLS": "1"} | {name: str(folder.absolute() / file) for name, file in _FILES.items()}
 
 
@@ -119,7 +119,7 @@ def why_refused(error: ssl.SSLError) -> tuple[str, str]:
 
 
 def client_context(folder: Path) -> ssl.SSLContext:
-    """Give what encrypts a connection to a host of the cluster: it must have its authority's certificate.
+    """Return what encrypts a connection to a host of the cluster: it must have its authority's certificate.
 
     Notes
     -----
@@ -132,7 +132,7 @@ def client_context(folder: Path) -> ssl.SSLContext:
 
 
 def server_context(folder: Path) -> ssl.SSLContext:
-    """Give what encrypts connections from elsewhere: who connects must show its authority's certificate too."""
+    """Return what encrypts connections from elsewhere: who connects must show its authority's certificate too."""
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=str(folder / "ca.crt"))
     context.verify_mode = ssl.CERT_REQUIRED
     context.load_cert_chain(folder / "node.crt", folder / "node.key")

@@ -72,7 +72,7 @@ class Cluster:
 
     @classmethod
     def open(cls, address: str, store_bytes: int) -> Cluster:
-        """Give the cluster of an address; Contexts of one process share it.
+        """Return the cluster of an address; Contexts of one process share it.
 
         Parameters
         ----------
@@ -117,7 +117,7 @@ class Cluster:
                 shutil.rmtree(self._folder, ignore_errors=True)
 
     def hosts(self) -> tuple[Host, ...]:
-        """Give the hosts that are there now, the program's own first; a host keeps its name when it returns."""
+        """Return the hosts that are there now, the program's own first; a host keeps its name when it returns."""
         import ray
 
         own = ray.get_runtime_context().get_node_id()
@@ -126,11 +126,11 @@ class Cluster:
         return tuple([Host(self._name(node), node["NodeID"], node["NodeManagerAddress"]) for node in alive])
 
     def host(self, name: str) -> Host | None:
-        """Give one host, None when it is not there now."""
+        """Return one host, None when it is not there now."""
         return next((host for host in self.hosts() if host.name == name), None)
 
     def addresses(self) -> dict[str, str]:
-        """Give the address of every host that was there at some time, by name."""
+        """Return the address of every host that was there at some time, by name."""
         return {name: address for address, name in self._names.items()}
 
     def ask(
@@ -281,7 +281,7 @@ def _joined(ray: Any, address: str, lent: ExitStack) -> Cluster:
 
 
 def _found_here() -> str:
-    """Give the address of the one cluster that runs on this host."""
+    """Return the address of the one cluster that runs on this host."""
     from ray._private.services import find_gcs_addresses
 
     found = sorted(find_gcs_addresses())

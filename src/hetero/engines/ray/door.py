@@ -171,7 +171,7 @@ def _archive(begun: bytes, file: IO[bytes], nbytes: int) -> bytes:
 
 
 def _followed(jobs: Jobs, job: str, follow: bool, begin_s: float | None) -> Iterator[Answer]:
-    """Give what a program prints, how long it took until it began, and how it ended or stands."""
+    """Yield what a program prints, how long it took until it began, and how it ended or stands."""
     silent = 0
     for text in jobs.printed(job, follow):
         if begin_s is not None and text is not None:

@@ -143,7 +143,7 @@ class Doorway:
 
 
 def way_to(address: str, token_file: Path | None, certificates: Path | None) -> Doorway:
-    """Give the way to a door; what is not named is that of this host's node.
+    """Return the way to a door; what is not named is that of this host's node.
 
     Parameters
     ----------

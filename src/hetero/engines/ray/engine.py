@@ -133,7 +133,7 @@ class RayEngine(PayloadEngine):
     # -- data -------------------------------------------------------------------------------------------------
 
     def load(self, item: int) -> Any:
-        """Give the value of a data item, from wherever it is; may wait for a copy."""
+        """Return the value of a data item, from wherever it is; may wait for a copy."""
         found = self._lodge.items.find(item)
         if found.payload is not None:
             return self._read(item, found.payload)
@@ -143,11 +143,11 @@ class RayEngine(PayloadEngine):
         return self._read(item, answer.payload)
 
     def pids(self) -> Mapping[str, int]:
-        """Give the process id of each worker that is on this host."""
+        """Return the process id of each worker that is on this host."""
         return {name: worker.pid for name, worker in self._workers.items() if worker.pid}
 
     def reach(self) -> Reach:
-        """Give the addresses of hosts: those of the cluster, where devices are on several."""
+        """Return the addresses of hosts: those of the cluster, where devices are on several."""
         if all(device.host == OWN_HOST for device in self._devices.values()):
             return Reach()
         cluster = self._lodge.cluster
@@ -156,7 +156,7 @@ class RayEngine(PayloadEngine):
         return Reach(of_hosts[OWN_HOST], workers, cluster.certificates)
 
     def usage(self) -> Mapping[str, NodeUsage]:
-        """Give how full each memory node is."""
+        """Return how full each memory node is."""
         found = {HOST_NODE: self._lodge.vault.usage()}
         for device in self._devices.values():
             if device.memory_node != f"{device.host}/ram":

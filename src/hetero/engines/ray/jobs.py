@@ -104,13 +104,13 @@ class Jobs:
         return name
 
     def all(self) -> list[State]:
-        """Give all jobs, the latest first."""
+        """Return all jobs, the latest first."""
         found = self._call(self._keeper.list_jobs())
         states = [_state(name, info) for name, info in found.items()]
         return sorted(states, key=lambda state: (-state.submitted_s, state.job))
 
     def state(self, job: str) -> State:
-        """Give how a job stands.
+        """Return how a job stands.
 
         Raises
         ------
@@ -142,7 +142,7 @@ class Jobs:
         return state
 
     def printed(self, job: str, follow: bool) -> Iterator[str | None]:
-        """Give what a job's program prints; with `follow` until it ends, '' where nothing is new.
+        """Yield what a job's program prints; with `follow` until it ends, '' where nothing is new.
 
         None comes while the program has not begun. The first text comes when it has, and may be empty.
         """
@@ -176,7 +176,7 @@ class Jobs:
 
 
 async def _keeper() -> tuple[Any, Path]:
-    """Give Ray's keeper of jobs, and the folder of its logs; it belongs to the loop in which it is made."""
+    """Return Ray's keeper of jobs, and the folder of its logs; it belongs to the loop in which it is made."""
     import ray
 
     try:
@@ -221,7 +221,7 @@ def _name_head(store: Any) -> None:
 
 
 def _end_of(prologue: bytes, log: Path) -> int | None:
-    """Give where the program's own words begin in its log, None before it has begun."""
+    """Return where the program's own words begin in its log, None before it has begun."""
     text = log.read_bytes() if log.exists() else b""
     place = text.find(prologue)
     return None if place < 0 else place + len(prologue)
@@ -245,7 +245,7 @@ def _state(name: str, info: Any) -> State:
 
 
 def _exit_code(word: str, code: int | None) -> int:
-    """Give the code as a shell does: a program that a signal ended has 128 and the signal."""
+    """Return the code as a shell does: a program that a signal ended has 128 and the signal."""
     if word == "cancelled":
         return CANCELLED
     if code is None:

@@ -26,7 +26,7 @@ class _Mirror:
         """Do nothing: the parts are on this host now."""
 
     def array(self) -> Any:
-        """Give an array."""
+        """Return an array."""
         import numpy as np
 
         return np.ones(_NBYTES, np.uint8)

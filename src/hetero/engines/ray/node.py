@@ -137,13 +137,13 @@ def _file() -> Path:
 
 
 def this_node() -> Node | None:
-    """Give the node that was started on this host and still runs."""
+    """Return the node that was started on this host and still runs."""
     node = _written()
     return node if node is not None and node.alive else None
 
 
 def _written() -> Node | None:
-    """Give what is written down, None where nothing is; another user's word is not taken."""
+    """Return what is written down, None where nothing is; another user's word is not taken."""
     try:
         check_own(_file())
         return read_node(_file())

@@ -46,13 +46,13 @@ class Program:
         return shlex.join([self.script, *self.arguments])
 
     def command(self, python: str) -> str:
-        """Give the command line that runs it on the cluster, for a shell."""
+        """Return the command line that runs it on the cluster, for a shell."""
         run = ("-m", "hetero", "run", "--submitted", "--engine", "ray", "--address", "auto", self.script)
         return shlex.join([python, *run, *self.arguments])
 
 
 def pack(script: Path, folder: Path | None = None) -> tuple[str, bytes]:
-    """Give the script's path within an archive, and the archive.
+    """Return the script's path within an archive, and the archive.
 
     Parameters
     ----------

@@ -147,7 +147,7 @@ class Seat:
         return Greeting(self._trouble, self._opened, python_platform.python_version(), os.getpid(), node_id)
 
     def now_s(self) -> float:
-        """Give the time on this host's clock, s."""
+        """Return the time on this host's clock, s."""
         return self._clock.now_s()
 
     # -- attempts, in the thread that runs tasks --------------------------------------------------------------
@@ -350,7 +350,7 @@ class Seat:
     # -- orders, beside the tasks -----------------------------------------------------------------------------
 
     def withdraw(self, seqs: Sequence[int]) -> None:
-        """Give attempts back that have not started."""
+        """Return attempts that have not started to the scheduler."""
         for seq in seqs:
             self._unwant(seq, say.WITHDRAWN)
 

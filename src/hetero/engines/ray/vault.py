@@ -90,7 +90,7 @@ class Cargo:
         self._places: dict[Any, int] = {}
 
     def wire(self, payload: Payload) -> tuple[bytes | None, tuple[tuple[int, int], ...]]:
-        """Give a payload as it travels, and take its objects along."""
+        """Return a payload as it travels, and take its objects along."""
         assert isinstance(payload, Stored)
         return payload.body, tuple([(self._place(part.ref), part.index) for part in payload.parts])
 
@@ -121,7 +121,7 @@ class Vault:
         self._copies: OrderedDict[tuple[int, int], tuple[Part, Any]] = OrderedDict()
 
     def payload(self, value: Any) -> Stored:
-        """Give a value as bytes; raises whatever its pickling raises.
+        """Return a value as bytes; raises whatever its pickling raises.
 
         Raises
         ------
@@ -143,7 +143,7 @@ class Vault:
         return Part(ref, index, nbytes, self._returned)
 
     def usage(self) -> NodeUsage:
-        """Give how full the store is with what this program put there."""
+        """Return how full the store is with what this program put there."""
         with self._lock:
             self._drain()
             return NodeUsage(self._capacity, self._used, self._peak, 0.0)
@@ -153,7 +153,7 @@ class Vault:
         self._copies.clear()
 
     def _keep(self, buffer: memoryview) -> Part:
-        """Give a part with these bytes: a new copy, or the one made before where it still holds the same.
+        """Return a part with these bytes: a new copy, or the one made before where it still holds the same.
 
         Notes
         -----

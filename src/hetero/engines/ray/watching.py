@@ -24,7 +24,7 @@ class Keeper:
     """The actor that answers for a host: a task that holds its interpreter's lock does not keep this one silent."""
 
     def beat(self) -> str:
-        """Give the id of the host that this runs on."""
+        """Return the id of the host that this runs on."""
         import ray
 
         return str(ray.get_runtime_context().get_node_id())
@@ -69,7 +69,7 @@ class Watch:
             hub.call(self._look)
 
     def there(self, name: str) -> Host | None:
-        """Give a host that is part of the cluster and not silent, None when it is away."""
+        """Return a host that is part of the cluster and not silent, None when it is away."""
         return None if name in self._silent else self._cluster.host(name)
 
     def stop(self) -> None:

@@ -332,7 +332,7 @@ class RemoteWorker:
             group.leave(rank, f"rank {rank} failed")
 
     def _not_brought(self, sent: _Sent, reason: str) -> None:
-        """Give back attempts whose inputs were lost with their host; the core soon learns of that."""
+        """Return attempts whose inputs were lost with their host; the core soon learns of that."""
         with self._lock:
             self._sent -= 1
             for flight in sent.flights:
@@ -356,7 +356,7 @@ class RemoteWorker:
     # -- the end ----------------------------------------------------------------------------------------------
 
     def lose(self, why: str) -> None:
-        """Give the actor up: its host does not answer."""
+        """Abandon the actor: its host does not answer."""
         if self._ready:
             self._end(why)
         elif not self._ended and self.handle is not None:

@@ -43,7 +43,7 @@ _ALIKE = 2.0
 
 
 def check_algorithm(word: str) -> Algorithm:
-    """Give the algorithm of that name.
+    """Return the algorithm of that name.
 
     Raises
     ------
@@ -146,7 +146,7 @@ def _per_byte_s(links: Links, tree: Tree) -> float:
 
 
 def pipelined(links: Links, nbytes: int, root: int | None = None) -> Choice:
-    """Give the tree and the chunk with which a pipelined tree is soonest done.
+    """Return the tree and the chunk with which a pipelined tree is soonest done.
 
     Notes
     -----
@@ -166,7 +166,7 @@ def pipelined(links: Links, nbytes: int, root: int | None = None) -> Choice:
 
 
 def _trees(links: Links, root: int | None) -> Iterator[Tree]:
-    """Give a tree for every set of caps that some time a byte allows."""
+    """Yield a tree for every set of caps that some time a byte allows."""
     seen: set[tuple[int, ...]] = set()
     speeds = _levelled(links.bytes_per_s)
     for limit_s in sorted({degree / speed for speed in speeds for degree in range(1, links.size)}):
@@ -180,7 +180,7 @@ def _trees(links: Links, root: int | None) -> Iterator[Tree]:
 
 
 def _levelled(speeds: tuple[float, ...]) -> list[float]:
-    """Give links that are alike the speed of the slowest of them, so that measuring errors do not shape the tree."""
+    """Return links that are alike the speed of the slowest of them, so that measuring errors do not shape the tree."""
     classes: list[list[float]] = []
     for speed in sorted(speeds, reverse=True):
         if classes and speed * _ALIKE >= classes[-1][0]:
@@ -192,7 +192,7 @@ def _levelled(speeds: tuple[float, ...]) -> list[float]:
 
 
 def _chunk_bytes(links: Links, tree: Tree, nbytes: int) -> int:
-    """Give the c that makes (M/c + 2H)(c·B + o) least: the root of M·o / 2H·B."""
+    """Return the c that makes (M/c + 2H)(c·B + o) least: the root of M·o / 2H·B."""
     hops = 2 * max(1, tree.heights[tree.root])
     best = math.sqrt(nbytes * _STEP_S / (hops * _per_byte_s(links, tree)))
     whole = round(best / _CHUNK_UNIT_BYTES) * _CHUNK_UNIT_BYTES
@@ -200,7 +200,7 @@ def _chunk_bytes(links: Links, tree: Tree, nbytes: int) -> int:
 
 
 def choose(links: Links, nbytes: int, algorithm: Algorithm = "auto", *, library: bool = True) -> Choice:
-    """Give the algorithm that adds up a row soonest, or the one asked for with the tree and chunk that suit it.
+    """Return the algorithm that adds up a row soonest, or the one asked for with the tree and chunk that suit it.
 
     Parameters
     ----------

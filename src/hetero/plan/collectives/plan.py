@@ -39,7 +39,7 @@ class Collective(NamedTuple):
 
 @lru_cache(maxsize=256)
 def plan_steps(what: Collective, rank: int, choice: Choice) -> tuple[Step, ...]:
-    """Give the steps of one member.
+    """Return the steps of one member.
 
     Examples
     --------

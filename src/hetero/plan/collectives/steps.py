@@ -53,7 +53,7 @@ class Piece(NamedTuple):
 
 
 def steps_of(rank: int, pieces: Sequence[Piece], *, reduce: bool, broadcast: bool) -> tuple[Step, ...]:
-    """Give what one member does so that pieces are added up at their roots, handed out from there, or both.
+    """Return what one member does so that pieces are added up at their roots, handed out from there, or both.
 
     Notes
     -----

@@ -74,7 +74,7 @@ class Tree:
         return tuple(len(below) + (parent >= 0) for below, parent in zip(self.children, self.parents, strict=True))
 
     def rerooted(self, root: int) -> Tree:
-        """Give the tree of the same neighbours with another root.
+        """Return the tree of the same neighbours with another root.
 
         Examples
         --------
@@ -90,7 +90,7 @@ class Tree:
 
 @lru_cache(maxsize=4096)
 def ring_path(size: int, end: int) -> Tree:
-    """Give the ring of all members, cut behind the member `end`, which is the root of the path.
+    """Return the ring of all members, cut behind the member `end`, which is the root of the path.
 
     Examples
     --------
@@ -101,7 +101,7 @@ def ring_path(size: int, end: int) -> Tree:
 
 
 def balanced_tree(size: int) -> Tree:
-    """Give the binary tree in which every level but the last is full.
+    """Return the binary tree in which every level but the last is full.
 
     Examples
     --------
@@ -112,7 +112,7 @@ def balanced_tree(size: int) -> Tree:
 
 
 def capped_tree(caps: Sequence[int], root: int | None = None) -> Tree | None:
-    """Give a shallow tree in which no member has more neighbours than its cap; None where there is none.
+    """Return a shallow tree in which no member has more neighbours than its cap; None where there is none.
 
     Members with large caps stand near the root, and those with a cap of 1 are leaves.
 

@@ -22,12 +22,12 @@ class Planner(Protocol):
     """A rule that schedules a whole graph: pure and deterministic, ties to the lower task and device index."""
 
     def __call__(self, p: Problem, /) -> Timeline:
-        """Give a schedule of every task."""
+        """Return a schedule of every task."""
         ...
 
 
 def planner(name: str) -> Planner:
-    """Give the planner of that name.
+    """Return the planner of that name.
 
     Raises
     ------

@@ -68,7 +68,7 @@ class ConsistentHash:
 
 
 def scores(key: str, ids: Sequence[str]) -> NDArray[np.uint64]:
-    """Give the score of each device for a key; the highest is the key's home.
+    """Return the score of each device for a key; the highest is the key's home.
 
     Examples
     --------

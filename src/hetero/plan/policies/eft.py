@@ -91,7 +91,7 @@ class EarliestFinishTime:
 
 
 def _contenders(view: View, ready: Sequence[ReadyTask]) -> Any:
-    """Give the columns of the only devices that these tasks could get; on small fleets, and where in doubt, all.
+    """Return the columns of the only devices that these tasks could get; on small fleets, and where in doubt, all.
 
     Notes
     -----
@@ -119,7 +119,7 @@ def _contenders(view: View, ready: Sequence[ReadyTask]) -> Any:
 def _from_the_end(
     view: View, ready: Sequence[ReadyTask], proposed: Sequence[Proposal], room: NDArray[np.int64]
 ) -> list[Proposal]:
-    """Give a task each to devices that got nothing, where the others would take longer for the whole backlog."""
+    """Return a task each to devices that got nothing, where the others would take longer for the whole backlog."""
     idle = room > 0
     idle[[proposal.device for proposal in proposed]] = False
     if not idle.any():
@@ -149,7 +149,7 @@ def _from_the_end(
 
 
 def _others_end(view: View, ready: Sequence[ReadyTask], start_s: Floats) -> Floats:
-    """Give for each device when the other devices would have ended the whole backlog, shape (n_devices,), s.
+    """Return for each device when the other devices would have ended the whole backlog, shape (n_devices,), s.
 
     Notes
     -----

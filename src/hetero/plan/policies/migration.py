@@ -58,7 +58,7 @@ class Migration:
 
 
 def utilisation(left_s: Floats, busy_frac: Floats) -> Floats:
-    """Give how much of each device is used, by us or by others.
+    """Return how much of each device is used, by us or by others.
 
     Parameters
     ----------

@@ -88,7 +88,7 @@ class Planned:
 
 
 def _due(view: View, ready: Sequence[ReadyTask], ahead: Ahead, plan: Plan, ahead_s: float) -> list[Proposal]:
-    """Give what each device with room should start now."""
+    """Return what each device with room should start now."""
     room = np.where(view.ready, np.maximum(view.room, 0), 0)
     lists: dict[int, list[tuple[float, ReadyTask, int]]] = {}
     new: list[ReadyTask] = []
@@ -118,7 +118,7 @@ def _due(view: View, ready: Sequence[ReadyTask], ahead: Ahead, plan: Plan, ahead
 
 
 def _next_s(ahead: Ahead, plan: Plan, devices: int) -> Floats:
-    """Give the first planned start on each device among the tasks that wait."""
+    """Return the first planned start on each device among the tasks that wait."""
     waiting = np.flatnonzero(ahead.graph.phase[: plan.known] == WAITING)
     next_s = np.full(devices, np.inf)
     np.minimum.at(next_s, plan.device[waiting], plan.start_s[waiting])
@@ -128,7 +128,7 @@ def _next_s(ahead: Ahead, plan: Plan, devices: int) -> Floats:
 def _first(
     view: View, device: int, due: Sequence[tuple[float, ReadyTask, int]], next_s: float, ahead_s: float
 ) -> ReadyTask | None:
-    """Give the first task of a device that may start now."""
+    """Return the first task of a device that may start now."""
     for start_s, task, at in due:
         if at == device or _too_early(view, device, task, ahead_s):
             continue
@@ -154,7 +154,7 @@ def _rather_than_idle(
     ahead: Ahead,
     plan: Plan,
 ) -> list[Proposal]:
-    """Give idle devices the most urgent tasks that would end there before the plan has them begin."""
+    """Return idle devices the most urgent tasks that would end there before the plan has them begin."""
     found: list[Proposal] = []
     left = [task for due in lists.values() for _, task, at in due if at < 0 and task.id not in taken]
     left.sort(key=lambda task: (-plan.ranks.fastest[ahead.slot_of[task.id]], task.id))

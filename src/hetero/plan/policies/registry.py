@@ -30,7 +30,7 @@ OURS: dict[str, str] = {
 
 
 def names() -> tuple[str, ...]:
-    """Give the names of all policies, ours first.
+    """Return the names of all policies, ours first.
 
     Examples
     --------

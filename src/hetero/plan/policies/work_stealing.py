@@ -53,7 +53,7 @@ class WorkStealing:
 
 
 def _steals(view: View, idle: NDArray[np.bool_]) -> list[Proposal]:
-    """Give the moves of waiting tasks to idle devices, at most one to each."""
+    """Return the moves of waiting tasks to idle devices, at most one to each."""
     queues: dict[int, list[Waiting]] = {}
     for entry in view.waiting:
         queues.setdefault(entry.device, []).append(entry)
@@ -76,14 +76,14 @@ def _steals(view: View, idle: NDArray[np.bool_]) -> list[Proposal]:
 
 
 def _ends(view: View, task: ReadyTask) -> Floats:
-    """Give when a task would end on each device if that began it now, s."""
+    """Return when a task would end on each device if that began it now, s."""
     begin = view.available_s if task.arrive_s is None else np.maximum(view.available_s, view.now_s + task.arrive_s)
     ends: Floats = begin + task.seconds
     return ends
 
 
 def _stays(view: View, queue: Sequence[Waiting]) -> float:
-    """Give when the oldest task of a queue would end where it is, s."""
+    """Return when the oldest task of a queue would end where it is, s."""
     device = queue[0].device
     if not view.ready[device]:
         return float(np.inf)

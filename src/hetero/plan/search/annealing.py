@@ -89,5 +89,5 @@ class Annealing:
             begin(self.problem, self.walk)
 
     def best(self) -> Timeline:
-        """Give the best schedule of this cycle so far."""
+        """Return the best schedule of this cycle so far."""
         return timed_schedule(self.problem, self.walk.best_order, self.walk.best_device)

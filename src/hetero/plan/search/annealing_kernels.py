@@ -49,7 +49,7 @@ _WORK_WEIGHT = 0.2
 
 @njit_in_place
 def _room(p: Problem, w: Walk, task: int) -> tuple[int, int]:
-    """Give the first and last position that a task can take without passing what it depends on."""
+    """Return the first and last position that a task can take without passing what it depends on."""
     low, high = 0, len(w.order) - 1
     for e in range(p.pred_first[task], p.pred_first[task + 1]):
         low = max(low, w.place[p.pred[e]] + 1)
@@ -60,7 +60,7 @@ def _room(p: Problem, w: Walk, task: int) -> tuple[int, int]:
 
 @njit_in_place
 def _neighbours(w: Walk, task: int, device: int, now: int) -> tuple[int, int]:
-    """Give the tasks of a device that a task would stand between at a position of the order."""
+    """Return the tasks of a device that a task would stand between at a position of the order."""
     right = w.first[device]
     if right < 0:
         return -1, -1
@@ -78,7 +78,7 @@ def _neighbours(w: Walk, task: int, device: int, now: int) -> tuple[int, int]:
 
 @njit_in_place
 def _exchanged(move: Move, task: int) -> int:
-    """Give the other one of the two tasks that change places; any other task is itself."""
+    """Return the other one of the two tasks that change places; any other task is itself."""
     if task == move.task:
         return move.other
     return move.task if task == move.other else task
@@ -86,7 +86,7 @@ def _exchanged(move: Move, task: int) -> int:
 
 @njit_in_place
 def _node(p: Problem, w: Walk, move: Move, task: int) -> int:
-    """Give the memory node of a task's device, once a move is made."""
+    """Return the memory node of a task's device, once a move is made."""
     if task == move.task:
         node: int = p.node[move.device]
     elif task == move.other:
@@ -98,7 +98,7 @@ def _node(p: Problem, w: Walk, move: Move, task: int) -> int:
 
 @njit_in_place
 def _seconds(p: Problem, w: Walk, move: Move, task: int) -> float:
-    """Give the s that a task takes, once a move is made."""
+    """Return the s that a task takes, once a move is made."""
     if task == move.task:
         seconds: float = p.seconds[task, move.device]
     elif task == move.other:
@@ -110,7 +110,7 @@ def _seconds(p: Problem, w: Walk, move: Move, task: int) -> float:
 
 @njit_in_place
 def _ahead(w: Walk, move: Move, task: int) -> int:
-    """Give the task before another on its device, once a move is made."""
+    """Return the task before another on its device, once a move is made."""
     if move.other >= 0:
         return _exchanged(move, w.before[_exchanged(move, task)])
     if task == move.task:
@@ -125,7 +125,7 @@ def _ahead(w: Walk, move: Move, task: int) -> int:
 
 @njit_in_place
 def _behind(w: Walk, move: Move, task: int) -> int:
-    """Give the task behind another on its device, once a move is made."""
+    """Return the task behind another on its device, once a move is made."""
     if move.other >= 0:
         return _exchanged(move, w.after[_exchanged(move, task)])
     if task == move.task:
@@ -140,7 +140,7 @@ def _behind(w: Walk, move: Move, task: int) -> int:
 
 @njit_in_place
 def _judged_finish_s(p: Problem, w: Walk, move: Move, task: int, number: int) -> float:
-    """Give when a task would end, once a move is made."""
+    """Return when a task would end, once a move is made."""
     here = _node(p, w, move, task)
     start = 0.0
     ahead = _ahead(w, move, task)
@@ -187,7 +187,7 @@ def _spread(p: Problem, w: Walk, move: Move, task: int, number: int, cutoff_s: f
 
 @njit_in_place
 def _passed(w: Walk, move: Move, at: int) -> int:
-    """Give the task at a position between the two of a move, once it is made."""
+    """Return the task at a position between the two of a move, once it is made."""
     if at == move.now:
         return move.task
     if move.other < 0:
@@ -200,7 +200,7 @@ def _passed(w: Walk, move: Move, at: int) -> int:
 
 @njit_in_place
 def _longest_s(p: Problem, w: Walk, move: Move, cutoff_s: float) -> float:
-    """Give the longest path, s, through the tasks that would end later; infinite when it is beyond the cutoff.
+    """Return the longest path, s, through the tasks that would end later; infinite when it is beyond the cutoff.
 
     What is behind both positions keeps its order and devices, and so its `rest_s`: only the tasks between them whose
     inputs or devices come at another time are timed anew.
@@ -228,7 +228,7 @@ def _longest_s(p: Problem, w: Walk, move: Move, cutoff_s: float) -> float:
 
 @njit_in_place
 def _drawn(p: Problem, w: Walk, task: int, draw: Floats) -> Move:
-    """Give the move of a task that was drawn."""
+    """Return the move of a task that was drawn."""
     was, device = w.place[task], w.device[task]
     low, high = _room(p, w, task)
     aim = 2.0 * draw[3] - 1.0
@@ -258,7 +258,7 @@ def _is_sound(p: Problem, w: Walk, move: Move) -> bool:
 
 @njit_in_place
 def _more_work_s(w: Walk, move: Move) -> float:
-    """Give how much dearer a move's devices are for its tasks, s at the prices of the area relaxation."""
+    """Return how much dearer a move's devices are for its tasks, s at the prices of the area relaxation."""
     old = w.device[move.task]
     more_s: float = w.priced_s[move.task, move.device] - w.priced_s[move.task, old]
     if move.other >= 0:

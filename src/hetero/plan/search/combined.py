@@ -61,7 +61,7 @@ class Found(NamedTuple):
 
 
 def search(p: Problem, seed: int) -> Generator[Found, float | None, None]:
-    """Give the best schedule so far after each iteration, until it is proven to be the best possible.
+    """Yield the best schedule so far after each iteration, until it is proven to be the best possible.
 
     Parameters
     ----------
@@ -163,7 +163,7 @@ class _Mixed:
             self._take(self._annealing.best(), "annealing")
 
     def _rest(self, left_s: float | None) -> float:
-        """Give how many moves are left, at the pace so far."""
+        """Return how many moves are left, at the pace so far."""
         rest = np.inf
         if left_s is not None and not self._moved:
             self._since_s = left_s

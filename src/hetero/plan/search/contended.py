@@ -78,7 +78,7 @@ class _Contended:
 
 
 def contended_search(p: Problem, c: Channels, seed: int) -> Generator[ContendedFound, float | None, None]:
-    """Give the best schedule so far after each iteration, until it is proven to be the best possible.
+    """Yield the best schedule so far after each iteration, until it is proven to be the best possible.
 
     Parameters
     ----------

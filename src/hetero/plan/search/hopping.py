@@ -75,7 +75,7 @@ class Hopping:
         return self._annealing.makespan_s
 
     def best(self) -> Timeline:
-        """Give the best schedule of this cycle."""
+        """Return the best schedule of this cycle."""
         return self._annealing.best()
 
     def go_on_from(self, timeline: Timeline) -> None:
@@ -96,7 +96,7 @@ class Hopping:
         self._annealing.batch(moves, rng)
 
     def _course(self) -> Iterator[_Cycle]:
-        """Give the cycles one by one; a first short one shows how many moves there will be."""
+        """Yield the cycles one by one; a first short one shows how many moves there will be."""
         yield _Cycle(_LEAST_MOVES, is_hop=False)
         long = max(_FIRST_STEPS // self._count, _LEAST_MOVES)
         if self._rest < _FEW:

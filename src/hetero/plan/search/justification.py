@@ -47,12 +47,12 @@ class Justification:
         return schedule_by_keys(self._p, late.finish_s, None if early_free else late.device)
 
     def critical(self, timeline: Timeline) -> Ints:
-        """Give the tasks that cannot start later without making the schedule longer."""
+        """Return the tasks that cannot start later without making the schedule longer."""
         rest = timed_schedule(self._back, order_of(self._p, timeline)[::-1], timeline.device)
         return np.flatnonzero(timeline.start_s + rest.finish_s >= timeline.makespan_s * (1.0 - _ROUNDING))
 
     def of(self, timelines: Sequence[Timeline]) -> Iterator[Timeline]:
-        """Give what each pass makes of the best of the schedules, as long as passes make them shorter."""
+        """Yield what each pass makes of the best of the schedules, as long as passes make them shorter."""
         by_length = {timeline.makespan_s: timeline for timeline in timelines}
         for _, timeline in sorted(by_length.items(), key=lambda item: item[0])[:_MEMBERS]:
             for mode in _MODES:

@@ -44,7 +44,7 @@ class Recreation:
         self._choices = [np.flatnonzero(row) for row in np.isfinite(p.seconds)]
 
     def kicked(self, timeline: Timeline, rng: np.random.Generator) -> Timeline:
-        """Give the best of a few tries, those left out that are as long as the schedule, and so most likely it."""
+        """Return the best of a few tries, those left out that are as long as the schedule, and so most likely it."""
         critical = self._justification.critical(timeline)
         tries = []
         for _ in range(_TRIES):
@@ -55,7 +55,7 @@ class Recreation:
         return min(others or tries, key=lambda found: found.makespan_s)
 
     def _torn(self, now: Timeline, critical: Ints, rng: np.random.Generator) -> tuple[Floats, Ints]:
-        """Give the keys and the pins of a try."""
+        """Return the keys and the pins of a try."""
         count = len(now.device)
         task = int(rng.choice(critical) if rng.random() < _CRITICAL_FRAC else rng.integers(count))
         span_s = now.makespan_s * rng.uniform(_LEAST_SPAN, _MOST_SPAN)

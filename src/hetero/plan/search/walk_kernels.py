@@ -102,7 +102,7 @@ class Move(NamedTuple):
 
 @njit_in_place
 def travel(p: Problem, nbytes: float, here: int, there: int) -> float:
-    """Give the s of a transfer between two memory nodes; within one both prices are 0."""
+    """Return the s of a transfer between two memory nodes; within one both prices are 0."""
     if nbytes <= 0.0:
         return 0.0
     travel_s: float = p.latency_s[here, there] + nbytes * p.s_per_byte[here, there]
@@ -111,7 +111,7 @@ def travel(p: Problem, nbytes: float, here: int, there: int) -> float:
 
 @njit_in_place
 def _finish(p: Problem, w: Walk, task: int) -> float:
-    """Give the finish of a task that starts as early as its inputs and the task before it on its device allow."""
+    """Return the finish of a task that starts as early as its inputs and the task before it on its device allow."""
     here = w.node[task]
     start = 0.0
     if w.before[task] >= 0:
@@ -125,7 +125,7 @@ def _finish(p: Problem, w: Walk, task: int) -> float:
 
 @njit_in_place
 def _rest(p: Problem, w: Walk, task: int) -> float:
-    """Give the s from a task's finish to the end."""
+    """Return the s from a task's finish to the end."""
     rest = 0.0
     here = w.node[task]
     behind = w.after[task]

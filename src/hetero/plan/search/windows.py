@@ -104,7 +104,7 @@ def improve(p: Problem, timeline: Timeline, first: int, last: int, limits: Limit
 
 
 def _ticks(seconds: float, tick_s: float) -> int:
-    """Give whole ticks, rounded down and a thousandth more, so that no rounding makes a sum of parts too long."""
+    """Return whole ticks, rounded down and a thousandth more, so that no rounding makes a sum of parts too long."""
     return max(0, int(seconds / tick_s - 1e-3))
 
 
@@ -143,7 +143,7 @@ def _window(p: Problem, timeline: Timeline, order: Ints, first: int, last: int) 
 def _behind(
     p: Problem, timeline: Timeline, order: Ints, place: Ints, span: tuple[int, int], free_s: Floats
 ) -> tuple[Floats, Floats, float]:
-    """Give for the tasks behind the window the time from their start to the end, and for each device from its next."""
+    """Return the time from start to end for each task behind the window, and from its next task for each device."""
     first, last = span
     rest_s = np.zeros(len(order))
     behind_s = np.zeros(len(p.node))
@@ -167,7 +167,7 @@ def _behind(
 
 
 def _groups(p: Problem, window: _Window) -> list[list[int]]:
-    """Give the devices in groups that look alike to all free tasks."""
+    """Return the devices in groups that look alike to all free tasks."""
     groups: dict[tuple[int, bytes], list[int]] = {}
     for d in range(len(p.node)):
         looks = np.concatenate([p.seconds[window.tasks, d], window.since_s[:, d], window.after_s[:, d]])
@@ -245,7 +245,7 @@ def _precedences(
 def _rebuilt(
     p: Problem, timeline: Timeline, order: Ints, window: _Window, begin_s: Floats, groups: list[int]
 ) -> Timeline:
-    """Give the schedule with the free tasks in the order of their new starts, each on a device of its group."""
+    """Return the schedule with the free tasks in the order of their new starts, each on a device of its group."""
     device = timeline.device.copy()
     members = _groups(p, window)
     by = np.lexsort((np.arange(len(begin_s)), begin_s))

@@ -28,7 +28,7 @@ def extra_calls(log: Path, bad: int) -> int:
 
 
 def find(ctx: hetero.Context, count: int, batch: int, bad: int) -> tuple[int, int]:
-    """Run the job with one bad record; gives the extra calls and the results."""
+    """Run the job with one bad record; returns the extra calls and the results."""
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder) / "calls"
 

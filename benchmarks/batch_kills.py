@@ -52,7 +52,7 @@ def calls(log: Path) -> list[list[int]]:
 
 
 def kill_workers(out: Path, log: Path, count: int, period_s: float) -> int:
-    """Run the job and kill one of its workers every so often; gives how many were killed."""
+    """Run the job and kill one of its workers every so often; returns how many were killed."""
     process, chance, kills, ended = start(out, log, count), random.Random(1), 0, threading.Event()
     watcher = threading.Thread(target=lambda: (process.wait(LIMIT_S), ended.set()))
     watcher.start()
@@ -66,7 +66,7 @@ def kill_workers(out: Path, log: Path, count: int, period_s: float) -> int:
 
 
 def kill_all(out: Path, log: Path, count: int, times: int) -> int:
-    """Run the job and kill all of it so many times, each time after a part of the work; gives how many."""
+    """Run the job and kill all of it so many times, each time after a part of the work; returns how many."""
     kills = 0
     for _ in range(times):
         process, before = start(out, log, count), len(calls(log))

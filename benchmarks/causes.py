@@ -117,7 +117,7 @@ def simulated(world: World) -> tuple[float, Any]:
 
 
 def told(world: World, records: list[tuple[float, Any]]) -> list[tuple[float, Any]]:
-    """Tell what a live trace would: parts of times, attempts that failed, the load of others."""
+    """Return what a live trace would: parts of times, attempts that failed, the load of others."""
     found: list[tuple[float, Any]] = []
     for device in world.devices if world.load else ():
         found.append((0.0, UtilisationReported(0.0, device.id, world.load)))

@@ -56,7 +56,7 @@ class World:
                 self.out.extend((command.device, launch.task, launch.attempt) for launch in command.launches)
 
     def submit(self) -> None:
-        """Hand in one task."""
+        """Submit one task."""
         self.tell(TaskSubmitted(self.now_s, Task(next(self._ids), "f", "f|", 0.0, (), (), REQUEST)))
 
     def finish(self) -> None:

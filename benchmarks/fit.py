@@ -61,17 +61,17 @@ class Judged:
 
     @property
     def ran(self) -> bool:
-        """Whether it ran."""
+        """Return whether it ran."""
         return self.row["oom"] == "0"
 
     @property
     def right(self) -> bool:
-        """Whether 'fits' was said of what ran, and something else of what did not; 'tight' is not 'fits'."""
+        """Return whether 'fits' was said of what ran, and something else of what did not; 'tight' is not 'fits'."""
         return (self.fit.answer == "fits") == self.ran
 
     @property
     def unsafe(self) -> bool:
-        """Whether 'fits' was said of what did not run."""
+        """Return whether 'fits' was said of what did not run."""
         return self.fit.answer == "fits" and not self.ran
 
     @property

@@ -103,7 +103,7 @@ def medians(runs: Sequence[Sequence[TaskFinished]], made: Made, devices: Sequenc
 
 
 def really(run: Sequence[TaskFinished], made: Made, usual: dict[str, Row], devices: Sequence[str]) -> list[Row]:
-    """Return what each task of a run took, and would have taken elsewhere: as many times its kernel's median as here."""
+    """Return what each task of a run took, and would have elsewhere: as many times its kernel's median as here."""
     found: list[Row] = []
     for end, (name, _) in zip(run, made, strict=True):
         factor = end.seconds / usual[name][devices.index(end.device)]

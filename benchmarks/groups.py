@@ -21,7 +21,7 @@ COUNT = 8
 
 
 def cluster(seed: int) -> Fabric:
-    """Return 64 devices on 8 hosts: NVSwitch, bridged pairs or PCIe alone, networks of four speeds, all a little off."""
+    """Return 64 devices on 8 hosts: NVSwitch, bridged pairs or PCIe alone, networks of four speeds, all a bit off."""
     draw = np.random.default_rng(seed)
     parts, wires = [Part("net", "network")], []
 

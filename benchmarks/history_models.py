@@ -50,7 +50,7 @@ class Guess(NamedTuple):
 
     @property
     def covered(self) -> bool:
-        """Whether the truth lies between the 10th and the 90th percentile that ours gives."""
+        """Return whether the truth lies between the 10th and the 90th percentile that ours gives."""
         return self.ours.low_s <= self.truth_s <= self.ours.high_s
 
 

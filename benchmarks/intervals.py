@@ -47,7 +47,7 @@ def _framework(item: Judged) -> str:
 
 
 def _show(points: int, runs: Sequence[Sequence[Judged]]) -> dict[str, tuple[float, float, float]]:
-    """Print a line for each engine and one for all; gives the figures by engine, 'all' last."""
+    """Print a line for each engine and one for all; returns the figures by engine, 'all' last."""
     draws = [{**merits(items, _framework), "all": Merit.of(items)} for items in runs]
     found = {name: _middle([draw[name] for draw in draws]) for name in draws[0]}
     for name, (error, held, width) in found.items():

@@ -40,7 +40,7 @@ def marked(number: int, folder: str) -> int:
 
 @contextmanager
 def killing(names: tuple[str, ...]) -> Iterator[list[int]]:
-    """Kill one of the worker processes that run tasks every two seconds; give the ids of those killed."""
+    """Kill one of the worker processes that run tasks every two seconds; return the ids of those killed."""
     killed: list[int] = []
     over = threading.Event()
     chance = random.Random(SEED)

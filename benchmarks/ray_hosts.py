@@ -63,7 +63,7 @@ def cut(hosts: Cluster) -> None:
 
 
 def refusals_s(hosts: Cluster, folder: Path) -> tuple[int, float]:
-    """Try to join with another token, with no certificate, and with a foreign one; give how many, and the longest."""
+    """Try to join with another token, with no certificate, and with a foreign one; return how many, and the longest."""
     from hetero.engines.ray.certificates import make_certificates
 
     other = folder / "other-token"

@@ -18,7 +18,7 @@ __all__ = ["dask_client", "ray_module"]
 
 @contextlib.contextmanager
 def ray_module(cpus: int = 2) -> Iterator[Any]:
-    """Start Ray with this many CPUs; gives the module."""
+    """Start Ray with this many CPUs; returns the module."""
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     import ray
@@ -37,7 +37,7 @@ def ray_module(cpus: int = 2) -> Iterator[Any]:
 
 @contextlib.contextmanager
 def dask_client(workers: int = 2) -> Iterator[Any]:
-    """Start a Dask distributed cluster of worker processes with one thread each; gives the client."""
+    """Start a Dask distributed cluster of worker processes with one thread each; returns the client."""
     import dask
     from distributed import Client, LocalCluster
 

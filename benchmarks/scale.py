@@ -32,7 +32,7 @@ def fleet_of(count: int) -> list[str]:
 
 
 def run(count: int, tasks: int, *, nbytes: int = 0, tick_s: float = TICK_S) -> tuple[Scaled, float]:
-    """Run so many tasks on so many devices; give what happened, and the CPU seconds."""
+    """Run so many tasks on so many devices; return what happened, and the CPU seconds."""
     racks = read_hosts(fleet_of(count))
     begin_s = time.process_time()
     found, _ = run_at_scale(racks, Load(tasks, FLOP, nbytes=nbytes), tick_s=tick_s)

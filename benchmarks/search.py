@@ -22,7 +22,7 @@ SPACE = {"x": {"linear": [-5, 5]}}
 
 
 def work(cpu_s: float) -> float:
-    """Multiply matrices for so long; gives the CPU seconds that it took."""
+    """Multiply matrices for so long; returns the CPU seconds that it took."""
     begun_s = time.thread_time()
     matrix = np.ones((128, 128), dtype=np.float32)
     while time.thread_time() - begun_s < cpu_s:
@@ -46,7 +46,7 @@ def settle(ctx: hetero.Context) -> None:
 
 
 def ours(ctx: hetero.Context, trials: int, counts: dict[str, dict[str, int]], name: str) -> float:
-    """Search over a fleet that is up; gives the seconds of the search."""
+    """Search over a fleet that is up; returns the seconds of the search."""
     settle(ctx)
     found = hetero.search(objective, SPACE, trials=trials, sampler="random", pruner="none", seed=0, devices=ctx)
     counts[name] = found.by_device

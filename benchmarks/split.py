@@ -85,7 +85,7 @@ def be_rival(rank: int, port: int) -> None:
 
 @contextmanager
 def rival() -> Iterator[Callable[[], tuple[float, float]]]:
-    """Start torch's pipelining; gives what runs a batch and tells the samples/s and the sum of the outputs."""
+    """Start torch's pipelining; returns what runs a batch and tells the samples/s and the sum of the outputs."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     command = [sys.executable, str(Path(__file__).resolve()), "--rival"]

@@ -55,7 +55,7 @@ def cpu_us(path: Path, batch: list[tuple[float, Any]]) -> float:
 
 
 def growth_bytes(path: Path, tasks: int) -> tuple[int, int]:
-    """Write tasks as fast as they can be made; give the growth of resident memory, and the longest queue."""
+    """Write tasks as fast as they can be made; return the growth of resident memory, and the longest queue."""
     process, longest = psutil.Process(), 0
     writer = TraceWriter(path)
     for record in records(20_000):

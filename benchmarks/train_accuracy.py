@@ -23,7 +23,7 @@ RECIPE = Path(__file__).resolve().parent.parent / "examples" / "mnist.yaml"
 
 
 def accuracy(seed: int, devices: str, epochs: int) -> float:
-    """Train from a seed; gives the accuracy of the last epoch on the pictures held back."""
+    """Train from a seed; returns the accuracy of the last epoch on the pictures held back."""
     folder = _data() / "mnist"
     path = [f"data.path={folder}"] if folder.is_dir() else []
     with tempfile.TemporaryDirectory() as output:

@@ -66,7 +66,7 @@ class Ours:
         return [parameter.detach() for parameter in trainer.model.parameters()]
 
     def disturb(self, what: signal.Signals) -> tuple[float, float]:
-        """Train, and signal a worker meanwhile; gives s until it was missed, and until the next step."""
+        """Train, and signal a worker meanwhile; returns s until it was missed, and until the next step."""
         self.wait_for_workers()
         log, heard, struck_s = Path(tempfile.mkdtemp()), Timed(), [0.0]
         victim = dict(self.ctx.driver.engine.pids())[self.ctx.devices[self.rounds % MEMBERS].id]
@@ -154,7 +154,7 @@ def rows(folder: Path, rank: int) -> list[tuple[int, float]]:
 
 
 def torchrun(kills: int) -> list[float]:
-    """Kill a rank of plain DDP again and again; gives the seconds to the first step after each."""
+    """Kill a rank of plain DDP again and again; returns the seconds to the first step after each."""
     folder = Path(tempfile.mkdtemp())
     options = ["--standalone", f"--nproc-per-node={MEMBERS}", f"--max-restarts={kills}", "--monitor-interval=0.1"]
     command = [sys.executable, "-m", "torch.distributed.run", *options, __file__, "--rank", str(folder)]
@@ -169,7 +169,7 @@ def torchrun(kills: int) -> list[float]:
 
 
 def kill_rank(folder: Path, rank: int) -> float:
-    """Kill a rank once it has done some steps; gives s until its successor has done one."""
+    """Kill a rank once it has done some steps; returns s until its successor has done one."""
     victim = wait_for(folder, rank, len(rows(folder, rank)) + 20)[-1][0]
     struck_s = time.time()
     os.kill(victim, signal.SIGKILL)
@@ -178,7 +178,7 @@ def kill_rank(folder: Path, rank: int) -> float:
 
 
 def wait_for(folder: Path, rank: int, steps: int) -> list[tuple[int, float]]:
-    """Wait until a rank has done so many steps; gives all of them."""
+    """Wait until a rank has done so many steps; returns all of them."""
     deadline_s = time.monotonic() + 60
     while len(found := rows(folder, rank)) < steps:
         if time.monotonic() > deadline_s:

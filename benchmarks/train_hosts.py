@@ -32,7 +32,7 @@ def line_with(program: subprocess.Popen[str], begin: str) -> str:
 
 
 def struck(hosts: Cluster, log: Path) -> float:
-    """Kill the second host when the training has come to some steps; give when that was."""
+    """Kill the second host when the training has come to some steps; return when that was."""
     while max((path.read_bytes().count(b"applied") for path in log.iterdir()), default=0) < FIRST_STEPS:
         time.sleep(0.005)
     begun_s = time.time()
@@ -41,7 +41,7 @@ def struck(hosts: Cluster, log: Path) -> float:
 
 
 def killed_once(hosts: Cluster, program: subprocess.Popen[str]) -> tuple[float, dict[str, Any]]:
-    """Kill the second host while the program trains; give the seconds to the next step, and what the program found."""
+    """Kill the second host while the program trains; return seconds to the next step, and what the program found."""
     log = hosts.path(0, Path(line_with(program, "log ").split()[1]))
     struck_s = struck(hosts, log)
     found = dict(json.loads(line_with(program, "{")))

@@ -149,7 +149,7 @@ def ddp_rank(rank: int, port: int, epochs: int) -> None:
 
 
 def ddp(epochs: int) -> float:
-    """Run both ranks of plain DDP; gives samples/s."""
+    """Run both ranks of plain DDP; returns samples/s."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     command = [sys.executable, __file__, "--rank"]
@@ -162,7 +162,7 @@ def ddp(epochs: int) -> float:
 
 
 def two_devices(rounds: int, epochs: int, plain: Plain) -> tuple[dict[str, list[float]], Any]:
-    """Measure 3 : 1; gives the speeds, and the last Trainer."""
+    """Measure 3 : 1; returns the speeds, and the last Trainer."""
     with hetero.Context(devices=FLEET, history=False) as ctx:
         auto = Contestant(ctx, "auto", epochs)
         samples = alternate(

@@ -16,7 +16,7 @@ def nop(*given: object) -> None:
 
 
 def spin(rounds: int) -> int:
-    """Do a fixed amount of arithmetic on one core; gives a number that depends on all of it.
+    """Do a fixed amount of arithmetic on one core; returns a number that depends on all of it.
 
     Examples
     --------

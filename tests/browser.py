@@ -126,14 +126,14 @@ class Browser:
             self.errors.append(params["entry"]["text"])
 
     def open(self, path: Path, until: str = "document.readyState === 'complete'") -> float:
-        """Open a file and wait until a script is true; gives the seconds that took."""
+        """Open a file and wait until a script is true; returns the seconds that took."""
         own = path.resolve().as_uri()
         took_s = self.open_address(own, until)
         self.requests = [each for each in self.requests if each != own]
         return took_s
 
     def open_address(self, address: str, until: str) -> float:
-        """Open an address and wait until a script is true; gives the seconds that took."""
+        """Open an address and wait until a script is true; returns the seconds that took."""
         begin_s = time.perf_counter()
         self.call("Page.navigate", url=address)
         self.wait(until)

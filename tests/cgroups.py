@@ -40,7 +40,7 @@ def memory_group(limit_bytes: int) -> Iterator[MemoryGroup]:
 
 
 def trouble() -> str:
-    """Say why there can be no such groups here, '' where there can."""
+    """Return why there can be no such groups here, '' where there can."""
     try:
         with memory_group(1 << 30):
             return ""

@@ -102,7 +102,7 @@ def together(given: SlowToLoad, run_s: float) -> Any:
 
 
 def tasks(ends: str) -> Callable[[str, str, float], None]:
-    """Make a run of six tasks that end in one way."""
+    """Create a run of six tasks that end in one way."""
 
     def run(log: str, trace: str, unit_s: float, **options: Any) -> None:
         fleet = {"config": LINKED} if ends == "resident" else {"devices": "2xcpu"}

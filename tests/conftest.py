@@ -144,7 +144,7 @@ def _blocks() -> set[str]:
 
 
 def _held_by_others(block: str) -> bool:
-    """Tell whether a process that is not of this test's family maps or opens a shared-memory block."""
+    """Return whether a process that is not of this test's family maps or opens a shared-memory block."""
     family = _descendants() | {os.getpid()}
     for process in psutil.process_iter():
         if process.pid in family:

@@ -109,7 +109,7 @@ def fuzz(inputs: int, seed: int, kept: Path, formats: tuple[Format, ...] = FORMA
 
 
 def _outcome(one: Format, path: Path, found: Found) -> str:
-    """Read one input; give '' or what is wrong."""
+    """Read one input; return '' or what is wrong."""
     signal.setitimer(signal.ITIMER_PROF, MOST_SECONDS)
     try:
         one.read(path)

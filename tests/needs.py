@@ -46,7 +46,7 @@ _CUDA = "import torch; assert torch.cuda.is_available(), 'torch finds no CUDA de
 
 
 def _outcome(command: list[str], timeout_s: float = 60.0) -> str:
-    """Run a command; give '' when it succeeds, else the last line of what it said."""
+    """Run a command; return '' when it succeeds, else the last line of what it said."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:

@@ -22,7 +22,7 @@ _BOOT_S = 90.0
 
 @contextmanager
 def s3_server(bucket: str) -> Iterator[dict[str, str]]:
-    """Start a server with an empty bucket; give the options for it."""
+    """Start a server with an empty bucket; return the options for it."""
     command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", "0"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     assert process.stdout is not None

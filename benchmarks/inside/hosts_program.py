@@ -20,7 +20,7 @@ ARRAY_LENGTH = 8_000_000
 
 
 def spin(number: int) -> int:
-    """Keep a core busy for a while of its own time; give the number back."""
+    """Keep a core busy for a while of its own time; return the number back."""
     end_s = time.thread_time() + TASK_S
     while time.thread_time() < end_s:
         pass
@@ -109,7 +109,7 @@ class _Ear:
 
 
 def faulty(count: int) -> dict[str, float]:
-    """Have the other host go away while tasks run; give when that was found, and that none is lost."""
+    """Have the other host go away while tasks run; return when that was found, and that none is lost."""
     ear = _Ear()
     with hetero.Context(engine="ray", address="auto", history=False) as ctx:
         while len(set(ctx.gather([ctx.submit(_where) for _ in range(8)]))) < 2:

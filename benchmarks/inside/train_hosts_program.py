@@ -37,7 +37,7 @@ def wait_for_hosts(ctx: hetero.Context) -> None:
 
 
 def judged(log: Path, bits: list[Any], undisturbed: list[Any]) -> dict[str, Any]:
-    """Say when the first step of the second group was applied, and what is wrong."""
+    """Return when the first step of the second group was applied, and what is wrong."""
     after = [step.applied_s for step in hetero.read_sample_log(log) if step.generation > 1]
     same = all(torch.equal(one, other) for one, other in zip(bits, undisturbed, strict=True))
     return {

@@ -59,7 +59,7 @@ odd = json:dumps
 
 @pytest.fixture
 def vendor(tmp_path: Path) -> dict[str, str]:
-    """Install a package with broken back ends for child processes; give their environment."""
+    """Install a package with broken back ends for child processes; return their environment."""
     (tmp_path / "vendor.py").write_text(_PLUGIN)
     info = tmp_path / "vendor-1.0.dist-info"
     info.mkdir()

@@ -98,7 +98,7 @@ def harm(ctx: object, word: int, chance: random.Random, ending: threading.Event)
 
 
 def prepare(fault: str, folder: Path, chance: random.Random) -> None:
-    """Bring about the faults of the surroundings."""
+    """Copy about the faults of the surroundings."""
     os.environ["HETERO_HOME"] = str(folder)
     if fault == "descriptors":
         resource.setrlimit(

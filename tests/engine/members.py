@@ -73,7 +73,7 @@ class Members:
             pipe.send(work)
 
     def run(self, work: Work) -> list[Any]:
-        """Let all of them do something; gives what each of them came to, errors as values."""
+        """Let all of them do something; returns what each of them came to, errors as values."""
         self.start(work)
         return [self.hear(rank) for rank in range(len(self.pipes))]
 

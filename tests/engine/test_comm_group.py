@@ -61,7 +61,7 @@ def test_in_a_group_of_one_every_collective_is_done_at_once() -> None:
 
 
 def _many_under_way(group: Group, seed: int) -> list[str]:
-    """Sum rows of many sizes, several at a time, some more than shared memory holds; gives what went wrong."""
+    """Sum rows of many sizes, several at a time, some more than shared memory holds; returns what went wrong."""
     rng = np.random.default_rng(seed)
     wrong, under_way = [], []
     for number in range(60):
@@ -100,7 +100,7 @@ def test_where_one_member_cannot_reach_the_shared_memory_all_do_without() -> Non
 
 
 def _is_broken_after(group: Group, absent: int, algorithm: str) -> float:
-    """Take part in a sum that one member never joins; gives how long it took until that was told."""
+    """Take part in a sum that one member never joins; returns how long it took until that was told."""
     if group.rank == absent:
         time.sleep(2.0)
         return 0.0

@@ -30,7 +30,7 @@ def hub(certificates: str) -> Iterator[Hub]:
 
 
 def dialled(hub: Hub, address: Address, *message: object) -> list[Line | LineClosedError]:
-    """Dial in from a thread and say something, while the hub hears; give the line, or why there is none."""
+    """Dial in from a thread and say something, while the hub hears; return the line, or why there is none."""
     found: list[Line | LineClosedError] = []
 
     def dial() -> None:

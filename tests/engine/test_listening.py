@@ -70,7 +70,7 @@ def descriptors() -> int:
 
 
 def exchanged(hub: Hub, line: Line, rounds: int) -> float:
-    """Exchange messages with a member; give the processor time of the polling thread, s."""
+    """Exchange messages with a member; return the processor time of the polling thread, s."""
 
     def answer() -> None:
         for _ in range(rounds):

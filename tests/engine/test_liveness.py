@@ -269,7 +269,7 @@ def program(text: str, *args: str, **options: Any) -> subprocess.Popen[str]:
 
 
 def output_of(text: str) -> list[str]:
-    """Run a program that must end by itself; give the lines that it prints."""
+    """Run a program that must end by itself; return the lines that it prints."""
     with program(text) as running:
         try:
             return running.communicate(timeout=250)[0].splitlines()

@@ -33,7 +33,7 @@ print(*pids, flush=True)
 
 
 def start(then: str = "time.sleep(1000)", off: tuple[str, ...] = ()) -> tuple[subprocess.Popen[str], list[int]]:
-    """Start a program with two busy workers in a process group of its own; give it and the workers' ids."""
+    """Start a program with two busy workers in a process group of its own; return it and the workers' ids."""
     program = subprocess.Popen(
         [sys.executable, "-c", PROGRAM.format(off=off, then=then)],
         stdout=subprocess.PIPE,

@@ -206,7 +206,7 @@ PLANE = {name: Range("linear", (-5.0, 5.0), 3) for name in ("x", "y")}
 
 
 def work(study: Study, trials: int) -> list[float]:
-    """End some trials; gives what was tried."""
+    """End some trials; returns what was tried."""
     found = []
     for _ in range(trials):
         number, params = study.ask()

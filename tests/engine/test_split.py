@@ -75,7 +75,7 @@ def sgd(parameters: Any) -> Any:
 
 
 def trained(devices: Any, steps: int, place: Any, loss: Any = None, dropout: float = 0.0, rule: Any = adam) -> Any:
-    """Train by stages; gives the model."""
+    """Train by stages; returns the model."""
     inputs, targets = data()
     options = {"loss": loss or nn.CrossEntropyLoss(), "optimizer": rule, "place": place}
     with hetero.split(net(dropout), devices, inputs[:8], **options) as network:

@@ -342,7 +342,7 @@ def test_a_graph_network_trains() -> None:
 
 
 def fit_with(model: Any, optimizer: Any, devices: str, *epochs: Any, **options: Any) -> Any:
-    """Train epoch by epoch, with something done in between; gives the Trainer."""
+    """Train epoch by epoch, with something done in between; returns the Trainer."""
     options = {"global_batch": 32, "devices": OPEN[devices], "shuffle": False, "shares": "equal", **options}
     with hetero.Trainer(model, nn.CrossEntropyLoss(), optimizer, data(), **options) as trainer:
         for between in epochs:

@@ -38,7 +38,7 @@ def one_thread() -> Iterator[None]:
 
 
 def wide() -> Any:
-    """Make a model of about 4 MiB in float64, so that its gradients are several rows."""
+    """Create a model of about 4 MiB in float64, so that its gradients are several rows."""
     torch.manual_seed(0)
     layers = [nn.Linear(12, WIDTH), *(nn.Linear(WIDTH, WIDTH) for _ in range(5)), nn.Linear(WIDTH, 4)]
     return nn.Sequential(*[part for layer in layers for part in (layer, nn.Tanh())][:-1]).double()

@@ -59,7 +59,7 @@ class Rows:
 
 
 def trained(fleet: Any, data: Any, epochs: int = 3, **options: Any) -> tuple[Any, int]:
-    """Train; gives the model, and how many epochs there were."""
+    """Train; returns the model, and how many epochs there were."""
     torch.manual_seed(0)
     model = nn.Linear(6, 3).double()
     options = {"global_batch": 16, "devices": fleet, **options}

@@ -69,7 +69,7 @@ def as_numpy(value: Any) -> Any:
 
 
 def asked(team: Members, work: Callable[[Any], Any]) -> list[Any]:
-    """Let all members do something; gives what each gave."""
+    """Let all members do something; returns what each gave."""
     found = team.run(Travelling(work))
     for one in found:
         if isinstance(one, Exception):
@@ -149,7 +149,7 @@ def check_sums(found: list[list[Any]], model: Any, step: int, ranks: Any = RANKS
 def stepped(
     group: Group, model: Any, steps: int, passes: int = 1, overlap: str = "always"
 ) -> list[tuple[int, list[Any]]]:
-    """Do some steps on one member; gives for each the rows that left early, and the gradients."""
+    """Do some steps on one member; returns for each the rows that left early, and the gradients."""
     own = copy.deepcopy(model)
     gradients = Gradients(list(own.parameters()), 1, Options(8, overlap=overlap))
     found = []

@@ -44,7 +44,7 @@ def own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def told(level: int) -> str:
-    """Run the program with HETERO_DEBUG of this level; give what it wrote to standard error."""
+    """Run the program with HETERO_DEBUG of this level; return what it wrote to standard error."""
     environment = {**os.environ, "HETERO_DEBUG": str(level)}
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM], env=environment, capture_output=True, text=True, timeout=250, check=True

@@ -37,7 +37,7 @@ def _fabric(speeds: np.ndarray) -> Fabric:
 
 
 def _brute_force(speeds: np.ndarray, count: int, shape: str) -> float:
-    """Look at every group and, for rings, at every order."""
+    """Inspect every group and, for rings, at every order."""
     best = 0.0
     for members in combinations(range(len(speeds)), count):
         orders = ((members[0], *rest) for rest in permutations(members[1:])) if shape == "ring" else (members,)

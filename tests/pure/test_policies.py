@@ -53,7 +53,7 @@ def asked(name: str, view: View, *ready: ReadyTask, memory: Memory = None) -> li
 
 
 def simulated(policy: Policy, table: np.ndarray, shown: int) -> tuple[float, list[int]]:
-    """Run independent tasks with exact times on devices that take one task each; give makespan and placements."""
+    """Run independent tasks with exact times on devices that take one task each; return makespan and placements."""
     count, n_devices = table.shape
     tasks = [ReadyTask(index + 1, table[index], None, "f|") for index in range(count)]
     left, where = list(tasks), [-1] * count

@@ -34,7 +34,7 @@ def step(sharing: Sharing, laws: Sequence[StepModel], talk_s: float) -> float:
 
 
 def train(known: Sequence[StepModel], laws: Sequence[StepModel], guess_s: float, talk_s: float, steps: int) -> float:
-    """Train in groups, as members do: whoever is left out leaves, and the others form anew; gives the last step's s."""
+    """Train in groups, as members do: whoever is left out leaves, the others form anew; returns the last step's s."""
     team = list(range(len(known)))
     models, last_s = list(known), 0.0
     sharing = None
@@ -68,7 +68,7 @@ def test_steps_are_soon_no_slower_than_the_best_device_alone(
 
 
 def _left_too_early(known: Sequence[StepModel], laws: Sequence[StepModel], guess_s: float) -> bool:
-    """Tell whether the device that would be best had to leave at first, by what was known then."""
+    """Return whether the device that would be best had to leave at first, by what was known then."""
     first = Sharing(
         Options(BATCH), [str(i) for i in range(len(known))], known, [guess_s * i for i in range(-1, len(known))]
     )

@@ -76,7 +76,7 @@ def truth(task: Task, device: Device) -> float:
 
 
 def run(seed: int, *, rough: bool, count: int = 40, noise: float = 0.2) -> tuple[Records, list[Device]]:
-    """Simulate a random program on a random fleet; give its records in order, each with its time."""
+    """Simulate a random program on a random fleet; return its records in order, each with its time."""
     rng = np.random.default_rng(seed)
     devices = fleet(rng)
     records: Records = []

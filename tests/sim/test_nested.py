@@ -18,7 +18,7 @@ FREE = Request()
 
 
 def tree(chance: random.Random, devices: int, depth: int, width: int, pinned: float) -> SimTask:
-    """Make a task of random children, some of them pinned to a device."""
+    """Create a task of random children, some of them pinned to a device."""
     request = PINS[chance.randrange(devices)] if chance.random() < pinned else FREE
     below = chance.randint(0, width) if depth else 0
     nested = tuple(tree(chance, devices, depth - 1, width, pinned) for _ in range(below))

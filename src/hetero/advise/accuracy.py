@@ -48,7 +48,7 @@ class Judged:
 
     @property
     def held(self) -> bool:
-        """Whether the interval holds the measured value."""
+        """Return whether the interval holds the measured value."""
         return self.said_s.low <= self.row.sample.seconds <= self.said_s.high
 
     @property

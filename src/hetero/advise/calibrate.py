@@ -74,7 +74,7 @@ def _installed(name: str) -> bool:
 
 
 def _tokens(place: str, index: int) -> tuple[str, dict[str, float], dict[str, float]]:
-    """Time prompts and decode steps of the small model; gives the format, seconds by tokens, seconds by kept tokens."""
+    """Time prompts and decode steps of the small model; return the format, seconds by tokens and by kept tokens."""
     import torch
 
     from hetero.advise.calibrate_model import Decoder

@@ -161,7 +161,7 @@ def estimate(
     spread: Sharding | None = None,
     efficiency: Efficiency | None = None,
 ) -> Estimate:
-    """Say how fast devices of one sort do a workload.
+    """Return how fast devices of one sort do a workload.
 
     Parameters
     ----------

@@ -155,7 +155,7 @@ def does_it_fit(
     spread: Sharding | None = None,
     **how: Any,
 ) -> FitReport:
-    """Say whether a model does its work on these devices.
+    """Return whether a model does its work on these devices.
 
     Parameters
     ----------

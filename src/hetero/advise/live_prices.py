@@ -27,7 +27,7 @@ _ALL_S = 25.0
 
 
 def live_prices(devices: Sequence[DeviceSpec]) -> tuple[dict[str, Paid], str]:
-    """Ask gpuhunt for the cheapest offer on demand of each device; gives prices, and a note where that cannot be.
+    """Ask gpuhunt for the cheapest offer on demand of each device; returns prices, and a note where that cannot be.
 
     Notes
     -----

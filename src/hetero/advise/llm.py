@@ -308,7 +308,7 @@ def _unknown_to_vllm(spec: DeviceSpec) -> str:
 def _together(
     work: Workload, kinds: Sequence[Kind], devices: Sequence[Device]
 ) -> tuple[tuple[Device, ...], float] | None:
-    """Return the equal devices that answer soonest when they share every matrix, among numbers that divide the heads."""
+    """Return the equal devices that answer soonest if they share every matrix, among numbers that divide the heads."""
     best: Together | None = None
     for kind in kinds:
         equal = [device for device in devices if device.spec == kind.spec]

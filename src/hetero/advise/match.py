@@ -117,7 +117,7 @@ class Match:
         return None if usd is None or not rate else usd / 3600 / rate * 1e6
 
     def explain(self) -> str:
-        """Tell why it is where it is."""
+        """Return why it is where it is."""
         name = self.name
         if self.refused:
             return f"{name}: refused: {self.refused}"
@@ -176,7 +176,7 @@ def _most(found: Estimate) -> Any:
 def match(
     workload: Workload | str, fleet: str | Sequence[Kind] = "catalog", limits: Limits | None = None, **how: Any
 ) -> list[Match]:
-    """Say which devices suit a workload, the best first, those that cannot do it last.
+    """Return which devices suit a workload, the best first, those that cannot do it last.
 
     Parameters
     ----------
@@ -264,7 +264,7 @@ def _too_few(work: Workload, kind: Kind, limits: Limits) -> str:
 
 
 def _have(kind: Kind, limits: Limits, needed: int) -> str:
-    """Tell what there is of a kind, who holds some of it, and what the rest does not share."""
+    """Return what there is of a kind, who holds some of it, and what the rest does not share."""
     from hetero.core.pool import sharing
 
     if kind.count is None:
@@ -337,7 +337,7 @@ def _judged(one: Match, most_copies: int | None, limits: Limits) -> Match:
 
 
 def _reasons(one: Match, least_s: float, alike: Sequence[str], limits: Limits) -> tuple[str, ...]:
-    """Tell what speaks for and against a match; `alike` are the devices of its rank."""
+    """Return what speaks for and against a match; `alike` are the devices of its rank."""
     found = one.estimate
     assert found is not None
     need, have = found.memory.footprint.total, found.memory.usable_bytes

@@ -219,7 +219,7 @@ def read_row(row: Mapping[str, str]) -> Measurement:
 
 
 def read_rows(rows: Iterable[Mapping[str, str]]) -> tuple[list[Measurement], list[str]]:
-    """Read rows that have a value; give also a line for each that could not be read."""
+    """Read rows that have a value; return also a line for each that could not be read."""
     found, unread = [], []
     for number, row in enumerate(rows, start=2):
         if row.get("oom", "0") not in ("0", "") or not row["value"]:
@@ -245,7 +245,7 @@ def read_table(path: Path) -> list[Mapping[str, str]]:
 
 
 def read_known_rows(path: Path) -> tuple[list[Measurement], list[str]]:
-    """Read a table; give also a line for each row that could not be read.
+    """Read a table; return also a line for each row that could not be read.
 
     Raises
     ------

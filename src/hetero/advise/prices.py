@@ -72,7 +72,7 @@ def today() -> date:
 
 
 def age_of(day: str) -> str:
-    """Tell how old a price is.
+    """Return how old a price is.
 
     Examples
     --------

@@ -72,7 +72,7 @@ def prior_of(device: DeviceSpec, engine: str) -> Efficiency:
 
 
 def borrowed(prior: Efficiency, samples: Sequence[Sample], said: str) -> Efficiency:
-    """Return what own measurements of an engine on other devices say of this one: the prior, narrowed and widened again.
+    """Return the prior for this device, updated by own measurements of the engine on other devices.
 
     Parameters
     ----------

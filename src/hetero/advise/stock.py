@@ -85,7 +85,7 @@ class Stock:
         self.named = self._wired = topology.fabric is not None
 
     def hold(self, holding: Holding) -> None:
-        """Take note that somebody has devices.
+        """Record that somebody has devices.
 
         Raises
         ------

@@ -71,7 +71,7 @@ class WeightFiles:
 
 
 def is_weights(path: Path) -> bool:
-    """Tell whether a path is a weight file, or a folder with some."""
+    """Return whether a path is a weight file, or a folder with some."""
     if path.is_dir():
         return any(path.glob("*.safetensors")) or any(path.glob("*.gguf"))
     return path.suffix in (".safetensors", ".gguf")

@@ -194,11 +194,11 @@ class Backend(ABC):
         return _NOTHING
 
     def owns(self, value: Any) -> bool:
-        """Tell whether a value is an array of this device."""
+        """Return whether a value is an array of this device."""
         return False
 
     def copy_in(self, array: NDArray[Any]) -> Any:
-        """Bring a NumPy array to the device's memory node.
+        """Copy a NumPy array to the device's memory node.
 
         Parameters
         ----------
@@ -278,7 +278,7 @@ class Backend(ABC):
             self._synchronize()
 
     def transfer(self, array: Any, peer: Backend) -> Any:
-        """Copy an array of this device to another open device; give the other's array.
+        """Copy an array of this device to another open device; return the other's array.
 
         Goes directly where both back ends know how, else through the host's memory.
         """
@@ -302,7 +302,7 @@ class Backend(ABC):
             return ()
 
     def is_out_of_memory(self, error: BaseException) -> bool:
-        """Tell whether an exception, or what it came from, means that memory ran out."""
+        """Return whether an exception, or what it came from, means that memory ran out."""
         seen: BaseException | None = error
         while seen is not None:
             if is_memory_error(seen) or self._is_out_of_memory(seen):
@@ -383,7 +383,7 @@ class Backend(ABC):
 
     @abstractmethod
     def _copy_in(self, array: NDArray[Any]) -> Any:
-        """Copy a NumPy array to the device; give the device's array."""
+        """Copy a NumPy array to the device; return the device's array."""
 
     @abstractmethod
     def _copy_out(self, array: Any) -> NDArray[Any]:

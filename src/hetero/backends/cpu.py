@@ -100,7 +100,7 @@ class CpuLoad:
         return total, total - sum(row.idle + getattr(row, "iowait", 0.0) for row in mine)
 
     def busy_frac(self) -> float | None:
-        """Return the share of time in which they were busy; None the first time, and when too little time has passed."""
+        """Return the share of time in which they were busy; None the first time and when too little time has passed."""
         now, before = self._times(), self.before
         if before is None:
             self.before = now
@@ -166,7 +166,7 @@ class CpuBackend(Backend):
         return xp
 
     def owns(self, value: Any) -> bool:
-        """Tell whether a value is a NumPy array."""
+        """Return whether a value is a NumPy array."""
         return isinstance(value, np.ndarray)
 
     def _dtype_ok(self, dtype: np.dtype[Any]) -> bool:

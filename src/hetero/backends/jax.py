@@ -118,7 +118,7 @@ class JaxBackend(Backend):
         return older
 
     def owns(self, value: Any) -> bool:
-        """Tell whether a value is a JAX array that lies on this device and no other."""
+        """Return whether a value is a JAX array that lies on this device and no other."""
         return self.is_open and isinstance(value, self._jax.Array) and value.devices() == {self._native}
 
     def _dtype_ok(self, dtype: np.dtype[Any]) -> bool:

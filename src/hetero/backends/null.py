@@ -52,7 +52,7 @@ class NullBackend(Backend):
         pass
 
     def owns(self, value: Any) -> bool:
-        """Tell whether a value is a NumPy array: that is all that it holds."""
+        """Return whether a value is a NumPy array: that is all that it holds."""
         return isinstance(value, np.ndarray)
 
     def _copy_in(self, array: NDArray[Any]) -> NDArray[Any]:

@@ -113,7 +113,7 @@ class OpenclBackend(Backend):
         return status
 
     def owns(self, value: Any) -> bool:
-        """Tell whether a value is an array of this device."""
+        """Return whether a value is an array of this device."""
         return isinstance(value, DeviceArray) and value.backend is self
 
     def _alloc(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> DeviceArray:

@@ -40,7 +40,7 @@ def device_to(device: Device) -> dict[str, Any]:
 
 
 def device_from(plain: Mapping[str, Any]) -> Device:
-    """Make a device of plain values; raises KeyError, TypeError or ValueError when they do not describe one."""
+    """Create a device of plain values; raises KeyError, TypeError or ValueError when they do not describe one."""
     given = dict(plain)
     for name in _TUPLES:
         given[name] = tuple(given[name])
@@ -60,7 +60,7 @@ def found_to(found: Found) -> dict[str, Any]:
 
 
 def found_from(plain: Mapping[str, Any]) -> Found:
-    """Make a finding of plain values; raises as `device_from` does."""
+    """Create a finding of plain values; raises as `device_from` does."""
     device = plain["device"]
     texts = [plain["backend"], plain["reason"], plain["remedy"]]
     if not all(isinstance(text, str) for text in texts):

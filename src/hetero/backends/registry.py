@@ -50,7 +50,7 @@ def loaded() -> _Registered:
 
 
 def _take(entry: EntryPoint, classes: dict[str, type[Backend]]) -> str:
-    """Load one entry point into `classes`; give why not, '' when it is there."""
+    """Load one entry point into `classes`; return why not, '' when it is there."""
     if entry.name in classes:
         return f"the name {entry.name!r} is taken"
     try:

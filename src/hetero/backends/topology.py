@@ -43,7 +43,7 @@ class Rates:
 
 
 def is_matrix(text: str) -> bool:
-    """Tell whether a text looks like the matrix of `nvidia-smi topo -m`."""
+    """Return whether a text looks like the matrix of `nvidia-smi topo -m`."""
     return any(line.split()[:1] == ["GPU0"] and "X" in line.split() for line in _lines(text))
 
 

@@ -134,7 +134,7 @@ class TorchBackend(Backend):
                 self._module.set_device(before)
 
     def owns(self, value: Any) -> bool:
-        """Tell whether a value is a tensor on this device."""
+        """Return whether a value is a tensor on this device."""
         if not self.is_open or not isinstance(value, self._torch.Tensor):
             return False
         return bool(value.device.type == self._place.type and value.device.index == self._place.index)
@@ -183,7 +183,7 @@ class TorchBackend(Backend):
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Tell whether an exception of torch's or Python's own means that memory ran out."""
+    """Return whether an exception of torch's or Python's own means that memory ran out."""
     if not isinstance(error, RuntimeError):
         return is_memory_error(error)
     text = str(error).lower()

@@ -139,7 +139,7 @@ class VulkanBackend(Backend):
         return host.cpu_status(None) if self.device.type == "CPU" else gpu_status(self.device)
 
     def owns(self, value: Any) -> bool:
-        """Tell whether a value is an array of this device."""
+        """Return whether a value is an array of this device."""
         return isinstance(value, DeviceArray) and value.backend is self
 
     def _alloc(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> DeviceArray:

@@ -22,12 +22,12 @@ _PIECE_ROWS = 1 << 17
 
 
 def is_dataset(value: object) -> bool:
-    """Tell whether a value is an Arrow data set."""
+    """Return whether a value is an Arrow data set."""
     return hasattr(value, "scanner") and hasattr(value, "schema")
 
 
 def is_reader(value: object) -> bool:
-    """Tell whether a value gives Arrow record batches one after the other."""
+    """Return whether a value gives Arrow record batches one after the other."""
     return hasattr(value, "read_next_batch")
 
 

@@ -177,7 +177,7 @@ class Sink(ABC):
 
     @abstractmethod
     def open(self, job: Job, found: Found) -> dict[int, int]:
-        """Make ready, and give the parts that are there from an earlier run of the same job.
+        """Prepare, and give the parts that are there from an earlier run of the same job.
 
         Returns
         -------

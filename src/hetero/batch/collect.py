@@ -21,7 +21,7 @@ class CollectSink(Sink):
         self._parts: dict[int, list[Any]] = {}
 
     def open(self, job: Job, found: Found) -> dict[int, int]:
-        """Make ready; nothing is there before."""
+        """Prepare; nothing is there before."""
         return {}
 
     def write(self, part: Part) -> None:
@@ -48,7 +48,7 @@ class CallSink(Sink):
         self.part_bytes = part_bytes
 
     def open(self, job: Job, found: Found) -> dict[int, int]:
-        """Make ready; what the function did in an earlier run is not known."""
+        """Prepare; what the function did in an earlier run is not known."""
         return {}
 
     def write(self, part: Part) -> None:

@@ -62,7 +62,7 @@ class Journal:
         self._bytes_per_s = _FIRST_GUESS_BYTES_PER_S
 
     def worth(self, seconds: float, nbytes: int) -> bool:
-        """Tell whether a batch is dearer to compute than to write."""
+        """Return whether a batch is dearer to compute than to write."""
         return seconds > _WORTH_WRITING * (_SYNC_S + nbytes / self._bytes_per_s)
 
     def put(self, entry: Entry) -> None:
@@ -208,7 +208,7 @@ class Committer:
         self.held_bytes = 0
 
     def resume(self, parts: Mapping[int, int]) -> list[tuple[int, int]]:
-        """Take over what an earlier run did; gives (begin, end) of the items that are done, ascending."""
+        """Take over what an earlier run did; returns (begin, end) of the items that are done, ascending."""
         size = self._job.part_items
         self._skipped = set(parts)
         self.bad += self._sink.bad()

@@ -77,7 +77,7 @@ def source_of(given: Any) -> Source:
 
 
 def _is_indexed(value: object) -> bool:
-    """Tell whether a value gives its records by their numbers, as the data sets of torch and Hugging Face do."""
+    """Return whether a value gives its records by their numbers, as the data sets of torch and Hugging Face do."""
     indexed = hasattr(value, "__len__") and hasattr(value, "__getitem__")
     return indexed and not isinstance(value, Mapping | type)
 

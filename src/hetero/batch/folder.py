@@ -101,7 +101,7 @@ class FolderSink(Sink):
         return self._resumed(job, there)
 
     def _found(self) -> str | None:
-        """Say what is in the folder, None where it is empty or absent."""
+        """Return what is in the folder, None where it is empty or absent."""
         if (self.folder / self.manifest).exists():
             return "a complete run"
         if (self._unfinished / _JOB).exists():

@@ -52,7 +52,7 @@ class Hours(NamedTuple):
     end: int
 
     def allow(self, now: datetime) -> bool:
-        """Tell whether a run may work at a time."""
+        """Return whether a run may work at a time."""
         minute = 60 * now.hour + now.minute
         if self.begin < self.end:
             return self.begin <= minute < self.end
@@ -119,7 +119,7 @@ class Load(NamedTuple):
 
 
 def host_load() -> Load:
-    """Look at the host as a worker: its program is the parent process with all its children."""
+    """Inspect the host as a worker: its program is the parent process with all its children."""
     import psutil
 
     times = psutil.cpu_times()

@@ -95,7 +95,7 @@ class OnnxModel:
         return "" if self._chooser is None else self._chooser.computed_in
 
     def setup(self, device: Device) -> None:
-        """Make ready to open sessions on a device, with as many threads as the device has cores."""
+        """Prepare to open sessions on a device, with as many threads as the device has cores."""
         makers = {
             "float32": lambda: self._session(device, self.data),
             "float16": lambda: self._session(device, _halved(self.data)),

@@ -74,7 +74,7 @@ class Options:
         return next((self.batch[word] for word in words if word in self.batch), None)
 
     def allows(self, bad: int, items: int) -> bool:
-        """Tell whether so many bad records are within the budget."""
+        """Return whether so many bad records are within the budget."""
         return bad <= (self.errors * items if self.errors < 1 else self.errors)
 
 

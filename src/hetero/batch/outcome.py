@@ -47,7 +47,7 @@ class Lane:
         return self.items / self.busy_s if self.busy_s else 0.0
 
     def note(self, items: int, seconds: float, raw_bytes: int, home_bytes: int) -> None:
-        """Take note of a batch that is done."""
+        """Record a batch that is done."""
         self.items += items
         self.busy_s += seconds
         self.raw_bytes += raw_bytes

@@ -33,7 +33,7 @@ class Stage:
     on: tuple[str, ...] = ()
 
     def may_run_on(self, device: Device) -> bool:
-        """Tell whether a device may run it."""
+        """Return whether a device may run it."""
         return not self.on or not device.words.isdisjoint(self.on)
 
 
@@ -94,7 +94,7 @@ def chained(stages: Sequence[Stage], wish: Wish) -> Prepared:
 
 
 def pipeline(*stages: Any) -> Pipeline:
-    """Make a pipeline of functions, which `map_batches` divides among the devices.
+    """Create a pipeline of functions, which `map_batches` divides among the devices.
 
     Parameters
     ----------

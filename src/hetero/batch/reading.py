@@ -56,7 +56,7 @@ class Batch:
         return joined([piece.records for piece in self.pieces])
 
     def place(self, item: int) -> Place:
-        """Say where an item stands in its source."""
+        """Return where an item stands in its source."""
         at = item - self.begin
         for piece in self.pieces:
             if at < count(piece.records):
@@ -138,7 +138,7 @@ class Reader:
 
     @property
     def exhausted(self) -> bool:
-        """Whether every item was taken."""
+        """Return whether every item was taken."""
         with self._more:
             return self._ended and not self._ready
 
@@ -188,7 +188,7 @@ class Reader:
             return Batch(begin, tuple(pieces), cost, int(nbytes))
 
     def _note(self, items: int, nbytes: float) -> None:
-        """Take note of items that came, or that went where they are below 0."""
+        """Record items that came, or that went where they are below 0."""
         self._held_bytes += nbytes
         self._buffered += items
         self._taken -= items
@@ -250,7 +250,7 @@ class Reader:
         return (min(edge, end) if closed else edge) - first.begin
 
     def _gathered(self, wanted: float, room: int) -> tuple[list[Piece], float, float, int]:
-        """Look at the pieces of the next batch without taking them."""
+        """Inspect the pieces of the next batch without taking them."""
         pieces: list[Piece] = []
         cost = nbytes = 0.0
         size, at = 0, self._ready[0].begin
@@ -344,7 +344,7 @@ class Reader:
 
 
 def _fitting(read: _Read, wanted: float) -> tuple[int, float]:
-    """Return how many of the last items of a piece make a batch of about this cost, and what they cost; at least one."""
+    """Return how many of the last items of a piece make a batch of about this cost, and their cost; at least one."""
     if read.costs is None:
         here = min(read.size, max(1, math.ceil(wanted)))
         return here, float(here)

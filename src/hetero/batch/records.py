@@ -21,7 +21,7 @@ _SAMPLED = 32
 
 
 def is_records(value: object) -> bool:
-    """Tell whether a value can be counted, cut and joined.
+    """Return whether a value can be counted, cut and joined.
 
     Examples
     --------
@@ -164,10 +164,10 @@ def _value_bytes(value: Any) -> int:
 
 
 def is_frame(value: object) -> bool:
-    """Tell whether a value is a pandas DataFrame or Series."""
+    """Return whether a value is a pandas DataFrame or Series."""
     return type(value).__module__.partition(".")[0] == "pandas" and hasattr(value, "iloc")
 
 
 def is_table(value: object) -> bool:
-    """Tell whether a value is an Arrow table, or a batch of rows of one."""
+    """Return whether a value is an Arrow table, or a batch of rows of one."""
     return hasattr(value, "num_rows") and hasattr(value, "slice")

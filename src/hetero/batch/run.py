@@ -206,7 +206,7 @@ class Run:
         self.reader.give_back(flight.batch)
 
     def _has_room(self) -> bool:
-        """Tell whether more may be in flight: results that wait for a slow batch, or for the sink, hold it back."""
+        """Return whether more may be in flight: results that wait for a slow batch, or for the sink, hold it back."""
         hours = self.options.hours
         if self.committer.writing > _WRITES or (hours is not None and not hours.allow(local_now())):
             return False

@@ -61,7 +61,7 @@ def suffix_of(path: str | Path) -> str:
 
 
 def is_folder(path: str | Path) -> bool:
-    """Tell whether a path or a URL names more than one file: a folder, a bucket, a pattern."""
+    """Return whether a path or a URL names more than one file: a folder, a bucket, a pattern."""
     text = str(path)
     if not _WILD.isdisjoint(text) or text.endswith("/"):
         return True

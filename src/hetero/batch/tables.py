@@ -188,7 +188,7 @@ class _Cursor:
         return f"{self.path} after row {self._behind}"
 
     def reach(self, opened: str, rows: int) -> int:
-        """Go on by some rows of a file as Arrow names it; gives the first one's number."""
+        """Go on by some rows of a file as Arrow names it; returns the first one's number."""
         while self._files[0].fragment.path != opened:
             self._close()
         row = self.row

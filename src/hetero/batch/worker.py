@@ -186,7 +186,7 @@ def _words(column: Any) -> Iterable[tuple[int, str]]:
 
 
 def _word(entry: Any) -> str:
-    """Say what is wrong with a value, however deep: 'NaN', 'an infinity', or '' where it is finite."""
+    """Return what is wrong with a value, however deep: 'NaN', 'an infinity', or '' where it is finite."""
     if isinstance(entry, float):
         return "" if math.isfinite(entry) else "NaN" if math.isnan(entry) else "an infinity"
     if isinstance(entry, dict):

@@ -148,7 +148,7 @@ class DeviceSpec:
 
     @property
     def shared_memory(self) -> bool:
-        """Whether host and device use the same memory."""
+        """Return whether host and device use the same memory."""
         return self.kind in _SHARED_KINDS
 
     @property

@@ -49,7 +49,7 @@ class Finding(NamedTuple):
 
 
 def findings() -> tuple[Finding, ...]:
-    """Look at everything."""
+    """Inspect everything."""
     return (*_python(), *_packages(), *_drivers(), *_limits(), *_places(), *_network(), *_missed())
 
 
@@ -162,7 +162,7 @@ def _places() -> Iterator[Finding]:
 
 
 def _place(name: str, folder: Path, remedy: str) -> Finding:
-    """Look at a folder that hetero writes to: whether that is possible, which is tried, and how much room it has."""
+    """Inspect a folder that hetero writes to: whether that is possible, which is tried, and how much room it has."""
     nearest = next(place for place in (folder, *folder.parents) if place.exists())
     where = "" if str(folder) == name else f" at {folder}"
     trouble = _why_not_written(nearest)
@@ -206,7 +206,7 @@ def _network() -> Iterator[Finding]:
 
 
 def _missed() -> Iterator[Finding]:
-    """Tell which packages tasks of earlier runs found missing in the environment of a worker."""
+    """Return which packages tasks of earlier runs found missing in the environment of a worker."""
     from hetero.stores.history import FILE, HistoryStore
 
     group, file = "Packages that tasks missed", settings.home() / FILE

@@ -122,7 +122,7 @@ def _served_again(node: Node) -> Node:
 
 
 def _token_file(token: str, given: Path | None) -> Path:
-    """Write the token where only this user reads it; give the file."""
+    """Write the token where only this user reads it; return the file."""
     if given is not None:
         return given
     from hetero.floor.private import own_home, write_private

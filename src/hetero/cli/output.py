@@ -69,7 +69,7 @@ def _worded(error: BaseException) -> HeteroError | None:
 
 
 def tell_error(error: HeteroError) -> int:
-    """Print a mistake on standard error, each of several on its own line; gives the exit code.
+    """Print a mistake on standard error, each of several on its own line; returns the exit code.
 
     With HETERO_DEBUG of 1 or more the traceback stands before it.
     """

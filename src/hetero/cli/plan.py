@@ -118,7 +118,7 @@ def fit(
     checkpointing: Annotated[bool, typer.Option("--checkpointing", help="Compute activations again.")] = False,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
-    """Say whether a model fits, what takes the memory, and what would make it fit."""
+    """Report whether a model fits, what takes the memory, and what would make it fit."""
     from hetero.advise.fit import does_it_fit
 
     report = does_it_fit(

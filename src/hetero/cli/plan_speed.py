@@ -33,7 +33,7 @@ def speed(
     checkpointing: Annotated[bool, typer.Option("--checkpointing", help="Compute activations again.")] = False,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
-    """Say how fast devices do a workload: latency, tokens a second, memory, each with its 80 % interval."""
+    """Report how fast devices do a workload: latency, tokens a second, memory, each with its 80 % interval."""
     from hetero.advise.estimate import Workload, compare_speeds, estimate
 
     how: dict[str, Any] = {"job": job, "weights": weights, "batch": batch, "prompt": prompt, "context": context}
@@ -59,7 +59,7 @@ def training(
     link: Annotated[str, typer.Option(help="Bandwidth between nodes, as in 10Gb/s.")] = "",
     json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
-    """Say how long a training takes on nodes of unequal speed, who computes how much, and who is left out."""
+    """Report how long a training takes on nodes of unequal speed, who computes how much, and who is left out."""
     from math import inf
 
     from hetero.floor.units import parse_bandwidth, parse_bytes

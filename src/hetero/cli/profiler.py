@@ -76,7 +76,7 @@ def report(trace: TraceFile, output: Output = None, only: Only = None, price: Pr
 
 @app.command()
 def summary(trace: TraceFile, only: Only = None, price: Price = None, json: AsJson = False) -> None:
-    """Tell in sentences where the time went."""
+    """Report in sentences where the time went."""
     from hetero.report.findings import find
     from hetero.report.money import prices
     from hetero.report.tables import (
@@ -142,7 +142,7 @@ def compare(
     after: Annotated[Path, typer.Argument(help="The trace of run B.")],
     json: AsJson = False,
 ) -> None:
-    """Tell what got slower from run A to run B, where, and whether it is more than chance."""
+    """Report what got slower from run A to run B, where, and whether it is more than chance."""
     from hetero.report.compare import compare as compared
 
     found = compared(_read(before), _read(after))

@@ -73,7 +73,7 @@ def doorway(address: str, token_file: Path | None, certificates: Path | None) ->
 
 
 def tell(answers: Iterable[dict[str, Any]]) -> int:
-    """Show what a program prints; give its exit code, 0 where it goes on."""
+    """Show what a program prints; return its exit code, 0 where it goes on."""
     code = 0
     for answer in answers:
         if "text" in answer:

@@ -92,7 +92,7 @@ def runs_table(runs: Sequence[OpenRun]) -> RenderableType:
 
 
 def picture(now: Snapshot, flow: Rates, name: str, width: int, height: int = 10_000) -> RenderableType:
-    """Return the whole picture, with no more devices than fit into the height of a terminal; a narrow one has no bars."""
+    """Return the whole picture, with no more devices than fit the height of a terminal; a narrow one has no bars."""
     room = max(height - _OTHER_LINES - len(now.nodes) - len(now.links), 4)
     return Group(
         *_head(now, flow, name),

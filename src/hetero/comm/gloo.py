@@ -51,14 +51,14 @@ class Gloo:
             self._sockets = tuple(sorted(_sockets() - before))
 
     def all_reduce(self, tensor: Any, op: Op, deadline_s: float) -> Any:
-        """Begin to replace a tensor by the reduction over the members."""
+        """Start to replace a tensor by the reduction over the members."""
         options = self._dist.AllreduceOptions()
         options.reduceOp = self._op(op)
         options.timeout = timedelta(seconds=deadline_s)
         return self._group.allreduce([tensor], options)
 
     def broadcast(self, tensor: Any, src: int, deadline_s: float) -> Any:
-        """Begin to replace a tensor by that of the member `src`."""
+        """Start to replace a tensor by that of the member `src`."""
         options = self._dist.BroadcastOptions()
         options.rootRank = src
         options.rootTensor = 0
@@ -66,14 +66,14 @@ class Gloo:
         return self._group.broadcast([self._bytes(tensor)], options)
 
     def all_gather(self, parts: Any, rank: int, deadline_s: float) -> Any:
-        """Begin to fill `parts`, one row a member, with the rows of all."""
+        """Start to fill `parts`, one row a member, with the rows of all."""
         options = self._dist.AllgatherOptions()
         options.timeout = timedelta(seconds=deadline_s)
         rows = self._bytes(parts).reshape(len(parts), -1)
         return self._group.allgather([list(rows)], [rows[rank].clone()], options)
 
     def reduce_scatter(self, parts: Any, rank: int, op: Op, deadline_s: float) -> Any:
-        """Begin to replace one row of `parts`, this member's, by the reduction over the members."""
+        """Start to replace one row of `parts`, this member's, by the reduction over the members."""
         options = self._dist.ReduceScatterOptions()
         options.reduceOp = self._op(op)
         options.timeout = timedelta(seconds=deadline_s)

@@ -119,7 +119,7 @@ class Group:
         self._all_reduce(tensor, op, algorithm, now=True).wait()
 
     def start_all_reduce(self, tensor: Any, op: str = "sum", algorithm: str = "auto") -> Work:
-        """Begin `all_reduce` and go on; the row belongs to the group until `wait` returns.
+        """Start `all_reduce` and go on; the row belongs to the group until `wait` returns.
 
         Several may be under way at once. All members start them in the same order; the deadline of each begins here.
 
@@ -145,7 +145,7 @@ class Group:
         )
 
     def _shares(self, row: Row) -> bool:
-        """Tell whether there is shared memory for a sum, the same on every member; made when first asked for."""
+        """Return whether there is shared memory for a sum, the same on every member; made when first asked for."""
         if self._may_share and self._shared is None:
             assert self._meeting is not None
             with self._breaking():

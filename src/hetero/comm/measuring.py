@@ -109,7 +109,7 @@ def _measure(mesh: Mesh, deadline_s: float) -> Links:
 
 
 def _pair(mesh: Mesh, peer: int, deadline_s: float) -> tuple[float, float]:
-    """Measure one pair; gives the bytes/s at which this member's own arrive, and the seconds of a small message.
+    """Measure one pair; returns the bytes/s at which this member's own arrive, and the seconds of a small message.
 
     The first exchange empties the reserves that links may have; the second tells how fast the first was, so that
     both ends take the same number of bytes for the third, which counts.
@@ -124,7 +124,7 @@ def _pair(mesh: Mesh, peer: int, deadline_s: float) -> tuple[float, float]:
 
 
 def _exchange(mesh: Mesh, peer: int, row: np.ndarray, deadline_s: float) -> tuple[float, float]:
-    """Send the first half of a row, and receive the partner's into the second; gives bytes/s, and seconds in all."""
+    """Send the first half of a row, and receive the partner's into the second; returns bytes/s, and seconds in all."""
     half = len(row) // 2
     steps = (Step("send", peer, 0, half, -1), Step("copy", peer, half, 2 * half, -1))
     receipt = (Step("send", peer, 0, 1, -1), Step("copy", peer, 1, 2, -1))

@@ -56,7 +56,7 @@ class MpiGroup:
         self.start_all_reduce(tensor, op, algorithm).wait()
 
     def start_all_reduce(self, tensor: Any, op: str = "sum", algorithm: str = "auto") -> _MpiWork:
-        """Begin `all_reduce` and go on; the row belongs to the group until `wait` returns."""
+        """Start `all_reduce` and go on; the row belongs to the group until `wait` returns."""
         _check(algorithm)
         return _MpiWork(self, self._world.Iallreduce(self._mpi.IN_PLACE, _numbers(tensor), self._op(op)))
 

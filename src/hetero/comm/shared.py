@@ -53,7 +53,7 @@ class _Place(NamedTuple):
     end: int
 
     def overlaps(self, begin: int, end: int) -> bool:
-        """Tell whether it has bytes of another range."""
+        """Return whether it has bytes of another range."""
         return self.begin < end and begin < self.end
 
 
@@ -118,7 +118,7 @@ class SharedSums:
         return None
 
     def has_room(self, nbytes: int) -> bool:
-        """Tell whether a sum of rows of so many bytes can start beside those that are under way, as on all members."""
+        """Return whether a sum of rows of so many bytes can start beside those under way, as on all members."""
         return self._place(nbytes) + _padded(nbytes) * self._mesh.size <= len(self._bytes)
 
     def _place(self, nbytes: int) -> int:
@@ -131,7 +131,7 @@ class SharedSums:
         return begin
 
     def start(self, row: Row, words: str, op: Op, deadline_s: float) -> Under:
-        """Begin to replace a row by the sum, maximum or minimum of all; there must be room.
+        """Start to replace a row by the sum, maximum or minimum of all; there must be room.
 
         Parameters
         ----------
@@ -209,7 +209,7 @@ class SharedSums:
                 raise GroupBrokenError(f"rank {rank} is gone: {error}", rank=rank) from error
 
     def _await(self, said: Callable[[_Peer], bool], deadline_s: float) -> None:
-        """Hear the others until each has said something."""
+        """Receive from the others until each has sent something."""
         until_s = clock.monotonic_s() + deadline_s
         while missing := [peer for peer in self._peers.values() if not said(peer)]:
             left_s = until_s - clock.monotonic_s()

@@ -32,7 +32,7 @@ class Affinities:
         self._workloads: dict[str, dict[int, int]] = {}
 
     def came(self, task: int, workload: str, index: int) -> None:
-        """Take note that a task was placed on a device."""
+        """Record that a task was placed on a device."""
         self._where[task] = index
         if len(self._where) > REMEMBERED:
             self._where.popitem(last=False)
@@ -41,7 +41,7 @@ class Affinities:
             counts[index] = counts.get(index, 0) + 1
 
     def left(self, workload: str, index: int) -> None:
-        """Take note that a task of a workload left its device."""
+        """Record that a task of a workload left its device."""
         self._workloads[workload][index] -= 1
 
     def narrow(self, seconds: NDArray[np.float64], request: Request) -> None:

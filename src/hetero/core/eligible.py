@@ -15,7 +15,7 @@ __all__ = ["obstacle", "refusal"]
 
 
 def obstacle(device: Device, request: Request, capacity_bytes: int | None) -> str:
-    """Say why a device can never meet a request, '' when it can.
+    """Return why a device can never meet a request, '' when it can.
 
     Parameters
     ----------

@@ -88,7 +88,7 @@ class Row:
         self.stale = True
 
     def started(self, now_s: float, guess_s: float) -> None:
-        """Take note that a run began, as long as none has finished."""
+        """Record that a run began, as long as none has finished."""
         if self._since_s == inf:
             self._since_s, self._guess_s = now_s, guess_s
 
@@ -128,7 +128,7 @@ class Rows:
         self._moves = 0
 
     def sized(self, row: Row, nbytes: int) -> bool:
-        """Take note of the bytes of a result; True when no larger one was known of its signature."""
+        """Record the bytes of a result; True when no larger one was known of its signature."""
         if nbytes <= row.out_bytes:
             return False
         self._cost.observe_result(row.key, nbytes)
@@ -180,7 +180,7 @@ class Rows:
         return row
 
     def fresh(self, row: Row) -> None:
-        """Bring a row up to date."""
+        """Update a row."""
         if row.stale:
             self._fill(row)
 
@@ -203,7 +203,7 @@ class Rows:
         return row
 
     def ended_well(self, task: Task) -> bool:
-        """Tell whether a task of the same signature and of about the same size was finished in this run."""
+        """Return whether a task of the same signature and of about the same size was finished in this run."""
         own = size_class(task.size)
         rows = self._by_signature.get(task.signature, ())
         return any(row.ended_well for row in rows if size_class(row.size) == own)
@@ -223,7 +223,7 @@ class Rows:
         return min((size for size in (node_bytes, device.memory_limit_bytes) if size is not None), default=None)
 
     def obstacle(self, device: Device, signature: str, request: Request) -> str:
-        """Say why a device cannot run this class, '' when it can."""
+        """Return why a device cannot run this class, '' when it can."""
         lacking = self.absent.get(signature.partition("|")[0])
         if lacking and _environment(device) in lacking:
             return "a package that the task imports is not installed there"
@@ -247,7 +247,7 @@ class Rows:
         row.stale, row.dirty = False, 0
 
     def learned(self, signature: str, state: DeviceState) -> None:
-        """Take note that the model's estimate of a signature moved on a device."""
+        """Record that the model's estimate of a signature moved on a device."""
         self._moves += 1
         threshold = len(self._devices) // 16
         for row in self._by_signature.get(signature, ()):
@@ -260,13 +260,13 @@ class Rows:
                 row.best_s = float(row.seconds[row.best])
 
     def refresh(self) -> None:
-        """Take note that everything may have moved: the fleet changed, or a device's speed did."""
+        """Record that everything may have moved: the fleet changed, or a device's speed did."""
         self._moves += 1
         for row in self._rows.values():
             row.stale = True
 
     def why_idle(self, index: int) -> str:
-        """Say why a device got nothing to do, from the tasks seen last."""
+        """Return why a device got nothing to do, from the tasks seen last."""
         for row in reversed(self._rows.values()):
             name = row.key.partition("|")[0].partition("@")[0].rpartition(".")[2]
             if row.stale or row.best < 0 or row.best == index:
@@ -281,7 +281,7 @@ class Rows:
         return "the other devices were enough"
 
     def leave_out(self, signature: str, device: Device, message: str) -> None:
-        """Take note that devices of this one's kind and environment lack a package that the function needs."""
+        """Record that devices of this one's kind and environment lack a package that the function needs."""
         function = signature.partition("|")[0]
         self.absent.setdefault(function, {})[_environment(device)] = message
         self.refresh()

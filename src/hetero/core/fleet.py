@@ -116,7 +116,7 @@ class Fleet:
         return 0
 
     def is_nearly_done(self, state: DeviceState) -> bool:
-        """Tell whether a busy device will soon want another task, as far as that is known."""
+        """Return whether a busy device will soon want another task, as far as that is known."""
         pending_s = self.pending_s[state.index]
         if pending_s < LOOKAHEAD_S:
             return True
@@ -124,7 +124,7 @@ class Fleet:
         return bool(pending_s < AHEAD_S and first is not None and first.sure)
 
     def measure(self, state: DeviceState) -> int:
-        """Bring the column of room up to date for one device, and give it."""
+        """Update the column of room for one device, and give it."""
         room = self.rooms[state.index] = self.room(state)
         return room
 

@@ -49,7 +49,7 @@ class Holding:
         self._replicas = replicas
 
     def offer(self, state: DeviceState) -> None:
-        """Take note that a device may take more."""
+        """Record that a device may take more."""
         self._fleet.offer(state)
 
     def clear(self, device: DeviceState, now_s: float, commands: list[Command]) -> None:
@@ -77,7 +77,7 @@ class Holding:
         state.device = -1
 
     def limit(self, state: TaskState, now_s: float) -> None:
-        """Take note of when an attempt has to be over."""
+        """Record when an attempt has to be over."""
         if state.task.request.timeout_s:
             heappush(self.deadlines, (now_s + state.task.request.timeout_s, state.task.id, state.attempt))
 

@@ -75,14 +75,14 @@ class Home:
         self._released_bytes += nbytes
 
     def kept(self, item: int, index: int, nbytes: int, readers: int) -> None:
-        """Take note of a result on a device's own memory node that a number of open tasks will read."""
+        """Record a result on a device's own memory node that a number of open tasks will read."""
         if readers and self._fleet.devices[index].memory_node != HOST_NODE:
             self.paid(item)
             self._owed[item] = [index, nbytes, readers]
             self._owed_bytes[index] += nbytes
 
     def read(self, inputs: tuple[int, ...]) -> None:
-        """Take note that a task which read these items is over."""
+        """Record that a task which read these items is over."""
         for item in inputs:
             owed = self._owed.get(item)
             if owed is not None:
@@ -91,13 +91,13 @@ class Home:
                     self.paid(item)
 
     def paid(self, item: int) -> None:
-        """Take note that nobody waits for an item on the node where it came to be, or that it is elsewhere too."""
+        """Record that nobody waits for an item on the node where it came to be, or that it is elsewhere too."""
         owed = self._owed.pop(item, None)
         if owed is not None:
             self._owed_bytes[owed[0]] -= owed[1]
 
     def changed(self) -> None:
-        """Take note that devices came or went."""
+        """Record that devices came or went."""
         self._due = 0
         self._owed_bytes = np.resize(self._owed_bytes, len(self._fleet.states))
         self._owed_bytes[:] = 0.0
@@ -105,7 +105,7 @@ class Home:
             self._owed_bytes[index] += nbytes
 
     def look(self) -> int:
-        """Begin a round: work out anew what the way back costs now; gives the home."""
+        """Start a round: work out anew what the way back costs now; returns the home."""
         self._round += 1
         home = self.index()
         if home >= 0:

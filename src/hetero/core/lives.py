@@ -81,7 +81,7 @@ class Lives(Questions):
         return True
 
     def _left_parent(self, task: Task) -> None:
-        """Note that a nested task is over; its parent goes on if it waited for that one."""
+        """Record that a nested task is over; its parent goes on if it waited for that one."""
         parent = self.tasks.get(task.parent[0])
         if parent is None or not parent.children or parent.children.pop(task.id, None) is None:
             return
@@ -232,7 +232,7 @@ class Lives(Questions):
             self.rows.refresh()
 
     def _keep(self, state: TaskState, event: TaskFinished) -> list[Command]:
-        """Take note of the data item that a result is; one computed again may come to the host in a message."""
+        """Record the data item that a result is; one computed again may come to the host in a message."""
         if not event.nbytes:
             known = self.replicas.items.get(event.task) if state.recomputed else None
             return self.replicas.add(known.id, known.nbytes, HOST_NODE, state) if known is not None else []

@@ -101,7 +101,7 @@ class Machine(Losses):
         }
 
     def handle(self, event: Event) -> list[Command]:
-        """Take one fact; give the orders that follow from it, in the order in which they must be carried out."""
+        """Take one fact; return the orders that follow from it, in the order in which they must be carried out."""
         now_s = self.now_s = event.at_s
         commands = self._handlers[type(event)](event)
         if self.quarantine.due:

@@ -61,7 +61,7 @@ class Replicas:
         return self._capacity.get(node, inf)
 
     def add(self, item: int, nbytes: int, node: str, producer: TaskState | None) -> list[Command]:
-        """Take note of an item that came to be on a node; gives what must be dropped for it."""
+        """Record an item that came to be on a node; returns what must be dropped for it."""
         entry = self.items.get(item)
         if entry is None:
             entry = self.items[item] = Item(item, nbytes, producer)
@@ -246,7 +246,7 @@ class Replicas:
         return self._collect(entry)
 
     def arrived(self, item: int, src: str, dst: str) -> tuple[list[TaskState], list[Command]]:
-        """Take note of a finished transfer: who waited for it, and what can be dropped now."""
+        """Record a finished transfer: who waited for it, and what can be dropped now."""
         entry = self.items.get(item)
         if entry is None or entry.arriving.get(dst) != src:
             return [], [Free(item, dst)] if entry is None else []
@@ -259,7 +259,7 @@ class Replicas:
         return waiters, commands + self._unpin(entry, src)
 
     def failed(self, item: int, src: str, dst: str) -> tuple[list[TaskState], list[Command]]:
-        """Take note of a transfer that did not happen: who waited for it, and what can be dropped now."""
+        """Record a transfer that did not happen: who waited for it, and what can be dropped now."""
         entry = self.items.get(item)
         if entry is None or entry.arriving.get(dst) != src:
             return [], []
@@ -269,7 +269,7 @@ class Replicas:
         return entry.waiters.pop(dst, []), self._unpin(entry, src)
 
     def release(self, item: int) -> list[Command]:
-        """Take note that nobody outside holds an item."""
+        """Record that nobody outside holds an item."""
         entry = self.items.get(item)
         if entry is None:
             return []
@@ -298,7 +298,7 @@ class Replicas:
         return commands
 
     def _disown(self, entry: Item) -> list[Item]:
-        """Cut an item off its parents; gives them."""
+        """Cut an item off its parents; returns them."""
         parents = [self.items[parent] for parent in entry.parents]
         entry.parents = ()
         for parent in parents:
@@ -306,11 +306,11 @@ class Replicas:
         return parents
 
     def _let_go(self, entry: Item) -> list[Command]:
-        """Take note that an item is on the host, and never has to be computed again."""
+        """Record that an item is on the host, and never has to be computed again."""
         return [command for parent in self._disown(entry) for command in self._collect(parent)]
 
     def holds_more(self, node: str, inputs: tuple[int, ...]) -> bool:
-        """Tell whether a device's node holds items besides these inputs."""
+        """Return whether a device's node holds items besides these inputs."""
         return node != HOST_NODE and any(item not in inputs for item in self._on.get(node, ()))
 
     def evict(self, node: str) -> list[Command]:
@@ -322,14 +322,14 @@ class Replicas:
         return commands
 
     def claim(self, inputs: Iterable[int]) -> list[Item]:
-        """Keep the inputs of a task that runs again; gives those that have no replica left."""
+        """Keep the inputs of a task that runs again; returns those that have no replica left."""
         entries = [self.items[item] for item in dict.fromkeys(inputs) if item in self.items]
         for entry in entries:
             entry.claims += 1
         return [entry for entry in entries if not entry.valid]
 
     def unclaim(self, inputs: Iterable[int]) -> list[Command]:
-        """Take note that a task that ran again needs its inputs no more."""
+        """Record that a task that ran again needs its inputs no more."""
         commands: list[Command] = []
         for item in dict.fromkeys(inputs):
             entry = self.items.get(item)
@@ -339,7 +339,7 @@ class Replicas:
         return commands
 
     def give_up(self, item: int) -> list[Command]:
-        """Take note that a lost item cannot be computed again."""
+        """Record that a lost item cannot be computed again."""
         entry = self.items.get(item)
         if entry is None:
             return []
@@ -348,7 +348,7 @@ class Replicas:
         return self._let_go(entry) + self._collect(entry)
 
     def lose(self, node: str) -> tuple[list[Item], list[tuple[int, str, str]]]:
-        """Take note that a node's content is gone.
+        """Record that a node's content is gone.
 
         Returns
         -------

@@ -82,7 +82,7 @@ class Outlook:
     # what happens
 
     def came(self, state: TaskState) -> None:
-        """Take note of a task that was handed in."""
+        """Record a task that was handed in."""
         if state.task.id in self._slot:
             self._reopen(state)
             return
@@ -131,7 +131,7 @@ class Outlook:
         self.version += 1
 
     def over(self, state: TaskState, device: int, nbytes: int) -> None:
-        """Take note that a task ended, well or not; `device` is -1 where it left no result."""
+        """Record that a task ended, well or not; `device` is -1 where it left no result."""
         slot = self._slot.get(state.task.id)
         if slot is None or self._columns["phase"][slot] == FINISHED:
             return
@@ -151,13 +151,13 @@ class Outlook:
             self._error += max(_LEARNED, 1.0 / (_BELIEVED + self._ended)) * (off - self._error)
 
     def copied(self, item: int, node: str) -> None:
-        """Take note of a further replica of a result."""
+        """Record a further replica of a result."""
         slot = self._slot.get(item)
         if slot is not None and node in self._nodes:
             self._columns["has"][slot, self._nodes.index(node)] = 1
 
     def changed(self) -> None:
-        """Take note that the fleet changed."""
+        """Record that the fleet changed."""
         self.version += 1
 
     def _forget(self) -> None:

@@ -71,12 +71,12 @@ class Placer(Holding):
     # what changed
 
     def offer_all(self) -> None:
-        """Take note that every device with room is to be considered anew."""
+        """Record that every device with room is to be considered anew."""
         self._fleet.offer_all()
         self._declined_at = 0
 
     def fleet_changed(self) -> None:
-        """Take note that a device came or went."""
+        """Record that a device came or went."""
         if self.outlook is not None:
             self.outlook.changed()
 
@@ -118,7 +118,7 @@ class Placer(Holding):
         return commands
 
     def _is_new(self, state: TaskState) -> bool:
-        """Tell whether a task that became ready may suit a device that was left without work."""
+        """Return whether a task that became ready may suit a device that was left without work."""
         request = state.task.request
         special = state.excluded or state.avoided or request.near or request.apart or request.lease
         travels = state.task.inputs and self._fleet.own_nodes
@@ -283,7 +283,7 @@ class Placer(Holding):
         self.offer(device)
 
     def _goes_ahead(self, state: TaskState, pending_s: float) -> bool:
-        """Tell whether a task is sent although another still runs there."""
+        """Return whether a task is sent although another still runs there."""
         return pending_s - state.predicted_s < AHEAD_S > state.predicted_s and self._rows.of(state).known
 
     def recall(self, now_s: float, commands: list[Command]) -> None:

@@ -42,7 +42,7 @@ class _Slot:
         return min(limits, default=None)
 
     def has_room(self, request: LeaseRequest) -> bool:
-        """Whether a request fits beside those that hold a part."""
+        """Return whether a request fits beside those that hold a part."""
         others = self.holders.values()
         if self.lost or (others and (request.exclusive or any(other.exclusive for other in others))):
             return False
@@ -115,16 +115,16 @@ class Pool:
         return found
 
     def admits(self, device: str, lease: int) -> bool:
-        """Tell whether work of a lease may use a device: one that it holds; work of none (0), what nobody holds."""
+        """Return whether work of a lease may use a device: one that it holds; work of none (0), what nobody holds."""
         holders = self._slots[device].holders
         return lease in holders if lease else not holders
 
     def knows(self, number: int) -> bool:
-        """Tell whether that number was asked for, as far as is remembered."""
+        """Return whether that number was asked for, as far as is remembered."""
         return number in self._leases or number in self._over
 
     def ended(self, number: int) -> str:
-        """Say how a lease ended, '' where it has not."""
+        """Return how a lease ended, '' where it has not."""
         if number in self._leases:
             return ""
         lease = self._over.get(number)
@@ -179,13 +179,13 @@ class Pool:
             self.advance(now_s)
 
     def begin_release(self, number: int) -> None:
-        """Say that a lease is being given back: its devices are held until `release`, and it can no longer expire."""
+        """Record that a lease is being released: its devices are held until `release`, and it can no longer expire."""
         lease = self.lease(number)
         if lease.phase is LeasePhase.ACTIVE:
             self._set(replace(lease, phase=LeasePhase.RELEASING, expires_s=0.0))
 
     def refuse(self, number: int, device: str, now_s: float, reason: str) -> None:
-        """Say that a device could not be had after all: the whole lease is rolled back, and waits for others."""
+        """Record that a device could not be had after all: the whole lease is rolled back, and waits for others."""
         lease = self.lease(number)
         if lease.phase is not LeasePhase.ACTIVE or device not in lease.devices:
             return
@@ -212,7 +212,7 @@ class Pool:
             self._set(replace(lease, expires_s=now_s + lease.request.lease_s))
 
     def lose(self, device: str, now_s: float, reason: str = "") -> None:
-        """Say that a device is gone: its leases have failed whole, and what waits for it in vain too."""
+        """Record that a device is gone: its leases have failed whole, and what waits for it in vain too."""
         slot = self._slot(device)
         slot.lost = True
         for number in tuple(slot.holders):
@@ -223,7 +223,7 @@ class Pool:
         self.advance(now_s)
 
     def restore(self, device: str, now_s: float) -> None:
-        """Say that a device is back."""
+        """Record that a device is back."""
         self._slot(device).lost = False
         self.advance(now_s)
 
@@ -322,7 +322,7 @@ class Pool:
         return [slot for slot in self._slots.values() if not self._obstacle(slot, request)]
 
     def _never(self, request: LeaseRequest) -> str:
-        """Say why a request could not be met even if nobody held anything, '' where it could."""
+        """Return why a request could not be met even if nobody held anything, '' where it could."""
         able = self._able(request)
         if self._together(able, request):
             return ""
@@ -364,7 +364,7 @@ class Pool:
         return _in_order([self._slots[device.id] for device in chosen])
 
     def _clash(self, slot: _Slot, request: LeaseRequest, other: _Slot, holder: LeaseRequest) -> bool:
-        """Whether this request keeps away from a holder near the device, or the holder from it."""
+        """Return whether this request keeps away from a holder near the device, or the holder from it."""
         if holder.workload in request.apart and self._near(slot, other, request.apart_by):
             return True
         return request.workload in holder.apart and self._near(slot, other, holder.apart_by)

@@ -197,7 +197,7 @@ class Suspect:
             self.held.move_to_end(state.task.id, last=False)
 
     def why(self, state: TaskState) -> str:
-        """Say why a task that is held back is given up."""
+        """Return why a task that is held back is given up."""
         how = f"its worker died {times(state.crashes)}" if state.crashes else "it was not run"
         if self.sound or not self.quarantined:
             return f"{self.name} was given up: {how}, and retries did not help others of its kind; {self.reason}"

@@ -105,7 +105,7 @@ class Questions:
             commands.append(SetTimer(at_s))
 
     def obstacles(self, signature: str, request: Request) -> list[tuple[str, str]]:
-        """Say for each device why it can never run a request, '' where it can."""
+        """Return for each device why it can never run a request, '' where it can."""
         obstacle, gone = self.rows.obstacle, DevicePhase.GONE
         return [
             (state.name, state.lost if state.phase is gone else obstacle(state.device, signature, request))
@@ -113,13 +113,13 @@ class Questions:
         ]
 
     def refuse(self, name: str, signature: str, request: Request) -> str:
-        """Say why the fleet can never meet a request, '' when it can."""
+        """Return why the fleet can never meet a request, '' when it can."""
         obstacles = self.obstacles(signature, request)
         able = sum(1 for _, reason in obstacles if not reason)
         return refusal(name, request, obstacles) if able < request.devices or not able else ""
 
     def _stranded(self, state: TaskState) -> str:
-        """Say why no device can ever run a task as things stand, '' when one can."""
+        """Return why no device can ever run a task as things stand, '' when one can."""
         task = state.task
         request = task.request
         if request.lease and not state.recomputed and (ended := self.pool.ended(request.lease)):
@@ -160,7 +160,7 @@ class Questions:
         return [(state.name, self.rows.why_idle(state.index)) for state in idle]
 
     def _may_be_stranded(self, state: TaskState) -> bool:
-        """Tell whether it must be looked at if any device can ever run a task; seldom."""
+        """Return whether it must be looked at if any device can ever run a task; seldom."""
         task = state.task
         request = task.request
         if state.excluded or request.near or request.apart or request.lease:
@@ -171,7 +171,7 @@ class Questions:
         return not self._is_able(task)
 
     def _is_able(self, task: Task) -> bool:
-        """Tell whether the fleet can meet a request, remembering the answer."""
+        """Return whether the fleet can meet a request, remembering the answer."""
         key = (task.signature.partition("|")[0], id(task.request))
         if key not in self._able:
             if self.refuse(task.name, task.signature, task.request):

@@ -97,7 +97,7 @@ def _linked(devices: Sequence[Device], count: int, kind: str, topology: Topology
 
 
 def _joins(one: Device, other: Device, kind: str, topology: Topology) -> bool:
-    """Whether links of that kind, and of no other, lead from one device to another."""
+    """Return whether links of that kind, and of no other, lead from one device to another."""
     link = topology.link(one.memory_node, other.memory_node)
     if link is not None and link.kind == kind:
         return True

@@ -35,7 +35,7 @@ class Ways:
         self._links: dict[tuple[str, str], tuple[Floats, Floats]] = {}
 
     def spread(self, nodes: Sequence[str]) -> None:
-        """Take note that the memory node of each device is one of these now, in the order of the columns."""
+        """Record that the memory node of each device is one of these now, in the order of the columns."""
         self._columns = nodes
         self._links.clear()
 

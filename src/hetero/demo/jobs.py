@@ -74,7 +74,7 @@ class Job(Protocol):
         ...
 
     def start(self, inputs: list[Any], submit: Submit) -> list[Any]:
-        """Submit all tasks; give the futures of the result."""
+        """Submit all tasks; return the futures of the result."""
         ...
 
     def check(self, parts: list[Any]) -> Checked:

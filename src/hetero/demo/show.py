@@ -38,7 +38,7 @@ class Teller:
         self._status: Status | None = None
 
     def start(self, devices: Sequence[Device], notes: Sequence[str]) -> None:
-        """Tell which devices take part."""
+        """Report which devices take part."""
         if self._console is None:
             return
         words = ", ".join(_named(device) for device in devices)
@@ -48,7 +48,7 @@ class Teller:
             self._console.print(styled(("note:", "yellow"), f" {note}"), soft_wrap=True)
 
     def step(self, text: str) -> None:
-        """Tell what is being done now."""
+        """Report what is being done now."""
         if self._console is None:
             return
         if not self._console.is_terminal:
@@ -66,7 +66,7 @@ class Teller:
             self._status = None
 
     def results(self, found: DemoResult) -> None:
-        """Tell all figures."""
+        """Print all figures."""
         if self._console is None:
             return
         for job in found.jobs:

@@ -133,7 +133,7 @@ class Dice:
         return self._normal.pop()
 
     def happens(self, probability: float) -> bool:
-        """Tell whether something of this probability happens now."""
+        """Return whether something of this probability happens now."""
         return probability > 0.0 and self.draw() < probability
 
     def wait_s(self, mean_s: float) -> float:

@@ -197,7 +197,7 @@ def current() -> Frame | None:
 
 
 def enter(frame: Frame | None) -> Frame | None:
-    """Make a frame the current one; gives the one before, to be entered again afterwards."""
+    """Make a frame the current one; returns the one before, to be entered again afterwards."""
     before: Frame | None = getattr(_local, "frame", None)
     _local.frame = frame
     return before

@@ -112,7 +112,7 @@ class Driver(Loop):
         self.look(lambda machine: self.engine.add(devices))
 
     def submit(self, task: Task, call: Call, sink: Sink | None = None) -> None:
-        """Hand in a task.
+        """Submit a task.
 
         Parameters
         ----------
@@ -167,7 +167,7 @@ class Driver(Loop):
 
     @contextmanager
     def together(self) -> Iterator[None]:
-        """Hand in at once, at the end, what this thread submits inside; nothing of it when that raises."""
+        """Submit at once, at the end, what this thread submits inside; nothing of it when that raises."""
         with self._one_holder:
             self._holder = threading.get_ident()
             try:
@@ -188,7 +188,7 @@ class Driver(Loop):
             self._drain()
 
     def has(self, task: int) -> bool:
-        """Tell whether a task is open."""
+        """Return whether a task is open."""
         return task in self._sinks
 
     def _refuse(self, task: Task, key: tuple[str, int]) -> None:
@@ -202,7 +202,7 @@ class Driver(Loop):
         self._able[key] = task.request
 
     def put(self, value: Any) -> int:
-        """Copy a value to the host's memory node; give its item id.
+        """Copy a value to the host's memory node; return its item id.
 
         Raises
         ------
@@ -222,7 +222,7 @@ class Driver(Loop):
         return entry.valid[0] if entry is not None and entry.valid else ""
 
     def explain(self, signature: str, size: float, request: Request) -> list[Explanation]:
-        """Say for each device what is expected of it for a task, or why it cannot run it."""
+        """Return for each device what is expected of it for a task, or why it cannot run it."""
         obstacles = self.machine.obstacles(signature, request)
         estimates = self.machine.estimates(signature, size)
         return [

@@ -139,7 +139,7 @@ class Loop:
         self._post([CancelRequested(self._clock.now_s(), task, waiting_only)])
 
     def has_started(self, task: int) -> bool:
-        """Tell whether a task was given to a device and has not ended."""
+        """Return whether a task was given to a device and has not ended."""
         state = self.machine.tasks.get(task)
         return state is not None and state.phase in STARTED
 
@@ -161,7 +161,7 @@ class Loop:
                 sleep(0.01)
 
     def _comes_again(self, item: int) -> bool:
-        """Tell whether the core counts on an item that the engine has lost, or has not heard of the loss yet."""
+        """Return whether the core counts on an item that the engine has lost, or has not heard of the loss yet."""
         replicas = self.machine.replicas
         counted_on = item in self.machine.tasks or (item in replicas.items and item not in replicas.lost)
         return counted_on and not self._closed and self._broken is None

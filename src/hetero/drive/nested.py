@@ -66,5 +66,5 @@ class NestedTasks:
         return request
 
     def release(self, item: int) -> None:
-        """Note that nobody wants a result any more."""
+        """Record that nobody wants a result any more."""
         self._driver.release(item)

@@ -291,7 +291,7 @@ class _Simulation:
             check(self.machine)
 
     def _arrive(self) -> None:
-        """Hand in what is due, and come back for the next."""
+        """Submit what is due, and come back for the next."""
         for entry in self._arrivals:
             if entry.at_s > self._now_s:
                 self._flush_due()
@@ -333,7 +333,7 @@ class _Simulation:
             self._at(self._dice.wait_s(0.01), partial(self._cancel, task.id))
 
     def _submit_nested(self, task_id: int, attempt: int) -> tuple[int, ...]:
-        """Hand in what an attempt submits; gives the ids."""
+        """Submit what an attempt submits; returns the ids."""
         depth, found = self._tasks[task_id][0].depth + 1, []
         for entry in self._nested[task_id]:
             self._parts += 1
@@ -408,7 +408,7 @@ class _Simulation:
         self._at(0.0, partial(self._cut, command.task))
 
     def _cut(self, task_id: int) -> None:
-        """Hand in the parts of a task, and the task itself behind them."""
+        """Submit the parts of a task, and the task itself behind them."""
         if task_id not in self.machine.tasks:
             return
         task, nbytes = self._tasks[task_id]

@@ -452,7 +452,7 @@ class SimEngine:
         self.present.setdefault(command.node, set()).discard(command.item)
 
     def _dead(self, node: str) -> bool:
-        """Tell whether a node's worker died, which the core may not know yet."""
+        """Return whether a node's worker died, which the core may not know yet."""
         return node != HOST_NODE and not any(
             worker.up for worker in self.workers.values() if worker.device.memory_node == node
         )

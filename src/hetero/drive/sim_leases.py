@@ -72,7 +72,7 @@ class SimLeases:
         self._ways.handle(LeaseAsked(self._ways.now_s(), lease.number, lease.wish))
 
     def changed(self, news: LeaseChanged) -> None:
-        """Take note of how a lease stands, and let its tasks come where it is granted for the first time."""
+        """Record how a lease stands, and let its tasks come where it is granted for the first time."""
         told = self.told.setdefault(news.lease, [])
         told.append(LeaseNews(self._ways.now_s(), LeasePhase(news.phase), news.devices, news.reason))
         if told[-1].phase in (LeasePhase.RELEASED, LeasePhase.FAILED):

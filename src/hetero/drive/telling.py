@@ -19,14 +19,14 @@ KEPT = 10_000
 def tell_collective(
     frame: Frame, what: str, algorithm: str, rank: int, world_size: int, nbytes: int, seconds: float
 ) -> None:
-    """Take note of a collective that ends now, and that this member was in for so long."""
+    """Record a collective that ends now, and that this member was in for so long."""
     which = (frame.task, frame.attempt, frame.device.id)
     started_s = clock.monotonic_s() - frame.began_s - seconds
     _add(frame, CollectiveDone(0.0, *which, what, algorithm, rank, world_size, nbytes, started_s, seconds, 1))
 
 
 def tell_checkpoint(frame: Frame, name: str, nbytes: int, begun_s: float) -> None:
-    """Take note of a checkpoint that is kept now, and that was begun at a time of the host's monotonic clock."""
+    """Record a checkpoint that is kept now, and that was begun at a time of the host's monotonic clock."""
     which = (frame.task, frame.attempt, frame.device.id)
     seconds = clock.monotonic_s() - begun_s
     _add(frame, CheckpointKept(0.0, *which, name, nbytes, begun_s - frame.began_s, seconds, 1))
@@ -40,7 +40,7 @@ def tell_loaded() -> None:
 
 
 def tell_nested(frame: Frame, name: str, begun_s: float) -> None:
-    """Note that a task which this one submitted has run, from a time of the host's monotonic clock until now."""
+    """Record that a task which this one submitted has run, from a time of the host's monotonic clock until now."""
     seconds = clock.monotonic_s() - begun_s
     which = (frame.task, frame.attempt, frame.device.id)
     _add(frame, NestedRun(0.0, *which, name, begun_s - frame.began_s, seconds, 1))

@@ -213,7 +213,7 @@ class DeviceRunner:
             return _mapped(value, fits, backend.copy_in)
 
     def classify(self, error: BaseException) -> str:
-        """Say what kind of failure an exception is."""
+        """Return what kind of failure an exception is."""
         if type(error) is ModuleNotFoundError and error.name and _imports_of_its_own(error):
             return "missing_package"
         try:
@@ -241,7 +241,7 @@ def _ending_forks() -> Iterator[None]:
 
 
 def _imports_of_its_own(error: ImportError) -> bool:
-    """Tell whether an import failed that the function always makes: its own, or its module's.
+    """Return whether an import failed that the function always makes: its own, or its module's.
 
     Notes
     -----
@@ -264,7 +264,7 @@ def _steps(trace: TracebackType | None) -> Iterator[TracebackType]:
 
 
 def _is_import(code: CodeType, place: int) -> bool:
-    """Tell whether this instruction imports, and is reached whatever the data: a module's body may branch."""
+    """Return whether this instruction imports, and is reached whatever the data: a module's body may branch."""
     for step in dis.get_instructions(code):
         if step.offset == place:
             return step.opname == "IMPORT_NAME"

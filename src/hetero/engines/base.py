@@ -79,7 +79,7 @@ _EXACT = frozenset({list, tuple, dict, set, frozenset, deque, OrderedDict, defau
 
 
 def is_container(kind: type) -> bool:
-    """Tell whether futures and items are looked for inside values of a type: `rebuild` takes it apart."""
+    """Return whether futures and items are looked for inside values of a type: `rebuild` takes it apart."""
     known = _containers.get(kind)
     if known is None:
         if len(_containers) >= _KNOWN_KINDS:
@@ -230,7 +230,7 @@ class Spread(Protocol):
         nest: tuple[str, Nest],
         ended: Callable[[Ended], None],
     ) -> int:
-        """Hand in a task; return its number in this worker, by which an `ItemRef` in a call may name its result."""
+        """Submit a task; return its number in this worker, by which an `ItemRef` in a call may name its result."""
         ...
 
     def wait(self, done: Callable[[], bool], timeout_s: float | None, number: int = 0) -> bool:
@@ -246,7 +246,7 @@ class Spread(Protocol):
         ...
 
     def release(self, number: int) -> None:
-        """Note that nobody wants a result any more; may be called by the garbage collector."""
+        """Record that nobody wants a result any more; may be called by the garbage collector."""
         ...
 
 
@@ -258,7 +258,7 @@ class Submitter(Protocol):
         ...
 
     def release(self, item: int) -> None:
-        """Note that nobody wants a result any more."""
+        """Record that nobody wants a result any more."""
         ...
 
 
@@ -306,7 +306,7 @@ class Channel(Protocol):
         ...
 
     def recv(self, rank: int) -> Any:
-        """Wait for the next value from the member of this rank; gives up when the group fails."""
+        """Wait for the next value from the member of this rank; returns up when the group fails."""
         ...
 
 
@@ -450,7 +450,7 @@ class Runner(Protocol):
         ...
 
     def classify(self, error: BaseException) -> str:
-        """Say what kind of failure an exception is: 'exception', 'out_of_memory' or 'missing_package'."""
+        """Return what kind of failure an exception is: 'exception', 'out_of_memory' or 'missing_package'."""
         ...
 
     def close(self) -> None:
@@ -532,7 +532,7 @@ class Engine(ABC):
 
     @property
     def copies_arguments(self) -> bool:
-        """Whether arguments travel as bytes to some worker, not as the program's own objects to all of them."""
+        """Return whether arguments travel as bytes to some worker, not as the program's own objects to all of them."""
         return True
 
     @abstractmethod
@@ -565,7 +565,7 @@ class Engine(ABC):
 
     @abstractmethod
     def put(self, item: int, value: Any) -> int:
-        """Keep a value as a data item on the host's memory node, copied at once; give its bytes.
+        """Keep a value as a data item on the host's memory node, copied at once; return its bytes.
 
         Raises
         ------
@@ -574,7 +574,7 @@ class Engine(ABC):
         """
 
     def holds(self, item: int, value: Any) -> bool:
-        """Tell whether a data item is this very array, unchanged since it was put; False where that is not known."""
+        """Return whether a data item is this very array, unchanged since it was put; False where that is not known."""
         return False
 
     @abstractmethod

@@ -68,7 +68,7 @@ UNREAD = "raised while the arguments of the task were loaded in its worker"
 
 
 def one_line(error: BaseException) -> str:
-    """Say what an exception says, on one line, also where its own words fail."""
+    """Return what an exception says, on one line, also where its own words fail."""
     try:
         text = str(error).strip().splitlines()
     except BaseException:  # noqa: BLE001  a user's exception may raise anything when it is shown
@@ -207,7 +207,7 @@ def _slots(kind: type) -> Iterator[str]:
 
 
 def _reduces_itself(kind: type) -> bool:
-    """Tell whether a class says itself how it is pickled."""
+    """Return whether a class says itself how it is pickled."""
     names = ("__reduce__", "__reduce_ex__", "__setstate__", "__getstate__", "__getnewargs__", "__getnewargs_ex__")
     own = (base for base in kind.__mro__ if base.__module__ != "builtins")
     return any(name in vars(base) for base in own for name in names)

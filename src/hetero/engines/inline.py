@@ -80,7 +80,7 @@ class InlineEngine(Engine):
 
     @property
     def copies_arguments(self) -> bool:
-        """Whether arguments travel as bytes: they are handed over in this process."""
+        """Return whether arguments travel as bytes: they are handed over in this process."""
         return False
 
     def encode(self, call: Call) -> None:

@@ -102,18 +102,18 @@ class PayloadEngine(Engine):
 
     @abstractmethod
     def _transfer(self, order: Transfer) -> None:
-        """Begin a copy, in the hub's thread."""
+        """Start a copy, in the hub's thread."""
 
     # -- data -------------------------------------------------------------------------------------------------
 
     def put(self, item: int, value: Any) -> int:
-        """Keep a value as a data item on the host; give its bytes there, 0 where it travels in messages."""
+        """Keep a value as a data item on the host; return its bytes there, 0 where it travels in messages."""
         payload = self._payload(value, "the value")
         self._site.items.put(item, Item(payload))
         return payload.nbytes
 
     def holds(self, item: int, value: Any) -> bool:
-        """Tell whether a data item is this very array, unchanged since it was put."""
+        """Return whether a data item is this very array, unchanged since it was put."""
         try:
             known = self._site.items.find(item).payload
         except DeviceLostError:

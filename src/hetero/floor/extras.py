@@ -45,7 +45,7 @@ EXTRAS: Mapping[str, str] = {
 
 
 def is_there(package: str) -> bool:
-    """Tell whether a package can be imported, without importing it."""
+    """Return whether a package can be imported, without importing it."""
     if package in sys.modules:
         return sys.modules[package] is not None
     try:

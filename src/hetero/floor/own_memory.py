@@ -142,7 +142,7 @@ class MemoryKills:
         self._seen = memory_kills(self._file)
 
     def one_more(self, code: int) -> bool:
-        """Tell whether a process that ended with this exit code is one of them; each is counted once."""
+        """Return whether a process that ended with this exit code is one of them; each is counted once."""
         if code != -getattr(signal, "SIGKILL", 9) or memory_kills(self._file) <= self._seen:
             return False
         self._seen += 1

@@ -399,7 +399,7 @@ def child_environment(folder: str, variables: Mapping[str, str]) -> dict[str, st
 
 
 def send_with_files(end: socket.socket, data: memoryview, fds: list[int]) -> int:
-    """Send bytes with open files; give how many bytes went."""
+    """Send bytes with open files; return how many bytes went."""
     if sys.platform == "win32":
         raise EngineError("this system hands no open files to other processes", remedy="use isolation: thread")
     return socket.send_fds(end, [data], fds)
@@ -442,7 +442,7 @@ def hard_kill(pid: int) -> None:
 
 
 def describe_exit(code: int | None) -> str:
-    """Say how a process ended.
+    """Return how a process ended.
 
     Examples
     --------

@@ -80,7 +80,7 @@ def temporary_folder(prefix: str, suffix: str = "") -> Path:
 
 
 def private_folder(path: Path) -> Path:
-    """Make a folder that nobody else can look into, or see that one which is there is such; give it.
+    """Make a folder that nobody else can look into, or see that one which is there is such; return it.
 
     Raises
     ------
@@ -98,7 +98,7 @@ def private_folder(path: Path) -> Path:
 
 
 def own_home() -> Path:
-    """Make HETERO_HOME, or see that only this user may write to it or replace it; give it.
+    """Make HETERO_HOME, or see that only this user may write to it or replace it; return it.
 
     Raises
     ------
@@ -140,7 +140,7 @@ def check_own(path: Path) -> None:
 
 
 def _is_own_group(path: Path, status: os.stat_result) -> bool:
-    """Tell whether a group that may write is this user's own group, of which nobody else is a member."""
+    """Return whether a group that may write is this user's own group, of which nobody else is a member."""
     if sys.platform == "win32":
         return True
     import grp

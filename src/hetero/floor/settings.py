@@ -154,7 +154,7 @@ def trace_path() -> Path | None:
 
 
 def trace_errors() -> bool:
-    """Tell whether HETERO_TRACE_ERRORS asks for the text of exceptions in traces."""
+    """Return whether HETERO_TRACE_ERRORS asks for the text of exceptions in traces."""
     return _whole("HETERO_TRACE_ERRORS", 0, 1) == 1
 
 

@@ -64,7 +64,7 @@ def single_line(text: object) -> str:
 
 
 def has_control(text: str) -> bool:
-    r"""Tell whether a name holds a character that `single_line` would escape.
+    r"""Return whether a name holds a character that `single_line` would escape.
 
     Examples
     --------

@@ -86,7 +86,7 @@ def contended_plan(
 
 
 def _told(resident: Resident, names: tuple[str, ...]) -> str:
-    """Say what was done so that no memory node overflows."""
+    """Return what was done so that no memory node overflows."""
     said = f"a memory node would overflow, so transfers wait for room; evictions: {len(resident.dropped):,}"
     again = list(dict.fromkeys(names[row.task] for row in resident.repeats))
     if again:

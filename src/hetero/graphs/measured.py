@@ -55,14 +55,14 @@ class Measured:
         self.kinds = tuple(sorted({kind for _, kind in self._seconds}))
 
     def kind(self, name: str) -> str:
-        """Return the measured kind that a name stands for: itself, or the device of that name in the catalog; else ''."""
+        """Return the measured kind of a name: itself, or the device of that name in the catalog; else ''."""
         if name in self.kinds:
             return name
         spec = _catalogued(name)
         return next((kind for kind in self.kinds if spec and _catalogued(kind.partition("/")[2]) == spec), "")
 
     def ratio(self, task: str, new: str, old: str) -> float | None:
-        """Return how many times as long the function of a task takes on one kind as on another; None where not known."""
+        """Return how many times as long the function of a task takes on one kind as on another; None if unknown."""
         function = _NUMBERING.sub("", task)
         here, there = (self._seconds.get((function, kind), {}) for kind in (new, old))
         shared = sorted(here.keys() & there.keys())

@@ -137,7 +137,7 @@ def _contended(graph: TaskGraph, policy: str, budget: Budget, seed: int, clock: 
 def pull(
     found: Generator[Best, float | None, None], budget: Budget, clock: Callable[[], float] = monotonic_s
 ) -> tuple[Best, int]:
-    """Take from a search until the budget ends or nothing better can be; gives the last found and the iterations.
+    """Take from a search until the budget ends or nothing better can be; returns the last found and the iterations.
 
     Notes
     -----

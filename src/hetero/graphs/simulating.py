@@ -231,7 +231,7 @@ def _tasks(graph: TaskGraph, devices: Sequence[Device]) -> tuple[list[SimTask], 
 
 
 def _able(seconds: Sequence[float], fits: Sequence[bool]) -> tuple[bool, ...]:
-    """Tell which devices can run a task; those whose memory is too small only where no other can."""
+    """Return which devices can run a task; those whose memory is too small only where no other can."""
     able = tuple(each < math.inf for each in seconds)
     roomy = tuple(one and other for one, other in zip(able, fits, strict=True))
     return roomy if any(roomy) else able

@@ -17,7 +17,7 @@ __all__ = ["is_wfformat", "read_wfformat"]
 
 
 def is_wfformat(document: Any) -> bool:
-    """Tell whether a document is of WfFormat."""
+    """Return whether a document is of WfFormat."""
     return isinstance(document, dict) and "workflow" in document and "schemaVersion" in document
 
 

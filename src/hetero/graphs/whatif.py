@@ -277,7 +277,7 @@ def _compared(graph: TaskGraph, device: str, old: Known, new: Known, measured: M
 
 
 def _said(ratios: Sequence[float], sheet: Speed | None, lacking: int, than: str) -> str:
-    """Say how the seconds of a new device are known."""
+    """Return how the seconds of a new device are known."""
     parts = []
     if ratios:
         parts.append(

@@ -142,7 +142,7 @@ class ModelSpec:
 
     @property
     def latent(self) -> bool:
-        """Whether attention is multi-head latent attention."""
+        """Return whether attention is multi-head latent attention."""
         return self.kv_rank > 0
 
     @property

@@ -151,7 +151,7 @@ class Fabric:
         return tuple(part for part in self.parts if part.kind == "device")
 
     def has(self, name: str) -> bool:
-        """Tell whether a part has that id."""
+        """Return whether a part has that id."""
         return name in self._by_id
 
     def part(self, name: str) -> Part:
@@ -223,7 +223,7 @@ class Fabric:
         return Path(tuple(reversed(parts)), tuple(reversed(wires)))
 
     def nvlinked(self, one: str, other: str) -> bool:
-        """Tell whether NVLink alone leads from one to the other, directly or through a switch."""
+        """Return whether NVLink alone leads from one to the other, directly or through a switch."""
         start, goal = self.part(one).id, self.part(other).id
         queue, seen = deque([start]), {start}
         while queue:

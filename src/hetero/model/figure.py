@@ -55,7 +55,7 @@ class Figure:
         return Figure(self.value * factor, self.low * factor, self.high * factor, self.origin)
 
     def overlaps(self, other: Figure) -> bool:
-        """Whether the two intervals share a value, so that no order of the two is certain."""
+        """Return whether the two intervals share a value, so that no order of the two is certain."""
         return self.low <= other.high and other.low <= self.high
 
     def as_dict(self) -> dict[str, float | str]:

@@ -111,5 +111,5 @@ class Lease:
 
     @property
     def over(self) -> bool:
-        """Whether nothing will change any more."""
+        """Return whether nothing will change any more."""
         return self.phase in (LeasePhase.RELEASED, LeasePhase.FAILED)

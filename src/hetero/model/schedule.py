@@ -102,5 +102,5 @@ class Schedule:
 
     @property
     def is_optimal(self) -> bool:
-        """Whether the bound proves that no schedule is shorter by more than a millionth."""
+        """Return whether the bound proves that no schedule is shorter by more than a millionth."""
         return self.gap_frac <= 1e-6

@@ -219,7 +219,7 @@ class Workload:
 
     @property
     def training(self) -> bool:
-        """Whether a backward pass is made."""
+        """Return whether a backward pass is made."""
         return self.job in ("finetune", "pretrain", "lora")
 
     @property

@@ -147,7 +147,7 @@ class Planner:
         return size
 
     def _may_try(self, lane: _Lane, end_s: float) -> bool:
-        """Tell whether a device that seems too slow tries a larger batch: the next size may take no longer."""
+        """Return whether a device that seems too slow tries a larger batch: the next size may take no longer."""
         law = lane.sizes.law
         idle = not lane.in_vain and not lane.queue and lane.sizes.probing
         return idle and law is not None and law.points[-1][1] <= _TRY_FRAC * end_s
@@ -172,7 +172,7 @@ class Planner:
         return int(min(size, left))
 
     def give(self, name: str, ticket: int, size: float, now_s: float) -> None:
-        """Take note that a device was given a batch."""
+        """Record that a device was given a batch."""
         lane = self._lanes[name]
         law = lane.sizes.law
         if not lane.queue:
@@ -180,7 +180,7 @@ class Planner:
         lane.queue.append(Given(ticket, size, math.inf if law is None else law.seconds(size)))
 
     def done(self, name: str, ticket: int, now_s: float, seconds: float = 0.0, cold: bool = False) -> None:
-        """Take note that a device is through with a batch.
+        """Record that a device is through with a batch.
 
         Parameters
         ----------
@@ -198,14 +198,14 @@ class Planner:
             self._expect(lane)
 
     def _expect(self, lane: _Lane) -> None:
-        """Say how long the batches take that were given before anything was known of the device."""
+        """Report how long the batches take that were given before anything was known of the device."""
         law = lane.sizes.law
         for given in lane.queue:
             if math.isinf(given.expected_s) and law is not None:
                 given.expected_s = law.seconds(given.size)
 
     def drop(self, name: str) -> tuple[int, ...]:
-        """Leave a device out from now on; gives the tickets that it had."""
+        """Leave a device out from now on; returns the tickets that it had."""
         for lane in self._lanes.values():
             lane.ask_again_s, lane.in_vain = 0.0, False
         return tuple(given.ticket for given in self._lanes.pop(name).queue)
@@ -251,7 +251,7 @@ class Planner:
         return end_s > now_s + mine.seconds(left)
 
     def taken_over(self, name: str, ticket: int, now_s: float) -> None:
-        """Take note that a batch was late, and that its records are given to another device."""
+        """Record that a batch was late, and that its records are given to another device."""
         self.done(name, ticket, now_s)
         self._lanes[name].in_vain = True
 

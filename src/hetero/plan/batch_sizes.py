@@ -85,7 +85,7 @@ class Sizes:
 
     @property
     def probing(self) -> bool:
-        """Whether the next size is to learn from."""
+        """Return whether the next size is to learn from."""
         return self.fixed is None and self._next_probe() is not None
 
     def points(self) -> tuple[tuple[float, float], ...]:
@@ -104,7 +104,7 @@ class Sizes:
         return int(law.best)
 
     def add(self, size: float, seconds: float, cold: bool = False) -> None:
-        """Take note of a batch.
+        """Record a batch.
 
         Parameters
         ----------
@@ -136,7 +136,7 @@ class Sizes:
         self._bucket(size).append((size, seconds))
 
     def too_large(self, size: float) -> None:
-        """Take note that a batch did not fit into memory: half of it is the most from now on."""
+        """Record that a batch did not fit into memory: half of it is the most from now on."""
         self.limit = max(1, min(self.limit, size // 2))
         self._law = None
 

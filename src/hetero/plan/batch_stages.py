@@ -76,7 +76,7 @@ class StagePlanner:
         return max(_LEAST, _ROOM * max(sizes, default=1.0) * len(self._desks))
 
     def may(self, name: str, step: Step) -> bool:
-        """Tell whether a device may run a step."""
+        """Return whether a device may run a step."""
         return all(self._desks[name].allowed[step[0] : step[1] + 1])
 
     def sizes_at(self, name: str, step: Step) -> Sizes:
@@ -133,22 +133,22 @@ class StagePlanner:
         return best
 
     def give(self, name: str, ticket: int, step: Step, size: float) -> None:
-        """Take note that a device was given a batch."""
+        """Record that a device was given a batch."""
         self._desks[name].queue[ticket] = step, size
         self._desks[name].idle = False
 
     def done(self, name: str, ticket: int, now_s: float, seconds: float = 0.0, cold: bool = False) -> None:
-        """Take note that a device is through with a batch, in so many seconds; 0 where nothing is to be learned."""
+        """Record that a device is through with a batch, in so many seconds; 0 where nothing is to be learned."""
         step, size = self._desks[name].queue.pop(ticket)
         if seconds > 0.0:
             self.sizes_at(name, step).add(size, seconds, cold)
 
     def drop(self, name: str) -> tuple[int, ...]:
-        """Leave a device out from now on; gives the tickets that it had."""
+        """Leave a device out from now on; returns the tickets that it had."""
         return tuple(self._desks.pop(name).queue)
 
     def _too_late(self, name: str, stage: int, queues: Sequence[float]) -> bool:
-        """Tell whether quicker ones will be through with a stage before this device has done a batch of it."""
+        """Return whether quicker ones will be through with a stage before this device has done a batch of it."""
         law = self.sizes_at(name, (stage, stage)).law
         if queues[0] >= self.bound or law is None:
             return False

@@ -171,7 +171,7 @@ def _searched(table: Floats, after: Sequence[Sequence[int]], width: NDArray[np.i
 
 
 def _is_impossible(table: Floats, after: Sequence[Sequence[int]], width: NDArray[np.int64], by_s: float) -> bool:
-    """Tell whether provably no schedule ends by a time; a device on which a task would end too late is left out."""
+    """Return whether provably no schedule ends by a time; a device on which a task would end too late is left out."""
     kept = table
     for _ in range(_PASSES):
         heads, tails = _chains(kept.min(axis=1), after)

@@ -31,7 +31,7 @@ class Gaps(NamedTuple):
 
 @njit
 def _by_finish(p: Problem, task: int, finish_s: Floats, edges: Ints) -> int:
-    """Write the edges into a task, the one whose task finished first at first; gives their number."""
+    """Write the edges into a task, the one whose task finished first at first; returns their number."""
     first = p.pred_first[task]
     count: int = p.pred_first[task + 1] - first
     for i in range(count):
@@ -57,7 +57,7 @@ def _arrival(c: Routes, item: int, path: int, ready_s: float, gaps: Gaps) -> flo
 
 @njit
 def _send(c: Routes, item: int, path: int, ready_s: float, gaps: Gaps, sent: int, moves: Moves) -> int:
-    """Take the time of an item's transfer out of the channels of its path; gives the new number of transfers."""
+    """Take the time of an item's transfer out of the channels of its path; returns the new number of transfers."""
     for hop in range(c.hop_first[path], c.hop_first[path + 1]):
         channel = c.hop_channel[hop]
         begin_s, end_s = gaps.begin_s[channel], gaps.end_s[channel]
@@ -104,7 +104,7 @@ def contended(
     finish_s: Floats,
     moves: Moves,
 ) -> int:
-    """Place the tasks in an order, and their transfers into idle gaps of channels; gives the number of transfers.
+    """Place the tasks in an order, and their transfers into idle gaps of channels; returns the number of transfers.
 
     `pinned` names a device or -1; `ahead_s` has a row a task, or no rows for EFT alone.
     """

@@ -30,7 +30,7 @@ COMPILED = _NUMBA is not None
 
 
 def njit(function: Function) -> Function:
-    """Compile a function where numba is there; give it back as it is elsewhere."""
+    """Compile a function where numba is there; return it back as it is elsewhere."""
     if _NUMBA is None:
         return function
     try:

@@ -161,7 +161,7 @@ class CostModel:
         return self._learn(state, signature, size, max(seconds, _LEAST_S))
 
     def observe_result(self, signature: str, nbytes: int) -> None:
-        """Take note of the bytes of a result."""
+        """Record the bytes of a result."""
         self.result_bytes[signature] = max(self.result_bytes.pop(signature, nbytes), nbytes)
         forget_oldest(self.result_bytes, SIGNATURES)
 
@@ -184,7 +184,7 @@ class CostModel:
         return self._of_like(state, signature, size)
 
     def bound(self, signature: str) -> Bound | None:
-        """Tell whether a signature's time is bound by arithmetic or by moving bytes, None where unclear.
+        """Return whether a signature's time is bound by arithmetic or by moving bytes, None where unclear.
 
         Notes
         -----

@@ -278,7 +278,7 @@ def footprint(work: Workload, spread: Sharding | None = None, shared: bool = Fal
 
 
 def fit(work: Workload, room: Room, spread: Sharding | None = None) -> Fit:
-    """Say whether a workload fits on devices that have this room each.
+    """Return whether a workload fits on devices that have this room each.
 
     Examples
     --------

@@ -82,7 +82,7 @@ def kept_per_token(work: Workload) -> tuple[int, int]:
 
 
 def loss_bytes(model: ModelSpec, tensor: int = 1) -> float:
-    """Return the bytes a token of the loss: logits in 16 bits, log-softmax and its gradient in 32, the logits' gradient.
+    """Return the loss's bytes a token: logits in 16 bits, log-softmax and its gradient in 32, the logits' gradient.
 
     Examples
     --------

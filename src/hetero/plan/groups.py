@@ -233,7 +233,7 @@ def group_bandwidth(speeds: Floats, members: Sequence[int], shape: str) -> float
 def _enumerated(
     speeds: Floats, count: int, shape: str, include: Sequence[int], homes: Sequence[str]
 ) -> tuple[int, ...] | None:
-    """Look at every group: give the best, None where none is connected and allowed."""
+    """Inspect every group: return the best, None where none is connected and allowed."""
     groups = np.array(list(combinations(range(len(homes)), count)), dtype=np.int64)
     for member in include:
         groups = groups[(groups == member).any(axis=1)]

@@ -135,7 +135,7 @@ def summary(values: Sequence[float], noise: float = NOISE_S) -> Summary:
 
 
 def is_change(streak: Sequence[float], middle: float) -> bool:
-    """Tell whether samples that were off in a row, all on one side of the median, mean a new speed.
+    """Return whether samples that were off in a row, all on one side of the median, mean a new speed.
 
     Parameters
     ----------

@@ -48,7 +48,7 @@ def fit(begin_s: Floats, end_s: Floats, count: int, ready_s: float, seconds: flo
 
 @njit
 def fill(begin_s: Floats, end_s: Floats, count: int, gap: int, start_s: float, finish_s: float) -> int:
-    """Take [start, finish] out of an idle gap; gives the new number of gaps."""
+    """Take [start, finish] out of an idle gap; returns the new number of gaps."""
     before = start_s > begin_s[gap]
     after = finish_s < end_s[gap]
     if before and after:
@@ -74,7 +74,7 @@ def fill(begin_s: Floats, end_s: Floats, count: int, gap: int, start_s: float, f
 def in_order(
     p: Problem, order: Ints, pinned: Ints, ahead_s: Floats, device: Ints, start_s: Floats, finish_s: Floats
 ) -> float:
-    """Place the tasks in an order, each where EFT + ahead is least, into idle gaps; gives the makespan.
+    """Place the tasks in an order, each where EFT + ahead is least, into idle gaps; returns the makespan.
 
     `pinned` names a device or -1; `ahead_s` has a row a task, or no rows for EFT alone.
     """
@@ -176,7 +176,7 @@ def by_keys(p: Problem, keys: Floats, order: Ints) -> None:
 
 @njit
 def _completion(p: Problem, free_s: Floats, arrive_s: Floats, task: int, least: Floats, second: Floats) -> int:
-    """Write the two earliest finish times of a task behind what the devices hold; gives the device of the first."""
+    """Write the two earliest finish times of a task behind what the devices hold; returns the device of the first."""
     first_s, second_s, chosen = np.inf, np.inf, -1
     for d in range(len(free_s)):
         value = max(free_s[d], arrive_s[p.node[d]]) + p.seconds[task, d]
@@ -204,7 +204,7 @@ def _chosen(ready: Ints, size: int, rule: int, least: Floats, second: Floats) ->
 
 @njit
 def by_completion(p: Problem, rule: int, device: Ints, start_s: Floats, finish_s: Floats) -> float:
-    """Place ready tasks one by one behind what a device holds; gives the makespan.
+    """Place ready tasks one by one behind what a device holds; returns the makespan.
 
     Rule 0 takes the task of the least completion time, 1 that of the greatest, 2 that which would suffer most.
     """
@@ -250,7 +250,7 @@ def by_completion(p: Problem, rule: int, device: Ints, start_s: Floats, finish_s
 
 @njit
 def timed(p: Problem, order: Ints, device: Ints, start_s: Floats, finish_s: Floats) -> float:
-    """Start each task as early as its inputs and the tasks before it on its device allow; gives the makespan."""
+    """Start each task as early as its inputs and the tasks before it on its device allow; returns the makespan."""
     free_s = np.zeros(p.seconds.shape[1])
     arrive_s = np.empty(p.latency_s.shape[0])
     makespan_s = 0.0

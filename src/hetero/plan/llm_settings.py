@@ -153,7 +153,7 @@ def best_split(
 
 
 def _program(layers: Layers, hosts: Sequence[Host], hop_s: float, aim: Aim) -> tuple[Floats, Floats, Floats]:
-    """Return the costs, the rows and their upper bounds; columns are n, y, f, o of each device, and the slowest time."""
+    """Return the costs, the rows and their upper bounds; columns are n, y, f, o of each device, and slowest time."""
     d = len(hosts)
     speed = np.array([host.layer_s for host in hosts])
     speed, hop = speed / speed.mean(), hop_s / float(speed.mean())

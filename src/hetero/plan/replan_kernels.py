@@ -77,7 +77,7 @@ def _gap(
 def _take(
     begin_s: Floats, end_s: Floats, called_s: Floats, d: int, count: int, gap: int, start_s: float, finish_s: float
 ) -> int:
-    """Take [start, finish] out of an idle gap; gives the new number of gaps."""
+    """Take [start, finish] out of an idle gap; returns the new number of gaps."""
     if start_s > begin_s[d, gap]:
         if finish_s < end_s[d, gap]:
             for i in range(count, gap, -1):
@@ -120,7 +120,7 @@ def place_rest(
     start_s: Floats,
     finish_s: Floats,
 ) -> float:
-    """Place tasks that wait, each where EFT + ahead is least, into idle gaps; gives the makespan.
+    """Place tasks that wait, each where EFT + ahead is least, into idle gaps; returns the makespan.
 
     `free_s` is when each device has ended what it runs, inf for one that takes nothing. `device` and `finish_s`
     hold those of the tasks that run. `pinned` names a device for each entry of `order`, or -1; where that takes

@@ -81,7 +81,7 @@ def held_by_task(p: Problem, c: Channels) -> Floats:
 
 
 def overflows(p: Problem, c: Channels, capacity_bytes: Floats, timeline: Timeline, moves: Moves) -> bool:
-    """Tell whether a schedule without evictions ever holds more on a memory node than it can."""
+    """Return whether a schedule without evictions ever holds more on a memory node than it can."""
     shape = (len(c.item_task), len(c.nodes))
     begin_s, end_s = np.full(shape, np.inf), np.full(shape, -np.inf)
     home = p.node[timeline.device[c.item_task]]
@@ -209,7 +209,7 @@ class _Run:
 
     @property
     def goes_in_circles(self) -> bool:
-        """Whether items are sent to and fro more often than any sensible plan would."""
+        """Return whether items are sent to and fro more often than any sensible plan would."""
         most = _TRANSFERS_EACH * (len(self._done) + len(self._c.pred_item)) + _TRANSFERS_BESIDES
         return self._state.transfers > most
 
@@ -227,7 +227,7 @@ class _Run:
         self._state.replicas.arrive()
 
     def lack(self, names: tuple[str, ...]) -> str:
-        """Say which task cannot go on, and where room is lacking."""
+        """Return which task cannot go on, and where room is lacking."""
         blocked = self._state.blocked()
         if blocked is None:
             limits = zip(self._c.nodes, self._state.replicas.capacity_bytes.tolist(), strict=True)

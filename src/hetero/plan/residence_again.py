@@ -48,15 +48,15 @@ class Attempts:
 
     @property
     def may_grow(self) -> bool:
-        """Whether there may be further repeats."""
+        """Return whether there may be further repeats."""
         return len(self.task) < (1 + _REPEATS_A_TASK) * len(self._p.order) + _REPEATS_BESIDES
 
     def is_repeat(self, attempt: int) -> bool:
-        """Tell whether an attempt is not the first of its task."""
+        """Return whether an attempt is not the first of its task."""
         return attempt >= len(self._p.order)
 
     def add(self, task: int, device: int, for_: int) -> int:
-        """Take in a further attempt of a task, for an attempt that reads what it makes; gives its number."""
+        """Take in a further attempt of a task, for an attempt that reads what it makes; returns its number."""
         attempt = len(self.task)
         self.task.append(task)
         self.device.append(device)

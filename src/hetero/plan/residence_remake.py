@@ -119,12 +119,12 @@ class Remaking:
         return min(costs)
 
     def _would_leave(self, item: int, node: int, place: float) -> bool:
-        """Tell whether an item would be gone from a node at some place of the order."""
+        """Return whether an item would be gone from a node at some place of the order."""
         readers = [tasks[0] for tasks in self._replicas.readers[item].values() if tasks]
         return node in self._replicas.of[item] and all(self._attempts.place[reader] < place for reader in readers)
 
     def _chain_s(self, task: int, place: float) -> float:
-        """Return the seconds, at the least, of a task and of all before it whose items will be gone; inf for too many."""
+        """Return the least seconds of a task and of all before it whose items will be gone; inf for too many."""
         chain, total_s = [task], 0.0
         for link in chain:
             total_s += float(self._p.seconds[link].min())

@@ -87,13 +87,13 @@ class Replicas:
     # readers
 
     def will_read(self, attempt: int) -> None:
-        """Take note that an attempt is to read its inputs, at its place."""
+        """Record that an attempt is to read its inputs, at its place."""
         for item in self.inputs(attempt):
             readers = self.readers[item].setdefault(self._attempts.node[attempt], [])
             insort(readers, attempt, key=lambda one: -self._attempts.place[one])
 
     def has_read(self, attempt: int) -> None:
-        """Take note that an attempt reads its inputs no more."""
+        """Record that an attempt reads its inputs no more."""
         for item in self.inputs(attempt):
             self.readers[item][self._attempts.node[attempt]].remove(attempt)
 
@@ -133,7 +133,7 @@ class Replicas:
                 self.drop(item, node)
 
     def is_spare(self, item: int, node: int) -> bool:
-        """Tell whether an item has another copy, or no more readers."""
+        """Return whether an item has another copy, or no more readers."""
         others = (one.ready_s <= self.now_s for at, one in self.of[item].items() if at != node)
         return any(others) or not any(self.readers[item].values())
 
@@ -164,7 +164,7 @@ class Replicas:
     # transfers
 
     def send(self, item: int, src: int, dst: int) -> float:
-        """Begin a transfer over all its hops; gives when it ends, s."""
+        """Start a transfer over all its hops; returns when it ends, s."""
         ready_s, through = self.now_s, []
         for hop in self.path(src, dst):
             channel = self._c.hop_channel[hop]
@@ -184,13 +184,13 @@ class Replicas:
         return ready_s
 
     def send_away(self, item: int, src: int, dst: int) -> float:
-        """Begin a transfer after which the copy that was sent is dropped; gives when it ends, s."""
+        """Start a transfer after which the copy that was sent is dropped; returns when it ends, s."""
         self.of[item][src].leaving = True
         self.leaving_bytes[src] += self._c.item_bytes[item]
         return self.send(item, src, dst)
 
     def arrive(self) -> None:
-        """Take note of the transfers that have ended by now."""
+        """Record the transfers that have ended by now."""
         ended = [flight for flight in self._flights if flight.end_s <= self.now_s]
         self._flights = [flight for flight in self._flights if flight.end_s > self.now_s]
         for flight in ended:

@@ -81,7 +81,7 @@ class Residence:
         return True
 
     def finished(self, attempt: int) -> None:
-        """Take note that an attempt has ended: what it made is there, what nobody needs goes."""
+        """Record that an attempt has ended: what it made is there, what nobody needs goes."""
         node, now_s = self._node[attempt], self.replicas.now_s
         made, inputs = self._made[self._attempts.task[attempt]], self.replicas.inputs(attempt)
         for item in made:
@@ -115,7 +115,7 @@ class Residence:
     # transfers and room
 
     def _copy(self, item: int, there: int, attempt: int) -> None:
-        """Begin to send an item to a memory node from the nearest copy, if that can be now."""
+        """Start to send an item to a memory node from the nearest copy, if that can be now."""
         ways = [(self.replicas.way_s(item, node, there), node) for node in self.replicas.lies_ready(item)]
         way_s, src = min(ways, default=(inf, -1))
         if way_s == inf:
@@ -131,7 +131,7 @@ class Residence:
             self._dues.append(self.replicas.send(item, src, there))
 
     def _waits_for_channel(self, hop: int) -> bool:
-        """Tell whether a hop is in use, and note when it will not be."""
+        """Return whether a hop is in use, and note when it will not be."""
         free_s = float(self.replicas.free_s[self._c.hop_channel[hop]])
         if free_s > self.replicas.now_s:
             self._dues.append(free_s)
@@ -179,7 +179,7 @@ class Residence:
         return found
 
     def _part_with(self, item: int, node: int, attempt: int) -> bool:
-        """Begin to send the last copy of an item away, or drop it where making it again costs less."""
+        """Start to send the last copy of an item away, or drop it where making it again costs less."""
         reader, way_s = self.replicas.next_reader(item), self.replicas.way_s
         refuge = self._refuge(item, node)
         repeat = self._remaking.offer(item, node, reader, ceil(self._place[attempt]))

@@ -77,7 +77,7 @@ def scenarios(ahead: Ahead, now_s: float, ready_s: Floats, waiting: int, work: i
 
 @lru_cache(len(COUNTS))
 def _points(count: int) -> tuple[Floats, Floats]:
-    """Return the middles of equal parts of 0..1, a row a task, each row in an order of its own; and their deviations."""
+    """Return the middles of equal parts of 0..1, a row a task, each row shuffled; and their deviations."""
     middles = np.tile((np.arange(count) + 0.5) / count, (_ROWS, 1))
     above = np.random.default_rng(0).permuted(middles, axis=1)
     return above, _deviation(above)

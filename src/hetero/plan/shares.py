@@ -93,13 +93,13 @@ class StepModel:
         return StepModel(self.fixed_s, self.per_sample_s, recent, factor, self.most)
 
     def changed(self, before: StepModel) -> bool:
-        """Tell whether the speed moved by more than 25 % since an earlier model."""
+        """Return whether the speed moved by more than 25 % since an earlier model."""
         ratio = self.factor / before.factor
         return not 1 / (1 + CHANGE_FRAC) <= ratio <= 1 + CHANGE_FRAC
 
 
 def _moved(recent: Sequence[float], factor: float) -> bool:
-    """Tell whether the last two ratios lie beyond what the ones before scatter, on the same side."""
+    """Return whether the last two ratios lie beyond what the ones before scatter, on the same side."""
     before, last = recent[:-_MOVES_TRUSTED], [ratio / factor for ratio in recent[-_MOVES_TRUSTED:]]
     if len(last) < _MOVES_TRUSTED or 1 / (1 + CHANGE_FRAC) <= last[-1] <= 1 + CHANGE_FRAC:
         return False
@@ -109,7 +109,7 @@ def _moved(recent: Sequence[float], factor: float) -> bool:
 
 
 def fit_step(few: int, few_s: float, many: int, many_s: float) -> StepModel:
-    """Make a model of two measured points.
+    """Create a model of two measured points.
 
     Parameters
     ----------
@@ -260,7 +260,7 @@ def apportion(weights: Sequence[float], total: int) -> tuple[int, ...]:
 
 
 def fixed_plan(models: Sequence[StepModel], shares: Sequence[int], comm_s: Sequence[float] = ()) -> Plan:
-    """Make a plan of shares that somebody else chose."""
+    """Create a plan of shares that somebody else chose."""
     taking = [model.seconds(share) for model, share in zip(models, shares, strict=True)]
     members = sum(1 for share in shares if share)
     step_s = max(taking) + (comm_s[members] if comm_s else 0.0)

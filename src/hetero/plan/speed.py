@@ -88,7 +88,7 @@ def touched_frac(model: ModelSpec, tokens: float) -> float:
 
 
 def multiplied(model: ModelSpec) -> tuple[int, int]:
-    """Return the weights that a token is multiplied with in the layers, and for the logits; a long prompt has few logits.
+    """Return the weights a token is multiplied with in the layers, and for the logits; a long prompt has few logits.
 
     Examples
     --------
@@ -126,7 +126,7 @@ def _weights_read(work: Workload, tokens: float) -> float:
 
 
 def pass_amounts(work: Workload, spread: Sharding, rates: Rates, tokens: float, kept: float, read: float) -> Vector:
-    """Return the amounts of one pass of `tokens`, over `kept` pairs of a token with one before it, `read` cache bytes."""
+    """Return the work of one pass of `tokens`, over `kept` pairs of a token and an earlier one, `read` bytes of cache."""
     model = work.model
     few = tokens <= FEW_TOKENS
     body, outputs = multiplied(model)
@@ -181,7 +181,7 @@ def prompt_amounts(work: Workload, spread: Sharding, rates: Rates, batch: float)
 
 
 def answers_amounts(work: Workload, spread: Sharding, rates: Rates, batch: float) -> Vector:
-    """Return the amounts of all decode steps of `batch` sequences answered together; the prompt gives the first token."""
+    """Return the amounts of all decode steps of `batch` sequences in one batch; the prompt gives the first token."""
     steps = max(0, work.answer_tokens - 1)
     return steps * step_amounts(work, spread, rates, batch, work.prompt_tokens + work.answer_tokens / 2)
 

@@ -136,7 +136,7 @@ def one_forward_one_backward(stage: int, stages: int, micro_batches: int) -> Ite
 
 
 def fixed_stages(chain: Chain, placed: Sequence[tuple[int, int]]) -> StagePlan:
-    """Make a plan of stages that somebody else chose.
+    """Create a plan of stages that somebody else chose.
 
     Parameters
     ----------
@@ -258,7 +258,7 @@ class _Search:
         return None if best is None else self._follow(chosen, *best[1:])
 
     def _in_front(self, rest: NDArray[Any], used: int, device: int, limit_s: float) -> tuple[Any, Any]:
-        """Put every stage of a device in front; gives the least Σ t by (d, k), and which (e, i) that has."""
+        """Put every stage of a device in front; returns the least Σ t by (d, k), and which (e, i) that has."""
         own = self.compute_s[used.bit_count()][device][None, :, :] + self.half_s[device][:, None, :]
         sums = own + rest[device][:, None, :]
         arriving = self.half_s[:, device, :]

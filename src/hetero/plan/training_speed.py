@@ -122,7 +122,7 @@ def training_time(
     exchanged_bytes: float = 0.0,
     link_bytes_per_s: float = inf,
 ) -> TrainingTime:
-    """Say how long a training takes on these nodes, with the shares that end each step soonest.
+    """Return how long a training takes on these nodes, with the shares that end each step soonest.
 
     Parameters
     ----------

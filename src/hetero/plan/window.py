@@ -131,7 +131,7 @@ class Window:
         return self.middle if self.b == 0.0 else float(self.middle * max(size, 1.0) ** self.b)
 
     def is_off(self, x: float) -> bool:
-        """Tell whether a sample of seconds / size**b is too far from the median to be chance."""
+        """Return whether a sample of seconds / size**b is too far from the median to be chance."""
         return self.count > 0 and not self.floor < x < self.ceil
 
     def off(self, size: float, seconds: float) -> bool:
@@ -166,7 +166,7 @@ class Window:
         self.calm()
 
     def moved(self) -> bool:
-        """Tell whether the estimate moved by more than a tenth since this last said so."""
+        """Return whether the estimate moved by more than a tenth since this last said so."""
         now = self.at(self.told_size)
         if self.told and (self.told / 1.1 <= now <= self.told * 1.1 or abs(now - self.told) < NOISE_S / 10.0):
             return False

@@ -285,7 +285,7 @@ def _entries(
 
 
 def _is_paced(run: RunRecord, order: list[int], overs_s: list[float]) -> bool:
-    """Tell whether the program hands in tasks at times of its own: some of them while others are still open."""
+    """Return whether the program hands in tasks at times of its own: some of them while others are still open."""
     submitted_s = [run.tasks[number].submitted_s for number in order]
     spaced = [count for count, (one, other) in enumerate(pairwise(submitted_s), start=1) if other - one > _SOON_S]
     beside = sum(bisect_right(overs_s, submitted_s[count]) < count for count in spaced)
@@ -329,7 +329,7 @@ def _message_s(run: RunRecord) -> float:
 
 
 def _knew(run: RunRecord) -> bool:
-    """Tell whether the first attempt of each function on each device was predicted well: its history was known."""
+    """Return whether the first attempt of each function on each device was predicted well: its history was known."""
     first: dict[tuple[str, int], Attempt] = {}
     for each in sorted(run.attempts, key=lambda one: one.launch_s):
         if each.task in run.tasks:

@@ -80,7 +80,7 @@ def collective_waits(run: RunRecord) -> TimeSpans:
 
 
 def collective_problems(run: RunRecord) -> Iterator[str]:
-    """Say which collectives lie outside of their attempt, overlap, or were told by some members of a group only."""
+    """Return which collectives lie outside of their attempt, overlap, or were told by some members of a group only."""
     told: dict[tuple[int, int, str], list[CollectiveDone]] = defaultdict(list)
     for each in run.collectives:
         told[each.task, each.attempt, each.device].append(each)

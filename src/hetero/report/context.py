@@ -70,7 +70,7 @@ class Report:
 
 
 def report(ctx: Context | str | Path, *, usd_per_hour: Mapping[str, float] | None = None) -> Report:
-    """Say where the time of a run went; of one that is still going, until now.
+    """Return where the time of a run went; of one that is still going, until now.
 
     Parameters
     ----------

@@ -324,7 +324,7 @@ def _largest_loss(found: Findings) -> str:
 
 
 def _what_helps(found: Findings) -> list[str]:
-    """Say what would have made the run shorter, the largest gain first."""
+    """Return what would have made the run shorter, the largest gain first."""
     if not found.gains.found:
         return []
     words = [f"{gain_words(each)}: {format_seconds(each.seconds)}" for each in found.gains.found[:_GAINS]]
@@ -332,7 +332,7 @@ def _what_helps(found: Findings) -> list[str]:
 
 
 def gain_words(gain: Gain) -> str:
-    """Say what is different in the replay that a gain was measured by."""
+    """Return what is different in the replay that a gain was measured by."""
     return _WITHOUT[gain.cause].format(gain.subject)
 
 

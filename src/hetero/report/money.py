@@ -94,7 +94,7 @@ def lost_usd(account: Account, usd: Sequence[float | None], category: str) -> fl
 
 
 def sentence(account: Account, usd: Sequence[float | None], origins: Sequence[str]) -> str:
-    """Say what the run cost and how much of that computed nothing; '' where no price is known."""
+    """Return what the run cost and how much of that computed nothing; '' where no price is known."""
     paid = [each for each in usd if each is not None]
     if not paid:
         return ""

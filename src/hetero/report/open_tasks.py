@@ -50,7 +50,7 @@ def _kinds(given: list[Request]) -> tuple[list[Request], Ints]:
 
 
 def _waits(run: RunRecord, free_s: Floats) -> tuple[Ints, Spans, Floats]:
-    """Return the row and the interval of each wait of a ready task for its next attempt, and when the last one ended."""
+    """Return the row and interval of each wait of a ready task for its next attempt, and when the last one ended."""
     place = {number: row for row, number in enumerate(run.tasks)}
     tries = [each for each in run.attempts if each.task in place]
     rows = np.fromiter((place[each.task] for each in tries), np.int64, len(tries))

@@ -53,7 +53,7 @@ def operators(run: RunRecord) -> tuple[OperatorTime, ...]:
 
 
 def sentence(rows: Sequence[OperatorTime]) -> str:
-    """Say which operators took most time."""
+    """Return which operators took most time."""
     told = [
         f"{each.operator} on {each.device} ({format_seconds(each.own_s)}, {100.0 * each.share_frac:.0f} %)"
         for each in rows[:3]

@@ -77,7 +77,7 @@ def planning(run: RunRecord) -> Planning | None:
 
 
 def sentence(found: Planning, run: RunRecord) -> str:
-    """Say what became of the plan."""
+    """Return what became of the plan."""
     plans = "1 re-plan" if found.replans == 1 else f"{found.replans:,} re-plans"
     moves = "none moved a task" if not found.moved else f"they moved tasks {found.moved:,} times"
     elsewhere = f"{found.elsewhere:,} of {len(found.places):,} tasks ran on another device than at first planned"

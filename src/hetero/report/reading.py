@@ -71,7 +71,7 @@ def read_run(path: Path | str) -> RunRecord:
 
 
 def collect(records: Iterable[tuple[float, Any]], devices: Iterable[Device] = ()) -> RunRecord:
-    """Make a run of events and commands with their times, all of them there."""
+    """Create a run of events and commands with their times, all of them there."""
     collector = _Collector(tuple(devices))
     for at_s, record in records:
         collector.take(at_s, record)

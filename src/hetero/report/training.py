@@ -112,7 +112,7 @@ def _place(name: str, names: tuple[str, ...]) -> tuple[int, ...]:
 
 
 def sentences(found: Training) -> list[str]:
-    """Say how training went, most important first."""
+    """Return how training went, most important first."""
     told = [_how_it_went(found)]
     if found.epochs:
         told.append(_how_fast(found.epochs))

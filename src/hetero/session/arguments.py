@@ -55,7 +55,7 @@ _MOST_LOOKED_INTO = 64
 
 
 def _is_leaf(kind: type) -> bool:
-    """Tell whether values of a type are neither futures, nor refused, nor contain either."""
+    """Return whether values of a type are neither futures, nor refused, nor contain either."""
     return kind is not Future and kind not in _REFUSED and not is_container(kind)
 
 

@@ -26,7 +26,7 @@ class AsyncTwins:
         map: Callable[..., Iterator[Any]]
 
     async def asubmit(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future:
-        """Hand in one call; the arguments are copied in another thread."""
+        """Submit one call; the arguments are copied in another thread."""
         return await asyncio.to_thread(self.submit, function, *args, **kwargs)
 
     async def arun(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:

@@ -101,7 +101,7 @@ def all_gather(array: Any, algorithm: str = "auto") -> Any:
 
 
 def reduce_scatter(array: Any, op: str = "sum", algorithm: str = "auto") -> Any:
-    """Return this member its part of the sum of the arrays of all members: of n equal parts of the first axis, one each.
+    """Return this member's part of the sum of all members' arrays: of n equal parts of the first axis, one each.
 
     Parameters
     ----------
@@ -190,7 +190,7 @@ class _Talk:
         self.group = Group(channel.rank, channel.world_size, self, deadline_s=_DEADLINE_S, **self._where)
 
     def exchange(self, word: str, mine: bytes, deadline_s: float = _DEADLINE_S) -> list[bytes]:
-        """Tell a value under a word; gives what each member told under it, by rank."""
+        """Tell a value under a word; returns what each member told under it, by rank."""
         channel = self._channel
         if channel.rank:
             channel.send(_Told(word, mine), 0)

@@ -107,7 +107,7 @@ class Config:
 def load(
     source: Source | Config | None = None, *, set: Sequence[str] | Mapping[str, Any] = (), **arguments: Any
 ) -> Config:
-    """Bring together everything that says how a run should be.
+    """Collect everything that says how a run should be.
 
     Parameters
     ----------

@@ -23,7 +23,7 @@ _NVIDIA = Path("/proc/driver/nvidia")
 
 
 def why_absent(protocol: str) -> str:
-    """Say why a protocol cannot be used on this host, '' when it can."""
+    """Return why a protocol cannot be used on this host, '' when it can."""
     if protocol == "rdma":
         return _why_no_rdma(_INFINIBAND)
     if protocol == "nccl":

@@ -60,7 +60,7 @@ class Mistake(NamedTuple):
 
 
 def one_of(what: str, allowed: Callable[[], Iterable[str]]) -> Callable[[object], str]:
-    """Make a check for a word, without regard to case."""
+    """Create a check for a word, without regard to case."""
 
     def check_word(given: object) -> str:
         words = tuple(allowed())
@@ -250,7 +250,7 @@ class MistakesError(ConfigError):
 
 
 def check(tree: Tree) -> Root:
-    """Check a tree; gives the checked values.
+    """Check a tree; returns the checked values.
 
     Raises
     ------
@@ -347,7 +347,7 @@ def _worded(key: Key, detail: dict[str, Any], place: str) -> tuple[str, str]:
 
 
 def _fleets(given: object, place: str) -> str:
-    """Say how a fleet is written there, in the form that was probably meant first."""
+    """Return how a fleet is written there, in the form that was probably meant first."""
     if not place.startswith("Context("):
         return "begin each entry with '- ', as in '- type: cpu', or write 'devices: 2xcpu,cuda:0'"
     count = given if isinstance(given, int) and not isinstance(given, bool) and given > 0 else 0

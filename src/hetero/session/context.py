@@ -160,7 +160,7 @@ class Context(AsyncTwins):
     # --- giving work ---------------------------------------------------------------------------------------
 
     def submit(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future:
-        """Hand in one call of a function and give its future at once.
+        """Submit one call of a function and give its future at once.
 
         Parameters
         ----------
@@ -181,7 +181,7 @@ class Context(AsyncTwins):
         return self.submit_call(as_task(function), args, kwargs)
 
     def submit_call(self, task: TaskFunction[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Future:
-        """Hand in one call of a task, its arguments as a tuple and a mapping."""
+        """Submit one call of a task, its arguments as a tuple and a mapping."""
         if self.closed:
             self.refuse()
         driver, source = self.driver, task.source
@@ -341,7 +341,7 @@ class Context(AsyncTwins):
         return map_batches(fn, source, ctx=self, **options)
 
     def explain(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Explained:
-        """Say for each device how long this call would take, how that is known, and which would be chosen."""
+        """Return for each device how long this call would take, how that is known, and which would be chosen."""
         from hetero.session.explain import Explained
 
         task = as_task(function)
@@ -423,7 +423,7 @@ class Context(AsyncTwins):
     # --- opening and closing -------------------------------------------------------------------------------
 
     def let_go(self, item: int) -> None:
-        """Take note that nobody holds an item any more; may be called by the garbage collector."""
+        """Record that nobody holds an item any more; may be called by the garbage collector."""
         self._live.pop(item, None)
         if not self.closed:
             self.driver.release(item)
@@ -526,7 +526,7 @@ class Context(AsyncTwins):
 
     @property
     def is_forked(self) -> bool:
-        """Whether this process was forked from the one that opened the Context, which is of no use here."""
+        """Return whether this process was forked from the one that opened the Context, which is of no use here."""
         return self._forked is not None
 
     def forked(self, error: HeteroError) -> None:

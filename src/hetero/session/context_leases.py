@@ -77,7 +77,7 @@ class ContextLease(Lease):
         self._tasks: dict[TaskFunction[..., Any], TaskFunction[..., Any]] = {}
 
     def submit(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future:
-        """Hand in one call that runs on a device of the lease.
+        """Submit one call that runs on a device of the lease.
 
         Raises
         ------

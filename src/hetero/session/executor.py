@@ -90,7 +90,7 @@ class Executor(concurrent.futures.Executor):
         weakref.finalize(self, self._calls.shut).atexit = False
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> concurrent.futures.Future[Any]:
-        """Hand in one call and return its future; one that cannot travel to a worker fails in its future.
+        """Submit one call and return its future; one that cannot travel to a worker fails in its future.
 
         Raises
         ------
@@ -258,7 +258,7 @@ class _Calls:
             threading.Thread(target=self.end, name="hetero executor end", daemon=True).start()
 
     def shut(self) -> list[Future]:
-        """Take no more calls; give those that are left."""
+        """Take no more calls; return those that are left."""
         with self._lock:
             first, self._shut = not self._shut, True
             left = list(self._left.values())

@@ -142,7 +142,7 @@ def _some(ids: Sequence[str]) -> str:
 
 
 def remarks(devices: Sequence[Device]) -> tuple[str, ...]:
-    """Say what a reader of a result must know of these devices: simulated, throttled, or sharing silicon."""
+    """Return what a reader of a result must know of these devices: simulated, throttled, or sharing silicon."""
     lines = [
         f"{device.id} is throttled to {device.throttle_frac:g}" for device in devices if device.throttle_frac < 1.0
     ]

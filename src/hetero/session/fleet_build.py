@@ -215,7 +215,7 @@ class Builder:
         self.cores = host.cpus() if cores is None else tuple(cores)
 
     def add(self, wanted: Wanted, devices: list[Device]) -> str:
-        """Add what is wanted to the devices; give '' or why it is absent."""
+        """Add what is wanted to the devices; return '' or why it is absent."""
         matching = self._matching(wanted)
         if wanted.word == "null":
             made, reason = self._null(wanted, devices)
@@ -244,7 +244,7 @@ class Builder:
         ]
 
     def _is_count(self, one: Wanted, wanted: Sequence[Wanted]) -> bool:
-        """Tell whether an index can only be a number of devices, or of cores."""
+        """Return whether an index can only be a number of devices, or of cores."""
         alike = [other.id for other in wanted if other.word == one.word and isinstance(other.id, int)]
         if 0 in alike or not isinstance(one.id, int):
             return False

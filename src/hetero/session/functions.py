@@ -206,7 +206,7 @@ def source_of(function: Any) -> Source:
 
 
 def travels_by_name(value: Any) -> bool:
-    """Tell whether a worker finds this function or class by importing its module.
+    """Return whether a worker finds this function or class by importing its module.
 
     Examples
     --------

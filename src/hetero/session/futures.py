@@ -63,7 +63,7 @@ class Owner(Protocol):
     held: tuple[int, str] | None
 
     def let_go(self, item: int) -> None:
-        """Take note that nobody holds an item any more."""
+        """Record that nobody holds an item any more."""
         ...
 
     def call_soon(self, function: Callable[[], object]) -> None:
@@ -162,7 +162,7 @@ class Future(concurrent.futures.Future[Any]):
         super().add_done_callback(fn)
 
     def running(self) -> bool:
-        """Tell whether the task was given to a device and has not ended."""
+        """Return whether the task was given to a device and has not ended."""
         return self._state == _PENDING and self.task_id is not None and self.owner.driver.has_started(self.item)
 
     def cancel(self) -> bool:
@@ -182,11 +182,11 @@ class Future(concurrent.futures.Future[Any]):
         return True
 
     def has_failed(self) -> bool:
-        """Tell whether the task has failed or was cancelled."""
+        """Return whether the task has failed or was cancelled."""
         return self._state == _CANCELLED or self._exception is not None
 
     def committed(self, load: Callable[[], Any]) -> None:
-        """Take note that the value is there; called by the driver, once."""
+        """Record that the value is there; called by the driver, once."""
         with self._mutex:
             if self._state == _PENDING:
                 self._load = load
@@ -196,7 +196,7 @@ class Future(concurrent.futures.Future[Any]):
             self.owner.call_soon(self._drop_checkpoints)
 
     def failed(self, failure: Failure) -> None:
-        """Take note that the task failed for good; called by the driver, once."""
+        """Record that the task failed for good; called by the driver, once."""
         error = exception_of(failure, self.item, self.name)
         if self.reworded is not None:
             error = self.reworded(error, False)
@@ -227,7 +227,7 @@ class Future(concurrent.futures.Future[Any]):
         clear(self.task_key)
 
     def abandoned(self) -> None:
-        """Take note that the Context was closed, so that a value which was not read cannot be any more."""
+        """Record that the Context was closed, so that a value which was not read cannot be any more."""
         with self._condition:
             if self._load is not None:
                 self._load = self._gone

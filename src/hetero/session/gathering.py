@@ -90,7 +90,7 @@ def _futures_in(item: Any) -> Iterator[concurrent.futures.Future[Any]]:
 
 
 def reduce(ctx: Context, task: TaskFunction[..., Any], futures: Iterable[Any], ordered: bool) -> Future:
-    """Combine futures two by two, those on one memory node first; gives the future of the total."""
+    """Combine futures two by two, those on one memory node first; returns the future of the total."""
     leaves = [leaf if isinstance(leaf, Future) and leaf.owner is ctx else ctx.put(_value(leaf)) for leaf in futures]
     if not leaves:
         raise BadValueError("there is nothing to combine", remedy="give at least one future")

@@ -270,7 +270,7 @@ def read_as_future(kind: type) -> None:
 
 
 def _wrapped_by_name(function: types.FunctionType) -> bool:
-    """Tell whether a task of an importable module stands under the name of this function."""
+    """Return whether a task of an importable module stands under the name of this function."""
     found = getattr(sys.modules.get(function.__module__), function.__name__, None)
     return function.__module__ != "__main__" and isinstance(found, TaskFunction) and found.source.callable is function
 

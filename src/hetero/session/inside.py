@@ -197,7 +197,7 @@ def _added(one: NodeUsage, other: NodeUsage) -> NodeUsage:
 
 
 def set_log_level(level: str | int) -> None:
-    """Say how much hetero's loggers tell: 'DEBUG', 'INFO', 'WARNING', 'ERROR' or 'CRITICAL'.
+    """Report how much hetero's loggers tell: 'DEBUG', 'INFO', 'WARNING', 'ERROR' or 'CRITICAL'.
 
     Raises
     ------

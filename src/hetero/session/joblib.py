@@ -214,7 +214,7 @@ class _Loop:
         self._once = SharedOnce(ctx)
 
     def start(self) -> None:
-        """Begin a call of `Parallel`: what is shared from now on is looked at anew."""
+        """Start a call of `Parallel`: what is shared from now on is looked at anew."""
         self._once = SharedOnce(self.ctx)
 
     def submit(self, batch: Any, name: str, ended: concurrent.futures.Future[Any]) -> None:
@@ -391,7 +391,7 @@ def _backend_class() -> Any:
             return max(1, devices + 1 + jobs) if jobs < 0 else min(jobs, devices)
 
         def submit(self, func: Any, callback: Callable[[Any], None] | None = None) -> Any:
-            """Hand in one batch; one that cannot be handed in fails in its future, wherever it was asked for."""
+            """Submit one batch; one that cannot be handed in fails in its future, wherever it was asked for."""
             ended: concurrent.futures.Future[Any] = concurrent.futures.Future()
             if callback is not None:
                 ended.add_done_callback(callback)

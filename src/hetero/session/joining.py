@@ -38,7 +38,7 @@ class Joining:
         self._found = found
 
     def hear(self, host: Host) -> None:
-        """Take note of a host that joined."""
+        """Record a host that joined."""
         threading.Thread(target=self._survey, args=(host,), name=f"hetero-{host.name}", daemon=True).start()
 
     def _survey(self, host: Host) -> None:

@@ -53,7 +53,7 @@ class Keeper(Protocol):
         ...
 
     def refuse(self, number: int, device: str, reason: str) -> None:
-        """Say that a device of a lease could not be had after all."""
+        """Record that a device of a lease could not be had after all."""
         ...
 
     def release(self, number: int) -> None:
@@ -95,7 +95,7 @@ class Own:
         self.pool.renew(number, monotonic_s())
 
     def refuse(self, number: int, device: str, reason: str) -> None:
-        """Say that a device of a lease could not be had after all."""
+        """Record that a device of a lease could not be had after all."""
         self.pool.refuse(number, device, monotonic_s(), reason)
         self.changed.notify_all()
 
@@ -152,7 +152,7 @@ class Driven:
         self._driver.lend(LeaseRenewed(self._driver.now_s(), number))
 
     def refuse(self, number: int, device: str, reason: str) -> None:
-        """Say that a device of a lease could not be had after all."""
+        """Record that a device of a lease could not be had after all."""
         lease = self.look(number)
         if lease.phase is LeasePhase.ACTIVE:
             self._leases[number] = replace(lease, phase=LeasePhase.PENDING, devices=())

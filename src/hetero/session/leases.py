@@ -112,7 +112,7 @@ class PooledDevice:
 
     @property
     def free(self) -> bool:
-        """Whether no lease holds a part of it."""
+        """Return whether no lease holds a part of it."""
         return all(self.id not in lease.devices for lease in self._pool.leases)
 
     def allocate(self, **options: Any) -> Lease:
@@ -319,13 +319,13 @@ class Pool(LeasingPool):
         super().__init__(self._own)
 
     def lose(self, device: str, reason: str = "") -> None:
-        """Say that a device is gone: leases that hold it have failed."""
+        """Record that a device is gone: leases that hold it have failed."""
         with self._changed:
             self._own.pool.lose(device, monotonic_s(), reason)
             self._changed.notify_all()
 
     def restore(self, device: str) -> None:
-        """Say that a device is back."""
+        """Record that a device is back."""
         with self._changed:
             self._own.pool.restore(device, monotonic_s())
             self._changed.notify_all()

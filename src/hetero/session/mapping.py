@@ -64,7 +64,7 @@ def start_map(
     chunk: int | str,
     timeout_s: float | None,
 ) -> Iterator[Any]:
-    """Hand in the chunks and give the iterator of their results."""
+    """Submit the chunks and give the iterator of their results."""
     if chunk != "auto" and (isinstance(chunk, bool) or not isinstance(chunk, int) or chunk < 1):
         raise BadValueError(f"chunk={chunk!r} is not allowed", remedy="give 'auto' or a whole number from 1")
     if not iterables:
@@ -172,7 +172,7 @@ class Results(Iterator[Any]):
         self._closed = False
 
     def start(self, size: int | None) -> None:
-        """Hand in everything, or, where the size is to be measured, one item a device."""
+        """Submit everything, or, where the size is to be measured, one item a device."""
         if size is None and not _can_be_chunked(self._task):
             size = 1
         if size is not None:
@@ -188,7 +188,7 @@ class Results(Iterator[Any]):
                 future.add_done_callback(self._probed)
 
     def _probed(self, future: Future) -> None:
-        """Hand in the rest, once the first item has been measured."""
+        """Submit the rest, once the first item has been measured."""
         with self._more:
             first, self._waiting_for_probe = self._waiting_for_probe, False
             if first and not self._closed:
@@ -215,7 +215,7 @@ class Results(Iterator[Any]):
         return future
 
     def _submit_items(self, begin: int, end: int) -> list[_Part]:
-        """Hand in items one by one."""
+        """Submit items one by one."""
         items = enumerate(itertools.islice(zip(*self._columns, strict=False), begin, end), begin)
         return [_Part(self._ctx.submit_call(self._task, each, {}), i, i + 1, chunked=False) for i, each in items]
 

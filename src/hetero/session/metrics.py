@@ -59,7 +59,7 @@ class MetricsServer:
         ctx.driver.listen(seen)
 
     def close(self) -> None:
-        """End it; safe to call twice."""
+        """Stop; safe to call twice."""
         self._listening.close()
 
     def _answer(self, said: bytes, _: str) -> Verdict:

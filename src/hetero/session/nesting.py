@@ -192,7 +192,7 @@ class TaskContext:
         return (frame.device,) if frame.spread is None else frame.spread.devices
 
     def submit(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> NestedFuture:
-        """Hand in one call of a function and return its future.
+        """Submit one call of a function and return its future.
 
         Raises
         ------

@@ -238,7 +238,7 @@ def _engine(name: str, config: Config, found: Callable[[tuple[Device, ...]], Non
 
 
 def _talk(config: Config) -> Talk:
-    """Say how group members talk: all of them are on this host, where RDMA and NCCL have nothing to carry."""
+    """Return how group members talk: all of them are on this host, where RDMA and NCCL have nothing to carry."""
     asked = config.communication
     protocol = choose_protocol(asked.protocol, config.source)
     if protocol in ("rdma", "nccl"):

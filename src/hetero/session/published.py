@@ -75,7 +75,7 @@ def publish(ctx: Context) -> Publication | None:
 
 
 def answers(address: str) -> bool:
-    """Tell whether somebody listens at a socket, also one who is too busy to answer now."""
+    """Return whether somebody listens at a socket, also one who is too busy to answer now."""
     line = file_socket()
     if line is None:
         return False

@@ -47,7 +47,7 @@ def refuse_inside_a_task() -> None:
 
 
 def opened(ctx: Context) -> None:
-    """Take note of a Context, so that it is closed at the end of the program."""
+    """Record a Context, so that it is closed at the end of the program."""
     _contexts.add(ctx)
 
 

@@ -44,7 +44,7 @@ class Sampler:
         self._thread.start()
 
     def close(self) -> None:
-        """End it; safe to call twice, also from its own thread."""
+        """Stop; safe to call twice, also from its own thread."""
         self._closing.set()
         if threading.current_thread() is not self._thread:
             self._thread.join(JOIN_S)

@@ -34,7 +34,7 @@ def cut_later(ctx: Context | None, item: int) -> bool:
 
 
 def cut(ctx: Context, future: Future) -> None:
-    """Hand in the parts of a task, and in its place the task that merges them."""
+    """Submit the parts of a task, and in its place the task that merges them."""
     assert future.cut is not None
     task, args, kwargs = future.cut
     try:

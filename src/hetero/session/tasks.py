@@ -163,7 +163,7 @@ def task(function: None = None, /, **options: Any) -> Callable[[Callable[P, R]],
 @overload
 def task(function: Any, /, **options: Any) -> TaskFunction[..., Any]: ...
 def task(function: Any = None, /, **options: Any) -> Any:
-    """Make a task of a function, bare or with options.
+    """Create a task of a function, bare or with options.
 
     Parameters
     ----------

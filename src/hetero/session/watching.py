@@ -113,7 +113,7 @@ class DebugLog:
 
 
 def _placement(machine: Machine, device: str, launch: Launch, behind_s: float) -> str:
-    """Say where a task went, and when the other devices would have ended it; times are those of the run."""
+    """Return where a task went, and when the other devices would have ended it; times are those of the run."""
     state, fleet = machine.tasks[launch.task], machine.fleet
     free_s = fleet.available_s(machine.now_s)
     index = fleet.by_id[device].index

@@ -64,7 +64,7 @@ class Checkpoints:
         self._store = store
 
     def save(self, task_key: str, name: str, state: Any) -> int:
-        """Keep a state as the last checkpoint of the task; give its bytes.
+        """Keep a state as the last checkpoint of the task; return its bytes.
 
         Raises
         ------
@@ -100,7 +100,7 @@ class Checkpoints:
                 return Saved(_unescape(word), saved[0])
 
     def save_loops(self, task_key: str, positions: Any) -> int:
-        """Keep the positions and states of the task's loops; give their bytes."""
+        """Keep the positions and states of the task's loops; return their bytes."""
         data = encode_state(positions)
         self._store.put(f"{_escape_path(task_key)}/{_LOOPS}", data)
         return len(data)

@@ -174,7 +174,7 @@ class HistoryStore:
             return dict(connection.execute("SELECT signature, bytes FROM results ORDER BY rowid"))
 
     def add_results(self, result_bytes: Mapping[str, int]) -> None:
-        """Take note of the bytes of results, all or none, and drop those that were not added for longest."""
+        """Record the bytes of results, all or none, and drop those that were not added for longest."""
         if not result_bytes:
             return
         with self._worded(), closing(self._connect()) as connection, connection:

@@ -89,7 +89,7 @@ class Cluster:
             return self.fleet.popen(index, command, text=True, **{**pipes, **options})
 
     def run(self, index: int, *command: str) -> tuple[int, str, str]:
-        """Run a program on a host to its end; give its exit code and what it printed on either stream."""
+        """Run a program on a host to its end; return its exit code and what it printed on either stream."""
         with self.start(index, *command) as process:
             said, wrong = process.communicate(timeout=_PATIENCE_S)
         return process.returncode, said, wrong

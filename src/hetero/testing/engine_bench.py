@@ -85,7 +85,7 @@ class Bench:
         return call
 
     def launch(self, *calls: Call, on: int = 0, predicted_s: float = 0.0) -> list[int]:
-        """Send attempts to a device in one `run`; give their task ids."""
+        """Send attempts to a device in one `run`; return their task ids."""
         launches = [(Launch(next(self._tasks), 1, predicted_s), call) for call in calls]
         self.engine.run(self.devices[on].id, launches)
         return [launch.task for launch, _ in launches]
@@ -105,7 +105,7 @@ class Bench:
         return event
 
     def run(self, function: Callable[..., Any], *args: Any, on: int = 0, refs: tuple[int, ...] = ()) -> int:
-        """Run one task and commit its result; give its id."""
+        """Run one task and commit its result; return its id."""
         (task,) = self.launch(self.call(function, *args, refs=refs), on=on)
         self.finish(task)
         return task

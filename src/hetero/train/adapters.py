@@ -21,7 +21,7 @@ _words: WeakKeyDictionary[Any, tuple[object, str]] = WeakKeyDictionary()
 
 
 def has_adapters(model: Any) -> bool:
-    """Tell whether a model has adapters of `peft`."""
+    """Return whether a model has adapters of `peft`."""
     return hasattr(model, "peft_config")
 
 
@@ -45,7 +45,7 @@ def kept_state(model: Any) -> dict[str, Any]:
 
 
 def frozen_word(model: Any) -> str:
-    """Return a checksum of the frozen parameters, '' where there are none; computed once while they stay as they are."""
+    """Return a checksum of the frozen parameters, '' where there are none; computed once while they are unchanged."""
     frozen = _frozen(model)
     if not frozen:
         return ""

@@ -44,7 +44,7 @@ class Admission(NamedTuple):
         return max(_LEAST_S, _TIMES * first_s) if self.options.shares == "auto" else _START_S
 
     def refusal(self, team: Sequence[StepModel], newcomer: StepModel, link_s: float) -> str:
-        """Say why a newcomer would not make the step of a group shorter, '' where it would.
+        """Return why a newcomer would not make the step of a group shorter, '' where it would.
 
         Parameters
         ----------

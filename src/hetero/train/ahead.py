@@ -159,11 +159,11 @@ class _Reader:
 
     @property
     def is_up(self) -> bool:
-        """Whether it is ready to read."""
+        """Return whether it is ready to read."""
         return self._greeting.done() and self._greeting.exception() is None
 
     def read(self, pieces: Sequence[_Piece], seed: int, step: int) -> Future[_Batches]:
-        """Let some batches be read; gives them by their ids."""
+        """Let some batches be read; returns them by their ids."""
         return self._thread.submit(self._exchange, pieces, seed, step)
 
     def end_if_frozen(self) -> None:

@@ -150,7 +150,7 @@ def at_least_one(name: str, given: object) -> int:
 
 
 def costs(cost: Iterable[float], samples: int) -> list[float]:
-    """Check what each sample costs; gives it in units of the mean.
+    """Check what each sample costs; returns it in units of the mean.
 
     Examples
     --------

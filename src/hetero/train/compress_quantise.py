@@ -51,7 +51,7 @@ def quietly() -> Iterator[None]:
 
 
 def quantise(model: Any, word: str) -> list[str]:
-    """Quantise the linear layers of a model; gives their names.
+    """Quantise the linear layers of a model; returns their names.
 
     Raises
     ------

@@ -55,7 +55,7 @@ class Exchange:
         yield from _added_up(group, self.row)
 
     def rescale(self, factor: float) -> None:
-        """Take note that from here on gradients are so many times what they were."""
+        """Record that from here on gradients are so many times what they were."""
         if self.owed is not None and factor != 1.0:
             self.owed *= factor
 
@@ -176,7 +176,7 @@ class LowRankExchange(Exchange):
         self._keep(summed)
 
     def _keep(self, summed: Sequence[Any]) -> None:
-        """Begin the next step from these factors; from the first ones where they are of no use."""
+        """Start the next step from these factors; from the first ones where they are of no use."""
         if all(bool(torch.isfinite(factor).all()) for factor in summed):
             pairs = zip(summed, self._first, strict=True)
             self._factors = [torch.where(q.norm(dim=0) > 0, q, first) for q, first in pairs]

@@ -106,7 +106,7 @@ class Samples:
 
     @property
     def one_by_one(self) -> bool:
-        """Whether samples are read one by one, by code of the user's."""
+        """Return whether samples are read one by one, by code of the user's."""
         return self.arrays is None or self.augment is not None
 
     def batch(self, ids: Sequence[int], seed: int, step: int) -> Any:
@@ -154,7 +154,7 @@ def _collated(samples: list[Any]) -> Any:
 
 
 def pad_samples(samples: Sequence[tuple[Any, Any]]) -> tuple[tuple[Any, Any], Any]:
-    """Make a batch of (sequence, target) pairs whose sequences differ in length: a `collate_fn` for a DataLoader.
+    """Create a batch of (sequence, target) pairs whose sequences differ in length: a `collate_fn` for a DataLoader.
 
     Parameters
     ----------

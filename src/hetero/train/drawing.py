@@ -44,7 +44,7 @@ class Drawing:
 
     @contextmanager
     def over(self, step: int, samples: Sequence[int]) -> Iterator[Callable[[Callable[[], _Found]], _Found]]:
-        """Do one pass over samples, given by their ids; gives what runs the forward part and hands on its outcome.
+        """Do one pass over samples, given by their ids; returns what runs the forward part and hands on its outcome.
 
         Raises
         ------

@@ -29,10 +29,10 @@ class Watcher(Listener):
     """Hears of the five steps besides what a `Listener` hears."""
 
     def on_stage(self, number: int, title: str, facts: list[str]) -> None:
-        """Hear that one of the five steps begins."""
+        """Handle the event that one of the five steps begins."""
 
     def on_size(self, steps: int) -> None:
-        """Hear how many steps there will be."""
+        """Handle the number of steps that there will be."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +149,7 @@ def carry_out(recipe: Recipe, watcher: Watcher, *, devices: str | None = None) -
 
 
 def _resume(trainer: Trainer, watcher: Watcher) -> int:
-    """Go back to the newest checkpoint and tell what was wrong with newer ones; gives the epochs that were done."""
+    """Return to the newest checkpoint and tell what was wrong with newer ones; returns the epochs that were done."""
     done = trainer.resume()
     for note in trainer.notes:
         watcher.on_note(note)

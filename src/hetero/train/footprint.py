@@ -75,7 +75,7 @@ def footprint(
     precision: str = "fp32",
     recompute: str | Sequence[str] = "none",
 ) -> StepFootprint:
-    """Tell what a training step would take, by following its tensors without their contents.
+    """Return what a training step would take, by following its tensors without their contents.
 
     Parameters
     ----------

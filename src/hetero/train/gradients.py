@@ -202,7 +202,7 @@ class Gradients:
             self._unit = unit
 
     def last_pass(self) -> None:
-        """Take note that the next backward pass is the last of this step."""
+        """Record that the next backward pass is the last of this step."""
         self._last_pass = True
 
     def take(self) -> None:
@@ -235,7 +235,7 @@ class Gradients:
         self._under_way.append(starting(self._rows[len(self._under_way)].exchange, self._group))
 
     def reduce(self, group: Group, header: Sequence[float]) -> list[float]:
-        """Add up over the group; gives the summed header.
+        """Add up over the group; returns the summed header.
 
         A parameter that no member used has no gradient afterwards, as in a plain loop.
         """
@@ -254,7 +254,7 @@ class Gradients:
         return total[: self._header]
 
     def _compare(self, group: Group) -> None:
-        """Take note of how long a step took with or without overlap, and agree on one when both are known."""
+        """Record how long a step took with or without overlap, and agree on one when both are known."""
         if not self._ordered or self.options.overlap == "always" or len(self._tried) == _TRIES:
             return
         self._tried.append(clock.monotonic_s() - self._begun_s)
@@ -295,7 +295,7 @@ class Gradients:
             row.exchange.forget()
 
     def finite(self) -> bool:
-        """Tell whether every gradient is a number."""
+        """Return whether every gradient is a number."""
         return all(bool(torch.isfinite(view).all()) for view in self._views)
 
 
@@ -344,7 +344,7 @@ class BitwiseGradients(Gradients):
             row.exchange.row.zero_()
 
     def reduce(self, group: Group, header: Sequence[float]) -> list[float]:
-        """Add up over the group; gives the summed header."""
+        """Add up over the group; returns the summed header."""
         begin = len(self._total) - self._extra
         numbers = [*(part for value in header for part in _in_two(value)), *map(int, self._used)]
         self._total[begin:] = torch.tensor(numbers, dtype=torch.int64)

@@ -102,7 +102,7 @@ class KeyedRandom(TorchFunctionMode):  # type: ignore[misc]
         self._by_rows = False
 
     def begin(self, step: int, samples: Sequence[int]) -> KeyedRandom:
-        """Say which samples the next pass is about, by their ids; gives itself, to be entered."""
+        """Return which samples the next pass is about, by their ids; returns itself, to be entered."""
         self._keys = _keys(self.seed, step, np.asarray(samples, dtype=np.int64))
         self._operation = 0
         return self

@@ -51,7 +51,7 @@ class Killed:
         return self._most.get(device, inf)
 
     def begins(self, device: str, samples: int, file: str) -> bool:
-        """Take note of a pass that is about to be made; False where it killed the worker before."""
+        """Record a pass that is about to be made; False where it killed the worker before."""
         self._passes[device] = _Pass(samples, file, own_memory.memory_kills(file))
         if samples <= self.most(device):
             return True
@@ -59,14 +59,14 @@ class Killed:
         return False
 
     def ran_out(self, device: str, error: BaseException) -> BaseException:
-        """Take note of an error that says that memory ran out; gives one that says it in words."""
+        """Record an error that says that memory ran out; returns one that says it in words."""
         if not isinstance(error, OutOfDeviceMemoryError):
             error = OutOfDeviceMemoryError(f"memory ran out before the first pass ({type(error).__name__})")
         self.full.setdefault(device, str(error))
         return error
 
     def was_killed(self, device: str) -> str:
-        """Say what a worker that is gone was killed for, '' where its memory was not the reason."""
+        """Return what a worker that is gone was killed for, '' where its memory was not the reason."""
         last = self._passes.pop(device, None)
         if last is None or own_memory.memory_kills(last.file) <= last.kills:
             return ""

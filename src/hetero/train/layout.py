@@ -43,7 +43,7 @@ class Layout:
 
     @property
     def channels_last(self) -> bool:
-        """Whether convolutions get their inputs with channels last."""
+        """Return whether convolutions get their inputs with channels last."""
         return bool(self._hooks)
 
     @channels_last.setter

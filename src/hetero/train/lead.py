@@ -94,7 +94,7 @@ class Lead:
         future.add_done_callback(lambda _: self.hub.wake())
 
     def run(self) -> bytes:
-        """Lead until the last member is done; gives the trained state.
+        """Lead until the last member is done; returns the trained state.
 
         Raises
         ------
@@ -385,7 +385,7 @@ class Lead:
                 self._give_up(member)
 
     def _hopeless(self, member: Member, ready: list[Member]) -> str:
-        """Say why one that still measures itself would not make the step of the others shorter, '' where it may."""
+        """Return why one that still measures itself would not make the step of the others shorter, '' where it may."""
         models = [each.model for each in ready if each.model is not None]
         return "" if member.seems is None else self.admission.refusal(models, member.seems, -1.0)
 

@@ -25,23 +25,23 @@ class Listener:
     needs_model: bool = True
 
     def on_step(self, step: int, loss: float) -> None:
-        """Hear of a step, a few times a second."""
+        """Handle a step, a few times a second."""
 
     def on_step_report(self, report: TrainingStep) -> None:
-        """Hear what that step was like on each device."""
+        """Handle the figures of a step on each device."""
 
     def on_checkpoint(self, step: int, nbytes: int, seconds: float) -> None:
-        """Hear that a checkpoint was written."""
+        """Handle the event that a checkpoint was written."""
 
     def on_plan(self, shares: dict[str, int]) -> None:
-        """Hear how a step is shared from now on."""
+        """Handle a new share of each device."""
 
     def on_epoch(self, report: EpochReport) -> bool:
-        """Hear of an epoch; True ends the training."""
+        """Handle the end of an epoch; True ends the training."""
         return False
 
     def on_note(self, text: str) -> None:
-        """Hear that a device was left out, died or joined."""
+        """Handle the event that a device was left out, died or joined."""
 
 
 class Heard(Listener):

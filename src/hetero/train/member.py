@@ -124,7 +124,7 @@ class _Member(Membership):
     # --- the whole -----------------------------------------------------------------------------------------
 
     def run(self) -> bytes | None:
-        """Take part until the last step; gives the trained state if this is the first member then."""
+        """Take part until the last step; returns the trained state if this is the first member then."""
         try:
             self.passes.most = min(self.passes.most, self.introduce())
             self.passes.whole = self._verified()
@@ -169,7 +169,7 @@ class _Member(Membership):
             self.passes.whole = self._verified(ids) or self.passes.whole
 
     def _keep_passes(self, samples: int) -> None:
-        """Take note that passes are halved, here and for further runs."""
+        """Record that passes are halved, here and for further runs."""
         self.kept_passes.keep(samples)
         self.line.send("halved", samples)
 

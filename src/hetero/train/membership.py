@@ -96,17 +96,17 @@ class Membership:
     # --- the line ------------------------------------------------------------------------------------------
 
     def introduce(self) -> float:
-        """Say that this member is here, and wait to be let in; gives the most samples that a pass of it may have."""
+        """Say that this member is here, and wait to be let in; returns the most samples that a pass of it may have."""
         self.line.send("here", self.name)
         most: float = self.wait_for("probe")[0]
         return most
 
     def tell_pass(self, samples: int) -> None:
-        """Say that a pass is larger than all before, and where the system counts those that it kills for memory."""
+        """Record that a pass is larger than all before, and where the system counts those that it kills for memory."""
         self.line.send("pass", samples, own_memory.memory_kills_file())
 
     def dial_again(self) -> None:
-        """Go back to the program after the line was cut.
+        """Return to the program after the line was cut.
 
         Raises
         ------
@@ -118,7 +118,7 @@ class Membership:
         self.introduce()
 
     def wait_for(self, word: str) -> tuple[Any, ...]:
-        """Wait for a word of the program's; gives what comes with it.
+        """Wait for a word of the program's; returns what comes with it.
 
         Raises
         ------
@@ -137,7 +137,7 @@ class Membership:
             self._take_in(message, may_break=word != "form")
 
     def told_to_regroup(self) -> bool:
-        """Tell whether somebody waits to join; raises as `wait_for` does."""
+        """Return whether somebody waits to join; raises as `wait_for` does."""
         for message in self.line.waiting():
             self._take_in(message, may_break=True)
         return self.regroup_asked
@@ -255,7 +255,7 @@ class Membership:
         self._set_deadline()
 
     def stepped(self, step_s: float) -> None:
-        """Note that a step was done, and how long it took, s."""
+        """Record that a step was done, and how long it took, s."""
         self._forms_without_step = 0
         self._keeping_s = 0.0
         self.expect(step_s)
@@ -283,7 +283,7 @@ class Membership:
 
     @property
     def owes_report(self) -> bool:
-        """Whether an epoch is over whose report the program has not had."""
+        """Return whether an epoch is over whose report the program has not had."""
         step = self.replica.step
         return step > self._heard and not step % self.steps_an_epoch and self.totals.steps > 0
 

@@ -87,7 +87,7 @@ class Need:
         return max(0, int((sure_bytes - self.fixed_bytes) // max(1, self.sample_bytes)))
 
     def explain(self) -> str:
-        """Say where the bytes of a step with one sample a pass are."""
+        """Return where the bytes of a step with one sample a pass are."""
         parts = ", ".join(f"{name} {format_bytes(size)}" for name, size in self.one.items() if size)
         return f"{format_bytes(self.least_bytes)} with one sample a pass ({parts})"
 
@@ -114,7 +114,7 @@ def estimate(model: Any, loss: Any, optimizer: Any, samples: Samples, options: O
 
 
 def is_short(device: Device, model: Any) -> bool:
-    """Tell whether the memory of a device is worth a closer look: limited, its own, or not many times the model."""
+    """Return whether the memory of a device is worth a closer look: limited, its own, or not many times the model."""
     if device.memory_limit_bytes is not None or device.kind != "cpu":
         return True
     states = _STATES * sum(parameter.nbytes for parameter in model.parameters())
@@ -122,7 +122,7 @@ def is_short(device: Device, model: Any) -> bool:
 
 
 def beyond(device: Device, need: Need | None) -> str:
-    """Say why not even one sample fits on a device, '' where it may."""
+    """Return why not even one sample fits on a device, '' where it may."""
     limit = device.memory_limit_bytes or device.memory_bytes
     takes = need.least_bytes if need is not None else 0
     torch_too = device.kind == "cpu" and device.memory_limit_bytes is not None
@@ -233,7 +233,7 @@ class PassLimit:
         return wanted if self.whole else int(max(1, min(wanted, self.most)))
 
     def tries(self, samples: int) -> None:
-        """Take note of a pass that is about to be made."""
+        """Record a pass that is about to be made."""
         if samples > self._largest:
             self._largest = samples
             self._tell(samples)

@@ -107,7 +107,7 @@ def probe(
 
 
 def _may_choose(copy: Replica) -> bool:
-    """Tell whether the layout is open: equal bits want equal layouts everywhere."""
+    """Return whether the layout is open: equal bits want equal layouts everywhere."""
     return copy.layout.applies and copy.options.layout == "auto" and copy.options.exact != "bitwise"
 
 

@@ -29,18 +29,18 @@ class StepProfile:
         self._profile = TorchProfile(frame)
 
     def begin(self) -> None:
-        """Take note that a step begins."""
+        """Record that a step begins."""
         if self._left == PROFILED:
             self._profile.__enter__()
 
     def end(self) -> None:
-        """Take note that a step has ended."""
+        """Record that a step has ended."""
         if self._left:
             self._left -= 1
             if not self._left:
                 self.close()
 
     def close(self) -> None:
-        """End it, also in the middle of the steps."""
+        """Stop, also in the middle of the steps."""
         self._left = 0
         self._profile.__exit__()

@@ -97,7 +97,7 @@ class _Relayed(Group, ABC):
         self.start_all_reduce(tensor, op, algorithm).wait()
 
     def start_all_reduce(self, tensor: Any, op: str = "sum", algorithm: str = "auto") -> Work:
-        """Begin `all_reduce` and go on, as a `Group` does."""
+        """Start `all_reduce` and go on, as a `Group` does."""
         return Work(self, _Later(self._lane.submit(self._add_up, tensor, op, algorithm)))
 
     @abstractmethod

@@ -224,7 +224,7 @@ class Replica(Judge):
                 self.layout.channels_last = False
 
     def _can_turn_back(self, error: Exception) -> bool:
-        """Tell whether a pass may have failed because activations lie otherwise than the model's code expects."""
+        """Return whether a pass may have failed because activations lie otherwise than the model's code expects."""
         return self.layout.channels_last and self.options.layout == "auto" and not isinstance(error, HeteroError)
 
     def _compute(self, samples: Batches, pieces: Sequence[Sequence[int]], batch: int, group: Group | None) -> Parts:

@@ -45,7 +45,7 @@ class SampleLog:
             os.write(self._file, b"\n")  # a line that a killed predecessor left torn ends here
 
     def begins(self, generation: int, step: int, device: str, samples: int, global_batch: int) -> None:
-        """Note that a group begins, after so many steps."""
+        """Record that a group begins, after so many steps."""
         self._generation = generation
         self._write("begins", step, device=device, of=samples, global_batch=global_batch)
 
@@ -54,7 +54,7 @@ class SampleLog:
         self._write("computes", step, samples=list(ids))
 
     def applied(self, step: int) -> None:
-        """Note that the optimizer took the step, with what all members handed in."""
+        """Record that the optimizer took the step, with what all members handed in."""
         self._write("applied", step, at_s=clock.wall_time_s())
 
     def _write(self, what: str, step: int, **more: Any) -> None:
@@ -263,7 +263,7 @@ def _rows(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def _is_sound(row: dict[str, Any]) -> bool:
-    """Tell whether a line has the columns that its kind needs, each of its type."""
+    """Return whether a line has the columns that its kind needs, each of its type."""
     wanted = {**_COLUMNS["every"], **_COLUMNS.get(str(row["what"]), {})}
     ids = row.get("samples", [])
     return (

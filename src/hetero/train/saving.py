@@ -81,7 +81,7 @@ def read_model(path: str | Path) -> tuple[dict[str, Any], dict[str, str]]:
 
 
 def load_parameters(model: Any, path: str | Path) -> dict[str, str]:
-    """Load a file that `Trainer.save` wrote into a model; gives the words of the file.
+    """Load a file that `Trainer.save` wrote into a model; returns the words of the file.
 
     Parameters
     ----------

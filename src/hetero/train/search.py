@@ -102,7 +102,7 @@ def search(
 
 
 def takes_python(device: Device) -> bool:
-    """Tell whether a device runs Python functions and really computes."""
+    """Return whether a device runs Python functions and really computes."""
     return device.kind not in KERNEL_KINDS and not device.simulated
 
 

@@ -47,11 +47,11 @@ class Paces:
         self._seconds: dict[str, list[float]] = {}
 
     def learn(self, device: str, seconds: float) -> None:
-        """Take note of a trial that ended."""
+        """Record a trial that ended."""
         self._seconds.setdefault(device, []).append(seconds)
 
     def learn_at_least(self, device: str, seconds: float) -> None:
-        """Take note of a trial that was stopped, which is all that is known of a device that ended none."""
+        """Record a trial that was stopped, which is all that is known of a device that ended none."""
         if device not in self._seconds:
             self.learn(device, seconds)
 
@@ -66,7 +66,7 @@ class Paces:
         return sorted(devices, key=lambda device: known.get(device, inf))
 
     def worth(self, device: str, left: int, running: Iterable[RunningTrial]) -> bool:
-        """Tell whether a device should take one of the trials that are left.
+        """Return whether a device should take one of the trials that are left.
 
         Notes
         -----

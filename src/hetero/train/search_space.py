@@ -95,7 +95,7 @@ def _spread(length: int, points: int) -> list[int]:
 
 
 def is_range(value: object) -> bool:
-    """Tell whether a value of a recipe is meant as a range.
+    """Return whether a value of a recipe is meant as a range.
 
     Examples
     --------

@@ -225,7 +225,7 @@ class Study:
         return self._tell(number, values=ended.value)
 
     def fail(self, number: int, problem: str) -> TrialReport:
-        """Take note that a trial failed."""
+        """Record that a trial failed."""
         self._running[number].set_user_attr("problem", problem)
         return self._tell(number, state=self._states.FAIL)
 
@@ -236,7 +236,7 @@ class Study:
         return self._reports[number]
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Release the file."""
         if self.path is not None:
             self._storage.remove_session()
             self._storage.engine.dispose()

@@ -75,7 +75,7 @@ class Trial:
         return self.params[name]
 
     def report(self, step: int, value: float) -> None:
-        """Tell how good the trial is so far; a bad one ends here.
+        """Report how good the trial is so far; a bad one ends here.
 
         Parameters
         ----------

@@ -136,13 +136,13 @@ class SearchListener:
     """Hears of a search; every method may be left as it is."""
 
     def on_start(self, devices: Mapping[str, str], ended: int, trials: int) -> None:
-        """Hear which devices there are, how many trials had ended before, and how many there will be in all."""
+        """Handle the devices, how many trials had ended before, and how many there will be in all."""
 
     def on_running(self, running: Mapping[str, tuple[int, Mapping[str, Any]]]) -> None:
-        """Hear which trial each device works on, and with which values."""
+        """Handle which trial each device works on, and its values."""
 
     def on_value(self, number: int, step: int, value: float) -> None:
-        """Hear of a value that a trial reported while it ran."""
+        """Handle a value that a trial reported while it ran."""
 
     def on_trial(self, trial: TrialReport, best: TrialReport | None) -> None:
-        """Hear of a trial that ended, and of the best so far."""
+        """Handle a trial that ended, and the best so far."""

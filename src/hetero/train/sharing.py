@@ -91,7 +91,7 @@ class Sharing:
     def learn(
         self, seconds: Sequence[float], waits: Sequence[float], ids: Sequence[int], counts: Sequence[int]
     ) -> Plan | None:
-        """Take in a step; gives a new plan where one is worth having.
+        """Take in a step; returns a new plan where one is worth having.
 
         Parameters
         ----------
@@ -115,7 +115,7 @@ class Sharing:
         return better
 
     def _is_settled(self, better: Plan) -> bool:
-        """Tell whether a plan may be taken; one that leaves somebody out, who will not be back, is looked at thrice."""
+        """Return whether a plan may be taken; one that leaves a device out for good is looked at three times."""
         self._looks += 1
         return len(better.members) == len(self.plan.members) or self._looks >= _LOOKS_BEFORE_LEAVING
 

@@ -304,7 +304,7 @@ class Split:
     # --- parameters ----------------------------------------------------------------------------------------
 
     def gather(self) -> Any:
-        """Bring the trained parameters into the model, and give it; a lost stage goes back to here.
+        """Copy the trained parameters into the model, and give it; a lost stage goes back to here.
 
         Raises
         ------

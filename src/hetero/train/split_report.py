@@ -118,7 +118,7 @@ def _row(stage: StageReport) -> tuple[str, ...]:
 
 
 def device_note(device: Device, slow: Mapping[str, float]) -> str:
-    """Say what is not real about a device's speed.
+    """Return what is not real about a device's speed.
 
     Examples
     --------

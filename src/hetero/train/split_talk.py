@@ -30,7 +30,7 @@ class Packed(NamedTuple):
 
 
 def packed(tensor: Any) -> Packed:
-    """Bring a tensor to the host, as it travels.
+    """Copy a tensor to the host, as it travels.
 
     Examples
     --------

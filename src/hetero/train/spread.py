@@ -111,7 +111,7 @@ class _Pace:
     queued: list[tuple[Any, int, int]] = field(default_factory=list)
 
     def learn(self, samples: int, now_s: float) -> None:
-        """Take note of a batch that is done."""
+        """Record a batch that is done."""
         took_s = max(now_s - self.since_s, 1e-6)
         fresh = samples / took_s
         self.speed = fresh if not self.speed else 0.5 * (self.speed + fresh)

@@ -148,7 +148,7 @@ def unpack(data: bytes, place: Any = "cpu") -> tuple[dict[str, Any], dict[str, A
 
 
 def load_state(data: bytes, model: Any, optimizer: Any, place: Any = "cpu") -> list[float]:
-    """Load a state into a model and, where it is one, an optimizer; gives the numbers.
+    """Load a state into a model and, where it is one, an optimizer; returns the numbers.
 
     Raises
     ------

@@ -57,7 +57,7 @@ register(Job, lambda job: (f"training {job.number}", 0.0))
 
 
 def can_train(device: Device) -> bool:
-    """Tell whether torch can train on a device."""
+    """Return whether torch can train on a device."""
     return device.backend in ("cpu", "torch") and not device.simulated
 
 
@@ -234,7 +234,7 @@ class Trainer:
         return save_model(self.model, path, facts or {}, trained_only=part)
 
     def resume(self) -> int:
-        """Go back to the newest complete checkpoint; gives the whole epochs that were done by then.
+        """Return to the newest complete checkpoint; returns the whole epochs that were done by then.
 
         Returns
         -------
@@ -516,7 +516,7 @@ class Trainer:
         self.data, self._data_seen, self._kept = data, found, None
 
     def _show(self, state: bytes) -> None:
-        """Bring the program's model and optimizer to the state of an epoch, from where training goes on."""
+        """Restore the program's model and optimizer to the state of an epoch, from where training goes on."""
         self._adopt(state)
         self._totals = None
         self._seen = seen(self.model, self.loss)

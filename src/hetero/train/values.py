@@ -116,7 +116,7 @@ class Options:
             )
 
     def cuts(self, devices: int) -> bool:
-        """Tell whether a step is computed in several passes over so many devices."""
+        """Return whether a step is computed in several passes over so many devices."""
         return devices > 1 or self.accumulate > 1 or self.micro_batch > 0 or self.exact == "bitwise"
 
     @property

@@ -271,5 +271,5 @@ class Arena:
 
 
 def claim(wire: Wire, leased: dict[Place, Block]) -> Payload:
-    """Make a payload of what a worker sent, with the blocks that it had been given."""
+    """Create a payload of what a worker sent, with the blocks that it had been given."""
     return Payload(wire.body, tuple([leased.pop(place) for place in wire.places]))

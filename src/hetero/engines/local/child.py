@@ -163,11 +163,11 @@ class Server:
                 raise Cancelled
 
     def enter_shield(self) -> None:
-        """Begin a part that must not be interrupted."""
+        """Start a part that must not be interrupted."""
         self._shielded += 1
 
     def leave_shield(self) -> None:
-        """End it; what was held back comes now."""
+        """Stop; what was held back comes now."""
         self._shielded -= 1
         if self._cancel_wanted and not self._shielded:
             self._cancel_wanted = False

@@ -72,7 +72,7 @@ class Control:
         again.start()
 
     def before(self, seq: int) -> int:
-        """Note that an attempt is about to start; give WITHDRAWN or CANCELLED where it must not."""
+        """Record that an attempt is about to start; return WITHDRAWN or CANCELLED where it must not."""
         self.started = seq
         return self._unwanted.pop(seq, 0) if self._unwanted else 0
 

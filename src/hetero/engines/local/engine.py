@@ -128,7 +128,7 @@ class LocalEngine(PayloadEngine):
 
     @property
     def copies_arguments(self) -> bool:
-        """Whether some worker is a process."""
+        """Return whether some worker is a process."""
         return self._bytes_needed
 
     def encode(self, call: Call) -> None:

@@ -83,7 +83,7 @@ class Item:
 
     @property
     def on_host(self) -> bool:
-        """Tell whether the host has it."""
+        """Return whether the host has it."""
         return self.payload is not None or self.value is not MISSING
 
     def on(self, holder: Holder) -> Replica | None:
@@ -165,7 +165,7 @@ class Items:
         return item
 
     def add_replica(self, number: int, replica: Replica) -> None:
-        """Note that a worker now keeps an item."""
+        """Record that a worker now keeps an item."""
         with self._lock:
             item = self._items.get(number)
             if item is not None:

@@ -94,7 +94,7 @@ class Child:
             platform.hard_kill(self._process.pid)
 
     def wait(self) -> int:
-        """Wait for its end, and bring it about after `STOP_S`; give its exit code."""
+        """Wait for its end, and bring it about after `STOP_S`; return its exit code."""
         try:
             return self._process.wait(STOP_S)
         except subprocess.TimeoutExpired:

@@ -141,7 +141,7 @@ class Nested:
         return CancelRequested(self._house.clock.now_s(), reply.item)
 
     def release(self, numbers: list[int]) -> None:
-        """Note that nobody wants some results any more."""
+        """Record that nobody wants some results any more."""
         for number in numbers:
             with self._lock:
                 reply = self._replies.get(number)
@@ -155,11 +155,11 @@ class Nested:
                 self._forget(reply)
 
     def over(self, seq: int) -> None:
-        """Note that an attempt is over, and with it whoever could ask for the results."""
+        """Record that an attempt is over, and with it whoever could ask for the results."""
         self.release(self._of.pop(seq, []))
 
     def clear(self) -> None:
-        """Note that the worker is over."""
+        """Record that the worker is over."""
         for seq in list(self._of):
             self.over(seq)
 
@@ -169,7 +169,7 @@ class Nested:
             self._house.submitter.release(reply.item)
 
     def _is_wanted(self, reply: _Reply) -> bool:
-        """Note that a task has ended; False where nobody waits for it."""
+        """Record that a task has ended; False where nobody waits for it."""
         with self._lock:
             reply.ended = True
             wanted = reply.wanted
@@ -208,7 +208,7 @@ class Nested:
             self._send((say.RESULT, reply.number, reply.item, 0.0, say.FAILED, *kind_and_text))
 
     def fetch(self, number: int) -> None:
-        """Bring a value from another device, in a thread of its own, since that may wait for a lost one."""
+        """Copy a value from another device, in a thread of its own, since that may wait for a lost one."""
         reply = self._replies.get(number)
         if reply is not None and reply.load is not None:
             threading.Thread(target=self._bring, args=(reply,), name="hetero-fetch", daemon=True).start()

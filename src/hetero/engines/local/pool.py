@@ -51,7 +51,7 @@ class Allocator:
             self._add(0, self._capacity)
 
     def take(self, nbytes: int) -> int | None:
-        """Take a block; give its offset, or None when no free block is large enough."""
+        """Take a block; return its offset, or None when no free block is large enough."""
         size = max(1, -(-nbytes // self._page)) * self._page
         position = bisect_left(self._by_size, (size, 0))
         if position == len(self._by_size):

@@ -277,7 +277,7 @@ class ProcessWorker:
             self._house.hub.unwatch(self._control.socket.fileno())
 
     def _pull(self, pipe: Pipe, frames: Frames) -> int:
-        """Read what is there: give its bytes, 0 where nothing has come yet, -1 at the end of the stream."""
+        """Read what is there: return its bytes, 0 where nothing has come yet, -1 at the end of the stream."""
         try:
             chunk = pipe.socket.recv(READ_BYTES)
         except BlockingIOError:

@@ -41,7 +41,7 @@ class Rooms:
         self._took: dict[str, Sequence[int]] = {}
 
     def lend(self, lease: int, sizes: Sequence[int], function: str = "") -> list[Place] | str:
-        """Lend room for buffers of these sizes; gives what stands in the way where there is none.
+        """Lend room for buffers of these sizes; returns what stands in the way where there is none.
 
         Parameters
         ----------
@@ -58,7 +58,7 @@ class Rooms:
         return self._note(lease, blocks)
 
     def lend_ahead(self, lease: int, function: str) -> list[Place]:
-        """Lend an attempt room for a result like the last one; gives no places where there was none, or no room."""
+        """Lend an attempt room for a result like the last one; returns no places where there was none, or no room."""
         sizes = self._took.get(function, ())
         if not sizes or len(self._lent) >= AHEAD:
             return []
@@ -76,7 +76,7 @@ class Rooms:
         return claim(wire, self._lent[lease]) if wire.places else Payload(wire.body)
 
     def close(self, lease: int, wire: Wire | None = None, function: str = "") -> Payload | None:
-        """Take back what was lent; gives what the worker sent at the end, if it did."""
+        """Take back what was lent; returns what the worker sent at the end, if it did."""
         lent = self._lent.pop(lease, {})
         if wire is None:
             return None

@@ -63,7 +63,7 @@ class Spreading:
         nest: tuple[str, Nest],
         ended: Callable[[Ended], None],
     ) -> int:
-        """Hand in a task; return its number."""
+        """Submit a task; return its number."""
         server = self._server
         seq, blob = server.running, b""
         with server.shield():
@@ -191,7 +191,7 @@ class Spreading:
                 self._server.send((say.UNWANT, number))
 
     def release(self, number: int) -> None:
-        """Note that nobody wants a result any more."""
+        """Record that nobody wants a result any more."""
         self._released.append(number)
 
     def finish(self, seq: int) -> None:

@@ -38,11 +38,11 @@ class Talking:
         self._said: dict[Place, tuple[int, Payload]] = {}
 
     def join(self, task: int, seq: int) -> None:
-        """Take note that an attempt of the worker is a member of a group task."""
+        """Record that an attempt of the worker is a member of a group task."""
         self._attempts[task] = seq
 
     def leave(self, task: int, seq: int) -> None:
-        """Take note that it has ended: what it has not heard yet, it never will."""
+        """Record that it has ended: what it has not heard yet, it never will."""
         self._attempts.pop(task, None)
         self._said = {place: said for place, said in self._said.items() if said[0] != seq}
 
@@ -69,7 +69,7 @@ class Talking:
         return tuple(piece._replace(data=data))
 
     def heard(self, place: Place) -> None:
-        """Take note that the worker has copied what lay there."""
+        """Record that the worker has copied what lay there."""
         self._said.pop(place, None)
 
     def hear_left(self, task: int, sender: int, reason: str) -> None:
@@ -79,5 +79,5 @@ class Talking:
             self._send((say.LEFT, seq, sender, reason))
 
     def clear(self) -> None:
-        """Let go of everything: the worker is gone."""
+        """Release everything: the worker is gone."""
         self._said.clear()

@@ -95,7 +95,7 @@ def _tensor(array: NDArray[Any]) -> Any:
 
 @functools.lru_cache(maxsize=256)
 def _named(dtype: np.dtype[Any]) -> bool:
-    """Tell whether the text of a dtype says all about it."""
+    """Return whether the text of a dtype says all about it."""
     return dtype.kind in _PLAIN_KINDS | _TEXT_KINDS and dtype.itemsize > 0 and np.dtype(dtype.str) == dtype
 
 
@@ -182,7 +182,7 @@ NONE = pickle.dumps(None, 5)
 
 
 def dump(value: Any) -> tuple[bytes, list[memoryview]]:
-    """Pickle a value; give the pickle and the large buffers that belong to it, in order.
+    """Pickle a value; return the pickle and the large buffers that belong to it, in order.
 
     Raises
     ------

@@ -28,7 +28,7 @@ class Worker:
         self._seat = Seat(entry, device, path, address)
 
     def greet(self) -> Greeting:
-        """Say who this is, and on which of Ray's nodes."""
+        """Return who this is, and on which of Ray's nodes."""
         import ray
 
         return self._seat.greet(ray.get_runtime_context().get_node_id())

@@ -63,7 +63,7 @@ def check_address(address: str) -> None:
 
 
 def is_loopback(address: str) -> bool:
-    """Tell whether 'host:port' is this host to itself.
+    """Return whether 'host:port' is this host to itself.
 
     Examples
     --------

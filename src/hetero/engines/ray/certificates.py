@@ -109,7 +109,7 @@ def tls_variables(folder: Path) -> dict[str, str]:
 
 
 def why_refused(error: ssl.SSLError) -> tuple[str, str]:
-    """Say what is wrong with the certificates of two ends, and what to do."""
+    """Return what is wrong with the certificates of two ends, and what to do."""
     if isinstance(error, ssl.SSLCertVerificationError) and error.verify_code in _UNTIMELY:
         return (
             f"{error.verify_message}, by the clock of this host",

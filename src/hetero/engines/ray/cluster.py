@@ -136,7 +136,7 @@ class Cluster:
     def ask(
         self, hosts: Sequence[Host], function: Callable[..., Any], arguments: tuple[Any, ...], timeout_s: float
     ) -> list[tuple[Host, Any]]:
-        """Call a function on each host, all at once; give each its answer, or the HeteroError that it raised.
+        """Call a function on each host, all at once; return each its answer, or the HeteroError that it raised.
 
         An answer that does not come in time, or in any other way does not come, is an EngineError.
         """

@@ -50,7 +50,7 @@ class Copies:
         self._order(done, lambda group: self.handle.give_out.options(num_returns=2, **group).remote(key))
 
     def touch(self, payload: Payload, done: Done) -> None:
-        """Bring a value to the main memory of the actor's host."""
+        """Copy a value to the main memory of the actor's host."""
         cargo = Cargo()
         cargo.wire(payload)
         self._order(done, lambda group: (self.handle.touch.options(**group).remote(*cargo.refs), None))

@@ -65,7 +65,7 @@ class Doorway:
     certificates: Path | None
 
     def ask(self, do: str, body: bytes = b"", **words: Any) -> Iterator[dict[str, Any]]:
-        """Send one request; give the answers as they come.
+        """Send one request; return the answers as they come.
 
         Raises
         ------

@@ -62,7 +62,7 @@ class State(NamedTuple):
 
     @property
     def over(self) -> bool:
-        """Tell whether it has ended."""
+        """Return whether it has ended."""
         return self.exit_code is not None
 
 
@@ -76,7 +76,7 @@ class Jobs:
         self._keeper, self._logs = self._call(_keeper())
 
     def submit(self, program: Program, archive: bytes) -> str:
-        """Start a program; give the name of its job at once.
+        """Start a program; return the name of its job at once.
 
         Raises
         ------

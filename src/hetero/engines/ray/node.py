@@ -105,7 +105,7 @@ class Node:
 
     @property
     def alive(self) -> bool:
-        """Tell whether it still runs."""
+        """Return whether it still runs."""
         return _runs(self.pid, Path(self.folder).name)
 
     @property
@@ -343,7 +343,7 @@ def _refuse_taken(host: str, port: int, option: str) -> None:
 
 
 def serve_jobs() -> Node:
-    """Start the job server of this host's head again, after it has ended; give the node.
+    """Start the job server of this host's head again, after it has ended; return the node.
 
     It listens where it did, or on another port where that has been taken.
 
@@ -423,7 +423,7 @@ def _said(folder: Path, name: str = "node") -> str:
 
 
 def stop_node() -> Node | None:
-    """End the node of this host with all its processes; give it, None where there was none."""
+    """End the node of this host with all its processes; return it, None where there was none."""
     written, node = _written(), this_node()
     if node is not None:
         _end(node.pid, *([node.door] if node.door_alive else []))

@@ -143,7 +143,7 @@ class Seat:
         return self._task, self._device.id
 
     def greet(self, node_id: str) -> Greeting:
-        """Say who this is, and whether the device could be opened."""
+        """Return who this is, and whether the device could be opened."""
         return Greeting(self._trouble, self._opened, python_platform.python_version(), os.getpid(), node_id)
 
     def now_s(self) -> float:
@@ -153,7 +153,7 @@ class Seat:
     # -- attempts, in the thread that runs tasks --------------------------------------------------------------
 
     def run(self, batch: bytes, peers: Sequence[Any], parts: Sequence[Any]) -> tuple[bytes, tuple[Any, ...] | None]:
-        """Run attempts one after the other; give their rows, and all large buffers of their results.
+        """Run attempts one after the other; return their rows, and all large buffers of their results.
 
         Parameters
         ----------
@@ -374,7 +374,7 @@ class Seat:
         return any(name == _IMPORTER for name in _files_of(where))
 
     def take_in(self, key: Any, wire: Any, parts: Sequence[Any]) -> tuple[float, float]:
-        """Copy a value to the device's memory node; give when that began, and how long it took, in s."""
+        """Copy a value to the device's memory node; return when that began, and how long it took, in s."""
         started_s = self._clock.now_s()
         value = _value(wire, parts)
         self._slow_link(sum([len(buffer) for buffer in _buffers(wire, parts)]))
@@ -405,7 +405,7 @@ class Seat:
 
 
 def _packed(value: Any) -> tuple[bytes | None, list[Any]]:
-    """Pickle a value: give the pickle, None where it is the first buffer, and the large buffers as arrays of bytes."""
+    """Pickle a value: return the pickle, None where it is the first buffer, and large buffers as arrays of bytes."""
     body, buffers = dump(value)
     arrays = [np.frombuffer(buffer, np.uint8) for buffer in buffers]
     if len(body) < LARGE_BYTES:

@@ -67,7 +67,7 @@ def _variables(device: Device, host: Host) -> dict[str, str]:
 
 
 def why_ended(error: Exception) -> str:
-    """Say why an actor ended, in one line."""
+    """Return why an actor ended, in one line."""
     text = str(error)
     if "No module named 'hetero'" in text:
         return "hetero is not installed on its host: install the same version there"

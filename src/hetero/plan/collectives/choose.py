@@ -83,7 +83,7 @@ class Links:
 
     @property
     def are_alike(self) -> bool:
-        """Whether no link is so much slower than another that a ring would be held up."""
+        """Return whether no link is so much slower than another that a ring would be held up."""
         return min(self.bytes_per_s) * _ALIKE >= max(self.bytes_per_s)
 
 

@@ -35,7 +35,7 @@ class Chosen(NamedTuple):
 
 
 def choose(devices: Sequence[Device]) -> tuple[str, str]:
-    """Choose a policy for a fleet; gives its name and the reason.
+    """Choose a policy for a fleet; returns its name and the reason.
 
     Notes
     -----

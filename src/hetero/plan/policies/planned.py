@@ -78,7 +78,7 @@ class Planned:
         return found, plan
 
     def foresee(self, memory: Memory) -> Foreseen | None:
-        """Tell where and when the plan has what waits.
+        """Return where and when the plan has what waits.
 
         Parameters
         ----------
@@ -138,7 +138,7 @@ def _first(
 
 
 def _too_early(view: View, device: int, task: ReadyTask, ahead_s: float) -> bool:
-    """Tell whether a busy device need not have a task yet: its inputs would travel in a small part of the wait."""
+    """Return whether a busy device need not have a task yet: its inputs would travel in a small part of the wait."""
     if not view.queued[device]:
         return False
     left_s = view.available_s[device] - view.now_s

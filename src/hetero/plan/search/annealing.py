@@ -65,11 +65,11 @@ class Annealing:
 
     @property
     def is_over(self) -> bool:
-        """Whether the cycle has had its moves."""
+        """Return whether the cycle has had its moves."""
         return self._done >= self._moves
 
     def begin(self, timeline: Timeline, moves: int, hot: float, cold: float) -> None:
-        """Begin a cycle of moves at a schedule; temperatures are shares of the mean seconds of a placed task."""
+        """Start a cycle of moves at a schedule; temperatures are shares of the mean seconds of a placed task."""
         self._done, self._moves, self._hot, self._cold = 0, moves, hot, cold
         self.walk.order[:] = order_of(self.problem, timeline)
         self.walk.device[:] = timeline.device

@@ -156,7 +156,7 @@ def _judged_finish_s(p: Problem, w: Walk, move: Move, task: int, number: int) ->
 
 @njit_in_place
 def _spread(p: Problem, w: Walk, move: Move, task: int, number: int, cutoff_s: float) -> float:
-    """Hand a task's new finish on to those behind it; gives the longest path from it past the moved part.
+    """Hand a task's new finish on to those behind it; returns the longest path from it past the moved part.
 
     A path beyond the cutoff is given as infinite; one from a task that ends no later than before as 0.
     """
@@ -246,7 +246,7 @@ def _drawn(p: Problem, w: Walk, task: int, draw: Floats) -> Move:
 
 @njit_in_place
 def _is_sound(p: Problem, w: Walk, move: Move) -> bool:
-    """Tell whether a move can be made and changes anything."""
+    """Return whether a move can be made and changes anything."""
     old = w.device[move.task]
     if move.other < 0:
         return bool(move.device != old or move.left != w.before[move.task])
@@ -302,7 +302,7 @@ def _tried(p: Problem, w: Walk, task: int, draw: Floats, slack_s: float) -> bool
 
 @njit_in_place
 def _next(p: Problem, w: Walk, others: int) -> bool:
-    """Go on to the next critical task, past at most so many that are not; tells whether the walk is at one."""
+    """Go on to the next critical task, past at most so many that are not; return whether the walk is at one."""
     while True:
         find_heads(p, w, w.state[AT])
         find_tails(p, w, w.state[AT])
@@ -319,7 +319,7 @@ def _next(p: Problem, w: Walk, others: int) -> bool:
 
 @njit
 def walk(p: Problem, w: Walk, draws: Floats, slack_s: Floats) -> int:
-    """Go to and fro along the order and try a row of moves of most tasks that are critical; gives how many were made.
+    """Go to and fro along the order and try a row of moves of most tasks that are critical; returns how many were made.
 
     `draws` is of shape (n_moves, 4), uniform in [0, 1): whether a critical task is tried again or else how many that
     are not are passed, the kind of move, the device, the position. `slack_s` says by how much each may lengthen the

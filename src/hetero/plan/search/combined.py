@@ -56,7 +56,7 @@ class Found(NamedTuple):
 
     @property
     def is_optimal(self) -> bool:
-        """Whether nothing better can be, but for a millionth."""
+        """Return whether nothing better can be, but for a millionth."""
         return self.timeline.makespan_s <= self.lower_bound_s * (1.0 + 1e-6)
 
 
@@ -173,7 +173,7 @@ class _Mixed:
         return rest
 
     def _justify(self) -> Generator[Found, float | None, float | None]:
-        """Take what justification makes of the portfolio; gives the seconds that are left."""
+        """Take what justification makes of the portfolio; returns the seconds that are left."""
         left_s: float | None = None
         first_s: float | None = None
         for timeline in self._justification.of(self._members):

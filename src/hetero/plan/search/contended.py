@@ -43,7 +43,7 @@ class ContendedFound(NamedTuple):
 
     @property
     def is_optimal(self) -> bool:
-        """Whether nothing better can be, but for a millionth."""
+        """Return whether nothing better can be, but for a millionth."""
         return self.timeline.makespan_s <= self.lower_bound_s * (1.0 + 1e-6)
 
 

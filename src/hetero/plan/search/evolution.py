@@ -68,7 +68,7 @@ class Evolution:
         self._join(_Genome(timeline.makespan_s, self._count, keys, timeline.device.copy()))
 
     def child(self, rng: np.random.Generator) -> Timeline:
-        """Make and keep one child; gives its schedule."""
+        """Make and keep one child; returns its schedule."""
         one, other = self._parent(rng), self._parent(rng)
         mask = rng.random(len(one.keys)) < rng.uniform(0.5, 1.0)
         keys, pinned = np.where(mask, one.keys, other.keys), np.where(mask, one.pinned, other.pinned)

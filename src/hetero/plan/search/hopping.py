@@ -79,7 +79,7 @@ class Hopping:
         return self._annealing.best()
 
     def go_on_from(self, timeline: Timeline) -> None:
-        """Begin the next cycle at a better schedule, which was found elsewhere."""
+        """Start the next cycle at a better schedule, which was found elsewhere."""
         self._base = timeline
 
     def batch(self, moves: int, rng: np.random.Generator, rest: float = np.inf) -> None:

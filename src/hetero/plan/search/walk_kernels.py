@@ -178,7 +178,7 @@ def settle(p: Problem, w: Walk, forward: bool) -> None:
 
 @njit
 def begin(p: Problem, w: Walk) -> float:
-    """Time the order and the devices that the walk was given; gives the makespan."""
+    """Time the order and the devices that the walk was given; returns the makespan."""
     n = len(w.order)
     last = np.full(p.seconds.shape[1], -1, dtype=np.int64)
     w.first[:] = -1

@@ -53,7 +53,7 @@ class _Window(NamedTuple):
 
 
 def is_here() -> bool:
-    """Whether OR-tools is installed."""
+    """Return whether OR-tools is installed."""
     return importlib.util.find_spec("ortools") is not None
 
 
@@ -176,7 +176,7 @@ def _groups(p: Problem, window: _Window) -> list[list[int]]:
 
 
 def _model(p: Problem, timeline: Timeline, window: _Window, tick_s: float) -> tuple[Any, list[Any], list[Any]]:
-    """Build the model; gives it, the start of each free task, and its literals, one a group that can run it."""
+    """Build the model; returns it, the start of each free task, and its literals, one a group that can run it."""
     from ortools.sat.python import cp_model
 
     model = cp_model.CpModel()

@@ -126,7 +126,7 @@ def _weights_read(work: Workload, tokens: float) -> float:
 
 
 def pass_amounts(work: Workload, spread: Sharding, rates: Rates, tokens: float, kept: float, read: float) -> Vector:
-    """Return the work of one pass of `tokens`, over `kept` pairs of a token and an earlier one, `read` bytes of cache."""
+    """Return the work of a pass of `tokens`, over `kept` pairs of a token and an earlier one, `read` bytes of cache."""
     model = work.model
     few = tokens <= FEW_TOKENS
     body, outputs = multiplied(model)

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 import hetero
+from hetero.drive.annotations import KEPT, tell_collective
 from hetero.drive.frame import Frame
-from hetero.drive.telling import KEPT, tell_collective
 from hetero.model.device import Device, DeviceType
 from hetero.model.notes import CheckpointKept
 from hetero.report.account import account

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from hetero.core.checks import check
+from hetero.core.invariants import check
 from hetero.core.machine import Machine, Rules
 from hetero.model.commands import (
     Cancel,

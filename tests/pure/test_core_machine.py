@@ -6,7 +6,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invariant, rule
 
-from hetero.core.checks import check
+from hetero.core.invariants import check
 from hetero.core.machine import Machine, Rules
 from hetero.core.state import DevicePhase
 from hetero.drive.faults import Faults

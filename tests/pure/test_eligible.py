@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from hetero.core.eligible import obstacle
+from hetero.core.eligibility import obstacle
 from hetero.core.machine import Machine
 from hetero.model.device import Device, DeviceType
 from hetero.model.events import DeviceAdded, DeviceReady

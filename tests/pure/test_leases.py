@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hetero.core.pool import Pool
+from hetero.core.leases import Pool
 from hetero.floor.errors import BadValueError
 from hetero.model.device import Device, DeviceType
 from hetero.model.leases import LeasePhase, LeaseRequest

@@ -7,7 +7,7 @@ from math import inf
 
 import pytest
 
-from hetero.core.checks import check
+from hetero.core.invariants import check
 from hetero.core.machine import Rules
 from hetero.core.state import DevicePhase
 from hetero.drive.faults import Faults

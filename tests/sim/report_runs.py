@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from hetero.core.eligible import obstacle
+from hetero.core.eligibility import obstacle
 from hetero.core.machine import Rules
 from hetero.drive.faults import Faults
 from hetero.drive.sim import Costs, Program, SimTask, simulate

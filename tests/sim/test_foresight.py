@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from hetero.core.memory import Replicas
+from hetero.core.replicas import Replicas
 from hetero.drive.sim_values import SimResult
 from hetero.graphs.planning import Budget, plan_graph
 from hetero.graphs.simulating import guide_of, run_graph

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hetero.core.checks import check
+from hetero.core.invariants import check
 from hetero.drive.faults import Faults, Loss
 from hetero.drive.sim import Program, SimTask, simulate
 from hetero.drive.sim_engine import Costs

@@ -265,7 +265,7 @@ def _too_few(work: Workload, kind: Kind, limits: Limits) -> str:
 
 def _have(kind: Kind, limits: Limits, needed: int) -> str:
     """Return what there is of a kind, who holds some of it, and what the rest does not share."""
-    from hetero.core.pool import sharing
+    from hetero.core.leases import sharing
 
     if kind.count is None:
         return ""

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from hetero.core.pool import Pool
+from hetero.core.leases import Pool
 from hetero.floor.errors import BadValueError, did_you_mean
 from hetero.model.device import Device, DeviceType
 from hetero.model.leases import LeasePhase, LeaseRequest

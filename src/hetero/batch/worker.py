@@ -20,7 +20,7 @@ from hetero.batch.limits import Neighbours
 from hetero.batch.merges import Merge
 from hetero.batch.records import count, is_records, is_table, size_bytes, without
 from hetero.batch.travel import packed, unpacked
-from hetero.drive.telling import tell_loaded
+from hetero.drive.annotations import tell_loaded
 from hetero.floor.clock import monotonic_s, sleep
 
 __all__ = ["Done", "Program", "Work", "packed_work", "run_batch"]

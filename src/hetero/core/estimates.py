@@ -10,7 +10,7 @@ from math import frexp, inf, isfinite
 import numpy as np
 from numpy.typing import NDArray
 
-from hetero.core.eligible import obstacle
+from hetero.core.eligibility import obstacle
 from hetero.core.quarantine import size_class
 from hetero.core.state import DeviceState, TaskState
 from hetero.floor.units import format_seconds

@@ -11,8 +11,8 @@ from itertools import islice
 import numpy as np
 
 from hetero.core.fleet import Fleet
-from hetero.core.memory import Replicas
-from hetero.core.outlook import Outlook
+from hetero.core.lookahead import Outlook
+from hetero.core.replicas import Replicas
 from hetero.core.state import DevicePhase
 from hetero.model.commands import Command
 from hetero.plan.outlook import Foreseen

@@ -15,9 +15,9 @@ from hetero.core.affinity import Affinities
 from hetero.core.estimates import Rows
 from hetero.core.fleet import Fleet
 from hetero.core.home import Home
-from hetero.core.memory import Replicas
-from hetero.core.pool import Pool
-from hetero.core.showing import Showing
+from hetero.core.leases import Pool
+from hetero.core.policy_view import Showing
+from hetero.core.replicas import Replicas
 from hetero.core.state import Batch, DeviceState, Phase, ReadyQueue, TaskState
 from hetero.model.commands import Command, Launch, Run, RunGroup
 from hetero.model.device import HOST_NODE

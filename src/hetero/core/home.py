@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from hetero.core.estimates import Row, Rows
 from hetero.core.fleet import Fleet
 from hetero.core.items import Item
-from hetero.core.memory import Replicas
+from hetero.core.replicas import Replicas
 from hetero.core.state import DevicePhase
 from hetero.model.device import HOST_NODE
 from hetero.plan.policies.base import Floats, Ints

@@ -11,7 +11,7 @@ from heapq import heappop
 from math import inf, isfinite
 from typing import Any
 
-from hetero.core.losses import Losses
+from hetero.core.faults import Losses
 from hetero.core.questions import Counts, Rules
 from hetero.core.state import STARTED, DevicePhase
 from hetero.model.commands import (

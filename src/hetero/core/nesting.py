@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from math import inf
 
-from hetero.core.lives import Lives
+from hetero.core.lifecycle import Lives
 from hetero.core.state import DevicePhase, Phase, TaskState
 from hetero.model.commands import Command, Withdraw
 from hetero.model.events import TaskResumed, TaskSuspended

@@ -9,13 +9,13 @@ from collections import Counter
 from dataclasses import dataclass
 from math import inf
 
-from hetero.core.eligible import refusal
+from hetero.core.eligibility import refusal
 from hetero.core.estimates import Rows
 from hetero.core.fleet import Fleet
-from hetero.core.memory import Replicas
-from hetero.core.placing import Placer
-from hetero.core.pool import Pool
+from hetero.core.leases import Pool
+from hetero.core.placement import Placer
 from hetero.core.quarantine import Quarantine
+from hetero.core.replicas import Replicas
 from hetero.core.state import DevicePhase, TaskState
 from hetero.floor.units import format_bytes
 from hetero.model.commands import (

@@ -10,8 +10,8 @@ import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Generic, TypeVar
 
+from hetero.drive.annotations import tell_checkpoint
 from hetero.drive.frame import Frame, current, kept_key
-from hetero.drive.telling import tell_checkpoint
 from hetero.floor import clock, settings
 from hetero.floor.errors import BadValueError, HeteroError
 from hetero.stores.checkpoints import Checkpoints

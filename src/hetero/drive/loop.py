@@ -371,6 +371,6 @@ class Loop:
 
 
 def _checker() -> Callable[[Machine], None]:
-    from hetero.core.checks import check
+    from hetero.core.invariants import check
 
     return check

@@ -12,14 +12,14 @@ from functools import partial
 from heapq import heappop, heappush
 from math import inf
 
-from hetero.core.checks import balanced, check, story
+from hetero.core.invariants import balanced, check, story
 from hetero.core.machine import Machine, Rules
 from hetero.drive.faults import Dice, Faults
 from hetero.drive.planning import PlanTeller
 from hetero.drive.sim_engine import Costs, SimEngine, Truth
+from hetero.drive.sim_faults import Weather
 from hetero.drive.sim_leases import SimLeases, Ways
 from hetero.drive.sim_values import Decision, LeaseNews, Program, SimLease, SimResult, SimTask
-from hetero.drive.sim_weather import Weather
 from hetero.model.commands import (
     Command,
     Commit,

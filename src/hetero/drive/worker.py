@@ -16,8 +16,8 @@ from pathlib import Path
 from types import CodeType, TracebackType
 from typing import TYPE_CHECKING, Any
 
+from hetero.drive.annotations import tell_nested
 from hetero.drive.frame import Frame, current, deeper, enter
-from hetero.drive.telling import tell_nested
 from hetero.engines.base import Channel, Function, Nest, Outcome, Spread, TaskClock
 from hetero.engines.exceptions import add_note, one_line
 from hetero.engines.setup import Initializer, WorkerSetup

@@ -14,7 +14,7 @@ from math import inf
 
 import numpy as np
 
-from hetero.core.eligible import obstacle
+from hetero.core.eligibility import obstacle
 from hetero.model.device import HOST_NODE
 from hetero.report.collectives import collective_problems, collective_spans, collective_waits
 from hetero.report.intervals import EMPTY, Spans, by_owner, column, common, cut, length_s, pairs, union, without

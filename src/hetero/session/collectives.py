@@ -20,8 +20,8 @@ import numpy as np
 from hetero.comm.errors import GroupBrokenError
 from hetero.comm.group import Group
 from hetero.comm.meeting import LOOPBACK, Library, StoreMeeting, open_rendezvous
+from hetero.drive.annotations import tell_collective
 from hetero.drive.frame import Frame, current
-from hetero.drive.telling import tell_collective
 from hetero.engines.base import Channel
 from hetero.floor import clock
 from hetero.floor.errors import BadValueError

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
-from hetero.core.eligible import obstacle, refusal
+from hetero.core.eligibility import obstacle, refusal
 from hetero.drive.frame import Frame, current, refuse_deeper
 from hetero.engines.base import Asked, Ended, Function, ItemRef, Spread, contents, is_container, rebuild
 from hetero.floor import clock

@@ -12,7 +12,7 @@ from dataclasses import replace
 from types import FunctionType
 from typing import Any, Generic, ParamSpec, TypeVar, overload
 
-from hetero.drive.around import Surroundings
+from hetero.drive.call_environment import Surroundings
 from hetero.floor.errors import BadValueError, SerialisationError
 from hetero.floor.text import single_line
 from hetero.model.tasks import JUDGED_BY_CALLER, Request

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 from hetero.backends.torch import is_out_of_memory
 from hetero.comm.errors import GroupBrokenError, LineClosedError
 from hetero.comm.lines import Line
+from hetero.drive.annotations import tell_collective
 from hetero.drive.frame import Frame, current, enter
-from hetero.drive.telling import tell_collective
 from hetero.floor import clock
 from hetero.floor.errors import HeteroError, OutOfDeviceMemoryError
 from hetero.floor.own_memory import freed_memory_kept

@@ -15,10 +15,10 @@ from hetero.core.estimates import Row, Rows
 from hetero.core.fleet import AHEAD_S, LOOKAHEAD_S, Fleet
 from hetero.core.foresight import Foresight
 from hetero.core.holding import Holding
-from hetero.core.memory import Replicas
-from hetero.core.outlook import Outlook
-from hetero.core.pool import Pool
-from hetero.core.showing import Shown
+from hetero.core.leases import Pool
+from hetero.core.lookahead import Outlook
+from hetero.core.policy_view import Shown
+from hetero.core.replicas import Replicas
 from hetero.core.state import Batch, DevicePhase, DeviceState, Phase, TaskState
 from hetero.model.commands import Command, Launch, Run, Withdraw
 from hetero.model.device import HOST_NODE

@@ -10,7 +10,7 @@ from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
-from hetero.core.eligible import obstacle, refusal
+from hetero.core.eligibility import obstacle, refusal
 from hetero.core.together import chosen_together, place_of
 from hetero.floor.errors import BadValueError
 from hetero.model.device import Device

@@ -13,8 +13,8 @@ from hetero.core.affinity import Affinities
 from hetero.core.estimates import Row, Rows
 from hetero.core.fleet import Fleet
 from hetero.core.home import Home
-from hetero.core.memory import Replicas
-from hetero.core.pool import Pool
+from hetero.core.leases import Pool
+from hetero.core.replicas import Replicas
 from hetero.core.state import DevicePhase, TaskState
 from hetero.plan.policies.base import Floats, ReadyTask
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from hetero.core.estimates import Row, Rows
 from hetero.core.fleet import Fleet
-from hetero.core.memory import Replicas
+from hetero.core.replicas import Replicas
 from hetero.core.state import TaskState
 from hetero.model.tasks import Task
 from hetero.plan.outlook import FINISHED, RUNNING, WAITING, Ahead, Bytes, Graph

@@ -25,8 +25,8 @@ import torch
 
 import hetero
 from benchmarks.common import Bench, alternate, arguments, ratio
-from hetero.train.split_cut import chain_of
-from hetero.train.split_slow import slow_layers
+from hetero.splitting.layers import chain_of
+from hetero.splitting.slowdown import slow_layers
 
 SLOW = {"cpu:0": {"Linear": 0.02}, "cpu:1": {"Conv2d": 0.4}}
 MICRO_BATCH, COUNT = 8, 8

@@ -14,8 +14,8 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.common import Bench, arguments
-from hetero.train.example import Watcher, carry_out
-from hetero.train.recipe import read_recipe
+from hetero.recipes.run import Watcher, carry_out
+from hetero.recipes.training import read_recipe
 from tests.needs import _data
 
 SEEDS = (0, 1, 2, 3, 4)

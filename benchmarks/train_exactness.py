@@ -23,7 +23,7 @@ from torch import nn
 import hetero
 from benchmarks.common import Bench, arguments
 from benchmarks.train_shares import BATCH, pictures
-from hetero.train.mnist import network
+from hetero.recipes.mnist import network
 
 SHARES = {"cpu:0": 96, "cpu:1": 32}
 SPLITS: tuple[tuple[str, dict[str, int]], ...] = (

@@ -20,7 +20,7 @@ from torch import nn
 import hetero
 from benchmarks.common import Bench, alternate, arguments
 from benchmarks.train_shares import adam, pictures
-from hetero.train.mnist import network
+from hetero.recipes.mnist import network
 
 BATCH, SAMPLES = 128, 2048
 WAIT_S = 0.00007

@@ -31,7 +31,7 @@ KILLS, RIVAL_KILLS, EPOCHS, EVERY, BATCH = 100, 40, 24, 4, 128
 TASK = """
 import os, sys, torch
 from torch import nn
-from hetero.train.mnist import load_digits
+from hetero.recipes.mnist import load_digits
 torch.manual_seed(0)
 data = load_digits().train
 data = data[0].reshape(len(data[0]), -1), data[1]

@@ -26,7 +26,7 @@ from torch import nn
 import hetero
 from benchmarks.common import Bench, alternate, arguments
 from hetero.plan.shares import StepModel, make_plan
-from hetero.train.mnist import load_digits, load_mnist, network
+from hetero.recipes.mnist import load_digits, load_mnist, network
 from tests.needs import _data
 
 BATCH, SAMPLES, SLOW = 128, 4096, 0.333

@@ -16,7 +16,7 @@ from torch import nn
 import hetero
 from benchmarks.common import Bench, alternate, arguments
 from benchmarks.train_shares import BATCH, SAMPLES, adam, pictures
-from hetero.train.mnist import network
+from hetero.recipes.mnist import network
 
 
 class Contestant:

@@ -350,13 +350,13 @@ def _config(path: Path) -> None:
 
 
 def _recipe(path: Path) -> None:
-    from hetero.train.recipe import read_recipe
+    from hetero.recipes.training import read_recipe
 
     read_recipe(path)
 
 
 def _search(path: Path) -> None:
-    from hetero.train.search_recipe import read_search
+    from hetero.recipes.search import read_search
 
     read_search(path)
 
@@ -397,7 +397,7 @@ def _samples(path: Path) -> None:
 
 
 def _digits(path: Path) -> None:
-    from hetero.train.mnist import read_idx
+    from hetero.recipes.mnist import read_idx
 
     read_idx(path)
 

@@ -177,7 +177,7 @@ def _layers() -> Any:
 def _models() -> list[bytes]:
     from safetensors.torch import save
 
-    from hetero.train import compress_files
+    from hetero.compression import files as compress_files
     from hetero.train.saving import _ALIASES
 
     tensors = {name: each for name, each in _layers().state_dict().items() if name != "2.bias"}
@@ -187,7 +187,8 @@ def _models() -> list[bytes]:
 def _trained(path: Path) -> None:
     import copy
 
-    from hetero.train.saving import load_parameters, read_model
+    from hetero.compression.files import load_parameters
+    from hetero.train.saving import read_model
 
     read_model(path)
     load_parameters(copy.deepcopy(_layers()), path)
@@ -204,7 +205,7 @@ def _array_files() -> list[bytes]:
 
 def _array(path: Path) -> None:
     from hetero.batch.plain import NpySource
-    from hetero.train.inference import read_pictures
+    from hetero.recipes.saved_models import read_pictures
 
     read_pictures(path)
     source = NpySource(path)
@@ -227,7 +228,7 @@ def _pictures() -> list[bytes]:
 
 
 def _picture(path: Path) -> None:
-    from hetero.train.inference import read_pictures
+    from hetero.recipes.saved_models import read_pictures
 
     with warnings.catch_warnings():  # Pillow tells of odd tags
         warnings.simplefilter("ignore")
@@ -269,7 +270,7 @@ _ABOUT = {"objective": "f", "goal": "least", "space": {"lr": "0.1 to 1"}}
 
 
 def _study(path: Path) -> None:
-    from hetero.train.search_study import _about_of, _difference
+    from hetero.tune.study import _about_of, _difference
 
     _difference(_about_of(path.read_text("utf-8", "replace"), "a study"), _ABOUT)
 

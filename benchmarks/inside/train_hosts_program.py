@@ -18,7 +18,7 @@ from torch import nn
 import hetero
 from benchmarks.train_deaths import has_torch
 from benchmarks.train_shares import BATCH, adam, pictures
-from hetero.train.mnist import network
+from hetero.recipes.mnist import network
 
 
 def trained(ctx: hetero.Context, log: Path) -> list[Any]:

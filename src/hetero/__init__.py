@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from hetero.batch.tables import Tables
     from hetero.comm.group import Group, open_rendezvous
     from hetero.comm.mpi import MpiGroup
+    from hetero.compression.compress import compress
+    from hetero.compression.files import load_parameters
     from hetero.drive.checkpoints import checkpoint, restore, resumable
     from hetero.floor.errors import HeteroError
     from hetero.graphs.program import Graph
@@ -54,14 +56,12 @@ if TYPE_CHECKING:
     from hetero.session.pressure import Pressure, on_pressure, pressure
     from hetero.session.snapshot import snapshot
     from hetero.session.tasks import TaskFunction, task
-    from hetero.train.compress import compress
+    from hetero.splitting.split import Split, split
     from hetero.train.data import pad_samples
     from hetero.train.footprint import footprint
     from hetero.train.sample_log import check_sample_log, read_sample_log
-    from hetero.train.saving import load_parameters
-    from hetero.train.search import search
-    from hetero.train.split import Split, split
     from hetero.train.trainer import Trainer
+    from hetero.tune.search import search
 
 __all__ = [
     "ALL_COMPLETED",
@@ -177,13 +177,13 @@ _HOMES = {
     "hetero.session.pressure": ("Pressure", "on_pressure", "pressure"),
     "hetero.session.snapshot": ("snapshot",),
     "hetero.session.tasks": ("TaskFunction", "task"),
-    "hetero.train.compress": ("compress",),
+    "hetero.compression.compress": ("compress",),
     "hetero.train.data": ("pad_samples",),
     "hetero.train.footprint": ("footprint",),
     "hetero.train.sample_log": ("check_sample_log", "read_sample_log"),
-    "hetero.train.saving": ("load_parameters",),
-    "hetero.train.search": ("search",),
-    "hetero.train.split": ("Split", "split"),
+    "hetero.compression.files": ("load_parameters",),
+    "hetero.tune.search": ("search",),
+    "hetero.splitting.split": ("Split", "split"),
     "hetero.train.trainer": ("Trainer",),
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}

@@ -16,10 +16,14 @@ from hetero.errors import BadValueError
 torch = pytest.importorskip("torch")
 pytest.importorskip("torchao")
 
-from hetero.train.compress import compress_file  # noqa: E402
-from hetero.train.inference import infer, read_pictures  # noqa: E402
-from hetero.train.mnist import load_digits, network  # noqa: E402
-from hetero.train.saving import load_parameters, save_model  # noqa: E402
+from hetero.compression.files import load_parameters  # noqa: E402
+from hetero.recipes.mnist import load_digits, network  # noqa: E402
+from hetero.recipes.saved_models import (  # noqa: E402
+    compress_file,
+    infer,
+    read_pictures,
+)
+from hetero.train.saving import save_model  # noqa: E402
 
 
 def compress(*words: str, cwd: Path, code: int = 0) -> subprocess.CompletedProcess[str]:

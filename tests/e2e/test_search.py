@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from hetero.train.recipe import read_recipe
+from hetero.recipes.training import read_recipe
 from tests.needs import PROJECT
 
 pytest.importorskip("optuna")
@@ -66,9 +66,9 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[str], Path]:
 
 def test_a_recipe_is_searched_and_the_best_trains_as_it_did_in_its_trial(tmp_path: Path) -> None:
     pytest.importorskip("torch")
-    from hetero.train.example import Watcher, carry_out
-    from hetero.train.search_recipe import carry_out_search, read_search
-    from hetero.train.search_values import SearchListener
+    from hetero.recipes.run import Watcher, carry_out
+    from hetero.recipes.search import carry_out_search, read_search
+    from hetero.tune.values import SearchListener
 
     settings = ["search.trials=2", "train.epochs=1", "train.global_batch=256", f"output={tmp_path / 'out'}"]
     outcome = carry_out_search(read_search(RECIPE, settings), SearchListener(), devices="1xcpu")
@@ -137,8 +137,8 @@ def test_the_study_is_one_that_optunas_own_tools_read(whole: tuple[list[str], Pa
 )
 def test_a_mistake_in_a_search_is_one_line(setting: str, code: int, words: str, tmp_path: Path) -> None:
     from hetero.floor.errors import HeteroError
-    from hetero.train.search_recipe import carry_out_search, read_search
-    from hetero.train.search_values import SearchListener
+    from hetero.recipes.search import carry_out_search, read_search
+    from hetero.tune.values import SearchListener
 
     settings = [setting, f"output={tmp_path / 'out'}"]
     if "objective" in setting:

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from hetero.errors import BadValueError, HeteroError
-from hetero.train.mnist import load_digits, load_mnist, read_idx
+from hetero.recipes.mnist import load_digits, load_mnist, read_idx
 from tests.needs import PROJECT, data_folder
 
 pytest.importorskip("torch")

@@ -18,10 +18,14 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("safetensors")
 nn = torch.nn
 
-from hetero.train.compress_files import pack, restore  # noqa: E402
-from hetero.train.compress_prune import drop_channels, make_permanent, zero_weights, zeros_frac  # noqa: E402
-from hetero.train.compress_quantise import quantise  # noqa: E402
-from hetero.train.saving import load_parameters, read_model  # noqa: E402
+from hetero.compression.files import (  # noqa: E402
+    load_parameters,
+    pack,
+    restore,
+)
+from hetero.compression.pruning import drop_channels, make_permanent, zero_weights, zeros_frac  # noqa: E402
+from hetero.compression.quantisation import quantise  # noqa: E402
+from hetero.train.saving import read_model  # noqa: E402
 
 
 @pytest.fixture(scope="module")

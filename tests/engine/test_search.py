@@ -15,10 +15,10 @@ import pytest
 
 import hetero
 from hetero.errors import BadValueError, NothingFitsError
-from hetero.train.search_space import Range
-from hetero.train.search_study import Study
-from hetero.train.search_trial import Ended, Trial
-from hetero.train.search_values import Plan, SearchError, SearchListener, TrialReport
+from hetero.tune.space import Range
+from hetero.tune.study import Study
+from hetero.tune.trial import Ended, Trial
+from hetero.tune.values import Plan, SearchError, SearchListener, TrialReport
 
 pytest.importorskip("optuna")
 
@@ -197,7 +197,7 @@ def test_devices_that_run_no_python_are_refused() -> None:
 
 
 def plan(trials: int = 6, **words: Any) -> Plan:
-    from hetero.train.search_space import read_space
+    from hetero.tune.space import read_space
 
     return Plan(**{"what": "demo", "space": read_space(LINE), "trials": trials, "sampler": "tpe", "seed": 5, **words})
 

@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 
 import hetero
+from hetero.compression.files import pack as pack_compressed
 from hetero.errors import BadValueError, HeteroError
 from hetero.stores.files import FileStore
 from hetero.testing.power import RecordingDisk, cuts
 from hetero.train.checkpoints import Checkpoint, TrainingCheckpoints
-from hetero.train.compress_files import pack as pack_compressed
 from hetero.train.saving import read_model, save_model
 from hetero.train.state import pack, unpack
 

@@ -14,7 +14,7 @@ import pytest
 
 import hetero
 from hetero.errors import BadValueError
-from hetero.train.recipe import read_recipe
+from hetero.recipes.training import read_recipe
 from tests.needs import need
 
 torch = pytest.importorskip("torch")

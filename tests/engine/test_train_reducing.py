@@ -21,7 +21,7 @@ from tests.needs import need
 torch = pytest.importorskip("torch")
 nn = torch.nn
 
-from hetero.train.compression import LowRankExchange, make_exchange, settle, starting  # noqa: E402
+from hetero.train.gradient_compression import LowRankExchange, make_exchange, settle, starting  # noqa: E402
 from hetero.train.gradients import Gradients  # noqa: E402
 from hetero.train.reducing import ByKind, SummedOn  # noqa: E402
 from hetero.train.values import Options, TrainingError  # noqa: E402

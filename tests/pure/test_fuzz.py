@@ -17,8 +17,8 @@ from hetero.batch.base import Job
 from hetero.batch.folder import MANIFEST, JsonLinesSink
 from hetero.engines.ray.node import Node, read_node
 from hetero.floor.errors import BadValueError, FileError, HeteroError
+from hetero.recipes.saved_models import read_pictures
 from hetero.session.published import read_descriptor
-from hetero.train.inference import read_pictures
 from tests.fuzz import fuzz, mutated
 from tests.fuzz_formats import FORMATS, Format
 

@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hetero.errors import BadValueError
-from hetero.train.search_queue import Paces, RunningTrial
-from hetero.train.search_space import Range, corners, describe, grid, read_range, read_space
-from hetero.train.search_values import Plan
+from hetero.tune.assignment import Paces, RunningTrial
+from hetero.tune.space import Range, corners, describe, grid, read_range, read_space
+from hetero.tune.values import Plan
 
 TICK_S = 0.05
 

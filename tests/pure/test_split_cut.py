@@ -14,7 +14,7 @@ from tests.needs import PROJECT
 torch = pytest.importorskip("torch")
 nn = torch.nn
 
-from hetero.train.split_cut import chain_of, run_through  # noqa: E402  torch must be there first
+from hetero.splitting.layers import chain_of, run_through  # noqa: E402  torch must be there first
 
 
 class Residual(nn.Module):  # type: ignore[misc]

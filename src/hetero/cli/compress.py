@@ -14,7 +14,7 @@ import typer
 from hetero.cli.output import console, print_json
 
 if TYPE_CHECKING:
-    from hetero.train.compress import Compressed
+    from hetero.compression.compress import Compressed
 
 __all__ = ["compress"]
 
@@ -34,7 +34,7 @@ def compress(
     from hetero.cli.train import need_torch
 
     need_torch()
-    from hetero.train.compress import compress_file
+    from hetero.recipes.saved_models import compress_file
 
     target = output or model.parent / f"{model.stem}-compressed.safetensors"
     wishes = {"prune": prune, "structured": structured, "quantise": quantise, "fine_tune": fine_tune}

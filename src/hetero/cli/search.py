@@ -18,8 +18,8 @@ from hetero.cli.output import console, print_json, say, styled
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from hetero.train.search_recipe import Outcome
-    from hetero.train.search_values import TrialReport
+    from hetero.recipes.search import Outcome
+    from hetero.tune.values import TrialReport
 
 __all__ = ["search"]
 
@@ -33,8 +33,8 @@ def search(
     json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
     """Search for the best values of a recipe or a function; run anew, it goes on with what was stopped."""
-    from hetero.train.search_recipe import carry_out_search, read_search
-    from hetero.train.search_values import SearchListener
+    from hetero.recipes.search import carry_out_search, read_search
+    from hetero.tune.values import SearchListener
 
     wanted = read_search(config, set_ or [])
     teller = SearchListener() if json else _make_teller()
@@ -54,7 +54,7 @@ def search(
 
 def _make_teller() -> Any:
     """Make what tells people: a line a trial, and on a terminal a live table of what runs."""
-    from hetero.train.search_values import SearchListener
+    from hetero.tune.values import SearchListener
 
     class Teller(SearchListener):
         def __init__(self) -> None:

@@ -15,7 +15,7 @@ from hetero.cli.output import console, print_json, say, styled
 from hetero.cli.words import as_setting
 
 if TYPE_CHECKING:
-    from hetero.train.example import Outcome
+    from hetero.recipes.run import Outcome
 
 __all__ = ["infer", "train"]
 
@@ -30,12 +30,12 @@ def train(
     json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
     """Train one model over this host's devices, or with Ray over those of many, as a recipe says."""
-    from hetero.train.recipe import read_recipe
+    from hetero.recipes.training import read_recipe
 
     settings = [*(set_ or []), *_as_settings(engine, address), *(["train.resume=true"] if resume else [])]
     wanted = read_recipe(recipe, settings)
     need_torch()
-    from hetero.train.example import Watcher, carry_out
+    from hetero.recipes.run import Watcher, carry_out
 
     if json:
         print_json(carry_out(wanted, Watcher(), devices=devices).as_dict())
@@ -58,7 +58,7 @@ def infer(
 ) -> None:
     """Run a saved model on pictures, over this host's devices, or with Ray over those of many."""
     need_torch()
-    from hetero.train.inference import infer as run
+    from hetero.recipes.saved_models import infer as run
 
     answers = run(model, images, devices=devices, set=_as_settings(engine, address))
     if json:
@@ -86,7 +86,7 @@ def need_torch() -> None:
 
 def _make_teller() -> Any:
     """Make what tells people: lines, and a live bar on a terminal."""
-    from hetero.train.example import Watcher
+    from hetero.recipes.run import Watcher
     from hetero.train.values import EpochReport
 
     class Teller(Watcher):

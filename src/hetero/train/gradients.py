@@ -19,7 +19,7 @@ from hetero.comm.group import Group, Work
 from hetero.floor import clock
 from hetero.train import buckets
 from hetero.train.buckets import Bucket
-from hetero.train.compression import HALVES, Exchange, make_exchange, settle, starting
+from hetero.train.gradient_compression import HALVES, Exchange, make_exchange, settle, starting
 from hetero.train.values import Options, TrainingError
 
 __all__ = ["FINEST", "BitwiseGradients", "Gradients"]

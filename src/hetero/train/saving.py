@@ -1,7 +1,7 @@
 """Trained models at rest: safetensors, with the words that are needed to use them again.
 
-In: a model, or a file. Out: a file that is whole or absent; parameters loaded into a model.
-It must not unpickle anything.
+In: a model, or a file. Out: a file that is whole or absent; its tensors. It must not unpickle anything.
+`hetero.compression.files` loads them into a model, compressed or not.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from hetero.floor.documents import parse_json
 from hetero.floor.errors import BadValueError
 from hetero.floor.files import atomic_write, output_file
 from hetero.floor.units import shown
-from hetero.train.adapters import frozen_word, kept_state, load_kept
-from hetero.train.compress_files import COMPRESSED, restore
+from hetero.train.adapters import frozen_word, kept_state
 from hetero.train.state import in_one_order
 
-__all__ = ["load_parameters", "read_model", "save_model"]
+__all__ = ["FROZEN", "read_model", "save_model"]
 
 _ALIASES = "hetero.aliases"
-_FROZEN = "hetero.frozen"
+FROZEN = "hetero.frozen"
+"""The word in a file's metadata that holds the checksum of the parameters left out."""
 
 
 def save_model(model: Any, path: str | Path, facts: Mapping[str, str], *, trained_only: bool = False) -> Path:
@@ -40,7 +40,7 @@ def save_model(model: Any, path: str | Path, facts: Mapping[str, str], *, traine
     from safetensors.torch import save
 
     state = kept_state(model) if trained_only else model.state_dict()
-    words = {"format": "pt", **facts, **({_FROZEN: frozen_word(model)} if trained_only else {})}
+    words = {"format": "pt", **facts, **({FROZEN: frozen_word(model)} if trained_only else {})}
     kept: dict[str, Any] = {}
     aliases: dict[str, str] = {}
     homes: dict[tuple[object, ...], str] = {}
@@ -78,29 +78,3 @@ def read_model(path: str | Path) -> tuple[dict[str, Any], dict[str, str]]:
     if not isinstance(aliases, dict) or not all(isinstance(home, str) and home in tensors for home in aliases.values()):
         raise BadValueError(f"{path}: its shared tensors are {shown(aliases)}", remedy="save the model again")
     return {**tensors, **{name: tensors[home] for name, home in aliases.items()}}, facts
-
-
-def load_parameters(model: Any, path: str | Path) -> dict[str, str]:
-    """Load a file that `Trainer.save` wrote into a model; returns the words of the file.
-
-    Parameters
-    ----------
-    model : made as the one that was saved; where only adapters were, with the same base
-
-    Raises
-    ------
-    BadValueError
-        The file cannot be read, or belongs to another model.
-    """
-    tensors, facts = read_model(path)
-    try:
-        if _FROZEN in facts:
-            load_kept(model, tensors, facts[_FROZEN])
-        elif COMPRESSED in facts:
-            restore(model, tensors, facts)
-        else:
-            model.load_state_dict(tensors)
-    except RuntimeError as error:
-        said = " ".join(str(error).split())[:300]
-        raise BadValueError(f"{path} belongs to another model: {said}", remedy="give the file of this model") from error
-    return facts

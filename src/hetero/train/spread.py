@@ -7,7 +7,9 @@ It must not train.
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Mapping, Sequence
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +20,6 @@ from hetero.backends.torch import is_out_of_memory
 from hetero.floor import clock
 from hetero.model.device import Device
 from hetero.session.tasks import task
-from hetero.train.compress_quantise import quietly
 from hetero.train.data import Samples
 from hetero.train.honoured import in_process
 from hetero.train.probing import torch_place
@@ -30,12 +31,13 @@ if TYPE_CHECKING:
 
     from hetero.session.context import Context
 
-__all__ = ["Work", "evaluate_part", "predict_part", "run_over"]
+__all__ = ["Work", "evaluate_part", "predict_part", "quietly", "run_over"]
 
 _FIRST = 16
 _AIM_S = 0.1
 _GUIDED = 3.0
 _QUEUED = 2
+_NOISY = ("torchao", "torch.utils._pytree")
 _kept: dict[str, tuple[int, Any]] = {}
 
 
@@ -55,6 +57,20 @@ class Work:
     options: Options
     number: int
     process: Mapping[str, Any] = field(default_factory=dict)
+
+
+@contextmanager
+def quietly() -> Iterator[None]:
+    """Keep torchao from telling, when it is imported, of kernels that are for other devices."""
+    loggers = [logging.getLogger(name) for name in _NOISY]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
 
 
 def _model(work: Work, place: str) -> Any:

@@ -1,6 +1,7 @@
 """Compressed models at rest: safetensors in which zeros take a bit each, and quantised weights a byte.
 
-In: a model, or the tensors of a file. Out: bytes; a model that has them. It must not unpickle anything.
+In: a model, or a file. Out: bytes; a model that has the tensors of the file, whether compressed or not.
+It must not unpickle anything.
 """
 
 from __future__ import annotations
@@ -8,13 +9,17 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
+from hetero.compression.quantisation import inner_tensors, quantise
 from hetero.floor.documents import parse_json
 from hetero.floor.errors import BadValueError
-from hetero.train.compress_quantise import inner_tensors, quantise
+from hetero.train.adapters import load_kept
+from hetero.train.saving import FROZEN, read_model
+from hetero.train.state import in_one_order
 
-__all__ = ["COMPRESSED", "pack", "restore"]
+__all__ = ["COMPRESSED", "load_parameters", "pack", "restore"]
 
 COMPRESSED = "hetero.compressed"
 """The word in a file's metadata that says how it was compressed."""
@@ -35,8 +40,6 @@ def pack(model: Any, facts: Mapping[str, str], quantised: str | None = None) -> 
     A tensor with zeros becomes its other values and a bitmap, where that is shorter.
     """
     import safetensors.torch
-
-    from hetero.train.state import in_one_order
 
     state = model.state_dict()
     tensors: dict[str, Any] = {}
@@ -95,7 +98,7 @@ def restore(model: Any, tensors: Mapping[str, Any], facts: Mapping[str, str]) ->
     RuntimeError
         The file belongs to another model, as `load_state_dict` has it.
     """
-    from hetero.train.compress_prune import fit_shapes
+    from hetero.compression.pruning import fit_shapes
 
     try:
         about = parse_json(facts[COMPRESSED], "the file", BadValueError)
@@ -122,3 +125,29 @@ def _fill(model: Any, tensors: Mapping[str, Any]) -> None:
             if tensor.shape != tensors[name].shape:
                 raise ValueError(f"{name} has shape {tuple(tensors[name].shape)}, and the model {tuple(tensor.shape)}")
             tensor.copy_(tensors[name])
+
+
+def load_parameters(model: Any, path: str | Path) -> dict[str, str]:
+    """Load a file that `Trainer.save` wrote into a model; returns the words of the file.
+
+    Parameters
+    ----------
+    model : made as the one that was saved; where only adapters were, with the same base
+
+    Raises
+    ------
+    BadValueError
+        The file cannot be read, or belongs to another model.
+    """
+    tensors, facts = read_model(path)
+    try:
+        if FROZEN in facts:
+            load_kept(model, tensors, facts[FROZEN])
+        elif COMPRESSED in facts:
+            restore(model, tensors, facts)
+        else:
+            model.load_state_dict(tensors)
+    except RuntimeError as error:
+        said = " ".join(str(error).split())[:300]
+        raise BadValueError(f"{path} belongs to another model: {said}", remedy="give the file of this model") from error
+    return facts

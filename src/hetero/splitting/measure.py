@@ -18,10 +18,10 @@ import torch
 from hetero.drive.frame import Frame, current
 from hetero.floor import clock
 from hetero.model.device import Device
+from hetero.splitting.slowdown import Pace, slow_layers
+from hetero.splitting.transport import Packed, Talk, packed, unpacked
 from hetero.train.keyed import KeyedRandom
 from hetero.train.probing import torch_place
-from hetero.train.split_slow import Pace, slow_layers
-from hetero.train.split_talk import Packed, Talk, packed, unpacked
 
 __all__ = ["LayerCost", "LinkCost", "Measuring", "limit_bytes", "measure_layers", "measure_links", "only_meet"]
 

@@ -5,20 +5,17 @@ In: a model, a word. Out: the same model with quantised layers. It must not know
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 from hetero.floor.errors import BadValueError, MissingPackageError, did_you_mean
+from hetero.train.spread import quietly
 
-__all__ = ["WORDS", "check_word", "inner_tensors", "quantise", "quietly"]
+__all__ = ["WORDS", "check_word", "inner_tensors", "quantise"]
 
 WORDS = {
     "int8": "weights in 8 bits, and what they are multiplied with is rounded to 8 bits at each call",
     "int8-weights": "weights in 8 bits, computation as before",
 }
-_NOISY = ("torchao", "torch.utils._pytree")
 
 
 def check_word(word: str) -> str:
@@ -34,20 +31,6 @@ def check_word(word: str) -> str:
             f"quantise={word!r} is not known{did_you_mean(word, WORDS)}", remedy=f"give {' or '.join(WORDS)}"
         )
     return word
-
-
-@contextmanager
-def quietly() -> Iterator[None]:
-    """Keep torchao from telling, when it is imported, of kernels that are for other devices."""
-    loggers = [logging.getLogger(name) for name in _NOISY]
-    levels = [logger.level for logger in loggers]
-    for logger in loggers:
-        logger.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        for logger, level in zip(loggers, levels, strict=True):
-            logger.setLevel(level)
 
 
 def quantise(model: Any, word: str) -> list[str]:

@@ -22,13 +22,13 @@ from hetero.floor.units import parse_seconds
 from hetero.model.device import Device
 from hetero.session.signature import register
 from hetero.session.tasks import task
-from hetero.train.split_choice import Choice, choose, given_stages
-from hetero.train.split_cut import Layer, chain_of, run_through
-from hetero.train.split_fleet import Fleet, as_tensor, check_training
-from hetero.train.split_report import SplitReport, StageReport, device_note
-from hetero.train.split_stage import Said, StageJob, StageParts, drop_stage, fetch_stage, run_stages
-from hetero.train.split_survey import as_bytes, survey
-from hetero.train.split_talk import Packed, packed, unpacked
+from hetero.splitting.choice import Choice, choose, given_stages
+from hetero.splitting.fleet import Fleet, as_tensor, check_training
+from hetero.splitting.layers import Layer, chain_of, run_through
+from hetero.splitting.report import SplitReport, StageReport, device_note
+from hetero.splitting.stage import Said, StageJob, StageParts, drop_stage, fetch_stage, run_stages
+from hetero.splitting.survey import as_bytes, survey
+from hetero.splitting.transport import Packed, packed, unpacked
 from hetero.train.values import NotANumberError, TrainingError
 
 if TYPE_CHECKING:

@@ -13,8 +13,8 @@ import torch
 
 from hetero.floor.errors import BadValueError, did_you_mean
 from hetero.model.device import Device
+from hetero.splitting.layers import Layer
 from hetero.train.replica import mixing_layers
-from hetero.train.split_cut import Layer
 from hetero.train.trainer import can_train
 
 if TYPE_CHECKING:

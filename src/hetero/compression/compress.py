@@ -12,17 +12,17 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hetero.compression.files import pack
+from hetero.compression.measure import measure_speeds
+from hetero.compression.quantisation import WORDS, check_word, quantise
 from hetero.floor.errors import BadValueError
 from hetero.floor.files import atomic_write, output_file
-from hetero.train.compress_files import COMPRESSED, pack
-from hetero.train.compress_measure import measure_speeds
-from hetero.train.compress_quantise import WORDS, check_word, quantise
 
 if TYPE_CHECKING:
     from hetero.session.context import Context
     from hetero.train.values import Evaluation
 
-__all__ = ["Compressed", "Figures", "compress", "compress_file"]
+__all__ = ["Compressed", "Figures", "compress"]
 
 _RATE = 1e-3
 
@@ -193,7 +193,7 @@ class _Job:
                 trainer.fit(self.fine_tune)
             notes.append(f"trained further for {self.fine_tune} epochs")
         if self.prune:
-            from hetero.train.compress_prune import make_permanent
+            from hetero.compression.pruning import make_permanent
 
             make_permanent(made)
         if self.quantise is not None:
@@ -202,7 +202,7 @@ class _Job:
         return made, notes
 
     def _prune(self, model: Any) -> str:
-        from hetero.train.compress_prune import drop_channels, zero_weights
+        from hetero.compression.pruning import drop_channels, zero_weights
 
         if self.structured:
             drop_channels(model, self.prune)
@@ -242,7 +242,7 @@ def _length(data: Any) -> int:
 def _figures(
     model: Any, quantised: str | None, speeds: Mapping[str, float], job: _Job, test: Any, ctx: Context
 ) -> Figures:
-    from hetero.train.compress_prune import zeros_frac
+    from hetero.compression.pruning import zeros_frac
 
     tested: Evaluation | None = None
     if test is not None:
@@ -256,45 +256,3 @@ def _figures(
         loss=None if tested is None else tested.loss,
         samples_per_s=speeds,
     )
-
-
-# --- files -------------------------------------------------------------------------------------------------
-
-
-def compress_file(
-    path: Path | str,
-    output: Path | str,
-    *,
-    data_path: Path | str | None = None,
-    devices: str | None = None,
-    **options: Any,
-) -> Compressed:
-    """Compress a model that `hetero train` saved, and write the result.
-
-    Parameters
-    ----------
-    output : file to write, which `hetero infer` reads as it reads the other
-    data_path : folder of MNIST's files; scikit-learn's digits where none is given
-    options : keywords of `compress`
-
-    Raises
-    ------
-    HeteroError
-        The file is no model of ours, or is compressed already; or whatever `compress` raises.
-    """
-    from hetero.train.example import make_model
-    from hetero.train.mnist import load_digits, load_mnist
-    from hetero.train.saving import load_parameters, read_model
-
-    facts = read_model(path)[1]
-    word = facts.get("hetero.model")
-    if word is None:
-        raise BadValueError(f"{path} does not say which model it is of", remedy="give a file that hetero train saved")
-    if COMPRESSED in facts:
-        raise BadValueError(f"{path} is compressed already", remedy="give the file that hetero train saved")
-    model = make_model(word)
-    load_parameters(model, path)
-    digits = load_digits() if data_path is None else load_mnist(data_path)
-    made = compress(model, test=digits.test, data=digits.train, devices=devices, **options)
-    made.save(output, {"hetero.model": word})
-    return made

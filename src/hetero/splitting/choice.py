@@ -14,8 +14,8 @@ from hetero.floor.errors import BadValueError, NothingFitsError, did_you_mean
 from hetero.floor.units import format_bytes
 from hetero.model.device import Device
 from hetero.plan.stages import Chain, StagePlan, best_alone, fixed_stages, pipeline_s, plan_stages
-from hetero.train.split_cut import Layer
-from hetero.train.split_measure import LayerCost, LinkCost, limit_bytes
+from hetero.splitting.layers import Layer
+from hetero.splitting.measure import LayerCost, LinkCost, limit_bytes
 
 __all__ = ["Choice", "Costs", "choose", "given_stages"]
 

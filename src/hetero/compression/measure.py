@@ -15,7 +15,7 @@ from hetero.drive.frame import Frame, current
 from hetero.floor import clock
 from hetero.floor.errors import BadValueError
 from hetero.session.tasks import task
-from hetero.train.compress_quantise import quietly
+from hetero.train.spread import quietly
 
 if TYPE_CHECKING:
     from hetero.session.context import Context

@@ -18,11 +18,11 @@ import torch
 from hetero.drive.frame import Frame, current
 from hetero.floor.errors import HeteroError
 from hetero.plan.stages import one_forward_one_backward
+from hetero.splitting.slowdown import Pace, slow_layers
+from hetero.splitting.transport import Packed, Talk, packed, unpacked
 from hetero.train.keyed import KeyedRandom
 from hetero.train.losses import SummedLoss
 from hetero.train.probing import torch_place
-from hetero.train.split_slow import Pace, slow_layers
-from hetero.train.split_talk import Packed, Talk, packed, unpacked
 from hetero.train.values import NotANumberError
 
 __all__ = ["Said", "StageJob", "StageLostError", "StageParts", "drop_stage", "fetch_stage", "run_stages"]

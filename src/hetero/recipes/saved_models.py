@@ -1,22 +1,25 @@
-"""A saved model at work on pictures.
+"""Models that `hetero train` saved: their answers for pictures, and smaller copies of them.
 
-In: a model file, picture files. Out: an answer per picture, in order. It must not train.
+In: a model file, picture files. Out: an answer per picture, in order; a compressed model file.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hetero.floor.documents import read_array
 from hetero.floor.errors import BadValueError, MissingPackageError
-from hetero.train.mnist import read_idx, scaled
+from hetero.recipes.mnist import load_digits, load_mnist, read_idx, scaled
 
-__all__ = ["Answer", "infer", "read_pictures"]
+if TYPE_CHECKING:
+    from hetero.compression.compress import Compressed
+
+__all__ = ["Answer", "compress_file", "infer", "read_pictures"]
 
 _SIDE = 28
 
@@ -45,8 +48,9 @@ def infer(
     """
     import torch
 
-    from hetero.train.example import make_model
-    from hetero.train.saving import load_parameters, read_model
+    from hetero.compression.files import load_parameters
+    from hetero.recipes.run import make_model
+    from hetero.train.saving import read_model
     from hetero.train.trainer import Trainer
 
     word = read_model(model)[1].get("hetero.model")
@@ -112,3 +116,43 @@ def _decoded(path: Path) -> NDArray[np.uint8]:
             return np.asarray(grey if grey.size == (_SIDE, _SIDE) else grey.resize((_SIDE, _SIDE)))
     except (UnidentifiedImageError, OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
         raise BadValueError(f"{path} is no picture: {error}", remedy="give PNG, JPEG, .npy or idx files") from error
+
+
+def compress_file(
+    path: Path | str,
+    output: Path | str,
+    *,
+    data_path: Path | str | None = None,
+    devices: str | None = None,
+    **options: Any,
+) -> Compressed:
+    """Compress a model that `hetero train` saved, and write the result.
+
+    Parameters
+    ----------
+    output : file to write, which `hetero infer` reads as it reads the other
+    data_path : folder of MNIST's files; scikit-learn's digits where none is given
+    options : keywords of `compress`
+
+    Raises
+    ------
+    HeteroError
+        The file is no model of ours, or is compressed already; or whatever `compress` raises.
+    """
+    from hetero.compression.compress import compress
+    from hetero.compression.files import COMPRESSED, load_parameters
+    from hetero.recipes.run import make_model
+    from hetero.train.saving import read_model
+
+    facts = read_model(path)[1]
+    word = facts.get("hetero.model")
+    if word is None:
+        raise BadValueError(f"{path} does not say which model it is of", remedy="give a file that hetero train saved")
+    if COMPRESSED in facts:
+        raise BadValueError(f"{path} is compressed already", remedy="give the file that hetero train saved")
+    model = make_model(word)
+    load_parameters(model, path)
+    digits = load_digits() if data_path is None else load_mnist(data_path)
+    made = compress(model, test=digits.test, data=digits.train, devices=devices, **options)
+    made.save(output, {"hetero.model": word})
+    return made

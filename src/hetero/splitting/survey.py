@@ -16,11 +16,11 @@ from hetero.floor import clock
 from hetero.model.device import Device
 from hetero.session.signature import register
 from hetero.session.tasks import task
-from hetero.train.split_choice import Costs
-from hetero.train.split_cut import Layer
-from hetero.train.split_fleet import Fleet
-from hetero.train.split_measure import LayerCost, LinkCost, Measuring, measure_layers, measure_links, only_meet
-from hetero.train.split_talk import packed
+from hetero.splitting.choice import Costs
+from hetero.splitting.fleet import Fleet
+from hetero.splitting.layers import Layer
+from hetero.splitting.measure import LayerCost, LinkCost, Measuring, measure_layers, measure_links, only_meet
+from hetero.splitting.transport import packed
 
 __all__ = ["as_bytes", "survey"]
 

@@ -19,14 +19,14 @@ from hetero.floor.errors import BadValueError, ConfigError, HeteroError, did_you
 from hetero.floor.files import atomic_write
 from hetero.floor.units import shown
 from hetero.model.device import Device
+from hetero.recipes.mnist import Digits
+from hetero.recipes.training import Recipe, read_tree, recipe_of
 from hetero.session.config_yaml import Key, Tree, copied
-from hetero.train.mnist import Digits
-from hetero.train.recipe import Recipe, read_tree, recipe_of
-from hetero.train.search import run_search, takes_python
-from hetero.train.search_space import Range, Space, corners, is_range, read_range
-from hetero.train.search_trial import Trial
-from hetero.train.search_values import Found, Plan, SearchListener
-from hetero.train.values import Options
+from hetero.train.values import Evaluation, Options
+from hetero.tune.search import run_search, takes_python
+from hetero.tune.space import Range, Space, corners, is_range, read_range
+from hetero.tune.trial import Trial
+from hetero.tune.values import Found, Plan, SearchListener
 
 __all__ = ["METRICS", "Outcome", "RecipeObjective", "Wanted", "carry_out_search", "read_search"]
 
@@ -34,6 +34,7 @@ METRICS = ("test_accuracy", "test_loss")
 _KEYS = ("objective", "metric", "trials", "sampler", "pruner", "goal", "seed")
 _ALL = 10**5
 _USUAL = 20
+_EVALUATE_AT_ONCE = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,16 +75,60 @@ class RecipeObjective:
 
     def __call__(self, trial: Trial) -> float:
         """Train, and report after each epoch but the last."""
-        from hetero.train.alone import train_alone
-
         assert self.digits is not None
         recipe = self.recipe(trial.params)
         value = 0.0
-        for epoch, tested in enumerate(train_alone(recipe, self.digits), 1):
+        for epoch, tested in enumerate(train_here(recipe, self.digits), 1):
             value = tested.loss if self.metric == "test_loss" else float(tested.accuracy or 0.0)
             if epoch < recipe.epochs:
                 trial.report(epoch, value)
         return value
+
+
+def train_here(recipe: Recipe, digits: Digits) -> Iterator[Evaluation]:
+    """Train on this task's device alone, epoch by epoch, and yield the test after each.
+
+    Raises
+    ------
+    NotANumberError
+        The loss is not a number.
+
+    Notes
+    -----
+    It is the loop of a training member without its group: a seed yields what `hetero train` yields on that device.
+    """
+    from hetero.comm.group import Group
+    from hetero.train.data import as_samples
+
+    options = Options(**recipe.options)
+    replica = _replica(recipe, options)
+    group, batch = Group(0, 1), options.global_batch
+    train, test = as_samples(digits.train), as_samples(digits.test)
+    for epoch in range(recipe.epochs):
+        ids = train.order(options, epoch)
+        for begin in range(0, len(ids), batch):
+            piece = ids[begin : begin + batch]
+            total, _ = replica.reduce(group, replica.compute(train, piece, len(piece)), [])
+            replica.apply(total, len(piece))
+            replica.step += 1
+        sums = replica.evaluate(test, range(len(test)), _EVALUATE_AT_ONCE)
+        accuracy = sums.right / sums.classes if sums.classes else None
+        yield Evaluation(len(test), sums.loss / sums.weight, accuracy)
+
+
+def _replica(recipe: Recipe, options: Options) -> Any:
+    import cloudpickle
+    import torch
+
+    from hetero.drive.frame import current
+    from hetero.recipes.run import make_model, make_optimizer
+    from hetero.train.probing import torch_place
+    from hetero.train.replica import Replica
+
+    frame = current()
+    torch.manual_seed(options.seed)
+    parts = cloudpickle.dumps((make_model(recipe.model), torch.nn.CrossEntropyLoss(), make_optimizer(recipe)))
+    return Replica(parts, options, "cpu" if frame is None else torch_place(frame.device), 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -314,7 +359,7 @@ def carry_out_search(wanted: Wanted, listener: SearchListener, *, devices: str |
 
 
 def _with_data(objective: RecipeObjective, space: Space) -> RecipeObjective:
-    from hetero.train.example import load
+    from hetero.recipes.run import load
 
     recipes = [objective.recipe(corner) for corner in corners(space)]
     digits = load(recipes[0])

@@ -19,11 +19,11 @@ from hetero.floor.errors import BadValueError, HeteroError, MissingPackageError,
 from hetero.model.device import Device
 from hetero.session.requests import KERNEL_KINDS
 from hetero.session.tasks import task
-from hetero.train.search_queue import Paces, RunningTrial
-from hetero.train.search_space import read_space
-from hetero.train.search_study import Study
-from hetero.train.search_trial import Trial, TrialCall, run_trial
-from hetero.train.search_values import Found, Plan, SearchError, SearchListener
+from hetero.tune.assignment import Paces, RunningTrial
+from hetero.tune.space import read_space
+from hetero.tune.study import Study
+from hetero.tune.trial import Trial, TrialCall, run_trial
+from hetero.tune.values import Found, Plan, SearchError, SearchListener
 
 if TYPE_CHECKING:
     from hetero.session.context import Context

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from hetero.floor.errors import BadValueError, HeteroError, did_you_mean
-from hetero.train.search_space import Range
+from hetero.tune.space import Range
 
 __all__ = ["GOALS", "PRUNERS", "SAMPLERS", "Found", "Plan", "SearchError", "SearchListener", "TrialReport"]
 

@@ -15,9 +15,9 @@ from typing import Any
 from hetero.floor.documents import parse_json, record_of
 from hetero.floor.errors import BadValueError
 from hetero.floor.files import local_path
-from hetero.train.search_space import describe, distributions, grid
-from hetero.train.search_trial import Ended
-from hetero.train.search_values import Plan, TrialReport
+from hetero.tune.space import describe, distributions, grid
+from hetero.tune.trial import Ended
+from hetero.tune.values import Plan, TrialReport
 
 __all__ = ["Study"]
 

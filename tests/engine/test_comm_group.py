@@ -17,11 +17,11 @@ import numpy as np
 import psutil
 import pytest
 
-from hetero.comm import shared
+from hetero.comm import shared_memory
 from hetero.comm.errors import DisagreementError, GroupBrokenError
 from hetero.comm.group import Group
-from hetero.comm.meeting import check_address, open_rendezvous
 from hetero.comm.mesh import Mesh
+from hetero.comm.rendezvous import check_address, open_rendezvous
 from hetero.errors import BadValueError
 from hetero.testing import check_group
 from tests.engine.members import Members, members
@@ -87,7 +87,7 @@ def test_sums_under_way_do_not_spoil_each_other(team: Members, seed: int) -> Non
 
 def _without_shared_memory(group: Group) -> tuple[list[float], bool]:
     if group.rank == 2:
-        shared.open_shared = lambda path, nbytes: None
+        shared_memory.open_shared = lambda path, nbytes: None
     row = np.ones(1000)
     group.all_reduce(row)
     return sorted(set(row.tolist())), group._shared is None

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from hetero.cli.submit import tell
-from hetero.engines.ray import door, doorway
+from hetero.engines.ray import job_client, job_server
 from hetero.engines.ray.certificates import make_certificates, server_context
-from hetero.engines.ray.doorway import Doorway
+from hetero.engines.ray.job_client import Doorway
 from hetero.errors import BadValueError, EngineError
 
 PATIENCE_S = 60.0
@@ -82,7 +82,7 @@ def test_what_gives_no_answer_of_a_job_server_is_none(said: bytes, encrypted: bo
 
 
 def test_a_job_server_that_is_silent_is_not_waited_for_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doorway, "_SILENCE_S", 0.2)
+    monkeypatch.setattr(job_client, "_SILENCE_S", 0.2)
     over = threading.Event()
 
     def silent(visitor: socket.socket) -> None:
@@ -96,9 +96,9 @@ def test_a_job_server_that_is_silent_is_not_waited_for_without_end(monkeypatch: 
 
 
 def test_answers_with_the_last_one_are_all(certificates: Path) -> None:
-    with server(lines(TEXT, JOB | END, door.LAST), certificates) as way:
+    with server(lines(TEXT, JOB | END, job_server.LAST), certificates) as way:
         assert tell(way.ask("logs", job="slow-1")) == 9
-    with server(lines(door.LAST), None) as way:
+    with server(lines(job_server.LAST), None) as way:
         assert list(way.ask("list")) == []
 
 
@@ -110,8 +110,8 @@ def test_a_request_that_fails_in_an_unforeseen_way_is_answered(monkeypatch: pyte
         def cancel(self, job: str) -> object:
             raise BadValueError(f"there is no job {job!r}", remedy="")
 
-    monkeypatch.setattr(door, "Jobs", Broken)
-    served = door.Door("127.0.0.1", 0, TOKEN, None)
+    monkeypatch.setattr(job_server, "Jobs", Broken)
+    served = job_server.Door("127.0.0.1", 0, TOKEN, None)
     over = threading.Event()
     serving = threading.Thread(target=served.serve, args=(lambda: not over.is_set(),))
     serving.start()

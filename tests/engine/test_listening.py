@@ -22,7 +22,7 @@ from hetero.comm.errors import GroupBrokenError, LineClosedError
 from hetero.comm.lines import Hub, Line
 from hetero.comm.mesh import Mesh
 from hetero.engines.ray.certificates import make_certificates
-from hetero.engines.ray.door import Door
+from hetero.engines.ray.job_server import Door
 from hetero.floor.listening import Admit, Listening
 from hetero.session.looking import ask, open_runs
 

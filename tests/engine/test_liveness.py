@@ -18,7 +18,7 @@ import psutil
 import pytest
 
 import hetero
-from hetero.engines.local import process
+from hetero.engines.local import process_proxy
 from hetero.floor.errors import NothingFitsError, TaskCancelledError
 from hetero.session import callbacks
 
@@ -28,7 +28,7 @@ pytestmark = pytest.mark.timeout(100)
 @pytest.fixture
 def often(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let workers be looked at twelve times as often."""
-    monkeypatch.setattr(process, "LOOK_S", 0.1)
+    monkeypatch.setattr(process_proxy, "LOOK_S", 0.1)
 
 
 @pytest.fixture
@@ -118,7 +118,7 @@ def test_heartbeats_do_not_disturb_a_worker_that_only_waits(ctx: hetero.Context)
 
 
 def test_a_worker_that_froze_while_it_started_is_started_again(often: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    made = process.Child
+    made = process_proxy.Child
     frozen: list[int] = []
 
     def freezes_the_first(*given: Any) -> Any:
@@ -128,7 +128,7 @@ def test_a_worker_that_froze_while_it_started_is_started_again(often: None, monk
             os.kill(child.pid, signal.SIGSTOP)
         return child
 
-    monkeypatch.setattr(process, "Child", freezes_the_first)
+    monkeypatch.setattr(process_proxy, "Child", freezes_the_first)
     with hetero.Context(devices="1xcpu", isolation="process", history=False) as ctx:
         assert ctx.submit(os.getpid).result(60) != frozen[0]
     assert is_gone(frozen[0])

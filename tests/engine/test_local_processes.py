@@ -21,7 +21,7 @@ import hetero
 from hetero.core.state import DevicePhase
 from hetero.engines.base import ItemRef
 from hetero.engines.local.engine import LocalEngine
-from hetero.engines.local.shipping import FUNCTIONS_KEPT
+from hetero.engines.shared.in_flight import FUNCTIONS_KEPT
 from hetero.model.commands import Cancel, Launch, StartWorker
 from hetero.model.device import HOST_NODE
 from hetero.model.events import DeviceLost, DeviceReady, Event, TaskFailed, TaskFinished

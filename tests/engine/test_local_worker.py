@@ -12,7 +12,7 @@ import pytest
 from hetero.drive.frame import current
 from hetero.drive.worker import DeviceRunner, WorkerFactory
 from hetero.engines.base import Function
-from hetero.engines.exceptions import kind_here
+from hetero.engines.shared.exceptions import kind_here
 from hetero.floor.errors import DeviceError, HeteroError
 from hetero.model.device import Device, DeviceType
 from hetero.testing.engine import two_devices

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hetero.engines.local.arena import Arena
+from hetero.engines.shared.memory_pool import Arena
 from hetero.floor import files, platform
 from hetero.floor.errors import EngineError
 from hetero.floor.platform import FEATURES, PAGE_BYTES

@@ -19,8 +19,8 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
+from hetero.engines.ray.job_package import pack, read_variables
 from hetero.engines.ray.jobs import keep_ends
-from hetero.engines.ray.parcel import pack, read_variables
 from hetero.errors import BadValueError
 
 pytestmark = [pytest.mark.timeout(400), pytest.mark.servers]

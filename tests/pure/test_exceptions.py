@@ -9,7 +9,7 @@ import threading
 import types
 from typing import Any
 
-from hetero.engines.exceptions import dump_error, kind_here, load_error, one_line
+from hetero.engines.shared.exceptions import dump_error, kind_here, load_error, one_line
 from hetero.floor.errors import BadValueError, HeteroError, RemoteTracebackError
 
 

@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from hetero.engines.local.liveness import LOOKS, SILENCE_S, Pulse
+from hetero.engines.local.child_process import LOOKS, SILENCE_S, Pulse
 from hetero.floor.clock import process_cpu_s
 from hetero.floor.platform import process_state
 

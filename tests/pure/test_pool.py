@@ -4,7 +4,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 
-from hetero.engines.local.pool import Allocator
+from hetero.engines.shared.memory_pool import Allocator
 
 PAGE = 4096
 PAGES = 64

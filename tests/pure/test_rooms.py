@@ -7,9 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from hetero.engines.local.arena import Arena
-from hetero.engines.local.rooms import AHEAD, Rooms
-from hetero.engines.local.wire import Frames, Wire, frame
+from hetero.engines.shared.memory_pool import AHEAD, Arena, Rooms
+from hetero.engines.shared.wire import Frames, Wire, frame
 
 POOL_BYTES = 1 << 20
 SIZE = 100_000

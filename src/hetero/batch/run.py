@@ -24,7 +24,7 @@ from hetero.batch.reading import Batch, Reader
 from hetero.batch.spending import Spending
 from hetero.batch.travel import packed, unpacked
 from hetero.batch.worker import Done, Work, run_batch
-from hetero.engines.exceptions import kind_here
+from hetero.engines.shared.exceptions import kind_here
 from hetero.floor.clock import monotonic_s
 from hetero.floor.errors import (
     DeviceError,

@@ -1,6 +1,6 @@
 """`hetero jobs`: the programs that a cluster runs or ran: their states, what they printed, their end.
 
-In: options, the name of a job. Out: a table or JSON. The work is in `hetero.engines.ray.doorway`.
+In: options, the name of a job. Out: a table or JSON. The work is in `hetero.engines.ray.job_client`.
 """
 
 from __future__ import annotations

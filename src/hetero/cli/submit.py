@@ -1,7 +1,7 @@
 """`hetero submit`: sends a program to a cluster, shows what it prints, and ends as it ends.
 
 In: a script, its arguments, where the cluster is. Out: the program's words, and its exit code. The work is in
-`hetero.engines.ray.doorway`; nothing of the program runs here.
+`hetero.engines.ray.job_client`; nothing of the program runs here.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import typer
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from hetero.engines.ray.doorway import Doorway
+    from hetero.engines.ray.job_client import Doorway
 
 __all__ = ["Address", "Certificates", "TokenFile", "doorway", "submit", "tell"]
 
@@ -43,7 +43,7 @@ def submit(
 
     What it prints comes out here, and the command ends with its exit code.
     """
-    from hetero.engines.ray.parcel import pack, read_variables
+    from hetero.engines.ray.job_package import pack, read_variables
 
     way = doorway(address, token_file, certificates)
     variables = read_variables(env or ())
@@ -67,7 +67,7 @@ def submit(
 
 def doorway(address: str, token_file: Path | None, certificates: Path | None) -> Doorway:
     """Return the way to a cluster's door."""
-    from hetero.engines.ray.doorway import way_to
+    from hetero.engines.ray.job_client import way_to
 
     return way_to(address, token_file, certificates)
 

@@ -15,7 +15,7 @@ from datetime import timedelta
 from importlib import import_module
 from typing import Any
 
-from hetero.comm.meeting import FORM_S, Meeting
+from hetero.comm.rendezvous import FORM_S, Meeting
 from hetero.comm.rows import Op
 
 __all__ = ["KINDS", "Gloo"]

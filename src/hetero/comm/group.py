@@ -11,11 +11,11 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any, Protocol
 
-from hetero.comm.carry import carry
 from hetero.comm.errors import GroupBrokenError
 from hetero.comm.gloo import KINDS, Gloo
-from hetero.comm.measuring import links_of
-from hetero.comm.meeting import (
+from hetero.comm.link_speed import links_of
+from hetero.comm.mesh import Mesh, carry
+from hetero.comm.rendezvous import (
     FORM_S,
     LOOPBACK,
     Meeting,
@@ -24,9 +24,8 @@ from hetero.comm.meeting import (
     check_address,
     open_rendezvous,
 )
-from hetero.comm.mesh import Mesh
 from hetero.comm.rows import Op, Row, as_tensor, check_op, row_of
-from hetero.comm.shared import SharedSums
+from hetero.comm.shared_memory import SharedSums
 from hetero.floor import clock
 from hetero.floor.errors import BadValueError, HeteroError
 from hetero.plan.collectives.choose import SMALL_BYTES, Algorithm, Choice, Links, check_algorithm, choose

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from hetero.comm.errors import LineClosedError
-from hetero.comm.meeting import LOOPBACK
+from hetero.comm.rendezvous import LOOPBACK
 from hetero.floor.clock import sleep
 from hetero.floor.listening import Admit, Listening, Verdict
 

@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any
 from hetero.drive.annotations import tell_nested
 from hetero.drive.frame import Frame, current, deeper, enter
 from hetero.engines.base import Channel, Function, Nest, Outcome, Spread, TaskClock
-from hetero.engines.exceptions import add_note, one_line
-from hetero.engines.setup import Initializer, WorkerSetup
+from hetero.engines.shared.exceptions import add_note, one_line
+from hetero.engines.shared.worker_setup import Initializer, WorkerSetup
 from hetero.floor import clock, platform
 from hetero.floor.errors import DeviceError, HeteroError
 from hetero.model.device import HOST_NODE, Device
@@ -327,7 +327,7 @@ def main(data_fd: str, control_fd: str, threads: str, cpus: str) -> None:
         platform.bind_to_cpus(map(int, cpus.split(",")))
     if threads != "0":
         platform.set_environment(dict.fromkeys(_THREAD_COUNTS, threads))
-    from hetero.engines.local.child import serve
+    from hetero.engines.local.worker_process import serve
 
     serve(WorkerFactory(), int(data_fd), int(control_fd))
 

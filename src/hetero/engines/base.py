@@ -23,7 +23,7 @@ from hetero.model.notes import TaskNote, Times
 from hetero.model.tasks import Failure, Request
 
 if TYPE_CHECKING:
-    from hetero.engines.setup import WorkerSetup
+    from hetero.engines.shared.worker_setup import WorkerSetup
 
 __all__ = [
     "Asked",

@@ -16,9 +16,9 @@ from types import FrameType
 from typing import Any
 
 from hetero.engines.base import Call, Engine, EngineOrder, NodeUsage, Report, Runner, TaskClock, WorkerEntry
-from hetero.engines.exceptions import kind_here, one_line
-from hetero.engines.local.threads import resolve, sizeof
-from hetero.engines.local.wire import fresh
+from hetero.engines.local.worker_thread import resolve, sizeof
+from hetero.engines.shared.exceptions import kind_here, one_line
+from hetero.engines.shared.wire import fresh
 from hetero.floor.clock import Clock
 from hetero.floor.errors import BadValueError, DeviceLostError, HeteroError, SerialisationError
 from hetero.model.commands import Cancel, Discard, Launch, StartWorker, Transfer, Withdraw

@@ -19,7 +19,7 @@ import numpy as np
 
 from hetero.comm.errors import GroupBrokenError
 from hetero.comm.group import Group
-from hetero.comm.meeting import LOOPBACK, Library, StoreMeeting, open_rendezvous
+from hetero.comm.rendezvous import LOOPBACK, Library, StoreMeeting, open_rendezvous
 from hetero.drive.annotations import tell_collective
 from hetero.drive.frame import Frame, current
 from hetero.engines.base import Channel
@@ -175,7 +175,7 @@ class _Told(NamedTuple):
 
 
 class _Talk:
-    """How a member of a group task takes part in collectives: see `hetero.comm.meeting.Meeting`."""
+    """How a member of a group task takes part in collectives: see `hetero.comm.rendezvous.Meeting`."""
 
     def __init__(self, channel: Channel) -> None:
         self._channel = channel

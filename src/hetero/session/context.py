@@ -38,9 +38,9 @@ if TYPE_CHECKING:
     from hetero.drive.live import Driver
     from hetero.model.device import Device
     from hetero.session.config import Config
-    from hetero.session.context_leases import ContextLease, ContextLeases
     from hetero.session.executor import Executor
     from hetero.session.explain import Explained
+    from hetero.session.leases import ContextLease, ContextLeases
     from hetero.session.metrics import MetricsServer
 
 __all__ = ["Context"]
@@ -115,7 +115,7 @@ class Context(AsyncTwins):
         initializer: Callable[..., object] | None = None,
         initargs: tuple[Any, ...] = (),
     ) -> None:
-        from hetero.engines.setup import Initializer, WorkerSetup
+        from hetero.engines.shared.worker_setup import Initializer, WorkerSetup
         from hetero.session.config import load
         from hetero.session.opening import Opened
         from hetero.session.splitting import cut_later
@@ -366,7 +366,7 @@ class Context(AsyncTwins):
         NothingFitsError
             The fleet can never meet it, or did not within its `timeout`.
         """
-        from hetero.session.context_leases import ContextLeases
+        from hetero.session.leases import ContextLeases
 
         if self.closed:
             self.refuse()

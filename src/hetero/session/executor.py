@@ -19,8 +19,8 @@ from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
 from hetero.core.state import DevicePhase
-from hetero.engines.exceptions import UNREAD, dump_error, load_error, one_line
-from hetero.engines.local.wire import as_bytes, load
+from hetero.engines.shared.exceptions import UNREAD, dump_error, load_error, one_line
+from hetero.engines.shared.wire import as_bytes, load
 from hetero.floor.errors import (
     BadValueError,
     HeteroError,

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 from hetero.drive.frame import current
 from hetero.drive.loop import LOGS_S
-from hetero.engines.exceptions import add_note
+from hetero.engines.shared.exceptions import add_note
 from hetero.floor.errors import (
     BadValueError,
     HeteroError,

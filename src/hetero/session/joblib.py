@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from hetero.drive.frame import current
-from hetero.engines.local.wire import cloud_pickler
+from hetero.engines.shared.wire import cloud_pickler
 from hetero.floor.errors import BadValueError, MissingPackageError
 from hetero.session.functions import Source
 from hetero.session.futures import Future

@@ -1,12 +1,15 @@
-"""Leases for programs: devices handed out together for a time, to threads that wait for them.
+"""Leases for programs: devices handed out together for a time, of a pool or of a Context.
 
-In: wishes in words, from any thread. Out: leases that are given back by a `with` block. It must not decide who gets
-what: the pool of the core does.
+In: wishes in words, from any thread. Out: leases, given back by a `with` block, on which a Context runs functions. It
+does not decide who gets what: the pool of the core does.
 """
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,14 +22,25 @@ from hetero.floor.units import parse_bytes, parse_seconds
 from hetero.model.device import Device, DeviceStatus
 from hetero.model.leases import Lease as LeaseValue
 from hetero.model.leases import LeasePhase, LeaseRequest
-from hetero.session.keepers import Keeper, Own
+from hetero.model.tasks import Request
+from hetero.session.lease_backends import Driven, Keeper, Own
 from hetero.session.requests import flag, text, whole, words
+from hetero.session.tasks import TaskFunction, as_task
 
 if TYPE_CHECKING:
     from hetero.model.fabric import Fabric
     from hetero.model.topology import Topology
+    from hetero.session.context import Context
+    from hetero.session.futures import Future
 
-__all__ = ["Lease", "LeasingPool", "Pool", "PooledDevice"]
+__all__ = [
+    "ContextLease",
+    "ContextLeases",
+    "Lease",
+    "LeasingPool",
+    "Pool",
+    "PooledDevice",
+]
 
 _OPTIONS = {
     "on": "on",
@@ -340,3 +354,76 @@ def _prepared(lease: Lease, prepare: Callable[[PooledDevice], object] | None) ->
         except Exception as error:  # noqa: BLE001  whatever the user's function raises
             return device.id, f"{device.id} could not be prepared: {type(error).__name__}: {error}"
     return None
+
+
+class ContextLeases:
+    """The leases of a Context."""
+
+    def __init__(self, context: Context) -> None:
+        self._context, self._driver = weakref.ref(context), context.driver
+        self._pool = LeasingPool(Driven(context.driver))
+
+    def lease(self, options: dict[str, Any]) -> ContextLease:
+        """Lease devices of the fleet, and wait for them."""
+        found = self._pool.lease(**options)
+        return ContextLease(self._pool, found.number, self._context)
+
+    def around(self, name: str, signature: str, request: Request) -> Request:
+        """Return the request of a task: one that names devices of a lease belongs to it.
+
+        Raises
+        ------
+        NothingFitsError
+            Every device that can run it is leased: it could wait for ever for who hands it in.
+        """
+        held = {lease.id: lease.devices for lease in self._pool.leases if lease.phase is LeasePhase.ACTIVE}
+        if not held or request.lease:
+            return request
+        for number, devices in held.items():
+            if request.on and set(request.on) <= set(devices):
+                return _leased(request, number)
+        taken = {device for devices in held.values() for device in devices}
+        able = [device for device, reason in self._driver.machine.obstacles(signature, request) if not reason]
+        if able and len(set(able) - taken) < request.devices:
+            raise NothingFitsError(
+                f"no device is left for {name}: {', '.join(able)} {'are' if len(able) > 1 else 'is'} leased",
+                remedy="run it by the lease, as in lease.run(f, x), or give the lease back first",
+            )
+        return request
+
+
+@lru_cache(maxsize=4096)
+def _leased(request: Request, number: int) -> Request:
+    """Return a request that belongs to a lease; the same object each time, since measured times hang on it."""
+    return replace(request, lease=number)
+
+
+class ContextLease(Lease):
+    """A lease of a Context's devices, on which it runs functions; it ends once its tasks have."""
+
+    def __init__(self, pool: LeasingPool, number: int, context: weakref.ref[Context]) -> None:
+        super().__init__(pool, number)
+        self._context = context
+        self._tasks: dict[TaskFunction[..., Any], TaskFunction[..., Any]] = {}
+
+    def submit(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future:
+        """Submit one call that runs on a device of the lease.
+
+        Raises
+        ------
+        DeviceError
+            The lease is over, or is being given back.
+        """
+        value, context = self.value, self._context()
+        if value.phase is not LeasePhase.ACTIVE or context is None:
+            why = f": {value.reason}" if value.reason else ""
+            raise DeviceError(f"lease {self.number} is {value.phase}{why}", remedy="ask for a new one")
+        task = as_task(function)
+        if task not in self._tasks:
+            mine = self._tasks[task] = task.options(on=value.devices)
+            mine.request = _leased(mine.request, self.number)
+        return context.submit_call(self._tasks[task], args, kwargs)
+
+    def run(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+        """Run one call on a device of the lease, and give its result."""
+        return self.submit(function, *args, **kwargs).result()

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from hetero.drive.frame import where
 from hetero.drive.live import Driver
 from hetero.drive.worker import WorkerFactory
-from hetero.engines.local.pieces import Talk
+from hetero.engines.shared.messages import Talk
 from hetero.floor import logs, settings
 from hetero.floor.clock import TraceSink, WallClock
 from hetero.floor.errors import HistoryError
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from hetero.drive.trace import TraceWriter
     from hetero.engines.base import Engine
     from hetero.engines.ray.cluster import Cluster
-    from hetero.engines.setup import WorkerSetup
+    from hetero.engines.shared.worker_setup import WorkerSetup
     from hetero.model.device import Device
     from hetero.model.topology import Topology
     from hetero.plan.policies.base import Policy

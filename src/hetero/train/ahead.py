@@ -22,7 +22,7 @@ import cloudpickle
 import torch
 
 import hetero
-from hetero.engines.local.liveness import LOOK_S, Pulse
+from hetero.engines.local.child_process import LOOK_S, Pulse
 from hetero.floor import clock, platform
 from hetero.train.data import Samples
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from hetero.comm.errors import GroupBrokenError
 from hetero.comm.group import Group, open_rendezvous
 from hetero.comm.lines import Line
-from hetero.comm.meeting import LOOPBACK
+from hetero.comm.rendezvous import LOOPBACK
 from hetero.floor import clock, own_memory
 from hetero.plan.shares import StepModel
 from hetero.train.checkpoints import TrainingCheckpoints, run_facts

@@ -18,7 +18,7 @@ import torch.distributed as dist
 
 from hetero.comm.errors import GroupBrokenError
 from hetero.comm.group import Group, Rendezvous, Work
-from hetero.comm.meeting import LOOPBACK
+from hetero.comm.rendezvous import LOOPBACK
 from hetero.floor import clock
 from hetero.model.device import Device
 from hetero.train.summing import DeviceSum

@@ -13,15 +13,15 @@ from contextlib import suppress
 from typing import Any
 
 from hetero.engines.base import Call, NodeUsage, Report, WorkerEntry
-from hetero.engines.local.arena import Arena, Payload
-from hetero.engines.local.groups import Group
-from hetero.engines.local.house import House
-from hetero.engines.local.hub import Hub
-from hetero.engines.local.items import MISSING, Item, Items, Meter, Replica
-from hetero.engines.local.pieces import Talk
-from hetero.engines.local.process import START_S, ProcessWorker
-from hetero.engines.local.threads import ThreadWorker
-from hetero.engines.payloads import PayloadEngine
+from hetero.engines.local.context import House
+from hetero.engines.local.process_proxy import START_S, ProcessWorker
+from hetero.engines.local.worker_thread import ThreadWorker
+from hetero.engines.shared.engine import PayloadEngine
+from hetero.engines.shared.groups import Group
+from hetero.engines.shared.hub import Hub
+from hetero.engines.shared.items import MISSING, Item, Items, Meter, Replica
+from hetero.engines.shared.memory_pool import Arena, Payload
+from hetero.engines.shared.messages import Talk
 from hetero.floor.clock import Clock, WallClock
 from hetero.floor.errors import DeviceLostError, HeteroError
 from hetero.floor.platform import FEATURES

@@ -11,19 +11,19 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from hetero.engines.base import Asked, Call, Function, Nest
-from hetero.engines.exceptions import dump_error, one_line
-from hetero.engines.local import messages as say
-from hetero.engines.local.arena import Payload
-from hetero.engines.local.house import House
-from hetero.engines.local.shipping import FUNCTIONS_KEPT
-from hetero.engines.local.wire import Wire
+from hetero.engines.local.context import House
+from hetero.engines.shared import messages as say
+from hetero.engines.shared.exceptions import dump_error, one_line
+from hetero.engines.shared.in_flight import FUNCTIONS_KEPT
+from hetero.engines.shared.memory_pool import Payload
+from hetero.engines.shared.wire import Wire
 from hetero.floor.errors import DeviceLostError
 from hetero.model.commands import Launch
 from hetero.model.events import CancelRequested, Event
 from hetero.model.tasks import Failure
 
 if TYPE_CHECKING:
-    from hetero.engines.local.process import ProcessWorker
+    from hetero.engines.local.process_proxy import ProcessWorker
 
 __all__ = ["Nested"]
 

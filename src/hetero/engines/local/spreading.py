@@ -12,18 +12,18 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from hetero.engines.base import Asked, Ended, Function, Nest, TaskClock
-from hetero.engines.exceptions import load_error, one_line
-from hetero.engines.local import messages as say
-from hetero.engines.local.lending import store
-from hetero.engines.local.messages import Cancelled
-from hetero.engines.local.shipping import FUNCTIONS_KEPT, pack_function
-from hetero.engines.local.wire import Wire
+from hetero.engines.shared import messages as say
+from hetero.engines.shared.exceptions import load_error, one_line
+from hetero.engines.shared.in_flight import FUNCTIONS_KEPT, pack_function
+from hetero.engines.shared.memory_pool import store
+from hetero.engines.shared.messages import Cancelled
+from hetero.engines.shared.wire import Wire
 from hetero.floor import clock
 from hetero.floor.errors import OutOfDeviceMemoryError, SerialisationError
 from hetero.model.tasks import Failure
 
 if TYPE_CHECKING:
-    from hetero.engines.local.child import Server
+    from hetero.engines.local.worker_process import Server
 
 __all__ = ["Spreading"]
 

@@ -1,19 +1,41 @@
-"""What Ray sees of a device's worker: an actor that hands everything on to its seat.
+"""The Ray actor of a device: its class, starting it on its host, transfers through it, and why it ended.
 
-In: calls of the actor. Out: the answers of the seat. It has nothing of its own: Ray wraps each method of an actor's
-class, also those that only the class itself calls, which costs time and shows in tracebacks.
+In: a device and a host; values and keys. Out: an actor on its way; a call of `done(error, started_s, seconds, item)` in
+the hub's thread for each transfer. It does not wait and knows no tasks.
+
+Ray wraps each method of an actor's class, also those that only the class itself calls, which costs time and shows in
+tracebacks: so the actor's class only forwards to its `ActorWorker`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+import os
+import pickle
+from collections.abc import Callable, Sequence
+from copy import copy
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from hetero.engines.base import WorkerEntry
-from hetero.engines.ray.seat import COPIES, TALK, Greeting, Seat
-from hetero.model.device import Device
+from hetero.engines.ray.actor_worker import COPIES, TALK, Greeting, Seat
+from hetero.engines.ray.cluster import OWN_HOST, Host
+from hetero.engines.ray.context import Lodge
+from hetero.engines.ray.object_store import Cargo, Stored
+from hetero.engines.shared.items import Item
+from hetero.engines.shared.memory_pool import Payload
+from hetero.floor import settings
+from hetero.model.device import HOST_NODE, Device
 
-__all__ = ["THREADS", "Worker"]
+__all__ = [
+    "THREADS",
+    "Copies",
+    "Done",
+    "Worker",
+    "start_seat",
+    "why_ended",
+]
 
 THREADS = {TALK: 1, COPIES: 1}
 """Beside the one that runs tasks: for orders and messages, and for copies."""
@@ -75,3 +97,136 @@ class Worker:
 
     def touch(self, *parts: Any) -> None:
         """Do nothing: the parts are on this host now."""
+
+
+_THREAD_COUNTS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS")
+_OTHERS = ("RAY_", "HETERO_", "PYTHON", "LD_", "CUDA_VISIBLE", "ROCR_", "HIP_", *_THREAD_COUNTS)
+"""Variables of which an actor has its own."""
+_PLACES = ("HETERO_HOME", "HETERO_CONFIG", "HETERO_TRACE", "HETERO_TEST_DATA")
+"""Switches that name files, which another host need not have."""
+
+
+def start_seat(entry: WorkerEntry, device: Device, host: Host) -> Any:
+    """Start the actor of a device; it is pinned softly, so that nothing waits for a host that is dead.
+
+    Notes
+    -----
+    Ray restarts nothing and retries nothing: that is decided by the core. Nor does it keep a record of each call, which
+    nobody would read and which takes a tenth of a round trip.
+    """
+    import ray
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    actor = ray.remote(num_cpus=0, max_restarts=0, max_task_retries=0, concurrency_groups=THREADS)(Worker)
+    inside = device if device.memory_node != f"{device.host}/ram" else replace(device, memory_node=HOST_NODE)
+    return actor.options(
+        enable_task_events=False,
+        scheduling_strategy=NodeAffinitySchedulingStrategy(host.node_id, soft=True),
+        runtime_env={"env_vars": _variables(device, host)},
+    ).remote(_for_host(entry, host), inside, entry.setup.path, host.address)
+
+
+def _for_host(entry: WorkerEntry, host: Host) -> WorkerEntry:
+    """Return the entry for a host: one that is not the program's keeps its own environment and working folder."""
+    there, setup = copy(entry), entry.setup
+    if host.name != OWN_HOST:
+        there.setup = replace(setup, environment={}, folder="")
+        return there
+    folder = setup.folder if os.path.isdir(setup.folder) else ""
+    own = {name: text for name, text in setup.environment.items() if not name.startswith(_OTHERS)}
+    there.setup = replace(setup, environment=own, folder=folder)
+    return there
+
+
+def _variables(device: Device, host: Host) -> dict[str, str]:
+    switches = settings.given()
+    if host.name != OWN_HOST:
+        switches = {name: text for name, text in switches.items() if name not in _PLACES}
+    if device.cpus or device.kind == "cpu":
+        switches |= dict.fromkeys(_THREAD_COUNTS, str(device.cores))
+    return switches
+
+
+def why_ended(error: Exception) -> str:
+    """Return why an actor ended, in one line."""
+    text = str(error)
+    if "No module named 'hetero'" in text:
+        return "hetero is not installed on its host: install the same version there"
+    if "node" in text and ("died" in text or "dead" in text) and "worker process has died" not in text:
+        return "its host went away"
+    if "worker process has died" in text or "exit type: SYSTEM_ERROR" in text:
+        return "its worker process ended without a word, as after SIGKILL or a crash"
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return lines[-1] if lines else type(error).__name__
+
+
+Done = Callable[[str, float, float, Item | None], None]
+
+
+class Copies:
+    """The copies of one actor.
+
+    Attributes
+    ----------
+    handle : the actor, None before it is ready and after its end
+    """
+
+    def __init__(self, lodge: Lodge, device: str) -> None:
+        self.handle: Any = None
+        self._lodge = lodge
+        self._device = device
+        self._numbers = itertools.count(1)
+        self._orders: dict[int, tuple[Any, Done]] = {}
+
+    def take_in(self, key: Any, payload: Payload, done: Done) -> None:
+        """Copy a value to the device's memory node."""
+        cargo = Cargo()
+        wire = cargo.wire(payload)
+        self._order(done, lambda group: (self.handle.take_in.options(**group).remote(key, wire, *cargo.refs), None))
+
+    def give_out(self, key: Any, done: Done) -> None:
+        """Copy a kept value to its host's main memory; `done` gets it as an item."""
+        self._order(done, lambda group: self.handle.give_out.options(num_returns=2, **group).remote(key))
+
+    def touch(self, payload: Payload, done: Done) -> None:
+        """Copy a value to the main memory of the actor's host."""
+        cargo = Cargo()
+        cargo.wire(payload)
+        self._order(done, lambda group: (self.handle.touch.options(**group).remote(*cargo.refs), None))
+
+    def end(self) -> None:
+        """Tell of every copy under way that it will not come."""
+        self.handle = None
+        orders, self._orders = self._orders, {}
+        for _, done in orders.values():
+            done(self._gone, 0.0, 0.0, None)
+
+    @property
+    def _gone(self) -> str:
+        return f"the worker of {self._device} went away"
+
+    def _order(self, done: Done, call: Callable[[dict[str, str]], Any]) -> None:
+        if self.handle is None:
+            self._lodge.hub.call(lambda: done(self._gone, 0.0, 0.0, None))
+            return
+        asked_s = self._lodge.clock.now_s()
+        ref, data = call({"concurrency_group": COPIES})
+        number = next(self._numbers)
+        self._orders[number] = ((ref, data), done)
+        ref._on_completed(lambda answer: self._lodge.hub.call(partial(self._copied, number, data, asked_s, answer)))
+
+    def _copied(self, number: int, data: Any, asked_s: float, answer: Any) -> None:
+        order = self._orders.pop(number, None)
+        if order is None:
+            return
+        done, now_s = order[1], self._lodge.clock.now_s()
+        if isinstance(answer, Exception):
+            done(why_ended(answer), 0.0, 0.0, None)
+            return
+        self._lodge.counters["transfers"] += 1
+        item = None
+        if data is not None:
+            _, _, body, sizes = pickle.loads(answer)
+            parts = [self._lodge.vault.part(data, place, size) for place, size in enumerate(sizes)]
+            item = Item(Stored(body, parts))
+        done("", asked_s, now_s - asked_s, item)

@@ -13,15 +13,15 @@ from contextlib import suppress
 from typing import Any
 
 from hetero.engines.base import Call, NodeUsage, Reach, Report, WorkerEntry
-from hetero.engines.local.groups import Group
-from hetero.engines.local.hub import Hub
-from hetero.engines.local.items import Item, Items, Meter, Replica
-from hetero.engines.payloads import PayloadEngine
+from hetero.engines.ray.actor_proxy import START_S, RemoteWorker
 from hetero.engines.ray.cluster import OWN_HOST, Cluster, Host
-from hetero.engines.ray.lodge import Lodge
-from hetero.engines.ray.vault import Stored, Vault
-from hetero.engines.ray.watching import SILENT_S, Watch
-from hetero.engines.ray.worker import START_S, RemoteWorker
+from hetero.engines.ray.context import Lodge
+from hetero.engines.ray.heartbeats import SILENT_S, Watch
+from hetero.engines.ray.object_store import Stored, Vault
+from hetero.engines.shared.engine import PayloadEngine
+from hetero.engines.shared.groups import Group
+from hetero.engines.shared.hub import Hub
+from hetero.engines.shared.items import Item, Items, Meter, Replica
 from hetero.floor.clock import Clock
 from hetero.floor.errors import DeviceLostError, HeteroError
 from hetero.model.commands import Launch, Transfer

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from hetero.engines.ray.cluster import LEAST_STORE_BYTES, Cluster
-from hetero.engines.ray.parcel import Program
+from hetero.engines.ray.job_package import Program
 from hetero.floor.clock import monotonic_s, sleep
 from hetero.floor.errors import BadValueError, EngineError, did_you_mean
 

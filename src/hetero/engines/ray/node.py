@@ -56,7 +56,7 @@ _MOST_PID = 2**22
 """Linux knows no higher process id."""
 _KINDS: dict[str, type] = {"str": str, "int": int}
 _PREFIX = "hetero-"
-_DOOR = "hetero.engines.ray.door"
+_DOOR = "hetero.engines.ray.job_server"
 RAYS = "r"
 """Within the node's folder: Ray opens its own folder to everybody, so it lies in one that is closed."""
 _SOCKET = "session_2026-11-22_04-13-50_609332_4194304/sockets/plasma_store"
@@ -369,7 +369,7 @@ def serve_jobs() -> Node:
 
 def _with_door(node: Node, port: int) -> Node:
     """Open the head's door for jobs, a process beside Ray's that needs no Ray before the first job."""
-    from hetero.engines.ray.door import FILE
+    from hetero.engines.ray.job_server import FILE
 
     folder = Path(node.folder)
     (folder / FILE).unlink(missing_ok=True)

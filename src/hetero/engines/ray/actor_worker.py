@@ -21,13 +21,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from hetero.engines.base import Function, Outcome, Runner, TaskClock, WorkerEntry
-from hetero.engines.exceptions import dump_error, one_line
-from hetero.engines.local import messages as say
-from hetero.engines.local.messages import Cancelled, GroupChannel, UnserialisableError
-from hetero.engines.local.pieces import Whole
-from hetero.engines.local.threads import raise_in_thread
-from hetero.engines.local.wire import LARGE_BYTES, NONE, dump, fresh, load
-from hetero.engines.setup import WorkerSetup
+from hetero.engines.local.worker_thread import raise_in_thread
+from hetero.engines.shared import messages as say
+from hetero.engines.shared.exceptions import dump_error, one_line
+from hetero.engines.shared.groups import GroupChannel, Whole
+from hetero.engines.shared.messages import Cancelled, UnserialisableError
+from hetero.engines.shared.wire import LARGE_BYTES, NONE, dump, fresh, load
+from hetero.engines.shared.worker_setup import WorkerSetup
 from hetero.floor import clock, logs, platform
 from hetero.floor.errors import HeteroError, SerialisationError
 from hetero.model.device import Device

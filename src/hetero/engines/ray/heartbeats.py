@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
-from hetero.engines.local.hub import Hub
 from hetero.engines.ray.cluster import OWN_HOST, Cluster, Host
+from hetero.engines.shared.hub import Hub
 from hetero.floor.clock import monotonic_s
 
 __all__ = ["SILENT_S", "Keeper", "Watch"]

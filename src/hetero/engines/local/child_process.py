@@ -1,6 +1,6 @@
-"""Starting a worker process, and what is left of it when it ends.
+"""The operating system's process of a worker: starting it, signs of life, and what is left of it when it ends.
 
-In: a device and two sockets. Out: a running child. It must not read the sockets.
+In: a device and two sockets, or a process's state. Out: a running child, or a verdict. It does not read the sockets.
 """
 
 from __future__ import annotations
@@ -13,16 +13,22 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import hetero
-from hetero.engines.local.house import House
-from hetero.engines.local.messages import Hello
+from hetero.engines.local.context import House
+from hetero.engines.shared.messages import Hello
 from hetero.floor import platform
 from hetero.model.device import Device
 
-__all__ = ["Child"]
+__all__ = [
+    "LOOKS",
+    "LOOK_S",
+    "SILENCE_S",
+    "Child",
+    "Pulse",
+]
 
 STOP_S = 1.0
 
@@ -128,3 +134,64 @@ def _own_path(path: Sequence[str]) -> list[str]:
     """Return the folders of the user's own modules, for another Python: not this one's library."""
     library = (sys.prefix, sys.base_prefix, str(Path(hetero.__file__).parent.parent))
     return [entry for entry in path if not entry.startswith(library)]
+
+
+LOOK_S = 1.25
+"""How often a process is looked at."""
+
+LOOKS = 8
+"""So many looks in a row without a sign of life make a process frozen."""
+
+SILENCE_S = LOOKS * LOOK_S
+
+_STOPPED = ("T", "t")
+_AT_WORK = ("R", "D")
+
+
+@dataclass(slots=True)
+class Pulse:
+    """The signs of life of one process.
+
+    Attributes
+    ----------
+    quiet
+        Looks in a row without a sign of life.
+    cpu_s
+        Processor time at the last look.
+
+    Notes
+    -----
+    A sign of life is any of: a message since the last look (a thread beside the task answers when it is asked),
+    processor time taken since then, or a state of running or of waiting for a disk. The last two need no
+    interpreter, so a task that computes in C code and holds Python's lock all the while is alive. So is one that
+    waits there with the lock held: the thread that would answer asks for the lock two hundred times a second, and
+    each time takes a little processor time.
+
+    Looks are counted, not seconds: a program that was itself stopped, with its workers or alone, finds one look
+    without a sign when it goes on, and not a worker that was silent for an hour.
+    """
+
+    quiet: int = 0
+    cpu_s: float = 0.0
+
+    def frozen(self, state: str, cpu_s: float, *, heard: bool, answers: bool) -> bool:
+        """Take in the signs since the last look; True once there were none for `LOOKS` looks.
+
+        Parameters
+        ----------
+        state
+            Letter of the process's state, '' where it is unknown.
+        cpu_s
+            Processor time that the process has taken so far.
+        heard
+            Whether a message came since the last look.
+        answers
+            Whether it would answer now: it has started, and the thread that does is not busy with a copy, which may
+            wait for the device without taking processor time. Where it would not, only one that is stopped is frozen.
+        """
+        took_s, self.cpu_s = cpu_s - self.cpu_s, cpu_s
+        if heard or took_s > 0.0 or state in _AT_WORK:
+            self.quiet = 0
+        else:
+            self.quiet += 1
+        return self.quiet >= LOOKS and (answers or state in _STOPPED)

@@ -13,11 +13,11 @@ from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Protocol
 
 from hetero.engines.base import Call, Engine, EngineOrder
-from hetero.engines.exceptions import one_line
-from hetero.engines.local.arena import Payload
-from hetero.engines.local.hub import Hub
-from hetero.engines.local.items import Item, Items
-from hetero.engines.local.shipping import pack_function
+from hetero.engines.shared.exceptions import one_line
+from hetero.engines.shared.hub import Hub
+from hetero.engines.shared.in_flight import pack_function
+from hetero.engines.shared.items import Item, Items
+from hetero.engines.shared.memory_pool import Payload
 from hetero.floor.clock import Clock
 from hetero.floor.errors import DeviceLostError, EngineError, SerialisationError
 from hetero.model.commands import Cancel, Discard, Free, StartWorker, Transfer, Withdraw

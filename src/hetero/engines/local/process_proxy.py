@@ -14,21 +14,17 @@ from contextlib import suppress
 from typing import Any
 
 from hetero.engines.base import Call
-from hetero.engines.exceptions import one_line
-from hetero.engines.local import messages as say
-from hetero.engines.local.arena import Payload
-from hetero.engines.local.groups import Group
-from hetero.engines.local.house import House, failure_of
-from hetero.engines.local.items import Item, Replica
-from hetero.engines.local.launching import STOP_S, Child
-from hetero.engines.local.liveness import LOOK_S, SILENCE_S, Pulse
+from hetero.engines.local.child_process import LOOK_S, SILENCE_S, STOP_S, Child, Pulse
+from hetero.engines.local.context import House
 from hetero.engines.local.nested import Nested
-from hetero.engines.local.pieces import Piece
-from hetero.engines.local.pipe import Pipe
-from hetero.engines.local.rooms import Rooms
-from hetero.engines.local.shipping import Flight, Shipped
-from hetero.engines.local.talking import Talking
-from hetero.engines.local.wire import READ_BYTES, Frames, Place, Wire
+from hetero.engines.shared import messages as say
+from hetero.engines.shared.exceptions import failure_of, one_line
+from hetero.engines.shared.groups import Group, Piece, Talking
+from hetero.engines.shared.hub import Pipe
+from hetero.engines.shared.in_flight import InFlight, Shipped
+from hetero.engines.shared.items import Item, Replica
+from hetero.engines.shared.memory_pool import Payload, Rooms
+from hetero.engines.shared.wire import READ_BYTES, Frames, Place, Wire
 from hetero.floor import clock, logs, platform
 from hetero.floor.errors import HeteroError
 from hetero.model.commands import Launch
@@ -65,7 +61,7 @@ class ProcessWorker:
         self._levels = house.entry.setup.levels
         self._node = device.memory_node
         self._lock = threading.Lock()
-        self._flights: dict[int, Flight] = {}
+        self._flights: dict[int, InFlight] = {}
         self._seqs: dict[tuple[int, int], int] = {}
         self._next = 0
         self._drops = 0
@@ -182,7 +178,7 @@ class ProcessWorker:
             self._announce(hold)
         key = self._shipped.use(call.function, functions)
         self._next += 1
-        self._flights[self._next] = Flight(launch, call, tuple(holds), group, rank)
+        self._flights[self._next] = InFlight(self._next, launch, call, group, rank, tuple(holds))
         self._seqs[launch.task, launch.attempt] = self._next
         if group is not None:
             self._talking.join(launch.task, self._next)
@@ -422,7 +418,7 @@ class ProcessWorker:
             self._talking.leave(task, seq)
             flight.group.leave(flight.rank, "" if how in (say.VALUE, say.RESIDENT) else f"rank {flight.rank} failed")
 
-    def _resident(self, flight: Flight, nbytes: int) -> None:
+    def _resident(self, flight: InFlight, nbytes: int) -> None:
         key = (flight.launch.task, flight.launch.attempt)
         if flight.rank:
             self.drop(key)

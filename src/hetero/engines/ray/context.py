@@ -9,11 +9,11 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from hetero.engines.base import Log, Report, Tell, TellParts, WorkerEntry
-from hetero.engines.local.hub import Hub
-from hetero.engines.local.items import Items, Meter
 from hetero.engines.ray.cluster import Cluster
-from hetero.engines.ray.vault import Vault
-from hetero.engines.ray.watching import Watch
+from hetero.engines.ray.heartbeats import Watch
+from hetero.engines.ray.object_store import Vault
+from hetero.engines.shared.hub import Hub
+from hetero.engines.shared.items import Items, Meter
 from hetero.floor.clock import Clock
 
 __all__ = ["Lodge"]

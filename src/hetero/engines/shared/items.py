@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple, Protocol
 
 from hetero.engines.base import NodeUsage
-from hetero.engines.local.arena import Payload
-from hetero.engines.local.wire import Wire
+from hetero.engines.shared.memory_pool import Payload
+from hetero.engines.shared.wire import Wire
 from hetero.floor.errors import DeviceLostError, SerialisationError
 from hetero.model.device import Device
 

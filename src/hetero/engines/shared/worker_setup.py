@@ -12,8 +12,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from hetero.engines.exceptions import one_line
-from hetero.engines.local.wire import as_bytes
+from hetero.engines.shared.exceptions import one_line
+from hetero.engines.shared.wire import as_bytes
 from hetero.floor import logs, platform
 from hetero.floor.errors import SerialisationError
 

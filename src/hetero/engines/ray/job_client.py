@@ -16,7 +16,7 @@ from typing import Any
 
 from hetero.engines.ray.address import KNOCK_S, check_address, is_loopback
 from hetero.engines.ray.certificates import check_folder, client_context, why_refused
-from hetero.engines.ray.door import LAST
+from hetero.engines.ray.job_server import LAST
 from hetero.engines.ray.node import read_token, this_node
 from hetero.floor.documents import parse_json, record_of
 from hetero.floor.errors import BadValueError, EngineError, FileError

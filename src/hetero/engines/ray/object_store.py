@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 
 from hetero.engines.base import NodeUsage
-from hetero.engines.local.arena import Payload
-from hetero.engines.local.wire import LARGE_BYTES, dump, load
+from hetero.engines.shared.memory_pool import Payload
+from hetero.engines.shared.wire import LARGE_BYTES, dump, load
 from hetero.floor.errors import DeviceLostError, EngineError
 from hetero.floor.platform import same_bytes
 

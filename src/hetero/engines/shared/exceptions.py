@@ -18,12 +18,13 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from hetero.engines.local.wire import as_bytes, cloud_pickler
-from hetero.floor.errors import HeteroError, RemoteTracebackError
+from hetero.engines.shared.wire import as_bytes, cloud_pickler
+from hetero.floor.errors import HeteroError, RemoteTracebackError, SerialisationError
+from hetero.model.tasks import Failure
 
-__all__ = ["add_note", "dump_error", "kind_here", "load_error", "one_line"]
+__all__ = ["add_note", "dump_error", "failure_of", "kind_here", "load_error", "one_line"]
 
-_OURS = f"{Path(__file__).parents[1]}{os.sep}"
+_OURS = f"{Path(__file__).parents[2]}{os.sep}"
 _LONGEST_CHAIN = 50
 _SHOWN = 200
 _SIMPLE = (str, int, float, bool, bytes, type(None))
@@ -127,6 +128,17 @@ def _is_here(name: str) -> bool:
         return find_spec(name if parent in ("", *sys.modules) else name.partition(".")[0]) is not None
     except (ImportError, ValueError):
         return False
+
+
+def failure_of(kind: Any, message: str, blob: bytes | None, text: str) -> Failure:
+    """Return the failure that a worker process told."""
+    if kind == "cancelled":
+        return Failure("cancelled", message)
+    if kind == "unserialisable":
+        remedy = "return arrays, numbers, strings, or lists, tuples and dicts of these"
+        return Failure(kind, message, SerialisationError(message, remedy=remedy))
+    error = load_error(blob, message, text)
+    return Failure(kind_here(kind, error), message, error)
 
 
 # --- in the worker -------------------------------------------------------------------------------------------

@@ -1,22 +1,69 @@
 """How fast the links between members are: pairs exchange a little, all at the same time, in a few rounds.
 
-In: a mesh. Out: `Links`, the same on every member. It must not decide what they are used for.
+In: a mesh. Out: `Links`, the same on every member. It does not decide what they are used for.
 """
 
 from __future__ import annotations
 
+import socket
+import struct
+import sys
+from typing import NamedTuple
+
 import numpy as np
 
-from hetero.comm.carry import carry
-from hetero.comm.mesh import Mesh
+from hetero.comm.mesh import Mesh, carry
 from hetero.comm.rows import row_of
-from hetero.comm.sending import sending
 from hetero.floor import clock
 from hetero.plan.collectives.choose import Choice, Links
 from hetero.plan.collectives.plan import Collective, plan_steps
 from hetero.plan.collectives.steps import Step
 
-__all__ = ["links_of", "partners"]
+__all__ = [
+    "Sending",
+    "links_of",
+    "partners",
+    "sending",
+]
+
+_INFO_BYTES = 184
+_ACKNOWLEDGED, _BUSY, _WINDOW_CLOSED = 120, 168, 176
+"""Places of tcpi_bytes_acked, tcpi_busy_time and tcpi_rwnd_limited in struct tcp_info, Linux 4.10 and newer."""
+
+
+class Sending(NamedTuple):
+    """A connection's books.
+
+    Attributes
+    ----------
+    acknowledged_bytes : that have arrived
+    busy_s : time in which some were on their way and the receiver had room, s
+    """
+
+    acknowledged_bytes: int
+    busy_s: float
+
+
+def sending(connection: socket.socket) -> Sending | None:
+    """Return the books of a connection.
+
+    References
+    ----------
+    Linux, include/uapi/linux/tcp.h, struct tcp_info.
+    """
+    if sys.platform != "linux":
+        return None
+    try:
+        info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO_BYTES)
+    except OSError:
+        return None
+    if len(info) < _INFO_BYTES:
+        return None
+    acknowledged, busy_us, closed_us = (
+        struct.unpack_from("=Q", info, at)[0] for at in (_ACKNOWLEDGED, _BUSY, _WINDOW_CLOSED)
+    )
+    return Sending(acknowledged, (busy_us - closed_us) / 1e6)
+
 
 _ROUNDS = 7
 _WARM_BYTES = 128 * 1024

@@ -1,6 +1,7 @@
-"""The program's one thread for all worker processes: input, timers, and telling events.
+"""One event loop in a thread of its own for all workers of an engine: input, timers, reporting events, and sockets.
 
-In: file descriptors and functions to call. Out: events, a list at a time. It never waits for anything but input.
+In: file descriptors, functions to call, messages for workers. Out: events, a list at a time. The loop waits for nothing
+but input, and a sender never waits.
 """
 
 from __future__ import annotations
@@ -13,14 +14,25 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hetero.engines.base import Report
 from hetero.floor import clock, platform
 from hetero.floor.errors import DeviceLostError
 from hetero.model.events import Event
 
-__all__ = ["Hub"]
+if TYPE_CHECKING:
+    from hetero.engines.local.context import House
+from collections.abc import Sequence
+
+from hetero.engines.shared.messages import PING
+from hetero.engines.shared.wire import frame
+from hetero.floor.platform import send_with_files
+
+__all__ = [
+    "Hub",
+    "Pipe",
+]
 
 _PATIENCE_S = 1.0
 
@@ -137,3 +149,63 @@ class Hub:
     def _woken(self, mask: int) -> Any:
         with suppress(BlockingIOError):
             self._wake_out.recv(1 << 16)
+
+
+class Pipe:
+    """A socket to the worker that never makes the sender wait."""
+
+    def __init__(self, house: House, end: socket.socket, handler: Callable[[int], None]) -> None:
+        end.setblocking(False)
+        self.socket = end
+        self._hub = house.hub
+        self._counters = house.counters
+        self._backlog: deque[tuple[memoryview, list[int]]] = deque()
+        self._handler = handler
+        self._lock = threading.Lock()
+
+    def send(self, message: tuple[Any, ...], fds: Sequence[int] = ()) -> None:
+        """Send a message now, or as soon as the worker reads."""
+        data = memoryview(frame(message))
+        with self._lock:
+            self._counters["messages"] += message[0] != PING
+            self._backlog.append((data, list(fds)))
+            if len(self._backlog) == 1:
+                self._push()
+            if self._backlog:
+                self._hub.call(self._watch)
+
+    def on_ready(self, mask: int) -> None:
+        """Go on sending, and read."""
+        if mask & selectors.EVENT_WRITE:
+            with self._lock:
+                self._push()
+            self._watch()
+        if mask & selectors.EVENT_READ:
+            self._handler(mask)
+
+    def close(self) -> None:
+        """Close the socket."""
+        if self.socket.fileno() >= 0:
+            self._hub.unwatch(self.socket.fileno())
+            with self._lock:
+                self._backlog.clear()
+                self.socket.close()
+
+    def _watch(self) -> None:
+        if self.socket.fileno() >= 0:
+            self._hub.watch(self.socket.fileno(), self.on_ready, writing=bool(self._backlog))
+
+    def _push(self) -> None:
+        while self._backlog:
+            data, fds = self._backlog[0]
+            try:
+                sent = send_with_files(self.socket, data, fds) if fds else self.socket.send(data)
+            except BlockingIOError:
+                return
+            except OSError:
+                self._backlog.clear()
+                return
+            if sent == len(data):
+                self._backlog.popleft()
+            else:
+                self._backlog[0] = (data[sent:], [])

@@ -14,14 +14,14 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from hetero.engines.exceptions import one_line
-from hetero.engines.local import messages as say
-from hetero.engines.local.lending import store
-from hetero.engines.local.wire import Frames, Wire, frame, fresh
+from hetero.engines.shared import messages as say
+from hetero.engines.shared.exceptions import one_line
+from hetero.engines.shared.memory_pool import store
+from hetero.engines.shared.wire import Frames, Wire, frame, fresh
 from hetero.floor import clock, platform
 
 if TYPE_CHECKING:
-    from hetero.engines.local.child import Server
+    from hetero.engines.local.worker_process import Server
 
 __all__ = ["Control"]
 

@@ -19,10 +19,10 @@ from typing import IO, Any, cast
 
 import psutil
 
-from hetero.engines.exceptions import one_line
 from hetero.engines.ray.certificates import server_context
+from hetero.engines.ray.job_package import MOST_BYTES, Program
 from hetero.engines.ray.jobs import Jobs
-from hetero.engines.ray.parcel import MOST_BYTES, Program
+from hetero.engines.shared.exceptions import one_line
 from hetero.floor.clock import monotonic_s, sleep
 from hetero.floor.documents import parse_json, record_of
 from hetero.floor.errors import BadValueError, EngineError, FileError, HeteroError

@@ -1,6 +1,7 @@
-"""The actor of one device as the program sees it: starting, sending, answers, and noticing its end.
+"""The actor of one device as the program sees it: starting, sending, replies, its clock, and noticing its end.
 
-In: attempts and copies to make. Out: events. A thread of its own waits for the answers, which come in order.
+In: attempts. Out: events; results that wait for being committed. A thread of its own waits for the replies, which come
+in order.
 """
 
 from __future__ import annotations
@@ -13,31 +14,37 @@ import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
+from math import inf
 from typing import Any, NamedTuple
 
 from hetero.engines.base import Call
-from hetero.engines.local.arena import Payload
-from hetero.engines.local.groups import Group
-from hetero.engines.local.shipping import Shipped
-from hetero.engines.ray.answers import Answers
-from hetero.engines.ray.clocks import compare_clocks
+from hetero.engines.ray.actor import Copies, start_seat, why_ended
+from hetero.engines.ray.actor_worker import TALK, Greeting, Job
 from hetero.engines.ray.cluster import OWN_HOST, Host
-from hetero.engines.ray.copies import Copies
-from hetero.engines.ray.flights import Flight, next_batch
-from hetero.engines.ray.lodge import Lodge
-from hetero.engines.ray.seat import TALK, Greeting, Job
-from hetero.engines.ray.starting import start_seat, why_ended
-from hetero.engines.ray.vault import Cargo
+from hetero.engines.ray.context import Lodge
+from hetero.engines.ray.object_store import Cargo, Stored
+from hetero.engines.shared import messages as say
+from hetero.engines.shared.exceptions import failure_of
+from hetero.engines.shared.groups import Group
+from hetero.engines.shared.in_flight import InFlight, Shipped, next_batch
+from hetero.engines.shared.items import Holder, Item, Replica
+from hetero.engines.shared.memory_pool import Payload
 from hetero.floor import logs, platform
 from hetero.floor.clock import WallClock
 from hetero.floor.errors import HeteroError
 from hetero.model.commands import Launch
 from hetero.model.device import Device
 from hetero.model.events import DeviceLost, DeviceReady, Event, TaskFailed, TaskFinished, TaskWithdrawn
-from hetero.model.notes import set_in_time
+from hetero.model.notes import Times, set_in_time
 from hetero.model.tasks import Failure
 
-__all__ = ["START_S", "RemoteWorker"]
+__all__ = [
+    "QUESTIONS",
+    "START_S",
+    "Answers",
+    "RemoteWorker",
+    "compare_clocks",
+]
 
 START_S = 120.0
 STARTS = 3
@@ -53,7 +60,7 @@ DEEP = 2
 class _Sent(NamedTuple):
     """A call of the actor that has not been answered, and what must be kept until it is."""
 
-    flights: tuple[Flight, ...]
+    flights: tuple[InFlight, ...]
     rows: Any
     data: Any
     holds: tuple[Payload, ...]
@@ -70,11 +77,11 @@ class RemoteWorker:
         self._lodge = lodge
         self._lock = threading.RLock()
         self._seqs = itertools.count(1)
-        self._flights: dict[int, Flight] = {}
+        self._flights: dict[int, InFlight] = {}
         self._runs: Callable[..., Any]
         self._greeting: Any = None
         self._by_attempt: dict[tuple[int, int], int] = {}
-        self._waiting: deque[Flight] = deque()
+        self._waiting: deque[InFlight] = deque()
         self._unwanted: list[int] = []
         self._sent = 0
         self._due: _Sent | None = None
@@ -164,7 +171,7 @@ class RemoteWorker:
         """Send attempts, as soon as the actor has little left to do."""
         with self._lock:
             for launch, call in launches:
-                flight = Flight(next(self._seqs), launch, call, group, rank, peers)
+                flight = InFlight(next(self._seqs), launch, call, group, rank, (), peers)
                 self._flights[flight.seq] = flight
                 self._by_attempt[launch.task, launch.attempt] = flight.seq
                 self._waiting.append(flight)
@@ -246,7 +253,7 @@ class RemoteWorker:
         while self._waiting and self._sent < DEEP and not self._ended:
             self._send(next_batch(self._waiting))
 
-    def _send(self, batch: list[Flight]) -> None:
+    def _send(self, batch: list[InFlight]) -> None:
         functions: list[tuple[str, bytes]] = []
         cargo, holds, jobs = Cargo(), list[Payload](), list[tuple[Any, ...]]()
         going = [flight for flight in batch if self._pack(flight, functions, cargo, holds, jobs)]
@@ -266,7 +273,7 @@ class RemoteWorker:
 
     def _pack(
         self,
-        flight: Flight,
+        flight: InFlight,
         functions: list[tuple[str, bytes]],
         cargo: Cargo,
         holds: list[Payload],
@@ -341,7 +348,7 @@ class RemoteWorker:
         for flight in sent.flights:
             self._lodge.hub.at(AWAY_S, partial(self._give_back, flight, reason))
 
-    def _give_back(self, flight: Flight, reason: str) -> None:
+    def _give_back(self, flight: InFlight, reason: str) -> None:
         self._forget(flight)
         task, attempt = flight.launch.task, flight.launch.attempt
         self._tell(TaskWithdrawn(self._now_s(), task, attempt, self.device.id))
@@ -349,7 +356,7 @@ class RemoteWorker:
     def _tell(self, event: Event) -> None:
         self._lodge.hub.call(lambda: self._lodge.hub.tell(event))
 
-    def _forget(self, flight: Flight) -> None:
+    def _forget(self, flight: InFlight) -> None:
         self._flights.pop(flight.seq, None)
         self._by_attempt.pop((flight.launch.task, flight.launch.attempt), None)
 
@@ -410,3 +417,109 @@ def _kill(handle: Any) -> None:
         import ray
 
         ray.kill(handle, no_restart=True)
+
+
+class Answers:
+    """The answers of one actor.
+
+    Parameters
+    ----------
+    holder : whose results these are
+
+    Attributes
+    ----------
+    shift_s : the clock of the actor's host minus the run's, s
+    """
+
+    def __init__(self, lodge: Lodge, holder: Holder) -> None:
+        self.shift_s = 0.0
+        self._lodge = lodge
+        self._holder = holder
+
+    def event(
+        self, flight: InFlight, data: Any, started_s: float, parts: tuple[float, ...], how: int, *rest: Any
+    ) -> Event:
+        """Return the event of a row, and keep its result; `data` stands for the large buffers of the whole call."""
+        task, attempt, device = flight.launch.task, flight.launch.attempt, self._holder.device
+        now_s = self._lodge.clock.now_s()
+        started_s, times = started_s - self.shift_s if parts else now_s, Times(*parts)
+        seconds = times.seconds
+        if parts:
+            self._lodge.tell_parts(task, attempt, device.id, started_s, times)
+        if how == say.VALUE:
+            nbytes = self._keep(flight, data, *rest)
+            node = f"{device.host}/ram" if nbytes else ""
+            return TaskFinished(now_s, task, attempt, device.id, started_s, seconds, nbytes, node)
+        if how == say.RESIDENT:
+            nbytes = self._resident(flight, rest[0])
+            return TaskFinished(now_s, task, attempt, device.id, started_s, seconds, nbytes, device.memory_node)
+        if how == say.WITHDRAWN:
+            return TaskWithdrawn(now_s, task, attempt, device.id)
+        failure = failure_of(*rest) if how == say.FAILED else Failure("cancelled", "cancelled before it started")
+        return TaskFailed(now_s, task, attempt, device.id, started_s, seconds, failure)
+
+    def _keep(self, flight: InFlight, data: Any, body: bytes | None, first: int, sizes: tuple[int, ...]) -> int:
+        if flight.rank:
+            return 0
+        vault, launch = self._lodge.vault, flight.launch
+        parts = [vault.part(data, first + place, size) for place, size in enumerate(sizes)]
+        self._lodge.items.finished(launch.task, launch.attempt, Item(Stored(body, parts)))
+        return sum(sizes)
+
+    def _resident(self, flight: InFlight, nbytes: int) -> int:
+        key = (flight.launch.task, flight.launch.attempt)
+        if flight.rank:
+            self._holder.drop(key)
+            return 0
+        self._lodge.items.finished(*key, Item(replica=Replica(self._holder, key, nbytes)))
+        return nbytes
+
+
+QUESTIONS = 8
+
+InHub = Callable[[Callable[[Any], None]], Callable[[Any], None]]
+
+
+def compare_clocks(handle: Any, now_s: Callable[[], float], in_hub: InHub, done: Callable[[Any], None]) -> None:
+    """Ask an actor for its time some times over, and tell `done` the difference, or the exception that came.
+
+    Parameters
+    ----------
+    handle : of an actor that is up
+    now_s : the run's clock
+    in_hub : has a handler of an answer run in the hub's thread
+
+    Notes
+    -----
+    The other clock was read between question and answer, and is taken to have been read in the middle: the error is
+    at most half of the quickest answer's way.
+
+    References
+    ----------
+    F. Cristian, "Probabilistic clock synchronization", Distributed Computing 3 (1989), 146-158.
+    """
+    _ask(handle, now_s, in_hub, done, QUESTIONS, (inf, 0.0))
+
+
+def _ask(
+    handle: Any,
+    now_s: Callable[[], float],
+    in_hub: InHub,
+    done: Callable[[Any], None],
+    left: int,
+    best: tuple[float, float],
+) -> None:
+    if not left:
+        done(best[1])
+        return
+    asked_s = now_s()
+
+    def told(answer: Any) -> None:
+        if isinstance(answer, Exception):
+            done(answer)
+            return
+        heard_s = now_s()
+        found = (heard_s - asked_s, answer - (asked_s + heard_s) / 2.0)
+        _ask(handle, now_s, in_hub, done, left - 1, min(best, found))
+
+    handle.now.options(concurrency_group=TALK).remote()._on_completed(in_hub(told))

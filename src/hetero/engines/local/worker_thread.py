@@ -13,16 +13,15 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from hetero.engines.base import Call, ItemRef, Outcome, Runner, TaskClock, is_container, rebuild
-from hetero.engines.exceptions import kind_here, one_line
-from hetero.engines.local import messages as say
-from hetero.engines.local.arena import Payload
-from hetero.engines.local.groups import Group
-from hetero.engines.local.house import House
-from hetero.engines.local.items import Item, Replica
-from hetero.engines.local.messages import Cancelled, GroupChannel
-from hetero.engines.local.outbox import Outbox
-from hetero.engines.local.pieces import Whole
-from hetero.engines.local.wire import LARGE_BYTES, fresh
+from hetero.engines.local.context import House
+from hetero.engines.shared import messages as say
+from hetero.engines.shared.exceptions import kind_here, one_line
+from hetero.engines.shared.groups import Group, GroupChannel, Whole
+from hetero.engines.shared.in_flight import Outbox
+from hetero.engines.shared.items import Item, Replica
+from hetero.engines.shared.memory_pool import Payload
+from hetero.engines.shared.messages import Cancelled
+from hetero.engines.shared.wire import LARGE_BYTES, fresh
 from hetero.floor import clock
 from hetero.floor.errors import HeteroError
 from hetero.model.commands import Launch

@@ -24,15 +24,15 @@ from types import FrameType
 from typing import Any
 
 from hetero.engines.base import Function, Nest, Outcome, Runner, TaskClock, WorkerEntry
-from hetero.engines.exceptions import UNREAD, add_note, dump_error, one_line
-from hetero.engines.local import messages as say
-from hetero.engines.local.control import Control
-from hetero.engines.local.lending import Lender, store
-from hetero.engines.local.messages import Cancelled, Job
-from hetero.engines.local.outbox import Outbox
-from hetero.engines.local.pieces import Piece, cut
+from hetero.engines.local.control_thread import Control
 from hetero.engines.local.spreading import Spreading
-from hetero.engines.local.wire import NONE, READ_BYTES, Frames, frame, load
+from hetero.engines.shared import messages as say
+from hetero.engines.shared.exceptions import UNREAD, add_note, dump_error, one_line
+from hetero.engines.shared.groups import GroupChannel, Piece, cut
+from hetero.engines.shared.in_flight import Outbox
+from hetero.engines.shared.memory_pool import Lender, store
+from hetero.engines.shared.messages import Cancelled, Job
+from hetero.engines.shared.wire import NONE, READ_BYTES, Frames, frame, load
 from hetero.floor import clock, logs, platform
 from hetero.floor.errors import HeteroError
 from hetero.model.device import Device
@@ -309,7 +309,7 @@ class Server:
         finally:
             self.running = 0
 
-    def _channel(self, job: Job) -> say.GroupChannel:
+    def _channel(self, job: Job) -> GroupChannel:
         assert job.group is not None
 
         def send(rank: int, value: Any) -> None:
@@ -317,7 +317,7 @@ class Server:
                 with self.shield():
                     self.send((say.SAY, job.seq, rank, self._placed(job.seq, piece)))
 
-        return say.GroupChannel(*job.group, send, lambda: self._group_message(job.seq), self._hear)
+        return GroupChannel(*job.group, send, lambda: self._group_message(job.seq), self._hear)
 
     def _placed(self, seq: int, piece: Piece) -> tuple[Any, ...]:
         """Return a piece as it travels: its data in the pool, or as bytes."""

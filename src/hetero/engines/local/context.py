@@ -7,23 +7,20 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import Any
 
 from hetero.engines.base import Log, Report, Submitter, Tell, TellParts, WorkerEntry
-from hetero.engines.exceptions import kind_here, load_error
-from hetero.engines.local.arena import Arena
-from hetero.engines.local.hub import Hub
-from hetero.engines.local.items import Items, Meter
-from hetero.engines.local.pieces import Talk
+from hetero.engines.shared.hub import Hub
+from hetero.engines.shared.items import Items, Meter
+from hetero.engines.shared.memory_pool import Arena
+from hetero.engines.shared.messages import Talk
 from hetero.floor.clock import Clock
-from hetero.floor.errors import SerialisationError
 from hetero.floor.own_memory import MemoryKills
 from hetero.model.commands import Launch
 from hetero.model.device import Device
 from hetero.model.events import TaskFailed
 from hetero.model.tasks import Failure
 
-__all__ = ["House", "failure_of"]
+__all__ = ["House"]
 
 
 @dataclass(slots=True)
@@ -70,14 +67,3 @@ class House:
         now_s = self.clock.now_s()
         event = TaskFailed(now_s, launch.task, launch.attempt, device, now_s, 0.0, failure)
         self.hub.call(lambda: self.hub.tell(event))
-
-
-def failure_of(kind: Any, message: str, blob: bytes | None, text: str) -> Failure:
-    """Return the failure that a worker process told."""
-    if kind == "cancelled":
-        return Failure("cancelled", message)
-    if kind == "unserialisable":
-        remedy = "return arrays, numbers, strings, or lists, tuples and dicts of these"
-        return Failure(kind, message, SerialisationError(message, remedy=remedy))
-    error = load_error(blob, message, text)
-    return Failure(kind_here(kind, error), message, error)

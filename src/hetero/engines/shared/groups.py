@@ -1,0 +1,289 @@
+"""Messages between the members of one group task: routing, chunks of large values, and a member's channel.
+
+In: what a member sends, or that it ended. Out: the same at the others. Only a receiving member waits.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+import numpy as np
+
+from hetero.engines.shared.wire import LARGE_BYTES, dump, load
+from hetero.floor.errors import BadValueError, GroupError, SerialisationError
+
+if TYPE_CHECKING:
+    from hetero.engines.local.context import House
+from typing import TYPE_CHECKING
+
+from hetero.engines.shared import messages as say
+from hetero.engines.shared.memory_pool import Payload
+from hetero.engines.shared.wire import Place
+
+__all__ = [
+    "Assembly",
+    "Group",
+    "GroupChannel",
+    "Member",
+    "Piece",
+    "Talking",
+    "Whole",
+    "cut",
+]
+
+
+class Member(Protocol):
+    """A worker that takes part."""
+
+    def hear(self, task: int, sender: int, content: Any) -> None:
+        """Take a value from another member."""
+        ...
+
+    def hear_left(self, task: int, sender: int, reason: str) -> None:
+        """Learn that another member left; the reason is '' when it finished."""
+        ...
+
+
+class GroupChannel:
+    """How one member of a group talks; see `hetero.engines.base.Channel`.
+
+    Parameters
+    ----------
+    send : sends a value to a rank
+    receive : waits for the next (SAY, sender, content) or (LEFT, sender, reason); a content is a `Whole` or a `Piece`
+    copy : copies the data of a piece into a buffer
+    address : as in `Channel`
+    """
+
+    def __init__(
+        self,
+        rank: int,
+        world_size: int,
+        send: Callable[[int, Any], None],
+        receive: Callable[[], Any],
+        copy: Callable[[Any, memoryview], None],
+        address: str = "127.0.0.1",
+    ) -> None:
+        self.rank = rank
+        self.world_size = world_size
+        self.address = address
+        self._send = send
+        self._receive = receive
+        self._copy = copy
+        self._inbox: list[deque[Whole | Piece]] = [deque() for _ in range(world_size)]
+        self._left: dict[int, str] = {}
+
+    def send(self, value: Any, rank: int) -> None:
+        """Send a value to the member of this rank."""
+        self._check(rank)
+        self._send(rank, value)
+
+    def recv(self, rank: int) -> Any:
+        """Wait for the next value from the member of this rank."""
+        self._check(rank)
+        assembly = Assembly(self._copy)
+        while True:
+            content = self._next(rank)
+            if isinstance(content, Whole):
+                return content.value
+            if assembly.add(content):
+                return assembly.value()
+
+    def _next(self, rank: int) -> Whole | Piece:
+        while not self._inbox[rank]:
+            failed = next((reason for reason in self._left.values() if reason), self._left.get(rank))
+            if failed is not None:
+                raise GroupError(failed or f"rank {rank} ended without sending what rank {self.rank} waits for")
+            tag, sender, content = self._receive()
+            if tag == say.SAY:
+                self._inbox[sender].append(content)
+            else:
+                self._left[sender] = content
+        return self._inbox[rank].popleft()
+
+    def _check(self, rank: int) -> None:
+        if not 0 <= rank < self.world_size:
+            raise BadValueError(f"there is no rank {rank!r}", remedy=f"ranks go from 0 to {self.world_size - 1}")
+
+
+class Group:
+    """One attempt of one group task. Nothing is passed on before every member was told to run."""
+
+    def __init__(self, task: int, members: Sequence[Member]) -> None:
+        self.task = task
+        self._members = list(members)
+        self._left: set[int] = set()
+        self.lock = threading.RLock()
+
+    @property
+    def size(self) -> int:
+        """Return the number of members."""
+        return len(self._members)
+
+    def say(self, sender: int, rank: int, content: Any) -> None:
+        """Pass a value on."""
+        with self.lock:
+            if rank not in self._left:
+                self._members[rank].hear(self.task, sender, content)
+
+    def leave(self, rank: int, reason: str) -> None:
+        """Tell the others that a member has ended; the reason is '' when it finished."""
+        with self.lock:
+            self._left.add(rank)
+            for other, member in enumerate(self._members):
+                if other not in self._left:
+                    member.hear_left(self.task, rank, reason)
+
+
+class Whole(NamedTuple):
+    """A value on its way within one process."""
+
+    value: Any
+
+
+class Piece(NamedTuple):
+    """A part of a value on its way.
+
+    Attributes
+    ----------
+    head : of the first piece: the pickle and the bytes of each large buffer; None for the others.
+        A pickle that is large itself is None there, and the first of the buffers.
+    buffer, offset : which buffer it is a part of, and from which byte on
+    left : pieces of this value that follow
+    data : the bytes, or what stands for them on the way
+    """
+
+    head: tuple[bytes | None, tuple[int, ...]] | None
+    buffer: int
+    offset: int
+    left: int
+    data: Any
+
+
+def cut(value: Any, piece_bytes: int) -> Iterator[Piece]:
+    """Cut a value into pieces whose data are parts of its own memory.
+
+    Raises
+    ------
+    SerialisationError
+        The value cannot be pickled.
+
+    Examples
+    --------
+    >>> [piece.data.nbytes for piece in cut(np.zeros(125_000), 400_000)]
+    [400000, 400000, 200000]
+    >>> [(piece.left, piece.data) for piece in cut("a word", 1000)]
+    [(0, b'')]
+    """
+    try:
+        body, buffers = dump(value)
+    except Exception as error:
+        raise SerialisationError(
+            f"what is sent to another member cannot be pickled: {error}", remedy="send plain values or arrays"
+        ) from error
+    large = len(body) >= LARGE_BYTES
+    if large:
+        buffers.insert(0, memoryview(body))
+    head = (None if large else body, tuple([buffer.nbytes for buffer in buffers]))
+    if not buffers:
+        yield Piece(head, 0, 0, 0, b"")
+        return
+    spans = [(number, at) for number, size in enumerate(head[1]) for at in range(0, size, piece_bytes)]
+    for position, (number, at) in enumerate(spans, start=1):
+        first = head if position == 1 else None
+        yield Piece(first, number, at, len(spans) - position, buffers[number][at : at + piece_bytes])
+
+
+class Assembly:
+    """Puts one value together.
+
+    Parameters
+    ----------
+    copy : copies what stands for the data of a piece into a buffer
+    """
+
+    def __init__(self, copy: Callable[[Any, memoryview], None]) -> None:
+        self._copy = copy
+        self._body: bytes | None = b""
+        self._buffers: list[memoryview] = []
+
+    def add(self, piece: Piece) -> bool:
+        """Take the next piece; True when it was the last."""
+        if piece.head is not None:
+            self._body = piece.head[0]
+            self._buffers = [np.empty(size, np.uint8).data for size in piece.head[1]]
+        if self._buffers:
+            self._copy(piece.data, self._buffers[piece.buffer][piece.offset :])
+        return piece.left == 0
+
+    def value(self) -> Any:
+        """Return the value; its arrays are writable and shared with nobody."""
+        return load(self._buffers.pop(0), self._buffers) if self._body is None else load(self._body, self._buffers)
+
+
+class Talking:
+    """Passes on to one worker what the groups tell it.
+
+    Parameters
+    ----------
+    house : the engine
+    send : sends the worker a message
+    announce : called with what lies in shared memory, before the worker hears of it
+    """
+
+    def __init__(
+        self, house: House, send: Callable[[tuple[Any, ...]], None], announce: Callable[[Payload], None]
+    ) -> None:
+        self._house = house
+        self._send = send
+        self._announce = announce
+        self._attempts: dict[int, int] = {}
+        self._said: dict[Place, tuple[int, Payload]] = {}
+
+    def join(self, task: int, seq: int) -> None:
+        """Record that an attempt of the worker is a member of a group task."""
+        self._attempts[task] = seq
+
+    def leave(self, task: int, seq: int) -> None:
+        """Record that it has ended: what it has not heard yet, it never will."""
+        self._attempts.pop(task, None)
+        self._said = {place: said for place, said in self._said.items() if said[0] != seq}
+
+    def hear(self, task: int, sender: int, content: Any) -> None:
+        """Pass on a value from another member."""
+        seq = self._attempts.get(task)
+        if seq is None:
+            return
+        for piece in cut(content.value, self._house.talk.piece_bytes) if isinstance(content, Whole) else (content,):
+            self._send((say.SAY, seq, sender, self._placed(seq, piece)))
+
+    def _placed(self, seq: int, piece: Piece) -> tuple[Any, ...]:
+        """Return a piece as it travels to the worker: its data in the pool, kept until they were heard, or as bytes."""
+        counters, data = self._house.counters, piece.data
+        counters["pieces"] += 1
+        if isinstance(data, memoryview):
+            data = Payload(b"", (self._house.arena.keep(data),)) if self._house.talk.pooled else bytes(data)
+        if isinstance(data, Payload):
+            counters["pieces_in_pool"] += 1
+            place = data.blocks[0].place
+            self._said[place] = (seq, data)
+            self._announce(data)
+            data = tuple(place)
+        return tuple(piece._replace(data=data))
+
+    def heard(self, place: Place) -> None:
+        """Record that the worker has copied what lay there."""
+        self._said.pop(place, None)
+
+    def hear_left(self, task: int, sender: int, reason: str) -> None:
+        """Pass on that another member has ended."""
+        seq = self._attempts.get(task)
+        if seq is not None:
+            self._send((say.LEFT, seq, sender, reason))
+
+    def clear(self) -> None:
+        """Release everything: the worker is gone."""
+        self._said.clear()

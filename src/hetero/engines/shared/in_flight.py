@@ -1,0 +1,196 @@
+"""Attempts on their way to a worker, the functions that it already has, and results batched on their way back.
+
+In: calls, functions and results. Out: what travels together. It sends nothing by itself but through the function that
+an outbox was given.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter, OrderedDict, deque
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from hetero.engines.base import Call, Function
+from hetero.engines.shared.exceptions import one_line
+from hetero.engines.shared.groups import Group
+from hetero.engines.shared.memory_pool import Payload
+from hetero.engines.shared.wire import as_bytes
+from hetero.floor.errors import SerialisationError
+from hetero.model.commands import Launch
+
+__all__ = [
+    "FUNCTIONS_KEPT",
+    "InFlight",
+    "Outbox",
+    "Shipped",
+    "next_batch",
+    "pack_function",
+]
+
+FUNCTIONS_KEPT = 512
+"""How many functions a worker keeps; the one that was not used for the longest time goes first."""
+
+
+class InFlight(NamedTuple):
+    """An attempt that a worker has not answered for.
+
+    Attributes
+    ----------
+    seq
+        Its number at that worker.
+    group, rank
+        The group task that it belongs to, None outside of groups, and its rank there.
+    holds
+        What must stay alive until it is answered for.
+    peers
+        The actors of all members of its group, by rank, in the Ray engine.
+    """
+
+    seq: int
+    launch: Launch
+    call: Call
+    group: Group | None
+    rank: int
+    holds: tuple[Payload, ...] = ()
+    peers: tuple[Any, ...] = ()
+
+
+class Shipped:
+    """The functions that one worker has."""
+
+    def __init__(self, counters: Counter[str]) -> None:
+        self._keys: OrderedDict[str, None] = OrderedDict()
+        self._counters = counters
+
+    def use(self, function: Function, travelling: list[tuple[str, bytes]]) -> str:
+        """Note a use; a function that the worker lacks is added to what travels. Gives its key."""
+        key = function.key
+        if key in self._keys:
+            self._keys.move_to_end(key)
+        else:
+            self._keys[key] = None
+            travelling.append((key, function.blob))
+            self._counters["functions"] += 1
+        return key
+
+    def retire(self, travelling: list[tuple[str, bytes]], needed: set[str]) -> None:
+        """Let the worker forget the oldest functions beyond `FUNCTIONS_KEPT`, but none that this batch needs."""
+        for key in list(self._keys)[: max(0, len(self._keys) - FUNCTIONS_KEPT)]:
+            if key not in needed:
+                del self._keys[key]
+                travelling.append((key, b""))
+
+
+def pack_function(function: Function, other_remedy: str = "") -> bytes:
+    """Return a function as bytes, which it keeps.
+
+    Raises
+    ------
+    SerialisationError
+        It cannot be pickled.
+    """
+    if not function.blob:
+        try:
+            function.blob = as_bytes((function.name, function.default, dict(function.implementations)))
+        except Exception as error:
+            raise SerialisationError(
+                f"the function {function.name!r} cannot travel to a worker: {one_line(error)}",
+                remedy=f"create what cannot be pickled inside the function{other_remedy}",
+            ) from error
+    return function.blob
+
+
+SHORT_S = 2e-3
+"""Attempts that are expected to be shorter than this share a call."""
+BATCH_S = 10e-3
+BATCH = 500
+
+
+def next_batch(waiting: deque[InFlight]) -> list[InFlight]:
+    """Take one attempt, or several that are short: the first to finish waits for the last."""
+    batch = [waiting.popleft()]
+    total_s = batch[0].launch.predicted_s
+    while waiting and len(batch) < BATCH and _short(batch[-1]) and _short(waiting[0]):
+        total_s += waiting[0].launch.predicted_s
+        if total_s > BATCH_S:
+            break
+        batch.append(waiting.popleft())
+    return batch
+
+
+def _short(flight: InFlight) -> bool:
+    return flight.group is None and 0.0 < flight.launch.predicted_s <= SHORT_S
+
+
+class Outbox:
+    """Gathers answers so that many small tasks need few messages, and none waits behind a long task.
+
+    Parameters
+    ----------
+    send : called with the answers, from the thread that adds them or from the outbox's own
+    sleep, now_s : the clock's
+
+    Notes
+    -----
+    An answer leaves at once when no task follows, or when the next one is expected to take longer than
+    `WINDOW_S` or an unknown time; else with others, `WINDOW_S` after the first of them at the latest. Only a
+    task that was expected to be short, and holds the interpreter's lock all the time, holds them up.
+    """
+
+    WINDOW_S = 1e-3
+
+    def __init__(
+        self, send: Callable[[list[Any]], None], sleep: Callable[[float], None], now_s: Callable[[], float]
+    ) -> None:
+        self._send = send
+        self._sleep = sleep
+        self._now_s = now_s
+        self._rows: list[Any] = []
+        self._lock = threading.Lock()
+        self._waiting = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._flushed_s = 0.0
+        self._open = True
+
+    def add(self, row: Any, next_s: float | None) -> None:
+        """Take an answer; `next_s` is the expected time of the task that follows, None when none does."""
+        if next_s is None and not self._rows:
+            self._send([row])
+            return
+        with self._lock:
+            self._rows.append(row)
+        long = next_s is None or not 0.0 < next_s <= self.WINDOW_S
+        if long or self._now_s() - self._flushed_s > self.WINDOW_S:
+            self.flush()
+        elif not self._waiting.is_set():
+            self._arm()
+
+    def flush(self) -> None:
+        """Send what was gathered."""
+        with self._lock:
+            rows, self._rows = self._rows, []
+        if rows:
+            self._flushed_s = self._now_s()
+            self._send(rows)
+
+    def _arm(self) -> None:
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._late, name="hetero-outbox", daemon=True)
+            self._thread.start()
+        self._waiting.set()
+
+    def close(self) -> None:
+        """Send what was gathered and end the thread."""
+        self.flush()
+        if self._thread is not None:
+            self._open = False
+            self._waiting.set()
+            self._thread.join(1.0)
+
+    def _late(self) -> None:
+        while self._open:
+            self._waiting.wait()
+            self._sleep(self.WINDOW_S)
+            self._waiting.clear()
+            self.flush()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import gc
 import itertools
 import json
 import random
@@ -43,7 +44,7 @@ from hetero.train.membership import Membership  # noqa: E402
 from hetero.train.memory import PassLimit  # noqa: E402
 from hetero.train.probing import probe  # noqa: E402
 from hetero.train.replica import Judge, Parts, Replica, mixing_layers  # noqa: E402
-from hetero.train.schedules import load_schedulers, scheduler_states  # noqa: E402
+from hetero.train.schedules import ScheduleHistory, load_schedulers, unstepped_scheduler  # noqa: E402
 from hetero.train.state import load_state, pack, renewed  # noqa: E402
 from hetero.train.throttle import Throttle  # noqa: E402
 from hetero.train.trainer import Trainer  # noqa: E402
@@ -789,6 +790,53 @@ SCHEDULERS: dict[str, Callable[[Any], Any]] = {
 
 
 @pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("kept", [True, False])
+@pytest.mark.parametrize("name", SCHEDULERS)
+def test_a_scheduler_goes_back_before_an_epoch_that_comes_again_and_no_other(name: str, kept: bool) -> None:
+    optimizer = adam(net())
+    scheduler = SCHEDULERS[name](optimizer)
+    history = ScheduleHistory(optimizer, 0, kept=kept)
+
+    def rates(epochs: range) -> list[float]:
+        found = []
+        for epoch in epochs:
+            history.again(10 * epoch)
+            scheduler.step(*([1.0 + epoch] if name == "plateau" else []))
+            history.ended(10 * epoch)
+            found.append(optimizer.param_groups[0]["lr"])
+        return found
+
+    before = rates(range(1, 4))
+    assert rates(range(3, 6))[0] == before[2] if kept else True
+    assert rates(range(1, 4)) == before
+    assert rates(range(4, 6)) == rates(range(4, 6)) if kept else True
+
+
+def test_a_scheduler_is_found_also_where_the_program_froze_its_objects() -> None:
+    optimizer = adam(net())
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2)
+    gc.freeze()
+    try:
+        assert unstepped_scheduler(optimizer, []) == "StepLR"
+        assert [*ScheduleHistory(optimizer, 0, kept=True).at(0)] == ["StepLR"]
+        assert gc.get_freeze_count()
+    finally:
+        gc.unfreeze()
+    assert scheduler.last_epoch == 0
+
+
+def test_a_scheduler_that_cannot_be_copied_is_named_where_it_would_go_back() -> None:
+    optimizer = adam(net())
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2)
+    scheduler.lock = threading.Lock()
+    history = ScheduleHistory(optimizer, 0, kept=False)
+    history.again(10)
+    history.ended(10)
+    with pytest.raises(BadValueError, match=r"all workers died, and the StepLR cannot go back: .*lock"):
+        history.again(10)
+
+
+@pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", SCHEDULERS)
 def test_a_scheduler_goes_on_from_its_state_in_a_checkpoint(name: str) -> None:
     def rates(optimizer: Any, scheduler: Any, epochs: range) -> list[float]:
@@ -802,7 +850,7 @@ def test_a_scheduler_goes_on_from_its_state_in_a_checkpoint(name: str) -> None:
     optimizer = adam(model)
     scheduler = SCHEDULERS[name](optimizer)
     rates(optimizer, scheduler, range(2))
-    kept = json.loads(json.dumps(scheduler_states(optimizer), allow_nan=False))
+    kept = json.loads(json.dumps(ScheduleHistory(optimizer, 2, kept=True).at(2), allow_nan=False))
     other = adam(model)
     with pytest.raises(BadValueError, match=rf"kept with a {type(scheduler).__name__}, and no .* resume\(\)"):
         load_schedulers(other, kept)
@@ -812,7 +860,7 @@ def test_a_scheduler_goes_on_from_its_state_in_a_checkpoint(name: str) -> None:
     assert rates(other, again, range(2, 6)) == rates(optimizer, scheduler, range(2, 6))
     twin = SCHEDULERS[name](other)
     with pytest.raises(BadValueError, match=r"2 \w+ hold the optimizer, .*ChainedScheduler"):
-        scheduler_states(other)
+        ScheduleHistory(other, 2, kept=True)
     del twin
 
 

@@ -284,6 +284,37 @@ def test_when_all_workers_die_training_goes_on_from_the_newest_checkpoint_or_fro
     assert hetero.check_sample_log(tmp_path / "log").epochs == EPOCHS
 
 
+def rates_of(devices: Any, *further: Callable[[Any], Any], **options: Any) -> tuple[list[tuple[int, float]], Any]:
+    """Return the learning rates after each epoch as two schedulers set them, and the parameters."""
+    model, rates = net(), []
+    optimizer = adam(model.parameters())
+    steps = torch.optim.lr_scheduler.MultiStepLR(optimizer, [2], 0.3)
+    worse = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, "max", 0.5, patience=1)
+
+    def step(report: Any) -> None:
+        steps.step()
+        worse.step(report.loss)
+        rates.append((report.epoch, optimizer.param_groups[0]["lr"]))
+
+    usual = {"global_batch": BATCH, "exact": "bitwise", "shares": "equal", "devices": devices, **options}
+    trainer = hetero.Trainer(model, nn.CrossEntropyLoss(), optimizer, data(), callbacks=[step, *further], **usual)
+    trainer.fit(4)
+    return rates, list(model.parameters())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("every", [7, None])
+def test_schedulers_go_back_with_a_run_whose_workers_all_died(every: int | None, tmp_path: Path) -> None:
+    kept = {"checkpoint": tmp_path / "kept", "checkpoint_every": every} if every else {}
+    with hetero.Context(devices="1xcpu", history=False) as ctx:
+        expected, whole = rates_of(ctx)
+        rates, parameters = rates_of(ctx, at(2, lambda: kill_all(ctx)), **kept)
+    assert len({rate for _, rate in expected}) == 3
+    assert [epoch for epoch, _ in rates] == ([1, 2, 2, 3, 4] if every else [1, 2, 1, 2, 3, 4])
+    assert set(rates) == set(expected)
+    assert all(torch.equal(one, other) for one, other in zip(parameters, whole, strict=True))
+
+
 @pytest.mark.slow
 def test_a_first_member_that_dies_before_its_state_has_arrived_is_replaced_by_the_next(
     ctx: hetero.Context, bits: Callable[[int], list[Any]]

@@ -43,7 +43,6 @@ class Job:
     sum_on : the device that adds up gradients, None where the members do
     hosts : address of each device's host; empty where all are on the program's own
     process : settings of torch's that hold for the program; see `honoured.process_settings`
-    schedulers : their states when the run begins, which go into its checkpoints; see `schedules.scheduler_states`
     shows : True where the program looks at the model after every epoch, so that the state comes with the report
     """
 
@@ -66,7 +65,6 @@ class Job:
     sum_on: Device | None = None
     hosts: Mapping[str, str] = field(default_factory=dict)
     process: Mapping[str, Any] = field(default_factory=dict)
-    schedulers: Mapping[str, Any] = field(default_factory=dict)
     shows: bool = False
 
 
@@ -100,7 +98,7 @@ class Formation(NamedTuple):
     link_s : s that an exchange of gradients takes for each further member, below 0 where nobody knows
     saved : for the first member, where all who took part were lost
     values : settings of parameter groups that callbacks changed so far, by group
-    schedulers : their states after the last epoch that was heard of
+    schedulers : their states after the last epoch that was heard of; see `schedules.ScheduleHistory`
     """
 
     rank: int

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from math import inf
 from typing import Any, ClassVar
 
@@ -25,6 +26,7 @@ from hetero.train.job import Formation, Saved
 from hetero.train.killed import Deaths, Killed
 from hetero.train.listening import Listener
 from hetero.train.roster import Extent, Member
+from hetero.train.schedules import ScheduleHistory
 from hetero.train.values import EpochReport, NotANumberError, Totals, TrainingError
 
 __all__ = ["Lead"]
@@ -48,7 +50,7 @@ class Lead:
     extent : from where to where it goes
     admission : who takes part
     values : gives the settings of the optimizer's parameter groups in the program, which callbacks may change
-    schedulers : gives the states of the program's schedulers, for checkpoints
+    schedules : the program's schedulers, whose states go into checkpoints and go back with the run
     show : brings the program's model and optimizer to the state of an epoch, before anybody hears of it
     notes : what was said to the listener
     killed : whose memory is too small
@@ -62,7 +64,7 @@ class Lead:
     extent: Extent
     admission: Admission
     values: Callable[[], list[dict[str, Any]]] = list
-    schedulers: Callable[[], dict[str, Any]] = dict
+    schedules: ScheduleHistory = field(default_factory=partial(ScheduleHistory, None, 0, kept=False))
     show: Callable[[bytes], None] = lambda state: None
     notes: list[str] = field(default_factory=list)
     killed: Killed = field(default_factory=Killed)
@@ -86,7 +88,7 @@ class Lead:
 
     def __post_init__(self) -> None:
         self._end, self._heard = self.extent.end, self.extent.begin
-        self._scheduled = self.schedulers()
+        self._scheduled = self.schedules.at(self.extent.begin)
         for future in self.futures.values():
             self._watch(future)
 
@@ -246,11 +248,12 @@ class Lead:
         self.deaths.reached(report.step)
         if state is not None:
             self.show(state)
+        self.schedules.again(report.step)
         before = self.values()
         if self.listener.on_epoch(report):
             self._end = report.step
         self._add_changes(report.step, changed_values(before, self.values()))
-        self._scheduled = self.schedulers()
+        self._scheduled = self.schedules.ended(report.step)
         self._heard = report.step
         self._report_due_s = inf
         for member in self._team:
@@ -438,6 +441,7 @@ class Lead:
             self._note(text)
         reached = begin if found is None else max(begin, found.step)
         self._changed = {step: values for step, values in self._changed.items() if step <= reached}
+        self._scheduled = self.schedules.at(reached)
         if found is None or found.step <= begin:
             self._note(f"nobody is left who took part: training goes on from step {begin}")
             self._heard = min(self._heard, begin)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hmac
 import pickle
+from collections.abc import Mapping
 from dataclasses import asdict, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -83,7 +84,7 @@ class Membership:
         self.rank = 0
         self.generation = 0
         self.steps = job.steps
-        self.schedulers = job.schedulers
+        self.schedulers: Mapping[str, Any] = {}
         self.totals = Totals() if job.totals is None else replace(job.totals, speeds=dict(job.totals.speeds))
         self.outsiders: dict[str, float] = {}
         self.regroup_asked = False

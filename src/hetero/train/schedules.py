@@ -1,24 +1,26 @@
 """Learning-rate schedulers of torch's that hold an optimizer: who can step them, and their state in checkpoints.
 
-In: an optimizer, callbacks. Out: the name of a scheduler that nobody steps; states as plain values, and back.
-It must not step one.
+In: an optimizer, callbacks. Out: the name of a scheduler that nobody steps; states as plain values, and back; the way
+back to an epoch that comes again. It must not step one.
 """
 
 from __future__ import annotations
 
+import copy
 import gc
 import math
 import types
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from hetero.floor.errors import BadValueError
 from hetero.session.functions import used_names
+from hetero.train.honoured import group_values, set_values
 
-__all__ = ["load_schedulers", "scheduler_states", "unstepped_scheduler"]
+__all__ = ["ScheduleHistory", "load_schedulers", "unstepped_scheduler"]
 
 _MOST_MET = 200_000
 
@@ -26,34 +28,32 @@ _MOST_MET = 200_000
 def _holding(optimizer: Any) -> list[Any]:
     """Return the schedulers of torch's that hold an optimizer."""
     kind = torch.optim.lr_scheduler.LRScheduler
-    return [
-        one for one in gc.get_objects() if issubclass(type(one), kind) and getattr(one, "optimizer", None) is optimizer
-    ]
+    return [one for one in _objects() if issubclass(type(one), kind) and getattr(one, "optimizer", None) is optimizer]
+
+
+def _objects() -> list[Any]:
+    """Return all objects that the collector of cycles knows, also those that were frozen, which it does not name."""
+    if not gc.get_freeze_count():
+        return gc.get_objects()
+    gc.unfreeze()
+    gc.collect()
+    found = gc.get_objects()
+    gc.freeze()
+    return found
 
 
 # --- their state ---------------------------------------------------------------------------------------------
 
 
-def scheduler_states(optimizer: Any) -> dict[str, Any]:
-    """Return the state of each scheduler of an optimizer by the name of its class, as values that JSON can hold.
-
-    Raises
-    ------
-    BadValueError
-        Two are of one class, or one keeps something that is not plain.
-    """
-    return {name: _plain(one.state_dict(), name) for name, one in _outermost(optimizer).items()}
-
-
 def load_schedulers(optimizer: Any, states: Mapping[str, Any]) -> None:
-    """Load what `scheduler_states` gave into the schedulers that an optimizer has now.
+    """Load the states of a checkpoint into the schedulers that an optimizer has now.
 
     Raises
     ------
     BadValueError
         There is none of a class that had a state.
     """
-    here = _outermost(optimizer) if states else {}
+    here = _by_name(_outer(optimizer)) if states else {}
     for name in states:
         if name not in here:
             raise BadValueError(
@@ -64,11 +64,26 @@ def load_schedulers(optimizer: Any, states: Mapping[str, Any]) -> None:
         here[name].load_state_dict(_value(state))
 
 
-def _outermost(optimizer: Any) -> dict[str, Any]:
-    """Return the schedulers that no other scheduler steps, by the names of their classes."""
+def _plain_states(outer: Sequence[Any]) -> dict[str, Any]:
+    """Return the state of each scheduler by the name of its class, as values that JSON can hold.
+
+    Raises
+    ------
+    BadValueError
+        Two are of one class, or one keeps something that is not plain.
+    """
+    return {name: _plain(one.state_dict(), name) for name, one in _by_name(outer).items()}
+
+
+def _outer(optimizer: Any) -> list[Any]:
+    """Return the schedulers of an optimizer that no other scheduler steps."""
     found = _holding(optimizer)
     within = {id(one) for scheduler in found for one in getattr(scheduler, "_schedulers", ())}
-    outer = [one for one in found if id(one) not in within]
+    return [one for one in found if id(one) not in within]
+
+
+def _by_name(outer: Sequence[Any]) -> dict[str, Any]:
+    """Return schedulers by the names of their classes."""
     names = Counter(type(one).__name__ for one in outer)
     twice = [name for name, count in names.items() if count > 1]
     if twice:
@@ -110,6 +125,101 @@ def _value(plain: Any) -> Any:
         return tuple(_value(one) for one in parts)
     pairs = {_value(key): _value(one) for key, one in parts}
     return Counter(pairs) if kind == "Counter" else pairs
+
+
+# --- back to an epoch ----------------------------------------------------------------------------------------
+
+
+class _Moment(NamedTuple):
+    """What callbacks may have changed by the end of an epoch.
+
+    Attributes
+    ----------
+    plain : states as checkpoints keep them
+    states : each scheduler with a copy of its state, or the error that copying it ended with
+    groups : settings of the optimizer's parameter groups
+    """
+
+    plain: dict[str, Any]
+    states: list[tuple[Any, Any]]
+    groups: list[dict[str, Any]]
+
+
+class ScheduleHistory:
+    """The schedulers of a run's optimizer after each epoch, to which the run may have to go back.
+
+    Parameters
+    ----------
+    optimizer : the program's, or the function that makes one, which no scheduler can hold
+    begin : steps done before the run
+    kept : True where there are checkpoints; without them a run goes back to its beginning alone
+
+    Notes
+    -----
+    A run whose members all died goes on from a checkpoint, and the program hears of some epochs once more. Its
+    schedulers then go on from where they stood before these, as those of a run that nothing disturbed.
+    """
+
+    def __init__(self, optimizer: Any, begin: int, *, kept: bool) -> None:
+        self._optimizer = optimizer
+        self._kept = kept
+        self._furthest = begin
+        self._moments = {begin: self._moment()}
+
+    def ended(self, step: int) -> dict[str, Any]:
+        """Note how things stand after the callbacks of an epoch; return the states for checkpoints from then on.
+
+        Parameters
+        ----------
+        step : steps done by then
+        """
+        self._furthest = step
+        if self._kept:
+            self._moments[step] = self._moment()
+        return self.at(step)
+
+    def at(self, step: int) -> dict[str, Any]:
+        """Return the states for checkpoints from a step on."""
+        return self._moments[max(each for each in self._moments if each <= step)].plain
+
+    def again(self, step: int) -> None:
+        """Go back to how things stood before an epoch if it was heard of already.
+
+        Parameters
+        ----------
+        step : at the end of the epoch
+
+        Raises
+        ------
+        BadValueError
+            A scheduler keeps something that could not be copied.
+        """
+        if step > self._furthest:
+            return
+        self._moments = {each: moment for each, moment in self._moments.items() if each < step}
+        moment = self._moments[max(self._moments)]
+        set_values(self._optimizer, dict(enumerate(copy.deepcopy(moment.groups))))
+        for scheduler, state in moment.states:
+            if isinstance(state, Exception):
+                raise BadValueError(
+                    f"all workers died, and the {type(scheduler).__name__} cannot go back: {state}",
+                    remedy="keep only what can be copied in it",
+                )
+            scheduler.load_state_dict(copy.deepcopy(state))
+
+    def _moment(self) -> _Moment:
+        if not hasattr(self._optimizer, "param_groups"):
+            return _Moment({}, [], [])
+        outer = _outer(self._optimizer)
+        states = [(one, _copied(one.state_dict())) for one in outer]
+        return _Moment(_plain_states(outer) if self._kept else {}, states, copy.deepcopy(group_values(self._optimizer)))
+
+
+def _copied(state: Any) -> Any:
+    try:
+        return copy.deepcopy(state)
+    except Exception as error:  # noqa: BLE001  of whatever it keeps; it matters only where a run goes back
+        return error
 
 
 # --- who steps them ------------------------------------------------------------------------------------------

@@ -41,7 +41,7 @@ from hetero.train.replica import Parts, training_modes
 from hetero.train.roster import Extent
 from hetero.train.sample_log import append_line, next_run
 from hetero.train.saving import save_model
-from hetero.train.schedules import load_schedulers, scheduler_states
+from hetero.train.schedules import ScheduleHistory, load_schedulers
 from hetero.train.spread import Work, evaluate_part, predict_part, run_over
 from hetero.train.state import load_state, renewed
 from hetero.train.summing import summer
@@ -389,6 +389,7 @@ class Trainer:
         if checkpoints is not None:
             checkpoints.refuse_to_overtake(self._step)
         full = self._fitting.left_out(self.devices)
+        schedules = ScheduleHistory(self.optimizer, self._step, kept=checkpoints is not None)
         reach = self.context.driver.engine.reach()
         with Hub(reach.own, reach.certificates) as hub:
             job = Job(
@@ -411,7 +412,6 @@ class Trainer:
                 sum_on=summer(self.options.sum_on, self.context.devices),
                 hosts={device.short: reach.workers[device.id] for device in self.devices} if reach.workers else {},
                 process=process_settings(),
-                schedulers=self._schedulers(),
                 shows=shows,
             )
             ids = {device.short: device.id for device in self.devices}
@@ -426,9 +426,7 @@ class Trainer:
                 listener.on_note(f"{name} is left out: {reason}")
             extent = Extent(self._step, steps, checkpoints, partial(append_line, self._sample_log, job.run))
             values = partial(group_values, self.optimizer)
-            lead = Lead(
-                hub, start, futures, listener, extent, Admission(self.options), values, self._schedulers, self._show
-            )
+            lead = Lead(hub, start, futures, listener, extent, Admission(self.options), values, schedules, self._show)
             for other in self.context.devices:
                 if not can_train(other) and other != job.sum_on:
                     listener.on_note(f"{other.short} is left out: torch cannot train on it")
@@ -445,9 +443,6 @@ class Trainer:
 
     def _checkpoints(self) -> TrainingCheckpoints | None:
         return TrainingCheckpoints(self._checkpoint, self._keep) if self._checkpoint else None
-
-    def _schedulers(self) -> dict[str, Any]:
-        return scheduler_states(self.optimizer) if self._checkpoint else {}
 
     def _parts(self) -> bytes:
         self._seen = seen(self.model, self.loss)

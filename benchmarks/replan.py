@@ -174,7 +174,7 @@ def _speed(bench: Bench) -> None:
     policy = Clocked()
 
     def watch(machine: Machine, event: object) -> None:
-        outlook = machine.placer.outlook
+        outlook = machine.placer.lookahead
         assert outlook is not None
         policy.is_large = 450 <= outlook.open <= 550
         if isinstance(event, TaskFinished) and policy.is_large:

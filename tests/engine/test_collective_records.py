@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import hetero
-from hetero.drive.annotations import KEPT, tell_collective
+from hetero.drive.annotations import KEPT, record_collective
 from hetero.drive.frame import Frame
 from hetero.model.device import Device, DeviceType
 from hetero.model.notes import CheckpointKept
@@ -94,7 +94,7 @@ def test_a_member_that_fails_tells_of_the_collectives_before(tmp_path: Path) -> 
 def test_what_follows_ten_thousand_collectives_is_added_to_the_last() -> None:
     frame = Frame(Device("h0/cpu:0", "cpu", DeviceType("CPU"), "cpu"), None, 1, 1)
     for _ in range(KEPT + 5):
-        tell_collective(frame, "all_reduce", "ring", 0, 2, 8, 0.5)
+        record_collective(frame, "all_reduce", "ring", 0, 2, 8, 0.5)
     assert len(frame.notes) == KEPT
     assert (frame.notes[-1].calls, frame.notes[-1].nbytes, frame.notes[-1].seconds) == (6, 48, 3.0)
 

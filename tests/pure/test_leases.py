@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hetero.core.leases import Pool
+from hetero.core.leases import LeasePool
 from hetero.floor.errors import BadValueError
 from hetero.model.device import Device, DeviceType
 from hetero.model.leases import LeasePhase, LeaseRequest
@@ -26,7 +26,7 @@ def fleet() -> list[Device]:
 
 
 def test_a_lease_has_all_that_it_asked_for_or_nothing() -> None:
-    pool = Pool(fleet())
+    pool = LeasePool(fleet())
     first = pool.ask(LeaseRequest(on=("gpu",), count=4), 0.0)
     second = pool.ask(LeaseRequest(on=("gpu",), count=3), 1.0)
     assert len(pool.lease(first).devices) == 4
@@ -38,7 +38,7 @@ def test_a_lease_has_all_that_it_asked_for_or_nothing() -> None:
 
 
 def test_a_request_that_could_never_be_met_fails_at_once_with_the_reason() -> None:
-    pool = Pool(fleet())
+    pool = LeasePool(fleet())
     for request, told in (
         (LeaseRequest(on=("tpu",)), "not one of: tpu"),
         (LeaseRequest(on=("gpu",), memory_bytes=101), "101"),
@@ -52,7 +52,7 @@ def test_a_request_that_could_never_be_met_fails_at_once_with_the_reason() -> No
 
 
 def test_parts_of_a_device_are_shared_until_its_time_or_memory_is_used_up() -> None:
-    pool = Pool(fleet()[:1])
+    pool = LeasePool(fleet()[:1])
     half = [pool.ask(LeaseRequest(compute_frac=0.5, memory_bytes=40), 0.0) for _ in range(3)]
     assert [pool.lease(number).phase for number in half] == [ACTIVE, ACTIVE, PENDING]
     small = pool.ask(LeaseRequest(compute_frac=0.01, memory_bytes=30), 0.0)
@@ -63,7 +63,7 @@ def test_parts_of_a_device_are_shared_until_its_time_or_memory_is_used_up() -> N
 
 
 def test_an_exclusive_lease_shares_with_nobody() -> None:
-    pool = Pool(fleet()[:1])
+    pool = LeasePool(fleet()[:1])
     part = pool.ask(LeaseRequest(compute_frac=0.1), 0.0)
     alone = pool.ask(LeaseRequest(compute_frac=0.1, exclusive=True), 0.0)
     assert pool.lease(alone).phase is PENDING
@@ -73,7 +73,7 @@ def test_an_exclusive_lease_shares_with_nobody() -> None:
 
 
 def test_devices_that_must_share_a_host_or_a_rack_do() -> None:
-    pool = Pool(fleet())
+    pool = LeasePool(fleet())
     pool.ask(LeaseRequest(on=("h0/cuda:0",)), 0.0)
     lease = pool.lease(pool.ask(LeaseRequest(on=("gpu",), count=3, together="host"), 0.0))
     assert lease.devices == ("h1/cuda:0", "h1/cuda:1", "h1/cuda:2")
@@ -84,14 +84,14 @@ def test_devices_that_must_share_a_host_or_a_rack_do() -> None:
 def test_devices_that_must_be_linked_are_linked_each_with_each() -> None:
     joined = [("h0/cuda:0", "h0/cuda:2"), ("h0/cuda:2", "h1/cuda:1"), ("h0/cuda:0", "h1/cuda:1")]
     topology = Topology((), tuple(Link(a, b, 0.0, 1e9, kind="nvlink") for a, b in joined))
-    pool = Pool(fleet(), topology)
+    pool = LeasePool(fleet(), topology)
     lease = pool.lease(pool.ask(LeaseRequest(on=("gpu",), count=3, together="link:nvlink"), 0.0))
     assert set(lease.devices) == {"h0/cuda:0", "h0/cuda:2", "h1/cuda:1"}
     assert pool.lease(pool.ask(LeaseRequest(count=4, together="link:nvlink"), 0.0)).phase is FAILED
 
 
 def test_workloads_that_keep_apart_keep_apart_whoever_comes_first() -> None:
-    pool = Pool(fleet())
+    pool = LeasePool(fleet())
     noisy = pool.ask(LeaseRequest(on=("h0/cuda:0",), workload="noisy", compute_frac=0.1), 0.0)
     quiet = pool.ask(LeaseRequest(on=("gpu",), apart=("noisy",), apart_by="host", workload="quiet"), 0.0)
     assert pool.lease(quiet).devices[0].startswith("h1/")
@@ -103,7 +103,7 @@ def test_workloads_that_keep_apart_keep_apart_whoever_comes_first() -> None:
 
 
 def test_a_lease_that_is_not_renewed_expires_and_the_next_is_met() -> None:
-    pool = Pool(fleet()[:1])
+    pool = LeasePool(fleet()[:1])
     first = pool.ask(LeaseRequest(lease_s=10.0), 0.0)
     second = pool.ask(LeaseRequest(), 1.0)
     assert pool.next_s() == 10.0
@@ -118,7 +118,7 @@ def test_a_lease_that_is_not_renewed_expires_and_the_next_is_met() -> None:
 
 
 def test_a_request_waits_no_longer_than_its_timeout() -> None:
-    pool = Pool(fleet()[:1])
+    pool = LeasePool(fleet()[:1])
     pool.ask(LeaseRequest(), 0.0)
     late = pool.ask(LeaseRequest(timeout_s=5.0), 1.0)
     assert pool.next_s() == 6.0
@@ -128,7 +128,7 @@ def test_a_request_waits_no_longer_than_its_timeout() -> None:
 
 
 def test_a_device_that_cannot_be_had_rolls_the_whole_lease_back() -> None:
-    pool = Pool(fleet()[:3])
+    pool = LeasePool(fleet()[:3])
     number = pool.ask(LeaseRequest(count=2), 0.0)
     pool.refuse(number, "h0/cuda:1", 1.0, "busy elsewhere")
     assert pool.lease(number).devices == ("h0/cuda:0", "h0/cuda:2")
@@ -140,7 +140,7 @@ def test_a_device_that_cannot_be_had_rolls_the_whole_lease_back() -> None:
 
 
 def test_a_lost_device_fails_its_leases_whole_and_frees_the_others() -> None:
-    pool = Pool(fleet()[:3])
+    pool = LeasePool(fleet()[:3])
     number = pool.ask(LeaseRequest(count=2), 0.0)
     waiting = pool.ask(LeaseRequest(count=2), 0.0)
     hopeless = pool.ask(LeaseRequest(count=3), 0.0)
@@ -153,7 +153,7 @@ def test_a_lost_device_fails_its_leases_whole_and_frees_the_others() -> None:
 
 
 def test_while_a_lease_is_being_given_back_its_devices_are_still_held() -> None:
-    pool = Pool(fleet()[:1])
+    pool = LeasePool(fleet()[:1])
     first, second = pool.ask(LeaseRequest(lease_s=1.0), 0.0), pool.ask(LeaseRequest(), 0.0)
     pool.begin_release(first)
     pool.advance(5.0)
@@ -163,7 +163,7 @@ def test_while_a_lease_is_being_given_back_its_devices_are_still_held() -> None:
 
 
 def test_a_higher_priority_is_met_first() -> None:
-    pool = Pool(fleet()[:1])
+    pool = LeasePool(fleet()[:1])
     first = pool.ask(LeaseRequest(), 0.0)
     low, high = pool.ask(LeaseRequest(), 1.0), pool.ask(LeaseRequest(priority=1), 2.0)
     pool.release(first, 3.0)
@@ -196,7 +196,7 @@ STEPS = st.one_of(
 @given(st.lists(STEPS, max_size=40))
 @settings(max_examples=150, deadline=None)
 def test_whatever_happens_nothing_is_handed_out_twice_and_in_the_end_all_is_free(steps: list[tuple]) -> None:
-    pool, now_s, asked = Pool(fleet()), 0.0, 0
+    pool, now_s, asked = LeasePool(fleet()), 0.0, 0
     for what, how in steps:
         number = 1 + how % asked if isinstance(how, int) and asked else 0
         if what == "ask":

@@ -138,8 +138,8 @@ def test_slots_of_tasks_that_are_over_are_given_up() -> None:
     )
     assert len(found.commits) == 9000
     assert found.machine is not None
-    assert found.machine.placer.outlook is not None
-    assert len(found.machine.placer.outlook.look().ids) < 5000
+    assert found.machine.placer.lookahead is not None
+    assert len(found.machine.placer.lookahead.look().ids) < 5000
 
 
 @pytest.mark.parametrize("error", [0.05, 0.3, 1.0])
@@ -169,5 +169,5 @@ def test_how_far_times_stray_is_known_after_a_dozen_tasks() -> None:
     for noise, low, high in ((0.0, 0.0, 0.1), (0.6, 0.35, 0.85)):
         done = run_graph(graph, noise=noise, seed=1)
         assert done.machine is not None
-        assert done.machine.placer.outlook is not None
-        assert low <= done.machine.placer.outlook.error <= high
+        assert done.machine.placer.lookahead is not None
+        assert low <= done.machine.placer.lookahead.error <= high

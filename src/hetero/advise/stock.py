@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from hetero.core.leases import Pool
+from hetero.core.leases import LeasePool
 from hetero.floor.errors import BadValueError, did_you_mean
 from hetero.model.device import Device, DeviceType
 from hetero.model.leases import LeasePhase, LeaseRequest
@@ -77,7 +77,7 @@ class Stock:
 
     def __init__(self, sorts: Mapping[str, Sequence[Device]], topology: Topology) -> None:
         devices = [device for alike in sorts.values() for device in alike]
-        self._pool = Pool(devices, topology)
+        self._pool = LeasePool(devices, topology)
         self._ids = {sort: tuple(device.id for device in alike) for sort, alike in sorts.items()}
         self._named: dict[str, tuple[str, ...]] = {}
         for device in devices:

@@ -20,7 +20,7 @@ from hetero.batch.limits import Neighbours
 from hetero.batch.merges import Merge
 from hetero.batch.records import count, is_records, is_table, size_bytes, without
 from hetero.batch.travel import packed, unpacked
-from hetero.drive.annotations import tell_loaded
+from hetero.drive.annotations import record_loaded
 from hetero.floor.clock import monotonic_s, sleep
 
 __all__ = ["Done", "Program", "Work", "packed_work", "run_batch"]
@@ -107,7 +107,7 @@ def run_batch(work: Work, records: Any, begin: int) -> Done:
             del kept[other]
         loaded_program: Program = cloudpickle.loads(work.payload.tobytes())
         kept[work.key] = loaded_program, loaded_program.function.for_device(device)
-        tell_loaded()
+        record_loaded()
     program, function = kept[work.key]
     records = unpacked(records)
     begin_s = monotonic_s()

@@ -41,7 +41,7 @@ class Row:
     count : tasks of this class that were handed in
     ended_well : True when a task of this class was finished in this run
     waits : True when a task of this class was suspended in this run
-    back : the way back of a result to the home, shape (n_devices,), s, and the round in which it was worked out
+    back : transfer time of a result to the best device, shape (n_devices,), s, and the round in which it was worked out
     """
 
     __slots__ = (

@@ -5,9 +5,9 @@ In: what happened to a device or an item. Out: commands.
 
 from __future__ import annotations
 
-from hetero.core.items import Item
 from hetero.core.lending import Lending
 from hetero.core.quarantine import times
+from hetero.core.replicas import Item
 from hetero.core.state import STARTED, DevicePhase, DeviceState, Phase, TaskState
 from hetero.model.commands import (
     Command,
@@ -47,10 +47,10 @@ class Losses(Lending):
                 self.restarts.pop(known.index, None)
             self.fleet.add(event.device, event.at_s)
             self.pool.add(event.device, event.at_s)
-            self.replicas.ways.spread(self.fleet.memory_nodes)
+            self.replicas.costs.spread(self.fleet.memory_nodes)
             self._able.clear()
             self.rows.refresh()
-            self.placer.home.changed()
+            self.placer.best_device.changed()
         return []
 
     def _device_ready(self, event: DeviceReady) -> list[Command]:
@@ -204,14 +204,14 @@ class Losses(Lending):
     def _device_gone(self, device: DeviceState, event: DeviceLost, commands: list[Command]) -> None:
         commands.append(Warn(f"{device.name} is not used any more: {event.reason}"))
         self.rows.refresh()
-        self.placer.home.changed()
+        self.placer.best_device.changed()
         self.pool.lose(device.name, event.at_s, event.reason)
         self._refuse_stranded(commands)
 
     def _lose_node(self, node: str, now_s: float, commands: list[Command]) -> None:
         orphans, broken = self.replicas.lose(node)
         for entry in orphans:
-            self.placer.home.paid(entry.id)
+            self.placer.best_device.paid(entry.id)
         for item, src, dst in broken:
             waiters, orders = self.replicas.failed(item, src, dst)
             commands.extend(orders)
@@ -250,8 +250,8 @@ class Losses(Lending):
             producer.excluded = producer.avoided = frozenset()
             producer.phase, producer.waits_for = Phase.SUBMITTED, 0
             self.tasks[entry.id] = again[entry.id] = producer
-            if self.placer.outlook is not None:
-                self.placer.outlook.came(producer)
+            if self.placer.lookahead is not None:
+                self.placer.lookahead.came(producer)
             orphans.extend(self.replicas.claim(producer.task.inputs))
         return again
 
@@ -273,16 +273,16 @@ class Losses(Lending):
             return []
         item = self.replicas.items.get(event.item)
         if item is not None and item.producer is not None:
-            self.placer.home.released(item.nbytes)
+            self.placer.best_device.released(item.nbytes)
         return self.replicas.release(event.item)
 
     def _transfer_finished(self, event: TransferFinished) -> list[Command]:
         waiters, commands = self.replicas.arrived(event.item, event.src, event.dst)
         count, nbytes = self.replicas.moved.get((event.src, event.dst), (0, 0))
         self.replicas.moved[event.src, event.dst] = (count + 1, nbytes + event.nbytes)
-        self.placer.home.paid(event.item)
-        if self.placer.outlook is not None:
-            self.placer.outlook.copied(event.item, event.dst)
+        self.placer.best_device.paid(event.item)
+        if self.placer.lookahead is not None:
+            self.placer.lookahead.copied(event.item, event.dst)
         for state in waiters:
             if not state.missing and state.phase is Phase.PLACED:
                 self.placer.flush(self.fleet.states[state.device], event.at_s, commands)

@@ -53,8 +53,8 @@ class Lives(Questions):
             state.task, state.row, state.waits_for, state.excluded = task, None, 0, frozenset()
         if self.fleet.own_nodes:
             self._count_at_home(state)
-        if self.placer.outlook is not None:
-            self.placer.outlook.came(state)
+        if self.placer.lookahead is not None:
+            self.placer.lookahead.came(state)
         if task.after or task.inputs:
             for parent in dict.fromkeys(task.after + task.inputs):
                 waited = self.tasks.get(parent)
@@ -131,11 +131,11 @@ class Lives(Questions):
         return []
 
     def _count_at_home(self, state: TaskState) -> None:
-        home, items = self.placer.home, self.replicas.items
-        home.came(self.rows.of(state))
+        best_device, items = self.placer.best_device, self.replicas.items
+        best_device.came(self.rows.of(state))
         for item in state.task.inputs:
             if item in items:
-                home.reads(items[item])
+                best_device.reads(items[item])
 
     def _waits_again(self, state: TaskState) -> bool:
         """Let a task wait for those of its inputs that are computed again; True when there are any."""
@@ -209,10 +209,10 @@ class Lives(Questions):
         if self.quarantine.suspects:
             self.quarantine.ended(state, well=True)
         task = state.task
-        if self.placer.outlook is not None and state.sure:
-            self.placer.outlook.took(event.seconds, state.predicted_s)
+        if self.placer.lookahead is not None and state.sure:
+            self.placer.lookahead.took(event.seconds, state.predicted_s)
         if self.fleet.own_nodes and self.rows.sized(self.rows.of(state), event.nbytes):
-            self.placer.home.changed()
+            self.placer.best_device.changed()
             self.placer.offer_all()
         self._took(task, device, event.seconds)
         self._look_at_speeds()
@@ -237,7 +237,7 @@ class Lives(Questions):
             known = self.replicas.items.get(event.task) if state.recomputed else None
             return self.replicas.add(known.id, known.nbytes, HOST_NODE, state) if known is not None else []
         readers = sum(event.task in dependent.task.inputs for dependent in state.dependents or ())
-        self.placer.home.kept(event.task, self.fleet.by_id[event.device].index, event.nbytes, readers)
+        self.placer.best_device.kept(event.task, self.fleet.by_id[event.device].index, event.nbytes, readers)
         return self.replicas.add(event.task, event.nbytes, event.node, state)
 
     def _commit(self, state: TaskState, event: TaskFinished, commands: list[Command]) -> None:
@@ -248,8 +248,8 @@ class Lives(Questions):
         del self.tasks[task.id]
         if task.parent:
             self._left_parent(task)
-        if self.placer.outlook is not None:
-            self.placer.outlook.over(state, self.fleet.by_id[event.device].index, event.nbytes)
+        if self.placer.lookahead is not None:
+            self.placer.lookahead.over(state, self.fleet.by_id[event.device].index, event.nbytes)
         if state.recomputed:
             commands.append(Recommit(task.id, event.attempt, event.device))
             commands.extend(self.replicas.unclaim(task.inputs))
@@ -261,7 +261,7 @@ class Lives(Questions):
         if state.released:
             commands.extend(self.replicas.release(task.id))
         if task.inputs:
-            self.placer.home.read(task.inputs)
+            self.placer.best_device.read(task.inputs)
         state.result = None
         dependents, state.dependents = state.dependents, None
         for dependent in dependents or ():
@@ -386,9 +386,9 @@ class Lives(Questions):
                 self._orphan(state, commands)
             if self.quarantine.suspects:
                 self.quarantine.ended(state, well=False)
-            if self.placer.outlook is not None:
-                self.placer.outlook.over(state, -1, 0)
-            self.placer.home.read(state.task.inputs)
+            if self.placer.lookahead is not None:
+                self.placer.lookahead.over(state, -1, 0)
+            self.placer.best_device.read(state.task.inputs)
             self.counts.failed += not state.recomputed
             if not state.recomputed:
                 self._lease_left(state.task)

@@ -1,11 +1,13 @@
-"""The outlook: the open task graph as arrays that grow with the program, for policies that plan ahead.
+"""Lookahead: the open task graph as arrays for policies that plan ahead, and the prefetches that their plan asks for.
 
-In: tasks that come, start, end; copies of their results. Out: `Ahead`, made in a time that does not depend on how
-many tasks there are. It must not place anything.
+In: tasks that come, start, end; copies of their results; the policy's plan. Out: `Ahead`, made in a time that does not
+depend on how many tasks there are, and transfers. It must not place anything.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from itertools import islice
 from math import log
 from typing import Any
 
@@ -14,12 +16,13 @@ import numpy as np
 from hetero.core.estimates import Row, Rows
 from hetero.core.fleet import Fleet
 from hetero.core.replicas import Replicas
-from hetero.core.state import TaskState
+from hetero.core.state import DevicePhase, TaskState
+from hetero.model.commands import Command
 from hetero.model.tasks import Task
-from hetero.plan.outlook import FINISHED, RUNNING, WAITING, Ahead, Bytes, Graph
+from hetero.plan.outlook import FINISHED, RUNNING, WAITING, Ahead, Bytes, Foreseen, Graph
 from hetero.plan.problem import Floats, Ints
 
-__all__ = ["Outlook"]
+__all__ = ["Lookahead", "Prefetch"]
 
 _FORGET = 4096
 """Slots are not given up before there are so many …"""
@@ -31,7 +34,7 @@ _BELIEVED = 5
 """… what is taken at first counts as much as so many tasks that ended."""
 
 
-class Outlook:
+class Lookahead:
     """Keeps one slot a task, in the order in which they were handed in.
 
     Slots of tasks that are over are given up when they are more than half of many, and nothing open reads them.
@@ -186,7 +189,7 @@ class Outlook:
         return self._columns["ids"][: self._count], self._columns["phase"][: self._count]
 
     def look(self) -> Ahead:
-        """Return what lies ahead, as it is now; the arrays are the outlook's own and change with it."""
+        """Return what lies ahead, as it is now; the arrays are the lookahead's own and change with it."""
         if len(self._node_of) != len(self._fleet.states):
             self._measure()
         if self._moves != self._rows.moves:
@@ -249,8 +252,72 @@ class Outlook:
         old, had = self._nodes, self._columns["has"]
         self._nodes = tuple(dict.fromkeys(device.memory_node for device in devices))
         self._node_of = np.array([self._nodes.index(device.memory_node) for device in devices], dtype=np.int64)
-        self._links = self._replicas.ways.links(self._nodes)
+        self._links = self._replicas.costs.links(self._nodes)
         has = self._columns["has"] = np.zeros((len(had), max(1, len(self._nodes))), dtype=np.uint8)
         for column, node in enumerate(old):
             has[:, self._nodes.index(node)] = had[:, column]
         self._moves = -1
+
+
+_AHEAD = 2
+"""So many of the next tasks of each device have their inputs sent ahead."""
+
+
+class Prefetch:
+    """Reads the policy's plan; nothing here changes what is planned.
+
+    Parameters
+    ----------
+    plan : gives where and when the policy means to run what waits, None where it has no plan
+    """
+
+    def __init__(
+        self, fleet: Fleet, replicas: Replicas, lookahead: Lookahead, plan: Callable[[], Foreseen | None]
+    ) -> None:
+        self._fleet = fleet
+        self._replicas = replicas
+        self._lookahead = lookahead
+        self._plan = plan
+        self._seen = (-1, -1)
+        replicas.next_reads = self.next_reads
+
+    def next_reads(self, node: str) -> dict[int, float]:
+        """Return when the plan next reads items on a memory node, s; one that is absent is not read there again."""
+        found: dict[int, float] = {}
+        plan = self._plan()
+        if plan is None:
+            return found
+        slots = self._waiting(plan)
+        devices = [state.index for state in self._fleet.states if state.device.memory_node == node]
+        slots = slots[np.isin(plan.device[slots], devices)]
+        for slot in slots[np.argsort(plan.start_s[slots], kind="stable")].tolist():
+            for item in self._lookahead.task(slot).inputs:
+                found.setdefault(item, float(plan.start_s[slot]))
+        return found
+
+    def fetches(self) -> list[Command]:
+        """Return the transfers that bring each device the inputs of its next tasks, as far as they exist."""
+        seen = (self._lookahead.version, self._replicas.settled)
+        if seen == self._seen or not self._fleet.own_nodes:
+            return []
+        self._seen = seen
+        plan = self._plan()
+        if plan is None:
+            return []
+        slots = self._waiting(plan)
+        slots = slots[np.lexsort((plan.start_s[slots], plan.device[slots]))]
+        first = np.searchsorted(plan.device[slots], np.arange(len(self._fleet.states) + 1))
+        commands: list[Command] = []
+        for state in self._fleet.states:
+            if state.phase is DevicePhase.READY and not state.held_by:
+                near = slots[first[state.index] : first[state.index + 1]][:_AHEAD].tolist()
+                wanted = (
+                    self._replicas.fetch(self._lookahead.task(slot).inputs, state.device.memory_node) for slot in near
+                )
+                commands.extend(islice((transfer for transfer in wanted if transfer is not None), 1))
+        return commands
+
+    def _waiting(self, plan: Foreseen) -> Ints:
+        """Return the slots of the tasks that wait, of those that the plan knows."""
+        slots = self._lookahead.waiting()
+        return slots[slots < len(plan.device)]

@@ -113,8 +113,8 @@ class Machine(Losses):
             commands.extend(placer.dispatch(now_s))
             if placer.starved:
                 self._wake(now_s + self.rules.retry_s, commands)
-        if placer.foresight is not None:
-            commands.extend(placer.foresight.fetches())
+        if placer.prefetch is not None:
+            commands.extend(placer.prefetch.fetches())
         if self.fleet.stacked and not placer.ready.count and placer.is_lazy:
             placer.recall(now_s, commands)
         if placer.deadlines:

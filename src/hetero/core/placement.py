@@ -1,4 +1,4 @@
-"""Placement: from ready tasks to `Run` commands, through the policy.
+"""Placement: from ready tasks to `Run` commands, through the policy; gangs, and how tasks leave their devices.
 
 In: the ready queue, the fleet, the rows, the replicas. Out: commands. The policy proposes; what is accepted,
 and how many small tasks travel together, is decided here.
@@ -6,21 +6,22 @@ and how many small tasks travel together, is decided here.
 
 from __future__ import annotations
 
+from collections import deque
+from heapq import heappush
 from itertools import islice
 from math import ceil, inf, isfinite
 
 import numpy as np
 
+from hetero.core.eligibility import Affinities
 from hetero.core.estimates import Row, Rows
 from hetero.core.fleet import AHEAD_S, LOOKAHEAD_S, Fleet
-from hetero.core.foresight import Foresight
-from hetero.core.holding import Holding
-from hetero.core.leases import Pool
-from hetero.core.lookahead import Outlook
-from hetero.core.policy_view import Shown
+from hetero.core.leases import LeasePool
+from hetero.core.lookahead import Lookahead, Prefetch
+from hetero.core.policy_view import BestDevice, PolicyView, ReadyTasks
 from hetero.core.replicas import Replicas
-from hetero.core.state import Batch, DevicePhase, DeviceState, Phase, TaskState
-from hetero.model.commands import Command, Launch, Run, Withdraw
+from hetero.core.state import Batch, DevicePhase, DeviceState, Phase, ReadyQueue, TaskState
+from hetero.model.commands import Command, Launch, Run, RunGroup, Withdraw
 from hetero.model.device import HOST_NODE
 from hetero.model.tasks import Task
 from hetero.model.topology import Topology
@@ -41,18 +42,33 @@ CHUNK_TASKS = 256
 """… or there are this many of them."""
 
 
-class Placer(Holding):
+class Placer:
     """Accepts proposals and sends work.
 
     A device that the policy left without work is not offered again until the backlog has grown by a
     quarter, a task of another class became ready, the fleet or the estimates have changed, or its turn comes
     by the clock: so a useless device costs nothing per event.
+
+    Attributes
+    ----------
+    ready, groups : tasks that wait for a device, and those that wait for several at once
+    parked : number of tasks that are placed and not sent
+    deadlines : a heap of (time in s, task id, attempt)
     """
 
     def __init__(
-        self, fleet: Fleet, rows: Rows, replicas: Replicas, topology: Topology, policy: Policy, pool: Pool
+        self, fleet: Fleet, rows: Rows, replicas: Replicas, topology: Topology, policy: Policy, pool: LeasePool
     ) -> None:
-        super().__init__(fleet, rows, replicas, topology, pool)
+        self.ready = ReadyQueue()
+        self.groups: deque[TaskState] = deque()
+        self.parked = 0
+        self.deadlines: list[tuple[float, int, int]] = []
+        self.affinities = Affinities(fleet, topology)
+        self.best_device = BestDevice(fleet, rows, replicas)
+        self.view = PolicyView(fleet, rows, replicas, pool, self.affinities, self.best_device)
+        self._fleet = fleet
+        self._rows = rows
+        self._replicas = replicas
         self.policy = policy
         self.memory: object = None
         self._pool = pool
@@ -62,11 +78,11 @@ class Placer(Holding):
         self.look_again = False
         self.is_lazy = policy.name == "eft"
         looks_ahead = getattr(policy, "looks_ahead", False)
-        self.outlook = Outlook(fleet, rows, replicas) if looks_ahead else None
+        self.lookahead = Lookahead(fleet, rows, replicas) if looks_ahead else None
         foresee = getattr(policy, "foresee", None)
-        self.foresight: Foresight | None = None
-        if self.outlook is not None and foresee is not None:
-            self.foresight = Foresight(fleet, replicas, self.outlook, lambda: foresee(self.memory))
+        self.prefetch: Prefetch | None = None
+        if self.lookahead is not None and foresee is not None:
+            self.prefetch = Prefetch(fleet, replicas, self.lookahead, lambda: foresee(self.memory))
 
     # what changed
 
@@ -77,8 +93,8 @@ class Placer(Holding):
 
     def fleet_changed(self) -> None:
         """Record that a device came or went."""
-        if self.outlook is not None:
-            self.outlook.changed()
+        if self.lookahead is not None:
+            self.lookahead.changed()
 
     @property
     def starved(self) -> bool:
@@ -95,9 +111,9 @@ class Placer(Holding):
     def dispatch(self, now_s: float) -> list[Command]:
         """Place what the policy proposes, as long as it proposes."""
         commands: list[Command] = []
-        self.showing.now_s = now_s
+        self.view.now_s = now_s
         if self._fleet.suspended:
-            self.showing.stalled = self._fleet.stalled
+            self.view.stalled = self._fleet.stalled
         if self.groups:
             self.gather(next((group for group in self.groups if group.devices), self.groups[0]), now_s, commands)
         ready = self.ready
@@ -180,10 +196,10 @@ class Placer(Holding):
         at = {entry.task.id: entry.device for entry in waiting}
         view = self._fleet.view(now_s, self.ready.count, waiting)
         if self._fleet.own_nodes:
-            view.home = self.home.look()
-        if self.outlook is not None:
-            view.ahead = self.outlook.look()
-        shown = Shown(self.showing.show, list(window.values()))
+            view.home = self.best_device.look()
+        if self.lookahead is not None:
+            view.ahead = self.lookahead.look()
+        shown = ReadyTasks(self.view.show, list(window.values()))
         proposals, self.memory = self.policy.propose(view, shown, self.memory)
         before, sent = self.ready.count, len(commands)
         touched: dict[int, DeviceState] = {}
@@ -196,7 +212,7 @@ class Placer(Holding):
             if state is None or state.phase is not Phase.READY:
                 continue
             row = self._rows.of(state)
-            if isfinite(self.showing.seconds(state, row)[index]) and self._accept(state, device, row, now_s, commands):
+            if isfinite(self.view.seconds(state, row)[index]) and self._accept(state, device, row, now_s, commands):
                 touched[index] = device
         for device in touched.values():
             self.flush(device, now_s, commands)
@@ -206,11 +222,46 @@ class Placer(Holding):
         if self.is_lazy or not self.parked:
             return ()
         return tuple(
-            Waiting(self.showing.show(task), state.index)
+            Waiting(self.view.show(task), state.index)
             for state in self._fleet.states
             for task in state.placed
             if not task.missing
         )
+
+    # taking off
+
+    def offer(self, state: DeviceState) -> None:
+        """Record that a device may take more."""
+        self._fleet.offer(state)
+
+    def clear(self, device: DeviceState, now_s: float, commands: list[Command]) -> None:
+        """Make what waits at a device ready again, in its order."""
+        for parked in list(device.placed)[::-1]:
+            self.unplace(parked, now_s, commands)
+            self.ready.push(parked, first=True)
+
+    def unplace(self, state: TaskState, now_s: float, commands: list[Command]) -> None:
+        """Take a placed or running task off its devices, inputs and all; the caller sets its phase."""
+        for index in state.devices or (state.device,):
+            device = self._fleet.states[index]
+            if state.phase is Phase.SUSPENDED:
+                self._fleet.leave(device, state)
+            elif state.task.id in device.sent or state.phase is Phase.PLACED:
+                self.parked -= state.task.id not in device.sent
+                self._fleet.drop(device, state, now_s)
+            self.offer(device)
+        if state.node:
+            commands.extend(self._replicas.unplace(state))
+        if state.task.request.workload:
+            self.affinities.left(state.task.request.workload, state.device)
+        if state.devices:
+            self.let_go(state)
+        state.device = -1
+
+    def limit(self, state: TaskState, now_s: float) -> None:
+        """Record when an attempt has to be over."""
+        if state.task.request.timeout_s:
+            heappush(self.deadlines, (now_s + state.task.request.timeout_s, state.task.id, state.attempt))
 
     # accepting and sending
 
@@ -348,3 +399,65 @@ class Placer(Holding):
         if not row.known:
             row.started(now_s, state.predicted_s)
         launches.append(Launch(state.task.id, state.attempt, 0.0 if state.alone else state.predicted_s))
+
+    # gangs: several devices at once
+
+    def gather(self, state: TaskState, now_s: float, commands: list[Command]) -> None:
+        """Hold devices for the oldest group until all of them are idle, then run it on all at once."""
+        if not state.devices and not self._hold(state, now_s, commands):
+            return
+        held = [device for device in self._fleet.states if device.held_by == state.task.id]
+        if state.missing or any(device.sent or device.stopping for device in held):
+            return
+        self.groups.remove(state)
+        state.phase = Phase.RUNNING
+        state.attempt += 1
+        state.device = state.devices[0]
+        state.group_left = len(state.devices)
+        for index in state.devices:
+            device = self._fleet.states[index]
+            self._fleet.accept(device, state, now_s)
+            device.placed.append(state)
+            self._fleet.send(device, state, Batch(), now_s)
+        request = state.task.request
+        self.limit(state, now_s)
+        self.affinities.came(state.task.id, request.workload, state.device)
+        launch = Launch(state.task.id, state.attempt, state.predicted_s)
+        names = tuple(self._fleet.states[index].name for index in state.devices)
+        commands.append(RunGroup(names, launch) if request.devices > 1 else Run(names[0], (launch,)))
+
+    def _hold(self, state: TaskState, now_s: float, commands: list[Command]) -> bool:
+        row = self._rows.of(state)
+        free = np.array([not device.held_by for device in self._fleet.states])
+        seconds = np.where(free, self.view.seconds(state, row), inf)
+        finish = seconds + self._fleet.available_s(now_s)
+        order = np.lexsort((np.arange(len(finish)), finish))
+        wanted = state.task.request.devices
+        if len(order) < wanted or not isfinite(finish[order[wanted - 1]]):
+            return False
+        if not all(self._fleet.ready[index] for index in order[:wanted]):
+            return False
+        if self._fleet.own_nodes:
+            alone = wanted == 1
+            node = self._fleet.devices[order[0]].memory_node if alone else HOST_NODE
+            fits, orders = self._replicas.place(state, node, state.task.request.memory_bytes if alone else 0)
+            commands.extend(orders)
+            if not fits:
+                return False
+        state.devices = tuple(int(index) for index in order[:wanted])
+        state.predicted_s = float(max(seconds[index] for index in state.devices))
+        hosts = {self._fleet.devices[index].host for index in state.devices}
+        for device in self._fleet.states:
+            if device.index in state.devices or (state.task.request.exclusive and device.device.host in hosts):
+                device.held_by = state.task.id
+                self.offer(device)
+                self.clear(device, now_s, commands)
+        return True
+
+    def let_go(self, state: TaskState) -> None:
+        """Release the devices that were held for a group."""
+        state.devices = ()
+        for device in self._fleet.states:
+            if device.held_by == state.task.id:
+                device.held_by = 0
+                self.offer(device)

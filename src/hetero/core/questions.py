@@ -12,7 +12,7 @@ from math import inf
 from hetero.core.eligibility import refusal
 from hetero.core.estimates import Rows
 from hetero.core.fleet import Fleet
-from hetero.core.leases import Pool
+from hetero.core.leases import LeasePool
 from hetero.core.placement import Placer
 from hetero.core.quarantine import Quarantine
 from hetero.core.replicas import Replicas
@@ -86,7 +86,7 @@ class Questions:
         self.fleet = Fleet()
         self.rows = Rows(cost, self.fleet.states, topology)
         self.replicas = Replicas(topology)
-        self.pool = Pool((), topology)
+        self.pool = LeasePool((), topology)
         self.leased: Counter[int] = Counter()
         self.quarantine = Quarantine()
         self.restarts: dict[int, float] = {}

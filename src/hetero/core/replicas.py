@@ -1,4 +1,4 @@
-"""Replicas: which data item lies on which memory node, what must travel, what may be dropped.
+"""Replicas: which data item lies on which memory node, what must travel, what it costs, what may be dropped.
 
 In: items, placements, finished transfers. Out: transfers and frees as commands. It knows bytes, never values.
 Small values travel inside messages and are not items here.
@@ -7,17 +7,144 @@ Small values travel inside messages and are not items here.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from math import inf
 
-from hetero.core.items import Item
+import numpy as np
+
 from hetero.core.state import TaskState
-from hetero.core.ways import Ways
 from hetero.model.commands import Command, Free, Transfer
 from hetero.model.device import HOST_NODE
 from hetero.model.topology import Topology
+from hetero.plan.policies.base import Floats
 
-__all__ = ["Replicas"]
+__all__ = ["Item", "Replicas", "TransferCosts"]
+
+
+class Item:
+    """One data item: its bytes and its replicas.
+
+    Attributes
+    ----------
+    valid : nodes with a finished replica, in the order of their arrival
+    arriving : nodes to which a transfer is under way, with the node that it comes from
+    failed : nodes to which a transfer failed; nothing is sent there ahead of its task any more
+    pins : per node, how many placed tasks need the replica there
+    producer : the task that can compute it again, None where it came from outside
+    heirs : items that would need this one to be computed again
+    claims : tasks that run again and need it for that
+    awaited : True while it is computed again
+    released : True when nobody outside holds it; without a replica only its task is remembered, for its heirs
+    """
+
+    __slots__ = (
+        "arriving",
+        "awaited",
+        "claims",
+        "failed",
+        "heirs",
+        "id",
+        "nbytes",
+        "parents",
+        "pins",
+        "producer",
+        "released",
+        "travel",
+        "valid",
+        "waiters",
+    )
+
+    def __init__(self, item: int, nbytes: int, producer: TaskState | None) -> None:
+        self.id = item
+        self.nbytes = nbytes
+        self.valid: list[str] = []
+        self.arriving: dict[str, str] = {}
+        self.failed: tuple[str, ...] = ()
+        self.pins: dict[str, int] = {}
+        self.waiters: dict[str, list[TaskState]] = {}
+        self.producer = producer
+        self.parents: tuple[int, ...] = ()
+        self.heirs = 0
+        self.claims = 0
+        self.awaited = False
+        self.released = False
+        self.travel: Floats | None = None
+
+
+class TransferCosts:
+    """Seconds between memory nodes.
+
+    Parameters
+    ----------
+    topology : the links
+    items : every data item by its id; others add to it
+    """
+
+    def __init__(self, topology: Topology, items: Mapping[int, Item]) -> None:
+        self._topology = topology
+        self._items = items
+        self._columns: Sequence[str] = ()
+        self._links: dict[tuple[str, str], tuple[Floats, Floats]] = {}
+
+    def spread(self, nodes: Sequence[str]) -> None:
+        """Record that the memory node of each device is one of these now, in the order of the columns."""
+        self._columns = nodes
+        self._links.clear()
+
+    def arrivals(self, inputs: Iterable[int]) -> Floats | None:
+        """Return the seconds until all inputs would be at each device, one after the other; None without inputs.
+
+        The array is shared: it must not be changed.
+        """
+        total: Floats | None = None
+        for item in dict.fromkeys(inputs):
+            entry = self._items.get(item)
+            if entry is not None:
+                travel = entry.travel
+                if travel is None or len(travel) != len(self._columns):
+                    travel = entry.travel = self._travel(entry)
+                total = travel if total is None else total + travel
+        return total
+
+    def _travel(self, entry: Item) -> Floats:
+        """Return the seconds from the nearest replica to each device."""
+        best: Floats = np.full(len(self._columns), inf if entry.valid else 0.0)
+        for src in entry.valid:
+            latency_s, per_byte_s = self.links_from(src)
+            np.minimum(best, latency_s + entry.nbytes * per_byte_s, out=best)
+        return best
+
+    def links(self, nodes: Sequence[str]) -> tuple[Floats, Floats]:
+        """Return latency and seconds per byte from each of some nodes to each: shape (n_nodes, n_nodes)."""
+        latency_s, per_byte_s = self._measured([(src, dst) for src in nodes for dst in nodes])
+        return latency_s.reshape(len(nodes), -1), per_byte_s.reshape(len(nodes), -1)
+
+    def links_from(self, src: str) -> tuple[Floats, Floats]:
+        """Return latency and seconds per byte from a node to each device."""
+        links = self._links.get(("from", src))
+        if links is None:
+            links = self._links["from", src] = self._measured([(src, node) for node in self._columns])
+        return links
+
+    def links_to(self, dst: str) -> tuple[Floats, Floats]:
+        """Return latency and seconds per byte from each device to a node."""
+        links = self._links.get(("to", dst))
+        if links is None:
+            links = self._links["to", dst] = self._measured([(node, dst) for node in self._columns])
+        return links
+
+    def _measured(self, pairs: list[tuple[str, str]]) -> tuple[Floats, Floats]:
+        much = 1 << 30
+        seconds = self._topology.seconds
+        known = {pair: (seconds(0, *pair), seconds(much, *pair)) for pair in dict.fromkeys(pairs)}
+        latency_s, total_s = np.array([known[pair] for pair in pairs]).reshape(-1, 2).T
+        return latency_s, (total_s - latency_s) / much
+
+    def cheapest(self, entry: Item, node: str) -> tuple[float, str]:
+        """Return the seconds from the nearest replica of an item to a node, and where that replica is."""
+        seconds = self._topology.seconds
+        return min(((seconds(entry.nbytes, src, node), src) for src in entry.valid), default=(0.0, HOST_NODE))
+
 
 AHEAD_FRAC = 0.75
 """Data travel ahead of their tasks only up to this use of a memory node."""
@@ -29,13 +156,13 @@ class Replicas:
     The host's memory node has no hard limit here: the engine falls back to a file mapping when its pool is
     full. Every other node has the capacity that the topology states; a placement reserves what it needs,
     replicas that exist elsewhere too are dropped first, oldest use first, and the last replica of an item is
-    copied to the host before it is dropped. Where `foresight` says when the plan reads an item next, the one
+    copied to the host before it is dropped. Where `next_reads` says when the plan reads an item next, the one
     that is read the latest goes first instead.
 
     Attributes
     ----------
-    ways : seconds that items take from node to node
-    foresight : gives, for a node, when which items are read there next; None where nobody plans
+    costs : seconds that items take from node to node
+    next_reads : returns, for a node, when which items are read there next; None where nobody plans
     settled : transfers that are over, well or not
     used, peak : bytes by node
     moved : transfers that finished and their bytes, by (from, to)
@@ -47,11 +174,11 @@ class Replicas:
         self.least_bytes = min(self._capacity.values())
         self.lost: set[int] = set()
         self.items: dict[int, Item] = {}
-        self.ways = Ways(topology, self.items)
+        self.costs = TransferCosts(topology, self.items)
         self.used: dict[str, int] = dict.fromkeys(self._capacity, 0)
         self.peak: dict[str, int] = dict.fromkeys(self._capacity, 0)
         self.moved: dict[tuple[str, str], tuple[int, int]] = {}
-        self.foresight: Callable[[str], Mapping[int, float]] | None = None
+        self.next_reads: Callable[[str], Mapping[int, float]] | None = None
         self.settled = 0
         self._coming: Counter[str] = Counter()
         self._on: dict[str, dict[int, Item]] = {node: {} for node in self._capacity}
@@ -130,7 +257,7 @@ class Replicas:
             fits, commands = self._make_room(node, needed, state.task.inputs)
             if not fits:
                 return False, commands
-        commands.extend(self._order(entry, self.ways.cheapest(entry, node)[1], node) for entry in absent)
+        commands.extend(self._order(entry, self.costs.cheapest(entry, node)[1], node) for entry in absent)
         state.missing = 0
         for entry in entries:
             entry.pins[node] = entry.pins.get(node, 0) + 1
@@ -169,14 +296,14 @@ class Replicas:
             return None
         if self.used.get(node, 0) + absent.nbytes > AHEAD_FRAC * self.capacity(node):
             return None
-        return self._order(absent, self.ways.cheapest(absent, node)[1], node)
+        return self._order(absent, self.costs.cheapest(absent, node)[1], node)
 
     def _leaving(self, node: str) -> list[Item]:
         """Return what lies on a node, first what is the first to go."""
         held = list(self._on.setdefault(node, {}).values())
-        if self.foresight is None or len(held) < 2:
+        if self.next_reads is None or len(held) < 2:
             return held
-        read_s = self.foresight(node)
+        read_s = self.next_reads(node)
         return sorted(held, key=lambda entry: -read_s.get(entry.id, inf))
 
     def _make_room(self, node: str, needed: int, keep: tuple[int, ...]) -> tuple[bool, list[Command]]:

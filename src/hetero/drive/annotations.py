@@ -10,13 +10,13 @@ from hetero.drive.frame import Frame, current
 from hetero.floor import clock
 from hetero.model.notes import CheckpointKept, CollectiveDone, NestedRun
 
-__all__ = ["KEPT", "tell_checkpoint", "tell_collective", "tell_loaded", "tell_nested"]
+__all__ = ["KEPT", "record_checkpoint", "record_collective", "record_loaded", "record_nested"]
 
 KEPT = 10_000
 """Notes of an attempt that are told one by one; what follows is added to the last of its kind."""
 
 
-def tell_collective(
+def record_collective(
     frame: Frame, what: str, algorithm: str, rank: int, world_size: int, nbytes: int, seconds: float
 ) -> None:
     """Record a collective that ends now, and that this member was in for so long."""
@@ -25,21 +25,21 @@ def tell_collective(
     _add(frame, CollectiveDone(0.0, *which, what, algorithm, rank, world_size, nbytes, started_s, seconds, 1))
 
 
-def tell_checkpoint(frame: Frame, name: str, nbytes: int, begun_s: float) -> None:
+def record_checkpoint(frame: Frame, name: str, nbytes: int, begun_s: float) -> None:
     """Record a checkpoint that is kept now, and that was begun at a time of the host's monotonic clock."""
     which = (frame.task, frame.attempt, frame.device.id)
     seconds = clock.monotonic_s() - begun_s
     _add(frame, CheckpointKept(0.0, *which, name, nbytes, begun_s - frame.began_s, seconds, 1))
 
 
-def tell_loaded() -> None:
+def record_loaded() -> None:
     """Count what the task of this thread has done so far as loading: it has read a program, or what it keeps."""
     frame = current()
     if frame is not None and frame.timing is not None and not frame.depth:
         frame.timing.loaded()
 
 
-def tell_nested(frame: Frame, name: str, begun_s: float) -> None:
+def record_nested(frame: Frame, name: str, begun_s: float) -> None:
     """Record that a task which this one submitted has run, from a time of the host's monotonic clock until now."""
     seconds = clock.monotonic_s() - begun_s
     which = (frame.task, frame.attempt, frame.device.id)

@@ -18,7 +18,7 @@ from hetero.engines.base import Function
 from hetero.floor import platform, settings
 from hetero.floor.errors import BadValueError
 
-__all__ = ["Around", "Surroundings", "derived_seed", "kept_random_state"]
+__all__ = ["CallEnvironment", "SeededCall", "derived_seed", "kept_random_state"]
 
 _MOST = 1024
 
@@ -58,7 +58,7 @@ def kept_random_state() -> Iterator[None]:
                 torch.cuda.set_rng_state_all(gpus)
 
 
-class Around:
+class SeededCall:
     """A function with variables and a seed around it.
 
     Parameters
@@ -115,7 +115,7 @@ def _seed(number: int) -> None:
         torch.manual_seed(number)
 
 
-class Surroundings:
+class CallEnvironment:
     """Gives the version of a function with variables and a seed around it, the same one for the same function."""
 
     def __init__(self, env: Mapping[str, str | None], seed: int | None) -> None:
@@ -137,4 +137,4 @@ class Surroundings:
         return found
 
     def _around(self, code: Any, torch: bool) -> Any:
-        return Around(code, self.env, self.seed, torch) if callable(code) else code
+        return SeededCall(code, self.env, self.seed, torch) if callable(code) else code

@@ -10,7 +10,7 @@ import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Generic, TypeVar
 
-from hetero.drive.annotations import tell_checkpoint
+from hetero.drive.annotations import record_checkpoint
 from hetero.drive.frame import Frame, current, kept_key
 from hetero.floor import clock, settings
 from hetero.floor.errors import BadValueError, HeteroError
@@ -63,7 +63,7 @@ def checkpoint(name: str, state: Any = _ITSELF) -> None:
     if key:
         begun_s = clock.monotonic_s()
         nbytes = _kept().save(key, name, name if state is _ITSELF else state)
-        tell_checkpoint(frame, name, nbytes, begun_s)
+        record_checkpoint(frame, name, nbytes, begun_s)
 
 
 def restore(name: str | None = None) -> Any:
@@ -219,7 +219,7 @@ class _Loops:
             positions = {name: (loop.done, loop.state) for name, loop in self._open.items()}
             begun_s = clock.monotonic_s()
             nbytes = _kept().save_loops(self._task_key, {**self.found, **positions})
-            tell_checkpoint(self._frame, "", nbytes, begun_s)
+            record_checkpoint(self._frame, "", nbytes, begun_s)
 
 
 def _loops_of(frame: Frame) -> _Loops:

@@ -15,8 +15,7 @@ from typing import Any, NoReturn, TypeVar
 
 from hetero.backends.registry import refuse_unknown
 from hetero.core.machine import Machine
-from hetero.drive.live_values import Explanation, Sink, Together
-from hetero.drive.loop import LOGS_S, Delivery, Loop
+from hetero.drive.loop import LOGS_S, Delivery, EventBatch, Explanation, Loop, Sink
 from hetero.drive.nested import NestedTasks
 from hetero.drive.utilisation import UtilisationWatch
 from hetero.engines.base import Call, Engine, NodeUsage, WorkerEntry
@@ -184,7 +183,7 @@ class Driver(Loop):
                 self._holder = 0
                 held, self._held = self._held, []
         if held:
-            self._inbox.append(Together(held))
+            self._inbox.append(EventBatch(held))
             self._drain()
 
     def has(self, task: int) -> bool:
@@ -255,7 +254,7 @@ class Driver(Loop):
         deliveries: list[Delivery] = []
         with self._token:
             if self._lone_ended or self._lone is not None:
-                self._take(Together(), deliveries)
+                self._take(EventBatch(), deliveries)
             answer = question(self._core)
         for deliver in deliveries:
             deliver()

@@ -10,11 +10,10 @@ import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
 from hetero.core.machine import Machine
 from hetero.core.state import STARTED
-from hetero.drive.live_values import Sink, Together
 from hetero.drive.recorder import Recorder
 from hetero.drive.timer import Timer
 from hetero.drive.utilisation import UtilisationWatch
@@ -38,11 +37,55 @@ from hetero.model.commands import (
     Warn,
 )
 from hetero.model.device import HOST_NODE
-from hetero.model.events import CancelRequested, DeviceLost, Event, ItemReleased, LoneTasks, TaskFinished, TimerFired
+from hetero.model.events import (
+    CancelRequested,
+    DeviceLost,
+    Event,
+    ItemReleased,
+    LoneTasks,
+    TaskFinished,
+    TaskSubmitted,
+    TimerFired,
+)
 from hetero.model.leases import LeasePhase
 from hetero.model.tasks import Failure, Request, Task
+from hetero.plan.cost import Estimate
 
-__all__ = ["Loop"]
+__all__ = ["EventBatch", "Explanation", "Loop", "Sink"]
+
+
+class Sink(Protocol):
+    """Where the outcome of one task goes."""
+
+    def committed(self, load: Callable[[], Any]) -> None:
+        """Take the result; `load()` gives the value. Called once, from any thread."""
+        ...
+
+    def failed(self, failure: Failure) -> None:
+        """Take the failure; its payload may be the user's exception. Called once, from any thread."""
+        ...
+
+
+class EventBatch(tuple[TaskSubmitted, ...]):
+    """Tasks that are handed in at once."""
+
+    __slots__ = ()
+
+
+class Explanation(NamedTuple):
+    """What is expected of one device for one task.
+
+    Attributes
+    ----------
+    device : id
+    estimate : the estimate, None where the device cannot run the task
+    reason : why it cannot, '' where it can
+    """
+
+    device: str
+    estimate: Estimate | None
+    reason: str
+
 
 LOGS_S = 1.0
 """How long a result waits for the handlers of the log records that came before it."""
@@ -100,7 +143,7 @@ class Loop:
         self._sinks: dict[int, Sink] = {}
         self._tracked: set[int] = set()
         self._able: dict[tuple[str, int], Request] = {}
-        self._inbox: deque[Event | Together] = deque()
+        self._inbox: deque[Event | EventBatch] = deque()
         self._lone: tuple[float, Task, str] | None = None
         self._lone_ended: list[tuple[Task, TaskFinished]] = []
         self._pumps = type(engine).pump is not Engine.pump
@@ -131,7 +174,7 @@ class Loop:
     def machine(self) -> Machine:
         """The core, which knows of everything that has happened."""
         if self._lone_ended or self._lone is not None:
-            self._post([Together()])
+            self._post([EventBatch()])
         return self._core
 
     def cancel(self, task: int, waiting_only: bool = False) -> None:
@@ -166,7 +209,7 @@ class Loop:
         counted_on = item in self.machine.tasks or (item in replicas.items and item not in replicas.lost)
         return counted_on and not self._closed and self._broken is None
 
-    def _post(self, events: Sequence[Event | Together]) -> None:
+    def _post(self, events: Sequence[Event | EventBatch]) -> None:
         self._inbox.extend(events)
         self._drain()
 
@@ -246,7 +289,7 @@ class Loop:
             with self._idle:
                 self._idle.notify_all()
         if len(self._lone_ended) >= LONE_TASKS or event.seconds > LONE_S:
-            self._inbox.append(Together())
+            self._inbox.append(EventBatch())
         if self._inbox:
             self._drain()
         return True
@@ -257,17 +300,17 @@ class Loop:
         self._lone, self._lone_ended = None, []
         return LoneTasks(ended[-1][1].at_s if running is None else running[0], ended, running)
 
-    def _take(self, event: Event | Together, deliveries: list[Delivery]) -> None:
+    def _take(self, event: Event | EventBatch, deliveries: list[Delivery]) -> None:
         if self._lone_ended or self._lone is not None:
             self._carry_out(self._core.handle(self._tell_lone()), deliveries)
         record = self._recorder.write
         if record is not None:
-            for each in event if isinstance(event, Together) else (event,):
+            for each in event if isinstance(event, EventBatch) else (event,):
                 record(each)
         if type(event) is TaskFinished and event.nbytes:
             self._tracked.add(event.task)
         core = self._core
-        self._carry_out(core.handle_all(event) if isinstance(event, Together) else core.handle(event), deliveries)
+        self._carry_out(core.handle_all(event) if isinstance(event, EventBatch) else core.handle(event), deliveries)
         if record is not None:
             self._recorder.decided()
         if type(event) is DeviceLost:
@@ -303,7 +346,7 @@ class Loop:
         if due:
             self._post([TimerFired(now_s)])
         elif self._lone_ended or self._lone is not None:
-            self._post([Together()])
+            self._post([EventBatch()])
         if self._watch is not None:
             self._post(self._watch.sample())
 

@@ -17,7 +17,7 @@ from hetero.model.tasks import Failure, Request, Task
 
 if TYPE_CHECKING:
     from hetero.drive.live import Driver
-    from hetero.drive.live_values import Sink
+    from hetero.drive.loop import Sink
 
 __all__ = ["NestedTasks"]
 

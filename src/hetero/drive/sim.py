@@ -15,10 +15,10 @@ from math import inf
 from hetero.core.invariants import balanced, check, story
 from hetero.core.machine import Machine, Rules
 from hetero.drive.faults import Dice, Faults
-from hetero.drive.planning import PlanTeller
+from hetero.drive.recorder import PlanRecorder
 from hetero.drive.sim_engine import Costs, SimEngine, Truth
-from hetero.drive.sim_faults import Weather
-from hetero.drive.sim_leases import SimLeases, Ways
+from hetero.drive.sim_faults import FaultInjector
+from hetero.drive.sim_leases import LeaseActions, SimLeases
 from hetero.drive.sim_values import Decision, LeaseNews, Program, SimLease, SimResult, SimTask
 from hetero.model.commands import (
     Command,
@@ -133,7 +133,7 @@ class _Simulation:
         seed: int,
     ) -> None:
         self.machine = machine
-        self._plans = PlanTeller(machine)
+        self._plans = PlanRecorder(machine)
         self.result = SimResult(machine=machine)
         self.trace: Callable[[tuple[object, ...]], object] | None = None
         self.watch: Callable[[Machine, Event], object] | None = None
@@ -166,7 +166,9 @@ class _Simulation:
             at=self._at, tell=self._tell, now_s=lambda: self._now_s, task_of=self._tasks.__getitem__,
             nested=self._nested, submit=self._submit_nested,
         )  # fmt: skip
-        self._leases = SimLeases(program.leases, Ways(self._at, self._handle, self._submit, lambda: self._now_s))
+        self._leases = SimLeases(
+            program.leases, LeaseActions(self._at, self._handle, self._submit, lambda: self._now_s)
+        )
         self.result.leases = self._leases.told
         self._carry: dict[type, Callable[..., None]] = {
             Run: self._run,
@@ -237,11 +239,11 @@ class _Simulation:
         for item, nbytes in self._program.items:
             self._engine.put(item)
             self._handle(ItemPut(0.0, item, nbytes, HOST_NODE))
-        weather = Weather(
+        injector = FaultInjector(
             self._fleet, self.machine, self._engine, self._dice, self._faults,
             chore=self._chore, handle=self._handle, now_s=lambda: self._now_s,
         )  # fmt: skip
-        weather.begin()
+        injector.begin()
         self._leases.begin()
         self._at(0.0, partial(self._at, 0.0, self._arrive))
 

@@ -15,10 +15,10 @@ from hetero.drive.sim_engine import SimEngine
 from hetero.model.device import Device
 from hetero.model.events import DeviceAdded, Event, UtilisationReported
 
-__all__ = ["Weather"]
+__all__ = ["FaultInjector"]
 
 
-class Weather:
+class FaultInjector:
     """Lets faults of the fleet happen.
 
     Parameters

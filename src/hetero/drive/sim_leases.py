@@ -18,10 +18,10 @@ from hetero.model.commands import LeaseChanged
 from hetero.model.events import Event, LeaseAsked, LeaseReleased
 from hetero.model.leases import LeasePhase
 
-__all__ = ["SimLeases", "Ways"]
+__all__ = ["LeaseActions", "SimLeases"]
 
 
-class Ways(NamedTuple):
+class LeaseActions(NamedTuple):
     """What the simulation lets its leases do.
 
     Attributes
@@ -52,8 +52,8 @@ class SimLeases:
         A lease would be held for ever.
     """
 
-    def __init__(self, leases: Sequence[SimLease], ways: Ways) -> None:
-        self._ways = ways
+    def __init__(self, leases: Sequence[SimLease], actions: LeaseActions) -> None:
+        self._actions = actions
         self._plans = {lease.number: lease for lease in leases}
         self.open = len(leases)
         self.told: dict[int, list[LeaseNews]] = {}
@@ -66,15 +66,15 @@ class SimLeases:
     def begin(self) -> None:
         """Put the requests into the queue."""
         for lease in self._plans.values():
-            self._ways.at(lease.at_s, partial(self._ask, lease))
+            self._actions.at(lease.at_s, partial(self._ask, lease))
 
     def _ask(self, lease: SimLease) -> None:
-        self._ways.handle(LeaseAsked(self._ways.now_s(), lease.number, lease.wish))
+        self._actions.handle(LeaseAsked(self._actions.now_s(), lease.number, lease.wish))
 
     def changed(self, news: LeaseChanged) -> None:
         """Record how a lease stands, and let its tasks come where it is granted for the first time."""
         told = self.told.setdefault(news.lease, [])
-        told.append(LeaseNews(self._ways.now_s(), LeasePhase(news.phase), news.devices, news.reason))
+        told.append(LeaseNews(self._actions.now_s(), LeasePhase(news.phase), news.devices, news.reason))
         if told[-1].phase in (LeasePhase.RELEASED, LeasePhase.FAILED):
             self.open -= 1
         elif sum(one.phase is LeasePhase.ACTIVE for one in told) == 1 and told[-1].phase is LeasePhase.ACTIVE:
@@ -85,10 +85,10 @@ class SimLeases:
         for entry in lease.tasks:
             request = replace(entry.task.request, lease=lease.number)
             mine = entry._replace(task=entry.task._replace(request=request))
-            self._ways.at(entry.at_s, partial(self._ways.submit, mine))
+            self._actions.at(entry.at_s, partial(self._actions.submit, mine))
             last_s = max(last_s, entry.at_s)
         if lease.held_s < inf:
-            self._ways.at(max(last_s, lease.held_s), partial(self._give_back, lease.number))
+            self._actions.at(max(last_s, lease.held_s), partial(self._give_back, lease.number))
 
     def _give_back(self, number: int) -> None:
-        self._ways.handle(LeaseReleased(self._ways.now_s(), number))
+        self._actions.handle(LeaseReleased(self._actions.now_s(), number))

@@ -16,7 +16,7 @@ from pathlib import Path
 from types import CodeType, TracebackType
 from typing import TYPE_CHECKING, Any
 
-from hetero.drive.annotations import tell_nested
+from hetero.drive.annotations import record_nested
 from hetero.drive.frame import Frame, current, deeper, enter
 from hetero.engines.base import Channel, Function, Nest, Outcome, Spread, TaskClock
 from hetero.engines.shared.exceptions import add_note, one_line
@@ -168,7 +168,7 @@ class DeviceRunner:
             if frame.talk is not None:
                 frame.talk.close()
             if frame.depth == 1:
-                tell_nested(parent, function.name, begun_s)
+                record_nested(parent, function.name, begun_s)
 
     def notes(self, began_s: float) -> list[TaskNote]:
         """Take what the last attempt told of its inside."""

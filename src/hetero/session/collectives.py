@@ -20,7 +20,7 @@ import numpy as np
 from hetero.comm.errors import GroupBrokenError
 from hetero.comm.group import Group
 from hetero.comm.rendezvous import LOOPBACK, Library, StoreMeeting, open_rendezvous
-from hetero.drive.annotations import tell_collective
+from hetero.drive.annotations import record_collective
 from hetero.drive.frame import Frame, current
 from hetero.engines.base import Channel
 from hetero.floor import clock
@@ -249,7 +249,7 @@ def _group(what: str, row: Any) -> Iterator[Group]:
         raise
     finally:
         seconds = clock.monotonic_s() - begun_s
-        tell_collective(frame, what, group.carried_by, group.rank, group.world_size, int(row.nbytes), seconds)
+        record_collective(frame, what, group.carried_by, group.rank, group.world_size, int(row.nbytes), seconds)
 
 
 def _talk(frame: Frame, channel: Channel) -> _Talk:

@@ -1,7 +1,7 @@
 """Who keeps the leases of a pool: the program itself, or the core that schedules a Context.
 
 In: requests, and what is done with leases. Out: leases as they stand. It must not choose devices: in both cases
-`hetero.core.leases.Pool` does.
+`hetero.core.leases.LeasePool` does.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from itertools import count
 from threading import Condition
 from typing import Protocol
 
-from hetero.core.leases import REMEMBERED, Pool
+from hetero.core.leases import REMEMBERED, LeasePool
 from hetero.core.state import DevicePhase
 from hetero.drive.live import Driver
 from hetero.floor.clock import monotonic_s
@@ -70,7 +70,7 @@ class Own:
 
     def __init__(self, devices: Sequence[Device], topology: Topology | None) -> None:
         self.changed = Condition()
-        self.pool = Pool(devices, topology)
+        self.pool = LeasePool(devices, topology)
 
     def devices(self) -> tuple[Device, ...]:
         """Return the devices that are not lost."""

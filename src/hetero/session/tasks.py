@@ -12,7 +12,7 @@ from dataclasses import replace
 from types import FunctionType
 from typing import Any, Generic, ParamSpec, TypeVar, overload
 
-from hetero.drive.call_environment import Surroundings
+from hetero.drive.call_environment import CallEnvironment
 from hetero.floor.errors import BadValueError, SerialisationError
 from hetero.floor.text import single_line
 from hetero.model.tasks import JUDGED_BY_CALLER, Request
@@ -54,7 +54,7 @@ class TaskFunction(Generic[P, R]):
         self.name: str = name
         self.request: Request = build_request(given, self.source.implementations, self.source.callable is not None)
         env, seed = checked_env(given), given.get("seed")
-        self.surroundings: Surroundings | None = Surroundings(env, seed) if env or seed is not None else None
+        self.surroundings: CallEnvironment | None = CallEnvironment(env, seed) if env or seed is not None else None
         if source is None and plain is not None:
             functools.update_wrapper(self, plain)
             self.source.shipped = self if _is_module_level(plain) else None

@@ -118,7 +118,7 @@ def _placement(machine: Machine, device: str, launch: Launch, behind_s: float) -
     free_s = fleet.available_s(machine.now_s)
     index = fleet.by_id[device].index
     ends = f"task {launch.task} ({state.task.name}) to {_short(device)}: ends at {free_s[index] - behind_s:.3f} s"
-    travel_s = machine.replicas.ways.arrivals(state.task.inputs) if fleet.own_nodes else None
+    travel_s = machine.replicas.costs.arrivals(state.task.inputs) if fleet.own_nodes else None
     start_s = free_s if travel_s is None else free_s.clip(min=machine.now_s + travel_s)
     seconds = machine.rows.of(state).seconds
     others = [(start_s[other] + seconds[other], other) for other in range(len(free_s)) if other != index]

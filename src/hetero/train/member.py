@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from hetero.backends.torch import is_out_of_memory
 from hetero.comm.errors import GroupBrokenError, LineClosedError
 from hetero.comm.lines import Line
-from hetero.drive.annotations import tell_collective
+from hetero.drive.annotations import record_collective
 from hetero.drive.frame import Frame, current, enter
 from hetero.floor import clock
 from hetero.floor.errors import HeteroError, OutOfDeviceMemoryError
@@ -249,7 +249,7 @@ class _Member(Membership):
         self.waited_s = applies_s - computed_s
         if len(self.team) > 1:
             group = self.group
-            tell_collective(self.frame, "exchange", group.carried_by, self.rank, len(self.team), 0, self.waited_s)
+            record_collective(self.frame, "exchange", group.carried_by, self.rank, len(self.team), 0, self.waited_s)
         if total.samples != len(ids):
             raise TrainingError(
                 f"{total.samples:g} samples took part in step {replica.step} instead of {len(ids)}",

@@ -16,9 +16,9 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.common import Bench, arguments
-from hetero.plan.batch_planner import Planner
-from hetero.plan.batch_simulated import simulate
-from hetero.plan.batch_sizes import Sizes
+from hetero.plan.batch.planner import Planner
+from hetero.plan.batch.simulation import simulate
+from hetero.plan.batch.size_tuning import Sizes
 
 Truth = Callable[[float], float]
 

@@ -20,7 +20,7 @@ from hetero.model.device import HOST_NODE, Device, DeviceType
 from hetero.model.events import DeviceAdded, DeviceReady, Event, TaskFinished, TaskSubmitted
 from hetero.model.tasks import Request, Task
 from hetero.model.topology import Topology
-from hetero.plan.cost import CostModel
+from hetero.plan.performance.cost_model import CostModel
 from hetero.plan.policies.registry import get
 
 FLEETS = (10, 100, 1_000, 10_000)

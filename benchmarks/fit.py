@@ -26,7 +26,7 @@ from hetero.floor.errors import BadValueError
 from hetero.model.architecture import ModelSpec
 from hetero.model.quantisation import number_format
 from hetero.model.workload import Job, Sharding, Workload
-from hetero.plan.fit import Fit, Room, fit, weight_bytes
+from hetero.plan.sizing.footprint import Fit, Room, fit, weight_bytes
 
 FILES = ("gpubench_llamacpp.csv", "finetune_memory_fit.csv")
 JOBS: dict[str, Job] = {

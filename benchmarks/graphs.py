@@ -35,12 +35,12 @@ from hetero.graphs.wfformat import read_wfformat
 from hetero.model.graph import GraphDevice, GraphEdge, GraphTask, TaskGraph
 from hetero.model.schedule import Schedule
 from hetero.model.topology import Link, MemoryNode, Topology
-from hetero.plan.graph_bounds import area_bound
+from hetero.plan.bounds.graph import area_bound
+from hetero.plan.graph_search.combined import search
+from hetero.plan.graph_search.portfolio import portfolio
+from hetero.plan.graph_search.windows import Limits, improve
 from hetero.plan.planners.base import PLANNERS, planner
-from hetero.plan.portfolio import portfolio
 from hetero.plan.problem import Problem, problem_of
-from hetero.plan.search.combined import search
-from hetero.plan.search.windows import Limits, improve
 
 BEST_KNOWN = Path(__file__).resolve().with_name("graphs_best_known.json")
 SAGA = BEST_KNOWN.with_name("graphs_saga.json")

@@ -15,7 +15,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.common import Bench, arguments
 from hetero.model.fabric import Fabric, Part, Wire
-from hetero.plan.groups import best_group, group_bandwidth
+from hetero.plan.collectives.groups import best_group, group_bandwidth
 
 COUNT = 8
 

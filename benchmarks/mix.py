@@ -15,7 +15,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.common import Bench, arguments
 from hetero.floor.errors import NothingFitsError
-from hetero.plan.mix import Offer, best_mix, cheapest_single
+from hetero.plan.sizing.replica_mix import Offer, best_mix, cheapest_single
 
 MOST = 8
 

@@ -25,7 +25,7 @@ from hetero.drive.sim import Program, SimTask, simulate
 from hetero.model.device import HOST_NODE, Device, DeviceType
 from hetero.model.tasks import Request, Task
 from hetero.model.topology import Link, MemoryNode, Topology
-from hetero.plan.cost import CostModel
+from hetero.plan.performance.cost_model import CostModel
 
 CASES = 1000
 AT_MOST = 1.02

@@ -26,10 +26,10 @@ from hetero.graphs.simulating import guide_of, prepared, run_graph
 from hetero.model.events import TaskFinished
 from hetero.model.graph import TaskGraph
 from hetero.model.schedule import Schedule
+from hetero.plan.planners.ranks import upward_rank
 from hetero.plan.policies.base import Memory, Policy, Proposal, ReadyTask, View
 from hetero.plan.policies.planned import Planned
 from hetero.plan.problem import problem_of
-from hetero.plan.ranks import upward_rank
 
 SIGMAS = (0.1, 0.3, 0.6)
 DRAWS = 20

@@ -15,7 +15,7 @@ from hetero.drive.faults import Faults, Slowdown
 from hetero.drive.sim import Costs, Program, SimTask, simulate
 from hetero.model.device import Device, DeviceType
 from hetero.model.tasks import Request, Task
-from hetero.plan.cost import CostModel
+from hetero.plan.performance.cost_model import CostModel
 
 TASKS = 600
 TASK_S = 0.02

@@ -20,7 +20,7 @@ from hetero.advise.measurements import Measurement, read_rows, read_table
 from hetero.advise.rates import rates_of
 from hetero.floor import settings
 from hetero.floor.errors import BadValueError
-from hetero.plan.speed import TERMS
+from hetero.plan.sizing.ideal_work import TERMS
 
 FILES = ("gpubench_llamacpp.csv", "trtllm_perf_overview.csv", "argonne_llm_inference_bench.csv")
 DRAWS = 9

@@ -25,7 +25,7 @@ from torch import nn
 
 import hetero
 from benchmarks.common import Bench, alternate, arguments
-from hetero.plan.shares import StepModel, make_plan
+from hetero.plan.training.shares import StepModel, make_plan
 from hetero.recipes.mnist import load_digits, load_mnist, network
 from tests.needs import _data
 

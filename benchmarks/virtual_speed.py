@@ -14,7 +14,7 @@ from benchmarks.common import Bench, arguments
 from hetero.drive.sim import Costs, Program, SimResult, SimTask, simulate
 from hetero.model.device import Device, DeviceType
 from hetero.model.tasks import Request, Task
-from hetero.plan.cost import CostModel
+from hetero.plan.performance.cost_model import CostModel
 from hetero.plan.policies.registry import OURS
 
 TASKS = 400

@@ -332,7 +332,7 @@ def _page(path: Path) -> None:
 def _model(path: Path) -> None:
     from hetero.advise.fit import read_model
     from hetero.model.workload import Workload
-    from hetero.plan.fit import footprint
+    from hetero.plan.sizing.footprint import footprint
 
     assert footprint(Workload(read_model(path), context=512)).total >= 0
 

@@ -102,7 +102,7 @@ def _read_probes(kept: dict[str, Any]) -> None:
 
 def _read_rest(kept: dict[str, Any]) -> None:
     from hetero.batch.learned import _entry
-    from hetero.plan.batch_sizes import Sizes
+    from hetero.plan.batch.size_tuning import Sizes
     from hetero.session.fleet_speed import _speed
     from hetero.session.hosts import _are_links
 

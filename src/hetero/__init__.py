@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from hetero.graphs.program import Graph
     from hetero.graphs.show import graph
     from hetero.model.device import Device
-    from hetero.plan.groups import best_group
-    from hetero.plan.training_speed import training_time
+    from hetero.plan.collectives.groups import best_group
+    from hetero.plan.training.speed import training_time
     from hetero.report.context import report
     from hetero.session.collectives import all_gather, all_reduce, broadcast, reduce_scatter
     from hetero.session.context import Context
@@ -152,8 +152,8 @@ _HOMES = {
     "hetero.graphs.program": ("Graph",),
     "hetero.graphs.show": ("graph",),
     "hetero.model.device": ("Device",),
-    "hetero.plan.groups": ("best_group",),
-    "hetero.plan.training_speed": ("training_time",),
+    "hetero.plan.collectives.groups": ("best_group",),
+    "hetero.plan.training.speed": ("training_time",),
     "hetero.session.collectives": ("all_gather", "all_reduce", "broadcast", "reduce_scatter"),
     "hetero.session.context": ("Context",),
     "hetero.session.executor": ("Executor",),

@@ -17,9 +17,9 @@ _PLAN = """
 import sys, hashlib
 sys.path.insert(0, {project!r})
 from tests.pure.test_plan_graphs import random_problem
-from hetero.plan.search.combined import search
+from hetero.plan.graph_search.combined import search
 from hetero.plan.planners.base import PLANNERS, planner
-from hetero.plan.listing import compiler
+from hetero.plan.planners.list_scheduling import compiler
 from itertools import islice
 digest = hashlib.sha256()
 for p in (random_problem(20, 3, 1), random_problem(70, 4, 2)):

@@ -10,8 +10,8 @@ import pytest
 
 import hetero
 from hetero.errors import BadValueError, NothingFitsError
-from hetero.plan.batch_sizes import Sizes
-from hetero.plan.batch_stages import StagePlanner
+from hetero.plan.batch.size_tuning import Sizes
+from hetero.plan.batch.stages import StagePlanner
 
 
 @pytest.fixture(scope="module")

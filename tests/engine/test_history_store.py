@@ -13,7 +13,7 @@ import hetero
 from hetero.cli.checks import findings
 from hetero.floor.errors import HistoryError
 from hetero.model.device import Device, DeviceType
-from hetero.plan.cost import KEPT, CostModel, Sample
+from hetero.plan.performance.cost_model import KEPT, CostModel, Sample
 from hetero.stores.history import ABSENCES, FILE, RESULTS, VERSION, Absence, HistoryStore
 
 CPU = Device("h0/cpu:0", "cpu", DeviceType("CPU"), "cpu", name="x")
@@ -88,7 +88,7 @@ def test_a_set_of_samples_with_a_bad_one_is_refused_whole(path: Path) -> None:
 def test_four_processes_that_write_at_once_lose_nothing(path: Path) -> None:
     program = (
         "import sys; from pathlib import Path\n"
-        "from hetero.stores.history import *; from hetero.plan.cost import Sample\n"
+        "from hetero.stores.history import *; from hetero.plan.performance.cost_model import Sample\n"
         "for n in range(15): HistoryStore(Path(sys.argv[1])).add([Sample(f'{sys.argv[2]}.{n}|', 'cpu/x', 1.0, 1.0)])\n"
     )
     writers = [subprocess.Popen([sys.executable, "-c", program, str(path), str(number)]) for number in range(4)]

@@ -22,7 +22,7 @@ from hetero.errors import HeteroError
 from hetero.floor import platform
 from hetero.model.device import Device, DeviceType
 from hetero.model.events import UtilisationReported
-from hetero.plan.cost import CostModel
+from hetero.plan.performance.cost_model import CostModel
 from hetero.session import opening
 
 PROGRAM = """

@@ -5,13 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from hetero.plan.graph_bounds import least_tails
-from hetero.plan.listing import timed_schedule
+from hetero.plan.bounds.graph import least_tails
+from hetero.plan.graph_search.annealing import Annealing
+from hetero.plan.graph_search.annealing_kernels import walk
+from hetero.plan.graph_search.walk_kernels import AT, HEADS, NOW, TAILS, begin, settle
 from hetero.plan.planners.base import planner
+from hetero.plan.planners.list_scheduling import timed_schedule
 from hetero.plan.problem import Problem
-from hetero.plan.search.annealing import Annealing
-from hetero.plan.search.annealing_kernels import walk
-from hetero.plan.search.walk_kernels import AT, HEADS, NOW, TAILS, begin, settle
 from tests.pure.test_plan_graphs import random_problem
 
 

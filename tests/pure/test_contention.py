@@ -22,7 +22,7 @@ from hetero.graphs.whatif import without
 from hetero.model.graph import UNLIMITED_BYTES, GraphDevice, GraphEdge, GraphTask, TaskGraph
 from hetero.model.schedule import Evicted, Placed, Schedule, Sent
 from hetero.model.topology import Link, MemoryNode, Topology
-from hetero.plan.portfolio import portfolio
+from hetero.plan.graph_search.portfolio import portfolio
 from hetero.plan.problem import problem_of
 
 NODES = ("host", "near", "far")

@@ -45,7 +45,7 @@ from hetero.model.events import (
 )
 from hetero.model.tasks import Failure, FailureKind, Request, Task
 from hetero.model.topology import Link, MemoryNode, Topology
-from hetero.plan.cost import CostModel
+from hetero.plan.performance.cost_model import CostModel
 from hetero.plan.policies.registry import get
 
 PLAIN = Request()

@@ -49,7 +49,7 @@ from hetero.model.events import (
 from hetero.model.leases import LeaseRequest
 from hetero.model.tasks import Failure, Near, Request, Task
 from hetero.model.topology import Link, MemoryNode, Topology
-from hetero.plan.cost import CostModel
+from hetero.plan.performance.cost_model import CostModel
 from hetero.plan.policies.registry import OURS, get
 
 CPUS = [Device(f"h0/cpu:{i}", "cpu", DeviceType("CPU"), "cpu", i) for i in range(2)]

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hetero.model.device import Device, DeviceType
-from hetero.plan.cost import KEPT, CostModel, Sample
+from hetero.plan.performance.cost_model import KEPT, CostModel, Sample
 
 SIG = "f@1|float64[8]"
 

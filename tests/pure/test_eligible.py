@@ -12,7 +12,7 @@ from hetero.model.device import Device, DeviceType
 from hetero.model.events import DeviceAdded, DeviceReady
 from hetero.model.tasks import Request
 from hetero.model.topology import MemoryNode, Topology
-from hetero.plan.cost import CostModel
+from hetero.plan.performance.cost_model import CostModel
 from hetero.plan.policies.registry import get
 
 CPU = Device("h0/cpu:0", "cpu", DeviceType("CPU"), "cpu", memory_bytes=8_000_000_000)

@@ -14,7 +14,7 @@ from hetero.floor.errors import BadValueError
 from hetero.model.architecture import ModelSpec
 from hetero.model.quantisation import FORMATS, number_format
 from hetero.model.workload import ENGINES, JOBS, OPTIMISERS, Lora, Sharding, Workload
-from hetero.plan.fit import Room, fit, footprint, fullest_stage, weight_bytes
+from hetero.plan.sizing.footprint import Room, fit, footprint, fullest_stage, weight_bytes
 
 LLAMA = find_model("Llama-3.1-8B")
 PARAMETERS = 8_030_261_248

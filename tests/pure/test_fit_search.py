@@ -16,8 +16,8 @@ from hetero.catalog.values import DeviceSpec
 from hetero.cli.plan import app
 from hetero.errors import BadValueError
 from hetero.model.workload import Workload
-from hetero.plan.fit import Room, fit
-from hetero.plan.fit_search import changes, devices_needed, largest_batch, largest_context, shardings
+from hetero.plan.sizing.footprint import Room, fit
+from hetero.plan.sizing.footprint_search import changes, devices_needed, largest_batch, largest_context, shardings
 
 SMALL, LARGE = find_model("Llama-3.1-8B"), find_model("Llama-3.1-70B")
 CARD = room_of(find("H100-SXM"))

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from hetero.backends.topology import from_matrix
 from hetero.floor.errors import BadValueError, NothingFitsError
 from hetero.model.fabric import Fabric, Part, Wire
-from hetero.plan.groups import COLLECTIVES, Terms, best_group, group_bandwidth
-from hetero.plan.groups_search import Search, searched
+from hetero.plan.collectives.groups import COLLECTIVES, Terms, best_group, group_bandwidth
+from hetero.plan.collectives.groups_search import Search, searched
 from tests.matrices import DGX1_V100, DGX_A100
 
 SHAPES = ("ring", "tree", "pairs")
@@ -135,3 +135,11 @@ def test_words_that_nobody_knows_are_refused() -> None:
 def test_a_ring_of_eight_moves_seven_eighths_twice() -> None:
     group = best_group(from_matrix(DGX_A100), 8)
     assert group.seconds(8e9) == pytest.approx(2 * 7e9 / 300e9)
+
+
+def test_the_former_module_of_groups_still_imports_and_warns() -> None:
+    import importlib
+
+    with pytest.warns(DeprecationWarning, match=r"hetero\.plan\.collectives\.groups"):
+        former = importlib.reload(importlib.import_module(".groups", "hetero.plan"))
+    assert former.best_group is best_group

@@ -9,9 +9,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hetero.model.device import Device, DeviceType
-from hetero.plan.cost import CostModel
-from hetero.plan.history import CHANGE_RATIO, NOISE_S, curve, exponent, is_change, median, quantile, summary
-from hetero.plan.window import WINDOW, Window
+from hetero.plan.performance.cost_model import CostModel
+from hetero.plan.performance.robust_statistics import (
+    CHANGE_RATIO,
+    NOISE_S,
+    curve,
+    exponent,
+    is_change,
+    median,
+    quantile,
+    summary,
+)
+from hetero.plan.performance.window import WINDOW, Window
 from tests.needs import data_folder
 
 seconds = st.floats(1e-6, 1e3)

@@ -19,7 +19,7 @@ from hetero.advise.llm_words import explain, settings
 from hetero.advise.weight_files import read_weights
 from hetero.catalog.load import devices, find
 from hetero.floor.errors import BadValueError, HeteroError, NothingFitsError
-from hetero.plan.llm_settings import Aim, Host, Layers, best_split, memory_split, split_seconds
+from hetero.plan.sizing.layer_assignment import Aim, Host, Layers, best_split, memory_split, split_seconds
 
 
 def _all_splits(count: int, devices: int) -> Iterator[tuple[int, ...]]:

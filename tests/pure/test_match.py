@@ -18,7 +18,7 @@ from hetero.advise.prices import Prices, age_of, own_price, read_prices
 from hetero.catalog.load import find
 from hetero.cli.plan_choose import read_workload
 from hetero.floor.errors import BadValueError, GraphError, NothingFitsError
-from hetero.plan.match import Figures, pareto, ranks, scores
+from hetero.plan.sizing.scores import Figures, pareto, ranks, scores
 from tests.matrices import DGX1_V100
 
 WORK = Workload("Llama-3.1-8B", batch=4, prompt=512, context=1024, engine="vllm")

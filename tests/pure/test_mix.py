@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from hetero.floor.errors import BadValueError, NothingFitsError
-from hetero.plan.mix import Offer, best_mix, cheapest_single
+from hetero.plan.sizing.replica_mix import Offer, best_mix, cheapest_single
 
 
 def _serves(demand: tuple[float, float], offers: tuple[Offer, ...], counts: tuple[int, ...]) -> bool:

@@ -22,7 +22,7 @@ from hetero.model.events import (
     TransferFinished,
 )
 from hetero.model.tasks import Failure, Request, Task
-from hetero.plan.bounds import lower_bound
+from hetero.plan.bounds.makespan import lower_bound
 from hetero.report.account import CATEGORIES, account
 from hetero.report.best import best_possible
 from hetero.report.chrome import chrome_trace

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from hetero.plan.outlook import Ahead, Graph, remaining_s
 from hetero.plan.problem import Floats, Ints
-from hetero.plan.scenarios import COUNTS, WORK, expected_s, left_s, scenarios
+from hetero.plan.replanning.lookahead import Ahead, Graph, remaining_s
+from hetero.plan.replanning.scenarios import COUNTS, WORK, expected_s, left_s, scenarios
 
 Running = tuple[tuple[int, int, float, float], ...]
 

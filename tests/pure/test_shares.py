@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hetero.errors import BadValueError
-from hetero.plan.shares import (
+from hetero.plan.training.shares import (
     Plan,
     StepModel,
     apportion,

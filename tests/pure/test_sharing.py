@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hetero.plan.shares import StepModel
+from hetero.plan.training.shares import StepModel
 from hetero.train.sharing import Sharing
 from hetero.train.values import Options
 

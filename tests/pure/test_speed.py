@@ -19,10 +19,10 @@ from hetero.catalog.values import DeviceSpec
 from hetero.floor.errors import BadValueError
 from hetero.model.figure import Figure
 from hetero.model.workload import ENGINES, Sharding
-from hetero.plan import speed
-from hetero.plan.efficiency import SPEC, Sample, learn
-from hetero.plan.speed import TERMS, Rates
-from hetero.plan.training_speed import model_flop, training_amounts, training_time
+from hetero.plan.sizing import ideal_work as speed
+from hetero.plan.sizing.efficiency import SPEC, Sample, learn
+from hetero.plan.sizing.ideal_work import TERMS, Rates
+from hetero.plan.training.speed import model_flop, training_amounts, training_time
 
 RATES = Rates(1e14, 1e12, 1e11)
 LLAMA = find_model("Llama-3.1-8B")

@@ -9,7 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hetero.plan.stages import Chain, best_alone, fixed_stages, one_forward_one_backward, pipeline_s, plan_stages
+from hetero.plan.training.stages import (
+    Chain,
+    best_alone,
+    fixed_stages,
+    one_forward_one_backward,
+    pipeline_s,
+    plan_stages,
+)
 
 UNLIMITED = (inf, inf, inf, inf)
 

@@ -12,7 +12,7 @@ from hetero.graphs.measured import Measured
 from hetero.graphs.whatif import changed, named_devices, speed_of
 from hetero.model.graph import GraphDevice, GraphTask, TaskGraph
 from hetero.model.topology import Link, MemoryNode, Topology
-from hetero.plan.cost import Sample
+from hetero.plan.performance.cost_model import Sample
 
 GRAPH = TaskGraph(
     (GraphDevice("cpu0", "ram", "cpu"), GraphDevice("gpu0", "vram", "cuda")),

@@ -21,8 +21,8 @@ from hetero.model.device import Device, DeviceType
 from hetero.model.graph import GraphDevice, GraphEdge, GraphTask, TaskGraph
 from hetero.model.tasks import Request, Task
 from hetero.model.topology import Link, MemoryNode, Topology
-from hetero.plan.outlook import remaining_s
 from hetero.plan.policies.base import Policy
+from hetero.plan.replanning.lookahead import remaining_s
 
 
 def shared_memory(devices: int) -> tuple[tuple[GraphDevice, ...], Topology]:

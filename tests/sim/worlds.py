@@ -8,7 +8,7 @@ from hetero.drive.sim import Program, SimTask
 from hetero.model.device import HOST_NODE, Device, DeviceType
 from hetero.model.tasks import Request, Task
 from hetero.model.topology import Link, MemoryNode, Topology
-from hetero.plan.cost import CostModel
+from hetero.plan.performance.cost_model import CostModel
 
 PLAIN = Request()
 

@@ -16,7 +16,7 @@ from itertools import combinations
 from hetero.advise.measurements import Measurement
 from hetero.advise.priors import borrowed, prior_of
 from hetero.model.figure import Figure
-from hetero.plan.efficiency import Efficiency, Sample, learn
+from hetero.plan.sizing.efficiency import Efficiency, Sample, learn
 
 __all__ = ["Judged", "Merit", "leave_one_model_out", "merits", "ordered", "uncalibrated"]
 

@@ -18,8 +18,8 @@ from hetero.advise.rates import rates_of
 from hetero.catalog.values import DeviceSpec
 from hetero.model.architecture import ModelSpec
 from hetero.model.workload import Sharding, Workload
-from hetero.plan import speed
-from hetero.plan.efficiency import Efficiency, Sample, learn
+from hetero.plan.sizing import ideal_work as speed
+from hetero.plan.sizing.efficiency import Efficiency, Sample, learn
 from hetero.session.kept import Kept
 
 __all__ = ["MINI", "Timed", "keep_table", "keep_timed", "kept_entries", "known_of", "tables"]
@@ -140,8 +140,8 @@ def known_of(device: DeviceSpec, engine: str) -> Efficiency:
 
     Notes
     -----
-    See `hetero.plan.efficiency.learn`. Own measurements of the engine on other devices are borrowed first; without any
-    the prior stays.
+    See `hetero.plan.sizing.efficiency.learn`. Own measurements of the engine on other devices are borrowed first;
+    without any the prior stays.
     """
     state = _state()
     if not state[1]:

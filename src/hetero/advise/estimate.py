@@ -22,10 +22,10 @@ from hetero.model import workload as values
 from hetero.model.architecture import ModelSpec
 from hetero.model.figure import Figure
 from hetero.model.workload import Sharding
-from hetero.plan.efficiency import Efficiency
-from hetero.plan.fit import Fit, Room, fit
-from hetero.plan.fit_search import shardings
-from hetero.plan.speed import (
+from hetero.plan.sizing.efficiency import Efficiency
+from hetero.plan.sizing.footprint import Fit, Room, fit
+from hetero.plan.sizing.footprint_search import shardings
+from hetero.plan.sizing.ideal_work import (
     Rates,
     answers_amounts,
     in_turns,
@@ -35,7 +35,7 @@ from hetero.plan.speed import (
     sequences_at_once,
     step_amounts,
 )
-from hetero.plan.training_speed import model_flop, training_amounts
+from hetero.plan.training.speed import model_flop, training_amounts
 
 __all__ = ["Estimate", "Workload", "compare_speeds", "estimate"]
 

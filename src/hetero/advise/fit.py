@@ -17,8 +17,15 @@ from hetero.floor.errors import BadValueError
 from hetero.floor.units import format_bytes
 from hetero.model.architecture import ModelSpec
 from hetero.model.workload import Sharding, Workload
-from hetero.plan.fit import Fit, Room, fit
-from hetero.plan.fit_search import Change, changes, devices_needed, largest_batch, largest_context, shardings
+from hetero.plan.sizing.footprint import Fit, Room, fit
+from hetero.plan.sizing.footprint_search import (
+    Change,
+    changes,
+    devices_needed,
+    largest_batch,
+    largest_context,
+    shardings,
+)
 
 __all__ = ["FitReport", "does_it_fit", "read_model", "room_of"]
 

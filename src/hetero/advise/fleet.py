@@ -312,7 +312,7 @@ def group_of(kind: Kind, count: int, members: tuple[str, ...] = ()) -> tuple[Dev
     fabric = kind.fabric
     if fabric is None or count < 2 or not members or not all(map(fabric.has, members)):
         return kind.spec, members if kind.stock is not None and kind.stock.named else ()
-    from hetero.plan.groups import Terms, best_group
+    from hetero.plan.collectives.groups import Terms, best_group
 
     others = tuple(part.id for part in fabric.devices if part.id not in members)
     group = best_group(fabric, count, terms=Terms(exclude=others))

@@ -20,8 +20,8 @@ from hetero.floor.errors import BadValueError, NothingFitsError, did_you_mean
 from hetero.model.architecture import ModelSpec
 from hetero.model.quantisation import FORMATS, number_format
 from hetero.model.workload import Sharding, Workload
-from hetero.plan.fit import footprint
-from hetero.plan.llm_settings import Aim, Host, Layers, Split, best_split, memory_split, split_seconds
+from hetero.plan.sizing.footprint import footprint
+from hetero.plan.sizing.layer_assignment import Aim, Host, Layers, Split, best_split, memory_split, split_seconds
 
 __all__ = ["ENGINES", "Device", "Placed", "Target", "place", "read_target"]
 
@@ -243,7 +243,7 @@ def place(
     Notes
     -----
     A layer's seconds on a device are its share, by bytes read, of the whole workload's estimated seconds there. Layers
-    are placed by `hetero.plan.llm_settings.best_split`.
+    are placed by `hetero.plan.sizing.layer_assignment.best_split`.
     """
     if engine not in ENGINES:
         hint = did_you_mean(engine, ENGINES).removeprefix("; ")

@@ -20,8 +20,8 @@ from hetero.floor.errors import BadValueError, HeteroError
 from hetero.floor.units import format_bytes, format_seconds
 from hetero.model.leases import LeaseRequest
 from hetero.model.workload import Workload
-from hetero.plan.fit_search import devices_needed
-from hetero.plan.match import Figures, pareto, ranks, scores
+from hetero.plan.sizing.footprint_search import devices_needed
+from hetero.plan.sizing.scores import Figures, pareto, ranks, scores
 
 __all__ = ["Choice", "Limits", "Match", "choose", "estimates_of", "match"]
 

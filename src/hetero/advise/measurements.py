@@ -24,8 +24,8 @@ from hetero.floor import documents
 from hetero.floor.errors import BadValueError, FileError
 from hetero.floor.units import shown
 from hetero.model.workload import Sharding, Workload
-from hetero.plan import speed
-from hetero.plan.efficiency import Sample, Vector
+from hetero.plan.sizing import ideal_work as speed
+from hetero.plan.sizing.efficiency import Sample, Vector
 
 __all__ = [
     "COLUMNS",

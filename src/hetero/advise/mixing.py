@@ -17,7 +17,7 @@ from hetero.advise.match import Limits, Match, estimates_of
 from hetero.advise.prices import Prices
 from hetero.floor.errors import BadValueError, HeteroError, NothingFitsError
 from hetero.model.workload import Workload
-from hetero.plan.mix import Mix, Offer, best_mix, cheapest_single
+from hetero.plan.sizing.replica_mix import Mix, Offer, best_mix, cheapest_single
 
 __all__ = ["MixChoice", "Stream", "mix", "read_stream"]
 

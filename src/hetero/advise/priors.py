@@ -10,7 +10,7 @@ from functools import cache
 
 from hetero.advise.measurements import Measurement, published
 from hetero.catalog.values import DeviceSpec
-from hetero.plan.efficiency import SPEC, Efficiency, Sample, learn
+from hetero.plan.sizing.efficiency import SPEC, Efficiency, Sample, learn
 
 __all__ = ["borrowed", "prior_of"]
 

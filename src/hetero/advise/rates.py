@@ -9,7 +9,7 @@ from hetero.catalog.values import DeviceSpec
 from hetero.floor.errors import BadValueError
 from hetero.model.quantisation import number_format
 from hetero.model.workload import Workload
-from hetero.plan.speed import Rates
+from hetero.plan.sizing.ideal_work import Rates
 
 __all__ = ["rates_of"]
 

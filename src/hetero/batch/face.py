@@ -32,8 +32,8 @@ from hetero.floor import settings
 from hetero.floor.errors import BadValueError, NothingFitsError
 from hetero.floor.files import local_path
 from hetero.model.device import Device
-from hetero.plan.batch_sizes import Sizes
-from hetero.plan.batch_stages import StagePlanner
+from hetero.plan.batch.size_tuning import Sizes
+from hetero.plan.batch.stages import StagePlanner
 from hetero.session.identity import value_identity
 from hetero.session.kept import digest
 from hetero.session.requests import KERNEL_KINDS

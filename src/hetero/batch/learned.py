@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from hetero.model.device import Device
-from hetero.plan.batch_sizes import Sizes
+from hetero.plan.batch.size_tuning import Sizes
 from hetero.session.kept import Kept, digest
 
 __all__ = ["FILE", "keep", "known_sizes"]

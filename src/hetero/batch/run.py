@@ -34,9 +34,9 @@ from hetero.floor.errors import (
     TaskLostError,
 )
 from hetero.model.device import Device
-from hetero.plan.batch_ends import Span, beside
-from hetero.plan.batch_planner import Planner
-from hetero.plan.batch_sizes import Sizes
+from hetero.plan.batch.ends import Span, beside
+from hetero.plan.batch.planner import Planner
+from hetero.plan.batch.size_tuning import Sizes
 from hetero.session.tasks import judged_by_caller, task
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from hetero.batch.reading import Batch
 from hetero.batch.records import count, cut
 from hetero.batch.run import Run
 from hetero.batch.worker import Done, Work
-from hetero.plan.batch_stages import StagePlanner, Step
+from hetero.plan.batch.stages import StagePlanner, Step
 
 __all__ = ["StagedRun"]
 

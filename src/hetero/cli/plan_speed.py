@@ -63,7 +63,7 @@ def training(
     from math import inf
 
     from hetero.floor.units import parse_bandwidth, parse_bytes
-    from hetero.plan.training_speed import training_time
+    from hetero.plan.training.speed import training_time
 
     told = training_time(samples, node, batch, epochs, parse_bytes(gradients), parse_bandwidth(link) if link else inf)
     if json:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from rich.tree import Tree
 
     from hetero.model.fabric import Fabric
-    from hetero.plan.groups import Group
+    from hetero.plan.collectives.groups import Group
 
 __all__ = ["topo"]
 
@@ -49,7 +49,7 @@ def topo(
 ) -> None:
     """Show how devices are connected, and which of them work together best."""
     from hetero.floor.units import parse_bandwidth
-    from hetero.plan.groups import Terms, best_group
+    from hetero.plan.collectives.groups import Terms, best_group
 
     if between is not None:
         refuse_unused(context, (*_ALWAYS, "between"), "with --between")

@@ -17,7 +17,7 @@ from hetero.floor.units import format_seconds
 from hetero.model.device import Device
 from hetero.model.tasks import Request, Task
 from hetero.model.topology import Topology
-from hetero.plan.cost import CostModel
+from hetero.plan.performance.cost_model import CostModel
 
 __all__ = ["Row", "Rows"]
 

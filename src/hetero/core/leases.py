@@ -440,7 +440,7 @@ def _fastest(devices: Sequence[Device], count: int, topology: Topology) -> tuple
     fabric = topology.fabric
     if fabric is None or not 1 < count < len(devices) or not all(_is_wired(device, topology) for device in devices):
         return ()
-    from hetero.plan.groups import Terms, best_group
+    from hetero.plan.collectives.groups import Terms, best_group
 
     names = {device.id for device in devices}
     others = tuple(part.id for part in fabric.devices if part.id not in names)

@@ -19,8 +19,8 @@ from hetero.core.replicas import Replicas
 from hetero.core.state import DevicePhase, TaskState
 from hetero.model.commands import Command
 from hetero.model.tasks import Task
-from hetero.plan.outlook import FINISHED, RUNNING, WAITING, Ahead, Bytes, Foreseen, Graph
 from hetero.plan.problem import Floats, Ints
+from hetero.plan.replanning.lookahead import FINISHED, RUNNING, WAITING, Ahead, Bytes, Foreseen, Graph
 
 __all__ = ["Lookahead", "Prefetch"]
 

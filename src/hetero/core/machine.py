@@ -46,7 +46,7 @@ from hetero.model.events import (
 )
 from hetero.model.tasks import Failure
 from hetero.model.topology import Topology
-from hetero.plan.cost import CostModel
+from hetero.plan.performance.cost_model import CostModel
 from hetero.plan.policies.base import Policy
 
 __all__ = ["Counts", "Machine", "Rules"]

@@ -24,7 +24,7 @@ from hetero.model.commands import (
 )
 from hetero.model.tasks import Request, Task
 from hetero.model.topology import Topology
-from hetero.plan.cost import CostModel, Estimate
+from hetero.plan.performance.cost_model import CostModel, Estimate
 from hetero.plan.policies.base import Policy
 
 __all__ = ["Counts", "Questions", "Rules"]

@@ -35,7 +35,7 @@ from hetero.model.events import (
 )
 from hetero.model.tasks import Failure, Request, Task
 from hetero.model.topology import Topology
-from hetero.plan.cost import CostModel
+from hetero.plan.performance.cost_model import CostModel
 from hetero.plan.policies.base import Policy
 
 __all__ = ["Driver", "Explanation", "Sink"]

@@ -49,7 +49,7 @@ from hetero.model.events import (
 )
 from hetero.model.leases import LeasePhase
 from hetero.model.tasks import Failure, Request, Task
-from hetero.plan.cost import Estimate
+from hetero.plan.performance.cost_model import Estimate
 
 __all__ = ["EventBatch", "Explanation", "Loop", "Sink"]
 

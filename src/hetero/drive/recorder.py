@@ -14,9 +14,9 @@ import numpy as np
 from hetero.core.machine import Machine
 from hetero.floor.clock import Clock, TraceSink
 from hetero.model.notes import PlanMade, TaskNote, TaskParts, Times
-from hetero.plan.outlook import WAITING
 from hetero.plan.problem import Ints
-from hetero.plan.replan import RULES, Plan
+from hetero.plan.replanning.lookahead import WAITING
+from hetero.plan.replanning.replan import RULES, Plan
 
 __all__ = ["PlanRecorder", "Recorder"]
 

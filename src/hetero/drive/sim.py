@@ -45,7 +45,7 @@ from hetero.model.events import (
 )
 from hetero.model.tasks import Task
 from hetero.model.topology import Topology
-from hetero.plan.cost import CostModel
+from hetero.plan.performance.cost_model import CostModel
 from hetero.plan.policies.base import Policy
 from hetero.plan.policies.registry import get
 

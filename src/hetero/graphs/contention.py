@@ -13,14 +13,14 @@ import numpy as np
 from hetero.floor.errors import NothingFitsError
 from hetero.model.graph import UNLIMITED_BYTES, TaskGraph
 from hetero.model.schedule import Evicted, Placed, Schedule, Sent
-from hetero.plan.channels import Channels, Moves, channels_of, contended_schedule, least_transfers
-from hetero.plan.graph_bounds import area_bound, critical_path_bound
-from hetero.plan.listing import order_of
+from hetero.plan.bounds.graph import area_bound, critical_path_bound
+from hetero.plan.graph_search.contended import ContendedFound, contended_search
+from hetero.plan.graph_search.portfolio import portfolio
+from hetero.plan.memory.capacity import Resident, only_where_it_fits, overflows, within_capacity
 from hetero.plan.planners.base import planner
-from hetero.plan.portfolio import portfolio
+from hetero.plan.planners.contention import Channels, Moves, channels_of, contended_schedule, least_transfers
+from hetero.plan.planners.list_scheduling import order_of
 from hetero.plan.problem import Floats, Ints, Problem, Timeline, problem_of
-from hetero.plan.residence import Resident, only_where_it_fits, overflows, within_capacity
-from hetero.plan.search.contended import ContendedFound, contended_search
 
 __all__ = ["Contended", "Search", "contended_plan"]
 

@@ -13,8 +13,8 @@ from functools import lru_cache
 
 from hetero.catalog.load import find
 from hetero.floor.errors import BadValueError
-from hetero.plan.cost import Sample
-from hetero.plan.history import median
+from hetero.plan.performance.cost_model import Sample
+from hetero.plan.performance.robust_statistics import median
 
 __all__ = ["Measured"]
 

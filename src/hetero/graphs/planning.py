@@ -16,13 +16,13 @@ from hetero.graphs.contention import Search, contended_plan
 from hetero.graphs.plans import MODELS
 from hetero.model.graph import TaskGraph
 from hetero.model.schedule import Placed, Schedule
-from hetero.plan.channels import channels_of, contended_schedule
-from hetero.plan.graph_bounds import area_bound, critical_path_bound
-from hetero.plan.listing import compiler, order_of
+from hetero.plan.bounds.graph import area_bound, critical_path_bound
+from hetero.plan.graph_search.combined import Found, rehearse, search
+from hetero.plan.graph_search.contended import ContendedFound
 from hetero.plan.planners.base import PLANNERS, planner
+from hetero.plan.planners.contention import channels_of, contended_schedule
+from hetero.plan.planners.list_scheduling import compiler, order_of
 from hetero.plan.problem import Problem, Timeline, problem_of
-from hetero.plan.search.combined import Found, rehearse, search
-from hetero.plan.search.contended import ContendedFound
 
 __all__ = ["POLICIES", "Budget", "Planned", "plan_graph", "pull", "warm_up"]
 

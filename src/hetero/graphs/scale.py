@@ -21,7 +21,7 @@ from hetero.floor.errors import BadValueError
 from hetero.model.device import HOST_NODE, Device, DeviceType
 from hetero.model.tasks import Request, Task
 from hetero.model.topology import Link, MemoryNode, Topology
-from hetero.plan.cost import CostModel
+from hetero.plan.performance.cost_model import CostModel
 
 __all__ = ["MOST_DEVICES", "Load", "Racks", "Scaled", "read_hosts", "run_at_scale"]
 

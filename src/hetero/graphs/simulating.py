@@ -23,7 +23,7 @@ from hetero.model.graph import UNLIMITED_BYTES, TaskGraph
 from hetero.model.schedule import Schedule
 from hetero.model.tasks import Request, Task
 from hetero.model.topology import Link, MemoryNode, Topology
-from hetero.plan.cost import CostModel, Estimate, Sample
+from hetero.plan.performance.cost_model import CostModel, Estimate, Sample
 from hetero.plan.policies.base import Policy
 from hetero.plan.problem import problem_of
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from hetero.core.eligibility import obstacle
 from hetero.model.tasks import Request
-from hetero.plan.bounds import lower_bound
+from hetero.plan.bounds.makespan import lower_bound
 from hetero.report.intervals import Floats, Ints, column
 from hetero.report.record import RunRecord
 
@@ -51,10 +51,10 @@ def best_possible(run: RunRecord) -> Best:
     Notes
     -----
     The run is cut where no task was open: what follows waits for the program, not for a device. Each part gets the
-    lower bound of `hetero.plan.bounds` on a table of seconds: where a task ran, what it took there; where its function
-    ran on such a device, the tenth percentile of that; where it never did, the tenth percentile of an estimate from the
-    ratio of the devices on other functions, else of its time on any device. Devices from which only the words of a
-    request keep a task count too, so that the bound includes what was put on the wrong device. The run itself is a
+    lower bound of `hetero.plan.bounds.makespan` on a table of seconds: where a task ran, what it took there; where its
+    function ran on such a device, the tenth percentile of that; where it never did, the tenth percentile of an estimate
+    from the ratio of the devices on other functions, else of its time on any device. Devices from which only the words
+    of a request keep a task count too, so that the bound includes what was put on the wrong device. The run itself is a
     schedule of that table, so its makespan is never below the bound, whatever the estimates are. Transfers are left
     out.
     """

@@ -22,7 +22,7 @@ from hetero.model.device import Device
 from hetero.model.notes import DeviceSampled
 from hetero.model.tasks import Request, Task
 from hetero.model.topology import Link, MemoryNode, Topology
-from hetero.plan.cost import CostModel, Sample
+from hetero.plan.performance.cost_model import CostModel, Sample
 from hetero.plan.policies.registry import OURS
 from hetero.report.record import Attempt, RunRecord
 

@@ -18,7 +18,7 @@ from hetero.engines.shared.messages import Talk
 from hetero.floor import logs, settings
 from hetero.floor.clock import TraceSink, WallClock
 from hetero.floor.errors import HistoryError
-from hetero.plan.cost import CostModel
+from hetero.plan.performance.cost_model import CostModel
 from hetero.plan.policies import registry
 from hetero.plan.policies.auto import choose
 from hetero.session import fleet, hosts

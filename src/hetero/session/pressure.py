@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from hetero.floor.errors import BadValueError, did_you_mean
 from hetero.floor.units import parse_seconds
-from hetero.plan.bounds import lower_bound
+from hetero.plan.bounds.makespan import lower_bound
 
 if TYPE_CHECKING:
     from hetero.core.machine import Machine

@@ -13,7 +13,7 @@ from math import isfinite
 from hetero.floor.errors import BadValueError, NothingFitsError, did_you_mean
 from hetero.floor.units import format_bytes
 from hetero.model.device import Device
-from hetero.plan.stages import Chain, StagePlan, best_alone, fixed_stages, pipeline_s, plan_stages
+from hetero.plan.training.stages import Chain, StagePlan, best_alone, fixed_stages, pipeline_s, plan_stages
 from hetero.splitting.layers import Layer
 from hetero.splitting.measure import LayerCost, LinkCost, limit_bytes
 

@@ -90,8 +90,8 @@ def split(
     Notes
     -----
     Every layer is measured on every device, and tensors between them; then consecutive layers go where
-    Σ t + (m − 1) · max t is least, see `hetero.plan.stages`. One device takes all of it where the best split is not
-    predicted to be at least 3 % faster.
+    Σ t + (m − 1) · max t is least, see `hetero.plan.training.stages`. One device takes all of it where the best
+    split is not predicted to be at least 3 % faster.
     """
     if not isinstance(model, torch.nn.Module):
         raise BadValueError(f"{type(model).__name__} is no model", remedy="give a torch.nn.Module")

@@ -17,7 +17,7 @@ import torch
 
 from hetero.drive.frame import Frame, current
 from hetero.floor.errors import HeteroError
-from hetero.plan.stages import one_forward_one_backward
+from hetero.plan.training.stages import one_forward_one_backward
 from hetero.splitting.slowdown import Pace, slow_layers
 from hetero.splitting.transport import Packed, Talk, packed, unpacked
 from hetero.train.keyed import KeyedRandom

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from hetero.floor.errors import HistoryError
 from hetero.floor.files import local_path
-from hetero.plan.cost import KEPT, Sample
+from hetero.plan.performance.cost_model import KEPT, Sample
 
 __all__ = ["ABSENCES", "FILE", "RESULTS", "VERSION", "Absence", "HistoryStore"]
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from hetero.plan.shares import StepModel, make_plan
+from hetero.plan.training.shares import StepModel, make_plan
 from hetero.train.values import Options
 
 __all__ = ["Admission"]

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from hetero.floor.errors import BadValueError
-from hetero.plan.shares import given_shares
+from hetero.plan.training.shares import given_shares
 from hetero.train.data import Samples
 from hetero.train.honoured import check_loss, check_model, check_optimizer, check_parameters
 from hetero.train.replica import mixing_layers

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from hetero.comm.lines import Address
 from hetero.model.device import Device
-from hetero.plan.shares import StepModel
+from hetero.plan.training.shares import StepModel
 from hetero.train.memory import Need
 from hetero.train.values import Options, Totals
 

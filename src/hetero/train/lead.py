@@ -18,7 +18,7 @@ from hetero.comm.lines import Hub, Line
 from hetero.floor import clock
 from hetero.floor.errors import HeteroError, NothingFitsError, OutOfDeviceMemoryError, TaskCancelledError, TaskLostError
 from hetero.model.notes import TrainingStep
-from hetero.plan.shares import StepModel
+from hetero.plan.training.shares import StepModel
 from hetero.session.futures import Future
 from hetero.train.admission import Admission
 from hetero.train.honoured import changed_values

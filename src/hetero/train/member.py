@@ -23,7 +23,7 @@ from hetero.floor.errors import HeteroError, OutOfDeviceMemoryError
 from hetero.floor.own_memory import freed_memory_kept
 from hetero.model.device import Device
 from hetero.model.notes import TrainingStep
-from hetero.plan.shares import Plan, apportion
+from hetero.plan.training.shares import Plan, apportion
 from hetero.train.job import Job
 from hetero.train.membership import Membership, StopError
 from hetero.train.memory import KeptPasses, PassLimit

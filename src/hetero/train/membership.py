@@ -18,7 +18,7 @@ from hetero.comm.group import Group, open_rendezvous
 from hetero.comm.lines import Line
 from hetero.comm.rendezvous import LOOPBACK
 from hetero.floor import clock, own_memory
-from hetero.plan.shares import StepModel
+from hetero.plan.training.shares import StepModel
 from hetero.train.checkpoints import TrainingCheckpoints, run_facts
 from hetero.train.job import Formation, Job
 from hetero.train.sample_log import SampleLog

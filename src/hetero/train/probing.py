@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from hetero.comm.group import Group
 from hetero.floor.errors import HeteroError
 from hetero.model.device import Device
-from hetero.plan.shares import StepModel, fit_step
+from hetero.plan.training.shares import StepModel, fit_step
 from hetero.train.job import Job
 from hetero.train.memory import PassLimit, room_bytes
 

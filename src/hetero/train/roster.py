@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from hetero.comm.lines import Line
-from hetero.plan.shares import StepModel
+from hetero.plan.training.shares import StepModel
 from hetero.train.checkpoints import TrainingCheckpoints
 
 __all__ = ["Extent", "Member"]

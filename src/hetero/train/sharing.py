@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from itertools import pairwise
 from statistics import median
 
-from hetero.plan import shares as planning
-from hetero.plan.shares import Plan, StepModel
+from hetero.plan.training import shares as planning
+from hetero.plan.training.shares import Plan, StepModel
 from hetero.train.values import Options
 
 __all__ = ["Sharing"]

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from hetero.plan.listing import schedule_by_keys
+from hetero.plan.planners.list_scheduling import schedule_by_keys
+from hetero.plan.planners.ranks import downward_rank, upward_rank
 from hetero.plan.problem import Floats, Problem, Timeline
-from hetero.plan.ranks import downward_rank, upward_rank
 
 __all__ = ["plan"]
 

@@ -5,9 +5,9 @@ In: a `Problem`. Out: a `Timeline`. It must not look ahead.
 
 from __future__ import annotations
 
-from hetero.plan.listing import schedule_by_keys
+from hetero.plan.planners.list_scheduling import schedule_by_keys
+from hetero.plan.planners.ranks import upward_rank
 from hetero.plan.problem import Problem, Timeline
-from hetero.plan.ranks import upward_rank
 
 __all__ = ["plan"]
 

@@ -5,7 +5,7 @@ In: a `Problem`. Out: a `Timeline`. It must not search.
 
 from __future__ import annotations
 
-from hetero.plan.listing import one_by_one
+from hetero.plan.planners.list_scheduling import one_by_one
 from hetero.plan.problem import Problem, Timeline
 
 __all__ = ["plan"]

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from hetero.plan.listing import schedule_by_keys
+from hetero.plan.planners.list_scheduling import schedule_by_keys
+from hetero.plan.planners.ranks import optimistic_costs
 from hetero.plan.problem import Problem, Timeline
-from hetero.plan.ranks import optimistic_costs
 
 __all__ = ["plan"]
 

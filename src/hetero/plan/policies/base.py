@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hetero.model.device import Device
-from hetero.plan.outlook import Ahead
+from hetero.plan.replanning.lookahead import Ahead
 
 __all__ = ["Memory", "Policy", "Proposal", "ReadyTask", "View", "Waiting"]
 

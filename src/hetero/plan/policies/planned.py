@@ -10,10 +10,10 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from hetero.plan.outlook import WAITING, Ahead, Foreseen
 from hetero.plan.policies.base import Floats, Memory, Proposal, ReadyTask, View
 from hetero.plan.policies.eft import EarliestFinishTime
-from hetero.plan.replan import Plan, replan, warm_up
+from hetero.plan.replanning.lookahead import WAITING, Ahead, Foreseen
+from hetero.plan.replanning.replan import Plan, replan, warm_up
 
 __all__ = ["Planned"]
 

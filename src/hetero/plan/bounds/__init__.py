@@ -1,0 +1,1 @@
+"""Lower bounds of the makespan: what no schedule can beat."""

@@ -1,0 +1,214 @@
+"""Re-planning: a new plan for what is left of a graph, from the state in which a run is.
+
+In: what lies ahead, when each device is free, the plan so far. Out: a plan, found within a bounded number of
+placements, so that whoever waits for it waits about a millisecond. It must not decide what is started.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
+
+import numpy as np
+
+from hetero.plan.problem import Floats, Ints
+from hetero.plan.replanning.lookahead import WAITING, Ahead, Graph, remaining_s
+from hetero.plan.replanning.scenarios import WORK, expected_s, scenarios
+
+__all__ = ["Plan", "Ranks", "free_from", "replan", "warm_up"]
+
+PLACEMENTS = 1200
+"""Tasks that are placed in one pass, all candidates together; the kept plan and one other always are …"""
+
+HORIZON = 2000
+"""… of at most so many tasks, those that the plan starts first."""
+
+PLAIN = 40
+"""Without a compiler these numbers, and that of scenarios, are divided by this."""
+
+RULES = (
+    ("fastest", False),
+    ("optimistic", True),
+    ("mean", False),
+    ("optimistic", False),
+    ("fastest", True),
+    ("mean", True),
+)
+"""The list schedules that challenge the plan so far: by which rank, and whether with the optimistic cost table."""
+
+_NONE = np.empty((0, 0))
+
+
+class Ranks(NamedTuple):
+    """How urgent each task is: upward ranks, and the optimistic cost table with its mean; higher goes first."""
+
+    fastest: Floats
+    mean: Floats
+    optimistic: Floats
+    table_s: Floats
+
+    def order(self, name: str, slots: Ints) -> Ints:
+        """Return those slots by rank; since a task has a lower slot than what needs it, the order is topological."""
+        keys: Floats = getattr(self, name)[slots]
+        return slots[np.argsort(-keys, kind="stable")]
+
+
+class Plan(NamedTuple):
+    """Where and when what is left would run.
+
+    Attributes
+    ----------
+    version, table : of the outlook that it was made for
+    known : number of slots that it knows
+    device : shape (known,)
+    start_s, finish_s : shape (known,), s
+    makespan_s : s, the last finish, if times keep to their estimates
+    ranks : as of `table`
+    rule : which of `RULES` it follows, -1 for that of the plan at the start
+    turn : passes so far
+    """
+
+    version: int
+    table: int
+    known: int
+    device: Ints
+    start_s: Floats
+    finish_s: Floats
+    makespan_s: float
+    ranks: Ranks
+    rule: int
+    turn: int
+
+
+def free_from(ahead: Ahead, now_s: float, ready_s: Floats) -> tuple[Floats, Floats]:
+    """Return when each device has ended what it runs, and when each slot that runs ends.
+
+    Parameters
+    ----------
+    ready_s : shape (n_devices,), s; when a device that runs nothing takes a task, inf for never
+
+    Notes
+    -----
+    A task that is late is expected to run on as times of its spread do, see `remaining_s`.
+    """
+    free_s = ready_s.copy()
+    finish_s = np.zeros(len(ahead.graph.phase))
+    for slot, device, started_s, predicted_s in ahead.running:
+        elapsed_s = now_s - started_s if started_s >= 0.0 else 0.0
+        end_s = max(free_s[device], now_s) + remaining_s(predicted_s, elapsed_s, ahead.error)
+        free_s[device] = finish_s[slot] = end_s
+    return free_s, finish_s
+
+
+def replan(
+    ahead: Ahead, now_s: float, ready_s: Floats, before: Plan | None, guide: Mapping[int, tuple[float, int]] | None
+) -> Plan:
+    """Plan what waits anew.
+
+    Parameters
+    ----------
+    now_s, ready_s : as in `free_from`
+    before : the plan so far, None at first
+    guide : start and device of tasks by id in a plan that was made beforehand, None for none
+
+    Notes
+    -----
+    The plan so far, shifted to what has happened since, is compared with list schedules over other ranks, taken in
+    turn; the one that is expected to end first is taken, in the mean over scenarios of how far times may stray. The
+    first time, and when an estimate has moved, all are tried.
+    """
+    from hetero.plan.replanning.replan_kernels import place_rest
+
+    g = ahead.graph
+    plain = _plainness()
+    ranks = _ranks(ahead, before)
+    free_s, ends_s = free_from(ahead, now_s, ready_s)
+    waiting = np.flatnonzero(g.phase == WAITING)
+    old = before if before is not None else _guided(ahead, guide, ranks)
+    everything = before is None or before.table != ahead.table
+    turn = 0 if before is None else before.turn + 1
+    may = scenarios(ahead, now_s, ready_s, len(waiting), WORK // plain)
+    best: Plan | None = None
+    least = np.inf
+    for rule, order, pinned, look_s in _candidates(ahead, ranks, old, waiting, turn, everything, plain):
+        device, start_s, finish_s = g.device.copy(), np.zeros(len(g.phase)), ends_s.copy()
+        end_s = place_rest(g, order, pinned, look_s, free_s, now_s, device, start_s, finish_s)
+        mean_s = end_s if may is None else expected_s(may, g, waiting, device, start_s, now_s)
+        if best is None or mean_s < least * (1.0 - 1e-9):
+            least = mean_s
+            best = Plan(ahead.version, ahead.table, len(g.phase), device, start_s, finish_s, end_s, ranks, rule, turn)
+    assert best is not None
+    return best
+
+
+def _plainness() -> int:
+    from hetero.plan.compiled import COMPILED
+
+    return 1 if COMPILED else PLAIN
+
+
+def _ranks(ahead: Ahead, before: Plan | None) -> Ranks:
+    if before is not None and before.table == ahead.table and before.known == len(ahead.graph.phase):
+        return before.ranks
+    from hetero.plan.replanning.replan_kernels import raised, ranks
+
+    g = ahead.graph
+    n, m = len(g.phase), g.seconds.shape[1]
+    fastest, mean, table_s = np.empty(n), np.empty(n), np.empty((n, m))
+    ranks(g, fastest, mean, table_s)
+    allowed = np.isfinite(g.seconds)[g.kind]
+    optimistic = np.where(allowed, table_s, 0.0).sum(axis=1) / np.maximum(1, allowed.sum(axis=1))
+    raised(g, optimistic)
+    return Ranks(fastest, mean, optimistic, table_s)
+
+
+def _guided(ahead: Ahead, guide: Mapping[int, tuple[float, int]] | None, ranks: Ranks) -> Plan | None:
+    """Return the plan made beforehand as one that has not begun."""
+    if guide is None:
+        return None
+    n = len(ahead.graph.phase)
+    start_s, device = np.full(n, np.inf), np.full(n, -1, dtype=np.int64)
+    for slot, task in enumerate(ahead.ids.tolist()):
+        start_s[slot], device[slot] = guide.get(task, (np.inf, -1))
+    return Plan(-1, -1, n, device, start_s, start_s, np.inf, ranks, -1, 0)
+
+
+def _candidates(
+    ahead: Ahead, ranks: Ranks, old: Plan | None, waiting: Ints, turn: int, everything: bool, plain: int
+) -> Iterator[tuple[int, Ints, Ints, Floats]]:
+    """Yield (rule, order, pinned devices, look ahead) of what is tried in this pass."""
+    horizon = max(1, HORIZON // plain)
+    free = np.full(min(len(waiting), horizon), -1, dtype=np.int64)
+    if old is not None:
+        order = _kept(old, waiting)[:horizon]
+        pinned = np.full(len(order), -1, dtype=np.int64)
+        known = order < old.known
+        pinned[known] = old.device[order[known]]
+        yield old.rule, order, pinned, _NONE
+        if len(waiting) > horizon and not everything:
+            return
+    tries = len(RULES) if everything else max(1, PLACEMENTS // plain // max(1, len(waiting)) - 1)
+    for step in range(min(tries, len(RULES))):
+        rule = step if everything else (turn + step) % len(RULES)
+        name, looks = RULES[rule]
+        yield rule, ranks.order(name, waiting)[:horizon], free, ranks.table_s if looks else _NONE
+
+
+def _kept(old: Plan, waiting: Ints) -> Ints:
+    """Return what waits by start in the plan so far; what it does not know comes last."""
+    start_s = np.full(len(waiting), np.inf)
+    known = waiting < old.known
+    start_s[known] = old.start_s[waiting[known]]
+    return waiting[np.lexsort((waiting, start_s))]
+
+
+def warm_up() -> None:
+    """Load and compile what re-planning needs, so that no run waits for it."""
+    zero = np.zeros(1, dtype=np.int64)
+    bits = np.zeros(1, dtype=np.uint8)
+    g = Graph(
+        bits, zero, np.ones((1, 1)), np.ones(1), np.zeros(2, dtype=np.int64), zero[:0], bits[:0], zero - 1,
+        np.zeros(1), np.zeros((1, 1), dtype=np.uint8), zero, np.zeros((1, 1)), np.zeros((1, 1)),
+    )  # fmt: skip
+    ahead = Ahead(g, {1: 0}, zero + 1, 1, 1, 1, (), 0.1)
+    replan(ahead, 0.0, np.zeros(1), None, None)

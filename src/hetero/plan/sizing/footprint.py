@@ -1,0 +1,294 @@
+"""Memory that a workload takes of one device, by category, from first principles.
+
+In: a workload, its sharding, and what a device has. Out: bytes and an answer. It must not look at a clock or a file.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import Counter
+from dataclasses import dataclass, fields
+from math import ceil
+from typing import Literal
+
+from hetero.model.architecture import ModelSpec, Parameters
+from hetero.model.quantisation import NumberFormat, number_format
+from hetero.model.workload import ENGINES, OPTIMISERS, Sharding, Workload
+from hetero.plan.sizing.activations import kept_per_token, loss_bytes, pass_bytes
+
+__all__ = ["Answer", "Fit", "Footprint", "Room", "fit", "footprint", "fullest_stage", "weight_bytes"]
+
+Answer = Literal["fits", "tight", "does not fit"]
+
+DOUBT_FRAC = 0.10
+"""How far what is computed of activations, buffers and the reserve is trusted: declared, fitted on nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Footprint:
+    """Bytes on the device that carries most.
+
+    Attributes
+    ----------
+    weights : as stored, adapters included
+    kv_cache : keys and values of every sequence
+    activations : what a backward pass needs, or nothing
+    gradients, optimiser : of the trainable weights; master weights belong to the optimiser
+    buffers : the largest that is needed for a moment: logits, one layer's work, unpacked or gathered weights
+    reserve : what the driver and the libraries take
+    """
+
+    weights: int = 0
+    kv_cache: int = 0
+    activations: int = 0
+    gradients: int = 0
+    optimiser: int = 0
+    buffers: int = 0
+    reserve: int = 0
+
+    @property
+    def total(self) -> int:
+        """All of them."""
+        return sum(self.as_dict().values())
+
+    @property
+    def allocated(self) -> int:
+        """What the program itself allocates: all but the reserve."""
+        return self.total - self.reserve
+
+    @property
+    def cautious(self) -> int:
+        """The total with what is doubtful of it made larger by `DOUBT_FRAC`."""
+        return self.total + int(DOUBT_FRAC * (self.activations + self.buffers + self.reserve))
+
+    def as_dict(self) -> dict[str, int]:
+        """Return the categories by name."""
+        return {item.name: getattr(self, item.name) for item in fields(self)}
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """What a device has for a program.
+
+    Attributes
+    ----------
+    usable_bytes : what programs may allocate
+    shared : True where host and device use the same memory: nothing is saved by leaving a table on the host, and
+        `usable_bytes` already leaves out what the system takes
+    """
+
+    usable_bytes: int
+    shared: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """Whether a workload fits.
+
+    Attributes
+    ----------
+    answer : 'fits' also when what is doubtful is larger than computed; 'tight' only as computed
+    footprint : on the device that carries most
+    usable_bytes : of each device
+    devices : how many are used
+    """
+
+    answer: Answer
+    footprint: Footprint
+    usable_bytes: int
+    devices: int
+
+    @property
+    def spare_bytes(self) -> int:
+        """What would be left, negative where it does not fit."""
+        return self.usable_bytes - self.footprint.total
+
+
+def weight_bytes(model: ModelSpec, form: NumberFormat, host_embedding: bool = False, packs_head: bool = False) -> int:
+    """Return the bytes of a whole model's weights.
+
+    Parameters
+    ----------
+    form : number format; where only linear layers are converted, the rest takes 2 bytes
+    host_embedding : True to leave the input table out; where head and table are one it stays
+    packs_head : True to convert the head too, where the format by itself leaves it alone
+
+    Examples
+    --------
+    >>> llama = ModelSpec("l", 32, 4096, 32, 8, 128, 14336, 128256)
+    >>> weight_bytes(llama, number_format("bf16"))
+    16060522496
+    """
+    count = model.parameters()
+    keeps = form.keeps_head and not packs_head
+    plain = count.embedding + count.other + (count.head if keeps else 0)
+    packed = count.linear + (0 if keeps else count.head)
+    size = packed * form.bytes_per_weight + plain * (form.bytes_per_weight if form.whole_model else 2)
+    if host_embedding and count.head:
+        size -= count.embedding * (form.bytes_per_weight if form.whole_model else 2)
+    return ceil(size)
+
+
+def _adapters(work: Workload) -> int:
+    model, lora = work.model, work.lora
+    kv = model.kv_heads * model.head_dim
+    shapes = {
+        "q": (model.hidden, model.query_width),
+        "k": (model.hidden, kv),
+        "v": (model.hidden, kv),
+        "o": (model.value_width, model.hidden),
+        "mlp": (model.hidden * (3 if model.gated else 2), model.intermediate * (3 if model.gated else 2)),
+        "head": (model.hidden, model.vocab),
+    }
+    each = sum(lora.rank * sum(shapes[name]) for name in lora.targets if name != "head")
+    return model.layers * each + (lora.rank * sum(shapes["head"]) if "head" in lora.targets else 0)
+
+
+def _trainable(work: Workload, count: Parameters) -> int:
+    if not work.training:
+        return 0
+    return _adapters(work) if work.job == "lora" else count.total
+
+
+def fullest_stage(layers: int, layer_bytes: float, ends: tuple[float, float], stages: int) -> float:
+    """Return the bytes of the fullest stage when whole layers are spread as evenly as they can be.
+
+    Parameters
+    ----------
+    layers, layer_bytes : how many layers, and what each weighs
+    ends : what the first and the last stage carry beside layers
+    stages : > 0; one stage carries everything
+
+    Examples
+    --------
+    >>> fullest_stage(80, 1.0, (0.0, 2.0), 6), fullest_stage(4, 1.0, (0.0, 0.5), 1)
+    (14.0, 4.5)
+    """
+    if stages == 1 or layer_bytes <= 0:
+        return layers * layer_bytes + sum(ends)
+    extras = Counter((*ends, *(0.0 for _ in range(stages - 2))))
+    least = max(max(extras), (sum(ends) + layers * layer_bytes) / stages * (1 - 1e-9))
+    sizes = sorted({extra + count * layer_bytes for extra in extras for count in range(layers + 1)})
+    for size in sizes[bisect_left(sizes, least) :]:
+        if sum(many * int((size - extra) / layer_bytes + 1e-9) for extra, many in extras.items()) >= layers:
+            return size
+    raise AssertionError("the largest size holds every layer")
+
+
+def _weights(work: Workload, spread: Sharding, shared: bool) -> tuple[float, float]:
+    """Return the bytes of the weights on one device, and of what is gathered for a moment beside them."""
+    model, form = work.model, number_format(work.weights)
+    count = model.parameters()
+    engine = ENGINES[work.engine]
+    host = engine.host_embedding and not shared
+    whole = weight_bytes(model, form, host_embedding=host, packs_head=engine.packs_head)
+    table = 0.0 if host and count.head else count.embedding * (form.bytes_per_weight if form.whole_model else 2)
+    head = count.head * (2 if form.keeps_head and not engine.packs_head else form.bytes_per_weight)
+    each = (whole - table - head) / model.layers
+    here = fullest_stage(model.layers, each, (table, head), spread.pipeline) / spread.tensor
+    unpacked = form.unpacked_copies * 2 * count.largest_matrix / spread.tensor
+    if spread.zero < 3 or spread.data == 1:
+        return here, unpacked
+    block = count.linear * form.bytes_per_weight / max(1, model.layers) / spread.tensor
+    root = (count.head or count.embedding) * 2 / spread.tensor
+    return here / spread.data, unpacked + 2 * block + root
+
+
+def _learning(work: Workload, spread: Sharding) -> tuple[float, float, float]:
+    """Return the bytes of adapters, gradients and optimiser on one device."""
+    if not work.training:
+        return 0.0, 0.0, 0.0
+    count = work.model.parameters()
+    own = 2.0 if work.job == "lora" else number_format(work.weights).bytes_per_weight
+    trainable = _trainable(work, count) / spread.tensor / spread.pipeline
+    with_gradient = trainable
+    if work.job == "lora" and spread.mixed_units and spread.zero >= 2:
+        with_gradient = count.total / spread.tensor / spread.pipeline
+    replicas = spread.data
+    kept = with_gradient / (replicas if spread.zero >= 2 and spread.synced else 1)
+    rule = OPTIMISERS[work.optimiser]
+    state = rule.moments * (rule.moment_bytes or own) + (4.0 if work.master_weights else 0.0)
+    adapters = trainable * own if work.job == "lora" else 0.0
+    return (
+        adapters / (replicas if spread.zero == 3 else 1),
+        kept * (work.gradient_bytes or own),
+        trainable * state / (replicas if spread.zero >= 1 else 1),
+    )
+
+
+def _kv(work: Workload, spread: Sharding) -> float:
+    if work.training or work.job == "embedding":
+        return 0.0
+    model = work.model
+    values = work.batch * model.kv_values(work.context) * number_format(work.kv).bytes_per_weight
+    heads = 1 if model.latent else max(1, min(spread.tensor, model.kv_heads))
+    return values / heads * ceil(model.layers / spread.pipeline) / model.layers
+
+
+def footprint(work: Workload, spread: Sharding | None = None, shared: bool = False) -> Footprint:
+    """Return the bytes that a workload takes of the device that carries most.
+
+    Parameters
+    ----------
+    work : the model and what it is to do
+    spread : over how many devices; default: one
+    shared : True where host and device use the same memory
+
+    Notes
+    -----
+    weights + kv_cache + activations + gradients + optimiser + max(buffers) + reserve. Weights are counted from the
+    architecture. Activations are the tensors that autograd keeps (see `fit_activations`). Under pipelining a stage
+    keeps the activations of as many micro-batches as there are stages (one forward, one backward). Under ZeRO-3 the
+    weights of two layers and of the root are gathered for a moment.
+
+    References
+    ----------
+    Rajbhandari and others 2020, "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models", section 3.
+    Korthikanti and others 2022, "Reducing Activation Recomputation in Large Transformer Models", equation 2.
+    DeepSeek-AI 2024, "DeepSeek-V2", section 2.1 (latent KV cache).
+
+    Examples
+    --------
+    >>> llama = ModelSpec("l", 32, 4096, 32, 8, 128, 14336, 128256)
+    >>> footprint(Workload(llama, context=1024)).kv_cache
+    134217728
+    """
+    spread = spread or Sharding()
+    weights, unpacked = _weights(work, spread, shared)
+    adapters, gradients, optimiser = _learning(work, spread)
+    tokens = work.batch * work.context
+    kept = moment = 0.0
+    if work.training:
+        layers = ceil(work.model.layers / spread.pipeline) * spread.pipeline
+        per_token, again = kept_per_token(work)
+        kept = tokens * per_token * layers / spread.tensor
+        moment = tokens * (again + loss_bytes(work.model, spread.tensor))
+    else:
+        moment = pass_bytes(work, spread.tensor)
+    engine = ENGINES[work.engine]
+    return Footprint(
+        weights=ceil(weights + adapters),
+        kv_cache=ceil(_kv(work, spread)),
+        activations=ceil(kept),
+        gradients=ceil(gradients),
+        optimiser=ceil(optimiser),
+        buffers=ceil(moment + unpacked),
+        reserve=0 if shared else engine.reserve_bytes,
+    )
+
+
+def fit(work: Workload, room: Room, spread: Sharding | None = None) -> Fit:
+    """Return whether a workload fits on devices that have this room each.
+
+    Examples
+    --------
+    >>> llama = ModelSpec("l", 32, 4096, 32, 8, 128, 14336, 128256)
+    >>> fit(Workload(llama), Room(24 * 2**30)).answer, fit(Workload(llama), Room(12 * 2**30)).answer
+    ('fits', 'does not fit')
+    """
+    spread = spread or Sharding()
+    need = footprint(work, spread, room.shared)
+    answer: Answer = "fits" if need.cautious <= room.usable_bytes else "tight"
+    if need.total > room.usable_bytes:
+        answer = "does not fit"
+    return Fit(answer, need, room.usable_bytes, spread.devices)

@@ -30,7 +30,7 @@ import hetero
 from benchmarks.common import Bench, arguments
 from benchmarks.train_shares import BATCH, SAMPLES, adam, pictures
 from hetero.recipes.mnist import network
-from hetero.train.listening import Listener
+from hetero.train.listener import Listener
 
 MEMBERS, STEPS = 3, SAMPLES // BATCH
 DEADLINE_STEPS, LEAST_DEADLINE_S = 30, 2.0

@@ -13,8 +13,8 @@ from hetero.errors import BadValueError
 torch = pytest.importorskip("torch")
 nn = torch.nn
 
+from hetero.train.activation_checkpointing import blocks  # noqa: E402
 from hetero.train.data import Samples, as_samples  # noqa: E402
-from hetero.train.recompute import blocks  # noqa: E402
 from hetero.train.replica import Replica  # noqa: E402
 from hetero.train.values import Options  # noqa: E402
 

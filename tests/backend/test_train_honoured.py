@@ -25,9 +25,9 @@ nn, F = torch.nn, torch.nn.functional
 
 from torch.utils.data import DataLoader, RandomSampler, TensorDataset  # noqa: E402
 
-from hetero.train import checking  # noqa: E402
-from hetero.train.data import Samples, as_samples  # noqa: E402
-from hetero.train.honoured import (  # noqa: E402
+from hetero.train import argument_checks as checking  # noqa: E402
+from hetero.train.additivity import verify  # noqa: E402
+from hetero.train.compatibility import (  # noqa: E402
     changed_values,
     difference,
     dtype_held,
@@ -39,17 +39,17 @@ from hetero.train.honoured import (  # noqa: E402
     seen,
     set_values,
 )
+from hetero.train.data import Samples, as_samples  # noqa: E402
 from hetero.train.losses import SummedLoss  # noqa: E402
 from hetero.train.membership import Membership  # noqa: E402
 from hetero.train.memory import PassLimit  # noqa: E402
-from hetero.train.probing import probe  # noqa: E402
+from hetero.train.probe import probe  # noqa: E402
 from hetero.train.replica import Judge, Parts, Replica, mixing_layers  # noqa: E402
 from hetero.train.schedules import ScheduleHistory, load_schedulers, unstepped_scheduler  # noqa: E402
 from hetero.train.state import load_state, pack, renewed  # noqa: E402
 from hetero.train.throttle import Throttle  # noqa: E402
 from hetero.train.trainer import Trainer  # noqa: E402
 from hetero.train.values import Options  # noqa: E402
-from hetero.train.verifying import verify  # noqa: E402
 
 BATCH = 16
 SPLITS = ((16,), (5, 11), (1, 2, 13))

@@ -13,7 +13,7 @@ import pytest
 
 import hetero
 from hetero.errors import BadValueError
-from hetero.train.listening import Listener
+from hetero.train.listener import Listener
 from hetero.train.saving import read_model
 
 torch = pytest.importorskip("torch")

@@ -15,7 +15,7 @@ torch = pytest.importorskip("torch")
 nn = torch.nn
 
 from hetero.train.data import as_samples  # noqa: E402
-from hetero.train.probing import _may_choose, _with_channels_last  # noqa: E402
+from hetero.train.probe import _may_choose, _with_channels_last  # noqa: E402
 from hetero.train.replica import Replica  # noqa: E402
 from hetero.train.values import Options  # noqa: E402
 

@@ -20,7 +20,7 @@ from hetero.errors import BadValueError
 torch = pytest.importorskip("torch")
 nn = torch.nn
 
-from hetero.train import ahead  # noqa: E402  it needs torch
+from hetero.train import prefetch as ahead  # noqa: E402  it needs torch
 from hetero.train.data import Samples  # noqa: E402
 
 TWO = "1xcpu,1xcpu*0.5"
@@ -78,7 +78,7 @@ def reading(folder: Path) -> list[int]:
 
 
 def _is_reader(pid: int) -> bool:
-    return "hetero.train.reader" in " ".join(psutil.Process(pid).cmdline())
+    return "hetero.train.prefetch_worker" in " ".join(psutil.Process(pid).cmdline())
 
 
 def test_augmented_arrays_train_alike_however_they_are_shared(fleet: hetero.Context) -> None:

@@ -23,7 +23,7 @@ nn = torch.nn
 
 from hetero.train.gradient_compression import LowRankExchange, make_exchange, settle, starting  # noqa: E402
 from hetero.train.gradients import Gradients  # noqa: E402
-from hetero.train.reducing import ByKind, SummedOn  # noqa: E402
+from hetero.train.reduction_groups import ByKind, SummedOn  # noqa: E402
 from hetero.train.values import Options, TrainingError  # noqa: E402
 
 WIDTH, SIZE = 384, 4

@@ -25,7 +25,7 @@ from hetero.model.events import (
     TimerFired,
 )
 from hetero.model.tasks import JUDGED_BY_CALLER, Request, Task
-from hetero.train.killed import Deaths
+from hetero.train.worker_deaths import Deaths
 from tests.pure.test_core import World, cpu, only
 from tests.sim.worlds import cpus, independent, known, program, speeds, task
 

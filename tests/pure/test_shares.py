@@ -22,7 +22,7 @@ from hetero.plan.training.shares import (
     proportional_plan,
     replanned,
 )
-from hetero.train.sharing import Sharing
+from hetero.train.share_planner import Sharing
 from hetero.train.values import Options
 
 seconds = st.floats(0.0, 5.0)

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hetero.plan.training.shares import StepModel
-from hetero.train.sharing import Sharing
+from hetero.train.share_planner import Sharing
 from hetero.train.values import Options
 
 BATCH = 64

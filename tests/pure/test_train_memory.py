@@ -8,8 +8,8 @@ import pytest
 
 from hetero.errors import OutOfDeviceMemoryError
 from hetero.model.device import Device, DeviceType
-from hetero.train.killed import Killed
 from hetero.train.memory import KeptPasses, Need, PassLimit, beyond
+from hetero.train.worker_deaths import Killed
 
 NEED = Need({"parameters": 40, "activations": 10}, held_bytes=80, fixed_bytes=20, sample_bytes=10, step_bytes=50)
 

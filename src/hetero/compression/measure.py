@@ -15,7 +15,7 @@ from hetero.drive.frame import Frame, current
 from hetero.floor import clock
 from hetero.floor.errors import BadValueError
 from hetero.session.tasks import task
-from hetero.train.spread import quietly
+from hetero.train.bulk_inference import quietly
 
 if TYPE_CHECKING:
     from hetero.session.context import Context
@@ -70,7 +70,7 @@ def measure_here(parts: Sequence[bytes], inputs: Any) -> list[float]:
     """
     import torch
 
-    from hetero.train.probing import torch_place
+    from hetero.train.probe import torch_place
 
     frame = current()
     assert frame is not None, "it runs as a task"

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from hetero.floor.errors import BadValueError, MissingPackageError, did_you_mean
-from hetero.train.spread import quietly
+from hetero.train.bulk_inference import quietly
 
 __all__ = ["WORDS", "check_word", "inner_tensors", "quantise"]
 

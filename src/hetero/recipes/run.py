@@ -16,7 +16,7 @@ from hetero.floor.errors import BadValueError
 from hetero.floor.files import atomic_write, local_path
 from hetero.recipes.mnist import Digits, download, load_digits, load_mnist, network
 from hetero.recipes.training import Recipe
-from hetero.train.listening import Listener
+from hetero.train.listener import Listener
 from hetero.train.values import EpochReport, Evaluation
 
 if TYPE_CHECKING:

@@ -122,7 +122,7 @@ def _replica(recipe: Recipe, options: Options) -> Any:
 
     from hetero.drive.frame import current
     from hetero.recipes.run import make_model, make_optimizer
-    from hetero.train.probing import torch_place
+    from hetero.train.probe import torch_place
     from hetero.train.replica import Replica
 
     frame = current()

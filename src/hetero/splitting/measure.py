@@ -20,8 +20,8 @@ from hetero.floor import clock
 from hetero.model.device import Device
 from hetero.splitting.slowdown import Pace, slow_layers
 from hetero.splitting.transport import Packed, Talk, packed, unpacked
-from hetero.train.keyed import KeyedRandom
-from hetero.train.probing import torch_place
+from hetero.train.keyed_random import KeyedRandom
+from hetero.train.probe import torch_place
 
 __all__ = ["LayerCost", "LinkCost", "Measuring", "limit_bytes", "measure_layers", "measure_links", "only_meet"]
 

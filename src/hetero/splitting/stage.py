@@ -20,9 +20,9 @@ from hetero.floor.errors import HeteroError
 from hetero.plan.training.stages import one_forward_one_backward
 from hetero.splitting.slowdown import Pace, slow_layers
 from hetero.splitting.transport import Packed, Talk, packed, unpacked
-from hetero.train.keyed import KeyedRandom
+from hetero.train.keyed_random import KeyedRandom
 from hetero.train.losses import SummedLoss
-from hetero.train.probing import torch_place
+from hetero.train.probe import torch_place
 from hetero.train.values import NotANumberError
 
 __all__ = ["Said", "StageJob", "StageLostError", "StageParts", "drop_stage", "fetch_stage", "run_stages"]

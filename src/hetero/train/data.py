@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from hetero.floor.errors import BadValueError
-from hetero.train.keyed import sample_seed, sample_seeds
+from hetero.train.keyed_random import sample_seed, sample_seeds
 
 if TYPE_CHECKING:
     from hetero.train.values import Options

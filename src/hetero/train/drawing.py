@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from hetero.train.keyed import KeyedRandom, RandomRefusedError
+from hetero.train.keyed_random import KeyedRandom, RandomRefusedError
 
 __all__ = ["Drawing", "refuse_unkeyed"]
 

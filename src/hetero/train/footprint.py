@@ -135,8 +135,8 @@ def _followed(
     import torch
     from torch.distributed._tools.mem_tracker import MemTracker
 
+    from hetero.train.activation_checkpointing import recompute_blocks
     from hetero.train.losses import SummedLoss
-    from hetero.train.recompute import recompute_blocks
     from hetero.train.replica import HALF, call_model
 
     _free_of_frozen(model)

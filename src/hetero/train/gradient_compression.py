@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from hetero.comm.group import Group, Work
-from hetero.train.reducing import ByKind
+from hetero.train.reduction_groups import ByKind
 from hetero.train.values import Options
 
 __all__ = ["HALVES", "Exchange", "HalfExchange", "LowRankExchange", "make_exchange", "settle", "starting"]

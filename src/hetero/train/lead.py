@@ -21,13 +21,13 @@ from hetero.model.notes import TrainingStep
 from hetero.plan.training.shares import StepModel
 from hetero.session.futures import Future
 from hetero.train.admission import Admission
-from hetero.train.honoured import changed_values
+from hetero.train.compatibility import changed_values
 from hetero.train.job import Formation, Saved
-from hetero.train.killed import Deaths, Killed
-from hetero.train.listening import Listener
+from hetero.train.listener import Listener
 from hetero.train.roster import Extent, Member
 from hetero.train.schedules import ScheduleHistory
 from hetero.train.values import EpochReport, NotANumberError, Totals, TrainingError
+from hetero.train.worker_deaths import Deaths, Killed
 
 __all__ = ["Lead"]
 

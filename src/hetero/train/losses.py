@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from hetero.floor.errors import BadValueError
-from hetero.train.honoured import check_loss
+from hetero.train.compatibility import check_loss
 
 __all__ = ["SummedLoss"]
 

@@ -27,9 +27,9 @@ from hetero.plan.training.shares import Plan, apportion
 from hetero.train.job import Job
 from hetero.train.membership import Membership, StopError
 from hetero.train.memory import KeptPasses, PassLimit
-from hetero.train.probing import probe, torch_place
+from hetero.train.probe import probe, torch_place
 from hetero.train.profiling import StepProfile
-from hetero.train.sharing import Sharing
+from hetero.train.share_planner import Sharing
 from hetero.train.values import EpochReport, Totals, TrainingError
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ def train_member(job: Job, data: Any, test: Any) -> bytes | None:
     bytes or None
         The trained state from the first member.
     """
-    from hetero.train.honoured import in_process
+    from hetero.train.compatibility import in_process
 
     frame = current()
     assert frame is not None
@@ -99,8 +99,8 @@ class _LeftError(Exception):
 
 class _Member(Membership):
     def __init__(self, job: Job, data: Any, test: Any, line: Line, frame: Frame) -> None:
-        from hetero.train.ahead import Ahead
         from hetero.train.data import Samples
+        from hetero.train.prefetch import Ahead
         from hetero.train.throttle import Throttle
 
         self.options = job.options
@@ -149,7 +149,7 @@ class _Member(Membership):
 
     def _verified(self, more: Sequence[int] = ()) -> str:
         """Try whether parts of a batch add up to it; returns why passes must stay whole, '' where they need not."""
-        from hetero.train.verifying import trailing_shapes, verify
+        from hetero.train.additivity import trailing_shapes, verify
 
         cut = self.options.cuts(len(self.job.names))
         ids = self._ids(0)[: _TRIED if self.job.need is None else 2]
@@ -159,8 +159,8 @@ class _Member(Membership):
 
     def _look_at(self, batch: Any, ids: Sequence[int]) -> None:
         """Make the trial again when a pass first has a shape that was not tried: its samples may be padded."""
+        from hetero.train.additivity import trailing_shapes
         from hetero.train.data import generators_kept
-        from hetero.train.verifying import trailing_shapes
 
         if trailing_shapes(batch) == self._tried_shapes:
             return

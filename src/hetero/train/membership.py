@@ -193,7 +193,7 @@ class Membership:
             self.line.send("rendezvous", self.generation, rendezvous)
         elif size > 1:
             (rendezvous,) = self.wait_for("rendezvous")
-        from hetero.train.reducing import join
+        from hetero.train.reduction_groups import join
 
         return join(self.rank, self.team, rendezvous, store, _FORM_DEADLINE_S, self.job.sum_on, self._address)
 

@@ -9,7 +9,7 @@ from math import nan
 from typing import TYPE_CHECKING
 
 from hetero.model.notes import CheckpointWritten, TrainingEpoch, TrainingNews, TrainingStep
-from hetero.train.listening import Listener
+from hetero.train.listener import Listener
 
 if TYPE_CHECKING:
     from hetero.drive.live import Driver

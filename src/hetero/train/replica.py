@@ -20,15 +20,15 @@ from hetero.backends.torch import is_out_of_memory
 from hetero.comm.group import Group
 from hetero.floor.errors import BadValueError, HeteroError, OutOfDeviceMemoryError
 from hetero.floor.units import shown
+from hetero.train.activation_checkpointing import recompute_blocks
+from hetero.train.compatibility import check_closure, check_parameters, set_values
 from hetero.train.data import Batches, Samples
 from hetero.train.drawing import Drawing, refuse_unkeyed
 from hetero.train.gradients import FINEST, BitwiseGradients, Gradients
-from hetero.train.honoured import check_closure, check_parameters, set_values
-from hetero.train.keyed import KeyedRandom
+from hetero.train.keyed_random import KeyedRandom
 from hetero.train.layout import Layout
 from hetero.train.losses import SummedLoss
 from hetero.train.memory import PassLimit
-from hetero.train.recompute import recompute_blocks
 from hetero.train.state import load_state, pack
 from hetero.train.values import NotANumberError, Options
 

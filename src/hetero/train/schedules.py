@@ -18,7 +18,7 @@ import torch
 
 from hetero.floor.errors import BadValueError
 from hetero.session.functions import used_names
-from hetero.train.honoured import group_values, set_values
+from hetero.train.compatibility import group_values, set_values
 
 __all__ = ["ScheduleHistory", "load_schedulers", "unstepped_scheduler"]
 

@@ -14,8 +14,8 @@ import torch
 
 from hetero.floor.errors import BadValueError
 from hetero.plan.training.shares import given_shares
+from hetero.train.compatibility import check_loss, check_model, check_optimizer, check_parameters
 from hetero.train.data import Samples
-from hetero.train.honoured import check_loss, check_model, check_optimizer, check_parameters
 from hetero.train.replica import mixing_layers
 from hetero.train.schedules import unstepped_scheduler
 from hetero.train.values import Options

@@ -20,9 +20,9 @@ from hetero.backends.torch import is_out_of_memory
 from hetero.floor import clock
 from hetero.model.device import Device
 from hetero.session.tasks import task
+from hetero.train.compatibility import in_process
 from hetero.train.data import Samples
-from hetero.train.honoured import in_process
-from hetero.train.probing import torch_place
+from hetero.train.probe import torch_place
 from hetero.train.replica import Judge
 from hetero.train.values import Options
 

@@ -147,7 +147,7 @@ class _Reader:
     def __init__(self, samples: Samples) -> None:
         root = str(Path(hetero.__file__).parent.parent)
         self._process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "hetero.train.reader", str(os.getpid())],
+            [sys.executable, "-P", "-m", "hetero.train.prefetch_worker", str(os.getpid())],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env=platform.child_environment(root, platform.environment()),

@@ -15,7 +15,7 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 from hetero.floor.errors import BadValueError, did_you_mean
-from hetero.train.keyed import KeyedRandom
+from hetero.train.keyed_random import KeyedRandom
 
 __all__ = ["blocks", "chosen", "recompute_blocks"]
 

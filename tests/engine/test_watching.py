@@ -90,7 +90,7 @@ def test_policy_auto_is_settled_before_the_run_and_says_why(caplog: pytest.LogCa
     assert any(line.startswith("policy auto takes eft: the 2 devices are equal") for line in caplog.messages)
     assert '"policy": "eft"' in trace.read_text().splitlines()[0]
     with hetero.Context(devices="1xcpu", policy="auto", history=False) as ctx:
-        assert ctx.policy_reason == "round_robin: h0/cpu:0 is the only device: there is nothing to choose"
+        assert ctx.policy_reason == "eft: h0/cpu:0 is the only device, and a lone task is sent there at once"
 
 
 def test_the_policy_that_nobody_named_is_the_default() -> None:

@@ -5,7 +5,10 @@ import importlib
 import pkgutil
 from collections import Counter
 from collections.abc import Sequence
+from importlib.metadata import EntryPoint
 from math import inf
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,14 +16,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
+import hetero
 import hetero.plan.policies as folder
+from hetero.drive.sim import Program, SimTask, simulate
 from hetero.floor.errors import BadValueError
 from hetero.model.device import Device, DeviceType
+from hetero.model.tasks import Request, Task
 from hetero.plan.policies import registry
-from hetero.plan.policies.auto import Chosen, choose
-from hetero.plan.policies.base import Memory, Policy, Proposal, ReadyTask, View, Waiting
+from hetero.plan.policies.base import Memory, Policy, Proposal, ReadyTask, View, Waiting, traits
 from hetero.plan.policies.consistent_hash import LOAD, scores
-from hetero.plan.policies.registry import get, names
+from hetero.plan.policies.eft import EarliestFinishTime
+from hetero.plan.policies.registry import choose, get, names
+from hetero.plan.policies.round_robin import RoundRobin
 from hetero.testing.policy import check_policy
 
 
@@ -113,7 +120,7 @@ def test_every_policy_cites_a_paper_and_says_where_it_departs() -> None:
     for name in registry.OURS:
         told = type(get(name)).__doc__ or ""
         assert "References" in told, name
-        assert name == "auto" or "departs from" in told, name
+        assert "departs from" in told, name
 
 
 def test_an_unknown_policy_is_answered_with_the_nearest_name() -> None:
@@ -326,21 +333,69 @@ def test_nothing_moves_while_every_device_is_well_used() -> None:
     assert asked("migration", fleet(2, queued=[3, 3], available_s=[3.0, 2.5], waiting=held)) == []
 
 
-def test_auto_takes_the_default_unless_there_is_nothing_to_choose_and_says_why() -> None:
-    assert choose(devices(1)) == ("round_robin", "h0/null:0 is the only device: there is nothing to choose")
-    assert choose(devices(3))[0] == "eft"
-    _, memory = get("auto").propose(fleet(2), [task(1, 1.0, 2.0)], None)
-    assert isinstance(memory, Chosen)
-    assert memory.name == "eft"
-    assert memory.reason
+def test_auto_takes_the_default_where_no_other_claims_the_fleet_and_says_why() -> None:
+    policy, reason = choose(devices(1))
+    assert (policy.name, reason) == ("eft", "h0/null:0 is the only device, and a lone task is sent there at once")
+    policy, reason = choose(devices(3))
+    assert policy.name == "eft"
+    assert reason.startswith("the 3 devices are equal")
+    assert get("auto", devices(3)).name == "eft"
 
 
-def test_auto_chooses_anew_when_a_device_joins() -> None:
-    policy = get("auto")
-    _, memory = policy.propose(fleet(1), [task(1, 1.0)], None)
-    _, memory = policy.propose(fleet(2), [task(1, 1.0, 2.0)], memory)
-    assert isinstance(memory, Chosen)
-    assert memory.name == "eft"
+class _ForPairs(_Fixed):
+    """A policy of another package that claims fleets of two devices."""
+
+    name = "for_pairs"
+
+    def suits(self, devices: Sequence[Device]) -> str:
+        return "it is made for two" if len(devices) == 2 else ""
+
+
+def test_auto_asks_every_policy_whether_it_suits_the_fleet(monkeypatch: pytest.MonkeyPatch) -> None:
+    point = EntryPoint("for_pairs", f"{__name__}:_ForPairs", registry.GROUP)
+    broken = EntryPoint("broken", "no_such_package:Policy", registry.GROUP)
+    monkeypatch.setattr(registry, "entry_points", lambda group: (point, broken))
+    policy, reason = choose(devices(2))
+    assert policy.name == "for_pairs"
+    assert reason.startswith("it is made for two; policy 'broken' of no_such_package:Policy cannot be loaded")
+    assert choose(devices(3))[0].name == "eft"
+    assert "auto" in names()
+
+
+class _Renamed(EarliestFinishTime):
+    """The default under another name."""
+
+    name = "mine"
+
+
+def test_the_core_reads_what_a_policy_declares_and_never_its_name() -> None:
+    def commands(policy: Policy) -> list[object]:
+        found: list[object] = []
+        program = Program([SimTask(Task(n, "f", "f|", 0.0, (), (), Request()), 0.01 * n) for n in range(1, 60)])
+        simulate(program, devices(3), lambda task, device: 1e-4 * (1 + device.index), policy=policy, trace=found.append)
+        return found
+
+    assert traits(_Renamed()) == traits(EarliestFinishTime())
+    assert commands(_Renamed()) == commands(EarliestFinishTime())
+    folders = [Path(hetero.__file__).parent / part for part in ("core", "drive", "session", "engines")]
+    words = {f"{quote}{name}{quote}" for name in registry.OURS for quote in "'\""}
+    for file in (file for part in folders for file in part.rglob("*.py")):
+        code = "\n".join(line for line in file.read_text().splitlines() if ">>>" not in line)
+        assert not [word for word in words if word in code], file
+
+
+@pytest.mark.parametrize(
+    ("declared", "told"),
+    [
+        ({"lazy_sends": True}, "which has no room"),
+        ({"lone_to_fastest": True}, "declares lone_to_fastest and"),
+        ({"looks_ahead": "no"}, "declares looks_ahead = 'no'"),
+    ],
+)
+def test_the_kit_refuses_a_policy_that_does_not_keep_to_what_it_declares(declared: dict[str, Any], told: str) -> None:
+    policy = type("Liar", (RoundRobin,), {"name": "liar", **declared})()
+    with pytest.raises(AssertionError, match=told):
+        check_policy(policy)
 
 
 @pytest.mark.parametrize("name", ["least_loaded", "round_robin", "consistent_hash", "work_stealing", "migration"])

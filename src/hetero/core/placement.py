@@ -25,7 +25,7 @@ from hetero.model.commands import Command, Launch, Run, RunGroup, Withdraw
 from hetero.model.device import HOST_NODE
 from hetero.model.tasks import Task
 from hetero.model.topology import Topology
-from hetero.plan.policies.base import Policy, Waiting
+from hetero.plan.policies.base import Policy, Waiting, plan_of, traits
 
 __all__ = ["Placer"]
 
@@ -76,10 +76,11 @@ class Placer:
         self._weighed: set[Row] = set()
         self.crowded = False
         self.look_again = False
-        self.is_lazy = policy.name == "eft"
-        looks_ahead = getattr(policy, "looks_ahead", False)
-        self.lookahead = Lookahead(fleet, rows, replicas) if looks_ahead else None
-        foresee = getattr(policy, "foresee", None)
+        declared = traits(policy)
+        self.is_lazy = declared.lazy_sends
+        self._lone_to_fastest = declared.lone_to_fastest
+        self.lookahead = Lookahead(fleet, rows, replicas) if declared.looks_ahead else None
+        foresee = plan_of(policy)
         self.prefetch: Prefetch | None = None
         if self.lookahead is not None and foresee is not None:
             self.prefetch = Prefetch(fleet, replicas, self.lookahead, lambda: foresee(self.memory))
@@ -142,13 +143,13 @@ class Placer:
         return bool(special or travels or nested) or self._rows.of(state) not in self._weighed
 
     def express(self, state: TaskState, now_s: float) -> Run | None:
-        """Send a lone task to the fastest device when that one is idle: what the default policy would do.
+        """Send a lone task to the fastest device when that one is idle, where the policy declares that it would.
 
         Gives None, and changes nothing, whenever anything else has to be weighed.
         """
         request = state.task.request
         fleet = self._fleet
-        if self.ready.count or self.groups or not self.is_lazy or fleet.own_nodes or not request.is_plain:
+        if self.ready.count or self.groups or not self._lone_to_fastest or fleet.own_nodes or not request.is_plain:
             return None
         if self._pool.lends:
             return None
@@ -168,7 +169,7 @@ class Placer:
 
         It may be asked only while no task is open.
         """
-        if not self.is_lazy or self._fleet.own_nodes or self._pool.lends:
+        if not self._lone_to_fastest or self._fleet.own_nodes or self._pool.lends:
             return None
         row = self._rows.latest(task)
         if row is None or not row.known or not row.plain or row.best_s > CHUNK_S:

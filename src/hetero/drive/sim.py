@@ -47,7 +47,7 @@ from hetero.model.tasks import Task
 from hetero.model.topology import Topology
 from hetero.plan.performance.cost_model import CostModel
 from hetero.plan.policies.base import Policy
-from hetero.plan.policies.registry import get
+from hetero.plan.policies.registry import DEFAULT, get
 
 __all__ = ["Costs", "Decision", "LeaseNews", "Program", "SimLease", "SimResult", "SimTask", "Truth", "simulate"]
 
@@ -66,7 +66,7 @@ def simulate(
     fleet: Sequence[Device],
     truth: Truth,
     *,
-    policy: str | Policy = "eft",
+    policy: str | Policy = DEFAULT,
     cost: CostModel | None = None,
     sizes: Mapping[str, int] | None = None,
     topology: Topology | None = None,
@@ -109,7 +109,7 @@ def simulate(
     >>> simulate(Program(tasks), cpus, lambda task, device: 1.0).makespan_s
     4.0
     """
-    chosen = get(policy) if isinstance(policy, str) else policy
+    chosen = get(policy, fleet) if isinstance(policy, str) else policy
     links = topology or Topology()
     machine = Machine(chosen, cost or CostModel(fleet), links, rules)
     machine.cost.result_bytes.update(sizes or {})

@@ -37,7 +37,7 @@ _SATURATED_FRAC = 0.9
 _STRAGGLER = 3.0
 _LEAST_FRAC = 0.01
 _FUNCTIONS = 3
-_REPLAYED = {"planned": "eft", "auto": "eft"}
+_REPLAYED = {"planned": "eft"}
 
 
 class Gain(NamedTuple):

@@ -20,7 +20,7 @@ from hetero.floor.clock import TraceSink, WallClock
 from hetero.floor.errors import HistoryError
 from hetero.plan.performance.cost_model import CostModel
 from hetero.plan.policies import registry
-from hetero.plan.policies.auto import choose
+from hetero.plan.policies.base import Policy, traits
 from hetero.session import fleet, hosts
 from hetero.session.config_here import choose_protocol
 from hetero.session.fleet_speed import remembered
@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from hetero.engines.shared.worker_setup import WorkerSetup
     from hetero.model.device import Device
     from hetero.model.topology import Topology
-    from hetero.plan.policies.base import Policy
     from hetero.session.config import Config
     from hetero.session.progress import ProgressView
 
@@ -111,7 +110,7 @@ class Opened:
             trace=joined(sinks),
             warn=_log.warning,
             split=split,
-            watch=policy.name == "migration" or self._trace is not None,
+            watch=traits(policy).watches_use or self._trace is not None,
         )
         if self._debug is not None:
             self._debug.machine = self.driver.machine
@@ -204,13 +203,12 @@ def _warn_once(line: str) -> None:
 
 
 def _policy(name: str | None, devices: tuple[Device, ...]) -> tuple[Policy, str]:
-    """Return the policy and why; 'auto' is settled here, since the core knows the default one by its name."""
-    if name != "auto":
-        chosen = name or "eft"
-        return registry.get(chosen), "it was asked for" if name else "it is the default"
-    chosen, reason = choose(devices)
-    _log.info("policy auto takes %s: %s", chosen, reason)
-    return registry.get(chosen), reason
+    """Return the policy and why."""
+    if name != registry.AUTO:
+        return registry.get(name or registry.DEFAULT), "it was asked for" if name else "it is the default"
+    policy, reason = registry.choose(devices)
+    _log.info("policy auto takes %s: %s", policy.name, reason)
+    return policy, reason
 
 
 def _devices(config: Config, cluster: Cluster | None) -> tuple[Device, ...]:

@@ -148,8 +148,11 @@ class WatchedPolicy:
 
     def __init__(self, policy: Policy) -> None:
         self.name = policy.name
-        self.looks_ahead = getattr(policy, "looks_ahead", False)
         self._policy = policy
+
+    def __getattr__(self, word: str) -> Any:
+        """Return what the policy declares of itself."""
+        return getattr(self._policy, word)
 
     def propose(self, view: View, ready: Sequence[ReadyTask], memory: Memory) -> tuple[Sequence[Proposal], Memory]:
         """Propose as the policy does, and log what it saw."""

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from copy import deepcopy
+from dataclasses import fields
 
 import numpy as np
 
 from hetero.model.device import Device, DeviceType
-from hetero.plan.policies.base import Floats, Memory, Policy, Proposal, ReadyTask, View, Waiting
+from hetero.plan.policies.base import Floats, Memory, Policy, Proposal, ReadyTask, Traits, View, Waiting, traits
 from hetero.plan.policies.registry import get
 
 __all__ = ["check_policy"]
@@ -26,8 +27,8 @@ def check_policy(policy: Policy | str, seed: int = 0) -> None:
 
     It is deterministic and keeps nothing to itself; it leaves the view, the tasks and its memory as they were;
     it proposes only tasks that it was shown, each once, for ready devices that can run them; it makes
-    progress: a task that exactly one idle device can run is proposed for it, if not at once; and it takes
-    fleets of any size, from none to 10,000 devices.
+    progress: a task that exactly one idle device can run is proposed for it, if not at once; it takes fleets of any
+    size, from none to 10,000 devices; and it keeps to what it declares of itself, see `Traits`.
 
     Parameters
     ----------
@@ -51,6 +52,7 @@ def check_policy(policy: Policy | str, seed: int = 0) -> None:
         first = _story(made, seed, devices)
         again = _same(_story(made, seed, devices), first)
         assert again, f"{name} answered the same calls differently the second time: it keeps a state of its own"
+    _check_traits(made, seed)
     _check_nothing_to_do(made)
     _check_progress(made)
     large = _Fleet(np.random.default_rng(seed), _LARGE)
@@ -129,6 +131,8 @@ def _asked(policy: Policy, view: View, ready: Sequence[ReadyTask], memory: Memor
     again = _same(list(first[0]), list(second[0])) and _same(first[1], second[1])
     assert again, f"{policy.name} answered the same call in two ways: it must be deterministic"
     _check_proposals(policy.name, view, ready, first[0])
+    if traits(policy).lazy_sends:
+        _check_laziness(policy.name, view, ready, first[0])
     return first
 
 
@@ -144,6 +148,33 @@ def _check_proposals(name: str, view: View, ready: Sequence[ReadyTask], proposal
             f"{name} proposed task {task} for {view.devices[device].id}, which cannot run it"
         )
         seen.add(task)
+
+
+def _check_laziness(name: str, view: View, ready: Sequence[ReadyTask], proposals: Sequence[Proposal]) -> None:
+    room, own = view.room.copy(), {task.id for task in ready}
+    for task, device in proposals:
+        assert task in own, f"{name} declares lazy_sends and moves task {task}, which waits at a device"
+        room[device] -= 1
+        assert room[device] >= 0, (
+            f"{name} declares lazy_sends and proposes {view.devices[device].id}, which has no room"
+        )
+
+
+def _check_traits(policy: Policy, seed: int) -> None:
+    for field in fields(Traits):
+        declared = getattr(policy, field.name, False)
+        assert isinstance(declared, bool), f"{policy.name} declares {field.name} = {declared!r}: it is True or False"
+    if not traits(policy).lone_to_fastest:
+        return
+    rng = np.random.default_rng(seed)
+    for number in range(1, 9):
+        seconds = rng.uniform(0.001, 10.0, number)
+        proposals, memory = _asked(policy, _idle(number), (ReadyTask(number, seconds, None, "f|"),), None)
+        fastest = [(number, int(seconds.argmin()))]
+        assert list(map(tuple, proposals)) == fastest, (
+            f"{policy.name} declares lone_to_fastest and proposes {proposals}"
+        )
+        assert memory is None, f"{policy.name} declares lone_to_fastest and remembers {memory!r}"
 
 
 def _check_nothing_to_do(policy: Policy) -> None:

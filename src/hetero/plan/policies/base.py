@@ -6,17 +6,17 @@ A policy is pure: what it wants to remember is handed in and out. It must not ch
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
 from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hetero.model.device import Device
-from hetero.plan.replanning.lookahead import Ahead
+from hetero.plan.replanning.lookahead import Ahead, Foreseen
 
-__all__ = ["Memory", "Policy", "Proposal", "ReadyTask", "View", "Waiting"]
+__all__ = ["Memory", "Policy", "Proposal", "ReadyTask", "Traits", "View", "Waiting", "plan_of", "traits"]
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -106,12 +106,18 @@ class Policy(Protocol):
 
     Attributes
     ----------
-    name : the word by which users choose it
+    name : the word by which users choose it; the core never reads it
 
     Notes
     -----
+    What the core may rely on beyond `propose` is declared by further attributes of the class, those of `Traits`.
+    A policy without them is shown everything and asked each time.
+
     A policy whose `looks_ahead` is True may also have `foresee(memory) -> Foreseen | None`: where and when it
     means to run what waits, by which the core sends data ahead and chooses what leaves a full memory node.
+
+    A policy may have `suits(devices) -> str`: why it is the right one for a fleet, '' where another does better.
+    `policy: auto` takes the first one that says so.
     """
 
     name: str
@@ -136,3 +142,42 @@ class Policy(Protocol):
         Deterministic; ties are broken by (value, task id, device index).
         """
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class Traits:
+    """What a policy declares of itself by attributes of the same names; whatever it leaves out is False.
+
+    Attributes
+    ----------
+    lazy_sends : it proposes only tasks that would start soon, for devices with room, and never moves a waiting one.
+        So the core asks it only while tasks are ready, without `View.waiting`, and takes tasks back that it has sent
+        ahead where an idle device would end them sooner
+    lone_to_fastest : a plain task that is ready alone goes to its fastest device where that is idle and no data have to
+        travel. So the core sends such a task without asking. The policy must not need to remember it
+    looks_ahead : it reads `View.ahead`, the open task graph
+    watches_use : it reads `View.busy_frac`, which is sampled during the run
+    """
+
+    lazy_sends: bool = False
+    lone_to_fastest: bool = False
+    looks_ahead: bool = False
+    watches_use: bool = False
+
+
+def traits(policy: Policy) -> Traits:
+    """Return what a policy declares of itself.
+
+    Examples
+    --------
+    >>> from hetero.plan.policies.eft import EarliestFinishTime
+    >>> traits(EarliestFinishTime())
+    Traits(lazy_sends=True, lone_to_fastest=True, looks_ahead=False, watches_use=False)
+    """
+    return Traits(*(bool(getattr(policy, field.name, False)) for field in fields(Traits)))
+
+
+def plan_of(policy: Policy) -> Callable[[Memory], Foreseen | None] | None:
+    """Return the method by which a policy tells its plan, None for a policy without one."""
+    foresee: Callable[[Memory], Foreseen | None] | None = getattr(policy, "foresee", None)
+    return foresee

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from hetero.model.device import Device
 from hetero.plan.policies.base import Floats, Memory, Proposal, ReadyTask, View
 
 __all__ = ["EarliestFinishTime"]
@@ -53,6 +54,26 @@ class EarliestFinishTime:
     """
 
     name = "eft"
+    lazy_sends = True
+    lone_to_fastest = True
+
+    @staticmethod
+    def suits(devices: Sequence[Device]) -> str:
+        """Return why it is the right one, which it is for every fleet that no other policy claims.
+
+        Notes
+        -----
+        It leaves out a device that would make the whole slower, counts transfers, and binds nothing early; no other
+        policy here does all three.
+        """
+        if not devices:
+            return "no device is known yet"
+        if len(devices) == 1:
+            return f"{devices[0].id} is the only device, and a lone task is sent there at once"
+        kinds = len({device.model_key for device in devices})
+        if kinds == 1:
+            return f"the {len(devices)} devices are equal, but one may slow down, and nothing is bound early"
+        return f"{len(devices)} devices of {kinds} kinds: a task ends first where its speed and transfers say so"
 
     def propose(self, view: View, ready: Sequence[ReadyTask], memory: Memory) -> tuple[Sequence[Proposal], Memory]:
         """Propose devices for the ready tasks that would start soon."""

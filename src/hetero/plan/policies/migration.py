@@ -38,6 +38,7 @@ class Migration:
     """
 
     name = "migration"
+    watches_use = True
 
     def propose(self, view: View, ready: Sequence[ReadyTask], memory: Memory) -> tuple[Sequence[Proposal], Memory]:
         """Propose a device for each ready task, then moves."""

@@ -1,17 +1,19 @@
 """The registry of policies: ours, and those that other packages bring through entry points.
 
-In: a name. Out: a policy. It must not import a policy before it is asked for.
+In: a name, or a fleet for which one is to be chosen. Out: a policy. It must not import a policy before it is needed.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 
 from hetero.floor.errors import BadValueError, did_you_mean
+from hetero.model.device import Device
 from hetero.plan.policies.base import Policy
 
-__all__ = ["GROUP", "OURS", "get", "names"]
+__all__ = ["AUTO", "DEFAULT", "GROUP", "OURS", "choose", "get", "names"]
 
 GROUP = "hetero.policies"
 """The entry point group in which other packages name a class (or function without arguments) that makes a policy."""
@@ -19,7 +21,6 @@ GROUP = "hetero.policies"
 OURS: dict[str, str] = {
     "eft": "eft:EarliestFinishTime",
     "planned": "planned:Planned",
-    "auto": "auto:Auto",
     "least_loaded": "least_loaded:LeastLoaded",
     "round_robin": "round_robin:RoundRobin",
     "consistent_hash": "consistent_hash:ConsistentHash",
@@ -27,6 +28,11 @@ OURS: dict[str, str] = {
     "migration": "migration:Migration",
 }
 """File and class in this folder by policy name, the default first."""
+
+DEFAULT = next(iter(OURS))
+
+AUTO = "auto"
+"""The word by which users let `choose` name the policy."""
 
 
 def names() -> tuple[str, ...]:
@@ -37,15 +43,47 @@ def names() -> tuple[str, ...]:
     >>> names()[0]
     'eft'
     """
-    return (*OURS, *sorted({point.name for point in _others()} - set(OURS)))
+    return (*OURS, AUTO, *sorted({point.name for point in _others()} - {*OURS, AUTO}))
 
 
-def get(name: str) -> Policy:
+def choose(devices: Sequence[Device]) -> tuple[Policy, str]:
+    """Return the policy that `auto` takes for a fleet, and the reason.
+
+    Notes
+    -----
+    Every policy is asked in turn, those of other packages first and the default last, whether it suits the fleet;
+    the first that gives a reason is taken. One that does not answer is there to be asked for by name.
+
+    The choice is a rule and not a search, with what is known of a fleet before the first task: algorithm selection
+    in the sense of J. R. Rice, Advances in Computers 15 (1976), 65-118.
+
+    Examples
+    --------
+    >>> policy, reason = choose(())
+    >>> policy.name, reason
+    ('eft', 'no device is known yet')
+    """
+    broken: list[str] = []
+    for name in (*names()[len(OURS) + 1 :], *reversed(OURS)):
+        try:
+            policy = get(name)
+        except BadValueError as error:
+            broken.append(f"; {error.problem}")
+            continue
+        suits = getattr(policy, "suits", None)
+        reason = suits(devices) if suits is not None else ""
+        if reason:
+            return policy, "".join((reason, *broken))
+    raise AssertionError("the default policy suits every fleet")
+
+
+def get(name: str, devices: Sequence[Device] = ()) -> Policy:
     """Make a policy.
 
     Parameters
     ----------
     name : one of `names()`
+    devices : the fleet, by which `auto` chooses
 
     Raises
     ------
@@ -57,6 +95,8 @@ def get(name: str) -> Policy:
     >>> get("eft").name
     'eft'
     """
+    if name == AUTO:
+        return choose(devices)[0]
     if name in OURS:
         file, _, made = OURS[name].partition(":")
         policy: Policy = getattr(import_module(f"hetero.plan.policies.{file}"), made)()

@@ -15,6 +15,7 @@ import subprocess
 import sys
 import time
 import types
+import warnings
 import weakref
 from collections.abc import Iterator
 from pathlib import Path
@@ -172,6 +173,70 @@ def test_log_records_of_tasks_reach_the_programs_handlers_at_all_levels_and_in_o
     assert counted[7].plain == [7]  # type: ignore[attr-defined]
     assert "ValueError: told" in logging.Formatter().format(last)
     assert counted[0].funcName == "tell"
+
+
+def tell_args() -> None:
+    log = logging.getLogger("worker_life")
+    log.info("%s has %d of %r", "it", 3, [1.5, {"a": (None, b"x")}])
+    log.info("%(name)s is %(size)d", {"name": "it", "size": 3})
+    log.info("100 %")
+    log.info(Odd())
+    log.info("an %s", Odd())
+    log.info("a set %s", {1})
+    log.info("%.3s", "x" * 100_000)
+
+
+def test_messages_arrive_with_their_arguments_where_these_are_plain(ctx: hetero.Context, kept: Kept) -> None:
+    ctx.run(tell_args)
+    *said, odd, mixed, one_set, cut = [(record.msg, record.args, record.getMessage()) for record in kept.records]
+    assert said == [
+        ("%s has %d of %r", ("it", 3, [1.5, {"a": (None, b"x")}]), "it has 3 of [1.5, {'a': (None, b'x')}]"),
+        ("%(name)s is %(size)d", {"name": "it", "size": 3}, "it is 3"),
+        ("100 %", (), "100 %"),
+    ]
+    assert [text for *_, text in (odd, mixed, one_set, cut)] == ["<odd>", "an <odd>", "a set {1}", "xxx"]
+    if os.getpid() != ctx.run(os.getpid):
+        assert [args for _, args, _ in (odd, mixed, one_set, cut)] == [(), None, None, None]
+
+
+def tell_at_the_start() -> None:
+    logging.getLogger("worker_life").warning("begun")
+
+
+def warn(word: str) -> None:
+    warnings.warn(word, stacklevel=1)
+
+
+@pytest.mark.parametrize("how", ["inline", "thread", "process"])
+def test_records_of_an_initializer_have_a_device_and_no_task(how: str, kept: Kept) -> None:
+    with hetero.Context(devices="1xcpu", initializer=tell_at_the_start, history=False, **keys_of(how)) as own:  # type: ignore[arg-type]
+        own.run(identity, 1)
+        [record] = kept.records
+        assert (record.hetero_task, record.hetero_device) == (None, own.devices[0].id)  # type: ignore[attr-defined]
+
+
+def test_warnings_of_tasks_are_log_records_while_the_program_captures_warnings(
+    ctx: hetero.Context, capfd: pytest.CaptureFixture[str]
+) -> None:
+    captured, handler = logging.getLogger("py.warnings"), Kept()
+    captured.addHandler(handler)
+    inside = ctx.run(os.getpid) == os.getpid()
+    logging.captureWarnings(True)
+    try:
+        with warnings.catch_warnings():
+            if inside:  # pytest listens to those of this process
+                warnings.showwarning = logging._showwarning  # type: ignore[attr-defined]
+                warnings.simplefilter("always")
+            ctx.run(warn, "seen by handlers")
+        logging.captureWarnings(False)
+        if not inside:
+            ctx.run(warn, "seen on standard error")
+    finally:
+        logging.captureWarnings(False)
+        captured.removeHandler(handler)
+    [record] = handler.records
+    assert "UserWarning: seen by handlers" in record.getMessage()
+    assert "seen by handlers" not in capfd.readouterr().err
 
 
 def test_the_levels_of_workers_follow_those_of_the_program(ctx: hetero.Context, kept: Kept) -> None:

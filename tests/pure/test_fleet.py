@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 
 from hetero.backends.base import Found
 from hetero.floor.errors import BadValueError, ConfigError
 from hetero.model.device import Device, DeviceType
 from hetero.session import fleet
-from hetero.session.fleet_build import Builder, DeviceEntry, Wanted, parse_spec, refuse_absent
+from hetero.session.fleet_build import Builder, DeviceEntry, Wanted, parse_spec, picked, refuse_absent
 from hetero.session.fleet_speed import topology
 
 WORDS = ("cpu", "torch-cpu", "cuda", "opencl", "null", "gpu")
@@ -58,11 +60,15 @@ FOUND = tuple(
 
 def made(spec: str) -> list[Device]:
     builder = Builder(FOUND, fleet.choose(FOUND)[0], CORES)
-    devices: list[Device] = []
-    for wanted in builder.understood(parse_spec(spec, WORDS))[0]:
-        reason = builder.add(wanted, devices)
-        assert not reason, reason
-    return devices
+    found = picked([(wanted, builder) for wanted in builder.understood(parse_spec(spec, WORDS))[0]])
+    assert not any(reason for _, reason in found), found
+    return [device for devices, _ in found for device in devices]
+
+
+def add(builder: Builder, wanted: Wanted, devices: list[Device]) -> str:
+    found, reason = builder.pick(wanted, devices)
+    devices += found
+    return reason
 
 
 def short(devices: list[Device]) -> list[str]:
@@ -110,6 +116,31 @@ def test_an_index_names_a_device(spec: str, ids: list[str]) -> None:
 
 
 @pytest.mark.parametrize(
+    ("entries", "ids"),
+    [
+        (("cpu:1", "1xcpu"), {"cpu:1", "cpu:0"}),
+        (("cpu:0", "1xcpu*0.5"), {"cpu:0", "cpu:1"}),
+        (("cpu:2*0.5", "2xcpu", "cpu"), {"cpu:0", "cpu:1", "cpu:2", "cpu:3"}),
+        (("cpu", "cpu:0*0.5"), {"cpu:0", "cpu:1", "cpu:2", "cpu:3"}),
+        (("1xcpu*0.25", "cpu"), {"cpu:0", "cpu:1", "cpu:2", "cpu:3"}),
+        (("1xcuda", "cuda:0"), {"cuda:0", "cuda:1"}),
+        (("gpu", "cuda:1*0.5"), {"cuda:0", "cuda:1"}),
+        (("null:2", "2xnull"), {"null:0", "null:1", "null:2"}),
+    ],
+)
+def test_an_entry_means_the_same_wherever_it_stands(entries: tuple[str, ...], ids: set[str]) -> None:
+    orders = [made(",".join(order)) for order in itertools.permutations(entries)]
+    assert {device.short for device in orders[0]} == ids
+    assert all(sorted(order, key=str) == sorted(orders[0], key=str) for order in orders)
+
+
+def test_entries_of_a_configuration_mean_the_same_wherever_they_stand() -> None:
+    entries = (DeviceEntry("CPU", cores=1, throttle_frac=0.5), DeviceEntry("CPU", id=0))
+    one, other = ([device.short for device in fleet.build(order)] for order in (entries, entries[::-1]))
+    assert one == other[::-1] == ["cpu:1", "cpu:0"]
+
+
+@pytest.mark.parametrize(
     ("spec", "read"),
     [
         ("cpu:1,cpu:1*0.25", ["1xcpu", "1xcpu*0.25"]),
@@ -136,7 +167,7 @@ def test_an_index_that_nothing_has_is_never_guessed_to_be_a_number(spec: str) ->
     builder = Builder(FOUND, fleet.choose(FOUND)[0], CORES)
     wanted, warnings = builder.understood(parse_spec(spec, WORDS))
     devices: list[Device] = []
-    assert any(builder.add(one, devices) for one in wanted)
+    assert any(add(builder, one, devices) for one in wanted)
     assert not warnings
 
 
@@ -197,7 +228,7 @@ def test_more_than_there_is_is_absent_with_what_there_is() -> None:
         ("cuda:3", "this host has cuda:0, cuda:1"),
         ("1xopencl", "this host has none"),
     ):
-        assert builder.add(parse_spec(text, WORDS)[0], devices) == reason
+        assert add(builder, parse_spec(text, WORDS)[0], devices) == reason
     assert devices == []
 
 
@@ -227,31 +258,31 @@ def test_an_id_names_one_device_and_naming_it_twice_is_refused() -> None:
     builder = Builder(FOUND, fleet.choose(FOUND)[0], CORES)
     devices: list[Device] = []
     for given in (1, "cuda:0"):
-        assert builder.add(Wanted.of(DeviceEntry("GPU", id=given)), devices) == ""
+        assert add(builder, Wanted.of(DeviceEntry("GPU", id=given)), devices) == ""
     assert short(devices) == ["cuda:1", "cuda:0"]
-    assert builder.add(Wanted.of(DeviceEntry("cuda", id=0)), devices) == "h0/cuda:0 is named twice"
-    assert builder.add(Wanted.of(DeviceEntry("GPU", id=7)), devices) == "this host has cuda:0, cuda:1"
+    assert add(builder, Wanted.of(DeviceEntry("cuda", id=0)), devices) == "h0/cuda:0 is named twice"
+    assert add(builder, Wanted.of(DeviceEntry("GPU", id=7)), devices) == "this host has cuda:0, cuda:1"
 
 
 def test_a_null_device_has_the_index_that_an_entry_gives_it() -> None:
     builder = Builder(FOUND, fleet.choose(FOUND)[0], CORES)
     devices: list[Device] = []
     for given in (3, "null:1", "h0/null:0"):
-        assert builder.add(Wanted.of(DeviceEntry("null", id=given)), devices) == ""
+        assert add(builder, Wanted.of(DeviceEntry("null", id=given)), devices) == ""
     assert short(devices) == ["null:3", "null:1", "null:0"]
-    assert builder.add(Wanted.of(DeviceEntry("null", id=3)), devices) == "null:3 is named twice"
+    assert add(builder, Wanted.of(DeviceEntry("null", id=3)), devices) == "null:3 is named twice"
 
 
 def test_an_index_and_another_number_of_cores_than_it_has_are_refused() -> None:
     builder = Builder(FOUND, fleet.choose(FOUND)[0], CORES)
-    assert builder.add(Wanted.of(DeviceEntry("CPU", id=1, cores=2)), []).startswith("cpu:1 has 1 cores; leave")
+    assert add(builder, Wanted.of(DeviceEntry("CPU", id=1, cores=2)), []).startswith("cpu:1 has 1 cores; leave")
 
 
 def test_a_back_end_can_be_named_beside_a_type() -> None:
     builder = Builder(FOUND, fleet.choose(FOUND)[0], CORES)
     devices: list[Device] = []
-    assert builder.add(Wanted.of(DeviceEntry("GPU", backend="jax")), devices) == ""
-    assert builder.add(Wanted.of(DeviceEntry("CPU", backend="torch", cores=2)), devices) == ""
+    assert add(builder, Wanted.of(DeviceEntry("GPU", backend="jax")), devices) == ""
+    assert add(builder, Wanted.of(DeviceEntry("CPU", backend="torch", cores=2)), devices) == ""
     assert short(devices) == ["jax-cuda:0", "torch-cpu:0"]
 
 

@@ -204,6 +204,6 @@ def enter(frame: Frame | None) -> Frame | None:
 
 
 def where() -> tuple[int | None, str]:
-    """Return the task that this thread runs, None outside of tasks, and its device."""
+    """Return the task that this thread runs, None outside of tasks and in an initializer, and its device."""
     frame = current()
-    return (None, "") if frame is None else (frame.task, frame.device.id)
+    return (None, "") if frame is None else (frame.task or None, frame.device.id)

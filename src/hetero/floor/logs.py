@@ -25,6 +25,12 @@ Where = Callable[[], tuple[int | None, str]]
 MOST_WAITING = 100_000
 """Records that may wait for slow handlers; what comes meanwhile is dropped, and counted."""
 
+_MOST_ARGS_BYTES = 1 << 16
+"""Arguments of a message that take more travel as its text."""
+
+_OWN = ("msg", "args", "exc_info", "message")
+_SCALARS = (type(None), bool, int, float, complex, str, bytes)
+
 _UNSEEN = 1 << 30
 """A level that nothing has, and that no `logging.disable` reaches."""
 
@@ -40,11 +46,14 @@ class Levels(NamedTuple):
         Level of the root logger.
     named
         Levels of the loggers that have one of their own.
+    warnings
+        Whether `logging.captureWarnings` is on.
     """
 
     disabled: int = 0
     root: int = logging.WARNING
     named: Mapping[str, int] = {}
+    warnings: bool = False
 
 
 class _Watch(logging.Logger):
@@ -77,7 +86,7 @@ def levels() -> Levels:
     global _known
     _watch.disabled = False
     _watch.isEnabledFor(_UNSEEN)
-    if _watch.stale:
+    if _watch.stale or _known.warnings is not _captures_warnings():
         _watch.stale = False
         found = _levels_now()
         if found != _known:
@@ -88,11 +97,17 @@ def levels() -> Levels:
 def _levels_now() -> Levels:
     loggers = list(logging.root.manager.loggerDict.items())
     named = {name: logger.level for name, logger in loggers if isinstance(logger, logging.Logger) and logger.level}
-    return Levels(logging.root.manager.disable, logging.root.level, named)
+    return Levels(logging.root.manager.disable, logging.root.level, named, _captures_warnings())
+
+
+def _captures_warnings() -> bool:
+    return getattr(logging, "_warnings_showwarning", None) is not None  # what logging.captureWarnings itself asks
 
 
 def follow(new: Levels, old: Levels = Levels()) -> None:  # noqa: B008
     """Set this process's loggers to the program's levels, in place of those that it had before."""
+    if new.warnings is not old.warnings:
+        logging.captureWarnings(new.warnings)
     logging.disable(new.disabled)
     logging.root.setLevel(new.root)
     for name in old.named.keys() - new.named.keys():
@@ -137,20 +152,32 @@ class Forwarder(logging.Handler):
         self._pid = os.getpid()
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Send a record; what it was given besides its message stays if it is plain, and else becomes its text."""
+        """Send a record; what it was given stays if it is plain, and else becomes its text."""
         if os.getpid() != self._pid:
             if logging.lastResort is not None and record.levelno >= logging.lastResort.level:
                 logging.lastResort.handle(record)
             return
         try:
             self.format(record)
-            fields = {name: _plain(value) for name, value in vars(record).items() if name not in ("args", "exc_info")}
-            fields |= {"msg": record.getMessage(), "args": None, "exc_info": None}
-            fields.pop("message", None)
+            fields = {name: _plain(value) for name, value in vars(record).items() if name not in _OWN}
+            args: Any = record.args
+            kept = _is_plain(args) and len(marshal.dumps(args)) <= _MOST_ARGS_BYTES
+            text = {"msg": str(record.msg), "args": args} if kept else {"msg": record.getMessage(), "args": None}
+            fields |= {**text, "exc_info": None}
             with suppress(OSError):
                 self._send(fields)
         except Exception:  # noqa: BLE001  as every handler of the standard library does
             self.handleError(record)
+
+
+def _is_plain(value: Any) -> bool:
+    """Return whether a value is written into a message alike in every process; the order of a set may differ."""
+    kind = type(value)
+    if kind is tuple or kind is list:
+        return all(map(_is_plain, value))
+    if kind is dict:
+        return all(map(_is_plain, value)) and all(map(_is_plain, value.values()))
+    return kind in _SCALARS
 
 
 def _plain(value: Any) -> Any:

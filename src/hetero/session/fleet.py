@@ -19,7 +19,7 @@ from hetero.backends.portable import found_from, found_to
 from hetero.floor.clock import wall_time_s
 from hetero.floor.errors import BadValueError, ConfigError
 from hetero.model.device import Device
-from hetero.session.fleet_build import Builder, DeviceEntry, Wanted, parse_spec, refuse_absent
+from hetero.session.fleet_build import Builder, DeviceEntry, Wanted, parse_spec, picked, refuse_absent
 from hetero.session.fleet_speed import measure, status, topology
 from hetero.session.kept import Kept, backend_key, digest
 
@@ -190,7 +190,6 @@ def from_spec(spec: str) -> tuple[Device, ...]:
     wanted = parse_spec(spec, registry.device_words())
     found = _survey_for(one.word for one in wanted)
     builder = Builder(found, choose(found)[0])
-    devices: list[Device] = []
     read, warnings = builder.understood(wanted)
     for line in warnings:
         _warn_once(line)
@@ -199,10 +198,11 @@ def from_spec(spec: str) -> tuple[Device, ...]:
             _log.info(
                 "%s is the device with index %d; a number of them is written %dx%s", one.text, *(one.id,) * 2, one.word
             )
-        absent = builder.add(one, devices)
+    made = picked([(one, builder) for one in read])
+    for one, (_, absent) in zip(read, made, strict=True):
         if absent:
             raise BadValueError(f"{one.text!r} is absent: {absent}", remedy=f"here: {_here()}")
-    return tuple(devices)
+    return tuple(device for devices, _ in made for device in devices)
 
 
 @functools.cache
@@ -239,9 +239,9 @@ def build(entries: Sequence[DeviceEntry], notes: list[str] | None = None) -> tup
         if entry.python not in builders:
             found = _survey_for((word for word, python in words if python == entry.python), entry.python)
             builders[entry.python] = Builder(found, choose(found)[0])
-        first = len(devices)
-        reason = builders[entry.python].add(Wanted.of(entry), devices)
-        devices[first:] = [_adjusted(device, entry, said) for device in devices[first:]]
+    made = picked([(Wanted.of(entry), builders[entry.python]) for entry in entries])
+    for entry, (mine, reason) in zip(entries, made, strict=True):
+        devices += [_adjusted(device, entry, said) for device in mine]
         if reason and entry.optional:
             said.append(f"{entry.shown} is left out: {reason}")
         elif reason:

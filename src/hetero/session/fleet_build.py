@@ -5,6 +5,7 @@ In: what is wanted and what was found. Out: devices, or why one is absent. It mu
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -17,7 +18,16 @@ from hetero.floor.errors import BadValueError, ConfigError, did_you_mean
 from hetero.floor.units import shown
 from hetero.model.device import KINDS, TYPE_WORDS, Device, index_of
 
-__all__ = ["Builder", "DeviceEntry", "Wanted", "most_cpu_devices", "parse_spec", "refuse_absent", "refuse_cores"]
+__all__ = [
+    "Builder",
+    "DeviceEntry",
+    "Wanted",
+    "most_cpu_devices",
+    "parse_spec",
+    "picked",
+    "refuse_absent",
+    "refuse_cores",
+]
 
 _ENTRY = re.compile(
     r"(?:(?P<count>[-+.\d]+)\s*x\s*)?(?:h0/)?(?P<word>[a-z][\w-]*?)"
@@ -214,8 +224,8 @@ class Builder:
         self.chosen = tuple(chosen)
         self.cores = host.cpus() if cores is None else tuple(cores)
 
-    def add(self, wanted: Wanted, devices: list[Device]) -> str:
-        """Add what is wanted to the devices; return '' or why it is absent."""
+    def pick(self, wanted: Wanted, devices: Sequence[Device]) -> tuple[list[Device], str]:
+        """Return what is wanted beside the devices that there are, or why it is absent."""
         matching = self._matching(wanted)
         if wanted.word == "null":
             made, reason = self._null(wanted, devices)
@@ -223,8 +233,7 @@ class Builder:
             made, reason = self._cpu(wanted, matching, devices)
         else:
             made, reason = self._cards(wanted, matching, devices)
-        devices += [replace(device, throttle_frac=wanted.throttle_frac) for device in made]
-        return reason
+        return [replace(device, throttle_frac=wanted.throttle_frac) for device in made], reason
 
     def understood(self, wanted: Sequence[Wanted]) -> tuple[list[Wanted], list[str]]:
         """Read `kind:n` as the number that it was before, where it can name no device; with a warning for each.
@@ -249,7 +258,7 @@ class Builder:
         if 0 in alike or not isinstance(one.id, int):
             return False
         if one.word == "null":
-            return alike != list(range(alike[0], alike[0] + len(alike))) or alike[0] != _nulls_before(one.word, wanted)
+            return alike != list(range(alike[0], alike[0] + len(alike))) or alike[0] != _nulls_counted(wanted)
         matching = self._matching(one)
         room = len(self.cores) if self._counts_cores(one) else len(matching)
         absent = one.id not in [device.index for device in matching]
@@ -271,16 +280,15 @@ class Builder:
 
     def _null(self, wanted: Wanted, devices: Sequence[Device]) -> tuple[list[Device], str]:
         taken = [device.index for device in devices if device.kind == "null"]
-        count, start = wanted.count or 1, 1 + max(taken, default=-1)
+        indices = _free(taken, wanted.count or 1)
         if wanted.id is not None:
-            named = str(wanted.id).removeprefix("h0/").removeprefix("null:")
-            index = index_of(named)
+            index = index_of(str(wanted.id).removeprefix("h0/").removeprefix("null:"))
             if index is None or index in taken:
                 return [], "null devices have an index, as null:0" if index is None else f"null:{index} is named twice"
-            start = index
-        if start + count > NULL_DEVICES:
+            indices = [index]
+        if indices[-1] >= NULL_DEVICES:
             return [], f"a live run takes {NULL_DEVICES} null devices at most; the simulator takes any number"
-        return [null_device(start + number) for number in range(count)], ""
+        return [null_device(index) for index in indices], ""
 
     def _cpu(self, wanted: Wanted, matching: Sequence[Device], devices: Sequence[Device]) -> tuple[list[Device], str]:
         if wanted.id is None and (wanted.count or wanted.cores):
@@ -303,8 +311,7 @@ class Builder:
         if count > DEVICES_A_CORE * total:
             return [], f"it asks for {count} devices on {total} cores, which take {DEVICES_A_CORE * total} at most"
         made: list[Device] = []
-        start = 1 + max((device.index for device in devices if device.label == native.label), default=-1)
-        for index in range(start, start + count):
+        for index in _free((device.index for device in devices if device.label == native.label), count):
             made.append(_on_cores(native, index, self._take(cores, [*devices, *made])))
         return made, ""
 
@@ -343,10 +350,36 @@ def _counted(wanted: Wanted, on_cores: bool) -> Wanted:
     return replace(wanted, text=f"{number}x{wanted.word}{share}", count=number, id=None)
 
 
-def _nulls_before(word: str, wanted: Sequence[Wanted]) -> int:
-    """Return how many null devices are counted before the first that is named by an index."""
-    first = next(place for place, one in enumerate(wanted) if one.word == word and one.id is not None)
-    return sum(one.count or 1 for one in wanted[:first] if one.word == word)
+def _nulls_counted(wanted: Sequence[Wanted]) -> int:
+    """Return how many null devices are wanted by number."""
+    return sum(one.count or 1 for one in wanted if one.word == "null" and one.id is None)
+
+
+def picked(wanted: Sequence[tuple[Wanted, Builder]]) -> list[tuple[list[Device], str]]:
+    """Return the devices of each entry of a fleet, or why they are absent.
+
+    Notes
+    -----
+    An entry means the same wherever it stands: those that name a device come first, then those that say how many, then
+    those that take all that are left.
+    """
+    found: list[tuple[list[Device], str]] = [([], "")] * len(wanted)
+    for place in sorted(range(len(wanted)), key=lambda place: _turn(wanted[place][0])):
+        one, builder = wanted[place]
+        found[place] = builder.pick(one, [device for devices, _ in found for device in devices])
+    return found
+
+
+def _turn(wanted: Wanted) -> int:
+    if wanted.id is not None:
+        return 0
+    return 1 if wanted.count or wanted.cores or wanted.word == "null" else 2
+
+
+def _free(taken: Iterable[int], count: int) -> list[int]:
+    """Return so many of the lowest indices that are not taken."""
+    held = set(taken)
+    return list(itertools.islice((index for index in itertools.count() if index not in held), count))
 
 
 def _on_cores(native: Device, index: int, cpus: tuple[int, ...]) -> Device:

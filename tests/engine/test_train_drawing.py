@@ -9,7 +9,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 nn = torch.nn
-drawing_module = pytest.importorskip("hetero.train.drawing")
+drawing_module = pytest.importorskip("hetero.train.keyed_random")
 keyed = pytest.importorskip("hetero.train.keyed_random")
 Drawing, KeyedRandom, RandomRefusedError = drawing_module.Drawing, keyed.KeyedRandom, keyed.RandomRefusedError
 

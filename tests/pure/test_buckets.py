@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hetero.train.buckets import Bucket, bucket_bytes, cut
+from hetero.train.gradients import Bucket, bucket_bytes, cut
 
 MIB = 1 << 20
 

@@ -15,9 +15,8 @@ from typing import Any
 from hetero.compression.quantisation import inner_tensors, quantise
 from hetero.floor.documents import parse_json
 from hetero.floor.errors import BadValueError
-from hetero.train.adapters import load_kept
 from hetero.train.saving import FROZEN, read_model
-from hetero.train.state import in_one_order
+from hetero.train.state import in_one_order, load_kept
 
 __all__ = ["COMPRESSED", "load_parameters", "pack", "restore"]
 

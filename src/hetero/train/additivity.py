@@ -20,8 +20,7 @@ from hetero.backends.torch import is_out_of_memory
 from hetero.floor.errors import BadValueError, HeteroError
 from hetero.train.compatibility import dtype_held
 from hetero.train.data import Batches
-from hetero.train.drawing import Drawing
-from hetero.train.keyed_random import KeyedRandom
+from hetero.train.keyed_random import Drawing, KeyedRandom
 from hetero.train.replica import Judge, call_model, training_modes
 from hetero.train.values import Options
 

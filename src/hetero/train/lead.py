@@ -6,35 +6,124 @@ It must not take part in a step: between epochs the members need no word from he
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from math import inf
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 from hetero.comm.errors import LineClosedError
 from hetero.comm.lines import Hub, Line
 from hetero.floor import clock
 from hetero.floor.errors import HeteroError, NothingFitsError, OutOfDeviceMemoryError, TaskCancelledError, TaskLostError
 from hetero.model.notes import TrainingStep
-from hetero.plan.training.shares import StepModel
+from hetero.plan.training.shares import StepModel, make_plan
 from hetero.session.futures import Future
-from hetero.train.admission import Admission
+from hetero.train.checkpoints import TrainingCheckpoints
 from hetero.train.compatibility import changed_values
 from hetero.train.job import Formation, Saved
 from hetero.train.listener import Listener
-from hetero.train.roster import Extent, Member
 from hetero.train.schedules import ScheduleHistory
-from hetero.train.values import EpochReport, NotANumberError, Totals, TrainingError
+from hetero.train.values import EpochReport, NotANumberError, Options, Totals, TrainingError
 from hetero.train.worker_deaths import Deaths, Killed
 
-__all__ = ["Lead"]
+__all__ = ["Admission", "Extent", "Lead", "Member"]
 
 _POLL_S = 0.1
 _START_S = 30.0
 _LAST_WORDS_S = 2.0
 _LAST_CHECKPOINT_S = 60.0
+
+_MEASURING_S = 30.0
+_LEAST_WAIT_S = 0.5
+_TIMES_THE_FIRST = 5.0
+
+
+class Extent(NamedTuple):
+    """From where to where a run goes.
+
+    Attributes
+    ----------
+    begin, end : steps done before it and after it
+    checkpoints : where it goes on when nobody who took part is left, None for `begin`
+    log : takes the lines that members on other hosts have for the log of samples, after the device
+    """
+
+    begin: int
+    end: int
+    checkpoints: TrainingCheckpoints | None = None
+    log: Callable[[str, bytes], None] = lambda device, line: None
+
+
+@dataclass(slots=True)
+class Member:
+    """One device as far as it is known here.
+
+    Attributes
+    ----------
+    phase : 'here', 'ready', 'in' or 'left'
+    step : steps that it has done
+    model, link_s : what it knows of its own speed and of an exchange; see `Formation`
+    patience_s : how long it would wait for the others, s
+    joined : generation of the group that it was last in, 0 for none
+    seems : how fast it can be at most, told while it measures itself
+    """
+
+    device: str
+    line: Line
+    phase: str = "here"
+    step: int = -1
+    model: StepModel | None = None
+    link_s: float = -1.0
+    patience_s: float = 0.0
+    joined: int = 0
+    seems: StepModel | None = None
+
+
+class Admission(NamedTuple):
+    """Which devices may join a run, and how long the run waits for them.
+
+    Attributes
+    ----------
+    options : of the run
+
+    Notes
+    -----
+    A device that is so slow that it would be left out also measures itself slowly. Whoever is ready begins without it.
+    """
+
+    options: Options
+
+    def wait_s(self, first_s: float) -> float:
+        """Return how long the others are waited for, once the first device has measured itself in `first_s`.
+
+        Examples
+        --------
+        >>> Admission(Options(128)).wait_s(0.3), Admission(Options(128, shares="equal")).wait_s(0.3)
+        (1.5, 30.0)
+        """
+        return max(_LEAST_WAIT_S, _TIMES_THE_FIRST * first_s) if self.options.shares == "auto" else _MEASURING_S
+
+    def refusal(self, team: Sequence[StepModel], newcomer: StepModel, link_s: float) -> str:
+        """Return why a newcomer would not make the step of a group shorter, '' where it would.
+
+        Parameters
+        ----------
+        link_s : s that an exchange costs for each further member, below 0 where it is not known
+
+        Examples
+        --------
+        >>> Admission(Options(128)).refusal([StepModel(0.001, 0.0001)], StepModel(0.05, 0.005), -1.0)
+        'one sample would take it 55 ms, and the others do all 128 in 13.8 ms'
+        >>> Admission(Options(128)).refusal([StepModel(0.001, 0.0001)], StepModel(0.001, 0.0003), 0.001)
+        ''
+        """
+        if self.options.shares != "auto":
+            return ""
+        units = -(-self.options.global_batch // self.options.unit)
+        comm_s = [0.0, *(max(0.0, link_s) * others for others in range(len(team) + 1))]
+        return make_plan([*team, newcomer], units, comm_s).reasons[-1]
 
 
 @dataclass(slots=True)

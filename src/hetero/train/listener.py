@@ -1,17 +1,22 @@
 """Listening to a run: what a program hears of its steps, its epochs and what becomes of its devices.
 
-In: news, one call each. Out: reports and notes in order, and the wish to stop. It must not train.
+In: news, one call each. Out: reports and notes in order, events in the trace, and the wish to stop. It must not train.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from math import nan
+from typing import TYPE_CHECKING, Any
 
-from hetero.model.notes import TrainingStep
+from hetero.model.notes import CheckpointWritten, TrainingEpoch, TrainingNews, TrainingStep
 from hetero.train.values import EpochReport
 
-__all__ = ["Heard", "Listener"]
+if TYPE_CHECKING:
+    from hetero.drive.live import Driver
+    from hetero.train.values import EpochReport
+
+__all__ = ["Heard", "Listener", "Recorded"]
 
 
 class Listener:
@@ -90,3 +95,64 @@ class Heard(Listener):
         """Keep a note."""
         self.notes.append(text)
         self.further.on_note(text)
+
+
+class Recorded(Listener):
+    """Writes what it hears into the trace, and passes all on.
+
+    Parameters
+    ----------
+    driver : of the Context that trains
+    further : hears all of it too
+    """
+
+    def __init__(self, driver: Driver, further: Listener) -> None:
+        self.driver = driver
+        self.further = further
+
+    def on_step(self, step: int, loss: float) -> None:
+        """Pass a step on."""
+        self.further.on_step(step, loss)
+
+    def on_step_report(self, report: TrainingStep) -> None:
+        """Write a step down."""
+        self.driver.note(report._replace(at_s=self.driver.now_s()))
+        self.further.on_step_report(report)
+
+    def on_checkpoint(self, step: int, nbytes: int, seconds: float) -> None:
+        """Write down that a checkpoint was written."""
+        self.driver.note(CheckpointWritten(self.driver.now_s(), step, nbytes, seconds))
+        self.further.on_checkpoint(step, nbytes, seconds)
+
+    def on_plan(self, shares: dict[str, int]) -> None:
+        """Pass the shares on; every step tells its own."""
+        self.further.on_plan(shares)
+
+    def on_epoch(self, report: EpochReport) -> bool:
+        """Write an epoch down; True when somebody wants to stop."""
+        names = tuple(report.shares)
+        note = TrainingEpoch(
+            at_s=self.driver.now_s(),
+            epoch=report.epoch,
+            step=report.step,
+            loss=report.loss,
+            accuracy=_known(report.accuracy),
+            seconds=report.seconds,
+            samples_per_s=report.samples_per_s,
+            devices=names,
+            samples=tuple(report.shares.values()),
+            speeds=tuple(report.speeds.get(name, 0.0) for name in names),
+            test_loss=_known(report.test_loss),
+            test_accuracy=_known(report.test_accuracy),
+        )
+        self.driver.note(note)
+        return self.further.on_epoch(report)
+
+    def on_note(self, text: str) -> None:
+        """Write down what became of a device."""
+        self.driver.note(TrainingNews(self.driver.now_s(), text))
+        self.further.on_note(text)
+
+
+def _known(value: float | None) -> float:
+    return nan if value is None else value

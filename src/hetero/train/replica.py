@@ -23,10 +23,8 @@ from hetero.floor.units import shown
 from hetero.train.activation_checkpointing import recompute_blocks
 from hetero.train.compatibility import check_closure, check_parameters, set_values
 from hetero.train.data import Batches, Samples
-from hetero.train.drawing import Drawing, refuse_unkeyed
 from hetero.train.gradients import FINEST, BitwiseGradients, Gradients
-from hetero.train.keyed_random import KeyedRandom
-from hetero.train.layout import Layout
+from hetero.train.keyed_random import Drawing, KeyedRandom, refuse_unkeyed
 from hetero.train.losses import SummedLoss
 from hetero.train.memory import PassLimit
 from hetero.train.state import load_state, pack
@@ -36,6 +34,7 @@ __all__ = [
     "HALF",
     "HEADER",
     "Judge",
+    "Layout",
     "Parts",
     "Replica",
     "call_model",
@@ -52,6 +51,54 @@ _FIRST_SCALE = 2.0**16
 _GROWS_AFTER = 2000
 HALF = {"bf16": torch.bfloat16, "fp16": torch.float16}
 """What a precision computes in where that is safe; 'fp32' is the model's own."""
+
+_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
+_CONVOLUTIONS = (torch.nn.Conv2d, torch.nn.Conv3d, torch.nn.ConvTranspose2d, torch.nn.ConvTranspose3d)
+
+
+class Layout:
+    """The layout of a model's convolutions, which may be changed between two passes.
+
+    Parameters
+    ----------
+    model : whose convolutions are meant
+
+    Attributes
+    ----------
+    applies : whether it has any
+
+    Examples
+    --------
+    >>> model = torch.nn.Conv2d(2, 3, 1)
+    >>> layout = Layout(model)
+    >>> layout.channels_last = True
+    >>> model(torch.zeros(1, 2, 4, 4)).is_contiguous(memory_format=torch.channels_last)
+    True
+    """
+
+    def __init__(self, model: Any) -> None:
+        self._convolutions = [module for module in model.modules() if isinstance(module, _CONVOLUTIONS)]
+        self._hooks: list[Any] = []
+        self.applies = bool(self._convolutions)
+
+    @property
+    def channels_last(self) -> bool:
+        """Return whether convolutions get their inputs with channels last."""
+        return bool(self._hooks)
+
+    @channels_last.setter
+    def channels_last(self, last: bool) -> None:
+        if last == self.channels_last:
+            return
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks = [module.register_forward_pre_hook(_turned) for module in self._convolutions] if last else []
+
+
+def _turned(_: Any, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+    first = inputs[0]
+    form = _LAST.get(first.dim())
+    return inputs if form is None else (first.to(memory_format=form), *inputs[1:])
 
 
 @dataclass(slots=True)

@@ -15,8 +15,7 @@ from hetero.floor.documents import parse_json
 from hetero.floor.errors import BadValueError
 from hetero.floor.files import atomic_write, output_file
 from hetero.floor.units import shown
-from hetero.train.adapters import frozen_word, kept_state
-from hetero.train.state import in_one_order
+from hetero.train.state import frozen_word, in_one_order, kept_state
 
 __all__ = ["FROZEN", "read_model", "save_model"]
 

@@ -1,13 +1,16 @@
 """The state of a training run as bytes: safetensors, with what is no tensor as JSON beside them.
 
-In: a model, an optimizer, numbers. Out: bytes, and the same back. It must not pickle.
+In: a model, an optimizer, numbers. Out: bytes, and the same back. It must not pickle. Of a model that is trained in
+part, as one with adapters, the frozen parameters are left out and known again by a checksum.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from safetensors import SafetensorError
@@ -15,12 +18,24 @@ from safetensors.torch import load, save
 
 from hetero.floor.errors import FileError, HeteroError
 from hetero.floor.units import shown
-from hetero.train.adapters import frozen_word, kept_state, load_kept
 
-__all__ = ["in_one_order", "load_state", "pack", "renewed", "step_of", "unpack"]
+__all__ = [
+    "frozen_word",
+    "has_adapters",
+    "in_one_order",
+    "kept_state",
+    "load_kept",
+    "load_state",
+    "pack",
+    "renewed",
+    "step_of",
+    "unpack",
+]
 
 _FORMAT = "hetero training state 1"
 _LENGTH_BYTES = 8
+
+_words: WeakKeyDictionary[Any, tuple[object, str]] = WeakKeyDictionary()
 
 
 def pack(model: Any, optimizer: Any, numbers: Sequence[float]) -> bytes:
@@ -194,3 +209,68 @@ def _check_optimizer(kind: str, kept: dict[str, Any], optimizer: Any) -> None:
             f"the state was kept of {kind or 'another optimizer'}, and this run has {mine}: there is no {lacks[0][0]}",
             remedy=f"give the optimizer that was used, or another folder to begin anew with {mine}",
         )
+
+
+def has_adapters(model: Any) -> bool:
+    """Return whether a model has adapters of `peft`."""
+    return hasattr(model, "peft_config")
+
+
+def _frozen(model: Any) -> dict[str, Any]:
+    named = model.named_parameters(remove_duplicate=False)
+    return {name: parameter for name, parameter in named if not parameter.requires_grad}
+
+
+def kept_state(model: Any) -> dict[str, Any]:
+    """Return the state of a model without its frozen parameters.
+
+    Examples
+    --------
+    >>> model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 1))
+    >>> _ = model[0].requires_grad_(False)
+    >>> list(kept_state(model))
+    ['1.weight', '1.bias']
+    """
+    frozen = _frozen(model)
+    return {name: tensor for name, tensor in model.state_dict().items() if name not in frozen}
+
+
+def frozen_word(model: Any) -> str:
+    """Return a checksum of the frozen parameters, '' where there are none; computed once while they are unchanged."""
+    frozen = _frozen(model)
+    if not frozen:
+        return ""
+    seen = tuple((tensor.data_ptr(), tensor._version) for tensor in frozen.values())
+    if _words.get(model, (None, ""))[0] != seen:
+        digest = hashlib.sha256()
+        for name, tensor in frozen.items():
+            digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
+            plain = tensor.detach().cpu().contiguous().reshape(-1)
+            digest.update(plain.view(torch.uint8).numpy().data)
+        _words[model] = seen, digest.hexdigest()
+    return _words[model][1]
+
+
+def load_kept(model: Any, state: Mapping[str, Any], word: str) -> None:
+    """Load what `kept_state` gave into a model with the same frozen parameters.
+
+    Parameters
+    ----------
+    word : what `frozen_word` gave of the model that the state is of
+
+    Raises
+    ------
+    RuntimeError
+        The state does not match the model, as torch words it.
+    HeteroError
+        The frozen parameters are others.
+    """
+    if word != frozen_word(model):
+        raise HeteroError(
+            "the parameters that are not trained are not those of the model that this was kept of",
+            remedy="give the same base model",
+        )
+    missing, unexpected = model.load_state_dict(state, strict=False)
+    wrong = [*sorted(set(missing) - set(_frozen(model))), *unexpected]
+    if wrong:
+        raise RuntimeError(f"missing or unexpected: {', '.join(wrong)}")

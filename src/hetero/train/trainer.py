@@ -25,26 +25,22 @@ from hetero.session.signature import register
 from hetero.session.tasks import judged_by_caller, task
 from hetero.train import argument_checks as checking
 from hetero.train.activation_checkpointing import chosen as chosen_modules
-from hetero.train.adapters import has_adapters
-from hetero.train.admission import Admission
 from hetero.train.bulk_inference import Work, evaluate_part, predict_part, run_over
 from hetero.train.checkpoints import TrainingCheckpoints, run_facts
 from hetero.train.compatibility import difference, fingerprint, group_values, model_hooks, process_settings, seen
 from hetero.train.data import Samples, as_array, as_samples, prepared
 from hetero.train.job import Job
-from hetero.train.lead import Lead
-from hetero.train.listener import Heard, Listener
+from hetero.train.lead import Admission, Extent, Lead
+from hetero.train.listener import Heard, Listener, Recorded
 from hetero.train.losses import SummedLoss
 from hetero.train.member import train_member
 from hetero.train.memory import Fitting
-from hetero.train.recording import Recorded
+from hetero.train.reduction_groups import summer
 from hetero.train.replica import Parts, training_modes
-from hetero.train.roster import Extent
 from hetero.train.sample_log import append_line, next_run
 from hetero.train.saving import save_model
 from hetero.train.schedules import ScheduleHistory, load_schedulers
-from hetero.train.state import load_state, renewed
-from hetero.train.summing import summer
+from hetero.train.state import has_adapters, load_state, renewed
 from hetero.train.values import EpochReport, Evaluation, Options, Totals, TrainingError
 
 if TYPE_CHECKING:

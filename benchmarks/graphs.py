@@ -39,7 +39,7 @@ from hetero.plan.bounds.graph import area_bound
 from hetero.plan.graph_search.combined import search
 from hetero.plan.graph_search.portfolio import portfolio
 from hetero.plan.graph_search.windows import Limits, improve
-from hetero.plan.planners.base import PLANNERS, planner
+from hetero.plan.planners.heuristics import PLANNERS, planner
 from hetero.plan.problem import Problem, problem_of
 
 BEST_KNOWN = Path(__file__).resolve().with_name("graphs_best_known.json")

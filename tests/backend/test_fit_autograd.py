@@ -9,7 +9,7 @@ import pytest
 
 from hetero.model.architecture import ModelSpec
 from hetero.model.workload import Job, Workload
-from hetero.plan.sizing.activations import kept_per_token
+from hetero.plan.sizing.footprint import kept_per_token
 
 torch = pytest.importorskip("torch")
 TOKENS = 256

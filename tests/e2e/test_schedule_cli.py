@@ -18,7 +18,7 @@ import sys, hashlib
 sys.path.insert(0, {project!r})
 from tests.pure.test_plan_graphs import random_problem
 from hetero.plan.graph_search.combined import search
-from hetero.plan.planners.base import PLANNERS, planner
+from hetero.plan.planners.heuristics import PLANNERS, planner
 from hetero.plan.planners.list_scheduling import compiler
 from itertools import islice
 digest = hashlib.sha256()

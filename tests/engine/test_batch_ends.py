@@ -8,7 +8,7 @@ import time
 import hetero
 from hetero.batch.plain import SequenceSource
 from hetero.batch.reading import Reader
-from hetero.plan.batch.ends import Span
+from hetero.plan.batch.planner import Span
 
 PATIENCE_S = 120.0
 

@@ -9,7 +9,7 @@ from hetero.plan.bounds.graph import least_tails
 from hetero.plan.graph_search.annealing import Annealing
 from hetero.plan.graph_search.annealing_kernels import walk
 from hetero.plan.graph_search.walk_kernels import AT, HEADS, NOW, TAILS, begin, settle
-from hetero.plan.planners.base import planner
+from hetero.plan.planners.heuristics import planner
 from hetero.plan.planners.list_scheduling import timed_schedule
 from hetero.plan.problem import Problem
 from tests.pure.test_plan_graphs import random_problem

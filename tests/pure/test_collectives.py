@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hetero.plan.collectives.choose import Links, choose, pipelined, ring_s, tree_s
-from hetero.plan.collectives.pieces import chunks, owned_pieces, ring_pieces, split, tree_pieces
+from hetero.plan.collectives.plan import chunks, owned_pieces, ring_pieces, split, tree_pieces
 from hetero.plan.collectives.steps import Piece, Step, steps_of
 from hetero.plan.collectives.trees import Tree, balanced_tree, capped_tree, ring_path
 

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from hetero.backends.topology import from_matrix
 from hetero.floor.errors import BadValueError, NothingFitsError
 from hetero.model.fabric import Fabric, Part, Wire
+from hetero.plan.collectives.group_search import Search, searched
 from hetero.plan.collectives.groups import COLLECTIVES, Terms, best_group, group_bandwidth
-from hetero.plan.collectives.groups_search import Search, searched
 from tests.matrices import DGX1_V100, DGX_A100
 
 SHAPES = ("ring", "tree", "pairs")

@@ -17,15 +17,13 @@ from hetero.model.graph import GraphDevice, GraphEdge, GraphTask, TaskGraph
 from hetero.model.topology import Link, MemoryNode, Topology
 from hetero.plan.bounds.area_prices import priced_seconds
 from hetero.plan.bounds.graph import area_bound, critical_path_bound, grain, least_heads, least_tails
-from hetero.plan.graph_search.annealing import Annealing
+from hetero.plan.graph_search.annealing import Annealing, Hopping, Recreation
 from hetero.plan.graph_search.combined import Found, search
 from hetero.plan.graph_search.evolution import Evolution
-from hetero.plan.graph_search.hopping import Hopping
 from hetero.plan.graph_search.justification import Justification
 from hetero.plan.graph_search.portfolio import portfolio
-from hetero.plan.graph_search.recreation import Recreation
 from hetero.plan.graph_search.windows import Limits, improve
-from hetero.plan.planners.base import PLANNERS, planner
+from hetero.plan.planners.heuristics import PLANNERS, planner
 from hetero.plan.planners.list_scheduling import list_schedule, order_of, timed_schedule
 from hetero.plan.planners.ranks import RANKS, by_rank, downward_rank, optimistic_costs, rank, upward_rank
 from hetero.plan.problem import Problem, problem_of

@@ -17,7 +17,7 @@ from typing import Any
 from hetero.batch.base import Piece, Place, Source
 from hetero.batch.records import count, cut, joined, size_bytes
 from hetero.floor.clock import JOIN_S
-from hetero.plan.batch.ends import Span
+from hetero.plan.batch.planner import Span
 from hetero.plan.batch.time_model import packed
 
 __all__ = ["Batch", "Reader"]

@@ -34,8 +34,7 @@ from hetero.floor.errors import (
     TaskLostError,
 )
 from hetero.model.device import Device
-from hetero.plan.batch.ends import Span, beside
-from hetero.plan.batch.planner import Planner
+from hetero.plan.batch.planner import Planner, Span, beside
 from hetero.plan.batch.size_tuning import Sizes
 from hetero.session.tasks import judged_by_caller, task
 

@@ -17,8 +17,8 @@ from hetero.plan.bounds.graph import area_bound, critical_path_bound
 from hetero.plan.graph_search.contended import ContendedFound, contended_search
 from hetero.plan.graph_search.portfolio import portfolio
 from hetero.plan.memory.capacity import Resident, only_where_it_fits, overflows, within_capacity
-from hetero.plan.planners.base import planner
 from hetero.plan.planners.contention import Channels, Moves, channels_of, contended_schedule, least_transfers
+from hetero.plan.planners.heuristics import planner
 from hetero.plan.planners.list_scheduling import order_of
 from hetero.plan.problem import Floats, Ints, Problem, Timeline, problem_of
 

@@ -19,8 +19,8 @@ from hetero.model.schedule import Placed, Schedule
 from hetero.plan.bounds.graph import area_bound, critical_path_bound
 from hetero.plan.graph_search.combined import Found, rehearse, search
 from hetero.plan.graph_search.contended import ContendedFound
-from hetero.plan.planners.base import PLANNERS, planner
 from hetero.plan.planners.contention import channels_of, contended_schedule
+from hetero.plan.planners.heuristics import PLANNERS, planner
 from hetero.plan.planners.list_scheduling import compiler, order_of
 from hetero.plan.problem import Problem, Timeline, problem_of
 

@@ -9,11 +9,12 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from hetero.plan.batch.size_tuning import Sizes
 from hetero.plan.batch.time_model import Law, finish_s, guided_size, soonest_s
 
-__all__ = ["Given", "Planner"]
+__all__ = ["Given", "Planner", "Span", "beside"]
 
 _QUEUED = 2
 _LATE_S = 0.02
@@ -312,3 +313,44 @@ def _part(laws: list[Law], free: list[float], left: float, at: int, now_s: float
     if without_s < _PAYS * end_s:
         return 0, f"the others end in {without_s:.3g} s without it, in {end_s:.3g} s with it"
     return size, ""
+
+
+class Span(NamedTuple):
+    """Items that follow one another.
+
+    Attributes
+    ----------
+    begin, end : number of the first one, and of the one after the last
+    """
+
+    begin: int
+    end: int
+
+    def __len__(self) -> int:
+        return self.end - self.begin
+
+
+def beside(left: Span, works: Mapping[int, Span]) -> tuple[int, ...]:
+    """Return the tickets of the batches that touch what is left, or one another, on either side; the nearest first.
+
+    Parameters
+    ----------
+    works : items of the batches that are not done, by ticket
+
+    Examples
+    --------
+    >>> beside(Span(10, 20), {1: Span(8, 10), 2: Span(20, 24), 3: Span(24, 30), 4: Span(0, 7)})
+    (2, 3, 1)
+    """
+    after = {span.begin: ticket for ticket, span in works.items()}
+    before = {span.end: ticket for ticket, span in works.items()}
+    found = []
+    at = left.end
+    while at in after:
+        found.append(after[at])
+        at = works[after[at]].end
+    at = left.begin
+    while at in before:
+        found.append(before[at])
+        at = works[before[at]].begin
+    return tuple(found)

@@ -11,8 +11,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
-from hetero.plan.batch.ends import Span, beside
-from hetero.plan.batch.planner import Planner
+from hetero.plan.batch.planner import Planner, Span, beside
 
 __all__ = ["Simulated", "simulate"]
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from hetero.floor.errors import BadValueError, NothingFitsError, did_you_mean
 from hetero.model.fabric import Fabric
-from hetero.plan.collectives.groups_search import Search, searched
+from hetero.plan.collectives.group_search import Search, searched
 
 __all__ = ["COLLECTIVES", "EXACT", "Group", "Terms", "best_group", "group_bandwidth"]
 

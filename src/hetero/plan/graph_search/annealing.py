@@ -1,19 +1,41 @@
-"""Annealing of the order and the devices of a schedule.
+"""Annealing of the order and the devices of a schedule, in long cycles with short, cold ones between them.
 
-In: a `Problem`, a schedule to begin with, a generator of chance. Out: better schedules. It must not know the time.
+In: a `Problem`, a schedule to begin with, a generator of chance. Out: better schedules. It must not read a clock: how
+many moves are left is handed in.
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
 
 import numpy as np
 
 from hetero.plan.bounds.area_prices import priced_seconds
 from hetero.plan.graph_search.annealing_kernels import walk
+from hetero.plan.graph_search.justification import Justification
 from hetero.plan.graph_search.walk_kernels import BEST, Walk, begin
-from hetero.plan.planners.list_scheduling import order_of, timed_schedule
-from hetero.plan.problem import Floats, Problem, Timeline
+from hetero.plan.planners.list_scheduling import order_of, schedule_by_keys, timed_schedule
+from hetero.plan.problem import Floats, Ints, Problem, Timeline
 
-__all__ = ["Annealing"]
+__all__ = ["Annealing", "Hopping", "Recreation"]
+
+_TRIES, _SAME = 3, 1e-4
+_LEAST_SPAN, _MOST_SPAN = 0.02, 0.2
+_CRITICAL_FRAC, _PINNED_FRAC, _SPREAD = 0.8, 0.6, 0.3
+
+_HOT, _WARM, _COLD = 0.07, 0.03, 0.007
+"""The temperature at the beginning of a long cycle, at that of a hop, and at the end of both, as shares of the mean
+seconds of a placed task."""
+
+_HOP_MOVES, _LEAST_MOVES = 400, 2_500
+"""A hop has so many moves a task; no cycle is shorter than so many moves."""
+
+_FIRST_STEPS, _LONGER = 2_500_000, 4
+"""The first long cycle has so many moves times tasks; each is so many times the one before."""
+
+_FEW, _MANY = 1_000_000, 10_000_000
+"""Up to so many moves that are left at first, all are one long cycle; up to so many, half of them are."""
 
 
 class Annealing:
@@ -91,3 +113,136 @@ class Annealing:
     def best(self) -> Timeline:
         """Return the best schedule of this cycle so far."""
         return timed_schedule(self.problem, self.walk.best_order, self.walk.best_device)
+
+
+class Recreation:
+    """Kicks for one problem's schedules.
+
+    Parameters
+    ----------
+    p : the problem
+    justification : packs what comes out
+
+    Notes
+    -----
+    A try picks a task (eight times of ten a critical one) and a stretch of time around it, frees some of the tasks
+    there of their devices and shifts them in the order, most often gives the task a drawn device and an earlier turn,
+    lists all tasks anew, the others on the devices they had, and justifies that.
+
+    References
+    ----------
+    G. Schrimpf, J. Schneider, H. Stamm-Wilbrandt, G. Dueck, "Record breaking optimization results using the ruin and
+    recreate principle", Journal of Computational Physics 159 (2000), 139-171.
+    """
+
+    def __init__(self, p: Problem, justification: Justification) -> None:
+        self._p, self._justification = p, justification
+        self._choices = [np.flatnonzero(row) for row in np.isfinite(p.seconds)]
+
+    def kicked(self, timeline: Timeline, rng: np.random.Generator) -> Timeline:
+        """Return the best of a few tries, those left out that are as long as the schedule, and so most likely it."""
+        critical = self._justification.critical(timeline)
+        tries = []
+        for _ in range(_TRIES):
+            keys, pinned = self._torn(timeline, critical, rng)
+            tries.append(self._justification.once(schedule_by_keys(self._p, keys, pinned)))
+        span_s = timeline.makespan_s
+        others = [found for found in tries if abs(found.makespan_s - span_s) > _SAME * span_s]
+        return min(others or tries, key=lambda found: found.makespan_s)
+
+    def _torn(self, now: Timeline, critical: Ints, rng: np.random.Generator) -> tuple[Floats, Ints]:
+        """Return the keys and the pins of a try."""
+        count = len(now.device)
+        task = int(rng.choice(critical) if rng.random() < _CRITICAL_FRAC else rng.integers(count))
+        span_s = now.makespan_s * rng.uniform(_LEAST_SPAN, _MOST_SPAN)
+        begin_s = now.start_s[task]
+        near = np.flatnonzero((now.start_s < begin_s + span_s) & (now.finish_s > begin_s - span_s))
+        freed = near[rng.random(len(near)) < rng.random()]
+        keys, pinned = -now.start_s, now.device.copy()
+        keys[freed] -= rng.normal(0.0, _SPREAD * span_s, len(freed))
+        pinned[freed] = -1
+        if rng.random() < _PINNED_FRAC:
+            pinned[task] = rng.choice(self._choices[task])
+            keys[task] += span_s * rng.random()
+        return keys, pinned
+
+
+class _Cycle(NamedTuple):
+    """How many moves a cycle has, whether it begins at a kick, and whether it has all moves that are left."""
+
+    moves: int
+    is_hop: bool
+    is_last: bool = False
+
+
+class Hopping:
+    """One annealing that is moved on in batches, in long cycles and hops.
+
+    Parameters
+    ----------
+    p : the problem
+    tail_s : shape (n_tasks, n_nodes), s; the least from a task's finish on a memory node to the end of the graph
+    timeline : the schedule to begin with
+    justification : packs what kicks leave
+
+    Notes
+    -----
+    As many moves go to hops as to the long cycle before them. A hop is kept unless it ends in a longer schedule than
+    it left, so the search drifts among schedules of one length.
+
+    References
+    ----------
+    D. J. Wales, J. P. K. Doye, "Global optimization by basin-hopping", Journal of Physical Chemistry A 101 (1997),
+    5111-5116; here every basin is looked through by annealing.
+    """
+
+    def __init__(self, p: Problem, tail_s: Floats, timeline: Timeline, justification: Justification) -> None:
+        self._annealing = Annealing(p, tail_s)
+        self._recreation = Recreation(p, justification)
+        self._count, self._base, self._rest = len(p.order), timeline, np.inf
+        self._hop = max(_HOP_MOVES * self._count, _LEAST_MOVES)
+        self._cycles = self._course()
+        self._cycle = _Cycle(0, is_hop=False)
+
+    @property
+    def makespan_s(self) -> float:
+        """The makespan of the best schedule of this cycle, s."""
+        return self._annealing.makespan_s
+
+    def best(self) -> Timeline:
+        """Return the best schedule of this cycle."""
+        return self._annealing.best()
+
+    def go_on_from(self, timeline: Timeline) -> None:
+        """Start the next cycle at a better schedule, which was found elsewhere."""
+        self._base = timeline
+
+    def batch(self, moves: int, rng: np.random.Generator, rest: float = np.inf) -> None:
+        """Try so many moves; about `rest` moves are left with them."""
+        self._rest = rest
+        if self._annealing.is_over:
+            if self._annealing.makespan_s <= self._base.makespan_s:
+                self._base = self._annealing.best()
+            self._cycle = cycle = next(self._cycles)
+            begin = self._recreation.kicked(self._base, rng) if cycle.is_hop else self._base
+            self._annealing.begin(begin, cycle.moves, _WARM if cycle.is_hop else _HOT, _COLD)
+        if self._cycle.is_last:
+            self._annealing.go_on_for(int(rest))
+        self._annealing.batch(moves, rng)
+
+    def _course(self) -> Iterator[_Cycle]:
+        """Yield the cycles one by one; a first short one shows how many moves there will be."""
+        yield _Cycle(_LEAST_MOVES, is_hop=False)
+        long = max(_FIRST_STEPS // self._count, _LEAST_MOVES)
+        if self._rest < _FEW:
+            yield _Cycle(int(self._rest), is_hop=False, is_last=True)
+        elif self._rest < _MANY:
+            long = int(self._rest / 2)
+        while True:
+            yield _Cycle(long, is_hop=False)
+            for _ in range(long // self._hop):
+                yield _Cycle(self._hop, is_hop=True)
+            longer = _LONGER * long
+            while self._rest < longer:
+                yield _Cycle(self._hop, is_hop=True)
+            long = longer if self._rest > 4 * longer else int(self._rest / 2)

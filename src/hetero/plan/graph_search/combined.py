@@ -12,8 +12,8 @@ from typing import NamedTuple
 import numpy as np
 
 from hetero.plan.bounds.graph import critical_path_bound, grain, in_whole_grains, least_tails
+from hetero.plan.graph_search.annealing import Hopping
 from hetero.plan.graph_search.evolution import Evolution
-from hetero.plan.graph_search.hopping import Hopping
 from hetero.plan.graph_search.justification import Justification
 from hetero.plan.graph_search.portfolio import portfolio
 from hetero.plan.graph_search.windows import Limits, improve, is_here

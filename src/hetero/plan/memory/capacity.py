@@ -14,9 +14,8 @@ import numpy as np
 
 from hetero.floor.errors import NothingFitsError
 from hetero.floor.units import format_bytes
-from hetero.plan.memory.attempts import Attempts, Repeated
 from hetero.plan.memory.node_state import Residence
-from hetero.plan.memory.replicas import Dropped
+from hetero.plan.memory.replicas import Attempts, Dropped, Repeated
 from hetero.plan.planners.contention import Channels, Moves
 from hetero.plan.problem import Floats, Ints, Problem, Timeline
 

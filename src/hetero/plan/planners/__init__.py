@@ -1,1 +1,1 @@
-"""Planners of whole task graphs, one file each, with their papers."""
+"""Planners of whole task graphs: heuristics, ranks, list scheduling with and without contention for links."""

@@ -31,7 +31,7 @@ from hetero.model.notes import TaskParts
 from hetero.model.tasks import Failure, Request, Task
 from hetero.model.topology import Link, MemoryNode, Topology
 from hetero.report.causes import Gain, gains
-from hetero.report.reading import collect, only, read_run
+from hetero.report.trace_reader import collect, only, read_run
 
 RUNS, LIVES = 50, 12
 RIGHT = 45

@@ -27,7 +27,7 @@ from hetero.floor.clock import cpu_seconds, monotonic_s
 from hetero.graphs.check import faults
 from hetero.graphs.document import document_of
 from hetero.graphs.files import parse_json, read_text
-from hetero.graphs.fleets import Fleet, fleet_from
+from hetero.graphs.fleet_files import Fleet, fleet_from
 from hetero.graphs.hswf import read_hswf
 from hetero.graphs.planning import Budget, pull, schedule_of, warm_up
 from hetero.graphs.stg import read_stg

@@ -22,7 +22,7 @@ from hetero.core.machine import Machine
 from hetero.drive.sim import simulate
 from hetero.floor.clock import cpu_seconds
 from hetero.graphs.planning import Budget, plan_graph
-from hetero.graphs.simulating import guide_of, prepared, run_graph
+from hetero.graphs.simulation import guide_of, prepared, run_graph
 from hetero.model.events import TaskFinished
 from hetero.model.graph import TaskGraph
 from hetero.model.schedule import Schedule

@@ -20,8 +20,8 @@ from benchmarks import common
 from hetero.drive.trace import TraceWriter
 from hetero.report.chrome import chrome_trace
 from hetero.report.html import page
-from hetero.report.reading import collect
 from hetero.report.record import RunRecord
+from hetero.report.trace_reader import collect
 from tests.big_runs import big_run, devices
 from tests.browser import Browser
 from tests.needs import chromium
@@ -60,7 +60,7 @@ _MAKE = """
 import resource, sys, time
 from hetero.report.chrome import chrome_trace
 from hetero.report.html import page
-from hetero.report.reading import read_run
+from hetero.report.trace_reader import read_run
 begin = time.process_time()
 text = page(read_run(sys.argv[1]))
 print(time.process_time() - begin, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024, len(text.encode()))

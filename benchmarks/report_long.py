@@ -28,7 +28,7 @@ _ENOUGH = 4096
 _MAKE = """
 import resource, sys, time
 from hetero.report.html import page
-from hetero.report.reading import read_run
+from hetero.report.trace_reader import read_run
 begin = time.process_time()
 run = read_run(sys.argv[1])
 read_s = time.process_time() - begin

@@ -15,7 +15,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.common import Bench, arguments
 from hetero.catalog.load import devices
-from hetero.graphs.scale import Load, Scaled, read_hosts, run_at_scale
+from hetero.graphs.fleet_simulation import Load, Scaled, read_hosts, run_at_scale
 
 CLASSES = 20
 PER_HOST = 10

@@ -21,8 +21,8 @@ import numpy as np
 import hetero
 from hetero.drive.frame import current
 from hetero.report.intervals import Spans, common, length_s, pairs, union
-from hetero.report.reading import read_run
 from hetero.report.record import RunRecord
+from hetero.report.trace_reader import read_run
 
 LINKED = {"devices": [{"type": "cpu", "cores": 1, "link": {"bandwidth": "100MB/s"}}] * 2}
 SIZE = 200_000

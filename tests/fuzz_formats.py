@@ -237,13 +237,13 @@ def _sample_logs() -> list[bytes]:
 
 def _used_graph(path: Path) -> None:
     from hetero.graphs.document import document_of
-    from hetero.graphs.reading import convert
+    from hetero.graphs.formats import convert
 
     document_of(convert(path, "2", columns=("cpu", "gpu") if path.suffix == ".txt" else ()))
 
 
 def _columns(path: Path) -> None:
-    from hetero.graphs.reading import convert
+    from hetero.graphs.formats import convert
 
     fleet = path.with_name("fleet.json")
     fleet.write_text(json.dumps(_FLEET))
@@ -251,13 +251,13 @@ def _columns(path: Path) -> None:
 
 
 def _graph_fleet(path: Path) -> None:
-    from hetero.graphs.fleets import read_fleet
+    from hetero.graphs.fleet_files import read_fleet
 
     read_fleet(str(path)).seconds(2.0, "cut")
 
 
 def _plan(path: Path) -> None:
-    from hetero.graphs.plans import plan_document, read_plan
+    from hetero.graphs.plan_files import plan_document, read_plan
 
     plan_document(read_plan(path))
 
@@ -307,8 +307,8 @@ def _trace(path: Path) -> None:
 def _report(path: Path) -> Iterator[str]:
     from hetero.report.findings import find
     from hetero.report.gantt import gantt
-    from hetero.report.reading import read_run
     from hetero.report.tables import device_table, loss_table
+    from hetero.report.trace_reader import read_run
 
     run = read_run(path)
     found = find(run, {})
@@ -322,7 +322,7 @@ def _report(path: Path) -> Iterator[str]:
 def _page(path: Path) -> None:
     from hetero.report.chrome import chrome_trace
     from hetero.report.html import page
-    from hetero.report.reading import read_run
+    from hetero.report.trace_reader import read_run
 
     run = read_run(path)
     json.dumps(chrome_trace(run))

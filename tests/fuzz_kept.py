@@ -101,7 +101,7 @@ def _read_probes(kept: dict[str, Any]) -> None:
 
 
 def _read_rest(kept: dict[str, Any]) -> None:
-    from hetero.batch.learned import _entry
+    from hetero.batch.size_history import _entry
     from hetero.plan.batch.size_tuning import Sizes
     from hetero.session.fleet_speed import _speed
     from hetero.session.hosts import _are_links
@@ -143,7 +143,7 @@ def _manifests() -> list[bytes]:
 
 def _manifest(path: Path) -> None:
     from hetero.batch.base import Job
-    from hetero.batch.folder import JsonLinesSink
+    from hetero.batch.sinks import JsonLinesSink
 
     beside = path.parent.parent / f"{path.parent.name}.kept"
     beside.write_text("not of this run")
@@ -204,7 +204,7 @@ def _array_files() -> list[bytes]:
 
 
 def _array(path: Path) -> None:
-    from hetero.batch.plain import NpySource
+    from hetero.batch.sources import NpySource
     from hetero.recipes.saved_models import read_pictures
 
     read_pictures(path)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from hetero.advise.match import match
     from hetero.backends.base import Kernel
     from hetero.backends.topology_files import topology
-    from hetero.batch.face import map_batches
+    from hetero.batch.api import map_batches
     from hetero.batch.files import File, Files, Images
     from hetero.batch.pipeline import pipeline
     from hetero.batch.tables import Tables
@@ -141,7 +141,7 @@ _HOMES = {
     "hetero.advise.match": ("match",),
     "hetero.backends.base": ("Kernel",),
     "hetero.backends.topology_files": ("topology",),
-    "hetero.batch.face": ("map_batches",),
+    "hetero.batch.api": ("map_batches",),
     "hetero.batch.files": ("File", "Files", "Images"),
     "hetero.batch.pipeline": ("pipeline",),
     "hetero.batch.tables": ("Tables",),

@@ -8,7 +8,7 @@ import pytest
 
 from hetero.report.chrome import chrome_trace
 from hetero.report.html import page
-from hetero.report.reading import collect
+from hetero.report.trace_reader import collect
 from tests.big_runs import big_run, devices, very_big_run
 from tests.browser import Browser
 from tests.needs import chromium

@@ -6,8 +6,8 @@ import threading
 import time
 
 import hetero
-from hetero.batch.plain import SequenceSource
-from hetero.batch.reading import Reader
+from hetero.batch.reader import Reader
+from hetero.batch.sources import SequenceSource
 from hetero.plan.batch.planner import Span
 
 PATIENCE_S = 120.0

@@ -10,8 +10,8 @@ import pytest
 
 import hetero
 from hetero.backends.host import PackageEnergy
+from hetero.batch.budget import Meter
 from hetero.batch.errors import EnergyLimitError
-from hetero.batch.power import Meter
 from hetero.batch.recipe import read_batch_recipe
 from hetero.floor.errors import BadValueError
 from hetero.model.device import Device, DeviceType

@@ -16,9 +16,9 @@ from hetero.report.account import account
 from hetero.report.chrome import chrome_trace
 from hetero.report.findings import find
 from hetero.report.html import page
-from hetero.report.reading import only, read_run
 from hetero.report.record import RunRecord
 from hetero.report.tables import collective_table
+from hetero.report.trace_reader import only, read_run
 
 
 @hetero.task(devices=2)

@@ -55,7 +55,7 @@ def address() -> Iterator[str]:
 
 def asked(address: str) -> subprocess.CompletedProcess[str]:
     code = """
-from hetero.advise.live_prices import live_prices
+from hetero.advise.prices import live_prices
 from hetero.catalog.load import find
 found, note = live_prices([find(name) for name in ("H100-SXM", "T4", "L4")])
 print({name: (paid.usd_per_hour, paid.origin) for name, paid in found.items()}, note, sep="\\n")

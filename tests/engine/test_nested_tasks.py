@@ -19,7 +19,7 @@ from hetero.drive.trace import read_trace
 from hetero.errors import BadValueError, HeteroError, NothingFitsError, TaskLostError
 from hetero.model.events import TaskFinished, TaskResumed, TaskSuspended
 from hetero.report.account import account
-from hetero.report.reading import read_run
+from hetero.report.trace_reader import read_run
 
 LONG_S = 120.0
 

@@ -13,9 +13,9 @@ from hetero.model.notes import OperatorsRun
 from hetero.report.chrome import chrome_trace
 from hetero.report.findings import find
 from hetero.report.html import page
-from hetero.report.reading import read_run
 from hetero.report.record import RunRecord
 from hetero.report.tables import operator_table
+from hetero.report.trace_reader import read_run
 
 torch = pytest.importorskip("torch")
 

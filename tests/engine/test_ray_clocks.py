@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from hetero.report.reading import read_run
+from hetero.report.trace_reader import read_run
 from hetero.testing.cluster import Cluster, cluster_of_namespaces
 from tests.needs import need
 

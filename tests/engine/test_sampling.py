@@ -9,7 +9,7 @@ import hetero
 from hetero.drive.trace import read_trace
 from hetero.model.notes import DeviceSampled
 from hetero.report.curves import curves
-from hetero.report.reading import read_run
+from hetero.report.trace_reader import read_run
 from hetero.session import sampling
 
 WAIT_S = 90.0

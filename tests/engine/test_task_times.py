@@ -12,7 +12,7 @@ from hetero.drive.trace_read import read_trace
 from hetero.model.events import TaskFailed, TaskFinished
 from hetero.model.notes import TaskParts
 from hetero.report.account import account
-from hetero.report.reading import read_run
+from hetero.report.trace_reader import read_run
 from tests.clocked import LINKED, RUNS, SlowToLoad, missing_s, work
 
 

@@ -12,12 +12,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hetero.batch.availability import Load, Neighbours, host_load
 from hetero.batch.base import Place
-from hetero.batch.limits import Load, Neighbours, host_load
 from hetero.batch.merges import Fold, Mean, Merge, Sum, check_associative
-from hetero.batch.plain import ArraySource, GeneratorSource, SequenceSource
-from hetero.batch.reading import Batch, Reader
+from hetero.batch.reader import Batch, Reader
 from hetero.batch.records import count, cut, is_records, joined, size_bytes, without
+from hetero.batch.sources import ArraySource, GeneratorSource, SequenceSource
 from hetero.errors import BadValueError, HeteroError
 
 FORMS: list[Callable[[int], Any]] = [

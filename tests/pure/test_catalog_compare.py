@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from hetero.advise.chart import chart
-from hetero.advise.compare import MEASURES, best_for, compare
+from hetero.advise.compare import MEASURES, best_for, chart, compare
 from hetero.catalog.load import find
 from hetero.cli import catalog
 from hetero.floor.errors import BadValueError

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from hetero.floor.errors import BadValueError, NothingFitsError
 from hetero.graphs.check import faults
 from hetero.graphs.gantt import gantt
+from hetero.graphs.plan_files import plan_document, plan_of
 from hetero.graphs.planning import POLICIES, Budget, plan_graph
-from hetero.graphs.plans import plan_document, plan_of
 from hetero.graphs.whatif import without
 from hetero.model.graph import UNLIMITED_BYTES, GraphDevice, GraphEdge, GraphTask, TaskGraph
 from hetero.model.schedule import Evicted, Placed, Schedule, Sent

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from hetero.batch.base import Job
-from hetero.batch.folder import MANIFEST, JsonLinesSink
+from hetero.batch.sinks import MANIFEST, JsonLinesSink
 from hetero.engines.ray.node import Node, read_node
 from hetero.floor.errors import BadValueError, FileError, HeteroError
 from hetero.recipes.saved_models import read_pictures

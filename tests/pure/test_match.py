@@ -11,10 +11,9 @@ import pytest
 
 from hetero.advise.estimate import Workload
 from hetero.advise.fleet import Kind, group_of, read_fleet
-from hetero.advise.live_prices import live_prices
 from hetero.advise.match import Limits, choose, match
-from hetero.advise.mixing import mix, read_stream
-from hetero.advise.prices import Prices, age_of, own_price, read_prices
+from hetero.advise.prices import Prices, age_of, live_prices, own_price, read_prices
+from hetero.advise.replica_mix import mix, read_stream
 from hetero.catalog.load import find
 from hetero.cli.plan_choose import read_workload
 from hetero.floor.errors import BadValueError, GraphError, NothingFitsError
@@ -160,7 +159,7 @@ def test_without_gpuhunt_live_prices_are_one_line(monkeypatch: pytest.MonkeyPatc
     def refusing(name: str) -> Any:
         raise ImportError(name)
 
-    monkeypatch.setattr("hetero.advise.live_prices.import_module", refusing)
+    monkeypatch.setattr("hetero.advise.prices.import_module", refusing)
     found, note = live_prices([find("H100-SXM")])
     assert found == {}
     assert "gpuhunt, which is not installed" in note

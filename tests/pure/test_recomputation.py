@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from hetero.floor.errors import NothingFitsError
 from hetero.graphs.check import faults
+from hetero.graphs.plan_files import plan_document, plan_of
 from hetero.graphs.planning import Budget, plan_graph
-from hetero.graphs.plans import plan_document, plan_of
 from hetero.model.graph import UNLIMITED_BYTES, GraphDevice, GraphEdge, GraphTask, TaskGraph
 from hetero.model.schedule import Schedule
 from hetero.model.topology import Link, MemoryNode, Topology

@@ -24,18 +24,18 @@ from hetero.model.events import (
 from hetero.model.tasks import Failure, Request, Task
 from hetero.plan.bounds.makespan import lower_bound
 from hetero.report.account import CATEGORIES, account
-from hetero.report.best import best_possible
+from hetero.report.best_possible import best_possible
 from hetero.report.chrome import chrome_trace
 from hetero.report.compare import compare
+from hetero.report.critical_path import critical_chain, longest_path
 from hetero.report.findings import find
 from hetero.report.gantt import gantt
 from hetero.report.html import page
 from hetero.report.intervals import common, length_s, pairs, union, without
-from hetero.report.money import prices
-from hetero.report.paths import critical_chain, longest_path
-from hetero.report.reading import collect, only, read_run
+from hetero.report.prices import prices
 from hetero.report.record import RunRecord
 from hetero.report.tables import loss_table
+from hetero.report.trace_reader import collect, only, read_run
 
 CPU = Device("h0/cpu:0", "cpu", DeviceType("CPU"), "cpu")
 GPU = Device("h0/cuda:0", "cuda", DeviceType("GPU"), "null", memory_node="h0/cuda:0")
@@ -383,7 +383,7 @@ def test_every_category_but_computing_is_a_loss() -> None:
 def test_a_trace_that_is_too_long_is_read_as_far_as_a_report_can_be(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("hetero.report.reading._TASKS_MAX", 50)
+    monkeypatch.setattr("hetero.report.trace_reader._TASKS_MAX", 50)
     writer = TraceWriter(tmp_path / "long.jsonl.gz", devices=[CPU])
     for record in ready(CPU):
         writer.write(record)

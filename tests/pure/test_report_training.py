@@ -11,9 +11,9 @@ from hetero.model.notes import CheckpointWritten, DeviceSampled, TrainingEpoch, 
 from hetero.report.curves import curves
 from hetero.report.findings import find
 from hetero.report.html import page
-from hetero.report.reading import collect, read_run
 from hetero.report.record import RunRecord
 from hetero.report.tables import epoch_table, member_table
+from hetero.report.trace_reader import collect, read_run
 from hetero.report.training import drawn, training
 from tests.pure.test_report import CPU, EVIL, GPU, ran, ready, submitted
 

@@ -8,8 +8,7 @@ import pytest
 
 from hetero.catalog.load import find
 from hetero.floor.errors import HeteroError
-from hetero.graphs.measured import Measured
-from hetero.graphs.whatif import changed, named_devices, speed_of
+from hetero.graphs.whatif import Measured, changed, named_devices, speed_of
 from hetero.model.graph import GraphDevice, GraphTask, TaskGraph
 from hetero.model.topology import Link, MemoryNode, Topology
 from hetero.plan.performance.cost_model import Sample

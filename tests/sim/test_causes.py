@@ -11,8 +11,8 @@ import pytest
 from benchmarks.causes import PLANTED, drawn, simulated
 from hetero.report.causes import gains
 from hetero.report.findings import find
-from hetero.report.reading import collect
 from hetero.report.tables import gain_table
+from hetero.report.trace_reader import collect
 from tests.sim.report_runs import run
 
 

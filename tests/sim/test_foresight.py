@@ -9,7 +9,7 @@ import pytest
 from hetero.core.replicas import Replicas
 from hetero.drive.sim_values import SimResult
 from hetero.graphs.planning import Budget, plan_graph
-from hetero.graphs.simulating import guide_of, run_graph
+from hetero.graphs.simulation import guide_of, run_graph
 from hetero.model.device import HOST_NODE
 from hetero.model.graph import UNLIMITED_BYTES, GraphDevice, GraphEdge, GraphTask, TaskGraph
 from hetero.model.topology import Link, MemoryNode, Topology

@@ -15,10 +15,10 @@ from hetero.model.notes import PlanMade
 from hetero.plan.policies.planned import Planned
 from hetero.report.curves import curves
 from hetero.report.findings import find
-from hetero.report.packing import packed
+from hetero.report.page_data import packed
 from hetero.report.planning import places_by_device
-from hetero.report.reading import read_run
 from hetero.report.record import RunRecord
+from hetero.report.trace_reader import read_run
 from tests.sim.report_runs import fleet, tasks, topology, truth
 
 COUNT = 300

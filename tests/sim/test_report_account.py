@@ -6,8 +6,8 @@ from hetero.model.commands import Commit, Run, RunGroup, Transfer
 from hetero.model.events import DeviceReady, TaskFailed, TaskFinished, TaskSubmitted, TransferFinished
 from hetero.model.notes import CollectiveDone
 from hetero.report.account import CATEGORIES, account
-from hetero.report.best import best_possible
-from hetero.report.reading import collect
+from hetero.report.best_possible import best_possible
+from hetero.report.trace_reader import collect
 from tests.sim.report_runs import run, swept, with_collectives, with_parts
 
 CHECKED = (TaskSubmitted, Run, RunGroup, TaskFinished, TaskFailed, Commit, Transfer, TransferFinished, DeviceReady)

@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from hetero.errors import BadValueError
-from hetero.graphs.scale import Load, read_hosts, run_at_scale
+from hetero.graphs.fleet_simulation import Load, read_hosts, run_at_scale
 from hetero.plan.policies import eft
 
 WORDS = ["30 x 10 x H100-SXM", "25 x 10 x T4", "2 x 10 x V100-SXM2-16GB"]

@@ -14,9 +14,9 @@ from typing import Any
 from hetero.advise.estimate import Estimate, estimate
 from hetero.advise.fit import room_of
 from hetero.advise.fleet import Kind, catalog_fleet, group_of, read_fleet
-from hetero.advise.limits import Limits
 from hetero.advise.prices import Paid, Prices
-from hetero.floor.errors import BadValueError, HeteroError
+from hetero.catalog.load import devices
+from hetero.floor.errors import BadValueError, HeteroError, did_you_mean
 from hetero.floor.units import format_bytes, format_seconds
 from hetero.model.leases import LeaseRequest
 from hetero.model.workload import Workload
@@ -43,6 +43,49 @@ _TERMS = {
     "hop": "hops between devices",
     "request": "handling requests",
 }
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What a choice must keep to.
+
+    Attributes
+    ----------
+    latency_s : most seconds from the prompts to the last token of the batch, 0 for any
+    throughput_per_s : tokens/s that all replicas must give together, 0 for any
+    usd_per_hour : most dollars an hour, 0 for any
+    needs : capabilities that a device must have, as in 'fp8'
+    together : what the devices of one copy share: 'host', 'rack', 'numa', 'pcie', 'nvlink' or 'link:KIND'; '' for
+        nothing, and where no topology is known for the host
+    apart, apart_by : workloads that hold devices of the fleet and are kept away from, by 'device', 'host' or 'rack'
+    """
+
+    latency_s: float = 0.0
+    throughput_per_s: float = 0.0
+    usd_per_hour: float = 0.0
+    needs: tuple[str, ...] = ()
+    together: str = ""
+    apart: tuple[str, ...] = ()
+    apart_by: str = "host"
+
+    @property
+    def terms(self) -> LeaseRequest:
+        """What is asked of the pool for each copy."""
+        return LeaseRequest(together=self.together, apart=self.apart, apart_by=self.apart_by)
+
+    def __post_init__(self) -> None:
+        for name, what in (("latency_s", "s"), ("throughput_per_s", "tokens/s"), ("usd_per_hour", "dollars an hour")):
+            given = getattr(self, name)
+            if not 0.0 <= given < float("inf"):
+                raise BadValueError(
+                    f"a limit of {given:g} {what} is none", remedy="give a number above 0, or leave it out"
+                )
+        _ = self.terms  # raises where a word is wrong
+        known = sorted({word for spec in devices().values() for word in spec.capabilities})
+        for word in self.needs:
+            if word not in known:
+                hint = did_you_mean(word, known).removeprefix("; ")
+                raise BadValueError(f"no device has {word!r}", remedy=hint or f"known: {', '.join(known)}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,9 +6,14 @@ not guess: a device without a price has none.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import logging
+import socket
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +24,13 @@ from hetero.floor.documents import blamed_on
 from hetero.floor.errors import BadValueError, FileError
 from hetero.floor.units import shown
 
-__all__ = ["Paid", "Prices", "age_of", "own_price", "read_prices", "today"]
+__all__ = ["Paid", "Prices", "age_of", "live_prices", "own_price", "read_prices", "today"]
+
+_ANSWER_S = 8.0
+"""A server that is silent for so long is given up …"""
+
+_ALL_S = 25.0
+"""… and all of them together are waited for so long."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,3 +155,67 @@ def _price(name: str, given: Any, file: str) -> tuple[str, Paid]:
     if unknown := sorted(set(row) - {"usd_per_hour", "day"}):
         raise BadValueError(f"{where}: the key {shown(unknown[0])} is not known", remedy="allowed: usd_per_hour, day")
     return find(name).name, own_price(row.get("usd_per_hour"), where, row.get("day", ""))
+
+
+def live_prices(devices: Sequence[DeviceSpec]) -> tuple[dict[str, Paid], str]:
+    """Ask gpuhunt for the cheapest offer on demand of each device; returns prices, and a note where that cannot be.
+
+    Notes
+    -----
+    The providers whose catalogs gpuhunt publishes are asked, which needs no account; those that it would ask one by one
+    are not. An offer is taken for a device of the same name and memory; offers do not tell SXM from PCIe, so one price
+    then stands for both. gpuhunt is under the MPL-2.0, with copyleft for its own files; hetero does not include it.
+    """
+    try:
+        gpuhunt = import_module("gpuhunt")
+    except ImportError:
+        return {}, "live prices need gpuhunt, which is not installed: pip install 'hetero-core[prices]'"
+    answer: list[Any] = []
+    asking = threading.Thread(target=lambda: answer.append(_asked(gpuhunt)), daemon=True)
+    asking.start()
+    asking.join(_ALL_S)
+    offers, note = answer[0] if answer else ([], f"gpuhunt gave no prices within {_ALL_S:g} s")
+    found: dict[str, Paid] = {}
+    for spec in devices:
+        fitting = [offer for offer in offers if _is_offer_of(offer, spec)]
+        if fitting:
+            best = min(fitting, key=lambda offer: offer.price / offer.gpu_count)
+            found[spec.name] = Paid(best.price / best.gpu_count, f"gpuhunt: {best.provider}", today().isoformat())
+    return found, note
+
+
+def _asked(gpuhunt: Any) -> tuple[list[Any], str]:
+    """Return the offers of the providers that could be read, and what to say of the others."""
+    try:
+        with _quiet():
+            catalog = gpuhunt.Catalog()
+            catalog.load()
+            return catalog.query(provider=list(catalog.catalog), min_gpu_count=1, spot=False), ""
+    except Exception as error:  # noqa: BLE001  a network that does not answer, in whatever words
+        cause = error.__cause__ or error
+        told = " ".join(str(cause).split())[:160]
+        return [], f"gpuhunt gave no prices: {type(cause).__name__}: {told}; give your own with --prices"
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep gpuhunt from printing a traceback for each provider, and from waiting for ever."""
+    logger, before_s = logging.getLogger("gpuhunt"), socket.getdefaulttimeout()
+    level = logger.level
+    logger.setLevel(logging.CRITICAL + 1)
+    socket.setdefaulttimeout(_ANSWER_S)
+    try:
+        yield
+    finally:
+        socket.setdefaulttimeout(before_s)
+        logger.setLevel(level)
+
+
+def _is_offer_of(offer: Any, spec: DeviceSpec) -> bool:
+    """Compare names without marks and blanks, and memory within a tenth."""
+    if not offer.gpu_name or not offer.gpu_count or not offer.price or spec.memory_bytes is None:
+        return False
+    ours = "".join(filter(str.isalnum, spec.name.casefold()))
+    theirs = "".join(filter(str.isalnum, str(offer.gpu_name).casefold()))
+    size = (offer.gpu_memory or 0.0) * 2**30
+    return ours.startswith(theirs) and abs(size / spec.memory_bytes - 1.0) < 0.1

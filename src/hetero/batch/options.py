@@ -9,8 +9,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from hetero.batch.availability import FREE, Hours, parse_by_device, parse_hours, parse_share
 from hetero.batch.base import Found
-from hetero.batch.limits import FREE, Hours, parse_by_device, parse_hours, parse_share
 from hetero.batch.merges import Merge, merge_of
 from hetero.floor.errors import BadValueError
 from hetero.floor.units import parse_bytes, parse_energy, parse_seconds, shown

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from hetero.batch.base import Found, Job, Part
-from hetero.batch.folder import MANIFEST, QUARANTINE, FolderSink
 from hetero.batch.records import is_frame, is_table, joined
+from hetero.batch.sinks import MANIFEST, QUARANTINE, FolderSink
 from hetero.floor.errors import MissingPackageError, SerialisationError
 
 __all__ = ["ParquetSink"]

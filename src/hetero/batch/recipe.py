@@ -14,10 +14,10 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from hetero.batch.api import map_batches
 from hetero.batch.base import Source
-from hetero.batch.face import map_batches
-from hetero.batch.finding import KINDS, kind_of_source
-from hetero.batch.plain import GeneratorSource
+from hetero.batch.registry import KINDS, kind_of_source
+from hetero.batch.sources import GeneratorSource
 from hetero.floor.errors import BadValueError, ConfigError, HeteroError, did_you_mean
 from hetero.floor.text import single_line
 from hetero.floor.units import shown

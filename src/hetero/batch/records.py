@@ -9,13 +9,26 @@ from __future__ import annotations
 import itertools
 import sys
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from hetero.floor.errors import BadValueError
 
-__all__ = ["count", "cut", "is_frame", "is_records", "is_table", "joined", "size_bytes", "without"]
+__all__ = [
+    "Packed",
+    "count",
+    "cut",
+    "is_frame",
+    "is_records",
+    "is_table",
+    "joined",
+    "packed",
+    "size_bytes",
+    "unpacked",
+    "without",
+]
 
 _SAMPLED = 32
 
@@ -171,3 +184,38 @@ def is_frame(value: object) -> bool:
 def is_table(value: object) -> bool:
     """Return whether a value is an Arrow table, or a batch of rows of one."""
     return hasattr(value, "num_rows") and hasattr(value, "slice")
+
+
+class Packed(NamedTuple):
+    """A table as a stream in Arrow's own format; pickling a slice of a table would take all that it was cut from."""
+
+    stream: NDArray[np.uint8]
+
+
+def packed(records: Any) -> Any:
+    """Return records as they travel."""
+    if not is_table(records) or "pyarrow" not in sys.modules:
+        return records
+    import pyarrow as pa
+
+    counted = pa.MockOutputStream()
+    _write(records, counted)
+    stream = np.empty(counted.size(), np.uint8)
+    _write(records, pa.FixedSizeBufferWriter(pa.py_buffer(stream)))
+    return Packed(stream)
+
+
+def unpacked(records: Any) -> Any:
+    """Return records as they were, without a copy."""
+    if not isinstance(records, Packed):
+        return records
+    import pyarrow as pa
+
+    return pa.ipc.open_stream(pa.py_buffer(records.stream)).read_all()
+
+
+def _write(table: Any, sink: Any) -> None:
+    import pyarrow as pa
+
+    with pa.ipc.new_stream(sink, table.schema) as writer:
+        writer.write(table)

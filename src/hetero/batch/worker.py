@@ -14,12 +14,11 @@ from typing import Any, NamedTuple
 import cloudpickle
 import numpy as np
 
+from hetero.batch.availability import Neighbours
 from hetero.batch.errors import WrongResultError
 from hetero.batch.functions import Prepared
-from hetero.batch.limits import Neighbours
 from hetero.batch.merges import Merge
-from hetero.batch.records import count, is_records, is_table, size_bytes, without
-from hetero.batch.travel import packed, unpacked
+from hetero.batch.records import count, is_records, is_table, packed, size_bytes, unpacked, without
 from hetero.drive.annotations import record_loaded
 from hetero.floor.clock import monotonic_s, sleep
 

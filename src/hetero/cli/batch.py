@@ -30,7 +30,7 @@ def batch(
     json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
     """Run a function or a model over many records, every device at its own batch size."""
-    from hetero.batch.face import map_batches
+    from hetero.batch.api import map_batches
     from hetero.batch.recipe import read_batch_recipe
     from hetero.session.context import Context
 

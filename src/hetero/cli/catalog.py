@@ -92,7 +92,7 @@ def compare_(
     rows = compare([find(name) for name in dict.fromkeys(names)], precision)
     best = best_for(rows)
     if png is not None:
-        from hetero.advise.chart import chart
+        from hetero.advise.compare import chart
 
         chart(rows, png)
     if json:

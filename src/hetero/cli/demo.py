@@ -59,7 +59,7 @@ def demo(
 def _write_reports(found: DemoResult) -> list[Path]:
     """Write a report of each job on all devices beside the trace."""
     from hetero.report.html import page
-    from hetero.report.reading import only, read_run
+    from hetero.report.trace_reader import only, read_run
 
     run = read_run(found.trace)
     stem = found.trace.name.partition(".")[0]

@@ -47,7 +47,7 @@ def convert(
     from hetero.floor.units import parse_bytes
     from hetero.graphs.document import document_of
     from hetero.graphs.files import write_text
-    from hetero.graphs.reading import convert as read_any
+    from hetero.graphs.formats import convert as read_any
 
     names = [name.strip() for name in columns.split(",") if name.strip()]
     graph = read_any(file, fleet, format_, names, parse_bytes(edge_bytes))
@@ -62,7 +62,7 @@ def convert(
 
 def tell_unused(file: Path, graph: TaskGraph, fleet: str | None) -> None:
     """Say on standard error that a fleet was given for a graph that names its own devices."""
-    from hetero.graphs.fleets import read_fleet
+    from hetero.graphs.fleet_files import read_fleet
 
     if fleet is not None and read_fleet(fleet).devices != graph.devices:
         say(f"note: {file} names its own devices, so --fleet {fleet} is left out", to=sys.stderr)
@@ -71,6 +71,6 @@ def tell_unused(file: Path, graph: TaskGraph, fleet: str | None) -> None:
 @app.command("schema")
 def schema() -> None:
     """Print the JSON Schema of hetero-graph/1."""
-    from hetero.graphs.schema import graph_schema
+    from hetero.graphs.document import graph_schema
 
     print_json(graph_schema())

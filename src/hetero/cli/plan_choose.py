@@ -106,8 +106,7 @@ def choose(
 
 
 def _prices(kinds: Sequence[Kind], file: Path | None, live: bool) -> Prices:
-    from hetero.advise.live_prices import live_prices
-    from hetero.advise.prices import Prices, read_prices
+    from hetero.advise.prices import Prices, live_prices, read_prices
 
     own = read_prices(file) if file is not None else {}
     found, note = live_prices([kind.spec for kind in kinds]) if live else ({}, "")
@@ -115,7 +114,7 @@ def _prices(kinds: Sequence[Kind], file: Path | None, live: bool) -> Prices:
 
 
 def _mix(work: Workload, words: Sequence[str], kinds: Sequence[Kind], limit: Limits, paid: Prices, json: bool) -> None:
-    from hetero.advise.mixing import mix, read_stream
+    from hetero.advise.replica_mix import mix, read_stream
 
     found = mix(work, [read_stream(word) for word in words], kinds, limit, paid)
     print_json({"model": work.model.name, **found.as_dict()}) if json else say(found.explain())

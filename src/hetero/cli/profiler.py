@@ -43,7 +43,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document.")
 
 
 def _read(trace: Path, functions: list[str] | None = None) -> RunRecord:
-    from hetero.report.reading import only, read_run
+    from hetero.report.trace_reader import only, read_run
 
     run = read_run(trace)
     return only(run, functions) if functions else run
@@ -69,7 +69,7 @@ def _write(path: Path, text: str) -> None:
 def report(trace: TraceFile, output: Output = None, only: Only = None, price: Price = None) -> None:
     """Write the report: one page of HTML that opens anywhere, without the network."""
     from hetero.report.html import page
-    from hetero.report.money import prices
+    from hetero.report.prices import prices
 
     _write(output or _beside(trace, ".report.html"), page(_read(trace, only), prices(price or [])))
 
@@ -78,7 +78,7 @@ def report(trace: TraceFile, output: Output = None, only: Only = None, price: Pr
 def summary(trace: TraceFile, only: Only = None, price: Price = None, json: AsJson = False) -> None:
     """Report in sentences where the time went."""
     from hetero.report.findings import find
-    from hetero.report.money import prices
+    from hetero.report.prices import prices
     from hetero.report.tables import (
         collective_table,
         device_table,
@@ -165,7 +165,7 @@ def run(
 
     from hetero.floor import settings
     from hetero.report.html import page
-    from hetero.report.money import applying, prices
+    from hetero.report.prices import applying, prices
 
     usd = prices(price or [])
     with tempfile.TemporaryDirectory(prefix="hetero-") as folder:

@@ -44,7 +44,7 @@ def schedule(
     Transfers wait for one another on links and buses, and no memory overflows; '--model free' plans without both.
     """
     from hetero.floor.units import parse_seconds
-    from hetero.graphs.reading import read_plannable
+    from hetero.graphs.formats import read_plannable
 
     if check is not None:
         refuse_unused(context, ("graph", "check", "json"), "with --check")
@@ -76,7 +76,7 @@ def _write(schedule: Schedule, out: Path) -> None:
     import json
 
     from hetero.graphs.files import write_text
-    from hetero.graphs.plans import plan_document
+    from hetero.graphs.plan_files import plan_document
 
     write_text(out, json.dumps(plan_document(schedule), indent=1) + "\n")
 
@@ -84,7 +84,7 @@ def _write(schedule: Schedule, out: Path) -> None:
 def _check(graph: TaskGraph, file: Path, as_json: bool) -> None:
     from hetero.floor.units import format_seconds
     from hetero.graphs.check import faults
-    from hetero.graphs.plans import read_plan
+    from hetero.graphs.plan_files import read_plan
 
     plan = read_plan(file)
     found = faults(graph, plan)
@@ -106,7 +106,7 @@ def _check(graph: TaskGraph, file: Path, as_json: bool) -> None:
 
 
 def _print_json(planned: Planned) -> None:
-    from hetero.graphs.plans import plan_document
+    from hetero.graphs.plan_files import plan_document
 
     schedule = planned.schedule
     gap = schedule.gap_frac if schedule.lower_bound_s > 0.0 or schedule.makespan_s == 0.0 else None

@@ -19,7 +19,7 @@ from hetero.cli.words import refuse_unused
 from hetero.floor.errors import BadValueError
 
 if TYPE_CHECKING:
-    from hetero.graphs.scale import Scaled
+    from hetero.graphs.fleet_simulation import Scaled
     from hetero.graphs.trials import Trials
 
 __all__ = ["simulate"]
@@ -70,7 +70,7 @@ def simulate(
 
     if hosts or graph is None:
         from hetero.floor.units import parse_bandwidth, parse_bytes, parse_seconds
-        from hetero.graphs.scale import Load, read_hosts, run_at_scale
+        from hetero.graphs.fleet_simulation import Load, read_hosts, run_at_scale
 
         if graph is not None or not hosts:
             raise BadValueError("a run is of a graph or of hosts", remedy="give a graph file, or --hosts, not both")
@@ -87,7 +87,7 @@ def simulate(
         print_json(asdict(found)) if json else _print_scaled(found)
         return
     refuse_unused(context, _OF_A_GRAPH, "on a graph")
-    from hetero.graphs.reading import convert, read_plannable
+    from hetero.graphs.formats import convert, read_plannable
 
     read = convert(graph, fleet) if fleet is not None else read_plannable(graph)
     tell_unused(graph, read, fleet)

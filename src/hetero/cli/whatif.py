@@ -15,8 +15,7 @@ import typer
 from hetero.cli.output import console, print_json, say
 
 if TYPE_CHECKING:
-    from hetero.graphs.measured import Measured
-    from hetero.graphs.whatif import Changed
+    from hetero.graphs.whatif import Changed, Measured
     from hetero.model.schedule import Schedule
 
 __all__ = ["whatif"]
@@ -45,7 +44,7 @@ def whatif(
     range is between the ratios of arithmetic and of memory bandwidth.
     """
     from hetero.floor import settings
-    from hetero.graphs.reading import read_plannable
+    from hetero.graphs.formats import read_plannable
     from hetero.graphs.whatif import changed, named_devices
 
     read = read_plannable(graph)
@@ -69,7 +68,7 @@ def _measured() -> Measured:
     """Read the times of earlier runs; none where there were none, or their file cannot be read."""
     from hetero.floor import settings
     from hetero.floor.errors import HistoryError
-    from hetero.graphs.measured import Measured
+    from hetero.graphs.whatif import Measured
     from hetero.stores.history import FILE, HistoryStore
 
     file = settings.home() / FILE

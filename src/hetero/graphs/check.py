@@ -7,16 +7,20 @@ from __future__ import annotations
 
 import heapq
 import math
+from bisect import bisect_left
 from collections.abc import Iterator
 from itertools import pairwise
+from typing import NamedTuple
 
-from hetero.graphs.check_contention import contention_faults
-from hetero.model.graph import GraphTask, TaskGraph
-from hetero.model.schedule import Placed, Schedule
+from hetero.model.graph import UNLIMITED_BYTES, GraphTask, TaskGraph
+from hetero.model.schedule import Placed, Schedule, Sent
 
-__all__ = ["faults"]
+__all__ = ["contention_faults", "faults"]
 
 _ROUTE_BYTES = 1e6
+
+Item = tuple[str, int]
+"""A data item: the task that made it, and its bytes."""
 
 
 def faults(graph: TaskGraph, schedule: Schedule) -> list[str]:
@@ -137,3 +141,149 @@ def _wrong_totals(schedule: Schedule, slack_s: float) -> Iterator[str]:
         yield f"the makespan is said to be {schedule.makespan_s:.9g} s, the last task finishes at {last_s:.9g} s"
     if not schedule.lower_bound_s <= last_s * (1.0 + 1e-9):
         yield f"the lower bound {schedule.lower_bound_s:.9g} s is above the makespan {last_s:.9g} s"
+
+
+class _Stay(NamedTuple):
+    """One stay of a data item on a memory node: room is taken from `begin_s` on, the item is there from `ready_s`."""
+
+    begin_s: float
+    ready_s: float
+    end_s: float
+
+
+class _Use(NamedTuple):
+    """From when to when something needs an item on a memory node."""
+
+    start_s: float
+    finish_s: float
+    by: str
+
+
+def contention_faults(graph: TaskGraph, schedule: Schedule, slack_s: float) -> list[str]:
+    """Return what is wrong with the transfers of a schedule, and with what lies where.
+
+    Notes
+    -----
+    A data item is what a task makes with one number of bytes. It is on the task's memory node from the task's start
+    (room) and finish (there), and in the same way wherever the task is repeated; a transfer brings it to another,
+    where room is taken from the transfer's start. It stays until it is evicted, else until its last use: a task that
+    reads it, or a transfer that takes it on. One link, or the links of one bus, carry one transfer at a time, for
+    latency + bytes / bandwidth. No memory node ever holds more than its capacity.
+    """
+    found = [*_faults_of_transfers(graph, schedule, slack_s), *_faults_of_orders(graph, schedule, slack_s)]
+    stays: dict[str, list[tuple[_Stay, int]]] = {}
+    arrivals, uses = _arrivals(graph, schedule), _uses(graph, schedule)
+    gone: dict[tuple[Item, str], list[float]] = {}
+    for row in schedule.evictions:
+        gone.setdefault(((row.task, row.nbytes), row.node), []).append(row.at_s)
+    for key in sorted({*arrivals, *uses}):
+        item, node = key
+        stayed = _stays(sorted(arrivals.get(key, [])), uses.get(key, []), sorted(gone.get(key, [])), slack_s)
+        for stay in stayed:
+            if isinstance(stay, str):
+                found.append(f"{stay} needs what {item[0]!r} made ({item[1]:,} bytes) on {node!r}, where it is not")
+            else:
+                stays.setdefault(node, []).append((stay, item[1]))
+    return [*found, *_overfull(graph, stays, slack_s)]
+
+
+def _faults_of_transfers(graph: TaskGraph, schedule: Schedule, slack_s: float) -> Iterator[str]:
+    links = {(link.src, link.dst): link for link in graph.topology.links}
+    items = {(edge.src, edge.nbytes) for edge in graph.edges if edge.nbytes > 0}
+    channels: dict[tuple[str, ...], list[Sent]] = {}
+    for row in schedule.transfers:
+        link = links.get((row.src, row.dst))
+        if link is None:
+            yield f"no link leads from {row.src!r} to {row.dst!r}, where {_named(row)} is sent"
+            continue
+        if (row.task, row.nbytes) not in items:
+            yield f"{_named(row)} is sent, and no edge has it"
+        took_s, needs_s = row.finish_s - row.start_s, link.latency_s + row.nbytes / link.bandwidth_bytes_per_s
+        if not abs(took_s - needs_s) <= slack_s:
+            yield f"{_named(row)} takes {took_s:.9g} s from {row.src!r} to {row.dst!r}, the link needs {needs_s:.9g} s"
+        channels.setdefault((link.bus,) if link.bus else (link.src, link.dst), []).append(row)
+    for name, rows in channels.items():
+        rows.sort(key=lambda row: (row.start_s, row.finish_s))
+        for one, other in pairwise(rows):
+            if other.start_s < one.finish_s - slack_s and other.finish_s > other.start_s:
+                yield f"{' → '.join(name)} carries {_named(one)} and {_named(other)} at {other.start_s:.9g} s"
+
+
+def _named(row: Sent) -> str:
+    return f"what {row.task!r} made ({row.nbytes:,} bytes)"
+
+
+def _faults_of_orders(graph: TaskGraph, schedule: Schedule, slack_s: float) -> Iterator[str]:
+    where = {row.task: row for row in schedule.placements}
+    for edge in graph.edges:
+        src, dst = where[edge.src], where[edge.dst]
+        if dst.start_s < src.finish_s - slack_s:
+            yield f"task {edge.dst!r} starts at {dst.start_s:.9g} s, before {edge.src!r} finishes"
+
+
+def _places(graph: TaskGraph, schedule: Schedule) -> dict[str, list[tuple[Placed, str]]]:
+    """Return each attempt of each task, repeats included, and the memory node that it works on."""
+    node = {device.id: device.memory_node for device in graph.devices}
+    found: dict[str, list[tuple[Placed, str]]] = {}
+    for row in (*schedule.placements, *schedule.repeats):
+        found.setdefault(row.task, []).append((row, node[row.device]))
+    return found
+
+
+def _arrivals(graph: TaskGraph, schedule: Schedule) -> dict[tuple[Item, str], list[tuple[float, float]]]:
+    """Return from when room is taken, and from when the item is there, for each item and memory node."""
+    found: dict[tuple[Item, str], list[tuple[float, float]]] = {}
+    places = _places(graph, schedule)
+    for item in {(edge.src, edge.nbytes) for edge in graph.edges if edge.nbytes > 0}:
+        for row, node in places[item[0]]:
+            found.setdefault((item, node), []).append((row.start_s, row.finish_s))
+    for sent in schedule.transfers:
+        found.setdefault(((sent.task, sent.nbytes), sent.dst), []).append((sent.start_s, sent.finish_s))
+    return found
+
+
+def _uses(graph: TaskGraph, schedule: Schedule) -> dict[tuple[Item, str], list[_Use]]:
+    found: dict[tuple[Item, str], list[_Use]] = {}
+    places = _places(graph, schedule)
+    for edge in graph.edges:
+        if edge.nbytes > 0:
+            for row, node in places[edge.dst]:
+                use = _Use(row.start_s, row.finish_s, f"task {row.task!r} at {row.start_s:.9g} s")
+                found.setdefault(((edge.src, edge.nbytes), node), []).append(use)
+    for sent in schedule.transfers:
+        use = _Use(sent.start_s, sent.finish_s, f"the transfer to {sent.dst!r} at {sent.start_s:.9g} s")
+        found.setdefault(((sent.task, sent.nbytes), sent.src), []).append(use)
+    return found
+
+
+def _stays(
+    arrivals: list[tuple[float, float]], uses: list[_Use], gone_s: list[float], slack_s: float
+) -> Iterator[_Stay | str]:
+    """Yield the stays of an item on a memory node, one between two evictions; or which use finds nothing there."""
+    for turn in range(len(gone_s) + 1):
+        came = [one for one in arrivals if bisect_left(gone_s, one[1] - slack_s) == turn]
+        used = [use for use in uses if bisect_left(gone_s, use.finish_s - slack_s) == turn]
+        begin_s = min((one[0] for one in came), default=float("inf"))
+        ready_s = min((one[1] for one in came), default=float("inf"))
+        for use in used:
+            if use.start_s < ready_s - slack_s:
+                yield use.by
+        if came:
+            last_s = max([use.finish_s for use in used] + [one[1] for one in came])
+            yield _Stay(begin_s, ready_s, gone_s[turn] if turn < len(gone_s) else last_s)
+
+
+def _overfull(graph: TaskGraph, stays: dict[str, list[tuple[_Stay, int]]], slack_s: float) -> Iterator[str]:
+    for node in graph.topology.nodes:
+        if node.capacity_bytes == UNLIMITED_BYTES:
+            continue
+        changes = []
+        for stay, nbytes in stays.get(node.id, []):
+            if stay.end_s - stay.begin_s > slack_s:
+                changes += [(stay.begin_s + slack_s, nbytes), (stay.end_s, -nbytes)]
+        held = 0
+        for at_s, change in sorted(changes):
+            held += change
+            if held > node.capacity_bytes:
+                yield f"{node.id!r} holds {held:,} bytes at {at_s:.6g} s, its capacity is {node.capacity_bytes:,}"
+                break

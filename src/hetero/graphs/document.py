@@ -15,7 +15,7 @@ from hetero.floor.units import shown
 from hetero.model.graph import UNLIMITED_BYTES, GraphDevice, GraphEdge, GraphTask, TaskGraph, topological_order
 from hetero.model.topology import Link, MemoryNode, Topology
 
-__all__ = ["BEYOND", "FORMAT", "Place", "document_of", "fleet_of", "graph_of"]
+__all__ = ["BEYOND", "FORMAT", "Place", "document_of", "fleet_of", "graph_of", "graph_schema"]
 
 FORMAT = "hetero-graph/1"
 
@@ -25,6 +25,10 @@ BEYOND = 1e19
 
 LONGEST_NAME = 1000
 """Characters of a name."""
+
+_ID_SCHEMA = {"type": "string", "minLength": 1}
+_SECONDS_SCHEMA = {"type": "number", "minimum": 0, "exclusiveMaximum": BEYOND}
+_BYTES_SCHEMA = {"type": "integer", "minimum": 0, "maximum": UNLIMITED_BYTES}
 
 
 class Place:
@@ -255,3 +259,37 @@ def _link(link: Link) -> dict[str, Any]:
         "latency_s": link.latency_s,
     }
     return {**written, "bus": link.bus} if link.bus else written
+
+
+def _rows_schema(needed: dict[str, Any], more: dict[str, Any] | None = None, least: int = 0) -> dict[str, Any]:
+    row = {
+        "type": "object",
+        "properties": {**needed, **(more or {})},
+        "required": list(needed),
+        "additionalProperties": False,
+    }
+    return {"type": "array", "items": row, "minItems": least}
+
+
+def graph_schema() -> dict[str, Any]:
+    """Return the schema, draft 2020-12."""
+    link = {"src": _ID_SCHEMA, "dst": _ID_SCHEMA, "bandwidth_bytes_per_s": {**_SECONDS_SCHEMA, "exclusiveMinimum": 0}}
+    seconds = {"type": "object", "additionalProperties": _SECONDS_SCHEMA, "minProperties": 1}
+    properties = {
+        "format": {"const": FORMAT},
+        "devices": _rows_schema({"id": _ID_SCHEMA, "memory_node": _ID_SCHEMA}, {"kind": {"type": "string"}}, least=1),
+        "memory_nodes": _rows_schema(
+            {"id": _ID_SCHEMA}, {"capacity_bytes": {**_BYTES_SCHEMA, "type": ["integer", "null"]}}
+        ),
+        "links": _rows_schema({**link, "latency_s": _SECONDS_SCHEMA}, {"bus": {"type": "string"}}),
+        "tasks": _rows_schema({"id": _ID_SCHEMA, "seconds": seconds}),
+        "edges": _rows_schema({"src": _ID_SCHEMA, "dst": _ID_SCHEMA}, {"bytes": _BYTES_SCHEMA}),
+    }
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": FORMAT,
+        "type": "object",
+        "properties": {**properties, "name": {"type": "string"}},
+        "required": list(properties),
+        "additionalProperties": False,
+    }

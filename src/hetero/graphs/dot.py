@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from hetero.floor.errors import GraphError, did_you_mean
 from hetero.floor.units import shown
-from hetero.graphs.fleets import Fleet
+from hetero.graphs.fleet_files import Fleet
 from hetero.model.graph import GraphEdge, GraphTask, TaskGraph
 
 __all__ = ["read_dot"]
@@ -51,7 +51,7 @@ def read_dot(text: str, file: str, fleet: Fleet) -> TaskGraph:
 
     Examples
     --------
-    >>> from hetero.graphs.fleets import equal_devices
+    >>> from hetero.graphs.fleet_files import equal_devices
     >>> read_dot("digraph { a [seconds=2]; b [seconds=1]; a -> b [bytes=8] }", "a.dot", equal_devices(1)).edges
     (GraphEdge(src='a', dst='b', nbytes=8),)
     """

@@ -13,7 +13,7 @@ from typing import NamedTuple, TypeVar
 from hetero.floor.clock import monotonic_s
 from hetero.floor.errors import BadValueError, did_you_mean
 from hetero.graphs.contention import Search, contended_plan
-from hetero.graphs.plans import MODELS
+from hetero.graphs.plan_files import MODELS
 from hetero.model.graph import TaskGraph
 from hetero.model.schedule import Placed, Schedule
 from hetero.plan.bounds.graph import area_bound, critical_path_bound

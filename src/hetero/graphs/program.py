@@ -12,7 +12,7 @@ from typing import Any
 from hetero.engines.base import is_container, rebuild
 from hetero.floor.errors import BadValueError
 from hetero.floor.units import shown
-from hetero.graphs.reading import read_graph
+from hetero.graphs.formats import read_graph
 from hetero.model.graph import topological_order
 from hetero.session.context import Context
 from hetero.session.futures import Future

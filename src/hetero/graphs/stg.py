@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from hetero.floor.errors import GraphError
 from hetero.floor.units import shown
-from hetero.graphs.fleets import Fleet
+from hetero.graphs.fleet_files import Fleet
 from hetero.model.graph import GraphEdge, GraphTask, TaskGraph
 
 __all__ = ["read_stg"]
@@ -32,7 +32,7 @@ def read_stg(text: str, file: str, fleet: Fleet) -> TaskGraph:
 
     Examples
     --------
-    >>> from hetero.graphs.fleets import equal_devices
+    >>> from hetero.graphs.fleet_files import equal_devices
     >>> read_stg("2\n 1 5 0\n 2 3 1 1\n", "a.stg", equal_devices(1)).edges
     (GraphEdge(src='1', dst='2', nbytes=0),)
     """

@@ -15,7 +15,7 @@ from hetero.drive.sim_values import SimResult
 from hetero.floor.errors import BadValueError, did_you_mean
 from hetero.floor.units import parse_seconds
 from hetero.graphs.planning import Budget, plan_graph
-from hetero.graphs.simulating import device_ids, host_node, prepared, run_graph
+from hetero.graphs.simulation import device_ids, host_node, prepared, run_graph
 from hetero.model.device import HOST_NODE
 from hetero.model.graph import UNLIMITED_BYTES, TaskGraph
 from hetero.model.schedule import Schedule

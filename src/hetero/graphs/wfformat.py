@@ -10,7 +10,7 @@ from typing import Any
 from hetero.floor.errors import GraphError
 from hetero.floor.units import shown
 from hetero.graphs.document import Place
-from hetero.graphs.fleets import Fleet
+from hetero.graphs.fleet_files import Fleet
 from hetero.model.graph import GraphEdge, GraphTask, TaskGraph
 
 __all__ = ["is_wfformat", "read_wfformat"]

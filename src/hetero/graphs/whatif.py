@@ -8,22 +8,87 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from typing import NamedTuple
 
 from hetero.catalog.load import find
 from hetero.catalog.values import DeviceSpec
 from hetero.floor.errors import BadValueError, did_you_mean
-from hetero.graphs.measured import Measured
 from hetero.model.graph import UNLIMITED_BYTES, GraphDevice, GraphTask, TaskGraph
 from hetero.model.topology import Link, MemoryNode
+from hetero.plan.performance.cost_model import Sample
+from hetero.plan.performance.robust_statistics import median
 
-__all__ = ["Changed", "Known", "Speed", "changed", "named_devices", "speed_of", "without"]
+__all__ = ["Changed", "Known", "Measured", "Speed", "changed", "named_devices", "speed_of", "without"]
 
 _ADD = re.compile(r"\s*(?:(\d+)\s*[x×*]\s+)?(.+?)\s*")
 _MOST_ADDED = 1024
 _FEW_BYTES_PER_S = 1e9
+
+_NUMBERING = re.compile(r"[\d\W_]*$")
+
+
+class Measured:
+    """Seconds of functions on kinds of devices, as far as they were measured.
+
+    Parameters
+    ----------
+    samples : of earlier runs
+
+    Attributes
+    ----------
+    kinds : the kinds of devices that were measured, as in 'cuda/NVIDIA H100 80GB HBM3'
+
+    Notes
+    -----
+    The ratio of a function between two kinds is the geometric mean, over the signatures and sizes that were measured
+    on both, of the ratios of the medians. A task of a graph is of the function whose name it has, but for numbers at
+    its end: `gemm`, `gemm3`, `gemm_3.2` and `gemm#7` are of `gemm`.
+
+    Examples
+    --------
+    >>> rows = [("m.gemm@1|", "cpu/x", 2.0), ("m.gemm@1|", "cpu/x", 2.2), ("m.gemm@1|", "cuda/y", 0.5)]
+    >>> measured = Measured(Sample(signature, kind, 8.0, seconds) for signature, kind, seconds in rows)
+    >>> measured.ratio("gemm_3.2", "cuda/y", "cpu/x"), measured.ratio("potrf", "cuda/y", "cpu/x")
+    (0.25, None)
+    """
+
+    def __init__(self, samples: Iterable[Sample] = ()) -> None:
+        self._seconds: dict[tuple[str, str], dict[tuple[str, float], list[float]]] = {}
+        for row in samples:
+            function = row.signature.partition("|")[0].partition("@")[0].rpartition(".")[2]
+            by_call = self._seconds.setdefault((function, row.device_key), {})
+            by_call.setdefault((row.signature, row.size), []).append(row.seconds)
+        self.kinds = tuple(sorted({kind for _, kind in self._seconds}))
+
+    def kind(self, name: str) -> str:
+        """Return the measured kind of a name: itself, or the device of that name in the catalog; else ''."""
+        if name in self.kinds:
+            return name
+        spec = _catalogued(name)
+        return next((kind for kind in self.kinds if spec and _catalogued(kind.partition("/")[2]) == spec), "")
+
+    def ratio(self, task: str, new: str, old: str) -> float | None:
+        """Return how many times as long the function of a task takes on one kind as on another; None if unknown."""
+        function = _NUMBERING.sub("", task)
+        here, there = (self._seconds.get((function, kind), {}) for kind in (new, old))
+        shared = sorted(here.keys() & there.keys())
+        if not shared:
+            return None
+        return math.exp(sum(math.log(median(here[call]) / median(there[call])) for call in shared) / len(shared))
+
+
+@lru_cache(maxsize=256)
+def _catalogued(name: str) -> str:
+    """Return the name that the catalog has for a device, '' for none."""
+    try:
+        return find(name).name
+    except BadValueError:
+        return ""
+
+
 _NOTHING = Measured()
 
 

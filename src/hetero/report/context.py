@@ -14,8 +14,8 @@ from hetero.floor.errors import BadValueError
 from hetero.floor.files import output_stream
 from hetero.report.findings import Findings, find
 from hetero.report.html import page
-from hetero.report.reading import read_run
 from hetero.report.record import RunRecord
+from hetero.report.trace_reader import read_run
 from hetero.session.context import Context
 from hetero.session.traced import trace_of
 

@@ -7,32 +7,31 @@ It must not format for one of them only, and every figure carries its unit in it
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from math import inf
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from hetero.floor.units import format_seconds
 from hetero.model.device import Device
+from hetero.model.notes import OperatorsRun
 from hetero.report.account import CATEGORIES, Account, account
-from hetero.report.best import Best, best_possible
+from hetero.report.best_possible import Best, best_possible
 from hetero.report.causes import Gain, Gains, gains
 from hetero.report.collectives import CollectiveTime, collective_times
-from hetero.report.money import lost_usd, rates
-from hetero.report.money import sentence as money_sentence
-from hetero.report.operators import OperatorTime, operators
-from hetero.report.operators import sentence as operator_sentence
-from hetero.report.paths import Link, critical_chain, longest_path
+from hetero.report.critical_path import Link, critical_chain, longest_path
 from hetero.report.planning import Planning, planning
 from hetero.report.planning import sentence as planning_sentence
+from hetero.report.prices import lost_usd, rates
+from hetero.report.prices import sentence as money_sentence
 from hetero.report.quick import nothing_collected
 from hetero.report.record import RunRecord
 from hetero.report.training import Training, training
 from hetero.report.training import sentences as training_sentences
 
-__all__ = ["LOSSES", "Findings", "Prediction", "find", "gain_words"]
+__all__ = ["LOSSES", "Findings", "OperatorTime", "Prediction", "find", "gain_words", "operators", "operators_sentence"]
 
 LOSSES = tuple(name for name in CATEGORIES if name != "compute")
 _IN_TRAINING = {
@@ -58,6 +57,51 @@ _WITHOUT = {
 _GAINS = 3
 _TOLD_FRAC = 0.02
 _EPSILON_S = 1e-9
+
+
+class OperatorTime(NamedTuple):
+    """One operator on one device.
+
+    Attributes
+    ----------
+    device : short name
+    calls : how often it was called in what was profiled
+    own_s : s that it took, without those of what it called
+    share_frac : of all operators of that device
+    """
+
+    operator: str
+    device: str
+    calls: int
+    own_s: float
+    share_frac: float
+
+
+def operators(run: RunRecord) -> tuple[OperatorTime, ...]:
+    """Return the operators by the time that they took, the longest first."""
+    short = {device.id: device.short for device in run.devices}
+    sums: dict[tuple[str, str], tuple[int, float]] = {}
+    whole: dict[str, float] = defaultdict(float)
+    for note in run.notes:
+        if isinstance(note, OperatorsRun):
+            for name, calls, own_s in zip(note.operators, note.calls, note.own_s, strict=True):
+                before = sums.get((name, note.device), (0, 0.0))
+                sums[name, note.device] = (before[0] + calls, before[1] + own_s)
+                whole[note.device] += own_s
+    rows = [
+        OperatorTime(name, short.get(device, device), calls, own_s, own_s / whole[device] if whole[device] else 0.0)
+        for (name, device), (calls, own_s) in sums.items()
+    ]
+    return tuple(sorted(rows, key=lambda each: (-each.own_s, each.operator, each.device)))
+
+
+def operators_sentence(rows: Sequence[OperatorTime]) -> str:
+    """Return which operators took most time."""
+    told = [
+        f"{each.operator} on {each.device} ({format_seconds(each.own_s)}, {100.0 * each.share_frac:.0f} %)"
+        for each in rows[:3]
+    ]
+    return f"The operators that took most time: {', '.join(told)}."
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,7 +285,7 @@ def _sentences(run: RunRecord, found: Findings) -> list[str]:
     told.append(_what_ran(run, found))
     if found.others_frac >= _TOLD_FRAC:
         told.append(f"Other programs used {_percent(found.others_frac, 1.0)} of the devices' time.")
-    inside = [operator_sentence(found.operators)] if found.operators else []
+    inside = [operators_sentence(found.operators)] if found.operators else []
     money = list(filter(None, [money_sentence(found.account, found.usd, found.price_origins)]))
     if found.training is not None:
         own = [*training_sentences(found.training), _whole_time(run, found)]

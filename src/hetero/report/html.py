@@ -15,7 +15,7 @@ from importlib import resources
 
 from hetero.floor.units import format_bytes, format_seconds
 from hetero.report.findings import Findings, find
-from hetero.report.packing import packed
+from hetero.report.page_data import packed
 from hetero.report.quick import nothing_collected
 from hetero.report.record import RunRecord
 from hetero.report.tables import (

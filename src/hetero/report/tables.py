@@ -11,7 +11,7 @@ from math import isfinite
 from hetero.floor.units import format_bytes, format_seconds
 from hetero.report.account import CATEGORIES
 from hetero.report.findings import LOSSES, Findings, gain_words
-from hetero.report.money import format_usd, lost_usd
+from hetero.report.prices import format_usd, lost_usd
 from hetero.report.record import RunRecord
 from hetero.report.training import Training
 

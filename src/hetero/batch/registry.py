@@ -10,12 +10,19 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from hetero.batch.arrow import DatasetSource, ReaderSource, is_dataset, is_reader
 from hetero.batch.base import Sink, Source
-from hetero.batch.collect import CallSink, CollectSink
 from hetero.batch.files import IMAGES
-from hetero.batch.plain import ArraySource, GeneratorSource, SequenceSource
 from hetero.batch.records import is_records
+from hetero.batch.sinks import CallSink, CollectSink
+from hetero.batch.sources import (
+    ArraySource,
+    DatasetSource,
+    GeneratorSource,
+    ReaderSource,
+    SequenceSource,
+    is_dataset,
+    is_reader,
+)
 from hetero.batch.storage import find, is_folder, suffix_of
 from hetero.batch.tables import FORMATS as TABLES
 from hetero.batch.tables import OURS
@@ -26,7 +33,7 @@ __all__ = ["KINDS", "SINKS", "SOURCES", "kind_of_source", "sink_of", "source_of"
 _TABLES, _IMAGES, _FILES = "hetero.batch.tables:Tables", "hetero.batch.files:Images", "hetero.batch.files:Files"
 
 SOURCES: dict[str, str] = {
-    ".npy": "hetero.batch.plain:NpySource",
+    ".npy": "hetero.batch.sources:NpySource",
     **dict.fromkeys(TABLES, _TABLES),
     **dict.fromkeys(IMAGES, _IMAGES),
 }
@@ -36,8 +43,8 @@ KINDS: dict[str, str] = {"tables": _TABLES, "images": _IMAGES, "files": _FILES}
 """Which class reads what a job's file says in words, as {'images': 'photos', 'size': [28, 28]}."""
 
 SINKS: dict[str, str] = {
-    "jsonl": "hetero.batch.folder:JsonLinesSink",
-    "npy": "hetero.batch.folder:NpySink",
+    "jsonl": "hetero.batch.sinks:JsonLinesSink",
+    "npy": "hetero.batch.sinks:NpySink",
     "parquet": "hetero.batch.parquet:ParquetSink",
 }
 """Which class writes a format; it is called with the folder."""

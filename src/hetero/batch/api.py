@@ -12,10 +12,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hetero.batch import learned
+from hetero.batch import size_history as learned
 from hetero.batch.base import Job, Sink, Source
+from hetero.batch.budget import Spending
 from hetero.batch.committing import Committer, Journal, MergeSink
-from hetero.batch.finding import sink_of, source_of
 from hetero.batch.functions import function_identity, function_key, prepared
 from hetero.batch.merges import Fold, check_associative
 from hetero.batch.options import Options, options_of
@@ -24,9 +24,8 @@ from hetero.batch.pipeline import Pipeline, chained
 from hetero.batch.precision import Wish, wish_of
 from hetero.batch.progress import BatchProgress
 from hetero.batch.records import count, cut, size_bytes
-from hetero.batch.run import Run
-from hetero.batch.spending import Spending
-from hetero.batch.staged import StagedRun
+from hetero.batch.registry import sink_of, source_of
+from hetero.batch.run import Run, StagedRun
 from hetero.batch.worker import Program, packed_work, run_batch
 from hetero.floor import settings
 from hetero.floor.errors import BadValueError, NothingFitsError

@@ -12,7 +12,7 @@ from hetero.floor.errors import BadValueError, GraphError, did_you_mean
 from hetero.graphs.document import document_of, graph_of
 from hetero.graphs.dot import read_dot
 from hetero.graphs.files import parse_json, read_text
-from hetero.graphs.fleets import read_fleet
+from hetero.graphs.fleet_files import read_fleet
 from hetero.graphs.hswf import read_hswf
 from hetero.graphs.stg import read_stg
 from hetero.graphs.wfformat import is_wfformat, read_wfformat

@@ -1,7 +1,7 @@
-"""Results as numbered files in a folder, with a manifest: JSON lines and arrays here, other formats beside it.
+"""Sinks: results collected in memory, handed to a function, or as numbered files in a folder with a manifest.
 
-In: parts. Out: `part-00000.*`, `quarantine.jsonl`, and last of all `manifest.json`. Each file is there whole or not
-at all. It must not touch a file that it did not write.
+In: parts. Out: the joined results, calls, or `part-00000.*`, `quarantine.jsonl`, and last of all `manifest.json`. Each
+file is there whole or not at all. It must not touch a file that it did not write.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import os
 import re
 import shutil
 from abc import abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, ClassVar
@@ -28,7 +28,7 @@ from hetero.floor.errors import BadValueError, FileError, HeteroError, Serialisa
 from hetero.floor.files import atomic_write, local_path, sync_folder
 from hetero.floor.units import shown
 
-__all__ = ["MANIFEST", "QUARANTINE", "UNFINISHED", "FolderSink", "JsonLinesSink", "NpySink"]
+__all__ = ["MANIFEST", "QUARANTINE", "UNFINISHED", "CallSink", "CollectSink", "FolderSink", "JsonLinesSink", "NpySink"]
 
 MANIFEST = "manifest.json"
 """Written last: where it is, the run is complete."""
@@ -289,3 +289,49 @@ def _worded(folder: Path) -> Iterator[None]:
         why = "the disk is full" if full else f"cannot be written: {error.strerror or error}"
         remedy = "make room and resume; what was written is kept" if full else "name a folder that can be written"
         raise HeteroError(f"{folder}: {why}", remedy=remedy) from error
+
+
+class CollectSink(Sink):
+    """Keeps all results and gives them joined: a list of lists, an array of arrays, a table of tables."""
+
+    def __init__(self) -> None:
+        self._parts: dict[int, list[Any]] = {}
+
+    def open(self, job: Job, found: Found) -> dict[int, int]:
+        """Prepare; nothing is there before."""
+        return {}
+
+    def write(self, part: Part) -> None:
+        """Keep a part."""
+        self._parts[part.number] = list(part.results)
+
+    def close(self) -> Any:
+        """Return the results in the order of the items; an empty list where there are none."""
+        results = [result for number in sorted(self._parts) for result in self._parts[number]]
+        return joined(results) if results else []
+
+
+class CallSink(Sink):
+    """Hands the results of each part to a function.
+
+    Parameters
+    ----------
+    function : of the results of some consecutive items, joined
+    part_bytes : how much of the source one call is about
+    """
+
+    def __init__(self, function: Callable[[Any], object], part_bytes: int = 1 << 20) -> None:
+        self._function = function
+        self.part_bytes = part_bytes
+
+    def open(self, job: Job, found: Found) -> dict[int, int]:
+        """Prepare; what the function did in an earlier run is not known."""
+        return {}
+
+    def write(self, part: Part) -> None:
+        """Call the function."""
+        if part.results:
+            self._function(joined(list(part.results)))
+
+    def close(self) -> None:
+        """Finish; there is nothing to give."""

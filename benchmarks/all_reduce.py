@@ -17,7 +17,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.common import Bench, alternate, arguments, ratio
-from hetero.testing.netns import Fleet, fleet_of_namespaces
+from examples.netns import Fleet, fleet_of_namespaces
 
 _MBIT = 1e6
 _FAST_BITS_PER_S = 100 * _MBIT

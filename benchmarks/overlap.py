@@ -22,7 +22,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.common import Bench, alternate, arguments
-from hetero.testing.netns import Fleet, fleet_of_namespaces
+from examples.netns import Fleet, fleet_of_namespaces
 
 _WIDTH, _LAYERS, _SAMPLES = 362, 8, {"computes": 2048, "sleeps": 8}
 _FORWARD_S, _BACKWARD_S = 0.006, 0.015

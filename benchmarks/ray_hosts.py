@@ -18,7 +18,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.common import Bench, arguments
-from hetero.testing.cluster import Cluster, cluster_of_namespaces
+from tests.cluster import Cluster, cluster_of_namespaces
 
 PROGRAM = str(Path(__file__).resolve().parent / "inside" / "hosts_program.py")
 BITS_PER_S = 1e9

@@ -9,9 +9,9 @@ import time
 from multiprocessing.connection import Client, Listener
 
 import numpy as np
+from netns import fleet_of_namespaces
 
 import hetero
-from hetero.testing.netns import fleet_of_namespaces
 
 PORT, KEY, CLASSES, PIXELS = 5077, b"edge and cloud", 10, 4096
 

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 import pytest
 
 from benchmarks.all_reduce import Team, team
+from examples.netns import fleet_of_namespaces
 from hetero.errors import BadValueError
-from hetero.testing.netns import fleet_of_namespaces
 from tests.needs import need
 
 pytestmark = pytest.mark.servers

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from hetero.report.trace_reader import read_run
-from hetero.testing.cluster import Cluster, cluster_of_namespaces
+from tests.cluster import Cluster, cluster_of_namespaces
 from tests.needs import need
 
 pytestmark = [pytest.mark.timeout(400), pytest.mark.slow, pytest.mark.servers]

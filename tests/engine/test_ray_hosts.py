@@ -11,7 +11,7 @@ import pytest
 
 from hetero.engines.ray.certificates import make_certificates
 from hetero.errors import BadValueError
-from hetero.testing.cluster import Cluster, cluster_of_namespaces
+from tests.cluster import Cluster, cluster_of_namespaces
 from tests.needs import need
 
 pytestmark = [pytest.mark.timeout(400), pytest.mark.slow, pytest.mark.servers]

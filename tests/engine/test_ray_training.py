@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from hetero.testing.cluster import Cluster, cluster_of_namespaces
+from tests.cluster import Cluster, cluster_of_namespaces
 from tests.needs import PROJECT, need
 
 pytest.importorskip("torch")

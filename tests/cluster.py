@@ -18,11 +18,11 @@ from typing import Any
 
 import psutil
 
+from examples.netns import Fleet, fleet_of_namespaces
 from hetero.engines.ray.certificates import make_certificates
 from hetero.floor import settings
 from hetero.floor.errors import HeteroError
 from hetero.floor.platform import available_cpus
-from hetero.testing.netns import Fleet, fleet_of_namespaces
 
 __all__ = ["Cluster", "cluster_of_namespaces"]
 

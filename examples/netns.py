@@ -226,3 +226,7 @@ def _run(command: Sequence[str], text: str = "") -> str:
         said = (getattr(error, "stderr", "") or str(error)).strip().splitlines()
         raise HeteroError(f"{' '.join(command)}: {said[-1]}", remedy="it needs root, and Debian's iproute2") from error
     return done.stdout
+
+
+if __name__ == "__main__":
+    print(__doc__)

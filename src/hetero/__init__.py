@@ -193,9 +193,9 @@ def __getattr__(name: str) -> Any:
     if name in ("errors", "report"):
         return import_module(f"hetero.{name}")
     if name == "__version__":
-        from importlib.metadata import version
+        from hetero.floor.extras import own_version
 
-        return version("hetero-core")
+        return own_version()
     home = _HOME_OF.get(name)
     if home is None:
         import difflib

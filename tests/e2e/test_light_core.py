@@ -83,3 +83,24 @@ def test_a_pool_that_no_host_has_is_refused_in_words() -> None:
 
     with pytest.raises(EngineError, match=r"900 PB of shared memory cannot be had.*smaller memory_pool_size"):
         hetero.Context(devices="1xcpu", memory_pool_size="900PB")
+
+
+def test_a_source_tree_that_is_not_installed_runs_and_doctor_tells(tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text(
+        "from importlib import metadata\n"
+        "real = metadata.Distribution.from_name\n"
+        "def find(name):\n"
+        "    if name == 'hetero-core':\n"
+        "        raise metadata.PackageNotFoundError(name)\n"
+        "    return real(name)\n"
+        "metadata.Distribution.from_name = staticmethod(find)\n"
+    )
+    (tmp_path / "script.py").write_text(
+        "import hetero\nwith hetero.Context(devices='1xcpu', trace='run.jsonl') as ctx: print(ctx.run(abs, -3))\n"
+    )
+    ran = _run(tmp_path, "run script.py")
+    assert (ran.returncode, ran.stdout) == (0, "3\n"), ran.stderr
+    told = _run(tmp_path, "doctor")
+    assert "Traceback" not in told.stderr
+    assert "runs from a source tree that is not installed" in " ".join(told.stdout.split())
+    assert _run(tmp_path, "--version").stdout == "hetero unknown\n"

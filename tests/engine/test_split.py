@@ -6,9 +6,12 @@ import os
 import signal
 import threading
 import time
+import types
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import cloudpickle
+import numpy as np
 import psutil
 import pytest
 
@@ -17,6 +20,7 @@ from hetero.errors import BadValueError, HeteroError, NothingFitsError
 
 torch = pytest.importorskip("torch")
 nn = torch.nn
+loaded = pytest.importorskip("hetero.splitting.transport").loaded
 
 PLACE = [("cpu:1", 3), ("cpu:0", 3)]
 TURNED = [("cpu:0", 1), ("cpu:1", 5)]
@@ -367,3 +371,22 @@ def test_a_worker_that_dies_in_training_is_told_and_the_split_goes_back_to_the_l
         with pytest.raises(HeteroError, match=r"step 2 is lost: .*; the split is back at step 1"):
             disturbed(kill, others, lambda: network.step(inputs, targets))
         assert network.step(inputs, targets) == again
+
+
+def test_a_layer_is_unpickled_from_what_a_device_holds_as_its_own_array() -> None:
+    """A device with memory of its own holds the bytes as a tensor there: reading them one by one takes for ever."""
+
+    class OwnArray:
+        def __init__(self, data: np.ndarray) -> None:
+            self.data = data
+
+    class Backend:
+        def owns(self, value: Any) -> bool:
+            return isinstance(value, OwnArray)
+
+        def copy_out(self, value: Any) -> np.ndarray:
+            return value.data
+
+    frame = types.SimpleNamespace(backend=Backend())
+    content = np.frombuffer(cloudpickle.dumps({"weight": [1, 2]}), np.uint8)
+    assert loaded(content, frame) == loaded(OwnArray(content), frame) == {"weight": [1, 2]}

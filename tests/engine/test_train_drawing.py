@@ -12,6 +12,9 @@ nn = torch.nn
 drawing_module = pytest.importorskip("hetero.train.keyed_random")
 keyed = pytest.importorskip("hetero.train.keyed_random")
 Drawing, KeyedRandom, RandomRefusedError = drawing_module.Drawing, keyed.KeyedRandom, keyed.RandomRefusedError
+refuse_unkeyed, states, set_states = drawing_module.refuse_unkeyed, drawing_module.states, drawing_module.set_states
+honoured, replica = pytest.importorskip("hetero.train.compatibility"), pytest.importorskip("hetero.train.replica")
+in_process, process_settings, made_on = honoured.in_process, honoured.process_settings, replica.made_on
 
 
 @pytest.fixture(autouse=True)
@@ -108,3 +111,48 @@ def test_numbers_drawn_outside_all_modules_keep_the_mode_on() -> None:
         with drawing.over(step, [3, 5]) as forward:
             forward(lambda: net(torch.ones(2, 4)) * torch.rand(2, 4))
     assert net.modes == [True, True, True]
+
+
+# --- where tensors are made ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("given", [{}, process_settings()])
+def test_code_of_datasets_and_loops_makes_its_tensors_on_the_host_also_where_the_worker_makes_them_on_its_device(
+    given: dict[str, Any],
+) -> None:
+    with torch.device("meta"):
+        with in_process(given):
+            assert torch.zeros(2).device.type == "cpu"
+            with made_on(torch.device("meta")):
+                assert torch.zeros(2).device.type == "meta"
+            with made_on(torch.device("cpu")):
+                assert torch.zeros(2).device.type == "cpu"
+        assert torch.zeros(2).device.type == "meta"
+
+
+class _Accelerator:
+    """What torch has for a device with a random generator of its own."""
+
+    def __init__(self) -> None:
+        self.state = torch.zeros(1)
+
+    def get_rng_state(self, place: Any) -> Any:
+        return self.state.clone()
+
+    def set_rng_state(self, state: Any, place: Any) -> None:
+        self.state = state.clone()
+
+
+def test_numbers_drawn_from_the_generator_of_a_device_are_seen_as_those_of_the_host_are(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    device = _Accelerator()
+    monkeypatch.setattr(torch, "xpu", device)
+    place = torch.device("xpu", 0)
+    before = states(place)
+    refuse_unkeyed(before, "the model", place)
+    device.state += 1
+    with pytest.raises(RandomRefusedError, match="the model draws random numbers"):
+        refuse_unkeyed(before, "the model", place)
+    set_states(before, place)
+    refuse_unkeyed(before, "the model", place)

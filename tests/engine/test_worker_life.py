@@ -25,7 +25,7 @@ import numpy as np
 import pytest
 
 import hetero
-from hetero.drive.frame import MOST_DEEP
+from hetero.drive.frame import MOST_DEEP, current
 from hetero.drive.trace_read import read_trace
 from hetero.model.events import TaskFinished
 from hetero.model.notes import NestedRun
@@ -1059,3 +1059,41 @@ def test_a_nested_task_is_tried_again_and_the_trace_tells_how_long_it_ran(tmp_pa
     ]
     assert sum(note.seconds for note in told) <= end.seconds
     assert all(end.started_s <= note.started_s <= end.started_s + end.seconds for note in told)
+
+
+# --- a device that answers nothing any more ----------------------------------------------------------------
+
+
+def _break_device(trouble: str) -> None:
+    """Leave the device as a failed kernel leaves a CUDA context: whatever waits for it raises, in this process."""
+
+    def refuse() -> None:
+        raise RuntimeError(trouble)
+
+    frame = current()
+    assert frame is not None
+    frame.backend._synchronize = refuse  # type: ignore[method-assign]
+    raise KeyError("the task's own exception")
+
+
+def test_a_task_that_leaves_its_device_unusable_fails_alone() -> None:
+    pytest.importorskip("torch")
+    with hetero.Context(devices="1xtorch-cpu", isolation="process", history=False) as ctx:
+        before = ctx.run(os.getpid)
+        futures = [ctx.submit(_break_device, "CUDA error: device-side assert triggered") for _ in range(3)]
+        rest = [ctx.submit(identity, number) for number in range(20)]
+        for future in futures:
+            with pytest.raises(KeyError, match="the task's own exception"):
+                future.result(60)
+        assert ctx.gather(rest) == list(range(20))
+        assert ctx.run(os.getpid) != before
+        assert ctx.run(identity, 5) == 5
+
+
+def test_a_task_that_fails_on_a_sound_device_keeps_its_worker() -> None:
+    pytest.importorskip("torch")
+    with hetero.Context(devices="1xtorch-cpu", isolation="process", history=False) as ctx:
+        before = ctx.run(os.getpid)
+        with pytest.raises(ValueError, match="two"):
+            ctx.run(fail, "two")
+        assert ctx.run(os.getpid) == before

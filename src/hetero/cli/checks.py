@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 from hetero.floor import settings
 from hetero.floor.errors import FileError, HistoryError
+from hetero.floor.extras import own_version
 from hetero.floor.listening import is_public
 from hetero.floor.units import format_bytes
 
@@ -55,7 +56,10 @@ def findings() -> tuple[Finding, ...]:
 
 def _python() -> Iterator[Finding]:
     yield Finding("Python", "python", "ok", f"{platform.python_version()} ({sys.executable})")
-    yield Finding("Python", "hetero", "ok", metadata.version(_DISTRIBUTION))
+    version, remedy = own_version(), "which packages it can use is not known: pip install -e FOLDER-OF-THE-CHECKOUT"
+    installed = version != "unknown"
+    told = version if installed else "runs from a source tree that is not installed"
+    yield Finding("Python", "hetero", "ok" if installed else "missing", told, "" if installed else remedy)
     compiler = next((path for path in map(shutil.which, ("cc", "gcc", "clang")) if path), "")
     remedy = "" if compiler else "packages that come as source, and torch.compile, need one: apt install gcc"
     yield Finding("Python", "C compiler", "ok" if compiler else "missing", compiler or "none on the PATH", remedy)
@@ -70,7 +74,11 @@ def _packages() -> Iterator[Finding]:
 
 
 def _needed_by(extra: str) -> Iterable[str]:
-    for line in metadata.requires(_DISTRIBUTION) or ():
+    try:
+        lines = metadata.requires(_DISTRIBUTION) or ()
+    except metadata.PackageNotFoundError:
+        return
+    for line in lines:
         wanted, _, condition = line.partition(";")
         if re.search(rf"extra == ['\"]{extra}['\"]", condition):
             yield re.split(r"[\s<>=!~\[(]", wanted.strip())[0]

@@ -79,9 +79,9 @@ app = typer.Typer(
 
 def _version(wanted: bool) -> None:
     if wanted:
-        from importlib.metadata import version
+        from hetero.floor.extras import own_version
 
-        say(f"hetero {version('hetero-core')}")
+        say(f"hetero {own_version()}")
         raise typer.Exit
 
 

@@ -17,7 +17,6 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import MISSING, fields
 from datetime import UTC, datetime
-from importlib import metadata
 from math import isfinite
 from pathlib import Path
 from typing import Any
@@ -27,6 +26,7 @@ from hetero.drive.trace_read import Trace, TraceSummary, read_trace, summary
 from hetero.floor import settings
 from hetero.floor.clock import JOIN_S, wall_time_s
 from hetero.floor.errors import BadValueError
+from hetero.floor.extras import own_version
 from hetero.floor.files import output_stream
 from hetero.model.device import Device
 from hetero.model.tasks import Failure, Request
@@ -175,7 +175,7 @@ def _head(devices: Iterable[Device], topology: Topology, policy: str, run: str, 
     return {
         "format": FORMAT,
         "version": VERSION,
-        "hetero": metadata.version("hetero-core"),
+        "hetero": own_version(),
         "python": platform.python_version(),
         "host": platform.node(),
         "started": datetime.fromtimestamp(wall_time_s(), UTC).isoformat(timespec="milliseconds"),

@@ -221,6 +221,19 @@ class DeviceRunner:
         except BaseException:  # noqa: BLE001  a user's exception may raise anything when it is asked what it is
             return "exception"
 
+    def broken(self) -> str:
+        """Return why the device answers nothing any more in this process, '' where it does.
+
+        A kernel that failed leaves CUDA's context unusable for as long as the process lives.
+        """
+        if not self.backend.heavy:
+            return ""
+        try:
+            self.backend.synchronize()
+        except Exception as error:  # noqa: BLE001  whatever the framework raises says that
+            return one_line(error)
+        return ""
+
     def close(self) -> None:
         """Close the device."""
         self.backend.close()

@@ -453,6 +453,10 @@ class Runner(Protocol):
         """Return what kind of failure an exception is: 'exception', 'out_of_memory' or 'missing_package'."""
         ...
 
+    def broken(self) -> str:
+        """Return why the device answers nothing any more in this process, '' where it does."""
+        ...
+
     def close(self) -> None:
         """Close the device."""
         ...

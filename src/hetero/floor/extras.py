@@ -12,7 +12,7 @@ from importlib.util import find_spec
 
 from hetero.floor.errors import MissingPackageError
 
-__all__ = ["EXTRAS", "is_there", "missing", "need"]
+__all__ = ["EXTRAS", "is_there", "missing", "need", "own_version"]
 
 EXTRAS: Mapping[str, str] = {
     "cupy": "nvidia",
@@ -42,6 +42,16 @@ EXTRAS: Mapping[str, str] = {
     "wgpu": "vulkan",
 }
 """The extra that brings each optional package, by the name that is imported."""
+
+
+def own_version() -> str:
+    """Return the version of hetero, 'unknown' where it runs from a source tree that was not installed."""
+    from importlib import metadata
+
+    try:
+        return metadata.version("hetero-core")
+    except metadata.PackageNotFoundError:
+        return "unknown"
 
 
 def is_there(package: str) -> bool:

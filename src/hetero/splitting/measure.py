@@ -12,14 +12,13 @@ from math import inf, isfinite
 from statistics import median
 from typing import Any
 
-import cloudpickle
 import torch
 
 from hetero.drive.frame import Frame, current
 from hetero.floor import clock
 from hetero.model.device import Device
 from hetero.splitting.slowdown import Pace, slow_layers
-from hetero.splitting.transport import Packed, Talk, packed, unpacked
+from hetero.splitting.transport import Packed, Talk, loaded, packed, unpacked
 from hetero.train.keyed_random import KeyedRandom
 from hetero.train.probe import torch_place
 
@@ -121,7 +120,7 @@ def limit_bytes(device: Device) -> float:
 def _trial(work: Measuring, blob: Any, value: Packed) -> _Trial:
     frame = _frame()
     place = torch_place(frame.device)
-    return _Trial(cloudpickle.loads(bytes(blob)).to(place), unpacked(value, place), work, frame)
+    return _Trial(loaded(blob, frame).to(place), unpacked(value, place), work, frame)
 
 
 def _measured(work: Measuring, blob: Any, value: Packed) -> LayerCost:

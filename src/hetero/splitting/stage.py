@@ -12,14 +12,13 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
-import cloudpickle
 import torch
 
 from hetero.drive.frame import Frame, current
 from hetero.floor.errors import HeteroError
 from hetero.plan.training.stages import one_forward_one_backward
 from hetero.splitting.slowdown import Pace, slow_layers
-from hetero.splitting.transport import Packed, Talk, packed, unpacked
+from hetero.splitting.transport import Packed, Talk, loaded, packed, unpacked
 from hetero.train.keyed_random import KeyedRandom
 from hetero.train.losses import SummedLoss
 from hetero.train.probe import torch_place
@@ -162,7 +161,7 @@ def _stage(job: StageJob, stage: int, blobs: Sequence[Any], device: Any) -> _Sta
     """
     key = job.number, device.id
     if key not in _stages or _stages[key].generation != job.generation:
-        parts = cloudpickle.loads(bytes(blobs[stage]))
+        parts = loaded(blobs[stage], _frame())
         _stages[key] = _Stage(parts, job, torch_place(device), job.slow.get(device.id, {}))
     if _stages[key].step != job.step:
         raise StageLostError(f"the worker of {device.short} was started anew, and what it had trained is gone")

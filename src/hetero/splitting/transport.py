@@ -8,12 +8,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+import cloudpickle
 import torch
 
 from hetero.drive.frame import Frame
 from hetero.engines.base import Channel
 
-__all__ = ["Packed", "Talk", "packed", "unpacked"]
+__all__ = ["Packed", "Talk", "loaded", "packed", "unpacked"]
 
 
 class Packed(NamedTuple):
@@ -46,6 +47,12 @@ def unpacked(value: Packed, place: str = "cpu") -> Any:
     """Return a tensor that travelled on torch's device `place`."""
     here = torch.from_numpy(value.array)
     return (here.view(torch.bfloat16) if value.dtype == "bfloat16" else here).to(place)
+
+
+def loaded(blob: Any, frame: Frame) -> Any:
+    """Unpickle what travelled as an array of bytes; a device with memory of its own holds it as its own array."""
+    here = frame.backend.copy_out(blob) if frame.backend.owns(blob) else blob
+    return cloudpickle.loads(memoryview(here))
 
 
 class Talk:

@@ -21,7 +21,7 @@ from hetero.floor.errors import BadValueError, HeteroError
 from hetero.train.compatibility import dtype_held
 from hetero.train.data import Batches
 from hetero.train.keyed_random import Drawing, KeyedRandom
-from hetero.train.replica import Judge, call_model, training_modes
+from hetero.train.replica import Judge, call_model, made_on, training_modes
 from hetero.train.values import Options
 
 __all__ = ["trailing_shapes", "verify"]
@@ -139,7 +139,7 @@ class _Trial(Judge):
             module.training = training
         self._samples = samples
         self._more = more
-        self._drawing = Drawing(KeyedRandom(options.seed), self.model)
+        self._drawing = Drawing(KeyedRandom(options.seed), self.model, self.place)
         self._trained = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
         self._held = [
             (name, module, key, buffer, buffer.clone())
@@ -222,8 +222,13 @@ class _Trial(Judge):
         return total
 
     def _both(self, inputs: Any, targets: Any) -> Any:
-        output = call_model(self.model, inputs)
-        return self.loss.as_given(output, targets), self.loss.sums(output, targets)
+        with made_on(self.place):
+            output = call_model(self.model, inputs)
+            return self.loss.as_given(output, targets), self.loss.sums(output, targets)
+
+    def _sums(self, inputs: Any, targets: Any) -> Any:
+        with made_on(self.place):
+            return self.loss.sums(call_model(self.model, inputs), targets)
 
     # --- passes --------------------------------------------------------------------------------------------
 
@@ -264,7 +269,7 @@ class _Trial(Judge):
         for parameter in self._trained:
             parameter.grad = None
         with self._drawing.over(0, ids) as forward:
-            total, weight, _ = forward(lambda: self.loss.sums(call_model(self.model, inputs), targets))
+            total, weight, _ = forward(lambda: self._sums(inputs, targets))
             total.backward()
         gradients = [torch.zeros_like(p) if p.grad is None else p.grad.detach() for p in self._trained]
         return _Pass((float(total.detach()), float(weight)), gradients, self._restore())
@@ -318,7 +323,7 @@ class _Trial(Judge):
 
         hooks = [module.register_forward_hook(keep(name)) for name, module in self.model.named_modules()]
         inputs, _ = self._batch(ids)
-        with self._drawing.over(0, ids) as forward:
+        with self._drawing.over(0, ids) as forward, made_on(self.place):
             forward(lambda: call_model(self.model, inputs))
         for hook in hooks:
             hook.remove()

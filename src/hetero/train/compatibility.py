@@ -216,18 +216,23 @@ def process_settings() -> dict[str, Any]:
 
 @contextmanager
 def in_process(given: Mapping[str, Any]) -> Iterator[None]:
-    """Have the settings that `process_settings` gave in this process; none where nothing is given."""
-    if not given:
-        yield
-        return
-    with dtype_held():
-        before = process_settings()
-        _set_process(given)
-    try:
-        yield
-    finally:
+    """Apply the settings that `process_settings` returned, and make new tensors on the host, as the program does.
+
+    A worker makes new tensors on its device. That is right for the model's code, see `replica.made_on`; the code of
+    datasets, `collate_fn` and the loop is written for the host, whose random generator cannot fill a device's tensor.
+    """
+    with torch.device("cpu"):
+        if not given:
+            yield
+            return
         with dtype_held():
-            _set_process(before)
+            before = process_settings()
+            _set_process(given)
+        try:
+            yield
+        finally:
+            with dtype_held():
+                _set_process(before)
 
 
 @contextmanager

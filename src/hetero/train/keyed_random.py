@@ -20,7 +20,16 @@ from torch.overrides import TorchFunctionMode
 
 from hetero.floor.errors import HeteroError
 
-__all__ = ["Drawing", "KeyedRandom", "RandomRefusedError", "refuse_unkeyed", "sample_seed", "sample_seeds"]
+__all__ = [
+    "Drawing",
+    "KeyedRandom",
+    "RandomRefusedError",
+    "refuse_unkeyed",
+    "sample_seed",
+    "sample_seeds",
+    "set_states",
+    "states",
+]
 
 _GAMMA = -7046029254386353131
 _FIRST = -4658895280553007687
@@ -329,6 +338,7 @@ class Drawing:
     ----------
     random : what the model draws from
     model : whose modules are watched
+    place : torch's device that the model is on, whose generator is watched beside the host's
 
     Notes
     -----
@@ -337,8 +347,9 @@ class Drawing:
     generator, which has moved then; after that the mode is on throughout for good.
     """
 
-    def __init__(self, random: KeyedRandom, model: Any) -> None:
+    def __init__(self, random: KeyedRandom, model: Any, place: Any = None) -> None:
         self.random = random
+        self._place = place
         self._places: list[Any] = []
         self._inside: list[Any] = []
         self._throughout = True
@@ -355,16 +366,16 @@ class Drawing:
             The model draws numbers that cannot be keyed.
         """
         self._inside.clear()
-        before = torch.get_rng_state()
+        before = states(self._place)
 
         def forward(run: Callable[[], _Found]) -> _Found:
             found = run()
-            if not self._throughout and not torch.equal(before, torch.get_rng_state()):
-                torch.set_rng_state(before)
+            if not self._throughout and _moved(before, self._place):
+                set_states(before, self._place)
                 self._widen()
                 with self.random.begin(step, samples):
                     found = run()
-            refuse_unkeyed(before, "the model")
+            refuse_unkeyed(before, "the model", self._place)
             return found
 
         self.random.begin(step, samples)
@@ -418,10 +429,38 @@ def _around(module: Any, before: Any, after: Any) -> tuple[Any, Any]:
     )
 
 
-def refuse_unkeyed(before: Any, what: str) -> None:
-    """Refuse what drew from torch's own generator since `before`: its numbers are the same for nobody else."""
-    if not torch.equal(before, torch.get_rng_state()):
+def states(place: Any = None) -> tuple[Any, ...]:
+    """Return the states of torch's generators: the host's and, where `place` has one of its own, the device's."""
+    module = _generators(place)
+    here = torch.get_rng_state()
+    return (here,) if module is None else (here, module.get_rng_state(*_which(place)))
+
+
+def set_states(before: tuple[Any, ...], place: Any = None) -> None:
+    """Set torch's generators to what `states` returned for the same place."""
+    torch.set_rng_state(before[0])
+    if len(before) > 1:
+        _generators(place).set_rng_state(before[1], *_which(place))
+
+
+def refuse_unkeyed(before: tuple[Any, ...], what: str, place: Any = None) -> None:
+    """Refuse what drew from torch's own generators since `before`: its numbers are the same for nobody else."""
+    if _moved(before, place):
         raise RandomRefusedError(
             f"{what} draws random numbers from torch's generator in a way that cannot be keyed by sample",
             remedy="draw with torch.rand, torch.randn or dropout in the forward pass",
         )
+
+
+def _generators(place: Any) -> Any:
+    """Return torch's module for a device with a generator of its own, None for the host."""
+    module = None if place is None or place.type == "cpu" else getattr(torch, place.type, None)
+    return module if hasattr(module, "get_rng_state") else None
+
+
+def _which(place: Any) -> tuple[Any, ...]:
+    return () if place.type == "mps" else (place,)
+
+
+def _moved(before: tuple[Any, ...], place: Any) -> bool:
+    return not all(map(torch.equal, before, states(place)))

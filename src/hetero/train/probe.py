@@ -63,9 +63,8 @@ def probe(
     OutOfDeviceMemoryError
         Not even one sample fits into the device's memory.
     """
-    import torch
-
-    from hetero.train.replica import Replica, refuse_unkeyed
+    from hetero.train.keyed_random import refuse_unkeyed, states
+    from hetero.train.replica import Replica
 
     gc.collect()
     copy = Replica(job.parts, job.options, torch_place(device), 0, passes)
@@ -87,7 +86,7 @@ def probe(
 
     stays_whole = bool(copy.passes.whole) and not job.options.cuts(len(job.names))
     few = max(1, min(units, there) if stays_whole else min(units // 16, there // 2))
-    before = torch.get_rng_state()
+    before = states(copy.place)
     timed(few)
     few_s = timed(few)
     glimpse(StepModel(0.0, max(few_s, 1e-12) / few))
@@ -101,7 +100,7 @@ def probe(
             few_s, many_s = min(timed(few) for _ in range(2)), last_s
         else:
             copy.layout.channels_last = False
-    refuse_unkeyed(before, "the model")
+    refuse_unkeyed(before, "the model", copy.place)
     model = fit_step(few, few_s, many, many_s) if many > few else StepModel(0.0, few_s / few)
     return Found(model, copy.layout.channels_last)
 

@@ -7,8 +7,8 @@ It must not know who else takes part.
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
@@ -24,7 +24,7 @@ from hetero.train.activation_checkpointing import recompute_blocks
 from hetero.train.compatibility import check_closure, check_parameters, set_values
 from hetero.train.data import Batches, Samples
 from hetero.train.gradients import FINEST, BitwiseGradients, Gradients
-from hetero.train.keyed_random import Drawing, KeyedRandom, refuse_unkeyed
+from hetero.train.keyed_random import Drawing, KeyedRandom
 from hetero.train.losses import SummedLoss
 from hetero.train.memory import PassLimit
 from hetero.train.state import load_state, pack
@@ -39,8 +39,8 @@ __all__ = [
     "Replica",
     "call_model",
     "count_right",
+    "made_on",
     "mixing_layers",
-    "refuse_unkeyed",
     "training_modes",
 ]
 
@@ -145,12 +145,13 @@ class Judge:
         """Return the sums over some samples, in passes of at most `size`."""
         self.model.eval()
         done = Parts()
-        with torch.no_grad(), self._precision():
+        with torch.no_grad():
             for begin in range(0, len(ids), size):
                 piece = ids[begin : begin + size]
                 inputs, targets = self._load(samples.batch(piece, self.options.seed, 0))
-                output = call_model(self.model, inputs)
-                total, weight, _ = self.loss.sums(output, targets)
+                with self.on_device():
+                    output = call_model(self.model, inputs)
+                    total, weight, _ = self.loss.sums(output, targets)
                 right, classes = count_right(output, targets)
                 one = Parts(len(piece), float(weight), float(total), right, classes)
                 done = Parts(*(a + b for a, b in zip(done.header, one.header, strict=True)))
@@ -159,9 +160,9 @@ class Judge:
     def predict(self, samples: Samples, ids: Sequence[int]) -> Any:
         """Return the model's outputs for some samples, on the host."""
         self.model.eval()
-        with torch.no_grad(), self._precision():
-            batch = samples.batch(ids, self.options.seed, 0)
-            inputs = batch[0] if isinstance(batch, tuple | list) and len(batch) == 2 else batch
+        batch = samples.batch(ids, self.options.seed, 0)
+        inputs = batch[0] if isinstance(batch, tuple | list) and len(batch) == 2 else batch
+        with torch.no_grad(), self.on_device():
             found = call_model(self.model, _moved(inputs, self.place))
         if not torch.is_tensor(found) or not found.dim() or len(found) != len(ids):
             shape = f"of shape {tuple(found.shape)}" if torch.is_tensor(found) else "that is no tensor"
@@ -178,9 +179,18 @@ class Judge:
         inputs, targets = batch
         return _moved(inputs, self.place), _moved(targets, self.place)
 
-    def _precision(self) -> AbstractContextManager[Any]:
+    @contextmanager
+    def on_device(self) -> Iterator[None]:
+        """Compute in the precision of the run; tensors that the model or the loss makes are made on the device."""
         kind = HALF.get(self.options.precision)
-        return nullcontext() if kind is None else torch.autocast(self.place.type, dtype=kind)
+        precision = nullcontext() if kind is None else torch.autocast(self.place.type, dtype=kind)
+        with made_on(self.place), precision:
+            yield
+
+
+def made_on(place: Any) -> AbstractContextManager[Any]:
+    """Let tensors be made on a device in the `with` block; a host's loop around it goes on making its own there."""
+    return nullcontext() if place.type == "cpu" else place
 
 
 def _no_loss(*_: Any) -> Any:
@@ -228,7 +238,7 @@ class Replica(Judge):
         recompute_blocks(self.model, options.recompute, self.random)
         self.layout = Layout(self.model)
         self.layout.channels_last = options.layout == "channels_last"
-        self._drawing = Drawing(self.random, self.model)
+        self._drawing = Drawing(self.random, self.model, self.place)
         self.scale = _FIRST_SCALE if options.precision == "fp16" else 1.0
         self._good_steps = 0
         self.step = 0
@@ -320,7 +330,7 @@ class Replica(Judge):
         return Fraction(round(Fraction(value) * FINEST), FINEST)
 
     def _forward(self, inputs: Any, targets: Any) -> tuple[Any, tuple[Any, Any, Any]]:
-        with self._precision():
+        with self.on_device():
             output = call_model(self.model, inputs)
             return output, self.loss.sums(output, targets)
 

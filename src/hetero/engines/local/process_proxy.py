@@ -80,6 +80,7 @@ class ProcessWorker:
         self._frames = (Frames(), Frames())
         self._opened = False
         self._unfit = False
+        self._broken_by = 0
         self._ready = False
         self._ended = False
         self._stopping = False
@@ -327,6 +328,9 @@ class ProcessWorker:
             self._greeted(message[1])
         elif tag == say.BROKEN:
             self._why, self._unfit = message[1], not self._opened
+        elif tag == say.RESTART:
+            self._broken_by = message[1]
+            self._why = f"a task left the device unusable for its worker ({message[2]})"
 
     def _submits(
         self, seq: int, number: int, key: str, blob: bytes, asked: tuple[Any, ...], wire: tuple[Any, ...], *rest: Any
@@ -471,7 +475,7 @@ class ProcessWorker:
         self._house.items.lost(self)
         if not self._stopping:
             permanent = not self._ready and not again
-            task = 0 if ran is None else ran.launch.task
+            task = self._broken_by if ran is None else ran.launch.task
             self._house.hub.tell(DeviceLost(self._house.clock.now_s(), self.device.id, why, permanent, task))
         for flight in flights.values():
             if flight.group is not None:

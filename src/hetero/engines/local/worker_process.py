@@ -71,6 +71,7 @@ class Server:
         self._shielded = 0
         self._cancel_wanted = False
         self._forks = platform.FORKS.count
+        self._broken = ""
 
     # -- the socket -------------------------------------------------------------------------------------------
 
@@ -181,8 +182,11 @@ class Server:
         while True:
             self.take(self._next())
             while jobs:
-                row = self._attempt(Job._make(jobs.popleft()))
+                job = Job._make(jobs.popleft())
+                row = self._attempt(job)
                 self.outbox.add(row, jobs[0][say.PREDICTED] if jobs else None)
+                if self._broken:
+                    self._end_broken(job.task)
 
     def take(self, message: tuple[Any, ...]) -> None:
         """Take one message that nobody waits for in particular."""
@@ -216,8 +220,10 @@ class Server:
     def step(self, wait_s: float | None) -> None:
         """Run the next attempt on top of one that waits, or else take what comes within a time."""
         if self._jobs:
-            row = self._attempt(Job._make(self._jobs.popleft()))
-            self.outbox.add(row, None)
+            job = Job._make(self._jobs.popleft())
+            self.outbox.add(self._attempt(job), None)
+            if self._broken:
+                self._end_broken(job.task)
             return
         self._unpack()
         if not self._pending and select.select([self.data], [], [], wait_s)[0]:
@@ -398,7 +404,14 @@ class Server:
                     return say.granted(self._pending.pop(position)[1])
             self._read()
 
+    def _end_broken(self, task: int) -> None:
+        """End this process, whose device answers nothing any more since a task failed; another takes its place."""
+        self.outbox.flush()
+        self.send((say.RESTART, task, self._broken))
+        os._exit(1)
+
     def _failure(self, error: BaseException) -> tuple[Any, ...]:
+        self._broken = self.runner.broken()
         blob, text = dump_error(error)
         return say.FAILED, self.runner.classify(error), one_line(error), blob, text
 

@@ -13,7 +13,7 @@ from hetero.engines.shared.worker_setup import WorkerSetup
 __all__ = ["Cancelled", "Hello", "Job", "NoRoomError", "Talk", "UnserialisableError", "granted"]
 
 # On the data socket, in both directions.
-HELLO, READY, BROKEN, RUN, DONE, ROOM, SAY, LEFT, HEARD, NOTES, LOG, LEVELS, OPENED = range(13)
+HELLO, READY, BROKEN, RUN, DONE, ROOM, SAY, LEFT, HEARD, NOTES, LOG, LEVELS, OPENED, RESTART = range(14)
 # Of nested tasks, on the data socket too.
 SUBMIT, SUSPENDED, RESUMED, RESULT, FETCH, RELEASE, UNWANT, WAKE = range(40, 48)
 # On the control socket, in both directions.

@@ -41,13 +41,13 @@ from hetero.train.compatibility import (  # noqa: E402
 )
 from hetero.train.data import Samples, as_samples  # noqa: E402
 from hetero.train.losses import SummedLoss  # noqa: E402
+from hetero.train.member import Throttle  # noqa: E402
 from hetero.train.membership import Membership  # noqa: E402
 from hetero.train.memory import PassLimit  # noqa: E402
 from hetero.train.probe import probe  # noqa: E402
 from hetero.train.replica import Judge, Parts, Replica, mixing_layers  # noqa: E402
 from hetero.train.schedules import ScheduleHistory, load_schedulers, unstepped_scheduler  # noqa: E402
 from hetero.train.state import load_state, pack, renewed  # noqa: E402
-from hetero.train.throttle import Throttle  # noqa: E402
 from hetero.train.trainer import Trainer  # noqa: E402
 from hetero.train.values import Options  # noqa: E402
 

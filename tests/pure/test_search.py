@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hetero.errors import BadValueError
-from hetero.tune.assignment import Paces, RunningTrial
+from hetero.tune.search import Paces, RunningTrial
 from hetero.tune.space import Range, corners, describe, grid, read_range, read_space
 from hetero.tune.values import Plan
 

@@ -6,58 +6,18 @@ It must not measure or run anything.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import isfinite
 
 from hetero.floor.errors import BadValueError, NothingFitsError, did_you_mean
 from hetero.floor.units import format_bytes
-from hetero.model.device import Device
 from hetero.plan.training.stages import Chain, StagePlan, best_alone, fixed_stages, pipeline_s, plan_stages
-from hetero.splitting.layers import Layer
-from hetero.splitting.measure import LayerCost, LinkCost, limit_bytes
+from hetero.splitting.measure import Costs
 
-__all__ = ["Choice", "Costs", "choose", "given_stages"]
+__all__ = ["Choice", "choose", "given_stages"]
 
 _LEAST_GAIN_FRAC = 0.03
-
-
-@dataclass(frozen=True, slots=True)
-class Costs:
-    """What was measured.
-
-    Attributes
-    ----------
-    layers, devices : what
-    by_device : of each device, the cost of each layer
-    links : by two device ids
-    output_bytes : of each layer
-    call_s : s that a call takes besides its work, on one device and on all of them
-    """
-
-    layers: Sequence[Layer]
-    devices: Sequence[Device]
-    by_device: Sequence[Sequence[LayerCost]]
-    links: Mapping[tuple[str, str], LinkCost]
-    output_bytes: Sequence[int]
-    call_s: tuple[float, float]
-
-    def chain(self, micro_batches: int, training: bool) -> Chain:
-        """Return the planner's view; in training a gradient comes back over every crossing."""
-        rows = list(zip(*self.by_device, strict=True))
-        return Chain(
-            seconds=[[cost.seconds for cost in row] for row in rows],
-            crossing_s=[self._crossings(nbytes, 2 if training else 1) for nbytes in self.output_bytes],
-            weight_bytes=[max(cost.weight_bytes for cost in row) for row in rows],
-            kept_bytes=[max(cost.kept_bytes for cost in row) for row in rows],
-            working_bytes=[max(cost.working_bytes for cost in row) for row in rows],
-            limit_bytes=[limit_bytes(device) for device in self.devices],
-            micro_batches=micro_batches,
-        )
-
-    def _crossings(self, nbytes: int, times: int) -> list[list[float]]:
-        ids = [device.id for device in self.devices]
-        return [[0.0 if a == b else times * self.links[a, b].seconds(nbytes) for b in ids] for a in ids]
 
 
 @dataclass(frozen=True, slots=True)

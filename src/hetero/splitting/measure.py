@@ -12,23 +12,45 @@ from math import inf, isfinite
 from statistics import median
 from typing import Any
 
+import cloudpickle
+import numpy as np
 import torch
 
 from hetero.drive.frame import Frame, current
 from hetero.floor import clock
 from hetero.model.device import Device
+from hetero.plan.training.stages import Chain
+from hetero.session.signature import register
+from hetero.session.tasks import task
+from hetero.splitting.fleet import Fleet
+from hetero.splitting.layers import Layer
 from hetero.splitting.slowdown import Pace, slow_layers
 from hetero.splitting.transport import Packed, Talk, loaded, packed, unpacked
 from hetero.train.keyed_random import KeyedRandom
 from hetero.train.probe import torch_place
 
-__all__ = ["LayerCost", "LinkCost", "Measuring", "limit_bytes", "measure_layers", "measure_links", "only_meet"]
+__all__ = [
+    "Costs",
+    "LayerCost",
+    "LinkCost",
+    "Measuring",
+    "as_bytes",
+    "limit_bytes",
+    "measure_layers",
+    "measure_links",
+    "only_meet",
+    "survey",
+]
 
 _BUDGET_S = 0.1
 _LEAST, _MOST = 2, 10
 _PASSES = 4
 _ROOM_FRAC = 0.7
 _ROUND_TRIPS = 5
+
+_MOST_DEVICES = 8
+_CALLS = 5
+_LIMIT_S = 600.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +105,47 @@ class LinkCost:
     def seconds(self, nbytes: float) -> float:
         """Predict the seconds of a tensor."""
         return self.latency_s + self.s_per_byte * nbytes
+
+
+register(Measuring, lambda work: (f"measuring for split {work.number}", 0.0))
+
+
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """What was measured.
+
+    Attributes
+    ----------
+    layers, devices : what
+    by_device : of each device, the cost of each layer
+    links : by two device ids
+    output_bytes : of each layer
+    call_s : s that a call takes besides its work, on one device and on all of them
+    """
+
+    layers: Sequence[Layer]
+    devices: Sequence[Device]
+    by_device: Sequence[Sequence[LayerCost]]
+    links: Mapping[tuple[str, str], LinkCost]
+    output_bytes: Sequence[int]
+    call_s: tuple[float, float]
+
+    def chain(self, micro_batches: int, training: bool) -> Chain:
+        """Return the planner's view; in training a gradient comes back over every crossing."""
+        rows = list(zip(*self.by_device, strict=True))
+        return Chain(
+            seconds=[[cost.seconds for cost in row] for row in rows],
+            crossing_s=[self._crossings(nbytes, 2 if training else 1) for nbytes in self.output_bytes],
+            weight_bytes=[max(cost.weight_bytes for cost in row) for row in rows],
+            kept_bytes=[max(cost.kept_bytes for cost in row) for row in rows],
+            working_bytes=[max(cost.working_bytes for cost in row) for row in rows],
+            limit_bytes=[limit_bytes(device) for device in self.devices],
+            micro_batches=micro_batches,
+        )
+
+    def _crossings(self, nbytes: int, times: int) -> list[list[float]]:
+        ids = [device.id for device in self.devices]
+        return [[0.0 if a == b else times * self.links[a, b].seconds(nbytes) for b in ids] for a in ids]
 
 
 def _frame() -> Frame:
@@ -267,3 +330,53 @@ def _round_trips(talk: Talk, one: int, other: int, value: Any, place: str) -> It
 def only_meet(devices: Sequence[str]) -> bool:
     """Do what every pass through the stages costs besides its work; runs as one member of a group task."""
     return Talk(_frame(), devices).gather(None) is not None
+
+
+def as_bytes(value: Any) -> Any:
+    """Pickle a value into an array, which travels without a copy."""
+    return np.frombuffer(cloudpickle.dumps(value), dtype=np.uint8)
+
+
+def survey(fleet: Fleet, layers: Sequence[Layer], values: Sequence[Any], optimizer: Any, number: int) -> Costs:
+    """Measure links and layers; links first, since torch is up in every worker then.
+
+    Parameters
+    ----------
+    values : the input of each layer, and the output
+    optimizer : makes an optimizer of parameters, None where nothing is trained
+    number : of the split in this program
+    """
+    ctx = fleet.ctx
+    links, call_s = _links(fleet, max(value.nbytes for value in values))
+    work = Measuring(number, optimizer, fleet.slow)
+    blobs = ctx.put([as_bytes(layer.module) for layer in layers])
+    inputs = ctx.put([packed(value) for value in values[:-1]])
+    asked = [task(measure_layers, on=(device.id,), timeout=_LIMIT_S, crashes=1) for device in fleet.devices]
+    found = ctx.gather([ctx.submit(one, work, blobs, inputs) for one in asked])
+    devices, found = _fastest(fleet, found)
+    return Costs(layers, devices, found, links, [value.nbytes for value in values[1:]], call_s)
+
+
+def _links(fleet: Fleet, nbytes: int) -> tuple[dict[tuple[str, str], LinkCost], tuple[float, float]]:
+    ids = tuple(device.id for device in fleet.devices)
+    asked = task(measure_links, on=ids, devices=len(ids), timeout=_LIMIT_S, crashes=1)
+    found = {pair: cost for links in fleet.ctx.run(asked, ids, nbytes) for pair, cost in links.items()}
+    return found, (_call_s(fleet, ids[:1]), _call_s(fleet, ids))
+
+
+def _call_s(fleet: Fleet, ids: tuple[str, ...]) -> float:
+    taken = []
+    for _ in range(_CALLS):
+        begun_s = clock.monotonic_s()
+        fleet.ctx.run(task(only_meet, on=ids, devices=len(ids)), ids)
+        taken.append(clock.monotonic_s() - begun_s)
+    return median(taken)
+
+
+def _fastest(fleet: Fleet, found: list[list[LayerCost]]) -> tuple[list[Device], list[list[LayerCost]]]:
+    """Leave out all but the eight devices that run the whole soonest."""
+    order = sorted(range(len(found)), key=lambda one: (sum(cost.seconds for cost in found[one]), one))
+    for one in order[_MOST_DEVICES:]:
+        fleet.notes.append(f"{fleet.devices[one].short} is left out: stages are planned for eight devices")
+    taken = sorted(order[:_MOST_DEVICES])
+    return [fleet.devices[one] for one in taken], [found[one] for one in taken]

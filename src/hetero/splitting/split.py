@@ -25,9 +25,9 @@ from hetero.session.tasks import task
 from hetero.splitting.choice import Choice, choose, given_stages
 from hetero.splitting.fleet import Fleet, as_tensor, check_training
 from hetero.splitting.layers import Layer, chain_of, run_through
+from hetero.splitting.measure import as_bytes, survey
 from hetero.splitting.report import SplitReport, StageReport, device_note
 from hetero.splitting.stage import Said, StageJob, StageParts, drop_stage, fetch_stage, run_stages
-from hetero.splitting.survey import as_bytes, survey
 from hetero.splitting.transport import Packed, packed, unpacked
 from hetero.train.values import NotANumberError, TrainingError
 

@@ -18,6 +18,7 @@ from hetero.comm.errors import GroupBrokenError, LineClosedError
 from hetero.comm.lines import Line
 from hetero.drive.annotations import record_collective
 from hetero.drive.frame import Frame, current, enter
+from hetero.drive.profiling import TorchProfile
 from hetero.floor import clock
 from hetero.floor.errors import HeteroError, OutOfDeviceMemoryError
 from hetero.floor.own_memory import freed_memory_kept
@@ -28,14 +29,13 @@ from hetero.train.job import Job
 from hetero.train.membership import Membership, StopError
 from hetero.train.memory import KeptPasses, PassLimit
 from hetero.train.probe import probe, torch_place
-from hetero.train.profiling import StepProfile
 from hetero.train.share_planner import Sharing
 from hetero.train.values import EpochReport, Totals, TrainingError
 
 if TYPE_CHECKING:
     from hetero.train.replica import Replica
 
-__all__ = ["train_member"]
+__all__ = ["PROFILED", "StepProfile", "Throttle", "train_member"]
 
 _LEAST_TEST_DEADLINE_S = 5.0
 _DEADLINE_STEPS = 20.0
@@ -43,6 +43,98 @@ _TELL_S = 0.2
 _END_S = 10.0
 _EVALUATE_AT_ONCE = 256
 _TRIED = 8
+
+SETTLED = 2
+"""Steps of a member that are not profiled: the first ones are slow."""
+PROFILED = 3
+"""Steps that are."""
+
+_MOST_AHEAD_S = 0.001
+
+
+class StepProfile:
+    """Counts the steps of a member and profiles some of them, where its frame asks for that.
+
+    Parameters
+    ----------
+    frame : of the member's task
+    """
+
+    def __init__(self, frame: Frame) -> None:
+        self._left = SETTLED + PROFILED if frame.profile else 0
+        self._profile = TorchProfile(frame)
+
+    def begin(self) -> None:
+        """Record that a step begins."""
+        if self._left == PROFILED:
+            self._profile.__enter__()
+
+    def end(self) -> None:
+        """Record that a step has ended."""
+        if self._left:
+            self._left -= 1
+            if not self._left:
+                self.close()
+
+    def close(self) -> None:
+        """Stop, also in the middle of the steps."""
+        self._left = 0
+        self._profile.__exit__()
+
+
+class Throttle:
+    """Slows a device down to the share of its speed that it was given, step by step.
+
+    Parameters
+    ----------
+    frac : of its speed, 0 < frac ≤ 1
+
+    Attributes
+    ----------
+    seconds : s of the last part
+
+    Notes
+    -----
+    A training loop is one long task, and a task is throttled at its end: too late for a step. So the loop runs in
+    a thread of its own, whose time the task does not count. Where a part ends it sleeps (1/f − 1) × the CPU time
+    that the thread had since it slept last, in this part and before it. What a sleep takes too long is taken off
+    the next one.
+    """
+
+    def __init__(self, frac: float) -> None:
+        self._idle_per_cpu_s = 1.0 / frac - 1.0
+        self._begun_s = 0.0
+        self._cpu_s = 0.0
+        self._owed_s = 0.0
+        self.seconds = 0.0
+        self.restart()
+
+    def restart(self) -> None:
+        """Forget what was done until now."""
+        self._owed_s = 0.0
+        if self._idle_per_cpu_s:
+            self._cpu_s = clock.thread_cpu_s()
+
+    def __enter__(self) -> Throttle:
+        self._begun_s = clock.monotonic_s()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        now_s = clock.monotonic_s()
+        if self._idle_per_cpu_s:
+            now_s = self._sleep(now_s)
+        self.seconds = now_s - self._begun_s
+
+    def _sleep(self, now_s: float) -> float:
+        cpu_s = clock.thread_cpu_s()
+        self._owed_s += self._idle_per_cpu_s * (cpu_s - self._cpu_s)
+        self._cpu_s = cpu_s
+        if self._owed_s <= 0.0:
+            return now_s
+        clock.sleep(self._owed_s)
+        awake_s = clock.monotonic_s()
+        self._owed_s = max(-_MOST_AHEAD_S, self._owed_s - (awake_s - now_s))
+        return awake_s
 
 
 def train_member(job: Job, data: Any, test: Any) -> bytes | None:
@@ -101,7 +193,6 @@ class _Member(Membership):
     def __init__(self, job: Job, data: Any, test: Any, line: Line, frame: Frame) -> None:
         from hetero.train.data import Samples
         from hetero.train.prefetch import Ahead
-        from hetero.train.throttle import Throttle
 
         self.options = job.options
         self.data: Samples = data

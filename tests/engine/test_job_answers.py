@@ -14,7 +14,7 @@ import pytest
 from hetero.cli.submit import tell
 from hetero.engines.ray import job_client, job_server
 from hetero.engines.ray.certificates import make_certificates, server_context
-from hetero.engines.ray.job_client import Doorway
+from hetero.engines.ray.job_client import JobClient
 from hetero.errors import BadValueError, EngineError
 
 PATIENCE_S = 60.0
@@ -32,7 +32,7 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @contextmanager
-def server(answer: Callable[[socket.socket], None], folder: Path | None) -> Iterator[Doorway]:
+def server(answer: Callable[[socket.socket], None], folder: Path | None) -> Iterator[JobClient]:
     """Answer one request, and hang up."""
 
     def serve() -> None:
@@ -45,7 +45,7 @@ def server(answer: Callable[[socket.socket], None], folder: Path | None) -> Iter
     with socket.create_server(("127.0.0.1", 0)) as listener:
         serving = threading.Thread(target=serve)
         serving.start()
-        yield Doorway(f"127.0.0.1:{listener.getsockname()[1]}", TOKEN, folder)
+        yield JobClient(f"127.0.0.1:{listener.getsockname()[1]}", TOKEN, folder)
         serving.join(PATIENCE_S)
 
 
@@ -111,12 +111,12 @@ def test_a_request_that_fails_in_an_unforeseen_way_is_answered(monkeypatch: pyte
             raise BadValueError(f"there is no job {job!r}", remedy="")
 
     monkeypatch.setattr(job_server, "Jobs", Broken)
-    served = job_server.Door("127.0.0.1", 0, TOKEN, None)
+    served = job_server.JobServer("127.0.0.1", 0, TOKEN, None)
     over = threading.Event()
     serving = threading.Thread(target=served.serve, args=(lambda: not over.is_set(),))
     serving.start()
     try:
-        way = Doorway(served.address, TOKEN, None)
+        way = JobClient(served.address, TOKEN, None)
         with pytest.raises(EngineError, match=r"the job server could not answer: .*Ray is gone"):
             list(way.ask("list"))
         with pytest.raises(EngineError, match="there is no job 'a'"):

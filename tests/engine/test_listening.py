@@ -22,7 +22,7 @@ from hetero.comm.errors import GroupBrokenError, LineClosedError
 from hetero.comm.lines import Hub, Line
 from hetero.comm.mesh import Mesh
 from hetero.engines.ray.certificates import make_certificates
-from hetero.engines.ray.job_server import Door
+from hetero.engines.ray.job_server import JobServer
 from hetero.floor.listening import Admit, Listening
 from hetero.session.looking import ask, open_runs
 
@@ -220,7 +220,7 @@ def test_a_mesh_of_which_a_member_stays_away_is_told_and_leaves_no_descriptor() 
 def test_the_door_of_a_cluster_answers_beside_a_crowd(encrypted: bool, tmp_path: Path) -> None:
     make_certificates(tmp_path / "certificates", ["127.0.0.1"])
     folder = tmp_path / "certificates" if encrypted else None
-    door = Door("127.0.0.1", 0, "a-token-of-some-length", folder)
+    door = JobServer("127.0.0.1", 0, "a-token-of-some-length", folder)
     over = threading.Event()
     serving = threading.Thread(target=door.serve, args=(lambda: not over.is_set(),))
     serving.start()

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hetero.engines.shared.memory_pool import Arena
+from hetero.engines.shared.memory_pool import MemoryPool
 from hetero.floor import files, platform
 from hetero.floor.errors import EngineError
 from hetero.floor.platform import FEATURES, PAGE_BYTES
@@ -124,38 +124,38 @@ def test_the_signals_that_end_processes_have_names() -> None:
 
 def test_an_array_changed_between_two_calls_is_copied_again_and_an_unchanged_one_is_not() -> None:
     counters: Counter[str] = Counter()
-    arena = Arena(10_000_000, lambda text: None, counters)
+    pool = MemoryPool(10_000_000, lambda text: None, counters)
     array = np.zeros(100_000)
-    payloads = [arena.payload(array), arena.payload((array, 1)), arena.payload([array])]
+    payloads = [pool.payload(array), pool.payload((array, 1)), pool.payload([array])]
     assert (counters["copies"], counters["shared"]) == (1, 2)
     array[-1] = 1.0
-    payloads.append(arena.payload(array))
+    payloads.append(pool.payload(array))
     assert (counters["copies"], counters["shared"]) == (2, 2)
     assert [float(np.sum(payload.value()[0])) for payload in payloads[:1]] == [0.0]
     assert payloads[3].value()[-1] == 1.0
-    used = arena.usage().used_bytes
+    used = pool.usage().used_bytes
     del payloads, array
     gc.collect()
     assert used > 1_600_000
-    assert arena.usage().used_bytes == 0
-    arena.close()
+    assert pool.usage().used_bytes == 0
+    pool.close()
 
 
 def test_copies_that_are_only_kept_for_later_make_room_for_what_is_needed() -> None:
     notes: list[str] = []
     counters: Counter[str] = Counter()
-    arena = Arena(2_000_000, notes.append, counters)
+    pool = MemoryPool(2_000_000, notes.append, counters)
     arrays = [np.full(150_000, float(number)) for number in range(4)]
     for array in arrays:
-        assert arena.payload(array).value()[0] == array[0]
+        assert pool.payload(array).value()[0] == array[0]
     assert notes == []
     assert counters["spills"] == 0
-    arena.close()
+    pool.close()
 
 
 def test_a_value_that_was_read_outlives_the_engine() -> None:
-    arena = Arena(2_000_000, lambda text: None, Counter())
-    value = arena.payload(np.arange(100_000)).value()
-    arena.close()
+    pool = MemoryPool(2_000_000, lambda text: None, Counter())
+    value = pool.payload(np.arange(100_000)).value()
+    pool.close()
     gc.collect()
     assert value.sum() == 4999950000

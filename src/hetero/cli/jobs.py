@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from hetero.cli.output import console, print_json, say
-from hetero.cli.submit import Address, Certificates, TokenFile, doorway, tell
+from hetero.cli.submit import Address, Certificates, TokenFile, job_client, tell
 
 __all__ = ["app"]
 
@@ -27,7 +27,7 @@ def ls(
     json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
     """List the jobs, the latest first."""
-    jobs = list(doorway(address, token_file, certificates).ask("list"))
+    jobs = list(job_client(address, token_file, certificates).ask("list"))
     print_json({"jobs": jobs}) if json else _print(jobs)
 
 
@@ -40,7 +40,7 @@ def logs(
     certificates: Certificates = None,
 ) -> None:
     """Show what the program of a job printed."""
-    code = tell(doorway(address, token_file, certificates).ask("logs", job=job, follow=follow))
+    code = tell(job_client(address, token_file, certificates).ask("logs", job=job, follow=follow))
     raise typer.Exit(code if follow else 0)
 
 
@@ -49,7 +49,7 @@ def cancel(
     job: Job, address: Address = "auto", token_file: TokenFile = None, certificates: Certificates = None
 ) -> None:
     """Stop a job; one that is over stays as it ended."""
-    tell(doorway(address, token_file, certificates).ask("cancel", job=job))
+    tell(job_client(address, token_file, certificates).ask("cancel", job=job))
 
 
 @app.command()

@@ -101,7 +101,7 @@ def _stay(node: Node) -> None:
     try:
         while node.alive:
             sleep(0.5)
-            if node.jobs and not node.door_alive:
+            if node.jobs and not node.job_server_alive:
                 node = _served_again(node)
     finally:
         stop_node()

@@ -15,9 +15,9 @@ import typer
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from hetero.engines.ray.job_client import Doorway
+    from hetero.engines.ray.job_client import JobClient
 
-__all__ = ["Address", "Certificates", "TokenFile", "doorway", "submit", "tell"]
+__all__ = ["Address", "Certificates", "TokenFile", "job_client", "submit", "tell"]
 
 Address = Annotated[str, typer.Option(help="Where the head takes jobs, host:port; auto: the head on this host.")]
 TokenFile = Annotated[Path | None, typer.Option(help="File with the cluster's token; default: that of this host.")]
@@ -45,11 +45,11 @@ def submit(
     """
     from hetero.engines.ray.job_package import pack, read_variables
 
-    way = doorway(address, token_file, certificates)
+    client = job_client(address, token_file, certificates)
     variables = read_variables(env or ())
     inside, archive = pack(script, working_dir)
     words: dict[str, Any] = {"script": inside, "arguments": args or [], "variables": variables, "packages": pip or []}
-    answers = way.ask("submit", archive, follow=not detach, **words)
+    answers = client.ask("submit", archive, follow=not detach, **words)
     job = next(answers)["job"]
     if detach:
         print(job)
@@ -65,11 +65,11 @@ def submit(
         raise typer.Exit(130) from None
 
 
-def doorway(address: str, token_file: Path | None, certificates: Path | None) -> Doorway:
-    """Return the way to a cluster's door."""
-    from hetero.engines.ray.job_client import way_to
+def job_client(address: str, token_file: Path | None, certificates: Path | None) -> JobClient:
+    """Return the client of a cluster's job server."""
+    from hetero.engines.ray.job_client import client_for
 
-    return way_to(address, token_file, certificates)
+    return client_for(address, token_file, certificates)
 
 
 def tell(answers: Iterable[dict[str, Any]]) -> int:

@@ -1,4 +1,4 @@
-"""Who keeps the leases of a pool: the program itself, or the core that schedules a Context.
+"""Where the leases of a pool are kept: the program itself, or the core that schedules a Context.
 
 In: requests, and what is done with leases. Out: leases as they stand. It must not choose devices: in both cases
 `hetero.core.leases.LeasePool` does.
@@ -24,10 +24,10 @@ from hetero.model.events import LeaseAsked, LeaseRefused, LeaseReleased, LeaseRe
 from hetero.model.leases import Lease, LeasePhase, LeaseRequest
 from hetero.model.topology import Topology
 
-__all__ = ["Driven", "Keeper", "Own"]
+__all__ = ["Driven", "LeaseBackend", "Own"]
 
 
-class Keeper(Protocol):
+class LeaseBackend(Protocol):
     """What a pool asks of whoever keeps its leases; each call is made while `changed` is held."""
 
     changed: Condition

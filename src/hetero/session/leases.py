@@ -23,7 +23,7 @@ from hetero.model.device import Device, DeviceStatus
 from hetero.model.leases import Lease as LeaseValue
 from hetero.model.leases import LeasePhase, LeaseRequest
 from hetero.model.tasks import Request
-from hetero.session.lease_backends import Driven, Keeper, Own
+from hetero.session.lease_backends import Driven, LeaseBackend, Own
 from hetero.session.requests import flag, text, whole, words
 from hetero.session.tasks import TaskFunction, as_task
 
@@ -210,21 +210,21 @@ class Lease:
 class LeasingPool:
     """What can be done with a pool, whoever keeps its leases."""
 
-    def __init__(self, keeper: Keeper) -> None:
-        self._keeper, self._changed = keeper, keeper.changed
+    def __init__(self, backend: LeaseBackend) -> None:
+        self._backend, self._changed = backend, backend.changed
         self._devices: dict[str, PooledDevice] = {}
 
     @property
     def devices(self) -> tuple[PooledDevice, ...]:
         """The devices that are not lost."""
         with self._changed:
-            return tuple(self._pooled(device) for device in self._keeper.devices())
+            return tuple(self._pooled(device) for device in self._backend.devices())
 
     @property
     def leases(self) -> tuple[LeaseValue, ...]:
         """The leases that are not over, as they stand."""
         with self._changed:
-            return self._keeper.leases()
+            return self._backend.leases()
 
     def device(self, name: str) -> PooledDevice:
         """Return the device of that id."""
@@ -238,7 +238,7 @@ class LeasingPool:
         for option in ("on", "not_on"):
             refuse_unknown(option, getattr(request, option), [each.device for each in self._devices.values()])
         with self._changed:
-            return Lease(self, self._keeper.ask(request))
+            return Lease(self, self._backend.ask(request))
 
     def lease(self, prepare: Callable[[PooledDevice], object] | None = None, **options: Any) -> Lease:
         """Lease devices, and wait until all of them are there.
@@ -266,7 +266,7 @@ class LeasingPool:
                 if failed is None:
                     return found
                 with self._changed:
-                    self._keeper.refuse(found.number, *failed)
+                    self._backend.refuse(found.number, *failed)
         except BaseException:
             found.release()
             raise
@@ -274,27 +274,27 @@ class LeasingPool:
     def look(self, number: int) -> LeaseValue:
         """Return a lease as it stands now."""
         with self._changed:
-            return self._keeper.look(number)
+            return self._backend.look(number)
 
     def renew(self, number: int) -> None:
         """Let a lease's time run again from now."""
         with self._changed:
-            self._keeper.renew(number)
+            self._backend.renew(number)
 
     def release(self, number: int) -> None:
         """Release a lease."""
         with self._changed:
-            self._keeper.release(number)
+            self._backend.release(number)
 
     def wait(self, number: int, timeout: float | None = None) -> None:
         """Wait until a lease is active; see `Lease.wait`."""
         end_s = None if timeout is None else monotonic_s() + timeout
         with self._changed:
-            while (lease := self._keeper.look(number)).phase is LeasePhase.PENDING:
+            while (lease := self._backend.look(number)).phase is LeasePhase.PENDING:
                 left_s = None if end_s is None else end_s - monotonic_s()
                 if left_s is not None and left_s <= 0.0:
                     raise TaskTimeoutError(f"lease {number} was not met within {timeout:g} s", remedy="wait longer")
-                waits = [wait_s for wait_s in (left_s, self._keeper.next_s()) if wait_s is not None]
+                waits = [wait_s for wait_s in (left_s, self._backend.next_s()) if wait_s is not None]
                 self._changed.wait(min(waits, default=None))
         if lease.phase is LeasePhase.FAILED:
             raise NothingFitsError(f"no lease: {lease.reason}", remedy="ask for less, or for other devices")

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from hetero.drive.frame import where
 from hetero.drive.live import Driver
 from hetero.drive.worker import WorkerFactory
-from hetero.engines.shared.messages import Talk
+from hetero.engines.shared.messages import Transport
 from hetero.floor import logs, settings
 from hetero.floor.clock import TraceSink, WallClock
 from hetero.floor.errors import HistoryError
@@ -232,16 +232,16 @@ def _engine(name: str, config: Config, found: Callable[[tuple[Device, ...]], Non
         return RayEngine(config.address or "local", pool_bytes, note=_log.warning, joined=joined)
     from hetero.engines.local.engine import LocalEngine
 
-    return LocalEngine(pool_bytes, note=_log.warning, talk=_talk(config))
+    return LocalEngine(pool_bytes, note=_log.warning, transport=_transport(config))
 
 
-def _talk(config: Config) -> Talk:
+def _transport(config: Config) -> Transport:
     """Return how group members talk: all of them are on this host, where RDMA and NCCL have nothing to carry."""
     asked = config.communication
     protocol = choose_protocol(asked.protocol, config.source)
     if protocol in ("rdma", "nccl"):
         _log.info("the members of a group task are on one host: they talk through shared memory, not %s", protocol)
-    return Talk(protocol != "tcp", asked.buffer_size_bytes)
+    return Transport(protocol != "tcp", asked.buffer_size_bytes)
 
 
 def _trace(

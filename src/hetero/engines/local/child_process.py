@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import hetero
-from hetero.engines.local.context import House
+from hetero.engines.local.context import LocalContext
 from hetero.engines.shared.messages import Hello
 from hetero.floor import platform
 from hetero.model.device import Device
@@ -50,13 +50,13 @@ class Child:
     What it writes to its standard error before it is ready goes to a file, for the message when it never is.
     """
 
-    def __init__(self, house: House, device: Device, data_fd: int, control_fd: int) -> None:
-        root, pool = Path(hetero.__file__).parent, house.arena.pool.memory
-        module = house.entry.module
+    def __init__(self, context: LocalContext, device: Device, data_fd: int, control_fd: int) -> None:
+        root, pool = Path(hetero.__file__).parent, context.pool.main.memory
+        module = context.entry.module
         launch = ["-c", _LAUNCHER.format(module=module), str(root)] if device.python else ["-P", "-m", module]
         threads = str(device.cores) if device.cpus or device.kind == "cpu" else "0"
         cpus = ",".join(map(str, device.cpus))
-        setup = house.entry.setup
+        setup = context.entry.setup
         if setup.folder and not os.path.isdir(setup.folder):
             raise OSError(errno.ENOENT, f"the working folder {setup.folder!r} is gone")
         environment = (
@@ -81,12 +81,12 @@ class Child:
                 os.close(stderr_fd)
         self.pidfd = platform.open_process(self._process.pid)
         path = _own_path(setup.path) if device.python else list(setup.path)
-        self.running_slot = house.arena.running_slot(device.id)
-        house.arena.clear_running(self.running_slot)
+        self.running_slot = context.pool.running_slot(device.id)
+        context.pool.clear_running(self.running_slot)
         self.hello = Hello(
-            device, os.getpid(), house.origin_s, pool.fd, pool.nbytes, self.running_slot, stderr_fd,
-            asdict(platform.FEATURES), path, not device.python, house.talk, setup,
-            bytes(multiprocessing.process.current_process().authkey), house.fleet,
+            device, os.getpid(), context.origin_s, pool.fd, pool.nbytes, self.running_slot, stderr_fd,
+            asdict(platform.FEATURES), path, not device.python, context.transport, setup,
+            bytes(multiprocessing.process.current_process().authkey), context.fleet,
         )  # fmt: skip
 
     @property

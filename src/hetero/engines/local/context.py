@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from hetero.engines.base import Log, Report, Submitter, Tell, TellParts, WorkerEntry
 from hetero.engines.shared.hub import Hub
 from hetero.engines.shared.items import Items, Meter
-from hetero.engines.shared.memory_pool import Arena
-from hetero.engines.shared.messages import Talk
+from hetero.engines.shared.memory_pool import MemoryPool
+from hetero.engines.shared.messages import Transport
 from hetero.floor.clock import Clock
 from hetero.floor.own_memory import MemoryKills
 from hetero.model.commands import Launch
@@ -20,18 +20,18 @@ from hetero.model.device import Device
 from hetero.model.events import TaskFailed
 from hetero.model.tasks import Failure
 
-__all__ = ["House"]
+__all__ = ["LocalContext"]
 
 
 @dataclass(slots=True)
-class House:
+class LocalContext:
     """One running engine.
 
     Attributes
     ----------
     origin_s : the clock's zero on the host's monotonic clock, so that workers agree
     start_s : s that a worker may take to start
-    talk : how the members of a group talk
+    transport : how the members of a group exchange values
     tell, tell_parts : take the notes of attempts, and of what their time consists
     log : takes the log records of tasks
     submitter, fleet : take the tasks that running ones submit, and the devices to which these may go
@@ -42,7 +42,7 @@ class House:
     """
 
     hub: Hub
-    arena: Arena
+    pool: MemoryPool
     items: Items
     meter: Meter
     clock: Clock
@@ -51,7 +51,7 @@ class House:
     report: Report
     origin_s: float
     start_s: float
-    talk: Talk
+    transport: Transport
     tell: Tell
     log: Log
     tell_parts: TellParts
@@ -66,4 +66,4 @@ class House:
         """Tell that an attempt could not be sent."""
         now_s = self.clock.now_s()
         event = TaskFailed(now_s, launch.task, launch.attempt, device, now_s, 0.0, failure)
-        self.hub.call(lambda: self.hub.tell(event))
+        self.hub.call(lambda: self.hub.emit(event))

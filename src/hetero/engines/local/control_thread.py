@@ -14,7 +14,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from hetero.engines.shared import messages as say
+from hetero.engines.shared import messages as msg
 from hetero.engines.shared.exceptions import one_line
 from hetero.engines.shared.memory_pool import store
 from hetero.engines.shared.wire import Frames, Wire, frame, fresh
@@ -91,7 +91,7 @@ class Control:
                 self._dropped.wait_for(lambda: self._drops >= count, DROPS_S)
 
     def _own(self, value: Any) -> Any:
-        """Return a value that shares no bytes with the pool, whose blocks are lent for one task or one copy only."""
+        """Return a value that shares no bytes with the pool, whose blocks are leased for one task or one copy only."""
         runner = self._server.runner
         if self._server.device.kind in SHARING:
             return runner.to_device(fresh(runner.to_host(value)))
@@ -120,15 +120,15 @@ class Control:
 
     def _handle(self, message: tuple[Any, ...]) -> None:
         tag = message[0]
-        if tag in (say.WITHDRAW, say.CANCEL):
+        if tag in (msg.WITHDRAW, msg.CANCEL):
             self._unwant(tag, message[1])
-        elif tag == say.SEGMENT:
+        elif tag == msg.SEGMENT:
             self._server.segments.add(message[1], self._fds.popleft(), message[2])
-        elif tag == say.CLOSE:
+        elif tag == msg.CLOSE:
             self._server.segments.close(message[1])
-        elif tag == say.PING:
-            self._send((say.PONG,))
-        elif tag == say.DROP:
+        elif tag == msg.PING:
+            self._send((msg.PONG,))
+        elif tag == msg.DROP:
             self._kept.pop(message[1], None)
             with self._dropped:
                 self._drops += 1
@@ -140,10 +140,10 @@ class Control:
         for old in [old for old in self._unwanted if old <= self.started]:
             self._unwanted.pop(old, None)
         if seq > self.started:
-            self._unwanted[seq] = say.WITHDRAWN if tag == say.WITHDRAW else say.CANCELLED
-            if tag == say.WITHDRAW and seq > self.started:  # answered now, not behind a task that runs for long
-                self._server.send((say.DONE, [(seq, 0.0, (), say.WITHDRAWN)]))
-        elif tag == say.CANCEL:
+            self._unwanted[seq] = msg.WITHDRAWN if tag == msg.WITHDRAW else msg.CANCELLED
+            if tag == msg.WITHDRAW and seq > self.started:  # answered now, not behind a task that runs for long
+                self._server.send((msg.DONE, [(seq, 0.0, (), msg.WITHDRAWN)]))
+        elif tag == msg.CANCEL:
             self._server.doomed.add(seq)
             if self._server.running == seq:
                 self.cancelling = seq
@@ -152,11 +152,11 @@ class Control:
     def _copy(self, tag: int, order: int, key: Any, *rest: Any) -> None:
         started_s = self._server.clock.now_s()
         try:
-            answer = self._import(key, *rest) if tag == say.IMPORT else self._export(order, key)
+            answer = self._import(key, *rest) if tag == msg.IMPORT else self._export(order, key)
         except Exception as error:  # noqa: BLE001  the program words it
-            self._send((say.TROUBLE, order, one_line(error)))
+            self._send((msg.TROUBLE, order, one_line(error)))
             return
-        done = say.IMPORTED if tag == say.IMPORT else say.EXPORTED
+        done = msg.IMPORTED if tag == msg.IMPORT else msg.EXPORTED
         self._send((done, order, started_s, self._server.clock.now_s() - started_s, answer))
 
     def _import(self, key: Any, wire: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -169,16 +169,16 @@ class Control:
 
     def _export(self, order: int, key: Any) -> tuple[Any, ...]:
         value = self._server.runner.to_host(self._kept[key])
-        wire = store(value, self._server.segments, lambda sizes: self._room(order, sizes))
+        wire = store(value, self._server.segments, lambda sizes: self._lease(order, sizes))
         self._server.slow_link(sum([place.nbytes for place in wire.places]))
         return tuple(wire)
 
-    def _room(self, order: int, sizes: list[int]) -> list[Any]:
-        self._send((say.ROOM, -order, sizes, False))
+    def _lease(self, order: int, sizes: list[int]) -> list[Any]:
+        self._send((msg.LEASE, -order, sizes, False))
         while (message := self._receive()) is not None:
-            if message[0] == say.ROOM:
-                return say.granted(message[1])
-            if message[0] in (say.SEGMENT, say.PING):
+            if message[0] == msg.LEASE:
+                return msg.granted(message[1])
+            if message[0] in (msg.SEGMENT, msg.PING):
                 self._handle(message)
             else:
                 self._aside.append(message)

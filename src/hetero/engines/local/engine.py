@@ -13,15 +13,15 @@ from contextlib import suppress
 from typing import Any
 
 from hetero.engines.base import Call, NodeUsage, Report, WorkerEntry
-from hetero.engines.local.context import House
+from hetero.engines.local.context import LocalContext
 from hetero.engines.local.process_proxy import START_S, ProcessWorker
 from hetero.engines.local.worker_thread import ThreadWorker
 from hetero.engines.shared.engine import PayloadEngine
 from hetero.engines.shared.groups import Group
 from hetero.engines.shared.hub import Hub
 from hetero.engines.shared.items import MISSING, Item, Items, Meter, Replica
-from hetero.engines.shared.memory_pool import Arena, Payload
-from hetero.engines.shared.messages import Talk
+from hetero.engines.shared.memory_pool import MemoryPool, Payload
+from hetero.engines.shared.messages import Transport
 from hetero.floor.clock import Clock, WallClock
 from hetero.floor.errors import DeviceLostError, HeteroError
 from hetero.floor.platform import FEATURES
@@ -42,7 +42,7 @@ class LocalEngine(PayloadEngine):
     isolation : 'process' or 'thread' for all devices, '' for what each device says
     start_s : s that a worker may take to start
     note : told what the user should know, in one line each
-    talk : how the members of a group talk
+    transport : how the members of a group exchange values
 
     Attributes
     ----------
@@ -59,15 +59,15 @@ class LocalEngine(PayloadEngine):
         isolation: str = "",
         start_s: float = START_S,
         note: Callable[[str], None] = lambda text: None,
-        talk: Talk = Talk(),  # noqa: B008
+        transport: Transport = Transport(),  # noqa: B008
     ) -> None:
         self.counters: Counter[str] = Counter()
         self._pool_bytes = memory_pool_bytes
         self._isolation = isolation
         self._start_s = start_s
         self._note = note
-        self._talk = talk
-        self._house: House
+        self._transport = transport
+        self._context: LocalContext
         self._devices: dict[str, Device] = {}
         self._workers: dict[str, Worker] = {}
         self._travelling: dict[tuple[int, int, str], Payload] = {}
@@ -77,14 +77,14 @@ class LocalEngine(PayloadEngine):
 
     def start(self, devices: Sequence[Device], worker: WorkerEntry, clock: Clock, report: Report) -> None:
         """Start a worker for each device, without waiting."""
-        arena, meter, hub = Arena(self._pool_bytes, self._note, self.counters), Meter(), Hub(report)
+        pool, meter, hub = MemoryPool(self._pool_bytes, self._note, self.counters), Meter(), Hub(report)
         origin_s = WallClock(0.0).now_s() - clock.now_s()
-        items = Items(arena, meter)
-        self._house = House(
-            hub, arena, items, meter, clock, self.counters, worker, report, origin_s, self._start_s, self._talk,
+        items = Items(pool, meter)
+        self._context = LocalContext(
+            hub, pool, items, meter, clock, self.counters, worker, report, origin_s, self._start_s, self._transport,
             self.tell, self.log, self.tell_parts, self.submitter, self._spreads_over(devices),
         )  # fmt: skip
-        arena.closed_segments = self._segment_closed
+        pool.closed_segments = self._segment_closed
         self._pid = os.getpid()
         self._devices = {device.id: device for device in devices}
         self._bytes_needed = any(self._in_process(device) for device in devices)
@@ -117,14 +117,14 @@ class LocalEngine(PayloadEngine):
 
     def _make(self, device: Device) -> Worker:
         kind = ProcessWorker if self._in_process(device) else ThreadWorker
-        return kind(self._house, device)
+        return kind(self._context, device)
 
     @property
-    def _site(self) -> House:
-        return self._house
+    def _site(self) -> LocalContext:
+        return self._context
 
     def _stored(self, value: Any) -> Payload:
-        return self._house.arena.payload(value)
+        return self._context.pool.payload(value)
 
     @property
     def copies_arguments(self) -> bool:
@@ -152,19 +152,19 @@ class LocalEngine(PayloadEngine):
 
     def commit(self, task: int, attempt: int) -> None:
         """Make the result of this attempt the data item `task`; later results of the task are dropped."""
-        self._house.items.commit(task, attempt)
+        self._context.items.commit(task, attempt)
 
     # -- data -------------------------------------------------------------------------------------------------
 
     def load(self, item: int) -> Any:
         """Return the value of a data item, from wherever it is; may wait for a copy."""
-        found = self._house.items.find(item)
+        found = self._context.items.find(item)
         value, payload = found.value, found.payload
         if value is not MISSING:
             return value
         if payload is None:
             replica = found.replicas[0]
-            found = self._given_out(item, lambda done: self._worker_of(replica).give_out(replica.key, done))
+            found = self._exported(item, lambda done: self._worker_of(replica).export_value(replica.key, done))
             return found.value if found.payload is None else self._read(item, found.payload)
         return self._read(item, payload)
 
@@ -175,21 +175,21 @@ class LocalEngine(PayloadEngine):
 
     def usage(self) -> Mapping[str, NodeUsage]:
         """Return how full each memory node is."""
-        found = {HOST_NODE: self._house.arena.usage()}
+        found = {HOST_NODE: self._context.pool.usage()}
         for device in self._devices.values():
             if device.memory_node != HOST_NODE:
-                found[device.memory_node] = self._house.meter.usage(device)
+                found[device.memory_node] = self._context.meter.usage(device)
         return found
 
     # -- transfers, in the hub's thread -----------------------------------------------------------------------
 
     def _transfer(self, order: Transfer) -> None:
-        now_s = self._house.clock.now_s()
+        now_s = self._context.clock.now_s()
         try:
-            item = self._house.items.find(order.item)
+            item = self._context.items.find(order.item)
             if order.dst == HOST_NODE or not item.on_host:
                 replica = next(r for r in item.replicas if r.holder.device.memory_node == order.src)
-                self._worker_of(replica).give_out(replica.key, lambda *answer: self._came_out(order, *answer))
+                self._worker_of(replica).export_value(replica.key, lambda *answer: self._on_export(order, *answer))
             else:
                 self._bring(order, item, now_s, 0.0)
         except StopIteration:
@@ -197,12 +197,12 @@ class LocalEngine(PayloadEngine):
         except HeteroError as error:
             self._transfer_failed(order, str(error))
 
-    def _came_out(self, order: Transfer, problem: str, started_s: float, seconds: float, answer: Item | None) -> None:
+    def _on_export(self, order: Transfer, problem: str, started_s: float, seconds: float, answer: Item | None) -> None:
         if answer is None:
             self._transfer_failed(order, problem)
         elif order.dst == HOST_NODE:
             with suppress(DeviceLostError):
-                item = self._house.items.find(order.item)
+                item = self._context.items.find(order.item)
                 item.payload, item.value = answer.payload, answer.value
             self._arrived(order, started_s, seconds)
         else:
@@ -220,15 +220,15 @@ class LocalEngine(PayloadEngine):
             if problem:
                 self._transfer_failed(order, problem)
                 return
-            self._house.items.add_replica(order.item, Replica(worker, key, order.nbytes))
+            self._context.items.add_replica(order.item, Replica(worker, key, order.nbytes))
             self._arrived(order, started_s if so_far_s else start, so_far_s + seconds)
 
         if isinstance(worker, ThreadWorker):
-            worker.take_in(key, item.value if item.payload is None else item.payload, arrived)
+            worker.import_value(key, item.value if item.payload is None else item.payload, arrived)
         else:
             payload = item.payload or self._payload(item.value, f"data item {order.item}")
             self._travelling[key] = payload
-            worker.take_in(key, payload, arrived)
+            worker.import_value(key, payload, arrived)
 
     def _worker_of(self, replica: Replica) -> Worker:
         assert isinstance(replica.holder, ProcessWorker | ThreadWorker)
@@ -250,8 +250,8 @@ class LocalEngine(PayloadEngine):
             self._pid = 0
         for worker in self._workers.values():
             worker.ask_to_stop()
-        self._house.hub.stop()
+        self._context.hub.stop()
         for worker in self._workers.values():
             worker.stop()
-        self._house.items.clear()
-        self._house.arena.close()
+        self._context.items.clear()
+        self._context.pool.close()

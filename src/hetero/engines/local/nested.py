@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from hetero.engines.base import Asked, Call, Function, Nest
-from hetero.engines.local.context import House
+from hetero.engines.local.context import LocalContext
 from hetero.engines.shared import messages as say
 from hetero.engines.shared.exceptions import dump_error, one_line
 from hetero.engines.shared.in_flight import FUNCTIONS_KEPT
@@ -77,7 +77,7 @@ class Nested:
 
     def __init__(
         self,
-        house: House,
+        house: LocalContext,
         worker: ProcessWorker,
         send: Callable[[tuple[Any, ...]], None],
         announce: Callable[[Payload], None],
@@ -217,7 +217,7 @@ class Nested:
         head = (say.RESULT, reply.number, reply.item, 0.0, say.VALUE)
         try:
             assert reply.load is not None
-            payload = reply.holds = self._house.arena.payload(reply.load())
+            payload = reply.holds = self._house.pool.payload(reply.load())
             self._announce(payload)
             self._send((*head, tuple(Wire(*payload.wire())), None))
         except BaseException as error:  # noqa: BLE001  whatever it is, the task that waits must hear of it

@@ -15,15 +15,15 @@ from typing import Any
 
 from hetero.engines.base import Call
 from hetero.engines.local.child_process import LOOK_S, SILENCE_S, STOP_S, Child, Pulse
-from hetero.engines.local.context import House
+from hetero.engines.local.context import LocalContext
 from hetero.engines.local.nested import Nested
-from hetero.engines.shared import messages as say
+from hetero.engines.shared import messages as msg
 from hetero.engines.shared.exceptions import failure_of, one_line
-from hetero.engines.shared.groups import Group, Piece, Talking
+from hetero.engines.shared.groups import Group, GroupMessages, Piece
 from hetero.engines.shared.hub import Pipe
 from hetero.engines.shared.in_flight import InFlight, Shipped
 from hetero.engines.shared.items import Item, Replica
-from hetero.engines.shared.memory_pool import Payload, Rooms
+from hetero.engines.shared.memory_pool import OutputLeases, Payload
 from hetero.engines.shared.wire import READ_BYTES, Frames, Place, Wire
 from hetero.floor import clock, logs, platform
 from hetero.floor.errors import HeteroError
@@ -55,22 +55,22 @@ CANCEL_S = 0.2
 class ProcessWorker:
     """One worker process of one device; a new one is made for each start."""
 
-    def __init__(self, house: House, device: Device) -> None:
+    def __init__(self, context: LocalContext, device: Device) -> None:
         self.device = device
-        self._house = house
-        self._levels = house.entry.setup.levels
+        self._context = context
+        self._levels = context.entry.setup.levels
         self._node = device.memory_node
         self._lock = threading.Lock()
-        self._flights: dict[int, InFlight] = {}
+        self._in_flight: dict[int, InFlight] = {}
         self._seqs: dict[tuple[int, int], int] = {}
         self._next = 0
         self._drops = 0
-        self._shipped = Shipped(house.counters)
+        self._shipped = Shipped(context.counters)
         self._segments: set[int] = set()
-        self._rooms = Rooms(house.arena, self._announce)
+        self._leases = OutputLeases(context.pool, self._announce)
         self._suspended: set[int] = set()
-        self._nested = Nested(house, self, lambda message: self._data.send(message), self._announce)
-        self._talking = Talking(house, lambda message: self._data.send(message), self._announce)
+        self._nested = Nested(context, self, lambda message: self._data.send(message), self._announce)
+        self._group_messages = GroupMessages(context, lambda message: self._data.send(message), self._announce)
         self._orders: dict[int, Callable[..., None]] = {}
         self._child: Child | None = None
         self._data: Pipe
@@ -87,7 +87,7 @@ class ProcessWorker:
         self._why = ""
         self._pulse = Pulse()
         self._heard = False
-        house.hub.call(self._start)
+        context.hub.call(self._start)
 
     # -- starting ---------------------------------------------------------------------------------------------
 
@@ -101,41 +101,41 @@ class ProcessWorker:
                 control, child_control = socket.socketpair()
                 self._control = self._pipe(control, self._on_control)
                 with child_control:
-                    self._child = Child(self._house, self.device, child_data.fileno(), child_control.fileno())
+                    self._child = Child(self._context, self.device, child_data.fileno(), child_control.fileno())
         except OSError as error:
             python = self.device.python or sys.executable
             passes = error.errno in SHORTAGES and self._is_patient()
             self._end(f"its Python {python!r} cannot be started: {error.strerror}", passes)
             return
-        hub = self._house.hub
+        hub = self._context.hub
         hub.watch(data.fileno(), self._data.on_ready)
         hub.watch(control.fileno(), self._control.on_ready)
         if self._child.pidfd >= 0:
             hub.watch(self._child.pidfd, lambda mask: self._gone())
         self._data.send(tuple(self._child.hello))
-        hub.at(self._house.start_s, self._too_late)
+        hub.at(self._context.start_s, self._too_late)
         hub.at(LOOK_S, self._look)
 
     def _pipe(self, end: socket.socket, handler: Callable[[int], None]) -> Pipe:
-        self._pipes.append(Pipe(self._house, end, handler))
+        self._pipes.append(Pipe(self._context, end, handler))
         return self._pipes[-1]
 
     def _too_late(self) -> None:
         if not self._opened and not self._ended:
-            self._kill(f"it was not ready after {self._house.start_s:g} s")
+            self._kill(f"it was not ready after {self._context.start_s:g} s")
 
     def _look(self) -> None:
         """See whether the worker is alive, ask it where nothing says so, and end it where it is frozen."""
         if self._ended or self._child is None:
             return
-        self._house.hub.at(LOOK_S, self._look)
+        self._context.hub.at(LOOK_S, self._look)
         pid, heard, self._heard = self._child.pid, self._heard, False
         state, cpu_s = platform.process_state(pid), clock.process_cpu_s(pid)
         if self._pulse.frozen(state, cpu_s, heard=heard, answers=self._opened and not self._orders):
             self._passing = True
             self._kill(f"its worker was frozen: no answer and no processor time for {SILENCE_S:g} s")
         elif self._opened and self._pulse.quiet == 1:
-            self._control.send((say.PING,))
+            self._control.send((msg.PING,))
 
     # -- what the engine asks ---------------------------------------------------------------------------------
 
@@ -152,14 +152,14 @@ class ProcessWorker:
             if jobs and not self._ended:
                 if (levels := logs.levels()) is not self._levels:
                     self._levels = levels
-                    self._data.send((say.LEVELS, levels))
+                    self._data.send((msg.LEVELS, levels))
                 if functions:
                     self._shipped.retire(functions, {job[4] for job in jobs})
                 again = any(launch.attempt > 1 for launch, _ in launches)
-                rooms = {
-                    job[0]: room for job in jobs if not job[-2] and (room := self._rooms.lend_ahead(job[0], job[4]))
+                leases = {
+                    job[0]: lease for job in jobs if not job[-2] and (lease := self._leases.grant_ahead(job[0], job[4]))
                 }
-                self._data.send((say.RUN, functions, jobs, self._drops if again else 0, rooms))
+                self._data.send((msg.RUN, functions, jobs, self._drops if again else 0, leases))
 
     def _job(
         self, launch: Launch, call: Call, functions: list[tuple[str, bytes]], group: Group | None, rank: int
@@ -168,21 +168,21 @@ class ProcessWorker:
         holds, items = [encoded], {}
         try:
             for item in call.refs:
-                place, payload = self._house.items.for_worker(item, self)
+                place, payload = self._context.items.for_worker(item, self)
                 items[call.names.get(item, item)] = place
                 if payload is not None:
                     holds.append(payload)
         except HeteroError as error:
-            self._house.refuse(self.device.id, launch, Failure("crash", str(error), error))
+            self._context.refuse(self.device.id, launch, Failure("crash", str(error), error))
             return None
         for hold in holds:
             self._announce(hold)
         key = self._shipped.use(call.function, functions)
         self._next += 1
-        self._flights[self._next] = InFlight(self._next, launch, call, group, rank, tuple(holds))
+        self._in_flight[self._next] = InFlight(self._next, launch, call, group, rank, tuple(holds))
         self._seqs[launch.task, launch.attempt] = self._next
         if group is not None:
-            self._talking.join(launch.task, self._next)
+            self._group_messages.join(launch.task, self._next)
         member = (rank, group.size) if group is not None else None
         nest = tuple(call.nest if group is None else call.nest._replace(spreads=False))
         return (self._next, *launch, key, call.task_key, tuple(encoded.wire()), items, member, nest)
@@ -193,43 +193,43 @@ class ProcessWorker:
             number = block.place.segment
             if number and number not in self._segments:
                 self._segments.add(number)
-                self._control.send((say.SEGMENT, number, block.segment.memory.nbytes), [block.segment.memory.fd])
+                self._control.send((msg.SEGMENT, number, block.segment.memory.nbytes), [block.segment.memory.fd])
 
     def withdraw(self, task: int, attempt: int) -> None:
         """Ask for an attempt back."""
         seq = self._seqs.get((task, attempt))
         if seq is not None and self._ready:
-            self._control.send((say.WITHDRAW, seq))
+            self._control.send((msg.WITHDRAW, seq))
 
     def cancel(self, task: int, attempt: int) -> None:
         """Stop an attempt: by an exception first, then by ending the worker."""
         seq = self._seqs.get((task, attempt))
         if seq is not None and self._ready:
-            self._control.send((say.CANCEL, seq))
+            self._control.send((msg.CANCEL, seq))
             if seq in self._suspended:
-                self._data.send((say.WAKE,))
-            self._house.hub.at(CANCEL_S, lambda: self._insist(seq, running=self._is_first(seq)))
+                self._data.send((msg.WAKE,))
+            self._context.hub.at(CANCEL_S, lambda: self._insist(seq, running=self._is_first(seq)))
 
     def _is_first(self, seq: int) -> bool:
         """Return whether an attempt runs, as far as is known: one that waits below others is not stopped by force."""
-        return next((each for each in self._flights if each not in self._suspended), 0) == seq
+        return next((each for each in self._in_flight if each not in self._suspended), 0) == seq
 
     def _insist(self, seq: int, running: bool) -> None:
-        if self._ended or seq not in self._flights:
+        if self._ended or seq not in self._in_flight:
             return
         if running:
-            self._kill(f"it was ended to stop task {self._flights[seq].launch.task}")
+            self._kill(f"it was ended to stop task {self._in_flight[seq].launch.task}")
         else:
-            self._house.hub.at(CANCEL_S, lambda: self._insist(seq, self._is_first(seq)))
+            self._context.hub.at(CANCEL_S, lambda: self._insist(seq, self._is_first(seq)))
 
-    def take_in(self, key: Any, payload: Payload, done: Callable[..., None]) -> None:
+    def import_value(self, key: Any, payload: Payload, done: Callable[..., None]) -> None:
         """Copy a value to the device's memory node; `done(error, started_s, seconds, answer)` in the hub's thread."""
         self._announce(payload)
-        self._order(say.IMPORT, done, key, tuple(payload.wire()))
+        self._order(msg.IMPORT, done, key, tuple(payload.wire()))
 
-    def give_out(self, key: Any, done: Callable[..., None]) -> None:
+    def export_value(self, key: Any, done: Callable[..., None]) -> None:
         """Copy a kept value to the host; the answer of `done` is an `Item`."""
-        self._order(say.EXPORT, done, key)
+        self._order(msg.EXPORT, done, key)
 
     def _order(self, tag: int, done: Callable[..., None], key: Any, *rest: Any) -> None:
         with self._lock:
@@ -238,7 +238,7 @@ class ProcessWorker:
             self._orders[number] = done
             absent = self._ended or not self._ready
         if absent:
-            self._house.hub.call(self._fail_orders)
+            self._context.hub.call(self._fail_orders)
         else:
             self._control.send((tag, number, key, *rest))
 
@@ -246,22 +246,22 @@ class ProcessWorker:
         """Forget a kept value."""
         if self._ready and not self._ended:
             self._drops += 1
-            self._control.send((say.DROP, key))
+            self._control.send((msg.DROP, key))
 
     def drop_segment(self, number: int) -> None:
         """Unmap a file that is not used any more."""
         if number in self._segments:
             self._segments.discard(number)
             if not self._ended:
-                self._control.send((say.CLOSE, number))
+                self._control.send((msg.CLOSE, number))
 
-    def hear(self, task: int, sender: int, content: Any) -> None:
+    def recv(self, task: int, sender: int, content: Any) -> None:
         """Take a value from another member of a group."""
-        self._talking.hear(task, sender, content)
+        self._group_messages.recv(task, sender, content)
 
-    def hear_left(self, task: int, sender: int, reason: str) -> None:
+    def peer_left(self, task: int, sender: int, reason: str) -> None:
         """Learn that another member of a group has ended."""
-        self._talking.hear_left(task, sender, reason)
+        self._group_messages.peer_left(task, sender, reason)
 
     # -- what the worker says ---------------------------------------------------------------------------------
 
@@ -271,7 +271,7 @@ class ProcessWorker:
 
     def _on_control(self, mask: int) -> None:
         if self._pull(self._control, self._frames[1]) < 0:
-            self._house.hub.unwatch(self._control.socket.fileno())
+            self._context.hub.unwatch(self._control.socket.fileno())
 
     def _pull(self, pipe: Pipe, frames: Frames) -> int:
         """Read what is there: return its bytes, 0 where nothing has come yet, -1 at the end of the stream."""
@@ -293,75 +293,75 @@ class ProcessWorker:
 
     def _handle(self, pipe: Pipe, message: tuple[Any, ...]) -> None:
         tag = message[0]
-        if tag == say.DONE:
+        if tag == msg.DONE:
             for row in message[1]:
                 self._answered(*row)
-        elif tag == say.ROOM:
-            pipe.send((say.ROOM, self._lend(*message[1:])))
-        elif tag in (say.IMPORTED, say.EXPORTED):
+        elif tag == msg.LEASE:
+            pipe.send((msg.LEASE, self._grant(*message[1:])))
+        elif tag in (msg.IMPORTED, msg.EXPORTED):
             self._copied(*message)
-        elif tag == say.TROUBLE:
-            self._rooms.close(-message[1])
+        elif tag == msg.TROUBLE:
+            self._leases.close(-message[1])
             self._orders.pop(message[1])(message[2], 0.0, 0.0, None)
-        elif tag == say.SAY:
-            self._says(*message[1:])
-        elif tag == say.HEARD:
-            self._talking.heard(Place(*message[1]))
-        elif tag == say.NOTES:
-            self._house.tell(message[1])
-        elif tag == say.LOG:
-            self._house.log([message[1]])
-        elif tag == say.SUBMIT:
+        elif tag == msg.SEND:
+            self._on_send(*message[1:])
+        elif tag == msg.RECEIVED:
+            self._group_messages.received(Place(*message[1]))
+        elif tag == msg.NOTES:
+            self._context.tell(message[1])
+        elif tag == msg.LOG:
+            self._context.log([message[1]])
+        elif tag == msg.SUBMIT:
             self._submits(*message[1:])
-        elif tag in (say.SUSPENDED, say.RESUMED):
+        elif tag in (msg.SUSPENDED, msg.RESUMED):
             self._moves(tag, *message[1:])
-        elif tag == say.FETCH:
+        elif tag == msg.FETCH:
             self._nested.fetch(message[1])
-        elif tag == say.RELEASE:
+        elif tag == msg.RELEASE:
             self._nested.release(message[1])
-        elif tag == say.UNWANT:
+        elif tag == msg.UNWANT:
             if (event := self._nested.unwanted(message[1])) is not None:
-                self._house.hub.tell(event)
-        elif tag == say.OPENED:
+                self._context.hub.emit(event)
+        elif tag == msg.OPENED:
             self._opened = True
-        elif tag == say.READY:
+        elif tag == msg.READY:
             self._greeted(message[1])
-        elif tag == say.BROKEN:
+        elif tag == msg.BROKEN:
             self._why, self._unfit = message[1], not self._opened
-        elif tag == say.RESTART:
+        elif tag == msg.RESTART:
             self._broken_by = message[1]
             self._why = f"a task left the device unusable for its worker ({message[2]})"
 
     def _submits(
         self, seq: int, number: int, key: str, blob: bytes, asked: tuple[Any, ...], wire: tuple[Any, ...], *rest: Any
     ) -> None:
-        flight, travelling = self._flights.get(seq), Wire(*wire)
-        if flight is not None:
-            payload = self._rooms.filled(seq, travelling)
-            event = self._nested.submit(flight.launch, seq, number, key, blob, asked, payload, *rest)
+        request, travelling = self._in_flight.get(seq), Wire(*wire)
+        if request is not None:
+            payload = self._leases.filled(seq, travelling)
+            event = self._nested.submit(request.launch, seq, number, key, blob, asked, payload, *rest)
             if event is not None:
-                self._house.hub.tell(event)
+                self._context.hub.emit(event)
 
     def _moves(self, tag: int, seq: int, since_s: float, number: int = 0) -> None:
         """Report that an attempt waits for others, or goes on."""
-        flight = self._flights.get(seq)
-        if flight is None:
+        request = self._in_flight.get(seq)
+        if request is None:
             return
-        now_s, (task, attempt, _) = self._house.clock.now_s(), flight.launch
-        if tag == say.SUSPENDED:
+        now_s, (task, attempt, _) = self._context.clock.now_s(), request.launch
+        if tag == msg.SUSPENDED:
             self._suspended.add(seq)
             awaits = self._nested.item(number)
-            self._house.hub.tell(TaskSuspended(now_s, task, attempt, self.device.id, since_s, awaits))
+            self._context.hub.emit(TaskSuspended(now_s, task, attempt, self.device.id, since_s, awaits))
         else:
             self._suspended.discard(seq)
-            self._house.hub.tell(TaskResumed(now_s, task, attempt, self.device.id, since_s))
+            self._context.hub.emit(TaskResumed(now_s, task, attempt, self.device.id, since_s))
 
-    def _says(self, seq: int, rank: int, fields: tuple[Any, ...]) -> None:
-        flight, piece = self._flights[seq], Piece(*fields)
-        assert flight.group is not None
+    def _on_send(self, seq: int, rank: int, fields: tuple[Any, ...]) -> None:
+        request, piece = self._in_flight[seq], Piece(*fields)
+        assert request.group is not None
         if isinstance(piece.data, tuple):
-            piece = piece._replace(data=self._rooms.filled(seq, Wire(b"", (Place(*piece.data),))))
-        flight.group.say(flight.rank, rank, piece)
+            piece = piece._replace(data=self._leases.filled(seq, Wire(b"", (Place(*piece.data),))))
+        request.group.send(request.rank, rank, piece)
 
     def _greeted(self, version: str) -> None:
         own = ".".join(map(str, sys.version_info[:2]))
@@ -369,65 +369,65 @@ class ProcessWorker:
             self._kill(f"its Python is {version} and the program's is {own}: functions cannot travel between them")
             return
         self._ready = True
-        self._house.worked.add(self.device.id)
-        del self._house.failed_starts[self.device.id]
-        self._house.hub.tell(DeviceReady(self._house.clock.now_s(), self.device.id))
+        self._context.worked.add(self.device.id)
+        del self._context.failed_starts[self.device.id]
+        self._context.hub.emit(DeviceReady(self._context.clock.now_s(), self.device.id))
 
-    def _lend(self, lease: int, sizes: list[int], result: bool) -> list[Place] | str:
-        flight = self._flights.get(lease)
-        key = flight.call.function.key if result and flight and not flight.group else ""
-        return self._rooms.lend(lease, sizes, key)
+    def _grant(self, lease: int, sizes: list[int], result: bool) -> list[Place] | str:
+        request = self._in_flight.get(lease)
+        key = request.call.function.key if result and request and not request.group else ""
+        return self._leases.grant(lease, sizes, key)
 
     def _copied(self, tag: int, order: int, started_s: float, seconds: float, answer: Any) -> None:
-        payload = self._rooms.close(-order, Wire(*answer) if tag == say.EXPORTED else None)
+        payload = self._leases.close(-order, Wire(*answer) if tag == msg.EXPORTED else None)
         item = None if payload is None else Item(payload)
-        self._house.counters["transfers"] += 1
+        self._context.counters["transfers"] += 1
         self._orders.pop(order)("", started_s, seconds, item)
 
     def _answered(self, seq: int, started_s: float, parts: tuple[float, ...], how: int, *rest: Any) -> None:
         with self._lock:
-            flight = self._flights.pop(seq, None)
-            payload = self._rooms.close(
-                seq, Wire(*rest[0]) if how == say.VALUE else None, flight.call.function.key if flight else ""
+            request = self._in_flight.pop(seq, None)
+            payload = self._leases.close(
+                seq, Wire(*rest[0]) if how == msg.VALUE else None, request.call.function.key if request else ""
             )
-            if flight is None:
+            if request is None:
                 return
-            task, attempt = flight.launch.task, flight.launch.attempt
+            task, attempt = request.launch.task, request.launch.attempt
             self._seqs.pop((task, attempt), None)
         self._nested.over(seq)
-        now_s, device, house, times = self._house.clock.now_s(), self.device.id, self._house, Times(*parts)
+        now_s, device, context, times = self._context.clock.now_s(), self.device.id, self._context, Times(*parts)
         seconds = times.seconds
         if not parts:
             started_s = now_s
         else:
-            house.tell_parts(task, attempt, device, started_s, times)
-            if flight.call.nest.depth:
-                house.below_s[task] = seconds + times.below_s
+            context.tell_parts(task, attempt, device, started_s, times)
+            if request.call.nest.depth:
+                context.below_s[task] = seconds + times.below_s
         if payload is not None:
-            nbytes = 0 if flight.rank else payload.nbytes
-            if not flight.rank:
-                house.items.finished(task, attempt, Item(payload))
+            nbytes = 0 if request.rank else payload.nbytes
+            if not request.rank:
+                context.items.finished(task, attempt, Item(payload))
             node = HOST_NODE if nbytes else ""
-            house.hub.tell(TaskFinished(now_s, task, attempt, device, started_s, seconds, nbytes, node))
-        elif how == say.RESIDENT:
-            self._resident(flight, rest[0])
-            nbytes = 0 if flight.rank else rest[0]
-            house.hub.tell(TaskFinished(now_s, task, attempt, device, started_s, seconds, nbytes, self._node))
-        elif how == say.WITHDRAWN:
-            house.hub.tell(TaskWithdrawn(now_s, task, attempt, device))
+            context.hub.emit(TaskFinished(now_s, task, attempt, device, started_s, seconds, nbytes, node))
+        elif how == msg.RESIDENT:
+            self._resident(request, rest[0])
+            nbytes = 0 if request.rank else rest[0]
+            context.hub.emit(TaskFinished(now_s, task, attempt, device, started_s, seconds, nbytes, self._node))
+        elif how == msg.WITHDRAWN:
+            context.hub.emit(TaskWithdrawn(now_s, task, attempt, device))
         else:
-            failure = failure_of(*rest) if how == say.FAILED else Failure("cancelled", "cancelled before it started")
-            house.hub.tell(TaskFailed(now_s, task, attempt, device, started_s, seconds, failure))
-        if flight.group is not None:
-            self._talking.leave(task, seq)
-            flight.group.leave(flight.rank, "" if how in (say.VALUE, say.RESIDENT) else f"rank {flight.rank} failed")
+            failure = failure_of(*rest) if how == msg.FAILED else Failure("cancelled", "cancelled before it started")
+            context.hub.emit(TaskFailed(now_s, task, attempt, device, started_s, seconds, failure))
+        if request.group is not None:
+            self._group_messages.leave(task, seq)
+            request.group.leave(request.rank, "" if how in (msg.VALUE, msg.RESIDENT) else f"rank {request.rank} failed")
 
-    def _resident(self, flight: InFlight, nbytes: int) -> None:
-        key = (flight.launch.task, flight.launch.attempt)
-        if flight.rank:
+    def _resident(self, request: InFlight, nbytes: int) -> None:
+        key = (request.launch.task, request.launch.attempt)
+        if request.rank:
             self.drop(key)
         else:
-            self._house.items.finished(*key, Item(replica=Replica(self, key, nbytes)))
+            self._context.items.finished(*key, Item(replica=Replica(self, key, nbytes)))
 
     # -- the end ----------------------------------------------------------------------------------------------
 
@@ -438,11 +438,11 @@ class ProcessWorker:
 
     def _closed(self) -> None:
         assert self._child is not None
-        self._house.hub.unwatch(self._data.socket.fileno())
+        self._context.hub.unwatch(self._data.socket.fileno())
         if self._child.pidfd < 0:
             self._gone()
         else:
-            self._house.hub.at(STOP_S, lambda: None if self._ended else self._kill(self._why))
+            self._context.hub.at(STOP_S, lambda: None if self._ended else self._kill(self._why))
 
     def _gone(self) -> None:
         """Read what is left, and tell how it ended."""
@@ -450,36 +450,36 @@ class ProcessWorker:
         code = self._child.wait()
         while self._pull(self._data, self._frames[0]) > 0:
             pass
-        worked = self.device.id in self._house.worked
+        worked = self.device.id in self._context.worked
         passes = not self._unfit if worked else code < 0 and (self._passing or not self._why)
-        memory = ", as the system does for want of memory" if self._house.memory_kills.one_more(code) else ""
-        how = platform.describe_exit(None if code == say.CUT_OFF else code)
+        memory = ", as the system does for want of memory" if self._context.memory_kills.one_more(code) else ""
+        how = platform.describe_exit(None if code == msg.CUT_OFF else code)
         self._end(self._why or f"its worker {how}{memory}", passes and self._is_patient())
 
     def _is_patient(self) -> bool:
         """Return whether a worker that did not start is started once more: without end where one worked before."""
-        house, device = self._house, self.device.id
-        return device in house.worked or house.failed_starts[device] < STARTS
+        context, device = self._context, self.device.id
+        return device in context.worked or context.failed_starts[device] < STARTS
 
     def _end(self, why: str, again: bool = False) -> None:
         with self._lock:
             if self._ended:
                 return
             self._ended = True
-            flights, self._flights = self._flights, {}
-        ran = flights.get(self._house.arena.running(self._child.running_slot)) if self._child is not None else None
+            requests, self._in_flight = self._in_flight, {}
+        ran = requests.get(self._context.pool.running(self._child.running_slot)) if self._child is not None else None
         if not self._ready:
-            self._house.failed_starts[self.device.id] += 1
+            self._context.failed_starts[self.device.id] += 1
             why = f"its worker did not start: {why}{self._child.last_words() if self._child else ''}"
         self._give_back()
-        self._house.items.lost(self)
+        self._context.items.lost(self)
         if not self._stopping:
             permanent = not self._ready and not again
             task = self._broken_by if ran is None else ran.launch.task
-            self._house.hub.tell(DeviceLost(self._house.clock.now_s(), self.device.id, why, permanent, task))
-        for flight in flights.values():
-            if flight.group is not None:
-                flight.group.leave(flight.rank, f"rank {flight.rank} was lost")
+            self._context.hub.emit(DeviceLost(self._context.clock.now_s(), self.device.id, why, permanent, task))
+        for request in requests.values():
+            if request.group is not None:
+                request.group.leave(request.rank, f"rank {request.rank} was lost")
         self._fail_orders()
 
     def _fail_orders(self) -> None:
@@ -492,11 +492,11 @@ class ProcessWorker:
         for pipe in self._pipes:
             pipe.close()
         if self._child is not None:
-            self._house.hub.unwatch(self._child.pidfd)
+            self._context.hub.unwatch(self._child.pidfd)
             self._child.close()
-        self._rooms.clear()
+        self._leases.clear()
         self._nested.clear()
-        self._talking.clear()
+        self._group_messages.clear()
         self._segments.clear()
 
     def ask_to_stop(self) -> None:

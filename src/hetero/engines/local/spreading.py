@@ -91,7 +91,7 @@ class Spreading:
 
     def _stored(self, seq: int, function: Function, call: tuple[Any, Any]) -> Wire:
         try:
-            return store(call, self._server.segments, lambda sizes: self._server.room(seq, sizes, False))
+            return store(call, self._server.segments, lambda sizes: self._server.lease(seq, sizes, False))
         except say.NoRoomError as error:
             remedy = "wait for results before more is submitted, or raise memory_pool_size"
             raise OutOfDeviceMemoryError(str(error), remedy=remedy) from None

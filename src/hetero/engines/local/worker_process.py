@@ -26,11 +26,11 @@ from typing import Any
 from hetero.engines.base import Function, Nest, Outcome, Runner, TaskClock, WorkerEntry
 from hetero.engines.local.control_thread import Control
 from hetero.engines.local.spreading import Spreading
-from hetero.engines.shared import messages as say
+from hetero.engines.shared import messages as msg
 from hetero.engines.shared.exceptions import UNREAD, add_note, dump_error, one_line
 from hetero.engines.shared.groups import GroupChannel, Piece, cut
 from hetero.engines.shared.in_flight import Outbox
-from hetero.engines.shared.memory_pool import Lender, store
+from hetero.engines.shared.memory_pool import SharedMappings, store
 from hetero.engines.shared.messages import Cancelled, Job
 from hetero.engines.shared.wire import NONE, READ_BYTES, Frames, frame, load
 from hetero.floor import clock, logs, platform
@@ -46,12 +46,12 @@ _IMPORT_POLL_S = 0.05
 class Server:
     """One worker process: the state of its main thread."""
 
-    def __init__(self, data: socket.socket, control: socket.socket, hello: say.Hello, frames: Frames) -> None:
+    def __init__(self, data: socket.socket, control: socket.socket, hello: msg.Hello, frames: Frames) -> None:
         self.data = data
         self.hello = hello
         self.device: Device = hello.device
         self.clock = clock.WallClock(hello.origin_s)
-        self.segments = Lender(hello.pool_fd, hello.pool_bytes)
+        self.segments = SharedMappings(hello.pool_fd, hello.pool_bytes)
         self.slot = self.segments.running_slot(hello.running_slot)
         self.control = Control(control, self)
         self.outbox = Outbox(self._send_rows, clock.sleep, clock.monotonic_s)
@@ -65,7 +65,7 @@ class Server:
         self._pending: list[Any] = []
         self._jobs: deque[tuple[Any, ...]] = deque()
         self._functions: dict[str, Any] = {}
-        self._rooms: dict[int, list[Any]] = {}
+        self._leases: dict[int, list[Any]] = {}
         self.timing = TaskClock(self.clock.now_s)
         self._send_lock = threading.RLock()  # a finaliser may log while a message is sent
         self._shielded = 0
@@ -98,12 +98,12 @@ class Server:
         """Send a log record; one of the running task is not cut in two by its cancellation."""
         if threading.current_thread() is threading.main_thread():
             with self.shield():
-                self.send((say.LOG, record))
+                self.send((msg.LOG, record))
         else:
-            self.send((say.LOG, record))
+            self.send((msg.LOG, record))
 
     def _send_rows(self, rows: list[Any]) -> None:
-        self.send((say.DONE, rows))
+        self.send((msg.DONE, rows))
 
     def _group_message(self, seq: int) -> tuple[int, int, Any]:
         """Return the next message for the running member of a group; later runs keep their turn.
@@ -114,9 +114,9 @@ class Server:
         self._unpack()
         while True:
             for position, message in enumerate(self._pending):
-                if message[0] in (say.SAY, say.LEFT) and message[1] == seq:
+                if message[0] in (msg.SEND, msg.LEFT) and message[1] == seq:
                     del self._pending[position]
-                    content = Piece(*message[3]) if message[0] == say.SAY else message[3]
+                    content = Piece(*message[3]) if message[0] == msg.SEND else message[3]
                     return message[0], message[2], content
             select.select([self.data], [], [])
             with self.shield():
@@ -184,25 +184,25 @@ class Server:
             while jobs:
                 job = Job._make(jobs.popleft())
                 row = self._attempt(job)
-                self.outbox.add(row, jobs[0][say.PREDICTED] if jobs else None)
+                self.outbox.add(row, jobs[0][msg.PREDICTED] if jobs else None)
                 if self._broken:
                     self._end_broken(job.task)
 
     def take(self, message: tuple[Any, ...]) -> None:
         """Take one message that nobody waits for in particular."""
-        if message[0] == say.RUN:
+        if message[0] == msg.RUN:
             self.control.wait_for_drops(message[3])
-            self._rooms.update(message[4])
+            self._leases.update(message[4])
             for key, blob in message[1]:
                 if blob:
                     self._functions[key] = blob
                 else:
                     self._functions.pop(key, None)
             self._jobs.extend(message[2])
-        elif message[0] == say.LEVELS:
+        elif message[0] == msg.LEVELS:
             logs.follow(message[1], self._levels)
             self._levels = message[1]
-        elif message[0] == say.RESULT and self.spreading is not None:
+        elif message[0] == msg.RESULT and self.spreading is not None:
             self.spreading.answer(*message[1:])
 
     def look(self) -> None:
@@ -211,9 +211,9 @@ class Server:
             self._unpack()
             while select.select([self.data], [], [], 0.0)[0]:
                 self._read()
-            results = [message for message in self._pending if message[0] == say.RESULT]
+            results = [message for message in self._pending if message[0] == msg.RESULT]
             if results:
-                self._pending = [message for message in self._pending if message[0] != say.RESULT]
+                self._pending = [message for message in self._pending if message[0] != msg.RESULT]
         for message in results:
             self.take(message)
 
@@ -237,7 +237,7 @@ class Server:
         before = (self.running, self.task, self.timing, left_s)
         self.running, self.task, self.slot[0] = 0, None, 0
         self.timing = self.runner.timing = TaskClock(self.clock.now_s)
-        self.send((say.SUSPENDED, before[0], left_s, awaits))
+        self.send((msg.SUSPENDED, before[0], left_s, awaits))
         return before
 
     def resume(self, before: tuple[Any, ...]) -> None:
@@ -247,7 +247,7 @@ class Server:
         now_s = self.clock.now_s()
         self.timing.away_s += now_s - left_s
         self.slot[0] = seq
-        self.send((say.RESUMED, seq, now_s))
+        self.send((msg.RESUMED, seq, now_s))
         self.running = seq
         if seq in self.doomed:
             raise Cancelled
@@ -265,9 +265,9 @@ class Server:
             answer = self._result(job, outcome)
             del outcome
         except Cancelled:
-            answer = (say.FAILED, "cancelled", "cancelled", None, "")
-        except say.UnserialisableError as error:
-            answer = (say.FAILED, "unserialisable", str(error), None, "")
+            answer = (msg.FAILED, "cancelled", "cancelled", None, "")
+        except msg.UnserialisableError as error:
+            answer = (msg.FAILED, "unserialisable", str(error), None, "")
         except BaseException as error:  # noqa: BLE001  whatever a task raises is its own
             answer = self._failure(error)
             BaseException.__setattr__(error, "__traceback__", None)
@@ -276,12 +276,12 @@ class Server:
             self.task = None
             self._cancel_wanted = False
             self._shielded = 0
-            self._rooms.pop(job.seq, None)
+            self._leases.pop(job.seq, None)
             self.doomed.discard(job.seq)
         if views:
             self.segments.release(views)
         if notes := self.runner.notes(timing.called_s):
-            self.send((say.NOTES, notes))
+            self.send((msg.NOTES, notes))
         self.slot[0] = 0
         return (job.seq, timing.started_s, tuple(timing.times()), *answer)
 
@@ -319,22 +319,22 @@ class Server:
         assert job.group is not None
 
         def send(rank: int, value: Any) -> None:
-            for piece in cut(value, self.hello.talk.piece_bytes):
+            for piece in cut(value, self.hello.transport.piece_bytes):
                 with self.shield():
-                    self.send((say.SAY, job.seq, rank, self._placed(job.seq, piece)))
+                    self.send((msg.SEND, job.seq, rank, self._placed(job.seq, piece)))
 
-        return GroupChannel(*job.group, send, lambda: self._group_message(job.seq), self._hear)
+        return GroupChannel(*job.group, send, lambda: self._group_message(job.seq), self._recv_piece)
 
     def _placed(self, seq: int, piece: Piece) -> tuple[Any, ...]:
         """Return a piece as it travels: its data in the pool, or as bytes."""
         data = piece.data
-        if self.hello.talk.pooled and data:
-            (place,) = self.room(seq, [data.nbytes])
+        if self.hello.transport.pooled and data:
+            (place,) = self.lease(seq, [data.nbytes])
             self.segments.write(place, data)
             return tuple(piece._replace(data=tuple(place)))
         return tuple(piece._replace(data=bytes(data)))
 
-    def _hear(self, data: Any, buffer: memoryview) -> None:
+    def _recv_piece(self, data: Any, buffer: memoryview) -> None:
         """Copy what another member sent, and give its place in the pool back."""
         if isinstance(data, bytes):
             buffer[: len(data)] = data
@@ -342,7 +342,7 @@ class Server:
         with self.shield():
             number, offset, nbytes = data
             buffer[:nbytes] = self.segments.segment(number).part(offset, nbytes).data
-            self.send((say.HEARD, data))
+            self.send((msg.RECEIVED, data))
 
     def _arguments(self, job: Job, views: list[Any]) -> Any:
         items = {}
@@ -367,53 +367,53 @@ class Server:
     def _result(self, job: Job, outcome: Outcome) -> tuple[Any, ...]:
         """Return what becomes of the value."""
         if outcome.value is None:
-            return say.VALUE, (NONE, ())
+            return msg.VALUE, (NONE, ())
         if outcome.resident:
             self.control.keep((job.task, job.attempt), outcome.value)
-            return say.RESIDENT, outcome.nbytes
+            return msg.RESIDENT, outcome.nbytes
         try:
-            wire = store(outcome.value, self.segments, lambda sizes: self._own_room(job.seq, sizes))
-        except say.NoRoomError as error:
-            return say.FAILED, "out_of_memory", str(error), None, ""
+            wire = store(outcome.value, self.segments, lambda sizes: self._own_lease(job.seq, sizes))
+        except msg.NoRoomError as error:
+            return msg.FAILED, "out_of_memory", str(error), None, ""
         except MemoryError as error:
             return self._failure(error)
         except Exception as error:  # noqa: BLE001  a value's pickling may raise anything
-            raise say.UnserialisableError(
+            raise msg.UnserialisableError(
                 f"the result of {self._function(job.key).name} (task {job.task}) cannot travel back: {one_line(error)}"
             ) from None
         self.timing.link_out_s = self.slow_link(sum([place.nbytes for place in wire.places]))
-        return say.VALUE, tuple(wire)
+        return msg.VALUE, tuple(wire)
 
-    def _own_room(self, seq: int, sizes: list[int]) -> list[Any]:
+    def _own_lease(self, seq: int, sizes: list[int]) -> list[Any]:
         """Return the room that came with an attempt where it is as large as its result, else ask for some."""
-        places = self._rooms.get(seq, [])
+        places = self._leases.get(seq, [])
         if [place.nbytes for place in places] == sizes:
             return places
         asked_s = self.clock.now_s()
         try:
-            return self.room(seq, sizes)
+            return self.lease(seq, sizes)
         finally:
             self.timing.wait_s = self.clock.now_s() - asked_s
 
-    def room(self, lease: int, sizes: list[int], result: bool = True) -> list[Any]:
+    def lease(self, number: int, sizes: list[int], result: bool = True) -> list[Any]:
         """Ask for room in shared memory: for the result of an attempt, or for something else that it sends."""
-        self.send((say.ROOM, lease, sizes, result))
+        self.send((msg.LEASE, number, sizes, result))
         while True:
             for position, message in enumerate(self._pending):
-                if message[0] == say.ROOM:
-                    return say.granted(self._pending.pop(position)[1])
+                if message[0] == msg.LEASE:
+                    return msg.granted(self._pending.pop(position)[1])
             self._read()
 
     def _end_broken(self, task: int) -> None:
         """End this process, whose device answers nothing any more since a task failed; another takes its place."""
         self.outbox.flush()
-        self.send((say.RESTART, task, self._broken))
+        self.send((msg.RESTART, task, self._broken))
         os._exit(1)
 
     def _failure(self, error: BaseException) -> tuple[Any, ...]:
         self._broken = self.runner.broken()
         blob, text = dump_error(error)
-        return say.FAILED, self.runner.classify(error), one_line(error), blob, text
+        return msg.FAILED, self.runner.classify(error), one_line(error), blob, text
 
     def _function(self, key: str) -> Function:
         known = self._functions.get(key)
@@ -440,16 +440,16 @@ class _Shield:
         self._server.leave_shield()
 
 
-def _hello(data: socket.socket, frames: Frames) -> say.Hello:
+def _hello(data: socket.socket, frames: Frames) -> msg.Hello:
     while (message := frames.next()) is None:
         chunk = data.recv(READ_BYTES)
         if not chunk:
             sys.exit(0)
         frames.feed(chunk)
-    return say.Hello(*message)
+    return msg.Hello(*message)
 
 
-def _settle(hello: say.Hello) -> None:
+def _settle(hello: msg.Hello) -> None:
     """Make this process a worker: its flags, its end, and where modules are found."""
     platform.FEATURES.adopt(hello.features)
     if not platform.die_with_parent(hello.parent):
@@ -496,7 +496,7 @@ def _ending_with_connection(server: Server) -> Iterator[None]:
             yield
     except OSError:
         server.slot[0] = server.control.started
-        os._exit(say.CUT_OFF)
+        os._exit(msg.CUT_OFF)
 
 
 def serve(entry: WorkerEntry, data_fd: int, control_fd: int) -> None:
@@ -520,19 +520,19 @@ def serve(entry: WorkerEntry, data_fd: int, control_fd: int) -> None:
         server.runner.timing = server.timing
         server.runner.spread = server.spreading
     except Exception as error:  # noqa: BLE001  the program words it
-        server.send((say.BROKEN, one_line(error) if not isinstance(error, HeteroError) else str(error)))
+        server.send((msg.BROKEN, one_line(error) if not isinstance(error, HeteroError) else str(error)))
         return
     server.control.start()
     if hello.device.kind == "cpu" and hello.device.memory_limit_bytes:
         server.segments.limit_memory(hello.device.memory_limit_bytes)
     with _ending_with_connection(server):
-        server.send((say.OPENED,))
+        server.send((msg.OPENED,))
         _restore_standard_error(hello.stderr_fd)
         try:
             server.runner.initialize()
         except HeteroError as error:
-            server.send((say.BROKEN, str(error)))
+            server.send((msg.BROKEN, str(error)))
         else:
-            server.send((say.READY, python_platform.python_version()))
+            server.send((msg.READY, python_platform.python_version()))
             server.loop()
     server.runner.close()

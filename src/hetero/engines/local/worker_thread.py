@@ -13,8 +13,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from hetero.engines.base import Call, ItemRef, Outcome, Runner, TaskClock, is_container, rebuild
-from hetero.engines.local.context import House
-from hetero.engines.shared import messages as say
+from hetero.engines.local.context import LocalContext
+from hetero.engines.shared import messages as msg
 from hetero.engines.shared.exceptions import kind_here, one_line
 from hetero.engines.shared.groups import Group, GroupChannel, Whole
 from hetero.engines.shared.in_flight import Outbox
@@ -60,8 +60,8 @@ def sizeof(value: Any) -> int:
     return total if total >= LARGE_BYTES else 0
 
 
-def copy_said(data: Any, buffer: memoryview) -> None:
-    """Copy what a worker process said, in the pool or in the message itself, into a buffer."""
+def copy_piece(data: Any, buffer: memoryview) -> None:
+    """Copy what a worker process sent, in the pool or in the message itself, into a buffer."""
     if isinstance(data, Payload):
         block = data.blocks[0]
         data = block.segment.part(block.place.offset, block.place.nbytes)
@@ -77,9 +77,9 @@ def raise_in_thread(ident: int, exception: type[BaseException] | None) -> None:
 class ThreadWorker:
     """One worker thread of one device; a new one is made for each start."""
 
-    def __init__(self, house: House, device: Device) -> None:
+    def __init__(self, context: LocalContext, device: Device) -> None:
         self.device = device
-        self._house = house
+        self._context = context
         self._queue: queue.SimpleQueue[Batch | None] = queue.SimpleQueue()
         self._copies: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._copier: threading.Thread | None = None
@@ -92,7 +92,7 @@ class ThreadWorker:
         self._inboxes: dict[int, queue.SimpleQueue[Any]] = {}
         self._kept: dict[Any, Any] = {}
         self._runner: Runner
-        self._timing = TaskClock(house.clock.now_s)
+        self._timing = TaskClock(context.clock.now_s)
         self._outbox = Outbox(self._tell, clock.sleep, clock.monotonic_s)
         self._thread = threading.Thread(target=self._serve, name=f"hetero-{device.short}", daemon=True)
         self._thread.start()
@@ -112,9 +112,9 @@ class ThreadWorker:
         with self._guard:
             if (task, attempt) not in self._waiting or (task, attempt) in self._unwanted:
                 return
-            self._unwanted[task, attempt] = say.WITHDRAWN
-        event, hub = TaskWithdrawn(self._house.clock.now_s(), task, attempt, self.device.id), self._house.hub
-        hub.call(lambda: hub.tell(event))
+            self._unwanted[task, attempt] = msg.WITHDRAWN
+        event, hub = TaskWithdrawn(self._context.clock.now_s(), task, attempt, self.device.id), self._context.hub
+        hub.call(lambda: hub.emit(event))
 
     def cancel(self, task: int, attempt: int) -> None:
         """Stop an attempt: by an exception, and by giving the thread up where that does not help."""
@@ -123,9 +123,9 @@ class ThreadWorker:
                 self._cancelling = True
                 raise_in_thread(self._thread.ident or 0, Cancelled)
             elif (task, attempt) in self._waiting:
-                self._unwanted[task, attempt] = say.CANCELLED
+                self._unwanted[task, attempt] = msg.CANCELLED
                 return
-        self._house.hub.at(CANCEL_S, lambda: self._insist((task, attempt)))
+        self._context.hub.at(CANCEL_S, lambda: self._insist((task, attempt)))
 
     def _insist(self, which: tuple[int, int]) -> None:
         with self._guard:
@@ -133,15 +133,15 @@ class ThreadWorker:
                 return
             self._abandoned = True
         self._queue.put(None)
-        self._house.items.lost(self)
+        self._context.items.lost(self)
         reason = f"its thread was given up to stop task {which[0]}; what it runs goes on unseen"
-        self._house.hub.tell(DeviceLost(self._house.clock.now_s(), self.device.id, reason, permanent=False))
+        self._context.hub.emit(DeviceLost(self._context.clock.now_s(), self.device.id, reason, permanent=False))
 
-    def take_in(self, key: Any, value: Any, done: Callable[..., None]) -> None:
+    def import_value(self, key: Any, value: Any, done: Callable[..., None]) -> None:
         """Copy a value to the device's memory node; `done(error, started_s, seconds, answer)` in the hub's thread."""
         self._copy(done, lambda: self._import(key, value))
 
-    def give_out(self, key: Any, done: Callable[..., None]) -> None:
+    def export_value(self, key: Any, done: Callable[..., None]) -> None:
         """Copy a kept value to the host; the answer of `done` is an `Item`."""
         self._copy(done, lambda: self._export(key))
 
@@ -152,13 +152,13 @@ class ThreadWorker:
     def drop_segment(self, number: int) -> None:
         """Do nothing: the files are this process's own."""
 
-    def hear(self, task: int, sender: int, content: Any) -> None:
+    def recv(self, task: int, sender: int, content: Any) -> None:
         """Take a value from another member of a group."""
-        self._post(task, (say.SAY, sender, content))
+        self._post(task, (msg.SEND, sender, content))
 
-    def hear_left(self, task: int, sender: int, reason: str) -> None:
+    def peer_left(self, task: int, sender: int, reason: str) -> None:
         """Learn that another member of a group has ended."""
-        self._post(task, (say.LEFT, sender, reason))
+        self._post(task, (msg.LEFT, sender, reason))
 
     def _post(self, task: int, message: tuple[int, int, Any]) -> None:
         inbox = self._inboxes.get(task)
@@ -181,22 +181,22 @@ class ThreadWorker:
 
     def _tell(self, events: list[Event]) -> None:
         if not self._abandoned:
-            self._house.report(events)
+            self._context.report(events)
 
     def _serve(self) -> None:
-        now_s = self._house.clock.now_s
+        now_s = self._context.clock.now_s
         opened = False
         try:
-            self._runner = self._house.entry.make(self.device)
+            self._runner = self._context.entry.make(self.device)
             self._runner.timing = self._timing
             opened = True
             self._runner.initialize()
         except BaseException as error:  # noqa: BLE001  back ends and initializers raise anything
             why = str(error) if isinstance(error, HeteroError) else one_line(error)
-            passes = opened and self.device.id in self._house.worked
+            passes = opened and self.device.id in self._context.worked
             self._tell([DeviceLost(now_s(), self.device.id, why, permanent=not passes, task=0)])
             return
-        self._house.worked.add(self.device.id)
+        self._context.worked.add(self.device.id)
         self._tell([DeviceReady(now_s(), self.device.id)])
         self._loop()
         self._outbox.close()
@@ -224,7 +224,7 @@ class ThreadWorker:
             told = self._unwanted.pop(which, 0) if self._unwanted else 0
             self._current = None if told else which
         if told:
-            return self._not_started(launch) if told == say.CANCELLED else None
+            return self._not_started(launch) if told == msg.CANCELLED else None
         timing = self._timing
         timing.start()
         outcome = failure = None
@@ -233,7 +233,7 @@ class ThreadWorker:
         except BaseException as error:  # noqa: BLE001  whatever a task raises is its own
             failure = self._failure(error)
         if notes := self._runner.notes(timing.called_s):
-            self._house.tell(notes)
+            self._context.tell(notes)
         event = self._ended(launch, outcome, failure, rank)
         if group is not None:
             self._inboxes.pop(launch.task, None)
@@ -269,23 +269,23 @@ class ThreadWorker:
         self._cancelling = False
 
     def _arguments(self, call: Call) -> tuple[Any, Any]:
-        items = self._house.items
+        items = self._context.items
         values = {item: items.for_thread(item, lambda key: fresh(self._kept[key]), self) for item in call.refs}
         return resolve(call.args, values), resolve(dict(call.kwargs), values)
 
     def _channel(self, task: int, group: Group, rank: int) -> GroupChannel:
         def send(to: int, value: Any) -> None:
-            group.say(rank, to, Whole(fresh(value)))
+            group.send(rank, to, Whole(fresh(value)))
 
-        return GroupChannel(rank, group.size, send, self._inboxes[task].get, copy_said)
+        return GroupChannel(rank, group.size, send, self._inboxes[task].get, copy_piece)
 
     def _ended(self, launch: Launch, outcome: Outcome | None, failure: Failure | None, rank: int) -> Event:
         """Return the event of an attempt that ended, after its result was kept."""
         task, attempt, _ = launch
         nbytes, node = (0, "") if outcome is None or rank else self._kept_result(task, attempt, outcome)
-        house, device, timing = self._house, self.device.id, self._timing
+        context, device, timing = self._context, self.device.id, self._timing
         times = timing.times()
-        house.tell_parts(task, attempt, device, timing.started_s, times)
+        context.tell_parts(task, attempt, device, timing.started_s, times)
         ended = (timing.ended_s, task, attempt, device, timing.started_s, times.seconds)
         return TaskFinished(*ended, nbytes, node) if failure is None else TaskFailed(*ended, failure)
 
@@ -300,7 +300,7 @@ class ThreadWorker:
             nbytes = 0 if value is None else sizeof(value)
             node = HOST_NODE if nbytes else ""
             item = Item(value=value)
-        self._house.items.finished(task, attempt, item)
+        self._context.items.finished(task, attempt, item)
         return nbytes, node
 
     def _failure(self, error: BaseException) -> Failure:
@@ -311,7 +311,7 @@ class ThreadWorker:
         return Failure(kind, one_line(error), error)
 
     def _not_started(self, launch: Launch) -> Event:
-        now_s = self._house.clock.now_s()
+        now_s = self._context.clock.now_s()
         failure = Failure("cancelled", "cancelled before it started")
         return TaskFailed(now_s, launch.task, launch.attempt, self.device.id, now_s, 0.0, failure)
 
@@ -328,15 +328,15 @@ class ThreadWorker:
             work()
 
     def _timed(self, done: Callable[..., None], work: Callable[[], Any]) -> None:
-        started_s = self._house.clock.now_s()
+        started_s = self._context.clock.now_s()
         problem, answer = "", None
         try:
             answer = work()
-            self._house.counters["transfers"] += 1
+            self._context.counters["transfers"] += 1
         except BaseException as error:  # noqa: BLE001  back ends and values raise anything
             problem = one_line(error)
-        seconds = self._house.clock.now_s() - started_s
-        self._house.hub.call(lambda: done(problem, started_s, seconds, answer))
+        seconds = self._context.clock.now_s() - started_s
+        self._context.hub.call(lambda: done(problem, started_s, seconds, answer))
 
     def _slow_link(self, nbytes: int) -> None:
         if self.device.link_bytes_per_s > 0 and nbytes:

@@ -19,10 +19,10 @@ from functools import partial
 from typing import Any
 
 from hetero.engines.base import WorkerEntry
-from hetero.engines.ray.actor_worker import COPIES, TALK, Greeting, Seat
+from hetero.engines.ray.actor_worker import MESSAGES, TRANSFERS, ActorWorker, Greeting
 from hetero.engines.ray.cluster import OWN_HOST, Host
-from hetero.engines.ray.context import Lodge
-from hetero.engines.ray.object_store import Cargo, Stored
+from hetero.engines.ray.context import RayContext
+from hetero.engines.ray.object_store import CallBundle, StoredPayload
 from hetero.engines.shared.items import Item
 from hetero.engines.shared.memory_pool import Payload
 from hetero.floor import settings
@@ -30,70 +30,70 @@ from hetero.model.device import HOST_NODE, Device
 
 __all__ = [
     "THREADS",
-    "Copies",
+    "ActorTransfers",
     "Done",
     "Worker",
-    "start_seat",
+    "start_actor",
     "why_ended",
 ]
 
-THREADS = {TALK: 1, COPIES: 1}
+THREADS = {MESSAGES: 1, TRANSFERS: 1}
 """Beside the one that runs tasks: for orders and messages, and for copies."""
 
 Answer = tuple[bytes, tuple[Any, ...] | None]
 
 
 class Worker:
-    """The actor of one device; its methods are those of `Seat`."""
+    """The actor of one device; its methods are those of `ActorWorker`."""
 
     def __init__(self, entry: WorkerEntry, device: Device, path: Sequence[str], address: str) -> None:
-        self._seat = Seat(entry, device, path, address)
+        self._worker = ActorWorker(entry, device, path, address)
 
     def greet(self) -> Greeting:
         """Return who this is, and on which of Ray's nodes."""
         import ray
 
-        return self._seat.greet(ray.get_runtime_context().get_node_id())
+        return self._worker.greet(ray.get_runtime_context().get_node_id())
 
     def now(self) -> float:
         """Return the time on this host's clock."""
-        return self._seat.now_s()
+        return self._worker.now_s()
 
     def run(self, batch: bytes, *parts: Any) -> Answer:
         """Run attempts one after the other."""
-        return self._seat.run(batch, (), parts)
+        return self._worker.run(batch, (), parts)
 
     def run_group(self, batch: bytes, peers: Sequence[Any], *parts: Any) -> Answer:
         """Run an attempt together with others."""
-        return self._seat.run(batch, peers, parts)
+        return self._worker.run(batch, peers, parts)
 
-    def hear(self, which: tuple[int, int], sender: int, body: bytes | None, *buffers: Any) -> None:
+    def recv(self, which: tuple[int, int], sender: int, body: bytes | None, *buffers: Any) -> None:
         """Take a value from another member of a group."""
-        self._seat.hear(which, sender, body, *buffers)
+        self._worker.recv(which, sender, body, *buffers)
 
-    def hear_left(self, which: tuple[int, int], sender: int, reason: str) -> None:
+    def peer_left(self, which: tuple[int, int], sender: int, reason: str) -> None:
         """Learn that another member of a group has ended."""
-        self._seat.hear_left(which, sender, reason)
+        self._worker.peer_left(which, sender, reason)
 
     def withdraw(self, seqs: Sequence[int]) -> None:
         """Return attempts that have not started to the scheduler."""
-        self._seat.withdraw(seqs)
+        self._worker.withdraw(seqs)
 
     def cancel(self, seq: int) -> None:
         """Stop an attempt."""
-        self._seat.cancel(seq)
+        self._worker.cancel(seq)
 
-    def take_in(self, key: Any, wire: Any, *parts: Any) -> tuple[float, float]:
+    def import_value(self, key: Any, wire: Any, *parts: Any) -> tuple[float, float]:
         """Copy a value to the device's memory node."""
-        return self._seat.take_in(key, wire, parts)
+        return self._worker.import_value(key, wire, parts)
 
-    def give_out(self, key: Any) -> Answer:
+    def export_value(self, key: Any) -> Answer:
         """Copy a kept value to the host."""
-        return self._seat.give_out(key)
+        return self._worker.export_value(key)
 
     def drop(self, key: Any) -> None:
         """Forget a kept value."""
-        self._seat.drop(key)
+        self._worker.drop(key)
 
     def touch(self, *parts: Any) -> None:
         """Do nothing: the parts are on this host now."""
@@ -106,7 +106,7 @@ _PLACES = ("HETERO_HOME", "HETERO_CONFIG", "HETERO_TRACE", "HETERO_TEST_DATA")
 """Switches that name files, which another host need not have."""
 
 
-def start_seat(entry: WorkerEntry, device: Device, host: Host) -> Any:
+def start_actor(entry: WorkerEntry, device: Device, host: Host) -> Any:
     """Start the actor of a device; it is pinned softly, so that nothing waits for a host that is dead.
 
     Notes
@@ -163,7 +163,7 @@ def why_ended(error: Exception) -> str:
 Done = Callable[[str, float, float, Item | None], None]
 
 
-class Copies:
+class ActorTransfers:
     """The copies of one actor.
 
     Attributes
@@ -171,28 +171,29 @@ class Copies:
     handle : the actor, None before it is ready and after its end
     """
 
-    def __init__(self, lodge: Lodge, device: str) -> None:
+    def __init__(self, context: RayContext, device: str) -> None:
         self.handle: Any = None
-        self._lodge = lodge
+        self._context = context
         self._device = device
         self._numbers = itertools.count(1)
         self._orders: dict[int, tuple[Any, Done]] = {}
 
-    def take_in(self, key: Any, payload: Payload, done: Done) -> None:
+    def import_value(self, key: Any, payload: Payload, done: Done) -> None:
         """Copy a value to the device's memory node."""
-        cargo = Cargo()
-        wire = cargo.wire(payload)
-        self._order(done, lambda group: (self.handle.take_in.options(**group).remote(key, wire, *cargo.refs), None))
+        bundle = CallBundle()
+        wire = bundle.wire(payload)
+        refs = bundle.refs
+        self._order(done, lambda group: (self.handle.import_value.options(**group).remote(key, wire, *refs), None))
 
-    def give_out(self, key: Any, done: Done) -> None:
+    def export_value(self, key: Any, done: Done) -> None:
         """Copy a kept value to its host's main memory; `done` gets it as an item."""
-        self._order(done, lambda group: self.handle.give_out.options(num_returns=2, **group).remote(key))
+        self._order(done, lambda group: self.handle.export_value.options(num_returns=2, **group).remote(key))
 
     def touch(self, payload: Payload, done: Done) -> None:
         """Copy a value to the main memory of the actor's host."""
-        cargo = Cargo()
-        cargo.wire(payload)
-        self._order(done, lambda group: (self.handle.touch.options(**group).remote(*cargo.refs), None))
+        bundle = CallBundle()
+        bundle.wire(payload)
+        self._order(done, lambda group: (self.handle.touch.options(**group).remote(*bundle.refs), None))
 
     def end(self) -> None:
         """Tell of every copy under way that it will not come."""
@@ -207,26 +208,26 @@ class Copies:
 
     def _order(self, done: Done, call: Callable[[dict[str, str]], Any]) -> None:
         if self.handle is None:
-            self._lodge.hub.call(lambda: done(self._gone, 0.0, 0.0, None))
+            self._context.hub.call(lambda: done(self._gone, 0.0, 0.0, None))
             return
-        asked_s = self._lodge.clock.now_s()
-        ref, data = call({"concurrency_group": COPIES})
+        asked_s = self._context.clock.now_s()
+        ref, data = call({"concurrency_group": TRANSFERS})
         number = next(self._numbers)
         self._orders[number] = ((ref, data), done)
-        ref._on_completed(lambda answer: self._lodge.hub.call(partial(self._copied, number, data, asked_s, answer)))
+        ref._on_completed(lambda answer: self._context.hub.call(partial(self._copied, number, data, asked_s, answer)))
 
     def _copied(self, number: int, data: Any, asked_s: float, answer: Any) -> None:
         order = self._orders.pop(number, None)
         if order is None:
             return
-        done, now_s = order[1], self._lodge.clock.now_s()
+        done, now_s = order[1], self._context.clock.now_s()
         if isinstance(answer, Exception):
             done(why_ended(answer), 0.0, 0.0, None)
             return
-        self._lodge.counters["transfers"] += 1
+        self._context.counters["transfers"] += 1
         item = None
         if data is not None:
             _, _, body, sizes = pickle.loads(answer)
-            parts = [self._lodge.vault.part(data, place, size) for place, size in enumerate(sizes)]
-            item = Item(Stored(body, parts))
+            parts = [self._context.store.part(data, place, size) for place, size in enumerate(sizes)]
+            item = Item(StoredPayload(body, parts))
         done("", asked_s, now_s - asked_s, item)

@@ -18,12 +18,12 @@ from math import inf
 from typing import Any, NamedTuple
 
 from hetero.engines.base import Call
-from hetero.engines.ray.actor import Copies, start_seat, why_ended
-from hetero.engines.ray.actor_worker import TALK, Greeting, Job
+from hetero.engines.ray.actor import ActorTransfers, start_actor, why_ended
+from hetero.engines.ray.actor_worker import MESSAGES, Greeting, Job
 from hetero.engines.ray.cluster import OWN_HOST, Host
-from hetero.engines.ray.context import Lodge
-from hetero.engines.ray.object_store import Cargo, Stored
-from hetero.engines.shared import messages as say
+from hetero.engines.ray.context import RayContext
+from hetero.engines.ray.object_store import CallBundle, StoredPayload
+from hetero.engines.shared import messages as msg
 from hetero.engines.shared.exceptions import failure_of
 from hetero.engines.shared.groups import Group
 from hetero.engines.shared.in_flight import InFlight, Shipped, next_batch
@@ -41,8 +41,8 @@ from hetero.model.tasks import Failure
 __all__ = [
     "QUESTIONS",
     "START_S",
-    "Answers",
     "RemoteWorker",
+    "Replies",
     "compare_clocks",
 ]
 
@@ -60,7 +60,7 @@ DEEP = 2
 class _Sent(NamedTuple):
     """A call of the actor that has not been answered, and what must be kept until it is."""
 
-    flights: tuple[InFlight, ...]
+    requests: tuple[InFlight, ...]
     rows: Any
     data: Any
     holds: tuple[Payload, ...]
@@ -69,15 +69,15 @@ class _Sent(NamedTuple):
 class RemoteWorker:
     """One actor of one device; a new one is made for each start."""
 
-    def __init__(self, lodge: Lodge, device: Device) -> None:
+    def __init__(self, context: RayContext, device: Device) -> None:
         self.device = device
         self.handle: Any = None
         self.pid = 0
-        self.copies = Copies(lodge, device.id)
-        self._lodge = lodge
+        self.transfers = ActorTransfers(context, device.id)
+        self._context = context
         self._lock = threading.RLock()
         self._seqs = itertools.count(1)
-        self._flights: dict[int, InFlight] = {}
+        self._in_flight: dict[int, InFlight] = {}
         self._runs: Callable[..., Any]
         self._greeting: Any = None
         self._by_attempt: dict[tuple[int, int], int] = {}
@@ -85,17 +85,17 @@ class RemoteWorker:
         self._unwanted: list[int] = []
         self._sent = 0
         self._due: _Sent | None = None
-        self._answers: queue.SimpleQueue[_Sent | None] = queue.SimpleQueue()
+        self._sent_calls: queue.SimpleQueue[_Sent | None] = queue.SimpleQueue()
         self._reader = threading.Thread(target=self._read, name=f"hetero-{device.short}", daemon=True)
-        self._shipped = Shipped(lodge.counters)
+        self._shipped = Shipped(context.counters)
         self._drops = 0
-        self._levels = lodge.entry.setup.levels
-        self._told = Answers(lodge, self)
+        self._levels = context.entry.setup.levels
+        self._replies = Replies(context, self)
         self._ready = False
         self._ended = False
         self._stopping = False
         self._why = ""
-        lodge.hub.call(self._start)
+        context.hub.call(self._start)
 
     # -- starting ---------------------------------------------------------------------------------------------
 
@@ -103,33 +103,33 @@ class RemoteWorker:
         """Start the actor if its host is there; else look again a little later."""
         if self._stopping or self._ended:
             return
-        host = self._lodge.watch.there(self.device.host)
+        host = self._context.monitor.there(self.device.host)
         if host is None:
-            self._lodge.hub.at(AWAY_S, self._start)
+            self._context.hub.at(AWAY_S, self._start)
             return
-        handle = self.handle = start_seat(self._lodge.entry, self.device, host)
+        handle = self.handle = start_actor(self._context.entry, self.device, host)
         self._runs = handle.run.options(num_returns=2).remote
         self._greeting = handle.greet.remote()
         self._greeting._on_completed(self._in_hub(partial(self._greeted, handle, host)))
-        self._lodge.hub.at(self._lodge.start_s, partial(self._too_late, handle))
+        self._context.hub.at(self._context.start_s, partial(self._too_late, handle))
 
     def _in_hub(self, handler: Callable[[Any], None]) -> Callable[[Any], None]:
-        return lambda answer: self._lodge.hub.call(partial(handler, answer))
+        return lambda answer: self._context.hub.call(partial(handler, answer))
 
     def _too_late(self, handle: Any) -> None:
         if handle is self.handle and not self._ready and not self._ended:
-            self._kill(f"it was not ready after {self._lodge.start_s:g} s")
+            self._kill(f"it was not ready after {self._context.start_s:g} s")
 
     def _start_again(self) -> None:
         _kill(self.handle)
         self.handle = None
-        self._lodge.hub.at(AWAY_S, self._start)
+        self._context.hub.at(AWAY_S, self._start)
 
     def _greeted(self, handle: Any, host: Host, greeting: Any) -> None:
         if self._ended or handle is not self.handle:
             return
         elsewhere = isinstance(greeting, Greeting) and greeting.node_id != host.node_id
-        if elsewhere or self._lodge.watch.there(self.device.host) != host:
+        if elsewhere or self._context.monitor.there(self.device.host) != host:
             self._start_again()
         elif isinstance(greeting, Exception):
             self._end(self._why or why_ended(greeting), again=not self._why)
@@ -145,7 +145,7 @@ class RemoteWorker:
         if isinstance(shift_s, Exception):
             self._end(self._why or why_ended(shift_s), again=not self._why)
             return
-        self._told.shift_s = shift_s
+        self._replies.shift_s = shift_s
         own = ".".join(map(str, sys.version_info[:2]))
         if greeting.trouble or greeting.python.split(".")[:2] != own.split("."):
             versions = f"its Python is {greeting.python} and the program's is {own}"
@@ -153,11 +153,11 @@ class RemoteWorker:
             self._end(greeting.trouble or versions, opened=fit)
             return
         self._ready = True
-        self._lodge.worked.add(self.device.id)
-        self.copies.handle = self.handle
+        self._context.worked.add(self.device.id)
+        self.transfers.handle = self.handle
         self._reader.start()
-        del self._lodge.failed_starts[self.device.id]
-        self._lodge.hub.tell(DeviceReady(self._now_s(), self.device.id))
+        del self._context.failed_starts[self.device.id]
+        self._context.hub.emit(DeviceReady(self._now_s(), self.device.id))
 
     # -- what the engine asks ---------------------------------------------------------------------------------
 
@@ -171,10 +171,10 @@ class RemoteWorker:
         """Send attempts, as soon as the actor has little left to do."""
         with self._lock:
             for launch, call in launches:
-                flight = InFlight(next(self._seqs), launch, call, group, rank, (), peers)
-                self._flights[flight.seq] = flight
-                self._by_attempt[launch.task, launch.attempt] = flight.seq
-                self._waiting.append(flight)
+                request = InFlight(next(self._seqs), launch, call, group, rank, (), peers)
+                self._in_flight[request.seq] = request
+                self._by_attempt[launch.task, launch.attempt] = request.seq
+                self._waiting.append(request)
             self._push()
 
     def withdraw(self, task: int, attempt: int) -> None:
@@ -185,12 +185,12 @@ class RemoteWorker:
                 return
             self._unwanted.append(seq)
             if len(self._unwanted) == 1:
-                self._lodge.hub.call(self._withdraw_all)
+                self._context.hub.call(self._withdraw_all)
 
     def _withdraw_all(self) -> None:
         with self._lock:
             unwanted, self._unwanted = self._unwanted, []
-        self._talk("withdraw", unwanted)
+        self._order("withdraw", unwanted)
 
     def cancel(self, task: int, attempt: int) -> None:
         """Stop an attempt: by an exception first, then by ending the actor."""
@@ -201,51 +201,51 @@ class RemoteWorker:
             event = TaskFailed(now_s, task, attempt, self.device.id, now_s, 0.0, failure)
             if seq is None or self._taken_back(seq, event):
                 return
-        self._talk("cancel", seq)
-        self._lodge.hub.at(CANCEL_S, lambda: self._insist(seq, self._is_first(seq)))
+        self._order("cancel", seq)
+        self._context.hub.at(CANCEL_S, lambda: self._insist(seq, self._is_first(seq)))
 
     def _taken_back(self, seq: int, event: Event) -> bool:
         """Take an attempt back that has not left yet, and tell so."""
-        flight = self._flights[seq]
-        if flight not in self._waiting:
+        request = self._in_flight[seq]
+        if request not in self._waiting:
             return False
-        self._waiting.remove(flight)
-        self._forget(flight)
+        self._waiting.remove(request)
+        self._forget(request)
         self._tell(event)
         return True
 
     def _is_first(self, seq: int) -> bool:
-        return next(iter(self._flights), 0) == seq
+        return next(iter(self._in_flight), 0) == seq
 
     def _insist(self, seq: int, running: bool) -> None:
-        if self._ended or seq not in self._flights:
+        if self._ended or seq not in self._in_flight:
             return
         if running:
-            self._kill(f"it was ended to stop task {self._flights[seq].launch.task}")
+            self._kill(f"it was ended to stop task {self._in_flight[seq].launch.task}")
         else:
-            self._lodge.hub.at(CANCEL_S, lambda: self._insist(seq, self._is_first(seq)))
+            self._context.hub.at(CANCEL_S, lambda: self._insist(seq, self._is_first(seq)))
 
     def drop(self, key: Any) -> None:
         """Forget a kept value."""
         if self._ready and not self._ended:
             self._drops += 1
-            self._talk("drop", key)
+            self._order("drop", key)
 
-    def hear(self, task: int, sender: int, content: Any) -> None:
+    def recv(self, task: int, sender: int, content: Any) -> None:
         """Do nothing: members talk without the program."""
 
-    def hear_left(self, task: int, sender: int, reason: str) -> None:
+    def peer_left(self, task: int, sender: int, reason: str) -> None:
         """Tell the actor that another member of a group failed or was lost."""
         which = next((which for which in list(self._by_attempt) if which[0] == task), None)
         if which is not None:
-            self._talk("hear_left", which, sender, reason)
+            self._order("peer_left", which, sender, reason)
 
-    def _talk(self, method: str, *arguments: Any) -> None:
+    def _order(self, method: str, *arguments: Any) -> None:
         if not self._ended:
-            getattr(self.handle, method).options(concurrency_group=TALK).remote(*arguments)
+            getattr(self.handle, method).options(concurrency_group=MESSAGES).remote(*arguments)
 
     def _now_s(self) -> float:
-        return self._lodge.clock.now_s()
+        return self._context.clock.now_s()
 
     # -- sending ----------------------------------------------------------------------------------------------
 
@@ -255,60 +255,60 @@ class RemoteWorker:
 
     def _send(self, batch: list[InFlight]) -> None:
         functions: list[tuple[str, bytes]] = []
-        cargo, holds, jobs = Cargo(), list[Payload](), list[tuple[Any, ...]]()
-        going = [flight for flight in batch if self._pack(flight, functions, cargo, holds, jobs)]
+        bundle, holds, jobs = CallBundle(), list[Payload](), list[tuple[Any, ...]]()
+        going = [request for request in batch if self._pack(request, functions, bundle, holds, jobs)]
         if not going:
             return
-        again = any(flight.launch.attempt > 1 for flight in going)
+        again = any(request.launch.attempt > 1 for request in going)
         now = logs.levels()
         changed, self._levels = (None if now is self._levels else now), now
         message = pickle.dumps((functions, jobs, self._drops if again else 0, changed), 5)
-        self._lodge.counters["messages"] += 1
+        self._context.counters["messages"] += 1
         if going[0].peers:
-            rows, data = self.handle.run_group.options(num_returns=2).remote(message, going[0].peers, *cargo.refs)
+            rows, data = self.handle.run_group.options(num_returns=2).remote(message, going[0].peers, *bundle.refs)
         else:
-            rows, data = self._runs(message, *cargo.refs)
+            rows, data = self._runs(message, *bundle.refs)
         self._sent += 1
-        self._answers.put(_Sent(tuple(going), rows, data, tuple(holds)))
+        self._sent_calls.put(_Sent(tuple(going), rows, data, tuple(holds)))
 
     def _pack(
         self,
-        flight: InFlight,
+        request: InFlight,
         functions: list[tuple[str, bytes]],
-        cargo: Cargo,
+        bundle: CallBundle,
         holds: list[Payload],
         jobs: list[tuple[Any, ...]],
     ) -> bool:
         """Pack an attempt; one whose input is not there any more is given back."""
-        call, launch, items = flight.call, flight.launch, dict[int, Any]()
+        call, launch, items = request.call, request.launch, dict[int, Any]()
         try:
             for item in call.refs:
-                items[item] = self._item(item, cargo, holds)
+                items[item] = self._item(item, bundle, holds)
         except HeteroError as error:
-            self._give_back(flight, str(error))
+            self._give_back(request, str(error))
             return False
         holds.append(call.encoded)
-        group = (flight.rank, flight.group.size) if flight.group is not None else None
+        group = (request.rank, request.group.size) if request.group is not None else None
         key = self._shipped.use(call.function, functions)
-        wire = cargo.wire(call.encoded)
-        jobs.append(tuple(Job(flight.seq, launch.task, launch.attempt, key, call.task_key, wire, items, group)))
+        wire = bundle.wire(call.encoded)
+        jobs.append(tuple(Job(request.seq, launch.task, launch.attempt, key, call.task_key, wire, items, group)))
         return True
 
-    def _item(self, item: int, cargo: Cargo, holds: list[Payload]) -> tuple[Any, Any]:
-        replica = self._lodge.items.find(item).on(self)
+    def _item(self, item: int, bundle: CallBundle, holds: list[Payload]) -> tuple[Any, Any]:
+        replica = self._context.items.find(item).on(self)
         if replica is not None:
             return None, replica.key
-        payload = self._lodge.items.payload(item)
+        payload = self._context.items.payload(item)
         holds.append(payload)
-        return cargo.wire(payload), None
+        return bundle.wire(payload), None
 
-    # -- answers, in the reader's thread ----------------------------------------------------------------------
+    # -- replies, in the reader's thread ----------------------------------------------------------------------
 
     def _read(self) -> None:
         import ray
 
         platform.hold_interrupt(True)
-        while (sent := self._answers.get()) is not None and not self._ended:
+        while (sent := self._sent_calls.get()) is not None and not self._ended:
             self._due = sent
             try:
                 rows, notes, records = pickle.loads(ray.get(sent.rows))
@@ -317,8 +317,8 @@ class RemoteWorker:
             except ray.exceptions.RayError as error:
                 self._not_brought(sent, str(error))
             else:
-                self._lodge.tell([set_in_time(note, -self._told.shift_s) for note in notes])
-                self._lodge.log(records)
+                self._context.tell([set_in_time(note, -self._replies.shift_s) for note in notes])
+                self._context.log(records)
                 self._answered(sent, rows)
 
     def _answered(self, sent: _Sent, rows: list[tuple[Any, ...]]) -> None:
@@ -327,14 +327,14 @@ class RemoteWorker:
             self._sent -= 1
             self._push()
             for row in rows:
-                flight = self._flights.get(row[0])
-                if flight is not None:
-                    self._forget(flight)
-                    events.append(self._told.event(flight, sent.data, *row[1:]))
-                    if flight.group is not None and type(events[-1]) is not TaskFinished:
-                        failed.append((flight.group, flight.rank))
+                request = self._in_flight.get(row[0])
+                if request is not None:
+                    self._forget(request)
+                    events.append(self._replies.event(request, sent.data, *row[1:]))
+                    if request.group is not None and type(events[-1]) is not TaskFinished:
+                        failed.append((request.group, request.rank))
         if events:
-            self._lodge.report(events)
+            self._context.report(events)
         for group, rank in failed:
             group.leave(rank, f"rank {rank} failed")
 
@@ -342,23 +342,23 @@ class RemoteWorker:
         """Return attempts whose inputs were lost with their host; the core soon learns of that."""
         with self._lock:
             self._sent -= 1
-            for flight in sent.flights:
-                self._forget(flight)
+            for request in sent.requests:
+                self._forget(request)
             self._push()
-        for flight in sent.flights:
-            self._lodge.hub.at(AWAY_S, partial(self._give_back, flight, reason))
+        for request in sent.requests:
+            self._context.hub.at(AWAY_S, partial(self._give_back, request, reason))
 
-    def _give_back(self, flight: InFlight, reason: str) -> None:
-        self._forget(flight)
-        task, attempt = flight.launch.task, flight.launch.attempt
+    def _give_back(self, request: InFlight, reason: str) -> None:
+        self._forget(request)
+        task, attempt = request.launch.task, request.launch.attempt
         self._tell(TaskWithdrawn(self._now_s(), task, attempt, self.device.id))
 
     def _tell(self, event: Event) -> None:
-        self._lodge.hub.call(lambda: self._lodge.hub.tell(event))
+        self._context.hub.call(lambda: self._context.hub.emit(event))
 
-    def _forget(self, flight: InFlight) -> None:
-        self._flights.pop(flight.seq, None)
-        self._by_attempt.pop((flight.launch.task, flight.launch.attempt), None)
+    def _forget(self, request: InFlight) -> None:
+        self._in_flight.pop(request.seq, None)
+        self._by_attempt.pop((request.launch.task, request.launch.attempt), None)
 
     # -- the end ----------------------------------------------------------------------------------------------
 
@@ -375,38 +375,38 @@ class RemoteWorker:
         self._end(why, again=self._ready or self._worked())
 
     def _worked(self) -> bool:
-        return self.device.id in self._lodge.worked
+        return self.device.id in self._context.worked
 
     def _end(self, why: str, again: bool = True, opened: bool = True) -> None:
         with self._lock:
             if self._ended:
                 return
             self._ended = True
-            flights, self._flights = self._flights, {}
-            first = [flight for flight in self._due.flights if flight.seq in flights] if self._due is not None else []
+            requests, self._in_flight = self._in_flight, {}
+            first = [each for each in self._due.requests if each.seq in requests] if self._due is not None else []
             ran = first[0].launch.task if len(first) == 1 else -len(first[:1])
             self._by_attempt.clear()
             self._waiting.clear()
-            self._answers.put(None)
+            self._sent_calls.put(None)
         if not self._ready:
-            self._lodge.failed_starts[self.device.id] += 1
+            self._context.failed_starts[self.device.id] += 1
             why = f"its worker did not start: {why}" if opened else why
-            again = again and opened and (self._worked() or self._lodge.failed_starts[self.device.id] < STARTS)
+            again = again and opened and (self._worked() or self._context.failed_starts[self.device.id] < STARTS)
         _kill(self.handle)
-        self._lodge.items.lost(self)
+        self._context.items.lost(self)
         if not self._stopping:
             self._tell(DeviceLost(self._now_s(), self.device.id, why, not again, ran))
-        for flight in flights.values():
-            if flight.group is not None:
-                flight.group.leave(flight.rank, f"rank {flight.rank} was lost")
-        self.copies.end()
+        for request in requests.values():
+            if request.group is not None:
+                request.group.leave(request.rank, f"rank {request.rank} was lost")
+        self.transfers.end()
 
     def stop(self) -> None:
         """End the actor; called after the hub has stopped."""
         self._stopping = True
         if not self._ended:
             self._ended = True
-            self._answers.put(None)
+            self._sent_calls.put(None)
             _kill(self.handle)
         if self._reader.is_alive() and threading.current_thread() is not self._reader:
             self._reader.join(STOP_S)
@@ -419,8 +419,8 @@ def _kill(handle: Any) -> None:
         ray.kill(handle, no_restart=True)
 
 
-class Answers:
-    """The answers of one actor.
+class Replies:
+    """The replies of one actor.
 
     Parameters
     ----------
@@ -431,47 +431,47 @@ class Answers:
     shift_s : the clock of the actor's host minus the run's, s
     """
 
-    def __init__(self, lodge: Lodge, holder: Holder) -> None:
+    def __init__(self, context: RayContext, holder: Holder) -> None:
         self.shift_s = 0.0
-        self._lodge = lodge
+        self._context = context
         self._holder = holder
 
     def event(
-        self, flight: InFlight, data: Any, started_s: float, parts: tuple[float, ...], how: int, *rest: Any
+        self, request: InFlight, data: Any, started_s: float, parts: tuple[float, ...], how: int, *rest: Any
     ) -> Event:
         """Return the event of a row, and keep its result; `data` stands for the large buffers of the whole call."""
-        task, attempt, device = flight.launch.task, flight.launch.attempt, self._holder.device
-        now_s = self._lodge.clock.now_s()
+        task, attempt, device = request.launch.task, request.launch.attempt, self._holder.device
+        now_s = self._context.clock.now_s()
         started_s, times = started_s - self.shift_s if parts else now_s, Times(*parts)
         seconds = times.seconds
         if parts:
-            self._lodge.tell_parts(task, attempt, device.id, started_s, times)
-        if how == say.VALUE:
-            nbytes = self._keep(flight, data, *rest)
+            self._context.tell_parts(task, attempt, device.id, started_s, times)
+        if how == msg.VALUE:
+            nbytes = self._keep(request, data, *rest)
             node = f"{device.host}/ram" if nbytes else ""
             return TaskFinished(now_s, task, attempt, device.id, started_s, seconds, nbytes, node)
-        if how == say.RESIDENT:
-            nbytes = self._resident(flight, rest[0])
+        if how == msg.RESIDENT:
+            nbytes = self._resident(request, rest[0])
             return TaskFinished(now_s, task, attempt, device.id, started_s, seconds, nbytes, device.memory_node)
-        if how == say.WITHDRAWN:
+        if how == msg.WITHDRAWN:
             return TaskWithdrawn(now_s, task, attempt, device.id)
-        failure = failure_of(*rest) if how == say.FAILED else Failure("cancelled", "cancelled before it started")
+        failure = failure_of(*rest) if how == msg.FAILED else Failure("cancelled", "cancelled before it started")
         return TaskFailed(now_s, task, attempt, device.id, started_s, seconds, failure)
 
-    def _keep(self, flight: InFlight, data: Any, body: bytes | None, first: int, sizes: tuple[int, ...]) -> int:
-        if flight.rank:
+    def _keep(self, request: InFlight, data: Any, body: bytes | None, first: int, sizes: tuple[int, ...]) -> int:
+        if request.rank:
             return 0
-        vault, launch = self._lodge.vault, flight.launch
-        parts = [vault.part(data, first + place, size) for place, size in enumerate(sizes)]
-        self._lodge.items.finished(launch.task, launch.attempt, Item(Stored(body, parts)))
+        store, launch = self._context.store, request.launch
+        parts = [store.part(data, first + place, size) for place, size in enumerate(sizes)]
+        self._context.items.finished(launch.task, launch.attempt, Item(StoredPayload(body, parts)))
         return sum(sizes)
 
-    def _resident(self, flight: InFlight, nbytes: int) -> int:
-        key = (flight.launch.task, flight.launch.attempt)
-        if flight.rank:
+    def _resident(self, request: InFlight, nbytes: int) -> int:
+        key = (request.launch.task, request.launch.attempt)
+        if request.rank:
             self._holder.drop(key)
             return 0
-        self._lodge.items.finished(*key, Item(replica=Replica(self._holder, key, nbytes)))
+        self._context.items.finished(*key, Item(replica=Replica(self._holder, key, nbytes)))
         return nbytes
 
 
@@ -522,4 +522,4 @@ def _ask(
         found = (heard_s - asked_s, answer - (asked_s + heard_s) / 2.0)
         _ask(handle, now_s, in_hub, done, left - 1, min(best, found))
 
-    handle.now.options(concurrency_group=TALK).remote()._on_completed(in_hub(told))
+    handle.now.options(concurrency_group=MESSAGES).remote()._on_completed(in_hub(told))

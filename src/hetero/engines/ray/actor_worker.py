@@ -22,7 +22,7 @@ import numpy as np
 
 from hetero.engines.base import Function, Outcome, Runner, TaskClock, WorkerEntry
 from hetero.engines.local.worker_thread import raise_in_thread
-from hetero.engines.shared import messages as say
+from hetero.engines.shared import messages as msg
 from hetero.engines.shared.exceptions import dump_error, one_line
 from hetero.engines.shared.groups import GroupChannel, Whole
 from hetero.engines.shared.messages import Cancelled, UnserialisableError
@@ -33,10 +33,10 @@ from hetero.floor.errors import HeteroError, SerialisationError
 from hetero.model.device import Device
 from hetero.model.notes import TaskNote
 
-__all__ = ["COPIES", "TALK", "Greeting", "Job", "Seat"]
+__all__ = ["MESSAGES", "TRANSFERS", "ActorWorker", "Greeting", "Job"]
 
-TALK = "talk"
-COPIES = "copies"
+MESSAGES = "messages"
+TRANSFERS = "transfers"
 _POLL_S = 0.05
 _IMPORTER = "<frozen importlib._bootstrap>"
 _IMPORT_S = 0.15
@@ -47,12 +47,12 @@ Row = tuple[Any, ...]
 
 
 class Job(NamedTuple):
-    """One attempt on its way to a seat.
+    """One attempt on its way to an actor.
 
     Attributes
     ----------
     wire : the pickle of the arguments, and the (part, index) of each of their large buffers
-    items : item id to its wire and None, or to None and the key under which the seat keeps it
+    items : item id to its wire and None, or to None and the key under which the actor keeps it
     group : rank and world size, None outside of groups
     """
 
@@ -67,7 +67,7 @@ class Job(NamedTuple):
 
 
 class Greeting(NamedTuple):
-    """The first words of a seat.
+    """The first reply of an actor.
 
     Attributes
     ----------
@@ -83,7 +83,7 @@ class Greeting(NamedTuple):
     node_id: str
 
 
-class Seat:
+class ActorWorker:
     """One device's worker.
 
     Parameters
@@ -119,7 +119,7 @@ class Seat:
         self._task: int | None = None
         self._records: list[dict[str, Any]] = []
         self._levels = entry.setup.levels
-        self._move_in(entry.setup)
+        self._adopt_setup(entry.setup)
         try:
             self._runner = entry.make(device)
             self._runner.timing = self._timing
@@ -128,7 +128,7 @@ class Seat:
         except Exception as error:  # noqa: BLE001  back ends raise anything
             self._trouble = str(error) if isinstance(error, HeteroError) else one_line(error)
 
-    def _move_in(self, setup: WorkerSetup) -> None:
+    def _adopt_setup(self, setup: WorkerSetup) -> None:
         """Take over what the program's processes have; log records leave with the answers."""
         platform.set_environment(setup.environment)
         if os.path.isdir(setup.folder):  # a submitted program's folder has a path of its own on each host
@@ -169,14 +169,14 @@ class Seat:
             self._functions[key] = blob
         self._wait_for_drops(drops)
         if self._thread != threading.get_ident():
-            self._sit_down()
+            self._bind_thread()
         large: list[Any] = []
         notes: list[TaskNote] = []
         rows = [self._attempt(Job._make(fields), peers, parts, large, notes, len(jobs) > 1) for fields in jobs]
         records, self._records = self._records, []
         return pickle.dumps((rows, notes, records), 5), tuple(large) or None
 
-    def _sit_down(self) -> None:
+    def _bind_thread(self) -> None:
         """Make this thread the one that runs tasks, on the device's CPUs; Ray's own threads stay where they like."""
         self._thread = threading.get_ident()
         if self._device.cpus:
@@ -197,7 +197,7 @@ class Seat:
             self._running = 0 if told else job.seq
         row = (job.seq, 0.0, (), told) if told else self._timed(job, peers, parts, large, copied, notes)
         if job.group is not None:
-            self._leave(job, peers if row[3] in (say.VALUE, say.RESIDENT) else ())
+            self._leave(job, peers if row[3] in (msg.VALUE, msg.RESIDENT) else ())
         return row
 
     def _timed(
@@ -221,13 +221,13 @@ class Seat:
             return self._result(job, self._call(job, peers, parts), large, copied)
         except Cancelled:
             self._cancelling = False
-            return say.FAILED, "cancelled", "cancelled", None, ""
+            return msg.FAILED, "cancelled", "cancelled", None, ""
         except UnserialisableError as error:
-            return say.FAILED, "unserialisable", str(error), None, ""
+            return msg.FAILED, "unserialisable", str(error), None, ""
         except BaseException as error:  # noqa: BLE001  whatever a task raises is its own
             blob, text = dump_error(error)
             error.__traceback__ = None
-            return say.FAILED, self._runner.classify(error), one_line(error), blob, text
+            return msg.FAILED, self._runner.classify(error), one_line(error), blob, text
         finally:
             self._task = None
 
@@ -280,10 +280,10 @@ class Seat:
 
     def _result(self, job: Job, outcome: Outcome, large: list[Any], copied: bool) -> Row:
         if outcome.value is None:
-            return say.VALUE, NONE, 0, ()
+            return msg.VALUE, NONE, 0, ()
         if outcome.resident:
             self._kept[job.task, job.attempt] = outcome.value
-            return say.RESIDENT, outcome.nbytes
+            return msg.RESIDENT, outcome.nbytes
         try:
             body, buffers = _packed(outcome.value)
         except MemoryError:
@@ -295,7 +295,7 @@ class Seat:
         first, sizes = len(large), tuple([buffer.nbytes for buffer in buffers])
         large.extend([buffer.copy() if copied else buffer for buffer in buffers])
         self._timing.link_out_s = self._slow_link(sum(sizes))
-        return say.VALUE, body, first, sizes
+        return msg.VALUE, body, first, sizes
 
     # -- groups -----------------------------------------------------------------------------------------------
 
@@ -311,13 +311,13 @@ class Seat:
                 raise SerialisationError(
                     f"what is sent to another member cannot be pickled: {error}", remedy="send plain values or arrays"
                 ) from error
-            peers[to].hear.options(concurrency_group=TALK).remote(which, rank, body, *buffers)
+            peers[to].recv.options(concurrency_group=MESSAGES).remote(which, rank, body, *buffers)
 
         def receive() -> tuple[int, int, Any]:
             while True:
                 with suppress(queue.Empty):
                     tag, sender, content = inbox.get(timeout=_POLL_S)
-                    return tag, sender, Whole(load(*content)) if tag == say.SAY else content
+                    return tag, sender, Whole(load(*content)) if tag == msg.SEND else content
 
         return GroupChannel(*job.group, send, receive, lambda data, buffer: None, self._address)
 
@@ -332,16 +332,16 @@ class Seat:
         self._inboxes.pop(which, None)
         for other, peer in enumerate(peers):
             if other != rank:
-                peer.hear_left.options(concurrency_group=TALK).remote(which, rank, "")
+                peer.peer_left.options(concurrency_group=MESSAGES).remote(which, rank, "")
 
-    def hear(self, which: Which, sender: int, body: bytes | None, *buffers: Any) -> None:
+    def recv(self, which: Which, sender: int, body: bytes | None, *buffers: Any) -> None:
         """Take a value from another member of a group."""
         content = (buffers[0], buffers[1:]) if body is None else (body, buffers)
-        self._post(which, (say.SAY, sender, content))
+        self._post(which, (msg.SEND, sender, content))
 
-    def hear_left(self, which: Which, sender: int, reason: str) -> None:
+    def peer_left(self, which: Which, sender: int, reason: str) -> None:
         """Learn that another member of a group has ended."""
-        self._post(which, (say.LEFT, sender, reason))
+        self._post(which, (msg.LEFT, sender, reason))
 
     def _post(self, which: Which, message: tuple[int, int, Any]) -> None:
         if which not in self._over:
@@ -352,20 +352,20 @@ class Seat:
     def withdraw(self, seqs: Sequence[int]) -> None:
         """Return attempts that have not started to the scheduler."""
         for seq in seqs:
-            self._unwant(seq, say.WITHDRAWN)
+            self._unwant(seq, msg.WITHDRAWN)
 
     def cancel(self, seq: int) -> None:
         """Stop an attempt; an import is let go on, for half a module would stay behind."""
         deadline_s = clock.monotonic_s() + _IMPORT_S
         while self._running == seq and self._imports() and clock.monotonic_s() < deadline_s:
             clock.sleep(_POLL_S / 5)
-        self._unwant(seq, say.CANCELLED)
+        self._unwant(seq, msg.CANCELLED)
 
     def _unwant(self, seq: int, told: int) -> None:
         with self._guard:
             if seq > self._started:
                 self._unwanted[seq] = told
-            elif told == say.CANCELLED and self._running == seq and not self._imports():
+            elif told == msg.CANCELLED and self._running == seq and not self._imports():
                 self._cancelling = True
                 raise_in_thread(self._thread, Cancelled)
 
@@ -373,7 +373,7 @@ class Seat:
         where = sys._current_frames().get(self._thread)
         return any(name == _IMPORTER for name in _files_of(where))
 
-    def take_in(self, key: Any, wire: Any, parts: Sequence[Any]) -> tuple[float, float]:
+    def import_value(self, key: Any, wire: Any, parts: Sequence[Any]) -> tuple[float, float]:
         """Copy a value to the device's memory node; return when that began, and how long it took, in s."""
         started_s = self._clock.now_s()
         value = _value(wire, parts)
@@ -381,7 +381,7 @@ class Seat:
         self._kept[key] = self._runner.to_device(value)
         return started_s, self._clock.now_s() - started_s
 
-    def give_out(self, key: Any) -> tuple[bytes, tuple[Any, ...] | None]:
+    def export_value(self, key: Any) -> tuple[bytes, tuple[Any, ...] | None]:
         """Copy a kept value to the host."""
         started_s = self._clock.now_s()
         body, buffers = _packed(self._runner.to_host(self._kept[key]))

@@ -1,4 +1,4 @@
-"""Addresses of Ray clusters, and a knock at the door before Ray is let in: Ray waits long, or ends the process.
+"""Addresses of Ray clusters, and a check that somebody answers first: Ray itself waits long, or ends the process.
 
 In: an address. Out: nothing, or an error that says what is wrong with it, or who answered there.
 It must not import Ray.

@@ -61,13 +61,13 @@ class Cluster:
     _held: Cluster | None = None
     _lock = threading.RLock()
 
-    def __init__(self, address: str, folder: Path | None, lent: ExitStack | None) -> None:
+    def __init__(self, address: str, folder: Path | None, cleanup: ExitStack | None) -> None:
         self.address = address
         self.store_bytes = 0
         self.certificates = ""
         self._users = 0
         self._folder = folder
-        self._lent = lent
+        self._cleanup = cleanup
         self._names: dict[str, str] = {}
 
     @classmethod
@@ -106,12 +106,12 @@ class Cluster:
             if self._users or Cluster._held is not self:
                 return
             Cluster._held = None
-            if self._lent is None:
+            if self._cleanup is None:
                 return
             import ray
 
             ray.shutdown()
-            self._lent.close()
+            self._cleanup.close()
             _read_again()
             if self._folder is not None:
                 shutil.rmtree(self._folder, ignore_errors=True)
@@ -182,16 +182,16 @@ def _started(address: str, store_bytes: int) -> Cluster:
     given["RAY_ADDRESS"] = None
     if address == "local":
         given |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
-    lent = ExitStack()
-    lent.enter_context(settings.replaced(given))
+    cleanup = ExitStack()
+    cleanup.enter_context(settings.replaced(given))
     try:
         ray = _imported()
         _read_again()
         if ray.is_initialized():
-            return _of_the_program(address, lent)
-        return _own(ray, store_bytes, lent) if address == "local" else _joined(ray, address, lent)
+            return _of_the_program(address, cleanup)
+        return _own(ray, store_bytes, cleanup) if address == "local" else _joined(ray, address, cleanup)
     except BaseException:
-        lent.close()
+        cleanup.close()
         raise
 
 
@@ -210,14 +210,14 @@ def _read_again() -> None:
     raylet.AuthenticationTokenLoader.instance().reset_cache()
 
 
-def _of_the_program(address: str, lent: ExitStack) -> Cluster:
+def _of_the_program(address: str, cleanup: ExitStack) -> Cluster:
     """Use the Ray that the program itself initialised, and never end it."""
     if address == "local":
         raise EngineError(
             "this program has initialised Ray itself, so hetero cannot start one of its own",
             remedy="use address: auto to run on the program's cluster, or leave ray.init to hetero",
         )
-    lent.close()
+    cleanup.close()
     return _measured(Cluster(address, None, None))
 
 
@@ -237,10 +237,10 @@ def _on_loopback() -> Iterator[None]:
         constants.ENABLE_RAY_CLUSTER = before
 
 
-def _own(ray: Any, store_bytes: int, lent: ExitStack) -> Cluster:
+def _own(ray: Any, store_bytes: int, cleanup: ExitStack) -> Cluster:
     _remove_left_behind()
     folder = folder_for_ray(f"{_PREFIX}{os.getpid()}-")
-    lent.enter_context(_on_loopback())
+    cleanup.enter_context(_on_loopback())
     try:
         ray.init(
             address="local", _temp_dir=str(folder / RAYS), _node_ip_address="127.0.0.1", include_dashboard=False,
@@ -252,19 +252,19 @@ def _own(ray: Any, store_bytes: int, lent: ExitStack) -> Cluster:
             f"Ray cannot be started on this host: {_first_line(error)}",
             remedy=f"see that {tempfile.gettempdir()} has room and that no limit on processes or files is reached",
         ) from error
-    return _measured(Cluster("local", folder, lent))
+    return _measured(Cluster("local", folder, cleanup))
 
 
-def _joined(ray: Any, address: str, lent: ExitStack) -> Cluster:
+def _joined(ray: Any, address: str, cleanup: ExitStack) -> Cluster:
     node = this_node()
     ours = node if node is not None and address in ("auto", node.address) else None
     if ours is not None:
-        lent.enter_context(settings.replaced(ours.variables))
+        cleanup.enter_context(settings.replaced(ours.variables))
         _read_again()
     found = ours.address if ours else _found_here() if address == "auto" else address
     knock(found, Path(ours.certificates, "ca.crt") if ours and ours.certificates else None)
     if is_loopback(found):
-        lent.enter_context(_on_loopback())
+        cleanup.enter_context(_on_loopback())
     ask_cluster(found)
     try:
         ray.init(address=found, configure_logging=False, **({"_node_ip_address": ours.host} if ours else {}))
@@ -275,7 +275,7 @@ def _joined(ray: Any, address: str, lent: ExitStack) -> Cluster:
             f"the Ray cluster at {address} cannot be joined: {_first_line(error)}",
             remedy="make this host part of it first: 'hetero node start --join ADDRESS'",
         ) from error
-    joined = Cluster(address, None, lent)
+    joined = Cluster(address, None, cleanup)
     joined.certificates = ours.certificates if ours else ""
     return _measured(joined)
 

@@ -10,17 +10,17 @@ from dataclasses import dataclass, field
 
 from hetero.engines.base import Log, Report, Tell, TellParts, WorkerEntry
 from hetero.engines.ray.cluster import Cluster
-from hetero.engines.ray.heartbeats import Watch
-from hetero.engines.ray.object_store import Vault
+from hetero.engines.ray.heartbeats import HostMonitor
+from hetero.engines.ray.object_store import ObjectStore
 from hetero.engines.shared.hub import Hub
 from hetero.engines.shared.items import Items, Meter
 from hetero.floor.clock import Clock
 
-__all__ = ["Lodge"]
+__all__ = ["RayContext"]
 
 
 @dataclass(slots=True)
-class Lodge:
+class RayContext:
     """One running engine.
 
     Attributes
@@ -34,7 +34,7 @@ class Lodge:
 
     hub: Hub
     cluster: Cluster
-    vault: Vault
+    store: ObjectStore
     items: Items
     meter: Meter
     clock: Clock
@@ -42,7 +42,7 @@ class Lodge:
     entry: WorkerEntry
     report: Report
     start_s: float
-    watch: Watch
+    monitor: HostMonitor
     tell: Tell
     log: Log
     tell_parts: TellParts

@@ -15,9 +15,9 @@ from typing import Any
 from hetero.engines.base import Call, NodeUsage, Reach, Report, WorkerEntry
 from hetero.engines.ray.actor_proxy import START_S, RemoteWorker
 from hetero.engines.ray.cluster import OWN_HOST, Cluster, Host
-from hetero.engines.ray.context import Lodge
-from hetero.engines.ray.heartbeats import SILENT_S, Watch
-from hetero.engines.ray.object_store import Stored, Vault
+from hetero.engines.ray.context import RayContext
+from hetero.engines.ray.heartbeats import SILENT_S, HostMonitor
+from hetero.engines.ray.object_store import ObjectStore, StoredPayload
 from hetero.engines.shared.engine import PayloadEngine
 from hetero.engines.shared.groups import Group
 from hetero.engines.shared.hub import Hub
@@ -63,7 +63,7 @@ class RayEngine(PayloadEngine):
         self._pool_bytes = memory_pool_bytes
         self._start_s = start_s
         self._note = note
-        self._lodge: Lodge
+        self._context: RayContext
         self._devices: dict[str, Device] = {}
         self._workers: dict[str, RemoteWorker] = {}
         self._pid = 0
@@ -78,11 +78,11 @@ class RayEngine(PayloadEngine):
             There is no such cluster, or it cannot be used.
         """
         cluster = Cluster.open(self._address, self._pool_bytes)
-        vault, meter = Vault(cluster.store_bytes, self.counters), Meter()
-        items, hub = Items(vault, meter), Hub(report)
-        watch = Watch(hub, cluster, [device.host for device in devices], self._silent, self._joined)
-        self._lodge = Lodge(
-            hub, cluster, vault, items, meter, clock, self.counters, worker, report, self._start_s, watch, self.tell,
+        store, meter = ObjectStore(cluster.store_bytes, self.counters), Meter()
+        items, hub = Items(store, meter), Hub(report)
+        monitor = HostMonitor(hub, cluster, [device.host for device in devices], self._silent, self._joined)
+        self._context = RayContext(
+            hub, cluster, store, items, meter, clock, self.counters, worker, report, self._start_s, monitor, self.tell,
             self.log,
             self.tell_parts,
         )  # fmt: skip
@@ -97,12 +97,12 @@ class RayEngine(PayloadEngine):
         hub.start()
         self._end_with_program()
         for device in devices:
-            self._workers[device.id] = RemoteWorker(self._lodge, device)
+            self._workers[device.id] = RemoteWorker(self._context, device)
 
     def add(self, devices: Sequence[Device]) -> None:
         """Start an actor for each of some more devices."""
         self._devices = {**self._devices, **{device.id: device for device in devices}}
-        self._workers = {**self._workers, **{device.id: RemoteWorker(self._lodge, device) for device in devices}}
+        self._workers = {**self._workers, **{device.id: RemoteWorker(self._context, device) for device in devices}}
 
     def _silent(self, host: str) -> None:
         for worker in list(self._workers.values()):
@@ -110,11 +110,11 @@ class RayEngine(PayloadEngine):
                 worker.lose(f"its host did not answer for {SILENT_S:g} s")
 
     @property
-    def _site(self) -> Lodge:
-        return self._lodge
+    def _site(self) -> RayContext:
+        return self._context
 
-    def _stored(self, value: Any) -> Stored:
-        return self._lodge.vault.payload(value)
+    def _stored(self, value: Any) -> StoredPayload:
+        return self._context.store.payload(value)
 
     def run(self, device: str, launches: Sequence[tuple[Launch, Call]]) -> None:
         """Run these attempts on the device, one after the other in this order."""
@@ -128,17 +128,17 @@ class RayEngine(PayloadEngine):
             member.run([(launch, call)], group, rank, peers)
 
     def _start_worker(self, device: str) -> None:
-        self._workers[device] = RemoteWorker(self._lodge, self._devices[device])
+        self._workers[device] = RemoteWorker(self._context, self._devices[device])
 
     # -- data -------------------------------------------------------------------------------------------------
 
     def load(self, item: int) -> Any:
         """Return the value of a data item, from wherever it is; may wait for a copy."""
-        found = self._lodge.items.find(item)
+        found = self._context.items.find(item)
         if found.payload is not None:
             return self._read(item, found.payload)
         replica = found.replicas[0]
-        answer = self._given_out(item, lambda done: _worker_of(replica).copies.give_out(replica.key, done))
+        answer = self._exported(item, lambda done: _worker_of(replica).transfers.export_value(replica.key, done))
         assert answer.payload is not None
         return self._read(item, answer.payload)
 
@@ -150,27 +150,27 @@ class RayEngine(PayloadEngine):
         """Return the addresses of hosts: those of the cluster, where devices are on several."""
         if all(device.host == OWN_HOST for device in self._devices.values()):
             return Reach()
-        cluster = self._lodge.cluster
+        cluster = self._context.cluster
         of_hosts = cluster.addresses()
         workers = {name: of_hosts[device.host] for name, device in self._devices.items()}
         return Reach(of_hosts[OWN_HOST], workers, cluster.certificates)
 
     def usage(self) -> Mapping[str, NodeUsage]:
         """Return how full each memory node is."""
-        found = {HOST_NODE: self._lodge.vault.usage()}
+        found = {HOST_NODE: self._context.store.usage()}
         for device in self._devices.values():
             if device.memory_node != f"{device.host}/ram":
-                found[device.memory_node] = self._lodge.meter.usage(device)
+                found[device.memory_node] = self._context.meter.usage(device)
         return found
 
     # -- transfers, in the hub's thread -----------------------------------------------------------------------
 
     def _transfer(self, order: Transfer) -> None:
         try:
-            item = self._lodge.items.find(order.item)
+            item = self._context.items.find(order.item)
             if item.payload is None:
                 replica = next(r for r in item.replicas if r.holder.device.memory_node == order.src)
-                _worker_of(replica).copies.give_out(replica.key, lambda *answer: self._came_out(order, *answer))
+                _worker_of(replica).transfers.export_value(replica.key, lambda *answer: self._on_export(order, *answer))
             else:
                 self._bring(order, item, 0.0)
         except StopIteration:
@@ -178,17 +178,17 @@ class RayEngine(PayloadEngine):
         except HeteroError as error:
             self._transfer_failed(order, str(error))
 
-    def _came_out(self, order: Transfer, problem: str, started_s: float, seconds: float, answer: Item | None) -> None:
+    def _on_export(self, order: Transfer, problem: str, started_s: float, seconds: float, answer: Item | None) -> None:
         if answer is None:
             self._transfer_failed(order, problem)
             return
         with suppress(DeviceLostError):
-            self._lodge.items.find(order.item).payload = answer.payload
+            self._context.items.find(order.item).payload = answer.payload
         self._bring(order, answer, seconds)
 
     def _bring(self, order: Transfer, item: Item, so_far_s: float) -> None:
         """Copy what lies in the object store to where it is wanted: a host's memory, or a device's own."""
-        now_s = self._lodge.clock.now_s()
+        now_s = self._context.clock.now_s()
         if order.dst == HOST_NODE:
             self._arrived(order, now_s - so_far_s, so_far_s)
             return
@@ -204,13 +204,13 @@ class RayEngine(PayloadEngine):
                 self._transfer_failed(order, problem)
                 return
             if own:
-                self._lodge.items.add_replica(order.item, Replica(worker, key, order.nbytes))
+                self._context.items.add_replica(order.item, Replica(worker, key, order.nbytes))
             self._arrived(order, now_s - so_far_s, so_far_s + seconds)
 
         if own:
-            worker.copies.take_in(key, item.payload, arrived)
+            worker.transfers.import_value(key, item.payload, arrived)
         else:
-            worker.copies.touch(item.payload, arrived)
+            worker.transfers.touch(item.payload, arrived)
 
     # -- the end ----------------------------------------------------------------------------------------------
 
@@ -222,13 +222,13 @@ class RayEngine(PayloadEngine):
             if not self._pid:
                 return
             self._pid = 0
-        self._lodge.hub.stop()
+        self._context.hub.stop()
         for worker in self._workers.values():
             worker.stop()
-        self._lodge.watch.stop()
-        self._lodge.items.clear()
-        self._lodge.vault.clear()
-        self._lodge.cluster.close()
+        self._context.monitor.stop()
+        self._context.items.clear()
+        self._context.store.clear()
+        self._context.cluster.close()
 
 
 def _serves(device: Device, node: str) -> bool:

@@ -1,4 +1,4 @@
-"""Heartbeats of the other hosts: a keeper on each answers once a second, whatever that host's devices compute.
+"""Heartbeats of the other hosts: an actor on each answers once a second, whatever that host's devices compute.
 
 In: the hosts of the fleet. Out: which of them are silent, told once each time. It must not restart anything else.
 """
@@ -13,14 +13,14 @@ from hetero.engines.ray.cluster import OWN_HOST, Cluster, Host
 from hetero.engines.shared.hub import Hub
 from hetero.floor.clock import monotonic_s
 
-__all__ = ["SILENT_S", "Keeper", "Watch"]
+__all__ = ["SILENT_S", "HeartbeatActor", "HostMonitor"]
 
 BEAT_S = 1.0
 SILENT_S = 5.0
 """A host that has not answered for so long counts as gone until it answers again."""
 
 
-class Keeper:
+class HeartbeatActor:
     """The actor that answers for a host: a task that holds its interpreter's lock does not keep this one silent."""
 
     def beat(self) -> str:
@@ -31,17 +31,17 @@ class Keeper:
 
 
 class _Watched:
-    """One host: its keeper, and when it was last heard of."""
+    """One host: its heartbeat actor, and when it was last heard of."""
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.node_id = ""
-        self.keeper: Any = None
+        self.actor: Any = None
         self.heard_s = monotonic_s()
         self.asked = False
 
 
-class Watch:
+class HostMonitor:
     """Watches the hosts of a fleet but the program's own; its methods belong to the hub's thread.
 
     Parameters
@@ -61,7 +61,7 @@ class Watch:
     ) -> None:
         self._hub = hub
         self._cluster = cluster
-        self._told = silent
+        self._on_silent = silent
         self._watched = {name: _Watched(name) for name in dict.fromkeys(names) if name != OWN_HOST}
         self._joined = joined
         self._silent: set[str] = set()
@@ -73,7 +73,7 @@ class Watch:
         return None if name in self._silent else self._cluster.host(name)
 
     def stop(self) -> None:
-        """End the keepers; called after the hub has stopped."""
+        """End the heartbeat actors; called after the hub has stopped."""
         for watched in self._watched.values():
             _end(watched)
 
@@ -87,16 +87,16 @@ class Watch:
             self._ask(watched, hosts.get(watched.name))
             if monotonic_s() - watched.heard_s > SILENT_S and watched.name not in self._silent:
                 self._silent.add(watched.name)
-                self._told(watched.name)
+                self._on_silent(watched.name)
         self._hub.at(BEAT_S, self._look)
 
     def _ask(self, watched: _Watched, host: Host | None) -> None:
         if host is not None and host.node_id != watched.node_id:
             _end(watched)
-            watched.node_id, watched.keeper, watched.asked = host.node_id, _keeper_on(host), False
-        if watched.keeper is not None and not watched.asked:
+            watched.node_id, watched.actor, watched.asked = host.node_id, _start_heartbeat(host), False
+        if watched.actor is not None and not watched.asked:
             watched.asked = True
-            ref = watched.keeper.beat.remote()
+            ref = watched.actor.beat.remote()
             ref._on_completed(lambda answer: self._hub.call(partial(self._heard, watched, ref, answer)))
 
     def _heard(self, watched: _Watched, ref: Any, answer: Any) -> None:
@@ -109,17 +109,17 @@ class Watch:
             watched.node_id = ""
 
 
-def _keeper_on(host: Host) -> Any:
+def _start_heartbeat(host: Host) -> Any:
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     place = NodeAffinitySchedulingStrategy(host.node_id, soft=True)
-    return ray.remote(num_cpus=0, max_restarts=0)(Keeper).options(scheduling_strategy=place).remote()
+    return ray.remote(num_cpus=0, max_restarts=0)(HeartbeatActor).options(scheduling_strategy=place).remote()
 
 
 def _end(watched: _Watched) -> None:
-    if watched.keeper is not None:
+    if watched.actor is not None:
         import ray
 
-        ray.kill(watched.keeper, no_restart=True)
-        watched.keeper = None
+        ray.kill(watched.actor, no_restart=True)
+        watched.actor = None

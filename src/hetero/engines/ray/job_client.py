@@ -1,6 +1,6 @@
-"""The way to a cluster's door: one request a connection, encrypted where the cluster has certificates.
+"""The client of a cluster's job server: one request a connection, encrypted where the cluster has certificates.
 
-In: where the door is, and a request. Out: its answers, one by one. It must not show a token to whom it does not know.
+In: where the server is, and a request. Out: its answers, one by one. It must not show a token to whom it does not know.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from hetero.floor.documents import parse_json, record_of
 from hetero.floor.errors import BadValueError, EngineError, FileError
 from hetero.floor.text import single_line
 
-__all__ = ["Doorway", "way_to"]
+__all__ = ["JobClient", "client_for"]
 
 _SILENCE_S = 150.0
 """Longest silence of a job server, s: it waits for Ray up to twice 60 s, and following a job it answers every 2 s."""
@@ -50,8 +50,8 @@ _ANSWERS: tuple[dict[str, type], ...] = (
 
 
 @dataclass(frozen=True, slots=True)
-class Doorway:
-    """Where a door is, and what opens it.
+class JobClient:
+    """Where a job server is, and what it asks for.
 
     Attributes
     ----------
@@ -142,12 +142,12 @@ class Doorway:
         return EngineError(f"{told} before it had answered all of '{do}'", remedy=f"{goes_on}; {again}")
 
 
-def way_to(address: str, token_file: Path | None, certificates: Path | None) -> Doorway:
-    """Return the way to a door; what is not named is that of this host's node.
+def client_for(address: str, token_file: Path | None, certificates: Path | None) -> JobClient:
+    """Return a client of a job server; what is not named is that of this host's node.
 
     Parameters
     ----------
-    address : 'host:port' of the door, 'auto' for that of the head on this host
+    address : 'host:port' of the server, 'auto' for that of the head on this host
 
     Raises
     ------
@@ -164,7 +164,7 @@ def way_to(address: str, token_file: Path | None, certificates: Path | None) -> 
                 "no head of a cluster runs on this host",
                 remedy="give --address with the address for jobs that 'hetero node start --head' printed",
             )
-        if not node.door_alive:
+        if not node.job_server_alive:
             raise EngineError(
                 f"the job server at {node.jobs} has ended; the jobs of this head go on",
                 remedy="start it again with 'hetero jobs serve'",
@@ -181,4 +181,4 @@ def way_to(address: str, token_file: Path | None, certificates: Path | None) -> 
     if token_file is None and node is None:
         raise BadValueError("no token is known here", remedy="copy the head's to this host and give --token-file FILE")
     token = read_token(token_file) if token_file is not None else node.token if node is not None else ""
-    return Doorway(address, token, folder)
+    return JobClient(address, token, folder)

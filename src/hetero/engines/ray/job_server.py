@@ -1,4 +1,4 @@
-"""The door of a cluster: takes programs in from elsewhere, on the head's address, by certificate and token.
+"""The job server of a cluster: takes programs in from elsewhere, on the head's address, by certificate and token.
 
 In: requests of one line of JSON each, with an archive behind it. Out: answers, one line of JSON each, `LAST` the
 last of them. It starts Ray's keeper of jobs with the first request, and must not read on before a token was shown.
@@ -28,11 +28,11 @@ from hetero.floor.documents import parse_json, record_of
 from hetero.floor.errors import BadValueError, EngineError, FileError, HeteroError
 from hetero.floor.listening import Admit, Listening, Verdict
 
-__all__ = ["FILE", "LAST", "Door", "main"]
+__all__ = ["FILE", "LAST", "JobServer", "main"]
 
-_log = logging.getLogger("hetero.door")
+_log = logging.getLogger("hetero.job_server")
 
-FILE = "door"
+FILE = "job_server"
 """In the node's folder: the address, as soon as it listens."""
 LAST: dict[str, Any] = {"last": True}
 """The last answer to a request: answers that end without it were cut off."""
@@ -46,7 +46,7 @@ _TO_RUN = ("script", "arguments", "variables", "packages")
 Answer = dict[str, Any]
 
 
-class Door:
+class JobServer:
     """Listens for requests; each one that shows the token has a thread of its own.
 
     Parameters
@@ -111,7 +111,7 @@ class Door:
         except Exception as error:  # noqa: BLE001 - Ray raises anything
             _log.exception("a request failed")
             why = f"the job server could not answer: {one_line(error)}"
-            yield _refusal(EngineError(why, remedy="see door.log in the folder of the head's node"))
+            yield _refusal(EngineError(why, remedy="see job_server.log in the folder of the head's node"))
 
     def _read(self, line: bytes, peer: str) -> Answer:
         try:
@@ -184,17 +184,17 @@ def _followed(jobs: Jobs, job: str, follow: bool, begin_s: float | None) -> Iter
 
 
 def main() -> None:
-    """Be the door of the node that standard input tells of, as long as that runs."""
+    """Serve jobs for the node described on standard input, as long as that runs."""
     logging.basicConfig(format="%(asctime)s %(message)s")
     logging.getLogger("hetero").setLevel(logging.INFO)
     told = json.loads(sys.stdin.readline())
     node = psutil.Process(told["pid"])
     certificates = Path(told["certificates"]) if told["certificates"] else None
-    door = Door(told["host"], told["port"], told["token"], certificates)
+    server = JobServer(told["host"], told["port"], told["token"], certificates)
     part = Path(told["folder"]) / f"{FILE}.part"
-    part.write_text(door.address, encoding="utf-8")
+    part.write_text(server.address, encoding="utf-8")
     part.rename(part.with_suffix(""))
-    door.serve(node.is_running)
+    server.serve(node.is_running)
 
 
 if __name__ == "__main__":

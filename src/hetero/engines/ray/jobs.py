@@ -1,7 +1,7 @@
 """Jobs: programs that a cluster runs by itself, by Ray's own keeper of jobs; each has a supervisor on the head.
 
 In: an archive and what to run of it. Out: states, and what the programs print. Programs run on the head, where their
-words can be read. It must not be reached but by the door.
+words can be read. It must not be reached but by the job server.
 """
 
 from __future__ import annotations

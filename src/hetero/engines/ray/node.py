@@ -56,7 +56,7 @@ _MOST_PID = 2**22
 """Linux knows no higher process id."""
 _KINDS: dict[str, type] = {"str": str, "int": int}
 _PREFIX = "hetero-"
-_DOOR = "hetero.engines.ray.job_server"
+_JOB_SERVER = "hetero.engines.ray.job_server"
 RAYS = "r"
 """Within the node's folder: Ray opens its own folder to everybody, so it lies in one that is closed."""
 _SOCKET = "session_2026-11-22_04-13-50_609332_4194304/sockets/plasma_store"
@@ -90,8 +90,8 @@ class Node:
     certificates : folder, '' on loopback
     pid : of the process that watches over Ray's
     folder : of Ray's sockets and logs; nobody else can look into it
-    jobs : address of the head's door for jobs, 'host:port'; '' on the others
-    door : process id of that door, 0 on the others
+    jobs : address of the head's job server, 'host:port'; '' on the others
+    door : process id of that server, 0 on the others
     """
 
     address: str
@@ -109,9 +109,9 @@ class Node:
         return _runs(self.pid, Path(self.folder).name)
 
     @property
-    def door_alive(self) -> bool:
+    def job_server_alive(self) -> bool:
         """Return whether its job server still runs."""
-        return bool(self.door) and _runs(self.door, _DOOR)
+        return bool(self.door) and _runs(self.door, _JOB_SERVER)
 
     @property
     def variables(self) -> dict[str, str]:
@@ -191,7 +191,7 @@ def start_node(
     join : 'host:port' of the head; '' makes this host the head
     host : address of this host, on which the others reach it
     port : of the head, 0 for any that is free
-    jobs_port : of the head's door for jobs, 0 for any that is free
+    jobs_port : of the head's job server, 0 for any that is free
     token_file : with the cluster's token; a new head without one makes one
     certificates : folder made by `make_certificates`
     devices : the fleet of this host, as HETERO_DEVICES takes it; '' for all of it
@@ -243,7 +243,7 @@ def start_node(
         address = join or _head_address(process, Path(folder))
         _wait_joined(process, Path(folder))
         node = Node(address, host, token, str(certificates.absolute()) if certificates else "", process.pid, folder)
-        node = node if join else _with_door(node, jobs_port)
+        node = node if join else _with_job_server(node, jobs_port)
         private_folder(private)
         write_private(_file(), json.dumps(asdict(node)).encode())
     except BaseException:
@@ -355,25 +355,25 @@ def serve_jobs() -> Node:
     node = this_node()
     if node is None or not node.jobs:
         raise EngineError("no head of a cluster runs on this host", remedy="start one with 'hetero node start --head'")
-    if node.door_alive:
+    if node.job_server_alive:
         raise EngineError(f"the job server at {node.jobs} runs already", remedy="see 'hetero jobs ls'")
     port = int(node.jobs.rpartition(":")[2])
     try:
         _refuse_taken(node.host, port, "port")
     except EngineError:
         port = 0
-    node = _with_door(node, port)
+    node = _with_job_server(node, port)
     write_private(_file(), json.dumps(asdict(node)).encode())
     return node
 
 
-def _with_door(node: Node, port: int) -> Node:
-    """Open the head's door for jobs, a process beside Ray's that needs no Ray before the first job."""
+def _with_job_server(node: Node, port: int) -> Node:
+    """Start the head's job server, a process beside Ray's that needs no Ray before the first job."""
     from hetero.engines.ray.job_server import FILE
 
     folder = Path(node.folder)
     (folder / FILE).unlink(missing_ok=True)
-    command = [sys.executable, "-m", _DOOR]
+    command = [sys.executable, "-m", _JOB_SERVER]
     variables = {**node.variables, "RAY_LOG_TO_DRIVER": "0", "RAY_JOB_ALLOW_DRIVER_ON_WORKER_NODES": "0"}
     process = _started(command, variables, folder, FILE, subprocess.PIPE)
     assert process.stdin is not None
@@ -426,7 +426,7 @@ def stop_node() -> Node | None:
     """End the node of this host with all its processes; return it, None where there was none."""
     written, node = _written(), this_node()
     if node is not None:
-        _end(node.pid, *([node.door] if node.door_alive else []))
+        _end(node.pid, *([node.door] if node.job_server_alive else []))
     if written is not None:
         shutil.rmtree(written.folder, ignore_errors=True)
     _file().unlink(missing_ok=True)

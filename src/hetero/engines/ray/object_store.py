@@ -20,7 +20,7 @@ from hetero.engines.shared.wire import LARGE_BYTES, dump, load
 from hetero.floor.errors import DeviceLostError, EngineError
 from hetero.floor.platform import same_bytes
 
-__all__ = ["Cargo", "Part", "Stored", "Vault"]
+__all__ = ["CallBundle", "ObjectStore", "Part", "StoredPayload"]
 
 WHOLE = -1
 """The index of a buffer that is an object of its own, and no element of a tuple."""
@@ -41,7 +41,7 @@ class Part:
         self._returned.append(self.nbytes)
 
 
-class Stored(Payload):
+class StoredPayload(Payload):
     """A value as bytes: its pickle, and its large buffers in the object store."""
 
     __slots__ = ("parts",)
@@ -82,7 +82,7 @@ def _bytes_of(part: Part) -> Any:
     return found if part.index == WHOLE else found[part.index]
 
 
-class Cargo:
+class CallBundle:
     """What one call of an actor brings along: each object once, however many values look at it."""
 
     def __init__(self) -> None:
@@ -91,7 +91,7 @@ class Cargo:
 
     def wire(self, payload: Payload) -> tuple[bytes | None, tuple[tuple[int, int], ...]]:
         """Return a payload as it travels, and take its objects along."""
-        assert isinstance(payload, Stored)
+        assert isinstance(payload, StoredPayload)
         return payload.body, tuple([(self._place(part.ref), part.index) for part in payload.parts])
 
     def _place(self, ref: Any) -> int:
@@ -102,7 +102,7 @@ class Cargo:
         return place
 
 
-class Vault:
+class ObjectStore:
     """The object store as the program uses it.
 
     Parameters
@@ -120,7 +120,7 @@ class Vault:
         self._lock = threading.Lock()
         self._copies: OrderedDict[tuple[int, int], tuple[Part, Any]] = OrderedDict()
 
-    def payload(self, value: Any) -> Stored:
+    def payload(self, value: Any) -> StoredPayload:
         """Return a value as bytes; raises whatever its pickling raises.
 
         Raises
@@ -131,8 +131,8 @@ class Vault:
         body, buffers = dump(value)
         parts = [self._keep(buffer) for buffer in buffers]
         if len(body) < LARGE_BYTES:
-            return Stored(body, parts)
-        return Stored(None, (self._put(np.frombuffer(body, np.uint8)), *parts))
+            return StoredPayload(body, parts)
+        return StoredPayload(None, (self._put(np.frombuffer(body, np.uint8)), *parts))
 
     def part(self, ref: Any, index: int, nbytes: int) -> Part:
         """Take a buffer into account that an actor left in the store."""

@@ -137,7 +137,7 @@ class PayloadEngine(Engine):
         except Exception as error:
             raise SerialisationError(f"the result of task {item} cannot be read here: {one_line(error)}") from error
 
-    def _given_out(self, item: int, ask: Callable[[Done], None]) -> Item:
+    def _exported(self, item: int, ask: Callable[[Done], None]) -> Item:
         """Wait for a copy of a value that only a device has."""
         done = threading.Event()
         answers: list[tuple[str, Item | None]] = []
@@ -155,10 +155,10 @@ class PayloadEngine(Engine):
 
     def _arrived(self, order: Transfer, started_s: float, seconds: float) -> None:
         now_s = self._site.clock.now_s()
-        self._site.hub.tell(TransferFinished(now_s, order.item, order.src, order.dst, order.nbytes, started_s, seconds))
+        self._site.hub.emit(TransferFinished(now_s, order.item, order.src, order.dst, order.nbytes, started_s, seconds))
 
     def _transfer_failed(self, order: Transfer, reason: str) -> None:
-        self._site.hub.tell(TransferFailed(self._site.clock.now_s(), order.item, order.src, order.dst, reason))
+        self._site.hub.emit(TransferFailed(self._site.clock.now_s(), order.item, order.src, order.dst, reason))
 
     def _end_with_program(self) -> None:
         """Stop when the program ends without having done so."""

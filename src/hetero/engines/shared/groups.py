@@ -16,10 +16,10 @@ from hetero.engines.shared.wire import LARGE_BYTES, dump, load
 from hetero.floor.errors import BadValueError, GroupError, SerialisationError
 
 if TYPE_CHECKING:
-    from hetero.engines.local.context import House
+    from hetero.engines.local.context import LocalContext
 from typing import TYPE_CHECKING
 
-from hetero.engines.shared import messages as say
+from hetero.engines.shared import messages as msg
 from hetero.engines.shared.memory_pool import Payload
 from hetero.engines.shared.wire import Place
 
@@ -27,9 +27,9 @@ __all__ = [
     "Assembly",
     "Group",
     "GroupChannel",
+    "GroupMessages",
     "Member",
     "Piece",
-    "Talking",
     "Whole",
     "cut",
 ]
@@ -38,11 +38,11 @@ __all__ = [
 class Member(Protocol):
     """A worker that takes part."""
 
-    def hear(self, task: int, sender: int, content: Any) -> None:
+    def recv(self, task: int, sender: int, content: Any) -> None:
         """Take a value from another member."""
         ...
 
-    def hear_left(self, task: int, sender: int, reason: str) -> None:
+    def peer_left(self, task: int, sender: int, reason: str) -> None:
         """Learn that another member left; the reason is '' when it finished."""
         ...
 
@@ -98,7 +98,7 @@ class GroupChannel:
             if failed is not None:
                 raise GroupError(failed or f"rank {rank} ended without sending what rank {self.rank} waits for")
             tag, sender, content = self._receive()
-            if tag == say.SAY:
+            if tag == msg.SEND:
                 self._inbox[sender].append(content)
             else:
                 self._left[sender] = content
@@ -123,11 +123,11 @@ class Group:
         """Return the number of members."""
         return len(self._members)
 
-    def say(self, sender: int, rank: int, content: Any) -> None:
+    def send(self, sender: int, rank: int, content: Any) -> None:
         """Pass a value on."""
         with self.lock:
             if rank not in self._left:
-                self._members[rank].hear(self.task, sender, content)
+                self._members[rank].recv(self.task, sender, content)
 
     def leave(self, rank: int, reason: str) -> None:
         """Tell the others that a member has ended; the reason is '' when it finished."""
@@ -135,7 +135,7 @@ class Group:
             self._left.add(rank)
             for other, member in enumerate(self._members):
                 if other not in self._left:
-                    member.hear_left(self.task, rank, reason)
+                    member.peer_left(self.task, rank, reason)
 
 
 class Whole(NamedTuple):
@@ -224,24 +224,24 @@ class Assembly:
         return load(self._buffers.pop(0), self._buffers) if self._body is None else load(self._body, self._buffers)
 
 
-class Talking:
+class GroupMessages:
     """Passes on to one worker what the groups tell it.
 
     Parameters
     ----------
-    house : the engine
+    context : the engine
     send : sends the worker a message
     announce : called with what lies in shared memory, before the worker hears of it
     """
 
     def __init__(
-        self, house: House, send: Callable[[tuple[Any, ...]], None], announce: Callable[[Payload], None]
+        self, context: LocalContext, send: Callable[[tuple[Any, ...]], None], announce: Callable[[Payload], None]
     ) -> None:
-        self._house = house
+        self._context = context
         self._send = send
         self._announce = announce
         self._attempts: dict[int, int] = {}
-        self._said: dict[Place, tuple[int, Payload]] = {}
+        self._unread: dict[Place, tuple[int, Payload]] = {}
 
     def join(self, task: int, seq: int) -> None:
         """Record that an attempt of the worker is a member of a group task."""
@@ -250,40 +250,41 @@ class Talking:
     def leave(self, task: int, seq: int) -> None:
         """Record that it has ended: what it has not heard yet, it never will."""
         self._attempts.pop(task, None)
-        self._said = {place: said for place, said in self._said.items() if said[0] != seq}
+        self._unread = {place: unread for place, unread in self._unread.items() if unread[0] != seq}
 
-    def hear(self, task: int, sender: int, content: Any) -> None:
+    def recv(self, task: int, sender: int, content: Any) -> None:
         """Pass on a value from another member."""
         seq = self._attempts.get(task)
         if seq is None:
             return
-        for piece in cut(content.value, self._house.talk.piece_bytes) if isinstance(content, Whole) else (content,):
-            self._send((say.SAY, seq, sender, self._placed(seq, piece)))
+        most = self._context.transport.piece_bytes
+        for piece in cut(content.value, most) if isinstance(content, Whole) else (content,):
+            self._send((msg.SEND, seq, sender, self._placed(seq, piece)))
 
     def _placed(self, seq: int, piece: Piece) -> tuple[Any, ...]:
         """Return a piece as it travels to the worker: its data in the pool, kept until they were heard, or as bytes."""
-        counters, data = self._house.counters, piece.data
+        counters, data = self._context.counters, piece.data
         counters["pieces"] += 1
         if isinstance(data, memoryview):
-            data = Payload(b"", (self._house.arena.keep(data),)) if self._house.talk.pooled else bytes(data)
+            data = Payload(b"", (self._context.pool.keep(data),)) if self._context.transport.pooled else bytes(data)
         if isinstance(data, Payload):
             counters["pieces_in_pool"] += 1
             place = data.blocks[0].place
-            self._said[place] = (seq, data)
+            self._unread[place] = (seq, data)
             self._announce(data)
             data = tuple(place)
         return tuple(piece._replace(data=data))
 
-    def heard(self, place: Place) -> None:
+    def received(self, place: Place) -> None:
         """Record that the worker has copied what lay there."""
-        self._said.pop(place, None)
+        self._unread.pop(place, None)
 
-    def hear_left(self, task: int, sender: int, reason: str) -> None:
+    def peer_left(self, task: int, sender: int, reason: str) -> None:
         """Pass on that another member has ended."""
         seq = self._attempts.get(task)
         if seq is not None:
-            self._send((say.LEFT, seq, sender, reason))
+            self._send((msg.LEFT, seq, sender, reason))
 
     def clear(self) -> None:
         """Release everything: the worker is gone."""
-        self._said.clear()
+        self._unread.clear()

@@ -22,7 +22,7 @@ from hetero.floor.errors import DeviceLostError
 from hetero.model.events import Event
 
 if TYPE_CHECKING:
-    from hetero.engines.local.context import House
+    from hetero.engines.local.context import LocalContext
 from collections.abc import Sequence
 
 from hetero.engines.shared.messages import PING
@@ -74,8 +74,8 @@ class Hub:
         due_s = clock.monotonic_s() + delay_s
         self.call(lambda: heapq.heappush(self._timers, (due_s, next(self._numbers), function)))
 
-    def tell(self, event: Event) -> None:
-        """Tell an event with the others of this round."""
+    def emit(self, event: Event) -> None:
+        """Report an event with the others of this round."""
         self._events.append(event)
 
     def watch(self, fd: int, handler: Callable[[int], None], writing: bool = False) -> None:
@@ -154,11 +154,11 @@ class Hub:
 class Pipe:
     """A socket to the worker that never makes the sender wait."""
 
-    def __init__(self, house: House, end: socket.socket, handler: Callable[[int], None]) -> None:
+    def __init__(self, context: LocalContext, end: socket.socket, handler: Callable[[int], None]) -> None:
         end.setblocking(False)
         self.socket = end
-        self._hub = house.hub
-        self._counters = house.counters
+        self._hub = context.hub
+        self._counters = context.counters
         self._backlog: deque[tuple[memoryview, list[int]]] = deque()
         self._handler = handler
         self._lock = threading.Lock()

@@ -119,8 +119,8 @@ def next_batch(waiting: deque[InFlight]) -> list[InFlight]:
     return batch
 
 
-def _short(flight: InFlight) -> bool:
-    return flight.group is None and 0.0 < flight.launch.predicted_s <= SHORT_S
+def _short(request: InFlight) -> bool:
+    return request.group is None and 0.0 < request.launch.predicted_s <= SHORT_S
 
 
 class Outbox:

@@ -94,8 +94,8 @@ class Item:
 class Items:
     """All data items and uncommitted results of one engine."""
 
-    def __init__(self, arena: Packer, meter: Meter) -> None:
-        self._arena = arena
+    def __init__(self, pool: Packer, meter: Meter) -> None:
+        self._pool = pool
         self._meter = meter
         self._items: dict[int, Item] = {}
         self._results: dict[int, list[tuple[int, Item]]] = {}
@@ -210,7 +210,7 @@ class Items:
             if item.value is MISSING:
                 raise DeviceLostError(f"data item {number} is not on the host")
             try:
-                item.payload = self._arena.payload(item.value)
+                item.payload = self._pool.payload(item.value)
             except Exception as error:
                 raise SerialisationError(f"data item {number} cannot travel to a worker process: {error}") from error
         return item.payload

@@ -34,13 +34,13 @@ from hetero.floor.platform import (
 __all__ = [
     "POOL",
     "Allocator",
-    "Arena",
     "Block",
-    "Lender",
     "MemoryLimit",
+    "MemoryPool",
+    "OutputLeases",
     "Payload",
-    "Rooms",
     "Segment",
+    "SharedMappings",
     "claim",
     "store",
 ]
@@ -125,7 +125,7 @@ class Payload:
         return load(views.pop(0), views) if self.body is None else load(self.body, views)
 
 
-class Arena:
+class MemoryPool:
     """Owns the shared memory of one engine.
 
     Parameters
@@ -145,7 +145,7 @@ class Arena:
         memory = shared_memory(capacity_bytes + RUNNING_BYTES)
         if memory.note:
             note(memory.note)
-        self.pool = Segment(POOL, memory)
+        self.main = Segment(POOL, memory)
         self.counters = counters
         self.closed_segments: Callable[[int], None] = lambda number: None
         self._note = note
@@ -169,7 +169,7 @@ class Arena:
         with self._lock:
             offset = self._take(nbytes)
             if offset is not None:
-                return Block(self.pool, Place(POOL, offset, nbytes), self._returned)
+                return Block(self.main, Place(POOL, offset, nbytes), self._returned)
             segment = self._spill(nbytes)
         return Block(segment, Place(segment.number, 0, nbytes), self._returned)
 
@@ -179,7 +179,7 @@ class Arena:
             self._drain()
             usage = self._allocator.usage()
             offset = None if 2 * (usage.used_bytes + nbytes) > usage.capacity_bytes else self._allocator.take(nbytes)
-        return None if offset is None else Block(self.pool, Place(POOL, offset, nbytes), self._returned)
+        return None if offset is None else Block(self.main, Place(POOL, offset, nbytes), self._returned)
 
     def keep(self, buffer: memoryview) -> Block:
         """Return a block with these bytes: a new copy, or the one made before when it still holds the same.
@@ -221,15 +221,15 @@ class Arena:
 
     def running(self, slot: int) -> int:
         """Return the number of the attempt that a worker ran when it last wrote, 0 for none."""
-        return int(self.pool.part(slot, 8).view(np.uint64)[0])
+        return int(self.main.part(slot, 8).view(np.uint64)[0])
 
     def clear_running(self, slot: int) -> None:
         """Let a slot name no attempt."""
-        self.pool.part(slot, 8)[:] = 0
+        self.main.part(slot, 8)[:] = 0
 
     def segment(self, number: int) -> Segment:
         """Return a segment that is in use."""
-        return self.pool if number == POOL else self._spills[number]
+        return self.main if number == POOL else self._spills[number]
 
     def usage(self) -> NodeUsage:
         """Return how full the pool is, files included."""
@@ -247,7 +247,7 @@ class Arena:
         """Release all shared memory; values that were read stay valid."""
         self.drop_copies()
         with self._lock:
-            for segment in (*self._spills.values(), self.pool):
+            for segment in (*self._spills.values(), self.main):
                 segment.close()
             self._spills.clear()
 
@@ -398,13 +398,13 @@ FUNCTIONS = 512
 """Functions whose results are remembered."""
 
 
-class Rooms:
-    """What one worker was lent, by the number of an attempt or of a copy.
+class OutputLeases:
+    """What one worker was leased, by the number of an attempt or of a copy.
 
     Parameters
     ----------
-    arena : where the room is taken from
-    announce : called with what was lent, before the worker hears of it
+    pool : where the room is taken from
+    announce : called with what was leased, before the worker hears of it
 
     Notes
     -----
@@ -412,21 +412,21 @@ class Rooms:
     it has ended. Such room is taken only while half of the pool stays free; what it does not use goes back with it.
     """
 
-    def __init__(self, arena: Arena, announce: Callable[[Payload], None]) -> None:
-        self._arena = arena
+    def __init__(self, pool: MemoryPool, announce: Callable[[Payload], None]) -> None:
+        self._pool = pool
         self._announce = announce
-        self._lent: dict[int, dict[Place, Block]] = {}
+        self._leased: dict[int, dict[Place, Block]] = {}
         self._took: dict[str, Sequence[int]] = {}
 
-    def lend(self, lease: int, sizes: Sequence[int], function: str = "") -> list[Place] | str:
-        """Lend room for buffers of these sizes; returns what stands in the way where there is none.
+    def grant(self, lease: int, sizes: Sequence[int], function: str = "") -> list[Place] | str:
+        """Lease room for buffers of these sizes; returns what stands in the way where there is none.
 
         Parameters
         ----------
         function : key of the function whose result it is for, '' for something else
         """
         try:
-            blocks = [self._arena.take(nbytes) for nbytes in sizes]
+            blocks = [self._pool.take(nbytes) for nbytes in sizes]
         except EngineError as error:
             return str(error)
         if function:
@@ -435,37 +435,37 @@ class Rooms:
             self._took[function] = sizes
         return self._note(lease, blocks)
 
-    def lend_ahead(self, lease: int, function: str) -> list[Place]:
-        """Lend an attempt room for a result like the last one; returns no places where there was none, or no room."""
+    def grant_ahead(self, lease: int, function: str) -> list[Place]:
+        """Lease an attempt room for a result like the last one; returns no places where there was none, or no room."""
         sizes = self._took.get(function, ())
-        if not sizes or len(self._lent) >= AHEAD:
+        if not sizes or len(self._leased) >= AHEAD:
             return []
-        blocks = [self._arena.spare(nbytes) for nbytes in sizes]
+        blocks = [self._pool.spare(nbytes) for nbytes in sizes]
         granted = [block for block in blocks if block is not None]
         return self._note(lease, granted) if len(granted) == len(sizes) else []
 
     def _note(self, lease: int, blocks: Sequence[Block]) -> list[Place]:
         self._announce(Payload(b"", tuple(blocks)))
-        self._lent.setdefault(lease, {}).update({block.place: block for block in blocks})
+        self._leased.setdefault(lease, {}).update({block.place: block for block in blocks})
         return [block.place for block in blocks]
 
     def filled(self, lease: int, wire: Wire) -> Payload:
-        """Return what a worker sent while it goes on: the room that it filled is lent no more."""
-        return claim(wire, self._lent[lease]) if wire.places else Payload(wire.body)
+        """Return what a worker sent while it goes on: the room that it filled is leased no more."""
+        return claim(wire, self._leased[lease]) if wire.places else Payload(wire.body)
 
     def close(self, lease: int, wire: Wire | None = None, function: str = "") -> Payload | None:
-        """Take back what was lent; returns what the worker sent at the end, if it did."""
-        lent = self._lent.pop(lease, {})
+        """Take back what was leased; returns what the worker sent at the end, if it did."""
+        leased = self._leased.pop(lease, {})
         if wire is None:
             return None
-        payload = claim(wire, lent) if lent else Payload(wire.body)
-        if lent:
+        payload = claim(wire, leased) if leased else Payload(wire.body)
+        if leased:
             self._took.pop(function, None)
         return payload
 
     def clear(self) -> None:
         """Take back everything."""
-        self._lent.clear()
+        self._leased.clear()
 
 
 _ANNOUNCED_S = 60.0
@@ -506,7 +506,7 @@ class _Spared:
     __slots__ = ("__weakref__",)
 
 
-class Lender:
+class SharedMappings:
     """The segments that a worker has mapped."""
 
     def __init__(self, pool_fd: int, pool_bytes: int) -> None:
@@ -561,11 +561,11 @@ class Lender:
                 make_private(alive)
 
     def write(self, place: Place, buffer: memoryview) -> None:
-        """Copy bytes to a place that was lent."""
+        """Copy bytes to a place that was leased."""
         self.segment(place.segment).part(place.offset, place.nbytes)[:] = np.frombuffer(buffer, np.uint8)
 
 
-def store(value: Any, lender: Lender, room: Callable[[list[int]], list[Place]]) -> Wire:
+def store(value: Any, mappings: SharedMappings, room: Callable[[list[int]], list[Place]]) -> Wire:
     """Turn a value into what travels, its large buffers into shared memory.
 
     Raises
@@ -583,5 +583,5 @@ def store(value: Any, lender: Lender, room: Callable[[list[int]], list[Place]]) 
         return Wire(body)
     granted = room([buffer.nbytes for buffer in buffers])
     for place, buffer in zip(granted, buffers, strict=True):
-        lender.write(place, buffer)
+        mappings.write(place, buffer)
     return Wire(None if large else body, tuple(granted))

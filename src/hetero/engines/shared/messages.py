@@ -10,10 +10,10 @@ from typing import Any, NamedTuple
 from hetero.engines.shared.wire import Place, Wire
 from hetero.engines.shared.worker_setup import WorkerSetup
 
-__all__ = ["Cancelled", "Hello", "Job", "NoRoomError", "Talk", "UnserialisableError", "granted"]
+__all__ = ["Cancelled", "Hello", "Job", "NoRoomError", "Transport", "UnserialisableError", "granted"]
 
 # On the data socket, in both directions.
-HELLO, READY, BROKEN, RUN, DONE, ROOM, SAY, LEFT, HEARD, NOTES, LOG, LEVELS, OPENED, RESTART = range(14)
+HELLO, READY, BROKEN, RUN, DONE, LEASE, SEND, LEFT, RECEIVED, NOTES, LOG, LEVELS, OPENED, RESTART = range(14)
 # Of nested tasks, on the data socket too.
 SUBMIT, SUSPENDED, RESUMED, RESULT, FETCH, RELEASE, UNWANT, WAKE = range(40, 48)
 # On the control socket, in both directions.
@@ -47,7 +47,7 @@ class Hello(NamedTuple):
     features: dict[str, Any]
     path: list[str]
     whole_path: bool
-    talk: Talk
+    transport: Transport
     setup: WorkerSetup
     authkey: bytes = b""
     fleet: tuple[Any, ...] = ()
@@ -75,8 +75,8 @@ class Job(NamedTuple):
     nest: tuple[Any, ...]
 
 
-class Talk(NamedTuple):
-    """How group members talk.
+class Transport(NamedTuple):
+    """How the members of a group exchange values.
 
     Attributes
     ----------

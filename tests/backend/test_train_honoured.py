@@ -25,6 +25,7 @@ nn, F = torch.nn, torch.nn.functional
 
 from torch.utils.data import DataLoader, RandomSampler, TensorDataset  # noqa: E402
 
+from hetero.drive.throttle import Throttle  # noqa: E402
 from hetero.train import argument_checks as checking  # noqa: E402
 from hetero.train.additivity import verify  # noqa: E402
 from hetero.train.compatibility import (  # noqa: E402

@@ -20,6 +20,7 @@ from hetero.batch.functions import Prepared
 from hetero.batch.merges import Merge
 from hetero.batch.records import count, is_records, is_table, packed, size_bytes, unpacked, without
 from hetero.drive.annotations import record_loaded
+from hetero.drive.throttle import idle_s
 from hetero.floor.clock import monotonic_s, sleep
 
 __all__ = ["Done", "Program", "Work", "packed_work", "run_batch"]
@@ -115,7 +116,7 @@ def run_batch(work: Work, records: Any, begin: int) -> Done:
     seconds = monotonic_s() - begin_s
     share_frac = min(program.share_frac, _neighbours.left_frac()) if program.follow else program.share_frac
     if share_frac < 1.0:
-        sleep((1.0 / share_frac - 1.0) * seconds)
+        sleep(idle_s(share_frac, seconds))
     bad = _not_finite(results) if program.check_finite else ()
     good = without(results, [place for place, _ in bad]) if bad else results
     nbytes = size_bytes(good)

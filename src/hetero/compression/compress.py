@@ -18,6 +18,7 @@ import cloudpickle
 from hetero.compression.files import pack
 from hetero.compression.quantisation import WORDS, check_word, quantise
 from hetero.drive.frame import Frame, current
+from hetero.drive.throttle import Stopwatch
 from hetero.floor import clock
 from hetero.floor.errors import BadValueError
 from hetero.floor.files import atomic_write, output_file
@@ -331,15 +332,9 @@ def measure_here(parts: Sequence[bytes], inputs: Any) -> list[float]:
 
 
 def _pass_s(model: Any, batch: Any, frame: Frame) -> float:
-    """Return the seconds of one pass over a batch.
-
-    Notes
-    -----
-    A throttled device sleeps after the task for (1/f − 1) × its CPU time; that belongs to its speed.
-    """
-    begun_s, cpu_s = clock.monotonic_s(), clock.thread_cpu_s()
+    """Return the seconds of one pass over a batch; the sleep of a throttled device belongs to its speed."""
+    watch = Stopwatch(frame.device.throttle_frac)
     for piece in batch.split(_PASS):
         model(piece)
     frame.backend.synchronize()
-    idle_per_cpu_s = 1.0 / frame.device.throttle_frac - 1.0
-    return clock.monotonic_s() - begun_s + idle_per_cpu_s * (clock.thread_cpu_s() - cpu_s)
+    return watch.seconds()

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from hetero.drive.annotations import record_nested
 from hetero.drive.frame import Frame, current, deeper, enter
+from hetero.drive.throttle import Throttle
 from hetero.engines.base import Channel, Function, Nest, Outcome, Spread, TaskClock
 from hetero.engines.shared.exceptions import add_note, one_line
 from hetero.engines.shared.worker_setup import Initializer, WorkerSetup
@@ -48,7 +49,7 @@ class DeviceRunner:
         self.backend = backend
         self.spread: Spread | None = None
         self._own_memory = device.memory_node != HOST_NODE
-        self._idle_per_cpu_s = 1.0 / device.throttle_frac - 1.0
+        self._throttle = Throttle(device.throttle_frac)
         words = (device.id, device.short, device.label, device.kind, device.backend, device.type.casefold(), "any")
         self._words = tuple(dict.fromkeys(words))
         self._told: Frame | None = None
@@ -122,7 +123,7 @@ class DeviceRunner:
 
     def _run(self, before: Frame | None, frame: Frame, implementation: Any, args: Any, kwargs: Any) -> Outcome:
         backend = self.backend
-        cpu_s = clock.thread_cpu_s() if self._idle_per_cpu_s else 0.0
+        cpu_s = clock.thread_cpu_s() if self._throttle.active else 0.0
         started_s = frame.began_s = clock.monotonic_s()
         forks = platform.FORKS.count
         try:
@@ -142,8 +143,8 @@ class DeviceRunner:
                 add_note(error, f"arguments reach {self.device.id} as NumPy arrays: write x = xp.asarray(x) first")
             raise
         finally:
-            if self._idle_per_cpu_s:
-                clock.sleep(self._idle_per_cpu_s * max(0.0, clock.thread_cpu_s() - cpu_s - frame.throttled_cpu_s))
+            if self._throttle.active:
+                clock.sleep(self._throttle.idle_s(clock.thread_cpu_s() - cpu_s - frame.throttled_cpu_s))
             enter(before)
             self._told = frame
             if frame.talk is not None:

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from hetero.drive.frame import Frame
+from hetero.drive.throttle import Throttle
 from hetero.floor import clock
 
 __all__ = ["Pace", "slow_layers"]
@@ -24,35 +25,21 @@ class Pace:
 
     def __init__(self, frame: Frame) -> None:
         self._frame = frame
-        self._idle_per_cpu_s = 1.0 / frame.device.throttle_frac - 1.0
+        self._throttle = Throttle(frame.device.throttle_frac)
         self.busy_s = 0.0
 
     @contextmanager
     def part(self) -> Iterator[None]:
         """Do a part of the work inside."""
-        begun_s, begun_cpu_s = clock.monotonic_s(), clock.thread_cpu_s()
+        begun_s = clock.monotonic_s()
+        self._throttle.restart()
         yield
-        if self._idle_per_cpu_s:
-            cpu_s = clock.thread_cpu_s() - begun_cpu_s
-            self._frame.throttled_cpu_s += cpu_s
-            clock.sleep(self._idle_per_cpu_s * cpu_s)
+        if self._throttle.active:
+            self._throttle.pause()
+            self._frame.throttled_cpu_s += self._throttle.slept_for_s
         elif self._frame.device.kind != "cpu":
             self._frame.backend.synchronize()
         self.busy_s += clock.monotonic_s() - begun_s
-
-
-class _Clock:
-    """Sleeps (1/f − 1) × the CPU time of the thread between `begin` and `end`."""
-
-    def __init__(self, frac: float) -> None:
-        self._idle_per_cpu_s = 1.0 / frac - 1.0
-        self._begun_s = 0.0
-
-    def begin(self, *_: Any) -> None:
-        self._begun_s = clock.thread_cpu_s()
-
-    def end(self, *_: Any) -> None:
-        clock.sleep(self._idle_per_cpu_s * (clock.thread_cpu_s() - self._begun_s))
 
 
 def slow_layers(module: Any, fracs: Mapping[str, float]) -> None:
@@ -75,14 +62,14 @@ def slow_layers(module: Any, fracs: Mapping[str, float]) -> None:
 
 
 def _slow(part: Any, frac: float) -> None:
-    forward, backward = _Clock(frac), _Clock(frac)
+    forward, backward = Throttle(frac), Throttle(frac)
 
     def done(_: Any, __: Any, output: Any) -> None:
-        forward.end()
+        forward.pause()
         node = getattr(output, "grad_fn", None)
         if node is not None:
-            node.register_prehook(backward.begin)
-            node.register_hook(backward.end)
+            node.register_prehook(backward.restart)
+            node.register_hook(backward.pause)
 
-    part.register_forward_pre_hook(forward.begin)
+    part.register_forward_pre_hook(forward.restart)
     part.register_forward_hook(done)

@@ -35,7 +35,7 @@ from hetero.train.values import EpochReport, Totals, TrainingError
 if TYPE_CHECKING:
     from hetero.train.replica import Replica
 
-__all__ = ["PROFILED", "StepProfile", "Throttle", "train_member"]
+__all__ = ["PROFILED", "StepProfile", "train_member"]
 
 _LEAST_TEST_DEADLINE_S = 5.0
 _DEADLINE_STEPS = 20.0
@@ -49,7 +49,6 @@ SETTLED = 2
 PROFILED = 3
 """Steps that are."""
 
-_MOST_AHEAD_S = 0.001
 
 
 class StepProfile:
@@ -80,61 +79,6 @@ class StepProfile:
         """Stop, also in the middle of the steps."""
         self._left = 0
         self._profile.__exit__()
-
-
-class Throttle:
-    """Slows a device down to the share of its speed that it was given, step by step.
-
-    Parameters
-    ----------
-    frac : of its speed, 0 < frac ≤ 1
-
-    Attributes
-    ----------
-    seconds : s of the last part
-
-    Notes
-    -----
-    A training loop is one long task, and a task is throttled at its end: too late for a step. So the loop runs in
-    a thread of its own, whose time the task does not count. Where a part ends it sleeps (1/f − 1) × the CPU time
-    that the thread had since it slept last, in this part and before it. What a sleep takes too long is taken off
-    the next one.
-    """
-
-    def __init__(self, frac: float) -> None:
-        self._idle_per_cpu_s = 1.0 / frac - 1.0
-        self._begun_s = 0.0
-        self._cpu_s = 0.0
-        self._owed_s = 0.0
-        self.seconds = 0.0
-        self.restart()
-
-    def restart(self) -> None:
-        """Forget what was done until now."""
-        self._owed_s = 0.0
-        if self._idle_per_cpu_s:
-            self._cpu_s = clock.thread_cpu_s()
-
-    def __enter__(self) -> Throttle:
-        self._begun_s = clock.monotonic_s()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        now_s = clock.monotonic_s()
-        if self._idle_per_cpu_s:
-            now_s = self._sleep(now_s)
-        self.seconds = now_s - self._begun_s
-
-    def _sleep(self, now_s: float) -> float:
-        cpu_s = clock.thread_cpu_s()
-        self._owed_s += self._idle_per_cpu_s * (cpu_s - self._cpu_s)
-        self._cpu_s = cpu_s
-        if self._owed_s <= 0.0:
-            return now_s
-        clock.sleep(self._owed_s)
-        awake_s = clock.monotonic_s()
-        self._owed_s = max(-_MOST_AHEAD_S, self._owed_s - (awake_s - now_s))
-        return awake_s
 
 
 def train_member(job: Job, data: Any, test: Any) -> bytes | None:
@@ -191,6 +135,7 @@ class _LeftError(Exception):
 
 class _Member(Membership):
     def __init__(self, job: Job, data: Any, test: Any, line: Line, frame: Frame) -> None:
+        from hetero.drive.throttle import Throttle
         from hetero.train.data import Samples
         from hetero.train.prefetch import Ahead
 

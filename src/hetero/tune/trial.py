@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from hetero.comm.lines import Address, Line
 from hetero.drive.frame import current
-from hetero.floor import clock
+from hetero.drive.throttle import Stopwatch
 from hetero.floor.errors import BadValueError, HeteroError
 
 __all__ = ["Ended", "Trial", "TrialCall", "TrialPrunedError", "run_trial"]
@@ -124,15 +124,10 @@ def as_number(value: Any, said: str) -> float:
 
 
 def run_trial(call: TrialCall, objective: Callable[[Trial], Any]) -> Ended:
-    """Run one trial; runs as a task.
-
-    Notes
-    -----
-    A throttled device sleeps after the task for (1/f − 1) × its CPU time; that belongs to the trial's seconds.
-    """
+    """Run one trial; runs as a task. The sleep of a throttled device belongs to the trial's seconds."""
     frame = current()
     assert frame is not None, "a trial runs as a task"
-    trial, begun_s, cpu_s = Trial(call), clock.monotonic_s(), clock.thread_cpu_s()
+    trial, watch = Trial(call), Stopwatch(frame.device.throttle_frac)
     value: float | None = None
     try:
         value = as_number(objective(trial), f"trial {call.number} gave")
@@ -140,6 +135,4 @@ def run_trial(call: TrialCall, objective: Callable[[Trial], Any]) -> Ended:
         value = trial.last
     finally:
         trial.close()
-    idle_per_cpu_s = 1.0 / frame.device.throttle_frac - 1.0
-    seconds = clock.monotonic_s() - begun_s + idle_per_cpu_s * (clock.thread_cpu_s() - cpu_s)
-    return Ended(trial.last if trial.pruned else value, trial.pruned, frame.device.short, seconds)
+    return Ended(trial.last if trial.pruned else value, trial.pruned, frame.device.short, watch.seconds())

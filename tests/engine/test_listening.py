@@ -217,15 +217,15 @@ def test_a_mesh_of_which_a_member_stays_away_is_told_and_leaves_no_descriptor() 
 
 
 @pytest.mark.parametrize("encrypted", [False, True])
-def test_the_door_of_a_cluster_answers_beside_a_crowd(encrypted: bool, tmp_path: Path) -> None:
+def test_the_job_server_of_a_cluster_answers_beside_a_crowd(encrypted: bool, tmp_path: Path) -> None:
     make_certificates(tmp_path / "certificates", ["127.0.0.1"])
     folder = tmp_path / "certificates" if encrypted else None
-    door = JobServer("127.0.0.1", 0, "a-token-of-some-length", folder)
+    server = JobServer("127.0.0.1", 0, "a-token-of-some-length", folder)
     over = threading.Event()
-    serving = threading.Thread(target=door.serve, args=(lambda: not over.is_set(),))
+    serving = threading.Thread(target=server.serve, args=(lambda: not over.is_set(),))
     serving.start()
     threads, open_before = threading.active_count(), descriptors()
-    port = int(door.address.rpartition(":")[2])
+    port = int(server.address.rpartition(":")[2])
     try:
         with crowd(tcp(port), b"{"):
             visitor = tcp(port)()

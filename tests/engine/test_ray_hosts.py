@@ -175,7 +175,7 @@ def test_neither_token_nor_script_of_a_submitted_program_can_be_read_on_the_way(
     assert [secret for secret in secrets if secret in packets] == []
 
 
-def test_a_program_with_no_certificate_or_a_foreign_one_is_refused_at_the_door_and_logged(
+def test_a_program_with_no_certificate_or_a_foreign_one_is_refused_by_the_job_server_and_logged(
     hosts: Cluster, tmp_path: Path
 ) -> None:
     make_certificates(tmp_path / "foreign", [host.address for host in hosts.fleet.hosts])
@@ -189,7 +189,9 @@ def test_a_program_with_no_certificate_or_a_foreign_one_is_refused_at_the_door_a
     code, _, wrong = hosts.run(1, *nobody, "--certificates", str(tmp_path / "foreign"))
     assert code == 1
     assert "is no job server of a cluster with these certificates" in wrong
-    assert f"refused {hosts.fleet.hosts[1].address}" in hosts.path(0, Path(node["folder"]) / "door.log").read_text()
+    assert (
+        f"refused {hosts.fleet.hosts[1].address}" in hosts.path(0, Path(node["folder"]) / "job_server.log").read_text()
+    )
 
 
 def test_every_program_runs_on_the_head_and_all_that_it_prints_reaches_who_sent_it(

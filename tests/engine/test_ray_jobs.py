@@ -146,7 +146,7 @@ def test_who_shows_another_token_or_no_request_is_sent_away_and_logged(head: Hea
     with socket.create_connection((host, int(port)), PATIENCE_S) as line:
         line.sendall(b"GET / HTTP/1.1\r\n\r\n")
         assert b"this is no request" in line.makefile("rb").readline()
-    log = (Path(str(head.written()["folder"])) / "door.log").read_text()
+    log = (Path(str(head.written()["folder"])) / "job_server.log").read_text()
     assert "refused 127.0.0.1: another token" in log
     assert "refused 127.0.0.1: no request" in log
 

@@ -16,8 +16,8 @@ from types import FrameType
 from typing import Any
 
 from hetero.engines.base import Call, Engine, EngineOrder, NodeUsage, Report, Runner, TaskClock, WorkerEntry
-from hetero.engines.local.worker_thread import resolve, sizeof
 from hetero.engines.shared.exceptions import kind_here, one_line
+from hetero.engines.shared.items import resolve, sizeof
 from hetero.engines.shared.wire import fresh
 from hetero.floor.clock import Clock
 from hetero.floor.errors import BadValueError, DeviceLostError, HeteroError, SerialisationError

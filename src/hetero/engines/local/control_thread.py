@@ -18,6 +18,7 @@ from hetero.engines.shared import messages as msg
 from hetero.engines.shared.exceptions import one_line
 from hetero.engines.shared.memory_pool import store
 from hetero.engines.shared.wire import Frames, Wire, frame, fresh
+from hetero.engines.shared.worker import KeptValues, wait_for_link
 from hetero.floor import clock, platform
 
 if TYPE_CHECKING:
@@ -27,9 +28,6 @@ __all__ = ["Control"]
 
 GRACE_S = 1.0
 """How long a running task may go on after the program has gone."""
-
-DROPS_S = 10.0
-"""How long a task that is tried again waits for values to be dropped; it then runs with what memory there is."""
 
 SHARING = ("cpu", "null")
 """Kinds whose arrays may share the bytes of the host's arrays that they were made from."""
@@ -41,7 +39,9 @@ class Control:
     Attributes
     ----------
     cancelling : number of the attempt that is being cancelled
-    started : number of the attempt that was started last
+    started : number of the attempt that was started last, set by the main thread
+    unwanted : by number of an attempt that has not started, WITHDRAWN or CANCELLED; the main thread takes them out
+    values : what is kept on this device's memory node
     """
 
     def __init__(self, connection: socket.socket, server: Server) -> None:
@@ -51,11 +51,9 @@ class Control:
         self._frames = Frames()
         self._fds: deque[int] = deque()
         self._aside: deque[Any] = deque()
-        self._unwanted: dict[int, int] = {}
+        self.unwanted: dict[int, int] = {}
         self.started = 0
-        self._kept: dict[Any, Any] = {}
-        self._drops = 0
-        self._dropped = threading.Condition()
+        self.values = KeptValues()
 
     def start(self) -> None:
         """Start listening."""
@@ -71,24 +69,13 @@ class Control:
         again.daemon = True
         again.start()
 
-    def before(self, seq: int) -> int:
-        """Record that an attempt is about to start; return WITHDRAWN or CANCELLED where it must not."""
-        self.started = seq
-        return self._unwanted.pop(seq, 0) if self._unwanted else 0
-
     def keep(self, key: Any, value: Any) -> None:
         """Keep a value on this device's memory node."""
-        self._kept[key] = self._own(value)
+        self.values[key] = self._own(value)
 
     def kept(self, key: Any) -> Any:
         """Return a kept value, its NumPy arrays copied."""
-        return fresh(self._kept[tuple(key)])
-
-    def wait_for_drops(self, count: int) -> None:
-        """Wait until so many values were dropped: a task that ran out of memory finds that which they leave."""
-        if self._drops < count:
-            with self._dropped:
-                self._dropped.wait_for(lambda: self._drops >= count, DROPS_S)
+        return fresh(self.values[tuple(key)])
 
     def _own(self, value: Any) -> Any:
         """Return a value that shares no bytes with the pool, whose blocks are leased for one task or one copy only."""
@@ -129,18 +116,15 @@ class Control:
         elif tag == msg.PING:
             self._send((msg.PONG,))
         elif tag == msg.DROP:
-            self._kept.pop(message[1], None)
-            with self._dropped:
-                self._drops += 1
-                self._dropped.notify()
+            self.values.drop(message[1])
         else:
             self._copy(tag, *message[1:])
 
     def _unwant(self, tag: int, seq: int) -> None:
-        for old in [old for old in self._unwanted if old <= self.started]:
-            self._unwanted.pop(old, None)
+        for old in [old for old in self.unwanted if old <= self.started]:
+            self.unwanted.pop(old, None)
         if seq > self.started:
-            self._unwanted[seq] = msg.WITHDRAWN if tag == msg.WITHDRAW else msg.CANCELLED
+            self.unwanted[seq] = msg.WITHDRAWN if tag == msg.WITHDRAW else msg.CANCELLED
             if tag == msg.WITHDRAW and seq > self.started:  # answered now, not behind a task that runs for long
                 self._server.send((msg.DONE, [(seq, 0.0, (), msg.WITHDRAWN)]))
         elif tag == msg.CANCEL:
@@ -162,15 +146,15 @@ class Control:
     def _import(self, key: Any, wire: tuple[Any, ...]) -> tuple[Any, ...]:
         views: list[Any] = []
         travelling = Wire(*wire)
-        self._server.slow_link(sum([place[2] for place in travelling.places]))
+        wait_for_link(self._server.device, sum([place[2] for place in travelling.places]))
         self.keep(key, self._server.runner.to_device(self._server.segments.value(travelling, views)))
         self._server.segments.release(views)
         return ()
 
     def _export(self, order: int, key: Any) -> tuple[Any, ...]:
-        value = self._server.runner.to_host(self._kept[key])
+        value = self._server.runner.to_host(self.values[key])
         wire = store(value, self._server.segments, lambda sizes: self._lease(order, sizes))
-        self._server.slow_link(sum([place.nbytes for place in wire.places]))
+        wait_for_link(self._server.device, sum([place.nbytes for place in wire.places]))
         return tuple(wire)
 
     def _lease(self, order: int, sizes: list[int]) -> list[Any]:

@@ -10,7 +10,6 @@ import io
 import logging
 import multiprocessing.process
 import os
-import pickle
 import platform as python_platform
 import select
 import signal
@@ -23,23 +22,23 @@ from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Any
 
-from hetero.engines.base import Function, Nest, Outcome, Runner, TaskClock, WorkerEntry
+from hetero.engines.base import Nest, Outcome, Runner, TaskClock, WorkerEntry
 from hetero.engines.local.control_thread import Control
 from hetero.engines.local.spreading import Spreading
 from hetero.engines.shared import messages as msg
-from hetero.engines.shared.exceptions import UNREAD, add_note, dump_error, one_line
+from hetero.engines.shared.exceptions import UNREAD, add_note, one_line
 from hetero.engines.shared.groups import GroupChannel, Piece, cut
 from hetero.engines.shared.in_flight import Outbox
 from hetero.engines.shared.memory_pool import SharedMappings, store
 from hetero.engines.shared.messages import Cancelled, Job
 from hetero.engines.shared.wire import NONE, READ_BYTES, Frames, frame, load
+from hetero.engines.shared.worker import WorkerFunctions, failed_row, is_importing, unserialisable, wait_for_link
 from hetero.floor import clock, logs, platform
 from hetero.floor.errors import HeteroError
 from hetero.model.device import Device
 
 __all__ = ["Server", "serve"]
 
-_IMPORTER = "<frozen importlib._bootstrap>"
 _IMPORT_POLL_S = 0.05
 
 
@@ -64,7 +63,7 @@ class Server:
         self._frames = frames
         self._pending: list[Any] = []
         self._jobs: deque[tuple[Any, ...]] = deque()
-        self._functions: dict[str, Any] = {}
+        self._functions = WorkerFunctions()
         self._leases: dict[int, list[Any]] = {}
         self.timing = TaskClock(self.clock.now_s)
         self._send_lock = threading.RLock()  # a finaliser may log while a message is sent
@@ -158,7 +157,7 @@ class Server:
         if self.running and self.running == self.control.cancelling:
             if self._shielded:
                 self._cancel_wanted = True
-            elif _is_importing(where):
+            elif is_importing(where):
                 self.control.cancel_later(_IMPORT_POLL_S)
             else:
                 raise Cancelled
@@ -191,13 +190,11 @@ class Server:
     def take(self, message: tuple[Any, ...]) -> None:
         """Take one message that nobody waits for in particular."""
         if message[0] == msg.RUN:
-            self.control.wait_for_drops(message[3])
+            if self.control.values.drops < message[3]:
+                self.control.values.wait_for_drops(message[3])
             self._leases.update(message[4])
-            for key, blob in message[1]:
-                if blob:
-                    self._functions[key] = blob
-                else:
-                    self._functions.pop(key, None)
+            if message[1]:
+                self._functions.take(message[1])
             self._jobs.extend(message[2])
         elif message[0] == msg.LEVELS:
             logs.follow(message[1], self._levels)
@@ -253,7 +250,9 @@ class Server:
             raise Cancelled
 
     def _attempt(self, job: Job) -> tuple[Any, ...]:
-        told = self.control.before(job.seq)
+        control = self.control
+        control.started = job.seq
+        told = control.unwanted.pop(job.seq, 0) if control.unwanted else 0
         if told:
             return (job.seq, 0.0, (), told)
         timing = self.timing
@@ -264,13 +263,8 @@ class Server:
             outcome = self._call(job, views)
             answer = self._result(job, outcome)
             del outcome
-        except Cancelled:
-            answer = (msg.FAILED, "cancelled", "cancelled", None, "")
-        except msg.UnserialisableError as error:
-            answer = (msg.FAILED, "unserialisable", str(error), None, "")
         except BaseException as error:  # noqa: BLE001  whatever a task raises is its own
             answer = self._failure(error)
-            BaseException.__setattr__(error, "__traceback__", None)
         finally:
             self.running = 0
             self.task = None
@@ -286,7 +280,7 @@ class Server:
         return (job.seq, timing.started_s, tuple(timing.times()), *answer)
 
     def _call(self, job: Job, views: list[Any]) -> Outcome:
-        function = self._function(job.key)
+        function = self._functions.read.get(job.key) or self._functions.get(job.key)
         self.running = job.seq
         self.task = job.task
         try:
@@ -353,16 +347,8 @@ class Server:
             else:
                 items[item] = self.segments.value(wire, views)
                 travelled += sum([place[2] for place in wire[1]])
-        self.timing.link_in_s = self.slow_link(travelled)
+        self.timing.link_in_s = wait_for_link(self.device, travelled)
         return self.segments.value(job.wire, views, items)
-
-    def slow_link(self, nbytes: int) -> float:
-        """Take the time of the emulated link to this device, where there is one, and give it."""
-        if self.device.link_bytes_per_s <= 0 or not nbytes:
-            return 0.0
-        begin_s = clock.monotonic_s()
-        clock.sleep(self.device.link_latency_s + nbytes / self.device.link_bytes_per_s)
-        return clock.monotonic_s() - begin_s
 
     def _result(self, job: Job, outcome: Outcome) -> tuple[Any, ...]:
         """Return what becomes of the value."""
@@ -378,10 +364,9 @@ class Server:
         except MemoryError as error:
             return self._failure(error)
         except Exception as error:  # noqa: BLE001  a value's pickling may raise anything
-            raise msg.UnserialisableError(
-                f"the result of {self._function(job.key).name} (task {job.task}) cannot travel back: {one_line(error)}"
-            ) from None
-        self.timing.link_out_s = self.slow_link(sum([place.nbytes for place in wire.places]))
+            raise unserialisable(self._functions.get(job.key), job.task, error) from None
+        if wire.places:
+            self.timing.link_out_s = wait_for_link(self.device, sum([place.nbytes for place in wire.places]))
         return msg.VALUE, tuple(wire)
 
     def _own_lease(self, seq: int, sizes: list[int]) -> list[Any]:
@@ -411,20 +396,9 @@ class Server:
         os._exit(1)
 
     def _failure(self, error: BaseException) -> tuple[Any, ...]:
-        self._broken = self.runner.broken()
-        blob, text = dump_error(error)
-        return msg.FAILED, self.runner.classify(error), one_line(error), blob, text
-
-    def _function(self, key: str) -> Function:
-        known = self._functions.get(key)
-        if isinstance(known, Function):
-            return known
-        if known is None:
-            raise HeteroError(f"the function {key!r} did not reach this worker")
-        name, default, implementations = pickle.loads(known)
-        function = Function(key, name, default, implementations)
-        self._functions[key] = function
-        return function
+        if not issubclass(type(error), Cancelled | msg.UnserialisableError):
+            self._broken = self.runner.broken()
+        return failed_row(self.runner, error)
 
 
 class _Shield:
@@ -475,14 +449,6 @@ def _listen_to_logs(server: Server) -> None:
     logging.getLogger().addHandler(logs.Forwarder(server.log))
     if setup.tag_output:
         logs.tag_output(server.where)
-
-
-def _is_importing(where: FrameType | None) -> bool:
-    while where is not None:
-        if where.f_code.co_filename == _IMPORTER:
-            return True
-        where = where.f_back
-    return False
 
 
 @contextmanager

@@ -6,22 +6,22 @@ heed a cancellation is left alone, and its answers are dropped.
 
 from __future__ import annotations
 
-import ctypes
 import queue
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from hetero.engines.base import Call, ItemRef, Outcome, Runner, TaskClock, is_container, rebuild
+from hetero.engines.base import Call, Outcome, Runner, TaskClock
 from hetero.engines.local.context import LocalContext
 from hetero.engines.shared import messages as msg
 from hetero.engines.shared.exceptions import kind_here, one_line
 from hetero.engines.shared.groups import Group, GroupChannel, Whole
 from hetero.engines.shared.in_flight import Outbox
-from hetero.engines.shared.items import Item, Replica
+from hetero.engines.shared.items import Item, Replica, resolve, sizeof
 from hetero.engines.shared.memory_pool import Payload
 from hetero.engines.shared.messages import Cancelled
-from hetero.engines.shared.wire import LARGE_BYTES, fresh
+from hetero.engines.shared.wire import fresh
+from hetero.engines.shared.worker import Cancellation, wait_for_link
 from hetero.floor import clock
 from hetero.floor.errors import HeteroError
 from hetero.model.commands import Launch
@@ -29,35 +29,14 @@ from hetero.model.device import HOST_NODE, Device
 from hetero.model.events import DeviceLost, DeviceReady, Event, TaskFailed, TaskFinished, TaskWithdrawn
 from hetero.model.tasks import Failure
 
-__all__ = ["ThreadWorker", "raise_in_thread", "resolve", "sizeof"]
+__all__ = [
+    "ThreadWorker",
+]
 
 CANCEL_S = 0.2
 STOP_S = 1.0
 
 Batch = tuple[Sequence[tuple[Launch, Call]], Group | None, int]
-
-
-def resolve(value: Any, values: Mapping[int, Any]) -> Any:
-    """Return a value with the items themselves in place of references to them, inside containers too."""
-    kind = type(value)
-    if kind is ItemRef:
-        return values[value.item]
-    return rebuild(value, lambda each: resolve(each, values)) if is_container(kind) else value
-
-
-def sizeof(value: Any) -> int:
-    """Return the bytes of the arrays in a value, 0 where they are few enough for a message."""
-    if isinstance(value, list | tuple):
-        total = sum([sizeof(item) for item in value]) if len(value) <= 4096 else 0
-    elif isinstance(value, dict):
-        total = sum([sizeof(item) for item in value.values()]) if len(value) <= 4096 else 0
-    else:
-        try:
-            nbytes = getattr(value, "nbytes", 0)
-        except BaseException:  # noqa: BLE001  it may be a property of the user's
-            return 0
-        total = nbytes if isinstance(nbytes, int) else 0
-    return total if total >= LARGE_BYTES else 0
 
 
 def copy_piece(data: Any, buffer: memoryview) -> None:
@@ -66,12 +45,6 @@ def copy_piece(data: Any, buffer: memoryview) -> None:
         block = data.blocks[0]
         data = block.segment.part(block.place.offset, block.place.nbytes)
     buffer[: len(data)] = data
-
-
-def raise_in_thread(ident: int, exception: type[BaseException] | None) -> None:
-    """Raise an exception in a thread as soon as it runs Python code; None takes back one that has not come yet."""
-    given = None if exception is None else ctypes.py_object(exception)
-    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(ident), given)
 
 
 class ThreadWorker:
@@ -83,11 +56,9 @@ class ThreadWorker:
         self._queue: queue.SimpleQueue[Batch | None] = queue.SimpleQueue()
         self._copies: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._copier: threading.Thread | None = None
-        self._guard = threading.Lock()
+        self._cancellation = Cancellation()
         self._waiting: set[tuple[int, int]] = set()
         self._unwanted: dict[tuple[int, int], int] = {}
-        self._current: tuple[int, int] | None = None
-        self._cancelling = False
         self._abandoned = False
         self._inboxes: dict[int, queue.SimpleQueue[Any]] = {}
         self._kept: dict[Any, Any] = {}
@@ -109,7 +80,7 @@ class ThreadWorker:
 
     def withdraw(self, task: int, attempt: int) -> None:
         """Return an attempt to the program at once where it has not started: what runs before it may take long."""
-        with self._guard:
+        with self._cancellation.lock:
             if (task, attempt) not in self._waiting or (task, attempt) in self._unwanted:
                 return
             self._unwanted[task, attempt] = msg.WITHDRAWN
@@ -118,18 +89,17 @@ class ThreadWorker:
 
     def cancel(self, task: int, attempt: int) -> None:
         """Stop an attempt: by an exception, and by giving the thread up where that does not help."""
-        with self._guard:
-            if self._current == (task, attempt):
-                self._cancelling = True
-                raise_in_thread(self._thread.ident or 0, Cancelled)
+        with self._cancellation.lock:
+            if self._cancellation.current == (task, attempt):
+                self._cancellation.stop_call()
             elif (task, attempt) in self._waiting:
                 self._unwanted[task, attempt] = msg.CANCELLED
                 return
         self._context.hub.at(CANCEL_S, lambda: self._insist((task, attempt)))
 
     def _insist(self, which: tuple[int, int]) -> None:
-        with self._guard:
-            if self._current != which or self._abandoned:
+        with self._cancellation.lock:
+            if self._cancellation.current != which or self._abandoned:
                 return
             self._abandoned = True
         self._queue.put(None)
@@ -185,6 +155,7 @@ class ThreadWorker:
 
     def _serve(self) -> None:
         now_s = self._context.clock.now_s
+        self._cancellation.thread = threading.get_ident()
         opened = False
         try:
             self._runner = self._context.entry.make(self.device)
@@ -219,10 +190,10 @@ class ThreadWorker:
     def _attempt(self, launch: Launch, call: Call, group: Group | None, rank: int) -> Event | None:
         """Run an attempt; return what is to be told of it, None for one that was given back."""
         which = (launch.task, launch.attempt)
-        with self._guard:
+        with self._cancellation.lock:
             self._waiting.discard(which)
             told = self._unwanted.pop(which, 0) if self._unwanted else 0
-            self._current = None if told else which
+            self._cancellation.current = None if told else which
         if told:
             return self._not_started(launch) if told == msg.CANCELLED else None
         timing = self._timing
@@ -241,7 +212,7 @@ class ThreadWorker:
         return event
 
     def _call(self, launch: Launch, call: Call, group: Group | None, rank: int) -> Outcome:
-        try:
+        with self._cancellation:
             args, kwargs = (call.args, call.kwargs) if not call.refs else self._arguments(call)
             channel = self._channel(launch.task, group, rank) if group is not None else None
             self._timing.call()
@@ -252,21 +223,6 @@ class ThreadWorker:
                 )  # fmt: skip
             finally:
                 self._timing.ran()
-        except Cancelled:
-            self._cancelling = False
-            raise
-        finally:
-            with self._guard:
-                self._current = None
-            if self._cancelling:
-                self._await_cancellation()
-
-    def _await_cancellation(self) -> None:
-        """Let an exception that is on its way arrive here, where it does no harm."""
-        for _ in range(20):
-            clock.sleep(1e-3)
-        raise_in_thread(threading.get_ident(), None)
-        self._cancelling = False
 
     def _arguments(self, call: Call) -> tuple[Any, Any]:
         items = self._context.items
@@ -305,7 +261,7 @@ class ThreadWorker:
 
     def _failure(self, error: BaseException) -> Failure:
         if issubclass(type(error), Cancelled):
-            self._cancelling = False
+            self._cancellation.arrived()
             return Failure("cancelled", "cancelled")
         kind = kind_here(self._runner.classify(error), error)
         return Failure(kind, one_line(error), error)
@@ -338,16 +294,12 @@ class ThreadWorker:
         seconds = self._context.clock.now_s() - started_s
         self._context.hub.call(lambda: done(problem, started_s, seconds, answer))
 
-    def _slow_link(self, nbytes: int) -> None:
-        if self.device.link_bytes_per_s > 0 and nbytes:
-            clock.sleep(self.device.link_latency_s + nbytes / self.device.link_bytes_per_s)
-
     def _import(self, key: Any, value: Any) -> None:
         plain = value.value() if isinstance(value, Payload) else fresh(value)
-        self._slow_link(sizeof(plain))
+        wait_for_link(self.device, sizeof(plain))
         self._kept[key] = self._runner.to_device(plain)
 
     def _export(self, key: Any) -> Item:
         value = fresh(self._runner.to_host(self._kept[key]))
-        self._slow_link(sizeof(value))
+        wait_for_link(self.device, sizeof(value))
         return Item(value=value)

@@ -14,19 +14,27 @@ import queue
 import sys
 import threading
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from hetero.engines.base import Function, Outcome, Runner, TaskClock, WorkerEntry
-from hetero.engines.local.worker_thread import raise_in_thread
+from hetero.engines.base import Outcome, Runner, TaskClock, WorkerEntry
 from hetero.engines.shared import messages as msg
-from hetero.engines.shared.exceptions import dump_error, one_line
+from hetero.engines.shared.exceptions import one_line
 from hetero.engines.shared.groups import GroupChannel, Whole
-from hetero.engines.shared.messages import Cancelled, UnserialisableError
+from hetero.engines.shared.messages import Cancelled
 from hetero.engines.shared.wire import LARGE_BYTES, NONE, dump, fresh, load
+from hetero.engines.shared.worker import (
+    Cancellation,
+    KeptValues,
+    WorkerFunctions,
+    failed_row,
+    is_importing,
+    unserialisable,
+    wait_for_link,
+)
 from hetero.engines.shared.worker_setup import WorkerSetup
 from hetero.floor import clock, logs, platform
 from hetero.floor.errors import HeteroError, SerialisationError
@@ -38,7 +46,6 @@ __all__ = ["MESSAGES", "TRANSFERS", "ActorWorker", "Greeting", "Job"]
 MESSAGES = "messages"
 TRANSFERS = "transfers"
 _POLL_S = 0.05
-_IMPORTER = "<frozen importlib._bootstrap>"
 _IMPORT_S = 0.15
 _ENDED_KEPT = 1000
 
@@ -101,16 +108,11 @@ class ActorWorker:
         self._address = address
         self._clock = clock.WallClock(0.0)
         self._timing = TaskClock(self._clock.now_s)
-        self._functions: dict[str, Any] = {}
-        self._kept: dict[Any, Any] = {}
+        self._functions = WorkerFunctions()
+        self._kept = KeptValues()
         self._unwanted: dict[int, int] = {}
         self._started = 0
-        self._guard = threading.Lock()
-        self._running = 0
-        self._thread = 0
-        self._cancelling = False
-        self._drops = 0
-        self._dropped = threading.Condition()
+        self._cancellation = Cancellation()
         self._inboxes: dict[Which, queue.SimpleQueue[Any]] = {}
         self._over: deque[Which] = deque(maxlen=_ENDED_KEPT)
         self._runner: Runner
@@ -165,10 +167,10 @@ class ActorWorker:
         if levels is not None:
             logs.follow(levels, self._levels)
             self._levels = levels
-        for key, blob in functions:
-            self._functions[key] = blob
-        self._wait_for_drops(drops)
-        if self._thread != threading.get_ident():
+        self._functions.take(functions)
+        if self._kept.drops < drops:
+            self._kept.wait_for_drops(drops)
+        if self._cancellation.thread != threading.get_ident():
             self._bind_thread()
         large: list[Any] = []
         notes: list[TaskNote] = []
@@ -178,7 +180,7 @@ class ActorWorker:
 
     def _bind_thread(self) -> None:
         """Make this thread the one that runs tasks, on the device's CPUs; Ray's own threads stay where they like."""
-        self._thread = threading.get_ident()
+        self._cancellation.thread = threading.get_ident()
         if self._device.cpus:
             platform.bind_to_cpus(self._device.cpus)
 
@@ -191,10 +193,10 @@ class ActorWorker:
         notes: list[TaskNote],
         copied: bool,
     ) -> Row:
-        with self._guard:
+        with self._cancellation.lock:
             self._started = job.seq
             told = self._unwanted.pop(job.seq, 0)
-            self._running = 0 if told else job.seq
+            self._cancellation.current = 0 if told else job.seq
         row = (job.seq, 0.0, (), told) if told else self._timed(job, peers, parts, large, copied, notes)
         if job.group is not None:
             self._leave(job, peers if row[3] in (msg.VALUE, msg.RESIDENT) else ())
@@ -219,24 +221,19 @@ class ActorWorker:
         self._task = job.task
         try:
             return self._result(job, self._call(job, peers, parts), large, copied)
-        except Cancelled:
-            self._cancelling = False
-            return msg.FAILED, "cancelled", "cancelled", None, ""
-        except UnserialisableError as error:
-            return msg.FAILED, "unserialisable", str(error), None, ""
         except BaseException as error:  # noqa: BLE001  whatever a task raises is its own
-            blob, text = dump_error(error)
-            error.__traceback__ = None
-            return msg.FAILED, self._runner.classify(error), one_line(error), blob, text
+            if issubclass(type(error), Cancelled):
+                self._cancellation.arrived()
+            return failed_row(self._runner, error)
         finally:
             self._task = None
 
     def _call(self, job: Job, peers: Sequence[Any], parts: Sequence[Any]) -> Outcome:
-        try:
+        with self._cancellation:
             items = {number: self._item(wire, key, parts) for number, (wire, key) in job.items.items()}
             args, kwargs = _value(job.wire, parts, items)
-            function = self._function(job.key)
-            self._timing.link_in_s = self._slow_link(_travelled(job, parts))
+            function = self._functions.get(job.key)
+            self._timing.link_in_s = wait_for_link(self._device, _travelled(job, parts))
             channel = self._channel(job, peers) if job.group is not None else None
             self._timing.call()
             try:
@@ -245,38 +242,9 @@ class ActorWorker:
                 )
             finally:
                 self._timing.ran()
-        except Cancelled:
-            self._cancelling = False
-            raise
-        finally:
-            with self._guard:
-                self._running = 0
-            if self._cancelling:
-                self._await_cancellation()
-
-    def _await_cancellation(self) -> None:
-        """Let an exception that is on its way arrive here, where it does no harm."""
-        for _ in range(20):
-            clock.sleep(1e-3)
-        raise_in_thread(threading.get_ident(), None)
-        self._cancelling = False
 
     def _item(self, wire: Any, key: Any, parts: Sequence[Any]) -> Any:
         return fresh(self._kept[key]) if wire is None else _value(wire, parts)
-
-    def _slow_link(self, nbytes: int) -> float:
-        """Take the time of the emulated link to this device, where there is one, and return it."""
-        if self._device.link_bytes_per_s <= 0 or not nbytes:
-            return 0.0
-        begin_s = clock.monotonic_s()
-        clock.sleep(self._device.link_latency_s + nbytes / self._device.link_bytes_per_s)
-        return clock.monotonic_s() - begin_s
-
-    def _function(self, key: str) -> Function:
-        known = self._functions[key]
-        if not isinstance(known, Function):
-            known = self._functions[key] = Function(key, *pickle.loads(known))
-        return known
 
     def _result(self, job: Job, outcome: Outcome, large: list[Any], copied: bool) -> Row:
         if outcome.value is None:
@@ -289,12 +257,10 @@ class ActorWorker:
         except MemoryError:
             raise
         except Exception as error:  # noqa: BLE001  a value's pickling may raise anything
-            raise UnserialisableError(
-                f"the result of {self._function(job.key).name} (task {job.task}) cannot travel back: {one_line(error)}"
-            ) from None
+            raise unserialisable(self._functions.get(job.key), job.task, error) from None
         first, sizes = len(large), tuple([buffer.nbytes for buffer in buffers])
         large.extend([buffer.copy() if copied else buffer for buffer in buffers])
-        self._timing.link_out_s = self._slow_link(sum(sizes))
+        self._timing.link_out_s = wait_for_link(self._device, sum(sizes))
         return msg.VALUE, body, first, sizes
 
     # -- groups -----------------------------------------------------------------------------------------------
@@ -357,27 +323,25 @@ class ActorWorker:
     def cancel(self, seq: int) -> None:
         """Stop an attempt; an import is let go on, for half a module would stay behind."""
         deadline_s = clock.monotonic_s() + _IMPORT_S
-        while self._running == seq and self._imports() and clock.monotonic_s() < deadline_s:
+        while self._cancellation.current == seq and self._imports() and clock.monotonic_s() < deadline_s:
             clock.sleep(_POLL_S / 5)
         self._unwant(seq, msg.CANCELLED)
 
     def _unwant(self, seq: int, told: int) -> None:
-        with self._guard:
+        with self._cancellation.lock:
             if seq > self._started:
                 self._unwanted[seq] = told
-            elif told == msg.CANCELLED and self._running == seq and not self._imports():
-                self._cancelling = True
-                raise_in_thread(self._thread, Cancelled)
+            elif told == msg.CANCELLED and self._cancellation.current == seq and not self._imports():
+                self._cancellation.stop_call()
 
     def _imports(self) -> bool:
-        where = sys._current_frames().get(self._thread)
-        return any(name == _IMPORTER for name in _files_of(where))
+        return is_importing(sys._current_frames().get(self._cancellation.thread))
 
     def import_value(self, key: Any, wire: Any, parts: Sequence[Any]) -> tuple[float, float]:
         """Copy a value to the device's memory node; return when that began, and how long it took, in s."""
         started_s = self._clock.now_s()
         value = _value(wire, parts)
-        self._slow_link(sum([len(buffer) for buffer in _buffers(wire, parts)]))
+        wait_for_link(self._device, sum([len(buffer) for buffer in _buffers(wire, parts)]))
         self._kept[key] = self._runner.to_device(value)
         return started_s, self._clock.now_s() - started_s
 
@@ -386,22 +350,13 @@ class ActorWorker:
         started_s = self._clock.now_s()
         body, buffers = _packed(self._runner.to_host(self._kept[key]))
         sizes = tuple([buffer.nbytes for buffer in buffers])
-        self._slow_link(sum(sizes))
+        wait_for_link(self._device, sum(sizes))
         row = (started_s, self._clock.now_s() - started_s, body, sizes)
         return pickle.dumps(row, 5), tuple(buffers) or None
 
     def drop(self, key: Any) -> None:
         """Forget a kept value."""
-        self._kept.pop(key, None)
-        with self._dropped:
-            self._drops += 1
-            self._dropped.notify()
-
-    def _wait_for_drops(self, count: int) -> None:
-        """Wait until so many values were dropped: a task that ran out of memory finds that which they leave."""
-        if self._drops < count:
-            with self._dropped:
-                self._dropped.wait_for(lambda: self._drops >= count)
+        self._kept.drop(key)
 
 
 def _packed(value: Any) -> tuple[bytes | None, list[Any]]:
@@ -426,9 +381,3 @@ def _value(wire: Any, parts: Sequence[Any], items: Mapping[int, Any] | None = No
 def _travelled(job: Job, parts: Sequence[Any]) -> int:
     wires = [job.wire, *(wire for wire, _ in job.items.values() if wire is not None)]
     return sum([len(buffer) for wire in wires for buffer in _buffers(wire, parts)])
-
-
-def _files_of(where: Any) -> Iterator[str]:
-    while where is not None:
-        yield where.f_code.co_filename
-        where = where.f_back

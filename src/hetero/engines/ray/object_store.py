@@ -7,18 +7,17 @@ It must not know tasks or devices.
 from __future__ import annotations
 
 import threading
-import weakref
-from collections import Counter, OrderedDict, deque
+from collections import Counter, deque
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from hetero.engines.base import NodeUsage
 from hetero.engines.shared.memory_pool import Payload
-from hetero.engines.shared.wire import LARGE_BYTES, dump, load
+from hetero.engines.shared.wire import Copies, load
 from hetero.floor.errors import DeviceLostError, EngineError
-from hetero.floor.platform import same_bytes
 
 __all__ = ["CallBundle", "ObjectStore", "Part", "StoredPayload"]
 
@@ -82,6 +81,13 @@ def _bytes_of(part: Part) -> Any:
     return found if part.index == WHOLE else found[part.index]
 
 
+def _address(part: Part) -> int:
+    import ray
+
+    found: NDArray[np.uint8] = ray.get(part.ref)
+    return found.ctypes.data
+
+
 class CallBundle:
     """What one call of an actor brings along: each object once, however many values look at it."""
 
@@ -113,12 +119,11 @@ class ObjectStore:
 
     def __init__(self, capacity_bytes: int, counters: Counter[str]) -> None:
         self._capacity = capacity_bytes
-        self._counters = counters
         self._returned: deque[int] = deque()
         self._used = 0
         self._peak = 0
         self._lock = threading.Lock()
-        self._copies: OrderedDict[tuple[int, int], tuple[Part, Any]] = OrderedDict()
+        self._copies = Copies(self._put, _address, counters)
 
     def payload(self, value: Any) -> StoredPayload:
         """Return a value as bytes; raises whatever its pickling raises.
@@ -128,11 +133,7 @@ class ObjectStore:
         EngineError
             The object store and its disk are full.
         """
-        body, buffers = dump(value)
-        parts = [self._keep(buffer) for buffer in buffers]
-        if len(body) < LARGE_BYTES:
-            return StoredPayload(body, parts)
-        return StoredPayload(None, (self._put(np.frombuffer(body, np.uint8)), *parts))
+        return StoredPayload(*self._copies.pack(value))
 
     def part(self, ref: Any, index: int, nbytes: int) -> Part:
         """Take a buffer into account that an actor left in the store."""
@@ -152,27 +153,7 @@ class ObjectStore:
         """Forget the copies of arguments that are kept for their next use."""
         self._copies.clear()
 
-    def _keep(self, buffer: memoryview) -> Part:
-        """Return a part with these bytes: a new copy, or the one made before where it still holds the same.
-
-        Notes
-        -----
-        A copy is found by the address of the bytes and believed only after comparing all of them, so an array
-        changed between two calls gives each call its own value.
-        """
-        import ray
-
-        source = np.frombuffer(buffer, np.uint8)
-        key = (source.ctypes.data, source.nbytes)
-        known = self._copies.get(key)
-        if known is not None and same_bytes(key[0], ray.get(known[0].ref).ctypes.data, key[1]):
-            self._counters["shared"] += 1
-            return known[0]
-        part = self._put(source)
-        self._remember(key, part, buffer.obj)
-        return part
-
-    def _put(self, source: Any) -> Part:
+    def _put(self, source: NDArray[np.uint8]) -> Part:
         import ray
 
         try:
@@ -182,18 +163,7 @@ class ObjectStore:
                 f"Ray's object store has no room for {source.nbytes} bytes, nor has the disk that it spills to",
                 remedy="make memory_pool_size larger, or drop futures that nobody needs",
             ) from error
-        self._counters["copies"] += 1
-        self._counters["copied_bytes"] += source.nbytes
         return self.part(ref, WHOLE, source.nbytes)
-
-    def _remember(self, key: tuple[int, int], part: Part, owner: Any) -> None:
-        def forget(_: object, copies: OrderedDict[Any, Any] = self._copies) -> None:
-            copies.pop(key, None)
-
-        try:
-            self._copies[key] = (part, weakref.ref(owner, forget))
-        except TypeError:
-            return
 
     def _drain(self) -> None:
         while self._returned:

@@ -6,16 +6,16 @@ In: results, commits, losses. Out: values, and what to send to a worker. It must
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple, Protocol
 
-from hetero.engines.base import NodeUsage
+from hetero.engines.base import ItemRef, NodeUsage, is_container, rebuild
 from hetero.engines.shared.memory_pool import Payload
-from hetero.engines.shared.wire import Wire
+from hetero.engines.shared.wire import LARGE_BYTES, Wire
 from hetero.floor.errors import DeviceLostError, SerialisationError
 from hetero.model.device import Device
 
-__all__ = ["MISSING", "Holder", "Item", "Items", "Meter", "Packer", "Replica"]
+__all__ = ["MISSING", "Holder", "Item", "Items", "Meter", "Packer", "Replica", "resolve", "sizeof"]
 
 
 class _Missing:
@@ -23,6 +23,29 @@ class _Missing:
 
 
 MISSING = _Missing()
+
+
+def resolve(value: Any, values: Mapping[int, Any]) -> Any:
+    """Return a value with the items themselves in place of references to them, inside containers too."""
+    kind = type(value)
+    if kind is ItemRef:
+        return values[value.item]
+    return rebuild(value, lambda each: resolve(each, values)) if is_container(kind) else value
+
+
+def sizeof(value: Any) -> int:
+    """Return the bytes of the arrays in a value, 0 where they are few enough for a message."""
+    if isinstance(value, list | tuple):
+        total = sum([sizeof(item) for item in value]) if len(value) <= 4096 else 0
+    elif isinstance(value, dict):
+        total = sum([sizeof(item) for item in value.values()]) if len(value) <= 4096 else 0
+    else:
+        try:
+            nbytes = getattr(value, "nbytes", 0)
+        except BaseException:  # noqa: BLE001  it may be a property of the user's
+            return 0
+        total = nbytes if isinstance(nbytes, int) else 0
+    return total if total >= LARGE_BYTES else 0
 
 
 class Holder(Protocol):

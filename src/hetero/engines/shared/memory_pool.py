@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 import weakref
 from bisect import bisect_left, insort
-from collections import Counter, OrderedDict, deque
+from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hetero.engines.base import NodeUsage
-from hetero.engines.shared.wire import LARGE_BYTES, Place, Wire, dump, load
+from hetero.engines.shared.wire import LARGE_BYTES, Copies, Place, Wire, dump, load
 from hetero.floor import own_memory
 from hetero.floor.errors import EngineError, HeteroError
 from hetero.floor.platform import (
@@ -26,7 +26,6 @@ from hetero.floor.platform import (
     SharedMemory,
     make_private,
     private_view,
-    same_bytes,
     shared_memory,
     spill_file,
 )
@@ -156,7 +155,7 @@ class MemoryPool:
         self._spills: dict[int, Segment] = {}
         self._next = POOL + 1
         self._lock = threading.Lock()
-        self._copies: OrderedDict[tuple[int, int], tuple[Block, Any]] = OrderedDict()
+        self._copies = Copies(self._copied, _address, counters)
 
     def take(self, nbytes: int) -> Block:
         """Take a block from the pool, or a file where the pool is full.
@@ -182,38 +181,17 @@ class MemoryPool:
         return None if offset is None else Block(self.main, Place(POOL, offset, nbytes), self._returned)
 
     def keep(self, buffer: memoryview) -> Block:
-        """Return a block with these bytes: a new copy, or the one made before when it still holds the same.
-
-        Notes
-        -----
-        A copy is found by the address of the bytes and believed only after comparing all of them, so an array
-        changed between two calls gives each call its own value.
-        """
-        source = np.frombuffer(buffer, np.uint8)
-        key = (source.ctypes.data, source.nbytes)
-        known = self._copies.get(key)
-        if known is not None:
-            place = known[0].place
-            held = known[0].segment.part(place.offset, place.nbytes)
-            if same_bytes(key[0], held.ctypes.data, place.nbytes):
-                self.counters["shared"] += 1
-                return known[0]
-        block = self.take(source.nbytes)
-        block.segment.part(block.place.offset, block.place.nbytes)[:] = source
-        self.counters["copies"] += 1
-        self.counters["copied_bytes"] += source.nbytes
-        self._remember(key, block, buffer.obj)
-        return block
+        """Return a block with these bytes: a new copy, or the one made before where it still holds the same."""
+        return self._copies.keep(buffer)
 
     def payload(self, value: Any) -> Payload:
         """Return a value as bytes; raises whatever its pickling raises."""
-        body, buffers = dump(value)
-        if not buffers and len(body) < LARGE_BYTES:
-            return Payload(body)
-        blocks = tuple([self.keep(buffer) for buffer in buffers])
-        if len(body) < LARGE_BYTES:
-            return Payload(body, blocks)
-        return Payload(None, (self.keep(memoryview(body)), *blocks))
+        return Payload(*self._copies.pack(value))
+
+    def _copied(self, source: NDArray[np.uint8]) -> Block:
+        block = self.take(source.nbytes)
+        block.segment.part(block.place.offset, block.place.nbytes)[:] = source
+        return block
 
     def running_slot(self, device: str) -> int:
         """Return the offset at which the worker of a device keeps the number of the attempt that it runs."""
@@ -251,20 +229,10 @@ class MemoryPool:
                 segment.close()
             self._spills.clear()
 
-    def _remember(self, key: tuple[int, int], block: Block, owner: Any) -> None:
-        def forget(_: object, copies: OrderedDict[Any, Any] = self._copies) -> None:
-            copies.pop(key, None)
-
-        try:
-            self._copies[key] = (block, weakref.ref(owner, forget))
-        except TypeError:
-            return
-
     def _take(self, nbytes: int) -> int | None:
         self._drain()
         offset = self._allocator.take(nbytes)
-        while offset is None and self._copies:
-            self._copies.popitem(last=False)
+        while offset is None and self._copies.drop_oldest():
             self._drain()
             offset = self._allocator.take(nbytes)
         return offset
@@ -291,6 +259,10 @@ class MemoryPool:
             elif place.segment in self._spills:
                 self._spills.pop(place.segment).close()
                 self.closed_segments(place.segment)
+
+
+def _address(block: Block) -> int:
+    return block.segment.part(block.place.offset, block.place.nbytes).ctypes.data
 
 
 def claim(wire: Wire, leased: dict[Place, Block]) -> Payload:

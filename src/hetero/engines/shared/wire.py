@@ -12,21 +12,25 @@ import pickle
 import struct
 import threading
 import typing
-from collections import deque
-from collections.abc import Mapping, Sequence
+import weakref
+from collections import Counter, OrderedDict, deque
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from types import FunctionType
-from typing import Any, NamedTuple
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hetero.engines.base import ItemRef, is_container, rebuild
 from hetero.floor.errors import SerialisationError
+from hetero.floor.platform import same_bytes
 
 __all__ = [
     "LARGE_BYTES",
     "NONE",
     "READ_BYTES",
+    "Copies",
     "Frames",
     "Place",
     "Wire",
@@ -48,6 +52,9 @@ _HEADER = struct.Struct("<Q")
 _LARGEST_BYTES = 1 << 40
 _PLAIN_KINDS = frozenset("biufc")
 _TEXT_KINDS = frozenset("MmSU")
+
+
+Kept = TypeVar("Kept")
 
 
 class Place(NamedTuple):
@@ -208,6 +215,78 @@ def dump(value: Any) -> tuple[bytes, list[memoryview]]:
         file = io.BytesIO()
         cloud_pickler()(file, 5, buffer_callback=keep).dump(value)
     return file.getvalue(), buffers
+
+
+class Copies(Generic[Kept]):
+    """Copies of the large buffers of values: each is made once for as long as the buffer holds the same bytes.
+
+    Parameters
+    ----------
+    make
+        Copies a buffer; what it returns may be shared by several values.
+    address
+        Returns where a copy lies, to be compared.
+    counters
+        Counts copies, copied_bytes and shared (a copy saved).
+
+    Notes
+    -----
+    A copy is found by the address of the bytes and believed only after comparing all of them, so an array changed
+    between two calls gives each call its own value.
+    """
+
+    def __init__(
+        self, make: Callable[[NDArray[np.uint8]], Kept], address: Callable[[Kept], int], counters: Counter[str]
+    ) -> None:
+        self._make = make
+        self._address = address
+        self._counters = counters
+        self._known: OrderedDict[tuple[int, int], tuple[Kept, Any]] = OrderedDict()
+
+    def pack(self, value: Any) -> tuple[bytes | None, tuple[Kept, ...]]:
+        """Pickle a value; return the pickle, None where it is large itself and the first of the copies, and those.
+
+        Raises
+        ------
+        Exception
+            Whatever the value's own pickling raises.
+        """
+        body, buffers = dump(value)
+        if len(body) >= LARGE_BYTES:
+            return None, tuple([self.keep(buffer) for buffer in (memoryview(body), *buffers)])
+        return body, tuple([self.keep(buffer) for buffer in buffers])
+
+    def keep(self, buffer: memoryview) -> Kept:
+        """Return a copy of these bytes: a new one, or the one made before where it still holds the same."""
+        source = np.frombuffer(buffer, np.uint8)
+        key = (source.ctypes.data, source.nbytes)
+        known = self._known.get(key)
+        if known is not None and same_bytes(key[0], self._address(known[0]), source.nbytes):
+            self._counters["shared"] += 1
+            return known[0]
+        made = self._make(source)
+        self._counters["copies"] += 1
+        self._counters["copied_bytes"] += source.nbytes
+        self._remember(key, made, buffer.obj)
+        return made
+
+    def _remember(self, key: tuple[int, int], made: Kept, owner: Any) -> None:
+        def forget(_: object, known: OrderedDict[Any, Any] = self._known) -> None:
+            known.pop(key, None)
+
+        with suppress(TypeError):  # what no weak reference can name is copied each time
+            self._known[key] = (made, weakref.ref(owner, forget))
+
+    def drop_oldest(self) -> bool:
+        """Forget the oldest copy; False where there is none."""
+        if self._known:
+            self._known.popitem(last=False)
+            return True
+        return False
+
+    def clear(self) -> None:
+        """Forget all copies that are kept for their next use."""
+        self._known.clear()
 
 
 def as_bytes(value: Any) -> bytes:

@@ -189,9 +189,8 @@ def test_a_program_with_no_certificate_or_a_foreign_one_is_refused_by_the_job_se
     code, _, wrong = hosts.run(1, *nobody, "--certificates", str(tmp_path / "foreign"))
     assert code == 1
     assert "is no job server of a cluster with these certificates" in wrong
-    assert (
-        f"refused {hosts.fleet.hosts[1].address}" in hosts.path(0, Path(node["folder"]) / "job_server.log").read_text()
-    )
+    log = hosts.path(0, Path(node["folder"]) / "job_server.log")
+    assert f"refused {hosts.fleet.hosts[1].address}" in log.read_text()
 
 
 def test_every_program_runs_on_the_head_and_all_that_it_prints_reaches_who_sent_it(

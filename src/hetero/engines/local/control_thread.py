@@ -22,7 +22,7 @@ from hetero.engines.shared.worker import KeptValues, wait_for_link
 from hetero.floor import clock, platform
 
 if TYPE_CHECKING:
-    from hetero.engines.local.worker_process import Server
+    from hetero.engines.local.worker_process import WorkerProcess
 
 __all__ = ["Control"]
 
@@ -44,10 +44,10 @@ class Control:
     values : what is kept on this device's memory node
     """
 
-    def __init__(self, connection: socket.socket, server: Server) -> None:
+    def __init__(self, connection: socket.socket, worker: WorkerProcess) -> None:
         self.cancelling = 0
         self._socket = connection
-        self._server = server
+        self._worker = worker
         self._frames = Frames()
         self._fds: deque[int] = deque()
         self._aside: deque[Any] = deque()
@@ -79,8 +79,8 @@ class Control:
 
     def _own(self, value: Any) -> Any:
         """Return a value that shares no bytes with the pool, whose blocks are leased for one task or one copy only."""
-        runner = self._server.runner
-        if self._server.device.kind in SHARING:
+        runner = self._worker.runner
+        if self._worker.device.kind in SHARING:
             return runner.to_device(fresh(runner.to_host(value)))
         return value
 
@@ -110,9 +110,9 @@ class Control:
         if tag in (msg.WITHDRAW, msg.CANCEL):
             self._unwant(tag, message[1])
         elif tag == msg.SEGMENT:
-            self._server.segments.add(message[1], self._fds.popleft(), message[2])
+            self._worker.segments.add(message[1], self._fds.popleft(), message[2])
         elif tag == msg.CLOSE:
-            self._server.segments.close(message[1])
+            self._worker.segments.close(message[1])
         elif tag == msg.PING:
             self._send((msg.PONG,))
         elif tag == msg.DROP:
@@ -126,35 +126,35 @@ class Control:
         if seq > self.started:
             self.unwanted[seq] = msg.WITHDRAWN if tag == msg.WITHDRAW else msg.CANCELLED
             if tag == msg.WITHDRAW and seq > self.started:  # answered now, not behind a task that runs for long
-                self._server.send((msg.DONE, [(seq, 0.0, (), msg.WITHDRAWN)]))
+                self._worker.send((msg.DONE, [(seq, 0.0, (), msg.WITHDRAWN)]))
         elif tag == msg.CANCEL:
-            self._server.doomed.add(seq)
-            if self._server.running == seq:
+            self._worker.doomed.add(seq)
+            if self._worker.running == seq:
                 self.cancelling = seq
                 platform.interrupt_main_thread()
 
     def _copy(self, tag: int, order: int, key: Any, *rest: Any) -> None:
-        started_s = self._server.clock.now_s()
+        started_s = self._worker.clock.now_s()
         try:
             answer = self._import(key, *rest) if tag == msg.IMPORT else self._export(order, key)
         except Exception as error:  # noqa: BLE001  the program words it
             self._send((msg.TROUBLE, order, one_line(error)))
             return
         done = msg.IMPORTED if tag == msg.IMPORT else msg.EXPORTED
-        self._send((done, order, started_s, self._server.clock.now_s() - started_s, answer))
+        self._send((done, order, started_s, self._worker.clock.now_s() - started_s, answer))
 
     def _import(self, key: Any, wire: tuple[Any, ...]) -> tuple[Any, ...]:
         views: list[Any] = []
         travelling = Wire(*wire)
-        wait_for_link(self._server.device, sum([place[2] for place in travelling.places]))
-        self.keep(key, self._server.runner.to_device(self._server.segments.value(travelling, views)))
-        self._server.segments.release(views)
+        wait_for_link(self._worker.device, sum([place[2] for place in travelling.places]))
+        self.keep(key, self._worker.runner.to_device(self._worker.segments.value(travelling, views)))
+        self._worker.segments.release(views)
         return ()
 
     def _export(self, order: int, key: Any) -> tuple[Any, ...]:
-        value = self._server.runner.to_host(self.values[key])
-        wire = store(value, self._server.segments, lambda sizes: self._lease(order, sizes))
-        wait_for_link(self._server.device, sum([place.nbytes for place in wire.places]))
+        value = self._worker.runner.to_host(self.values[key])
+        wire = store(value, self._worker.segments, lambda sizes: self._lease(order, sizes))
+        wait_for_link(self._worker.device, sum([place.nbytes for place in wire.places]))
         return tuple(wire)
 
     def _lease(self, order: int, sizes: list[int]) -> list[Any]:

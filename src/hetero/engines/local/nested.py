@@ -23,7 +23,7 @@ from hetero.model.events import CancelRequested, Event
 from hetero.model.tasks import Failure
 
 if TYPE_CHECKING:
-    from hetero.engines.local.process_proxy import ProcessWorker
+    from hetero.engines.local.process_proxy import ProcessProxy
 
 __all__ = ["Nested"]
 
@@ -73,12 +73,16 @@ class Nested:
     Parameters
     ----------
     send, announce : send the worker a message, and the files among a payload's segments
+
+    Attributes
+    ----------
+    by_attempt : by number of an attempt that runs, the numbers of what it has submitted
     """
 
     def __init__(
         self,
         house: LocalContext,
-        worker: ProcessWorker,
+        worker: ProcessProxy,
         send: Callable[[tuple[Any, ...]], None],
         announce: Callable[[Payload], None],
     ) -> None:
@@ -87,7 +91,7 @@ class Nested:
         self._send = send
         self._announce = announce
         self._replies: dict[int, _Reply] = {}
-        self._of: defaultdict[int, list[int]] = defaultdict(list)
+        self.by_attempt: defaultdict[int, list[int]] = defaultdict(list)
         self._functions: dict[str, Function] = {}
         self._lock = threading.Lock()
 
@@ -100,7 +104,7 @@ class Nested:
         assert submitter is not None
         with self._lock:
             self._replies[number] = reply
-            self._of[seq].append(number)
+            self.by_attempt[seq].append(number)
             known = {each: self._replies[each] for each in refs if each in self._replies}
         names = {each.item: ref for ref, each in known.items()}
         reply.inputs = tuple(known.values())
@@ -156,11 +160,11 @@ class Nested:
 
     def over(self, seq: int) -> None:
         """Record that an attempt is over, and with it whoever could ask for the results."""
-        self.release(self._of.pop(seq, []))
+        self.release(self.by_attempt.pop(seq, []))
 
     def clear(self) -> None:
         """Record that the worker is over."""
-        for seq in list(self._of):
+        for seq in list(self.by_attempt):
             self.over(seq)
 
     def _forget(self, reply: _Reply) -> None:

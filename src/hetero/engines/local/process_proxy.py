@@ -41,7 +41,7 @@ from hetero.model.events import (
 from hetero.model.notes import Times
 from hetero.model.tasks import Failure
 
-__all__ = ["ProcessWorker"]
+__all__ = ["ProcessProxy"]
 
 START_S = 120.0
 STARTS = 5
@@ -52,7 +52,7 @@ SHORTAGES = frozenset({errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE, e
 CANCEL_S = 0.2
 
 
-class ProcessWorker:
+class ProcessProxy:
     """One worker process of one device; a new one is made for each start."""
 
     def __init__(self, context: LocalContext, device: Device) -> None:
@@ -70,7 +70,9 @@ class ProcessWorker:
         self._leases = OutputLeases(context.pool, self._announce)
         self._suspended: set[int] = set()
         self._nested = Nested(context, self, lambda message: self._data.send(message), self._announce)
-        self._group_messages = GroupMessages(context, lambda message: self._data.send(message), self._announce)
+        self._group_messages = GroupMessages(
+            context.pool, context.transport, context.counters, lambda message: self._data.send(message), self._announce
+        )
         self._orders: dict[int, Callable[..., None]] = {}
         self._child: Child | None = None
         self._data: Pipe
@@ -117,7 +119,7 @@ class ProcessWorker:
         hub.at(LOOK_S, self._look)
 
     def _pipe(self, end: socket.socket, handler: Callable[[int], None]) -> Pipe:
-        self._pipes.append(Pipe(self._context, end, handler))
+        self._pipes.append(Pipe(self._context.hub, self._context.counters, end, handler))
         return self._pipes[-1]
 
     def _too_late(self) -> None:
@@ -394,7 +396,8 @@ class ProcessWorker:
                 return
             task, attempt = request.launch.task, request.launch.attempt
             self._seqs.pop((task, attempt), None)
-        self._nested.over(seq)
+        if seq in self._nested.by_attempt:
+            self._nested.over(seq)
         now_s, device, context, times = self._context.clock.now_s(), self.device.id, self._context, Times(*parts)
         seconds = times.seconds
         if not parts:

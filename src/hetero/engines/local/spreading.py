@@ -23,7 +23,7 @@ from hetero.floor.errors import OutOfDeviceMemoryError, SerialisationError
 from hetero.model.tasks import Failure
 
 if TYPE_CHECKING:
-    from hetero.engines.local.worker_process import Server
+    from hetero.engines.local.worker_process import WorkerProcess
 
 __all__ = ["Spreading"]
 
@@ -39,7 +39,7 @@ class _Attempt:
 class Spreading:
     """Submits and waits for the tasks of one worker; see `hetero.engines.base.Spread`."""
 
-    def __init__(self, server: Server) -> None:
+    def __init__(self, server: WorkerProcess) -> None:
         self.devices = server.hello.fleet
         self._server = server
         self._numbers = 0

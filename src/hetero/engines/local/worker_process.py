@@ -37,12 +37,12 @@ from hetero.floor import clock, logs, platform
 from hetero.floor.errors import HeteroError
 from hetero.model.device import Device
 
-__all__ = ["Server", "serve"]
+__all__ = ["WorkerProcess", "serve"]
 
 _IMPORT_POLL_S = 0.05
 
 
-class Server:
+class WorkerProcess:
     """One worker process: the state of its main thread."""
 
     def __init__(self, data: socket.socket, control: socket.socket, hello: msg.Hello, frames: Frames) -> None:
@@ -402,16 +402,16 @@ class Server:
 
 
 class _Shield:
-    __slots__ = ("_server",)
+    __slots__ = ("_worker",)
 
-    def __init__(self, server: Server) -> None:
-        self._server = server
+    def __init__(self, worker: WorkerProcess) -> None:
+        self._worker = worker
 
     def __enter__(self) -> None:
-        self._server.enter_shield()
+        self._worker.enter_shield()
 
     def __exit__(self, *_: object) -> None:
-        self._server.leave_shield()
+        self._worker.leave_shield()
 
 
 def _hello(data: socket.socket, frames: Frames) -> msg.Hello:
@@ -442,17 +442,17 @@ def _restore_standard_error(fd: int) -> None:
         os.close(fd)
 
 
-def _listen_to_logs(server: Server) -> None:
-    setup = server.hello.setup
+def _listen_to_logs(worker: WorkerProcess) -> None:
+    setup = worker.hello.setup
     logs.follow(setup.levels)
-    logs.mark_records(server.where)
-    logging.getLogger().addHandler(logs.Forwarder(server.log))
+    logs.mark_records(worker.where)
+    logging.getLogger().addHandler(logs.Forwarder(worker.log))
     if setup.tag_output:
-        logs.tag_output(server.where)
+        logs.tag_output(worker.where)
 
 
 @contextmanager
-def _ending_with_connection(server: Server) -> Iterator[None]:
+def _ending_with_connection(worker: WorkerProcess) -> Iterator[None]:
     """End quietly with the connection.
 
     Where it was not the program that closed it, the last task is shown as running, for it is to blame.
@@ -461,7 +461,7 @@ def _ending_with_connection(server: Server) -> Iterator[None]:
         with suppress(EOFError, ConnectionError):
             yield
     except OSError:
-        server.slot[0] = server.control.started
+        worker.slot[0] = worker.control.started
         os._exit(msg.CUT_OFF)
 
 
@@ -475,30 +475,30 @@ def serve(entry: WorkerEntry, data_fd: int, control_fd: int) -> None:
     for fd in (data_fd, control_fd, hello.pool_fd):
         os.set_inheritable(fd, False)
     _settle(hello)
-    server = Server(data, control, hello, frames)
-    server.control.cancel_by_signal(server.on_cancel_signal)
-    _listen_to_logs(server)
+    worker = WorkerProcess(data, control, hello, frames)
+    worker.control.cancel_by_signal(worker.on_cancel_signal)
+    _listen_to_logs(worker)
     entry.setup = hello.setup
     if hello.authkey:  # so that managers of the program let its workers in
         multiprocessing.process.current_process().authkey = hello.authkey
     try:
-        server.runner = entry.make(hello.device)
-        server.runner.timing = server.timing
-        server.runner.spread = server.spreading
+        worker.runner = entry.make(hello.device)
+        worker.runner.timing = worker.timing
+        worker.runner.spread = worker.spreading
     except Exception as error:  # noqa: BLE001  the program words it
-        server.send((msg.BROKEN, one_line(error) if not isinstance(error, HeteroError) else str(error)))
+        worker.send((msg.BROKEN, one_line(error) if not isinstance(error, HeteroError) else str(error)))
         return
-    server.control.start()
+    worker.control.start()
     if hello.device.kind == "cpu" and hello.device.memory_limit_bytes:
-        server.segments.limit_memory(hello.device.memory_limit_bytes)
-    with _ending_with_connection(server):
-        server.send((msg.OPENED,))
+        worker.segments.limit_memory(hello.device.memory_limit_bytes)
+    with _ending_with_connection(worker):
+        worker.send((msg.OPENED,))
         _restore_standard_error(hello.stderr_fd)
         try:
-            server.runner.initialize()
+            worker.runner.initialize()
         except HeteroError as error:
-            server.send((msg.BROKEN, str(error)))
+            worker.send((msg.BROKEN, str(error)))
         else:
-            server.send((msg.READY, python_platform.python_version()))
-            server.loop()
-    server.runner.close()
+            worker.send((msg.READY, python_platform.python_version()))
+            worker.loop()
+    worker.runner.close()

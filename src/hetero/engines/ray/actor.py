@@ -31,8 +31,8 @@ from hetero.model.device import HOST_NODE, Device
 __all__ = [
     "THREADS",
     "ActorTransfers",
+    "DeviceActor",
     "Done",
-    "Worker",
     "start_actor",
     "why_ended",
 ]
@@ -43,7 +43,7 @@ THREADS = {MESSAGES: 1, TRANSFERS: 1}
 Answer = tuple[bytes, tuple[Any, ...] | None]
 
 
-class Worker:
+class DeviceActor:
     """The actor of one device; its methods are those of `ActorWorker`."""
 
     def __init__(self, entry: WorkerEntry, device: Device, path: Sequence[str], address: str) -> None:
@@ -117,7 +117,7 @@ def start_actor(entry: WorkerEntry, device: Device, host: Host) -> Any:
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-    actor = ray.remote(num_cpus=0, max_restarts=0, max_task_retries=0, concurrency_groups=THREADS)(Worker)
+    actor = ray.remote(num_cpus=0, max_restarts=0, max_task_retries=0, concurrency_groups=THREADS)(DeviceActor)
     inside = device if device.memory_node != f"{device.host}/ram" else replace(device, memory_node=HOST_NODE)
     return actor.options(
         enable_task_events=False,

@@ -41,7 +41,7 @@ from hetero.model.tasks import Failure
 __all__ = [
     "QUESTIONS",
     "START_S",
-    "RemoteWorker",
+    "ActorProxy",
     "Replies",
     "compare_clocks",
 ]
@@ -66,7 +66,7 @@ class _Sent(NamedTuple):
     holds: tuple[Payload, ...]
 
 
-class RemoteWorker:
+class ActorProxy:
     """One actor of one device; a new one is made for each start."""
 
     def __init__(self, context: RayContext, device: Device) -> None:

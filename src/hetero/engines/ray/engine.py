@@ -5,32 +5,27 @@ In: commands and calls. Out: events. It never chooses a device, and Ray chooses 
 
 from __future__ import annotations
 
-import os
-import threading
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from typing import Any
 
 from hetero.engines.base import Call, NodeUsage, Reach, Report, WorkerEntry
-from hetero.engines.ray.actor_proxy import START_S, RemoteWorker
+from hetero.engines.ray.actor_proxy import START_S, ActorProxy
 from hetero.engines.ray.cluster import OWN_HOST, Cluster, Host
 from hetero.engines.ray.context import RayContext
 from hetero.engines.ray.heartbeats import SILENT_S, HostMonitor
 from hetero.engines.ray.object_store import ObjectStore, StoredPayload
-from hetero.engines.shared.engine import PayloadEngine
+from hetero.engines.shared.engine import Done, PayloadEngine
 from hetero.engines.shared.groups import Group
 from hetero.engines.shared.hub import Hub
 from hetero.engines.shared.items import Item, Items, Meter, Replica
 from hetero.floor.clock import Clock
-from hetero.floor.errors import DeviceLostError, HeteroError
 from hetero.model.commands import Launch, Transfer
 from hetero.model.device import HOST_NODE, Device
 
 __all__ = ["RayEngine"]
 
 
-class RayEngine(PayloadEngine):
+class RayEngine(PayloadEngine[ActorProxy]):
     """Runs tasks on the actors of a Ray cluster, one a device.
 
     Parameters
@@ -57,17 +52,10 @@ class RayEngine(PayloadEngine):
         note: Callable[[str], None] = lambda text: None,
         joined: Callable[[Host], None] | None = None,
     ) -> None:
-        self.counters: Counter[str] = Counter()
+        super().__init__(memory_pool_bytes, start_s, note)
         self._joined = joined
         self._address = address
-        self._pool_bytes = memory_pool_bytes
-        self._start_s = start_s
-        self._note = note
         self._context: RayContext
-        self._devices: dict[str, Device] = {}
-        self._workers: dict[str, RemoteWorker] = {}
-        self._pid = 0
-        self._stop_lock = threading.Lock()
 
     def start(self, devices: Sequence[Device], worker: WorkerEntry, clock: Clock, report: Report) -> None:
         """Be part of the cluster, and start an actor for each device without waiting for it.
@@ -78,40 +66,36 @@ class RayEngine(PayloadEngine):
             There is no such cluster, or it cannot be used.
         """
         cluster = Cluster.open(self._address, self._pool_bytes)
-        store, meter = ObjectStore(cluster.store_bytes, self.counters), Meter()
-        items, hub = Items(store, meter), Hub(report)
-        monitor = HostMonitor(hub, cluster, [device.host for device in devices], self._silent, self._joined)
+        store, meter, hub = ObjectStore(cluster.store_bytes, self.counters), Meter(), Hub(report)
         self._context = RayContext(
-            hub, cluster, store, items, meter, clock, self.counters, worker, report, self._start_s, monitor, self.tell,
-            self.log,
-            self.tell_parts,
-        )  # fmt: skip
-        self._pid = os.getpid()
-        self._devices = {device.id: device for device in devices}
-        limited = [device.short for device in devices if device.kind == "cpu" and device.memory_limit_bytes]
-        if limited:
-            self._note(
-                f"the memory_limit of {', '.join(limited)} keeps out tasks that ask for more, but does not stop one "
-                "that takes more: its worker belongs to Ray"
-            )
-        hub.start()
-        self._end_with_program()
-        for device in devices:
-            self._workers[device.id] = RemoteWorker(self._context, device)
+            hub=hub,
+            items=Items(store, meter),
+            meter=meter,
+            clock=clock,
+            counters=self.counters,
+            entry=worker,
+            report=report,
+            start_s=self._start_s,
+            tell=self.tell,
+            log=self.log,
+            tell_parts=self.tell_parts,
+            cluster=cluster,
+            store=store,
+            monitor=HostMonitor(hub, cluster, [device.host for device in devices], self._silent, self._joined),
+        )
+        limited = [device for device in devices if device.kind == "cpu" and device.memory_limit_bytes]
+        self._note_unlimited(limited, "belongs to Ray")
+        self._start_workers(devices)
 
     def add(self, devices: Sequence[Device]) -> None:
         """Start an actor for each of some more devices."""
         self._devices = {**self._devices, **{device.id: device for device in devices}}
-        self._workers = {**self._workers, **{device.id: RemoteWorker(self._context, device) for device in devices}}
+        self._workers = {**self._workers, **{device.id: ActorProxy(self._context, device) for device in devices}}
 
     def _silent(self, host: str) -> None:
         for worker in list(self._workers.values()):
             if worker.device.host == host:
                 worker.lose(f"its host did not answer for {SILENT_S:g} s")
-
-    @property
-    def _site(self) -> RayContext:
-        return self._context
 
     def _stored(self, value: Any) -> StoredPayload:
         return self._context.store.payload(value)
@@ -128,7 +112,7 @@ class RayEngine(PayloadEngine):
             member.run([(launch, call)], group, rank, peers)
 
     def _start_worker(self, device: str) -> None:
-        self._workers[device] = RemoteWorker(self._context, self._devices[device])
+        self._workers[device] = ActorProxy(self._context, self._devices[device])
 
     # -- data -------------------------------------------------------------------------------------------------
 
@@ -137,8 +121,7 @@ class RayEngine(PayloadEngine):
         found = self._context.items.find(item)
         if found.payload is not None:
             return self._read(item, found.payload)
-        replica = found.replicas[0]
-        answer = self._exported(item, lambda done: _worker_of(replica).transfers.export_value(replica.key, done))
+        answer = self._wait_for_export(item, found.replicas[0])
         assert answer.payload is not None
         return self._read(item, answer.payload)
 
@@ -165,34 +148,23 @@ class RayEngine(PayloadEngine):
 
     # -- transfers, in the hub's thread -----------------------------------------------------------------------
 
-    def _transfer(self, order: Transfer) -> None:
-        try:
-            item = self._context.items.find(order.item)
-            if item.payload is None:
-                replica = next(r for r in item.replicas if r.holder.device.memory_node == order.src)
-                _worker_of(replica).transfers.export_value(replica.key, lambda *answer: self._on_export(order, *answer))
-            else:
-                self._bring(order, item, 0.0)
-        except StopIteration:
-            self._transfer_failed(order, f"data item {order.item} is not on {order.src}")
-        except HeteroError as error:
-            self._transfer_failed(order, str(error))
+    def _can_bring(self, order: Transfer, item: Item) -> bool:
+        return item.payload is not None
 
-    def _on_export(self, order: Transfer, problem: str, started_s: float, seconds: float, answer: Item | None) -> None:
-        if answer is None:
-            self._transfer_failed(order, problem)
-            return
-        with suppress(DeviceLostError):
-            self._context.items.find(order.item).payload = answer.payload
-        self._bring(order, answer, seconds)
+    def _export(self, replica: Replica, done: Done) -> None:
+        assert isinstance(replica.holder, ActorProxy)
+        replica.holder.transfers.export_value(replica.key, done)
 
-    def _bring(self, order: Transfer, item: Item, so_far_s: float) -> None:
+    def _exported(self, order: Transfer, item: Item, answer: Item) -> None:
+        item.payload = answer.payload
+
+    def _bring(self, order: Transfer, item: Item, started_s: float, so_far_s: float) -> None:
         """Copy what lies in the object store to where it is wanted: a host's memory, or a device's own."""
         now_s = self._context.clock.now_s()
         if order.dst == HOST_NODE:
             self._arrived(order, now_s - so_far_s, so_far_s)
             return
-        worker = next((one for one in self._workers.values() if _serves(one.device, order.dst)), None)
+        worker = next((one for one in self._workers.values() if one.device.memory_node == order.dst), None)
         if worker is None or item.payload is None:
             self._transfer_failed(order, f"no worker has the memory node {order.dst}")
             return
@@ -214,27 +186,8 @@ class RayEngine(PayloadEngine):
 
     # -- the end ----------------------------------------------------------------------------------------------
 
-    def stop(self) -> None:
-        """End every actor and leave the cluster; safe to call twice."""
-        if self._pid != os.getpid():  # in a forked process nobody would ever release the lock
-            return
-        with self._stop_lock:
-            if not self._pid:
-                return
-            self._pid = 0
-        self._context.hub.stop()
-        for worker in self._workers.values():
-            worker.stop()
+    def _release(self) -> None:
         self._context.monitor.stop()
-        self._context.items.clear()
+        super()._release()
         self._context.store.clear()
         self._context.cluster.close()
-
-
-def _serves(device: Device, node: str) -> bool:
-    return node == device.memory_node
-
-
-def _worker_of(replica: Replica) -> RemoteWorker:
-    assert isinstance(replica.holder, RemoteWorker)
-    return replica.holder

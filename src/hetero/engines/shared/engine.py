@@ -6,59 +6,165 @@ In: calls, values, orders. Out: payloads, events of copies. It must not know whe
 from __future__ import annotations
 
 import atexit
+import os
 import threading
 import weakref
 from abc import abstractmethod
-from collections.abc import Callable, Mapping
-from typing import Any, ClassVar, Protocol
+from collections import Counter
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
-from hetero.engines.base import Call, Engine, EngineOrder
+from hetero.engines.base import Call, Engine, EngineOrder, Log, Report, Tell, TellParts, WorkerEntry
 from hetero.engines.shared.exceptions import one_line
 from hetero.engines.shared.hub import Hub
 from hetero.engines.shared.in_flight import pack_function
-from hetero.engines.shared.items import Item, Items
+from hetero.engines.shared.items import Item, Items, Meter, Replica
 from hetero.engines.shared.memory_pool import Payload
 from hetero.floor.clock import Clock
-from hetero.floor.errors import DeviceLostError, EngineError, SerialisationError
-from hetero.model.commands import Cancel, Discard, Free, StartWorker, Transfer, Withdraw
-from hetero.model.device import HOST_NODE
-from hetero.model.events import TransferFailed, TransferFinished
+from hetero.floor.errors import DeviceLostError, EngineError, HeteroError, SerialisationError
+from hetero.model.commands import Cancel, Discard, Free, Launch, StartWorker, Transfer, Withdraw
+from hetero.model.device import HOST_NODE, Device
+from hetero.model.events import TaskFailed, TransferFailed, TransferFinished
+from hetero.model.tasks import Failure
 
-__all__ = ["Done", "PayloadEngine", "Site"]
+__all__ = ["Done", "EngineContext", "PayloadEngine", "WorkerProxy"]
 
 Done = Callable[[str, float, float, Item | None], None]
 """Told of a copy: what went wrong or '', when it began, s that it took, what it gave."""
 
 
-class Site(Protocol):
-    """What a running engine has."""
+class WorkerProxy(Protocol):
+    """A worker as its engine sees it."""
 
-    hub: Hub
-    items: Items
-    clock: Clock
+    device: Device
+
+    def withdraw(self, task: int, attempt: int) -> None:
+        """Ask for an attempt back."""
+        ...
+
+    def cancel(self, task: int, attempt: int) -> None:
+        """Stop an attempt."""
+        ...
+
+    def stop(self) -> None:
+        """End the worker, or see to it that it has ended; called after the hub has stopped."""
+        ...
 
 
-class _Asked(Protocol):
-    def withdraw(self, task: int, attempt: int) -> None: ...
-
-    def cancel(self, task: int, attempt: int) -> None: ...
+Proxy = TypeVar("Proxy", bound=WorkerProxy)
 
 
-class PayloadEngine(Engine):
-    """An engine whose workers are handed bytes.
+@dataclass(slots=True, kw_only=True)
+class EngineContext:
+    """What all parts of one running engine share.
 
     Attributes
     ----------
-    other_remedy : what else helps where something cannot travel, for the end of a message
+    start_s
+        Time that a worker may take to start, s.
+    tell, tell_parts
+        Take the notes of attempts, and of what their time consists.
+    log
+        Takes the log records of tasks.
+    failed_starts
+        How often in a row the worker of a device did not start.
+    worked
+        The devices whose worker was ready once.
+    """
+
+    hub: Hub
+    items: Items
+    meter: Meter
+    clock: Clock
+    counters: Counter[str]
+    entry: WorkerEntry
+    report: Report
+    start_s: float
+    tell: Tell
+    log: Log
+    tell_parts: TellParts
+    failed_starts: Counter[str] = field(default_factory=Counter)
+    worked: set[str] = field(default_factory=set)
+
+    def refuse(self, device: str, launch: Launch, failure: Failure) -> None:
+        """Report that an attempt could not be sent."""
+        now_s = self.clock.now_s()
+        event = TaskFailed(now_s, launch.task, launch.attempt, device, now_s, 0.0, failure)
+        self.hub.call(lambda: self.hub.emit(event))
+
+
+class PayloadEngine(Engine, Generic[Proxy]):
+    """An engine whose workers are handed bytes.
+
+    Parameters
+    ----------
+    memory_pool_bytes
+        Bytes of the memory through which arrays travel.
+    start_s
+        Time that a worker may take to start, s.
+    note
+        Called with what the user should know, in one line each.
+
+    Attributes
+    ----------
+    other_remedy
+        What else helps where something cannot travel, for the end of a message.
+    counters
+        How often things happened, by name.
     """
 
     other_remedy: ClassVar[str] = ""
-    _workers: Mapping[str, _Asked]
 
-    @property
-    @abstractmethod
-    def _site(self) -> Site:
-        """What this engine has while it runs."""
+    def __init__(self, memory_pool_bytes: int, start_s: float, note: Callable[[str], None]) -> None:
+        self.counters: Counter[str] = Counter()
+        self._pool_bytes = memory_pool_bytes
+        self._start_s = start_s
+        self._note = note
+        self._context: EngineContext
+        self._devices: dict[str, Device] = {}
+        self._workers: dict[str, Proxy] = {}
+        self._pid = 0
+        self._stop_lock = threading.Lock()
+
+    def _start_workers(self, devices: Sequence[Device]) -> None:
+        """Start the hub, and a worker for each device."""
+        self._pid = os.getpid()
+        self._devices = {device.id: device for device in devices}
+        self._context.hub.start()
+        atexit.register(_stop_at_exit, weakref.ref(self))
+        for device in devices:
+            self._start_worker(device.id)
+
+    def _note_unlimited(self, devices: Sequence[Device], why: str) -> None:
+        """Tell the user of CPUs whose memory limit their worker cannot be held to."""
+        if devices:
+            self._note(
+                f"the memory_limit of {', '.join([device.short for device in devices])} keeps out tasks that ask for "
+                f"more, but does not stop one that takes more: its worker {why}"
+            )
+
+    def stop(self) -> None:
+        """End every worker and give back every resource; safe to call twice."""
+        if self._pid != os.getpid():  # in a forked process nobody would ever release the lock
+            return
+        with self._stop_lock:
+            if not self._pid:
+                return
+            self._pid = 0
+        self._ask_to_stop()
+        self._context.hub.stop()
+        for worker in self._workers.values():
+            worker.stop()
+        self._release()
+
+    def _ask_to_stop(self) -> None:
+        """Let the workers end by themselves, while the hub still runs."""
+
+    def _release(self) -> None:
+        """Give back what is left when all workers have ended."""
+        self._context.items.clear()
 
     @abstractmethod
     def _stored(self, value: Any) -> Payload:
@@ -88,34 +194,30 @@ class PayloadEngine(Engine):
         elif isinstance(order, Cancel):
             self._workers[order.device].cancel(order.task, order.attempt)
         elif isinstance(order, Discard):
-            self._site.items.discard(order.task, order.attempt)
+            self._context.items.discard(order.task, order.attempt)
         elif isinstance(order, Free):
-            self._site.items.free(order.item, order.node, order.node == HOST_NODE)
+            self._context.items.free(order.item, order.node, order.node == HOST_NODE)
         elif isinstance(order, StartWorker):
             self._start_worker(order.device)
         else:
-            self._site.hub.call(lambda: self._transfer(order))
+            self._context.hub.call(lambda: self._transfer(order))
 
     @abstractmethod
     def _start_worker(self, device: str) -> None:
         """Start a new worker for a device."""
-
-    @abstractmethod
-    def _transfer(self, order: Transfer) -> None:
-        """Start a copy, in the hub's thread."""
 
     # -- data -------------------------------------------------------------------------------------------------
 
     def put(self, item: int, value: Any) -> int:
         """Keep a value as a data item on the host; return its bytes there, 0 where it travels in messages."""
         payload = self._payload(value, "the value")
-        self._site.items.put(item, Item(payload))
+        self._context.items.put(item, Item(payload))
         return payload.nbytes
 
     def holds(self, item: int, value: Any) -> bool:
         """Return whether a data item is this very array, unchanged since it was put."""
         try:
-            known = self._site.items.find(item).payload
+            known = self._context.items.find(item).payload
         except DeviceLostError:
             return False
         again = self._payload(value, "the value")
@@ -123,11 +225,11 @@ class PayloadEngine(Engine):
 
     def commit(self, task: int, attempt: int) -> None:
         """Make the result of this attempt the data item `task`."""
-        self._site.items.commit(task, attempt)
+        self._context.items.commit(task, attempt)
 
     def forget(self, item: int) -> None:
         """Drop a data item everywhere."""
-        self._site.items.forget(item)
+        self._context.items.forget(item)
 
     def _read(self, item: int, payload: Payload) -> Any:
         try:
@@ -137,7 +239,7 @@ class PayloadEngine(Engine):
         except Exception as error:
             raise SerialisationError(f"the result of task {item} cannot be read here: {one_line(error)}") from error
 
-    def _exported(self, item: int, ask: Callable[[Done], None]) -> Item:
+    def _wait_for_export(self, item: int, replica: Replica) -> Item:
         """Wait for a copy of a value that only a device has."""
         done = threading.Event()
         answers: list[tuple[str, Item | None]] = []
@@ -146,26 +248,65 @@ class PayloadEngine(Engine):
             answers.append((problem, answer))
             done.set()
 
-        ask(arrived)
-        self._site.hub.wait(done)
+        self._export(replica, arrived)
+        self._context.hub.wait(done)
         problem, answer = answers[0]
         if answer is None:
             raise DeviceLostError(f"the result of task {item} cannot be had: {problem}")
         return answer
 
+    # -- transfers, in the hub's thread -----------------------------------------------------------------------
+
+    def _transfer(self, order: Transfer) -> None:
+        """Start a copy: from a device's memory node by way of the host, or from the host."""
+        try:
+            item = self._context.items.find(order.item)
+            if self._can_bring(order, item):
+                self._bring(order, item, self._context.clock.now_s(), 0.0)
+            else:
+                replica = next(each for each in item.replicas if each.holder.device.memory_node == order.src)
+                self._export(replica, lambda *answer: self._on_export(order, *answer))
+        except StopIteration:
+            self._transfer_failed(order, f"data item {order.item} is not on {order.src}")
+        except HeteroError as error:
+            self._transfer_failed(order, str(error))
+
+    @abstractmethod
+    def _can_bring(self, order: Transfer, item: Item) -> bool:
+        """Return whether an item is sent from the host."""
+
+    @abstractmethod
+    def _export(self, replica: Replica, done: Done) -> None:
+        """Copy a kept value to the host."""
+
+    @abstractmethod
+    def _bring(self, order: Transfer, item: Item, started_s: float, so_far_s: float) -> None:
+        """Copy an item from the host to where it is wanted."""
+
+    @abstractmethod
+    def _exported(self, order: Transfer, item: Item, answer: Item) -> None:
+        """Keep the copy that an item has on the host now, where others may use it."""
+
+    def _on_export(self, order: Transfer, problem: str, started_s: float, seconds: float, answer: Item | None) -> None:
+        if answer is None:
+            self._transfer_failed(order, problem)
+            return
+        with suppress(DeviceLostError):
+            self._exported(order, self._context.items.find(order.item), answer)
+        self._bring(order, answer, started_s, seconds)
+
     def _arrived(self, order: Transfer, started_s: float, seconds: float) -> None:
-        now_s = self._site.clock.now_s()
-        self._site.hub.emit(TransferFinished(now_s, order.item, order.src, order.dst, order.nbytes, started_s, seconds))
+        now_s = self._context.clock.now_s()
+        self._context.hub.emit(
+            TransferFinished(now_s, order.item, order.src, order.dst, order.nbytes, started_s, seconds)
+        )
 
     def _transfer_failed(self, order: Transfer, reason: str) -> None:
-        self._site.hub.emit(TransferFailed(self._site.clock.now_s(), order.item, order.src, order.dst, reason))
-
-    def _end_with_program(self) -> None:
-        """Stop when the program ends without having done so."""
-        atexit.register(_stop_at_exit, weakref.ref(self))
+        self._context.hub.emit(TransferFailed(self._context.clock.now_s(), order.item, order.src, order.dst, reason))
 
 
-def _stop_at_exit(reference: weakref.ref[PayloadEngine]) -> None:
+def _stop_at_exit(reference: weakref.ref[PayloadEngine[Any]]) -> None:
+    """Stop an engine when the program ends without having done so."""
     engine = reference()
     if engine is not None:
         engine.stop()

@@ -6,22 +6,16 @@ In: what a member sends, or that it ended. Out: the same at the others. Only a r
 from __future__ import annotations
 
 import threading
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from hetero.engines.shared.wire import LARGE_BYTES, dump, load
-from hetero.floor.errors import BadValueError, GroupError, SerialisationError
-
-if TYPE_CHECKING:
-    from hetero.engines.local.context import LocalContext
-from typing import TYPE_CHECKING
-
 from hetero.engines.shared import messages as msg
-from hetero.engines.shared.memory_pool import Payload
-from hetero.engines.shared.wire import Place
+from hetero.engines.shared.memory_pool import MemoryPool, Payload
+from hetero.engines.shared.wire import LARGE_BYTES, Place, dump, load
+from hetero.floor.errors import BadValueError, GroupError, SerialisationError
 
 __all__ = [
     "Assembly",
@@ -229,15 +223,27 @@ class GroupMessages:
 
     Parameters
     ----------
-    context : the engine
-    send : sends the worker a message
-    announce : called with what lies in shared memory, before the worker hears of it
+    pool, transport
+        Where large values lie on their way, and how they travel.
+    counters
+        Counts pieces, and pieces_in_pool.
+    send
+        Sends the worker a message.
+    announce
+        Called with what lies in shared memory, before the worker learns of it.
     """
 
     def __init__(
-        self, context: LocalContext, send: Callable[[tuple[Any, ...]], None], announce: Callable[[Payload], None]
+        self,
+        pool: MemoryPool,
+        transport: msg.Transport,
+        counters: Counter[str],
+        send: Callable[[tuple[Any, ...]], None],
+        announce: Callable[[Payload], None],
     ) -> None:
-        self._context = context
+        self._pool = pool
+        self._transport = transport
+        self._counters = counters
         self._send = send
         self._announce = announce
         self._attempts: dict[int, int] = {}
@@ -257,16 +263,16 @@ class GroupMessages:
         seq = self._attempts.get(task)
         if seq is None:
             return
-        most = self._context.transport.piece_bytes
+        most = self._transport.piece_bytes
         for piece in cut(content.value, most) if isinstance(content, Whole) else (content,):
             self._send((msg.SEND, seq, sender, self._placed(seq, piece)))
 
     def _placed(self, seq: int, piece: Piece) -> tuple[Any, ...]:
         """Return a piece as it travels to the worker: its data in the pool, kept until they were heard, or as bytes."""
-        counters, data = self._context.counters, piece.data
+        counters, data = self._counters, piece.data
         counters["pieces"] += 1
         if isinstance(data, memoryview):
-            data = Payload(b"", (self._context.pool.keep(data),)) if self._context.transport.pooled else bytes(data)
+            data = Payload(b"", (self._pool.keep(data),)) if self._transport.pooled else bytes(data)
         if isinstance(data, Payload):
             counters["pieces_in_pool"] += 1
             place = data.blocks[0].place

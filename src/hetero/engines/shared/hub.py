@@ -11,23 +11,18 @@ import itertools
 import selectors
 import socket
 import threading
-from collections import deque
-from collections.abc import Callable
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hetero.engines.base import Report
-from hetero.floor import clock, platform
-from hetero.floor.errors import DeviceLostError
-from hetero.model.events import Event
-
-if TYPE_CHECKING:
-    from hetero.engines.local.context import LocalContext
-from collections.abc import Sequence
-
 from hetero.engines.shared.messages import PING
 from hetero.engines.shared.wire import frame
+from hetero.floor import clock, platform
+from hetero.floor.errors import DeviceLostError
 from hetero.floor.platform import send_with_files
+from hetero.model.events import Event
 
 __all__ = [
     "Hub",
@@ -154,11 +149,11 @@ class Hub:
 class Pipe:
     """A socket to the worker that never makes the sender wait."""
 
-    def __init__(self, context: LocalContext, end: socket.socket, handler: Callable[[int], None]) -> None:
+    def __init__(self, hub: Hub, counters: Counter[str], end: socket.socket, handler: Callable[[int], None]) -> None:
         end.setblocking(False)
         self.socket = end
-        self._hub = context.hub
-        self._counters = context.counters
+        self._hub = hub
+        self._counters = counters
         self._backlog: deque[tuple[memoryview, list[int]]] = deque()
         self._handler = handler
         self._lock = threading.Lock()

@@ -7,27 +7,34 @@ does not decide who gets what: the pool of the core does.
 from __future__ import annotations
 
 import weakref
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import lru_cache
+from itertools import count
 from pathlib import Path
+from threading import Condition
 from typing import TYPE_CHECKING, Any
 
 from hetero.backends.registry import refuse_unknown
 from hetero.catalog.load import find
 from hetero.catalog.values import DeviceSpec
+from hetero.core.leases import REMEMBERED, LeasePool
+from hetero.core.state import DevicePhase
 from hetero.floor.clock import monotonic_s
 from hetero.floor.errors import BadValueError, DeviceError, NothingFitsError, TaskTimeoutError, did_you_mean
 from hetero.floor.units import parse_bytes, parse_seconds
+from hetero.model.commands import LeaseChanged
 from hetero.model.device import Device, DeviceStatus
+from hetero.model.events import LeaseAsked, LeaseRefused, LeaseReleased, LeaseRenewed
 from hetero.model.leases import Lease as LeaseValue
 from hetero.model.leases import LeasePhase, LeaseRequest
 from hetero.model.tasks import Request
-from hetero.session.lease_backends import Driven, LeaseBackend, Own
 from hetero.session.requests import flag, text, whole, words
 from hetero.session.tasks import TaskFunction, as_task
 
 if TYPE_CHECKING:
+    from hetero.drive.live import Driver
     from hetero.model.fabric import Fabric
     from hetero.model.topology import Topology
     from hetero.session.context import Context
@@ -41,6 +48,8 @@ __all__ = [
     "Pool",
     "PooledDevice",
 ]
+
+LeaseEvent = LeaseAsked | LeaseRenewed | LeaseRefused | LeaseReleased
 
 _OPTIONS = {
     "on": "on",
@@ -207,6 +216,157 @@ class Lease:
         return f"<lease {self.number} {self.phase}: {', '.join(self.value.devices) or self.value.reason or 'waits'}>"
 
 
+class LeaseBackend:
+    """The leases of a pool or of a Context, as whoever grants them has told so far.
+
+    All methods but `told` are called while `changed` is held.
+
+    Parameters
+    ----------
+    lend
+        Takes the events by which leases are asked for, renewed, refused and released.
+    now_s
+        Clock of those events, s.
+    devices
+        Returns the devices that are not lost.
+    advance
+        Lets time pass, and returns in how many s time alone changes something next: None where it does not, or where
+        news of it come by themselves.
+
+    Attributes
+    ----------
+    changed
+        Notified when a lease has changed.
+    """
+
+    def __init__(
+        self,
+        lend: Callable[[LeaseEvent], None],
+        now_s: Callable[[], float],
+        devices: Callable[[], tuple[Device, ...]],
+        advance: Callable[[], float | None],
+    ) -> None:
+        self.changed = Condition()
+        self.devices = devices
+        self.advance = advance
+        self._lend = lend
+        self._now_s = now_s
+        self._numbers = count(1)
+        self._leases: dict[int, LeaseValue] = {}
+        self._over: OrderedDict[int, LeaseValue] = OrderedDict()
+
+    @classmethod
+    def of_driver(cls, driver: Driver) -> LeaseBackend:
+        """Return the backend of the core that schedules a Context."""
+
+        def devices() -> tuple[Device, ...]:
+            states = tuple(driver.machine.fleet.states)
+            return tuple(state.device for state in states if state.phase is not DevicePhase.GONE)
+
+        def advance() -> None:
+            driver.now_s()  # raises where the driver has been left, as in a forked process
+
+        backend = cls(driver.lend, driver.now_s, devices, advance)
+        driver.on_leases(backend.told)
+        return backend
+
+    def leases(self) -> tuple[LeaseValue, ...]:
+        """Return the leases that are not over, in the order of arrival."""
+        self.advance()
+        return tuple(self._leases.values())
+
+    def look(self, number: int) -> LeaseValue:
+        """Return a lease as it stands now."""
+        self.advance()
+        lease = self._leases.get(number) or self._over.get(number)
+        if lease is None:
+            raise BadValueError(f"there is no lease {number}", remedy="use the number that 'ask' gave")
+        return lease
+
+    def ask(self, request: LeaseRequest) -> int:
+        """Ask for a lease and return its number."""
+        number, now_s = next(self._numbers), self._now_s()
+        self._leases[number] = LeaseValue(number, request, asked_s=now_s)
+        try:
+            self._lend(LeaseAsked(now_s, number, request))
+        except BaseException:
+            self._leases.pop(number, None)
+            raise
+        return number
+
+    def renew(self, number: int) -> None:
+        """Let the time of a lease run again from now."""
+        lease = self.look(number)
+        if lease.phase is not LeasePhase.ACTIVE:
+            raise BadValueError(f"lease {number} is {lease.phase}", remedy="ask for a new one")
+        self._lend(LeaseRenewed(self._now_s(), number))
+
+    def refuse(self, number: int, device: str, reason: str) -> None:
+        """Report that a device of a lease could not be had after all: the lease waits for others."""
+        lease = self.look(number)
+        if lease.phase is LeasePhase.ACTIVE:
+            self._leases[number] = replace(lease, phase=LeasePhase.PENDING, devices=())
+            self._lend(LeaseRefused(self._now_s(), number, device, reason))
+
+    def release(self, number: int) -> None:
+        """Release a lease; one of a Context ends once its tasks have."""
+        lease = self.look(number)
+        if lease.phase is LeasePhase.ACTIVE:
+            self._leases[number] = replace(lease, phase=LeasePhase.RELEASING)
+        if not lease.over:
+            self._lend(LeaseReleased(self._now_s(), number))
+
+    def told(self, news: LeaseChanged) -> None:
+        """Take in what became of a lease, from any thread."""
+        with self.changed:
+            known = self._leases.get(news.lease)
+            if known is None:
+                return
+            number, phase, devices, granted_s, expires_s, reason = news
+            lease = replace(known, phase=LeasePhase(phase), devices=devices, reason=reason)
+            lease = replace(lease, granted_s=granted_s, expires_s=expires_s)
+            if lease.over:
+                del self._leases[number]
+                self._over[number] = lease
+            else:
+                self._leases[number] = lease
+            if len(self._over) > REMEMBERED:
+                self._over.popitem(last=False)
+            self.changed.notify_all()
+
+
+class _OwnLeases:
+    """Grants the leases of a pool without a Context, on the program's clock; all calls come while `changed` is held."""
+
+    def __init__(self, pool: LeasePool) -> None:
+        self.pool = pool
+        self.backend = LeaseBackend(self._take, monotonic_s, lambda: pool.devices, self._advance)
+
+    def _take(self, event: LeaseEvent) -> None:
+        at_s, number = event[:2]
+        if isinstance(event, LeaseAsked):
+            self.pool.ask(event.wish, at_s, number)
+        elif isinstance(event, LeaseRenewed):
+            self.pool.renew(number, at_s)
+        elif isinstance(event, LeaseRefused):
+            self.pool.refuse(number, event.device, at_s, event.reason)
+        else:
+            self.pool.release(number, at_s)
+        self.report()
+
+    def _advance(self) -> float | None:
+        self.pool.advance(monotonic_s())
+        self.report()
+        next_s = self.pool.next_s()
+        return None if next_s is None else max(0.001, next_s - monotonic_s())
+
+    def report(self) -> None:
+        """Tell the backend what has changed."""
+        for lease in self.pool.news():
+            facts = (str(lease.phase), lease.devices, lease.granted_s, lease.expires_s, lease.reason)
+            self.backend.told(LeaseChanged(lease.id, *facts))
+
+
 class LeasingPool:
     """What can be done with a pool, whoever keeps its leases."""
 
@@ -294,7 +454,7 @@ class LeasingPool:
                 left_s = None if end_s is None else end_s - monotonic_s()
                 if left_s is not None and left_s <= 0.0:
                     raise TaskTimeoutError(f"lease {number} was not met within {timeout:g} s", remedy="wait longer")
-                waits = [wait_s for wait_s in (left_s, self._backend.next_s()) if wait_s is not None]
+                waits = [wait_s for wait_s in (left_s, self._backend.advance()) if wait_s is not None]
                 self._changed.wait(min(waits, default=None))
         if lease.phase is LeasePhase.FAILED:
             raise NothingFitsError(f"no lease: {lease.reason}", remedy="ask for less, or for other devices")
@@ -329,20 +489,20 @@ class Pool(LeasingPool):
     ) -> None:
         from hetero.session.placed import placed
 
-        self._own = Own(*placed(devices, topology))
-        super().__init__(self._own)
+        self._own = _OwnLeases(LeasePool(*placed(devices, topology)))
+        super().__init__(self._own.backend)
 
     def lose(self, device: str, reason: str = "") -> None:
         """Record that a device is gone: leases that hold it have failed."""
         with self._changed:
             self._own.pool.lose(device, monotonic_s(), reason)
-            self._changed.notify_all()
+            self._own.report()
 
     def restore(self, device: str) -> None:
         """Record that a device is back."""
         with self._changed:
             self._own.pool.restore(device, monotonic_s())
-            self._changed.notify_all()
+            self._own.report()
 
 
 def _prepared(lease: Lease, prepare: Callable[[PooledDevice], object] | None) -> tuple[str, str] | None:
@@ -361,7 +521,7 @@ class ContextLeases:
 
     def __init__(self, context: Context) -> None:
         self._context, self._driver = weakref.ref(context), context.driver
-        self._pool = LeasingPool(Driven(context.driver))
+        self._pool = LeasingPool(LeaseBackend.of_driver(context.driver))
 
     def lease(self, options: dict[str, Any]) -> ContextLease:
         """Lease devices of the fleet, and wait for them."""

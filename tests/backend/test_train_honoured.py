@@ -42,7 +42,6 @@ from hetero.train.compatibility import (  # noqa: E402
 )
 from hetero.train.data import Samples, as_samples  # noqa: E402
 from hetero.train.losses import SummedLoss  # noqa: E402
-from hetero.train.member import Throttle  # noqa: E402
 from hetero.train.membership import Membership  # noqa: E402
 from hetero.train.memory import PassLimit  # noqa: E402
 from hetero.train.probe import probe  # noqa: E402

@@ -50,7 +50,6 @@ PROFILED = 3
 """Steps that are."""
 
 
-
 class StepProfile:
     """Counts the steps of a member and profiles some of them, where its frame asks for that.
 

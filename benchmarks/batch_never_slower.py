@@ -16,7 +16,7 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.common import Bench, arguments
-from hetero.plan.batch.planner import Planner
+from hetero.plan.batch.planner import BatchPlanner
 from hetero.plan.batch.simulation import simulate
 from hetero.plan.batch.size_tuning import Sizes
 
@@ -42,7 +42,7 @@ def measured(truth: Truth) -> tuple[tuple[float, float], ...]:
 
 def makespan_s(truths: dict[str, Truth], known: dict[str, tuple[tuple[float, float], ...]], count: int) -> float:
     """Return the seconds of a run in virtual time."""
-    planner = Planner({name: Sizes(known=known.get(name, ())) for name in truths})
+    planner = BatchPlanner({name: Sizes(known=known.get(name, ())) for name in truths})
     return simulate(planner, truths, count).makespan_s
 
 

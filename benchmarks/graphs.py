@@ -27,7 +27,7 @@ from hetero.floor.clock import cpu_seconds, monotonic_s
 from hetero.graphs.check import faults
 from hetero.graphs.document import document_of
 from hetero.graphs.files import parse_json, read_text
-from hetero.graphs.fleet_files import Fleet, fleet_from
+from hetero.graphs.fleet_files import GraphFleet, fleet_from
 from hetero.graphs.hswf import read_hswf
 from hetero.graphs.planning import Budget, pull, schedule_of, warm_up
 from hetero.graphs.stg import read_stg
@@ -38,7 +38,7 @@ from hetero.model.topology import Link, MemoryNode, Topology
 from hetero.plan.bounds.graph import area_bound
 from hetero.plan.graph_search.combined import search
 from hetero.plan.graph_search.portfolio import portfolio
-from hetero.plan.graph_search.windows import Limits, improve
+from hetero.plan.graph_search.windows import ExactLimits, improve
 from hetero.plan.planners.heuristics import PLANNERS, planner
 from hetero.plan.problem import Problem, problem_of
 
@@ -66,7 +66,7 @@ def _data() -> Path:
     return (settings.test_data() or Path(__file__).resolve().parents[2] / "shared" / "data") / "graphs"
 
 
-def _fleet(devices: list[dict[str, Any]], bytes_per_s: float, latency_s: float) -> Fleet:
+def _fleet(devices: list[dict[str, Any]], bytes_per_s: float, latency_s: float) -> GraphFleet:
     """Return a fleet in which every memory node has a link to and from every other."""
     nodes = sorted({device["memory_node"] for device in devices})
     links = [
@@ -79,13 +79,13 @@ def _fleet(devices: list[dict[str, Any]], bytes_per_s: float, latency_s: float) 
     return fleet_from({**document, "links": links}, "fleet")
 
 
-def _accelerated(cpus: int, gpus: list[str]) -> Fleet:
+def _accelerated(cpus: int, gpus: list[str]) -> GraphFleet:
     rows = [{"id": f"cpu{number}", "memory_node": "ram", "kind": "cpu"} for number in range(cpus)]
     rows += [{"id": f"dev{number}", "memory_node": f"dev{number}", "kind": kind} for number, kind in enumerate(gpus)]
     return _fleet(rows, _PCIE_BYTES_PER_S, _PCIE_S)
 
 
-def _hosts(programs: set[str]) -> Fleet:
+def _hosts(programs: set[str]) -> GraphFleet:
     """Return three hosts of unlike speeds and a device that likes some programs, drawn from their names' hashes."""
     liking = (None, 0.5, 2.0, 4.0, 12.0)
     speeds = {name: liking[hashlib.sha256(name.encode()).digest()[0] % len(liking)] for name in sorted(programs)}
@@ -229,7 +229,7 @@ def _searched(instance: Instance, searcher: str, seconds: float) -> tuple[Schedu
         schedule = planned(instance, p, Budget(seconds), int(searcher.split()[1]), bound_s)
         return schedule, f"search, {seconds:g} s, {searcher}"
     found, _ = pull(search(p, 0), Budget(1.0), cpu_seconds)
-    timeline, least_s = improve(p, found.timeline, 0, len(p.order), Limits(math.inf, seconds, 0))
+    timeline, least_s = improve(p, found.timeline, 0, len(p.order), ExactLimits(math.inf, seconds, 0))
     schedule = schedule_of(instance.graph, p, timeline, max(bound_s, found.lower_bound_s, least_s), "CP-SAT")
     return _confirmed(instance, schedule), f"CP-SAT, {seconds:g} s"
 

@@ -21,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from benchmarks.common import Bench, arguments
 from hetero.floor import settings
 from hetero.model.device import Device, DeviceType
-from hetero.plan.performance.cost_model import CostModel, Estimate
+from hetero.plan.performance.cost_model import CostModel, TimeEstimate
 
 CALLS = 5
 STARTS = 40
@@ -34,7 +34,7 @@ class Guess(NamedTuple):
 
     kernel: str
     size: int
-    ours: Estimate
+    ours: TimeEstimate
     rival_s: float
     truth_s: float
 

@@ -188,9 +188,9 @@ def step_of(name: str, model: Any, group: Any, inputs: Any) -> Callable[[], None
 
 def _ours(model: Any, optimizer: Any, group: Any, inputs: Any, options: dict[str, Any]) -> Callable[[], None]:
     from hetero.train.gradients import Gradients
-    from hetero.train.values import Options
+    from hetero.train.values import TrainOptions
 
-    gradients = Gradients(list(model.parameters()), 1, Options(len(inputs), **options))
+    gradients = Gradients(list(model.parameters()), 1, TrainOptions(len(inputs), **options))
 
     def step() -> None:
         gradients.begin(group)

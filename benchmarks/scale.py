@@ -15,7 +15,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.common import Bench, arguments
 from hetero.catalog.load import devices
-from hetero.graphs.fleet_simulation import Load, Scaled, read_hosts, run_at_scale
+from hetero.graphs.fleet_simulation import Scaled, SimulatedLoad, read_hosts, run_at_scale
 
 CLASSES = 20
 PER_HOST = 10
@@ -35,7 +35,7 @@ def run(count: int, tasks: int, *, nbytes: int = 0, tick_s: float = TICK_S) -> t
     """Run so many tasks on so many devices; return what happened, and the CPU seconds."""
     racks = read_hosts(fleet_of(count))
     begin_s = time.process_time()
-    found, _ = run_at_scale(racks, Load(tasks, FLOP, nbytes=nbytes), tick_s=tick_s)
+    found, _ = run_at_scale(racks, SimulatedLoad(tasks, FLOP, nbytes=nbytes), tick_s=tick_s)
     return found, time.process_time() - begin_s
 
 

@@ -15,8 +15,8 @@ nn = torch.nn
 
 from hetero.train.activation_checkpointing import blocks  # noqa: E402
 from hetero.train.data import Samples, as_samples  # noqa: E402
-from hetero.train.replica import Replica  # noqa: E402
-from hetero.train.values import Options  # noqa: E402
+from hetero.train.replica import ModelReplica  # noqa: E402
+from hetero.train.values import TrainOptions  # noqa: E402
 
 WIDTH, LENGTH, SAMPLES = 32, 16, 24
 
@@ -41,12 +41,12 @@ def samples() -> Samples:
     return as_samples((inputs, torch.randint(0, 3, (SAMPLES,), generator=generator)))
 
 
-def replica(recompute: Any, model: Any = None) -> Replica:
+def replica(recompute: Any, model: Any = None) -> ModelReplica:
     parts = cloudpickle.dumps((model or Classifier(), nn.CrossEntropyLoss(), torch.optim.SGD))
-    return Replica(parts, Options(SAMPLES, recompute=recompute), "cpu", 0)
+    return ModelReplica(parts, TrainOptions(SAMPLES, recompute=recompute), "cpu", 0)
 
 
-def gradients(one: Replica, steps: int = 2) -> list[Any]:
+def gradients(one: ModelReplica, steps: int = 2) -> list[Any]:
     """Return the gradients of some steps; the first one is where it shows where the model draws numbers."""
     found = []
     for step in range(steps):
@@ -56,7 +56,7 @@ def gradients(one: Replica, steps: int = 2) -> list[Any]:
     return found
 
 
-def peak_bytes(one: Replica) -> int:
+def peak_bytes(one: ModelReplica) -> int:
     one.compute(samples(), range(SAMPLES), SAMPLES)
     now = peak = 0
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:

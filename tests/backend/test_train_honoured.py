@@ -45,11 +45,11 @@ from hetero.train.losses import SummedLoss  # noqa: E402
 from hetero.train.membership import Membership  # noqa: E402
 from hetero.train.memory import PassLimit  # noqa: E402
 from hetero.train.probe import probe  # noqa: E402
-from hetero.train.replica import Judge, Parts, Replica, mixing_layers  # noqa: E402
+from hetero.train.replica import Judge, ModelReplica, Parts, mixing_layers  # noqa: E402
 from hetero.train.schedules import ScheduleHistory, load_schedulers, unstepped_scheduler  # noqa: E402
 from hetero.train.state import load_state, pack, renewed  # noqa: E402
 from hetero.train.trainer import Trainer  # noqa: E402
-from hetero.train.values import Options  # noqa: E402
+from hetero.train.values import TrainOptions  # noqa: E402
 
 BATCH = 16
 SPLITS = ((16,), (5, 11), (1, 2, 13))
@@ -92,7 +92,7 @@ def in_parts(split: Sequence[int], model: Any, loss: Any, optimizer: Any, data: 
     """Train as members would with these shares: gradients and weights are added up, then applied once."""
     samples = as_samples(data)
     parts = cloudpickle.dumps((model, loss, optimizer))
-    replica = Replica(parts, Options(BATCH), "cpu", 0)
+    replica = ModelReplica(parts, TrainOptions(BATCH), "cpu", 0)
     for step in range(steps):
         ids, sums = list(range(step * BATCH, (step + 1) * BATCH)), Parts()
         kept = None
@@ -132,7 +132,7 @@ def tried(model: Any, loss: Any, data: Any, *, cut: bool = True, collate: Any = 
     samples = as_samples(data)
     if collate is not None:
         samples = Samples(dataset=TensorDataset(*data), collate=collate)
-    return verify(cloudpickle.dumps((model, loss, None)), Options(BATCH), "cpu", samples, range(8), cut=cut)
+    return verify(cloudpickle.dumps((model, loss, None)), TrainOptions(BATCH), "cpu", samples, range(8), cut=cut)
 
 
 # --- losses --------------------------------------------------------------------------------------------------
@@ -163,7 +163,7 @@ def test_small_class_weights_count_to_the_last_digits_in_any_order(exact: str) -
     parts = cloudpickle.dumps((model, loss, torch.optim.SGD(model.parameters(), lr=0.1)))
     found = []
     for shares in ((16,), (5, 11), (11, 5)):
-        replica = Replica(parts, Options(BATCH, exact=exact), "cpu", 0)
+        replica = ModelReplica(parts, TrainOptions(BATCH, exact=exact), "cpu", 0)
         bounds = [0, *np.cumsum(shares)]
         pairs = list(itertools.pairwise(bounds))
         headers = [replica.compute(as_samples(data), range(a, b), BATCH).header for a, b in pairs]
@@ -202,7 +202,9 @@ def test_several_targets_a_sample_are_counted_by_sample(table: bool) -> None:
     model = net()
     expected = plain(model, lambda o, _: loss(o, whole), adam(model), (inputs, targets), steps=1)
     assert (
-        verify(cloudpickle.dumps((model, loss, None)), Options(BATCH), "cpu", as_samples(dataset), range(8), cut=True)
+        verify(
+            cloudpickle.dumps((model, loss, None)), TrainOptions(BATCH), "cpu", as_samples(dataset), range(8), cut=True
+        )
         == ""
     )
     for split in SPLITS:
@@ -494,10 +496,10 @@ def test_padding_that_counts_is_found_whichever_samples_come_first(alike: int) -
     for masked in (True, False):
         parts = cloudpickle.dumps((Averages(masked), nn.CrossEntropyLoss(), None))
         if masked:
-            assert verify(parts, Options(BATCH), "cpu", samples, range(8), cut=True) == ""
+            assert verify(parts, TrainOptions(BATCH), "cpu", samples, range(8), cut=True) == ""
             continue
         with pytest.raises(BadValueError, match="depends on which samples are computed together"):
-            verify(parts, Options(BATCH), "cpu", samples, range(8), cut=True)
+            verify(parts, TrainOptions(BATCH), "cpu", samples, range(8), cut=True)
 
 
 class Recalls(nn.Module):  # type: ignore[misc]
@@ -521,15 +523,15 @@ def test_what_a_model_keeps_between_batches_is_refused_by_name_on_one_device_too
 
 def test_a_probe_of_a_batch_that_stays_whole_takes_it_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     sizes: list[int] = []
-    computed = Replica.compute
+    computed = ModelReplica.compute
 
     def compute(self: Any, samples: Any, ids: Any, *rest: Any) -> Any:
         sizes.append(len(ids))
         return computed(self, samples, ids, *rest)
 
-    monkeypatch.setattr(Replica, "compute", compute)
+    monkeypatch.setattr(ModelReplica, "compute", compute)
     parts = cloudpickle.dumps((net(nn.BatchNorm1d(4).double()), nn.CrossEntropyLoss(), adam_of))
-    job: Any = SimpleNamespace(parts=parts, options=Options(BATCH), names=("cpu:0",), need=None)
+    job: Any = SimpleNamespace(parts=parts, options=TrainOptions(BATCH), names=("cpu:0",), need=None)
     device: Any = SimpleNamespace(kind="cpu", index=0)
     found = probe(job, device, as_samples(classes()), Throttle(1.0), PassLimit())
     assert set(sizes) == {BATCH}
@@ -541,7 +543,7 @@ def test_the_modes_that_a_program_gave_its_modules_are_those_that_train() -> Non
     for change in (nn.Module.eval, nn.Module.train, lambda whole: whole[3].eval()):
         change(model)
         modes = [module.training for module in model.modules()]
-        replica = Replica(cloudpickle.dumps((model, nn.CrossEntropyLoss(), adam_of)), Options(16), "cpu", 0)
+        replica = ModelReplica(cloudpickle.dumps((model, nn.CrossEntropyLoss(), adam_of)), TrainOptions(16), "cpu", 0)
         replica.model.eval()
         replica._to_training()
         assert [module.training for module in replica.model.modules()] == modes
@@ -591,8 +593,8 @@ def test_predictions_that_are_not_one_row_a_sample_are_refused_by_name() -> None
         (lambda x: x.sum(), r"gives a Tensor of shape \(\) for 8 samples"),
     ):
         with pytest.raises(BadValueError, match=words):
-            Judge(Returns(work), None, Options(16), "cpu").predict(samples, range(8))
-    assert Judge(Returns(lambda x: x[:, 0]), None, Options(16), "cpu").predict(samples, range(8)).shape == (8,)
+            Judge(Returns(work), None, TrainOptions(16), "cpu").predict(samples, range(8))
+    assert Judge(Returns(lambda x: x[:, 0]), None, TrainOptions(16), "cpu").predict(samples, range(8)).shape == (8,)
 
 
 def test_a_trial_leaves_the_settings_of_the_process_as_they_were() -> None:
@@ -986,7 +988,7 @@ def dataset() -> Any:
 
 def drawn(loader: Any, batch: int = 4, epoch: int = 0) -> list[int]:
     samples = as_samples(loader)
-    return samples.order(Options(batch, shuffle=samples.draw.shuffle), epoch)
+    return samples.order(TrainOptions(batch, shuffle=samples.draw.shuffle), epoch)
 
 
 def test_a_loaders_order_and_number_of_samples_are_kept() -> None:
@@ -1067,11 +1069,11 @@ def test_samples_that_require_a_gradient_or_cannot_be_read_by_id_are_refused() -
 def test_options_that_contradict_a_loader_are_refused() -> None:
     samples = as_samples(DataLoader(dataset(), sampler=RandomSampler(dataset(), num_samples=7)))
     with pytest.raises(BadValueError, match="draws at random"):
-        checking.drawing(samples, Options(4, shuffle=False), logged=False)
+        checking.drawing(samples, TrainOptions(4, shuffle=False), logged=False)
     with pytest.raises(BadValueError, match="sample_log checks"):
-        checking.drawing(samples, Options(4), logged=True)
+        checking.drawing(samples, TrainOptions(4), logged=True)
     with pytest.raises(BadValueError, match="global_batch=8 is more than the 7 samples"):
-        checking.drawing(samples, Options(8), logged=False)
+        checking.drawing(samples, TrainOptions(8), logged=False)
 
 
 def test_a_thread_that_switches_the_default_dtype_waits_for_the_trial_of_another() -> None:
@@ -1113,4 +1115,4 @@ def test_what_members_exchange_to_measure_their_link_has_one_dtype_whatever_the_
 def test_a_function_that_returns_no_optimizer_is_refused_by_name() -> None:
     parts = cloudpickle.dumps((net(), nn.CrossEntropyLoss(), lambda parameters: 3))
     with pytest.raises(BadValueError, match="the optimizer's function returned 3, which is no optimizer; return torch"):
-        Replica(parts, Options(BATCH), "cpu", 1)
+        ModelReplica(parts, TrainOptions(BATCH), "cpu", 1)

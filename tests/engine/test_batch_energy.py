@@ -10,7 +10,7 @@ import pytest
 
 import hetero
 from hetero.backends.host import PackageEnergy
-from hetero.batch.budget import Meter
+from hetero.batch.budget import EnergyMeter
 from hetero.batch.errors import EnergyLimitError
 from hetero.batch.recipe import read_batch_recipe
 from hetero.floor.errors import BadValueError
@@ -50,11 +50,11 @@ def test_a_host_without_counters_is_not_readable(tmp_path: Path) -> None:
 def test_what_the_user_says_goes_before_counters_and_these_before_the_catalog(tmp_path: Path) -> None:
     cpu = Device("h0/cpu:0", "cpu", DeviceType("CPU"), "cpu", name="a CPU", cores=1)
     packages = counters(tmp_path, package_0=0)
-    assert Meter(cpu, 65.0, packages).origin == "told"
-    assert Meter(cpu, None, packages).origin == "counted"
-    assert Meter(cpu, None, PackageEnergy(tmp_path / "none")).origin == ""
+    assert EnergyMeter(cpu, 65.0, packages).origin == "told"
+    assert EnergyMeter(cpu, None, packages).origin == "counted"
+    assert EnergyMeter(cpu, None, PackageEnergy(tmp_path / "none")).origin == ""
     gpu = Device("h0/cuda:0", "cuda", DeviceType("GPU"), "cuda", name="H100-SXM", simulated=True)
-    assert Meter(gpu, None, packages).origin == "catalog"
+    assert EnergyMeter(gpu, None, packages).origin == "catalog"
 
 
 def test_a_run_that_takes_more_energy_than_allowed_ends_and_goes_on_when_more_is_allowed(

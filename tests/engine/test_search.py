@@ -17,8 +17,8 @@ import hetero
 from hetero.errors import BadValueError, NothingFitsError
 from hetero.tune.space import Range
 from hetero.tune.study import Study
-from hetero.tune.trial import Ended, Trial
-from hetero.tune.values import Plan, SearchError, SearchListener, TrialReport
+from hetero.tune.trial import Trial, TrialResult
+from hetero.tune.values import SearchError, SearchListener, SearchPlan, TrialReport
 
 pytest.importorskip("optuna")
 
@@ -196,10 +196,12 @@ def test_devices_that_run_no_python_are_refused() -> None:
 # --- the study ---------------------------------------------------------------------------------------------
 
 
-def plan(trials: int = 6, **words: Any) -> Plan:
+def plan(trials: int = 6, **words: Any) -> SearchPlan:
     from hetero.tune.space import read_space
 
-    return Plan(**{"what": "demo", "space": read_space(LINE), "trials": trials, "sampler": "tpe", "seed": 5, **words})
+    return SearchPlan(
+        **{"what": "demo", "space": read_space(LINE), "trials": trials, "sampler": "tpe", "seed": 5, **words}
+    )
 
 
 PLANE = {name: Range("linear", (-5.0, 5.0), 3) for name in ("x", "y")}
@@ -211,7 +213,7 @@ def work(study: Study, trials: int) -> list[float]:
     for _ in range(trials):
         number, params = study.ask()
         found.append(params["x"])
-        study.finish(number, Ended((params["x"] - 2) ** 2, False, "cpu:0", 0.1))
+        study.finish(number, TrialResult((params["x"] - 2) ** 2, False, "cpu:0", 0.1))
     return found
 
 
@@ -264,11 +266,11 @@ def killed_at(write: int, path: Path, sampler: str) -> None:
 def test_a_kill_while_a_trial_is_made_loses_and_changes_nothing(tmp_path: Path, sampler: str) -> None:
     whole = Study(plan(6, sampler=sampler, space=PLANE), None)
     number, first = whole.ask()
-    whole.finish(number, Ended(1.0, False, "cpu:0", 0.1))
+    whole.finish(number, TrialResult(1.0, False, "cpu:0", 0.1))
     expected = [first, *(whole.ask()[1] for _ in range(3))]
     before = Study(plan(6, sampler=sampler, space=PLANE), tmp_path / "before.sqlite3")
     number, first = before.ask()
-    before.finish(number, Ended(1.0, False, "cpu:0", 0.1))
+    before.finish(number, TrialResult(1.0, False, "cpu:0", 0.1))
     before.close()
     for write in range(7):
         path = tmp_path / f"{write}.sqlite3"

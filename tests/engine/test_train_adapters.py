@@ -14,7 +14,7 @@ from hetero.errors import BadValueError, HeteroError
 torch = pytest.importorskip("torch")
 nn = torch.nn
 
-from hetero.train.replica import Replica  # noqa: E402
+from hetero.train.replica import ModelReplica  # noqa: E402
 from hetero.train.state import load_state, pack  # noqa: E402
 
 WORDS, LENGTH, BATCH = 64, 12, 32
@@ -76,7 +76,7 @@ def test_adapters_of_a_transformer_train_exactly_and_they_alone_travel_and_are_k
     assert distance(one, other) < 1e-12
 
     small, whole = trained_bytes(one), sum(parameter.nbytes for parameter in one.parameters())
-    assert Replica(first._parts(), first.options, "cpu", 3).gradients.nbytes < 1.5 * small < 0.1 * whole
+    assert ModelReplica(first._parts(), first.options, "cpu", 3).gradients.nbytes < 1.5 * small < 0.1 * whole
     states = [path.stat().st_size for path in (tmp_path / "kept").rglob("*") if path.is_file()]
     assert max(states) < 8 * small < whole
 

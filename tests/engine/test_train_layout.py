@@ -16,8 +16,8 @@ nn = torch.nn
 
 from hetero.train.data import as_samples  # noqa: E402
 from hetero.train.probe import _may_choose, _with_channels_last  # noqa: E402
-from hetero.train.replica import Replica  # noqa: E402
-from hetero.train.values import Options  # noqa: E402
+from hetero.train.replica import ModelReplica  # noqa: E402
+from hetero.train.values import TrainOptions  # noqa: E402
 
 SAMPLES = 16
 
@@ -40,9 +40,9 @@ def flat() -> Any:
     )
 
 
-def replica(model: Any, **options: Any) -> Replica:
+def replica(model: Any, **options: Any) -> ModelReplica:
     parts = cloudpickle.dumps((model, nn.CrossEntropyLoss(), torch.optim.Adam(model.parameters(), fused=True)))
-    return Replica(parts, Options(SAMPLES, **options), "cpu", 0)
+    return ModelReplica(parts, TrainOptions(SAMPLES, **options), "cpu", 0)
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +51,7 @@ def samples() -> Any:
     return as_samples((rng.standard_normal((SAMPLES, 3, 8, 8)).astype(np.float32), rng.integers(0, 5, SAMPLES)))
 
 
-def gradients(made: Replica, samples: Any) -> Any:
+def gradients(made: ModelReplica, samples: Any) -> Any:
     made.compute(samples, range(SAMPLES), SAMPLES)
     return torch.cat([parameter.grad.reshape(-1) for parameter in made.model.parameters()])
 
@@ -118,4 +118,4 @@ def test_deterministic_algorithms_of_torch_leave_the_layout_as_it_is() -> None:
 
 def test_a_layout_that_is_none_is_refused() -> None:
     with pytest.raises(BadValueError, match="layout='channels-last' is not allowed; did you mean 'channels_last'"):
-        Options(8, layout="channels-last")
+        TrainOptions(8, layout="channels-last")

@@ -186,11 +186,12 @@ def test_a_worker_that_the_system_kills_for_its_memory_comes_back_with_smaller_p
 def test_what_compression_owes_counts(compression: str, times: float) -> None:
     from hetero.train.data import as_samples
     from hetero.train.memory import estimate
-    from hetero.train.values import Options
+    from hetero.train.values import TrainOptions
 
     model = Wide()
     plain, packed = (
-        estimate(model, LOSS, sgd, as_samples(data()), Options(32, compression=word)) for word in ("none", compression)
+        estimate(model, LOSS, sgd, as_samples(data()), TrainOptions(32, compression=word))
+        for word in ("none", compression)
     )
     assert plain is not None
     assert packed is not None

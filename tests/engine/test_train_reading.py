@@ -133,7 +133,7 @@ def test_a_reader_that_freezes_is_ended_and_its_batch_read_here(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(ahead, "LOOK_S", 0.05)
-    reads = ahead.Ahead(Samples(dataset=Rows(tmp_path), readers=1), 0)
+    reads = ahead.PrefetchingSamples(Samples(dataset=Rows(tmp_path), readers=1), 0)
     try:
         (reader,) = reads._readers
         while not reader.is_up:

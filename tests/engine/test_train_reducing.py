@@ -24,7 +24,7 @@ nn = torch.nn
 from hetero.train.gradient_compression import LowRankExchange, make_exchange, settle, starting  # noqa: E402
 from hetero.train.gradients import Gradients  # noqa: E402
 from hetero.train.reduction_groups import ByKind, SummedOn  # noqa: E402
-from hetero.train.values import Options, TrainingError  # noqa: E402
+from hetero.train.values import TrainingError, TrainOptions  # noqa: E402
 
 WIDTH, SIZE = 384, 4
 RANKS = range(SIZE)
@@ -151,7 +151,7 @@ def stepped(
 ) -> list[tuple[int, list[Any]]]:
     """Do some steps on one member; returns for each the rows that left early, and the gradients."""
     own = copy.deepcopy(model)
-    gradients = Gradients(list(own.parameters()), 1, Options(8, overlap=overlap))
+    gradients = Gradients(list(own.parameters()), 1, TrainOptions(8, overlap=overlap))
     found = []
     for step in range(steps):
         gradients.begin(group)
@@ -187,7 +187,7 @@ def test_overlap_is_tried_in_turn_and_all_members_stay_with_one_way(team: Member
 
     def work(group: Group) -> list[bool]:
         own = copy.deepcopy(plain)
-        gradients = Gradients(list(own.parameters()), 1, Options(8))
+        gradients = Gradients(list(own.parameters()), 1, TrainOptions(8))
         early = []
         for step in range(14):
             gradients.begin(group)
@@ -206,7 +206,7 @@ def test_overlap_is_tried_in_turn_and_all_members_stay_with_one_way(team: Member
 def test_a_member_without_samples_adds_nothing_and_holds_nobody_up(team: Members, model: Any) -> None:
     def work(group: Group) -> list[Any]:
         own = copy.deepcopy(model)
-        gradients = Gradients(list(own.parameters()), 1, Options(8, overlap="always"))
+        gradients = Gradients(list(own.parameters()), 1, TrainOptions(8, overlap="always"))
         for step in range(2):
             gradients.begin(group)
             if group.rank:
@@ -221,7 +221,7 @@ def test_a_member_without_samples_adds_nothing_and_holds_nobody_up(team: Members
 def test_a_step_that_is_begun_anew_keeps_what_has_left(team: Members, model: Any) -> None:
     def work(group: Group) -> list[Any]:
         own = copy.deepcopy(model)
-        gradients = Gradients(list(own.parameters()), 1, Options(8, overlap="always"))
+        gradients = Gradients(list(own.parameters()), 1, TrainOptions(8, overlap="always"))
         for step in range(2):
             for tries in range(2 if step and group.rank else 1):
                 gradients.begin(group)
@@ -243,7 +243,7 @@ def test_gradients_that_come_in_parts_do_not_leave_early(team: Members) -> None:
 
     def work(group: Group) -> list[int]:
         own = copy.deepcopy(shared)
-        gradients = Gradients(list(own.parameters()), 1, Options(8, overlap="always"))
+        gradients = Gradients(list(own.parameters()), 1, TrainOptions(8, overlap="always"))
         early = []
         for step in range(2):
             gradients.begin(group)
@@ -262,7 +262,7 @@ def test_gradients_that_come_in_parts_do_not_leave_early(team: Members) -> None:
 def test_a_gradient_that_changes_after_its_row_has_left_is_an_error(team: Members, model: Any) -> None:
     def work(group: Group) -> str:
         own = copy.deepcopy(model)
-        gradients = Gradients(list(own.parameters()), 1, Options(8, overlap="always"))
+        gradients = Gradients(list(own.parameters()), 1, TrainOptions(8, overlap="always"))
         try:
             for passes in (1, 2):
                 gradients.begin(group)
@@ -289,7 +289,7 @@ def test_compression_sends_as_few_bytes_as_it_says(team: Members, kind: str, mos
     def work(plain_group: Group) -> tuple[int, int]:
         group: Any = again(plain_group, Counting)
         own = copy.deepcopy(plain)
-        gradients = Gradients(list(own.parameters()), 1, Options(8, compression=kind))
+        gradients = Gradients(list(own.parameters()), 1, TrainOptions(8, compression=kind))
         said = gradients.nbytes
         for step in range(2):
             group.sent_bytes = 0
@@ -321,7 +321,7 @@ def test_what_was_applied_and_what_is_owed_make_up_the_gradients(
 
     def work(group: Group) -> tuple[Any, Any, Any]:
         row = torch.zeros(numel, dtype=torch.float64 if kind == "powersgd" else torch.float32)
-        options = Options(8, compression=kind, compression_rank=rank)
+        options = TrainOptions(8, compression=kind, compression_rank=rank)
         exchange = make_exchange(options, row, shapes, 0)
         rng = np.random.default_rng([seed, group.rank])
         given_, applied = torch.zeros(numel, dtype=torch.float64), torch.zeros(numel, dtype=torch.float64)
@@ -364,7 +364,7 @@ def test_a_row_with_what_is_no_number_arrives_as_that_and_leaves_nothing_behind(
 ) -> None:
     def work(group: Group) -> list[bool]:
         row = torch.zeros(400)
-        exchange = make_exchange(Options(8, compression=kind, compression_rank=1), row, [(20, 20)], 0)
+        exchange = make_exchange(TrainOptions(8, compression=kind, compression_rank=1), row, [(20, 20)], 0)
         finite = []
         for step in range(3):
             row.fill_(1.0)

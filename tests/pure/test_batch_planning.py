@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hetero.plan.batch.planner import Planner
+from hetero.plan.batch.planner import BatchPlanner
 from hetero.plan.batch.simulation import simulate
 from hetero.plan.batch.size_tuning import Sizes
 from hetero.plan.batch.time_model import Law, finish_s, guided_size, packed, soonest_s
@@ -105,22 +105,22 @@ def test_a_batch_packed_by_cost_never_exceeds_what_was_wanted_but_by_a_single_re
 def test_a_device_that_cannot_do_one_record_in_time_gets_none() -> None:
     quick, slow = Law([(1, 0.01), (100, 1.0)]), Law([(1, 5.0)])
     assert guided_size([quick, slow], [0.0, 0.0], 100, 1) == 0
-    planner = Planner({"quick": Sizes(known=[(1, 0.01), (100, 1.0)], fixed=100), "slow": Sizes(known=[(1, 5.0)])})
+    planner = BatchPlanner({"quick": Sizes(known=[(1, 0.01), (100, 1.0)], fixed=100), "slow": Sizes(known=[(1, 5.0)])})
     assert planner.ask("slow", 100, 0.0) == 0
     assert "one record would take it 5 s" in planner.why_idle("slow")
 
 
 def test_a_batch_on_a_device_nobody_knows_is_run_again_by_one_that_is_idle() -> None:
     truths = {"quick": law(64, 1000.0), "dead slow": lambda _: 1000.0}
-    done = simulate(Planner({"quick": learned(truths["quick"]), "dead slow": Sizes()}), truths, 1000)
+    done = simulate(BatchPlanner({"quick": learned(truths["quick"]), "dead slow": Sizes()}), truths, 1000)
     assert done.makespan_s < 1.2
     assert done.repeated == 1
 
 
 def test_two_devices_nine_to_one_are_within_two_per_cent_of_the_ideal() -> None:
     truths = {"quick": law(256, 900.0), "slow": law(16, 100.0)}
-    known = simulate(Planner({name: learned(truth) for name, truth in truths.items()}), truths, 12_000)
-    cold = simulate(Planner({name: Sizes() for name in truths}), truths, 12_000)
+    known = simulate(BatchPlanner({name: learned(truth) for name, truth in truths.items()}), truths, 12_000)
+    cold = simulate(BatchPlanner({name: Sizes() for name in truths}), truths, 12_000)
     assert known.makespan_s < 1.02 * 12.0
     assert cold.makespan_s < 1.10 * 12.0
 
@@ -133,9 +133,10 @@ def test_a_second_device_makes_no_pair_slower_than_its_better_half() -> None:
             name: law(2.0 ** rng.uniform(1, 9), 10.0 ** rng.uniform(0, 3), rng.uniform(0.05, 0.45)) for name in "ab"
         }
         count = int(10.0 ** rng.uniform(1, 3.5))
-        pair = simulate(Planner({name: learned(truth) for name, truth in truths.items()}), truths, count)
+        pair = simulate(BatchPlanner({name: learned(truth) for name, truth in truths.items()}), truths, count)
         alone = min(
-            simulate(Planner({name: learned(truth)}), {name: truth}, count).makespan_s for name, truth in truths.items()
+            simulate(BatchPlanner({name: learned(truth)}), {name: truth}, count).makespan_s
+            for name, truth in truths.items()
         )
         worst = max(worst, pair.makespan_s / alone)
     assert worst < 1.02
@@ -150,7 +151,7 @@ def test_a_fixed_size_is_kept() -> None:
 
 
 def test_batches_given_before_anything_was_known_are_expected_to_end_once_something_is() -> None:
-    planner = Planner({"a": Sizes()})
+    planner = BatchPlanner({"a": Sizes()})
     for ticket in (1, 2):
         planner.give("a", ticket, 1, 0.0)
     planner.done("a", 1, 1.0, 1.0)
@@ -193,8 +194,10 @@ def test_where_the_rate_still_grows_a_larger_batch_is_expected_on_the_line_up_to
 
 def makespans(truths: dict[str, Callable[[float], float]], count: int) -> tuple[float, float]:
     """Return the seconds of a pair, and of its better half alone, both from cold."""
-    alone = min(simulate(Planner({name: Sizes()}), {name: truth}, count).makespan_s for name, truth in truths.items())
-    return simulate(Planner({name: Sizes() for name in truths}), truths, count).makespan_s, alone
+    alone = min(
+        simulate(BatchPlanner({name: Sizes()}), {name: truth}, count).makespan_s for name, truth in truths.items()
+    )
+    return simulate(BatchPlanner({name: Sizes() for name in truths}), truths, count).makespan_s, alone
 
 
 @pytest.mark.parametrize(
@@ -227,14 +230,14 @@ def test_a_pair_that_begins_cold_is_never_much_slower_than_its_better_half(seed:
 
 def test_a_batch_that_is_late_goes_to_the_other_device_with_its_last_batch() -> None:
     truths = {"quick": law(64, 1000.0), "dead slow": lambda _: 1000.0}
-    done = simulate(Planner({name: Sizes() for name in truths}), truths, 40)
-    alone = simulate(Planner({"quick": Sizes()}), {"quick": truths["quick"]}, 40)
+    done = simulate(BatchPlanner({name: Sizes() for name in truths}), truths, 40)
+    alone = simulate(BatchPlanner({"quick": Sizes()}), {"quick": truths["quick"]}, 40)
     assert done.records == {"quick": 40, "dead slow": 0}
     assert done.makespan_s == alone.makespan_s
 
 
 def test_what_was_taken_over_is_not_given_to_the_same_device_again() -> None:
-    planner = Planner({"quick": Sizes(), "unknown": Sizes()})
+    planner = BatchPlanner({"quick": Sizes(), "unknown": Sizes()})
     planner.give("quick", 1, 1, 0.0)
     planner.give("unknown", 2, 1, 0.0)
     planner.done("quick", 1, 1.0, 1.0)
@@ -245,7 +248,7 @@ def test_what_was_taken_over_is_not_given_to_the_same_device_again() -> None:
 
 
 def test_two_devices_do_not_take_one_batch_from_each_other_without_end() -> None:
-    planner = Planner({name: Sizes(known=[(50, 1e-6)], fixed=50) for name in ("a", "b")})
+    planner = BatchPlanner({name: Sizes(known=[(50, 1e-6)], fixed=50) for name in ("a", "b")})
     planner.give("a", 1, 50, 0.0)
     now_s, holder, taker, taken = 1.0, "a", "b", 0
     for ticket in range(1, 20):
@@ -260,6 +263,6 @@ def test_two_devices_do_not_take_one_batch_from_each_other_without_end() -> None
 def test_a_device_that_seems_too_slow_tries_a_larger_batch_only_where_another_can_take_it_over() -> None:
     sizes = Sizes()
     sizes.add(1, 1.0)
-    planner = Planner({"quick": Sizes(known=[(8, 0.08)], fixed=8), "unsure": sizes})
+    planner = BatchPlanner({"quick": Sizes(known=[(8, 0.08)], fixed=8), "unsure": sizes})
     assert planner.ask("unsure", 400, 0.0) == 0
     assert planner.ask("unsure", 400, 0.0, insured=True) == 4

@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hetero.batch.availability import Load, Neighbours, host_load
+from hetero.batch.availability import HostLoad, OtherUsers, host_load
 from hetero.batch.base import Place
 from hetero.batch.merges import Fold, Mean, Merge, Sum, check_associative
-from hetero.batch.reader import Batch, Reader
+from hetero.batch.reader import ItemBatch, Reader
 from hetero.batch.records import count, cut, is_records, joined, size_bytes, without
 from hetero.batch.sources import ArraySource, GeneratorSource, SequenceSource
 from hetero.errors import BadValueError, HeteroError
@@ -91,7 +91,7 @@ def test_a_merge_that_is_not_associative_is_refused() -> None:
         check_associative(lambda a, b: a - b, 1.0, 2.0, 3.0)
 
 
-def read_all(reader: Reader, wanted: float) -> Iterator[Batch]:
+def read_all(reader: Reader, wanted: float) -> Iterator[ItemBatch]:
     while not reader.exhausted:
         batch = reader.take(wanted, hungry=False)
         if batch is not None:
@@ -161,8 +161,11 @@ def test_a_generator_that_gives_another_number_than_it_said_is_told(length: int,
     ("busy_s", "own_s", "left"), [(8.0, 8.0, 1.0), (8.0, 2.0, 0.25), (8.0, 0.0, 0.1), (2.0, 3.0, 1.0), (3.0, 1.0, 0.75)]
 )
 def test_the_share_that_others_leave_is_what_they_did_not_use(busy_s: float, own_s: float, left: float) -> None:
-    loads, times = iter([Load(10.0, 5.0, 1.0, 4), Load(12.0, 5.0 + busy_s, 1.0 + own_s, 4)]), iter([10.0, 10.1, 12.0])
-    neighbours = Neighbours(lambda: next(loads), lambda: next(times))
+    loads, times = (
+        iter([HostLoad(10.0, 5.0, 1.0, 4), HostLoad(12.0, 5.0 + busy_s, 1.0 + own_s, 4)]),
+        iter([10.0, 10.1, 12.0]),
+    )
+    neighbours = OtherUsers(lambda: next(loads), lambda: next(times))
     assert [neighbours.left_frac() for _ in range(3)] == pytest.approx([1.0, 1.0, left])
 
 

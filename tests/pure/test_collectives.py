@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from hetero.plan.collectives.choose import Links, choose, pipelined, ring_s, tree_s
 from hetero.plan.collectives.plan import chunks, owned_pieces, ring_pieces, split, tree_pieces
-from hetero.plan.collectives.steps import Piece, Step, steps_of
-from hetero.plan.collectives.trees import Tree, balanced_tree, capped_tree, ring_path
+from hetero.plan.collectives.steps import CollectivePiece, Step, steps_of
+from hetero.plan.collectives.trees import MemberTree, balanced_tree, capped_tree, ring_path
 
 _MBIT = 125_000.0
 
@@ -76,15 +76,17 @@ class Network:
         self._done[peer].add(at_peer)
 
 
-def _tree(size: int, chance: random.Random) -> Tree:
+def _tree(size: int, chance: random.Random) -> MemberTree:
     names = chance.sample(range(size), size)
     parents = [-1] * size
     for place in range(1, size):
         parents[names[place]] = names[chance.randrange(place)]
-    return Tree(tuple(parents))
+    return MemberTree(tuple(parents))
 
 
-def _network(size: int, count: int, pieces: list[Piece], *, reduce: bool = True, broadcast: bool = True) -> Network:
+def _network(
+    size: int, count: int, pieces: list[CollectivePiece], *, reduce: bool = True, broadcast: bool = True
+) -> Network:
     schedules = [steps_of(rank, pieces, reduce=reduce, broadcast=broadcast) for rank in range(size)]
     rows = [np.arange(count, dtype=np.int64) + 1000 * 3**rank for rank in range(size)]
     return Network(schedules, rows)
@@ -120,7 +122,7 @@ def test_pieces_on_different_trees_do_not_block_each_other(
 ) -> None:
     trees = [_tree(size, chance) for _ in range(3)]
     cut = enumerate(chunks(0, count, chunk))
-    pieces = [Piece(begin, end, trees[number % 3], chance.randrange(4)) for number, (begin, end) in cut]
+    pieces = [CollectivePiece(begin, end, trees[number % 3], chance.randrange(4)) for number, (begin, end) in cut]
     network = _network(size, count, pieces)
     total = network.total()
     network.run(chance)

@@ -14,7 +14,7 @@ from hetero.demo.fields import read_field, synthetic_field
 from hetero.demo.jobs import Checked, Cholesky, Diffusion
 from hetero.demo.results import DemoResult, DeviceResult, JobResult
 from hetero.demo.run import _trace_path
-from hetero.demo.show import Teller
+from hetero.demo.show import DemoPrinter
 from hetero.demo.tiles import trsm
 from hetero.floor.errors import BadValueError, NothingFitsError
 from hetero.model.device import Device, DeviceType
@@ -108,7 +108,7 @@ def test_a_device_that_ran_nothing_together_is_told_to_be_left_out() -> None:
     rows = (DeviceResult("cpu:0", "", 2.0, 50.0, 4, 1.0), DeviceResult("cpu:1", "", 80.0, 1.25, 0, 0.0))
     job = JobResult("a", "a job", "FLOP", 100.0, 4, 2.0, 0, rows, Checked("numpy", 0.0, 1e-9))
     console = Console(file=io.StringIO(), width=200)
-    Teller(console=console).results(DemoResult((job,), (), Path("t")))
+    DemoPrinter(console=console).results(DemoResult((job,), (), Path("t")))
     assert isinstance(console.file, io.StringIO)
     text = console.file.getvalue()
     assert "cpu:1: it would take 1.33 min alone against 2 s on cpu:0" in text

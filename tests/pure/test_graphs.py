@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from hetero.floor.errors import BadValueError, GraphError
 from hetero.graphs.check import faults
-from hetero.graphs.document import Place, document_of, graph_of, graph_schema
+from hetero.graphs.document import DocumentPlace, document_of, graph_of, graph_schema
 from hetero.graphs.dot import read_dot
 from hetero.graphs.files import AT_MOST_BYTES, parse_json, read_text, write_text
 from hetero.graphs.fleet_files import equal_devices, fleet_from
@@ -495,8 +495,8 @@ def test_the_shared_graphs_all_read() -> None:
 
 
 def test_the_largest_number_of_bytes_is_one_and_a_bandwidth_that_overflows_every_time_is_refused() -> None:
-    assert Place("f").whole(UNLIMITED_BYTES, "a number of bytes") == UNLIMITED_BYTES
+    assert DocumentPlace("f").whole(UNLIMITED_BYTES, "a number of bytes") == UNLIMITED_BYTES
     with pytest.raises(GraphError, match="write a whole number up to 9,223,372,036,854,775,807"):
-        Place("f").whole(UNLIMITED_BYTES + 1, "a number of bytes")
+        DocumentPlace("f").whole(UNLIMITED_BYTES + 1, "a number of bytes")
     with pytest.raises(GraphError, match=re.escape("1e-300 is not a bandwidth; write a number > 1e-19")):
         graph_of(changed("links", 0, "bandwidth_bytes_per_s", to=1e-300), "g.json")

@@ -14,12 +14,12 @@ import numpy as np
 import pytest
 
 from hetero.advise.fleet import read_fleet
-from hetero.advise.llm import Placed, place, read_target
+from hetero.advise.llm import LayerPlacement, place, read_target
 from hetero.advise.llm_words import explain, settings
 from hetero.advise.weight_files import read_weights
 from hetero.catalog.load import devices, find
 from hetero.floor.errors import BadValueError, HeteroError, NothingFitsError
-from hetero.plan.sizing.layer_assignment import Aim, Host, Layers, best_split, memory_split, split_seconds
+from hetero.plan.sizing.layer_assignment import Aim, LayerHost, Layers, best_split, memory_split, split_seconds
 
 
 def _all_splits(count: int, devices: int) -> Iterator[tuple[int, ...]]:
@@ -28,7 +28,7 @@ def _all_splits(count: int, devices: int) -> Iterator[tuple[int, ...]]:
             yield counts
 
 
-def _brute_force(layers: Layers, hosts: tuple[Host, ...], hop_s: float, aim: Aim) -> float | None:
+def _brute_force(layers: Layers, hosts: tuple[LayerHost, ...], hop_s: float, aim: Aim) -> float | None:
     """Try every split with every place of the first and the last part."""
     best = None
     for counts in _all_splits(layers.count, len(hosts)):
@@ -48,7 +48,7 @@ def _brute_force(layers: Layers, hosts: tuple[Host, ...], hop_s: float, aim: Aim
 def test_a_split_is_as_quick_as_the_quickest_of_all_splits(seed: int, aim: Aim) -> None:
     draw = np.random.default_rng(seed)
     hosts = tuple(
-        Host(f"d{at}", float(draw.integers(2, 9)), float(draw.uniform(0.1, 1.0)), float(draw.uniform(0.0, 1.0)))
+        LayerHost(f"d{at}", float(draw.integers(2, 9)), float(draw.uniform(0.1, 1.0)), float(draw.uniform(0.0, 1.0)))
         for at in range(int(draw.integers(1, 4)))
     )
     layers = Layers(int(draw.integers(2, 8)), 1.0, float(draw.uniform(0, 1)), float(draw.uniform(0, 1)), 0.3)
@@ -62,25 +62,25 @@ def test_a_split_is_as_quick_as_the_quickest_of_all_splits(seed: int, aim: Aim) 
 
 
 def test_a_slow_device_is_left_out_where_the_others_hold_the_model() -> None:
-    hosts = (Host("fast", 9.0, 0.1), Host("slow", 9.0, 1.0))
+    hosts = (LayerHost("fast", 9.0, 0.1), LayerHost("slow", 9.0, 1.0))
     assert best_split(Layers(8, 1.0), hosts).counts == (8, 0)
     assert best_split(Layers(8, 1.0), hosts, must="slow").counts == (7, 1)
 
 
 def test_for_many_requests_layers_follow_speed_and_for_one_they_follow_the_fastest() -> None:
-    hosts = (Host("fast", 99.0, 0.1), Host("slow", 99.0, 0.3))
+    hosts = (LayerHost("fast", 99.0, 0.1), LayerHost("slow", 99.0, 0.3))
     assert best_split(Layers(8, 1.0), hosts, aim="throughput").counts == (6, 2)
     assert best_split(Layers(8, 1.0), hosts, aim="latency").counts == (8, 0)
 
 
 def test_a_split_by_memory_alone_gives_every_layer_once() -> None:
-    hosts = tuple(Host(f"d{at}", room, 1.0) for at, room in enumerate((7.0, 5.0, 11.0)))
+    hosts = tuple(LayerHost(f"d{at}", room, 1.0) for at, room in enumerate((7.0, 5.0, 11.0)))
     assert sum(memory_split(Layers(32, 1.0), hosts)) == 32
 
 
 def test_devices_that_hold_too_little_are_told_how_much_they_hold() -> None:
     with pytest.raises(NothingFitsError, match="at most 5 of 8 layers"):
-        best_split(Layers(8, 1.0), (Host("a", 3.5, 1.0, 0.5), Host("b", 2.0, 1.0)))
+        best_split(Layers(8, 1.0), (LayerHost("a", 3.5, 1.0, 0.5), LayerHost("b", 2.0, 1.0)))
 
 
 CONFIG = {
@@ -187,7 +187,7 @@ def test_what_is_no_safetensors_file_is_refused(tmp_path: Path, data: bytes) -> 
         read_weights(file)
 
 
-def _llama(fleet: str, **how: object) -> Placed:
+def _llama(fleet: str, **how: object) -> LayerPlacement:
     return place(read_target("Llama-3.1-70B"), read_fleet(fleet), "llama.cpp", prompt=512, context=2048, **how)
 
 
@@ -245,7 +245,7 @@ def test_the_split_is_not_slower_than_that_by_memory_alone() -> None:
 def test_layers_that_no_card_holds_stay_on_the_processor() -> None:
     target = read_target("Llama-3.1-70B")
     kinds = read_fleet("1xRTX-4090")
-    slow = replace(find("L4"), name="Host", kind="cpu", memory_bytes=256 * 2**30, memory_usable_bytes=None)
+    slow = replace(find("L4"), name="LayerHost", kind="cpu", memory_bytes=256 * 2**30, memory_usable_bytes=None)
     placed = place(target, (*kinds, replace(kinds[0], spec=slow)), "llama.cpp", prompt=512)
     on_card = {device.index: count for device, count in placed.used}[0]
     assert 0 < on_card < 80

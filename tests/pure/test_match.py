@@ -11,13 +11,13 @@ import pytest
 
 from hetero.advise.estimate import Workload
 from hetero.advise.fleet import Kind, group_of, read_fleet
-from hetero.advise.match import Limits, choose, match
+from hetero.advise.match import MatchLimits, choose, match
 from hetero.advise.prices import Prices, age_of, live_prices, own_price, read_prices
 from hetero.advise.replica_mix import mix, read_stream
 from hetero.catalog.load import find
 from hetero.cli.plan_choose import read_workload
 from hetero.floor.errors import BadValueError, GraphError, NothingFitsError
-from hetero.plan.sizing.scores import Figures, pareto, ranks, scores
+from hetero.plan.sizing.scores import CandidateFigures, pareto, ranks, scores
 from tests.matrices import DGX1_V100
 
 WORK = Workload("Llama-3.1-8B", batch=4, prompt=512, context=1024, engine="vllm")
@@ -31,7 +31,7 @@ def test_a_device_that_is_too_small_is_refused_with_how_many_it_would_take() -> 
 
 
 def test_a_device_without_a_needed_capability_is_refused_with_what_it_has() -> None:
-    found = choose(WORK, read_fleet("1xA100-SXM-80GB,1xH100-SXM"), Limits(needs=("fp8",)))
+    found = choose(WORK, read_fleet("1xA100-SXM-80GB,1xH100-SXM"), MatchLimits(needs=("fp8",)))
     assert [one.device for one in found.matches] == ["H100-SXM"]
     assert found.refused[0].refused.startswith("it lacks fp8; it has tensor_cores")
 
@@ -39,7 +39,7 @@ def test_a_device_without_a_needed_capability_is_refused_with_what_it_has() -> N
 def test_a_limit_of_latency_refuses_who_is_slower_and_keeps_the_others() -> None:
     all_ = choose(WORK, read_fleet("1xH100-SXM,1xL4"))
     slow = max(one.latency_s or 0.0 for one in all_.matches)
-    found = choose(WORK, read_fleet("1xH100-SXM,1xL4"), Limits(latency_s=0.99 * slow))
+    found = choose(WORK, read_fleet("1xH100-SXM,1xL4"), MatchLimits(latency_s=0.99 * slow))
     assert [one.device for one in found.refused] == ["L4"]
     assert "latency" in found.refused[0].refused
 
@@ -48,16 +48,16 @@ def test_a_limit_of_throughput_takes_as_many_copies_as_it_needs() -> None:
     one = choose(WORK, read_fleet("8xH100-SXM")).matches
     single = next(m for m in one if m.count == 1)
     each = (single.throughput_per_s or 0.0) / single.replicas
-    found = choose(WORK, read_fleet("8xH100-SXM"), Limits(throughput_per_s=2.5 * each))
+    found = choose(WORK, read_fleet("8xH100-SXM"), MatchLimits(throughput_per_s=2.5 * each))
     assert next(m for m in found.matches if m.count == 1).replicas == 3
-    with_few = choose(WORK, read_fleet("1xH100-SXM"), Limits(throughput_per_s=2.5 * each))
+    with_few = choose(WORK, read_fleet("1xH100-SXM"), MatchLimits(throughput_per_s=2.5 * each))
     assert not with_few.matches
     assert "are asked for" in with_few.refused[0].refused
 
 
 def test_a_limit_of_money_refuses_the_dear_and_those_without_a_price() -> None:
     fleet = "1xH100-SXM,1xA100-SXM-80GB,1xL4"
-    found = choose(WORK, read_fleet(fleet), Limits(usd_per_hour=2.0))
+    found = choose(WORK, read_fleet(fleet), MatchLimits(usd_per_hour=2.0))
     assert [one.device for one in found.matches] == ["A100-SXM-80GB"]
     told = {one.device: one.refused for one in found.refused}
     assert "above $2.00" in told["H100-SXM"]
@@ -79,16 +79,24 @@ def test_reasons_name_memory_latency_load_and_price_with_its_age() -> None:
 
 
 def test_one_that_another_beats_in_everything_is_not_marked() -> None:
-    rows = [Figures(1.0, 9.0, 2.0, 300.0), Figures(1.5, 8.0, 2.5, 310.0), Figures(2.0, 9.5, 9.0, 900.0)]
+    rows = [
+        CandidateFigures(1.0, 9.0, 2.0, 300.0),
+        CandidateFigures(1.5, 8.0, 2.5, 310.0),
+        CandidateFigures(2.0, 9.5, 9.0, 900.0),
+    ]
     assert pareto(rows) == [True, False, True]
 
 
 def test_an_unknown_price_gains_nothing() -> None:
-    assert scores([Figures(1.0, 9.0, None), Figures(1.0, 9.0, 5.0)]) == [1.0, 1.0]
+    assert scores([CandidateFigures(1.0, 9.0, None), CandidateFigures(1.0, 9.0, 5.0)]) == [1.0, 1.0]
 
 
 def test_matches_that_are_nearer_than_they_are_sure_share_a_rank() -> None:
-    rows = [Figures(1.0, 10.0, spread=1.5), Figures(1.9, 6.0, spread=1.5), Figures(9.0, 1.0, spread=1.5)]
+    rows = [
+        CandidateFigures(1.0, 10.0, spread=1.5),
+        CandidateFigures(1.9, 6.0, spread=1.5),
+        CandidateFigures(9.0, 1.0, spread=1.5),
+    ]
     assert ranks(rows, scores(rows)) == [1, 1, 3]
 
 
@@ -192,7 +200,7 @@ def test_a_wrong_stream_is_refused(word: str) -> None:
 )
 def test_wrong_limits_are_refused(limits: Mapping[str, Any]) -> None:
     with pytest.raises(BadValueError):
-        Limits(**limits)
+        MatchLimits(**limits)
 
 
 def test_options_go_before_a_workload_file(tmp_path: Path) -> None:
@@ -238,9 +246,9 @@ def test_a_group_is_chosen_from_what_nobody_holds_and_planning_holds_nothing(tmp
 def test_a_workload_is_kept_away_from_by_device_host_or_rack(tmp_path: Path) -> None:
     kinds = _fleet(tmp_path, TWO_HOSTS)
     assert len(kinds[0].copies(1)) == 5
-    assert len(kinds[0].copies(1, Limits(apart=("training",)).terms)) == 4
-    assert len(kinds[0].copies(1, Limits(apart=("training",), apart_by="device").terms)) == 5
-    small = choose(WORK, kinds, Limits(apart=("training",)))
+    assert len(kinds[0].copies(1, MatchLimits(apart=("training",)).terms)) == 4
+    assert len(kinds[0].copies(1, MatchLimits(apart=("training",), apart_by="device").terms)) == 5
+    small = choose(WORK, kinds, MatchLimits(apart=("training",)))
     assert all(name.startswith("b/") for one in small.matches for group in one.groups for name in group)
 
 
@@ -250,7 +258,7 @@ def test_a_refusal_tells_who_holds_what_and_what_the_rest_does_not_share(tmp_pat
     assert (
         "there are 8, 3 of them held by training, 3 of them held by web; of those that are free no 2" in refused.refused
     )
-    (refused,) = choose(LARGE, _fleet(tmp_path, TWO_HOSTS), Limits(together="numa")).refused
+    (refused,) = choose(LARGE, _fleet(tmp_path, TWO_HOSTS), MatchLimits(together="numa")).refused
     assert "no 2 share the same NUMA node" in refused.refused
 
 
@@ -260,7 +268,7 @@ def test_a_copy_whose_devices_must_be_linked_takes_those_that_are(tmp_path: Path
     links.append({"from": "a/cuda:1", "to": "a/cuda:2", "kind": "nvlink", "bandwidth": "300GB/s"})
     document = {"devices": [{"name": "H100-SXM", "count": 4}], "topology": {"parts": parts, "links": links}}
     kinds = _fleet(tmp_path, json.dumps(document))
-    found = choose(LARGE, kinds, Limits(together="link:nvlink"))
+    found = choose(LARGE, kinds, MatchLimits(together="link:nvlink"))
     assert [one.groups for one in found.matches] == [(("a/cuda:1", "a/cuda:2"),)]
     assert choose(LARGE, kinds).matches[0].groups[0] == ("a/cuda:1", "a/cuda:2"), "the fastest of all pairs"
 
@@ -289,7 +297,7 @@ def test_a_wrong_lease_in_a_fleet_file_is_told_in_one_line(tmp_path: Path, rows:
 
 def test_a_wrong_word_for_what_devices_share_is_told() -> None:
     with pytest.raises(BadValueError, match="did you mean 'rack'"):
-        Limits(together="rak")
+        MatchLimits(together="rak")
 
 
 def test_kinds_that_no_pool_keeps_are_counted() -> None:

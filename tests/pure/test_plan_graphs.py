@@ -18,11 +18,11 @@ from hetero.model.topology import Link, MemoryNode, Topology
 from hetero.plan.bounds.area_prices import priced_seconds
 from hetero.plan.bounds.graph import area_bound, critical_path_bound, grain, least_heads, least_tails
 from hetero.plan.graph_search.annealing import Annealing, Hopping, Recreation
-from hetero.plan.graph_search.combined import Found, search
+from hetero.plan.graph_search.combined import BestSchedule, search
 from hetero.plan.graph_search.evolution import Evolution
 from hetero.plan.graph_search.justification import Justification
 from hetero.plan.graph_search.portfolio import portfolio
-from hetero.plan.graph_search.windows import Limits, improve
+from hetero.plan.graph_search.windows import ExactLimits, improve
 from hetero.plan.planners.heuristics import PLANNERS, planner
 from hetero.plan.planners.list_scheduling import list_schedule, order_of, timed_schedule
 from hetero.plan.planners.ranks import RANKS, by_rank, downward_rank, optimistic_costs, rank, upward_rank
@@ -177,7 +177,7 @@ def test_no_bound_is_above_the_best_possible(drawn: TaskGraph) -> None:
 @settings(max_examples=20)
 def test_the_exact_search_finds_and_proves_the_best_possible(drawn: TaskGraph) -> None:
     p = problem_of(drawn)
-    found, bound_s = improve(p, planner("minmin")(p), 0, len(p.order), Limits(1.0, math.inf, 0))
+    found, bound_s = improve(p, planner("minmin")(p), 0, len(p.order), ExactLimits(1.0, math.inf, 0))
     assert math.isclose(found.makespan_s, best_possible(p), rel_tol=1e-6, abs_tol=1e-9)
     assert math.isclose(bound_s, found.makespan_s, rel_tol=1e-6, abs_tol=1e-9)
 
@@ -187,7 +187,7 @@ def test_a_window_leaves_what_is_before_it_where_it_is_and_never_makes_it_longer
     timeline = planner("maxmin")(p)
     order = order_of(p, timeline)
     for first in (0, 10, 25):
-        found, bound_s = improve(p, timeline, first, first + 15, Limits(0.05, math.inf, 0))
+        found, bound_s = improve(p, timeline, first, first + 15, ExactLimits(0.05, math.inf, 0))
         assert bound_s <= found.makespan_s <= timeline.makespan_s
         before = order[:first]
         assert (found.device[before] == timeline.device[before]).all()
@@ -197,7 +197,7 @@ def test_a_window_leaves_what_is_before_it_where_it_is_and_never_makes_it_longer
 def test_a_window_over_a_bad_schedule_betters_it() -> None:
     p = random_problem(30, 3, seed=1)
     timeline = planner("maxmin")(p)
-    assert improve(p, timeline, 5, 25, Limits(0.05, math.inf, 0))[0].makespan_s < timeline.makespan_s
+    assert improve(p, timeline, 5, 25, ExactLimits(0.05, math.inf, 0))[0].makespan_s < timeline.makespan_s
 
 
 def test_the_search_is_never_worse_than_any_planner_and_never_gets_worse() -> None:
@@ -381,7 +381,7 @@ def test_the_driver_tells_the_search_what_is_left() -> None:
 
     def listening() -> object:
         while True:
-            told.append((yield Found(planner("heft")(p), 0.0, "heft")))
+            told.append((yield BestSchedule(planner("heft")(p), 0.0, "heft")))
 
     p = random_problem(5, 2, seed=8)
     pull(listening(), Budget(iterations=3))  # type: ignore[arg-type]

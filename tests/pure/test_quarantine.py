@@ -25,7 +25,7 @@ from hetero.model.events import (
     TimerFired,
 )
 from hetero.model.tasks import JUDGED_BY_CALLER, Request, Task
-from hetero.train.worker_deaths import Deaths
+from hetero.train.worker_deaths import WorkerDeaths
 from tests.pure.test_core import World, cpu, only
 from tests.sim.worlds import cpus, independent, known, program, speeds, task
 
@@ -487,7 +487,7 @@ def test_a_task_whose_caller_judges_fails_with_its_first_death_and_leaves_no_sus
 
 
 def test_deaths_count_in_a_row_unless_a_further_step_was_done_or_passes_became_smaller() -> None:
-    deaths = Deaths()
+    deaths = WorkerDeaths()
     assert not any(deaths.died("cpu:0", inf) for _ in range(3))
     assert deaths.died("cpu:0", inf) == "its worker died 4 times, no step being done between"
     for step in range(10):

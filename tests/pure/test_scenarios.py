@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from hetero.plan.problem import Floats, Ints
-from hetero.plan.replanning.lookahead import Ahead, Graph, remaining_s
+from hetero.plan.replanning.lookahead import Ahead, OpenGraph, remaining_s
 from hetero.plan.replanning.scenarios import COUNTS, WORK, expected_s, left_s, scenarios
 
 Running = tuple[tuple[int, int, float, float], ...]
@@ -21,7 +21,7 @@ def loose(seconds: list[list[float]], error: float, running: Running = ()) -> Ah
     for slot, on, _, _ in running:
         phase[slot], device[slot] = 1, on
     nothing = np.zeros(0, dtype=np.int64)
-    g = Graph(
+    g = OpenGraph(
         phase, slots, np.array(seconds), np.zeros(count), np.zeros(count + 1, dtype=np.int64), nothing,
         np.zeros(0, dtype=np.uint8), device, np.zeros(count), np.zeros((count, 1), dtype=np.uint8),
         np.zeros(devices, dtype=np.int64), np.zeros((1, 1)), np.zeros((1, 1)),

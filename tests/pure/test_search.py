@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hetero.errors import BadValueError
-from hetero.tune.search import Paces, RunningTrial
+from hetero.tune.search import RunningTrial, TrialPaces
 from hetero.tune.space import Range, corners, describe, grid, read_range, read_space
-from hetero.tune.values import Plan
+from hetero.tune.values import SearchPlan
 
 TICK_S = 0.05
 
@@ -85,13 +85,13 @@ def test_a_space_is_described_in_words_that_tell_spaces_apart() -> None:
 )
 def test_a_plan_that_is_wrong_is_told(words: dict[str, Any], said: str) -> None:
     with pytest.raises(BadValueError) as told:
-        Plan("demo", {}, **{"trials": 3, **words})
+        SearchPlan("demo", {}, **{"trials": 3, **words})
     assert said in str(told.value)
 
 
 def makespan_s(seconds: list[float], trials: int) -> float:
     """Search in virtual time, with devices whose trials always take so long; nothing is known of them at first."""
-    paces, now_s, left, ended = Paces(), 0.0, trials, 0
+    paces, now_s, left, ended = TrialPaces(), 0.0, trials, 0
     runs: dict[int, tuple[int, float]] = {}
     while ended < trials:
         for device in map(int, paces.fastest_first(map(str, range(len(seconds))))):

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from hetero.errors import BadValueError
 from hetero.plan.training.shares import (
-    Plan,
+    SharePlan,
     StepModel,
     apportion,
     cut,
@@ -22,8 +22,8 @@ from hetero.plan.training.shares import (
     proportional_plan,
     replanned,
 )
-from hetero.train.share_planner import Sharing
-from hetero.train.values import Options
+from hetero.train.share_planner import SharePlanner
+from hetero.train.values import TrainOptions
 
 seconds = st.floats(0.0, 5.0)
 model = st.builds(StepModel, seconds, st.floats(0.01, 2.0), most=st.one_of(st.just(inf), st.integers(1, 12)))
@@ -147,7 +147,7 @@ def test_speeds_that_swap_are_shared_anew_on_the_third_step() -> None:
 
 def test_a_gain_of_less_than_three_percent_changes_nothing() -> None:
     models = [StepModel(0.0, 0.001), StepModel(0.0, 0.001)]
-    plan: Plan = make_plan(models, 128)
+    plan: SharePlan = make_plan(models, 128)
     faster = [settle(models[0], 64, 0.98, 7), settle(models[1], 64, 1.0, 7)]
     assert replanned(plan, faster, 128) is None
     faster = [settle(models[0], 64, 0.85, 7), settle(models[1], 64, 1.0, 7)]
@@ -165,19 +165,21 @@ def test_samples_of_different_cost_are_shared_by_cost_and_not_by_count() -> None
     lengths = [24] * 8 + [3] * 56
     costs = [length * 64 / sum(lengths) for length in lengths]
     models = [StepModel(0.0, 0.001), StepModel(0.0, 0.001)]
-    sharing = Sharing(Options(64), ("cpu:0", "cpu:1"), models, [0.0, 0.0, 0.0], costs)
+    sharing = SharePlanner(TrainOptions(64), ("cpu:0", "cpu:1"), models, [0.0, 0.0, 0.0], costs)
     assert sharing.counts(range(64)) == (8, 56)
 
 
 def test_fixed_micro_batches_stay_whole() -> None:
     models = [StepModel(0.0, 0.001), StepModel(0.0, 0.002)]
-    sharing = Sharing(Options(128, exact="bitwise"), ("cpu:0", "cpu:1"), models, [0.0, 0.0, 0.0])
+    sharing = SharePlanner(TrainOptions(128, exact="bitwise"), ("cpu:0", "cpu:1"), models, [0.0, 0.0, 0.0])
     assert sharing.counts(range(128)) == (88, 40)
     assert sharing.counts(range(20)) == (16, 4)
 
 
 def test_shares_of_a_device_that_is_gone_go_to_those_that_are_left() -> None:
     table = {"cpu:0": 60, "cpu:1": 30, "cpu:2": 10}
-    sharing = Sharing(Options(100, shares=table), ("cpu:1", "cpu:2"), [StepModel(0.0, 0.001)] * 2, [0.0, 0.0, 0.0])
+    sharing = SharePlanner(
+        TrainOptions(100, shares=table), ("cpu:1", "cpu:2"), [StepModel(0.0, 0.001)] * 2, [0.0, 0.0, 0.0]
+    )
     assert sharing.counts(range(100)) == (75, 25)
     assert sharing.shares(("cpu:0", "cpu:1", "cpu:2")) == {"cpu:0": 0, "cpu:1": 75, "cpu:2": 25}

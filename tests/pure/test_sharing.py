@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hetero.plan.training.shares import StepModel
-from hetero.train.share_planner import Sharing
-from hetero.train.values import Options
+from hetero.train.share_planner import SharePlanner
+from hetero.train.values import TrainOptions
 
 BATCH = 64
 IDS = range(BATCH)
@@ -23,7 +23,7 @@ def truth(known: Sequence[StepModel], changes: Sequence[float]) -> list[StepMode
     return [StepModel(each.fixed_s * by, each.per_sample_s * by) for each, by in zip(known, changes, strict=True)]
 
 
-def step(sharing: Sharing, laws: Sequence[StepModel], talk_s: float) -> float:
+def step(sharing: SharePlanner, laws: Sequence[StepModel], talk_s: float) -> float:
     """Do one step under true laws, let the group learn from it, and give its seconds."""
     counts = sharing.counts(IDS)
     busy = [each.seconds(count) for each, count in zip(laws, counts, strict=True)]
@@ -41,7 +41,7 @@ def train(known: Sequence[StepModel], laws: Sequence[StepModel], guess_s: float,
     for _ in range(steps):
         if sharing is None:
             names = [f"cpu:{index}" for index in team]
-            sharing = Sharing(Options(BATCH), names, models, [0.0, *(guess_s * k for k in range(len(team)))])
+            sharing = SharePlanner(TrainOptions(BATCH), names, models, [0.0, *(guess_s * k for k in range(len(team)))])
         if len(sharing.plan.members) == len(team):
             last_s = step(sharing, [laws[index] for index in team], talk_s)
             continue
@@ -69,8 +69,8 @@ def test_steps_are_soon_no_slower_than_the_best_device_alone(
 
 def _left_too_early(known: Sequence[StepModel], laws: Sequence[StepModel], guess_s: float) -> bool:
     """Return whether the device that would be best had to leave at first, by what was known then."""
-    first = Sharing(
-        Options(BATCH), [str(i) for i in range(len(known))], known, [guess_s * i for i in range(-1, len(known))]
+    first = SharePlanner(
+        TrainOptions(BATCH), [str(i) for i in range(len(known))], known, [guess_s * i for i in range(-1, len(known))]
     )
     best = min(range(len(laws)), key=lambda index: laws[index].seconds(BATCH))
     return not first.plan.shares[best]
@@ -78,7 +78,7 @@ def _left_too_early(known: Sequence[StepModel], laws: Sequence[StepModel], guess
 
 def test_a_device_whose_talk_turns_out_to_cost_more_than_it_gains_leaves_after_three_looks() -> None:
     known = [StepModel(0.0, 0.001), StepModel(0.0, 0.004)]
-    sharing = Sharing(Options(BATCH), ("cpu:0", "cpu:1"), known, [0.0, 0.0, 0.001])
+    sharing = SharePlanner(TrainOptions(BATCH), ("cpu:0", "cpu:1"), known, [0.0, 0.0, 0.001])
     assert sharing.plan.shares == (51, 13)
     for _ in range(20):
         step(sharing, known, 0.030)
@@ -89,7 +89,7 @@ def test_a_device_whose_talk_turns_out_to_cost_more_than_it_gains_leaves_after_t
 
 def test_a_talk_that_is_slow_for_a_while_sends_nobody_away() -> None:
     known = [StepModel(0.0, 0.001), StepModel(0.0, 0.004)]
-    sharing = Sharing(Options(BATCH), ("cpu:0", "cpu:1"), known, [0.0, 0.0, 0.001])
+    sharing = SharePlanner(TrainOptions(BATCH), ("cpu:0", "cpu:1"), known, [0.0, 0.0, 0.001])
     for talk_s in [0.030] * 14 + [0.001] * 28:
         step(sharing, known, talk_s)
     assert sharing.plan.members == (0, 1)
@@ -97,7 +97,7 @@ def test_a_talk_that_is_slow_for_a_while_sends_nobody_away() -> None:
 
 def test_speeds_that_swap_cost_two_slow_steps() -> None:
     known = [StepModel(0.0, 0.001), StepModel(0.0, 0.003)]
-    sharing = Sharing(Options(BATCH), ("cpu:0", "cpu:1"), known, [0.0, 0.0, 0.0])
+    sharing = SharePlanner(TrainOptions(BATCH), ("cpu:0", "cpu:1"), known, [0.0, 0.0, 0.0])
     for _ in range(10):
         step(sharing, known, 0.0)
     swapped = known[::-1]

@@ -20,11 +20,11 @@ from hetero.floor.errors import BadValueError
 from hetero.model.figure import Figure
 from hetero.model.workload import ENGINES, Sharding
 from hetero.plan.sizing import ideal_work as speed
-from hetero.plan.sizing.efficiency import SPEC, Sample, learn
-from hetero.plan.sizing.ideal_work import TERMS, Rates
+from hetero.plan.sizing.efficiency import SPEC, MeasuredRun, learn
+from hetero.plan.sizing.ideal_work import TERMS, DeviceRates
 from hetero.plan.training.speed import model_flop, training_amounts, training_time
 
-RATES = Rates(1e14, 1e12, 1e11)
+RATES = DeviceRates(1e14, 1e12, 1e11)
 LLAMA = find_model("Llama-3.1-8B")
 WORK = Workload(LLAMA, engine="vllm", prompt=512, context=1024)
 
@@ -199,7 +199,7 @@ def test_no_amount_is_negative_and_more_tokens_never_take_less(
     assert SPEC.seconds(more) >= SPEC.seconds(less) * 0.99
 
 
-def _samples(cost: np.ndarray, noise: float, count: int) -> list[Sample]:
+def _samples(cost: np.ndarray, noise: float, count: int) -> list[MeasuredRun]:
     chance = np.random.default_rng(0)
     found = []
     for number in range(count):
@@ -208,7 +208,7 @@ def _samples(cost: np.ndarray, noise: float, count: int) -> list[Sample]:
         spread = Sharding(tensor=1 + number % 2)
         amounts = speed.run_amounts(work, spread, RATES, 0)
         seconds = float(np.exp(cost) @ amounts * np.exp(chance.normal(0, noise)))
-        found.append(Sample(amounts, seconds, speed.place_of(work, spread)))
+        found.append(MeasuredRun(amounts, seconds, speed.place_of(work, spread)))
     return found
 
 

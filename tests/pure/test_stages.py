@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hetero.plan.training.stages import (
-    Chain,
+    LayerChain,
     best_alone,
     fixed_stages,
     one_forward_one_backward,
@@ -22,7 +22,7 @@ UNLIMITED = (inf, inf, inf, inf)
 
 
 @st.composite
-def chains(draw: st.DrawFn) -> Chain:
+def chains(draw: st.DrawFn) -> LayerChain:
     layers, devices = draw(st.integers(1, 5)), draw(st.integers(1, 4))
     numbers = st.integers(0, 9)
 
@@ -32,7 +32,7 @@ def chains(draw: st.DrawFn) -> Chain:
     crossings = [
         [[0 if a == b else draw(numbers) for b in range(devices)] for a in range(devices)] for _ in range(layers)
     ]
-    return Chain(
+    return LayerChain(
         seconds=[row(st.one_of(st.integers(1, 9), st.just(inf)), devices) for _ in range(layers)],
         crossing_s=crossings,
         weight_bytes=row(numbers, layers),
@@ -43,7 +43,7 @@ def chains(draw: st.DrawFn) -> Chain:
     )
 
 
-def every_plan_s(chain: Chain) -> list[float]:
+def every_plan_s(chain: LayerChain) -> list[float]:
     """Return the step of every way to cut the chain and to place its parts that fits."""
     layers, devices, found = len(chain.seconds), len(chain.limit_bytes), []
     for count in range(1, min(layers, devices) + 1):
@@ -58,14 +58,14 @@ def every_plan_s(chain: Chain) -> list[float]:
 
 
 @given(chains())
-def test_no_way_to_cut_and_place_a_chain_is_faster_than_the_plan(chain: Chain) -> None:
+def test_no_way_to_cut_and_place_a_chain_is_faster_than_the_plan(chain: LayerChain) -> None:
     least_s = min(every_plan_s(chain), default=inf)
     plan = plan_stages(chain)
     assert isclose(inf if plan is None else plan.step_s, least_s, rel_tol=1e-6)
 
 
 @given(chains())
-def test_a_plan_covers_every_layer_once_on_devices_of_their_own_that_hold_them(chain: Chain) -> None:
+def test_a_plan_covers_every_layer_once_on_devices_of_their_own_that_hold_them(chain: LayerChain) -> None:
     plan = plan_stages(chain)
     if plan is None:
         return
@@ -78,16 +78,16 @@ def test_a_plan_covers_every_layer_once_on_devices_of_their_own_that_hold_them(c
 
 
 @given(chains())
-def test_a_plan_is_never_slower_than_the_best_device_alone(chain: Chain) -> None:
+def test_a_plan_is_never_slower_than_the_best_device_alone(chain: LayerChain) -> None:
     plan, alone = plan_stages(chain), best_alone(chain)
     assert alone is None or (plan is not None and plan.step_s <= alone.step_s)
 
 
-def chain(seconds: list[list[float]], crossing_s: float = 0.0, micro_batches: int = 8) -> Chain:
+def chain(seconds: list[list[float]], crossing_s: float = 0.0, micro_batches: int = 8) -> LayerChain:
     devices, layers = len(seconds[0]), len(seconds)
     table = [[0.0 if a == b else crossing_s for b in range(devices)] for a in range(devices)]
     nothing = [0.0] * layers
-    return Chain(seconds, [table] * layers, nothing, nothing, nothing, UNLIMITED[:devices], micro_batches)
+    return LayerChain(seconds, [table] * layers, nothing, nothing, nothing, UNLIMITED[:devices], micro_batches)
 
 
 def test_each_kind_of_layer_goes_to_the_device_that_is_fast_at_it() -> None:

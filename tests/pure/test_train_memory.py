@@ -9,7 +9,7 @@ import pytest
 from hetero.errors import OutOfDeviceMemoryError
 from hetero.model.device import Device, DeviceType
 from hetero.train.memory import KeptPasses, Need, PassLimit, beyond
-from hetero.train.worker_deaths import Killed
+from hetero.train.worker_deaths import KilledPasses
 
 NEED = Need({"parameters": 40, "activations": 10}, held_bytes=80, fixed_bytes=20, sample_bytes=10, step_bytes=50)
 
@@ -63,7 +63,7 @@ def test_the_limit_of_a_cpu_has_to_hold_torch_as_well() -> None:
 def test_a_kill_for_memory_halves_the_passes_and_any_other_death_does_not(tmp_path: Path) -> None:
     events = tmp_path / "memory.events"
     events.write_text("oom 0\noom_kill 3\n")
-    killed = Killed()
+    killed = KilledPasses()
     assert killed.begins("cpu:0", 8, str(events))
     assert killed.was_killed("cpu:0") == ""
     assert killed.begins("cpu:0", 8, str(events))
@@ -74,7 +74,7 @@ def test_a_kill_for_memory_halves_the_passes_and_any_other_death_does_not(tmp_pa
 
 def test_a_device_that_is_killed_at_its_smallest_pass_is_given_up(tmp_path: Path) -> None:
     events = tmp_path / "memory.events"
-    killed = Killed()
+    killed = KilledPasses()
     for kills, samples in enumerate((2, 1)):
         events.write_text(f"oom_kill {kills}\n")
         assert killed.begins("cpu:0", samples, str(events))
@@ -86,7 +86,7 @@ def test_a_device_that_is_killed_at_its_smallest_pass_is_given_up(tmp_path: Path
 def test_a_pass_that_cannot_be_cut_is_not_tried_twice_after_a_kill(tmp_path: Path) -> None:
     events = tmp_path / "memory.events"
     events.write_text("oom_kill 0\n")
-    killed = Killed()
+    killed = KilledPasses()
     killed.begins("cpu:0", 8, str(events))
     events.write_text("oom_kill 1\n")
     killed.was_killed("cpu:0")

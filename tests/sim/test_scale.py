@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from hetero.errors import BadValueError
-from hetero.graphs.fleet_simulation import Load, read_hosts, run_at_scale
+from hetero.graphs.fleet_simulation import SimulatedLoad, read_hosts, run_at_scale
 from hetero.plan.policies import eft
 
 WORDS = ["30 x 10 x H100-SXM", "25 x 10 x T4", "2 x 10 x V100-SXM2-16GB"]
@@ -20,7 +20,7 @@ def test_looking_only_at_devices_that_could_be_chosen_decides_as_looking_at_all(
 ) -> None:
     racks = read_hosts(WORDS)
     for nbytes in (0, 1_000_000):
-        load = Load(900, (1e13, 4e13), nbytes=nbytes)
+        load = SimulatedLoad(900, (1e13, 4e13), nbytes=nbytes)
         quick = run_at_scale(racks, load)[1].decisions
         with monkeypatch.context() as patch:
             patch.setattr(eft, "_MANY", 1 << 30)
@@ -28,19 +28,19 @@ def test_looking_only_at_devices_that_could_be_chosen_decides_as_looking_at_all(
 
 
 def test_data_cross_each_link_once_a_size_and_only_where_they_are_read() -> None:
-    found, _ = run_at_scale(read_hosts(["4 x 2 x T4"]), Load(400, (1e13, 2e13), nbytes=1_000_000), tick_s=0.01)
+    found, _ = run_at_scale(read_hosts(["4 x 2 x T4"]), SimulatedLoad(400, (1e13, 2e13), nbytes=1_000_000), tick_s=0.01)
     assert found.moved_bytes == 3 * 2 * 1_000_000
     assert (found.devices, found.hosts, found.tasks) == (8, 4, 400)
 
 
 def test_a_tick_costs_no_more_than_itself_a_task() -> None:
-    racks, load = read_hosts(["2 x 2 x T4"]), Load(80, (1e13,))
+    racks, load = read_hosts(["2 x 2 x T4"]), SimulatedLoad(80, (1e13,))
     at_once = run_at_scale(racks, load, noise=0.0)[0].makespan_s
     assert at_once <= run_at_scale(racks, load, noise=0.0, tick_s=0.01)[0].makespan_s <= at_once + 20 * 0.02
 
 
 def test_the_same_seed_gives_the_same_run() -> None:
-    runs = [run_at_scale(read_hosts(["2 x 4 x T4"]), Load(100), seed=3, tick_s=0.01)[0] for _ in range(2)]
+    runs = [run_at_scale(read_hosts(["2 x 4 x T4"]), SimulatedLoad(100), seed=3, tick_s=0.01)[0] for _ in range(2)]
     assert runs[0] == runs[1]
     assert runs[0].best_s <= runs[0].makespan_s
 
@@ -51,7 +51,7 @@ def test_what_names_no_hosts_is_refused() -> None:
         with pytest.raises(BadValueError, match=problem):
             read_hosts([word])
     with pytest.raises(BadValueError, match="no fp3 operations/s of T4"):
-        run_at_scale(read_hosts(["1 x 1 x T4"]), Load(1, precision="fp3"))
+        run_at_scale(read_hosts(["1 x 1 x T4"]), SimulatedLoad(1, precision="fp3"))
 
 
 def test_the_command_tells_a_run_of_hosts_and_refuses_a_graph_beside_it() -> None:

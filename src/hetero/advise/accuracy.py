@@ -16,7 +16,7 @@ from itertools import combinations
 from hetero.advise.measurements import Measurement
 from hetero.advise.priors import borrowed, prior_of
 from hetero.model.figure import Figure
-from hetero.plan.sizing.efficiency import Efficiency, Sample, learn
+from hetero.plan.sizing.efficiency import Efficiency, MeasuredRun, learn
 
 __all__ = ["Judged", "Merit", "leave_one_model_out", "merits", "ordered", "uncalibrated"]
 
@@ -101,7 +101,7 @@ def leave_one_model_out(rows: Iterable[Measurement], points: int = POINTS, draw:
     return found
 
 
-def _without(model: str, rows: Sequence[Measurement], points: int, draw: int) -> list[Sample]:
+def _without(model: str, rows: Sequence[Measurement], points: int, draw: int) -> list[MeasuredRun]:
     return [row.sample for row in _drawn([row for row in rows if row.work.model.name != model], points, draw)]
 
 

@@ -16,7 +16,7 @@ from hetero.floor.clock import monotonic_s
 from hetero.model.architecture import ModelSpec
 from hetero.model.device import HOST_NODE, Device
 
-__all__ = ["Decoder", "Exchange", "measure_device", "measure_exchange", "targets"]
+__all__ = ["Decoder", "MeasuredExchange", "measure_device", "measure_exchange", "targets"]
 
 PROMPTS = (64, 256)
 KEPT = (64, 256)
@@ -104,7 +104,7 @@ def _best_s(call: Callable[[], Any], wait: Callable[[], Any]) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class Exchange:
+class MeasuredExchange:
     """How long members on several devices took to add up arrays.
 
     Attributes
@@ -120,7 +120,7 @@ class Exchange:
 EXCHANGED_BYTES = (4_000, 4_000_000)
 
 
-def measure_exchange(devices: int) -> Exchange:
+def measure_exchange(devices: int) -> MeasuredExchange:
     """Time an all-reduce between workers on so many devices of this host."""
     import numpy as np
 
@@ -137,7 +137,7 @@ def measure_exchange(devices: int) -> Exchange:
 
     with Context(devices=f"{devices}xcpu") as ctx:
         seconds = ctx.run(task(devices=devices)(timed), EXCHANGED_BYTES)
-        return Exchange(tuple(device.id for device in ctx.devices), seconds)
+        return MeasuredExchange(tuple(device.id for device in ctx.devices), seconds)
 
 
 class Decoder:

@@ -19,7 +19,7 @@ from hetero.catalog.values import DeviceSpec
 from hetero.model.architecture import ModelSpec
 from hetero.model.workload import Sharding, Workload
 from hetero.plan.sizing import ideal_work as speed
-from hetero.plan.sizing.efficiency import Efficiency, Sample, learn
+from hetero.plan.sizing.efficiency import Efficiency, MeasuredRun, learn
 from hetero.session.kept import Kept
 
 __all__ = ["MINI", "Timed", "keep_table", "keep_timed", "kept_entries", "known_of", "tables"]
@@ -66,7 +66,7 @@ class Timed:
         names = {item.name for item in fields(cls)}
         return cls(**{name: value for name, value in kept.items() if name in names})
 
-    def samples(self, spec: DeviceSpec) -> list[Sample]:
+    def samples(self, spec: DeviceSpec) -> list[MeasuredRun]:
         """Return the timed passes of the small model as runs, against what the data sheet promises."""
         if not self.weights:
             return []
@@ -74,11 +74,11 @@ class Timed:
         for tokens, seconds in self.prompt_s.items():
             work = Workload(MINI, weights=self.weights, prompt=int(tokens), context=int(tokens) + 1)
             amounts = speed.prompt_amounts(work, Sharding(), rates_of(spec, work), 1)
-            found.append(Sample(amounts, seconds))
+            found.append(MeasuredRun(amounts, seconds))
         for kept, seconds in self.step_s.items():
             work = Workload(MINI, weights=self.weights)
             amounts = speed.step_amounts(work, Sharding(), rates_of(spec, work), 1, float(kept))
-            found.append(Sample(amounts, seconds))
+            found.append(MeasuredRun(amounts, seconds))
         return found
 
 

@@ -14,7 +14,7 @@ from hetero.catalog.values import DeviceSpec
 from hetero.floor.errors import BadValueError, MissingPackageError, did_you_mean
 from hetero.floor.files import output_stream
 
-__all__ = ["MEASURES", "Row", "best_for", "chart", "compare"]
+__all__ = ["MEASURES", "ComparisonRow", "best_for", "chart", "compare"]
 
 _FALLBACKS = {"bf16": ("bf16", "fp16"), "fp16": ("fp16", "bf16")}
 
@@ -41,7 +41,7 @@ _COLOURS = ("#3b6ea5", "#c8743a", "#5a8f5a", "#8a5a8f", "#a53b4d", "#6b6b6b", "#
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class ComparisonRow:
     """One device's figures; None where the catalog has no source.
 
     Attributes
@@ -80,7 +80,7 @@ def _over(one: float | None, other: float | None, scale: float = 1.0) -> float |
     return one / other * scale if one is not None and other else None
 
 
-def _row(spec: DeviceSpec, precision: str) -> Row:
+def _row(spec: DeviceSpec, precision: str) -> ComparisonRow:
     tried = _FALLBACKS.get(precision, (precision,))
     used = next((name for name in tried if spec.rate(name) is not None), precision)
     rate = spec.rate(used)
@@ -89,7 +89,7 @@ def _row(spec: DeviceSpec, precision: str) -> Row:
     speed = spec.bandwidth_bytes_per_s / 1e9 if spec.bandwidth_bytes_per_s is not None else None
     bought, rented = spec.price(per_hour=False), spec.price(per_hour=True)
     usd, hourly = bought.usd if bought else None, rented.usd if rented else None
-    return Row(
+    return ComparisonRow(
         name=spec.name,
         precision=used,
         tflop_per_s=tera,
@@ -107,7 +107,7 @@ def _row(spec: DeviceSpec, precision: str) -> Row:
     )
 
 
-def compare(specs: Sequence[DeviceSpec], precision: str = "bf16") -> list[Row]:
+def compare(specs: Sequence[DeviceSpec], precision: str = "bf16") -> list[ComparisonRow]:
     """Return a row for each device.
 
     Parameters
@@ -132,7 +132,7 @@ def compare(specs: Sequence[DeviceSpec], precision: str = "bf16") -> list[Row]:
     return [_row(spec, precision) for spec in specs]
 
 
-def best_for(rows: Sequence[Row]) -> dict[str, list[str]]:
+def best_for(rows: Sequence[ComparisonRow]) -> dict[str, list[str]]:
     """Return for each device what it is the best of these for; a measure that fewer than two have names nobody.
 
     Examples
@@ -159,7 +159,7 @@ def _written(value: float | None) -> str:
     return f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"
 
 
-def chart(rows: Sequence[Row], path: Path) -> None:
+def chart(rows: Sequence[ComparisonRow], path: Path) -> None:
     """Draw one panel a measure, one bar a device; what has no source is written instead of drawn.
 
     Raises

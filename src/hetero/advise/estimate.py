@@ -26,7 +26,7 @@ from hetero.plan.sizing.efficiency import Efficiency
 from hetero.plan.sizing.footprint import Fit, Room, fit
 from hetero.plan.sizing.footprint_search import shardings
 from hetero.plan.sizing.ideal_work import (
-    Rates,
+    DeviceRates,
     answers_amounts,
     in_turns,
     place_of,
@@ -259,7 +259,9 @@ def _usual(work: values.Workload, room: Room, count: int) -> Sharding:
     return next((way for way in ways if fit(work, room, way).answer != "does not fit"), ways[0])
 
 
-def _most(work: values.Workload, spec: DeviceSpec, how: Sharding, rates: Rates, known: Efficiency) -> Figure | None:
+def _most(
+    work: values.Workload, spec: DeviceSpec, how: Sharding, rates: DeviceRates, known: Efficiency
+) -> Figure | None:
     batch = sequences_at_once(work, room_of(spec), how, steady=True)
     if not batch:
         return None

@@ -19,7 +19,7 @@ from hetero.model.architecture import ModelSpec
 from hetero.model.workload import Sharding, Workload
 from hetero.plan.sizing.footprint import Fit, Room, fit
 from hetero.plan.sizing.footprint_search import (
-    Change,
+    FittingChange,
     changes,
     devices_needed,
     largest_batch,
@@ -99,7 +99,7 @@ class FitReport:
     batch: int
     context: int
     needed: tuple[int, Sharding] | None
-    changes: tuple[Change, ...]
+    changes: tuple[FittingChange, ...]
 
     @property
     def answer(self) -> str:

@@ -30,7 +30,17 @@ if TYPE_CHECKING:
     from hetero.model.fabric import Fabric, Part
     from hetero.model.leases import LeaseRequest
 
-__all__ = ["Holding", "Kind", "Stock", "Wanted", "catalog_fleet", "group_of", "here_fleet", "read_fleet", "stocked"]
+__all__ = [
+    "DeviceRequest",
+    "FreeDevices",
+    "HeldDevices",
+    "Kind",
+    "catalog_fleet",
+    "group_of",
+    "here_fleet",
+    "read_fleet",
+    "stocked",
+]
 
 _CORES_OF_BANDWIDTH = 4
 """Cores whose own memory bandwidth adds up before they share one: declared."""
@@ -44,7 +54,7 @@ _LABELS = {"cpu": "CPU", "tpu": "TPU", "npu": "NPU", "fpga": "FPGA"}
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class DeviceRequest:
     """Devices of one sort that a fleet has.
 
     Attributes
@@ -67,7 +77,7 @@ class Wanted:
 
 
 @dataclass(frozen=True, slots=True)
-class Holding:
+class HeldDevices:
     """Devices that somebody has already.
 
     Attributes
@@ -84,7 +94,7 @@ class Holding:
     where: str = "the fleet"
 
 
-class Stock:
+class FreeDevices:
     """Devices of a fleet by sort, and the pool that hands them out.
 
     Attributes
@@ -93,7 +103,7 @@ class Stock:
 
     Examples
     --------
-    >>> stock = stocked([Wanted("a", "H100-SXM", "cuda", 4)], [Holding("training", ("h0/cuda:1",))])
+    >>> stock = stocked([DeviceRequest("a", "H100-SXM", "cuda", 4)], [HeldDevices("training", ("h0/cuda:1",))])
     >>> stock.copies("a", 2), stock.held("a")
     ((('h0/cuda:0', 'h0/cuda:2'),), {'training': 1})
     """
@@ -107,7 +117,7 @@ class Stock:
             self._named[device.name] = (*self._named.get(device.name, ()), device.id)
         self.named = self._wired = topology.fabric is not None
 
-    def hold(self, holding: Holding) -> None:
+    def hold(self, holding: HeldDevices) -> None:
         """Record that somebody has devices.
 
         Raises
@@ -153,7 +163,9 @@ class Stock:
         return self._pool.offers(replace(wish, on=self._ids[sort], count=count, together=together))
 
 
-def stocked(wanted: Iterable[Wanted], holdings: Iterable[Holding] = (), topology: Topology | None = None) -> Stock:
+def stocked(
+    wanted: Iterable[DeviceRequest], holdings: Iterable[HeldDevices] = (), topology: Topology | None = None
+) -> FreeDevices:
     """Return the stock of a fleet, what others hold taken out."""
     numbers: Counter[tuple[str, str]] = Counter()
     sorts: dict[str, list[Device]] = {}
@@ -166,7 +178,7 @@ def stocked(wanted: Iterable[Wanted], holdings: Iterable[Holding] = (), topology
             identity = sort.ids[at] if at < len(sort.ids) else usual
             alike = sorts.setdefault(sort.sort, [])
             alike.append(Device(identity, sort.kind, kind, "planned", at, name=sort.name, rack=sort.rack))
-    stock = Stock(sorts, topology or Topology())
+    stock = FreeDevices(sorts, topology or Topology())
     for holding in holdings:
         stock.hold(holding)
     return stock
@@ -189,7 +201,7 @@ class Kind:
     count: int | None = None
     price: Paid | None = None
     fabric: Fabric | None = None
-    stock: Stock | None = None
+    stock: FreeDevices | None = None
     sort: str = ""
 
     def copies(self, count: int, terms: LeaseRequest | None = None) -> tuple[tuple[str, ...], ...]:
@@ -373,7 +385,7 @@ def _of_fabric(fabric: Fabric, where: str) -> tuple[Kind, ...]:
     return _kept([(Kind(find(name), count, None, fabric), {}) for name, count in counts.items() if name != "CPU"])
 
 
-def _holdings(rows: Any, file: str) -> Iterator[Holding]:
+def _holdings(rows: Any, file: str) -> Iterator[HeldDevices]:
     """Read who has what already: rows of {workload, devices} or {workload, name, count}."""
     if not isinstance(rows, list):
         raise BadValueError(f"{file}: leases is {shown(rows)}", remedy="write a list of {workload: …, devices: […]}")
@@ -386,9 +398,9 @@ def _holdings(rows: Any, file: str) -> Iterator[Holding]:
         if not isinstance(workload, str) or not workload:
             raise BadValueError(f"{where}: workload is {shown(workload)}", remedy="name whose devices they are")
         if isinstance(name, str) and isinstance(count, int) and not isinstance(count, bool) and count > 0:
-            yield Holding(workload, (find(name).name,), count, where)
+            yield HeldDevices(workload, (find(name).name,), count, where)
         elif isinstance(ids, list) and ids and all(isinstance(one, str) for one in ids):
-            yield Holding(workload, tuple(ids), where=where)
+            yield HeldDevices(workload, tuple(ids), where=where)
         else:
             raise BadValueError(f"{where} names no devices", remedy="give 'devices', a list of ids, or name and count")
 
@@ -397,7 +409,7 @@ _MOST = 10_000
 """Devices of one row of a fleet."""
 
 
-def _kept(rows: Sequence[tuple[Kind, Any]], holdings: Iterable[Holding] = ()) -> tuple[Kind, ...]:
+def _kept(rows: Sequence[tuple[Kind, Any]], holdings: Iterable[HeldDevices] = ()) -> tuple[Kind, ...]:
     """Return kinds whose devices one pool keeps; rows that are alike in all but their place become one."""
     from hetero.model.topology import Topology
 
@@ -412,13 +424,13 @@ def _kept(rows: Sequence[tuple[Kind, Any]], holdings: Iterable[Holding] = ()) ->
     )
 
 
-def _wanted(sort: str, members: Sequence[tuple[Kind, Any]]) -> Iterator[Wanted]:
+def _wanted(sort: str, members: Sequence[tuple[Kind, Any]]) -> Iterator[DeviceRequest]:
     """Yield the devices of rows that are alike, under the ids that the topology gives them."""
     ids = iter([part.id for part in _parts_of(members[0][0])])
     for kind, row in members:
         place = row if isinstance(row, dict) else {}
         host, rack, count = str(place.get("host", "h0")), str(place.get("rack", "")), kind.count or 0
-        yield Wanted(sort, kind.spec.name, kind.spec.kind, count, host, rack, tuple(islice(ids, count)))
+        yield DeviceRequest(sort, kind.spec.name, kind.spec.kind, count, host, rack, tuple(islice(ids, count)))
 
 
 def _parts_of(kind: Kind) -> Sequence[Part]:

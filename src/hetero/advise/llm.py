@@ -21,9 +21,17 @@ from hetero.model.architecture import ModelSpec
 from hetero.model.quantisation import FORMATS, number_format
 from hetero.model.workload import Sharding, Workload
 from hetero.plan.sizing.footprint import footprint
-from hetero.plan.sizing.layer_assignment import Aim, Host, Layers, Split, best_split, memory_split, split_seconds
+from hetero.plan.sizing.layer_assignment import (
+    Aim,
+    LayerHost,
+    Layers,
+    LayerSplit,
+    best_split,
+    memory_split,
+    split_seconds,
+)
 
-__all__ = ["ENGINES", "Device", "Placed", "Target", "place", "read_target"]
+__all__ = ["ENGINES", "LayerPlacement", "NumberedDevice", "Target", "place", "read_target"]
 
 Engine = Literal["llama.cpp", "vllm", "accelerate"]
 
@@ -125,7 +133,7 @@ def _format_of(files: WeightFiles, model: ModelSpec) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Device:
+class NumberedDevice:
     """One device of the fleet, by the place that programs number it with.
 
     Attributes
@@ -143,11 +151,11 @@ class Device:
         return f"{self.spec.name} (cpu)" if self.index < 0 else f"{self.spec.name} ({self.index})"
 
 
-Together = tuple[tuple[Device, ...], float]
+Together = tuple[tuple[NumberedDevice, ...], float]
 
 
 @dataclass(frozen=True, slots=True)
-class Placed:
+class LayerPlacement:
     """Layers of one engine on the fleet.
 
     Attributes
@@ -165,16 +173,16 @@ class Placed:
     target: Target
     work: Workload
     aim: Aim
-    devices: tuple[Device, ...]
-    hosts: tuple[Host, ...]
+    devices: tuple[NumberedDevice, ...]
+    hosts: tuple[LayerHost, ...]
     layers: Layers
-    split: Split
+    split: LayerSplit
     by_memory: tuple[tuple[int, ...], float] | None
-    without: tuple[tuple[Device, float | None], ...]
+    without: tuple[tuple[NumberedDevice, float | None], ...]
     together: Together | None = None
 
     @property
-    def shared(self) -> tuple[Device, ...]:
+    def shared(self) -> tuple[NumberedDevice, ...]:
         """The equal devices that share every matrix where that is quicker than layers in turn; else none."""
         quicker = self.together is not None and self.together[1] < self.split.seconds
         return self.together[0] if quicker and self.together else ()
@@ -185,7 +193,7 @@ class Placed:
         return self.together[1] if self.together and self.shared else self.split.seconds
 
     @property
-    def used(self) -> tuple[tuple[Device, int], ...]:
+    def used(self) -> tuple[tuple[NumberedDevice, int], ...]:
         """The devices that take layers, the one with the output head last, processors first."""
         pairs = list(zip(self.devices, self.split.counts, strict=True))
         last = self.devices[self.split.last]
@@ -209,8 +217,8 @@ class Placed:
         }
 
 
-def _devices(kinds: Sequence[Kind]) -> tuple[Device, ...]:
-    found: list[Device] = []
+def _devices(kinds: Sequence[Kind]) -> tuple[NumberedDevice, ...]:
+    found: list[NumberedDevice] = []
     for kind in kinds:
         if kind.count is None:
             raise BadValueError("the whole catalog is no fleet to start a model on", remedy="name the devices: --fleet")
@@ -220,13 +228,13 @@ def _devices(kinds: Sequence[Kind]) -> tuple[Device, ...]:
     for kind in kinds:
         cpu = kind.spec.kind == "cpu"
         for _ in range(1 if cpu else kind.count or 0):
-            found.append(Device(kind.spec, -1 if cpu else sum(one.index >= 0 for one in found)))
+            found.append(NumberedDevice(kind.spec, -1 if cpu else sum(one.index >= 0 for one in found)))
     return tuple(found)
 
 
 def place(
     target: Target, kinds: Sequence[Kind], engine: Engine = "llama.cpp", aim: Aim = "latency", **how: Any
-) -> Placed:
+) -> LayerPlacement:
     """Place the layers of a model for an engine.
 
     Parameters
@@ -264,7 +272,7 @@ def place(
     hosts = tuple(_host(work, device, layers) for device in devices)
     hop_s = _HOP_S * (work.answer_tokens + 1)
     split = best_split(layers, hosts, hop_s, aim)
-    return Placed(
+    return LayerPlacement(
         engine, target, work, aim, devices, hosts, layers, split,
         _by_memory(layers, hosts, hop_s, aim), tuple(_left_out(layers, hosts, devices, split, hop_s, aim)),
         _together(work, kinds, devices) if engine == "vllm" else None,
@@ -306,8 +314,8 @@ def _unknown_to_vllm(spec: DeviceSpec) -> str:
 
 
 def _together(
-    work: Workload, kinds: Sequence[Kind], devices: Sequence[Device]
-) -> tuple[tuple[Device, ...], float] | None:
+    work: Workload, kinds: Sequence[Kind], devices: Sequence[NumberedDevice]
+) -> tuple[tuple[NumberedDevice, ...], float] | None:
     """Return the equal devices that answer soonest if they share every matrix, among numbers that divide the heads."""
     best: Together | None = None
     for kind in kinds:
@@ -322,15 +330,17 @@ def _together(
     return best
 
 
-def _host(work: Workload, device: Device, layers: Layers) -> Host:
+def _host(work: Workload, device: NumberedDevice, layers: Layers) -> LayerHost:
     room = room_of(device.spec)
     need = footprint(work, shared=room.shared)
     whole_s = estimate(work, device.spec).latency_s.value
     each = whole_s / (layers.count + layers.last_frac)
-    return Host(device.name, float(room.usable_bytes), each, float(need.reserve + need.buffers))
+    return LayerHost(device.name, float(room.usable_bytes), each, float(need.reserve + need.buffers))
 
 
-def _by_memory(layers: Layers, hosts: Sequence[Host], hop_s: float, aim: Aim) -> tuple[tuple[int, ...], float] | None:
+def _by_memory(
+    layers: Layers, hosts: Sequence[LayerHost], hop_s: float, aim: Aim
+) -> tuple[tuple[int, ...], float] | None:
     """Return what a split by memory alone would take, over accelerators where there are some."""
     counts = memory_split(layers, hosts)
     last = max(at for at, count in enumerate(counts) if count)
@@ -343,10 +353,15 @@ def _by_memory(layers: Layers, hosts: Sequence[Host], hop_s: float, aim: Aim) ->
 
 
 def _left_out(
-    layers: Layers, hosts: Sequence[Host], devices: Sequence[Device], split: Split, hop_s: float, aim: Aim
-) -> list[tuple[Device, float | None]]:
+    layers: Layers,
+    hosts: Sequence[LayerHost],
+    devices: Sequence[NumberedDevice],
+    split: LayerSplit,
+    hop_s: float,
+    aim: Aim,
+) -> list[tuple[NumberedDevice, float | None]]:
     """Return the devices without layers, with the seconds that taking each in would make."""
-    found: list[tuple[Device, float | None]] = []
+    found: list[tuple[NumberedDevice, float | None]] = []
     for device, host, count in zip(devices, hosts, split.counts, strict=True):
         if not count:
             try:

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from itertools import accumulate, pairwise
 from typing import Any
 
-from hetero.advise.llm import Device, Placed
+from hetero.advise.llm import LayerPlacement, NumberedDevice
 from hetero.floor.units import format_bytes, format_seconds
 
 __all__ = ["explain", "settings"]
@@ -20,14 +20,14 @@ _FORMULA = {
 }
 
 
-def settings(placed: Placed) -> dict[str, Any]:
+def settings(placed: LayerPlacement) -> dict[str, Any]:
     """Return the settings of an engine: 'environment', 'run', 'verify', and for accelerate 'device_map'."""
     if placed.engine == "llama.cpp":
         return _llama(placed)
     return _vllm(placed) if placed.engine == "vllm" else _accelerate(placed)
 
 
-def _llama(placed: Placed) -> dict[str, Any]:
+def _llama(placed: LayerPlacement) -> dict[str, Any]:
     """Return llama.cpp's: layers on accelerators count with the output head, which goes with the last."""
     cards = [(device, count) for device, count in placed.used if device.index >= 0]
     offloaded = sum(count for _, count in cards)
@@ -56,7 +56,7 @@ _LLAMA_WORDS = {"cuda": "CUDA", "rocm": "ROCm", "xpu": "SYCL"}
 """How llama.cpp's back ends begin the names of their devices; each numbers its own."""
 
 
-def _llama_names(placed: Placed, cards: Sequence[Device]) -> list[str]:
+def _llama_names(placed: LayerPlacement, cards: Sequence[NumberedDevice]) -> list[str]:
     """Return llama.cpp's names of devices, none where there is only the one that it takes by itself."""
     names = []
     for card in cards:
@@ -67,12 +67,12 @@ def _llama_names(placed: Placed, cards: Sequence[Device]) -> list[str]:
     return names
 
 
-def _numbered_by_bus(devices: Iterable[Device]) -> dict[str, str]:
+def _numbered_by_bus(devices: Iterable[NumberedDevice]) -> dict[str, str]:
     """Return what makes CUDA number devices as `nvidia-smi` does: by itself it puts the fastest first."""
     return {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"} if any(device.spec.kind == "cuda" for device in devices) else {}
 
 
-def _vllm(placed: Placed) -> dict[str, Any]:
+def _vllm(placed: LayerPlacement) -> dict[str, Any]:
     """Return vLLM's: it cuts layers evenly unless its environment says how, and takes the same share of each memory."""
     shared = [device.index for device in placed.shared]
     counts = [] if shared else [count for _, count in placed.used]
@@ -91,7 +91,7 @@ def _vllm(placed: Placed) -> dict[str, Any]:
     }
 
 
-def _accelerate(placed: Placed) -> dict[str, Any]:
+def _accelerate(placed: LayerPlacement) -> dict[str, Any]:
     """Return accelerate's: a device for every module, and the most memory of each device."""
     places = [_place(device.index) for device, _ in placed.used]
     ends = list(accumulate((count for _, count in placed.used), initial=0))
@@ -135,7 +135,7 @@ def _place(index: int) -> int | str:
     return "cpu" if index < 0 else index
 
 
-def explain(placed: Placed) -> str:
+def explain(placed: LayerPlacement) -> str:
     """Tell settings, inputs, formula and what is left out, in lines."""
     made = settings(placed)
     work, source = placed.work, "headers of the weight files" if placed.target.files else "the architecture"
@@ -164,10 +164,10 @@ def explain(placed: Placed) -> str:
     return "\n".join([*lines, f"verify: {made['verify']}"])
 
 
-def _formula(placed: Placed) -> str:
+def _formula(placed: LayerPlacement) -> str:
     return "the estimate of tensor parallelism, messages included" if placed.shared else _FORMULA[placed.aim]
 
 
-def _asked(placed: Placed) -> str:
+def _asked(placed: LayerPlacement) -> str:
     work = placed.work
     return f"{work.batch} × {work.prompt_tokens} tokens read and {work.answer_tokens} answered"

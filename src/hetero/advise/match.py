@@ -21,9 +21,9 @@ from hetero.floor.units import format_bytes, format_seconds
 from hetero.model.leases import LeaseRequest
 from hetero.model.workload import Workload
 from hetero.plan.sizing.footprint_search import devices_needed
-from hetero.plan.sizing.scores import Figures, pareto, ranks, scores
+from hetero.plan.sizing.scores import CandidateFigures, pareto, ranks, scores
 
-__all__ = ["Choice", "Limits", "Match", "choose", "estimates_of", "match"]
+__all__ = ["DeviceChoice", "Match", "MatchLimits", "choose", "estimates_of", "match"]
 
 _GROUPS = (1, 2, 4, 8, 16)
 """Devices that hold one copy of a model, beside the fewest that can."""
@@ -46,7 +46,7 @@ _TERMS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class MatchLimits:
     """What a choice must keep to.
 
     Attributes
@@ -192,7 +192,7 @@ class Match:
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class DeviceChoice:
     """All matches of a workload.
 
     Attributes
@@ -217,7 +217,7 @@ def _most(found: Estimate) -> Any:
 
 
 def match(
-    workload: Workload | str, fleet: str | Sequence[Kind] = "catalog", limits: Limits | None = None, **how: Any
+    workload: Workload | str, fleet: str | Sequence[Kind] = "catalog", limits: MatchLimits | None = None, **how: Any
 ) -> list[Match]:
     """Return which devices suit a workload, the best first, those that cannot do it last.
 
@@ -249,11 +249,11 @@ def match(
 def choose(
     work: Workload,
     kinds: Sequence[Kind] | None = None,
-    limits: Limits | None = None,
+    limits: MatchLimits | None = None,
     prices: Prices | None = None,
-) -> Choice:
+) -> DeviceChoice:
     """Judge every sensible number of every kind of device; see `match`."""
-    limits, prices = limits or Limits(), prices or Prices()
+    limits, prices = limits or MatchLimits(), prices or Prices()
     tried: list[Match] = []
     for kind in catalog_fleet() if kinds is None else kinds:
         tried += _of_kind(work, kind, limits, prices)
@@ -269,17 +269,17 @@ def choose(
     for one in ranked:
         alike.setdefault(one.rank, []).append(one.device)
     told = tuple(replace(one, reasons=_reasons(one, least_s, alike[one.rank], limits)) for one in ranked)
-    return Choice(told, tuple(one for one in tried if one.refused), (*prices.notes, *_notes(told)))
+    return DeviceChoice(told, tuple(one for one in tried if one.refused), (*prices.notes, *_notes(told)))
 
 
-def _figures(one: Match) -> Figures:
+def _figures(one: Match) -> CandidateFigures:
     assert one.estimate is not None
     most = _most(one.estimate)
     spread = (most.high / most.low) ** 0.5
-    return Figures(one.latency_s or 0.0, one.throughput_per_s or 0.0, one.usd_per_hour, one.power_w, spread)
+    return CandidateFigures(one.latency_s or 0.0, one.throughput_per_s or 0.0, one.usd_per_hour, one.power_w, spread)
 
 
-def _of_kind(work: Workload, kind: Kind, limits: Limits, prices: Prices) -> list[Match]:
+def _of_kind(work: Workload, kind: Kind, limits: MatchLimits, prices: Prices) -> list[Match]:
     """Return the matches of one kind of device, or one refusal that says why there is none."""
     name = kind.spec.name
     lacking = [word for word in limits.needs if word not in kind.spec.capabilities]
@@ -298,7 +298,7 @@ def _of_kind(work: Workload, kind: Kind, limits: Limits, prices: Prices) -> list
     return able or found[:1] or [Match(name, kind.count or 1, refused=_too_few(work, kind, limits))]
 
 
-def _too_few(work: Workload, kind: Kind, limits: Limits) -> str:
+def _too_few(work: Workload, kind: Kind, limits: MatchLimits) -> str:
     room = room_of(kind.spec)
     needed = devices_needed(work, room)
     if needed is None:
@@ -306,7 +306,7 @@ def _too_few(work: Workload, kind: Kind, limits: Limits) -> str:
     return f"it takes {needed[0]} with {format_bytes(room.usable_bytes)} each{_have(kind, limits, needed[0])}"
 
 
-def _have(kind: Kind, limits: Limits, needed: int) -> str:
+def _have(kind: Kind, limits: MatchLimits, needed: int) -> str:
     """Return what there is of a kind, who holds some of it, and what the rest does not share."""
     from hetero.core.leases import sharing
 
@@ -358,7 +358,7 @@ def estimates_of(work: Workload, kind: Kind, price: Paid | None, terms: LeaseReq
             yield Match(kind.spec.name, count, estimate=found, price=price, groups=named)
 
 
-def _judged(one: Match, most_copies: int | None, limits: Limits) -> Match:
+def _judged(one: Match, most_copies: int | None, limits: MatchLimits) -> Match:
     """Take as many copies as there are, or as the limits ask for, and refuse what cannot keep to them."""
     assert one.estimate is not None
     each = _most(one.estimate).value
@@ -379,7 +379,7 @@ def _judged(one: Match, most_copies: int | None, limits: Limits) -> Match:
     return kept
 
 
-def _reasons(one: Match, least_s: float, alike: Sequence[str], limits: Limits) -> tuple[str, ...]:
+def _reasons(one: Match, least_s: float, alike: Sequence[str], limits: MatchLimits) -> tuple[str, ...]:
     """Return what speaks for and against a match; `alike` are the devices of its rank."""
     found = one.estimate
     assert found is not None
@@ -408,7 +408,7 @@ def _reasons(one: Match, least_s: float, alike: Sequence[str], limits: Limits) -
     return tuple(lines)
 
 
-def _latency(found: Estimate, least_s: float, limits: Limits) -> str:
+def _latency(found: Estimate, least_s: float, limits: MatchLimits) -> str:
     own = found.latency_s
     interval = f"80 %: {format_seconds(own.low)} to {format_seconds(own.high)}; {own.origin}"
     line = f"{format_seconds(own.value)} for the batch ({interval})"

@@ -25,7 +25,7 @@ from hetero.floor.errors import BadValueError, FileError
 from hetero.floor.units import shown
 from hetero.model.workload import Sharding, Workload
 from hetero.plan.sizing import ideal_work as speed
-from hetero.plan.sizing.efficiency import Sample, Vector
+from hetero.plan.sizing.efficiency import MeasuredRun, Vector
 
 __all__ = [
     "COLUMNS",
@@ -86,7 +86,7 @@ class Measurement:
     work: Workload
     spread: Sharding
     kind: str
-    sample: Sample
+    sample: MeasuredRun
     value: float
     per_second: bool
 
@@ -210,7 +210,7 @@ def read_row(row: Mapping[str, str]) -> Measurement:
     spread = Sharding(pipeline=count) if engine == "llama.cpp" else Sharding(tensor=count)
     per_second = kind != "e2e"
     tokens = work.batch * work.prompt_tokens if kind == "prefill" else 1
-    sample = Sample(
+    sample = MeasuredRun(
         _amounts(kind, row, spec, work, spread),
         tokens / value if per_second else value,
         speed.place_of(work, spread) if kind == "e2e" else None,

@@ -10,7 +10,7 @@ from functools import cache
 
 from hetero.advise.measurements import Measurement, published
 from hetero.catalog.values import DeviceSpec
-from hetero.plan.sizing.efficiency import SPEC, Efficiency, Sample, learn
+from hetero.plan.sizing.efficiency import SPEC, Efficiency, MeasuredRun, learn
 
 __all__ = ["borrowed", "prior_of"]
 
@@ -71,7 +71,7 @@ def prior_of(device: DeviceSpec, engine: str) -> Efficiency:
     return _of_device(engine, device.kind, device.name)
 
 
-def borrowed(prior: Efficiency, samples: Sequence[Sample], said: str) -> Efficiency:
+def borrowed(prior: Efficiency, samples: Sequence[MeasuredRun], said: str) -> Efficiency:
     """Return the prior for this device, updated by own measurements of the engine on other devices.
 
     Parameters

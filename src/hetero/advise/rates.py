@@ -1,6 +1,6 @@
 """The rates of a data sheet that count for a workload: which precision is multiplied in, which link is crossed.
 
-In: a device of the catalog and a workload. Out: `Rates`. It must not fill a gap of the catalog.
+In: a device of the catalog and a workload. Out: `DeviceRates`. It must not fill a gap of the catalog.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from hetero.catalog.values import DeviceSpec
 from hetero.floor.errors import BadValueError
 from hetero.model.quantisation import number_format
 from hetero.model.workload import Workload
-from hetero.plan.sizing.ideal_work import Rates
+from hetero.plan.sizing.ideal_work import DeviceRates
 
 __all__ = ["rates_of"]
 
@@ -37,7 +37,7 @@ _PCIE_CROSSINGS = 2
 """Without direct access to its neighbour's memory a device sends through the host: each byte crosses twice."""
 
 
-def rates_of(device: DeviceSpec, work: Workload) -> Rates:
+def rates_of(device: DeviceSpec, work: Workload) -> DeviceRates:
     """Return what a device's data sheet promises for a workload.
 
     Raises
@@ -55,7 +55,7 @@ def rates_of(device: DeviceSpec, work: Workload) -> Rates:
             remedy="give a DeviceSpec with flop_per_s and bandwidth_bytes_per_s",
         )
     link = device.link_bytes_per_s or device.host_bytes_per_s or _LINK_BYTES_PER_S
-    return Rates(flop, speed, link / (_PCIE_CROSSINGS if device.link == "pcie" else 1))
+    return DeviceRates(flop, speed, link / (_PCIE_CROSSINGS if device.link == "pcie" else 1))
 
 
 def _flop_per_s(device: DeviceSpec, work: Workload) -> float | None:

@@ -13,7 +13,7 @@ from typing import Any
 
 from hetero.advise.estimate import estimate
 from hetero.advise.fleet import Kind
-from hetero.advise.match import Limits, Match, estimates_of
+from hetero.advise.match import Match, MatchLimits, estimates_of
 from hetero.advise.prices import Prices
 from hetero.floor.errors import BadValueError, HeteroError, NothingFitsError
 from hetero.model.workload import Workload
@@ -114,7 +114,7 @@ def mix(
     work: Workload,
     streams: Sequence[Stream],
     kinds: Sequence[Kind],
-    limits: Limits | None = None,
+    limits: MatchLimits | None = None,
     prices: Prices | None = None,
     load_frac: float = 0.8,
 ) -> MixChoice:
@@ -135,7 +135,7 @@ def mix(
     -----
     A replica serves most_tokens_per_s / answer requests a second of a stream alone; streams share its time.
     """
-    limits, prices = limits or Limits(), prices or Prices()
+    limits, prices = limits or MatchLimits(), prices or Prices()
     offers: list[Offer] = []
     notes: list[str] = list(prices.notes)
     unpriced = []
@@ -165,7 +165,7 @@ def mix(
     return MixChoice(tuple(streams), found, single, {offer.name: offer for offer in offers}, tuple(notes))
 
 
-def _offers(work: Workload, streams: Sequence[Stream], kind: Kind, usd: float, limits: Limits) -> list[Offer]:
+def _offers(work: Workload, streams: Sequence[Stream], kind: Kind, usd: float, limits: MatchLimits) -> list[Offer]:
     longest = max(stream.prompt + stream.answer for stream in streams)
     try:
         sizes = list(estimates_of(replace(work, context=longest, prompt=0), kind, None, limits.terms))
@@ -180,7 +180,7 @@ def _offers(work: Workload, streams: Sequence[Stream], kind: Kind, usd: float, l
     return found
 
 
-def _rate(work: Workload, stream: Stream, size: Match, limits: Limits) -> float:
+def _rate(work: Workload, stream: Stream, size: Match, limits: MatchLimits) -> float:
     """Return the requests/s of a stream that one replica serves, 0 where it is too slow for the limit."""
     assert size.estimate is not None
     own = replace(work, prompt=stream.prompt, context=stream.prompt + stream.answer)

@@ -1,6 +1,6 @@
 """`map_batches`: one function or model over all records of a source, every device at its own batch size.
 
-In: a function, a source, where the results go. Out: an `Outcome`. The work is in `hetero.batch.run`.
+In: a function, a source, where the results go. Out: an `BatchOutcome`. The work is in `hetero.batch.run`.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ from typing import TYPE_CHECKING, Any
 
 from hetero.batch import size_history as learned
 from hetero.batch.base import Job, Sink, Source
-from hetero.batch.budget import Spending
+from hetero.batch.budget import RunSpending
 from hetero.batch.committing import Committer, Journal, MergeSink
 from hetero.batch.functions import function_identity, function_key, prepared
 from hetero.batch.merges import Fold, check_associative
-from hetero.batch.options import Options, options_of
-from hetero.batch.outcome import Outcome
+from hetero.batch.options import BatchOptions, options_of
+from hetero.batch.outcome import BatchOutcome
 from hetero.batch.pipeline import Pipeline, chained
 from hetero.batch.precision import Wish, wish_of
 from hetero.batch.progress import BatchProgress
 from hetero.batch.records import count, cut, size_bytes
 from hetero.batch.registry import sink_of, source_of
-from hetero.batch.run import Run, StagedRun
-from hetero.batch.worker import Program, packed_work, run_batch
+from hetero.batch.run import BatchRun, StagedRun
+from hetero.batch.worker import BatchProgram, packed_work, run_batch
 from hetero.floor import settings
 from hetero.floor.errors import BadValueError, NothingFitsError
 from hetero.floor.files import local_path
@@ -81,7 +81,7 @@ def map_batches(
     learn: bool = True,
     ctx: Context | None = None,
     devices: Any = None,
-) -> Outcome:
+) -> BatchOutcome:
     """Run a function or a model over all records of a source, every device at its own batch size.
 
     Parameters
@@ -151,7 +151,7 @@ def map_batches(
     wish = wish_of(precision, tolerance)
     function = prepared(fn, wish) if pipeline is None else chained(pipeline.stages, wish)
     key = digest(function_key(fn) if pipeline is None else pipeline.key, precision)
-    program = Program(
+    program = BatchProgram(
         function, records.load, options.merge, same_count, check_finite, options.share_frac, options.follow
     )
     sink = _sink(options, out, form)
@@ -169,18 +169,18 @@ def map_batches(
 
 def _run(
     ctx: Context,
-    program: Program,
+    program: BatchProgram,
     key: str,
     identity: str,
     name: str,
     source: Source,
     sink: Sink,
-    options: Options,
+    options: BatchOptions,
     pipeline: Pipeline | None,
     wish: Wish,
-) -> Outcome:
+) -> BatchOutcome:
     taking_part = _devices(ctx)
-    spending = Spending(options, taking_part)
+    spending = RunSpending(options, taking_part)
     job = _job(identity, source, sink, options, wish)
     parts = sink.open(job, options.found)
     journal = None if sink.journal is None else Journal(sink.journal)
@@ -192,7 +192,9 @@ def _run(
     number = f"{key}-{next(_numbers)}"
     work = packed_work(number, number, program)
     given = (ctx, taking_part, sizes, work, source, committer, options, done, job.part_items, name, spending)
-    run = Run(*given) if pipeline is None else _staged(pipeline, wish, program, number, taking_part, options, given)
+    run = (
+        BatchRun(*given) if pipeline is None else _staged(pipeline, wish, program, number, taking_part, options, given)
+    )
     view = BatchProgress(run) if options.progress else None
     try:
         return run.go()
@@ -203,7 +205,7 @@ def _run(
             learned.keep(key, {device: sizes[device.id] for device in taking_part})
 
 
-def _job(function: str, source: Source, sink: Sink, options: Options, wish: Wish) -> Job:
+def _job(function: str, source: Source, sink: Sink, options: BatchOptions, wish: Wish) -> Job:
     """Name what is computed, by digests; nothing where no results outlive the run, since that reads every record."""
     part_items = options.part_items or _part_items(source, sink)
     if not function:
@@ -214,7 +216,7 @@ def _job(function: str, source: Source, sink: Sink, options: Options, wish: Wish
     return Job(digest(function, identity, wishes, merged, type(sink).__name__), part_items, source.length, identity)
 
 
-def _try_merge(ctx: Context, device: Device, program: Program, merge: Fold, source: Source) -> None:
+def _try_merge(ctx: Context, device: Device, program: BatchProgram, merge: Fold, source: Source) -> None:
     """Combine the results of the first three records in both ways."""
     first = source.peek()
     if first is None or count(first.records) < _TRIED:
@@ -229,10 +231,10 @@ def _try_merge(ctx: Context, device: Device, program: Program, merge: Fold, sour
 def _staged(
     pipeline: Pipeline,
     wish: Wish,
-    whole: Program,
+    whole: BatchProgram,
     number: str,
     devices: Sequence[Device],
-    options: Options,
+    options: BatchOptions,
     given: tuple[Any, ...],
 ) -> StagedRun:
     """Make the run of a pipeline: a program for each stage, and one for all of them in one piece."""
@@ -241,7 +243,7 @@ def _staged(
     for begin, end in sorted({*((stage, stage) for stage in range(last + 1)), (0, last)}):
         load, ends = whole.load if begin == 0 else None, end == last
         function = chained(pipeline.stages[begin : end + 1], wish)
-        part = Program(
+        part = BatchProgram(
             function,
             load,
             whole.merge if ends else None,
@@ -263,7 +265,7 @@ def _staged(
     return StagedRun(planner, works, *given)
 
 
-def _sizes(key: str, device: Device, options: Options) -> Sizes:
+def _sizes(key: str, device: Device, options: BatchOptions) -> Sizes:
     fixed = options.size_for(device)
     return learned.known_sizes(key, device, fixed) if options.learn else Sizes(fixed)
 
@@ -283,7 +285,7 @@ def _opened(devices: Any) -> Context:
     return Context(devices=devices)
 
 
-def _sink(options: Options, out: Any, form: str | None) -> Sink:
+def _sink(options: BatchOptions, out: Any, form: str | None) -> Sink:
     if options.merge is None:
         return sink_of(out, form)
     if out is not None and not isinstance(out, str | Path):

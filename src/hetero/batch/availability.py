@@ -18,9 +18,9 @@ from hetero.session.requests import check_word
 
 __all__ = [
     "FREE",
+    "HostLoad",
     "Hours",
-    "Load",
-    "Neighbours",
+    "OtherUsers",
     "host_load",
     "local_now",
     "parse_by_device",
@@ -102,7 +102,7 @@ def parse_share(given: float | str) -> float:
     return share
 
 
-class Load(NamedTuple):
+class HostLoad(NamedTuple):
     """What a host's cores did until now.
 
     Attributes
@@ -118,7 +118,7 @@ class Load(NamedTuple):
     cores: int
 
 
-def host_load() -> Load:
+def host_load() -> HostLoad:
     """Inspect the host as a worker: its program is the parent process with all its children."""
     import psutil
 
@@ -133,10 +133,10 @@ def host_load() -> Load:
     except psutil.Error:
         own_s = 0.0
     guests_s = getattr(times, "guest", 0.0) + getattr(times, "guest_nice", 0.0)
-    return Load(monotonic_s(), sum(times) - idle_s - guests_s, own_s, psutil.cpu_count() or 1)
+    return HostLoad(monotonic_s(), sum(times) - idle_s - guests_s, own_s, psutil.cpu_count() or 1)
 
 
-class Neighbours:
+class OtherUsers:
     """Tells which share of a host its other users leave.
 
     Parameters
@@ -146,15 +146,15 @@ class Neighbours:
 
     Examples
     --------
-    >>> loads, times = iter([Load(0.0, 0.0, 0.0, 4), Load(2.0, 5.0, 1.0, 4)]), iter([0.0, 2.0])
-    >>> neighbours = Neighbours(lambda: next(loads), lambda: next(times))
+    >>> loads, times = iter([HostLoad(0.0, 0.0, 0.0, 4), HostLoad(2.0, 5.0, 1.0, 4)]), iter([0.0, 2.0])
+    >>> neighbours = OtherUsers(lambda: next(loads), lambda: next(times))
     >>> neighbours.left_frac(), neighbours.left_frac()
     (1.0, 0.5)
     """
 
-    def __init__(self, look: Callable[[], Load] = host_load, now_s: Callable[[], float] = monotonic_s) -> None:
+    def __init__(self, look: Callable[[], HostLoad] = host_load, now_s: Callable[[], float] = monotonic_s) -> None:
         self._look, self._now_s = look, now_s
-        self._last: Load | None = None
+        self._last: HostLoad | None = None
         self._left_frac = 1.0
 
     def left_frac(self) -> float:

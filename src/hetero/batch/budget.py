@@ -13,20 +13,20 @@ import psutil
 from hetero.backends.host import PackageEnergy
 from hetero.batch.availability import told_of
 from hetero.batch.errors import EnergyLimitError, PriceLimitError, TimeLimitError
-from hetero.batch.options import Options
-from hetero.batch.outcome import Lane
+from hetero.batch.options import BatchOptions
+from hetero.batch.outcome import DeviceStatistics
 from hetero.catalog import load as catalog
 from hetero.floor.clock import monotonic_s
 from hetero.floor.errors import BadValueError
 from hetero.model.device import Device
 from hetero.session.fleet_speed import status
 
-__all__ = ["Meter", "Spending"]
+__all__ = ["EnergyMeter", "RunSpending"]
 
 _LOOK_S = 1.0
 
 
-class Meter:
+class EnergyMeter:
     """Adds up the energy of one device, from when it is made.
 
     Parameters
@@ -42,7 +42,7 @@ class Meter:
     Examples
     --------
     >>> from hetero.model.device import DeviceType
-    >>> Meter(Device("h0/cpu:0", "cpu", DeviceType("CPU"), "cpu", name="a CPU"), told_w=65.0).origin
+    >>> EnergyMeter(Device("h0/cpu:0", "cpu", DeviceType("CPU"), "cpu", name="a CPU"), told_w=65.0).origin
     'told'
     """
 
@@ -87,7 +87,7 @@ class Meter:
         return status([self._device], sample_s=0.0)[0].power_w
 
 
-class Spending:
+class RunSpending:
     """Counts what a run spends, from when it is made.
 
     Parameters
@@ -105,11 +105,11 @@ class Spending:
     A device costs and draws for as long as the run takes, whether it works or waits; one that was left out does not.
     """
 
-    def __init__(self, options: Options, devices: Sequence[Device]) -> None:
+    def __init__(self, options: BatchOptions, devices: Sequence[Device]) -> None:
         self._options = options
         self._begin_s = monotonic_s()
         asked = options.energy_j is not None or options.watts
-        self._meters = {each.id: Meter(each, told_of(each, options.watts)) for each in devices if asked}
+        self._meters = {each.id: EnergyMeter(each, told_of(each, options.watts)) for each in devices if asked}
         unknown = [device.short for device in devices if asked and not self._meters[device.id].origin]
         if unknown and options.energy_j is not None:
             raise BadValueError(
@@ -123,7 +123,7 @@ class Spending:
         """Seconds since the run began."""
         return monotonic_s() - self._begin_s
 
-    def check(self, lanes: Iterable[Lane], items: int) -> None:
+    def check(self, lanes: Iterable[DeviceStatistics], items: int) -> None:
         """See whether a limit was reached.
 
         Parameters
@@ -152,12 +152,12 @@ class Spending:
                 remedy="allow more, or leave the thirsty devices out, and resume",
             )
 
-    def usd(self, lanes: Iterable[Lane]) -> float:
+    def usd(self, lanes: Iterable[DeviceStatistics]) -> float:
         """Return the dollars so far."""
         prices = (told_of(lane.device, self._options.usd_per_hour) for lane in lanes if not lane.left_out)
         return self.seconds / 3600.0 * sum(price or 0.0 for price in prices)
 
-    def energy_j(self, lanes: Iterable[Lane]) -> float:
+    def energy_j(self, lanes: Iterable[DeviceStatistics]) -> float:
         """Return the joules so far, 0 where nobody asked."""
         meters = (self._meters.get(lane.device.id) for lane in lanes if not lane.left_out)
         return sum(meter.joules() for meter in meters if meter is not None)

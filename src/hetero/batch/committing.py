@@ -172,7 +172,7 @@ class MergeSink(Sink):
 
 
 @dataclass(slots=True)
-class _Open:
+class _OpenPart:
     """A part of which not every item has its result."""
 
     entries: list[Entry] = field(default_factory=list)
@@ -197,7 +197,7 @@ class Committer:
     def __init__(self, sink: Sink, job: Job, journal: Journal | None, ordered: bool, spill: bool) -> None:
         self._sink, self._job, self._journal, self._spill = sink, job, journal, spill
         self._in_order = ordered and not sink.durable
-        self._open: dict[int, _Open] = {}
+        self._open: dict[int, _OpenPart] = {}
         self._whole: dict[int, Part] = {}
         self._next = 0
         self._skipped: set[int] = set()
@@ -231,7 +231,7 @@ class Committer:
 
     def _add(self, entry: Entry, journaled: bool) -> None:
         number = entry.begin // self._job.part_items
-        part = self._open.setdefault(number, _Open())
+        part = self._open.setdefault(number, _OpenPart())
         part.items += entry.end - entry.begin
         self.bad += entry.bad
         if journaled:

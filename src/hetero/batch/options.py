@@ -17,13 +17,13 @@ from hetero.floor.units import parse_bytes, parse_energy, parse_seconds, shown
 from hetero.model.device import Device
 from hetero.session.requests import check_word
 
-__all__ = ["Options", "options_of"]
+__all__ = ["BatchOptions", "options_of"]
 
 _MEMORY_BYTES = 1 << 30
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class BatchOptions:
     """What was asked for.
 
     Attributes
@@ -96,7 +96,7 @@ def options_of(
     energy: str | None = None,
     watts: Mapping[str, float] | None = None,
     **others: Any,
-) -> Options:
+) -> BatchOptions:
     """Check the keywords of `map_batches`.
 
     Raises
@@ -112,7 +112,7 @@ def options_of(
     if resume and overwrite:
         raise BadValueError("resume and overwrite exclude one another", remedy="give one of them")
     prices = parse_by_device("usd_per_hour", usd_per_hour, "dollars an hour")
-    return Options(
+    return BatchOptions(
         batch=_batch(batch),
         merge=merge_of(merge),
         errors=_budget(errors),

@@ -11,11 +11,11 @@ from typing import Any
 from hetero.batch.base import BadRecord
 from hetero.model.device import Device
 
-__all__ = ["Lane", "Outcome"]
+__all__ = ["BatchOutcome", "DeviceStatistics"]
 
 
 @dataclass(slots=True)
-class Lane:
+class DeviceStatistics:
     """What one device did.
 
     Attributes
@@ -69,7 +69,7 @@ class Lane:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class BatchOutcome:
     """What came of a run.
 
     Attributes
@@ -89,7 +89,7 @@ class Outcome:
     resumed: int
     bad: tuple[BadRecord, ...]
     seconds: float
-    lanes: tuple[Lane, ...]
+    lanes: tuple[DeviceStatistics, ...]
     usd: float = 0.0
     energy_j: float = 0.0
 

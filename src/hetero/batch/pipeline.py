@@ -16,7 +16,7 @@ from hetero.floor.errors import BadValueError
 from hetero.model.device import Device
 from hetero.session.requests import check_word
 
-__all__ = ["Chain", "Pipeline", "Stage", "chained", "pipeline"]
+__all__ = ["Pipeline", "Stage", "StageChain", "chained", "pipeline"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,7 @@ class Pipeline:
         return " | ".join(function_key(stage.function) for stage in self.stages)
 
 
-class Chain:
+class StageChain:
     """Some stages in one call, each made ready once a worker.
 
     Parameters
@@ -90,7 +90,7 @@ class Chain:
 
 def chained(stages: Sequence[Stage], wish: Wish) -> Prepared:
     """Return what a worker calls for some stages."""
-    return Prepared(Chain([prepared(stage.function, wish) for stage in stages]))
+    return Prepared(StageChain([prepared(stage.function, wish) for stage in stages]))
 
 
 def pipeline(*stages: Any) -> Pipeline:

@@ -14,7 +14,7 @@ from hetero.floor.clock import JOIN_S
 from hetero.floor.units import format_seconds
 
 if TYPE_CHECKING:
-    from hetero.batch.run import Run
+    from hetero.batch.run import BatchRun
 
 __all__ = ["BatchProgress", "progress_line"]
 
@@ -22,7 +22,7 @@ _LOOK_S = 0.2
 _LINE_S = 5.0
 
 
-def progress_line(run: Run) -> str:
+def progress_line(run: BatchRun) -> str:
     """Return one line: records done, of how many, the rate of each device, and what is left."""
     length, left_s = run.source.length, run.end_s()
     total = f" of {length:,}" if length is not None else ""
@@ -34,7 +34,7 @@ def progress_line(run: Run) -> str:
 class BatchProgress:
     """Shows a run from a thread of its own until it is closed: a live line on a terminal, plain lines elsewhere."""
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: BatchRun) -> None:
         self._run = run
         self._closing = threading.Event()
         self._live = sys.stderr.isatty()

@@ -20,14 +20,14 @@ from hetero.floor.clock import JOIN_S
 from hetero.plan.batch.planner import Span
 from hetero.plan.batch.time_model import packed
 
-__all__ = ["Batch", "Reader"]
+__all__ = ["ItemBatch", "Reader"]
 
 _PIECE_BYTES = 4 << 20
 _PIECE_ITEMS = 16_384
 
 
 @dataclass(slots=True)
-class Batch:
+class ItemBatch:
     """A run of consecutive items with their records.
 
     Attributes
@@ -64,17 +64,17 @@ class Batch:
             at -= count(piece.records)
         raise IndexError(f"item {item} is not in {self.begin}…{self.end}")
 
-    def halves(self) -> tuple[Batch, Batch]:
+    def halves(self) -> tuple[ItemBatch, ItemBatch]:
         """Return both halves of the items."""
         return self.split(len(self) // 2)
 
-    def split(self, size: int) -> tuple[Batch, Batch]:
+    def split(self, size: int) -> tuple[ItemBatch, ItemBatch]:
         """Return the first items, so many, and the others."""
         return self._slice(0, size), self._slice(size, len(self))
 
-    def _slice(self, begin: int, end: int) -> Batch:
+    def _slice(self, begin: int, end: int) -> ItemBatch:
         share = (end - begin) / len(self)
-        return Batch(
+        return ItemBatch(
             self.begin + begin, tuple(_cut(self.pieces, begin, end)), self.cost * share, int(self.nbytes * share)
         )
 
@@ -165,7 +165,7 @@ class Reader:
         one_part = span.begin // self._part_items == (span.end - 1) // self._part_items
         return span if one_part and len(span) == self._buffered else None
 
-    def take(self, wanted: float, hungry: bool, back: bool = False) -> Batch | None:
+    def take(self, wanted: float, hungry: bool, back: bool = False) -> ItemBatch | None:
         """Return the next batch of about this cost, None where it is not read yet.
 
         Parameters
@@ -185,7 +185,7 @@ class Reader:
             begin = self._ready[0].begin
             self._drop(size)
             self._note(-size, -nbytes)
-            return Batch(begin, tuple(pieces), cost, int(nbytes))
+            return ItemBatch(begin, tuple(pieces), cost, int(nbytes))
 
     def _note(self, items: int, nbytes: float) -> None:
         """Record items that came, or that went where they are below 0."""
@@ -194,7 +194,7 @@ class Reader:
         self._taken -= items
         self._more.notify_all()
 
-    def _last(self, wanted: float) -> Batch:
+    def _last(self, wanted: float) -> ItemBatch:
         """Take the last items, of about this cost."""
         pieces: deque[Piece] = deque()
         cost, nbytes, size = 0.0, 0.0, 0
@@ -213,9 +213,9 @@ class Reader:
                 break
         self._note(-size, -nbytes)
         begin = self._ready[-1].begin + self._ready[-1].size if self._ready else read.begin
-        return Batch(begin, tuple(pieces), cost, int(nbytes))
+        return ItemBatch(begin, tuple(pieces), cost, int(nbytes))
 
-    def give_back(self, batch: Batch) -> None:
+    def give_back(self, batch: ItemBatch) -> None:
         """Put the items of a batch back, which stands beside what is left."""
         with self._more:
             reads, at = [], batch.begin

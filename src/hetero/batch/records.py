@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from hetero.floor.errors import BadValueError
 
 __all__ = [
-    "Packed",
+    "PackedTable",
     "count",
     "cut",
     "is_frame",
@@ -186,7 +186,7 @@ def is_table(value: object) -> bool:
     return hasattr(value, "num_rows") and hasattr(value, "slice")
 
 
-class Packed(NamedTuple):
+class PackedTable(NamedTuple):
     """A table as a stream in Arrow's own format; pickling a slice of a table would take all that it was cut from."""
 
     stream: NDArray[np.uint8]
@@ -202,12 +202,12 @@ def packed(records: Any) -> Any:
     _write(records, counted)
     stream = np.empty(counted.size(), np.uint8)
     _write(records, pa.FixedSizeBufferWriter(pa.py_buffer(stream)))
-    return Packed(stream)
+    return PackedTable(stream)
 
 
 def unpacked(records: Any) -> Any:
     """Return records as they were, without a copy."""
-    if not isinstance(records, Packed):
+    if not isinstance(records, PackedTable):
         return records
     import pyarrow as pa
 

@@ -1,6 +1,6 @@
 """The run: devices ask, batches go out, results come back, failing ones are halved until the bad records are found.
 
-In: a source, a program, a sink, a Context. Out: an `Outcome`. It must not decide sizes: the planner does.
+In: a source, a program, a sink, a Context. Out: an `BatchOutcome`. It must not decide sizes: the planner does.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from typing import TYPE_CHECKING, Any
 
 from hetero.batch.availability import local_now
 from hetero.batch.base import BadRecord, Piece, Source
-from hetero.batch.budget import Spending
+from hetero.batch.budget import RunSpending
 from hetero.batch.committing import Committer, Entry
 from hetero.batch.errors import BadRecordsError
-from hetero.batch.options import Options
-from hetero.batch.outcome import Lane, Outcome
-from hetero.batch.reader import Batch, Reader
+from hetero.batch.options import BatchOptions
+from hetero.batch.outcome import BatchOutcome, DeviceStatistics
+from hetero.batch.reader import ItemBatch, Reader
 from hetero.batch.records import count, cut, packed, unpacked
-from hetero.batch.worker import Done, Work, run_batch
+from hetero.batch.worker import Done, PackedProgram, run_batch
 from hetero.engines.shared.exceptions import kind_here
 from hetero.floor.clock import monotonic_s
 from hetero.floor.errors import (
@@ -34,7 +34,7 @@ from hetero.floor.errors import (
     TaskLostError,
 )
 from hetero.model.device import Device
-from hetero.plan.batch.planner import Planner, Span, beside
+from hetero.plan.batch.planner import BatchPlanner, Span, beside
 from hetero.plan.batch.size_tuning import Sizes
 from hetero.plan.batch.stages import StagePlanner, Step
 from hetero.session.tasks import judged_by_caller, task
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from hetero.session.context import Context
     from hetero.session.futures import Future
 
-__all__ = ["Flight", "Run", "StagedRun"]
+__all__ = ["BatchRun", "InFlightBatch", "StagedRun"]
 
 _LOOK_S = 0.05
 _PATIENCE_S = 1.0
@@ -54,7 +54,7 @@ _SMALLEST = 8
 
 
 @dataclass(slots=True)
-class Flight:
+class InFlightBatch:
     """A batch that one device works on, or two.
 
     Attributes
@@ -67,7 +67,7 @@ class Flight:
     runs : future and time of handing in, by device
     """
 
-    batch: Batch
+    batch: ItemBatch
     avoid: str = ""
     suspected: bool = False
     crashes: int = 0
@@ -75,7 +75,7 @@ class Flight:
     runs: dict[str, tuple[Future, float]] = field(default_factory=dict)
 
 
-class Run:
+class BatchRun:
     """One run over a source.
 
     Parameters
@@ -96,26 +96,26 @@ class Run:
         ctx: Context,
         devices: Sequence[Device],
         sizes: dict[str, Sizes],
-        work: Work,
+        work: PackedProgram,
         source: Source,
         committer: Committer,
-        options: Options,
+        options: BatchOptions,
         done: Sequence[tuple[int, int]],
         part_items: int,
         name: str,
-        spending: Spending,
+        spending: RunSpending,
     ) -> None:
         self.ctx, self.options, self.committer, self.source = ctx, options, committer, source
-        self.planner = Planner(sizes)
-        self.lanes = {device.id: Lane(device) for device in devices}
+        self.planner = BatchPlanner(sizes)
+        self.lanes = {device.id: DeviceStatistics(device) for device in devices}
         self._works: dict[tuple[int, int], Any] = {(0, 0): ctx.put(work)}
         self.part_items = part_items
         self._tasks = {
             device.id: judged_by_caller(task(run_batch, on=(device.id,), name=name, timeout=options.timeout_s))
             for device in devices
         }
-        self._flights: dict[int, Flight] = {}
-        self._again: deque[Flight] = deque()
+        self._flights: dict[int, InFlightBatch] = {}
+        self._again: deque[InFlightBatch] = deque()
         self._inbox: queue.SimpleQueue[tuple[int, str, float] | None] = queue.SimpleQueue()
         self._last_s: dict[str, float] = {}
         self._tickets = 0
@@ -125,7 +125,7 @@ class Run:
             source, part_items, done, options.memory_bytes // 2, options.cost, lambda: self._inbox.put(None)
         )
 
-    def go(self) -> Outcome:
+    def go(self) -> BatchOutcome:
         """Run to the end.
 
         Raises
@@ -186,7 +186,7 @@ class Run:
         late = self.planner.rescue(name, monotonic_s())
         return None if late is None or self._flights[late].suspected else late
 
-    def _next_for(self, name: str) -> Flight | None:
+    def _next_for(self, name: str) -> InFlightBatch | None:
         if len(self.planner.given(name)) > 1:
             return None
         for flight in self._again:
@@ -196,10 +196,10 @@ class Run:
                 return flight
         return self._fresh(name)
 
-    def _allowed(self, name: str, flight: Flight) -> bool:
+    def _allowed(self, name: str, flight: InFlightBatch) -> bool:
         return True
 
-    def _fresh(self, name: str) -> Flight | None:
+    def _fresh(self, name: str) -> InFlightBatch | None:
         """Return records that nobody was given yet, None where the device should wait."""
         if not self._has_room():
             return None
@@ -212,7 +212,7 @@ class Run:
                 self._take_over(ticket)
         back = name != self.planner.names[0]
         batch = self.reader.take(size, hungry=not self.planner.given(name), back=back) if size else None
-        return None if batch is None else Flight(batch)
+        return None if batch is None else InFlightBatch(batch)
 
     def _beside(self, left: Span) -> tuple[int, ...]:
         """Return the batches that stand beside what is left, in its part, and that one device alone works on."""
@@ -252,7 +252,7 @@ class Run:
         self.lanes[name].again += flight.suspected
         future.add_done_callback(lambda _: self._inbox.put((ticket, name, monotonic_s())))
 
-    def _give(self, name: str, ticket: int, flight: Flight, now_s: float) -> None:
+    def _give(self, name: str, ticket: int, flight: InFlightBatch, now_s: float) -> None:
         self.planner.give(name, ticket, flight.batch.cost, now_s)
 
     # --- taking news ---------------------------------------------------------------------------------------
@@ -290,7 +290,7 @@ class Run:
             self.planner.done(name, ticket, at_s, seconds, done.cold)
         self._commit(ticket, flight, name, done, seconds)
 
-    def _commit(self, ticket: int, flight: Flight, name: str, done: Done, seconds: float) -> None:
+    def _commit(self, ticket: int, flight: InFlightBatch, name: str, done: Done, seconds: float) -> None:
         del self._flights[ticket]
         for other, (future, _) in flight.runs.items():
             future.cancel()
@@ -299,7 +299,7 @@ class Run:
         self.lanes[name].precision = done.computed_in
         self._deliver(flight, done)
 
-    def _deliver(self, flight: Flight, done: Done) -> None:
+    def _deliver(self, flight: InFlightBatch, done: Done) -> None:
         batch = flight.batch
         bad = tuple(BadRecord(batch.begin + at, batch.place(batch.begin + at), why) for at, why in done.bad)
         self.committer.take(Entry(batch.begin, batch.end, done.results, bad), done.seconds)
@@ -307,7 +307,7 @@ class Run:
 
     # --- trouble -------------------------------------------------------------------------------------------
 
-    def _failed(self, ticket: int, flight: Flight, name: str, error: BaseException) -> None:
+    def _failed(self, ticket: int, flight: InFlightBatch, name: str, error: BaseException) -> None:
         self.lanes[name].failed += 1
         if flight.runs:
             return
@@ -331,10 +331,10 @@ class Run:
         else:
             self._set_aside(flight.batch, error)
 
-    def _too_large(self, name: str, flight: Flight) -> None:
+    def _too_large(self, name: str, flight: InFlightBatch) -> None:
         self.planner.sizes(name).too_large(flight.batch.cost)
 
-    def _set_aside(self, batch: Batch, error: BaseException) -> None:
+    def _set_aside(self, batch: ItemBatch, error: BaseException) -> None:
         reason = " ".join(f"{type(error).__name__}: {error}".split())
         bad = (BadRecord(batch.begin, batch.place(batch.begin), reason),)
         merge = self.options.merge
@@ -383,14 +383,14 @@ class Run:
         left = self.reader.left
         return math.inf if math.isinf(left) else self.planner.end_s(left, now_s) - now_s
 
-    def _batch_items(self, name: str, lane: Lane) -> int:
+    def _batch_items(self, name: str, lane: DeviceStatistics) -> int:
         """Return the best batch of a device in records: as they came where a batch is measured by another cost."""
         if self.options.cost is not None:
             return round(lane.items / max(1, lane.calls - lane.failed))
         law = self.planner.sizes(name).law
         return 0 if law is None else int(law.best)
 
-    def _outcome(self, value: Any) -> Outcome:
+    def _outcome(self, value: Any) -> BatchOutcome:
         usd, energy_j = self.spending.usd(self.lanes.values()), self.spending.energy_j(self.lanes.values())
         idle = "the others were done before it could help" if self.reader.items > self._resumed else "all was done"
         for name, lane in self.lanes.items():
@@ -399,7 +399,7 @@ class Run:
             lane.batch = self._batch_items(name, lane)
             if not lane.items and not lane.left_out:
                 lane.left_out = self.planner.why_idle(name) or idle
-        return Outcome(
+        return BatchOutcome(
             value=value,
             items=self.reader.items,
             resumed=self._resumed,
@@ -411,24 +411,24 @@ class Run:
         )
 
 
-class StagedRun(Run):
+class StagedRun(BatchRun):
     """One run of a pipeline over a source.
 
     Parameters
     ----------
     planner : gives devices to stages
     works : the programs as they travel, by step
-    given : what a `Run` gets
+    given : what a `BatchRun` gets
     """
 
     planner: StagePlanner  # type: ignore[assignment]
 
-    def __init__(self, planner: StagePlanner, works: Mapping[Step, Work], *given: Any) -> None:
+    def __init__(self, planner: StagePlanner, works: Mapping[Step, PackedProgram], *given: Any) -> None:
         super().__init__(*given)
         self.planner = planner
         self._works = {step: self.ctx.put(work) for step, work in works.items()}
         self._last = max(last for _, last in works)
-        self._waiting: list[list[Batch]] = [[] for _ in range(self._last + 1)]
+        self._waiting: list[list[ItemBatch]] = [[] for _ in range(self._last + 1)]
 
     def _over(self) -> bool:
         return super()._over() and not any(self._waiting)
@@ -437,7 +437,7 @@ class StagedRun(Run):
         source = 0.0 if self.reader.exhausted or not self._has_room() else min(self.reader.left, self.planner.bound)
         return [source, *(float(sum(map(len, waiting))) for waiting in self._waiting[1:])]
 
-    def _fresh(self, name: str) -> Flight | None:
+    def _fresh(self, name: str) -> InFlightBatch | None:
         step = self.planner.choose(name, self._queues())
         if step is None:
             return None
@@ -447,15 +447,15 @@ class StagedRun(Run):
             batch = self.reader.take(int(size), hungry=True)
         else:
             batch = self._taken(step[0], wanted)
-        return None if batch is None else Flight(batch, step=step)
+        return None if batch is None else InFlightBatch(batch, step=step)
 
-    def _taken(self, stage: int, wanted: int) -> Batch:
+    def _taken(self, stage: int, wanted: int) -> ItemBatch:
         """Take the first records that wait before a stage: neighbours of one part, as many as wanted."""
         waiting = self._waiting[stage]
         batch = waiting.pop(0)
         while len(batch) < wanted and waiting and self._follows(batch, waiting[0]):
             other = waiting.pop(0)
-            batch = Batch(
+            batch = ItemBatch(
                 batch.begin, batch.pieces + other.pieces, batch.cost + other.cost, batch.nbytes + other.nbytes
             )
         if len(batch) > wanted:
@@ -463,16 +463,16 @@ class StagedRun(Run):
             waiting.insert(0, rest)
         return batch
 
-    def _follows(self, batch: Batch, other: Batch) -> bool:
+    def _follows(self, batch: ItemBatch, other: ItemBatch) -> bool:
         return other.begin == batch.end and other.begin % self.part_items != 0
 
-    def _allowed(self, name: str, flight: Flight) -> bool:
+    def _allowed(self, name: str, flight: InFlightBatch) -> bool:
         return self.planner.may(name, flight.step)
 
-    def _give(self, name: str, ticket: int, flight: Flight, now_s: float) -> None:
+    def _give(self, name: str, ticket: int, flight: InFlightBatch, now_s: float) -> None:
         self.planner.give(name, ticket, flight.step, flight.batch.cost)
 
-    def _too_large(self, name: str, flight: Flight) -> None:
+    def _too_large(self, name: str, flight: InFlightBatch) -> None:
         self.planner.sizes_at(name, flight.step).too_large(flight.batch.cost)
 
     def _rescue(self, name: str) -> int | None:
@@ -482,7 +482,7 @@ class StagedRun(Run):
         """Return infinity: which stage is the bottleneck may change."""
         return float("inf")
 
-    def _deliver(self, flight: Flight, done: Done) -> None:
+    def _deliver(self, flight: InFlightBatch, done: Done) -> None:
         if flight.step[1] == self._last:
             super()._deliver(flight, done)
             return
@@ -492,5 +492,5 @@ class StagedRun(Run):
             size = count(piece.records)
             pieces.append(Piece(cut(done.results, at, at + size), piece.file, piece.row))
             at += size
-        after = Batch(batch.begin, tuple(pieces), batch.cost, done.home_bytes)
+        after = ItemBatch(batch.begin, tuple(pieces), batch.cost, done.home_bytes)
         insort(self._waiting[stage], after, key=lambda each: each.begin)

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import cloudpickle
 import numpy as np
 
-from hetero.batch.availability import Neighbours
+from hetero.batch.availability import OtherUsers
 from hetero.batch.errors import WrongResultError
 from hetero.batch.functions import Prepared
 from hetero.batch.merges import Merge
@@ -23,11 +23,11 @@ from hetero.drive.annotations import record_loaded
 from hetero.drive.throttle import idle_s
 from hetero.floor.clock import monotonic_s, sleep
 
-__all__ = ["Done", "Program", "Work", "packed_work", "run_batch"]
+__all__ = ["BatchProgram", "Done", "PackedProgram", "packed_work", "run_batch"]
 
 
 @dataclass(frozen=True, slots=True)
-class Program:
+class BatchProgram:
     """What a worker does with each batch.
 
     Attributes
@@ -50,7 +50,7 @@ class Program:
     follow: bool = False
 
 
-class Work(NamedTuple):
+class PackedProgram(NamedTuple):
     """A program as it travels: its run, its name, and its bytes as an array, which workers map and do not copy."""
 
     run: str
@@ -80,17 +80,17 @@ class Done(NamedTuple):
     computed_in: str = ""
 
 
-_kept: dict[str, dict[str, tuple[Program, Callable[[Any], Any]]]] = {}
-_neighbours = Neighbours()
+_kept: dict[str, dict[str, tuple[BatchProgram, Callable[[Any], Any]]]] = {}
+_neighbours = OtherUsers()
 _FLOATS = ("halffloat", "float", "double")
 
 
-def packed_work(run: str, key: str, program: Program) -> Work:
+def packed_work(run: str, key: str, program: BatchProgram) -> PackedProgram:
     """Pack a program for its journey."""
-    return Work(run, key, np.frombuffer(cloudpickle.dumps(program), dtype=np.uint8))
+    return PackedProgram(run, key, np.frombuffer(cloudpickle.dumps(program), dtype=np.uint8))
 
 
-def run_batch(work: Work, records: Any, begin: int) -> Done:
+def run_batch(work: PackedProgram, records: Any, begin: int) -> Done:
     """Run the function over a batch; runs as a task.
 
     Parameters
@@ -105,7 +105,7 @@ def run_batch(work: Work, records: Any, begin: int) -> Done:
     if cold:
         for other in [key for key in kept if not key.startswith(work.run)]:
             del kept[other]
-        loaded_program: Program = cloudpickle.loads(work.payload.tobytes())
+        loaded_program: BatchProgram = cloudpickle.loads(work.payload.tobytes())
         kept[work.key] = loaded_program, loaded_program.function.for_device(device)
         record_loaded()
     program, function = kept[work.key]
@@ -128,7 +128,7 @@ def run_batch(work: Work, records: Any, begin: int) -> Done:
     )
 
 
-def _merged(program: Program, done: Done, begin: int, expected: int) -> Done:
+def _merged(program: BatchProgram, done: Done, begin: int, expected: int) -> Done:
     if program.merge is None:
         return done._replace(results=packed(done.results))
     gone = [begin + place for place, _ in done.bad]
@@ -137,7 +137,7 @@ def _merged(program: Program, done: Done, begin: int, expected: int) -> Done:
     return done._replace(results=state, home_bytes=size_bytes(state))
 
 
-def _as_records(results: Any, expected: int, program: Program) -> Any:
+def _as_records(results: Any, expected: int, program: BatchProgram) -> Any:
     """Return the results in a form that can be counted, cut and sent."""
     found = results.detach().cpu().numpy() if hasattr(results, "detach") else results
     if not is_records(found):

@@ -13,7 +13,7 @@ import typer
 from hetero.cli.output import console, print_json, styled
 
 if TYPE_CHECKING:
-    from hetero.batch.outcome import Outcome
+    from hetero.batch.outcome import BatchOutcome
 
 __all__ = ["batch"]
 
@@ -51,7 +51,7 @@ def _plain(value: Any) -> Any:
     return value.tolist() if hasattr(value, "tolist") else value
 
 
-def _tell(outcome: Outcome) -> None:
+def _tell(outcome: BatchOutcome) -> None:
     from rich.table import Table
 
     say = console()

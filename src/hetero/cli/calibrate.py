@@ -15,7 +15,7 @@ from hetero.cli.output import print_json, say, show_any_character
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from hetero.advise.calibrate import Exchange
+    from hetero.advise.calibrate import MeasuredExchange
     from hetero.advise.calibration import Timed
 
 __all__ = ["calibrate"]
@@ -87,7 +87,7 @@ def _told(timed: Timed) -> str:
     return f"{timed.device}: {', '.join(parts)}"
 
 
-def _told_exchange(summed: Exchange) -> str:
+def _told_exchange(summed: MeasuredExchange) -> str:
     from hetero.floor.units import format_bytes, format_seconds
 
     parts = [f"{format_bytes(int(size))} in {format_seconds(each)}" for size, each in summed.seconds.items()]

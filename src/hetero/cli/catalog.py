@@ -17,7 +17,7 @@ from hetero.cli.words import refuse_unused
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from hetero.advise.compare import Row
+    from hetero.advise.compare import ComparisonRow
     from hetero.catalog.values import DeviceSpec
     from hetero.model.architecture import ModelSpec
 
@@ -243,7 +243,7 @@ def _show_model(spec: ModelSpec, json: bool) -> None:
             out.print(told, style="dim", soft_wrap=True)
 
 
-def _comparison(rows: list[Row], best: dict[str, list[str]]) -> Table:
+def _comparison(rows: list[ComparisonRow], best: dict[str, list[str]]) -> Table:
     table = _table("", *(row.name for row in rows))
     lines: tuple[tuple[str, str], ...] = (
         ("TFLOP/s, dense", "tflop_per_s"),

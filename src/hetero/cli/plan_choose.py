@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from hetero.advise.fleet import Kind
-    from hetero.advise.match import Choice, Limits
+    from hetero.advise.match import DeviceChoice, MatchLimits
     from hetero.advise.prices import Prices
     from hetero.model.workload import Workload
 
@@ -86,12 +86,12 @@ def choose(
 ) -> None:
     """Answer which devices suit a workload."""
     from hetero.advise.fleet import read_fleet
-    from hetero.advise.match import Limits
+    from hetero.advise.match import MatchLimits
     from hetero.advise.match import choose as judged
 
     work, needs, own_streams = read_workload(word, options)
     kinds = read_fleet(fleet)
-    limit = Limits(**{**limits, "needs": (*limits["needs"], *needs)})
+    limit = MatchLimits(**{**limits, "needs": (*limits["needs"], *needs)})
     paid = _prices(kinds, prices, live)
     if wanted := streams or own_streams:
         _mix(work, wanted, kinds, limit, paid, json)
@@ -113,14 +113,16 @@ def _prices(kinds: Sequence[Kind], file: Path | None, live: bool) -> Prices:
     return Prices(own, found, (note,) if note else ())
 
 
-def _mix(work: Workload, words: Sequence[str], kinds: Sequence[Kind], limit: Limits, paid: Prices, json: bool) -> None:
+def _mix(
+    work: Workload, words: Sequence[str], kinds: Sequence[Kind], limit: MatchLimits, paid: Prices, json: bool
+) -> None:
     from hetero.advise.replica_mix import mix, read_stream
 
     found = mix(work, [read_stream(word) for word in words], kinds, limit, paid)
     print_json({"model": work.model.name, **found.as_dict()}) if json else say(found.explain())
 
 
-def _show(work: Workload, found: Choice) -> None:
+def _show(work: Workload, found: DeviceChoice) -> None:
     from rich.box import SIMPLE
     from rich.table import Table
 
@@ -155,7 +157,7 @@ def _show(work: Workload, found: Choice) -> None:
         out.print(f"note: {note}", markup=False, soft_wrap=True)
 
 
-def _refused(out: Any, found: Choice) -> None:
+def _refused(out: Any, found: DeviceChoice) -> None:
     shown = found.refused if not found.matches or len(found.refused) <= _SHOWN else found.refused[:_SHOWN]
     for one in shown:
         out.print(one.explain(), markup=False, soft_wrap=True)

@@ -14,7 +14,7 @@ from hetero.cli.output import console, print_json, say
 from hetero.cli.words import refuse_unused
 
 if TYPE_CHECKING:
-    from hetero.graphs.planning import Planned
+    from hetero.graphs.planning import PlannedGraph
     from hetero.model.graph import TaskGraph
     from hetero.model.schedule import Schedule
 
@@ -64,7 +64,7 @@ def schedule(
 
 def _planned(
     graph: TaskGraph, policy: str, limit_s: float, iterations: int | None, seed: int | None, model: str
-) -> Planned:
+) -> PlannedGraph:
     from hetero.floor import settings
     from hetero.graphs.planning import Budget, plan_graph
 
@@ -105,7 +105,7 @@ def _check(graph: TaskGraph, file: Path, as_json: bool) -> None:
         raise typer.Exit(1)
 
 
-def _print_json(planned: Planned) -> None:
+def _print_json(planned: PlannedGraph) -> None:
     from hetero.graphs.plan_files import plan_document
 
     schedule = planned.schedule
@@ -121,7 +121,7 @@ def _print_json(planned: Planned) -> None:
     print_json({**plan_document(schedule), **facts})
 
 
-def _print(graph: TaskGraph, planned: Planned) -> None:
+def _print(graph: TaskGraph, planned: PlannedGraph) -> None:
     from hetero.floor.units import format_seconds
     from hetero.graphs.gantt import gantt
 

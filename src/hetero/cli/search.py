@@ -18,7 +18,7 @@ from hetero.cli.output import console, print_json, say, styled
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from hetero.recipes.search import Outcome
+    from hetero.recipes.search import SearchOutcome
     from hetero.tune.values import TrialReport
 
 __all__ = ["search"]
@@ -143,7 +143,7 @@ def _listed(params: Mapping[str, Any]) -> str:
     return ", ".join(f"{name.rpartition('.')[2]} {word}" for name, word in words.items())
 
 
-def _tell_results(outcome: Outcome) -> None:
+def _tell_results(outcome: SearchOutcome) -> None:
     out, found = console(), outcome.found
     best = found.best
     head = (f"best of {len(found.trials)} trials: {best.value:.4g}", "bold")

@@ -70,14 +70,14 @@ def simulate(
 
     if hosts or graph is None:
         from hetero.floor.units import parse_bandwidth, parse_bytes, parse_seconds
-        from hetero.graphs.fleet_simulation import Load, read_hosts, run_at_scale
+        from hetero.graphs.fleet_simulation import SimulatedLoad, read_hosts, run_at_scale
 
         if graph is not None or not hosts:
             raise BadValueError("a run is of a graph or of hosts", remedy="give a graph file, or --hosts, not both")
         refuse_unused(context, _OF_HOSTS, "with --hosts")
         found, _ = run_at_scale(
             read_hosts(hosts),
-            Load(tasks, tuple(flop or (1e12,)), precision, parse_bytes(data)),
+            SimulatedLoad(tasks, tuple(flop or (1e12,)), precision, parse_bytes(data)),
             link_bytes_per_s=parse_bandwidth(link),
             noise=noise,
             policy="eft" if policy == "planned" else policy,

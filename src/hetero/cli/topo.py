@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from rich.tree import Tree
 
     from hetero.model.fabric import Fabric
-    from hetero.plan.collectives.groups import Group
+    from hetero.plan.collectives.groups import DeviceGroup
 
 __all__ = ["topo"]
 
@@ -117,7 +117,7 @@ def _tell_path(fabric: Fabric, ends: tuple[str, str], json: bool) -> None:
     say(f"{way.hops} hops, {format_rate(way.bytes_per_s, 'B/s')} in one direction, {words}")
 
 
-def _tell_group(group: Group, json: bool) -> None:
+def _tell_group(group: DeviceGroup, json: bool) -> None:
     from hetero.floor.units import format_rate
 
     if json:

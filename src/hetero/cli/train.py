@@ -15,7 +15,7 @@ from hetero.cli.output import console, print_json, say, styled
 from hetero.cli.words import as_setting
 
 if TYPE_CHECKING:
-    from hetero.recipes.run import Outcome
+    from hetero.recipes.run import TrainingOutcome
 
 __all__ = ["infer", "train"]
 
@@ -153,7 +153,7 @@ def _epoch_line(report: Any) -> str:
     return f"epoch {report.epoch}: loss {report.loss:.4f}{percent}, {speed}, {_listed(report.shares)}, {reached}"
 
 
-def _tell_results(outcome: Outcome) -> None:
+def _tell_results(outcome: TrainingOutcome) -> None:
     out = console()
     if outcome.tested.accuracy is not None:
         out.print(f"    {outcome.tested.accuracy:.2%} of the pictures held back are told right")

@@ -28,7 +28,7 @@ from hetero.comm.rows import Op, Row, as_tensor, check_op, row_of
 from hetero.comm.shared_memory import SharedSums
 from hetero.floor import clock
 from hetero.floor.errors import BadValueError, HeteroError
-from hetero.plan.collectives.choose import SMALL_BYTES, Algorithm, Choice, Links, check_algorithm, choose
+from hetero.plan.collectives.choose import SMALL_BYTES, Algorithm, AlgorithmChoice, Links, check_algorithm, choose
 from hetero.plan.collectives.plan import Collective, Word, plan_steps
 
 __all__ = ["Group", "Rendezvous", "Work", "open_rendezvous"]
@@ -249,7 +249,7 @@ class Group:
                 return Work(self, None)
             return Work(self, _Queued(self._background.submit(run)))
 
-    def _choose(self, word: Word, row: Row, asked: Algorithm) -> Choice:
+    def _choose(self, word: Word, row: Row, asked: Algorithm) -> AlgorithmChoice:
         """Return the same choice on every member: it rests on what all of them know alike."""
         assert self._meeting is not None
         nbytes = row.count * row.itemsize

@@ -15,7 +15,7 @@ import numpy as np
 from hetero.comm.mesh import Mesh, carry
 from hetero.comm.rows import row_of
 from hetero.floor import clock
-from hetero.plan.collectives.choose import Choice, Links
+from hetero.plan.collectives.choose import AlgorithmChoice, Links
 from hetero.plan.collectives.plan import Collective, plan_steps
 from hetero.plan.collectives.steps import Step
 
@@ -71,7 +71,7 @@ _MOST_BYTES = 4 * 1024 * 1024
 _LEAST_BYTES = 512 * 1024
 _AIM_S, _MOST_S = 0.1, 0.5
 _MANY = 5
-_HANDING_OUT = Choice("ring", None, 1 << 20, 0.0)
+_HANDING_OUT = AlgorithmChoice("ring", None, 1 << 20, 0.0)
 
 _known: dict[tuple[str, ...], Links] = {}
 

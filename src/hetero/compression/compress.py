@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from hetero.session.context import Context
     from hetero.train.values import Evaluation
 
-__all__ = ["Compressed", "Figures", "compress", "measure_here", "measure_speeds"]
+__all__ = ["Compressed", "ModelFigures", "compress", "measure_here", "measure_speeds"]
 
 _RATE = 1e-3
 
@@ -40,7 +40,7 @@ _LEAST_ROUNDS = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Figures:
+class ModelFigures:
     """What a model is like.
 
     Attributes
@@ -74,8 +74,8 @@ class Compressed:
     """
 
     model: Any
-    before: Figures
-    after: Figures
+    before: ModelFigures
+    after: ModelFigures
     quantised: str | None
     notes: tuple[str, ...]
 
@@ -253,14 +253,14 @@ def _length(data: Any) -> int:
 
 def _figures(
     model: Any, quantised: str | None, speeds: Mapping[str, float], job: _Job, test: Any, ctx: Context
-) -> Figures:
+) -> ModelFigures:
     from hetero.compression.pruning import zeros_frac
 
     tested: Evaluation | None = None
     if test is not None:
         with job.trainer(model, test, ctx) as trainer:
             tested = trainer.evaluate(test)
-    return Figures(
+    return ModelFigures(
         size_bytes=len(pack(model, {}, quantised)),
         parameters=sum(parameter.numel() for parameter in model.parameters()),
         zeros_frac=zeros_frac(model),

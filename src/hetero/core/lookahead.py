@@ -20,7 +20,7 @@ from hetero.core.state import DevicePhase, TaskState
 from hetero.model.commands import Command
 from hetero.model.tasks import Task
 from hetero.plan.problem import Floats, Ints
-from hetero.plan.replanning.lookahead import FINISHED, RUNNING, WAITING, Ahead, Bytes, Foreseen, Graph
+from hetero.plan.replanning.lookahead import FINISHED, RUNNING, WAITING, Ahead, Bytes, Foreseen, OpenGraph
 
 __all__ = ["Lookahead", "Prefetch"]
 
@@ -196,7 +196,7 @@ class Lookahead:
             self._refresh()
         running = self._running()
         count, column = self._count, self._columns
-        graph = Graph(
+        graph = OpenGraph(
             column["phase"][:count], column["kind"][:count], column["seconds"], column["kind_bytes"],
             column["pred_first"][: count + 1], column["pred"][: self._edges], column["pred_data"][: self._edges],
             column["device"][:count], column["nbytes"][:count], column["has"][:count], self._node_of, *self._links,

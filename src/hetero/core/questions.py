@@ -24,7 +24,7 @@ from hetero.model.commands import (
 )
 from hetero.model.tasks import Request, Task
 from hetero.model.topology import Topology
-from hetero.plan.performance.cost_model import CostModel, Estimate
+from hetero.plan.performance.cost_model import CostModel, TimeEstimate
 from hetero.plan.policies.base import Policy
 
 __all__ = ["Counts", "Questions", "Rules"]
@@ -147,7 +147,7 @@ class Questions:
         able = sum(1 for _, reason in obstacles if not reason)
         return refusal(task.name, request, obstacles) if able < request.devices or not able else ""
 
-    def estimates(self, signature: str, size: float) -> list[tuple[str, Estimate]]:
+    def estimates(self, signature: str, size: float) -> list[tuple[str, TimeEstimate]]:
         """Return the estimate of one run on each device."""
         return [(state.name, self.cost.estimate(signature, size, state.device)) for state in self.fleet.states]
 

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 import hetero
 from hetero.demo.tiles import FLOP, advance, gemm, potrf, syrk, trsm
 
-__all__ = ["Checked", "Cholesky", "Diffusion", "Job", "Submit"]
+__all__ = ["Checked", "Cholesky", "DemoJob", "Diffusion", "Submit"]
 
 Array = NDArray[Any]
 Submit = Callable[..., "hetero.Future"]
@@ -45,7 +45,7 @@ class Checked:
         return self.error_frac <= self.allowed_frac
 
 
-class Job(Protocol):
+class DemoJob(Protocol):
     """One computation.
 
     Attributes

@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 import hetero
 from hetero.demo.devices import made_unequal, precision, spread, usable
 from hetero.demo.fields import read_field, synthetic_field
-from hetero.demo.jobs import Cholesky, Diffusion, Job
+from hetero.demo.jobs import Cholesky, DemoJob, Diffusion
 from hetero.demo.results import DemoResult, DeviceResult, JobResult
-from hetero.demo.show import Teller
+from hetero.demo.show import DemoPrinter
 from hetero.drive.trace import TraceSummary, summary
 from hetero.floor import settings
 from hetero.floor.clock import monotonic_s
@@ -67,7 +67,7 @@ def run(
     NothingFitsError
         No device can run Python tasks.
     """
-    tell = Teller(quiet)
+    tell = DemoPrinter(quiet)
     sizes = _sizes(size)
     grid: Any = synthetic_field(sizes["field"]) if field is None else read_field(Path(field), sizes["field"])
     origin = "a synthetic field" if field is None else f"the field in {Path(field).name}"
@@ -84,7 +84,7 @@ def run(
             tell.step("starting the devices")
             grid = grid.astype(dtype)
             _warm_up(ctx, able, sizes["tile"], grid[: len(grid) // _STRIPS])
-            todo: list[Job] = [
+            todo: list[DemoJob] = [
                 Cholesky(size, sizes["tile"], dtype),
                 Diffusion(grid, _STRIPS, _STEPS, _ROUNDS, origin),
             ]
@@ -101,7 +101,7 @@ def run(
 class _Timing(NamedTuple):
     """The seconds of a job on one device of each model, and on all together, with the parts of the result."""
 
-    job: Job
+    job: DemoJob
     alone_s: dict[str, float]
     together_s: float
     parts: list[Any]
@@ -133,7 +133,7 @@ def _trace_path(wanted: Path | None) -> Path:
     return folder / "demo.trace.jsonl.gz"
 
 
-def _measure(ctx: hetero.Context, job: Job, devices: tuple[Device, ...], tell: Teller) -> _Timing:
+def _measure(ctx: hetero.Context, job: DemoJob, devices: tuple[Device, ...], tell: DemoPrinter) -> _Timing:
     inputs = job.place(ctx.put)
     alone_s = {}
     for key, (device, *_) in spread(devices).items():
@@ -150,14 +150,14 @@ def _measure(ctx: hetero.Context, job: Job, devices: tuple[Device, ...], tell: T
 
 def _warm_up(ctx: hetero.Context, devices: tuple[Device, ...], tile: int, strip: Any) -> None:
     """Run every task on every device, so that nobody's start-up or compilation is taken for its speed."""
-    few: tuple[Job, ...] = (Cholesky(3 * tile, tile, str(strip.dtype)), Diffusion(strip, 1, _STEPS, 1))
+    few: tuple[DemoJob, ...] = (Cholesky(3 * tile, tile, str(strip.dtype)), Diffusion(strip, 1, _STEPS, 1))
     for device in devices:
         for job in few:
             _timed(ctx, job, job.place(ctx.put), [device], " to warm up")
 
 
 def _timed(
-    ctx: hetero.Context, job: Job, inputs: list[Any], devices: Iterable[Device], suffix: str
+    ctx: hetero.Context, job: DemoJob, inputs: list[Any], devices: Iterable[Device], suffix: str
 ) -> tuple[float, list[Any]]:
     submit = _submitter(ctx, tuple(device.id for device in devices), suffix)
     begin_s = monotonic_s()

@@ -21,10 +21,10 @@ if TYPE_CHECKING:
     from rich.table import Table
     from rich.text import Text
 
-__all__ = ["Teller"]
+__all__ = ["DemoPrinter"]
 
 
-class Teller:
+class DemoPrinter:
     """Tells what happens, or nothing at all.
 
     Parameters

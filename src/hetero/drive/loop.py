@@ -49,7 +49,7 @@ from hetero.model.events import (
 )
 from hetero.model.leases import LeasePhase
 from hetero.model.tasks import Failure, Request, Task
-from hetero.plan.performance.cost_model import Estimate
+from hetero.plan.performance.cost_model import TimeEstimate
 
 __all__ = ["EventBatch", "Explanation", "Loop", "Sink"]
 
@@ -83,7 +83,7 @@ class Explanation(NamedTuple):
     """
 
     device: str
-    estimate: Estimate | None
+    estimate: TimeEstimate | None
     reason: str
 
 

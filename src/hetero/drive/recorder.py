@@ -16,7 +16,7 @@ from hetero.floor.clock import Clock, TraceSink
 from hetero.model.notes import PlanMade, TaskNote, TaskParts, Times
 from hetero.plan.problem import Ints
 from hetero.plan.replanning.lookahead import WAITING
-from hetero.plan.replanning.replan import RULES, Plan
+from hetero.plan.replanning.replan import RULES, RemainingPlan
 
 __all__ = ["PlanRecorder", "Recorder"]
 
@@ -55,7 +55,7 @@ class PlanRecorder:
         if plan is self._last:
             return None
         self._last = plan
-        if not isinstance(plan, Plan) or placer.lookahead is None:
+        if not isinstance(plan, RemainingPlan) or placer.lookahead is None:
             return None
         ids, phase = placer.lookahead.tasks()
         if len(ids) < plan.known:
@@ -80,7 +80,7 @@ class PlanRecorder:
             self._device = longer
         return self._device[ids]
 
-    def _note(self, plan: Plan, now_s: float, slots: Ints, ids: Ints, moved: int) -> PlanMade:
+    def _note(self, plan: RemainingPlan, now_s: float, slots: Ints, ids: Ints, moved: int) -> PlanMade:
         names = [device.id for device in self._machine.fleet.devices]
         rank, looks = RULES[plan.rule] if plan.rule >= 0 else ("guide", False)
         return PlanMade(

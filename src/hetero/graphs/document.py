@@ -15,7 +15,7 @@ from hetero.floor.units import shown
 from hetero.model.graph import UNLIMITED_BYTES, GraphDevice, GraphEdge, GraphTask, TaskGraph, topological_order
 from hetero.model.topology import Link, MemoryNode, Topology
 
-__all__ = ["BEYOND", "FORMAT", "Place", "document_of", "fleet_of", "graph_of", "graph_schema"]
+__all__ = ["BEYOND", "FORMAT", "DocumentPlace", "document_of", "fleet_of", "graph_of", "graph_schema"]
 
 FORMAT = "hetero-graph/1"
 
@@ -31,7 +31,7 @@ _SECONDS_SCHEMA = {"type": "number", "minimum": 0, "exclusiveMaximum": BEYOND}
 _BYTES_SCHEMA = {"type": "integer", "minimum": 0, "maximum": UNLIMITED_BYTES}
 
 
-class Place:
+class DocumentPlace:
     """A place in a document, for messages: 'g.json: tasks[3].seconds'.
 
     Parameters
@@ -40,7 +40,7 @@ class Place:
 
     Examples
     --------
-    >>> Place("g.json") / "tasks" / 3 / "seconds"
+    >>> DocumentPlace("g.json") / "tasks" / 3 / "seconds"
     g.json: tasks[3].seconds
     """
 
@@ -49,8 +49,8 @@ class Place:
     def __init__(self, *words: str | int) -> None:
         self._words = words
 
-    def __truediv__(self, word: str | int) -> Place:
-        return Place(*self._words, word)
+    def __truediv__(self, word: str | int) -> DocumentPlace:
+        return DocumentPlace(*self._words, word)
 
     def __repr__(self) -> str:
         file, *rest = self._words
@@ -101,7 +101,7 @@ def graph_of(document: Any, file: str) -> TaskGraph:
     GraphError
         Anything is missing, unknown, given twice, negative or beyond the format; or the tasks make a cycle.
     """
-    place = Place(file)
+    place = DocumentPlace(file)
     named = _object(document, place, ("format", "devices", "memory_nodes", "links", "tasks", "edges"), ("name",))
     if named["format"] != FORMAT:
         raise (place / "format").wrong(named["format"], f"{FORMAT!r}")
@@ -116,7 +116,7 @@ def graph_of(document: Any, file: str) -> TaskGraph:
     return TaskGraph(devices, topology, tasks, edges)
 
 
-def fleet_of(document: dict[str, Any], place: Place) -> tuple[tuple[GraphDevice, ...], Topology]:
+def fleet_of(document: dict[str, Any], place: DocumentPlace) -> tuple[tuple[GraphDevice, ...], Topology]:
     """Check the devices, memory nodes and links of a document."""
     nodes = tuple(_nodes(document["memory_nodes"], place / "memory_nodes"))
     names = [node.id for node in nodes]
@@ -126,7 +126,7 @@ def fleet_of(document: dict[str, Any], place: Place) -> tuple[tuple[GraphDevice,
     return devices, Topology(nodes, tuple(_links(document["links"], names, place / "links")))
 
 
-def _object(given: Any, place: Place, needed: Sequence[str], more: Sequence[str] = ()) -> dict[str, Any]:
+def _object(given: Any, place: DocumentPlace, needed: Sequence[str], more: Sequence[str] = ()) -> dict[str, Any]:
     if not isinstance(given, dict):
         raise place.wrong(given, "an object", f"write {{{', '.join(needed)}}}")
     allowed = (*needed, *more)
@@ -142,7 +142,9 @@ def _object(given: Any, place: Place, needed: Sequence[str], more: Sequence[str]
     return given
 
 
-def _rows(given: Any, place: Place, needed: Sequence[str], more: Sequence[str] = ()) -> Iterator[tuple[Place, Any]]:
+def _rows(
+    given: Any, place: DocumentPlace, needed: Sequence[str], more: Sequence[str] = ()
+) -> Iterator[tuple[DocumentPlace, Any]]:
     if not isinstance(given, list):
         raise place.wrong(given, "a list")
     for number, row in enumerate(given):
@@ -150,21 +152,21 @@ def _rows(given: Any, place: Place, needed: Sequence[str], more: Sequence[str] =
         yield here, _object(row, here, needed, more)
 
 
-def _new(name: str, seen: dict[str, None], place: Place) -> str:
+def _new(name: str, seen: dict[str, None], place: DocumentPlace) -> str:
     if name in seen:
         raise GraphError(f"{place}: the id {shown(name)} is given twice", remedy="give each its own id")
     seen[name] = None
     return name
 
 
-def _known(given: object, names: Sequence[str] | dict[str, int], what: str, place: Place) -> str:
+def _known(given: object, names: Sequence[str] | dict[str, int], what: str, place: DocumentPlace) -> str:
     name = place.text(given)
     if name not in names:
         raise GraphError(f"{place}: no {what} has the id {shown(name)}{did_you_mean(name, list(names)[:1000])}")
     return name
 
 
-def _nodes(given: Any, place: Place) -> Iterator[MemoryNode]:
+def _nodes(given: Any, place: DocumentPlace) -> Iterator[MemoryNode]:
     seen: dict[str, None] = {}
     for here, row in _rows(given, place, ("id",), ("capacity_bytes",)):
         name = _new((here / "id").text(row["id"]), seen, here / "id")
@@ -173,7 +175,7 @@ def _nodes(given: Any, place: Place) -> Iterator[MemoryNode]:
         yield MemoryNode(name, UNLIMITED_BYTES if capacity is None else where.whole(capacity, "a number of bytes"))
 
 
-def _devices(given: Any, nodes: Sequence[str], place: Place) -> Iterator[GraphDevice]:
+def _devices(given: Any, nodes: Sequence[str], place: DocumentPlace) -> Iterator[GraphDevice]:
     seen: dict[str, None] = {}
     for here, row in _rows(given, place, ("id", "memory_node"), ("kind",)):
         name = _new((here / "id").text(row["id"]), seen, here / "id")
@@ -181,7 +183,7 @@ def _devices(given: Any, nodes: Sequence[str], place: Place) -> Iterator[GraphDe
         yield GraphDevice(name, node, (here / "kind").text(row["kind"]) if row.get("kind") else "")
 
 
-def _links(given: Any, nodes: Sequence[str], place: Place) -> Iterator[Link]:
+def _links(given: Any, nodes: Sequence[str], place: DocumentPlace) -> Iterator[Link]:
     seen: dict[str, None] = {}
     for here, row in _rows(given, place, ("src", "dst", "bandwidth_bytes_per_s", "latency_s"), ("bus",)):
         src = _known(row["src"], nodes, "memory node", here / "src")
@@ -198,7 +200,7 @@ def _links(given: Any, nodes: Sequence[str], place: Place) -> Iterator[Link]:
         )
 
 
-def _tasks(given: Any, devices: Sequence[str], place: Place) -> Iterator[GraphTask]:
+def _tasks(given: Any, devices: Sequence[str], place: DocumentPlace) -> Iterator[GraphTask]:
     seen: dict[str, None] = {}
     column = {name: index for index, name in enumerate(devices)}
     for here, row in _rows(given, place, ("id", "seconds")):
@@ -216,7 +218,7 @@ def _tasks(given: Any, devices: Sequence[str], place: Place) -> Iterator[GraphTa
         yield GraphTask(name, tuple(seconds))
 
 
-def _edges(given: Any, tasks: Sequence[str], place: Place) -> Iterator[GraphEdge]:
+def _edges(given: Any, tasks: Sequence[str], place: DocumentPlace) -> Iterator[GraphEdge]:
     seen: dict[str, None] = {}
     known = {name: index for index, name in enumerate(tasks)}
     for here, row in _rows(given, place, ("src", "dst"), ("bytes",)):

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from hetero.floor.errors import GraphError, did_you_mean
 from hetero.floor.units import shown
-from hetero.graphs.fleet_files import Fleet
+from hetero.graphs.fleet_files import GraphFleet
 from hetero.model.graph import GraphEdge, GraphTask, TaskGraph
 
 __all__ = ["read_dot"]
@@ -35,7 +35,7 @@ class _Token(NamedTuple):
     line: int
 
 
-def read_dot(text: str, file: str, fleet: Fleet) -> TaskGraph:
+def read_dot(text: str, file: str, fleet: GraphFleet) -> TaskGraph:
     """Read a digraph.
 
     Parameters
@@ -55,11 +55,11 @@ def read_dot(text: str, file: str, fleet: Fleet) -> TaskGraph:
     >>> read_dot("digraph { a [seconds=2]; b [seconds=1]; a -> b [bytes=8] }", "a.dot", equal_devices(1)).edges
     (GraphEdge(src='a', dst='b', nbytes=8),)
     """
-    return _Reader(text, file, fleet).graph()
+    return _DotReader(text, file, fleet).graph()
 
 
-class _Reader:
-    def __init__(self, text: str, file: str, fleet: Fleet) -> None:
+class _DotReader:
+    def __init__(self, text: str, file: str, fleet: GraphFleet) -> None:
         self._file, self._fleet = file, fleet
         self._tokens = [*self._cut(text)]
         self._at = 0

@@ -11,19 +11,19 @@ from pathlib import Path
 from typing import Any
 
 from hetero.floor.errors import GraphError
-from hetero.graphs.document import Place, fleet_of
+from hetero.graphs.document import DocumentPlace, fleet_of
 from hetero.graphs.files import parse_json, read_text
 from hetero.model.graph import GraphDevice
 from hetero.model.topology import MemoryNode, Topology
 
-__all__ = ["FORMAT", "Fleet", "equal_devices", "fleet_from", "read_fleet"]
+__all__ = ["FORMAT", "GraphFleet", "equal_devices", "fleet_from", "read_fleet"]
 
 FORMAT = "hetero-fleet/1"
 _MOST_EQUAL = 4096
 
 
 @dataclass(frozen=True, slots=True)
-class Fleet:
+class GraphFleet:
     """Devices with speeds.
 
     Attributes
@@ -51,13 +51,13 @@ class Fleet:
         return tuple(float("inf") if speed is None else seconds / speed for speed in at)
 
 
-def equal_devices(count: int) -> Fleet:
+def equal_devices(count: int) -> GraphFleet:
     """Return that many equal devices of speed 1 on one memory node."""
     devices = tuple(GraphDevice(f"d{number}", "ram") for number in range(count))
-    return Fleet(devices, Topology((MemoryNode("ram", 2**63 - 1),), ()), (1.0,) * count, ({},) * count)
+    return GraphFleet(devices, Topology((MemoryNode("ram", 2**63 - 1),), ()), (1.0,) * count, ({},) * count)
 
 
-def read_fleet(word: str) -> Fleet:
+def read_fleet(word: str) -> GraphFleet:
     """Read a fleet file, or take a whole number as that many equal devices.
 
     Raises
@@ -72,9 +72,9 @@ def read_fleet(word: str) -> Fleet:
     return fleet_from(parse_json(read_text(Path(word)), word), word)
 
 
-def fleet_from(document: Any, file: str) -> Fleet:
+def fleet_from(document: Any, file: str) -> GraphFleet:
     """Check a hetero-fleet/1 document: hetero-graph/1's devices, memory nodes and links, with speeds."""
-    place = Place(file)
+    place = DocumentPlace(file)
     if not isinstance(document, dict) or document.get("format") != FORMAT:
         given = document.get("format") if isinstance(document, dict) else document
         raise (place / "format").wrong(given, f"{FORMAT!r}", "see docs/graphs.md")
@@ -94,10 +94,10 @@ def fleet_from(document: Any, file: str) -> Fleet:
         )
     document = {"memory_nodes": [], "links": [], **document, "devices": plain if isinstance(rows, list) else rows}
     devices, topology = fleet_of(document, place)
-    return Fleet(devices, topology, tuple(speed), tuple(speeds))
+    return GraphFleet(devices, topology, tuple(speed), tuple(speeds))
 
 
-def _speeds(given: Any, place: Place) -> dict[str, float | None]:
+def _speeds(given: Any, place: DocumentPlace) -> dict[str, float | None]:
     if not isinstance(given, dict):
         raise place.wrong(given, "an object", "write {kind of task: speed, or null where it cannot run}")
     return {

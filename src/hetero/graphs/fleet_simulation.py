@@ -23,7 +23,7 @@ from hetero.model.tasks import Request, Task
 from hetero.model.topology import Link, MemoryNode, Topology
 from hetero.plan.performance.cost_model import CostModel
 
-__all__ = ["MOST_DEVICES", "Load", "Racks", "Scaled", "read_hosts", "run_at_scale"]
+__all__ = ["MOST_DEVICES", "Racks", "Scaled", "SimulatedLoad", "read_hosts", "run_at_scale"]
 
 MOST_DEVICES = 20_000
 _WORDS = re.compile(r"\s*(\d+)\s*[x×*]\s*(\d+)\s*[x×*]\s+(.+?)\s*")
@@ -49,7 +49,7 @@ class Racks:
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class SimulatedLoad:
     """What is to be computed.
 
     Attributes
@@ -115,7 +115,7 @@ def read_hosts(words: Sequence[str]) -> tuple[Racks, ...]:
 
 def run_at_scale(
     racks: Sequence[Racks],
-    load: Load,
+    load: SimulatedLoad,
     *,
     link_bytes_per_s: float = 1.25e9,
     noise: float = 0.05,
@@ -194,7 +194,7 @@ def _topology(hosts: int, link_bytes_per_s: float) -> Topology:
     return Topology(tuple([MemoryNode(node, 1 << 40) for node in (HOST_NODE, *others)]), tuple(links))
 
 
-def _known(fleet: Sequence[Device], speed: dict[str, float], load: Load) -> CostModel:
+def _known(fleet: Sequence[Device], speed: dict[str, float], load: SimulatedLoad) -> CostModel:
     """Return a cost model that has seen each size of task on one device of each name."""
     cost = CostModel(fleet)
     for device in {device.model_key: device for device in reversed(fleet)}.values():
@@ -204,7 +204,7 @@ def _known(fleet: Sequence[Device], speed: dict[str, float], load: Load) -> Cost
     return cost
 
 
-def _program(load: Load) -> Program:
+def _program(load: SimulatedLoad) -> Program:
     kinds = len(load.flop)
     request = Request()
     items = [(1 + kind, load.nbytes) for kind in range(kinds)] if load.nbytes else []
@@ -218,7 +218,7 @@ def _program(load: Load) -> Program:
     return Program(tasks, items, together=True)
 
 
-def _summed(racks: Sequence[Racks], load: Load, found: SimResult, best_s: float) -> Scaled:
+def _summed(racks: Sequence[Racks], load: SimulatedLoad, found: SimResult, best_s: float) -> Scaled:
     count: Counter[str] = Counter()
     for rack in racks:
         count[rack.spec.name] += rack.hosts * rack.devices

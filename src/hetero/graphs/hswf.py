@@ -10,13 +10,13 @@ import math
 
 from hetero.floor.errors import GraphError
 from hetero.floor.units import shown
-from hetero.graphs.fleet_files import Fleet
+from hetero.graphs.fleet_files import GraphFleet
 from hetero.model.graph import GraphEdge, GraphTask, TaskGraph
 
 __all__ = ["read_hswf"]
 
 
-def read_hswf(text: str, file: str, fleet: Fleet, kinds: tuple[str, ...], edge_bytes: int = 0) -> TaskGraph:
+def read_hswf(text: str, file: str, fleet: GraphFleet, kinds: tuple[str, ...], edge_bytes: int = 0) -> TaskGraph:
     """Read a graph of lines 'id ms … predecessors', one column of milliseconds a device kind; -1 cannot run there.
 
     Parameters
@@ -53,7 +53,7 @@ def read_hswf(text: str, file: str, fleet: Fleet, kinds: tuple[str, ...], edge_b
     return TaskGraph(fleet.devices, fleet.topology, tuple(tasks), tuple(edges))
 
 
-def _columns(fleet: Fleet, kinds: tuple[str, ...]) -> list[int]:
+def _columns(fleet: GraphFleet, kinds: tuple[str, ...]) -> list[int]:
     """Return the number of each device's column."""
     for device in fleet.devices:
         if device.kind not in kinds:

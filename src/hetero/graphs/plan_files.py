@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from hetero.floor.errors import GraphError
-from hetero.graphs.document import Place
+from hetero.graphs.document import DocumentPlace
 from hetero.graphs.files import parse_json, read_text
 from hetero.model.schedule import Evicted, Placed, Schedule, Sent
 
@@ -50,7 +50,7 @@ def read_plan(path: Path) -> Schedule:
 
 def plan_of(document: Any, file: str) -> Schedule:
     """Read a hetero-plan/1 document; a bound that is not given counts as 0."""
-    place = Place(file)
+    place = DocumentPlace(file)
     if not isinstance(document, dict) or document.get("format") != FORMAT:
         given = document.get("format") if isinstance(document, dict) else document
         raise (place / "format").wrong(given, f"{FORMAT!r}")
@@ -69,7 +69,7 @@ def plan_of(document: Any, file: str) -> Schedule:
     )
 
 
-def _rows(document: dict[str, Any], key: str, kind: type[Row], place: Place) -> Iterator[Row]:
+def _rows(document: dict[str, Any], key: str, kind: type[Row], place: DocumentPlace) -> Iterator[Row]:
     """Read a list of rows; only the placements must be there."""
     rows = document.get(key, None if key == "placements" else [])
     if not isinstance(rows, list):
@@ -78,7 +78,7 @@ def _rows(document: dict[str, Any], key: str, kind: type[Row], place: Place) -> 
         yield _row(row, kind, place / key / number)
 
 
-def _row(row: Any, kind: type[Row], place: Place) -> Row:
+def _row(row: Any, kind: type[Row], place: DocumentPlace) -> Row:
     names = ["bytes" if name == "nbytes" else name for name in kind._fields]
     if not isinstance(row, dict):
         raise place.wrong(row, "an object", f"write {{{', '.join(names)}}}")
@@ -89,7 +89,7 @@ def _row(row: Any, kind: type[Row], place: Place) -> Row:
     return kind(*values)
 
 
-def _value(given: Any, name: str, place: Place) -> str | int | float:
+def _value(given: Any, name: str, place: DocumentPlace) -> str | int | float:
     if name == "bytes":
         return place.whole(given, "a number of bytes")
     return place.number(given, "a number of seconds") if name.endswith("_s") else place.text(given)

@@ -17,14 +17,14 @@ from hetero.graphs.plan_files import MODELS
 from hetero.model.graph import TaskGraph
 from hetero.model.schedule import Placed, Schedule
 from hetero.plan.bounds.graph import area_bound, critical_path_bound
-from hetero.plan.graph_search.combined import Found, rehearse, search
+from hetero.plan.graph_search.combined import BestSchedule, rehearse, search
 from hetero.plan.graph_search.contended import ContendedFound
 from hetero.plan.planners.contention import channels_of, contended_schedule
 from hetero.plan.planners.heuristics import PLANNERS, planner
 from hetero.plan.planners.list_scheduling import compiler, order_of
 from hetero.plan.problem import Problem, Timeline, problem_of
 
-__all__ = ["POLICIES", "Budget", "Planned", "plan_graph", "pull", "warm_up"]
+__all__ = ["POLICIES", "Budget", "PlannedGraph", "plan_graph", "pull", "warm_up"]
 
 Best = TypeVar("Best")
 
@@ -45,7 +45,7 @@ class Budget(NamedTuple):
     iterations: int | None = None
 
 
-class Planned(NamedTuple):
+class PlannedGraph(NamedTuple):
     """A schedule and how it came about.
 
     Attributes
@@ -71,7 +71,7 @@ def plan_graph(
     seed: int = 0,
     clock: Callable[[], float] = monotonic_s,
     model: str = "contention",
-) -> Planned:
+) -> PlannedGraph:
     """Plan a task graph.
 
     Parameters
@@ -101,7 +101,7 @@ def plan_graph(
         )
     p = problem_of(graph)
     if not len(p.order):
-        return Planned(Schedule((), 0.0, 0.0, policy, model), 0, 0.0, 0.0, ())
+        return PlannedGraph(Schedule((), 0.0, 0.0, policy, model), 0, 0.0, 0.0, ())
     begin_s = clock()
     warm_up(searches=policy == "search")
     warm_s = clock() - begin_s
@@ -112,13 +112,13 @@ def plan_graph(
         found, iterations = pull(search(p, seed), budget, clock)
     else:
         timeline = planner(policy)(p)
-        found, iterations = Found(timeline, critical_path_bound(p), policy), 1
+        found, iterations = BestSchedule(timeline, critical_path_bound(p), policy), 1
     search_s = clock() - begin_s
     schedule = schedule_of(graph, p, found.timeline, max(found.lower_bound_s, area_bound(p)), policy)
-    return Planned(schedule, iterations, search_s, warm_s, _notes())
+    return PlannedGraph(schedule, iterations, search_s, warm_s, _notes())
 
 
-def _contended(graph: TaskGraph, policy: str, budget: Budget, seed: int, clock: Callable[[], float]) -> Planned:
+def _contended(graph: TaskGraph, policy: str, budget: Budget, seed: int, clock: Callable[[], float]) -> PlannedGraph:
     spent_s = 0.0
 
     def timed(found: Search) -> tuple[ContendedFound, int]:
@@ -131,7 +131,7 @@ def _contended(graph: TaskGraph, policy: str, budget: Budget, seed: int, clock: 
     begin_s = clock()
     made = contended_plan(graph, policy, seed, timed)
     notes = (made.note, *_notes()) if made.note else _notes()
-    return Planned(made.schedule, made.iterations, spent_s or clock() - begin_s, 0.0, notes)
+    return PlannedGraph(made.schedule, made.iterations, spent_s or clock() - begin_s, 0.0, notes)
 
 
 def pull(

@@ -17,10 +17,10 @@ from hetero.model.graph import topological_order
 from hetero.session.context import Context
 from hetero.session.futures import Future
 
-__all__ = ["Graph", "Node"]
+__all__ = ["Graph", "GraphNode"]
 
 
-class Node:
+class GraphNode:
     """One task of a `Graph`; give it to other tasks as an argument.
 
     Attributes
@@ -64,10 +64,10 @@ class Graph:
     """
 
     def __init__(self) -> None:
-        self._nodes: list[Node] = []
+        self._nodes: list[GraphNode] = []
         self._read: set[int] = set()
 
-    def add(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Node:
+    def add(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> GraphNode:
         """Add one call of a function.
 
         Parameters
@@ -84,12 +84,12 @@ class Graph:
         if not callable(function):
             raise BadValueError(f"{shown(function)} is no function", remedy="give a function, then its arguments")
         named = getattr(function, "__name__", type(function).__name__)
-        node = Node(self, len(self._nodes), named, function, args, kwargs)
+        node = GraphNode(self, len(self._nodes), named, function, args, kwargs)
         _replaced((args, kwargs), self._used)
         self._nodes.append(node)
         return node
 
-    def _used(self, node: Node) -> Node:
+    def _used(self, node: GraphNode) -> GraphNode:
         if node._graph is not self:
             raise BadValueError(f"{node!r} is of another graph", remedy="add its task to this graph too")
         self._read.add(node._index)
@@ -112,7 +112,7 @@ class Graph:
         before: list[list[int]] = [[] for _ in read.tasks]
         for src, dst in pairs:
             before[dst].append(src)
-        graph, made = cls(), dict[int, Node]()
+        graph, made = cls(), dict[int, GraphNode]()
         for index in topological_order([task.id for task in read.tasks], pairs):
             node = graph.add(function, read.tasks[index].id, *(made[src] for src in before[index]))
             node.name = read.tasks[index].id
@@ -123,11 +123,11 @@ class Graph:
         return len(self._nodes)
 
     @property
-    def last(self) -> list[Node]:
+    def last(self) -> list[GraphNode]:
         """The tasks that no other task reads, in the order in which they were added."""
         return [node for node in self._nodes if node._index not in self._read]
 
-    def submit(self, ctx: Context) -> dict[Node, Future]:
+    def submit(self, ctx: Context) -> dict[GraphNode, Future]:
         """Hand the whole graph in at once and give the future of each task.
 
         Raises
@@ -135,7 +135,7 @@ class Graph:
         SerialisationError
             A function or an argument cannot travel; nothing of the graph runs then.
         """
-        futures: dict[Node, Future] = {}
+        futures: dict[GraphNode, Future] = {}
         with ctx.driver.together():
             for node in self._nodes:
                 args, kwargs = _replaced((node._args, node._kwargs), futures.__getitem__)
@@ -151,8 +151,8 @@ class Graph:
         return f"<hetero.Graph of {len(self._nodes)} tasks>"
 
 
-def _replaced(value: Any, of: Callable[[Node], Any]) -> Any:
+def _replaced(value: Any, of: Callable[[GraphNode], Any]) -> Any:
     """Return a value with something else in place of each node, also inside containers."""
-    if isinstance(value, Node):
+    if isinstance(value, GraphNode):
         return of(value)
     return rebuild(value, lambda each: _replaced(each, of)) if is_container(type(value)) else value

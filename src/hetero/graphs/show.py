@@ -18,14 +18,14 @@ from hetero.model.events import TaskFinished, TaskSubmitted
 from hetero.session.context import Context
 from hetero.session.traced import trace_of
 
-__all__ = ["GraphView", "Shown", "graph"]
+__all__ = ["GraphView", "ShownTask", "graph"]
 
 _MOST_LINES, _MOST_DRAWN = 40, 600
 _WIDE, _HIGH, _BOX_WIDE, _BOX_HIGH = 150, 34, 120, 24
 _COLOURS = ("#4477aa", "#ee6677", "#228833", "#ccbb44", "#66ccee", "#aa3377", "#bbbbbb", "#999933")
 
 
-class Shown(NamedTuple):
+class ShownTask(NamedTuple):
     """One task of a run.
 
     Attributes
@@ -53,7 +53,7 @@ class GraphView:
     tasks : in the order in which they were handed in
     """
 
-    def __init__(self, tasks: tuple[Shown, ...]) -> None:
+    def __init__(self, tasks: tuple[ShownTask, ...]) -> None:
         self.tasks = tasks
 
     @property
@@ -116,7 +116,7 @@ def _legend(devices: list[str], top: int) -> Iterator[str]:
         yield f'<text x="{10 + number * 110}" y="{top + 16}" fill="{colour}">{escape(device.partition("/")[2])}</text>'
 
 
-def _line(task: Shown) -> str:
+def _line(task: ShownTask) -> str:
     needs = f" ← {', '.join(map(str, task.needs[:6]))}{'…' if len(task.needs) > 6 else ''}" if task.needs else ""
     ran = f" on {task.device.partition('/')[2]}, {format_seconds(task.seconds)}" if task.device else ""
     return f"{task.id} {task.name}{needs}: {task.state}{ran}"
@@ -148,14 +148,14 @@ def graph(ctx: Context | str | Path) -> GraphView:
     return GraphView(_tasks(trace_of(ctx)))
 
 
-def _tasks(path: str | Path) -> tuple[Shown, ...]:
-    found: dict[int, Shown] = {}
+def _tasks(path: str | Path) -> tuple[ShownTask, ...]:
+    found: dict[int, ShownTask] = {}
     begin_s: float | None = None
     for _, record in read_trace(path):
         if isinstance(record, TaskSubmitted):
             task = record.task
             needs = tuple(before for before in dict.fromkeys((*task.inputs, *task.after)) if before in found)
-            found[task.id] = Shown(task.id, task.name, needs, "", 0.0, 0.0, "open")
+            found[task.id] = ShownTask(task.id, task.name, needs, "", 0.0, 0.0, "open")
         elif isinstance(record, TaskFinished) and record.task in found:
             begin_s = record.started_s if begin_s is None else begin_s
             found[record.task] = found[record.task]._replace(

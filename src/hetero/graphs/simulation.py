@@ -23,7 +23,7 @@ from hetero.model.graph import UNLIMITED_BYTES, TaskGraph
 from hetero.model.schedule import Schedule
 from hetero.model.tasks import Request, Task
 from hetero.model.topology import Link, MemoryNode, Topology
-from hetero.plan.performance.cost_model import CostModel, Estimate, Sample
+from hetero.plan.performance.cost_model import CostModel, Sample, TimeEstimate
 from hetero.plan.policies.base import Policy
 from hetero.plan.problem import problem_of
 
@@ -46,10 +46,10 @@ class TableCost(CostModel):
         """Learn nothing."""
         return False
 
-    def estimate(self, signature: str, size: float, device: Device) -> Estimate:
+    def estimate(self, signature: str, size: float, device: Device) -> TimeEstimate:
         """Return what the table says."""
         seconds = self._seconds[signature][device.id]
-        return Estimate(seconds, seconds, seconds, "history", 1)
+        return TimeEstimate(seconds, seconds, seconds, "history", 1)
 
     def load(self, samples: Iterable[Sample]) -> None:
         """Learn nothing."""

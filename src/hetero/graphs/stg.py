@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from hetero.floor.errors import GraphError
 from hetero.floor.units import shown
-from hetero.graphs.fleet_files import Fleet
+from hetero.graphs.fleet_files import GraphFleet
 from hetero.model.graph import GraphEdge, GraphTask, TaskGraph
 
 __all__ = ["read_stg"]
 
 
-def read_stg(text: str, file: str, fleet: Fleet) -> TaskGraph:
+def read_stg(text: str, file: str, fleet: GraphFleet) -> TaskGraph:
     r"""Read a Standard Task Graph.
 
     Parameters

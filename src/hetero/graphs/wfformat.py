@@ -9,8 +9,8 @@ from typing import Any
 
 from hetero.floor.errors import GraphError
 from hetero.floor.units import shown
-from hetero.graphs.document import Place
-from hetero.graphs.fleet_files import Fleet
+from hetero.graphs.document import DocumentPlace
+from hetero.graphs.fleet_files import GraphFleet
 from hetero.model.graph import GraphEdge, GraphTask, TaskGraph
 
 __all__ = ["is_wfformat", "read_wfformat"]
@@ -21,7 +21,7 @@ def is_wfformat(document: Any) -> bool:
     return isinstance(document, dict) and "workflow" in document and "schemaVersion" in document
 
 
-def read_wfformat(document: Any, file: str, fleet: Fleet) -> TaskGraph:
+def read_wfformat(document: Any, file: str, fleet: GraphFleet) -> TaskGraph:
     """Read a workflow of WfFormat 1.5.
 
     Parameters
@@ -38,7 +38,7 @@ def read_wfformat(document: Any, file: str, fleet: Fleet) -> TaskGraph:
     T. Coleman et al., "WfCommons: a framework for enabling scientific workflow research and development",
     Future Generation Computer Systems 128 (2022), 16-27.
     """
-    place = Place(file)
+    place = DocumentPlace(file)
     version = str(document.get("schemaVersion"))
     if version != "1.5":
         raise (place / "schemaVersion").wrong(version, "'1.5'", "convert the file with WfCommons")
@@ -61,7 +61,7 @@ def read_wfformat(document: Any, file: str, fleet: Fleet) -> TaskGraph:
     return TaskGraph(fleet.devices, fleet.topology, tasks, edges)
 
 
-def _get(document: Any, place: Place, *keys: str) -> list[Any]:
+def _get(document: Any, place: DocumentPlace, *keys: str) -> list[Any]:
     value = document
     for key in keys:
         place = place / key
@@ -73,13 +73,13 @@ def _get(document: Any, place: Place, *keys: str) -> list[Any]:
     return value
 
 
-def _text(row: Any, key: str, place: Place) -> str:
+def _text(row: Any, key: str, place: DocumentPlace) -> str:
     if not isinstance(row, dict):
         raise place.wrong(row, "an object")
     return (place / key).text(row.get(key))
 
 
-def _sizes(document: Any, place: Place) -> dict[str, int]:
+def _sizes(document: Any, place: DocumentPlace) -> dict[str, int]:
     here = place / "workflow" / "specification" / "files"
     if "files" not in document["workflow"]["specification"]:
         return {}
@@ -91,7 +91,7 @@ def _sizes(document: Any, place: Place) -> dict[str, int]:
     }
 
 
-def _run(name: str, ran: dict[str, tuple[int, Any]], place: Place) -> tuple[float, str]:
+def _run(name: str, ran: dict[str, tuple[int, Any]], place: DocumentPlace) -> tuple[float, str]:
     """Return the seconds that a task ran, and its program."""
     here = place / "workflow" / "execution" / "tasks"
     if name not in ran:
@@ -103,7 +103,7 @@ def _run(name: str, ran: dict[str, tuple[int, Any]], place: Place) -> tuple[floa
     return seconds, program if isinstance(program, str) else ""
 
 
-def _pairs(by_name: dict[str, Any], place: Place) -> list[tuple[str, str]]:
+def _pairs(by_name: dict[str, Any], place: DocumentPlace) -> list[tuple[str, str]]:
     """Yield every (parent, child) pair that either of them names, once."""
     found: dict[tuple[str, str], None] = {}
     for number, (name, row) in enumerate(by_name.items()):
@@ -115,7 +115,7 @@ def _pairs(by_name: dict[str, Any], place: Place) -> list[tuple[str, str]]:
     return list(found)
 
 
-def _names(row: Any, key: str, place: Place) -> list[str]:
+def _names(row: Any, key: str, place: DocumentPlace) -> list[str]:
     """Return a list of ids, [] where there is none."""
     given = row.get(key)
     given = [] if given is None else given
@@ -124,7 +124,7 @@ def _names(row: Any, key: str, place: Place) -> list[str]:
     return given
 
 
-def _bytes(parent: Any, child: Any, sizes: dict[str, int], place: Place) -> int:
+def _bytes(parent: Any, child: Any, sizes: dict[str, int], place: DocumentPlace) -> int:
     read = set(_names(child, "inputFiles", place))
     total = 0
     for name in dict.fromkeys(_names(parent, "outputFiles", place)):

@@ -21,7 +21,7 @@ from hetero.model.topology import Link, MemoryNode
 from hetero.plan.performance.cost_model import Sample
 from hetero.plan.performance.robust_statistics import median
 
-__all__ = ["Changed", "Known", "Measured", "Speed", "changed", "named_devices", "speed_of", "without"]
+__all__ = ["Changed", "Known", "Measured", "RelativeSpeed", "changed", "named_devices", "speed_of", "without"]
 
 _ADD = re.compile(r"\s*(?:(\d+)\s*[x×*]\s+)?(.+?)\s*")
 _MOST_ADDED = 1024
@@ -92,7 +92,7 @@ def _catalogued(name: str) -> str:
 _NOTHING = Measured()
 
 
-class Speed(NamedTuple):
+class RelativeSpeed(NamedTuple):
     """How many times as long a task takes on a new device as on the one that it is compared with.
 
     Attributes
@@ -109,13 +109,13 @@ class Speed(NamedTuple):
 
         Examples
         --------
-        >>> Speed(0.25, 1.0).middle
+        >>> RelativeSpeed(0.25, 1.0).middle
         0.5
         """
         return math.sqrt(self.low * self.high)
 
 
-_SAME = Speed(1.0, 1.0)
+_SAME = RelativeSpeed(1.0, 1.0)
 
 
 class Known(NamedTuple):
@@ -145,7 +145,7 @@ class _Source(NamedTuple):
     """
 
     model: int
-    speeds: tuple[Speed, ...]
+    speeds: tuple[RelativeSpeed, ...]
     spec: DeviceSpec | None
     said: str
 
@@ -235,7 +235,7 @@ def changed(
     return Changed(middle, low, high, tuple(said), extrapolated)
 
 
-def speed_of(new: DeviceSpec, old: DeviceSpec) -> Speed:
+def speed_of(new: DeviceSpec, old: DeviceSpec) -> RelativeSpeed:
     """Compare two catalogued devices by their data sheets: arithmetic at the precisions that both state, bandwidth.
 
     Raises
@@ -251,7 +251,7 @@ def speed_of(new: DeviceSpec, old: DeviceSpec) -> Speed:
         raise BadValueError(
             f"the catalog has no figure that {new.name} and {old.name} share", remedy="compare with another device"
         )
-    return Speed(min(ratios), max(ratios))
+    return RelativeSpeed(min(ratios), max(ratios))
 
 
 def without(graph: TaskGraph, remove: Sequence[str]) -> TaskGraph:
@@ -319,7 +319,7 @@ def _source(graph: TaskGraph, name: str, known: Mapping[str, Known], measured: M
     return min(found, key=lambda source: (_spread(source.speeds), source.model))
 
 
-def _spread(speeds: Sequence[Speed]) -> float:
+def _spread(speeds: Sequence[RelativeSpeed]) -> float:
     return sum(math.log(speed.high / speed.low) for speed in speeds)
 
 
@@ -327,7 +327,7 @@ def _compared(graph: TaskGraph, device: str, old: Known, new: Known, measured: M
     """Compare a new device with one of the graph, task by task."""
     ratios = [measured.ratio(task.id, new.kind, old.kind) for task in graph.tasks]
     lacking = [task.id for task, ratio in zip(graph.tasks, ratios, strict=True) if ratio is None]
-    sheet: Speed | None = None
+    sheet: RelativeSpeed | None = None
     if lacking:
         if new.spec is None or old.spec is None:
             raise BadValueError(
@@ -335,13 +335,13 @@ def _compared(graph: TaskGraph, device: str, old: Known, new: Known, measured: M
                 remedy="run it on both with hetero, or name devices of 'hetero catalog list'",
             )
         sheet = speed_of(new.spec, old.spec)
-    speeds = tuple(Speed(ratio, ratio) if ratio is not None else sheet or _SAME for ratio in ratios)
+    speeds = tuple(RelativeSpeed(ratio, ratio) if ratio is not None else sheet or _SAME for ratio in ratios)
     said = _said([ratio for ratio in ratios if ratio is not None], sheet, len(lacking), f"{device} ({old.name})")
     index = next(at for at, each in enumerate(graph.devices) if each.id == device)
     return _Source(index, speeds, new.spec, said)
 
 
-def _said(ratios: Sequence[float], sheet: Speed | None, lacking: int, than: str) -> str:
+def _said(ratios: Sequence[float], sheet: RelativeSpeed | None, lacking: int, than: str) -> str:
     """Return how the seconds of a new device are known."""
     parts = []
     if ratios:

@@ -2,7 +2,8 @@
 
 import warnings
 
-from hetero.plan.collectives.groups import Group, Terms, best_group, group_bandwidth
+from hetero.plan.collectives.groups import DeviceGroup as Group
+from hetero.plan.collectives.groups import Terms, best_group, group_bandwidth
 
 __all__ = ["Group", "Terms", "best_group", "group_bandwidth"]
 

@@ -22,7 +22,7 @@ from hetero.train.values import EpochReport, Evaluation
 if TYPE_CHECKING:
     from hetero.train.trainer import Trainer
 
-__all__ = ["Outcome", "Watcher", "carry_out", "load", "make_model", "make_optimizer"]
+__all__ = ["TrainingOutcome", "Watcher", "carry_out", "load", "make_model", "make_optimizer"]
 
 
 class Watcher(Listener):
@@ -36,7 +36,7 @@ class Watcher(Listener):
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class TrainingOutcome:
     """What a run came to.
 
     Attributes
@@ -94,7 +94,7 @@ class Outcome:
         }
 
 
-def carry_out(recipe: Recipe, watcher: Watcher, *, devices: str | None = None) -> Outcome:
+def carry_out(recipe: Recipe, watcher: Watcher, *, devices: str | None = None) -> TrainingOutcome:
     """Train what a recipe says, over the devices of this host or those named.
 
     Parameters
@@ -143,7 +143,7 @@ def carry_out(recipe: Recipe, watcher: Watcher, *, devices: str | None = None) -
         saved = trainer.save(recipe.output / "model.safetensors", {"hetero.model": recipe.model})
         notes = tuple(trainer.notes)
     metrics = recipe.output / "metrics.json"
-    outcome = Outcome(tuple(reports), before, tested, about, notes, saved, metrics, trace, digits.origin)
+    outcome = TrainingOutcome(tuple(reports), before, tested, about, notes, saved, metrics, trace, digits.origin)
     atomic_write(metrics, json.dumps(outcome.as_dict(), indent=2).encode())
     return outcome
 

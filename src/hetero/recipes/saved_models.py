@@ -19,12 +19,12 @@ from hetero.recipes.mnist import load_digits, load_mnist, read_idx, scaled
 if TYPE_CHECKING:
     from hetero.compression.compress import Compressed
 
-__all__ = ["Answer", "compress_file", "infer", "read_pictures"]
+__all__ = ["Classification", "compress_file", "infer", "read_pictures"]
 
 _SIDE = 28
 
 
-class Answer(NamedTuple):
+class Classification(NamedTuple):
     """What the model says of one picture: the class with the highest score, and its probability."""
 
     image: str
@@ -34,7 +34,7 @@ class Answer(NamedTuple):
 
 def infer(
     model: Path | str, images: Sequence[Path | str], *, devices: str | None = None, set: Sequence[str] = ()
-) -> list[Answer]:
+) -> list[Classification]:
     """Run a model that `hetero train` saved on pictures, over the devices of this host.
 
     Parameters
@@ -68,7 +68,8 @@ def infer(
         odds = torch.softmax(trainer.predict(pictures), 1)
     best = odds.max(1)
     return [
-        Answer(name, int(label), float(odd)) for name, label, odd in zip(names, best.indices, best.values, strict=True)
+        Classification(name, int(label), float(odd))
+        for name, label, odd in zip(names, best.indices, best.values, strict=True)
     ]
 
 

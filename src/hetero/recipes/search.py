@@ -22,13 +22,13 @@ from hetero.model.device import Device
 from hetero.recipes.mnist import Digits
 from hetero.recipes.training import Recipe, read_tree, recipe_of
 from hetero.session.config_yaml import Key, Tree, copied
-from hetero.train.values import Evaluation, Options
+from hetero.train.values import Evaluation, TrainOptions
 from hetero.tune.search import run_search, takes_python
 from hetero.tune.space import Range, Space, corners, is_range, read_range
 from hetero.tune.trial import Trial
-from hetero.tune.values import Found, Plan, SearchListener
+from hetero.tune.values import SearchListener, SearchPlan, SearchResult
 
-__all__ = ["METRICS", "Outcome", "RecipeObjective", "Wanted", "carry_out_search", "read_search"]
+__all__ = ["METRICS", "RecipeObjective", "SearchOutcome", "SearchRecipe", "carry_out_search", "read_search"]
 
 METRICS = ("test_accuracy", "test_loss")
 _KEYS = ("objective", "metric", "trials", "sampler", "pruner", "goal", "seed")
@@ -100,7 +100,7 @@ def train_here(recipe: Recipe, digits: Digits) -> Iterator[Evaluation]:
     from hetero.comm.group import Group
     from hetero.train.data import as_samples
 
-    options = Options(**recipe.options)
+    options = TrainOptions(**recipe.options)
     replica = _replica(recipe, options)
     group, batch = Group(0, 1), options.global_batch
     train, test = as_samples(digits.train), as_samples(digits.test)
@@ -116,23 +116,23 @@ def train_here(recipe: Recipe, digits: Digits) -> Iterator[Evaluation]:
         yield Evaluation(len(test), sums.loss / sums.weight, accuracy)
 
 
-def _replica(recipe: Recipe, options: Options) -> Any:
+def _replica(recipe: Recipe, options: TrainOptions) -> Any:
     import cloudpickle
     import torch
 
     from hetero.drive.frame import current
     from hetero.recipes.run import make_model, make_optimizer
     from hetero.train.probe import torch_place
-    from hetero.train.replica import Replica
+    from hetero.train.replica import ModelReplica
 
     frame = current()
     torch.manual_seed(options.seed)
     parts = cloudpickle.dumps((make_model(recipe.model), torch.nn.CrossEntropyLoss(), make_optimizer(recipe)))
-    return Replica(parts, options, "cpu" if frame is None else torch_place(frame.device), 0)
+    return ModelReplica(parts, options, "cpu" if frame is None else torch_place(frame.device), 0)
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class SearchRecipe:
     """A search as a file says it.
 
     Attributes
@@ -144,13 +144,13 @@ class Wanted:
     """
 
     objective: Callable[[Trial], Any]
-    plan: Plan
+    plan: SearchPlan
     output: Path
     context: Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class SearchOutcome:
     """What a search came to, and its files.
 
     Attributes
@@ -160,7 +160,7 @@ class Outcome:
     recipe : the best recipe, None where a function was searched
     """
 
-    found: Found
+    found: SearchResult
     results: Path
     recipe: Path | None
 
@@ -170,7 +170,7 @@ class Outcome:
         return {**self.found.as_dict(), "results": str(self.results), "recipe": recipe}
 
 
-def read_search(path: Path | str, set: Sequence[str] = ()) -> Wanted:
+def read_search(path: Path | str, set: Sequence[str] = ()) -> SearchRecipe:
     """Read a search.
 
     Raises
@@ -187,11 +187,11 @@ def read_search(path: Path | str, set: Sequence[str] = ()) -> Wanted:
     if word is None:
         objective, space = _of_recipe(tree, name, section)
         plan = _plan(tree, section, _what(tree, objective), space, _goal_of(objective.metric))
-        return Wanted(objective, plan, output, objective.recipe(corners(space)[0]).context)
+        return SearchRecipe(objective, plan, output, objective.recipe(corners(space)[0]).context)
     space = _space(tree, _ranges_of(tree, ("space",)))
     plan = _plan(tree, section, str(word), space, "minimise")
     context = {key: value for key, value in tree.value.items() if key not in ("space", "output")}
-    return Wanted(_function(tree, word), plan, output, context)
+    return SearchRecipe(_function(tree, word), plan, output, context)
 
 
 def _section(tree: Tree) -> dict[str, Any]:
@@ -242,12 +242,12 @@ def _space(tree: Tree, given: Iterator[tuple[Key, Any]]) -> dict[str, Range]:
     return space
 
 
-def _plan(tree: Tree, section: Mapping[str, Any], what: str, space: Space, goal: str) -> Plan:
+def _plan(tree: Tree, section: Mapping[str, Any], what: str, space: Space, goal: str) -> SearchPlan:
     sampler = section.get("sampler", "tpe")
     trials = section.get("trials", _ALL if sampler == "grid" else _USUAL)
     words = (sampler, section.get("pruner", "median"), section.get("goal", goal))
     try:
-        return Plan(what, space, trials, *words, section.get("seed", settings.seed()))
+        return SearchPlan(what, space, trials, *words, section.get("seed", settings.seed()))
     except BadValueError as error:
         key = error.problem.partition("=")[0]
         raise ConfigError(f"{tree.place(('search', key))}: search.{error.problem}", remedy=error.remedy) from error
@@ -269,7 +269,7 @@ def _of_recipe(tree: Tree, name: str, section: Mapping[str, Any]) -> tuple[Recip
     for corner in corners(space):
         recipe = objective.recipe(corner)
         try:
-            Options(**recipe.options)
+            TrainOptions(**recipe.options)
         except BadValueError as error:
             raise ConfigError(f"{tree.place(('train',))}: train.{error.problem}", remedy=error.remedy) from error
     return objective, space
@@ -330,7 +330,7 @@ def _imported(home: str) -> dict[str, Any]:
 # --- the whole ---------------------------------------------------------------------------------------------
 
 
-def carry_out_search(wanted: Wanted, listener: SearchListener, *, devices: str | None = None) -> Outcome:
+def carry_out_search(wanted: SearchRecipe, listener: SearchListener, *, devices: str | None = None) -> SearchOutcome:
     """Search as a file says, and write what was found.
 
     Parameters
@@ -355,7 +355,7 @@ def carry_out_search(wanted: Wanted, listener: SearchListener, *, devices: str |
         text = yaml.safe_dump(objective.settled(found.best.params).value, sort_keys=False, allow_unicode=True)
         head = f"# the best of {len(found.trials)} trials: {objective.metric} {found.best.value:.4f}\n"
         atomic_write(recipe, (head + text).encode())
-    return Outcome(found, results, recipe)
+    return SearchOutcome(found, results, recipe)
 
 
 def _with_data(objective: RecipeObjective, space: Space) -> RecipeObjective:

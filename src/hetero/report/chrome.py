@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from hetero.model.notes import CheckpointKept, CollectiveDone, NestedRun, OperatorsRun
 from hetero.report.record import RunRecord
 
-__all__ = ["Inside", "Part", "chrome_trace", "nested"]
+__all__ = ["InnerSlice", "Inside", "chrome_trace", "nested"]
 
 _FIRST_ROW = 1000
 """Perfetto takes small thread ids for those of its own."""
@@ -117,7 +117,7 @@ def _copies(run: RunRecord) -> list[dict[str, Any]]:
     return events
 
 
-class Part(NamedTuple):
+class InnerSlice(NamedTuple):
     """One slice: its name and category, times in s since the begin of the run, and what is told of it."""
 
     name: str
@@ -136,8 +136,8 @@ class Inside:
     """
 
     def __init__(self, run: RunRecord) -> None:
-        self._of: dict[tuple[int, int, str], list[Part]] = defaultdict(list)
-        self.lanes: dict[tuple[str, str], list[Part]] = defaultdict(list)
+        self._of: dict[tuple[int, int, str], list[InnerSlice]] = defaultdict(list)
+        self.lanes: dict[tuple[str, str], list[InnerSlice]] = defaultdict(list)
         for note in run.notes:
             if isinstance(note, CollectiveDone):
                 self._of[note.task, note.attempt, note.device].append(_collective(note, run.begin_s))
@@ -145,7 +145,7 @@ class Inside:
                 self._of[note.task, note.attempt, note.device].append(_checkpoint(note, run.begin_s))
             elif isinstance(note, NestedRun):
                 start_s = note.started_s - run.begin_s
-                part = Part(note.name, "nested", start_s, start_s + note.seconds, {"calls": note.calls})
+                part = InnerSlice(note.name, "nested", start_s, start_s + note.seconds, {"calls": note.calls})
                 self._of[note.task, note.attempt, note.device].append(part)
             elif isinstance(note, OperatorsRun):
                 for lane, part in _operators(note, run.begin_s):
@@ -153,35 +153,37 @@ class Inside:
                         part
                     )
 
-    def of(self, task: int, attempt: int, device: str) -> list[Part]:
+    def of(self, task: int, attempt: int, device: str) -> list[InnerSlice]:
         """Return what happened inside one attempt, on its own thread."""
         return self._of.get((task, attempt, device), [])
 
 
-def _collective(note: CollectiveDone, begin_s: float) -> Part:
+def _collective(note: CollectiveDone, begin_s: float) -> InnerSlice:
     told = {"algorithm": note.algorithm, "rank": note.rank, "members": note.world_size, "bytes": note.nbytes}
     start_s = note.started_s - begin_s
-    return Part(note.what, "collective", start_s, start_s + note.seconds, {**told, "calls": note.calls})
+    return InnerSlice(note.what, "collective", start_s, start_s + note.seconds, {**told, "calls": note.calls})
 
 
-def _checkpoint(note: CheckpointKept, begin_s: float) -> Part:
+def _checkpoint(note: CheckpointKept, begin_s: float) -> InnerSlice:
     start_s = note.started_s - begin_s
     told = {"name": note.name, "bytes": note.nbytes, "calls": note.calls}
-    return Part("checkpoint", "checkpoint", start_s, start_s + note.seconds, told)
+    return InnerSlice("checkpoint", "checkpoint", start_s, start_s + note.seconds, told)
 
 
-def _operators(note: OperatorsRun, begin_s: float) -> Iterator[tuple[str, Part]]:
+def _operators(note: OperatorsRun, begin_s: float) -> Iterator[tuple[str, InnerSlice]]:
     origin_s = note.started_s - begin_s
     for name, lane, start_s, seconds in zip(note.names, note.lanes, note.starts_s, note.seconds, strict=True):
-        yield lane, Part(name, "operator", origin_s + start_s, origin_s + start_s + seconds, {"task": note.task})
+        yield lane, InnerSlice(name, "operator", origin_s + start_s, origin_s + start_s + seconds, {"task": note.task})
 
 
-def nested(parts: Iterable[Part], from_us: int = 0, until_us: int = 2**62) -> Iterator[tuple[Part, int, int]]:
+def nested(
+    parts: Iterable[InnerSlice], from_us: int = 0, until_us: int = 2**62
+) -> Iterator[tuple[InnerSlice, int, int]]:
     """Yield each part with its start and length in µs, cut so that it lies within the window and what is around it.
 
     Examples
     --------
-    >>> parts = [Part("inner", "", 2e-6, 5e-6, {}), Part("outer", "", 1e-6, 4e-6, {})]
+    >>> parts = [InnerSlice("inner", "", 2e-6, 5e-6, {}), InnerSlice("outer", "", 1e-6, 4e-6, {})]
     >>> [(part.name, start, took) for part, start, took in nested(parts)]
     [('outer', 1, 3), ('inner', 2, 2)]
     """

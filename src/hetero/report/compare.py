@@ -18,14 +18,14 @@ from hetero.report.account import CATEGORIES, account
 from hetero.report.record import RunRecord
 from hetero.report.tables import text_table
 
-__all__ = ["Change", "Comparison", "compare"]
+__all__ = ["Comparison", "FunctionChange", "compare"]
 
 _BELIEVE = 0.01
 _NOTICE = 0.03
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class FunctionChange:
     """One function on one kind of device in both runs.
 
     Attributes
@@ -61,7 +61,7 @@ class Comparison:
 
     before_s: float
     after_s: float
-    changes: tuple[Change, ...]
+    changes: tuple[FunctionChange, ...]
     categories: dict[str, tuple[float, float]]
 
     def as_dict(self) -> dict[str, Any]:
@@ -126,13 +126,13 @@ def _times(run: RunRecord) -> dict[tuple[str, str], list[float]]:
     return found
 
 
-def _change(key: tuple[str, str], one: list[float], other: list[float], p: float) -> Change:
+def _change(key: tuple[str, str], one: list[float], other: list[float], p: float) -> FunctionChange:
     before_s, after_s = median(one), median(other)
     ratio = after_s / before_s if before_s > 0.0 else float("inf") if after_s > 0.0 else 1.0
     verdict = "the same as far as can be told"
     if p < _BELIEVE and abs(ratio - 1.0) > _NOTICE:
         verdict = "slower" if ratio > 1.0 else "faster"
-    return Change(*key, len(one), len(other), before_s, after_s, ratio, p, verdict)
+    return FunctionChange(*key, len(one), len(other), before_s, after_s, ratio, p, verdict)
 
 
 def _chance(one: np.ndarray[Any, Any], other: np.ndarray[Any, Any]) -> float:

@@ -15,10 +15,10 @@ import numpy as np
 from hetero.report.intervals import by_owner, column
 from hetero.report.record import Attempt, RunRecord
 
-__all__ = ["Link", "critical_chain", "longest_path"]
+__all__ = ["ChainLink", "critical_chain", "longest_path"]
 
 
-class Link(NamedTuple):
+class ChainLink(NamedTuple):
     """One link of the chain that held the run up.
 
     Attributes
@@ -34,7 +34,7 @@ class Link(NamedTuple):
     cause: str
 
 
-def critical_chain(run: RunRecord) -> list[Link]:
+def critical_chain(run: RunRecord) -> list[ChainLink]:
     """Walk back from the last finish: each attempt began after the latest of what it waited for."""
     if not run.attempts:
         return []
@@ -44,13 +44,13 @@ def critical_chain(run: RunRecord) -> list[Link]:
         if each.outcome == "done":
             ended[each.task] = index
     at = len(run.attempts) - 1 - int(column(run.attempts[::-1], "end_s").argmax())
-    chain: list[Link] = []
+    chain: list[ChainLink] = []
     seen = set()
     while at not in seen:
         seen.add(at)
         attempt = run.attempts[at]
         cause, before, since_s = _reason(run, at, attempt, places[attempt.device], ended)
-        chain.append(Link(at, max(0.0, attempt.start_s - since_s), cause))
+        chain.append(ChainLink(at, max(0.0, attempt.start_s - since_s), cause))
         if before is None:
             break
         at = before

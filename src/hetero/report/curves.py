@@ -16,13 +16,13 @@ from hetero.report.intervals import Floats
 from hetero.report.planning import expected_end
 from hetero.report.record import RunRecord
 
-__all__ = ["STEPS", "Curve", "curves"]
+__all__ = ["STEPS", "TimeCurve", "curves"]
 
 STEPS = 400
 """Steps into which a run is cut."""
 
 
-class Curve(NamedTuple):
+class TimeCurve(NamedTuple):
     """One series.
 
     Attributes
@@ -39,12 +39,12 @@ class Curve(NamedTuple):
     values: Floats
 
 
-def curves(run: RunRecord) -> list[Curve]:
+def curves(run: RunRecord) -> list[TimeCurve]:
     """Return all curves of a run that have something to show."""
     edges = np.linspace(run.begin_s, max(run.end_s, run.begin_s + 1e-9), STEPS + 1)
     told = [_computing(run, edges), *_memory(run, edges), *_links(run, edges), *_told(run, edges)]
     ends_s = expected_end(run, edges)
-    return told if ends_s is None else [*told, Curve("expected end", "plan", "s", ends_s)]
+    return told if ends_s is None else [*told, TimeCurve("expected end", "plan", "s", ends_s)]
 
 
 def _spread(starts: Floats, ends: Floats, amounts: Floats, edges: Floats) -> Floats:
@@ -60,14 +60,14 @@ def _spread(starts: Floats, ends: Floats, amounts: Floats, edges: Floats) -> Flo
     return np.maximum(np.diff(np.interp(edges, times, total)), 0.0)
 
 
-def _computing(run: RunRecord, edges: Floats) -> Curve:
+def _computing(run: RunRecord, edges: Floats) -> TimeCurve:
     done = [(each.start_s, each.end_s) for each in run.attempts if each.outcome == "done"]
     table = np.array(done, dtype=float).reshape(-1, 2)
     seconds = _spread(table[:, 0], table[:, 1], table[:, 1] - table[:, 0], edges)
-    return Curve("devices computing", "devices", "", seconds / np.diff(edges))
+    return TimeCurve("devices computing", "devices", "", seconds / np.diff(edges))
 
 
-def _memory(run: RunRecord, edges: Floats) -> list[Curve]:
+def _memory(run: RunRecord, edges: Floats) -> list[TimeCurve]:
     held: dict[tuple[int, str], int] = {}
     changes: dict[str, list[tuple[float, int]]] = defaultdict(list)
     puts = [(at_s, 1, item, node, nbytes) for item, nbytes, node, at_s in run.put]
@@ -82,11 +82,11 @@ def _memory(run: RunRecord, edges: Floats) -> list[Curve]:
     for node, steps in sorted(changes.items()):
         at = np.array([at_s for at_s, _ in steps])
         level = np.concatenate(([0.0], np.cumsum([float(change) for _, change in steps])))
-        found.append(Curve("memory", node, "B", level[np.searchsorted(at, edges[1:], side="right")]))
+        found.append(TimeCurve("memory", node, "B", level[np.searchsorted(at, edges[1:], side="right")]))
     return found
 
 
-def _links(run: RunRecord, edges: Floats) -> list[Curve]:
+def _links(run: RunRecord, edges: Floats) -> list[TimeCurve]:
     by_link: dict[str, list[tuple[float, float, float]]] = defaultdict(list)
     for each in run.transfers:
         if each.ok:
@@ -95,7 +95,7 @@ def _links(run: RunRecord, edges: Floats) -> list[Curve]:
     for name, copies in sorted(by_link.items()):
         table = np.array(copies)
         moved = _spread(table[:, 0], table[:, 1], table[:, 2], edges)
-        found.append(Curve("links", name, "B/s", moved / np.diff(edges)))
+        found.append(TimeCurve("links", name, "B/s", moved / np.diff(edges)))
     return found
 
 
@@ -107,7 +107,7 @@ _TOLD = (
 )
 
 
-def _told(run: RunRecord, edges: Floats) -> list[Curve]:
+def _told(run: RunRecord, edges: Floats) -> list[TimeCurve]:
     """Return what devices told of themselves, each value until the next one."""
     samples = [each for each in run.notes if isinstance(each, DeviceSampled)]
     found = []
@@ -119,5 +119,5 @@ def _told(run: RunRecord, edges: Floats) -> list[Curve]:
         for name, pairs in sorted(series.items()):
             at, values = np.array(pairs).T
             place = np.searchsorted(at, edges[1:], side="right") - 1
-            found.append(Curve(group, name, unit, values[place.clip(min=0)]))
+            found.append(TimeCurve(group, name, unit, values[place.clip(min=0)]))
     return found

@@ -21,7 +21,7 @@ from hetero.report.account import CATEGORIES, Account, account
 from hetero.report.best_possible import Best, best_possible
 from hetero.report.causes import Gain, Gains, gains
 from hetero.report.collectives import CollectiveTime, collective_times
-from hetero.report.critical_path import Link, critical_chain, longest_path
+from hetero.report.critical_path import ChainLink, critical_chain, longest_path
 from hetero.report.planning import Planning, planning
 from hetero.report.planning import sentence as planning_sentence
 from hetero.report.prices import lost_usd, rates
@@ -158,7 +158,7 @@ class Findings:
     best: Best
     gains: Gains
     others_frac: float
-    chain: list[Link]
+    chain: list[ChainLink]
     path: list[int]
     path_s: float
     predictions: list[Prediction]

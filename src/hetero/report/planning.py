@@ -16,10 +16,10 @@ from hetero.model.notes import PlanMade
 from hetero.report.intervals import Floats
 from hetero.report.record import RunRecord
 
-__all__ = ["Place", "Planning", "expected_end", "places_by_device", "planning", "sentence"]
+__all__ = ["PlannedPlace", "Planning", "expected_end", "places_by_device", "planning", "sentence"]
 
 
-class Place(NamedTuple):
+class PlannedPlace(NamedTuple):
     """Where and when a task was to run: index of the device, s of the run."""
 
     device: int
@@ -40,7 +40,7 @@ class Planning:
     elsewhere : tasks that ran on another device than they were first planned on
     """
 
-    places: dict[int, Place]
+    places: dict[int, PlannedPlace]
     first_end_s: float
     replans: int
     moved: int
@@ -58,10 +58,10 @@ def planning(run: RunRecord) -> Planning | None:
     if not told:
         return None
     index_of = {device.id: index for index, device in enumerate(run.devices)}
-    places: dict[int, Place] = {}
+    places: dict[int, PlannedPlace] = {}
     for each in told:
         rows = zip(each.tasks, each.devices, each.starts_s, each.finishes_s, strict=True)
-        places |= {task: Place(index_of[name], *times) for task, name, *times in rows if name in index_of}
+        places |= {task: PlannedPlace(index_of[name], *times) for task, name, *times in rows if name in index_of}
     whole = next((at for at, each in enumerate(told) if len(each.tasks) * 2 >= len(places)), 0)
     return Planning(
         places=places,

@@ -15,14 +15,14 @@ from hetero.floor.units import format_bytes, format_seconds
 from hetero.model.notes import CheckpointWritten, TrainingEpoch, TrainingNews, TrainingStep
 from hetero.report.record import RunRecord
 
-__all__ = ["Member", "Training", "drawn", "sentences", "training"]
+__all__ = ["Training", "TrainingMember", "drawn", "sentences", "training"]
 
 _DRAWN = 1500
 _NEWS = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Member:
+class TrainingMember:
     """What one device was to the training.
 
     Attributes
@@ -56,7 +56,7 @@ class Training:
     news: tuple[TrainingNews, ...]
     step_s: float
     exchange_s: float
-    members: tuple[Member, ...]
+    members: tuple[TrainingMember, ...]
 
     @property
     def last_step(self) -> int:
@@ -98,13 +98,13 @@ def training(run: RunRecord) -> Training | None:
     )
 
 
-def _member(name: str, steps: Sequence[TrainingStep], epochs: Sequence[TrainingEpoch]) -> Member:
+def _member(name: str, steps: Sequence[TrainingStep], epochs: Sequence[TrainingEpoch]) -> TrainingMember:
     rows = [(each.samples[at], each.busy_s[at]) for each in steps for at in _place(name, each.devices)]
     alone = [each.speeds[at] for each in epochs for at in _place(name, each.devices)]
     if not rows:
-        return Member(name, 0, 0.0, 0.0, alone[-1] if alone else 0.0)
+        return TrainingMember(name, 0, 0.0, 0.0, alone[-1] if alone else 0.0)
     samples, busy_s = (median(column) for column in zip(*rows, strict=True))
-    return Member(name, len(rows), samples, busy_s, alone[-1] if alone else 0.0)
+    return TrainingMember(name, len(rows), samples, busy_s, alone[-1] if alone else 0.0)
 
 
 def _place(name: str, names: tuple[str, ...]) -> tuple[int, ...]:

@@ -12,16 +12,16 @@ from math import isfinite
 
 from hetero.floor.errors import BadValueError, NothingFitsError, did_you_mean
 from hetero.floor.units import format_bytes
-from hetero.plan.training.stages import Chain, StagePlan, best_alone, fixed_stages, pipeline_s, plan_stages
-from hetero.splitting.measure import Costs
+from hetero.plan.training.stages import LayerChain, StagePlan, best_alone, fixed_stages, pipeline_s, plan_stages
+from hetero.splitting.measure import SplitCosts
 
-__all__ = ["Choice", "choose", "given_stages"]
+__all__ = ["StageChoice", "choose", "given_stages"]
 
 _LEAST_GAIN_FRAC = 0.03
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class StageChoice:
     """Stages to run, beside the best device alone.
 
     Attributes
@@ -33,7 +33,7 @@ class Choice:
     reason : why one device runs all of it, '' where it is split
     """
 
-    chain: Chain
+    chain: LayerChain
     plan: StagePlan
     alone: StagePlan | None
     call_s: tuple[float, float]
@@ -49,7 +49,7 @@ class Choice:
         return None if self.alone is None else self.call_s[0] + count * self.alone.stages[0].period_s
 
 
-def choose(costs: Costs, micro_batches: int, training: bool) -> Choice:
+def choose(costs: SplitCosts, micro_batches: int, training: bool) -> StageChoice:
     """Find the fastest stages; one device alone where they are not predicted to be at least 3 % faster than it.
 
     Raises
@@ -62,14 +62,14 @@ def choose(costs: Costs, micro_batches: int, training: bool) -> Choice:
     if best is None:
         raise _nothing_fits(costs, chain)
     alone = best_alone(chain)
-    split = Choice(chain, best, alone, costs.call_s)
+    split = StageChoice(chain, best, alone, costs.call_s)
     split_s, alone_s = split.predicted_s(micro_batches), split.alone_s(micro_batches)
     if alone is None or alone_s is None or (len(best.stages) > 1 and split_s <= alone_s * (1 - _LEAST_GAIN_FRAC)):
         return split
     return replace(split, plan=alone, reason=_reason(costs, split, alone_s / split_s - 1))
 
 
-def _reason(costs: Costs, split: Choice, gain_frac: float) -> str:
+def _reason(costs: SplitCosts, split: StageChoice, gain_frac: float) -> str:
     assert split.alone is not None
     name = costs.devices[split.alone.stages[0].device].short
     if len(split.plan.stages) == 1 or gain_frac <= 0:
@@ -77,7 +77,7 @@ def _reason(costs: Costs, split: Choice, gain_frac: float) -> str:
     return f"the best split is predicted to be {gain_frac:.1%} faster than {name} alone, too little to be sure of"
 
 
-def _nothing_fits(costs: Costs, chain: Chain) -> NothingFitsError:
+def _nothing_fits(costs: SplitCosts, chain: LayerChain) -> NothingFitsError:
     for number, layer in enumerate(costs.layers):
         if not any(isfinite(seconds) for seconds in chain.seconds[number]):
             reasons = (
@@ -98,7 +98,9 @@ def _nothing_fits(costs: Costs, chain: Chain) -> NothingFitsError:
     )
 
 
-def given_stages(costs: Costs, place: Sequence[tuple[str, int]], micro_batches: int, training: bool) -> Choice:
+def given_stages(
+    costs: SplitCosts, place: Sequence[tuple[str, int]], micro_batches: int, training: bool
+) -> StageChoice:
     """Take stages that the user chose.
 
     Parameters
@@ -134,4 +136,4 @@ def given_stages(costs: Costs, place: Sequence[tuple[str, int]], micro_batches: 
                 f"{format_bytes(int(need))}",
                 remedy="give it fewer layers",
             )
-    return Choice(chain, plan, best_alone(chain), costs.call_s)
+    return StageChoice(chain, plan, best_alone(chain), costs.call_s)

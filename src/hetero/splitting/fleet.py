@@ -20,7 +20,7 @@ from hetero.train.trainer import can_train
 if TYPE_CHECKING:
     from hetero.session.context import Context
 
-__all__ = ["Fleet", "as_tensor", "check_training"]
+__all__ = ["SplitFleet", "as_tensor", "check_training"]
 
 
 def check_training(model: Any, loss: Any, optimizer: Any) -> None:
@@ -56,7 +56,7 @@ def as_tensor(what: str, value: Any) -> Any:
     return found
 
 
-class Fleet:
+class SplitFleet:
     """The devices that a model may be split over, and what is emulated of them.
 
     Parameters

@@ -19,21 +19,21 @@ import torch
 from hetero.drive.frame import Frame, current
 from hetero.floor import clock
 from hetero.model.device import Device
-from hetero.plan.training.stages import Chain
+from hetero.plan.training.stages import LayerChain
 from hetero.session.signature import register
 from hetero.session.tasks import task
-from hetero.splitting.fleet import Fleet
+from hetero.splitting.fleet import SplitFleet
 from hetero.splitting.layers import Layer
 from hetero.splitting.slowdown import Pace, slow_layers
-from hetero.splitting.transport import Packed, Talk, loaded, packed, unpacked
+from hetero.splitting.transport import PackedTensor, StageChannel, loaded, packed, unpacked
 from hetero.train.keyed_random import KeyedRandom
 from hetero.train.probe import torch_place
 
 __all__ = [
-    "Costs",
     "LayerCost",
     "LinkCost",
     "Measuring",
+    "SplitCosts",
     "as_bytes",
     "limit_bytes",
     "measure_layers",
@@ -111,7 +111,7 @@ register(Measuring, lambda work: (f"measuring for split {work.number}", 0.0))
 
 
 @dataclass(frozen=True, slots=True)
-class Costs:
+class SplitCosts:
     """What was measured.
 
     Attributes
@@ -130,10 +130,10 @@ class Costs:
     output_bytes: Sequence[int]
     call_s: tuple[float, float]
 
-    def chain(self, micro_batches: int, training: bool) -> Chain:
+    def chain(self, micro_batches: int, training: bool) -> LayerChain:
         """Return the planner's view; in training a gradient comes back over every crossing."""
         rows = list(zip(*self.by_device, strict=True))
-        return Chain(
+        return LayerChain(
             seconds=[[cost.seconds for cost in row] for row in rows],
             crossing_s=[self._crossings(nbytes, 2 if training else 1) for nbytes in self.output_bytes],
             weight_bytes=[max(cost.weight_bytes for cost in row) for row in rows],
@@ -154,7 +154,7 @@ def _frame() -> Frame:
     return frame
 
 
-def measure_layers(work: Measuring, blobs: Sequence[Any], inputs: Sequence[Packed]) -> list[LayerCost]:
+def measure_layers(work: Measuring, blobs: Sequence[Any], inputs: Sequence[PackedTensor]) -> list[LayerCost]:
     """Measure layers one after the other, with one at a time in the device's memory; runs as a task.
 
     Parameters
@@ -171,7 +171,7 @@ def measure_layers(work: Measuring, blobs: Sequence[Any], inputs: Sequence[Packe
     need = sum(cost.weight_bytes + cost.kept_bytes for cost in alone) + max(cost.working_bytes for cost in alone)
     if not all(isfinite(cost.seconds) for cost in alone) or need > _ROOM_FRAC * limit_bytes(_frame().device):
         return alone
-    taken = _Row([_trial(work, blob, value) for blob, value in zip(blobs, inputs, strict=True)]).seconds()
+    taken = _LayerRow([_trial(work, blob, value) for blob, value in zip(blobs, inputs, strict=True)]).seconds()
     return [replace(cost, seconds=seconds) for cost, seconds in zip(alone, taken, strict=True)]
 
 
@@ -180,20 +180,20 @@ def limit_bytes(device: Device) -> float:
     return float(device.memory_limit_bytes or (device.kind != "cpu" and device.memory_bytes) or inf)
 
 
-def _trial(work: Measuring, blob: Any, value: Packed) -> _Trial:
+def _trial(work: Measuring, blob: Any, value: PackedTensor) -> _LayerTrial:
     frame = _frame()
     place = torch_place(frame.device)
-    return _Trial(loaded(blob, frame).to(place), unpacked(value, place), work, frame)
+    return _LayerTrial(loaded(blob, frame).to(place), unpacked(value, place), work, frame)
 
 
-def _measured(work: Measuring, blob: Any, value: Packed) -> LayerCost:
+def _measured(work: Measuring, blob: Any, value: PackedTensor) -> LayerCost:
     try:
         return _trial(work, blob, value).cost()
     except Exception as error:  # noqa: BLE001  a layer that a device cannot run may raise anything
         return LayerCost(inf, reason=" ".join(str(error).split())[:200] or type(error).__name__)
 
 
-class _Trial:
+class _LayerTrial:
     """One layer on one device."""
 
     def __init__(self, module: Any, value: Any, work: Measuring, frame: Frame) -> None:
@@ -261,10 +261,10 @@ class _Trial:
         return int(weights + sum(parameter.grad.nbytes for parameter in trained) + sum(one.nbytes for one in state))
 
 
-class _Row:
+class _LayerRow:
     """All layers on one device, one behind the other."""
 
-    def __init__(self, trials: Sequence[_Trial]) -> None:
+    def __init__(self, trials: Sequence[_LayerTrial]) -> None:
         self._trials = trials
         self._paces = [[Pace(trial.frame) for _ in range(_PASSES + 1)] for trial in trials]
 
@@ -299,7 +299,7 @@ def measure_links(devices: Sequence[str], nbytes: int) -> list[dict[tuple[str, s
     nbytes : of the largest tensor that will travel
     """
     frame = _frame()
-    talk, place = Talk(frame, devices), torch_place(frame.device)
+    talk, place = StageChannel(frame, devices), torch_place(frame.device)
     found: dict[tuple[str, str], LinkCost] = {}
     for one, other in combinations(range(len(devices)), 2):
         if talk.stage in (one, other):
@@ -309,13 +309,13 @@ def measure_links(devices: Sequence[str], nbytes: int) -> list[dict[tuple[str, s
     return talk.gather(found)
 
 
-def _one_way_s(talk: Talk, one: int, other: int, nbytes: int, place: str) -> float:
+def _one_way_s(talk: StageChannel, one: int, other: int, nbytes: int, place: str) -> float:
     """Return half of the time of a round trip between two stages, from device to device."""
     value = torch.zeros(nbytes // 4, device=place)
     return median(_round_trips(talk, one, other, value, place)) / 2
 
 
-def _round_trips(talk: Talk, one: int, other: int, value: Any, place: str) -> Iterator[float]:
+def _round_trips(talk: StageChannel, one: int, other: int, value: Any, place: str) -> Iterator[float]:
     for number in range(_ROUND_TRIPS + 1):
         begun_s = clock.monotonic_s()
         if talk.stage == one:
@@ -329,7 +329,7 @@ def _round_trips(talk: Talk, one: int, other: int, value: Any, place: str) -> It
 
 def only_meet(devices: Sequence[str]) -> bool:
     """Do what every pass through the stages costs besides its work; runs as one member of a group task."""
-    return Talk(_frame(), devices).gather(None) is not None
+    return StageChannel(_frame(), devices).gather(None) is not None
 
 
 def as_bytes(value: Any) -> Any:
@@ -337,7 +337,9 @@ def as_bytes(value: Any) -> Any:
     return np.frombuffer(cloudpickle.dumps(value), dtype=np.uint8)
 
 
-def survey(fleet: Fleet, layers: Sequence[Layer], values: Sequence[Any], optimizer: Any, number: int) -> Costs:
+def survey(
+    fleet: SplitFleet, layers: Sequence[Layer], values: Sequence[Any], optimizer: Any, number: int
+) -> SplitCosts:
     """Measure links and layers; links first, since torch is up in every worker then.
 
     Parameters
@@ -354,17 +356,17 @@ def survey(fleet: Fleet, layers: Sequence[Layer], values: Sequence[Any], optimiz
     asked = [task(measure_layers, on=(device.id,), timeout=_LIMIT_S, crashes=1) for device in fleet.devices]
     found = ctx.gather([ctx.submit(one, work, blobs, inputs) for one in asked])
     devices, found = _fastest(fleet, found)
-    return Costs(layers, devices, found, links, [value.nbytes for value in values[1:]], call_s)
+    return SplitCosts(layers, devices, found, links, [value.nbytes for value in values[1:]], call_s)
 
 
-def _links(fleet: Fleet, nbytes: int) -> tuple[dict[tuple[str, str], LinkCost], tuple[float, float]]:
+def _links(fleet: SplitFleet, nbytes: int) -> tuple[dict[tuple[str, str], LinkCost], tuple[float, float]]:
     ids = tuple(device.id for device in fleet.devices)
     asked = task(measure_links, on=ids, devices=len(ids), timeout=_LIMIT_S, crashes=1)
     found = {pair: cost for links in fleet.ctx.run(asked, ids, nbytes) for pair, cost in links.items()}
     return found, (_call_s(fleet, ids[:1]), _call_s(fleet, ids))
 
 
-def _call_s(fleet: Fleet, ids: tuple[str, ...]) -> float:
+def _call_s(fleet: SplitFleet, ids: tuple[str, ...]) -> float:
     taken = []
     for _ in range(_CALLS):
         begun_s = clock.monotonic_s()
@@ -373,7 +375,7 @@ def _call_s(fleet: Fleet, ids: tuple[str, ...]) -> float:
     return median(taken)
 
 
-def _fastest(fleet: Fleet, found: list[list[LayerCost]]) -> tuple[list[Device], list[list[LayerCost]]]:
+def _fastest(fleet: SplitFleet, found: list[list[LayerCost]]) -> tuple[list[Device], list[list[LayerCost]]]:
     """Leave out all but the eight devices that run the whole soonest."""
     order = sorted(range(len(found)), key=lambda one: (sum(cost.seconds for cost in found[one]), one))
     for one in order[_MOST_DEVICES:]:

@@ -22,13 +22,13 @@ from hetero.floor.units import parse_seconds
 from hetero.model.device import Device
 from hetero.session.signature import register
 from hetero.session.tasks import task
-from hetero.splitting.choice import Choice, choose, given_stages
-from hetero.splitting.fleet import Fleet, as_tensor, check_training
+from hetero.splitting.choice import StageChoice, choose, given_stages
+from hetero.splitting.fleet import SplitFleet, as_tensor, check_training
 from hetero.splitting.layers import Layer, chain_of, run_through
 from hetero.splitting.measure import as_bytes, survey
 from hetero.splitting.report import SplitReport, StageReport, device_note
-from hetero.splitting.stage import Said, StageJob, StageParts, drop_stage, fetch_stage, run_stages
-from hetero.splitting.transport import Packed, packed, unpacked
+from hetero.splitting.stage import StageJob, StageOutput, StageParts, drop_stage, fetch_stage, run_stages
+from hetero.splitting.transport import PackedTensor, packed, unpacked
 from hetero.train.values import NotANumberError, TrainingError
 
 if TYPE_CHECKING:
@@ -103,8 +103,8 @@ def split(
     value = as_tensor("sample", sample)
     layers, values = run_through(chain_of(model, loss is not None), value)
     chosen = settings.seed() if seed is None else seed
-    asked = _Asked(next(_numbers), model, tuple(layers), value, loss, optimizer, chosen, parse_seconds(patience))
-    fleet = Fleet(devices, {"config": config, "set": set, "trace": trace}, slow or {}, layers)
+    asked = _SplitRequest(next(_numbers), model, tuple(layers), value, loss, optimizer, chosen, parse_seconds(patience))
+    fleet = SplitFleet(devices, {"config": config, "set": set, "trace": trace}, slow or {}, layers)
     try:
         costs = survey(fleet, layers, values, optimizer, asked.number)
         if isinstance(place, str):
@@ -118,7 +118,7 @@ def split(
 
 
 @dataclass(frozen=True, slots=True)
-class _Asked:
+class _SplitRequest:
     """What was asked of a split; `number` is its own in this program."""
 
     number: int
@@ -154,7 +154,7 @@ class Split:
     The stages stay in the workers. As a `with` block it brings trained parameters home at the end.
     """
 
-    def __init__(self, asked: _Asked, fleet: Fleet, choice: Choice, devices: Sequence[Device]) -> None:
+    def __init__(self, asked: _SplitRequest, fleet: SplitFleet, choice: StageChoice, devices: Sequence[Device]) -> None:
         self.model, self.layers, self.notes = asked.model, asked.layers, fleet.notes
         self._asked, self._fleet, self.context, self._choice = asked, fleet, fleet.ctx, choice
         self._names = tuple(device.short for device in devices)
@@ -249,13 +249,13 @@ class Split:
             )
         return value
 
-    def _pass(self, action: str, inputs: Any = None, targets: Any = None) -> list[Said]:
+    def _pass(self, action: str, inputs: Any = None, targets: Any = None) -> list[StageOutput]:
         """Run a batch through the stages; they are made first where they are to begin anew."""
         if action != "load" and self._made != self._generation:
             self._make()
         begun_s = clock.monotonic_s()
         try:
-            said: list[Said] = self.context.run(
+            said: list[StageOutput] = self.context.run(
                 self._task(action, inputs), self._job(action), self._blobs, self._put(inputs), self._put(targets)
             )
         except HeteroError as error:
@@ -386,7 +386,7 @@ class Split:
             self.close()
 
 
-def _load(modules: Sequence[Any], state: Sequence[Packed]) -> None:
+def _load(modules: Sequence[Any], state: Sequence[PackedTensor]) -> None:
     own = torch.nn.ModuleList(modules).state_dict().values()
     for here, value in zip(own, state, strict=True):
         here.copy_(unpacked(value))

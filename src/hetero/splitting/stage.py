@@ -18,13 +18,13 @@ from hetero.drive.frame import Frame, current
 from hetero.floor.errors import HeteroError
 from hetero.plan.training.stages import one_forward_one_backward
 from hetero.splitting.slowdown import Pace, slow_layers
-from hetero.splitting.transport import Packed, Talk, loaded, packed, unpacked
+from hetero.splitting.transport import PackedTensor, StageChannel, loaded, packed, unpacked
 from hetero.train.keyed_random import KeyedRandom
 from hetero.train.losses import SummedLoss
 from hetero.train.probe import torch_place
 from hetero.train.values import NotANumberError
 
-__all__ = ["Said", "StageJob", "StageLostError", "StageParts", "drop_stage", "fetch_stage", "run_stages"]
+__all__ = ["StageJob", "StageLostError", "StageOutput", "StageParts", "drop_stage", "fetch_stage", "run_stages"]
 
 _AHEAD = 4
 
@@ -85,7 +85,7 @@ class StageJob:
 
 
 @dataclass(slots=True)
-class Said:
+class StageOutput:
     """What a stage has to say of a pass.
 
     Attributes
@@ -96,7 +96,7 @@ class Said:
     """
 
     busy_s: float
-    outputs: list[Packed] = field(default_factory=list)
+    outputs: list[PackedTensor] = field(default_factory=list)
     loss: float = 0.0
 
 
@@ -173,7 +173,7 @@ def drop_stage(number: int) -> None:
     _stages.pop((number, _frame().device.id), None)
 
 
-def fetch_stage(number: int, step: int) -> tuple[list[Packed], bytes | None]:
+def fetch_stage(number: int, step: int) -> tuple[list[PackedTensor], bytes | None]:
     """Return the state of a stage: its parameters and buffers in order, and its optimizer's; runs as a task.
 
     Raises
@@ -193,7 +193,9 @@ def fetch_stage(number: int, step: int) -> tuple[list[Packed], bytes | None]:
     return state, content.getvalue()
 
 
-def run_stages(job: StageJob, blobs: Sequence[Any], inputs: Packed | None, targets: Packed | None) -> list[Said] | None:
+def run_stages(
+    job: StageJob, blobs: Sequence[Any], inputs: PackedTensor | None, targets: PackedTensor | None
+) -> list[StageOutput] | None:
     """Be one stage while a batch passes; runs as one member of a group task.
 
     Returns
@@ -202,8 +204,8 @@ def run_stages(job: StageJob, blobs: Sequence[Any], inputs: Packed | None, targe
         By stage, where the result of the task is taken from; None elsewhere.
     """
     frame = _frame()
-    talk = Talk(frame, job.devices)
-    run = _Pass(job, _stage(job, talk.stage, blobs, frame.device), talk, Pace(frame))
+    talk = StageChannel(frame, job.devices)
+    run = _StagePass(job, _stage(job, talk.stage, blobs, frame.device), talk, Pace(frame))
     if job.action == "predict":
         assert inputs is not None
         run.predict(inputs)
@@ -214,36 +216,36 @@ def run_stages(job: StageJob, blobs: Sequence[Any], inputs: Packed | None, targe
     return talk.gather(run.said())
 
 
-class _Pass:
+class _StagePass:
     """One batch on its way through one stage."""
 
-    def __init__(self, job: StageJob, stage: _Stage, talk: Talk, pace: Pace) -> None:
+    def __init__(self, job: StageJob, stage: _Stage, talk: StageChannel, pace: Pace) -> None:
         self.stage, self.talk, self.pace = stage, talk, pace
         self.micro_batch = job.micro_batch
         self.is_first, self.is_last = talk.stage == 0, talk.stage == talk.stages - 1
         self.before, self.after = talk.stage - 1, talk.stage + 1
         self.samples = 0
         self.flying: dict[int, tuple[Any, Any]] = {}
-        self.outputs: list[Packed] = []
+        self.outputs: list[PackedTensor] = []
         self.loss = self.weight = 0.0
 
-    def said(self) -> Said:
-        return Said(self.pace.busy_s, self.outputs, self.loss)
+    def said(self) -> StageOutput:
+        return StageOutput(self.pace.busy_s, self.outputs, self.loss)
 
     def _ids(self, number: int) -> range:
         return range(number * self.micro_batch, min((number + 1) * self.micro_batch, self.samples))
 
-    def _cut(self, batch: Packed, number: int) -> Any:
+    def _cut(self, batch: PackedTensor, number: int) -> Any:
         """Return a micro-batch of a batch, as a copy: layers may compute in place."""
         ids = self._ids(number)
         return unpacked(batch._replace(array=batch.array[ids.start : ids.stop].copy()), self.stage.place)
 
-    def _take(self, inputs: Packed, number: int) -> Any:
+    def _take(self, inputs: PackedTensor, number: int) -> Any:
         return self._cut(inputs, number) if self.is_first else unpacked(self.talk.recv(self.before), self.stage.place)
 
     # --- prediction ----------------------------------------------------------------------------------------
 
-    def predict(self, inputs: Packed) -> None:
+    def predict(self, inputs: PackedTensor) -> None:
         """Run a batch forward; a stage is at most four micro-batches ahead of the one behind it."""
         self.samples = len(inputs.array)
         count = -(-self.samples // self.micro_batch)
@@ -257,7 +259,7 @@ class _Pass:
         for _ in range(0 if self.is_last else min(_AHEAD, count)):
             self.talk.recv(self.after)
 
-    def _pass_on(self, output: Packed, number: int) -> None:
+    def _pass_on(self, output: PackedTensor, number: int) -> None:
         if self.is_last:
             self.outputs.append(output)
         else:
@@ -269,7 +271,7 @@ class _Pass:
 
     # --- training ------------------------------------------------------------------------------------------
 
-    def train(self, inputs: Packed, targets: Packed) -> None:
+    def train(self, inputs: PackedTensor, targets: PackedTensor) -> None:
         """Run a batch forward and backward, and let the optimizer move once all of it is through."""
         self.samples = len(inputs.array)
         count = -(-self.samples // self.micro_batch)
@@ -285,7 +287,7 @@ class _Pass:
         with self.pace.part():
             self.stage.move(factor)
 
-    def _forward(self, inputs: Packed, targets: Packed, number: int) -> None:
+    def _forward(self, inputs: PackedTensor, targets: PackedTensor, number: int) -> None:
         value = self._take(inputs, number)
         with self.pace.part():
             if not self.is_first and value.is_floating_point():

@@ -14,10 +14,10 @@ import torch
 from hetero.drive.frame import Frame
 from hetero.engines.base import Channel
 
-__all__ = ["Packed", "Talk", "loaded", "packed", "unpacked"]
+__all__ = ["PackedTensor", "StageChannel", "loaded", "packed", "unpacked"]
 
 
-class Packed(NamedTuple):
+class PackedTensor(NamedTuple):
     """A tensor on its way.
 
     Attributes
@@ -30,7 +30,7 @@ class Packed(NamedTuple):
     dtype: str
 
 
-def packed(tensor: Any) -> Packed:
+def packed(tensor: Any) -> PackedTensor:
     """Copy a tensor to the host, as it travels.
 
     Examples
@@ -40,10 +40,10 @@ def packed(tensor: Any) -> Packed:
     """
     here = tensor.detach().cpu().contiguous()
     bits = here.view(torch.int16) if here.dtype == torch.bfloat16 else here
-    return Packed(bits.numpy(), str(tensor.dtype).removeprefix("torch."))
+    return PackedTensor(bits.numpy(), str(tensor.dtype).removeprefix("torch."))
 
 
-def unpacked(value: Packed, place: str = "cpu") -> Any:
+def unpacked(value: PackedTensor, place: str = "cpu") -> Any:
     """Return a tensor that travelled on torch's device `place`."""
     here = torch.from_numpy(value.array)
     return (here.view(torch.bfloat16) if value.dtype == "bfloat16" else here).to(place)
@@ -55,7 +55,7 @@ def loaded(blob: Any, frame: Frame) -> Any:
     return cloudpickle.loads(memoryview(here))
 
 
-class Talk:
+class StageChannel:
     """The line of stages, as one member of a group task sees it.
 
     Parameters

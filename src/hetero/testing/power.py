@@ -13,13 +13,13 @@ from typing import NamedTuple
 
 from hetero.stores.files import Disk
 
-__all__ = ["RecordingDisk", "Step", "cuts"]
+__all__ = ["DiskOperation", "RecordingDisk", "cuts"]
 
 FOLDER = -1
 """Stands for a folder where a file has the number of its content."""
 
 
-class Step(NamedTuple):
+class DiskOperation(NamedTuple):
     """One recorded operation: what was done, to which path below the root, with which other path or bytes."""
 
     what: str
@@ -38,13 +38,13 @@ class RecordingDisk(Disk):
 
     def __init__(self, root: Path) -> None:
         self.root = root
-        self.log: list[Step] = []
+        self.log: list[DiskOperation] = []
 
     def during(self, key: str, data: bytes | None, call: Callable[[], object]) -> None:
         """Call something that gives the key this value, and note its begin and end in the log."""
-        self.log.append(Step("begin", key, data=data))
+        self.log.append(DiskOperation("begin", key, data=data))
         call()
-        self.log.append(Step("end", key, data=data))
+        self.log.append(DiskOperation("end", key, data=data))
 
     def make_folder(self, path: Path) -> None:
         """Make a folder."""
@@ -56,7 +56,7 @@ class RecordingDisk(Disk):
         super().create(path, *pieces)
         self._note("create", path)
         for piece in pieces:
-            self.log.append(Step("write", self._name(path), data=piece))
+            self.log.append(DiskOperation("write", self._name(path), data=piece))
 
     def sync(self, path: Path) -> None:
         """Wait for a content."""
@@ -90,13 +90,13 @@ class RecordingDisk(Disk):
 
     def _note(self, what: str, path: Path, other: Path | None = None) -> None:
         if path == self.root or self.root in path.parents:
-            self.log.append(Step(what, self._name(path), "" if other is None else self._name(other)))
+            self.log.append(DiskOperation(what, self._name(path), "" if other is None else self._name(other)))
 
     def _name(self, path: Path) -> str:
         return path.relative_to(self.root).as_posix()
 
 
-class _Model:
+class _DiskModel:
     """What is on the disk, and what is only on its way there."""
 
     def __init__(self) -> None:
@@ -106,7 +106,7 @@ class _Model:
         self.names: dict[str, int] = {}
         self.pending: list[tuple[str, int | None]] = []
 
-    def apply(self, step: Step) -> None:
+    def apply(self, step: DiskOperation) -> None:
         if step.what == "create":
             self.contents.append(b"")
             self._name(step.path, len(self.contents) - 1)
@@ -184,7 +184,7 @@ def _some(pending: list[tuple[str, int | None]]) -> Iterator[list[tuple[str, int
 Build = Callable[[Path], None]
 
 
-def cuts(log: Iterable[Step]) -> Iterator[tuple[dict[str, set[bytes | None]], Build]]:
+def cuts(log: Iterable[DiskOperation]) -> Iterator[tuple[dict[str, set[bytes | None]], Build]]:
     """Yield each state in which a power cut during the log may leave the disk, once.
 
     Yields
@@ -192,7 +192,7 @@ def cuts(log: Iterable[Step]) -> Iterator[tuple[dict[str, set[bytes | None]], Bu
     tuple
         the values that each key may have then, and a function that builds the state below a folder
     """
-    model = _Model()
+    model = _DiskModel()
     done: dict[str, set[bytes | None]] = {}
     seen: set[object] = set()
     for step in log:

@@ -20,9 +20,9 @@ from hetero.backends.torch import is_out_of_memory
 from hetero.floor.errors import BadValueError, HeteroError
 from hetero.train.compatibility import dtype_held
 from hetero.train.data import Batches
-from hetero.train.keyed_random import Drawing, KeyedRandom
+from hetero.train.keyed_random import KeyedPasses, KeyedRandom
 from hetero.train.replica import Judge, call_model, made_on, training_modes
-from hetero.train.values import Options
+from hetero.train.values import TrainOptions
 
 __all__ = ["trailing_shapes", "verify"]
 
@@ -39,7 +39,7 @@ def trailing_shapes(batch: Any) -> tuple[Any, ...]:
 
 def verify(
     parts: bytes,
-    options: Options,
+    options: TrainOptions,
     place: str,
     samples: Batches,
     ids: Sequence[int],
@@ -75,10 +75,10 @@ def verify(
     plus those over the rest. A model that fails here is left to fail where it trains, with its own error.
     """
     with dtype_held():
-        return _verified(lambda double: _Trial(parts, options, place, samples, more, double=double), ids, cut=cut)
+        return _verified(lambda double: _TrialModel(parts, options, place, samples, more, double=double), ids, cut=cut)
 
 
-def _verified(trial: Callable[[bool], _Trial], ids: Sequence[int], *, cut: bool) -> str:
+def _verified(trial: Callable[[bool], _TrialModel], ids: Sequence[int], *, cut: bool) -> str:
     usual = torch.get_default_dtype()
     for double in (True, False):
         torch.set_default_dtype(torch.float64 if double else usual)
@@ -95,7 +95,7 @@ def _verified(trial: Callable[[bool], _Trial], ids: Sequence[int], *, cut: bool)
 
 
 @dataclass(slots=True)
-class _Pass:
+class _TrialPass:
     """What a pass over some samples came to.
 
     Attributes
@@ -109,12 +109,12 @@ class _Pass:
     gradients: list[Any]
     buffers: list[str]
 
-    def __add__(self, other: _Pass) -> _Pass:
+    def __add__(self, other: _TrialPass) -> _TrialPass:
         sums = (self.sums[0] + other.sums[0], self.sums[1] + other.sums[1])
         pairs = zip(self.gradients, other.gradients, strict=True)
-        return _Pass(sums, [a + b for a, b in pairs], [*self.buffers, *other.buffers])
+        return _TrialPass(sums, [a + b for a, b in pairs], [*self.buffers, *other.buffers])
 
-    def differs(self, other: _Pass) -> float:
+    def differs(self, other: _TrialPass) -> float:
         """Return the largest relative difference of the sums and of all gradients taken together."""
         numbers = [abs(a - b) / max(abs(a), abs(b), 1e-30) for a, b in zip(self.sums, other.sums, strict=True)]
         apart = [a - b for a, b in zip(self.gradients, other.gradients, strict=True)]
@@ -122,11 +122,11 @@ class _Pass:
         return max(*numbers, _norm(apart) / size)
 
 
-class _Trial(Judge):
+class _TrialModel(Judge):
     """A copy of the model that passes are tried on."""
 
     def __init__(
-        self, parts: bytes, options: Options, place: str, samples: Batches, more: Sequence[int], *, double: bool
+        self, parts: bytes, options: TrainOptions, place: str, samples: Batches, more: Sequence[int], *, double: bool
     ) -> None:
         model, loss, _ = cloudpickle.loads(parts)
         modes = training_modes(model)
@@ -139,7 +139,7 @@ class _Trial(Judge):
             module.training = training
         self._samples = samples
         self._more = more
-        self._drawing = Drawing(KeyedRandom(options.seed), self.model, self.place)
+        self._drawing = KeyedPasses(KeyedRandom(options.seed), self.model, self.place)
         self._trained = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
         self._held = [
             (name, module, key, buffer, buffer.clone())
@@ -186,7 +186,7 @@ class _Trial(Judge):
             remedy=f"{_ONE_DEVICE}, or leave it out",
         )
 
-    def _refuse_lost(self, whole: _Pass, changed: Sequence[str], *, drew: bool) -> None:
+    def _refuse_lost(self, whole: _TrialPass, changed: Sequence[str], *, drew: bool) -> None:
         state = self.model.state_dict()
         lost = [name for name in whole.buffers if name not in state]
         if lost or changed:
@@ -264,7 +264,7 @@ class _Trial(Judge):
             return 0
         return sum(tensor.numel() for tensor in _tensors(self._samples.batch([sample], self.options.seed, 0)))
 
-    def _run(self, ids: Sequence[int]) -> _Pass:
+    def _run(self, ids: Sequence[int]) -> _TrialPass:
         inputs, targets = self._batch(ids)
         for parameter in self._trained:
             parameter.grad = None
@@ -272,7 +272,7 @@ class _Trial(Judge):
             total, weight, _ = forward(lambda: self._sums(inputs, targets))
             total.backward()
         gradients = [torch.zeros_like(p) if p.grad is None else p.grad.detach() for p in self._trained]
-        return _Pass((float(total.detach()), float(weight)), gradients, self._restore())
+        return _TrialPass((float(total.detach()), float(weight)), gradients, self._restore())
 
     def _restore(self) -> list[str]:
         """Put the buffers back as they were; returns the names of those that had changed."""

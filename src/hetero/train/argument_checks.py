@@ -18,7 +18,7 @@ from hetero.train.compatibility import check_loss, check_model, check_optimizer,
 from hetero.train.data import Samples
 from hetero.train.replica import mixing_layers
 from hetero.train.schedules import unstepped_scheduler
-from hetero.train.values import Options
+from hetero.train.values import TrainOptions
 
 __all__ = [
     "at_least_one",
@@ -61,7 +61,7 @@ def batch(global_batch: int, samples: int) -> None:
         )
 
 
-def drawing(data: Samples, options: Options, *, logged: bool) -> None:
+def drawing(data: Samples, options: TrainOptions, *, logged: bool) -> None:
     """Check that an epoch has as many samples as a step needs, and that what draws them suits the other options."""
     draw = data.draw
     batch(options.global_batch, draw.samples or len(data))
@@ -167,7 +167,7 @@ def costs(cost: Iterable[float], samples: int) -> list[float]:
     return [one / mean for one in found]
 
 
-def sharing(model: Any, options: Options, names: Sequence[str]) -> None:
+def sharing(model: Any, options: TrainOptions, names: Sequence[str]) -> None:
     """Check that a model can be trained exactly over some devices, with the shares that were asked for."""
     if isinstance(options.shares, Mapping):
         given_shares(options.shares, names, options.global_batch)

@@ -24,14 +24,14 @@ from hetero.train.compatibility import in_process
 from hetero.train.data import Samples
 from hetero.train.probe import torch_place
 from hetero.train.replica import Judge
-from hetero.train.values import Options
+from hetero.train.values import TrainOptions
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
 
     from hetero.session.context import Context
 
-__all__ = ["Work", "evaluate_part", "predict_part", "quietly", "run_over"]
+__all__ = ["PackedModel", "evaluate_part", "predict_part", "quietly", "run_over"]
 
 _FIRST = 16
 _AIM_S = 0.1
@@ -42,7 +42,7 @@ _kept: dict[str, tuple[int, Any]] = {}
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class PackedModel:
     """A model as it travels.
 
     Attributes
@@ -54,7 +54,7 @@ class Work:
     """
 
     parts: bytes
-    options: Options
+    options: TrainOptions
     number: int
     process: Mapping[str, Any] = field(default_factory=dict)
 
@@ -73,7 +73,7 @@ def quietly() -> Iterator[None]:
             logger.setLevel(level)
 
 
-def _model(work: Work, place: str) -> Any:
+def _model(work: PackedModel, place: str) -> Any:
     """Return this worker's copy of the model, unpickled once."""
     if _kept.get(place, (0, None))[0] != work.number:
         with quietly():
@@ -82,14 +82,14 @@ def _model(work: Work, place: str) -> Any:
     return _kept[place][1]
 
 
-def predict_part(work: Work, samples: Samples, begin: int, end: int) -> Any:
+def predict_part(work: PackedModel, samples: Samples, begin: int, end: int) -> Any:
     """Return the model's outputs for some samples as one array; runs as a task."""
     judge = _model(work, _place())
     with in_process(work.process):
         return np.concatenate(_in_parts(lambda some: judge.predict(samples, some).numpy(), range(begin, end)))
 
 
-def evaluate_part(work: Work, samples: Samples, begin: int, end: int) -> list[float]:
+def evaluate_part(work: PackedModel, samples: Samples, begin: int, end: int) -> list[float]:
     """Return the sums over some samples; runs as a task."""
     judge = _model(work, _place())
     with in_process(work.process):

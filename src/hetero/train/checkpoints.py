@@ -15,7 +15,7 @@ from hetero.floor.documents import parse_json, record_of
 from hetero.floor.errors import BadValueError, HeteroError
 from hetero.floor.units import shown
 from hetero.stores.files import FileStore
-from hetero.train.values import Options, Totals
+from hetero.train.values import Totals, TrainOptions
 
 __all__ = ["Checkpoint", "TrainingCheckpoints", "run_facts"]
 
@@ -162,7 +162,7 @@ def facts_of(manifest: bytes, place: str) -> dict[str, Any]:
     return facts
 
 
-def run_facts(options: Options, samples: int) -> dict[str, Any]:
+def run_facts(options: TrainOptions, samples: int) -> dict[str, Any]:
     """Return what two runs must share for one to go on where the other stopped.
 
     Parameters

@@ -20,7 +20,7 @@ from hetero.floor.errors import BadValueError
 from hetero.train.keyed_random import sample_seed, sample_seeds
 
 if TYPE_CHECKING:
-    from hetero.train.values import Options
+    from hetero.train.values import TrainOptions
 
 __all__ = [
     "Batches",
@@ -97,7 +97,7 @@ class Samples:
         drawn = self.draw.samples or len(self)
         return drawn - drawn % batch if self.draw.drop_last else drawn
 
-    def order(self, options: Options, epoch: int) -> list[int]:
+    def order(self, options: TrainOptions, epoch: int) -> list[int]:
         """Return the ids of an epoch in the order in which they are trained on."""
         return order(
             *(len(self), options.seed, epoch, options.shuffle),

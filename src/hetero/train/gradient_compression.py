@@ -15,9 +15,9 @@ import torch
 
 from hetero.comm.group import Group, Work
 from hetero.train.reduction_groups import ByKind
-from hetero.train.values import Options
+from hetero.train.values import TrainOptions
 
-__all__ = ["HALVES", "Exchange", "HalfExchange", "LowRankExchange", "make_exchange", "settle", "starting"]
+__all__ = ["HALVES", "GradientExchange", "HalfExchange", "LowRankExchange", "make_exchange", "settle", "starting"]
 
 HALVES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 """Kinds of compression that round every number; what must stay whole does not travel with them."""
@@ -26,7 +26,7 @@ _SMALL = 1e-6
 _FP16_TOP, _MOST_EXPONENT = 8, 100
 
 
-class Exchange:
+class GradientExchange:
     """Adds up a row as it is.
 
     Parameters
@@ -65,7 +65,7 @@ class Exchange:
             self.owed.zero_()
 
 
-class HalfExchange(Exchange):
+class HalfExchange(GradientExchange):
     """Adds up in 16 bits; what rounding leaves out is added to the next step's gradients.
 
     Notes
@@ -105,7 +105,7 @@ class HalfExchange(Exchange):
                 self._exponent = min(_FP16_TOP - math.frexp(largest)[1], _MOST_EXPONENT)
 
 
-class LowRankExchange(Exchange):
+class LowRankExchange(GradientExchange):
     """Adds up each matrix by two thin factors, and owes what they leave out (PowerSGD).
 
     Parameters
@@ -185,24 +185,24 @@ class LowRankExchange(Exchange):
             self.forget()
 
 
-def make_exchange(options: Options, row: Any, shapes: Sequence[Sequence[int]], number: int) -> Exchange:
+def make_exchange(options: TrainOptions, row: Any, shapes: Sequence[Sequence[int]], number: int) -> GradientExchange:
     """Make the exchange of one bucket as the options say; `number` tells buckets apart.
 
     Examples
     --------
     >>> row = torch.zeros(64 * 64)
     >>> kinds = "none", "bf16", "powersgd"
-    >>> [make_exchange(Options(8, compression=kind), row, [(64, 64)], 0).nbytes for kind in kinds]
+    >>> [make_exchange(TrainOptions(8, compression=kind), row, [(64, 64)], 0).nbytes for kind in kinds]
     [16384, 8192, 2048]
     """
     if options.compression == "powersgd":
         return LowRankExchange(row, shapes, options.compression_rank, options.seed % 2**32 + number)
     if options.compression in HALVES and row.dtype.itemsize > 2:
         return HalfExchange(row, shapes, HALVES[options.compression])
-    return Exchange(row, shapes)
+    return GradientExchange(row, shapes)
 
 
-def starting(exchange: Exchange, group: Group) -> tuple[Iterator[Work], Work]:
+def starting(exchange: GradientExchange, group: Group) -> tuple[Iterator[Work], Work]:
     """Start the first round of an exchange."""
     rounds = exchange.rounds(group)
     return rounds, next(rounds)

@@ -18,8 +18,8 @@ import torch
 from hetero.comm.group import Group, Work
 from hetero.floor import clock
 from hetero.train import gradients as buckets
-from hetero.train.gradient_compression import HALVES, Exchange, make_exchange, settle, starting
-from hetero.train.values import Options, TrainingError
+from hetero.train.gradient_compression import HALVES, GradientExchange, make_exchange, settle, starting
+from hetero.train.values import TrainingError, TrainOptions
 
 __all__ = ["FINEST", "BitwiseGradients", "Bucket", "Gradients", "bucket_bytes", "cut"]
 
@@ -104,7 +104,7 @@ def cut(nbytes: Sequence[int], kinds: Sequence[Hashable], order: Sequence[int]) 
 
 
 @dataclass(slots=True)
-class _Row:
+class _BucketRow:
     """One bucket as it lies in memory.
 
     Attributes
@@ -115,7 +115,7 @@ class _Row:
     """
 
     indices: tuple[int, ...]
-    exchange: Exchange
+    exchange: GradientExchange
     missing: int = 0
 
 
@@ -142,12 +142,12 @@ class Gradients:
     work of the link, overlap gains nothing.
     """
 
-    def __init__(self, parameters: Sequence[Any], header: int, options: Options) -> None:
+    def __init__(self, parameters: Sequence[Any], header: int, options: TrainOptions) -> None:
         self.parameters = list(parameters)
         self.options = options
         self._header = header
         self._group: Group | None = None
-        self._rows: list[_Row] = []
+        self._rows: list[_BucketRow] = []
         self._row_of: list[int] = []
         self._views: list[Any] = []
         self._under_way: list[tuple[Iterator[Work], Work]] = []
@@ -202,14 +202,16 @@ class Gradients:
         able = [bucket for bucket in cuts if bucket.kind in _CARRIERS and self.options.compression not in HALVES]
         carrier = able[-1] if able else Bucket(torch.float64, ())
         leaving = [bucket for bucket in cuts if bucket is not carrier]
-        self._rows = [_Row(bucket.indices, self._exchange(bucket, number)) for number, bucket in enumerate(leaving)]
-        self._rows.append(_Row(carrier.indices, self._exchange(carrier, len(leaving), extra=self._extra)))
+        self._rows = [
+            _BucketRow(bucket.indices, self._exchange(bucket, number)) for number, bucket in enumerate(leaving)
+        ]
+        self._rows.append(_BucketRow(carrier.indices, self._exchange(carrier, len(leaving), extra=self._extra)))
         places = {index: number for number, row in enumerate(self._rows) for index in row.indices}
         self._row_of = [places[index] for index in range(len(self.parameters))]
         views = {index: view for row in self._rows for index, view in self._cut_up(row)}
         self._views = [views[index] for index in range(len(self.parameters))]
 
-    def _exchange(self, bucket: Bucket, number: int, place: Any = None, extra: int = 0) -> Exchange:
+    def _exchange(self, bucket: Bucket, number: int, place: Any = None, extra: int = 0) -> GradientExchange:
         """Make the exchange of a bucket; a group's first step goes uncompressed where the order is to be learned."""
         mine = [self.parameters[index] for index in bucket.indices]
         kind: Any = bucket.kind
@@ -217,10 +219,10 @@ class Gradients:
         flat = torch.zeros(sum(p.numel() for p in mine) + extra, dtype=kind, device=where)
         shapes = [tuple(p.shape) for p in mine]
         if not mine or (self._learns and not self._ordered and place is None):
-            return Exchange(flat, shapes)
+            return GradientExchange(flat, shapes)
         return make_exchange(self.options, flat, shapes, number)
 
-    def _cut_up(self, row: _Row) -> Iterator[tuple[int, Any]]:
+    def _cut_up(self, row: _BucketRow) -> Iterator[tuple[int, Any]]:
         begin = 0
         for index in row.indices:
             like = self.parameters[index]
@@ -380,7 +382,7 @@ class BitwiseGradients(Gradients):
     when all is computed, so none leave early.
     """
 
-    def __init__(self, parameters: Sequence[Any], header: int, options: Options) -> None:
+    def __init__(self, parameters: Sequence[Any], header: int, options: TrainOptions) -> None:
         super().__init__(parameters, header, replace(options, overlap="never"))
         self.exponents = [0] * len(self.parameters)
         self._total = torch.zeros(sum(p.numel() for p in self.parameters) + self._extra, dtype=torch.int64)

@@ -13,13 +13,13 @@ from hetero.comm.lines import Address
 from hetero.model.device import Device
 from hetero.plan.training.shares import StepModel
 from hetero.train.memory import Need
-from hetero.train.values import Options, Totals
+from hetero.train.values import Totals, TrainOptions
 
-__all__ = ["Formation", "Job", "Saved"]
+__all__ = ["Formation", "LastCheckpoint", "TrainingJob"]
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class TrainingJob:
     """What is to be trained, as it travels to the members.
 
     Attributes
@@ -47,7 +47,7 @@ class Job:
     """
 
     parts: bytes
-    options: Options
+    options: TrainOptions
     steps: int
     names: tuple[str, ...]
     address: Address
@@ -68,7 +68,7 @@ class Job:
     shows: bool = False
 
 
-class Saved(NamedTuple):
+class LastCheckpoint(NamedTuple):
     """Where training goes on when nobody who took part is left.
 
     Attributes
@@ -111,6 +111,6 @@ class Formation(NamedTuple):
     steps: int
     heard: int
     link_s: float
-    saved: Saved | None = None
+    saved: LastCheckpoint | None = None
     values: Mapping[int, Mapping[str, Any]] = {}
     schedulers: Mapping[str, Any] = {}

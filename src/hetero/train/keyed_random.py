@@ -21,7 +21,7 @@ from torch.overrides import TorchFunctionMode
 from hetero.floor.errors import HeteroError
 
 __all__ = [
-    "Drawing",
+    "KeyedPasses",
     "KeyedRandom",
     "RandomRefusedError",
     "refuse_unkeyed",
@@ -331,7 +331,7 @@ _REFUSED: dict[str, str] = {
 }
 
 
-class Drawing:
+class KeyedPasses:
     """Runs passes of a model under keyed random numbers.
 
     Parameters

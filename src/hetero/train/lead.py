@@ -22,13 +22,13 @@ from hetero.plan.training.shares import StepModel, make_plan
 from hetero.session.futures import Future
 from hetero.train.checkpoints import TrainingCheckpoints
 from hetero.train.compatibility import changed_values
-from hetero.train.job import Formation, Saved
+from hetero.train.job import Formation, LastCheckpoint
 from hetero.train.listener import Listener
 from hetero.train.schedules import ScheduleHistory
-from hetero.train.values import EpochReport, NotANumberError, Options, Totals, TrainingError
-from hetero.train.worker_deaths import Deaths, Killed
+from hetero.train.values import EpochReport, NotANumberError, Totals, TrainingError, TrainOptions
+from hetero.train.worker_deaths import KilledPasses, WorkerDeaths
 
-__all__ = ["Admission", "Extent", "Lead", "Member"]
+__all__ = ["Admission", "Extent", "Lead", "MemberState"]
 
 _POLL_S = 0.1
 _START_S = 30.0
@@ -57,7 +57,7 @@ class Extent(NamedTuple):
 
 
 @dataclass(slots=True)
-class Member:
+class MemberState:
     """One device as far as it is known here.
 
     Attributes
@@ -93,14 +93,14 @@ class Admission(NamedTuple):
     A device that is so slow that it would be left out also measures itself slowly. Whoever is ready begins without it.
     """
 
-    options: Options
+    options: TrainOptions
 
     def wait_s(self, first_s: float) -> float:
         """Return how long the others are waited for, once the first device has measured itself in `first_s`.
 
         Examples
         --------
-        >>> Admission(Options(128)).wait_s(0.3), Admission(Options(128, shares="equal")).wait_s(0.3)
+        >>> Admission(TrainOptions(128)).wait_s(0.3), Admission(TrainOptions(128, shares="equal")).wait_s(0.3)
         (1.5, 30.0)
         """
         return max(_LEAST_WAIT_S, _TIMES_THE_FIRST * first_s) if self.options.shares == "auto" else _MEASURING_S
@@ -114,9 +114,9 @@ class Admission(NamedTuple):
 
         Examples
         --------
-        >>> Admission(Options(128)).refusal([StepModel(0.001, 0.0001)], StepModel(0.05, 0.005), -1.0)
+        >>> Admission(TrainOptions(128)).refusal([StepModel(0.001, 0.0001)], StepModel(0.05, 0.005), -1.0)
         'one sample would take it 55 ms, and the others do all 128 in 13.8 ms'
-        >>> Admission(Options(128)).refusal([StepModel(0.001, 0.0001)], StepModel(0.001, 0.0003), 0.001)
+        >>> Admission(TrainOptions(128)).refusal([StepModel(0.001, 0.0001)], StepModel(0.001, 0.0003), 0.001)
         ''
         """
         if self.options.shares != "auto":
@@ -156,10 +156,10 @@ class Lead:
     schedules: ScheduleHistory = field(default_factory=partial(ScheduleHistory, None, 0, kept=False))
     show: Callable[[bytes], None] = lambda state: None
     notes: list[str] = field(default_factory=list)
-    killed: Killed = field(default_factory=Killed)
-    deaths: Deaths = field(default_factory=Deaths)
-    _members: dict[Line, Member] = field(default_factory=dict)
-    _team: list[Member] = field(default_factory=list)
+    killed: KilledPasses = field(default_factory=KilledPasses)
+    deaths: WorkerDeaths = field(default_factory=WorkerDeaths)
+    _members: dict[Line, MemberState] = field(default_factory=dict)
+    _team: list[MemberState] = field(default_factory=list)
     _generation: int = 0
     _outsiders: dict[str, float] = field(default_factory=dict)
     _bad: dict[int, list[int]] = field(default_factory=dict)
@@ -254,7 +254,7 @@ class Lead:
             self._forget(old)
         for old in [member for member in self._team if member.device == device]:
             self._break(old)
-        self._members[line] = Member(device, line)
+        self._members[line] = MemberState(device, line)
         if self._generation:
             self._note(f"{device} {'is back' if device in self._seen else 'is up'} and joins at the next step")
         self._seen.add(device)
@@ -287,7 +287,7 @@ class Lead:
         if member not in self._team and self._team and self._team[0].phase == "in":
             self._admit(member)
 
-    def _admit(self, member: Member) -> None:
+    def _admit(self, member: MemberState) -> None:
         """Have the group take in a newcomer at its next step, or let it go where it would not help."""
         models = [each.model for each in self._team if each.model is not None]
         assert member.model is not None
@@ -394,14 +394,14 @@ class Lead:
             if member.device in self.killed.full:
                 self.futures[member.device].cancel()
 
-    def _break(self, lost: Member) -> None:
+    def _break(self, lost: MemberState) -> None:
         """Tell the others of the group, some of whom may wait for words and not in the group."""
         self._report_due_s = inf
         for other in self._team if lost in self._team else ():
             if other is not lost and other.phase == "in":
                 self._send(other, "broken", self._generation)
 
-    def _forget(self, member: Member) -> None:
+    def _forget(self, member: MemberState) -> None:
         self._members.pop(member.line, None)
         self.hub.drop(member.line)
 
@@ -476,18 +476,18 @@ class Lead:
             for member in missing:
                 self._give_up(member)
 
-    def _hopeless(self, member: Member, ready: list[Member]) -> str:
+    def _hopeless(self, member: MemberState, ready: list[MemberState]) -> str:
         """Return why one that still measures itself would not make the step of the others shorter, '' where it may."""
         models = [each.model for each in ready if each.model is not None]
         return "" if member.seems is None else self.admission.refusal(models, member.seems, -1.0)
 
-    def _give_up(self, member: Member) -> None:
+    def _give_up(self, member: MemberState) -> None:
         """Go on without a member that does not answer; should it wake up, it finds its line cut, and comes back."""
         self._note(f"{member.device} does not answer and is given up")
         self._forget(member)
         self._break(member)
 
-    def _form(self, ready: list[Member]) -> None:
+    def _form(self, ready: list[MemberState]) -> None:
         order = {device: index for index, device in enumerate(self.futures)}
         team = sorted(ready, key=lambda member: order[member.device])
         saved = self._saved(team) if self._generation and not any(member.joined for member in team) else None
@@ -517,7 +517,7 @@ class Lead:
             self.deaths.joined(member.device)
             self._send(member, "form", word._replace(rank=rank, saved=None if rank else saved))
 
-    def _saved(self, team: list[Member]) -> Saved | None:
+    def _saved(self, team: list[MemberState]) -> LastCheckpoint | None:
         """Return the newest checkpoint where it is further than all who are there; say what was lost."""
         begin = max(member.step for member in team)
         found = None
@@ -537,9 +537,9 @@ class Lead:
             return None
         self._note(f"nobody is left who took part: training goes on from the checkpoint of step {found.step}")
         self._heard = min(self._heard, found.step)
-        return Saved(found.state, Totals(**found.facts["totals"]))
+        return LastCheckpoint(found.state, Totals(**found.facts["totals"]))
 
-    def _send(self, member: Member, *message: Any) -> None:
+    def _send(self, member: MemberState, *message: Any) -> None:
         with suppress(LineClosedError):  # the line itself will tell of it
             member.line.send(*message)
 

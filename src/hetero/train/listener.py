@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from hetero.drive.live import Driver
     from hetero.train.values import EpochReport
 
-__all__ = ["Heard", "Listener", "Recorded"]
+__all__ = ["Listener", "ReportCollector", "TraceRecorder"]
 
 
 class Listener:
@@ -49,7 +49,7 @@ class Listener:
         """Handle the event that a device was left out, died or joined."""
 
 
-class Heard(Listener):
+class ReportCollector(Listener):
     """Keeps reports and notes, asks callbacks, and passes all on.
 
     Parameters
@@ -97,7 +97,7 @@ class Heard(Listener):
         self.further.on_note(text)
 
 
-class Recorded(Listener):
+class TraceRecorder(Listener):
     """Writes what it hears into the trace, and passes all on.
 
     Parameters

@@ -24,16 +24,16 @@ from hetero.floor.errors import HeteroError, OutOfDeviceMemoryError
 from hetero.floor.own_memory import freed_memory_kept
 from hetero.model.device import Device
 from hetero.model.notes import TrainingStep
-from hetero.plan.training.shares import Plan, apportion
-from hetero.train.job import Job
+from hetero.plan.training.shares import SharePlan, apportion
+from hetero.train.job import TrainingJob
 from hetero.train.membership import Membership, StopError
 from hetero.train.memory import KeptPasses, PassLimit
 from hetero.train.probe import probe, torch_place
-from hetero.train.share_planner import Sharing
+from hetero.train.share_planner import SharePlanner
 from hetero.train.values import EpochReport, Totals, TrainingError
 
 if TYPE_CHECKING:
-    from hetero.train.replica import Replica
+    from hetero.train.replica import ModelReplica
 
 __all__ = ["PROFILED", "StepProfile", "train_member"]
 
@@ -80,7 +80,7 @@ class StepProfile:
         self._profile.__exit__()
 
 
-def train_member(job: Job, data: Any, test: Any) -> bytes | None:
+def train_member(job: TrainingJob, data: Any, test: Any) -> bytes | None:
     """Take part in a training run until it is over; runs as one task of the worker.
 
     Returns
@@ -133,10 +133,10 @@ class _LeftError(Exception):
 
 
 class _Member(Membership):
-    def __init__(self, job: Job, data: Any, test: Any, line: Line, frame: Frame) -> None:
+    def __init__(self, job: TrainingJob, data: Any, test: Any, line: Line, frame: Frame) -> None:
         from hetero.drive.throttle import Throttle
         from hetero.train.data import Samples
-        from hetero.train.prefetch import Ahead
+        from hetero.train.prefetch import PrefetchingSamples
 
         self.options = job.options
         self.data: Samples = data
@@ -149,8 +149,8 @@ class _Member(Membership):
         super().__init__(job, frame.device.short, data, line)
         self.kept_passes = KeptPasses(job.key, frame.device)
         self.passes = PassLimit(self.kept_passes.load(), tell=self.tell_pass, keep=self._keep_passes)
-        self.sharing: Sharing
-        self.ahead = Ahead(data, job.options.seed)
+        self.sharing: SharePlanner
+        self.ahead = PrefetchingSamples(data, job.options.seed)
         self._tried_shapes: tuple[Any, ...] = ()
         self.told_s = 0.0
         self.after_s = 0.0
@@ -208,13 +208,13 @@ class _Member(Membership):
         self.kept_passes.keep(samples)
         self.line.send("halved", samples)
 
-    def _made(self) -> Replica:
+    def _made(self) -> ModelReplica:
         """Make the replica that trains, once the memory of the probe's copy is free."""
-        from hetero.train.replica import Replica
+        from hetero.train.replica import ModelReplica
 
         gc.collect()
         _spare_what_is_there()
-        replica = Replica(self.job.parts, self.options, self.place, 1 + 2 * len(self.job.names), self.passes)
+        replica = ModelReplica(self.job.parts, self.options, self.place, 1 + 2 * len(self.job.names), self.passes)
         if self.job.state is not None:
             replica.adopt(self.job.state)
         replica.look = None if self.data.collate is None else self._look_at
@@ -237,7 +237,7 @@ class _Member(Membership):
 
     def _take_part(self) -> None:
         models, comm_s = self.form(self.model)
-        self.sharing = Sharing(self.options, self.team, models, comm_s, self.job.costs)
+        self.sharing = SharePlanner(self.options, self.team, models, comm_s, self.job.costs)
         self.throttle.restart()
         self.waited_s = comm_s[len(self.team)]
         try:
@@ -251,7 +251,7 @@ class _Member(Membership):
 
     # --- shares --------------------------------------------------------------------------------------------
 
-    def _adopt_plan(self, plan: Plan) -> None:
+    def _adopt_plan(self, plan: SharePlan) -> None:
         """Go by a new plan; devices that it leaves out leave, and the others form a group without them."""
         self.expect(plan.step_s)
         if len(plan.members) == len(self.team):

@@ -20,13 +20,13 @@ from hetero.comm.rendezvous import LOOPBACK
 from hetero.floor import clock, own_memory
 from hetero.plan.training.shares import StepModel
 from hetero.train.checkpoints import TrainingCheckpoints, run_facts
-from hetero.train.job import Formation, Job
+from hetero.train.job import Formation, TrainingJob
 from hetero.train.sample_log import SampleLog
 from hetero.train.values import Totals, TrainingError
 
 if TYPE_CHECKING:
     from hetero.train.data import Samples
-    from hetero.train.replica import Replica
+    from hetero.train.replica import ModelReplica
 
 __all__ = ["Membership", "StopError"]
 
@@ -67,9 +67,9 @@ class Membership:
     schedulers : states of the program's schedulers, for checkpoints
     """
 
-    replica: Replica
+    replica: ModelReplica
 
-    def __init__(self, job: Job, device: str, data: Samples, line: Line) -> None:
+    def __init__(self, job: TrainingJob, device: str, data: Samples, line: Line) -> None:
         self.job = job
         self.name = device
         self.samples = data.an_epoch(job.options.global_batch)

@@ -26,7 +26,7 @@ from hetero.engines.local.child_process import LOOK_S, Pulse
 from hetero.floor import clock, platform
 from hetero.train.data import Samples
 
-__all__ = ["Ahead"]
+__all__ = ["PrefetchingSamples"]
 
 _log = logging.getLogger("hetero")
 
@@ -39,7 +39,7 @@ _Piece = tuple[int, ...]
 _Batches = dict[_Piece, Any]
 
 
-class Ahead:
+class PrefetchingSamples:
     """Samples of a member, of which the next steps' are read ahead.
 
     Parameters
@@ -61,7 +61,7 @@ class Ahead:
         self.samples = samples
         self.seed = seed
         self.waited_s = 0.0
-        self._readers: list[_Reader] = []
+        self._readers: list[_ReaderProcess] = []
         self._under_way: dict[int, Future[_Batches]] = {}
         self._there: _Batches = {}
         self._looks: list[tuple[float, float]] = []
@@ -112,7 +112,7 @@ class Ahead:
         self._under_way.clear()
 
     def _start(self, count: int) -> None:
-        self._readers = [_Reader(self.samples) for _ in range(count)]
+        self._readers = [_ReaderProcess(self.samples) for _ in range(count)]
 
     def _decide(self, steps_left: int) -> None:
         """Start a process once a few steps have shown that it is worth it."""
@@ -141,7 +141,7 @@ class Ahead:
         return batches.result()
 
 
-class _Reader:
+class _ReaderProcess:
     """One process that reads, and the thread that talks to it."""
 
     def __init__(self, samples: Samples) -> None:

@@ -14,20 +14,20 @@ from hetero.comm.group import Group
 from hetero.floor.errors import HeteroError
 from hetero.model.device import Device
 from hetero.plan.training.shares import StepModel, fit_step
-from hetero.train.job import Job
+from hetero.train.job import TrainingJob
 from hetero.train.memory import PassLimit, room_bytes
 
 if TYPE_CHECKING:
     from hetero.train.data import Samples
-    from hetero.train.replica import Replica
+    from hetero.train.replica import ModelReplica
 
-__all__ = ["Found", "probe", "torch_place"]
+__all__ = ["ProbeResult", "probe", "torch_place"]
 
 _BUDGET_S = 0.25
 _WORTH_FRAC = 0.03
 
 
-class Found(NamedTuple):
+class ProbeResult(NamedTuple):
     """What a probe found.
 
     Attributes
@@ -41,13 +41,13 @@ class Found(NamedTuple):
 
 
 def probe(
-    job: Job,
+    job: TrainingJob,
     device: Device,
     samples: Samples,
     throttle: Any,
     passes: PassLimit,
     glimpse: Callable[[StepModel], None] = lambda model: None,
-) -> Found:
+) -> ProbeResult:
     """Measure two points of t = a + b·n on a copy of the model.
 
     Parameters
@@ -64,10 +64,10 @@ def probe(
         Not even one sample fits into the device's memory.
     """
     from hetero.train.keyed_random import refuse_unkeyed, states
-    from hetero.train.replica import Replica
+    from hetero.train.replica import ModelReplica
 
     gc.collect()
-    copy = Replica(job.parts, job.options, torch_place(device), 0, passes)
+    copy = ModelReplica(job.parts, job.options, torch_place(device), 0, passes)
     if job.need is not None:
         passes.expect(job.need, room_bytes(device))
     throttle.restart()
@@ -102,15 +102,15 @@ def probe(
             copy.layout.channels_last = False
     refuse_unkeyed(before, "the model", copy.place)
     model = fit_step(few, few_s, many, many_s) if many > few else StepModel(0.0, few_s / few)
-    return Found(model, copy.layout.channels_last)
+    return ProbeResult(model, copy.layout.channels_last)
 
 
-def _may_choose(copy: Replica) -> bool:
+def _may_choose(copy: ModelReplica) -> bool:
     """Return whether the layout is open: equal bits want equal layouts everywhere."""
     return copy.layout.applies and copy.options.layout == "auto" and copy.options.exact != "bitwise"
 
 
-def _with_channels_last(copy: Replica, timed: Callable[[], float]) -> float:
+def _with_channels_last(copy: ModelReplica, timed: Callable[[], float]) -> float:
     """Return the seconds of a step with channels last, infinite where the model cannot be run so."""
     copy.layout.channels_last = True
     found_s = min(timed() for _ in range(2))

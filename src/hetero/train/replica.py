@@ -24,19 +24,19 @@ from hetero.train.activation_checkpointing import recompute_blocks
 from hetero.train.compatibility import check_closure, check_parameters, set_values
 from hetero.train.data import Batches, Samples
 from hetero.train.gradients import FINEST, BitwiseGradients, Gradients
-from hetero.train.keyed_random import Drawing, KeyedRandom
+from hetero.train.keyed_random import KeyedPasses, KeyedRandom
 from hetero.train.losses import SummedLoss
 from hetero.train.memory import PassLimit
 from hetero.train.state import load_state, pack
-from hetero.train.values import NotANumberError, Options
+from hetero.train.values import NotANumberError, TrainOptions
 
 __all__ = [
     "HALF",
     "HEADER",
+    "ConvolutionLayout",
     "Judge",
-    "Layout",
+    "ModelReplica",
     "Parts",
-    "Replica",
     "call_model",
     "count_right",
     "made_on",
@@ -56,7 +56,7 @@ _LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 _CONVOLUTIONS = (torch.nn.Conv2d, torch.nn.Conv3d, torch.nn.ConvTranspose2d, torch.nn.ConvTranspose3d)
 
 
-class Layout:
+class ConvolutionLayout:
     """The layout of a model's convolutions, which may be changed between two passes.
 
     Parameters
@@ -70,7 +70,7 @@ class Layout:
     Examples
     --------
     >>> model = torch.nn.Conv2d(2, 3, 1)
-    >>> layout = Layout(model)
+    >>> layout = ConvolutionLayout(model)
     >>> layout.channels_last = True
     >>> model(torch.zeros(1, 2, 4, 4)).is_contiguous(memory_format=torch.channels_last)
     True
@@ -135,7 +135,7 @@ class Judge:
     place : torch's name of the device
     """
 
-    def __init__(self, model: Any, loss: Any, options: Options, place: str) -> None:
+    def __init__(self, model: Any, loss: Any, options: TrainOptions, place: str) -> None:
         self.options = options
         self.place = torch.device(place)
         self.model = model.to(self.place)
@@ -197,7 +197,7 @@ def _no_loss(*_: Any) -> Any:
     raise BadValueError("there is no loss to evaluate with", remedy="give the Trainer one")
 
 
-class Replica(Judge):
+class ModelReplica(Judge):
     """A model with its loss and optimizer on one device.
 
     Parameters
@@ -213,7 +213,9 @@ class Replica(Judge):
     look : called with the batch and the samples of each pass before it is computed; None to look at none
     """
 
-    def __init__(self, parts: bytes, options: Options, place: str, ranks: int, passes: PassLimit | None = None) -> None:
+    def __init__(
+        self, parts: bytes, options: TrainOptions, place: str, ranks: int, passes: PassLimit | None = None
+    ) -> None:
         model, loss, optimizer = cloudpickle.loads(parts)
         self._modes = training_modes(model)
         self.look: Callable[[Any, Sequence[int]], None] | None = None
@@ -236,9 +238,9 @@ class Replica(Judge):
         whole = "exact='bitwise'" if options.exact == "bitwise" else next(iter(mixing_layers(model)), "")
         self.passes.whole = self.passes.whole or whole
         recompute_blocks(self.model, options.recompute, self.random)
-        self.layout = Layout(self.model)
+        self.layout = ConvolutionLayout(self.model)
         self.layout.channels_last = options.layout == "channels_last"
-        self._drawing = Drawing(self.random, self.model, self.place)
+        self._drawing = KeyedPasses(self.random, self.model, self.place)
         self.scale = _FIRST_SCALE if options.precision == "fp16" else 1.0
         self._good_steps = 0
         self.step = 0

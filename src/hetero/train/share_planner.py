@@ -12,16 +12,16 @@ from itertools import pairwise
 from statistics import median
 
 from hetero.plan.training import shares as planning
-from hetero.plan.training.shares import Plan, StepModel
-from hetero.train.values import Options
+from hetero.plan.training.shares import SharePlan, StepModel
+from hetero.train.values import TrainOptions
 
-__all__ = ["Sharing"]
+__all__ = ["SharePlanner"]
 
 _WINDOW = 7
 _LOOKS_BEFORE_LEAVING = 3
 
 
-class Sharing:
+class SharePlanner:
     """The plan of one group and what it rests on.
 
     Parameters
@@ -39,14 +39,14 @@ class Sharing:
     Examples
     --------
     >>> models = [StepModel(0.0, 0.001), StepModel(0.0, 0.003)]
-    >>> sharing = Sharing(Options(128), ("cpu:0", "cpu:1"), models, [0.0, 0.0, 0.0])
+    >>> sharing = SharePlanner(TrainOptions(128), ("cpu:0", "cpu:1"), models, [0.0, 0.0, 0.0])
     >>> sharing.counts(range(128)), sharing.counts(range(40))
     ((96, 32), (30, 10))
     """
 
     def __init__(
         self,
-        options: Options,
+        options: TrainOptions,
         team: Sequence[str],
         models: Sequence[StepModel],
         comm_s: Sequence[float],
@@ -63,7 +63,7 @@ class Sharing:
         self._steps = 0
         self._looks = 0
 
-    def _first(self) -> Plan:
+    def _first(self) -> SharePlan:
         wanted = self.options.shares
         if wanted == "auto":
             return planning.make_plan(self.models, self.units, self.comm_s)
@@ -90,7 +90,7 @@ class Sharing:
 
     def learn(
         self, seconds: Sequence[float], waits: Sequence[float], ids: Sequence[int], counts: Sequence[int]
-    ) -> Plan | None:
+    ) -> SharePlan | None:
         """Take in a step; returns a new plan where one is worth having.
 
         Parameters
@@ -114,7 +114,7 @@ class Sharing:
         self.plan, self._steps, self._looks = better, 0, 0
         return better
 
-    def _is_settled(self, better: Plan) -> bool:
+    def _is_settled(self, better: SharePlan) -> bool:
         """Return whether a plan may be taken; one that leaves a device out for good is looked at three times."""
         self._looks += 1
         return len(better.members) == len(self.plan.members) or self._looks >= _LOOKS_BEFORE_LEAVING

@@ -25,13 +25,13 @@ from hetero.session.signature import register
 from hetero.session.tasks import judged_by_caller, task
 from hetero.train import argument_checks as checking
 from hetero.train.activation_checkpointing import chosen as chosen_modules
-from hetero.train.bulk_inference import Work, evaluate_part, predict_part, run_over
+from hetero.train.bulk_inference import PackedModel, evaluate_part, predict_part, run_over
 from hetero.train.checkpoints import TrainingCheckpoints, run_facts
 from hetero.train.compatibility import difference, fingerprint, group_values, model_hooks, process_settings, seen
 from hetero.train.data import Samples, as_array, as_samples, prepared
-from hetero.train.job import Job
+from hetero.train.job import TrainingJob
 from hetero.train.lead import Admission, Extent, Lead
-from hetero.train.listener import Heard, Listener, Recorded
+from hetero.train.listener import Listener, ReportCollector, TraceRecorder
 from hetero.train.losses import SummedLoss
 from hetero.train.member import train_member
 from hetero.train.memory import Fitting
@@ -41,7 +41,7 @@ from hetero.train.sample_log import append_line, next_run
 from hetero.train.saving import save_model
 from hetero.train.schedules import ScheduleHistory, load_schedulers
 from hetero.train.state import has_adapters, load_state, renewed
-from hetero.train.values import EpochReport, Evaluation, Options, Totals, TrainingError
+from hetero.train.values import EpochReport, Evaluation, Totals, TrainingError, TrainOptions
 
 if TYPE_CHECKING:
     from hetero.session.context import Context
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 __all__ = ["Trainer", "can_train"]
 
 _numbers = itertools.count(1)
-register(Job, lambda job: (f"training {job.number}", 0.0))
+register(TrainingJob, lambda job: (f"training {job.number}", 0.0))
 
 
 def can_train(device: Device) -> bool:
@@ -154,7 +154,7 @@ class Trainer:
             layout = "channels_first"
         again = recompute if isinstance(recompute, str) else tuple(recompute)
         sent = (overlap, compression, compression_rank, sum_on or "")
-        self.options = Options(global_batch, *words, *sent, recompute=again, layout=layout)
+        self.options = TrainOptions(global_batch, *words, *sent, recompute=again, layout=layout)
         chosen_modules(model, again)
         self.model = model
         self.loss = loss
@@ -320,8 +320,8 @@ class Trainer:
         self._note_mode()
         self._modes = training_modes(self.model)
         self._look_at_data()
-        told = Recorded(self.context.driver, listener or Listener())
-        heard = Heard(self.notes, [self._opened, *self.callbacks, self._refuse_changed], told)
+        told = TraceRecorder(self.context.driver, listener or Listener())
+        heard = ReportCollector(self.notes, [self._opened, *self.callbacks, self._refuse_changed], told)
         shows = bool(self.callbacks) or (listener is not None and listener.needs_model)
         self._runs_in = threading.get_ident()
         try:
@@ -371,7 +371,7 @@ class Trainer:
         if not len(samples):
             raise BadValueError("there are no samples", remedy="give at least one")
         parts = cloudpickle.dumps((self.model, self.loss))
-        work = self.context.put(Work(parts, self.options, next(_numbers), process_settings()))
+        work = self.context.put(PackedModel(parts, self.options, next(_numbers), process_settings()))
         return run_over(self.context, self.devices, function, work, self._put(samples), len(samples))
 
     def _refuse_meanwhile(self, what: str, remedy: str = "call it after fit, as after fit(1) in a loop") -> None:
@@ -388,7 +388,7 @@ class Trainer:
         schedules = ScheduleHistory(self.optimizer, self._step, kept=checkpoints is not None)
         reach = self.context.driver.engine.reach()
         with Hub(reach.own, reach.certificates) as hub:
-            job = Job(
+            job = TrainingJob(
                 parts=self._parts(),
                 options=self.options,
                 steps=steps,

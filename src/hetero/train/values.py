@@ -22,8 +22,8 @@ __all__ = [
     "EpochReport",
     "Evaluation",
     "NotANumberError",
-    "Options",
     "Totals",
+    "TrainOptions",
     "TrainingError",
 ]
 
@@ -49,7 +49,7 @@ class NotANumberError(TrainingError):
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class TrainOptions:
     """What was asked of a run.
 
     Attributes
@@ -125,7 +125,7 @@ class Options:
 
         Examples
         --------
-        >>> Options(128).unit, Options(128, exact="bitwise").unit, Options(10, exact="bitwise").unit
+        >>> TrainOptions(128).unit, TrainOptions(128, exact="bitwise").unit, TrainOptions(10, exact="bitwise").unit
         (1, 8, 1)
         """
         if self.exact != "bitwise":

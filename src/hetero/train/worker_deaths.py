@@ -13,13 +13,13 @@ from typing import NamedTuple
 from hetero.floor import own_memory
 from hetero.floor.errors import OutOfDeviceMemoryError
 
-__all__ = ["Deaths", "Killed"]
+__all__ = ["KilledPasses", "WorkerDeaths"]
 
 _DEATHS = 4
 """Deaths of a device's worker, no step being done between, after which a run goes on without the device."""
 
 
-class _Pass(NamedTuple):
+class _LargestPass(NamedTuple):
     """The largest pass that a member has begun.
 
     Attributes
@@ -34,7 +34,7 @@ class _Pass(NamedTuple):
 
 
 @dataclass(slots=True)
-class Killed:
+class KilledPasses:
     """What is known of each device's memory from those that were killed for it.
 
     Attributes
@@ -43,7 +43,7 @@ class Killed:
     """
 
     full: dict[str, str] = field(default_factory=dict)
-    _passes: dict[str, _Pass] = field(default_factory=dict)
+    _passes: dict[str, _LargestPass] = field(default_factory=dict)
     _most: dict[str, float] = field(default_factory=dict)
 
     def most(self, device: str) -> float:
@@ -52,7 +52,7 @@ class Killed:
 
     def begins(self, device: str, samples: int, file: str) -> bool:
         """Record a pass that is about to be made; False where it killed the worker before."""
-        self._passes[device] = _Pass(samples, file, own_memory.memory_kills(file))
+        self._passes[device] = _LargestPass(samples, file, own_memory.memory_kills(file))
         if samples <= self.most(device):
             return True
         self.full[device] = f"the system killed it for its memory in a pass of {samples} samples, which stays whole"
@@ -87,7 +87,7 @@ class _Death(NamedTuple):
 
 
 @dataclass(slots=True)
-class Deaths:
+class WorkerDeaths:
     """How often each device's worker died without getting anywhere.
 
     Attributes

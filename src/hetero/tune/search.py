@@ -24,13 +24,13 @@ from hetero.session.tasks import task
 from hetero.tune.space import read_space
 from hetero.tune.study import Study
 from hetero.tune.trial import Trial, TrialCall, run_trial
-from hetero.tune.values import Found, Plan, SearchError, SearchListener
+from hetero.tune.values import SearchError, SearchListener, SearchPlan, SearchResult
 
 if TYPE_CHECKING:
     from hetero.session.context import Context
     from hetero.session.futures import Future
 
-__all__ = ["Paces", "RunningTrial", "run_search", "search", "takes_python"]
+__all__ = ["RunningTrial", "TrialPaces", "run_search", "search", "takes_python"]
 
 _POLL_S = 1.0
 _TRIALS = 20
@@ -49,14 +49,14 @@ class RunningTrial(NamedTuple):
     elapsed_s: float
 
 
-class Paces:
+class TrialPaces:
     """How long a trial takes on each device: the mean, since trials differ and some are pruned.
 
     The first trial of a device also loads what trials need, and counts only as long as there is no other.
 
     Examples
     --------
-    >>> paces = Paces()
+    >>> paces = TrialPaces()
     >>> paces.learn("fast", 1.0)
     >>> paces.learn("slow", 5.0)
     >>> running = [RunningTrial(7, "fast", 0.5)]
@@ -152,7 +152,7 @@ def search(
     set: Sequence[str] | Mapping[str, Any] = (),
     trace: str | Path | None = None,
     listener: SearchListener | None = None,
-) -> Found:
+) -> SearchResult:
     """Find the values of a space for which a function gives the least, or the most.
 
     Parameters
@@ -197,7 +197,7 @@ def search(
     ranges = read_space(space)
     count = trials if trials is not None else 10**5 if sampler == "grid" else _TRIALS
     chosen = settings.seed() if seed is None else seed
-    plan = Plan(_name_of(objective), ranges, count, sampler, pruner, goal, chosen)
+    plan = SearchPlan(_name_of(objective), ranges, count, sampler, pruner, goal, chosen)
     opening = {"devices": devices, "config": config, "set": set, "trace": trace}
     path = None if storage is None else Path(storage).expanduser().absolute()
     return run_search(objective, plan, path, opening, listener or SearchListener())
@@ -210,12 +210,12 @@ def takes_python(device: Device) -> bool:
 
 def run_search(
     objective: Callable[[Trial], Any],
-    plan: Plan,
+    plan: SearchPlan,
     path: Path | None,
     opening: Mapping[str, Any],
     listener: SearchListener,
     fits: Callable[[Device], bool] = takes_python,
-) -> Found:
+) -> SearchResult:
     """Carry out a plan.
 
     Parameters
@@ -230,11 +230,11 @@ def run_search(
     try:
         if study.left > 0:
             with _fleet(opening) as ctx:
-                _Search(ctx, study, objective, listener, fits).run()
+                _DeviceSearch(ctx, study, objective, listener, fits).run()
         best = study.best
         if best is None:
             raise SearchError("no trial finished", remedy="see the trials' problems, or use pruner='none'")
-        return Found(best, study.reports, plan.goal, clock.monotonic_s() - begun_s, study.resumed, path)
+        return SearchResult(best, study.reports, plan.goal, clock.monotonic_s() - begun_s, study.resumed, path)
     finally:
         study.close()
 
@@ -252,7 +252,7 @@ def _fleet(opening: Mapping[str, Any]) -> Iterator[Context]:
 
 
 @dataclass(slots=True)
-class _Run:
+class _TrialRun:
     """A trial on a device."""
 
     number: int
@@ -261,7 +261,7 @@ class _Run:
     begun_s: float
 
 
-class _Search:
+class _DeviceSearch:
     """Gives every device the next trial when it is free, as long as that helps."""
 
     def __init__(
@@ -281,10 +281,10 @@ class _Search:
             raise NothingFitsError(f"none of {names} can run this objective", remedy="name a CPU or a GPU")
         self.tasks = {name: task(run_trial, on=(each.id,), name="trial") for name, each in self.devices.items()}
         self.objective = ctx.put(objective)
-        self.runs: list[_Run] = []
+        self.runs: list[_TrialRun] = []
         self.params: dict[int, dict[str, Any]] = {}
         self.cause: BaseException | None = None
-        self.paces = Paces()
+        self.paces = TrialPaces()
         for report in study.reports:
             if report.device in self.devices:
                 self.paces.learn(report.device, report.seconds)
@@ -316,7 +316,7 @@ class _Search:
                 continue
             call = TrialCall(number, self.params[number], hub.address)
             future = self.ctx.submit(self.tasks[name], call, self.objective)
-            self.runs.append(_Run(number, device, future, clock.monotonic_s()))
+            self.runs.append(_TrialRun(number, device, future, clock.monotonic_s()))
             future.add_done_callback(lambda _: _ring(bell))
         self.listener.on_running({run.device.short: (run.number, self.params[run.number]) for run in self.runs})
 

@@ -16,8 +16,8 @@ from hetero.floor.documents import parse_json, record_of
 from hetero.floor.errors import BadValueError
 from hetero.floor.files import local_path
 from hetero.tune.space import describe, distributions, grid
-from hetero.tune.trial import Ended
-from hetero.tune.values import Plan, TrialReport
+from hetero.tune.trial import TrialResult
+from hetero.tune.values import SearchPlan, TrialReport
 
 __all__ = ["Study"]
 
@@ -50,7 +50,7 @@ class Study:
     the number of trials asked for so far: a run that was killed goes on as if it had not been.
     """
 
-    def __init__(self, plan: Plan, path: Path | None) -> None:
+    def __init__(self, plan: SearchPlan, path: Path | None) -> None:
         import optuna
 
         optuna.logging.set_verbosity(optuna.logging.WARNING)
@@ -215,7 +215,7 @@ class Study:
             self._verdicts[number, step] = bool(trial.should_prune())
         return self._verdicts[number, step]
 
-    def finish(self, number: int, ended: Ended) -> TrialReport:
+    def finish(self, number: int, ended: TrialResult) -> TrialReport:
         """Take what a trial came to."""
         trial = self._running[number]
         trial.set_user_attr("device", ended.device)
@@ -265,7 +265,7 @@ def _pruner(word: str) -> Any:
     return made[word]()
 
 
-def _points(plan: Plan) -> list[dict[str, Any]]:
+def _points(plan: SearchPlan) -> list[dict[str, Any]]:
     """Return the points of the grid, in an order that the seed decides."""
     values = grid(plan.space)
     points = [dict(zip(values, point, strict=True)) for point in itertools.product(*values.values())]

@@ -16,14 +16,14 @@ from hetero.drive.frame import current
 from hetero.drive.throttle import Stopwatch
 from hetero.floor.errors import BadValueError, HeteroError
 
-__all__ = ["Ended", "Trial", "TrialCall", "TrialPrunedError", "run_trial"]
+__all__ = ["Trial", "TrialCall", "TrialPrunedError", "TrialResult", "run_trial"]
 
 
 class TrialPrunedError(HeteroError):
     """The trial is not worth going on with; it is raised by `Trial.report`, and the objective need not catch it."""
 
 
-class Ended(NamedTuple):
+class TrialResult(NamedTuple):
     """What a trial came to, as it travels back."""
 
     value: float | None
@@ -123,7 +123,7 @@ def as_number(value: Any, said: str) -> float:
     return number
 
 
-def run_trial(call: TrialCall, objective: Callable[[Trial], Any]) -> Ended:
+def run_trial(call: TrialCall, objective: Callable[[Trial], Any]) -> TrialResult:
     """Run one trial; runs as a task. The sleep of a throttled device belongs to the trial's seconds."""
     frame = current()
     assert frame is not None, "a trial runs as a task"
@@ -135,4 +135,4 @@ def run_trial(call: TrialCall, objective: Callable[[Trial], Any]) -> Ended:
         value = trial.last
     finally:
         trial.close()
-    return Ended(trial.last if trial.pruned else value, trial.pruned, frame.device.short, watch.seconds())
+    return TrialResult(trial.last if trial.pruned else value, trial.pruned, frame.device.short, watch.seconds())

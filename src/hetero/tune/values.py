@@ -14,7 +14,7 @@ from typing import Any
 from hetero.floor.errors import BadValueError, HeteroError, did_you_mean
 from hetero.tune.space import Range
 
-__all__ = ["GOALS", "PRUNERS", "SAMPLERS", "Found", "Plan", "SearchError", "SearchListener", "TrialReport"]
+__all__ = ["GOALS", "PRUNERS", "SAMPLERS", "SearchError", "SearchListener", "SearchPlan", "SearchResult", "TrialReport"]
 
 SAMPLERS = ("tpe", "random", "grid")
 PRUNERS = ("median", "hyperband", "none")
@@ -27,7 +27,7 @@ class SearchError(HeteroError):
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class SearchPlan:
     """What was asked of a search.
 
     Attributes
@@ -89,7 +89,7 @@ class TrialReport:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class SearchResult:
     """What a search came to.
 
     Attributes

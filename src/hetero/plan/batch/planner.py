@@ -14,7 +14,7 @@ from typing import NamedTuple
 from hetero.plan.batch.size_tuning import Sizes
 from hetero.plan.batch.time_model import Law, finish_s, guided_size, soonest_s
 
-__all__ = ["Given", "Planner", "Span", "beside"]
+__all__ = ["AssignedBatch", "BatchPlanner", "Span", "beside"]
 
 _QUEUED = 2
 _LATE_S = 0.02
@@ -30,7 +30,7 @@ _UNSURE_FRAC = 0.6
 
 
 @dataclass(slots=True)
-class Given:
+class AssignedBatch:
     """A batch that a device was given.
 
     Attributes
@@ -50,7 +50,7 @@ class _Lane:
     """One device: what is known of it, and what it was given."""
 
     sizes: Sizes
-    queue: list[Given] = field(default_factory=list)
+    queue: list[AssignedBatch] = field(default_factory=list)
     since_s: float = 0.0
     records: float = 0.0
     busy_s: float = 0.0
@@ -69,7 +69,7 @@ class _Lane:
         return end_s + sum(given.expected_s for given in rest)
 
 
-class Planner:
+class BatchPlanner:
     """Plans the batches of one run.
 
     Parameters
@@ -78,7 +78,7 @@ class Planner:
 
     Examples
     --------
-    >>> planner = Planner({"cpu:0": Sizes(known=[(8, 1.0)], fixed=8), "cpu:1": Sizes(known=[(8, 9.0)], fixed=8)})
+    >>> planner = BatchPlanner({"cpu:0": Sizes(known=[(8, 1.0)], fixed=8), "cpu:1": Sizes(known=[(8, 9.0)], fixed=8)})
     >>> planner.ask("cpu:0", 1000, 0.0), planner.ask("cpu:1", 8, 0.0)
     (8, 0)
     >>> planner.why_idle("cpu:1")
@@ -103,7 +103,7 @@ class Planner:
         lane = self._lanes[name]
         return lane.records / lane.busy_s if lane.busy_s else 0.0
 
-    def given(self, name: str) -> tuple[Given, ...]:
+    def given(self, name: str) -> tuple[AssignedBatch, ...]:
         """Return the batches that a device has not done yet, the one it works on first."""
         return tuple(self._lanes[name].queue)
 
@@ -178,7 +178,7 @@ class Planner:
         law = lane.sizes.law
         if not lane.queue:
             lane.since_s = now_s
-        lane.queue.append(Given(ticket, size, math.inf if law is None else law.seconds(size)))
+        lane.queue.append(AssignedBatch(ticket, size, math.inf if law is None else law.seconds(size)))
 
     def done(self, name: str, ticket: int, now_s: float, seconds: float = 0.0, cold: bool = False) -> None:
         """Record that a device is through with a batch.
@@ -242,7 +242,7 @@ class Planner:
             found.append(ticket)
         return tuple(found)
 
-    def _is_late(self, lane: _Lane, given: Given, mine: Law, left: float, now_s: float) -> bool:
+    def _is_late(self, lane: _Lane, given: AssignedBatch, mine: Law, left: float, now_s: float) -> bool:
         law = lane.sizes.law
         if law is None or math.isinf(given.expected_s):
             return now_s - lane.since_s > _PATIENCE * mine.seconds(given.size)
@@ -280,7 +280,7 @@ class Planner:
         self._twice.add(ticket)
         return ticket
 
-    def _ends(self, lane: _Lane, now_s: float, mine: Law) -> list[tuple[Given, float]]:
+    def _ends(self, lane: _Lane, now_s: float, mine: Law) -> list[tuple[AssignedBatch, float]]:
         found, at_s = [], lane.since_s
         for given in lane.queue:
             at_s += given.expected_s

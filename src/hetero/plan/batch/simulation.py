@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
-from hetero.plan.batch.planner import Planner, Span, beside
+from hetero.plan.batch.planner import BatchPlanner, Span, beside
 
 __all__ = ["Simulated", "simulate"]
 
@@ -34,7 +34,7 @@ class Simulated(NamedTuple):
 class _World:
     """The devices of one simulated run: the first one works from the front, all others from the back."""
 
-    def __init__(self, planner: Planner, truths: Mapping[str, Callable[[int], float]], count: int) -> None:
+    def __init__(self, planner: BatchPlanner, truths: Mapping[str, Callable[[int], float]], count: int) -> None:
         self.planner = planner
         self.truths = truths
         self.left = Span(0, count)
@@ -123,7 +123,7 @@ class _World:
                     self.start(other)
 
 
-def simulate(planner: Planner, truths: Mapping[str, Callable[[int], float]], count: int) -> Simulated:
+def simulate(planner: BatchPlanner, truths: Mapping[str, Callable[[int], float]], count: int) -> Simulated:
     """Run records through a planner in virtual time.
 
     Parameters
@@ -134,7 +134,7 @@ def simulate(planner: Planner, truths: Mapping[str, Callable[[int], float]], cou
     Examples
     --------
     >>> from hetero.plan.batch.size_tuning import Sizes
-    >>> planner = Planner({"a": Sizes(fixed=10), "b": Sizes(fixed=10)})
+    >>> planner = BatchPlanner({"a": Sizes(fixed=10), "b": Sizes(fixed=10)})
     >>> simulate(planner, {"a": lambda size: size / 10, "b": lambda size: size / 5}, 90)
     Simulated(makespan_s=6.0, records={'a': 60, 'b': 30}, repeated=0)
     """

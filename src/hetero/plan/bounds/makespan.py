@@ -13,7 +13,7 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Bound", "lower_bound"]
+__all__ = ["LowerBound", "lower_bound"]
 
 Floats: TypeAlias = NDArray[np.float64]
 
@@ -27,7 +27,7 @@ _WINDOWS = 24
 
 
 @dataclass(frozen=True, slots=True)
-class Bound:
+class LowerBound:
     """A lower bound of the makespan, and which argument gave it.
 
     Attributes
@@ -51,7 +51,7 @@ def lower_bound(
     width: Sequence[int] | None = None,
     *,
     rounds: int = _ROUNDS,
-) -> Bound:
+) -> LowerBound:
     """Return a time that no schedule can beat.
 
     Parameters
@@ -91,7 +91,7 @@ def lower_bound(
     """
     table = np.asarray(seconds, dtype=float)
     if not table.size:
-        return Bound(0.0, 0.0, 0.0, "load")
+        return LowerBound(0.0, 0.0, 0.0, "load")
     many = np.ones(len(table), dtype=np.int64) if width is None else np.asarray(width, dtype=np.int64)
     fastest = table.min(axis=1)
     heads, tails = _chains(fastest, after)
@@ -103,7 +103,7 @@ def lower_bound(
     if table.size <= _SMALL and rounds >= _SEARCH_ROUNDS:
         found["search"] = _searched(table, after, many, max(found.values()))
     cause = max(found, key=lambda name: found[name])
-    return Bound(found[cause], path_s, load_s, cause)
+    return LowerBound(found[cause], path_s, load_s, cause)
 
 
 def _chains(fastest: Floats, after: Sequence[Sequence[int]]) -> tuple[Floats, Floats]:

@@ -12,13 +12,13 @@ from dataclasses import dataclass
 from typing import Literal
 
 from hetero.floor.errors import BadValueError, did_you_mean
-from hetero.plan.collectives.trees import Tree, balanced_tree, capped_tree
+from hetero.plan.collectives.trees import MemberTree, balanced_tree, capped_tree
 
 __all__ = [
     "ALGORITHMS",
     "SMALL_BYTES",
     "Algorithm",
-    "Choice",
+    "AlgorithmChoice",
     "Links",
     "check_algorithm",
     "choose",
@@ -88,7 +88,7 @@ class Links:
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class AlgorithmChoice:
     """An algorithm, ready to be carried out.
 
     Attributes
@@ -100,7 +100,7 @@ class Choice:
     """
 
     algorithm: Algorithm
-    tree: Tree | None
+    tree: MemberTree | None
     chunk_bytes: int
     seconds: float
 
@@ -117,7 +117,7 @@ def ring_s(links: Links, nbytes: float) -> float:
     return rounds * (nbytes / links.size / min(links.bytes_per_s) + links.latency_s)
 
 
-def tree_s(links: Links, tree: Tree, nbytes: float, chunk_bytes: float) -> float:
+def tree_s(links: Links, tree: MemberTree, nbytes: float, chunk_bytes: float) -> float:
     """Predict the seconds of adding up along a tree and handing out again, in chunks.
 
     Notes
@@ -129,7 +129,7 @@ def tree_s(links: Links, tree: Tree, nbytes: float, chunk_bytes: float) -> float
 
     Examples
     --------
-    >>> round(tree_s(Links((10.0, 10.0), 0.0), Tree((-1, 0)), 100.0, 100.0), 2)
+    >>> round(tree_s(Links((10.0, 10.0), 0.0), MemberTree((-1, 0)), 100.0, 100.0), 2)
     20.0
     """
     per_byte_s = _per_byte_s(links, tree)
@@ -138,14 +138,14 @@ def tree_s(links: Links, tree: Tree, nbytes: float, chunk_bytes: float) -> float
     return waves * (min(chunk_bytes, nbytes) * per_byte_s + _STEP_S) + hops * links.latency_s
 
 
-def _per_byte_s(links: Links, tree: Tree) -> float:
+def _per_byte_s(links: Links, tree: MemberTree) -> float:
     return max(
         degree / speed * (1 + _SHARING_FRAC * (degree - 1))
         for degree, speed in zip(tree.degrees, links.bytes_per_s, strict=True)
     )
 
 
-def pipelined(links: Links, nbytes: int, root: int | None = None) -> Choice:
+def pipelined(links: Links, nbytes: int, root: int | None = None) -> AlgorithmChoice:
     """Return the tree and the chunk with which a pipelined tree is soonest done.
 
     Notes
@@ -155,17 +155,17 @@ def pipelined(links: Links, nbytes: int, root: int | None = None) -> Choice:
     predicted seconds is taken. Members behind slow links become leaves, where each byte crosses their link once in
     each direction.
     """
-    best: Choice | None = None
+    best: AlgorithmChoice | None = None
     for tree in _trees(links, root):
         chunk_bytes = _chunk_bytes(links, tree, nbytes)
         seconds = tree_s(links, tree, nbytes, chunk_bytes)
         if best is None or seconds < best.seconds:
-            best = Choice("pipelined_tree", tree, chunk_bytes, seconds)
+            best = AlgorithmChoice("pipelined_tree", tree, chunk_bytes, seconds)
     assert best is not None, "a star is always among the trees"
     return best
 
 
-def _trees(links: Links, root: int | None) -> Iterator[Tree]:
+def _trees(links: Links, root: int | None) -> Iterator[MemberTree]:
     """Yield a tree for every set of caps that some time a byte allows."""
     seen: set[tuple[int, ...]] = set()
     speeds = _levelled(links.bytes_per_s)
@@ -191,7 +191,7 @@ def _levelled(speeds: tuple[float, ...]) -> list[float]:
     return [level[speed] for speed in speeds]
 
 
-def _chunk_bytes(links: Links, tree: Tree, nbytes: int) -> int:
+def _chunk_bytes(links: Links, tree: MemberTree, nbytes: int) -> int:
     """Return the c that makes (M/c + 2H)(c·B + o) least: the root of M·o / 2H·B."""
     hops = 2 * max(1, tree.heights[tree.root])
     best = math.sqrt(nbytes * _STEP_S / (hops * _per_byte_s(links, tree)))
@@ -199,7 +199,7 @@ def _chunk_bytes(links: Links, tree: Tree, nbytes: int) -> int:
     return min(max(whole, _LEAST_CHUNK_BYTES), _MOST_CHUNK_BYTES)
 
 
-def choose(links: Links, nbytes: int, algorithm: Algorithm = "auto", *, library: bool = True) -> Choice:
+def choose(links: Links, nbytes: int, algorithm: Algorithm = "auto", *, library: bool = True) -> AlgorithmChoice:
     """Return the algorithm that adds up a row soonest, or the one asked for with the tree and chunk that suit it.
 
     Parameters
@@ -216,12 +216,14 @@ def choose(links: Links, nbytes: int, algorithm: Algorithm = "auto", *, library:
     >>> choice.algorithm, choice.tree.degrees[6:]
     ('pipelined_tree', (1, 1))
     """
-    around = Choice("library" if library else "ring", None, _ring_chunk_bytes(links, nbytes), ring_s(links, nbytes))
+    around = AlgorithmChoice(
+        "library" if library else "ring", None, _ring_chunk_bytes(links, nbytes), ring_s(links, nbytes)
+    )
     if algorithm in ("library", "ring"):
-        return Choice(algorithm, None, around.chunk_bytes, around.seconds)
+        return AlgorithmChoice(algorithm, None, around.chunk_bytes, around.seconds)
     if algorithm == "tree":
         tree = balanced_tree(links.size)
-        return Choice("tree", tree, max(1, nbytes), tree_s(links, tree, nbytes, max(1, nbytes)))
+        return AlgorithmChoice("tree", tree, max(1, nbytes), tree_s(links, tree, nbytes, max(1, nbytes)))
     if algorithm == "auto" and (nbytes < SMALL_BYTES or links.are_alike):
         return around
     along = pipelined(links, nbytes)

@@ -81,7 +81,7 @@ def searched(search: Search) -> tuple[int, ...] | None:
         found = found if low >= 0 else None
     while high - low > 1:
         middle = (low + high) // 2
-        group = _Walk(search, float(rates[middle])).group()
+        group = _GroupWalk(search, float(rates[middle])).group()
         if group is None:
             high = middle
         else:
@@ -126,7 +126,7 @@ def _climbed(speeds: NDArray[np.float64], group: list[int]) -> tuple[int, ...]:
     return tuple(group)
 
 
-class _Walk:
+class _GroupWalk:
     """One depth-first search for a group at one bandwidth."""
 
     def __init__(self, search: Search, rate: float) -> None:
@@ -282,5 +282,5 @@ def _one_exchange(search: Search, group: tuple[int, ...], rate: float) -> tuple[
 def _arranged(search: Search, members: list[int], rate: float) -> tuple[int, ...] | None:
     inside = search.speeds[np.ix_(members, members)]
     part = Search(inside, search.count, search.shape, (), [str(at) for at in range(len(members))])
-    found = _Walk(part, rate).group()
+    found = _GroupWalk(part, rate).group()
     return None if found is None else tuple(members[at] for at in found)

@@ -17,7 +17,7 @@ from hetero.floor.errors import BadValueError, NothingFitsError, did_you_mean
 from hetero.model.fabric import Fabric
 from hetero.plan.collectives.group_search import Search, searched
 
-__all__ = ["COLLECTIVES", "EXACT", "Group", "Terms", "best_group", "group_bandwidth"]
+__all__ = ["COLLECTIVES", "EXACT", "DeviceGroup", "Terms", "best_group", "group_bandwidth"]
 
 COLLECTIVES = {
     "all_reduce": "ring",
@@ -56,7 +56,7 @@ class Terms:
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class DeviceGroup:
     """Devices that run a collective together.
 
     Attributes
@@ -100,7 +100,7 @@ def _shape(collective: str) -> str:
     return COLLECTIVES[collective]
 
 
-def best_group(fabric: Fabric, count: int, collective: str = "all_reduce", terms: Terms | None = None) -> Group:
+def best_group(fabric: Fabric, count: int, collective: str = "all_reduce", terms: Terms | None = None) -> DeviceGroup:
     """Return the k devices whose slowest connection in that collective is the fastest.
 
     Parameters
@@ -133,7 +133,7 @@ def best_group(fabric: Fabric, count: int, collective: str = "all_reduce", terms
     terms = terms or Terms()
     if count < 1:
         raise BadValueError(f"a group of {count} is none", remedy="give at least 1")
-    found: list[tuple[tuple[float, float], Group]] = []
+    found: list[tuple[tuple[float, float], DeviceGroup]] = []
     pools = list(_pools(fabric, terms))
     for names in pools:
         if len(names) >= count:
@@ -183,7 +183,7 @@ def _pools(fabric: Fabric, terms: Terms) -> Iterator[tuple[str, ...]]:
             yield tuple(members)
 
 
-def _best_of(fabric: Fabric, names: tuple[str, ...], count: int, collective: str, terms: Terms) -> Group | None:
+def _best_of(fabric: Fabric, names: tuple[str, ...], count: int, collective: str, terms: Terms) -> DeviceGroup | None:
     speeds = np.array(fabric.bandwidths(names))
     homes = [fabric.place(name, terms.spread) or name for name in names] if terms.spread else list(names)
     include = tuple(names.index(fabric.part(name).id) for name in terms.include)
@@ -196,7 +196,7 @@ def _best_of(fabric: Fabric, names: tuple[str, ...], count: int, collective: str
         return None
     order = _ring(speeds, chosen) if shape == "ring" else chosen
     rate, mean = group_bandwidth(speeds, order, shape), _mean(speeds, order)
-    return Group(tuple(names[at] for at in order), rate, mean, collective, len(names) <= EXACT)
+    return DeviceGroup(tuple(names[at] for at in order), rate, mean, collective, len(names) <= EXACT)
 
 
 def _mean(speeds: Floats, members: Sequence[int]) -> float:

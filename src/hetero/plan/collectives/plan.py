@@ -11,9 +11,9 @@ from functools import lru_cache
 from itertools import pairwise
 from typing import Literal, NamedTuple
 
-from hetero.plan.collectives.choose import Choice
-from hetero.plan.collectives.steps import Piece, Step, steps_of
-from hetero.plan.collectives.trees import Tree, ring_path
+from hetero.plan.collectives.choose import AlgorithmChoice
+from hetero.plan.collectives.steps import CollectivePiece, Step, steps_of
+from hetero.plan.collectives.trees import MemberTree, ring_path
 
 __all__ = ["Collective", "Word", "chunks", "owned_pieces", "plan_steps", "ring_pieces", "split", "tree_pieces"]
 
@@ -39,12 +39,12 @@ class Collective(NamedTuple):
 
 
 @lru_cache(maxsize=256)
-def plan_steps(what: Collective, rank: int, choice: Choice) -> tuple[Step, ...]:
+def plan_steps(what: Collective, rank: int, choice: AlgorithmChoice) -> tuple[Step, ...]:
     """Return the steps of one member.
 
     Examples
     --------
-    >>> choice = Choice("ring", None, 4096, 0.0)
+    >>> choice = AlgorithmChoice("ring", None, 4096, 0.0)
     >>> [(step.action, step.peer) for step in plan_steps(Collective("all_gather", 3, 6, 8), 0, choice)]
     [('send', 2), ('copy', 1), ('send', 2), ('copy', 1)]
     """
@@ -54,7 +54,7 @@ def plan_steps(what: Collective, rank: int, choice: Choice) -> tuple[Step, ...]:
     return steps_of(rank, _pieces(what, choice.tree, chunk), reduce=reduce, broadcast=broadcast)
 
 
-def _pieces(what: Collective, tree: Tree | None, chunk: int) -> list[Piece]:
+def _pieces(what: Collective, tree: MemberTree | None, chunk: int) -> list[CollectivePiece]:
     if what.word == "broadcast":
         way = ring_path(what.size, what.src) if tree is None else tree.rerooted(what.src)
         return tree_pieces(what.elements, chunk, way)
@@ -90,7 +90,7 @@ def chunks(begin: int, end: int, chunk: int) -> Iterator[tuple[int, int]]:
         yield first, min(first + chunk, end)
 
 
-def ring_pieces(count: int, size: int, chunk: int) -> list[Piece]:
+def ring_pieces(count: int, size: int, chunk: int) -> list[CollectivePiece]:
     """Cut a row into one part a member; each part goes once around the ring to its owner.
 
     Notes
@@ -106,7 +106,9 @@ def ring_pieces(count: int, size: int, chunk: int) -> list[Piece]:
     return owned_pieces(count, size, chunk, lambda owner: ring_path(size, owner), in_waves=False)
 
 
-def owned_pieces(count: int, size: int, chunk: int, tree_of: Callable[[int], Tree], *, in_waves: bool) -> list[Piece]:
+def owned_pieces(
+    count: int, size: int, chunk: int, tree_of: Callable[[int], MemberTree], *, in_waves: bool
+) -> list[CollectivePiece]:
     """Cut a row into one part a member, each in chunks that travel along the tree of their owner.
 
     Parameters
@@ -114,17 +116,17 @@ def owned_pieces(count: int, size: int, chunk: int, tree_of: Callable[[int], Tre
     in_waves : whether each chunk of a part sets out one tick after the one before
     """
     return [
-        Piece(first, last, tree_of(owner), number if in_waves else 0)
+        CollectivePiece(first, last, tree_of(owner), number if in_waves else 0)
         for owner, (begin, end) in enumerate(split(count, size))
         for number, (first, last) in enumerate(chunks(begin, end, chunk))
     ]
 
 
-def tree_pieces(count: int, chunk: int, tree: Tree) -> list[Piece]:
+def tree_pieces(count: int, chunk: int, tree: MemberTree) -> list[CollectivePiece]:
     """Cut a row into chunks that follow each other along one tree, so that its levels work at the same time.
 
     Notes
     -----
     Sums on their way up and results on their way down use the two directions of a link at the same time.
     """
-    return [Piece(first, last, tree, number) for number, (first, last) in enumerate(chunks(0, count, chunk))]
+    return [CollectivePiece(first, last, tree, number) for number, (first, last) in enumerate(chunks(0, count, chunk))]

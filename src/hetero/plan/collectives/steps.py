@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
-from hetero.plan.collectives.trees import Tree
+from hetero.plan.collectives.trees import MemberTree
 
-__all__ = ["Piece", "Step", "steps_of"]
+__all__ = ["CollectivePiece", "Step", "steps_of"]
 
 Action = Literal["send", "copy", "add"]
 
@@ -36,7 +36,7 @@ class Step(NamedTuple):
     after: int
 
 
-class Piece(NamedTuple):
+class CollectivePiece(NamedTuple):
     """A range of elements that travels as one.
 
     Attributes
@@ -48,11 +48,11 @@ class Piece(NamedTuple):
 
     begin: int
     end: int
-    tree: Tree
+    tree: MemberTree
     tick: int
 
 
-def steps_of(rank: int, pieces: Sequence[Piece], *, reduce: bool, broadcast: bool) -> tuple[Step, ...]:
+def steps_of(rank: int, pieces: Sequence[CollectivePiece], *, reduce: bool, broadcast: bool) -> tuple[Step, ...]:
     """Return what one member does so that pieces are added up at their roots, handed out from there, or both.
 
     Notes
@@ -64,8 +64,8 @@ def steps_of(rank: int, pieces: Sequence[Piece], *, reduce: bool, broadcast: boo
 
     Examples
     --------
-    >>> path = Tree((-1, 0))
-    >>> steps_of(1, [Piece(0, 8, path, 0)], reduce=True, broadcast=True)
+    >>> path = MemberTree((-1, 0))
+    >>> steps_of(1, [CollectivePiece(0, 8, path, 0)], reduce=True, broadcast=True)
     (Step(action='send', peer=0, begin=0, end=8, after=-1), Step(action='copy', peer=0, begin=0, end=8, after=-1))
     """
     hops: list[tuple[int, int, Action, int]] = []
@@ -87,7 +87,7 @@ def steps_of(rank: int, pieces: Sequence[Piece], *, reduce: bool, broadcast: boo
     return tuple(steps)
 
 
-def _upwards(rank: int, number: int, piece: Piece) -> list[tuple[int, int, Action, int]]:
+def _upwards(rank: int, number: int, piece: CollectivePiece) -> list[tuple[int, int, Action, int]]:
     tree, tick = piece.tree, piece.tick
     hops: list[tuple[int, int, Action, int]] = []
     for child in sorted(tree.children[rank], key=lambda each: (tree.heights[each], each)):
@@ -97,7 +97,7 @@ def _upwards(rank: int, number: int, piece: Piece) -> list[tuple[int, int, Actio
     return hops
 
 
-def _downwards(rank: int, number: int, piece: Piece, reduced: bool) -> list[tuple[int, int, Action, int]]:
+def _downwards(rank: int, number: int, piece: CollectivePiece, reduced: bool) -> list[tuple[int, int, Action, int]]:
     tree = piece.tree
     tick = piece.tick + (tree.heights[tree.root] if reduced else 0)
     hops: list[tuple[int, int, Action, int]] = []

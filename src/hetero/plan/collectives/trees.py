@@ -1,6 +1,6 @@
 """Trees along which members pass data on: paths, balanced trees, and trees that spare slow links.
 
-In: the number of members, how many neighbours each may have. Out: `Tree`. It must not know what travels.
+In: the number of members, how many neighbours each may have. Out: `MemberTree`. It must not know what travels.
 """
 
 from __future__ import annotations
@@ -9,11 +9,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
-__all__ = ["Tree", "balanced_tree", "capped_tree", "ring_path"]
+__all__ = ["MemberTree", "balanced_tree", "capped_tree", "ring_path"]
 
 
 @dataclass(frozen=True)
-class Tree:
+class MemberTree:
     """A rooted tree of members.
 
     Attributes
@@ -22,7 +22,7 @@ class Tree:
 
     Examples
     --------
-    >>> tree = Tree((-1, 0, 0, 1))
+    >>> tree = MemberTree((-1, 0, 0, 1))
     >>> tree.children[0], tree.depths, tree.heights
     ((1, 2), (0, 1, 1, 2), (2, 1, 0, 0))
     """
@@ -73,23 +73,23 @@ class Tree:
         """How many neighbours each member has."""
         return tuple(len(below) + (parent >= 0) for below, parent in zip(self.children, self.parents, strict=True))
 
-    def rerooted(self, root: int) -> Tree:
+    def rerooted(self, root: int) -> MemberTree:
         """Return the tree of the same neighbours with another root.
 
         Examples
         --------
-        >>> Tree((-1, 0, 1)).rerooted(2).parents
+        >>> MemberTree((-1, 0, 1)).rerooted(2).parents
         (1, 2, -1)
         """
         parents = list(self.parents)
         member, parent = root, -1
         while member >= 0:
             parents[member], parent, member = parent, member, parents[member]
-        return Tree(tuple(parents))
+        return MemberTree(tuple(parents))
 
 
 @lru_cache(maxsize=4096)
-def ring_path(size: int, end: int) -> Tree:
+def ring_path(size: int, end: int) -> MemberTree:
     """Return the ring of all members, cut behind the member `end`, which is the root of the path.
 
     Examples
@@ -97,10 +97,10 @@ def ring_path(size: int, end: int) -> Tree:
     >>> ring_path(4, 2).parents
     (1, 2, -1, 0)
     """
-    return Tree(tuple(-1 if member == end else (member + 1) % size for member in range(size)))
+    return MemberTree(tuple(-1 if member == end else (member + 1) % size for member in range(size)))
 
 
-def balanced_tree(size: int) -> Tree:
+def balanced_tree(size: int) -> MemberTree:
     """Return the binary tree in which every level but the last is full.
 
     Examples
@@ -108,10 +108,10 @@ def balanced_tree(size: int) -> Tree:
     >>> balanced_tree(6).parents
     (-1, 0, 0, 1, 1, 2)
     """
-    return Tree(tuple((member - 1) // 2 if member else -1 for member in range(size)))
+    return MemberTree(tuple((member - 1) // 2 if member else -1 for member in range(size)))
 
 
-def capped_tree(caps: Sequence[int], root: int | None = None) -> Tree | None:
+def capped_tree(caps: Sequence[int], root: int | None = None) -> MemberTree | None:
     """Return a shallow tree in which no member has more neighbours than its cap; None where there is none.
 
     Members with large caps stand near the root, and those with a cap of 1 are leaves.
@@ -139,4 +139,4 @@ def capped_tree(caps: Sequence[int], root: int | None = None) -> Tree | None:
             return None
         parents[member] = free.pop(0)
         free += [member] * (caps[member] - 1)
-    return Tree(tuple(parents))
+    return MemberTree(tuple(parents))

@@ -16,10 +16,10 @@ from hetero.plan.graph_search.annealing import Hopping
 from hetero.plan.graph_search.evolution import Evolution
 from hetero.plan.graph_search.justification import Justification
 from hetero.plan.graph_search.portfolio import portfolio
-from hetero.plan.graph_search.windows import Limits, improve, is_here
+from hetero.plan.graph_search.windows import ExactLimits, improve, is_here
 from hetero.plan.problem import Problem, Timeline
 
-__all__ = ["WHOLE_AT_MOST", "Found", "rehearse", "search"]
+__all__ = ["WHOLE_AT_MOST", "BestSchedule", "rehearse", "search"]
 
 WHOLE_AT_MOST = 60
 """Graphs of up to so many tasks are given to the exact search whole."""
@@ -40,7 +40,7 @@ half, since a driver stops that has not the time for another iteration as long. 
 _FIRST_LIMIT, _MOST_LIMIT, _WINDOW_LIMIT = 0.02, 0.32, 0.01
 
 
-class Found(NamedTuple):
+class BestSchedule(NamedTuple):
     """The best so far.
 
     Attributes
@@ -60,7 +60,7 @@ class Found(NamedTuple):
         return self.timeline.makespan_s <= self.lower_bound_s * (1.0 + 1e-6)
 
 
-def search(p: Problem, seed: int) -> Generator[Found, float | None, None]:
+def search(p: Problem, seed: int) -> Generator[BestSchedule, float | None, None]:
     """Yield the best schedule so far after each iteration, until it is proven to be the best possible.
 
     Parameters
@@ -75,13 +75,13 @@ def search(p: Problem, seed: int) -> Generator[Found, float | None, None]:
     window. The driver may send the seconds that it has left; exact windows then keep to a share of them, else to
     OR-tools' deterministic time. Up to 60 tasks a window is the whole graph, and its bound is the graph's.
     """
-    best: Found | None = None
+    best: BestSchedule | None = None
     bound_s = critical_path_bound(p)
     members = []
     for member in portfolio(p):
         members.append(member.timeline)
         if best is None or member.timeline.makespan_s < best.timeline.makespan_s:
-            best = Found(member.timeline, bound_s, member.name)
+            best = BestSchedule(member.timeline, bound_s, member.name)
         if best.is_optimal or not member.is_start:
             yield best
         if best.is_optimal:
@@ -93,7 +93,7 @@ def search(p: Problem, seed: int) -> Generator[Found, float | None, None]:
 def rehearse(p: Problem) -> None:
     """Take each part of the search once, so that loading and compiling is over before a budget begins."""
     members = [member.timeline for member in portfolio(p)]
-    mixed = _Mixed(p, 0, Found(members[0], 0.0, ""), members)
+    mixed = _Mixed(p, 0, BestSchedule(members[0], 0.0, ""), members)
     mixed.rehearse()
 
 
@@ -113,7 +113,7 @@ class _Turns:
 
 
 class _Mixed:
-    def __init__(self, p: Problem, seed: int, best: Found, members: list[Timeline]) -> None:
+    def __init__(self, p: Problem, seed: int, best: BestSchedule, members: list[Timeline]) -> None:
         self._p, self._seed, self._best = p, seed, best
         self._rng = np.random.Generator(np.random.PCG64(seed))
         self._evolution = Evolution(p, members)
@@ -125,7 +125,7 @@ class _Mixed:
         self._grain_s = grain(p)
         self._moved, self._since_s = 0, 0.0
 
-    def run(self) -> Generator[Found, float | None, None]:
+    def run(self) -> Generator[BestSchedule, float | None, None]:
         left_s = yield from self._justify()
         turn = 0
         small = len(self._p.order) <= WHOLE_AT_MOST
@@ -153,7 +153,7 @@ class _Mixed:
 
     def _take(self, timeline: Timeline, by: str) -> None:
         if timeline.makespan_s < self._best.timeline.makespan_s:
-            self._best = Found(timeline, self._best.lower_bound_s, by)
+            self._best = BestSchedule(timeline, self._best.lower_bound_s, by)
             if by != "annealing":
                 self._annealing.go_on_from(timeline)
 
@@ -172,7 +172,7 @@ class _Mixed:
         self._moved += self._moves
         return rest
 
-    def _justify(self) -> Generator[Found, float | None, float | None]:
+    def _justify(self) -> Generator[BestSchedule, float | None, float | None]:
         """Take what justification makes of the portfolio; returns the seconds that are left."""
         left_s: float | None = None
         first_s: float | None = None
@@ -200,13 +200,13 @@ class _Mixed:
         if n <= WHOLE_AT_MOST:
             wall_s = np.inf if left_s is None else _SHARE_OF_REST * left_s
             limit = self._limit if left_s is None else np.inf
-            timeline, bound_s = improve(self._p, self._best.timeline, 0, n, Limits(limit, wall_s, self._seed))
+            timeline, bound_s = improve(self._p, self._best.timeline, 0, n, ExactLimits(limit, wall_s, self._seed))
             self._limit = min(2.0 * self._limit, _MOST_LIMIT)
             bound_s = max(in_whole_grains(bound_s, self._grain_s), self._best.lower_bound_s)
             self._best = self._best._replace(lower_bound_s=min(bound_s, timeline.makespan_s))
         else:
             first = int(self._rng.integers(n - _WINDOW + 1))
             wall_s = np.inf if left_s is None else _WINDOW_WALL_S
-            limits = Limits(_WINDOW_LIMIT, wall_s, self._seed)
+            limits = ExactLimits(_WINDOW_LIMIT, wall_s, self._seed)
             timeline, _ = improve(self._p, self._best.timeline, first, first + _WINDOW, limits)
         self._take(timeline, "exact search")

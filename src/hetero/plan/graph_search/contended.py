@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from hetero.plan.bounds.graph import critical_path_bound
-from hetero.plan.graph_search.combined import Found, search
+from hetero.plan.graph_search.combined import BestSchedule, search
 from hetero.plan.graph_search.evolution import Evolution
 from hetero.plan.graph_search.portfolio import portfolio
 from hetero.plan.planners.contention import Channels, Moves, contended_schedule, least_transfers
@@ -129,7 +129,7 @@ def _improve(
 ) -> Generator[ContendedFound, float | None, None]:
     rng = np.random.Generator(np.random.PCG64(seed))
     evolution = Evolution(p, members, lambda _, order, pinned: found.timed(order, pinned, "evolution"))
-    free: Generator[Found, float | None, None] | None = search(p, seed)
+    free: Generator[BestSchedule, float | None, None] | None = search(p, seed)
     last: Timeline | None = None
     left_s: float | None = None
     turn = 0

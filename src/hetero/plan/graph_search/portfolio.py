@@ -19,7 +19,7 @@ from hetero.plan.planners.list_scheduling import list_schedule, order_of, schedu
 from hetero.plan.planners.ranks import RANKS, by_rank, optimistic_costs, rank
 from hetero.plan.problem import Floats, Problem, Timeline
 
-__all__ = ["Member", "portfolio"]
+__all__ = ["PortfolioSchedule", "portfolio"]
 
 Bools = NDArray[np.bool_]
 
@@ -49,7 +49,7 @@ _LEAST_STARTS = 3
 _AS_GIVEN = "as given"
 
 
-class Member(NamedTuple):
+class PortfolioSchedule(NamedTuple):
     """One schedule of the portfolio.
 
     Attributes
@@ -66,7 +66,7 @@ class Member(NamedTuple):
     is_start: bool = False
 
 
-def portfolio(p: Problem, most_steps: int = _START_STEPS) -> Iterator[Member]:
+def portfolio(p: Problem, most_steps: int = _START_STEPS) -> Iterator[PortfolioSchedule]:
     """Yield the list schedules one by one.
 
     Parameters
@@ -92,7 +92,7 @@ def portfolio(p: Problem, most_steps: int = _START_STEPS) -> Iterator[Member]:
     for number, start in enumerate(_starts(p)):
         taken += start.passes * steps
         keys, timeline = start.make()
-        yield Member(start.name, keys, timeline, number < _LEAST_STARTS or taken <= most_steps)
+        yield PortfolioSchedule(start.name, keys, timeline, number < _LEAST_STARTS or taken <= most_steps)
     yield from _spread(p)
 
 
@@ -166,18 +166,18 @@ def _memory_nodes(p: Problem) -> list[Bools]:
     return sorted(found, key=lacks)
 
 
-def _spread(p: Problem) -> Iterator[Member]:
+def _spread(p: Problem) -> Iterator[PortfolioSchedule]:
     """Yield list schedules that spread the work; those that the starts hold are left out."""
     oct_s = optimistic_costs(p)
     keys = {name: rank(p, name) for name in RANKS}
     order = {name: by_rank(p, keys[name]) for name in RANKS}
-    yield Member("fastest", keys["fastest"], list_schedule(p, order["fastest"]))
+    yield PortfolioSchedule("fastest", keys["fastest"], list_schedule(p, order["fastest"]))
     priced = priced_seconds(p)
     for name, within in _PRICED:
         found = list_schedule(p, order[name], ahead_s=left_out(priced, within))
-        yield Member(f"{name} within {within:g}", keys[name], found)
+        yield PortfolioSchedule(f"{name} within {within:g}", keys[name], found)
     for name in RANKS:
         if name not in ("fastest", "mean"):
-            yield Member(name, keys[name], list_schedule(p, order[name]))
+            yield PortfolioSchedule(name, keys[name], list_schedule(p, order[name]))
         if name != "optimistic":
-            yield Member(f"{name} + oct", keys[name], list_schedule(p, order[name], ahead_s=oct_s))
+            yield PortfolioSchedule(f"{name} + oct", keys[name], list_schedule(p, order[name], ahead_s=oct_s))

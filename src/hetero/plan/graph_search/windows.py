@@ -14,13 +14,13 @@ import numpy as np
 from hetero.plan.planners.list_scheduling import order_of, timed_schedule
 from hetero.plan.problem import Floats, Ints, Problem, Timeline
 
-__all__ = ["Limits", "improve", "is_here"]
+__all__ = ["ExactLimits", "improve", "is_here"]
 
 _TICKS = 2**28
 """The makespan to beat is so many ticks; seconds are rounded down, so that a proven bound holds."""
 
 
-class Limits(NamedTuple):
+class ExactLimits(NamedTuple):
     """When an exact search ends.
 
     Attributes
@@ -57,7 +57,7 @@ def is_here() -> bool:
     return importlib.util.find_spec("ortools") is not None
 
 
-def improve(p: Problem, timeline: Timeline, first: int, last: int, limits: Limits) -> tuple[Timeline, float]:
+def improve(p: Problem, timeline: Timeline, first: int, last: int, limits: ExactLimits) -> tuple[Timeline, float]:
     """Place the tasks at positions first .. last - 1 of the schedule's order anew, as well as can be.
 
     Returns

@@ -145,7 +145,7 @@ def within_capacity(
     L. A. Belady, "A study of replacement algorithms for a virtual-storage computer", IBM Systems Journal 5 (1966),
     78-101: what is needed the latest leaves first.
     """
-    run = _Run(p, c, capacity_bytes, order, device, repeats=repeats)
+    run = _PlanRun(p, c, capacity_bytes, order, device, repeats=repeats)
     while run.left:
         run.go_on()
         if not run.events or run.goes_in_circles:
@@ -154,7 +154,7 @@ def within_capacity(
     return run.resident()
 
 
-class _Run:
+class _PlanRun:
     """A plan on its way: the clock stands at `now_s`, and `events` are due."""
 
     def __init__(

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from hetero.plan.memory.replicas import Attempts, Dropped, Replicas
+from hetero.plan.memory.replicas import Attempts, Dropped, PlannedReplicas
 from hetero.plan.planners.contention import Channels, Moves
 from hetero.plan.problem import Floats, Problem
 
@@ -48,7 +48,9 @@ class Remaking:
     is brought forward.
     """
 
-    def __init__(self, p: Problem, c: Channels, attempts: Attempts, replicas: Replicas, *, allowed: bool) -> None:
+    def __init__(
+        self, p: Problem, c: Channels, attempts: Attempts, replicas: PlannedReplicas, *, allowed: bool
+    ) -> None:
         self._p, self._c, self._attempts, self._replicas = p, c, attempts, replicas
         self._allowed = allowed
         self._due: list[int] = []
@@ -150,7 +152,7 @@ class Residence:
     def __init__(
         self, p: Problem, c: Channels, capacity_bytes: Floats, attempts: Attempts, *, repeats: bool = True
     ) -> None:
-        self.replicas = Replicas(p, c, capacity_bytes, attempts)
+        self.replicas = PlannedReplicas(p, c, capacity_bytes, attempts)
         self._remaking = Remaking(p, c, attempts, self.replicas, allowed=repeats)
         self._c, self._attempts = c, attempts
         self._node, self._place = attempts.node, attempts.place

@@ -14,7 +14,7 @@ import numpy as np
 from hetero.plan.planners.contention import Channels, Moves
 from hetero.plan.problem import Floats, Ints, Problem
 
-__all__ = ["Attempts", "Dropped", "Repeated", "Replica", "Replicas"]
+__all__ = ["Attempts", "Dropped", "PlannedReplica", "PlannedReplicas", "Repeated"]
 
 _REPEATS_A_TASK, _REPEATS_BESIDES = 2, 2000
 """So many repeats for each task of the graph, and so many besides, and no more values are dropped to be made again."""
@@ -82,7 +82,7 @@ class Dropped(NamedTuple):
     at_s: float
 
 
-class Replica:
+class PlannedReplica:
     """One copy: when it is there, how many use it, and whether it leaves when it has been copied elsewhere."""
 
     __slots__ = ("leaving", "ready_s", "users")
@@ -103,7 +103,7 @@ class _Flight(NamedTuple):
     through: tuple[int, ...]
 
 
-class Replicas:
+class PlannedReplicas:
     """All replicas, who is still to read them, and the transfers so far.
 
     Attributes
@@ -121,8 +121,8 @@ class Replicas:
         self.now_s = 0.0
         self.capacity_bytes, self.used_bytes = capacity_bytes, np.zeros(len(c.nodes))
         self.leaving_bytes = np.zeros(len(c.nodes))
-        self.of: list[dict[int, Replica]] = [{} for _ in c.item_task]
-        self.on: list[dict[int, Replica]] = [{} for _ in c.nodes]
+        self.of: list[dict[int, PlannedReplica]] = [{} for _ in c.item_task]
+        self.on: list[dict[int, PlannedReplica]] = [{} for _ in c.nodes]
         self.free_s = np.zeros(int(c.hop_channel.max(initial=-1)) + 1)
         self.sent: list[tuple[int, int, float, float]] = []
         self._p, self._c, self._attempts = p, c, attempts
@@ -159,9 +159,9 @@ class Replicas:
 
     # what lies where
 
-    def put(self, item: int, node: int, ready_s: float) -> Replica:
+    def put(self, item: int, node: int, ready_s: float) -> PlannedReplica:
         """Take room for an item that will be there from `ready_s` on."""
-        made = self.of[item][node] = self.on[node][item] = Replica(ready_s)
+        made = self.of[item][node] = self.on[node][item] = PlannedReplica(ready_s)
         self.used_bytes[node] += self._c.item_bytes[item]
         return made
 

@@ -24,7 +24,7 @@ from hetero.plan.performance.device_ratios import (
 from hetero.plan.performance.robust_statistics import NOISE_S
 from hetero.plan.performance.window import Window
 
-__all__ = ["KEPT", "UNKNOWN_S", "Bound", "CostModel", "Estimate", "Origin", "Sample"]
+__all__ = ["KEPT", "UNKNOWN_S", "Bound", "CostModel", "Origin", "Sample", "TimeEstimate"]
 
 Origin = Literal["history", "regression", "roofline", "relative", "unknown"]
 
@@ -44,7 +44,7 @@ _STEERS_S = 100e-6
 """A change smaller than this (s) says nothing of the device's other signatures."""
 
 
-class Estimate(NamedTuple):
+class TimeEstimate(NamedTuple):
     """An estimated run time.
 
     Attributes
@@ -134,7 +134,7 @@ class CostModel:
         self._states: dict[str, _State] = {}
         self._models: dict[str, Model] = {}
         self._ran_by: dict[str, list[Model]] = {}
-        self._guesses: dict[tuple[str, str], tuple[int, float, Estimate]] = {}
+        self._guesses: dict[tuple[str, str], tuple[int, float, TimeEstimate]] = {}
         self._version = 0
         self._fastest_flop_per_s = 0.0
         for device in devices:
@@ -174,7 +174,7 @@ class CostModel:
         self.result_bytes[signature] = max(self.result_bytes.pop(signature, nbytes), nbytes)
         forget_oldest(self.result_bytes, SIGNATURES)
 
-    def estimate(self, signature: str, size: float, device: Device) -> Estimate:
+    def estimate(self, signature: str, size: float, device: Device) -> TimeEstimate:
         """Estimate one run.
 
         Parameters
@@ -340,7 +340,7 @@ class CostModel:
 
     # estimating
 
-    def _of_like(self, state: _State, signature: str, size: float) -> Estimate:
+    def _of_like(self, state: _State, signature: str, size: float) -> TimeEstimate:
         """Estimate from all but the device's own runs of the signature."""
         key = (signature, state.model.key)
         version, at_size, known = self._guesses.get(key, (-1, size, _UNKNOWN))
@@ -350,15 +350,15 @@ class CostModel:
             forget_oldest(self._guesses, 4 * SIGNATURES)
         return known if state.factor == 1.0 else _scaled(known, state.factor, 1.0, known.origin)
 
-    def _after_first(self, state: _State, window: Window, signature: str, size: float) -> Estimate:
+    def _after_first(self, state: _State, window: Window, signature: str, size: float) -> TimeEstimate:
         """Estimate while all that is known of the device itself is a first run, which may have been poisoned."""
         first = window.at(size) * state.factor / window.factor
         like = self._of_like(state, signature, size)
         if like.high_s < _VAGUE * like.low_s and like.seconds < first:
             return like._replace(high_s=max(first, like.high_s))
-        return Estimate(first, 0.1 * first, 1.5 * first, "history", 1)
+        return TimeEstimate(first, 0.1 * first, 1.5 * first, "history", 1)
 
-    def _guess(self, model: Model, signature: str, size: float) -> Estimate:
+    def _guess(self, model: Model, signature: str, size: float) -> TimeEstimate:
         shared = model.settled(signature)
         if shared is not None:
             return _of_window(shared, size, 1.0)
@@ -366,7 +366,7 @@ class CostModel:
         if found is not None:
             seconds, spread = max(found.seconds(size), _LEAST_S), max(found.spread_at(size), 1.1)
             samples = len(model.functions[signature.partition("|")[0]])
-            return Estimate(seconds, seconds / spread, seconds * spread, "regression", samples)
+            return TimeEstimate(seconds, seconds / spread, seconds * spread, "regression", samples)
         return (
             self._relative(model, signature, size)
             or _first_of_twin(model, signature, size)
@@ -381,8 +381,8 @@ class CostModel:
             return max(1.0, self._fastest_flop_per_s / device.flop_per_s)
         return 1.0 / device.throttle_frac
 
-    def _relative(self, model: Model, signature: str, size: float) -> Estimate | None:
-        best: Estimate | None = None
+    def _relative(self, model: Model, signature: str, size: float) -> TimeEstimate | None:
+        best: TimeEstimate | None = None
         least = inf
         bound = self.bound(signature)
         for source in self._ran_by.get(signature, ()):
@@ -396,27 +396,27 @@ class CostModel:
         return best
 
 
-_UNKNOWN = Estimate(UNKNOWN_S, 0.001 * UNKNOWN_S, 1000.0 * UNKNOWN_S, "unknown", 0)
+_UNKNOWN = TimeEstimate(UNKNOWN_S, 0.001 * UNKNOWN_S, 1000.0 * UNKNOWN_S, "unknown", 0)
 
 
-def _of_window(window: Window, size: float, times: float) -> Estimate:
+def _of_window(window: Window, size: float, times: float) -> TimeEstimate:
     if window.b:
         times *= max(size, 1.0) ** window.b
-    return Estimate(window.middle * times, window.low * times, window.high * times, "history", len(window.seconds))
+    return TimeEstimate(window.middle * times, window.low * times, window.high * times, "history", len(window.seconds))
 
 
-def _first_of_twin(model: Model, signature: str, size: float) -> Estimate | None:
+def _first_of_twin(model: Model, signature: str, size: float) -> TimeEstimate | None:
     """Estimate by the first run on a device of the same kind, which may have been poisoned."""
     window = model.window(signature)
     return None if window is None or not window.count else _scaled(_of_window(window, size, 1.0), 1.0, 10.0, "history")
 
 
-def _scaled(estimate: Estimate, times: float, spread: float, origin: Origin) -> Estimate:
+def _scaled(estimate: TimeEstimate, times: float, spread: float, origin: Origin) -> TimeEstimate:
     seconds, low_s, high_s, _, samples = estimate
-    return Estimate(seconds * times, low_s * times / spread, high_s * times * spread, origin, samples)
+    return TimeEstimate(seconds * times, low_s * times / spread, high_s * times * spread, origin, samples)
 
 
-def _roofline(device: Device | None, size: float, slowness: float) -> Estimate:
+def _roofline(device: Device | None, size: float, slowness: float) -> TimeEstimate:
     """Bytes over bytes/s where that alone takes longer than the guess for what is unknown, else the guess.
 
     The guess is that for the fastest device, times how much slower this one is: a slow device must not look like
@@ -425,4 +425,4 @@ def _roofline(device: Device | None, size: float, slowness: float) -> Estimate:
     if device is None or not device.bytes_per_s or size <= 0.0:
         return _scaled(_UNKNOWN, slowness, 1.0, "unknown")
     least, guess = size / device.bytes_per_s, UNKNOWN_S * slowness
-    return Estimate(max(least, guess), min(least, guess), 1000.0 * max(least, guess), "roofline", 0)
+    return TimeEstimate(max(least, guess), min(least, guess), 1000.0 * max(least, guess), "roofline", 0)

@@ -11,7 +11,7 @@ from math import inf, log
 from typing import Literal, NamedTuple, TypeVar
 
 from hetero.model.device import Device
-from hetero.plan.performance.robust_statistics import Curve, curve, median
+from hetero.plan.performance.robust_statistics import SizeCurve, curve, median
 from hetero.plan.performance.window import Window
 
 __all__ = ["SIGNATURES", "Bound", "Model", "Ratio", "by_growth", "by_rate", "by_ratio", "forget_oldest", "ratio"]
@@ -48,7 +48,7 @@ class Model:
         self.key = key
         self.device = device
         self.functions: dict[str, dict[str, Window]] = {}
-        self._curves: dict[str, tuple[int, int, Curve | None]] = {}
+        self._curves: dict[str, tuple[int, int, SizeCurve | None]] = {}
 
     def window(self, signature: str) -> Window | None:
         """Return the window of a signature, None where it never ran."""
@@ -73,7 +73,7 @@ class Model:
             forget_oldest(windows, SIGNATURES)
         return window
 
-    def curve(self, function: str, version: int) -> Curve | None:
+    def curve(self, function: str, version: int) -> SizeCurve | None:
         """Return the curve over the sizes of a function, None where fewer than three sizes ran.
 
         Parameters

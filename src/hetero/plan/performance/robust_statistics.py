@@ -19,7 +19,7 @@ __all__ = [
     "CHANGE_RATIO",
     "NOISE_S",
     "SURE_RATIO",
-    "Curve",
+    "SizeCurve",
     "Summary",
     "curve",
     "exponent",
@@ -156,7 +156,7 @@ def is_change(streak: Sequence[float], middle: float) -> bool:
     return sure and most < least * CHANGE_RATIO
 
 
-class Curve(NamedTuple):
+class SizeCurve(NamedTuple):
     """Seconds as a function of size.
 
     Attributes
@@ -181,7 +181,7 @@ class Curve(NamedTuple):
 
         Examples
         --------
-        >>> Curve("power", 2.0, 0.5, 1.0, 1.0, 100.0).seconds(16.0)
+        >>> SizeCurve("power", 2.0, 0.5, 1.0, 1.0, 100.0).seconds(16.0)
         8.0
         """
         if self.kind == "constant":
@@ -198,7 +198,7 @@ class Curve(NamedTuple):
         return self.spread * math.pow(outside, 0.3)
 
 
-def curve(sizes: Sequence[float], seconds: Sequence[float]) -> Curve | None:
+def curve(sizes: Sequence[float], seconds: Sequence[float]) -> SizeCurve | None:
     """Fit seconds over sizes: a constant, a power or an affine function, whichever explains the points.
 
     Parameters
@@ -242,7 +242,7 @@ def curve(sizes: Sequence[float], seconds: Sequence[float]) -> Curve | None:
     best = best if found[best][2] < 0.5 * found[0][2] else 0
     kinds: tuple[CurveKind, ...] = ("constant", "power", "affine")
     a, b, _, spread = found[best]
-    law = Curve(kinds[best], a, b, spread, float(x.min()), float(x.max()))
+    law = SizeCurve(kinds[best], a, b, spread, float(x.min()), float(x.max()))
     if best == 0:
         return law
     off = np.log(y) - np.log([law.seconds(size) for size in x.tolist()])

@@ -13,7 +13,7 @@ import numpy as np
 from hetero.plan.policies.base import Floats, Memory, Proposal, ReadyTask, View
 from hetero.plan.policies.eft import EarliestFinishTime
 from hetero.plan.replanning.lookahead import WAITING, Ahead, Foreseen
-from hetero.plan.replanning.replan import Plan, replan, warm_up
+from hetero.plan.replanning.replan import RemainingPlan, replan, warm_up
 
 __all__ = ["Planned"]
 
@@ -70,7 +70,7 @@ class Planned:
         ahead = view.ahead
         if ahead is None or not ahead.open:
             return self._otherwise.propose(view, ready, None)[0], memory
-        plan = memory if isinstance(memory, Plan) else None
+        plan = memory if isinstance(memory, RemainingPlan) else None
         if plan is None or plan.version != ahead.version or 4 * len(ahead.ids) > 5 * plan.known:
             takes_s = np.where(view.ready, view.now_s, np.where(view.queued > 0, np.inf, view.available_s))
             plan = replan(ahead, view.now_s, takes_s, plan, self._guide)
@@ -84,10 +84,10 @@ class Planned:
         ----------
         memory : what `propose` gave back
         """
-        return Foreseen(memory.device, memory.start_s) if isinstance(memory, Plan) else None
+        return Foreseen(memory.device, memory.start_s) if isinstance(memory, RemainingPlan) else None
 
 
-def _due(view: View, ready: Sequence[ReadyTask], ahead: Ahead, plan: Plan, ahead_s: float) -> list[Proposal]:
+def _due(view: View, ready: Sequence[ReadyTask], ahead: Ahead, plan: RemainingPlan, ahead_s: float) -> list[Proposal]:
     """Return what each device with room should start now."""
     room = np.where(view.ready, np.maximum(view.room, 0), 0)
     lists: dict[int, list[tuple[float, ReadyTask, int]]] = {}
@@ -117,7 +117,7 @@ def _due(view: View, ready: Sequence[ReadyTask], ahead: Ahead, plan: Plan, ahead
     return found
 
 
-def _next_s(ahead: Ahead, plan: Plan, devices: int) -> Floats:
+def _next_s(ahead: Ahead, plan: RemainingPlan, devices: int) -> Floats:
     """Return the first planned start on each device among the tasks that wait."""
     waiting = np.flatnonzero(ahead.graph.phase[: plan.known] == WAITING)
     next_s = np.full(devices, np.inf)
@@ -152,7 +152,7 @@ def _rather_than_idle(
     taken: set[int],
     room: Floats,
     ahead: Ahead,
-    plan: Plan,
+    plan: RemainingPlan,
 ) -> list[Proposal]:
     """Return idle devices the most urgent tasks that would end there before the plan has them begin."""
     found: list[Proposal] = []

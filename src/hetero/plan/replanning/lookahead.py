@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from hetero.plan.problem import Floats, Ints
 
-__all__ = ["FINISHED", "RUNNING", "WAITING", "Ahead", "Bytes", "Foreseen", "Graph", "remaining_s"]
+__all__ = ["FINISHED", "RUNNING", "WAITING", "Ahead", "Bytes", "Foreseen", "OpenGraph", "remaining_s"]
 
 Bytes = NDArray[np.uint8]
 
@@ -21,7 +21,7 @@ WAITING, RUNNING, FINISHED = 0, 1, 2
 """Phases of a task here: it may still be placed anywhere; it is bound to a device; it is over."""
 
 
-class Graph(NamedTuple):
+class OpenGraph(NamedTuple):
     """The tasks that a program has handed in, an entry a slot, in the order in which they were.
 
     Attributes
@@ -70,7 +70,7 @@ class Ahead(NamedTuple):
     error : spread of the logarithm of (measured / estimated seconds) so far
     """
 
-    graph: Graph
+    graph: OpenGraph
     slot_of: dict[int, int]
     ids: Ints
     open: int

@@ -12,10 +12,10 @@ from typing import NamedTuple
 import numpy as np
 
 from hetero.plan.problem import Floats, Ints
-from hetero.plan.replanning.lookahead import WAITING, Ahead, Graph, remaining_s
+from hetero.plan.replanning.lookahead import WAITING, Ahead, OpenGraph, remaining_s
 from hetero.plan.replanning.scenarios import WORK, expected_s, scenarios
 
-__all__ = ["Plan", "Ranks", "free_from", "replan", "warm_up"]
+__all__ = ["Ranks", "RemainingPlan", "free_from", "replan", "warm_up"]
 
 PLACEMENTS = 1200
 """Tasks that are placed in one pass, all candidates together; the kept plan and one other always are …"""
@@ -53,7 +53,7 @@ class Ranks(NamedTuple):
         return slots[np.argsort(-keys, kind="stable")]
 
 
-class Plan(NamedTuple):
+class RemainingPlan(NamedTuple):
     """Where and when what is left would run.
 
     Attributes
@@ -101,8 +101,12 @@ def free_from(ahead: Ahead, now_s: float, ready_s: Floats) -> tuple[Floats, Floa
 
 
 def replan(
-    ahead: Ahead, now_s: float, ready_s: Floats, before: Plan | None, guide: Mapping[int, tuple[float, int]] | None
-) -> Plan:
+    ahead: Ahead,
+    now_s: float,
+    ready_s: Floats,
+    before: RemainingPlan | None,
+    guide: Mapping[int, tuple[float, int]] | None,
+) -> RemainingPlan:
     """Plan what waits anew.
 
     Parameters
@@ -128,7 +132,7 @@ def replan(
     everything = before is None or before.table != ahead.table
     turn = 0 if before is None else before.turn + 1
     may = scenarios(ahead, now_s, ready_s, len(waiting), WORK // plain)
-    best: Plan | None = None
+    best: RemainingPlan | None = None
     least = np.inf
     for rule, order, pinned, look_s in _candidates(ahead, ranks, old, waiting, turn, everything, plain):
         device, start_s, finish_s = g.device.copy(), np.zeros(len(g.phase)), ends_s.copy()
@@ -136,7 +140,9 @@ def replan(
         mean_s = end_s if may is None else expected_s(may, g, waiting, device, start_s, now_s)
         if best is None or mean_s < least * (1.0 - 1e-9):
             least = mean_s
-            best = Plan(ahead.version, ahead.table, len(g.phase), device, start_s, finish_s, end_s, ranks, rule, turn)
+            best = RemainingPlan(
+                ahead.version, ahead.table, len(g.phase), device, start_s, finish_s, end_s, ranks, rule, turn
+            )
     assert best is not None
     return best
 
@@ -147,7 +153,7 @@ def _plainness() -> int:
     return 1 if COMPILED else PLAIN
 
 
-def _ranks(ahead: Ahead, before: Plan | None) -> Ranks:
+def _ranks(ahead: Ahead, before: RemainingPlan | None) -> Ranks:
     if before is not None and before.table == ahead.table and before.known == len(ahead.graph.phase):
         return before.ranks
     from hetero.plan.replanning.replan_kernels import raised, ranks
@@ -162,7 +168,7 @@ def _ranks(ahead: Ahead, before: Plan | None) -> Ranks:
     return Ranks(fastest, mean, optimistic, table_s)
 
 
-def _guided(ahead: Ahead, guide: Mapping[int, tuple[float, int]] | None, ranks: Ranks) -> Plan | None:
+def _guided(ahead: Ahead, guide: Mapping[int, tuple[float, int]] | None, ranks: Ranks) -> RemainingPlan | None:
     """Return the plan made beforehand as one that has not begun."""
     if guide is None:
         return None
@@ -170,11 +176,11 @@ def _guided(ahead: Ahead, guide: Mapping[int, tuple[float, int]] | None, ranks: 
     start_s, device = np.full(n, np.inf), np.full(n, -1, dtype=np.int64)
     for slot, task in enumerate(ahead.ids.tolist()):
         start_s[slot], device[slot] = guide.get(task, (np.inf, -1))
-    return Plan(-1, -1, n, device, start_s, start_s, np.inf, ranks, -1, 0)
+    return RemainingPlan(-1, -1, n, device, start_s, start_s, np.inf, ranks, -1, 0)
 
 
 def _candidates(
-    ahead: Ahead, ranks: Ranks, old: Plan | None, waiting: Ints, turn: int, everything: bool, plain: int
+    ahead: Ahead, ranks: Ranks, old: RemainingPlan | None, waiting: Ints, turn: int, everything: bool, plain: int
 ) -> Iterator[tuple[int, Ints, Ints, Floats]]:
     """Yield (rule, order, pinned devices, look ahead) of what is tried in this pass."""
     horizon = max(1, HORIZON // plain)
@@ -194,7 +200,7 @@ def _candidates(
         yield rule, ranks.order(name, waiting)[:horizon], free, ranks.table_s if looks else _NONE
 
 
-def _kept(old: Plan, waiting: Ints) -> Ints:
+def _kept(old: RemainingPlan, waiting: Ints) -> Ints:
     """Return what waits by start in the plan so far; what it does not know comes last."""
     start_s = np.full(len(waiting), np.inf)
     known = waiting < old.known
@@ -206,7 +212,7 @@ def warm_up() -> None:
     """Load and compile what re-planning needs, so that no run waits for it."""
     zero = np.zeros(1, dtype=np.int64)
     bits = np.zeros(1, dtype=np.uint8)
-    g = Graph(
+    g = OpenGraph(
         bits, zero, np.ones((1, 1)), np.ones(1), np.zeros(2, dtype=np.int64), zero[:0], bits[:0], zero - 1,
         np.zeros(1), np.zeros((1, 1), dtype=np.uint8), zero, np.zeros((1, 1)), np.zeros((1, 1)),
     )  # fmt: skip

@@ -1,6 +1,6 @@
 """The inner loops of re-planning: list schedules of what is left of a graph, from the state in which devices are.
 
-In: a `Graph` and arrays. Out: device, start and finish of each task that waits, or ranks. Compiled where numba is
+In: a `OpenGraph` and arrays. Out: device, start and finish of each task that waits, or ranks. Compiled where numba is
 installed; import it inside functions. It must not draw chance.
 """
 
@@ -10,7 +10,7 @@ import numpy as np
 
 from hetero.plan.compiled import njit, njit_in_place
 from hetero.plan.problem import Floats, Ints
-from hetero.plan.replanning.lookahead import Graph
+from hetero.plan.replanning.lookahead import OpenGraph
 
 __all__ = ["place_rest", "raised", "ranks"]
 
@@ -19,7 +19,7 @@ _FINISHED = 2
 
 @njit_in_place
 def _arrivals(
-    g: Graph, task: int, now_s: float, device: Ints, finish_s: Floats, arrive_s: Floats, travel_s: Floats
+    g: OpenGraph, task: int, now_s: float, device: Ints, finish_s: Floats, arrive_s: Floats, travel_s: Floats
 ) -> None:
     """Write when what a task needs can be on each memory node, and how long it travels there altogether."""
     arrive_s[:] = now_s
@@ -101,7 +101,9 @@ def _take(
 
 
 @njit_in_place
-def _end(g: Graph, task: int, d: int, arrive_s: Floats, travel_s: Floats, gap_begin_s: float, called_s: float) -> float:
+def _end(
+    g: OpenGraph, task: int, d: int, arrive_s: Floats, travel_s: Floats, gap_begin_s: float, called_s: float
+) -> float:
     """Return when a task would end that begins in a gap of a device."""
     there = g.node[d]
     begin_s = max(gap_begin_s, _ready(arrive_s[there], travel_s[there], called_s))
@@ -110,7 +112,7 @@ def _end(g: Graph, task: int, d: int, arrive_s: Floats, travel_s: Floats, gap_be
 
 @njit
 def place_rest(
-    g: Graph,
+    g: OpenGraph,
     order: Ints,
     pinned: Ints,
     ahead_s: Floats,
@@ -170,7 +172,7 @@ def place_rest(
 
 
 @njit
-def ranks(g: Graph, fastest: Floats, mean: Floats, optimistic: Floats) -> None:
+def ranks(g: OpenGraph, fastest: Floats, mean: Floats, optimistic: Floats) -> None:
     """Write upward ranks over the fastest device and over the mean, and the optimistic cost table, of what is open.
 
     Tasks come after what they need, so one pass from the last to the first does it.
@@ -223,7 +225,7 @@ def ranks(g: Graph, fastest: Floats, mean: Floats, optimistic: Floats) -> None:
 
 
 @njit
-def raised(g: Graph, keys: Floats) -> None:
+def raised(g: OpenGraph, keys: Floats) -> None:
     """Raise keys to those of what needs the task, so that no task goes before what it needs."""
     for task in range(len(keys) - 1, -1, -1):
         for e in range(g.pred_first[task], g.pred_first[task + 1]):

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from hetero.plan.problem import Floats, Ints
-from hetero.plan.replanning.lookahead import Ahead, Graph
+from hetero.plan.replanning.lookahead import Ahead, OpenGraph
 
 __all__ = ["Scenarios", "expected_s", "left_s", "scenarios"]
 
@@ -117,7 +117,7 @@ def left_s(predicted_s: Floats, elapsed_s: Floats, error: float, above: Floats) 
     return np.maximum(np.where(z[:, None] > 3.0, far_s, near_s), 0.0)
 
 
-def expected_s(may: Scenarios, g: Graph, waiting: Ints, device: Ints, start_s: Floats, now_s: float) -> float:
+def expected_s(may: Scenarios, g: OpenGraph, waiting: Ints, device: Ints, start_s: Floats, now_s: float) -> float:
     """Return when all is expected to be over, s, if each device runs its tasks in the order of their planned starts.
 
     Parameters

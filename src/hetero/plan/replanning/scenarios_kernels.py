@@ -1,6 +1,6 @@
 """The inner loop of scenarios: when a schedule ends if its tasks take other times than was thought.
 
-In: a `Graph`, a schedule, times. Out: an end a scenario. Compiled where numba is installed; import it inside
+In: a `OpenGraph`, a schedule, times. Out: an end a scenario. Compiled where numba is installed; import it inside
 functions. It must not place anything.
 """
 
@@ -10,7 +10,7 @@ import numpy as np
 
 from hetero.plan.compiled import njit, njit_in_place
 from hetero.plan.problem import Floats, Ints
-from hetero.plan.replanning.lookahead import Graph
+from hetero.plan.replanning.lookahead import OpenGraph
 
 __all__ = ["ends"]
 
@@ -18,7 +18,9 @@ _FINISHED = 2
 
 
 @njit_in_place
-def _begin(g: Graph, task: int, device: Ints, free_s: float, called_s: float, now_s: float, finish_s: Floats) -> float:
+def _begin(
+    g: OpenGraph, task: int, device: Ints, free_s: float, called_s: float, now_s: float, finish_s: Floats
+) -> float:
     """Return when a task begins on its device, free from `free_s` on; its inputs do not set out before `called_s`."""
     here = g.node[device[task]]
     begin_s, travel_s = free_s, 0.0
@@ -39,7 +41,7 @@ def _begin(g: Graph, task: int, device: Ints, free_s: float, called_s: float, no
 
 @njit
 def ends(
-    g: Graph,
+    g: OpenGraph,
     order: Ints,
     device: Ints,
     running: Ints,

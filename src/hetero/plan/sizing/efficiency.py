@@ -14,7 +14,7 @@ import numpy.typing as npt
 from hetero.model.figure import Figure, Origin
 from hetero.plan.sizing.ideal_work import TERMS
 
-__all__ = ["SPEC", "Efficiency", "Sample", "learn"]
+__all__ = ["SPEC", "Efficiency", "MeasuredRun", "learn"]
 
 Vector = npt.NDArray[np.float64]
 
@@ -30,7 +30,7 @@ _ALIKE_FRAC = 0.7
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Sample:
+class MeasuredRun:
     """One measured run.
 
     Attributes
@@ -176,7 +176,7 @@ def _noise(prior: Efficiency, cost: Vector, covariance: Vector, noise: float, da
     return float(np.sqrt((_EQUALS * prior.noise**2 + (apart**2).sum()) / (_EQUALS + len(apart))))
 
 
-def learn(prior: Efficiency, samples: Sequence[Sample], origin: Origin, said: str) -> Efficiency:
+def learn(prior: Efficiency, samples: Sequence[MeasuredRun], origin: Origin, said: str) -> Efficiency:
     """Return what is known after measurements: few of them leave much of the prior, many leave little.
 
     Parameters

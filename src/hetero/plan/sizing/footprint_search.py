@@ -12,7 +12,7 @@ from hetero.model.quantisation import number_format
 from hetero.model.workload import Sharding, Workload
 from hetero.plan.sizing.footprint import Fit, Room, fit
 
-__all__ = ["Change", "changes", "devices_needed", "largest_batch", "largest_context", "shardings"]
+__all__ = ["FittingChange", "changes", "devices_needed", "largest_batch", "largest_context", "shardings"]
 
 _MOST_BATCH = 1 << 20
 _MOST_CONTEXT = 1 << 24
@@ -20,7 +20,7 @@ _MOST_DEVICES = 4096
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class FittingChange:
     """One change of a workload or of its spread that makes it fit.
 
     Attributes
@@ -150,7 +150,7 @@ def _smaller_weights(work: Workload) -> Iterator[tuple[str, str, Workload]]:
             yield f"weights in {name}", "accuracy", replace(work, weights=name)
 
 
-def changes(work: Workload, room: Room, spread: Sharding | None = None) -> list[Change]:
+def changes(work: Workload, room: Room, spread: Sharding | None = None) -> list[FittingChange]:
     """Return the changes that make a workload fit, the cheapest first; empty where it fits as it is.
 
     Notes
@@ -162,19 +162,19 @@ def changes(work: Workload, room: Room, spread: Sharding | None = None) -> list[
     if fit(work, room, spread).answer == "fits":
         return []
     found = [
-        Change(what, price, other, spread, outcome)
+        FittingChange(what, price, other, spread, outcome)
         for what, price, other in _other_workloads(work)
         if (outcome := fit(other, room, spread)).answer == "fits"
     ]
     if context := largest_context(work, room, spread):
         shorter = replace(work, context=context)
         outcome = fit(shorter, room, spread)
-        found.append(Change(f"a context of {context} tokens", "longer texts", shorter, spread, outcome))
+        found.append(FittingChange(f"a context of {context} tokens", "longer texts", shorter, spread, outcome))
     found += _with_more_devices(work, room, spread.devices)
     return found
 
 
-def _with_more_devices(work: Workload, room: Room, have: int) -> Iterator[Change]:
+def _with_more_devices(work: Workload, room: Room, have: int) -> Iterator[FittingChange]:
     """Yield what more devices do: with everything saved that can be, and with the workload as it is."""
     lean = replace(work, batch=1, flash=True, checkpointing=work.training)
     if lean != work:
@@ -184,9 +184,11 @@ def _with_more_devices(work: Workload, room: Room, have: int) -> Iterator[Change
             more, lean = _shorter(lean, room)
             text += f", a context of {lean.context} tokens"
         if more and more[0] > have:
-            yield Change(f"{more[0]} devices{text}", "the devices and time", lean, more[1], fit(lean, room, more[1]))
+            yield FittingChange(
+                f"{more[0]} devices{text}", "the devices and time", lean, more[1], fit(lean, room, more[1])
+            )
     if (more := devices_needed(work, room)) and more[0] > have:
-        yield Change(f"{more[0]} devices", "the devices", work, more[1], fit(work, room, more[1]))
+        yield FittingChange(f"{more[0]} devices", "the devices", work, more[1], fit(work, room, more[1]))
 
 
 def _shorter(work: Workload, room: Room) -> tuple[tuple[int, Sharding] | None, Workload]:

@@ -19,7 +19,7 @@ from hetero.plan.sizing.footprint import Room, footprint, weight_bytes
 __all__ = [
     "FEW_TOKENS",
     "TERMS",
-    "Rates",
+    "DeviceRates",
     "Vector",
     "answers_amounts",
     "in_turns",
@@ -54,7 +54,7 @@ _CACHE_FRAC = 0.9
 
 
 @dataclass(frozen=True, slots=True)
-class Rates:
+class DeviceRates:
     """What a device's data sheet promises.
 
     Attributes
@@ -125,7 +125,9 @@ def _weights_read(work: Workload, tokens: float) -> float:
     return whole - routed * (1 - touched_frac(model, tokens))
 
 
-def pass_amounts(work: Workload, spread: Sharding, rates: Rates, tokens: float, kept: float, read: float) -> Vector:
+def pass_amounts(
+    work: Workload, spread: Sharding, rates: DeviceRates, tokens: float, kept: float, read: float
+) -> Vector:
     """Return the work of a pass of `tokens`, over `kept` pairs of a token and an earlier one, `read` bytes of cache."""
     model = work.model
     few = tokens <= FEW_TOKENS
@@ -147,7 +149,7 @@ def pass_amounts(work: Workload, spread: Sharding, rates: Rates, tokens: float, 
     return np.array([found[name] for name in TERMS])
 
 
-def step_amounts(work: Workload, spread: Sharding, rates: Rates, batch: float, kept: float) -> Vector:
+def step_amounts(work: Workload, spread: Sharding, rates: DeviceRates, batch: float, kept: float) -> Vector:
     """Return the amounts of one decode step: a token for each of `batch` sequences that have `kept` tokens each.
 
     Notes
@@ -159,7 +161,7 @@ def step_amounts(work: Workload, spread: Sharding, rates: Rates, batch: float, k
     return pass_amounts(work, spread, rates, batch, batch * kept, batch * values)
 
 
-def prompt_amounts(work: Workload, spread: Sharding, rates: Rates, batch: float) -> Vector:
+def prompt_amounts(work: Workload, spread: Sharding, rates: DeviceRates, batch: float) -> Vector:
     """Return the amounts of reading the prompts of `batch` sequences, in passes of as many tokens as the engine takes.
 
     Notes
@@ -180,7 +182,7 @@ def prompt_amounts(work: Workload, spread: Sharding, rates: Rates, batch: float)
     return found
 
 
-def answers_amounts(work: Workload, spread: Sharding, rates: Rates, batch: float) -> Vector:
+def answers_amounts(work: Workload, spread: Sharding, rates: DeviceRates, batch: float) -> Vector:
     """Return the amounts of all decode steps of `batch` sequences in one batch; the prompt gives the first token."""
     steps = max(0, work.answer_tokens - 1)
     return steps * step_amounts(work, spread, rates, batch, work.prompt_tokens + work.answer_tokens / 2)
@@ -222,7 +224,7 @@ def in_turns(work: Workload, most: int) -> tuple[int, float]:
     return turns, work.batch / turns
 
 
-def run_amounts(work: Workload, spread: Sharding, rates: Rates, most: int) -> Vector:
+def run_amounts(work: Workload, spread: Sharding, rates: DeviceRates, most: int) -> Vector:
     """Return the amounts of reading and answering all sequences, in turns where not all fit at once."""
     turns, batch = in_turns(work, most)
     return turns * (prompt_amounts(work, spread, rates, batch) + answers_amounts(work, spread, rates, batch))

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from hetero.floor.errors import BadValueError, NothingFitsError
 from hetero.floor.extras import need
 
-__all__ = ["Aim", "Host", "Layers", "Split", "best_split", "memory_split", "split_seconds"]
+__all__ = ["Aim", "LayerHost", "LayerSplit", "Layers", "best_split", "memory_split", "split_seconds"]
 
 Aim = Literal["latency", "throughput"]
 Floats = NDArray[np.float64]
@@ -42,7 +42,7 @@ class Layers:
 
 
 @dataclass(frozen=True, slots=True)
-class Host:
+class LayerHost:
     """A device that may take layers.
 
     Attributes
@@ -60,7 +60,7 @@ class Host:
 
 
 @dataclass(frozen=True, slots=True)
-class Split:
+class LayerSplit:
     """Layers a device.
 
     Attributes
@@ -77,13 +77,13 @@ class Split:
 
 
 def split_seconds(
-    layers: Layers, hosts: Sequence[Host], counts: Sequence[int], last: int, hop_s: float, aim: Aim
+    layers: Layers, hosts: Sequence[LayerHost], counts: Sequence[int], last: int, hop_s: float, aim: Aim
 ) -> float:
     """Return the seconds of a pass: of all devices in turn with the hops between them, or of the slowest of them.
 
     Examples
     --------
-    >>> hosts = (Host("a", 9.0, 0.1), Host("b", 9.0, 0.3))
+    >>> hosts = (LayerHost("a", 9.0, 0.1), LayerHost("b", 9.0, 0.3))
     >>> round(split_seconds(Layers(4, 1.0), hosts, (3, 1), 1, 0.01, "latency"), 3)
     0.61
     """
@@ -96,8 +96,8 @@ def split_seconds(
 
 
 def best_split(
-    layers: Layers, hosts: Sequence[Host], hop_s: float = 0.0, aim: Aim = "latency", must: str = ""
-) -> Split:
+    layers: Layers, hosts: Sequence[LayerHost], hop_s: float = 0.0, aim: Aim = "latency", must: str = ""
+) -> LayerSplit:
     """Return the split of least seconds.
 
     Parameters
@@ -119,7 +119,7 @@ def best_split(
 
     Examples
     --------
-    >>> hosts = (Host("fast", 6.0, 0.1), Host("slow", 9.0, 0.3))
+    >>> hosts = (LayerHost("fast", 6.0, 0.1), LayerHost("slow", 9.0, 0.3))
     >>> best_split(Layers(8, 1.0), hosts).counts, best_split(Layers(8, 1.0), hosts, aim="throughput").counts
     ((6, 2), (6, 2))
     """
@@ -149,10 +149,10 @@ def best_split(
         raise NothingFitsError(_short(layers, hosts), remedy="smaller weights, a shorter context, or another device")
     counts = tuple(round(count) for count in result.x[:d])
     first, last = int(result.x[2 * d : 3 * d].argmax()), int(result.x[3 * d : 4 * d].argmax())
-    return Split(counts, first, last, split_seconds(layers, hosts, counts, last, hop_s, aim))
+    return LayerSplit(counts, first, last, split_seconds(layers, hosts, counts, last, hop_s, aim))
 
 
-def _program(layers: Layers, hosts: Sequence[Host], hop_s: float, aim: Aim) -> tuple[Floats, Floats, Floats]:
+def _program(layers: Layers, hosts: Sequence[LayerHost], hop_s: float, aim: Aim) -> tuple[Floats, Floats, Floats]:
     """Return the costs, the rows and their upper bounds; columns are n, y, f, o of each device, and slowest time."""
     d = len(hosts)
     speed = np.array([host.layer_s for host in hosts])
@@ -176,7 +176,7 @@ def _program(layers: Layers, hosts: Sequence[Host], hop_s: float, aim: Aim) -> t
     return np.concatenate(costs), np.vstack(rows), np.concatenate([*most, np.zeros(d)])
 
 
-def _check(layers: Layers, hosts: Sequence[Host]) -> None:
+def _check(layers: Layers, hosts: Sequence[LayerHost]) -> None:
     if not hosts or layers.count < 1:
         raise BadValueError(f"{layers.count} layers over {len(hosts)} devices", remedy="give at least one of each")
     for host in hosts:
@@ -184,17 +184,17 @@ def _check(layers: Layers, hosts: Sequence[Host]) -> None:
             raise BadValueError(f"a layer takes {host.layer_s:g} s on {host.name}", remedy="it must be above 0")
 
 
-def _short(layers: Layers, hosts: Sequence[Host]) -> str:
+def _short(layers: Layers, hosts: Sequence[LayerHost]) -> str:
     held = sum(max(0.0, host.room_bytes - host.fixed_bytes) // layers.layer_bytes for host in hosts)
     return f"the devices hold at most {held:.0f} of {layers.count} layers, and the tables at the ends beside them"
 
 
-def memory_split(layers: Layers, hosts: Sequence[Host]) -> tuple[int, ...]:
+def memory_split(layers: Layers, hosts: Sequence[LayerHost]) -> tuple[int, ...]:
     """Return layers in proportion to memory alone, as engines do by themselves; the largest remainders get the rest.
 
     Examples
     --------
-    >>> memory_split(Layers(8, 1.0), (Host("a", 30.0, 0.1), Host("b", 10.0, 0.1)))
+    >>> memory_split(Layers(8, 1.0), (LayerHost("a", 30.0, 0.1), LayerHost("b", 10.0, 0.1)))
     (6, 2)
     """
     total = sum(host.room_bytes for host in hosts)

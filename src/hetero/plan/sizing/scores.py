@@ -9,13 +9,13 @@ from collections.abc import Sequence
 from math import exp, inf, log
 from typing import NamedTuple
 
-__all__ = ["CRITERIA", "Figures", "pareto", "ranks", "scores"]
+__all__ = ["CRITERIA", "CandidateFigures", "pareto", "ranks", "scores"]
 
 CRITERIA = ("latency", "throughput", "cost", "power")
 """What candidates are judged by; of throughput more is better, of the others less."""
 
 
-class Figures(NamedTuple):
+class CandidateFigures(NamedTuple):
     """One candidate's figures; None where unknown.
 
     Attributes
@@ -45,12 +45,13 @@ class Figures(NamedTuple):
         return (self.latency_s, each, usd, None if self.power_w is None else self.power_w * each)
 
 
-def pareto(rows: Sequence[Figures]) -> list[bool]:
+def pareto(rows: Sequence[CandidateFigures]) -> list[bool]:
     """Tell of each whether no other is at least as good in everything and better in something.
 
     Examples
     --------
-    >>> pareto([Figures(1.0, 10.0, 2.0, 300.0), Figures(2.0, 10.0, 2.0, 300.0), Figures(2.0, 5.0, 1.0, 300.0)])
+    >>> best, dearer = CandidateFigures(1.0, 10.0, 2.0, 300.0), CandidateFigures(2.0, 10.0, 2.0, 300.0)
+    >>> pareto([best, dearer, CandidateFigures(2.0, 5.0, 1.0, 300.0)])
     [True, False, True]
     """
     losses = [row.losses() for row in rows]
@@ -60,7 +61,7 @@ def pareto(rows: Sequence[Figures]) -> list[bool]:
     ]
 
 
-def scores(rows: Sequence[Figures]) -> list[float]:
+def scores(rows: Sequence[CandidateFigures]) -> list[float]:
     """Score each up to 1: the geometric mean of best/own, of latency and of seconds, dollars, joules a token.
 
     Notes
@@ -69,7 +70,7 @@ def scores(rows: Sequence[Figures]) -> list[float]:
 
     Examples
     --------
-    >>> scores([Figures(1.0, 10.0), Figures(2.0, 5.0)])
+    >>> scores([CandidateFigures(1.0, 10.0), CandidateFigures(2.0, 5.0)])
     [1.0, 0.5]
     """
     if not rows:
@@ -83,12 +84,12 @@ def scores(rows: Sequence[Figures]) -> list[float]:
     ]
 
 
-def ranks(rows: Sequence[Figures], scored: Sequence[float]) -> list[int]:
+def ranks(rows: Sequence[CandidateFigures], scored: Sequence[float]) -> list[int]:
     """Return ranks from 1; candidates whose scores are closer than they are sure share the rank of the best of them.
 
     Examples
     --------
-    >>> rows = [Figures(1.0, 10.0, spread=1.2), Figures(1.1, 9.0, spread=1.2), Figures(4.0, 3.0, spread=1.2)]
+    >>> rows = [CandidateFigures(*row, spread=1.2) for row in ((1.0, 10.0), (1.1, 9.0), (4.0, 3.0))]
     >>> ranks(rows, scores(rows))
     [1, 1, 3]
     """

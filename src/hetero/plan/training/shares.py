@@ -14,7 +14,7 @@ from statistics import median
 from hetero.floor.errors import BadValueError, did_you_mean
 
 __all__ = [
-    "Plan",
+    "SharePlan",
     "StepModel",
     "apportion",
     "cut",
@@ -134,7 +134,7 @@ def fit_step(few: int, few_s: float, many: int, many_s: float) -> StepModel:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class SharePlan:
     """Who computes how much of a global batch.
 
     Attributes
@@ -156,7 +156,7 @@ class Plan:
         return tuple(index for index, share in enumerate(self.shares) if share)
 
 
-def make_plan(models: Sequence[StepModel], batch: int, comm_s: Sequence[float] = ()) -> Plan:
+def make_plan(models: Sequence[StepModel], batch: int, comm_s: Sequence[float] = ()) -> SharePlan:
     """Share a global batch so that the step is as short as the models allow.
 
     Parameters
@@ -184,7 +184,7 @@ def make_plan(models: Sequence[StepModel], batch: int, comm_s: Sequence[float] =
             f"a global batch of {batch} does not fit: the devices hold {held} samples",
             remedy="make the global batch smaller, or give micro-batches",
         )
-    best: Plan | None = None
+    best: SharePlan | None = None
     for count in range(1, len(models) + 1):
         found = _least(models, batch, count)
         if found is None:
@@ -192,7 +192,7 @@ def make_plan(models: Sequence[StepModel], batch: int, comm_s: Sequence[float] =
         compute_s, shares = found
         step_s = compute_s + (comm_s[len(shares)] if comm_s else 0.0)
         if best is None or step_s < best.step_s * (1 - 1e-9):
-            best = Plan(tuple(shares.get(i, 0) for i in range(len(models))), step_s, tuple(models), ())
+            best = SharePlan(tuple(shares.get(i, 0) for i in range(len(models))), step_s, tuple(models), ())
     assert best is not None
     return replace(best, reasons=tuple(_reason(best, index, batch) for index in range(len(models))))
 
@@ -220,7 +220,7 @@ def _least(models: Sequence[StepModel], batch: int, count: int) -> tuple[float, 
     return max(models[index].seconds(share) for index, share in shares.items()), shares
 
 
-def _reason(plan: Plan, index: int, batch: int) -> str:
+def _reason(plan: SharePlan, index: int, batch: int) -> str:
     if plan.shares[index]:
         return ""
     one_s = plan.models[index].seconds(1)
@@ -230,7 +230,7 @@ def _reason(plan: Plan, index: int, batch: int) -> str:
     return f"with it, talking would cost more than the {plan.step_s * 1e3:.3g} ms step gains"
 
 
-def proportional_plan(models: Sequence[StepModel], batch: int) -> Plan:
+def proportional_plan(models: Sequence[StepModel], batch: int) -> SharePlan:
     """Share by speed alone: each device's samples/s over the sum, in whole samples, nobody left out.
 
     Examples
@@ -259,13 +259,13 @@ def apportion(weights: Sequence[float], total: int) -> tuple[int, ...]:
     return tuple(whole)
 
 
-def fixed_plan(models: Sequence[StepModel], shares: Sequence[int], comm_s: Sequence[float] = ()) -> Plan:
+def fixed_plan(models: Sequence[StepModel], shares: Sequence[int], comm_s: Sequence[float] = ()) -> SharePlan:
     """Create a plan of shares that somebody else chose."""
     taking = [model.seconds(share) for model, share in zip(models, shares, strict=True)]
     members = sum(1 for share in shares if share)
     step_s = max(taking) + (comm_s[members] if comm_s else 0.0)
     reasons = tuple("" if share else "its share is 0" for share in shares)
-    return Plan(tuple(shares), step_s, tuple(models), reasons)
+    return SharePlan(tuple(shares), step_s, tuple(models), reasons)
 
 
 def given_shares(table: Mapping[str, int], names: Sequence[str], batch: int) -> tuple[int, ...]:
@@ -299,8 +299,8 @@ def given_shares(table: Mapping[str, int], names: Sequence[str], batch: int) -> 
 
 
 def replanned(
-    plan: Plan, models: Sequence[StepModel], batch: int, comm_s: Sequence[float] = (), steps: int = _WINDOW
-) -> Plan | None:
+    plan: SharePlan, models: Sequence[StepModel], batch: int, comm_s: Sequence[float] = (), steps: int = _WINDOW
+) -> SharePlan | None:
     """Return a better plan where one is worth having, else None.
 
     Parameters

@@ -16,8 +16,8 @@ from hetero.floor.errors import BadValueError
 from hetero.model.quantisation import number_format
 from hetero.model.workload import Sharding, Workload
 from hetero.plan.sizing.footprint import footprint, weight_bytes
-from hetero.plan.sizing.ideal_work import FEW_TOKENS, TERMS, Rates, Vector, multiplied, pass_amounts
-from hetero.plan.training.shares import Plan, StepModel, make_plan
+from hetero.plan.sizing.ideal_work import FEW_TOKENS, TERMS, DeviceRates, Vector, multiplied, pass_amounts
+from hetero.plan.training.shares import SharePlan, StepModel, make_plan
 
 __all__ = ["TrainingTime", "model_flop", "training_amounts", "training_time"]
 
@@ -55,7 +55,7 @@ def _exchanged_bytes(work: Workload, spread: Sharding) -> float:
     return frac * (2 * weights + need.gradients)
 
 
-def training_amounts(work: Workload, spread: Sharding, rates: Rates) -> Vector:
+def training_amounts(work: Workload, spread: Sharding, rates: DeviceRates) -> Vector:
     """Return the amounts of one step: forward, backward, what is computed again, exchange and optimiser.
 
     Notes
@@ -99,7 +99,7 @@ class TrainingTime:
     total_s: float
     alone_s: float
     steps: int
-    plan: Plan
+    plan: SharePlan
 
     @property
     def speedup(self) -> float:

@@ -16,8 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 __all__ = [
-    "Chain",
-    "Stage",
+    "LayerChain",
+    "LayerStage",
     "StagePlan",
     "best_alone",
     "fixed_stages",
@@ -30,7 +30,7 @@ _LEAST_GAIN = 1e-9
 
 
 @dataclass(frozen=True, slots=True)
-class Chain:
+class LayerChain:
     """Layers one after the other, as they were measured on every device.
 
     Attributes
@@ -62,7 +62,7 @@ class Chain:
 
 
 @dataclass(frozen=True, slots=True)
-class Stage:
+class LayerStage:
     """Consecutive layers on one device.
 
     Attributes
@@ -88,7 +88,7 @@ class StagePlan:
     step_s : predicted s of a step, see `pipeline_s`
     """
 
-    stages: tuple[Stage, ...]
+    stages: tuple[LayerStage, ...]
     step_s: float
 
 
@@ -135,7 +135,7 @@ def one_forward_one_backward(stage: int, stages: int, micro_batches: int) -> Ite
         yield False, number
 
 
-def fixed_stages(chain: Chain, placed: Sequence[tuple[int, int]]) -> StagePlan:
+def fixed_stages(chain: LayerChain, placed: Sequence[tuple[int, int]]) -> StagePlan:
     """Create a plan of stages that somebody else chose.
 
     Parameters
@@ -148,13 +148,13 @@ def fixed_stages(chain: Chain, placed: Sequence[tuple[int, int]]) -> StagePlan:
     crossings = [chain.crossing_s[end - 1][a][b] for end, (a, b) in zip(ends, pairwise(devices), strict=False)]
     halves = [0.0, *(crossing / 2 for crossing in crossings), 0.0]
     stages = tuple(
-        Stage(device, first, end, sum(row[device] for row in chain.seconds[first:end]) + halves[i] + halves[i + 1])
+        LayerStage(device, first, end, sum(row[device] for row in chain.seconds[first:end]) + halves[i] + halves[i + 1])
         for i, (device, first, end) in enumerate(zip(devices, firsts, ends, strict=True))
     )
     return StagePlan(stages, pipeline_s([stage.period_s for stage in stages], chain.micro_batches))
 
 
-def plan_stages(chain: Chain) -> StagePlan | None:
+def plan_stages(chain: LayerChain) -> StagePlan | None:
     """Place consecutive layers on devices so that the pipelined step is shortest; None where nothing fits.
 
     Notes
@@ -168,7 +168,7 @@ def plan_stages(chain: Chain) -> StagePlan | None:
 
     The work grows with 2 to the number of devices: up to eight are meant.
     """
-    search = _Search(chain)
+    search = _StageSearch(chain)
     best = best_alone(chain)
     best_s = inf if best is None else best.step_s * (1 - _LEAST_GAIN)
     above = [(0.0, inf, 0.0)]
@@ -190,7 +190,7 @@ def plan_stages(chain: Chain) -> StagePlan | None:
     return best
 
 
-def best_alone(chain: Chain) -> StagePlan | None:
+def best_alone(chain: LayerChain) -> StagePlan | None:
     """Return the whole model on the device that is fastest with all of it; None where it fits on none."""
     layers = len(chain.seconds)
     plans = [
@@ -202,17 +202,17 @@ def best_alone(chain: Chain) -> StagePlan | None:
     return min(possible, key=lambda plan: plan.step_s, default=None)
 
 
-class _Search:
+class _StageSearch:
     """The dynamic program for one chain; its arrays are indexed by layers k, i of a stage k … i − 1."""
 
-    def __init__(self, chain: Chain) -> None:
+    def __init__(self, chain: LayerChain) -> None:
         self.layers, self.devices = len(chain.seconds), len(chain.limit_bytes)
         self.compute_s = [self._compute(chain, stages) for stages in range(self.devices)]
         crossing_s = np.zeros((self.devices + 1, self.devices + 1, self.layers + 1))
         crossing_s[:-1, :-1, 1:] = np.moveaxis(np.asarray(chain.crossing_s, dtype=float), 0, 2)
         self.half_s = crossing_s / 2
 
-    def _compute(self, chain: Chain, after: int) -> NDArray[Any]:
+    def _compute(self, chain: LayerChain, after: int) -> NDArray[Any]:
         """Return s by (device, k, i), inf where a stage with so many behind it is empty, impossible or does not fit."""
         seconds = np.asarray(chain.seconds, dtype=float).T
         able = np.isfinite(seconds)

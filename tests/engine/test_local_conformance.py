@@ -10,7 +10,7 @@ from hetero.floor.platform import FEATURES
 from hetero.model.commands import Withdraw
 from hetero.model.events import TaskFinished, TaskWithdrawn
 from hetero.testing import check_engine
-from hetero.testing.engine_bench import Bench
+from hetero.testing.engine import Bench
 
 pytestmark = pytest.mark.timeout(100)
 

@@ -9,13 +9,11 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from hetero.demo.devices import made_unequal, precision, usable
 from hetero.demo.fields import read_field, synthetic_field
-from hetero.demo.jobs import Checked, Cholesky, Diffusion
+from hetero.demo.jobs import Checked, Cholesky, Diffusion, trsm
 from hetero.demo.results import DemoResult, DeviceResult, JobResult
-from hetero.demo.run import _trace_path
+from hetero.demo.run import _trace_path, made_unequal, precision, usable
 from hetero.demo.show import DemoPrinter
-from hetero.demo.tiles import trsm
 from hetero.floor.errors import BadValueError, NothingFitsError
 from hetero.model.device import Device, DeviceType
 

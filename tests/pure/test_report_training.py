@@ -8,9 +8,8 @@ import pytest
 
 from hetero.drive.trace import TraceWriter
 from hetero.model.notes import CheckpointWritten, DeviceSampled, TrainingEpoch, TrainingNews, TrainingStep
-from hetero.report.curves import curves
 from hetero.report.findings import find
-from hetero.report.html import page
+from hetero.report.html import curves, page
 from hetero.report.record import RunRecord
 from hetero.report.tables import epoch_table, member_table
 from hetero.report.trace_reader import collect, read_run

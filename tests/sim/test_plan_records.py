@@ -13,9 +13,8 @@ from hetero.drive.trace import TraceWriter
 from hetero.model.device import Device
 from hetero.model.notes import PlanMade
 from hetero.plan.policies.planned import Planned
-from hetero.report.curves import curves
 from hetero.report.findings import find
-from hetero.report.page_data import packed
+from hetero.report.html import curves, packed
 from hetero.report.planning import places_by_device
 from hetero.report.record import RunRecord
 from hetero.report.trace_reader import read_run

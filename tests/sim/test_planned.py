@@ -15,8 +15,7 @@ from hetero.drive.faults import Faults, Loss
 from hetero.drive.sim import Program, SimTask, simulate
 from hetero.drive.sim_engine import Costs
 from hetero.graphs.planning import Budget, plan_graph
-from hetero.graphs.simulation import run_graph
-from hetero.graphs.trials import losses_of, try_out
+from hetero.graphs.simulation import losses_of, run_graph, try_out
 from hetero.model.device import Device, DeviceType
 from hetero.model.graph import GraphDevice, GraphEdge, GraphTask, TaskGraph
 from hetero.model.tasks import Request, Task

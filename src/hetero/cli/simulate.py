@@ -20,7 +20,7 @@ from hetero.floor.errors import BadValueError
 
 if TYPE_CHECKING:
     from hetero.graphs.fleet_simulation import Scaled
-    from hetero.graphs.trials import Trials
+    from hetero.graphs.simulation import Trials
 
 __all__ = ["simulate"]
 
@@ -91,7 +91,7 @@ def simulate(
 
     read = convert(graph, fleet) if fleet is not None else read_plannable(graph)
     tell_unused(graph, read, fleet)
-    from hetero.graphs.trials import losses_of, try_out
+    from hetero.graphs.simulation import losses_of, try_out
 
     losses = losses_of(read, fail or ())
     first = settings.seed() if seed is None else seed

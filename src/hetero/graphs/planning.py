@@ -6,30 +6,52 @@ It must not change what the search finds: a budget only says when to stop.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterator
 from functools import cache
 from typing import NamedTuple, TypeVar
 
+import numpy as np
+
 from hetero.floor.clock import monotonic_s
-from hetero.floor.errors import BadValueError, did_you_mean
-from hetero.graphs.contention import Search, contended_plan
+from hetero.floor.errors import BadValueError, NothingFitsError, did_you_mean
 from hetero.graphs.plan_files import MODELS
-from hetero.model.graph import TaskGraph
-from hetero.model.schedule import Placed, Schedule
+from hetero.model.graph import UNLIMITED_BYTES, TaskGraph
+from hetero.model.schedule import Evicted, Placed, Schedule, Sent
 from hetero.plan.bounds.graph import area_bound, critical_path_bound
 from hetero.plan.graph_search.combined import BestSchedule, rehearse, search
-from hetero.plan.graph_search.contended import ContendedFound
-from hetero.plan.planners.contention import channels_of, contended_schedule
+from hetero.plan.graph_search.contended import ContendedFound, contended_search
+from hetero.plan.graph_search.portfolio import portfolio
+from hetero.plan.memory.capacity import Resident, only_where_it_fits, overflows, within_capacity
+from hetero.plan.planners.contention import Channels, Moves, channels_of, contended_schedule, least_transfers
 from hetero.plan.planners.heuristics import PLANNERS, planner
 from hetero.plan.planners.list_scheduling import compiler, order_of
-from hetero.plan.problem import Problem, Timeline, problem_of
+from hetero.plan.problem import Floats, Ints, Problem, Timeline, problem_of
 
-__all__ = ["POLICIES", "Budget", "PlannedGraph", "plan_graph", "pull", "warm_up"]
+__all__ = [
+    "POLICIES",
+    "Budget",
+    "Contended",
+    "PlannedGraph",
+    "Search",
+    "contended_plan",
+    "plan_graph",
+    "pull",
+    "warm_up",
+]
 
 Best = TypeVar("Best")
 
 POLICIES = ("search", *PLANNERS)
 """What plans a graph: the search, or one planner by name."""
+
+_REPAIRED = 6
+"""So many orders of the portfolio are tried, besides its starts and the plan's own, when a memory node overflows."""
+
+_SHOWN = 5
+"""So many of the tasks that run again are named."""
+
+Search = Generator[ContendedFound, float | None, None]
+"""A search under contention, which may be sent the seconds that are left."""
 
 
 class Budget(NamedTuple):
@@ -210,3 +232,180 @@ def _notes() -> tuple[str, ...]:
     if importlib.util.find_spec("scipy") is None:
         notes.append("SciPy is not installed: the lower bound may be some percent lower")
     return tuple(notes)
+
+
+class Contended(NamedTuple):
+    """A plan under contention, and how it came about.
+
+    Attributes
+    ----------
+    schedule : with its transfers
+    iterations : of the search, 1 for a planner
+    note : what was done where the plan had overflowed, '' where it fits as it is
+    """
+
+    schedule: Schedule
+    iterations: int
+    note: str
+
+
+def contended_plan(
+    graph: TaskGraph, policy: str, seed: int, pull: Callable[[Search], tuple[ContendedFound, int]]
+) -> Contended:
+    """Plan a graph of at least one task under contention and within capacities.
+
+    Parameters
+    ----------
+    policy : 'search', or a planner by name, whose order and devices are then timed under contention
+    pull : takes from the search until the budget ends
+
+    Raises
+    ------
+    BadValueError
+        The graph cannot be planned: a cycle, memory nodes without a path.
+    NothingFitsError
+        A memory node is too small, whatever is put elsewhere.
+    """
+    names = tuple(task.id for task in graph.tasks)
+    p = problem_of(graph)
+    c = channels_of(graph, p)
+    capacity_bytes = _capacities(graph, c)
+    p = only_where_it_fits(p, c, capacity_bytes, names)
+    if policy == "search":
+        found, iterations = pull(contended_search(p, c, seed))
+    else:
+        chosen = planner(policy)(p)
+        timed = contended_schedule(p, c, order_of(p, chosen), chosen.device)
+        found, iterations = ContendedFound(*timed, critical_path_bound(least_transfers(p)), policy), 1
+    resident, note = Resident(found.timeline, found.moves), ""
+    if overflows(p, c, capacity_bytes, found.timeline, found.moves):
+        resident = _repaired(p, c, capacity_bytes, found.timeline, names)
+        note = _told(resident, names)
+    bound_s = max(found.lower_bound_s, area_bound(least_transfers(p)))
+    return Contended(_schedule(graph, p, c, resident, bound_s, policy), iterations, note)
+
+
+def _told(resident: Resident, names: tuple[str, ...]) -> str:
+    """Return what was done so that no memory node overflows."""
+    said = f"a memory node would overflow, so transfers wait for room; evictions: {len(resident.dropped):,}"
+    again = list(dict.fromkeys(names[row.task] for row in resident.repeats))
+    if again:
+        shown = ", ".join(again[:_SHOWN]) + (", …" if len(again) > _SHOWN else "")
+        said += f"; run again to save room: {len(resident.repeats):,} ({shown})"
+    return said
+
+
+def _capacities(graph: TaskGraph, c: Channels) -> Floats:
+    given = {node.id: node.capacity_bytes for node in graph.topology.nodes}
+    limits = [given.get(name, UNLIMITED_BYTES) for name in c.nodes]
+    return np.array([np.inf if limit == UNLIMITED_BYTES else limit for limit in limits], dtype=np.float64)
+
+
+def _repaired(p: Problem, c: Channels, capacity_bytes: Floats, timeline: Timeline, names: tuple[str, ...]) -> Resident:
+    """Return the shortest of the plan and a few others that keeps to the capacities."""
+    best: Resident | None = None
+    refused: NothingFitsError | None = None
+    for order, device, least_s in _candidates(p, c, capacity_bytes, timeline):
+        if best is not None and least_s >= best.timeline.makespan_s:
+            continue
+        for repeats in (True, False):
+            try:
+                tried = within_capacity(p, c, capacity_bytes, order, device, names, repeats=repeats)
+            except NothingFitsError as error:
+                refused = refused or error
+                continue
+            if best is None or _by_length(tried) < _by_length(best):
+                best = tried
+    if best is None:
+        assert refused is not None
+        raise refused
+    return best
+
+
+def _by_length(resident: Resident) -> tuple[float, int]:
+    return resident.timeline.makespan_s, len(resident.repeats)
+
+
+def _candidates(
+    p: Problem, c: Channels, capacity_bytes: Floats, timeline: Timeline
+) -> Iterator[tuple[Ints, Ints, float]]:
+    """Return orders and devices: the plan's, the portfolio's, and depth first, also on the largest memory alone.
+
+    Notes
+    -----
+    Of a start the third is its makespan where nothing overflows: when it is not shorter than another plan there is
+    no need to repair it. Of the others it is 0.
+    """
+    yield order_of(p, timeline), timeline.device, 0.0
+    others = 0
+    for member in portfolio(p):
+        others += not member.is_start
+        if others > _REPAIRED:
+            break
+        least_s = member.timeline.makespan_s if member.is_start else 0.0
+        yield order_of(p, member.timeline), member.timeline.device, least_s
+    deep = depth_first(p)
+    yield deep, timeline.device, 0.0
+    largest = int(np.argmax(capacity_bytes[: int(p.node.max()) + 1]))
+    seconds = np.where(p.node[None, :] == largest, p.seconds, np.inf)
+    runs_there = np.isfinite(seconds).any(axis=1, keepdims=True)
+    alone = np.where(runs_there, seconds, p.seconds)
+    yield deep, contended_schedule(p._replace(seconds=alone), c, deep)[0].device, 0.0
+
+
+def depth_first(p: Problem) -> Ints:
+    """Return the order in which a task is followed by what it was the last to wait for: few items are alive at once."""
+    waits = np.diff(p.pred_first)
+    stack = [int(task) for task in p.order[::-1] if waits[task] == 0]
+    order = []
+    while stack:
+        task = stack.pop()
+        order.append(task)
+        for child in p.succ[p.succ_first[task] : p.succ_first[task + 1]][::-1]:
+            waits[child] -= 1
+            if waits[child] == 0:
+                stack.append(int(child))
+    return np.array(order, dtype=np.int64)
+
+
+def _schedule(graph: TaskGraph, p: Problem, c: Channels, resident: Resident, bound_s: float, policy: str) -> Schedule:
+    timeline, moves, dropped, repeats = resident
+    names = [task.id for task in graph.tasks]
+    placements = tuple(
+        Placed(
+            names[task],
+            graph.devices[int(timeline.device[task])].id,
+            float(timeline.start_s[task]),
+            float(timeline.finish_s[task]),
+        )
+        for task in order_of(p, timeline)
+    )
+    evictions = tuple(Evicted(*_item(c, one.item, names), c.nodes[one.node], float(one.at_s)) for one in dropped)
+    return Schedule(
+        placements,
+        timeline.makespan_s,
+        min(bound_s, timeline.makespan_s),
+        policy,
+        "contention",
+        _sent(c, moves, names),
+        evictions,
+        tuple(Placed(names[row.task], graph.devices[row.device].id, row.start_s, row.finish_s) for row in repeats),
+    )
+
+
+def _sent(c: Channels, moves: Moves, names: list[str]) -> tuple[Sent, ...]:
+    by = np.lexsort((moves.hop, moves.item, moves.finish_s, moves.start_s))
+    return tuple(
+        Sent(
+            *_item(c, moves.item[at], names),
+            c.nodes[c.hop_src[moves.hop[at]]],
+            c.nodes[c.hop_dst[moves.hop[at]]],
+            float(moves.start_s[at]),
+            float(moves.finish_s[at]),
+        )
+        for at in by
+    )
+
+
+def _item(c: Channels, item: int, names: list[str]) -> tuple[str, int]:
+    return names[c.item_task[item]], int(c.item_bytes[item])

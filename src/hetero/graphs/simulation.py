@@ -1,23 +1,27 @@
-"""A task graph from a file run in virtual time, by the core that runs programs.
+"""A task graph from a file run in virtual time, by the core that runs programs: once, or many times beside its plan.
 
-In: a graph, a policy, how far real times stray from the graph's. Out: what the simulated driver says happened.
-It must not schedule anything itself.
+In: a graph, a policy, how far real times stray from the graph's, losses, a number of draws. Out: what the simulated
+driver says happened, summed up as `Trials`. It must not print.
 """
 
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
-from typing import NamedTuple
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from hetero.core.machine import Rules
-from hetero.drive.faults import Faults
+from hetero.drive.faults import Faults, Loss
 from hetero.drive.sim import simulate
 from hetero.drive.sim_engine import Costs
 from hetero.drive.sim_values import Program, SimResult, SimTask
+from hetero.floor.errors import BadValueError, did_you_mean
+from hetero.floor.units import parse_seconds
+from hetero.graphs.planning import Budget, plan_graph
 from hetero.model.device import HOST_NODE, KINDS, Device, DeviceType
 from hetero.model.graph import UNLIMITED_BYTES, TaskGraph
 from hetero.model.schedule import Schedule
@@ -25,9 +29,21 @@ from hetero.model.tasks import Request, Task
 from hetero.model.topology import Link, MemoryNode, Topology
 from hetero.plan.performance.cost_model import CostModel, Sample, TimeEstimate
 from hetero.plan.policies.base import Policy
+from hetero.plan.policies.registry import get
 from hetero.plan.problem import problem_of
 
-__all__ = ["GraphRun", "TableCost", "device_ids", "guide_of", "host_node", "prepared", "run_graph"]
+__all__ = [
+    "GraphRun",
+    "TableCost",
+    "Trials",
+    "device_ids",
+    "guide_of",
+    "host_node",
+    "losses_of",
+    "prepared",
+    "run_graph",
+    "try_out",
+]
 
 
 class TableCost(CostModel):
@@ -235,3 +251,156 @@ def _able(seconds: Sequence[float], fits: Sequence[bool]) -> tuple[bool, ...]:
     able = tuple(each < math.inf for each in seconds)
     roomy = tuple(one and other for one, other in zip(able, fits, strict=True))
     return roomy if any(roomy) else able
+
+
+@dataclass(frozen=True, slots=True)
+class Trials:
+    """What some runs took.
+
+    Attributes
+    ----------
+    plan : made beforehand
+    policy : its name
+    model : of transfers and memory, 'contention' or 'free'
+    draws : number of runs
+    median_s, low_s, high_s : s; the median, the 10th and the 90th percentile of the makespans
+    busy_frac : the mean share of the makespan in which each device computed, by id
+    copied_bytes : sent from memory node to memory node in a run, the mean
+    peak_bytes : the most that each memory node held in any run, by id
+    repeated : attempts beyond one a task, over all runs
+    failed : why a task failed, by id; of the first run in which any did
+    notes : for people
+    """
+
+    plan: Schedule
+    policy: str
+    model: str
+    draws: int
+    median_s: float
+    low_s: float
+    high_s: float
+    busy_frac: Mapping[str, float]
+    copied_bytes: float
+    peak_bytes: Mapping[str, int]
+    repeated: int
+    failed: Mapping[str, str]
+    notes: tuple[str, ...]
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the figures by name, for JSON."""
+        planned = {"makespan_s": self.plan.makespan_s, "lower_bound_s": self.plan.lower_bound_s}
+        rest = {name: getattr(self, name) for name in self.__slots__ if name != "plan"}
+        return {"planned": planned, **rest}
+
+
+def losses_of(graph: TaskGraph, words: Sequence[str]) -> tuple[Loss, ...]:
+    """Read 'gpu0@0.5s': a device that is lost for good, and when.
+
+    Raises
+    ------
+    BadValueError
+        There is no '@', no such device, or no time.
+    """
+    found = []
+    ids = [device.id for device in graph.devices]
+    for word in words:
+        name, at, when = word.rpartition("@")
+        if not at:
+            raise BadValueError(f"{word!r} does not say when a device fails", remedy="write DEVICE@TIME: gpu0@0.5s")
+        match = next((id_ for id_ in ids if name in (id_, id_.partition("/")[2])), None)
+        if match is None:
+            raise BadValueError(f"the graph has no device {name!r}{did_you_mean(name, ids)}", remedy="name one of its")
+        found.append(Loss(parse_seconds(when), device_ids(graph)[ids.index(match)]))
+    return tuple(found)
+
+
+def try_out(
+    graph: TaskGraph,
+    policy: str = "planned",
+    *,
+    noise: float = 0.0,
+    losses: Sequence[Loss] = (),
+    draws: int = 1,
+    seed: int = 0,
+    iterations: int = 20,
+    model: str = "contention",
+) -> Trials:
+    """Plan a graph and run it in virtual time a number of times.
+
+    Parameters
+    ----------
+    policy : name of a policy
+    noise : standard deviation of the logarithm of real over expected seconds
+    losses : devices that are lost
+    draws, seed : runs, with the seeds seed, seed + 1, …
+    iterations : of the search for the plan
+    model : as of `plan_graph`, for the plan and for the runs
+
+    Raises
+    ------
+    BadValueError
+        The policy or the model is not known.
+    """
+    get(policy)
+    plan = plan_graph(graph, "search", Budget(iterations=iterations), seed, model=model).schedule
+    tally = _Tally(graph, draws)
+    for turn in range(draws):
+        lost = Faults(losses=tuple(losses))
+        shared = model == "contention"
+        tally.add(run_graph(graph, policy, guide=plan, noise=noise, seed=seed + turn, faults=lost, contention=shared))
+    spans = tally.spans
+    cuts = statistics.quantiles(spans, n=10, method="inclusive") if draws > 1 else [spans[0]] * 9
+    return Trials(
+        plan=plan,
+        policy=policy,
+        model=model,
+        draws=draws,
+        median_s=statistics.median(spans),
+        low_s=cuts[0],
+        high_s=cuts[-1],
+        busy_frac=tally.busy,
+        copied_bytes=tally.copied / draws,
+        peak_bytes=tally.peak,
+        repeated=tally.repeated,
+        failed=tally.failed,
+        notes=_notes(graph, model),
+    )
+
+
+class _Tally:
+    """What the runs so far came to."""
+
+    def __init__(self, graph: TaskGraph, draws: int) -> None:
+        self._graph = graph
+        self._draws = draws
+        self.spans: list[float] = []
+        self.busy = dict.fromkeys((device.id for device in graph.devices), 0.0)
+        self.peak = dict.fromkeys((node.id for node in graph.topology.nodes), 0)
+        self.failed: dict[str, str] = {}
+        self.copied = self.repeated = 0
+
+    def add(self, found: SimResult) -> None:
+        """Count one run."""
+        self.spans.append(found.makespan_s)
+        for device, busy_s in zip(self._graph.devices, found.busy_s.values(), strict=True):
+            self.busy[device.id] += busy_s / found.makespan_s / self._draws if found.makespan_s else 0.0
+        self.repeated += max(0, found.launches - len(found.commits) - len(found.failures))
+        assert found.machine is not None
+        replicas, host = found.machine.replicas, host_node(self._graph)
+        self.copied += sum(nbytes for _, nbytes in replicas.moved.values())
+        for node in self.peak:
+            self.peak[node] = max(self.peak[node], replicas.peak.get(HOST_NODE if node == host else node, 0))
+        if not self.failed:
+            tasks = self._graph.tasks
+            self.failed = {tasks[task - 1].id: failure.message for task, failure in found.failures.items()}
+
+
+def _notes(graph: TaskGraph, model: str) -> tuple[str, ...]:
+    notes = []
+    if widened := prepared(graph).widened:
+        notes.append(f"{widened:,} tasks hand different bytes to different tasks: each result counts as its largest")
+    host = host_node(graph)
+    limit = next((node.capacity_bytes for node in graph.topology.nodes if node.id == host), UNLIMITED_BYTES)
+    if model == "contention" and limit != UNLIMITED_BYTES:
+        notes.append(f"{host!r} counts as the host's memory: a run puts what exceeds it into files and goes on")
+    return tuple(notes)

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import concurrent.futures
+import decimal
 import os
+import random
 import signal
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -106,6 +109,78 @@ def test_every_way_to_wait_gives_the_device_up(ctx: hetero.Context, how: str) ->
         return [each.result() for each in futures]
 
     assert ctx.submit(hetero.task(parent, on="cpu:0"), how).result(LONG_S) == ["cpu:0", "cpu:0"]
+
+
+def wait_for_a_file(path: str) -> None:
+    until_s = time.monotonic() + LONG_S
+    while not os.path.exists(path) and time.monotonic() < until_s:
+        time.sleep(0.01)
+
+
+def state_of_its_own(path: str) -> tuple[float, float, str | None]:
+    first = random.random()
+    with decimal.localcontext() as made, LOCK:
+        made.prec = 3
+        inner().run(hetero.task(wait_for_a_file, on="cpu:1"), path)
+    return first, random.random(), os.environ.get("HETERO_NEST_TEST")
+
+
+def seen_here() -> tuple[int, str | None, bool]:
+    came = LOCK.acquire(timeout=0.0)
+    LOCK.release() if came else None
+    return decimal.getcontext().prec, os.environ.get("HETERO_NEST_TEST"), came
+
+
+LOCK = threading.Lock()
+NAMES = {"HETERO_NEST_TEST": "of the parent"}
+
+
+def lock_here(path: str) -> Any:
+    from tests.engine import test_nested_tasks as module
+
+    return module.state_of_its_own(path)
+
+
+def look_here() -> Any:
+    from tests.engine import test_nested_tasks as module
+
+    return module.seen_here()
+
+
+def test_other_tasks_do_not_run_on_top_of_one_that_waits_nor_see_its_state(ctx: hetero.Context, tmp_path: Path) -> None:
+    go = tmp_path / "go"
+    parent = ctx.submit(hetero.task(lock_here, on="cpu:0", env=NAMES), str(go))
+    other = ctx.submit(hetero.task(look_here, on="cpu:0"))
+    ctx.submit(hetero.task(here, on="cpu:1"))  # waits behind the child
+    time.sleep(0.3)
+    assert not other.done()
+    go.touch()
+    assert other.result(LONG_S) == (28, None, True)
+    assert parent.result(LONG_S)[2] == "of the parent"
+
+
+def draws_with_children(count: int) -> tuple[list[float], list[tuple[float, str | None]]]:
+    own = [random.random()]
+    nested = [inner().submit(hetero.task(draw, on=at), 0) for at in ("cpu:0", "cpu:1") for _ in range(count)]
+    nested += [inner().submit(draw, number) for number in range(count)]
+    own.append(random.random())
+    found = inner().gather(nested)
+    return [*own, random.random()], found
+
+
+def draw(_: int) -> tuple[float, str | None]:
+    return random.random(), os.environ.get("HETERO_NEST_TEST")
+
+
+def test_variables_and_seeds_stay_with_the_task_that_has_them(ctx: hetero.Context) -> None:
+    seeded = hetero.task(draws_with_children, seed=7, env=NAMES)
+    own, found = ctx.run(seeded, 4)
+    with hetero.Context(devices="1xcpu", history=False) as alone:
+        plain = hetero.task(lambda: [random.random() for _ in range(3)], seed=7, name="draws_with_children")
+        expected = alone.run(plain)
+    assert own == expected
+    assert {name for _, name in found} == {None}
+    assert len({number for number, _ in found}) == len(found)
 
 
 def fail(word: str) -> None:

@@ -29,11 +29,11 @@ def count(entry: SimTask) -> int:
     return 1 + sum(map(count, entry.nested))
 
 
-def run(seed: int, faults: Faults | None = None, policy: str = "eft") -> tuple[SimResult, int]:
+def run(seed: int, faults: Faults | None = None, policy: str = "eft", free: bool = False) -> tuple[SimResult, int]:
     chance = random.Random(seed)
     devices = chance.randint(1, 4)
     depth, width = chance.choice(((2, 5), (4, 3), (12, 1), (7, 2)))
-    pinned = chance.choice((0.0, 0.3, 1.0))
+    pinned = 0.0 if free else chance.choice((0.0, 0.3, 1.0))
     roots = [tree(chance, devices, depth, width, pinned) for _ in range(chance.randint(1, 12))]
     given = [entry._replace(task=entry.task._replace(id=at + 1)) for at, entry in enumerate(roots)]
     seconds = {f"f{kind}": chance.choice((1e-4, 3e-3, 0.4)) for kind in range(3)}
@@ -96,14 +96,44 @@ def test_parents_and_children_pinned_crosswise_end() -> None:
     assert not result.failures
 
 
-def test_tasks_that_are_no_deeper_wait_until_one_that_waits_has_waited_as_long() -> None:
+def test_a_device_whose_task_waits_runs_only_what_is_nested_in_that_task() -> None:
+    waited = 0
+    for seed in range(60):
+        result, _ = run(seed, free=True)
+        assert not result.happened["strangers"], f"seed {seed}"
+        waited += result.happened["suspended"]
+    assert waited > 100
+
+
+def test_a_stranger_waits_for_the_end_of_the_task_that_waits() -> None:
     child = SimTask(task(1, PINS[1], name="short"))
-    roots = [SimTask(task(1, PINS[0], name="parent"), nested=(child,)), SimTask(task(2, PINS[0], name="long"))]
-    seconds = {"parent": 0.2, "short": 0.15, "long": 100.0}
+    roots = [SimTask(task(1, PINS[0], name="parent"), nested=(child,)), SimTask(task(2, PINS[0], name="other"))]
+    seconds = {"parent": 0.2, "short": 10.0, "other": 0.01}
     fleet = cpus(2)
-    cost = known(fleet, lambda one, _: seconds[one.name], *seconds)
-    result = simulate(Program(roots, together=True), fleet, lambda one, _: seconds[one.name], cost=cost)
-    assert result.commits[1] < 0.5
+    for cost in (None, known(fleet, lambda one, _: seconds[one.name], *seconds)):
+        result = simulate(Program(roots, together=True), fleet, lambda one, _: seconds[one.name], cost=cost)
+        assert result.commits[1] < result.commits[2]
+        assert not result.happened["strangers"]
+
+
+def test_parents_that_wait_for_each_other_go_on_while_a_third_device_always_works() -> None:
+    pairs = [
+        SimTask(task(1 + at, PINS[at], name="parent"), nested=(SimTask(task(1, PINS[1 - at], name="child")),))
+        for at in range(2)
+    ]
+    busy = [SimTask(task(3 + at, PINS[2], name="busy")) for at in range(100)]
+    result = simulate(Program([*pairs, *busy], together=True), cpus(3), lambda *_: 0.1, check_every=1)
+    assert max(result.commits[1], result.commits[2]) < 1.0 < result.commits[102]
+    assert result.happened["strangers"] == 1
+
+
+def test_two_parents_with_many_children_keep_two_devices_at_work() -> None:
+    def parent(number: int) -> SimTask:
+        return SimTask(task(number, name="parent"), nested=tuple(SimTask(task(1, name="child")) for _ in range(400)))
+
+    result = simulate(Program([parent(1), parent(2)], together=True), cpus(2), lambda *_: 0.01)
+    assert max(result.commits.values()) < 4.4
+    assert not result.happened["strangers"]
 
 
 def test_a_killer_nested_in_others_is_given_up_and_those_beside_it_are_not() -> None:

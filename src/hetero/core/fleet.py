@@ -28,10 +28,7 @@ OVERDUE = 1.5
 
 
 MOST_SUSPENDED = 500
-"""Tasks that may wait in one worker, each on top of the one before, which takes some kilobytes of a stack …"""
-
-FEW_SUSPENDED = 32
-"""… and so many where those that come on top are not nested deeper."""
+"""Tasks that may wait in one worker, each on top of the one before, which takes some kilobytes of a stack."""
 
 START_S = 0.2
 """A worker is expected to take this long to start; one that has taken longer, half as long again as it has."""
@@ -202,7 +199,6 @@ class Fleet:
         queued = self.queued[index] - 1
         self.queued[index] = queued
         if queued == 0:
-            state.left_s = now_s
             self.pending_s[index] = self.head_s[index] = 0.0
             return
         self.pending_s[index] -= task.predicted_s
@@ -216,7 +212,6 @@ class Fleet:
         """Count a task that runs on a device as waiting there."""
         self.drop(state, task, now_s)
         state.suspended.append(task)
-        state.left_s = now_s
         self.suspended += 1
 
     def leave(self, state: DeviceState, task: TaskState) -> None:
@@ -244,33 +239,29 @@ class Fleet:
         """True when tasks wait for others at the devices, and nothing runs or is being stopped at any."""
         return self.suspended > 0 and not any(state.sent or state.stopping for state in self.states)
 
-    def admits(self, state: DeviceState, task: TaskState, seconds: float, now_s: float, stalled: bool) -> bool:
+    @staticmethod
+    def admits(state: DeviceState, task: TaskState, stalled: bool) -> bool:
         """Return whether a task may run on top of those that wait at a device.
 
         Parameters
         ----------
-        seconds
-            How long it is expected to take there, s.
         stalled
-            Whether nothing runs at any device.
+            Whether nothing runs at any device, and nothing ready may run elsewhere.
 
         Notes
         -----
-        One that is nested deeper than the topmost of them always may, others once the device was left for as long as
-        they are expected to take, so that they delay the one that waits by no more than it waits anyway. One whose
-        class killed workers may not, so as to cost nobody else an attempt. Where nothing runs anywhere, all may: of
-        the started tasks, the one started last has nothing on top of it and waits for a task that is ready.
+        One that is nested in the topmost of them may: it sees what that one has set for the process and the thread,
+        as a call of its own would, and does not have to wait for locks of others. One whose class killed workers may
+        not, so as to cost nobody else an attempt. Where nothing would go on otherwise, all may: of the started tasks,
+        the one started last has nothing on top of it and waits for a task that is ready.
         """
         if not state.suspended:
             return True
         if len(state.suspended) >= MOST_SUSPENDED:
             return False
-        if stalled:
+        if stalled or task.stray:
             return True
-        if task.crashes or task.alone:
-            return False
-        deeper = task.task.depth > state.suspended[-1].task.depth
-        return deeper or (len(state.suspended) < FEW_SUSPENDED and now_s - state.left_s >= seconds)
+        return not (task.crashes or task.alone) and task.is_below(state.suspended[-1])
 
     def available_s(self, now_s: float) -> NDArray[np.float64]:
         """Return when each device's accepted work is estimated to end: shape (n_devices,), s.

@@ -78,6 +78,7 @@ class Lives(Questions):
         if parent.children is None:
             parent.children = {}
         parent.children[state.task.id] = state
+        state.above = parent
         return True
 
     def _left_parent(self, task: Task) -> None:
@@ -85,7 +86,9 @@ class Lives(Questions):
         parent = self.tasks.get(task.parent[0])
         if parent is None or not parent.children or parent.children.pop(task.id, None) is None:
             return
-        if parent.phase is Phase.SUSPENDED and parent.awaits == task.id:
+        if not parent.awaits:
+            parent.woken_s = self.now_s
+        elif parent.phase is Phase.SUSPENDED and parent.awaits == task.id:
             parent.resumes = True
             self.placer.offer(self.fleet.states[parent.device])
 

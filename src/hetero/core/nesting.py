@@ -6,11 +6,11 @@ In: what a worker tells of an attempt that waits. Out: commands. It must not cho
 from __future__ import annotations
 
 from collections.abc import Iterator
-from math import inf
+from math import inf, isfinite
 
 from hetero.core.lifecycle import Lives
 from hetero.core.state import DevicePhase, Phase, TaskState
-from hetero.model.commands import Command, Withdraw
+from hetero.model.commands import Command
 from hetero.model.events import TaskResumed, TaskSuspended
 from hetero.model.tasks import Failure
 
@@ -22,15 +22,18 @@ class Nesting(Lives):
 
     Notes
     -----
-    A task that waits gives its device up, and others run on top of it in the same worker; only the topmost may go on.
+    A task that waits gives its device up, and those that are nested in it run on top of it in the same worker, which
+    hands back what else it was sent; only the topmost may go on. Where nothing would go on so, others may run there.
     No such fleet can wait for ever: of the started tasks that have not ended take the one started last. Nothing is
     on top of it, and it waits for tasks that it submitted itself, which have not started: else they would have been
     started later. So they are ready, or wait for others like them that are, and every device that could run one is
-    free for it: what is on top there waits too. What still finds no room, for want of memory or because a worker's
+    free for it: what is on top there waits too. Where other devices are at work all the time, the tasks that wait
+    for each other in a circle are looked for. What still finds no room, for want of memory or because a worker's
     stack is full, is given up after `Rules.stuck_s`, so that those that wait for it hear of it.
     """
 
     _stuck_s = inf
+    _look_s = 0.0
 
     def _suspended(self, event: TaskSuspended) -> list[Command]:
         state = self.tasks.get(event.task)
@@ -39,16 +42,15 @@ class Nesting(Lives):
             self.counts.late += 1
             return []
         commands: list[Command] = []
-        depth = state.task.depth
         self.fleet.suspend(device, state, event.at_s)
         state.phase, state.awaits = Phase.SUSPENDED, event.awaits
         if self.quarantine.suspects:
             self.quarantine.ended(state, well=False)
         state.resumes = event.awaits > 0 and event.awaits not in (state.children or ())
         self.rows.of(state).waits = True
-        for other, _ in device.sent.values():
-            if other.task.depth <= depth and not other.devices:
-                commands.append(Withdraw(device.name, other.task.id, other.attempt))
+        for other in [other for other in device.placed if not other.is_below(state)][::-1]:
+            self.placer.unplace(other, event.at_s, commands)
+            self.placer.ready.push(other, first=True)
         self.placer.flush(device, event.at_s, commands)
         self.placer.offer_all()
         return commands
@@ -66,18 +68,20 @@ class Nesting(Lives):
 
     def _ancestors(self, state: TaskState) -> Iterator[TaskState]:
         """Yield the tasks that a task is nested in, the nearest first."""
-        parent = self.tasks.get(state.task.parent[0]) if state.task.parent else None
-        while parent is not None:
-            above = parent.task.parent
-            yield parent
-            parent = self.tasks.get(above[0]) if above else None
+        above = state.above
+        while above is not None:
+            yield above
+            above = above.above
 
     def _watch_stacks(self, commands: list[Command]) -> None:
         """Look again soon while tasks are ready, and give up what finds no room although nothing runs any more."""
         waits = self.placer.ready.count or self.placer.groups or self.placer.parked
+        if waits and self.now_s >= self._look_s:
+            self._look_s = self.now_s + self.rules.retry_s
+            self._free_circles()
         if waits:
             self._wake(self.now_s + self.rules.retry_s, commands)
-        if not waits or not self.fleet.stalled or self._is_moving():
+        if not waits or not self.fleet.stalled or self.pool.lends or self.placer.is_moving():
             self._stuck_s = inf
         elif self._stuck_s == inf:
             self._stuck_s = self.now_s + self.rules.stuck_s
@@ -85,13 +89,40 @@ class Nesting(Lives):
             self._stuck_s = inf
             self._give_up_stuck(commands)
 
-    def _is_moving(self) -> bool:
-        """Return whether a device is coming, a task is about to go on, bytes travel, or a lease may end."""
-        coming = (DevicePhase.STARTING, DevicePhase.LOST)
+    def _free_circles(self) -> None:
+        """Let the tasks that others wait for in a circle run on top of any that wait."""
         for device in self.fleet.states:
-            if device.phase in coming or (device.suspended and device.suspended[-1].resumes):
+            if device.suspended and not device.sent and not self._goes_on(device.suspended[-1]):
+                self.tasks[device.suspended[-1].awaits].stray = True
+                self.placer.offer_all()
+
+    def _goes_on(self, top: TaskState) -> bool:
+        """Return whether a task that waits will go on although none that is not nested in it runs on top of it.
+
+        Notes
+        -----
+        It will if what it waits for runs, or may: on a device where nothing waits, or something that will go on.
+        """
+        tops, seen = [top], {top.task.id}
+        for each in tops:
+            awaited = self.tasks.get(each.awaits)
+            if awaited is None or awaited.stray or awaited.phase not in (Phase.READY, Phase.SUSPENDED):
                 return True
-        return self.pool.lends or any(entry.arriving for entry in self.replicas.items.values())
+            states = self.fleet.states
+            if awaited.phase is Phase.SUSPENDED:
+                places = [states[awaited.device]]
+            else:
+                seconds = self.rows.of(awaited).seconds
+                places = [device for device in states if isfinite(seconds[device.index])]
+            for device in places:
+                if device.phase is DevicePhase.GONE:
+                    continue
+                if not device.suspended or (awaited.phase is Phase.READY and awaited.is_below(device.suspended[-1])):
+                    return True
+                if device.suspended[-1].task.id not in seen:
+                    seen.add(device.suspended[-1].task.id)
+                    tops.append(device.suspended[-1])
+        return False
 
     def _give_up_stuck(self, commands: list[Command]) -> None:
         waiting = (Phase.READY, Phase.PLACED)

@@ -7,8 +7,9 @@ and how many small tasks travel together, is decided here.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable, Iterator
 from heapq import heappush
-from itertools import islice
+from itertools import chain, islice
 from math import ceil, inf, isfinite
 
 import numpy as np
@@ -40,6 +41,12 @@ RECALLS = 16
 
 CHUNK_TASKS = 256
 """… or there are this many of them."""
+
+NOTICE_S = 0.05
+"""A task that waits for any of several is expected to go on within this after one of them has ended, if it does."""
+
+
+_COMING = (DevicePhase.STARTING, DevicePhase.LOST)
 
 
 class Placer:
@@ -112,15 +119,33 @@ class Placer:
     def dispatch(self, now_s: float) -> list[Command]:
         """Place what the policy proposes, as long as it proposes."""
         commands: list[Command] = []
+        self._place(now_s, commands)
+        fleet = self._fleet
+        if fleet.suspended and (self.ready.count or self.groups) and fleet.stalled and not self.is_moving():
+            self.view.stalled = True
+            self.offer_all()
+            self._place(now_s, commands)
+            self.view.stalled = False
+        return commands
+
+    def is_moving(self) -> bool:
+        """Return whether a device starts, a task that waited is about to go on, or bytes travel."""
+        for device in self._fleet.states:
+            if device.phase in _COMING and not device.told:
+                return True
+            top = device.suspended[-1] if device.suspended else None
+            if top is not None and (top.resumes or not top.children or self.view.now_s - top.woken_s < NOTICE_S):
+                return True
+        return any(entry.arriving for entry in self._replicas.items.values())
+
+    def _place(self, now_s: float, commands: list[Command]) -> None:
         self.view.now_s = now_s
-        if self._fleet.suspended:
-            self.view.stalled = self._fleet.stalled
         if self.groups:
             self.gather(next((group for group in self.groups if group.devices), self.groups[0]), now_s, commands)
         ready = self.ready
         if not ready.count and (self.is_lazy or not self.parked):
             self._declined_at = 0
-            return commands
+            return
         if self._declined_at and (ready.count > 1.25 * self._declined_at + 1 or any(map(self._is_new, ready.fresh))):
             self.offer_all()
         ready.fresh.clear()
@@ -132,7 +157,6 @@ class Placer:
                 self._declined_at = max(1, ready.count)
                 self._weighed = {self._rows.of(state) for state in ready.window(WINDOW)}
                 self._fleet.close_all()
-        return commands
 
     def _is_new(self, state: TaskState) -> bool:
         """Return whether a task that became ready may suit a device that was left without work."""
@@ -192,7 +216,7 @@ class Placer:
 
     def _round(self, now_s: float, commands: list[Command]) -> bool:
         """Ask the policy once; True when a task was accepted from the ready queue or something was sent."""
-        window = {state.task.id: state for state in self.ready.window(WINDOW)}
+        window = {state.task.id: state for state in self._window()}
         waiting = self._waiting()
         at = {entry.task.id: entry.device for entry in waiting}
         view = self._fleet.view(now_s, self.ready.count, waiting)
@@ -218,6 +242,14 @@ class Placer:
         for device in touched.values():
             self.flush(device, now_s, commands)
         return self.ready.count < before or any(type(command) is Run for command in commands[sent:])
+
+    def _window(self) -> Iterable[TaskState]:
+        """Return the ready tasks that the policy is shown: the first, and for each device where one waits, its own."""
+        shown = self.ready.window(WINDOW)
+        if not self._fleet.suspended or self.ready.count <= WINDOW:
+            return shown
+        tops = [device.suspended[-1] for device in self._fleet.states if device.suspended and self._fleet.room(device)]
+        return sorted({*shown, *chain.from_iterable(map(_ready_below, tops))}, key=ReadyQueue.rank)
 
     def _waiting(self) -> tuple[Waiting, ...]:
         if self.is_lazy or not self.parked:
@@ -399,7 +431,8 @@ class Placer:
         row = self._rows.of(state)
         if not row.known:
             row.started(now_s, state.predicted_s)
-        launches.append(Launch(state.task.id, state.attempt, 0.0 if state.alone else state.predicted_s))
+        over = device.suspended[-1].task.id if device.suspended else 0
+        launches.append(Launch(state.task.id, state.attempt, 0.0 if state.alone else state.predicted_s, over))
 
     # gangs: several devices at once
 
@@ -462,3 +495,14 @@ class Placer:
             if device.held_by == state.task.id:
                 device.held_by = 0
                 self.offer(device)
+
+
+def _ready_below(state: TaskState) -> Iterator[TaskState]:
+    """Yield the first ready ones of what a task has submitted, and of what that has."""
+    waiting, met = deque((state.children or {}).values()), 0
+    while waiting and met < 2 * WINDOW:
+        found = waiting.popleft()
+        met += 1
+        if found.phase is Phase.READY and not found.is_group:
+            yield found
+        waiting.extend(islice((found.children or {}).values(), WINDOW))

@@ -61,7 +61,7 @@ class PolicyView:
 
     Attributes
     ----------
-    now_s, stalled : s, and whether tasks only wait for others; set at the begin of each round
+    now_s, stalled : s, and whether tasks only wait for others, and none may run beside them
     """
 
     def __init__(
@@ -111,7 +111,7 @@ class PolicyView:
         """Set the seconds of devices to inf where others wait that a task may not run on top of."""
         for device in self._fleet.states:
             at = device.index
-            if device.suspended and not self._fleet.admits(device, state, seconds[at], self.now_s, self.stalled):
+            if device.suspended and not self._fleet.admits(device, state, self.stalled):
                 seconds[at] = inf
 
     def _keep_to_leases(self, seconds: Floats, state: TaskState) -> None:

@@ -9,6 +9,7 @@ from collections import OrderedDict, deque
 from collections.abc import Iterator
 from enum import IntEnum
 from itertools import islice
+from math import inf
 from typing import TYPE_CHECKING
 
 from hetero.model.device import Device
@@ -64,7 +65,10 @@ class TaskState:
 
     Attributes
     ----------
+    above : the task that submitted it, None for the program
+    stray : True when it may run on top of a task that it is not nested in, since nothing else would let one go on
     awaits, resumes : of a suspended task, the one whose end lets it go on, 0 for any of several; whether it has ended
+    woken_s : when one that it submitted ended last while it waited for any of several
     children : the open tasks that its attempt submitted, None before the first
     endangered : workers that died under it of a task that it submitted, or one of those
     alone : True when it is sent in a message of its own, so that a death of its worker shows whose fault it was
@@ -76,6 +80,7 @@ class TaskState:
     """
 
     __slots__ = (
+        "above",
         "alone",
         "attempt",
         "avoided",
@@ -104,16 +109,20 @@ class TaskState:
         "resumes",
         "retries",
         "row",
+        "stray",
         "sure",
         "task",
         "unexplained",
         "waits_for",
+        "woken_s",
     )
 
     def __init__(self, task: Task) -> None:
         self.task = task
         self.phase = Phase.SUBMITTED
         self.alone = False
+        self.above: TaskState | None = None
+        self.stray = False
         self.attempt = 0
         self.awaits = 0
         self.resumes = False
@@ -127,6 +136,7 @@ class TaskState:
         self.sure = False
         self.deadline_s = 0.0
         self.waits_for = 0
+        self.woken_s = -inf
         self.dependents: list[TaskState] | None = None
         self.missing = 0
         self.node = ""
@@ -144,6 +154,13 @@ class TaskState:
         self.released = False
         self.result: TaskFinished | None = None
 
+    def is_below(self, other: TaskState) -> bool:
+        """Return whether the task is nested in another one, perhaps with others between."""
+        above = self.above
+        while above is not None and above.task.depth > other.task.depth:
+            above = above.above
+        return above is other
+
     @property
     def is_group(self) -> bool:
         """True when the task holds devices before it runs: a group, or one that wants a host for itself."""
@@ -160,7 +177,6 @@ class DeviceState:
     batches : `Run` commands that are not answered in full
     held_by : id of the group that waits for this device, 0 for none
     suspended : attempts that wait at the worker, each on top of the one before: only the last may go on
-    left_s : when the last of them was suspended
     stopping : attempts that were ordered to stop and have not answered
     finished, busy_s : tasks that it finished, and the seconds that they took
     deaths : times that its worker died of no task since it last finished one, or was up for long; see `Rules`
@@ -178,7 +194,6 @@ class DeviceState:
         "finished",
         "held_by",
         "index",
-        "left_s",
         "lost",
         "name",
         "phase",
@@ -209,7 +224,6 @@ class DeviceState:
         self.started_s = 0.0
         self.stopping: dict[int, int] = {}
         self.suspended: list[TaskState] = []
-        self.left_s = 0.0
 
 
 class ReadyQueue:
@@ -266,6 +280,12 @@ class ReadyQueue:
         """Yield the ready tasks in order; the queue must not change meanwhile."""
         for key in self._order:
             yield from self._lanes[key].values()
+
+    @staticmethod
+    def rank(state: TaskState) -> tuple[int, int, int, int]:
+        """Return what orders ready tasks of one arrival after the other."""
+        request = state.task.request
+        return -request.priority, -state.task.depth, request.lease, state.task.id
 
     def window(self, most: int) -> Iterator[TaskState]:
         """Yield the first tasks in order: so many of each lease, and so many of those in none."""

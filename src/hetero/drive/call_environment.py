@@ -7,10 +7,11 @@ It must not be used where the process belongs to others as well: a worker thread
 from __future__ import annotations
 
 import hashlib
+import os
 import random
 import sys
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from hetero.drive.frame import Frame, called_key, current
@@ -37,25 +38,74 @@ def derived_seed(seed: int, task_key: str, rank: int = 0) -> int:
     return int.from_bytes(hashlib.sha256(words.encode()).digest()[:4], "big")
 
 
+class _RandomState:
+    """Where the generators of `random`, NumPy and torch stand."""
+
+    def __init__(self) -> None:
+        import numpy as np
+
+        torch = sys.modules.get("torch")
+        self._python, self._numpy = random.getstate(), np.random.get_state()
+        self._torch = None if torch is None else torch.get_rng_state()
+        on_gpu = torch is not None and torch.cuda.is_initialized()
+        self._gpus = torch.cuda.get_rng_state_all() if torch is not None and on_gpu else []
+
+    def restore(self) -> None:
+        """Set the generators back."""
+        import numpy as np
+
+        random.setstate(self._python)
+        np.random.set_state(self._numpy)
+        if self._torch is not None:
+            torch = sys.modules["torch"]
+            torch.set_rng_state(self._torch)
+            if self._gpus:
+                torch.cuda.set_rng_state_all(self._gpus)
+
+
 @contextmanager
 def kept_random_state() -> Iterator[None]:
     """Set the generators of `random`, NumPy and torch back at the end to where they were."""
-    import numpy as np
-
-    torch = sys.modules.get("torch")
-    before = random.getstate(), np.random.get_state()
-    tensor = None if torch is None else torch.get_rng_state()
-    on_gpu = torch is not None and torch.cuda.is_initialized()
-    gpus = torch.cuda.get_rng_state_all() if torch is not None and on_gpu else []
+    before = _RandomState()
     try:
         yield
     finally:
-        random.setstate(before[0])
-        np.random.set_state(before[1])
-        if torch is not None:
-            torch.set_rng_state(tensor)
-            if on_gpu:
-                torch.cuda.set_rng_state_all(gpus)
+        before.restore()
+
+
+class Found:
+    """What a task with variables or a seed of its own has found in its worker.
+
+    Parameters
+    ----------
+    names
+        Of the variables that it replaces.
+    seeded
+        Whether it has a seed.
+    """
+
+    def __init__(self, names: Iterable[str], seeded: bool) -> None:
+        self._env = {name: os.environ.get(name) for name in names}
+        self._random = _RandomState() if seeded else None
+
+    @contextmanager
+    def again(self) -> Iterator[None]:
+        """Have it again while another task runs on top of that one, whose own follows afterwards."""
+        with settings.replaced(self._env):
+            if self._random is None:
+                yield
+                return
+            with kept_random_state():
+                self._random.restore()
+                try:
+                    yield
+                finally:
+                    self._random = _RandomState()
+
+    def restore(self) -> None:
+        """Set the generators to where they were found, or where those on top have left them."""
+        if self._random is not None:
+            self._random.restore()
 
 
 class SeededCall:
@@ -85,15 +135,17 @@ class SeededCall:
         if frame is None:
             return self.function(*args, **kwargs)
         _refuse_threads(frame, "env=" if self.env else "seed=")
-        with ExitStack() as stack:
-            if self.env:
-                stack.enter_context(settings.replaced(self.env))
-            if self.seed is not None:
-                if self.torch:
-                    import torch  # noqa: F401  so that it is there to be seeded
-                stack.enter_context(kept_random_state())
-                _seed(derived_seed(self.seed, frame.task_key, 0 if frame.channel is None else frame.channel.rank))
-            return self.function(*args, **kwargs)
+        if self.seed is not None and self.torch:
+            import torch  # noqa: F401  so that it is there to be seeded
+        found = frame.found = Found(self.env, self.seed is not None)
+        try:
+            with settings.replaced(self.env):
+                if self.seed is not None:
+                    _seed(derived_seed(self.seed, frame.task_key, 0 if frame.channel is None else frame.channel.rank))
+                return self.function(*args, **kwargs)
+        finally:
+            frame.found = None
+            found.restore()
 
 
 def _refuse_threads(frame: Frame, option: str) -> None:

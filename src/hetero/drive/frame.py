@@ -87,6 +87,7 @@ class Frame:
     children : how many tasks of each name, and of each name and identity, it has submitted, None before the first
     profile : by what the attempt is to be profiled: 'torch' or ''
     timing : the clock of the attempt, None where the engine keeps none
+    found : what a task with variables or a seed of its own has found, for those that run on top of it
     """
 
     device: Device
@@ -113,6 +114,7 @@ class Frame:
     children: Counter[str] | None = None
     profile: str = ""
     timing: TaskClock | None = None
+    found: Any = None
 
     def child(self, name: str, identity: str) -> Frame:
         """Return the frame of a task that this one submits; its checkpoints lie beside those of the outermost task.
@@ -146,7 +148,14 @@ class Frame:
     def again(self) -> Frame:
         """Return a frame like this one that nothing has happened in; what it notes is told with this attempt."""
         return replace(
-            self, channel=None, loops=None, talk=None, used_namespace=False, throttled_cpu_s=0.0, children=None
+            self,
+            channel=None,
+            loops=None,
+            talk=None,
+            used_namespace=False,
+            throttled_cpu_s=0.0,
+            children=None,
+            found=None,
         )
 
     def ended(self, child: Frame) -> None:

@@ -373,7 +373,7 @@ class _Simulation:
 
     def _launched(self, device: str, launches: tuple[Launch, ...]) -> None:
         self.result.launches += len(launches)
-        self.result.decisions.extend(Decision(self._now_s, task, attempt, device) for task, attempt, _ in launches)
+        self.result.decisions.extend(Decision(self._now_s, task, attempt, device) for task, attempt, *_ in launches)
 
     def _commit(self, command: Commit) -> None:
         task = command.task

@@ -7,7 +7,7 @@ It must not look at the core, and it knows no time but the simulation's.
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from math import exp
 from typing import NamedTuple
@@ -76,6 +76,7 @@ class _Attempt(NamedTuple):
     attempt: int
     group: _Group | None
     rank: int = 0
+    over: int = 0
 
 
 class _Open(NamedTuple):
@@ -241,7 +242,7 @@ class SimEngine:
     def _run(self, command: Run) -> None:
         worker = self.workers[command.device]
         if worker.up:
-            worker.queue.extend(_Attempt(launch.task, launch.attempt, None) for launch in command.launches)
+            worker.queue.extend(_Attempt(each.task, each.attempt, None, 0, each.over) for each in command.launches)
             self._next(worker)
 
     def _run_group(self, command: RunGroup) -> None:
@@ -262,9 +263,13 @@ class SimEngine:
     def _next(self, worker: _Worker) -> None:
         if worker.current is None and worker.stack and not worker.stack[-1].waits:
             self._resume(worker)
+        if worker.stack and worker.current is None:
+            self._hand_back(worker)
         if worker.current is not None or not worker.queue:
             return
         attempt = worker.current = worker.queue.popleft()
+        if worker.stack and attempt.group is None:
+            self.happened["strangers"] += worker.stack[-1].attempt.task not in self._above(attempt.task)
         worker.turn += 1
         worker.started_s = worker.began_s = self._now_s()
         worker.took_s = 0.0
@@ -285,6 +290,20 @@ class SimEngine:
             self._at(seconds / 2, partial(self._wait, worker, worker.life, worker.turn, seconds / 2))
             return
         self._at(seconds, partial(self._end, worker, worker.life, worker.turn, ends))
+
+    def _hand_back(self, worker: _Worker) -> None:
+        """Hand back what was sent and may not run on top of the attempt that waits."""
+        top = worker.stack[-1].attempt.task
+        for attempt in list(worker.queue):
+            over = attempt.over or (self._task_of(attempt.task)[0].parent or (0,))[0]
+            if over != top and attempt.group is None:
+                self._withdraw(Withdraw(worker.device.id, attempt.task, attempt.attempt))
+
+    def _above(self, task: int) -> Iterator[int]:
+        """Yield the tasks that a task is nested in."""
+        while parent := self._task_of(task)[0].parent:
+            task = parent[0]
+            yield task
 
     def _nest(self, worker: _Worker, life: int, turn: int) -> None:
         """Submit what an attempt that has begun nests."""

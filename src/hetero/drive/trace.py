@@ -28,6 +28,7 @@ from hetero.floor.clock import JOIN_S, wall_time_s
 from hetero.floor.errors import BadValueError
 from hetero.floor.extras import own_version
 from hetero.floor.files import output_stream
+from hetero.model.commands import Launch
 from hetero.model.device import Device
 from hetero.model.tasks import Failure, Request
 from hetero.model.topology import Topology
@@ -318,8 +319,8 @@ def _is_shaped(column: Column) -> bool:
     return column.kind not in ("int", "bool", "float")
 
 
-def _launch(launch: tuple[int, int, float]) -> str:
-    task, attempt, predicted_s = launch
+def _launch(launch: Launch) -> str:
+    task, attempt, predicted_s, _ = launch
     return f"[{task},{attempt},{_float(predicted_s)}]"
 
 

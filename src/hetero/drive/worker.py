@@ -11,7 +11,7 @@ import os
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from types import CodeType, TracebackType
 from typing import TYPE_CHECKING, Any
@@ -105,7 +105,7 @@ class DeviceRunner:
             timing=self.timing,
         )
         if self.spread is not None:
-            frame.path, frame.kept_path, frame.root_key, frame.depth, spreads = nest
+            frame.path, frame.kept_path, frame.root_key, frame.depth, spreads, _ = nest
             frame.spread = self.spread if spreads else None
         before = enter(frame)
         if before is not None:
@@ -116,7 +116,7 @@ class DeviceRunner:
         """Run an attempt on top of one that waits, whose throttle does not count its time."""
         cpu_s = clock.thread_cpu_s()
         try:
-            with deeper(1):
+            with deeper(1), _surroundings(below):
                 return self._run(below, *call)
         finally:
             below.throttled_cpu_s += clock.thread_cpu_s() - cpu_s
@@ -161,7 +161,7 @@ class DeviceRunner:
         begun_s = clock.monotonic_s() if frame.depth == 1 else 0.0
         enter(frame)
         try:
-            with deeper(frame.depth), _ending_forks():
+            with deeper(frame.depth), _surroundings(parent), _ending_forks():
                 return self.backend.run(implementation, args, kwargs)
         finally:
             enter(parent)
@@ -238,6 +238,11 @@ class DeviceRunner:
     def close(self) -> None:
         """Close the device."""
         self.backend.close()
+
+
+def _surroundings(below: Frame) -> AbstractContextManager[None]:
+    """Return a context in which variables and generators are as they were before the task below began."""
+    return nullcontext() if below.found is None else below.found.again()
 
 
 @contextmanager

@@ -172,6 +172,7 @@ class Nest(NamedTuple):
     root_key : the key of the outermost of them
     depth : how many tasks it is nested in
     spreads : False where the tasks that it submits run at once in its worker
+    above : the task that waits and on top of which it may run: the one that submitted it, or another; 0 for none
     """
 
     path: str = ""
@@ -179,6 +180,7 @@ class Nest(NamedTuple):
     root_key: str = ""
     depth: int = 0
     spreads: bool = True
+    above: int = 0
 
 
 class Asked(NamedTuple):

@@ -32,11 +32,18 @@ __all__ = [
 
 
 class Launch(NamedTuple):
-    """One attempt of one task, inside a `Run`."""
+    """One attempt of one task, inside a `Run`.
+
+    Attributes
+    ----------
+    over : the task that waits at the device and on top of which it may run, 0 for the one that submitted it; traces
+        leave it out
+    """
 
     task: int
     attempt: int
     predicted_s: float
+    over: int = 0
 
 
 class Run(NamedTuple):

@@ -204,7 +204,7 @@ class _Collector:
             self._launch(at_s, self._device(name), record.launch)
 
     def _launch(self, at_s: float, device: int, launch: Launch) -> None:
-        task, attempt, predicted_s = launch
+        task, attempt, predicted_s, _ = launch
         if task not in self._run.tasks:
             self._problem(f"task {task} was launched but never submitted")
         if self._ready_since[device] is None:

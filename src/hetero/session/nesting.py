@@ -173,8 +173,8 @@ class TaskContext:
     Notes
     -----
     With the local engine, where all devices of the Context have processes of their own, a nested task is placed like
-    any other. The task that waits for it gives its device up meanwhile, and others run there on top of it, so that
-    nothing waits for ever and no device idles while something is ready that it could run. A task that returns waits
+    any other. The task that waits for it gives its device up meanwhile, and what is nested in it runs there on top
+    of it, others only where nothing would go on otherwise, so that nothing waits for ever. A task that returns waits
     for what it has submitted; when it fails, or is stopped, that is stopped; when it is lost with its worker, that is
     dropped, and a new attempt submits it again.
 

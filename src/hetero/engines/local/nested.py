@@ -110,7 +110,7 @@ class Nested:
         reply.inputs = tuple(known.values())
         call = Call(
             self._function(key, blob, wish.name, number), (), {}, tuple(names), payload, task_key,
-            nest=Nest._make(nest)._replace(spreads=not wish.request.exclusive), names=names,
+            nest=Nest._make(nest)._replace(spreads=not wish.request.exclusive, above=launch.task), names=names,
         )  # fmt: skip
         if len(names) < len(refs):
             reply.failed(Failure("cancelled", f"{wish.name} was given the result of a task that was cancelled"))

@@ -186,8 +186,10 @@ class ProcessProxy:
         if group is not None:
             self._group_messages.join(launch.task, self._next)
         member = (rank, group.size) if group is not None else None
-        nest = tuple(call.nest if group is None else call.nest._replace(spreads=False))
-        return (self._next, *launch, key, call.task_key, tuple(encoded.wire()), items, member, nest)
+        nest = call.nest if group is None else call.nest._replace(spreads=False)
+        if launch.over:
+            nest = nest._replace(above=launch.over)
+        return (self._next, *launch[:3], key, call.task_key, tuple(encoded.wire()), items, member, tuple(nest))
 
     def _announce(self, payload: Payload) -> None:
         """Hand the worker the files among a payload's segments."""
@@ -349,7 +351,7 @@ class ProcessProxy:
         request = self._in_flight.get(seq)
         if request is None:
             return
-        now_s, (task, attempt, _) = self._context.clock.now_s(), request.launch
+        now_s, (task, attempt, *_) = self._context.clock.now_s(), request.launch
         if tag == msg.SUSPENDED:
             self._suspended.add(seq)
             awaits = self._nested.item(number)

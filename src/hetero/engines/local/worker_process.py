@@ -62,6 +62,7 @@ class WorkerProcess:
         self._levels = hello.setup.levels
         self._frames = frames
         self._pending: list[Any] = []
+        self._waiting = 0
         self._jobs: deque[tuple[Any, ...]] = deque()
         self._functions = WorkerFunctions()
         self._leases: dict[int, list[Any]] = {}
@@ -215,13 +216,18 @@ class WorkerProcess:
             self.take(message)
 
     def step(self, wait_s: float | None) -> None:
-        """Run the next attempt on top of one that waits, or else take what comes within a time."""
-        if self._jobs:
+        """Run the next attempt on top of one that waits, or else take what comes within a time.
+
+        What may not run on top of that one is handed back.
+        """
+        while self._jobs:
             job = Job._make(self._jobs.popleft())
-            self.outbox.add(self._attempt(job), None)
-            if self._broken:
-                self._end_broken(job.task)
-            return
+            if job.group or Nest._make(job.nest).above == self._waiting:
+                self.outbox.add(self._attempt(job), None)
+                if self._broken:
+                    self._end_broken(job.task)
+                return
+            self.outbox.add((job.seq, 0.0, (), self._begin(job.seq) or msg.WITHDRAWN), None)
         self._unpack()
         if not self._pending and select.select([self.data], [], [], wait_s)[0]:
             self._read()
@@ -231,7 +237,8 @@ class WorkerProcess:
     def suspend(self, awaits: int) -> tuple[Any, ...]:
         """Release the device for others, and tell so; returns what `resume` needs."""
         left_s = self.clock.now_s()
-        before = (self.running, self.task, self.timing, left_s)
+        before = (self.running, self.task, self.timing, left_s, self._waiting)
+        self._waiting = self.task or 0
         self.running, self.task, self.slot[0] = 0, None, 0
         self.timing = self.runner.timing = TaskClock(self.clock.now_s)
         self.send((msg.SUSPENDED, before[0], left_s, awaits))
@@ -239,7 +246,7 @@ class WorkerProcess:
 
     def resume(self, before: tuple[Any, ...]) -> None:
         """Take the device again for the attempt that gave it up, and stop that where it was cancelled meanwhile."""
-        seq, self.task, self.timing, left_s = before
+        seq, self.task, self.timing, left_s, self._waiting = before
         self.runner.timing = self.timing
         now_s = self.clock.now_s()
         self.timing.away_s += now_s - left_s
@@ -249,10 +256,14 @@ class WorkerProcess:
         if seq in self.doomed:
             raise Cancelled
 
-    def _attempt(self, job: Job) -> tuple[Any, ...]:
+    def _begin(self, seq: int) -> int:
+        """Record that an attempt is taken from the queue; return WITHDRAWN or CANCELLED where it must not start."""
         control = self.control
-        control.started = job.seq
-        told = control.unwanted.pop(job.seq, 0) if control.unwanted else 0
+        control.started = seq
+        return control.unwanted.pop(seq, 0) if control.unwanted else 0
+
+    def _attempt(self, job: Job) -> tuple[Any, ...]:
+        told = self._begin(job.seq)
         if told:
             return (job.seq, 0.0, (), told)
         timing = self.timing

@@ -237,7 +237,7 @@ class ThreadWorker:
 
     def _ended(self, launch: Launch, outcome: Outcome | None, failure: Failure | None, rank: int) -> Event:
         """Return the event of an attempt that ended, after its result was kept."""
-        task, attempt, _ = launch
+        task, attempt, *_ = launch
         nbytes, node = (0, "") if outcome is None or rank else self._kept_result(task, attempt, outcome)
         context, device, timing = self._context, self.device.id, self._timing
         times = timing.times()

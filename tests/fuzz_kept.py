@@ -177,11 +177,11 @@ def _layers() -> Any:
 def _models() -> list[bytes]:
     from safetensors.torch import save
 
-    from hetero.compression import files as compress_files
+    from hetero.compression import files
     from hetero.train.saving import _ALIASES
 
     tensors = {name: each for name, each in _layers().state_dict().items() if name != "2.bias"}
-    return [save(tensors, {_ALIASES: '{"2.bias": "0.bias"}'}), compress_files.pack(_layers(), {})]
+    return [save(tensors, {_ALIASES: '{"2.bias": "0.bias"}'}), files.pack(_layers(), {})]
 
 
 def _trained(path: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hetero.train.gradients import Bucket, bucket_bytes, cut
+from hetero.train.gradients import Bucket, bucket_bytes, cut_buckets
 
 MIB = 1 << 20
 
@@ -25,7 +25,7 @@ def bytes_of(bucket: Bucket, sizes: list[int]) -> int:
 @given(problems())
 def test_every_gradient_is_in_one_bucket_with_its_kind(problem: tuple[list[int], list[str], list[int]]) -> None:
     sizes, kinds, order = problem
-    buckets = cut(sizes, kinds, order)
+    buckets = cut_buckets(sizes, kinds, order)
     assert sorted(index for bucket in buckets for index in bucket.indices) == list(range(len(sizes)))
     assert all(kinds[index] == bucket.kind for bucket in buckets for index in bucket.indices)
 
@@ -35,7 +35,7 @@ def test_a_bucket_is_larger_than_its_limit_only_by_one_gradient(
     problem: tuple[list[int], list[str], list[int]],
 ) -> None:
     sizes, kinds, order = problem
-    buckets = cut(sizes, kinds, order)
+    buckets = cut_buckets(sizes, kinds, order)
     lasts = [[bucket for bucket in buckets if bucket.kind == kind][-1] for kind in set(kinds)]
     for bucket in buckets:
         limit = MIB if bucket in lasts else bucket_bytes(sum(sizes))
@@ -46,9 +46,9 @@ def test_a_bucket_is_larger_than_its_limit_only_by_one_gradient(
 @given(problems())
 def test_buckets_are_in_the_order_in_which_they_are_complete(problem: tuple[list[int], list[str], list[int]]) -> None:
     sizes, kinds, order = problem
-    complete = [max(order.index(index) for index in bucket.indices) for bucket in cut(sizes, kinds, order)]
+    complete = [max(order.index(index) for index in bucket.indices) for bucket in cut_buckets(sizes, kinds, order)]
     assert complete == sorted(complete)
 
 
 def test_a_small_model_is_one_bucket() -> None:
-    assert cut([400_000, 500_000, 4_000], ["f4"] * 3, [2, 1, 0]) == (Bucket("f4", (2, 1, 0)),)
+    assert cut_buckets([400_000, 500_000, 4_000], ["f4"] * 3, [2, 1, 0]) == (Bucket("f4", (2, 1, 0)),)

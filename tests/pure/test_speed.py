@@ -19,7 +19,7 @@ from hetero.catalog.values import DeviceSpec
 from hetero.floor.errors import BadValueError
 from hetero.model.figure import Figure
 from hetero.model.workload import ENGINES, Sharding
-from hetero.plan.sizing import ideal_work as speed
+from hetero.plan.sizing import ideal_work
 from hetero.plan.sizing.efficiency import SPEC, MeasuredRun, learn
 from hetero.plan.sizing.ideal_work import TERMS, DeviceRates
 from hetero.plan.training.speed import model_flop, training_amounts, training_time
@@ -35,7 +35,7 @@ def _term(amounts: np.ndarray, name: str) -> float:
 
 def test_a_decode_step_reads_every_weight_but_the_input_table_once_whatever_the_batch() -> None:
     count = LLAMA.parameters()
-    one, eight = (speed.step_amounts(WORK, Sharding(), RATES, batch, 600) for batch in (1, 8))
+    one, eight = (ideal_work.step_amounts(WORK, Sharding(), RATES, batch, 600) for batch in (1, 8))
     moved = _term(eight, "weights") - _term(one, "weights")
     assert _term(one, "weights") == pytest.approx(2 * (count.total - count.embedding) / RATES.bytes_per_s, rel=0.002)
     assert moved < 0.01 * _term(one, "weights")
@@ -43,19 +43,19 @@ def test_a_decode_step_reads_every_weight_but_the_input_table_once_whatever_the_
 
 
 def test_the_cache_that_a_step_reads_is_that_of_the_tokens_kept() -> None:
-    amounts = speed.step_amounts(WORK, Sharding(), RATES, 4, 600)
+    amounts = ideal_work.step_amounts(WORK, Sharding(), RATES, 4, 600)
     assert _term(amounts, "cache") == pytest.approx(4 * LLAMA.kv_values(600) * 2 / RATES.bytes_per_s)
 
 
 def test_a_prompt_takes_two_operations_a_parameter_and_token() -> None:
     count = LLAMA.parameters()
-    flop = _term(speed.prompt_amounts(WORK, Sharding(), RATES, 1), "prompt") * RATES.flop_per_s
+    flop = _term(ideal_work.prompt_amounts(WORK, Sharding(), RATES, 1), "prompt") * RATES.flop_per_s
     attention = 2 * 512**2 * LLAMA.query_width * LLAMA.layers
     assert flop == pytest.approx(2 * (count.active - count.head) * 512 + attention)
 
 
 def test_tensor_parallel_devices_share_the_work_and_pay_with_messages() -> None:
-    one, four = (speed.step_amounts(WORK, Sharding(tensor=tensor), RATES, 8, 600) for tensor in (1, 4))
+    one, four = (ideal_work.step_amounts(WORK, Sharding(tensor=tensor), RATES, 8, 600) for tensor in (1, 4))
     assert _term(four, "weights") == pytest.approx(_term(one, "weights") / 4)
     assert _term(one, "reduce") == _term(one, "link") == 0
     assert _term(four, "reduce") == 2 * LLAMA.layers * 2
@@ -65,11 +65,11 @@ def test_tensor_parallel_devices_share_the_work_and_pay_with_messages() -> None:
 def test_stages_take_turns_at_an_answer_and_share_a_prompt_of_many_passes() -> None:
     work = Workload(LLAMA, engine="llama.cpp", prompt=4096, context=4224)
     one, four = (Sharding(pipeline=count) for count in (1, 4))
-    assert _term(speed.step_amounts(work, four, RATES, 1, 600), "weights") == _term(
-        speed.step_amounts(work, one, RATES, 1, 600), "weights"
+    assert _term(ideal_work.step_amounts(work, four, RATES, 1, 600), "weights") == _term(
+        ideal_work.step_amounts(work, one, RATES, 1, 600), "weights"
     )
-    share = _term(speed.prompt_amounts(work, four, RATES, 1), "prompt") / _term(
-        speed.prompt_amounts(work, one, RATES, 1), "prompt"
+    share = _term(ideal_work.prompt_amounts(work, four, RATES, 1), "prompt") / _term(
+        ideal_work.prompt_amounts(work, one, RATES, 1), "prompt"
     )
     assert share == pytest.approx((8 + 3) / (8 * 4))
 
@@ -161,21 +161,21 @@ def test_a_head_that_is_the_input_table_is_multiplied_with_all_the_same() -> Non
     tied = Workload("Qwen2.5-1.5B", engine="vllm")
     count = tied.model.parameters()
     assert count.head == 0
-    flop = _term(speed.step_amounts(tied, Sharding(), RATES, 1, 100), "arithmetic") * RATES.flop_per_s
+    flop = _term(ideal_work.step_amounts(tied, Sharding(), RATES, 1, 100), "arithmetic") * RATES.flop_per_s
     assert flop == pytest.approx(2 * (count.active + tied.model.vocab * tied.model.hidden))
 
 
 def test_a_mixture_reads_the_experts_that_its_batch_touches() -> None:
     mixtral = find_model("Mixtral-8x7B")
     work = Workload(mixtral, engine="vllm")
-    read = [_term(speed.step_amounts(work, Sharding(), RATES, batch, 100), "weights") for batch in (1, 64)]
+    read = [_term(ideal_work.step_amounts(work, Sharding(), RATES, batch, 100), "weights") for batch in (1, 64)]
     assert read[0] == pytest.approx(2 * mixtral.parameters().active / 1e12, rel=0.01)
     assert read[1] == pytest.approx(2 * mixtral.parameters().total / 1e12, rel=0.02)
 
 
 def test_sequences_that_do_not_fit_at_once_are_answered_in_turns() -> None:
-    assert speed.in_turns(replace(WORK, batch=64), 19) == (4, 16.0)
-    one, two = (speed.run_amounts(replace(WORK, batch=64), Sharding(), RATES, most) for most in (64, 32))
+    assert ideal_work.in_turns(replace(WORK, batch=64), 19) == (4, 16.0)
+    one, two = (ideal_work.run_amounts(replace(WORK, batch=64), Sharding(), RATES, most) for most in (64, 32))
     assert _term(two, "request") == 2 * _term(one, "request")
     assert _term(two, "layer") > 1.9 * _term(one, "layer")
 
@@ -193,8 +193,8 @@ def test_no_amount_is_negative_and_more_tokens_never_take_less(
 ) -> None:
     spread = Sharding(pipeline=count) if engine == "llama.cpp" else Sharding(tensor=count)
     work = Workload(model, engine=engine, batch=batch, context=context)
-    less = speed.run_amounts(work, spread, RATES, 0)
-    more = speed.run_amounts(replace(work, context=context + 64), spread, RATES, 0)
+    less = ideal_work.run_amounts(work, spread, RATES, 0)
+    more = ideal_work.run_amounts(replace(work, context=context + 64), spread, RATES, 0)
     assert (less >= 0).all()
     assert SPEC.seconds(more) >= SPEC.seconds(less) * 0.99
 
@@ -206,9 +206,9 @@ def _samples(cost: np.ndarray, noise: float, count: int) -> list[MeasuredRun]:
         prompt = int(chance.choice([128, 512, 2048]))
         work = Workload(LLAMA, engine="vllm", batch=int(chance.choice([1, 8, 64])), prompt=prompt, context=2 * prompt)
         spread = Sharding(tensor=1 + number % 2)
-        amounts = speed.run_amounts(work, spread, RATES, 0)
+        amounts = ideal_work.run_amounts(work, spread, RATES, 0)
         seconds = float(np.exp(cost) @ amounts * np.exp(chance.normal(0, noise)))
-        found.append(MeasuredRun(amounts, seconds, speed.place_of(work, spread)))
+        found.append(MeasuredRun(amounts, seconds, ideal_work.place_of(work, spread)))
     return found
 
 
@@ -244,7 +244,7 @@ def test_what_is_said_comes_from_the_nearest_that_was_measured() -> None:
 
 
 def test_the_farther_the_measured_device_is_the_wider_is_the_interval() -> None:
-    amounts = speed.step_amounts(WORK, Sharding(), RATES, 1, 600)
+    amounts = ideal_work.step_amounts(WORK, Sharding(), RATES, 1, 600)
     widths = [prior_of(find(name), "tensorrt-llm").spread(amounts) for name in ("H200", "A100-PCIe-40GB", "MI300X")]
     assert widths == sorted(widths)
     assert widths[0] < widths[2]
@@ -338,11 +338,11 @@ def test_what_was_timed_here_narrows_what_is_said_of_torch(tmp_path: object, mon
     here = DeviceSpec("a processor", "", "cpu", bandwidth_bytes_per_s=2e10, flop_per_s={"fp32": 1e11})
     assert known_of(here, "torch").origin == "spec"
     work = Workload(MINI, weights="fp32", prompt=256, context=257)
-    slow_s = 3 * SPEC.seconds(speed.prompt_amounts(work, Sharding(), rates_of(here, work), 1))
+    slow_s = 3 * SPEC.seconds(ideal_work.prompt_amounts(work, Sharding(), rates_of(here, work), 1))
     keep_timed(Timed("a processor", 1e11, 2e10, weights="fp32", prompt_s={"256": slow_s}, step_s={"256": 0.05}))
     assert list(kept_entries()) == ["here a processor"]
     told = known_of(here, "torch")
     assert told.origin == "measured"
-    amounts = speed.prompt_amounts(work, Sharding(), rates_of(here, work), 1)
+    amounts = ideal_work.prompt_amounts(work, Sharding(), rates_of(here, work), 1)
     assert SPEC.seconds(amounts) < told.seconds(amounts) < 1.5 * slow_s
     assert known_of(here, "vllm").origin == "spec"

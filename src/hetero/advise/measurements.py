@@ -24,7 +24,7 @@ from hetero.floor import documents
 from hetero.floor.errors import BadValueError, FileError
 from hetero.floor.units import shown
 from hetero.model.workload import Sharding, Workload
-from hetero.plan.sizing import ideal_work as speed
+from hetero.plan.sizing import ideal_work
 from hetero.plan.sizing.efficiency import MeasuredRun, Vector
 
 __all__ = [
@@ -172,15 +172,17 @@ def _amounts(kind: str, row: Mapping[str, str], spec: DeviceSpec, work: Workload
     """Return the amounts of what was timed: the run, the prompt, or one token."""
     rates = rates_of(spec, work)
     if kind == "prefill":
-        return speed.prompt_amounts(work, spread, rates, work.batch)
+        return ideal_work.prompt_amounts(work, spread, rates, work.batch)
     if kind == "decode":
-        return speed.step_amounts(work, spread, rates, work.batch, work.prompt_tokens + work.answer_tokens / 2)
+        return ideal_work.step_amounts(work, spread, rates, work.batch, work.prompt_tokens + work.answer_tokens / 2)
     if kind == "e2e":
-        return speed.run_amounts(work, spread, rates, speed.sequences_at_once(work, room_of(spec), spread))
+        return ideal_work.run_amounts(work, spread, rates, ideal_work.sequences_at_once(work, room_of(spec), spread))
     batch = work.batch
     if not row["batch"].isdecimal():
-        batch = max(1, speed.sequences_at_once(work, room_of(spec), spread, steady=True))
-    amounts = speed.prompt_amounts(work, spread, rates, batch) + speed.answers_amounts(work, spread, rates, batch)
+        batch = max(1, ideal_work.sequences_at_once(work, room_of(spec), spread, steady=True))
+    amounts = ideal_work.prompt_amounts(work, spread, rates, batch) + ideal_work.answers_amounts(
+        work, spread, rates, batch
+    )
     return amounts / (batch * work.answer_tokens)
 
 
@@ -213,7 +215,7 @@ def read_row(row: Mapping[str, str]) -> Measurement:
     sample = MeasuredRun(
         _amounts(kind, row, spec, work, spread),
         tokens / value if per_second else value,
-        speed.place_of(work, spread) if kind == "e2e" else None,
+        ideal_work.place_of(work, spread) if kind == "e2e" else None,
     )
     return Measurement(spec, count, row["framework"], work, spread, kind, sample, value, per_second)
 

@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hetero.batch import size_history as learned
+from hetero.batch import size_history
 from hetero.batch.base import Job, Sink, Source
 from hetero.batch.budget import RunSpending
 from hetero.batch.committing import Committer, Journal, MergeSink
@@ -202,7 +202,7 @@ def _run(
         if view is not None:
             view.close()
         if options.learn and pipeline is None:
-            learned.keep(key, {device: sizes[device.id] for device in taking_part})
+            size_history.keep(key, {device: sizes[device.id] for device in taking_part})
 
 
 def _job(function: str, source: Source, sink: Sink, options: BatchOptions, wish: Wish) -> Job:
@@ -267,7 +267,7 @@ def _staged(
 
 def _sizes(key: str, device: Device, options: BatchOptions) -> Sizes:
     fixed = options.size_for(device)
-    return learned.known_sizes(key, device, fixed) if options.learn else Sizes(fixed)
+    return size_history.known_sizes(key, device, fixed) if options.learn else Sizes(fixed)
 
 
 def _devices(ctx: Context) -> list[Device]:

@@ -22,21 +22,21 @@ from hetero.train.values import TrainOptions
 
 __all__ = [
     "at_least_one",
-    "batch",
+    "batch_size",
     "callbacks",
+    "checkpoint_options",
     "costs",
-    "drawing",
+    "exact_over",
     "folder",
-    "honoured",
-    "keeping",
-    "parts",
-    "sharing",
+    "model_and_optimizer",
+    "optional_bool",
+    "sampling",
+    "supported",
     "trained_names",
-    "truth",
 ]
 
 
-def parts(model: Any, optimizer: Any) -> None:
+def model_and_optimizer(model: Any, optimizer: Any) -> None:
     """Check that a model and an optimizer are such."""
     if not isinstance(model, torch.nn.Module):
         raise BadValueError(f"{type(model).__name__} is no model", remedy="give a torch.nn.Module")
@@ -53,7 +53,7 @@ def parts(model: Any, optimizer: Any) -> None:
         )
 
 
-def batch(global_batch: int, samples: int) -> None:
+def batch_size(global_batch: int, samples: int) -> None:
     """Check that there are as many samples as a step needs."""
     if global_batch > samples:
         raise BadValueError(
@@ -61,10 +61,10 @@ def batch(global_batch: int, samples: int) -> None:
         )
 
 
-def drawing(data: Samples, options: TrainOptions, *, logged: bool) -> None:
+def sampling(data: Samples, options: TrainOptions, *, logged: bool) -> None:
     """Check that an epoch has as many samples as a step needs, and that what draws them suits the other options."""
     draw = data.draw
-    batch(options.global_batch, draw.samples or len(data))
+    batch_size(options.global_batch, draw.samples or len(data))
     if not options.shuffle and (draw.samples or draw.replacement):
         raise BadValueError(
             "shuffle=False, and the loader's sampler draws at random", remedy="leave shuffle out, or give the dataset"
@@ -76,8 +76,8 @@ def drawing(data: Samples, options: TrainOptions, *, logged: bool) -> None:
         )
 
 
-def honoured(model: Any, loss: Any, optimizer: Any, epochs: int, hearers: Sequence[Any]) -> None:
-    """Refuse by name what the program hung onto its parts and training would not honour.
+def supported(model: Any, loss: Any, optimizer: Any, epochs: int, hearers: Sequence[Any]) -> None:
+    """Refuse by name what the program hung onto its parts and training would lose.
 
     Parameters
     ----------
@@ -106,7 +106,7 @@ def folder(given: str | Path | None) -> str:
     return "" if given is None else str(Path(given).expanduser().absolute())
 
 
-def keeping(checkpoint: str, **options: Any) -> None:
+def checkpoint_options(checkpoint: str, **options: Any) -> None:
     """Refuse what is said of checkpoints where there are none."""
     for name, given in options.items() if not checkpoint else ():
         if given is not None:
@@ -116,7 +116,7 @@ def keeping(checkpoint: str, **options: Any) -> None:
             )
 
 
-def truth(name: str, given: object) -> None:
+def optional_bool(name: str, given: object) -> None:
     """Check what is True, False or not given."""
     if given is not None and not isinstance(given, bool):
         raise BadValueError(f"{name}={given!r} is not allowed", remedy="give True or False, or leave it out")
@@ -167,7 +167,7 @@ def costs(cost: Iterable[float], samples: int) -> list[float]:
     return [one / mean for one in found]
 
 
-def sharing(model: Any, options: TrainOptions, names: Sequence[str]) -> None:
+def exact_over(model: Any, options: TrainOptions, names: Sequence[str]) -> None:
     """Check that a model can be trained exactly over some devices, with the shares that were asked for."""
     if isinstance(options.shares, Mapping):
         given_shares(options.shares, names, options.global_batch)

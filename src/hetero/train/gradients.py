@@ -17,11 +17,10 @@ import torch
 
 from hetero.comm.group import Group, Work
 from hetero.floor import clock
-from hetero.train import gradients as buckets
 from hetero.train.gradient_compression import HALVES, GradientExchange, make_exchange, settle, starting
 from hetero.train.values import TrainingError, TrainOptions
 
-__all__ = ["FINEST", "BitwiseGradients", "Bucket", "Gradients", "bucket_bytes", "cut"]
+__all__ = ["FINEST", "BitwiseGradients", "Bucket", "Gradients", "bucket_bytes", "cut_buckets"]
 
 _BITS = 40
 _LIMIT = 2.0**54
@@ -61,7 +60,7 @@ def bucket_bytes(total_bytes: int) -> int:
     return min(_MOST_BYTES, max(_LEAST_BYTES, total_bytes // _AIM))
 
 
-def cut(nbytes: Sequence[int], kinds: Sequence[Hashable], order: Sequence[int]) -> tuple[Bucket, ...]:
+def cut_buckets(nbytes: Sequence[int], kinds: Sequence[Hashable], order: Sequence[int]) -> tuple[Bucket, ...]:
     """Cut gradients into buckets.
 
     Parameters
@@ -83,7 +82,7 @@ def cut(nbytes: Sequence[int], kinds: Sequence[Hashable], order: Sequence[int]) 
     Examples
     --------
     >>> mib = 1 << 20
-    >>> [bucket.indices for bucket in cut([mib, mib // 2, mib // 2, mib], ["f4"] * 4, [3, 2, 1, 0])]
+    >>> [bucket.indices for bucket in cut_buckets([mib, mib // 2, mib // 2, mib], ["f4"] * 4, [3, 2, 1, 0])]
     [(3,), (2, 1), (0,)]
     """
     limit = bucket_bytes(sum(nbytes))
@@ -191,7 +190,7 @@ class Gradients:
         return tuple(Bucket(k, tuple(i for i, p in enumerate(self.parameters) if p.dtype == k)) for k in kinds)
 
     def _cut(self, order: Sequence[int]) -> tuple[Bucket, ...]:
-        return buckets.cut([p.nbytes for p in self.parameters], [p.dtype for p in self.parameters], order)
+        return cut_buckets([p.nbytes for p in self.parameters], [p.dtype for p in self.parameters], order)
 
     def _lay_out(self, cuts: Sequence[Bucket], ordered: bool) -> None:
         """Make the rows; the last one that can carries the header, in a row of its own where none can."""

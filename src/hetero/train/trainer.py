@@ -23,7 +23,7 @@ from hetero.model.device import Device
 from hetero.session.futures import Future
 from hetero.session.signature import register
 from hetero.session.tasks import judged_by_caller, task
-from hetero.train import argument_checks as checking
+from hetero.train import argument_checks
 from hetero.train.activation_checkpointing import chosen as chosen_modules
 from hetero.train.bulk_inference import PackedModel, evaluate_part, predict_part, run_over
 from hetero.train.checkpoints import TrainingCheckpoints, run_facts
@@ -142,8 +142,8 @@ class Trainer:
         set: Sequence[str] | Mapping[str, Any] = (),
         trace: str | Path | None = None,
     ) -> None:
-        checking.parts(model, optimizer)
-        checking.truth("shuffle", shuffle)
+        argument_checks.model_and_optimizer(model, optimizer)
+        argument_checks.optional_bool("shuffle", shuffle)
         chosen = settings.seed() if seed is None else seed
         self._given = (data, augment, readers)
         self.data = prepared(as_samples(data), augment, readers)
@@ -159,18 +159,18 @@ class Trainer:
         self.model = model
         self.loss = loss
         self.optimizer = optimizer
-        checking.drawing(self.data, self.options, logged=sample_log is not None)
+        argument_checks.sampling(self.data, self.options, logged=sample_log is not None)
         self._steps_an_epoch = -(-self.data.an_epoch(global_batch) // global_batch)
-        self._checkpoint = checking.folder(checkpoint)
-        self._sample_log = checking.folder(sample_log)
-        checking.keeping(self._checkpoint, checkpoint_every=checkpoint_every, keep=keep)
+        self._checkpoint = argument_checks.folder(checkpoint)
+        self._sample_log = argument_checks.folder(sample_log)
+        argument_checks.checkpoint_options(self._checkpoint, checkpoint_every=checkpoint_every, keep=keep)
         every = self._steps_an_epoch if checkpoint_every is None else checkpoint_every
-        self._every = checking.at_least_one("checkpoint_every", every)
-        self._keep = checking.at_least_one("keep", 3 if keep is None else keep)
-        self.callbacks = checking.callbacks(callbacks)
+        self._every = argument_checks.at_least_one("checkpoint_every", every)
+        self._keep = argument_checks.at_least_one("keep", 3 if keep is None else keep)
+        self.callbacks = argument_checks.callbacks(callbacks)
         self.reports: list[EpochReport] = []
         self.notes: list[str] = []
-        self._costs = None if cost is None else checking.costs(cost, len(self.data))
+        self._costs = None if cost is None else argument_checks.costs(cost, len(self.data))
         self._opening = {"config": config, "devices": devices, "set": set, "trace": trace}
         self._lent = hasattr(devices, "submit_call")
         self._ctx: Context | None = devices if self._lent else None  # type: ignore[assignment]
@@ -315,7 +315,9 @@ class Trainer:
         steps = (self._step // self._steps_an_epoch + epochs) * self._steps_an_epoch
         if steps <= self._step:
             return []
-        checking.honoured(self.model, self.loss, self.optimizer, epochs, [*self.callbacks, *filter(None, [listener])])
+        argument_checks.supported(
+            self.model, self.loss, self.optimizer, epochs, [*self.callbacks, *filter(None, [listener])]
+        )
         self._note_hooks()
         self._note_mode()
         self._modes = training_modes(self.model)
@@ -380,7 +382,7 @@ class Trainer:
 
     def _run(self, steps: int, test: Samples | None, listener: Listener, shows: bool) -> bytes:
         names = tuple(device.short for device in self.devices)
-        checking.sharing(self.model, self.options, names)
+        argument_checks.exact_over(self.model, self.options, names)
         checkpoints = self._checkpoints()
         if checkpoints is not None:
             checkpoints.refuse_to_overtake(self._step)
@@ -457,7 +459,7 @@ class Trainer:
         """Return the state to begin with: what was reached, and what the program has changed since."""
         if self._state is None:
             return None
-        trained = checking.trained_names(self.model)
+        trained = argument_checks.trained_names(self.model)
         if not hasattr(self.optimizer, "param_groups") and trained != self._trained:
             raise BadValueError(
                 "other parameters are trained than before, and the function that makes the optimizer knows no more",
@@ -514,7 +516,7 @@ class Trainer:
 
     def _adopt(self, state: bytes) -> None:
         numbers = load_state(state, self.model, self.optimizer)
-        self._trained = checking.trained_names(self.model)
+        self._trained = argument_checks.trained_names(self.model)
         if hasattr(self.optimizer, "param_groups"):
             self.optimizer._opt_called = True
         self._state = state

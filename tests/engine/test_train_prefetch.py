@@ -20,7 +20,7 @@ from hetero.errors import BadValueError
 torch = pytest.importorskip("torch")
 nn = torch.nn
 
-from hetero.train import prefetch as ahead  # noqa: E402  it needs torch
+from hetero.train import prefetch  # noqa: E402  it needs torch
 from hetero.train.data import Samples  # noqa: E402
 
 TWO = "1xcpu,1xcpu*0.5"
@@ -132,8 +132,8 @@ def test_a_reader_that_is_killed_costs_no_sample(fleet: hetero.Context, tmp_path
 def test_a_reader_that_freezes_is_ended_and_its_batch_read_here(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(ahead, "LOOK_S", 0.05)
-    reads = ahead.PrefetchingSamples(Samples(dataset=Rows(tmp_path), readers=1), 0)
+    monkeypatch.setattr(prefetch, "LOOK_S", 0.05)
+    reads = prefetch.PrefetchingSamples(Samples(dataset=Rows(tmp_path), readers=1), 0)
     try:
         (reader,) = reads._readers
         while not reader.is_up:

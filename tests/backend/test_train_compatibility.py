@@ -26,7 +26,7 @@ nn, F = torch.nn, torch.nn.functional
 from torch.utils.data import DataLoader, RandomSampler, TensorDataset  # noqa: E402
 
 from hetero.drive.throttle import Throttle  # noqa: E402
-from hetero.train import argument_checks as checking  # noqa: E402
+from hetero.train import argument_checks  # noqa: E402
 from hetero.train.additivity import verify  # noqa: E402
 from hetero.train.compatibility import (  # noqa: E402
     changed_values,
@@ -609,7 +609,7 @@ def test_a_trial_leaves_the_settings_of_the_process_as_they_were() -> None:
 def refused(model: Any, optimizer: Any = None, *, epochs: int = 1, hearers: Sequence[Any] = ()) -> str:
     optimizer = adam(model) if optimizer is None else optimizer
     with pytest.raises(BadValueError) as found:
-        checking.honoured(model, nn.CrossEntropyLoss(), optimizer, epochs, hearers)
+        argument_checks.supported(model, nn.CrossEntropyLoss(), optimizer, epochs, hearers)
     return str(found.value)
 
 
@@ -722,11 +722,11 @@ def test_a_function_that_makes_an_optimizer_of_other_parameters_is_refused() -> 
 def test_a_scheduler_that_nothing_steps_is_refused() -> None:
     model = net()
     optimizer = adam(model)
-    checking.honoured(model, nn.CrossEntropyLoss(), optimizer, 5, [])
+    argument_checks.supported(model, nn.CrossEntropyLoss(), optimizer, 5, [])
     torch.optim.lr_scheduler.StepLR(optimizer, 1)
     assert "nothing would step it in 5 epochs; step it every epoch" in refused(model, optimizer, epochs=5)
-    checking.honoured(model, nn.CrossEntropyLoss(), optimizer, 5, [print])
-    checking.honoured(model, nn.CrossEntropyLoss(), optimizer, 1, [])
+    argument_checks.supported(model, nn.CrossEntropyLoss(), optimizer, 5, [print])
+    argument_checks.supported(model, nn.CrossEntropyLoss(), optimizer, 1, [])
 
 
 def test_a_scheduler_that_leaves_no_trace_on_its_optimizer_is_refused_where_nothing_steps_it() -> None:
@@ -734,8 +734,8 @@ def test_a_scheduler_that_leaves_no_trace_on_its_optimizer_is_refused_where_noth
     optimizer, other = adam(model), adam(model)
     scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer)
     assert "nothing would step it in 3 epochs" in refused(model, optimizer, epochs=3)
-    checking.honoured(model, nn.CrossEntropyLoss(), optimizer, 3, [scheduler.step])
-    checking.honoured(model, nn.CrossEntropyLoss(), other, 3, [])
+    argument_checks.supported(model, nn.CrossEntropyLoss(), optimizer, 3, [scheduler.step])
+    argument_checks.supported(model, nn.CrossEntropyLoss(), other, 3, [])
     del scheduler
 
 
@@ -759,13 +759,13 @@ def test_a_callback_that_cannot_step_the_scheduler_does_not_count() -> None:
 
     for silent in (print, Logs(), Logs(optimizer), lambda report: print(report), [].append):
         with pytest.raises(BadValueError) as caught:
-            checking.honoured(model, nn.CrossEntropyLoss(), optimizer, 3, [silent])
+            argument_checks.supported(model, nn.CrossEntropyLoss(), optimizer, 3, [silent])
         said = str(caught.value)
         assert "a ReduceLROnPlateau holds the optimizer, and nothing would step it in 3 epochs" in said
         assert "none of the 1 callbacks has it at hand; step it every epoch" in said
     indirect = functools.partial(lambda step, report: step(report), steps)
     for stepping in (steps, lambda report: steps(report), Logs(scheduler), Logs(steps), indirect, scheduler.step):
-        checking.honoured(model, nn.CrossEntropyLoss(), optimizer, 3, [print, stepping])
+        argument_checks.supported(model, nn.CrossEntropyLoss(), optimizer, 3, [print, stepping])
 
 
 def test_a_scheduler_of_schedulers_steps_those_within() -> None:
@@ -773,9 +773,9 @@ def test_a_scheduler_of_schedulers_steps_those_within() -> None:
     optimizer = adam(model)
     inner = [torch.optim.lr_scheduler.ConstantLR(optimizer), torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)]
     outer = torch.optim.lr_scheduler.SequentialLR(optimizer, inner, [2])
-    checking.honoured(model, nn.CrossEntropyLoss(), optimizer, 3, [lambda report: outer.step()])
+    argument_checks.supported(model, nn.CrossEntropyLoss(), optimizer, 3, [lambda report: outer.step()])
     with pytest.raises(BadValueError, match="nothing would step it"):
-        checking.honoured(model, nn.CrossEntropyLoss(), optimizer, 3, [lambda report: inner[0].step()])
+        argument_checks.supported(model, nn.CrossEntropyLoss(), optimizer, 3, [lambda report: inner[0].step()])
 
 
 SCHEDULERS: dict[str, Callable[[Any], Any]] = {
@@ -1069,11 +1069,11 @@ def test_samples_that_require_a_gradient_or_cannot_be_read_by_id_are_refused() -
 def test_options_that_contradict_a_loader_are_refused() -> None:
     samples = as_samples(DataLoader(dataset(), sampler=RandomSampler(dataset(), num_samples=7)))
     with pytest.raises(BadValueError, match="draws at random"):
-        checking.drawing(samples, TrainOptions(4, shuffle=False), logged=False)
+        argument_checks.sampling(samples, TrainOptions(4, shuffle=False), logged=False)
     with pytest.raises(BadValueError, match="sample_log checks"):
-        checking.drawing(samples, TrainOptions(4), logged=True)
+        argument_checks.sampling(samples, TrainOptions(4), logged=True)
     with pytest.raises(BadValueError, match="global_batch=8 is more than the 7 samples"):
-        checking.drawing(samples, TrainOptions(8), logged=False)
+        argument_checks.sampling(samples, TrainOptions(8), logged=False)
 
 
 def test_a_thread_that_switches_the_default_dtype_waits_for_the_trial_of_another() -> None:

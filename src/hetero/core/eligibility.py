@@ -9,18 +9,24 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from math import inf
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hetero.core.fleet import Fleet
-from hetero.core.state import DevicePhase
+from hetero.core.state import DevicePhase, TaskState
 from hetero.floor.units import format_bytes
 from hetero.model.device import Device
-from hetero.model.tasks import Near, Request
+from hetero.model.tasks import Near, Request, Task
 from hetero.model.topology import Topology
 
-__all__ = ["Affinities", "obstacle", "refusal"]
+if TYPE_CHECKING:
+    from hetero.core.estimates import Rows
+    from hetero.core.leases import LeasePool
+    from hetero.core.replicas import Replicas
+
+__all__ = ["Affinities", "Eligibility", "obstacle", "refusal"]
 
 
 def obstacle(device: Device, request: Request, capacity_bytes: int | None) -> str:
@@ -152,3 +158,88 @@ class Affinities:
             link = self._topology.link(other.memory_node, one.memory_node)
             return index == place or (link is not None and link.kind == scope.removeprefix("link:"))
         return index == place
+
+
+class Eligibility:
+    """Says which devices may run a task, and why the others may not; it changes nothing but what it remembers."""
+
+    def __init__(self, fleet: Fleet, rows: Rows, replicas: Replicas, pool: LeasePool, affinities: Affinities) -> None:
+        self._fleet = fleet
+        self._rows = rows
+        self._replicas = replicas
+        self._pool = pool
+        self._affinities = affinities
+        self._able: dict[tuple[str, int], Request] = {}
+
+    def changed(self) -> None:
+        """Forget the answers: a device or a package came or went."""
+        self._able.clear()
+
+    def obstacles(self, signature: str, request: Request) -> list[tuple[str, str]]:
+        """Return for each device why it can never run a request, '' where it can."""
+        found, gone = self._rows.obstacle, DevicePhase.GONE
+        return [
+            (state.name, state.lost if state.phase is gone else found(state.device, signature, request))
+            for state in self._fleet.states
+        ]
+
+    def refuse(self, name: str, signature: str, request: Request) -> str:
+        """Return why the fleet can never meet a request, '' when it can."""
+        obstacles = self.obstacles(signature, request)
+        able = sum(1 for _, reason in obstacles if not reason)
+        return refusal(name, request, obstacles) if able < request.devices or not able else ""
+
+    def too_small(self, state: TaskState) -> dict[int, str]:
+        """Return the devices whose memory cannot hold a task's inputs and its own bytes, each with the reason."""
+        request = state.task.request
+        if not self._fleet.own_nodes or request.devices != 1:
+            return {}
+        needed = self._replicas.nbytes(state.task.inputs) + request.memory_bytes
+        text = f"its inputs and its own {format_bytes(needed)} exceed the memory there"
+        capacity = self._replicas.capacity
+        return {i: text for i, device in enumerate(self._fleet.devices) if needed > capacity(device.memory_node)}
+
+    def stranded(self, state: TaskState) -> str:
+        """Return why no device can ever run a task as things stand, '' when one can."""
+        task = state.task
+        request = task.request
+        if request.lease and not state.recomputed and (ended := self._pool.ended(request.lease)):
+            return f"{task.name} did not begin in time: {ended}"
+        reasons = self.too_small(state)
+        reasons.update({index: "it ran out of memory there" for index in state.excluded if index not in reasons})
+        obstacles = [
+            (name, reason or reasons.get(index, ""))
+            for index, (name, reason) in enumerate(self.obstacles(task.signature, request))
+        ]
+        if request.lease and not state.recomputed and (held := self._pool.held(request.lease)):
+            for index, (name, reason) in enumerate(obstacles):
+                if name not in held:
+                    obstacles[index] = (name, reason or f"lease {request.lease} does not hold it")
+        if request.near or request.apart:
+            for index in self._affinities.settled(request):
+                name, reason = obstacles[index]
+                obstacles[index] = (name, reason or "its affinities rule it out")
+        able = sum(1 for _, reason in obstacles if not reason)
+        return refusal(task.name, request, obstacles) if able < request.devices or not able else ""
+
+    def may_be_stranded(self, state: TaskState) -> bool:
+        """Return whether it must be looked at if any device can ever run a task; seldom."""
+        task = state.task
+        request = task.request
+        if state.excluded or request.near or request.apart or request.lease:
+            return True
+        if self._fleet.own_nodes and (task.inputs or request.memory_bytes):
+            needed = self._replicas.nbytes(task.inputs) + request.memory_bytes
+            return needed > self._replicas.least_bytes or not self._is_able(task)
+        return not self._is_able(task)
+
+    def _is_able(self, task: Task) -> bool:
+        """Return whether the fleet can meet a request, remembering the answer."""
+        key = (task.signature.partition("|")[0], id(task.request))
+        if key not in self._able:
+            if self.refuse(task.name, task.signature, task.request):
+                return False
+            if len(self._able) > 4096:
+                self._able.clear()
+            self._able[key] = task.request
+        return True

@@ -155,7 +155,7 @@ class Fleet:
             self.since_s[index] = now_s
             self.head_s[index] = task.predicted_s
         self.pending_s[index] += task.predicted_s
-        self.queued[index] += 1
+        self.queued[index] = len(state.sent) + len(state.placed) + 1
 
     def send(self, state: DeviceState, task: TaskState, batch: Batch, now_s: float) -> None:
         """Count a task that leaves for the device's worker."""
@@ -196,8 +196,7 @@ class Fleet:
                     self.stacked.pop(state.index, None)
         else:
             state.placed.remove(task)
-        queued = self.queued[index] - 1
-        self.queued[index] = queued
+        queued = self.queued[index] = len(state.sent) + len(state.placed)
         if queued == 0:
             self.pending_s[index] = self.head_s[index] = 0.0
             return

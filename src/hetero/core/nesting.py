@@ -5,11 +5,10 @@ In: what a worker tells of an attempt that waits. Out: commands. It must not cho
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from math import inf, isfinite
 
-from hetero.core.lifecycle import Lives
-from hetero.core.state import DevicePhase, Phase, TaskState
+from hetero.core.lifecycle import CoreState, TaskLifecycle
+from hetero.core.state import DevicePhase, DeviceState, Phase, TaskState
 from hetero.model.commands import Command
 from hetero.model.events import TaskResumed, TaskSuspended
 from hetero.model.tasks import Failure
@@ -17,7 +16,7 @@ from hetero.model.tasks import Failure
 __all__ = ["Nesting"]
 
 
-class Nesting(Lives):
+class Nesting:
     """What becomes of tasks that wait for others.
 
     Notes
@@ -32,69 +31,72 @@ class Nesting(Lives):
     stack is full, is given up after `Rules.stuck_s`, so that those that wait for it hear of it.
     """
 
-    _stuck_s = inf
-    _look_s = 0.0
+    def __init__(self, core: CoreState, tasks: TaskLifecycle) -> None:
+        self._lifecycle = tasks
+        self._tasks = core.tasks
+        self._counts = core.counts
+        self._rules = core.rules
+        self._timer = core.timer
+        self._fleet = core.fleet
+        self._rows = core.rows
+        self._pool = core.pool
+        self._placer = core.placer
+        self._quarantine = core.quarantine
+        self._stuck_s = inf
+        self._look_s = 0.0
 
-    def _suspended(self, event: TaskSuspended) -> list[Command]:
-        state = self.tasks.get(event.task)
-        device = self.fleet.by_id[event.device]
-        if state is None or state.attempt != event.attempt or event.task not in device.sent:
-            self.counts.late += 1
-            return []
+    def suspended(self, state: TaskState, device: DeviceState, event: TaskSuspended) -> list[Command]:
+        """Count a running task as waiting at its device, which others may use."""
         commands: list[Command] = []
-        self.fleet.suspend(device, state, event.at_s)
-        state.phase, state.awaits = Phase.SUSPENDED, event.awaits
-        if self.quarantine.suspects:
-            self.quarantine.ended(state, well=False)
+        self._fleet.suspend(device, state, event.at_s)
+        state.enter(Phase.SUSPENDED)
+        state.awaits = event.awaits
+        if self._quarantine.suspects:
+            self._quarantine.ended(state, well=False)
         state.resumes = event.awaits > 0 and event.awaits not in (state.children or ())
-        self.rows.of(state).waits = True
+        self._rows.of(state).waits = True
         for other in [other for other in device.placed if not other.is_below(state)][::-1]:
-            self.placer.unplace(other, event.at_s, commands)
-            self.placer.ready.push(other, first=True)
-        self.placer.flush(device, event.at_s, commands)
-        self.placer.offer_all()
+            self._placer.unplace(other, event.at_s, commands)
+            self._placer.ready.push(other, first=True)
+        self._placer.flush(device, event.at_s, commands)
+        self._placer.offer_all()
         return commands
 
-    def _resumed(self, event: TaskResumed) -> list[Command]:
-        state = self.tasks.get(event.task)
-        if state is None or state.attempt != event.attempt or state.phase is not Phase.SUSPENDED:
-            self.counts.late += 1
-            return []
-        device = self.fleet.states[state.device]
-        self.fleet.resume(device, state, event.at_s)
-        state.phase, state.awaits, state.resumes = Phase.RUNNING, 0, False
-        self.placer.offer(device)
+    def resumed(self, state: TaskState, device: DeviceState, event: TaskResumed) -> list[Command]:
+        """Count a task that waited as the one that runs at its device."""
+        self._fleet.resume(device, state, event.at_s)
+        state.enter(Phase.RUNNING)
+        state.awaits, state.resumes = 0, False
+        self._placer.offer(device)
         return []
 
-    def _ancestors(self, state: TaskState) -> Iterator[TaskState]:
-        """Yield the tasks that a task is nested in, the nearest first."""
-        above = state.above
-        while above is not None:
-            yield above
-            above = above.above
+    def late(self, event: TaskSuspended | TaskResumed) -> list[Command]:
+        """Count news of an attempt that was given up."""
+        self._counts.late += 1
+        return []
 
-    def _watch_stacks(self, commands: list[Command]) -> None:
+    def watch(self, commands: list[Command]) -> None:
         """Look again soon while tasks are ready, and give up what finds no room although nothing runs any more."""
-        waits = self.placer.ready.count or self.placer.groups or self.placer.parked
-        if waits and self.now_s >= self._look_s:
-            self._look_s = self.now_s + self.rules.retry_s
+        waits = self._placer.ready.count or self._placer.groups or self._placer.parked
+        if waits and self._timer.now_s >= self._look_s:
+            self._look_s = self._timer.now_s + self._rules.retry_s
             self._free_circles()
         if waits:
-            self._wake(self.now_s + self.rules.retry_s, commands)
-        if not waits or not self.fleet.stalled or self.pool.lends or self.placer.is_moving():
+            self._timer.wake(self._timer.now_s + self._rules.retry_s, commands)
+        if not waits or not self._fleet.stalled or self._pool.lends or self._placer.is_moving():
             self._stuck_s = inf
         elif self._stuck_s == inf:
-            self._stuck_s = self.now_s + self.rules.stuck_s
-        elif self.now_s >= self._stuck_s:
+            self._stuck_s = self._timer.now_s + self._rules.stuck_s
+        elif self._timer.now_s >= self._stuck_s:
             self._stuck_s = inf
             self._give_up_stuck(commands)
 
     def _free_circles(self) -> None:
         """Let the tasks that others wait for in a circle run on top of any that wait."""
-        for device in self.fleet.states:
+        for device in self._fleet.states:
             if device.suspended and not device.sent and not self._goes_on(device.suspended[-1]):
-                self.tasks[device.suspended[-1].awaits].stray = True
-                self.placer.offer_all()
+                self._tasks[device.suspended[-1].awaits].stray = True
+                self._placer.offer_all()
 
     def _goes_on(self, top: TaskState) -> bool:
         """Return whether a task that waits will go on although none that is not nested in it runs on top of it.
@@ -105,14 +107,14 @@ class Nesting(Lives):
         """
         tops, seen = [top], {top.task.id}
         for each in tops:
-            awaited = self.tasks.get(each.awaits)
+            awaited = self._tasks.get(each.awaits)
             if awaited is None or awaited.stray or awaited.phase not in (Phase.READY, Phase.SUSPENDED):
                 return True
-            states = self.fleet.states
+            states = self._fleet.states
             if awaited.phase is Phase.SUSPENDED:
                 places = [states[awaited.device]]
             else:
-                seconds = self.rows.of(awaited).seconds
+                seconds = self._rows.of(awaited).seconds
                 places = [device for device in states if isfinite(seconds[device.index])]
             for device in places:
                 if device.phase is DevicePhase.GONE:
@@ -126,8 +128,8 @@ class Nesting(Lives):
 
     def _give_up_stuck(self, commands: list[Command]) -> None:
         waiting = (Phase.READY, Phase.PLACED)
-        for state in [state for state in self.tasks.values() if state.task.parent and state.phase in waiting]:
-            if self.tasks.get(state.task.id) is state:
+        for state in [state for state in self._tasks.values() if state.task.parent and state.phase in waiting]:
+            if self._tasks.get(state.task.id) is state:
                 text = "finds no room beside the tasks that wait for it on all devices that could run it"
-                self._take_off(state, self.now_s, commands)
-                self._fail(state, Failure("nothing_fits", f"{state.task.name} {text}"), commands)
+                self._lifecycle.take_off(state, self._timer.now_s, commands)
+                self._lifecycle.fail(state, Failure("nothing_fits", f"{state.task.name} {text}"), commands)

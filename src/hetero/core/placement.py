@@ -203,7 +203,7 @@ class Placer:
 
     def send_lone(self, state: TaskState, row: Row, device: DeviceState, now_s: float) -> Run:
         """Send a task, whose first attempt it is, to an idle device."""
-        state.phase = Phase.RUNNING
+        state.enter(Phase.RUNNING)
         state.attempt = 1
         state.device = device.index
         state.predicted_s = predicted_s = row.best_s
@@ -422,7 +422,7 @@ class Placer:
     def _launch(
         self, state: TaskState, device: DeviceState, batch: Batch, launches: list[Launch], now_s: float
     ) -> None:
-        state.phase = Phase.RUNNING
+        state.enter(Phase.RUNNING)
         state.attempt += 1
         state.recalled = False
         self.parked -= 1
@@ -444,7 +444,7 @@ class Placer:
         if state.missing or any(device.sent or device.stopping for device in held):
             return
         self.groups.remove(state)
-        state.phase = Phase.RUNNING
+        state.enter(Phase.RUNNING)
         state.attempt += 1
         state.device = state.devices[0]
         state.group_left = len(state.devices)

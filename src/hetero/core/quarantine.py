@@ -255,8 +255,8 @@ class Quarantine:
             suspect.ended_well(state)
         self._look(suspect)
 
-    def holds(self, state: TaskState) -> bool:
-        """Hold a task that is ready back, where its class is held back and it was not let go."""
+    def hold_back(self, state: TaskState) -> bool:
+        """Hold a ready task back where its class is and it was not let go; return whether it is."""
         suspect = self.of(state.task)
         if suspect is None or not suspect.narrow or state.task.id in suspect.out:
             return False

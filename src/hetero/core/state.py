@@ -1,17 +1,19 @@
-"""What the core remembers of each task and each device, and the queue of ready tasks.
+"""What the core remembers of each task and each device, the phases of both, and the queue of ready tasks.
 
-In: changes by the rooms of the core. Out: plain attributes. It must not decide anything.
+In: changes by the parts of the core. Out: plain attributes. It must not decide anything.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict, deque
 from collections.abc import Iterator
+from dataclasses import dataclass
 from enum import IntEnum
 from itertools import islice
 from math import inf
 from typing import TYPE_CHECKING
 
+from hetero.model.commands import Command, SetTimer
 from hetero.model.device import Device
 from hetero.model.events import TaskFinished
 from hetero.model.tasks import Task
@@ -19,7 +21,19 @@ from hetero.model.tasks import Task
 if TYPE_CHECKING:
     from hetero.core.estimates import Row
 
-__all__ = ["STARTED", "Batch", "DevicePhase", "DeviceState", "Phase", "ReadyQueue", "TaskState"]
+__all__ = [
+    "NEXT_PHASES",
+    "STARTED",
+    "Batch",
+    "Counts",
+    "DevicePhase",
+    "DeviceState",
+    "Phase",
+    "ReadyQueue",
+    "Rules",
+    "TaskState",
+    "Timer",
+]
 
 
 class Phase(IntEnum):
@@ -40,6 +54,82 @@ class Phase(IntEnum):
 
 STARTED = (Phase.RUNNING, Phase.SUSPENDED)
 """Phases in which an attempt is with a worker."""
+
+NEXT_PHASES: dict[Phase, tuple[Phase, ...]] = {
+    Phase.SUBMITTED: (Phase.RUNNING, Phase.READY, Phase.FAILED, Phase.HELD, Phase.SUBMITTED),
+    Phase.READY: (Phase.PLACED, Phase.RUNNING, Phase.SUBMITTED, Phase.FAILED),
+    Phase.PLACED: (Phase.RUNNING, Phase.READY, Phase.SUBMITTED, Phase.FAILED, Phase.HELD),
+    Phase.RUNNING: (Phase.FINISHED, Phase.READY, Phase.SUSPENDED, Phase.SUBMITTED, Phase.FAILED, Phase.HELD),
+    Phase.FINISHED: (Phase.SUBMITTED,),
+    Phase.FAILED: (),
+    Phase.HELD: (Phase.READY, Phase.SUBMITTED, Phase.FAILED, Phase.HELD),
+    Phase.SUSPENDED: (Phase.RUNNING, Phase.READY, Phase.SUBMITTED, Phase.FAILED, Phase.HELD),
+}
+"""The phases that may follow each phase, the usual one first. A finished task is submitted again where
+its result was lost with a device; one that failed stays so."""
+
+_NEXT = tuple(NEXT_PHASES[phase] for phase in Phase)
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """The bounds on waiting.
+
+    Attributes
+    ----------
+    restarts : times that a worker which died is started again at once, having finished no task meanwhile …
+    restart_s, restart_max_s : … and s to wait then, twice as long each time, up to the second
+    steady_s : a worker that was up for this long has not died in a row with those before it
+    stall_s, stall_factor : an attempt that has run longer than stall_s + stall_factor × its pessimistic
+        estimate is given up and tried again; without a measured estimate it is never given up
+    sweep_s : s between two looks for such attempts
+    retry_s : s after which an idle device is considered again although the policy left it idle
+    stuck_s : s after which nested tasks that find no room are given up, where nothing runs any more
+    """
+
+    restarts: int = 4
+    restart_s: float = 0.5
+    restart_max_s: float = 10.0
+    steady_s: float = 30.0
+    stall_s: float = 60.0
+    stall_factor: float = 20.0
+    sweep_s: float = 5.0
+    retry_s: float = 0.05
+    stuck_s: float = 5.0
+
+
+@dataclass(slots=True)
+class Counts:
+    """What became of the tasks: submitted + again = open + committed + failed, where `again` are open twice."""
+
+    submitted: int = 0
+    committed: int = 0
+    failed: int = 0
+    retried: int = 0
+    late: int = 0
+    again: int = 0
+
+
+class Timer:
+    """The core's time, and the one timer that the driver keeps for it.
+
+    Attributes
+    ----------
+    now_s : time of the event that is being handled
+    due_s : when the core is to be woken, inf for never
+    """
+
+    __slots__ = ("due_s", "now_s")
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+        self.due_s = inf
+
+    def wake(self, at_s: float, commands: list[Command]) -> None:
+        """Ask to be woken at a time, unless that is to happen sooner anyway."""
+        if at_s < self.due_s:
+            self.due_s = at_s
+            commands.append(SetTimer(at_s))
 
 
 class DevicePhase(IntEnum):
@@ -154,6 +244,11 @@ class TaskState:
         self.released = False
         self.result: TaskFinished | None = None
 
+    def enter(self, phase: Phase) -> None:
+        """Move to another phase: the only place where the phase of a task is written."""
+        assert phase in _NEXT[self.phase], f"task {self.task.id}: {self.phase.name} to {phase.name}"
+        self.phase = phase
+
     def is_below(self, other: TaskState) -> bool:
         """Return whether the task is nested in another one, perhaps with others between."""
         above = self.above
@@ -250,7 +345,7 @@ class ReadyQueue:
         if lane is None:
             lane = self._lanes[key] = OrderedDict()
             self._order = sorted(self._lanes)
-        state.phase = Phase.READY
+        state.enter(Phase.READY)
         lane[task.id] = state
         self.fresh.append(state)
         if first:
@@ -267,7 +362,7 @@ class ReadyQueue:
         if not lane and len(self._order) > 1:
             del self._lanes[key]
             self._order.remove(key)
-        state.phase = phase
+        state.enter(phase)
         self.count -= 1
 
     def first(self, lease: int) -> TaskState | None:

@@ -103,7 +103,7 @@ def test_the_sizes_found_are_begun_with_the_next_time(threads: hetero.Context) -
 
     first = threads.map_batches(work, range(8000))
     second = threads.map_batches(work, range(8000))
-    assert sum(lane.calls for lane in second.lanes) < sum(lane.calls for lane in first.lanes)
+    assert sum(stats.calls for stats in second.devices) < sum(stats.calls for stats in first.devices)
 
 
 def refuses(bad: set[int]) -> Any:
@@ -125,7 +125,7 @@ def test_bad_records_are_set_aside_and_all_others_have_results(ctx: hetero.Conte
 
 def test_one_bad_record_costs_two_calls_for_each_halving(threads: hetero.Context) -> None:
     outcome = threads.map_batches(refuses({777}), range(4096), batch=256, errors=1, learn=False)
-    assert sum(lane.again for lane in outcome.lanes) <= 2 * 8
+    assert sum(stats.again for stats in outcome.devices) <= 2 * 8
 
 
 def test_one_bad_record_more_than_allowed_stops_the_run_and_is_named(threads: hetero.Context) -> None:
@@ -236,8 +236,8 @@ def test_a_merge_brings_home_less_than_the_results(ctx: hetero.Context) -> None:
     rows = np.ones((4000, 50))
     outcome = ctx.map_batches(lambda x: x, rows, merge="sum", batch=500)
     np.testing.assert_array_equal(outcome.value, rows.sum(0))
-    assert sum(lane.raw_bytes for lane in outcome.lanes) == rows.nbytes
-    assert sum(lane.home_bytes for lane in outcome.lanes) < rows.nbytes / 10
+    assert sum(stats.raw_bytes for stats in outcome.devices) == rows.nbytes
+    assert sum(stats.home_bytes for stats in outcome.devices) < rows.nbytes / 10
 
 
 def test_a_device_far_too_slow_does_not_hold_the_others_up() -> None:

@@ -34,7 +34,7 @@ def test_the_first_batch_of_a_device_that_is_dead_slow_is_done_with_the_last_one
     assert {device for device, _ in outcome.value} == {0}
     assert outcome.value[-1] == outcome.value[-2]
     assert outcome.value[-1][1] > 1
-    assert outcome.lanes[1].items == 0
+    assert outcome.devices[1].items == 0
 
 
 def test_batches_from_both_ends_and_one_that_is_given_back_hold_each_record_once() -> None:

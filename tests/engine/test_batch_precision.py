@@ -81,10 +81,10 @@ def test_a_torch_module_computes_within_the_tolerance_and_says_in_what(threads: 
         expected = model(torch.from_numpy(rows)).numpy()
     strict = threads.map_batches(model, rows, precision="any", tolerance=0.0, learn=False)
     np.testing.assert_allclose(strict.value, expected, atol=1e-5)
-    assert {lane.precision for lane in strict.lanes if lane.items} == {"float32"}
+    assert {stats.precision for stats in strict.devices if stats.items} == {"float32"}
     half = threads.map_batches(model, rows, precision="bfloat16", learn=False)
-    assert {lane.as_dict()["precision"] for lane in half.lanes if lane.items} == {"bfloat16"}
-    assert threads.map_batches(lambda batch: batch, rows).lanes[0].precision == ""
+    assert {stats.as_dict()["precision"] for stats in half.devices if stats.items} == {"bfloat16"}
+    assert threads.map_batches(lambda batch: batch, rows).devices[0].precision == ""
 
 
 def test_an_onnx_model_computes_in_float16_where_the_user_allows(threads: hetero.Context, tmp_path: Path) -> None:
@@ -104,7 +104,7 @@ def test_an_onnx_model_computes_in_float16_where_the_user_allows(threads: hetero
     half = threads.map_batches(path, rows, precision="float16", learn=False)
     assert half.value.dtype == np.float32
     assert 0.0 < np.abs(half.value - rows @ weights).max() < 0.05
-    assert {lane.precision for lane in half.lanes if lane.items} == {"float16"}
+    assert {stats.precision for stats in half.devices if stats.items} == {"float16"}
     free = threads.map_batches(path, rows, precision="any", tolerance=1e-7, learn=False)
     np.testing.assert_allclose(free.value, rows @ weights, atol=1e-5)
     with pytest.raises(BadValueError, match="'bfloat16' is not allowed for an ONNX model; allowed: float32, float16"):
@@ -128,7 +128,7 @@ def test_a_result_that_is_not_finite_is_found_however_deep(threads: hetero.Conte
     outcome = threads.map_batches(work, range(20), check_finite=True, errors=1, batch=10)
     assert [bad.item for bad in outcome.bad] == [3]
     assert len(outcome.value) == 19
-    assert sum(lane.again for lane in outcome.lanes) == 0
+    assert sum(stats.again for stats in outcome.devices) == 0
 
 
 def test_spilling_without_a_folder_is_refused(threads: hetero.Context) -> None:

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from hetero.batch.availability import HostLoad, OtherUsers, host_load
 from hetero.batch.base import Place
 from hetero.batch.merges import Fold, Mean, Merge, Sum, check_associative
+from hetero.batch.outcome import BatchOutcome
 from hetero.batch.reader import ItemBatch, Reader
 from hetero.batch.records import count, cut, is_records, joined, size_bytes, without
 from hetero.batch.sources import ArraySource, GeneratorSource, SequenceSource
@@ -174,3 +175,9 @@ def test_the_load_of_this_host_grows() -> None:
     assert second.at_s >= first.at_s
     assert second.busy_s >= first.busy_s
     assert first.cores >= 1
+
+
+def test_the_former_name_of_an_outcomes_devices_still_works_and_warns() -> None:
+    outcome = BatchOutcome(None, 0, 0, (), 0.0, ())
+    with pytest.warns(DeprecationWarning, match="BatchOutcome.devices"):
+        assert outcome.lanes == outcome.devices

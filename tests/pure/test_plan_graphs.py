@@ -158,8 +158,8 @@ def test_every_part_of_the_search_gives_schedules_that_the_checker_confirms(draw
     children = [evolution.child(rng) for _ in range(5)]
     justification = Justification(p)
     packed = list(itertools.islice(justification.of(members), 20))
-    kicked = [Recreation(p, justification).kicked(members[0], rng) for _ in range(5)]
-    for timeline in (*members, annealing.best(), *children, *packed, *kicked):
+    perturbed = [Recreation(p, justification).perturbed(members[0], rng) for _ in range(5)]
+    for timeline in (*members, annealing.best(), *children, *packed, *perturbed):
         assert faults(drawn, schedule_of(drawn, p, timeline, 0.0, "")) == []
     assert annealing.makespan_s == annealing.best().makespan_s <= members[0].makespan_s + 1e-9
 
@@ -225,7 +225,7 @@ def test_critical_tasks_reach_from_the_beginning_of_a_schedule_to_its_end(drawn:
     assert timeline.finish_s[critical].max() >= timeline.makespan_s * (1.0 - 1e-9)
 
 
-def test_a_search_begins_again_from_kicks_until_no_moves_are_left() -> None:
+def test_a_search_begins_again_from_perturbed_schedules_until_no_moves_are_left() -> None:
     p = random_problem(60, 3, seed=4)
     timeline = planner("maxmin")(p)
     hopping = Hopping(p, least_tails(p), timeline, Justification(p))

@@ -123,7 +123,7 @@ class RunSpending:
         """Seconds since the run began."""
         return monotonic_s() - self._begin_s
 
-    def check(self, lanes: Iterable[DeviceStatistics], items: int) -> None:
+    def check(self, statistics: Iterable[DeviceStatistics], items: int) -> None:
         """See whether a limit was reached.
 
         Parameters
@@ -141,23 +141,23 @@ class RunSpending:
                 f"not done within {limits.time_limit_s:g} s: {items} records have results",
                 remedy="allow more time and resume",
             )
-        if limits.price_usd is not None and self.usd(lanes) > limits.price_usd:
+        if limits.price_usd is not None and self.usd(statistics) > limits.price_usd:
             raise PriceLimitError(
                 f"not done for ${limits.price_usd:g}: {items} records have results",
                 remedy="allow more, or leave the dear devices out, and resume",
             )
-        if limits.energy_j is not None and self.energy_j(lanes) > limits.energy_j:
+        if limits.energy_j is not None and self.energy_j(statistics) > limits.energy_j:
             raise EnergyLimitError(
                 f"not done with {limits.energy_j / 3600.0:.3g} Wh: {items} records have results",
                 remedy="allow more, or leave the thirsty devices out, and resume",
             )
 
-    def usd(self, lanes: Iterable[DeviceStatistics]) -> float:
+    def usd(self, statistics: Iterable[DeviceStatistics]) -> float:
         """Return the dollars so far."""
-        prices = (told_of(lane.device, self._options.usd_per_hour) for lane in lanes if not lane.left_out)
+        prices = (told_of(stats.device, self._options.usd_per_hour) for stats in statistics if not stats.left_out)
         return self.seconds / 3600.0 * sum(price or 0.0 for price in prices)
 
-    def energy_j(self, lanes: Iterable[DeviceStatistics]) -> float:
+    def energy_j(self, statistics: Iterable[DeviceStatistics]) -> float:
         """Return the joules so far, 0 where nobody asked."""
-        meters = (self._meters.get(lane.device.id) for lane in lanes if not lane.left_out)
+        meters = (self._meters.get(stats.device.id) for stats in statistics if not stats.left_out)
         return sum(meter.joules() for meter in meters if meter is not None)

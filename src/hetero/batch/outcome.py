@@ -5,6 +5,7 @@ In: counts. Out: values and words for people. It must not change anything.
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass
 from typing import Any
 
@@ -79,7 +80,7 @@ class BatchOutcome:
     resumed : of them, those that an earlier run had done
     bad : records that have no result
     seconds : s, of this run
-    lanes : what each device did
+    devices : what each device did
     usd : dollars, the time of the run on every device that was not left out; 0 where no price was given
     energy_j : J, of every device that was not left out, for as long as the run took; 0 where nobody asked
     """
@@ -89,19 +90,25 @@ class BatchOutcome:
     resumed: int
     bad: tuple[BadRecord, ...]
     seconds: float
-    lanes: tuple[DeviceStatistics, ...]
+    devices: tuple[DeviceStatistics, ...]
     usd: float = 0.0
     energy_j: float = 0.0
 
     @property
+    def lanes(self) -> tuple[DeviceStatistics, ...]:
+        """The former name of `devices`."""
+        warnings.warn("BatchOutcome.lanes is now BatchOutcome.devices", DeprecationWarning, stacklevel=2)
+        return self.devices
+
+    @property
     def left_out(self) -> dict[str, str]:
         """The devices that did nothing, with the reason."""
-        return {lane.device.short: lane.left_out for lane in self.lanes if lane.left_out}
+        return {stats.device.short: stats.left_out for stats in self.devices if stats.left_out}
 
     @property
     def sizes(self) -> dict[str, int]:
         """The best batch size of each device that took part."""
-        return {lane.device.short: lane.batch for lane in self.lanes if lane.batch}
+        return {stats.device.short: stats.batch for stats in self.devices if stats.batch}
 
     def as_dict(self) -> dict[str, Any]:
         """Return every field but the value by name."""
@@ -113,11 +120,11 @@ class BatchOutcome:
             "usd": self.usd,
             "energy_j": self.energy_j,
             "bad": [record.as_dict() for record in self.bad],
-            "devices": [lane.as_dict() for lane in self.lanes],
+            "devices": [stats.as_dict() for stats in self.devices],
         }
 
     def __str__(self) -> str:
         fresh = self.items - self.resumed
-        each = ", ".join(f"{lane.device.short} {lane.items} in batches of {lane.batch}" for lane in self.lanes)
+        each = ", ".join(f"{stats.device.short} {stats.items} in batches of {stats.batch}" for stats in self.devices)
         bad = f", {len(self.bad)} set aside" if self.bad else ""
         return f"{fresh} records in {self.seconds:.3g} s{bad}: {each}"

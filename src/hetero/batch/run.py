@@ -107,14 +107,14 @@ class BatchRun:
     ) -> None:
         self.ctx, self.options, self.committer, self.source = ctx, options, committer, source
         self.planner = BatchPlanner(sizes)
-        self.lanes = {device.id: DeviceStatistics(device) for device in devices}
+        self.statistics = {device.id: DeviceStatistics(device) for device in devices}
         self._works: dict[tuple[int, int], Any] = {(0, 0): ctx.put(work)}
         self.part_items = part_items
         self._tasks = {
             device.id: judged_by_caller(task(run_batch, on=(device.id,), name=name, timeout=options.timeout_s))
             for device in devices
         }
-        self._flights: dict[int, InFlightBatch] = {}
+        self._pending: dict[int, InFlightBatch] = {}
         self._again: deque[InFlightBatch] = deque()
         self._inbox: queue.SimpleQueue[tuple[int, str, float] | None] = queue.SimpleQueue()
         self._last_s: dict[str, float] = {}
@@ -153,8 +153,8 @@ class BatchRun:
         if self.reader.trouble is not None:
             raise self.reader.trouble
         self.committer.check()
-        self.spending.check(self.lanes.values(), self.items())
-        return self.reader.exhausted and not self._flights and not self._again
+        self.spending.check(self.statistics.values(), self.items())
+        return self.reader.exhausted and not self._pending and not self._again
 
     def _finished(self) -> Any:
         length = self.source.length
@@ -165,8 +165,8 @@ class BatchRun:
         return self.committer.finish()
 
     def _stop(self) -> None:
-        for flight in self._flights.values():
-            for future, _ in flight.runs.values():
+        for pending in self._pending.values():
+            for future, _ in pending.runs.values():
                 future.cancel()
         self.committer.abort()
 
@@ -174,9 +174,9 @@ class BatchRun:
 
     def _hand_out(self) -> None:
         for name in self.planner.names:
-            while name in self.planner.names and (flight := self._next_for(name)) is not None:
+            while name in self.planner.names and (pending := self._next_for(name)) is not None:
                 self._tickets += 1
-                self._flights[self._tickets] = flight
+                self._pending[self._tickets] = pending
                 self._submit(name, self._tickets)
             if name in self.planner.names and (late := self._rescue(name)) is not None:
                 self._submit(name, late)
@@ -184,19 +184,19 @@ class BatchRun:
     def _rescue(self, name: str) -> int | None:
         """Return the ticket of a batch that is late; a part of one that failed is never run twice at a time."""
         late = self.planner.rescue(name, monotonic_s())
-        return None if late is None or self._flights[late].suspected else late
+        return None if late is None or self._pending[late].suspected else late
 
     def _next_for(self, name: str) -> InFlightBatch | None:
         if len(self.planner.given(name)) > 1:
             return None
-        for flight in self._again:
-            others = [other for other in self.planner.names if other != name and self._allowed(other, flight)]
-            if self._allowed(name, flight) and (flight.avoid != name or not others):
-                self._again.remove(flight)
-                return flight
+        for pending in self._again:
+            others = [other for other in self.planner.names if other != name and self._allowed(other, pending)]
+            if self._allowed(name, pending) and (pending.avoid != name or not others):
+                self._again.remove(pending)
+                return pending
         return self._fresh(name)
 
-    def _allowed(self, name: str, flight: InFlightBatch) -> bool:
+    def _allowed(self, name: str, pending: InFlightBatch) -> bool:
         return True
 
     def _fresh(self, name: str) -> InFlightBatch | None:
@@ -205,7 +205,7 @@ class BatchRun:
             return None
         now_s, left, span = monotonic_s(), self.reader.left, self.reader.span
         late = () if span is None else self.planner.late(name, self._beside(span), left, now_s)
-        more = sum(self._flights[ticket].batch.cost for ticket in late)
+        more = sum(self._pending[ticket].batch.cost for ticket in late)
         size = self.planner.ask(name, left + more, now_s, insured=span is not None)
         if late and size >= left:
             for ticket in late:
@@ -217,43 +217,45 @@ class BatchRun:
     def _beside(self, left: Span) -> tuple[int, ...]:
         """Return the batches that stand beside what is left, in its part, and that one device alone works on."""
         part = left.begin // self.part_items
-        flights = {ticket: each for ticket, each in self._flights.items() if len(each.runs) == 1}
-        sound = ((ticket, each.batch) for ticket, each in flights.items() if not each.suspected and not each.avoid)
+        pending_batches = {ticket: each for ticket, each in self._pending.items() if len(each.runs) == 1}
+        sound = (
+            (ticket, each.batch) for ticket, each in pending_batches.items() if not each.suspected and not each.avoid
+        )
         spans = {ticket: Span(batch.begin, batch.end) for ticket, batch in sound}
         return beside(left, {ticket: span for ticket, span in spans.items() if span.begin // self.part_items == part})
 
     def _take_over(self, ticket: int) -> None:
         """Put the records of a batch that is late back to what is left."""
-        flight = self._flights.pop(ticket)
-        for name, (future, _) in flight.runs.items():
+        pending = self._pending.pop(ticket)
+        for name, (future, _) in pending.runs.items():
             future.cancel()
             self.planner.taken_over(name, ticket, monotonic_s())
-        self.reader.give_back(flight.batch)
+        self.reader.give_back(pending.batch)
 
     def _has_room(self) -> bool:
         """Return whether more may be in flight: results that wait for a slow batch, or for the sink, hold it back."""
         hours = self.options.hours
         if self.committer.writing > _WRITES or (hours is not None and not hours.allow(local_now())):
             return False
-        return not self._flights or self.committer.held_bytes < self.options.memory_bytes // 2
+        return not self._pending or self.committer.held_bytes < self.options.memory_bytes // 2
 
     def _submit(self, name: str, ticket: int) -> None:
-        flight = self._flights[ticket]
+        pending = self._pending[ticket]
         now_s = monotonic_s()
-        self._give(name, ticket, flight, now_s)
+        self._give(name, ticket, pending, now_s)
         try:
-            records = packed(flight.batch.records)
-            future = self.ctx.submit(self._tasks[name], self._works[flight.step], records, flight.batch.begin)
+            records = packed(pending.batch.records)
+            future = self.ctx.submit(self._tasks[name], self._works[pending.step], records, pending.batch.begin)
         except NothingFitsError as error:
             self._leave_out(name, str(error))
             return
-        flight.runs[name] = future, now_s
-        self.lanes[name].calls += 1
-        self.lanes[name].again += flight.suspected
+        pending.runs[name] = future, now_s
+        self.statistics[name].calls += 1
+        self.statistics[name].again += pending.suspected
         future.add_done_callback(lambda _: self._inbox.put((ticket, name, monotonic_s())))
 
-    def _give(self, name: str, ticket: int, flight: InFlightBatch, now_s: float) -> None:
-        self.planner.give(name, ticket, flight.batch.cost, now_s)
+    def _give(self, name: str, ticket: int, pending: InFlightBatch, now_s: float) -> None:
+        self.planner.give(name, ticket, pending.batch.cost, now_s)
 
     # --- taking news ---------------------------------------------------------------------------------------
 
@@ -271,10 +273,10 @@ class BatchRun:
             return
 
     def _ended(self, ticket: int, name: str, at_s: float) -> None:
-        flight = self._flights.get(ticket)
-        if flight is None or name not in flight.runs:
+        pending = self._pending.get(ticket)
+        if pending is None or name not in pending.runs:
             return
-        future, given_s = flight.runs.pop(name)
+        future, given_s = pending.runs.pop(name)
         waited_s = at_s - max(given_s, self._last_s.get(name, 0.0))
         self._last_s[name] = at_s
         try:
@@ -283,56 +285,56 @@ class BatchRun:
         except (Exception, CancelledError) as error:  # noqa: BLE001  whatever the function raised is looked into
             if name in self.planner.names:
                 self.planner.done(name, ticket, at_s)
-            self._failed(ticket, flight, name, error)
+            self._failed(ticket, pending, name, error)
             return
         seconds = done.seconds if done.cold else max(waited_s, done.seconds)
         if name in self.planner.names:
             self.planner.done(name, ticket, at_s, seconds, done.cold)
-        self._commit(ticket, flight, name, done, seconds)
+        self._commit(ticket, pending, name, done, seconds)
 
-    def _commit(self, ticket: int, flight: InFlightBatch, name: str, done: Done, seconds: float) -> None:
-        del self._flights[ticket]
-        for other, (future, _) in flight.runs.items():
+    def _commit(self, ticket: int, pending: InFlightBatch, name: str, done: Done, seconds: float) -> None:
+        del self._pending[ticket]
+        for other, (future, _) in pending.runs.items():
             future.cancel()
             self.planner.done(other, ticket, monotonic_s())
-        self.lanes[name].note(len(flight.batch), seconds, done.raw_bytes, done.home_bytes)
-        self.lanes[name].precision = done.computed_in
-        self._deliver(flight, done)
+        self.statistics[name].note(len(pending.batch), seconds, done.raw_bytes, done.home_bytes)
+        self.statistics[name].precision = done.computed_in
+        self._deliver(pending, done)
 
-    def _deliver(self, flight: InFlightBatch, done: Done) -> None:
-        batch = flight.batch
+    def _deliver(self, pending: InFlightBatch, done: Done) -> None:
+        batch = pending.batch
         bad = tuple(BadRecord(batch.begin + at, batch.place(batch.begin + at), why) for at, why in done.bad)
         self.committer.take(Entry(batch.begin, batch.end, done.results, bad), done.seconds)
         self._refuse_beyond_budget(bad, None)
 
     # --- trouble -------------------------------------------------------------------------------------------
 
-    def _failed(self, ticket: int, flight: InFlightBatch, name: str, error: BaseException) -> None:
-        self.lanes[name].failed += 1
-        if flight.runs:
+    def _failed(self, ticket: int, pending: InFlightBatch, name: str, error: BaseException) -> None:
+        self.statistics[name].failed += 1
+        if pending.runs:
             return
-        del self._flights[ticket]
+        del self._pending[ticket]
         if kind_here("missing_package", error) == "missing_package" and isinstance(error, ModuleNotFoundError):
             self._leave_out(name, f"its worker lacks a package: {error}", error)
-            self._again.append(flight)
+            self._again.append(pending)
         elif isinstance(error, DeviceError | NothingFitsError) and not isinstance(error, OutOfDeviceMemoryError):
             self._leave_out(name, str(error), error)
-            self._again.append(flight)
-        elif isinstance(error, MemoryError) and len(flight.batch) > 1:
-            self._too_large(name, flight)
-            self._again.extend(replace(flight, batch=half, runs={}) for half in flight.batch.halves())
-        elif isinstance(error, TaskLostError) and flight.crashes + 1 < _CRASHES:
-            self._again.append(replace(flight, avoid=name, crashes=flight.crashes + 1, runs={}))
-        elif len(flight.batch) > 1:
-            halves = flight.batch.halves()
-            self._again.extend(replace(flight, batch=half, avoid=name, suspected=True, runs={}) for half in halves)
-        elif not flight.suspected:
-            self._again.append(replace(flight, avoid=name, suspected=True, runs={}))
+            self._again.append(pending)
+        elif isinstance(error, MemoryError) and len(pending.batch) > 1:
+            self._too_large(name, pending)
+            self._again.extend(replace(pending, batch=half, runs={}) for half in pending.batch.halves())
+        elif isinstance(error, TaskLostError) and pending.crashes + 1 < _CRASHES:
+            self._again.append(replace(pending, avoid=name, crashes=pending.crashes + 1, runs={}))
+        elif len(pending.batch) > 1:
+            halves = pending.batch.halves()
+            self._again.extend(replace(pending, batch=half, avoid=name, suspected=True, runs={}) for half in halves)
+        elif not pending.suspected:
+            self._again.append(replace(pending, avoid=name, suspected=True, runs={}))
         else:
-            self._set_aside(flight.batch, error)
+            self._set_aside(pending.batch, error)
 
-    def _too_large(self, name: str, flight: InFlightBatch) -> None:
-        self.planner.sizes(name).too_large(flight.batch.cost)
+    def _too_large(self, name: str, pending: InFlightBatch) -> None:
+        self.planner.sizes(name).too_large(pending.batch.cost)
 
     def _set_aside(self, batch: ItemBatch, error: BaseException) -> None:
         reason = " ".join(f"{type(error).__name__}: {error}".split())
@@ -356,26 +358,26 @@ class BatchRun:
     def _leave_out(self, name: str, why: str, error: BaseException | None = None) -> None:
         if name not in self.planner.names:
             return
-        self.lanes[name].left_out = why
+        self.statistics[name].left_out = why
         for ticket in self.planner.drop(name):
-            flight = self._flights.get(ticket)
-            if flight is not None:
-                flight.runs.pop(name, None)
-                if not flight.runs:
-                    self._again.append(self._flights.pop(ticket))
+            pending = self._pending.get(ticket)
+            if pending is not None:
+                pending.runs.pop(name, None)
+                if not pending.runs:
+                    self._again.append(self._pending.pop(ticket))
         if not self.planner.names:
-            reasons = "; ".join(f"{lane.device.short}: {lane.left_out}" for lane in self.lanes.values())
+            reasons = "; ".join(f"{stats.device.short}: {stats.left_out}" for stats in self.statistics.values())
             raise NothingFitsError(f"no device is left: {reasons}") from error
 
     # --- telling -------------------------------------------------------------------------------------------
 
     def items(self) -> int:
         """Return how many records have results."""
-        return self._resumed + sum(lane.items for lane in self.lanes.values())
+        return self._resumed + sum(stats.items for stats in self.statistics.values())
 
     def rates(self) -> dict[str, float]:
         """Return the records a second of each device while it worked."""
-        return {lane.device.short: lane.rate for lane in self.lanes.values()}
+        return {stats.device.short: stats.rate for stats in self.statistics.values()}
 
     def end_s(self) -> float:
         """Return the expected seconds until everything is done, infinite where unknown."""
@@ -383,29 +385,29 @@ class BatchRun:
         left = self.reader.left
         return math.inf if math.isinf(left) else self.planner.end_s(left, now_s) - now_s
 
-    def _batch_items(self, name: str, lane: DeviceStatistics) -> int:
+    def _batch_items(self, name: str, stats: DeviceStatistics) -> int:
         """Return the best batch of a device in records: as they came where a batch is measured by another cost."""
         if self.options.cost is not None:
-            return round(lane.items / max(1, lane.calls - lane.failed))
+            return round(stats.items / max(1, stats.calls - stats.failed))
         law = self.planner.sizes(name).law
         return 0 if law is None else int(law.best)
 
     def _outcome(self, value: Any) -> BatchOutcome:
-        usd, energy_j = self.spending.usd(self.lanes.values()), self.spending.energy_j(self.lanes.values())
+        usd, energy_j = self.spending.usd(self.statistics.values()), self.spending.energy_j(self.statistics.values())
         idle = "the others were done before it could help" if self.reader.items > self._resumed else "all was done"
-        for name, lane in self.lanes.items():
+        for name, stats in self.statistics.items():
             if name not in self.planner.names:
                 continue
-            lane.batch = self._batch_items(name, lane)
-            if not lane.items and not lane.left_out:
-                lane.left_out = self.planner.why_idle(name) or idle
+            stats.batch = self._batch_items(name, stats)
+            if not stats.items and not stats.left_out:
+                stats.left_out = self.planner.why_idle(name) or idle
         return BatchOutcome(
             value=value,
             items=self.reader.items,
             resumed=self._resumed,
             bad=tuple(sorted(self.committer.bad)),
             seconds=self.spending.seconds,
-            lanes=tuple(self.lanes.values()),
+            devices=tuple(self.statistics.values()),
             usd=usd,
             energy_j=energy_j,
         )
@@ -466,14 +468,14 @@ class StagedRun(BatchRun):
     def _follows(self, batch: ItemBatch, other: ItemBatch) -> bool:
         return other.begin == batch.end and other.begin % self.part_items != 0
 
-    def _allowed(self, name: str, flight: InFlightBatch) -> bool:
-        return self.planner.may(name, flight.step)
+    def _allowed(self, name: str, pending: InFlightBatch) -> bool:
+        return self.planner.may(name, pending.step)
 
-    def _give(self, name: str, ticket: int, flight: InFlightBatch, now_s: float) -> None:
-        self.planner.give(name, ticket, flight.step, flight.batch.cost)
+    def _give(self, name: str, ticket: int, pending: InFlightBatch, now_s: float) -> None:
+        self.planner.give(name, ticket, pending.step, pending.batch.cost)
 
-    def _too_large(self, name: str, flight: InFlightBatch) -> None:
-        self.planner.sizes_at(name, flight.step).too_large(flight.batch.cost)
+    def _too_large(self, name: str, pending: InFlightBatch) -> None:
+        self.planner.sizes_at(name, pending.step).too_large(pending.batch.cost)
 
     def _rescue(self, name: str) -> int | None:
         return None
@@ -482,11 +484,11 @@ class StagedRun(BatchRun):
         """Return infinity: which stage is the bottleneck may change."""
         return float("inf")
 
-    def _deliver(self, flight: InFlightBatch, done: Done) -> None:
-        if flight.step[1] == self._last:
-            super()._deliver(flight, done)
+    def _deliver(self, pending: InFlightBatch, done: Done) -> None:
+        if pending.step[1] == self._last:
+            super()._deliver(pending, done)
             return
-        stage, batch = flight.step[1] + 1, flight.batch
+        stage, batch = pending.step[1] + 1, pending.batch
         pieces, at = [], 0
         for piece in batch.pieces:
             size = count(piece.records)

@@ -61,9 +61,9 @@ def _tell(outcome: BatchOutcome) -> None:
     table = Table()
     for heading in ("device", "records", "records/s", "batch", "calls", "left out"):
         table.add_column(heading, justify="left" if heading in ("device", "left out") else "right")
-    for lane in outcome.lanes:
-        rate, size = f"{lane.rate:,.0f}" if lane.items else "", str(lane.batch or "")
-        table.add_row(lane.device.short, f"{lane.items:,}", rate, size, str(lane.calls), lane.left_out)
+    for stats in outcome.devices:
+        rate, size = f"{stats.rate:,.0f}" if stats.items else "", str(stats.batch or "")
+        table.add_row(stats.device.short, f"{stats.items:,}", rate, size, str(stats.calls), stats.left_out)
     say.print(table)
     if outcome.usd:
         say.print(f"cost: ${outcome.usd:.4f}", soft_wrap=True)

@@ -47,7 +47,7 @@ def chrome_trace(run: RunRecord) -> dict[str, Any]:
             for part, at, took in nested(inside.of(each.task, each.attempt, device.id), start_us, start_us + took_us):
                 events.append(_slice(row, part.name, part.kind, at, took, part.told))
     events += _copies(run)
-    events += _lanes(inside)
+    events += _tracks(inside)
     return {"traceEvents": events, "displayTimeUnit": "ms"}
 
 
@@ -67,12 +67,12 @@ def _whole(run: RunRecord, spans: Iterable[tuple[float, float]]) -> list[tuple[i
     return found
 
 
-def _lanes(inside: Inside) -> list[dict[str, Any]]:
+def _tracks(inside: Inside) -> list[dict[str, Any]]:
     """Return what ran beside attempts, each thread and stream on a row of its own."""
     events = []
-    for number, ((device, lane), parts) in enumerate(sorted(inside.lanes.items())):
+    for number, ((device, track), parts) in enumerate(sorted(inside.tracks.items())):
         row = _FIRST_LANE + number
-        events.append(_meta("thread_name", row, f"{device} {lane}"))
+        events.append(_meta("thread_name", row, f"{device} {track}"))
         events += [_slice(row, part.name, part.kind, at, took, part.told) for part, at, took in nested(parts)]
     return events
 
@@ -99,12 +99,12 @@ def _copies(run: RunRecord) -> list[dict[str, Any]]:
     free_s: dict[tuple[str, int], float] = {}
     for number, copy in enumerate(sorted(run.transfers, key=lambda each: (each.start_s, each.item))):
         name = f"{copy.src} → {copy.dst}"
-        lane = next(lane for lane in range(len(run.transfers)) if free_s.get((name, lane), -1.0) <= copy.start_s)
-        free_s[name, lane] = copy.end_s + 1e-6
-        if (name, lane) not in row_of:
-            row_of[name, lane] = _FIRST_ROW + len(run.devices) + len(row_of)
-            events.append(_meta("thread_name", row_of[name, lane], name))
-        row = row_of[name, lane]
+        track = next(track for track in range(len(run.transfers)) if free_s.get((name, track), -1.0) <= copy.start_s)
+        free_s[name, track] = copy.end_s + 1e-6
+        if (name, track) not in row_of:
+            row_of[name, track] = _FIRST_ROW + len(run.devices) + len(row_of)
+            events.append(_meta("thread_name", row_of[name, track], name))
+        row = row_of[name, track]
         ((start_us, took_us),) = _whole(run, [(copy.start_s, copy.end_s)])
         told = {"item": copy.item, "bytes": copy.nbytes, "ok": copy.ok}
         events.append(_slice(row, f"item {copy.item}", "transfer", start_us, took_us, told))
@@ -132,12 +132,12 @@ class Inside:
 
     Attributes
     ----------
-    lanes : by device id and name, what ran beside the attempts: on other threads and streams
+    tracks : by device id and name, what ran beside the attempts: on other threads and streams
     """
 
     def __init__(self, run: RunRecord) -> None:
         self._of: dict[tuple[int, int, str], list[InnerSlice]] = defaultdict(list)
-        self.lanes: dict[tuple[str, str], list[InnerSlice]] = defaultdict(list)
+        self.tracks: dict[tuple[str, str], list[InnerSlice]] = defaultdict(list)
         for note in run.notes:
             if isinstance(note, CollectiveDone):
                 self._of[note.task, note.attempt, note.device].append(_collective(note, run.begin_s))
@@ -148,10 +148,10 @@ class Inside:
                 part = InnerSlice(note.name, "nested", start_s, start_s + note.seconds, {"calls": note.calls})
                 self._of[note.task, note.attempt, note.device].append(part)
             elif isinstance(note, OperatorsRun):
-                for lane, part in _operators(note, run.begin_s):
-                    (self.lanes[note.device, lane] if lane else self._of[note.task, note.attempt, note.device]).append(
-                        part
-                    )
+                for track, part in _operators(note, run.begin_s):
+                    (
+                        self.tracks[note.device, track] if track else self._of[note.task, note.attempt, note.device]
+                    ).append(part)
 
     def of(self, task: int, attempt: int, device: str) -> list[InnerSlice]:
         """Return what happened inside one attempt, on its own thread."""
@@ -172,8 +172,8 @@ def _checkpoint(note: CheckpointKept, begin_s: float) -> InnerSlice:
 
 def _operators(note: OperatorsRun, begin_s: float) -> Iterator[tuple[str, InnerSlice]]:
     origin_s = note.started_s - begin_s
-    for name, lane, start_s, seconds in zip(note.names, note.lanes, note.starts_s, note.seconds, strict=True):
-        yield lane, InnerSlice(name, "operator", origin_s + start_s, origin_s + start_s + seconds, {"task": note.task})
+    for name, track, start_s, seconds in zip(note.names, note.lanes, note.starts_s, note.seconds, strict=True):
+        yield track, InnerSlice(name, "operator", origin_s + start_s, origin_s + start_s + seconds, {"task": note.task})
 
 
 def nested(

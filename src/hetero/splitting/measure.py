@@ -299,30 +299,30 @@ def measure_links(devices: Sequence[str], nbytes: int) -> list[dict[tuple[str, s
     nbytes : of the largest tensor that will travel
     """
     frame = _frame()
-    talk, place = StageChannel(frame, devices), torch_place(frame.device)
+    channel, place = StageChannel(frame, devices), torch_place(frame.device)
     found: dict[tuple[str, str], LinkCost] = {}
     for one, other in combinations(range(len(devices)), 2):
-        if talk.stage in (one, other):
-            small_s, large_s = (_one_way_s(talk, one, other, size, place) for size in (4, max(nbytes, 8)))
+        if channel.stage in (one, other):
+            small_s, large_s = (_one_way_s(channel, one, other, size, place) for size in (4, max(nbytes, 8)))
             cost = LinkCost(small_s, max(0.0, large_s - small_s) / max(nbytes, 8))
             found |= {(devices[one], devices[other]): cost, (devices[other], devices[one]): cost}
-    return talk.gather(found)
+    return channel.gather(found)
 
 
-def _one_way_s(talk: StageChannel, one: int, other: int, nbytes: int, place: str) -> float:
+def _one_way_s(channel: StageChannel, one: int, other: int, nbytes: int, place: str) -> float:
     """Return half of the time of a round trip between two stages, from device to device."""
     value = torch.zeros(nbytes // 4, device=place)
-    return median(_round_trips(talk, one, other, value, place)) / 2
+    return median(_round_trips(channel, one, other, value, place)) / 2
 
 
-def _round_trips(talk: StageChannel, one: int, other: int, value: Any, place: str) -> Iterator[float]:
+def _round_trips(channel: StageChannel, one: int, other: int, value: Any, place: str) -> Iterator[float]:
     for number in range(_ROUND_TRIPS + 1):
         begun_s = clock.monotonic_s()
-        if talk.stage == one:
-            talk.send(packed(value), other)
-            unpacked(talk.recv(other), place)
+        if channel.stage == one:
+            channel.send(packed(value), other)
+            unpacked(channel.recv(other), place)
         else:
-            talk.send(packed(unpacked(talk.recv(one), place)), one)
+            channel.send(packed(unpacked(channel.recv(one), place)), one)
         if number:
             yield clock.monotonic_s() - begun_s
 

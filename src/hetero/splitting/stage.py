@@ -204,8 +204,8 @@ def run_stages(
         By stage, where the result of the task is taken from; None elsewhere.
     """
     frame = _frame()
-    talk = StageChannel(frame, job.devices)
-    run = _StagePass(job, _stage(job, talk.stage, blobs, frame.device), talk, Pace(frame))
+    channel = StageChannel(frame, job.devices)
+    run = _StagePass(job, _stage(job, channel.stage, blobs, frame.device), channel, Pace(frame))
     if job.action == "predict":
         assert inputs is not None
         run.predict(inputs)
@@ -213,17 +213,17 @@ def run_stages(
         assert inputs is not None
         assert targets is not None
         run.train(inputs, targets)
-    return talk.gather(run.said())
+    return channel.gather(run.said())
 
 
 class _StagePass:
     """One batch on its way through one stage."""
 
-    def __init__(self, job: StageJob, stage: _Stage, talk: StageChannel, pace: Pace) -> None:
-        self.stage, self.talk, self.pace = stage, talk, pace
+    def __init__(self, job: StageJob, stage: _Stage, channel: StageChannel, pace: Pace) -> None:
+        self.stage, self.channel, self.pace = stage, channel, pace
         self.micro_batch = job.micro_batch
-        self.is_first, self.is_last = talk.stage == 0, talk.stage == talk.stages - 1
-        self.before, self.after = talk.stage - 1, talk.stage + 1
+        self.is_first, self.is_last = channel.stage == 0, channel.stage == channel.stages - 1
+        self.before, self.after = channel.stage - 1, channel.stage + 1
         self.samples = 0
         self.flying: dict[int, tuple[Any, Any]] = {}
         self.outputs: list[PackedTensor] = []
@@ -241,7 +241,9 @@ class _StagePass:
         return unpacked(batch._replace(array=batch.array[ids.start : ids.stop].copy()), self.stage.place)
 
     def _take(self, inputs: PackedTensor, number: int) -> Any:
-        return self._cut(inputs, number) if self.is_first else unpacked(self.talk.recv(self.before), self.stage.place)
+        return (
+            self._cut(inputs, number) if self.is_first else unpacked(self.channel.recv(self.before), self.stage.place)
+        )
 
     # --- prediction ----------------------------------------------------------------------------------------
 
@@ -257,17 +259,17 @@ class _StagePass:
                     output = packed(self.stage.forward(value))
                 self._pass_on(output, number)
         for _ in range(0 if self.is_last else min(_AHEAD, count)):
-            self.talk.recv(self.after)
+            self.channel.recv(self.after)
 
     def _pass_on(self, output: PackedTensor, number: int) -> None:
         if self.is_last:
             self.outputs.append(output)
         else:
             if number >= _AHEAD:
-                self.talk.recv(self.after)
-            self.talk.send(output, self.after)
+                self.channel.recv(self.after)
+            self.channel.send(output, self.after)
         if not self.is_first:
-            self.talk.send(number, self.before)
+            self.channel.send(number, self.before)
 
     # --- training ------------------------------------------------------------------------------------------
 
@@ -278,7 +280,7 @@ class _StagePass:
         self.stage.to_training(True)
         for parameter in self.stage.trained:
             parameter.grad = None
-        for forward, number in one_forward_one_backward(self.talk.stage, self.talk.stages, count):
+        for forward, number in one_forward_one_backward(self.channel.stage, self.channel.stages, count):
             if forward:
                 self._forward(inputs, targets, number)
             else:
@@ -298,7 +300,7 @@ class _StagePass:
                 output = self._lost(output, self._cut(targets, number))
             self.flying[number] = value, output
         if not self.is_last:
-            self.talk.send(packed(output), self.after)
+            self.channel.send(packed(output), self.after)
 
     def _lost(self, output: Any, target: Any) -> Any:
         assert self.stage.loss is not None
@@ -309,12 +311,12 @@ class _StagePass:
 
     def _backward(self, number: int) -> None:
         value, output = self.flying.pop(number)
-        gradient = None if self.is_last else self.talk.recv(self.after)
+        gradient = None if self.is_last else self.channel.recv(self.after)
         with self.pace.part():
             if output.requires_grad and (self.is_last or gradient is not None):
                 output.backward(None if gradient is None else unpacked(gradient, self.stage.place))
         if not self.is_first:
-            self.talk.send(None if value.grad is None else packed(value.grad), self.before)
+            self.channel.send(None if value.grad is None else packed(value.grad), self.before)
 
     def _agreed_factor(self) -> float:
         """Return what turns Σ l / n into the loss that was asked for; the last stage knows, when all is through.
@@ -325,13 +327,13 @@ class _StagePass:
             The loss is not a number; no stage moves.
         """
         if not self.is_last:
-            factor: float = self.talk.recv(self.talk.stages - 1)
+            factor: float = self.channel.recv(self.channel.stages - 1)
             return factor
         assert self.stage.loss is not None
         if self.loss - self.loss != 0.0:
             raise NotANumberError(f"the loss is not a number at step {self.stage.step}")
         divisor = (self.weight or 1.0) if self.stage.loss.divides else 1.0
         self.loss /= divisor
-        for stage in range(self.talk.stages - 1):
-            self.talk.send(self.samples / divisor, stage)
+        for stage in range(self.channel.stages - 1):
+            self.channel.send(self.samples / divisor, stage)
         return self.samples / divisor

@@ -114,7 +114,7 @@ class _Relayed(Group, ABC):
         self, rank: int, world_size: int, rendezvous: Rendezvous | None, store: Any, deadline_s: float, address: str
     ) -> None:
         super().__init__(rank, world_size, rendezvous, store, deadline_s, address=address, beyond_loopback=True)
-        self._lane = ThreadPoolExecutor(1, "hetero-sum")
+        self._executor = ThreadPoolExecutor(1, "hetero-sum")
 
     def all_reduce(self, tensor: Any, op: str = "sum", algorithm: str = "auto") -> None:
         """Replace a row by the reduction over the members; raises GroupBrokenError as a `Group` does."""
@@ -122,7 +122,7 @@ class _Relayed(Group, ABC):
 
     def start_all_reduce(self, tensor: Any, op: str = "sum", algorithm: str = "auto") -> Work:
         """Start `all_reduce` and go on, as a `Group` does."""
-        return Work(self, _Later(self._lane.submit(self._add_up, tensor, op, algorithm)))
+        return Work(self, _Later(self._executor.submit(self._add_up, tensor, op, algorithm)))
 
     @abstractmethod
     def _add_up(self, tensor: Any, op: str, algorithm: str) -> None:
@@ -131,7 +131,7 @@ class _Relayed(Group, ABC):
     def close(self) -> None:
         """Leave the group."""
         super().close()
-        self._lane.shutdown(wait=False, cancel_futures=True)
+        self._executor.shutdown(wait=False, cancel_futures=True)
 
 
 class _Later:
@@ -317,7 +317,7 @@ class SummedOn(_Relayed):
     def close(self) -> None:
         """Leave the group, and give the device back."""
         super().close()
-        self._lane.shutdown(wait=True, cancel_futures=True)
+        self._executor.shutdown(wait=True, cancel_futures=True)
         if self.summer is not None:
             self.summer.close()
 

@@ -46,7 +46,7 @@ class AssignedBatch:
 
 
 @dataclass(slots=True)
-class _Lane:
+class _DeviceState:
     """One device: what is known of it, and what it was given."""
 
     sizes: Sizes
@@ -86,37 +86,37 @@ class BatchPlanner:
     """
 
     def __init__(self, sizes: Mapping[str, Sizes]) -> None:
-        self._lanes = {name: _Lane(each) for name, each in sizes.items()}
+        self._states = {name: _DeviceState(each) for name, each in sizes.items()}
         self._twice: set[int] = set()
 
     @property
     def names(self) -> tuple[str, ...]:
         """The devices that still take part."""
-        return tuple(self._lanes)
+        return tuple(self._states)
 
     def sizes(self, name: str) -> Sizes:
         """Return what is known of a device."""
-        return self._lanes[name].sizes
+        return self._states[name].sizes
 
     def rate(self, name: str) -> float:
         """Return the records a second of a device while it worked, 0 before its first batch."""
-        lane = self._lanes[name]
-        return lane.records / lane.busy_s if lane.busy_s else 0.0
+        state = self._states[name]
+        return state.records / state.busy_s if state.busy_s else 0.0
 
     def given(self, name: str) -> tuple[AssignedBatch, ...]:
         """Return the batches that a device has not done yet, the one it works on first."""
-        return tuple(self._lanes[name].queue)
+        return tuple(self._states[name].queue)
 
     def why_idle(self, name: str) -> str:
         """Return why a device received nothing when it last asked, '' where it received something."""
-        return self._lanes[name].why_idle
+        return self._states[name].why_idle
 
     def end_s(self, left: float, now_s: float) -> float:
         """Return when everything should be done, infinite where nobody knows."""
-        known = {name: lane.sizes.law for name, lane in self._lanes.items() if lane.sizes.law is not None}
+        known = {name: state.sizes.law for name, state in self._states.items() if state.sizes.law is not None}
         if not known or math.isinf(left):
             return math.inf
-        free = [self._lanes[name].free_s(now_s) for name in known]
+        free = [self._states[name].free_s(now_s) for name in known]
         return max(max(free), finish_s([law for law in known.values() if law], free, left))
 
     def ask(self, name: str, left: float, now_s: float, insured: bool = False) -> int:
@@ -127,58 +127,58 @@ class BatchPlanner:
         left : records that nobody was given yet, infinite where unknown
         insured : whether another device can take the batch over with what is left, where it turns out late
         """
-        lane = self._lanes[name]
-        wanted, law = lane.sizes.wanted(), lane.sizes.law
-        if left <= 0 or len(lane.queue) >= (1 if law is None or lane.sizes.probing else _QUEUED):
+        state = self._states[name]
+        wanted, law = state.sizes.wanted(), state.sizes.law
+        if left <= 0 or len(state.queue) >= (1 if law is None or state.sizes.probing else _QUEUED):
             return 0
-        if law is None and lane.in_vain:
+        if law is None and state.in_vain:
             return 0
         if law is None:
             return wanted if math.isinf(left) else min(wanted, math.ceil(left))
-        known = [(other, each.sizes.law) for other, each in self._lanes.items() if each.sizes.law is not None]
+        known = [(other, each.sizes.law) for other, each in self._states.items() if each.sizes.law is not None]
         laws = [found for _, found in known if found is not None]
-        free = [self._lanes[other].free_s(now_s) for other, _ in known]
+        free = [self._states[other].free_s(now_s) for other, _ in known]
         at = [other for other, _ in known].index(name)
         if soonest_s(laws, free, left) - free[at] > _AHEAD * max(law.best_s, law.seconds(wanted)):
-            lane.why_idle = ""
+            state.why_idle = ""
             return wanted
-        size = self._near_the_end(lane, wanted, laws, free, left, at, now_s)
-        if size == 0 and insured and self._may_try(lane, finish_s(laws, free, left) - now_s):
+        size = self._near_the_end(state, wanted, laws, free, left, at, now_s)
+        if size == 0 and insured and self._may_try(state, finish_s(laws, free, left) - now_s):
             return int(min(wanted, left // 2))
         return size
 
-    def _may_try(self, lane: _Lane, end_s: float) -> bool:
+    def _may_try(self, state: _DeviceState, end_s: float) -> bool:
         """Return whether a device that seems too slow tries a larger batch: the next size may take no longer."""
-        law = lane.sizes.law
-        idle = not lane.in_vain and not lane.queue and lane.sizes.probing
+        law = state.sizes.law
+        idle = not state.in_vain and not state.queue and state.sizes.probing
         return idle and law is not None and law.points[-1][1] <= _TRY_FRAC * end_s
 
     def _near_the_end(
-        self, lane: _Lane, wanted: int, laws: list[Law], free: list[float], left: float, at: int, now_s: float
+        self, state: _DeviceState, wanted: int, laws: list[Law], free: list[float], left: float, at: int, now_s: float
     ) -> int:
         law = laws[at]
-        if lane.queue and lane.queue[0].expected_s > _LATE_S:
+        if state.queue and state.queue[0].expected_s > _LATE_S:
             return 0
-        if now_s < lane.ask_again_s:
+        if now_s < state.ask_again_s:
             return 0
-        size, lane.why_idle = _part(laws, free, left, at, now_s)
+        size, state.why_idle = _part(laws, free, left, at, now_s)
         if size == 0:
-            lane.ask_again_s = now_s + _PAUSE_FRAC * (finish_s(laws, free, left) - now_s)
+            state.ask_again_s = now_s + _PAUSE_FRAC * (finish_s(laws, free, left) - now_s)
             return 0
         if size < law.points[0][0]:
             size = max(size, law.size_within(_TINY_S))
-        if lane.sizes.probing:
+        if state.sizes.probing:
             own = law.capacity(finish_s(laws, free, left) - free[at])
             size = min(wanted, max(size, own))
         return int(min(size, left))
 
     def give(self, name: str, ticket: int, size: float, now_s: float) -> None:
         """Record that a device was given a batch."""
-        lane = self._lanes[name]
-        law = lane.sizes.law
-        if not lane.queue:
-            lane.since_s = now_s
-        lane.queue.append(AssignedBatch(ticket, size, math.inf if law is None else law.seconds(size)))
+        state = self._states[name]
+        law = state.sizes.law
+        if not state.queue:
+            state.since_s = now_s
+        state.queue.append(AssignedBatch(ticket, size, math.inf if law is None else law.seconds(size)))
 
     def done(self, name: str, ticket: int, now_s: float, seconds: float = 0.0, cold: bool = False) -> None:
         """Record that a device is through with a batch.
@@ -188,28 +188,28 @@ class BatchPlanner:
         seconds : s, that the function took; 0 where it failed or was stopped, and nothing is learned
         cold : True for the first one of a worker
         """
-        lane = self._lanes[name]
-        size = next(given.size for given in lane.queue if given.ticket == ticket)
-        lane.queue = [given for given in lane.queue if given.ticket != ticket]
-        lane.since_s = now_s
+        state = self._states[name]
+        size = next(given.size for given in state.queue if given.ticket == ticket)
+        state.queue = [given for given in state.queue if given.ticket != ticket]
+        state.since_s = now_s
         if seconds > 0.0:
-            lane.sizes.add(size, seconds, cold)
-            lane.records += size
-            lane.busy_s += seconds
-            self._expect(lane)
+            state.sizes.add(size, seconds, cold)
+            state.records += size
+            state.busy_s += seconds
+            self._expect(state)
 
-    def _expect(self, lane: _Lane) -> None:
+    def _expect(self, state: _DeviceState) -> None:
         """Report how long the batches take that were given before anything was known of the device."""
-        law = lane.sizes.law
-        for given in lane.queue:
+        law = state.sizes.law
+        for given in state.queue:
             if math.isinf(given.expected_s) and law is not None:
                 given.expected_s = law.seconds(given.size)
 
     def drop(self, name: str) -> tuple[int, ...]:
         """Leave a device out from now on; returns the tickets that it had."""
-        for lane in self._lanes.values():
-            lane.ask_again_s, lane.in_vain = 0.0, False
-        return tuple(given.ticket for given in self._lanes.pop(name).queue)
+        for state in self._states.values():
+            state.ask_again_s, state.in_vain = 0.0, False
+        return tuple(given.ticket for given in self._states.pop(name).queue)
 
     def late(self, name: str, tickets: Sequence[int], left: float, now_s: float) -> tuple[int, ...]:
         """Return which batches of others a device takes over with what is left, where that is its last batch.
@@ -226,27 +226,27 @@ class BatchPlanner:
         knows costs the others nothing: they end as if it was not there. A device from which something was taken
         takes nothing in return, else two that are as fast would take one batch from each other without end.
         """
-        law = self._lanes[name].sizes.law
+        law = self._states[name].sizes.law
         found: list[int] = []
-        if law is None or left <= 0 or self._lanes[name].in_vain:
+        if law is None or left <= 0 or self._states[name].in_vain:
             return ()
-        others = [(lane, given) for other, lane in self._lanes.items() if other != name for given in lane.queue]
-        held = {given.ticket: (lane, given) for lane, given in others}
+        others = [(state, given) for other, state in self._states.items() if other != name for given in state.queue]
+        held = {given.ticket: (state, given) for state, given in others}
         for ticket in tickets:
             if ticket not in held or ticket in self._twice:
                 break
-            lane, given = held[ticket]
+            state, given = held[ticket]
             left += given.size
-            if not self._is_late(lane, given, law, left, now_s):
+            if not self._is_late(state, given, law, left, now_s):
                 break
             found.append(ticket)
         return tuple(found)
 
-    def _is_late(self, lane: _Lane, given: AssignedBatch, mine: Law, left: float, now_s: float) -> bool:
-        law = lane.sizes.law
+    def _is_late(self, state: _DeviceState, given: AssignedBatch, mine: Law, left: float, now_s: float) -> bool:
+        law = state.sizes.law
         if law is None or math.isinf(given.expected_s):
-            return now_s - lane.since_s > _PATIENCE * mine.seconds(given.size)
-        end_s = next(end_s for each, end_s in self._ends(lane, now_s, mine) if each is given)
+            return now_s - state.since_s > _PATIENCE * mine.seconds(given.size)
+        end_s = next(end_s for each, end_s in self._ends(state, now_s, mine) if each is given)
         if given.size > _STRETCH * law.points[-1][0]:
             end_s += _UNSURE_FRAC * given.expected_s
         return end_s > now_s + mine.seconds(left)
@@ -254,7 +254,7 @@ class BatchPlanner:
     def taken_over(self, name: str, ticket: int, now_s: float) -> None:
         """Record that a batch was late, and that its records are given to another device."""
         self.done(name, ticket, now_s)
-        self._lanes[name].in_vain = True
+        self._states[name].in_vain = True
 
     def rescue(self, name: str, now_s: float) -> int | None:
         """Return the ticket of a batch that an idle device would end sooner than the one that has it.
@@ -264,14 +264,14 @@ class BatchPlanner:
         A batch is run again once at most, where 1.1 times its time here ends well before its expected end there; or,
         where nobody knows that, once it has taken longer than it would here.
         """
-        law = self._lanes[name].sizes.law
-        if law is None or self._lanes[name].queue:
+        law = self._states[name].sizes.law
+        if law is None or self._states[name].queue:
             return None
         late = [
             (end_s, given.ticket)
-            for other, lane in self._lanes.items()
+            for other, state in self._states.items()
             if other != name
-            for given, end_s in self._ends(lane, now_s, law)
+            for given, end_s in self._ends(state, now_s, law)
             if given.ticket not in self._twice and end_s > now_s + _WORTH * law.seconds(given.size) + _LATE_S
         ]
         if not late:
@@ -280,12 +280,12 @@ class BatchPlanner:
         self._twice.add(ticket)
         return ticket
 
-    def _ends(self, lane: _Lane, now_s: float, mine: Law) -> list[tuple[AssignedBatch, float]]:
-        found, at_s = [], lane.since_s
-        for given in lane.queue:
+    def _ends(self, state: _DeviceState, now_s: float, mine: Law) -> list[tuple[AssignedBatch, float]]:
+        found, at_s = [], state.since_s
+        for given in state.queue:
             at_s += given.expected_s
             overdue_s = max(0.0, now_s - at_s)
-            known = not math.isinf(at_s) or now_s - lane.since_s > mine.seconds(given.size)
+            known = not math.isinf(at_s) or now_s - state.since_s > mine.seconds(given.size)
             found.append((given, max(at_s, now_s + 0.5 * overdue_s) if known else now_s))
         return found
 

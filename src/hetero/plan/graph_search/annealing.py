@@ -139,7 +139,7 @@ class Recreation:
         self._p, self._justification = p, justification
         self._choices = [np.flatnonzero(row) for row in np.isfinite(p.seconds)]
 
-    def kicked(self, timeline: Timeline, rng: np.random.Generator) -> Timeline:
+    def perturbed(self, timeline: Timeline, rng: np.random.Generator) -> Timeline:
         """Return the best of a few tries, those left out that are as long as the schedule, and so most likely it."""
         critical = self._justification.critical(timeline)
         tries = []
@@ -168,7 +168,7 @@ class Recreation:
 
 
 class _Cycle(NamedTuple):
-    """How many moves a cycle has, whether it begins at a kick, and whether it has all moves that are left."""
+    """Moves of a cycle, whether it begins at a perturbed schedule, and whether it has all moves that are left."""
 
     moves: int
     is_hop: bool
@@ -183,7 +183,7 @@ class Hopping:
     p : the problem
     tail_s : shape (n_tasks, n_nodes), s; the least from a task's finish on a memory node to the end of the graph
     timeline : the schedule to begin with
-    justification : packs what kicks leave
+    justification : packs what perturbations leave
 
     Notes
     -----
@@ -224,7 +224,7 @@ class Hopping:
             if self._annealing.makespan_s <= self._base.makespan_s:
                 self._base = self._annealing.best()
             self._cycle = cycle = next(self._cycles)
-            begin = self._recreation.kicked(self._base, rng) if cycle.is_hop else self._base
+            begin = self._recreation.perturbed(self._base, rng) if cycle.is_hop else self._base
             self._annealing.begin(begin, cycle.moves, _WARM if cycle.is_hop else _HOT, _COLD)
         if self._cycle.is_last:
             self._annealing.go_on_for(int(rest))

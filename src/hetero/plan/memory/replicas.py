@@ -93,7 +93,7 @@ class PlannedReplica:
         self.leaving = False
 
 
-class _Flight(NamedTuple):
+class _TransferInFlight(NamedTuple):
     """A transfer on its way over one path."""
 
     end_s: float
@@ -126,7 +126,7 @@ class PlannedReplicas:
         self.free_s = np.zeros(int(c.hop_channel.max(initial=-1)) + 1)
         self.sent: list[tuple[int, int, float, float]] = []
         self._p, self._c, self._attempts = p, c, attempts
-        self._flights: list[_Flight] = []
+        self._in_flight: list[_TransferInFlight] = []
         self._dropped: list[Dropped] = []
         self._made_again: list[tuple[int, int, float]] = []
         self.readers: list[dict[int, list[int]]] = [{} for _ in c.item_task]
@@ -236,7 +236,7 @@ class PlannedReplicas:
             if node != dst:
                 through.append(node)
         self.of[item][src].users += 1
-        self._flights.append(_Flight(ready_s, item, src, dst, tuple(through)))
+        self._in_flight.append(_TransferInFlight(ready_s, item, src, dst, tuple(through)))
         return ready_s
 
     def send_away(self, item: int, src: int, dst: int) -> float:
@@ -247,19 +247,19 @@ class PlannedReplicas:
 
     def arrive(self) -> None:
         """Record the transfers that have ended by now."""
-        ended = [flight for flight in self._flights if flight.end_s <= self.now_s]
-        self._flights = [flight for flight in self._flights if flight.end_s > self.now_s]
-        for flight in ended:
-            source = self.of[flight.item][flight.src]
+        ended = [transfer for transfer in self._in_flight if transfer.end_s <= self.now_s]
+        self._in_flight = [transfer for transfer in self._in_flight if transfer.end_s > self.now_s]
+        for transfer in ended:
+            source = self.of[transfer.item][transfer.src]
             source.users -= 1
-            for node in (flight.dst, *flight.through):
-                self.of[flight.item][node].users -= 1
+            for node in (transfer.dst, *transfer.through):
+                self.of[transfer.item][node].users -= 1
             if source.leaving:
-                self.leaving_bytes[flight.src] -= self._c.item_bytes[flight.item]
+                self.leaving_bytes[transfer.src] -= self._c.item_bytes[transfer.item]
                 source.leaving = False
                 if not source.users:
-                    self.drop(flight.item, flight.src)
-            self.tidy(flight.item)
+                    self.drop(transfer.item, transfer.src)
+            self.tidy(transfer.item)
 
     def history(self) -> tuple[Moves, tuple[Dropped, ...]]:
         """Return all transfers, and the evictions of items that came back, by a transfer or made again."""

@@ -7,6 +7,7 @@ import os
 import signal
 import statistics
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,7 +18,7 @@ import numpy as np
 import pytest
 
 import hetero
-from hetero.drive.loop import LONE_TASKS
+from hetero.drive.loop import LONE_TASKS, EventBatch
 from hetero.drive.trace_read import read_trace
 from hetero.floor.errors import TaskTimeoutError
 from hetero.model.commands import Commit, Run
@@ -215,3 +216,27 @@ def test_many_threads_hand_in_tasks_one_by_one(ctx: hetero.Context) -> None:
         assert [len(set(words)) for words in pool.map(one_by_one, range(4))] == [50] * 4
     counts = ctx.driver.look(lambda core: core.counts)
     assert (counts.submitted, counts.committed) == (200, 200)
+
+
+def test_a_question_is_answered_although_events_never_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    with hetero.Context(devices="1xcpu", engine="inline", history=False) as ctx:
+        driver, feeding, answered, enough = ctx.driver, threading.Event(), threading.Event(), threading.Event()
+        take = driver._take
+
+        def take_and_bring_another(event: Any, deliveries: list[Any]) -> None:
+            take(event, deliveries)
+            feeding.set()
+            if not enough.is_set():
+                driver._inbox.append(EventBatch())
+
+        monkeypatch.setattr(driver, "_take", take_and_bring_another)
+        feeder = threading.Thread(target=lambda: driver._post([EventBatch()]))
+        asker = threading.Thread(target=lambda: driver.look(lambda machine: answered.set()))
+        feeder.start()
+        assert feeding.wait(30.0)
+        asker.start()
+        was_answered = answered.wait(30.0)
+        enough.set()
+        feeder.join()
+        asker.join()
+        assert was_answered

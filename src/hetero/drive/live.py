@@ -222,8 +222,8 @@ class Driver(Loop):
 
     def explain(self, signature: str, size: float, request: Request) -> list[Explanation]:
         """Return for each device what is expected of it for a task, or why it cannot run it."""
-        obstacles = self.machine.obstacles(signature, request)
-        estimates = self.machine.estimates(signature, size)
+        machine = self.machine
+        obstacles, estimates = machine.obstacles(signature, request), machine.estimates(signature, size)
         return [
             Explanation(device, None if reason else estimate, reason)
             for (device, reason), (_, estimate) in zip(obstacles, estimates, strict=True)
@@ -250,27 +250,25 @@ class Driver(Loop):
         self.look(lambda machine: self._recorder.listen(sink))
 
     def look(self, question: Callable[[Machine], T]) -> T:
-        """Ask the core a question between two events."""
+        """Ask the core a question between two events; whoever is at the inbox hands the token over after its event."""
         deliveries: list[Delivery] = []
-        with self._token:
-            if self._lone_ended or self._lone is not None:
-                self._take(EventBatch(), deliveries)
-            answer = question(self._core)
-        for deliver in deliveries:
-            deliver()
-        self._drain()
-        return answer
+        try:
+            with self._asking:
+                self._asked = True
+                with self._token:
+                    self._asked = False
+                    if self._lone_ended or self._lone is not None:
+                        self._take(EventBatch(), deliveries)
+                    return question(self._core)
+        finally:
+            for deliver in deliveries:
+                deliver()
+            self._drain()
 
     def usage(self) -> Mapping[str, NodeUsage]:
         """Return how full each memory node is: the engine's figures, and the core's for the devices' own nodes."""
         usage = dict(self.engine.usage())
-        replicas = self.machine.replicas
-        for node in self.machine.fleet.nodes:
-            if node not in usage:
-                capacity = replicas.capacity(node)
-                bound = 0 if capacity == inf else int(capacity)
-                usage[node] = NodeUsage(bound, replicas.used.get(node, 0), replicas.peak.get(node, 0), 0.0)
-        return usage
+        return usage | {node: use for node, use in self.look(_usage).items() if node not in usage}
 
     def leave(self, error: HeteroError) -> None:
         """Become a driver that raises `error` whatever it is asked: this process was forked from the one it works in.
@@ -299,7 +297,7 @@ class Driver(Loop):
         self._closed = True
         now_s = self._clock.now_s()
         self._post([CancelRequested(now_s, task) for task in list(self._sinks)])
-        self._post([LeaseReleased(now_s, lease.id) for lease in self.machine.pool.leases])
+        self._post([LeaseReleased(now_s, lease.id) for lease in self.look(lambda machine: machine.pool.leases)])
         self._timer.stop()
         self.engine.stop()
         self._drop_released()
@@ -308,6 +306,15 @@ class Driver(Loop):
             if sink is not None:
                 sink.failed(Failure("cancelled", "the Context was closed before the task ended"))
         self.logs.close(LOGS_S)
+
+
+def _usage(machine: Machine) -> dict[str, NodeUsage]:
+    replicas, found = machine.replicas, {}
+    for node in machine.fleet.nodes:
+        capacity = replicas.capacity(node)
+        bound = 0 if capacity == inf else int(capacity)
+        found[node] = NodeUsage(bound, replicas.used.get(node, 0), replicas.peak.get(node, 0), 0.0)
+    return found
 
 
 class _Left:

@@ -150,6 +150,8 @@ class Loop:
         self._released: deque[int] = deque()
         self.release: Callable[[int], None] = self._released.append
         self._token = threading.Lock()
+        self._asking = threading.Lock()
+        self._asked = False
         self._idle = threading.Condition()
         self._waiters = 0
         self._closed = False
@@ -172,7 +174,10 @@ class Loop:
 
     @property
     def machine(self) -> Machine:
-        """The core, which knows of everything that has happened."""
+        """The core, for what may be read while another thread changes it; whoever needs more asks by `look`.
+
+        It is handed out without waiting for the token: threads that read from workers must never be held up.
+        """
         if self._lone_ended or self._lone is not None:
             self._post([EventBatch()])
         return self._core
@@ -214,14 +219,14 @@ class Loop:
         self._drain()
 
     def _drain(self) -> None:
-        """Empty the inbox, unless another thread is at it: that one takes what was put in."""
+        """Empty the inbox, unless another thread is at it or asks a question: that one takes what was put in."""
         inbox = self._inbox
         while inbox:
-            if not self._token.acquire(blocking=False):
+            if self._asked or not self._token.acquire(blocking=False):
                 return
             deliveries: list[Delivery] = []
             try:
-                while inbox:
+                while inbox and not self._asked:
                     self._take(inbox.popleft(), deliveries)
             except Exception as error:  # noqa: BLE001  a bug of ours must not leave anyone waiting
                 self._break(error, deliveries)

@@ -401,7 +401,7 @@ class Context(AsyncTwins):
     @property
     def policy_reason(self) -> str:
         """Why this policy places the tasks; what `policy: auto` chose and why."""
-        return f"{self.driver.machine.placer.policy.name}: {self._opened.policy_reason}"
+        return self._opened.policy_reason
 
     def left_out(self) -> list[tuple[str, str]]:
         """Return each device that ran none of at least four tasks a device, with the reason; also when closed."""

@@ -362,7 +362,7 @@ class _OwnLeases:
 
     def report(self) -> None:
         """Tell the backend what has changed."""
-        for lease in self.pool.news():
+        for lease in self.pool.take_news():
             facts = (str(lease.phase), lease.devices, lease.granted_s, lease.expires_s, lease.reason)
             self.backend.told(LeaseChanged(lease.id, *facts))
 

@@ -92,7 +92,8 @@ class Opened:
         self.engine_name = config.engine or "local"
         self._prepare()
         topology = self._topology
-        policy, self.policy_reason = _policy(config.policy, self.devices)
+        policy, reason = _policy(config.policy, self.devices)
+        self.policy_reason = f"{policy.name}: {reason}"
         clock = WallClock()
         self._trace = _trace(config, self.devices, topology, policy, clock)
         self._debug = DebugLog(level) if level >= 2 else None
@@ -113,7 +114,7 @@ class Opened:
             watch=traits(policy).watches_use or self._trace is not None,
         )
         if self._debug is not None:
-            self._debug.machine = self.driver.machine
+            self._debug.machine = self.driver.look(lambda machine: machine)
         self.driver.start()
         self._end_tags = logs.tag_output(where) if self._setup.tag_output else lambda: None
         self._sampler = Sampler(self.driver, self.devices) if self._trace is not None else None
@@ -132,8 +133,8 @@ class Opened:
 
     def left_out(self) -> list[tuple[str, str]]:
         """Return the devices that ran nothing although there was plenty, each with the reason."""
-        machine = self.driver.machine
-        return machine.left_out() if machine.counts.committed >= PLENTY * len(self.devices) else []
+        plenty = PLENTY * len(self.devices)
+        return self.driver.look(lambda machine: machine.left_out() if machine.counts.committed >= plenty else [])
 
     def flush_trace(self) -> None:
         """Write to the file what the trace holds so far."""
@@ -156,7 +157,7 @@ class Opened:
             if self._trace.problem:
                 _log.warning(self._trace.problem)
         if self._history is not None:
-            self._history.keep(self.driver.machine.rows.absent)
+            self._history.keep(self.driver.look(lambda machine: machine.rows.absent))
 
 
 class _History:

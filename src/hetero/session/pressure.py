@@ -97,7 +97,7 @@ def pressure(ctx: Context) -> Pressure:
             told = driver.explain(task.signature, task.size, task.request)
             rows[key] = [inf if each.estimate is None else each.estimate.seconds for each in told]
         table.append(rows[key])
-    devices = tuple([device.id for device in driver.machine.fleet.devices])
+    devices = tuple([device.id for device in driver.look(lambda machine: machine.fleet.devices)])
     return Pressure(count, devices, np.array(table).reshape(len(table), len(devices)))
 
 

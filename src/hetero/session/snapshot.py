@@ -139,7 +139,9 @@ def snapshot(ctx: Context) -> Snapshot:
     pids = driver.engine.pids()
     states = status(ctx.devices, 0.0)
     now_s = driver.now_s()
-    tasks, rows, links = driver.look(lambda machine: (_tasks(machine), _devices(machine, now_s), _links(machine)))
+    policy, tasks, rows, links = driver.look(
+        lambda machine: (machine.placer.policy.name, _tasks(machine), _devices(machine, now_s), _links(machine))
+    )
     devices = [
         DeviceNow(**row, **_process(pids.get(device.id, 0)), status=now)
         for device, row, now in zip(ctx.devices, rows, states, strict=True)
@@ -148,7 +150,6 @@ def snapshot(ctx: Context) -> Snapshot:
         NodeNow(node, use.used_bytes, use.peak_bytes, int(use.capacity_bytes) if use.capacity_bytes < inf else 0)
         for node, use in ctx.usage.items()
     ]
-    policy = driver.machine.placer.policy.name
     return Snapshot(ctx.name, os.getpid(), ctx.engine, policy, now_s, tasks, tuple(devices), tuple(nodes), tuple(links))
 
 

@@ -17,8 +17,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.common import Bench, arguments
 from hetero.plan.batch.planner import BatchPlanner
-from hetero.plan.batch.simulation import simulate
 from hetero.plan.batch.size_tuning import Sizes
+from tests.batch_simulation import simulate
 
 Truth = Callable[[float], float]
 

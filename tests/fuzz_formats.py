@@ -306,8 +306,8 @@ def _trace(path: Path) -> None:
 
 def _report(path: Path) -> Iterator[str]:
     from hetero.report.findings import find
-    from hetero.report.gantt import gantt
     from hetero.report.tables import device_table, loss_table
+    from hetero.report.timeline import gantt
     from hetero.report.trace_reader import read_run
 
     run = read_run(path)

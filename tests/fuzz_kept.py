@@ -210,7 +210,7 @@ def _array(path: Path) -> None:
     read_pictures(path)
     source = NpySource(path)
     assert len(source.identity()) > 0
-    from hetero.demo.fields import read_field
+    from hetero.demo.run import read_field
 
     if np.load(path, mmap_mode="r").ndim == 3:
         read_field(path, 4)
@@ -249,7 +249,7 @@ def _grids() -> list[bytes]:
 
 
 def _grid(path: Path) -> None:
-    from hetero.demo.fields import read_field
+    from hetero.demo.run import read_field
 
     read_field(path, 4)
 

@@ -115,8 +115,8 @@ def test_a_device_that_is_named_by_its_driver_steers_no_terminal() -> None:
     from rich.text import Text
 
     from hetero.floor.terminal import console
-    from hetero.report.gantt import gantt
     from hetero.report.record import RunRecord
+    from hetero.report.timeline import gantt
 
     out = console(width=60)
     device = Device(f"h0/{EVIL}", "cpu", DeviceType("CPU"), "cpu")

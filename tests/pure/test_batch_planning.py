@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hetero.plan.batch.planner import BatchPlanner
-from hetero.plan.batch.simulation import simulate
 from hetero.plan.batch.size_tuning import Sizes
 from hetero.plan.batch.time_model import Law, finish_s, guided_size, packed, soonest_s
+from tests.batch_simulation import simulate
 
 
 def law(best: float, rate: float, overhead: float = 0.2) -> Callable[[float], float]:

@@ -11,8 +11,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hetero.plan.collectives.choose import Links, choose, pipelined, ring_s, tree_s
-from hetero.plan.collectives.plan import chunks, owned_pieces, ring_pieces, split, tree_pieces
-from hetero.plan.collectives.steps import CollectivePiece, Step, steps_of
+from hetero.plan.collectives.steps import (
+    CollectivePiece,
+    Step,
+    chunks,
+    owned_pieces,
+    ring_pieces,
+    split,
+    steps_of,
+    tree_pieces,
+)
 from hetero.plan.collectives.trees import MemberTree, balanced_tree, capped_tree, ring_path
 
 _MBIT = 125_000.0

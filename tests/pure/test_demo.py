@@ -9,10 +9,9 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from hetero.demo.fields import read_field, synthetic_field
 from hetero.demo.jobs import Checked, Cholesky, Diffusion, trsm
 from hetero.demo.results import DemoResult, DeviceResult, JobResult
-from hetero.demo.run import _trace_path, made_unequal, precision, usable
+from hetero.demo.run import _trace_path, made_unequal, precision, read_field, synthetic_field, usable
 from hetero.demo.show import DemoPrinter
 from hetero.floor.errors import BadValueError, NothingFitsError
 from hetero.model.device import Device, DeviceType

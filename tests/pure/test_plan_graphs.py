@@ -15,8 +15,7 @@ from hetero.graphs.check import faults
 from hetero.graphs.planning import Budget, plan_graph, pull, schedule_of
 from hetero.model.graph import GraphDevice, GraphEdge, GraphTask, TaskGraph
 from hetero.model.topology import Link, MemoryNode, Topology
-from hetero.plan.bounds.area_prices import priced_seconds
-from hetero.plan.bounds.graph import area_bound, critical_path_bound, grain, least_heads, least_tails
+from hetero.plan.bounds.graph import area_bound, critical_path_bound, grain, least_heads, least_tails, priced_seconds
 from hetero.plan.graph_search.annealing import Annealing, Hopping, Recreation
 from hetero.plan.graph_search.combined import BestSchedule, search
 from hetero.plan.graph_search.evolution import Evolution

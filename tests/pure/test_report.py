@@ -29,12 +29,12 @@ from hetero.report.chrome import chrome_trace
 from hetero.report.compare import compare
 from hetero.report.critical_path import critical_chain, longest_path
 from hetero.report.findings import find
-from hetero.report.gantt import gantt
 from hetero.report.html import page
 from hetero.report.intervals import common, length_s, pairs, union, without
 from hetero.report.prices import prices
 from hetero.report.record import RunRecord
 from hetero.report.tables import loss_table
+from hetero.report.timeline import gantt
 from hetero.report.trace_reader import collect, only, read_run
 
 CPU = Device("h0/cpu:0", "cpu", DeviceType("CPU"), "cpu")

@@ -109,7 +109,7 @@ def gantt(
     trace: TraceFile, only: Only = None, width: Annotated[int, typer.Option(help="Columns; 0 for the terminal's.")] = 0
 ) -> None:
     """Draw the timeline in the terminal."""
-    from hetero.report.gantt import gantt as drawn
+    from hetero.report.timeline import gantt as drawn
 
     out = console(width=width or None)
     for line in drawn(_read(trace, only), out.width):
@@ -129,7 +129,7 @@ def chrome(trace: TraceFile, output: Output = None) -> None:
 @app.command()
 def png(trace: TraceFile, output: Output = None, only: Only = None) -> None:
     """Write the timeline as a picture: PNG, SVG or PDF, by the name's ending."""
-    from hetero.report.png import write_picture
+    from hetero.report.timeline import write_picture
 
     path = output or _beside(trace, ".png")
     write_picture(_read(trace, only), path)

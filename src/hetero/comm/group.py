@@ -29,7 +29,7 @@ from hetero.comm.shared_memory import SharedSums
 from hetero.floor import clock
 from hetero.floor.errors import BadValueError, HeteroError
 from hetero.plan.collectives.choose import SMALL_BYTES, Algorithm, AlgorithmChoice, Links, check_algorithm, choose
-from hetero.plan.collectives.plan import Collective, Word, plan_steps
+from hetero.plan.collectives.steps import Collective, Word, plan_steps
 
 __all__ = ["Group", "Rendezvous", "Work", "open_rendezvous"]
 

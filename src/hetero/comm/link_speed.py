@@ -16,8 +16,7 @@ from hetero.comm.mesh import Mesh, carry
 from hetero.comm.rows import row_of
 from hetero.floor import clock
 from hetero.plan.collectives.choose import AlgorithmChoice, Links
-from hetero.plan.collectives.plan import Collective, plan_steps
-from hetero.plan.collectives.steps import Step
+from hetero.plan.collectives.steps import Collective, Step, plan_steps
 
 __all__ = [
     "Sending",

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from hetero.plan.bounds.area_prices import priced_seconds
+from hetero.plan.bounds.graph import priced_seconds
 from hetero.plan.graph_search.annealing_kernels import walk
 from hetero.plan.graph_search.justification import Justification
 from hetero.plan.graph_search.walk_kernels import BEST, Walk, begin

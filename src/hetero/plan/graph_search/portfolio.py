@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from hetero.plan.bounds.area_prices import left_out, priced_seconds
+from hetero.plan.bounds.graph import left_out, priced_seconds
 from hetero.plan.planners.heuristics import PLANNERS, planner
 from hetero.plan.planners.list_scheduling import list_schedule, order_of, schedule_by_keys
 from hetero.plan.planners.ranks import RANKS, by_rank, optimistic_costs, rank

@@ -25,7 +25,7 @@ from hetero.engines.shared import messages as msg
 from hetero.engines.shared.exceptions import one_line
 from hetero.engines.shared.groups import GroupChannel, Whole
 from hetero.engines.shared.messages import Cancelled
-from hetero.engines.shared.wire import LARGE_BYTES, NONE, dump, fresh, load
+from hetero.engines.shared.wire import NONE, dump, fresh, load
 from hetero.engines.shared.worker import (
     Cancellation,
     KeptValues,
@@ -302,8 +302,7 @@ class ActorWorker:
 
     def recv(self, which: Which, sender: int, body: bytes | None, *buffers: Any) -> None:
         """Take a value from another member of a group."""
-        content = (buffers[0], buffers[1:]) if body is None else (body, buffers)
-        self._post(which, (msg.SEND, sender, content))
+        self._post(which, (msg.SEND, sender, (body, buffers)))
 
     def peer_left(self, which: Which, sender: int, reason: str) -> None:
         """Learn that another member of a group has ended."""
@@ -362,10 +361,7 @@ class ActorWorker:
 def _packed(value: Any) -> tuple[bytes | None, list[Any]]:
     """Pickle a value: return the pickle, None where it is the first buffer, and large buffers as arrays of bytes."""
     body, buffers = dump(value)
-    arrays = [np.frombuffer(buffer, np.uint8) for buffer in buffers]
-    if len(body) < LARGE_BYTES:
-        return body, arrays
-    return None, [np.frombuffer(body, np.uint8), *arrays]
+    return body, [np.frombuffer(buffer, np.uint8) for buffer in buffers]
 
 
 def _buffers(wire: Any, parts: Sequence[Any]) -> list[Any]:
@@ -374,8 +370,7 @@ def _buffers(wire: Any, parts: Sequence[Any]) -> list[Any]:
 
 def _value(wire: Any, parts: Sequence[Any], items: Mapping[int, Any] | None = None) -> Any:
     """Read a value; its arrays are copies, since what Ray brought is shared and cannot be written to."""
-    buffers = _buffers(wire, parts)
-    return load(buffers.pop(0), buffers, items) if wire[0] is None else load(wire[0], buffers, items)
+    return load(wire[0], _buffers(wire, parts), items)
 
 
 def _travelled(job: Job, parts: Sequence[Any]) -> int:

@@ -68,7 +68,7 @@ class StoredPayload(Payload):
             A buffer was lost with its host.
         """
         buffers = [_bytes_of(part) for part in self.parts]
-        return load(buffers.pop(0), buffers) if self.body is None else load(self.body, buffers)
+        return load(self.body, buffers)
 
 
 def _bytes_of(part: Part) -> Any:

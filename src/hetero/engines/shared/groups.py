@@ -14,7 +14,7 @@ import numpy as np
 
 from hetero.engines.shared import messages as msg
 from hetero.engines.shared.memory_pool import MemoryPool, Payload
-from hetero.engines.shared.wire import LARGE_BYTES, Place, dump, load
+from hetero.engines.shared.wire import Place, dump, load
 from hetero.floor.errors import BadValueError, GroupError, SerialisationError
 
 __all__ = [
@@ -178,10 +178,7 @@ def cut(value: Any, piece_bytes: int) -> Iterator[Piece]:
         raise SerialisationError(
             f"what is sent to another member cannot be pickled: {error}", remedy="send plain values or arrays"
         ) from error
-    large = len(body) >= LARGE_BYTES
-    if large:
-        buffers.insert(0, memoryview(body))
-    head = (None if large else body, tuple([buffer.nbytes for buffer in buffers]))
+    head = (body, tuple([buffer.nbytes for buffer in buffers]))
     if not buffers:
         yield Piece(head, 0, 0, 0, b"")
         return
@@ -215,7 +212,7 @@ class Assembly:
 
     def value(self) -> Any:
         """Return the value; its arrays are writable and shared with nobody."""
-        return load(self._buffers.pop(0), self._buffers) if self._body is None else load(self._body, self._buffers)
+        return load(self._body, self._buffers)
 
 
 class GroupMessages:

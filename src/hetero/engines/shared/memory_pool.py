@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hetero.engines.base import NodeUsage
-from hetero.engines.shared.wire import LARGE_BYTES, Copies, Place, Wire, dump, load
+from hetero.engines.shared.wire import Copies, Place, Wire, dump, load
 from hetero.floor import own_memory
 from hetero.floor.errors import EngineError, HeteroError
 from hetero.floor.platform import (
@@ -121,7 +121,7 @@ class Payload:
         if not self.blocks:
             return load(self.body)
         views = [block.segment.view(block.place.offset, block.place.nbytes, block) for block in self.blocks]
-        return load(views.pop(0), views) if self.body is None else load(self.body, views)
+        return load(self.body, views)
 
 
 class MemoryPool:
@@ -519,7 +519,7 @@ class SharedMappings:
         body, places = wire
         buffers = [self._view(*place) for place in places]
         views.extend(map(weakref.ref, buffers))
-        return load(buffers.pop(0), buffers, items) if body is None else load(body, buffers, items)
+        return load(body, buffers, items)
 
     def _view(self, number: int, offset: int, nbytes: int) -> Any:
         spared = None if self._limit is None else self._limit.spare(nbytes)
@@ -548,12 +548,9 @@ def store(value: Any, mappings: SharedMappings, room: Callable[[list[int]], list
         Whatever the value's pickling raises.
     """
     body, buffers = dump(value)
-    large = len(body) >= LARGE_BYTES
-    if large:
-        buffers.insert(0, memoryview(body))
     if not buffers:
         return Wire(body)
     granted = room([buffer.nbytes for buffer in buffers])
     for place, buffer in zip(granted, buffers, strict=True):
         mappings.write(place, buffer)
-    return Wire(None if large else body, tuple(granted))
+    return Wire(body, tuple(granted))

@@ -188,8 +188,10 @@ def _reduce_tensor(value: Any) -> Any:
 NONE = pickle.dumps(None, 5)
 
 
-def dump(value: Any) -> tuple[bytes, list[memoryview]]:
-    """Pickle a value; return the pickle and the large buffers that belong to it, in order.
+def dump(value: Any) -> tuple[bytes | None, list[memoryview]]:
+    """Pickle a value; return the pickle and the large buffers that belong to it, in order: what `load` reads.
+
+    A pickle that is large itself is the first of the buffers, and None stands in its place.
 
     Raises
     ------
@@ -214,7 +216,8 @@ def dump(value: Any) -> tuple[bytes, list[memoryview]]:
         buffers.clear()
         file = io.BytesIO()
         cloud_pickler()(file, 5, buffer_callback=keep).dump(value)
-    return file.getvalue(), buffers
+    body = file.getvalue()
+    return (body, buffers) if len(body) < LARGE_BYTES else (None, [memoryview(body), *buffers])
 
 
 class Copies(Generic[Kept]):
@@ -244,7 +247,7 @@ class Copies(Generic[Kept]):
         self._known: OrderedDict[tuple[int, int], tuple[Kept, Any]] = OrderedDict()
 
     def pack(self, value: Any) -> tuple[bytes | None, tuple[Kept, ...]]:
-        """Pickle a value; return the pickle, None where it is large itself and the first of the copies, and those.
+        """Pickle a value as `dump` does; return the pickle and copies of the large buffers.
 
         Raises
         ------
@@ -252,9 +255,7 @@ class Copies(Generic[Kept]):
             Whatever the value's own pickling raises.
         """
         body, buffers = dump(value)
-        if len(body) >= LARGE_BYTES:
-            return None, tuple([self.keep(buffer) for buffer in (memoryview(body), *buffers)])
-        return body, tuple([self.keep(buffer) for buffer in buffers])
+        return body, tuple([self.keep(buffer) for buffer in buffers]) if buffers else ()
 
     def keep(self, buffer: memoryview) -> Kept:
         """Return a copy of these bytes: a new one, or the one made before where it still holds the same."""
@@ -297,7 +298,9 @@ def as_bytes(value: Any) -> bytes:
 
 
 def load(body: Any, buffers: Sequence[Any] = (), items: Mapping[int, Any] | None = None) -> Any:
-    """Read a value back, with the values of the items that it refers to."""
+    """Read back what `dump` made of a value, with the values of the items that it refers to."""
+    if body is None:
+        body, *buffers = buffers
     if not items:
         return pickle.loads(body, buffers=buffers)
     _items.values = items

@@ -212,7 +212,7 @@ class ThreadWorker:
         return event
 
     def _call(self, launch: Launch, call: Call, group: Group | None, rank: int) -> Outcome:
-        with self._cancellation:
+        try:
             args, kwargs = (call.args, call.kwargs) if not call.refs else self._arguments(call)
             channel = self._channel(launch.task, group, rank) if group is not None else None
             self._timing.call()
@@ -223,6 +223,8 @@ class ThreadWorker:
                 )  # fmt: skip
             finally:
                 self._timing.ran()
+        finally:
+            self._cancellation.leave_call()
 
     def _arguments(self, call: Call) -> tuple[Any, Any]:
         items = self._context.items

@@ -229,7 +229,7 @@ class ActorWorker:
             self._task = None
 
     def _call(self, job: Job, peers: Sequence[Any], parts: Sequence[Any]) -> Outcome:
-        with self._cancellation:
+        try:
             items = {number: self._item(wire, key, parts) for number, (wire, key) in job.items.items()}
             args, kwargs = _value(job.wire, parts, items)
             function = self._functions.get(job.key)
@@ -242,6 +242,8 @@ class ActorWorker:
                 )
             finally:
                 self._timing.ran()
+        finally:
+            self._cancellation.leave_call()
 
     def _item(self, wire: Any, key: Any, parts: Sequence[Any]) -> Any:
         return fresh(self._kept[key]) if wire is None else _value(wire, parts)

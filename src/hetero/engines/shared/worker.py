@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import ctypes
 import pickle
+import sys
 import threading
 from collections.abc import Iterable
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any
 
 from hetero.engines.base import Function, Runner
@@ -98,7 +99,7 @@ class KeptValues(dict[Any, Any]):
 
 
 class Cancellation:
-    """Stops the call that one thread runs, by an exception raised there; a `with` block holds the call.
+    """Stops the call that one thread runs, by an exception raised there.
 
     Attributes
     ----------
@@ -125,18 +126,16 @@ class Cancellation:
         """Mark that the exception has come."""
         self._on_its_way = False
 
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if kind is not None and issubclass(kind, msg.Cancelled):
-            self._on_its_way = False
+    def leave_call(self) -> None:
+        """End the call, in a `finally` of the thread that ran it; an exception that comes too late is awaited here."""
         with self.lock:
             self.current = None
         if self._on_its_way:
-            self._await_arrival()
+            kind = sys.exc_info()[0]
+            if kind is not None and issubclass(kind, msg.Cancelled):
+                self._on_its_way = False
+            else:
+                self._await_arrival()
 
     def _await_arrival(self) -> None:
         """Let an exception that is on its way arrive here, where it does no harm."""

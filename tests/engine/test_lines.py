@@ -10,7 +10,7 @@ from threading import Thread
 import pytest
 
 from hetero.comm.errors import LineClosedError
-from hetero.comm.lines import Address, Hub, Line
+from hetero.comm.lines import Address, Line, LineServer
 from hetero.engines.ray.certificates import make_certificates
 
 PATIENCE_S = 60.0
@@ -24,12 +24,12 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.fixture
-def hub(certificates: str) -> Iterator[Hub]:
-    with Hub("127.0.0.1", certificates) as made:
+def hub(certificates: str) -> Iterator[LineServer]:
+    with LineServer("127.0.0.1", certificates) as made:
         yield made
 
 
-def dialled(hub: Hub, address: Address, *message: object) -> list[Line | LineClosedError]:
+def dialled(hub: LineServer, address: Address, *message: object) -> list[Line | LineClosedError]:
     """Dial in from a thread and say something, while the hub hears; return the line, or why there is none."""
     found: list[Line | LineClosedError] = []
 
@@ -48,7 +48,7 @@ def dialled(hub: Hub, address: Address, *message: object) -> list[Line | LineClo
     return found
 
 
-def test_values_larger_than_a_record_arrive_whole_and_in_order_behind_certificates(hub: Hub) -> None:
+def test_values_larger_than_a_record_arrive_whole_and_in_order_behind_certificates(hub: LineServer) -> None:
     (line,) = dialled(hub, hub.address, "here")
     assert isinstance(line, Line)
     large = bytes(range(256)) * 4000
@@ -62,14 +62,16 @@ def test_values_larger_than_a_record_arrive_whole_and_in_order_behind_certificat
     line.close()
 
 
-def test_a_member_does_not_show_the_key_to_who_has_another_authoritys_certificate(hub: Hub, tmp_path: Path) -> None:
+def test_a_member_does_not_show_the_key_to_who_has_another_authoritys_certificate(
+    hub: LineServer, tmp_path: Path
+) -> None:
     make_certificates(tmp_path / "foreign", ["127.0.0.1"])
     authority = (tmp_path / "foreign" / "ca.crt").read_text()
     (error,) = dialled(hub, hub.address._replace(authority=authority), "here")
     assert isinstance(error, LineClosedError)
 
 
-def test_neither_key_nor_words_can_be_read_on_the_way(hub: Hub) -> None:
+def test_neither_key_nor_words_can_be_read_on_the_way(hub: LineServer) -> None:
     seen = bytearray()
     with socket.create_server(("127.0.0.1", 0)) as relay:
 

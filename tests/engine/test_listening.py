@@ -19,7 +19,7 @@ import pytest
 
 import hetero
 from hetero.comm.errors import GroupBrokenError, LineClosedError
-from hetero.comm.lines import Hub, Line
+from hetero.comm.lines import Line, LineServer
 from hetero.comm.mesh import Mesh
 from hetero.engines.ray.certificates import make_certificates
 from hetero.engines.ray.job_server import JobServer
@@ -69,7 +69,7 @@ def descriptors() -> int:
     return len(os.listdir("/proc/self/fd"))
 
 
-def exchanged(hub: Hub, line: Line, rounds: int) -> float:
+def exchanged(hub: LineServer, line: Line, rounds: int) -> float:
     """Exchange messages with a member; return the processor time of the polling thread, s."""
 
     def answer() -> None:
@@ -92,7 +92,7 @@ def exchanged(hub: Hub, line: Line, rounds: int) -> float:
     return time.thread_time() - begin_s
 
 
-def heard(hub: Hub, least: int) -> list[tuple[Line, object]]:
+def heard(hub: LineServer, least: int) -> list[tuple[Line, object]]:
     found: list[tuple[Line, object]] = []
     deadline_s = time.monotonic() + PATIENCE_S
     while len(found) < least and time.monotonic() < deadline_s:
@@ -105,7 +105,7 @@ def heard(hub: Hub, least: int) -> list[tuple[Line, object]]:
 def test_a_crowd_that_says_nothing_delays_no_member(encrypted: bool, tmp_path: Path) -> None:
     if encrypted:
         make_certificates(tmp_path, ["127.0.0.1"])
-    with Hub(certificates=str(tmp_path) if encrypted else "") as hub:
+    with LineServer(certificates=str(tmp_path) if encrypted else "") as hub:
         first = Line.dial(hub.address)
         first.send("here")
         alone_s = exchanged(hub, first, ROUNDS)
@@ -122,7 +122,7 @@ def test_a_crowd_that_says_nothing_delays_no_member(encrypted: bool, tmp_path: P
 
 
 def test_who_shows_another_key_is_told_so_at_once_and_the_next_is_let_in() -> None:
-    with Hub() as hub:
+    with LineServer() as hub:
         with pytest.raises(LineClosedError, match="does not answer"):
             Line.dial(hub.address._replace(key="0" * 64))
         line = Line.dial(hub.address)
@@ -288,7 +288,7 @@ def test_metrics_answer_what_asks_for_them_only(request_: bytes, status: bytes) 
 
 def test_a_stranger_that_stops_in_the_middle_of_a_handshake_is_hung_up_on(tmp_path: Path) -> None:
     make_certificates(tmp_path, ["127.0.0.1"])
-    with Hub(certificates=str(tmp_path)) as hub:
+    with LineServer(certificates=str(tmp_path)) as hub:
         outgoing = ssl.MemoryBIO()
         context = ssl.create_default_context(cadata=hub.address.authority)
         context.check_hostname = False

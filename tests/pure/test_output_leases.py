@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from hetero.engines.shared.memory_pool import AHEAD, MemoryPool, OutputLeases
-from hetero.engines.shared.wire import Frames, Wire, frame
+from hetero.engines.shared.wire import Frames, WireValue, frame
 
 POOL_BYTES = 1 << 20
 SIZE = 100_000
@@ -27,7 +27,7 @@ def leases(pool: MemoryPool) -> OutputLeases:
     leases = OutputLeases(pool, lambda payload: None)
     places = leases.grant(1, [SIZE], "f")
     assert isinstance(places, list)
-    leases.close(1, Wire(b"", tuple(places)), "f")
+    leases.close(1, WireValue(b"", tuple(places)), "f")
     return leases
 
 
@@ -44,7 +44,7 @@ def test_room_that_an_attempt_did_not_use_goes_back_and_is_not_lent_again(
     pool: MemoryPool, leases: OutputLeases
 ) -> None:
     leases.grant_ahead(2, "f")
-    assert leases.close(2, Wire(b"small"), "f") is not None
+    assert leases.close(2, WireValue(b"small"), "f") is not None
     assert pool.usage().used_bytes == 0
     assert leases.grant_ahead(3, "f") == []
 
@@ -71,7 +71,7 @@ def test_what_two_buffers_need_is_lent_whole_or_not_at_all(pool: MemoryPool) -> 
     leases = OutputLeases(pool, lambda payload: None)
     places = leases.grant(1, [SIZE, POOL_BYTES // 2], "f")
     assert isinstance(places, list)
-    leases.close(1, Wire(b"", tuple(places)), "f")
+    leases.close(1, WireValue(b"", tuple(places)), "f")
     assert leases.grant_ahead(2, "f") == []
     assert pool.usage().used_bytes == 0
 

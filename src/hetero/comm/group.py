@@ -14,7 +14,7 @@ from typing import Any, Protocol
 from hetero.comm.errors import GroupBrokenError
 from hetero.comm.gloo import KINDS, Gloo
 from hetero.comm.link_speed import links_of
-from hetero.comm.mesh import Mesh, carry
+from hetero.comm.mesh import Mesh, run_steps
 from hetero.comm.rendezvous import (
     FORM_S,
     LOOPBACK,
@@ -24,7 +24,7 @@ from hetero.comm.rendezvous import (
     check_address,
     open_rendezvous,
 )
-from hetero.comm.rows import Op, Row, as_tensor, check_op, row_of
+from hetero.comm.rows import Op, TensorRow, as_tensor, check_op, row_of
 from hetero.comm.shared_memory import SharedSums
 from hetero.floor import clock
 from hetero.floor.errors import BadValueError, HeteroError
@@ -143,7 +143,7 @@ class Group:
             now=now,
         )
 
-    def _shares(self, row: Row) -> bool:
+    def _shares(self, row: TensorRow) -> bool:
         """Return whether there is shared memory for a sum, the same on every member; made when first asked for."""
         if self._may_share and self._shared is None:
             assert self._meeting is not None
@@ -153,7 +153,7 @@ class Group:
             self._may_share = self._shared is not None
         return row.count > 0 and self._shared is not None and self._shared.has_room(len(row.data))
 
-    def _in_shared_memory(self, row: Row, op: Op) -> Work:
+    def _in_shared_memory(self, row: TensorRow, op: Op) -> Work:
         assert self._shared is not None
         self.carried_by = "shared_memory"
         with self._breaking():
@@ -217,7 +217,7 @@ class Group:
     def _start(
         self,
         word: Word,
-        row: Row,
+        row: TensorRow,
         algorithm: str,
         by_library: Callable[[Gloo], Any],
         *,
@@ -240,7 +240,7 @@ class Group:
             deadline_s = self.deadline_s
 
             def run() -> None:
-                carry(mesh, plan_steps(what, self.rank, choice), row, words, op, deadline_s)
+                run_steps(mesh, plan_steps(what, self.rank, choice), row, words, op, deadline_s)
 
             if not now and self._background is None:
                 self._background = ThreadPoolExecutor(1, "hetero-collective")
@@ -249,7 +249,7 @@ class Group:
                 return Work(self, None)
             return Work(self, _Queued(self._background.submit(run)))
 
-    def _choose(self, word: Word, row: Row, asked: Algorithm) -> AlgorithmChoice:
+    def _choose(self, word: Word, row: TensorRow, asked: Algorithm) -> AlgorithmChoice:
         """Return the same choice on every member: it rests on what all of them know alike."""
         assert self._meeting is not None
         nbytes = row.count * row.itemsize

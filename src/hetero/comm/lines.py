@@ -25,7 +25,7 @@ from hetero.comm.rendezvous import LOOPBACK
 from hetero.floor.clock import sleep
 from hetero.floor.listening import Admit, Listening, Verdict
 
-__all__ = ["Address", "Hub", "Line"]
+__all__ = ["Address", "Line", "LineServer"]
 
 _HEAD = struct.Struct("!Q")
 _KEY_CHARACTERS = 64
@@ -211,8 +211,8 @@ def _dialled(address: Address) -> socket.socket:
     return connection
 
 
-class Hub:
-    """Where members dial in; belongs to the thread that calls `poll`.
+class LineServer:
+    """Where members connect; belongs to the thread that calls `poll`.
 
     Handshakes and keys are read in a thread of their own: who does not know the key costs that thread nothing.
 
@@ -235,16 +235,16 @@ class Hub:
     def __init__(self, host: str = LOOPBACK, certificates: str = "") -> None:
         encrypting = _encrypting(Path(certificates)) if certificates else None
         self._selector = selectors.DefaultSelector()
-        self._ears, self._mouth = socket.socketpair()
-        self._ears.setblocking(False)
-        self._mouth.setblocking(False)
-        self._selector.register(self._ears, selectors.EVENT_READ)
+        self._wake_out, self._wake_in = socket.socketpair()
+        self._wake_out.setblocking(False)
+        self._wake_in.setblocking(False)
+        self._selector.register(self._wake_out, selectors.EVENT_READ)
         self._key = secrets.token_hex(_KEY_CHARACTERS // 2)
         authority = Path(certificates, "ca.crt").read_text(encoding="ascii") if certificates else ""
         self._let_in: deque[socket.socket] = deque()
         listener = socket.create_server((host, 0), backlog=_BACKLOG)
         self.address = Address(host, listener.getsockname()[1], self._key, authority)
-        self._listening = Listening(listener, self._heard, _KEY_CHARACTERS, encrypting=encrypting)
+        self._listening = Listening(listener, self._check_key, _KEY_CHARACTERS, encrypting=encrypting)
 
     def poll(self, timeout_s: float) -> list[tuple[Line, tuple[Any, ...] | None]]:
         """Wait for messages; a line that has closed gives None once.
@@ -256,9 +256,9 @@ class Hub:
         """
         found: list[tuple[Line, tuple[Any, ...] | None]] = []
         for key, _ in self._selector.select(timeout_s):
-            if key.fileobj is self._ears:
+            if key.fileobj is self._wake_out:
                 with suppress(BlockingIOError):
-                    self._ears.recv(1 << 12)
+                    self._wake_out.recv(1 << 12)
                 self._take_in()
                 continue
             line: Line = key.data
@@ -273,9 +273,9 @@ class Hub:
     def wake(self) -> None:
         """Let `poll` return; any thread may call it, also when the hub is closed."""
         with suppress(OSError):
-            self._mouth.send(b"!")
+            self._wake_in.send(b"!")
 
-    def _heard(self, shown: bytes, _: str) -> Verdict:
+    def _check_key(self, shown: bytes, _: str) -> Verdict:
         if len(shown) < _KEY_CHARACTERS:
             return None
         return Admit(self._admit, _LET_IN) if hmac.compare_digest(shown, self._key.encode()) else b""
@@ -306,10 +306,10 @@ class Hub:
             if key.data is not None:
                 self.drop(key.data)
         self._selector.close()
-        for end in (self._ears, self._mouth):
+        for end in (self._wake_out, self._wake_in):
             end.close()
 
-    def __enter__(self) -> Hub:
+    def __enter__(self) -> LineServer:
         return self
 
     def __exit__(self, *_: object) -> None:

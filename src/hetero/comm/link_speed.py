@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from hetero.comm.mesh import Mesh, carry
+from hetero.comm.mesh import Mesh, run_steps
 from hetero.comm.rows import row_of
 from hetero.floor import clock
 from hetero.plan.collectives.choose import AlgorithmChoice, Links
@@ -121,7 +121,7 @@ def _handed_out(mesh: Mesh, known: Links | None, deadline_s: float) -> Links | N
     if known is not None:
         row[:] = [*known.bytes_per_s, known.latency_s]
     what = Collective("broadcast", mesh.size, row.size, row.itemsize)
-    carry(mesh, plan_steps(what, mesh.rank, _HANDING_OUT), row_of(row), "known links", "sum", deadline_s)
+    run_steps(mesh, plan_steps(what, mesh.rank, _HANDING_OUT), row_of(row), "known links", "sum", deadline_s)
     return _links(row) if row[0] else None
 
 
@@ -148,7 +148,7 @@ def _measure(mesh: Mesh, deadline_s: float) -> Links:
             latency_s = min(latency_s, tiny_s)
     table[mesh.rank, size] = latency_s
     what = Collective("all_gather", size, table.size, table.itemsize)
-    carry(mesh, plan_steps(what, mesh.rank, _HANDING_OUT), row_of(table), "measured links", "sum", deadline_s)
+    run_steps(mesh, plan_steps(what, mesh.rank, _HANDING_OUT), row_of(table), "measured links", "sum", deadline_s)
     pairs = np.sort(np.minimum(table[:, :size], table[:, :size].T), axis=1)
     best = pairs[:, -2] if size > _MANY else pairs[:, -1]
     return Links(tuple(best.tolist()), float(table[:, size].max()))
@@ -176,9 +176,9 @@ def _exchange(mesh: Mesh, peer: int, row: np.ndarray, deadline_s: float) -> tupl
     receipt = (Step("send", peer, 0, 1, -1), Step("copy", peer, 1, 2, -1))
     connection = mesh.sockets[peer]
     before, begun_s = sending(connection), clock.monotonic_s()
-    carry(mesh, steps, row_of(row), "measuring", "sum", deadline_s)
+    run_steps(mesh, steps, row_of(row), "measuring", "sum", deadline_s)
     seconds = clock.monotonic_s() - begun_s
-    carry(mesh, receipt, row_of(np.zeros(2, np.uint8)), "measured", "sum", deadline_s)
+    run_steps(mesh, receipt, row_of(np.zeros(2, np.uint8)), "measured", "sum", deadline_s)
     after = sending(connection)
     if before is None or after is None or after.busy_s <= before.busy_s:
         return half * row.itemsize / seconds, seconds

@@ -18,7 +18,7 @@ from functools import partial
 from queue import Empty, Queue
 
 from hetero.comm.errors import DisagreementError, GroupBrokenError
-from hetero.comm.rows import Op, Row
+from hetero.comm.rows import Op, TensorRow
 from hetero.floor import clock
 from hetero.floor.listening import Admit, Listening, Verdict
 from hetero.plan.collectives.steps import Step
@@ -27,7 +27,7 @@ __all__ = [
     "HEAD_BYTES",
     "Exchange",
     "Mesh",
-    "carry",
+    "run_steps",
 ]
 
 Exchange = Callable[[str, bytes, float], list[bytes]]
@@ -82,7 +82,7 @@ class Mesh:
         listener = socket.create_server((address, 0), backlog=128)
         mine = json.dumps([address, listener.getsockname()[1], key.hex()]).encode()
         sockets: dict[int, socket.socket] = {}
-        with Listening(listener, partial(_heard, key, came), _KEY_BYTES + _RANK_BYTES):
+        with Listening(listener, partial(_check_key, key, came), _KEY_BYTES + _RANK_BYTES):
             members = [json.loads(each) for each in exchange(word, mine, deadline_s)]
             try:
                 for other in range(rank):
@@ -137,7 +137,7 @@ def _let_in(rank: int, member: tuple[str, int, str], until_s: float) -> socket.s
     return connection
 
 
-def _heard(key: bytes, came: Queue[tuple[int, socket.socket]], shown: bytes, _: str) -> Verdict:
+def _check_key(key: bytes, came: Queue[tuple[int, socket.socket]], shown: bytes, _: str) -> Verdict:
     """Take in one connection; one that does not show the key is hung up on."""
     if len(shown) < _KEY_BYTES + _RANK_BYTES:
         return None
@@ -155,7 +155,7 @@ _LOOK_S = 0.1
 _WAKE_BYTES = 64 * 1024
 
 
-def carry(mesh: Mesh, steps: Sequence[Step], row: Row, words: str, op: Op, deadline_s: float) -> None:
+def run_steps(mesh: Mesh, steps: Sequence[Step], row: TensorRow, words: str, op: Op, deadline_s: float) -> None:
     """Do one member's steps.
 
     Parameters
@@ -215,7 +215,7 @@ class _Peer:
 
 class _Run:
     def __init__(
-        self, mesh: Mesh, steps: Sequence[Step], row: Row, words: str, op: Op, selector: selectors.BaseSelector
+        self, mesh: Mesh, steps: Sequence[Step], row: TensorRow, words: str, op: Op, selector: selectors.BaseSelector
     ) -> None:
         self._steps = steps
         self._row = row

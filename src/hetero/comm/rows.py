@@ -13,13 +13,13 @@ import numpy as np
 
 from hetero.floor.errors import BadValueError, did_you_mean
 
-__all__ = ["OPS", "Op", "Row", "as_tensor", "check_op", "row_of"]
+__all__ = ["OPS", "Op", "TensorRow", "as_tensor", "check_op", "row_of"]
 
 Op = Literal["sum", "max", "min"]
 OPS: tuple[Op, ...] = ("sum", "max", "min")
 
 
-class Row(Protocol):
+class TensorRow(Protocol):
     """Numbers one after the other in host memory.
 
     Attributes
@@ -38,7 +38,7 @@ class Row(Protocol):
         """Put the sum, maximum or minimum of a range and of received bytes into the range."""
         ...
 
-    def over(self, data: memoryview) -> Row:
+    def over(self, data: memoryview) -> TensorRow:
         """Return a row of the same kind whose numbers lie in other bytes."""
         ...
 
@@ -55,7 +55,7 @@ class _NumpyRow:
         mine = self._flat[begin:end]
         _NUMPY[op](mine, np.frombuffer(received, dtype=mine.dtype), out=mine)
 
-    def over(self, data: memoryview) -> Row:
+    def over(self, data: memoryview) -> TensorRow:
         return _NumpyRow(np.frombuffer(data, dtype=self._flat.dtype))
 
 
@@ -76,11 +76,11 @@ class _TorchRow:
         mine = self._flat[begin:end]
         self._combine[op](mine, self._torch.frombuffer(received, dtype=mine.dtype), out=mine)
 
-    def over(self, data: memoryview) -> Row:
+    def over(self, data: memoryview) -> TensorRow:
         return _TorchRow(self._torch.frombuffer(data, dtype=self._flat.dtype))
 
 
-def row_of(array: Any) -> Row:
+def row_of(array: Any) -> TensorRow:
     """Return the row of an array; what is written into the row is written into the array.
 
     Raises

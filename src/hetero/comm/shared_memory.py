@@ -18,7 +18,7 @@ from zlib import crc32
 
 from hetero.comm.errors import DisagreementError, GroupBrokenError
 from hetero.comm.mesh import Exchange, Mesh
-from hetero.comm.rows import Op, Row
+from hetero.comm.rows import Op, TensorRow
 from hetero.floor import clock
 from hetero.floor.errors import EngineError
 from hetero.floor.platform import SharedMemory, open_shared, shared_memory, shared_path
@@ -34,14 +34,14 @@ _LOOK_S = 5e-5
 
 
 @dataclass(slots=True)
-class _Peer:
-    """What was heard of one other member; `end` says how it left, '' while it is there."""
+class _SharedPeer:
+    """What was received from one other member; `end` says how it left, '' while it is there."""
 
     rank: int
     end: str = ""
     here: deque[int] = field(default_factory=deque)
-    heard_here: int = 0
-    heard_added: int = 0
+    here_count: int = 0
+    added_count: int = 0
     rest: bytes = b""
 
 
@@ -80,7 +80,7 @@ class SharedSums:
         self._map = view
         self._bytes = memoryview(view)
         self._begin = _padded(_TOKEN_BYTES + 8 * mesh.size)
-        self._peers = {rank: _Peer(rank) for rank in mesh.sockets}
+        self._peers = {rank: _SharedPeer(rank) for rank in mesh.sockets}
         self._selector = selectors.DefaultSelector()
         for rank, connection in mesh.sockets.items():
             self._selector.register(connection, selectors.EVENT_READ, rank)
@@ -130,7 +130,7 @@ class SharedSums:
                 begin = place.end
         return begin
 
-    def start(self, row: Row, words: str, op: Op, deadline_s: float) -> Under:
+    def start(self, row: TensorRow, words: str, op: Op, deadline_s: float) -> Under:
         """Start to replace a row by the sum, maximum or minimum of all; there must be room.
 
         Parameters
@@ -183,7 +183,7 @@ class SharedSums:
             self._past.append(self._open.popleft().place)
 
     def _end(self, one: Under) -> None:
-        self._await(lambda peer: peer.heard_here >= one.place.number, one.deadline_s)
+        self._await(lambda peer: peer.here_count >= one.place.number, one.deadline_s)
         mine = crc32(one.words.encode())
         for peer in self._peers.values():
             if peer.here.popleft() != mine:
@@ -193,7 +193,7 @@ class SharedSums:
                 )
         one.add_up(self._mesh.rank, self._mesh.size)
         self._say(_ADDED, 0)
-        self._await(lambda peer: peer.heard_added >= one.place.number, one.deadline_s)
+        self._await(lambda peer: peer.added_count >= one.place.number, one.deadline_s)
         one.row.data[:] = one.slot(0)
         at = _TOKEN_BYTES + 8 * self._mesh.rank
         self._bytes[at : at + 8] = one.place.number.to_bytes(8, "little")
@@ -208,7 +208,7 @@ class SharedSums:
             except OSError as error:
                 raise GroupBrokenError(f"rank {rank} is gone: {error}", rank=rank) from error
 
-    def _await(self, said: Callable[[_Peer], bool], deadline_s: float) -> None:
+    def _await(self, said: Callable[[_SharedPeer], bool], deadline_s: float) -> None:
         """Receive from the others until each has sent something."""
         until_s = clock.monotonic_s() + deadline_s
         while missing := [peer for peer in self._peers.values() if not said(peer)]:
@@ -236,14 +236,14 @@ class SharedSums:
                 self._selector.unregister(key.fileobj)
             self._take_in(peer, peer.rest + came)
 
-    def _take_in(self, peer: _Peer, came: bytes) -> None:
+    def _take_in(self, peer: _SharedPeer, came: bytes) -> None:
         whole = len(came) - len(came) % _WORD_BYTES
         for begin in range(0, whole, _WORD_BYTES):
             if came[begin] == _HERE:
-                peer.heard_here += 1
+                peer.here_count += 1
                 peer.here.append(int.from_bytes(came[begin + 1 : begin + _WORD_BYTES], "big"))
             elif came[begin] == _ADDED:
-                peer.heard_added += 1
+                peer.added_count += 1
             else:
                 peer.end = "has left"
                 return
@@ -279,7 +279,7 @@ class Under:
 
     _home: SharedSums
     place: _Place
-    row: Row
+    row: TensorRow
     words: str
     op: Op
     deadline_s: float

@@ -158,7 +158,7 @@ def _unescape(word: str) -> str:
     return re.sub(r"(?:_[0-9a-f]{2})+", text, word)
 
 
-class _NotPlainError(Exception):
+class _NotPlainValueError(Exception):
     """The state holds something that only pickle can keep."""
 
 
@@ -185,7 +185,7 @@ def encode_state(state: Any) -> bytes:
     writer = _Writer()
     try:
         tree = writer.tree(state)
-    except (_NotPlainError, RecursionError):
+    except (_NotPlainValueError, RecursionError):
         writer = _Writer()
         tree = {"pickle": writer.block(_pickled(state))}
     head = json.dumps({"tree": tree, "blocks": [len(block) for block in writer.blocks]}).encode()
@@ -258,18 +258,18 @@ class _Writer:
             return value
         if kind in (list, dict, set, np.ndarray):
             if id(value) in self._met:
-                raise _NotPlainError
+                raise _NotPlainValueError
             self._met.add(id(value))
         write = _WRITERS.get(kind)
         if write is not None:
             return write(self, value)
         if isinstance(value, np.generic) and _is_plain(value.dtype):
             return {"scalar": self.block(_array_bytes(np.asarray(value)))}
-        raise _NotPlainError
+        raise _NotPlainValueError
 
     def array(self, value: np.ndarray[Any, Any]) -> Any:
         if not _is_plain(value.dtype):
-            raise _NotPlainError
+            raise _NotPlainValueError
         return {"array": self.block(_array_bytes(value))}
 
 

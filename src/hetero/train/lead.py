@@ -14,7 +14,7 @@ from math import inf
 from typing import Any, ClassVar, NamedTuple
 
 from hetero.comm.errors import LineClosedError
-from hetero.comm.lines import Hub, Line
+from hetero.comm.lines import Line, LineServer
 from hetero.floor import clock
 from hetero.floor.errors import HeteroError, NothingFitsError, OutOfDeviceMemoryError, TaskCancelledError, TaskLostError
 from hetero.model.notes import TrainingStep
@@ -146,7 +146,7 @@ class Lead:
     deaths : whose worker gets nowhere
     """
 
-    hub: Hub
+    hub: LineServer
     start: Callable[[str], Future]
     futures: dict[str, Future]
     listener: Listener

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import cloudpickle
 import torch
 
-from hetero.comm.lines import Hub
+from hetero.comm.lines import LineServer
 from hetero.floor import settings
 from hetero.floor.errors import BadValueError, NothingFitsError
 from hetero.model.device import Device
@@ -389,7 +389,7 @@ class Trainer:
         full = self._fitting.left_out(self.devices)
         schedules = ScheduleHistory(self.optimizer, self._step, kept=checkpoints is not None)
         reach = self.context.driver.engine.reach()
-        with Hub(reach.own, reach.certificates) as hub:
+        with LineServer(reach.own, reach.certificates) as hub:
             job = TrainingJob(
                 parts=self._parts(),
                 options=self.options,

@@ -15,7 +15,7 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hetero.comm.errors import LineClosedError
-from hetero.comm.lines import Hub, Line
+from hetero.comm.lines import Line, LineServer
 from hetero.floor import clock, settings
 from hetero.floor.errors import BadValueError, HeteroError, MissingPackageError, NothingFitsError
 from hetero.model.device import Device
@@ -293,7 +293,7 @@ class _DeviceSearch:
         """Work through the trials."""
         names = {name: device.name for name, device in self.devices.items()}
         self.listener.on_start(names, self.study.resumed, self.study.wanted)
-        with Hub() as hub:
+        with LineServer() as hub:
             bell = Line.dial(hub.address)
             try:
                 self._fill(hub, bell)
@@ -306,7 +306,7 @@ class _DeviceSearch:
                     run.future.cancel()
                 bell.close()
 
-    def _fill(self, hub: Hub, bell: Line) -> None:
+    def _fill(self, hub: LineServer, bell: Line) -> None:
         """Start trials on idle devices; one that ends sets the event, so that the next is submitted at once."""
         busy = {run.device.id for run in self.runs}
         for name in self.paces.fastest_first(self.devices):
@@ -331,7 +331,7 @@ class _DeviceSearch:
             return number
         return self.paces.to_rescue(device.short, running)
 
-    def _answer(self, hub: Hub) -> None:
+    def _answer(self, hub: LineServer) -> None:
         for line, message in hub.poll(_POLL_S):
             if message is not None and message[0] == "report":
                 _, number, step, value = message

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from hetero.engines.shared import messages as msg
 from hetero.engines.shared.exceptions import one_line
 from hetero.engines.shared.memory_pool import store
-from hetero.engines.shared.wire import Frames, Wire, frame, fresh
+from hetero.engines.shared.wire import Frames, WireValue, frame, fresh
 from hetero.engines.shared.worker import KeptValues, wait_for_link
 from hetero.floor import clock, platform
 
@@ -145,7 +145,7 @@ class Control:
 
     def _import(self, key: Any, wire: tuple[Any, ...]) -> tuple[Any, ...]:
         views: list[Any] = []
-        travelling = Wire(*wire)
+        travelling = WireValue(*wire)
         wait_for_link(self._worker.device, sum([place[2] for place in travelling.places]))
         self.keep(key, self._worker.runner.to_device(self._worker.segments.value(travelling, views)))
         self._worker.segments.release(views)

@@ -13,9 +13,9 @@ from hetero.engines.local.context import LocalContext
 from hetero.engines.local.process_proxy import START_S, ProcessProxy
 from hetero.engines.local.worker_thread import ThreadWorker
 from hetero.engines.shared.engine import Done, PayloadEngine
-from hetero.engines.shared.groups import Group
+from hetero.engines.shared.groups import GroupTask
 from hetero.engines.shared.hub import Hub
-from hetero.engines.shared.items import MISSING, Item, Items, Meter, Replica
+from hetero.engines.shared.items import MISSING, HeldItem, Items, NodeMeter, Replica
 from hetero.engines.shared.memory_pool import MemoryPool, Payload
 from hetero.engines.shared.messages import Transport
 from hetero.floor.clock import Clock, WallClock
@@ -65,7 +65,7 @@ class LocalEngine(PayloadEngine[Worker]):
 
     def start(self, devices: Sequence[Device], worker: WorkerEntry, clock: Clock, report: Report) -> None:
         """Start a worker for each device, without waiting."""
-        pool, meter = MemoryPool(self._pool_bytes, self._note, self.counters), Meter()
+        pool, meter = MemoryPool(self._pool_bytes, self._note, self.counters), NodeMeter()
         self._context = LocalContext(
             hub=Hub(report),
             items=Items(pool, meter),
@@ -125,7 +125,7 @@ class LocalEngine(PayloadEngine[Worker]):
 
     def run_group(self, devices: Sequence[str], launch: Launch, call: Call) -> None:
         """Run one attempt on all devices together; the position of a device is its rank."""
-        group = Group(launch.task, [self._workers[device] for device in devices])
+        group = GroupTask(launch.task, [self._workers[device] for device in devices])
         with group.lock:
             for rank, device in enumerate(devices):
                 self._workers[device].run([(launch, call)], group, rank)
@@ -166,18 +166,18 @@ class LocalEngine(PayloadEngine[Worker]):
 
     # -- transfers, in the hub's thread -----------------------------------------------------------------------
 
-    def _can_bring(self, order: Transfer, item: Item) -> bool:
+    def _can_bring(self, order: Transfer, item: HeldItem) -> bool:
         return order.dst != HOST_NODE and item.on_host
 
     def _export(self, replica: Replica, done: Done) -> None:
         assert isinstance(replica.holder, ProcessProxy | ThreadWorker)
         replica.holder.export_value(replica.key, done)
 
-    def _exported(self, order: Transfer, item: Item, answer: Item) -> None:
+    def _exported(self, order: Transfer, item: HeldItem, answer: HeldItem) -> None:
         if order.dst == HOST_NODE:
             item.payload, item.value = answer.payload, answer.value
 
-    def _bring(self, order: Transfer, item: Item, started_s: float, so_far_s: float) -> None:
+    def _bring(self, order: Transfer, item: HeldItem, started_s: float, so_far_s: float) -> None:
         if order.dst == HOST_NODE:
             self._arrived(order, started_s, so_far_s)
             return

@@ -16,7 +16,7 @@ from hetero.engines.shared import messages as say
 from hetero.engines.shared.exceptions import dump_error, one_line
 from hetero.engines.shared.in_flight import FUNCTIONS_KEPT
 from hetero.engines.shared.memory_pool import Payload
-from hetero.engines.shared.wire import Wire
+from hetero.engines.shared.wire import WireValue
 from hetero.floor.errors import DeviceLostError
 from hetero.model.commands import Launch
 from hetero.model.events import CancelRequested, Event
@@ -223,7 +223,7 @@ class Nested:
             assert reply.load is not None
             payload = reply.holds = self._house.pool.payload(reply.load())
             self._announce(payload)
-            self._send((*head, tuple(Wire(*payload.wire())), None))
+            self._send((*head, tuple(WireValue(*payload.wire())), None))
         except BaseException as error:  # noqa: BLE001  whatever it is, the task that waits must hear of it
             blob, text = dump_error(error)
             self._send((*head, "crash", one_line(error), blob, text))

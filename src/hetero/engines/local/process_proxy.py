@@ -19,12 +19,12 @@ from hetero.engines.local.context import LocalContext
 from hetero.engines.local.nested import Nested
 from hetero.engines.shared import messages as msg
 from hetero.engines.shared.exceptions import failure_of, one_line
-from hetero.engines.shared.groups import Group, GroupMessages, Piece
+from hetero.engines.shared.groups import Chunk, GroupMessages, GroupTask
 from hetero.engines.shared.hub import Pipe
 from hetero.engines.shared.in_flight import InFlight, Shipped
-from hetero.engines.shared.items import Item, Replica
+from hetero.engines.shared.items import HeldItem, Replica
 from hetero.engines.shared.memory_pool import OutputLeases, Payload
-from hetero.engines.shared.wire import READ_BYTES, Frames, Place, Wire
+from hetero.engines.shared.wire import READ_BYTES, BufferPlace, Frames, WireValue
 from hetero.floor import clock, logs, platform
 from hetero.floor.errors import HeteroError
 from hetero.model.commands import Launch
@@ -146,7 +146,7 @@ class ProcessProxy:
         """The process id, 0 before it is there and after its end."""
         return self._child.pid if self._child is not None and not self._ended else 0
 
-    def run(self, launches: Sequence[tuple[Launch, Call]], group: Group | None = None, rank: int = 0) -> None:
+    def run(self, launches: Sequence[tuple[Launch, Call]], group: GroupTask | None = None, rank: int = 0) -> None:
         """Send attempts."""
         with self._lock:
             functions: list[tuple[str, bytes]] = []
@@ -164,7 +164,7 @@ class ProcessProxy:
                 self._data.send((msg.RUN, functions, jobs, self._drops if again else 0, leases))
 
     def _job(
-        self, launch: Launch, call: Call, functions: list[tuple[str, bytes]], group: Group | None, rank: int
+        self, launch: Launch, call: Call, functions: list[tuple[str, bytes]], group: GroupTask | None, rank: int
     ) -> tuple[Any, ...] | None:
         encoded: Payload = call.encoded
         holds, items = [encoded], {}
@@ -232,7 +232,7 @@ class ProcessProxy:
         self._order(msg.IMPORT, done, key, tuple(payload.wire()))
 
     def export_value(self, key: Any, done: Callable[..., None]) -> None:
-        """Copy a kept value to the host; the answer of `done` is an `Item`."""
+        """Copy a kept value to the host; the answer of `done` is an `HeldItem`."""
         self._order(msg.EXPORT, done, key)
 
     def _order(self, tag: int, done: Callable[..., None], key: Any, *rest: Any) -> None:
@@ -310,7 +310,7 @@ class ProcessProxy:
         elif tag == msg.SEND:
             self._on_send(*message[1:])
         elif tag == msg.RECEIVED:
-            self._group_messages.received(Place(*message[1]))
+            self._group_messages.received(BufferPlace(*message[1]))
         elif tag == msg.NOTES:
             self._context.tell(message[1])
         elif tag == msg.LOG:
@@ -339,7 +339,7 @@ class ProcessProxy:
     def _submits(
         self, seq: int, number: int, key: str, blob: bytes, asked: tuple[Any, ...], wire: tuple[Any, ...], *rest: Any
     ) -> None:
-        request, travelling = self._in_flight.get(seq), Wire(*wire)
+        request, travelling = self._in_flight.get(seq), WireValue(*wire)
         if request is not None:
             payload = self._leases.filled(seq, travelling)
             event = self._nested.submit(request.launch, seq, number, key, blob, asked, payload, *rest)
@@ -361,10 +361,10 @@ class ProcessProxy:
             self._context.hub.emit(TaskResumed(now_s, task, attempt, self.device.id, since_s))
 
     def _on_send(self, seq: int, rank: int, fields: tuple[Any, ...]) -> None:
-        request, piece = self._in_flight[seq], Piece(*fields)
+        request, piece = self._in_flight[seq], Chunk(*fields)
         assert request.group is not None
         if isinstance(piece.data, tuple):
-            piece = piece._replace(data=self._leases.filled(seq, Wire(b"", (Place(*piece.data),))))
+            piece = piece._replace(data=self._leases.filled(seq, WireValue(b"", (BufferPlace(*piece.data),))))
         request.group.send(request.rank, rank, piece)
 
     def _greeted(self, version: str) -> None:
@@ -377,14 +377,14 @@ class ProcessProxy:
         del self._context.failed_starts[self.device.id]
         self._context.hub.emit(DeviceReady(self._context.clock.now_s(), self.device.id))
 
-    def _grant(self, lease: int, sizes: list[int], result: bool) -> list[Place] | str:
+    def _grant(self, lease: int, sizes: list[int], result: bool) -> list[BufferPlace] | str:
         request = self._in_flight.get(lease)
         key = request.call.function.key if result and request and not request.group else ""
         return self._leases.grant(lease, sizes, key)
 
     def _copied(self, tag: int, order: int, started_s: float, seconds: float, answer: Any) -> None:
-        payload = self._leases.close(-order, Wire(*answer) if tag == msg.EXPORTED else None)
-        item = None if payload is None else Item(payload)
+        payload = self._leases.close(-order, WireValue(*answer) if tag == msg.EXPORTED else None)
+        item = None if payload is None else HeldItem(payload)
         self._context.counters["transfers"] += 1
         self._orders.pop(order)("", started_s, seconds, item)
 
@@ -392,7 +392,7 @@ class ProcessProxy:
         with self._lock:
             request = self._in_flight.pop(seq, None)
             payload = self._leases.close(
-                seq, Wire(*rest[0]) if how == msg.VALUE else None, request.call.function.key if request else ""
+                seq, WireValue(*rest[0]) if how == msg.VALUE else None, request.call.function.key if request else ""
             )
             if request is None:
                 return
@@ -411,7 +411,7 @@ class ProcessProxy:
         if payload is not None:
             nbytes = 0 if request.rank else payload.nbytes
             if not request.rank:
-                context.items.finished(task, attempt, Item(payload))
+                context.items.finished(task, attempt, HeldItem(payload))
             node = HOST_NODE if nbytes else ""
             context.hub.emit(TaskFinished(now_s, task, attempt, device, started_s, seconds, nbytes, node))
         elif how == msg.RESIDENT:
@@ -432,7 +432,7 @@ class ProcessProxy:
         if request.rank:
             self.drop(key)
         else:
-            self._context.items.finished(*key, Item(replica=Replica(self, key, nbytes)))
+            self._context.items.finished(*key, HeldItem(replica=Replica(self, key, nbytes)))
 
     # -- the end ----------------------------------------------------------------------------------------------
 

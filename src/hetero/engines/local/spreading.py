@@ -17,7 +17,7 @@ from hetero.engines.shared.exceptions import load_error, one_line
 from hetero.engines.shared.in_flight import FUNCTIONS_KEPT, pack_function
 from hetero.engines.shared.memory_pool import store
 from hetero.engines.shared.messages import Cancelled
-from hetero.engines.shared.wire import Wire
+from hetero.engines.shared.wire import WireValue
 from hetero.floor import clock
 from hetero.floor.errors import OutOfDeviceMemoryError, SerialisationError
 from hetero.model.tasks import Failure
@@ -89,7 +89,7 @@ class Spreading:
                 self._tell_released()
         return number
 
-    def _stored(self, seq: int, function: Function, call: tuple[Any, Any]) -> Wire:
+    def _stored(self, seq: int, function: Function, call: tuple[Any, Any]) -> WireValue:
         try:
             return store(call, self._server.segments, lambda sizes: self._server.lease(seq, sizes, False))
         except say.NoRoomError as error:
@@ -163,7 +163,7 @@ class Spreading:
         if wire is None:
             return self._server.control.kept(key)
         views: list[Any] = []
-        value = self._server.segments.value(Wire(*wire), views)
+        value = self._server.segments.value(WireValue(*wire), views)
         self._server.segments.release(views)
         return value
 

@@ -27,10 +27,10 @@ from hetero.engines.local.control_thread import Control
 from hetero.engines.local.spreading import Spreading
 from hetero.engines.shared import messages as msg
 from hetero.engines.shared.exceptions import UNREAD, add_note, one_line
-from hetero.engines.shared.groups import GroupChannel, Piece, cut
+from hetero.engines.shared.groups import Chunk, GroupChannel, cut
 from hetero.engines.shared.in_flight import Outbox
 from hetero.engines.shared.memory_pool import SharedMappings, store
-from hetero.engines.shared.messages import Cancelled, Job
+from hetero.engines.shared.messages import AttemptCall, Cancelled
 from hetero.engines.shared.wire import NONE, READ_BYTES, Frames, frame, load
 from hetero.engines.shared.worker import WorkerFunctions, failed_row, is_importing, unserialisable, wait_for_link
 from hetero.floor import clock, logs, platform
@@ -116,7 +116,7 @@ class WorkerProcess:
             for position, message in enumerate(self._pending):
                 if message[0] in (msg.SEND, msg.LEFT) and message[1] == seq:
                     del self._pending[position]
-                    content = Piece(*message[3]) if message[0] == msg.SEND else message[3]
+                    content = Chunk(*message[3]) if message[0] == msg.SEND else message[3]
                     return message[0], message[2], content
             select.select([self.data], [], [])
             with self.shield():
@@ -182,7 +182,7 @@ class WorkerProcess:
         while True:
             self.take(self._next())
             while jobs:
-                job = Job._make(jobs.popleft())
+                job = AttemptCall._make(jobs.popleft())
                 row = self._attempt(job)
                 self.outbox.add(row, jobs[0][msg.PREDICTED] if jobs else None)
                 if self._broken:
@@ -221,7 +221,7 @@ class WorkerProcess:
         What may not run on top of that one is handed back.
         """
         while self._jobs:
-            job = Job._make(self._jobs.popleft())
+            job = AttemptCall._make(self._jobs.popleft())
             if job.group or Nest._make(job.nest).above == self._waiting:
                 self.outbox.add(self._attempt(job), None)
                 if self._broken:
@@ -262,7 +262,7 @@ class WorkerProcess:
         control.started = seq
         return control.unwanted.pop(seq, 0) if control.unwanted else 0
 
-    def _attempt(self, job: Job) -> tuple[Any, ...]:
+    def _attempt(self, job: AttemptCall) -> tuple[Any, ...]:
         told = self._begin(job.seq)
         if told:
             return (job.seq, 0.0, (), told)
@@ -290,7 +290,7 @@ class WorkerProcess:
         self.slot[0] = 0
         return (job.seq, timing.started_s, tuple(timing.times()), *answer)
 
-    def _call(self, job: Job, views: list[Any]) -> Outcome:
+    def _call(self, job: AttemptCall, views: list[Any]) -> Outcome:
         function = self._functions.read.get(job.key) or self._functions.get(job.key)
         self.running = job.seq
         self.task = job.task
@@ -320,7 +320,7 @@ class WorkerProcess:
         finally:
             self.running = 0
 
-    def _channel(self, job: Job) -> GroupChannel:
+    def _channel(self, job: AttemptCall) -> GroupChannel:
         assert job.group is not None
 
         def send(rank: int, value: Any) -> None:
@@ -330,7 +330,7 @@ class WorkerProcess:
 
         return GroupChannel(*job.group, send, lambda: self._group_message(job.seq), self._recv_piece)
 
-    def _placed(self, seq: int, piece: Piece) -> tuple[Any, ...]:
+    def _placed(self, seq: int, piece: Chunk) -> tuple[Any, ...]:
         """Return a piece as it travels: its data in the pool, or as bytes."""
         data = piece.data
         if self.hello.transport.pooled and data:
@@ -349,7 +349,7 @@ class WorkerProcess:
             buffer[:nbytes] = self.segments.segment(number).part(offset, nbytes).data
             self.send((msg.RECEIVED, data))
 
-    def _arguments(self, job: Job, views: list[Any]) -> Any:
+    def _arguments(self, job: AttemptCall, views: list[Any]) -> Any:
         items = {}
         travelled = sum([place[2] for place in job.wire[1]])
         for item, (wire, key) in job.items.items():
@@ -361,7 +361,7 @@ class WorkerProcess:
         self.timing.link_in_s = wait_for_link(self.device, travelled)
         return self.segments.value(job.wire, views, items)
 
-    def _result(self, job: Job, outcome: Outcome) -> tuple[Any, ...]:
+    def _result(self, job: AttemptCall, outcome: Outcome) -> tuple[Any, ...]:
         """Return what becomes of the value."""
         if outcome.value is None:
             return msg.VALUE, (NONE, ())

@@ -15,9 +15,9 @@ from hetero.engines.base import Call, Outcome, Runner, TaskClock
 from hetero.engines.local.context import LocalContext
 from hetero.engines.shared import messages as msg
 from hetero.engines.shared.exceptions import kind_here, one_line
-from hetero.engines.shared.groups import Group, GroupChannel, Whole
+from hetero.engines.shared.groups import GroupChannel, GroupTask, Whole
 from hetero.engines.shared.in_flight import Outbox
-from hetero.engines.shared.items import Item, Replica, resolve, sizeof
+from hetero.engines.shared.items import HeldItem, Replica, resolve, sizeof
 from hetero.engines.shared.memory_pool import Payload
 from hetero.engines.shared.messages import Cancelled
 from hetero.engines.shared.wire import fresh
@@ -36,7 +36,7 @@ __all__ = [
 CANCEL_S = 0.2
 STOP_S = 1.0
 
-Batch = tuple[Sequence[tuple[Launch, Call]], Group | None, int]
+Batch = tuple[Sequence[tuple[Launch, Call]], GroupTask | None, int]
 
 
 def copy_piece(data: Any, buffer: memoryview) -> None:
@@ -70,7 +70,7 @@ class ThreadWorker:
 
     # -- what the engine asks ---------------------------------------------------------------------------------
 
-    def run(self, launches: Sequence[tuple[Launch, Call]], group: Group | None = None, rank: int = 0) -> None:
+    def run(self, launches: Sequence[tuple[Launch, Call]], group: GroupTask | None = None, rank: int = 0) -> None:
         """Queue attempts."""
         for launch, _ in launches:
             self._waiting.add((launch.task, launch.attempt))
@@ -112,7 +112,7 @@ class ThreadWorker:
         self._copy(done, lambda: self._import(key, value))
 
     def export_value(self, key: Any, done: Callable[..., None]) -> None:
-        """Copy a kept value to the host; the answer of `done` is an `Item`."""
+        """Copy a kept value to the host; the answer of `done` is an `HeldItem`."""
         self._copy(done, lambda: self._export(key))
 
     def drop(self, key: Any) -> None:
@@ -187,7 +187,7 @@ class ThreadWorker:
                 else:
                     add(event, launches[position + 1][0].predicted_s if position < last else None)
 
-    def _attempt(self, launch: Launch, call: Call, group: Group | None, rank: int) -> Event | None:
+    def _attempt(self, launch: Launch, call: Call, group: GroupTask | None, rank: int) -> Event | None:
         """Run an attempt; return what is to be told of it, None for one that was given back."""
         which = (launch.task, launch.attempt)
         with self._cancellation.lock:
@@ -211,7 +211,7 @@ class ThreadWorker:
             group.leave(rank, "" if type(event) is TaskFinished else f"rank {rank} failed")
         return event
 
-    def _call(self, launch: Launch, call: Call, group: Group | None, rank: int) -> Outcome:
+    def _call(self, launch: Launch, call: Call, group: GroupTask | None, rank: int) -> Outcome:
         try:
             args, kwargs = (call.args, call.kwargs) if not call.refs else self._arguments(call)
             channel = self._channel(launch.task, group, rank) if group is not None else None
@@ -231,7 +231,7 @@ class ThreadWorker:
         values = {item: items.for_thread(item, lambda key: fresh(self._kept[key]), self) for item in call.refs}
         return resolve(call.args, values), resolve(dict(call.kwargs), values)
 
-    def _channel(self, task: int, group: Group, rank: int) -> GroupChannel:
+    def _channel(self, task: int, group: GroupTask, rank: int) -> GroupChannel:
         def send(to: int, value: Any) -> None:
             group.send(rank, to, Whole(fresh(value)))
 
@@ -253,11 +253,11 @@ class ThreadWorker:
         if outcome.resident:
             nbytes, node = outcome.nbytes, self.device.memory_node
             self._kept[task, attempt] = value
-            item = Item(replica=Replica(self, (task, attempt), nbytes))
+            item = HeldItem(replica=Replica(self, (task, attempt), nbytes))
         else:
             nbytes = 0 if value is None else sizeof(value)
             node = HOST_NODE if nbytes else ""
-            item = Item(value=value)
+            item = HeldItem(value=value)
         self._context.items.finished(task, attempt, item)
         return nbytes, node
 
@@ -301,7 +301,7 @@ class ThreadWorker:
         wait_for_link(self.device, sizeof(plain))
         self._kept[key] = self._runner.to_device(plain)
 
-    def _export(self, key: Any) -> Item:
+    def _export(self, key: Any) -> HeldItem:
         value = fresh(self._runner.to_host(self._kept[key]))
         wait_for_link(self.device, sizeof(value))
-        return Item(value=value)
+        return HeldItem(value=value)

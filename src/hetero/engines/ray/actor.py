@@ -23,7 +23,7 @@ from hetero.engines.ray.actor_worker import MESSAGES, TRANSFERS, ActorWorker, Gr
 from hetero.engines.ray.cluster import OWN_HOST, Host
 from hetero.engines.ray.context import RayContext
 from hetero.engines.ray.object_store import CallBundle, StoredPayload
-from hetero.engines.shared.items import Item
+from hetero.engines.shared.items import HeldItem
 from hetero.engines.shared.memory_pool import Payload
 from hetero.floor import settings
 from hetero.model.device import HOST_NODE, Device
@@ -160,7 +160,7 @@ def why_ended(error: Exception) -> str:
     return lines[-1] if lines else type(error).__name__
 
 
-Done = Callable[[str, float, float, Item | None], None]
+Done = Callable[[str, float, float, HeldItem | None], None]
 
 
 class ActorTransfers:
@@ -229,5 +229,5 @@ class ActorTransfers:
         if data is not None:
             _, _, body, sizes = pickle.loads(answer)
             parts = [self._context.store.part(data, place, size) for place, size in enumerate(sizes)]
-            item = Item(StoredPayload(body, parts))
+            item = HeldItem(StoredPayload(body, parts))
         done("", asked_s, now_s - asked_s, item)

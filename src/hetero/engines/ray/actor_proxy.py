@@ -19,15 +19,15 @@ from typing import Any, NamedTuple
 
 from hetero.engines.base import Call
 from hetero.engines.ray.actor import ActorTransfers, start_actor, why_ended
-from hetero.engines.ray.actor_worker import MESSAGES, Greeting, Job
+from hetero.engines.ray.actor_worker import MESSAGES, ActorCall, Greeting
 from hetero.engines.ray.cluster import OWN_HOST, Host
 from hetero.engines.ray.context import RayContext
 from hetero.engines.ray.object_store import CallBundle, StoredPayload
 from hetero.engines.shared import messages as msg
 from hetero.engines.shared.exceptions import failure_of
-from hetero.engines.shared.groups import Group
+from hetero.engines.shared.groups import GroupTask
 from hetero.engines.shared.in_flight import InFlight, Shipped, next_batch
-from hetero.engines.shared.items import Holder, Item, Replica
+from hetero.engines.shared.items import HeldItem, Holder, Replica
 from hetero.engines.shared.memory_pool import Payload
 from hetero.floor import logs, platform
 from hetero.floor.clock import WallClock
@@ -164,7 +164,7 @@ class ActorProxy:
     def run(
         self,
         launches: Sequence[tuple[Launch, Call]],
-        group: Group | None = None,
+        group: GroupTask | None = None,
         rank: int = 0,
         peers: tuple[Any, ...] = (),
     ) -> None:
@@ -291,7 +291,7 @@ class ActorProxy:
         group = (request.rank, request.group.size) if request.group is not None else None
         key = self._shipped.use(call.function, functions)
         wire = bundle.wire(call.encoded)
-        jobs.append(tuple(Job(request.seq, launch.task, launch.attempt, key, call.task_key, wire, items, group)))
+        jobs.append(tuple(ActorCall(request.seq, launch.task, launch.attempt, key, call.task_key, wire, items, group)))
         return True
 
     def _item(self, item: int, bundle: CallBundle, holds: list[Payload]) -> tuple[Any, Any]:
@@ -322,7 +322,7 @@ class ActorProxy:
                 self._answered(sent, rows)
 
     def _answered(self, sent: _Sent, rows: list[tuple[Any, ...]]) -> None:
-        events, failed = list[Event](), list[tuple[Group, int]]()
+        events, failed = list[Event](), list[tuple[GroupTask, int]]()
         with self._lock:
             self._sent -= 1
             self._push()
@@ -463,7 +463,7 @@ class Replies:
             return 0
         store, launch = self._context.store, request.launch
         parts = [store.part(data, first + place, size) for place, size in enumerate(sizes)]
-        self._context.items.finished(launch.task, launch.attempt, Item(StoredPayload(body, parts)))
+        self._context.items.finished(launch.task, launch.attempt, HeldItem(StoredPayload(body, parts)))
         return sum(sizes)
 
     def _resident(self, request: InFlight, nbytes: int) -> int:
@@ -471,7 +471,7 @@ class Replies:
         if request.rank:
             self._holder.drop(key)
             return 0
-        self._context.items.finished(*key, Item(replica=Replica(self._holder, key, nbytes)))
+        self._context.items.finished(*key, HeldItem(replica=Replica(self._holder, key, nbytes)))
         return nbytes
 
 

@@ -41,7 +41,7 @@ from hetero.floor.errors import HeteroError, SerialisationError
 from hetero.model.device import Device
 from hetero.model.notes import TaskNote
 
-__all__ = ["MESSAGES", "TRANSFERS", "ActorWorker", "Greeting", "Job"]
+__all__ = ["MESSAGES", "TRANSFERS", "ActorCall", "ActorWorker", "Greeting"]
 
 MESSAGES = "messages"
 TRANSFERS = "transfers"
@@ -53,7 +53,7 @@ Which = tuple[int, int]
 Row = tuple[Any, ...]
 
 
-class Job(NamedTuple):
+class ActorCall(NamedTuple):
     """One attempt on its way to an actor.
 
     Attributes
@@ -159,7 +159,7 @@ class ActorWorker:
 
         Parameters
         ----------
-        batch : pickled: functions that are new here, `Job`s, and how many values must have been dropped before
+        batch : pickled: functions that are new here, `ActorCall`s, and how many values must have been dropped before
         peers : the actors of all members, by rank, where the one attempt is run together with others
         parts : large buffers, or tuples of them
         """
@@ -174,7 +174,7 @@ class ActorWorker:
             self._bind_thread()
         large: list[Any] = []
         notes: list[TaskNote] = []
-        rows = [self._attempt(Job._make(fields), peers, parts, large, notes, len(jobs) > 1) for fields in jobs]
+        rows = [self._attempt(ActorCall._make(fields), peers, parts, large, notes, len(jobs) > 1) for fields in jobs]
         records, self._records = self._records, []
         return pickle.dumps((rows, notes, records), 5), tuple(large) or None
 
@@ -186,7 +186,7 @@ class ActorWorker:
 
     def _attempt(
         self,
-        job: Job,
+        job: ActorCall,
         peers: Sequence[Any],
         parts: Sequence[Any],
         large: list[Any],
@@ -204,7 +204,7 @@ class ActorWorker:
 
     def _timed(
         self,
-        job: Job,
+        job: ActorCall,
         peers: Sequence[Any],
         parts: Sequence[Any],
         large: list[Any],
@@ -217,7 +217,9 @@ class ActorWorker:
         notes += self._runner.notes(timing.called_s)
         return (job.seq, timing.started_s, tuple(timing.times()), *answer)
 
-    def _answer(self, job: Job, peers: Sequence[Any], parts: Sequence[Any], large: list[Any], copied: bool) -> Row:
+    def _answer(
+        self, job: ActorCall, peers: Sequence[Any], parts: Sequence[Any], large: list[Any], copied: bool
+    ) -> Row:
         self._task = job.task
         try:
             return self._result(job, self._call(job, peers, parts), large, copied)
@@ -228,7 +230,7 @@ class ActorWorker:
         finally:
             self._task = None
 
-    def _call(self, job: Job, peers: Sequence[Any], parts: Sequence[Any]) -> Outcome:
+    def _call(self, job: ActorCall, peers: Sequence[Any], parts: Sequence[Any]) -> Outcome:
         try:
             items = {number: self._item(wire, key, parts) for number, (wire, key) in job.items.items()}
             args, kwargs = _value(job.wire, parts, items)
@@ -248,7 +250,7 @@ class ActorWorker:
     def _item(self, wire: Any, key: Any, parts: Sequence[Any]) -> Any:
         return fresh(self._kept[key]) if wire is None else _value(wire, parts)
 
-    def _result(self, job: Job, outcome: Outcome, large: list[Any], copied: bool) -> Row:
+    def _result(self, job: ActorCall, outcome: Outcome, large: list[Any], copied: bool) -> Row:
         if outcome.value is None:
             return msg.VALUE, NONE, 0, ()
         if outcome.resident:
@@ -267,7 +269,7 @@ class ActorWorker:
 
     # -- groups -----------------------------------------------------------------------------------------------
 
-    def _channel(self, job: Job, peers: Sequence[Any]) -> GroupChannel:
+    def _channel(self, job: ActorCall, peers: Sequence[Any]) -> GroupChannel:
         assert job.group is not None
         which, rank = (job.task, job.attempt), job.group[0]
         inbox = self._inbox(which)
@@ -292,7 +294,7 @@ class ActorWorker:
     def _inbox(self, which: Which) -> queue.SimpleQueue[Any]:
         return self._inboxes.setdefault(which, queue.SimpleQueue())
 
-    def _leave(self, job: Job, peers: Sequence[Any]) -> None:
+    def _leave(self, job: ActorCall, peers: Sequence[Any]) -> None:
         """Tell the others that this member has finished; of one that failed they learn after the program has."""
         assert job.group is not None
         which, rank = (job.task, job.attempt), job.group[0]
@@ -375,6 +377,6 @@ def _value(wire: Any, parts: Sequence[Any], items: Mapping[int, Any] | None = No
     return load(wire[0], _buffers(wire, parts), items)
 
 
-def _travelled(job: Job, parts: Sequence[Any]) -> int:
+def _travelled(job: ActorCall, parts: Sequence[Any]) -> int:
     wires = [job.wire, *(wire for wire, _ in job.items.values() if wire is not None)]
     return sum([len(buffer) for wire in wires for buffer in _buffers(wire, parts)])

@@ -15,9 +15,9 @@ from hetero.engines.ray.context import RayContext
 from hetero.engines.ray.heartbeats import SILENT_S, HostMonitor
 from hetero.engines.ray.object_store import ObjectStore, StoredPayload
 from hetero.engines.shared.engine import Done, PayloadEngine
-from hetero.engines.shared.groups import Group
+from hetero.engines.shared.groups import GroupTask
 from hetero.engines.shared.hub import Hub
-from hetero.engines.shared.items import Item, Items, Meter, Replica
+from hetero.engines.shared.items import HeldItem, Items, NodeMeter, Replica
 from hetero.floor.clock import Clock
 from hetero.model.commands import Launch, Transfer
 from hetero.model.device import HOST_NODE, Device
@@ -66,7 +66,7 @@ class RayEngine(PayloadEngine[ActorProxy]):
             There is no such cluster, or it cannot be used.
         """
         cluster = Cluster.open(self._address, self._pool_bytes)
-        store, meter, hub = ObjectStore(cluster.store_bytes, self.counters), Meter(), Hub(report)
+        store, meter, hub = ObjectStore(cluster.store_bytes, self.counters), NodeMeter(), Hub(report)
         self._context = RayContext(
             hub=hub,
             items=Items(store, meter),
@@ -107,7 +107,7 @@ class RayEngine(PayloadEngine[ActorProxy]):
     def run_group(self, devices: Sequence[str], launch: Launch, call: Call) -> None:
         """Run one attempt on all devices together; the position of a device is its rank."""
         members = [self._workers[device] for device in devices]
-        group, peers = Group(launch.task, members), tuple([member.handle for member in members])
+        group, peers = GroupTask(launch.task, members), tuple([member.handle for member in members])
         for rank, member in enumerate(members):
             member.run([(launch, call)], group, rank, peers)
 
@@ -148,17 +148,17 @@ class RayEngine(PayloadEngine[ActorProxy]):
 
     # -- transfers, in the hub's thread -----------------------------------------------------------------------
 
-    def _can_bring(self, order: Transfer, item: Item) -> bool:
+    def _can_bring(self, order: Transfer, item: HeldItem) -> bool:
         return item.payload is not None
 
     def _export(self, replica: Replica, done: Done) -> None:
         assert isinstance(replica.holder, ActorProxy)
         replica.holder.transfers.export_value(replica.key, done)
 
-    def _exported(self, order: Transfer, item: Item, answer: Item) -> None:
+    def _exported(self, order: Transfer, item: HeldItem, answer: HeldItem) -> None:
         item.payload = answer.payload
 
-    def _bring(self, order: Transfer, item: Item, started_s: float, so_far_s: float) -> None:
+    def _bring(self, order: Transfer, item: HeldItem, started_s: float, so_far_s: float) -> None:
         """Copy what lies in the object store to where it is wanted: a host's memory, or a device's own."""
         now_s = self._context.clock.now_s()
         if order.dst == HOST_NODE:

@@ -16,7 +16,7 @@ from pathlib import Path
 from hetero.floor.errors import BadValueError
 from hetero.floor.units import format_bytes
 
-__all__ = ["MOST_BYTES", "Program", "pack", "read_variables"]
+__all__ = ["MOST_BYTES", "JobProgram", "pack", "read_variables"]
 
 MOST_BYTES = 100_000_000
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -24,7 +24,7 @@ _LEFT_OUT = ("__pycache__", "node_modules")
 
 
 @dataclass(frozen=True, slots=True)
-class Program:
+class JobProgram:
     """What is asked to be run.
 
     Attributes

@@ -20,7 +20,7 @@ from typing import IO, Any, cast
 import psutil
 
 from hetero.engines.ray.certificates import server_context
-from hetero.engines.ray.job_package import MOST_BYTES, Program
+from hetero.engines.ray.job_package import MOST_BYTES, JobProgram
 from hetero.engines.ray.jobs import Jobs
 from hetero.engines.shared.exceptions import one_line
 from hetero.floor.clock import monotonic_s, sleep
@@ -151,9 +151,9 @@ class JobServer:
             return self._jobs
 
 
-def _program(request: Answer) -> Program:
+def _program(request: Answer) -> JobProgram:
     script, arguments, variables, packages = (request[name] for name in _TO_RUN)
-    return Program(script, tuple(arguments), tuple([tuple(pair) for pair in variables]), tuple(packages))
+    return JobProgram(script, tuple(arguments), tuple([tuple(pair) for pair in variables]), tuple(packages))
 
 
 def _refusal(error: HeteroError) -> bytes:

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from hetero.engines.ray.cluster import LEAST_STORE_BYTES, Cluster
-from hetero.engines.ray.job_package import Program
+from hetero.engines.ray.job_package import JobProgram
 from hetero.floor.clock import monotonic_s, sleep
 from hetero.floor.errors import BadValueError, EngineError, did_you_mean
 
@@ -75,7 +75,7 @@ class Jobs:
         threading.Thread(target=self._loop.run_forever, daemon=True, name="hetero-jobs").start()
         self._keeper, self._logs = self._call(_keeper())
 
-    def submit(self, program: Program, archive: bytes) -> str:
+    def submit(self, program: JobProgram, archive: bytes) -> str:
         """Start a program; return the name of its job at once.
 
         Raises

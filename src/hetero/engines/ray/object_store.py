@@ -19,13 +19,13 @@ from hetero.engines.shared.memory_pool import Payload
 from hetero.engines.shared.wire import Copies, load
 from hetero.floor.errors import DeviceLostError, EngineError
 
-__all__ = ["CallBundle", "ObjectStore", "Part", "StoredPayload"]
+__all__ = ["CallBundle", "ObjectStore", "StoredBuffer", "StoredPayload"]
 
 WHOLE = -1
 """The index of a buffer that is an object of its own, and no element of a tuple."""
 
 
-class Part:
+class StoredBuffer:
     """A buffer in the object store; the object goes when nobody holds a part of it any more."""
 
     __slots__ = ("_returned", "index", "nbytes", "ref")
@@ -45,7 +45,7 @@ class StoredPayload(Payload):
 
     __slots__ = ("parts",)
 
-    def __init__(self, body: bytes | None, parts: Sequence[Part] = ()) -> None:
+    def __init__(self, body: bytes | None, parts: Sequence[StoredBuffer] = ()) -> None:
         super().__init__(body)
         self.parts = tuple(parts)
 
@@ -71,7 +71,7 @@ class StoredPayload(Payload):
         return load(self.body, buffers)
 
 
-def _bytes_of(part: Part) -> Any:
+def _bytes_of(part: StoredBuffer) -> Any:
     import ray
 
     try:
@@ -81,7 +81,7 @@ def _bytes_of(part: Part) -> Any:
     return found if part.index == WHOLE else found[part.index]
 
 
-def _address(part: Part) -> int:
+def _address(part: StoredBuffer) -> int:
     import ray
 
     found: NDArray[np.uint8] = ray.get(part.ref)
@@ -135,13 +135,13 @@ class ObjectStore:
         """
         return StoredPayload(*self._copies.pack(value))
 
-    def part(self, ref: Any, index: int, nbytes: int) -> Part:
+    def part(self, ref: Any, index: int, nbytes: int) -> StoredBuffer:
         """Take a buffer into account that an actor left in the store."""
         with self._lock:
             self._drain()
             self._used += nbytes
             self._peak = max(self._peak, self._used)
-        return Part(ref, index, nbytes, self._returned)
+        return StoredBuffer(ref, index, nbytes, self._returned)
 
     def usage(self) -> NodeUsage:
         """Return how full the store is with what this program put there."""
@@ -153,7 +153,7 @@ class ObjectStore:
         """Forget the copies of arguments that are kept for their next use."""
         self._copies.clear()
 
-    def _put(self, source: NDArray[np.uint8]) -> Part:
+    def _put(self, source: NDArray[np.uint8]) -> StoredBuffer:
         import ray
 
         try:

@@ -20,7 +20,7 @@ from hetero.engines.base import Call, Engine, EngineOrder, Log, Report, Tell, Te
 from hetero.engines.shared.exceptions import one_line
 from hetero.engines.shared.hub import Hub
 from hetero.engines.shared.in_flight import pack_function
-from hetero.engines.shared.items import Item, Items, Meter, Replica
+from hetero.engines.shared.items import HeldItem, Items, NodeMeter, Replica
 from hetero.engines.shared.memory_pool import Payload
 from hetero.floor.clock import Clock
 from hetero.floor.errors import DeviceLostError, EngineError, HeteroError, SerialisationError
@@ -31,7 +31,7 @@ from hetero.model.tasks import Failure
 
 __all__ = ["Done", "EngineContext", "PayloadEngine", "WorkerProxy"]
 
-Done = Callable[[str, float, float, Item | None], None]
+Done = Callable[[str, float, float, HeldItem | None], None]
 """Told of a copy: what went wrong or '', when it began, s that it took, what it gave."""
 
 
@@ -76,7 +76,7 @@ class EngineContext:
 
     hub: Hub
     items: Items
-    meter: Meter
+    meter: NodeMeter
     clock: Clock
     counters: Counter[str]
     entry: WorkerEntry
@@ -211,7 +211,7 @@ class PayloadEngine(Engine, Generic[Proxy]):
     def put(self, item: int, value: Any) -> int:
         """Keep a value as a data item on the host; return its bytes there, 0 where it travels in messages."""
         payload = self._payload(value, "the value")
-        self._context.items.put(item, Item(payload))
+        self._context.items.put(item, HeldItem(payload))
         return payload.nbytes
 
     def holds(self, item: int, value: Any) -> bool:
@@ -239,12 +239,12 @@ class PayloadEngine(Engine, Generic[Proxy]):
         except Exception as error:
             raise SerialisationError(f"the result of task {item} cannot be read here: {one_line(error)}") from error
 
-    def _wait_for_export(self, item: int, replica: Replica) -> Item:
+    def _wait_for_export(self, item: int, replica: Replica) -> HeldItem:
         """Wait for a copy of a value that only a device has."""
         done = threading.Event()
-        answers: list[tuple[str, Item | None]] = []
+        answers: list[tuple[str, HeldItem | None]] = []
 
-        def arrived(problem: str, started_s: float, seconds: float, answer: Item | None) -> None:
+        def arrived(problem: str, started_s: float, seconds: float, answer: HeldItem | None) -> None:
             answers.append((problem, answer))
             done.set()
 
@@ -272,7 +272,7 @@ class PayloadEngine(Engine, Generic[Proxy]):
             self._transfer_failed(order, str(error))
 
     @abstractmethod
-    def _can_bring(self, order: Transfer, item: Item) -> bool:
+    def _can_bring(self, order: Transfer, item: HeldItem) -> bool:
         """Return whether an item is sent from the host."""
 
     @abstractmethod
@@ -280,14 +280,16 @@ class PayloadEngine(Engine, Generic[Proxy]):
         """Copy a kept value to the host."""
 
     @abstractmethod
-    def _bring(self, order: Transfer, item: Item, started_s: float, so_far_s: float) -> None:
+    def _bring(self, order: Transfer, item: HeldItem, started_s: float, so_far_s: float) -> None:
         """Copy an item from the host to where it is wanted."""
 
     @abstractmethod
-    def _exported(self, order: Transfer, item: Item, answer: Item) -> None:
+    def _exported(self, order: Transfer, item: HeldItem, answer: HeldItem) -> None:
         """Keep the copy that an item has on the host now, where others may use it."""
 
-    def _on_export(self, order: Transfer, problem: str, started_s: float, seconds: float, answer: Item | None) -> None:
+    def _on_export(
+        self, order: Transfer, problem: str, started_s: float, seconds: float, answer: HeldItem | None
+    ) -> None:
         if answer is None:
             self._transfer_failed(order, problem)
             return

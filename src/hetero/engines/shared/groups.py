@@ -14,22 +14,22 @@ import numpy as np
 
 from hetero.engines.shared import messages as msg
 from hetero.engines.shared.memory_pool import MemoryPool, Payload
-from hetero.engines.shared.wire import Place, dump, load
+from hetero.engines.shared.wire import BufferPlace, dump, load
 from hetero.floor.errors import BadValueError, GroupError, SerialisationError
 
 __all__ = [
     "Assembly",
-    "Group",
+    "Chunk",
     "GroupChannel",
+    "GroupMember",
     "GroupMessages",
-    "Member",
-    "Piece",
+    "GroupTask",
     "Whole",
     "cut",
 ]
 
 
-class Member(Protocol):
+class GroupMember(Protocol):
     """A worker that takes part."""
 
     def recv(self, task: int, sender: int, content: Any) -> None:
@@ -47,7 +47,7 @@ class GroupChannel:
     Parameters
     ----------
     send : sends a value to a rank
-    receive : waits for the next (SAY, sender, content) or (LEFT, sender, reason); a content is a `Whole` or a `Piece`
+    receive : waits for the next (SAY, sender, content) or (LEFT, sender, reason); a content is a `Whole` or a `Chunk`
     copy : copies the data of a piece into a buffer
     address : as in `Channel`
     """
@@ -67,7 +67,7 @@ class GroupChannel:
         self._send = send
         self._receive = receive
         self._copy = copy
-        self._inbox: list[deque[Whole | Piece]] = [deque() for _ in range(world_size)]
+        self._inbox: list[deque[Whole | Chunk]] = [deque() for _ in range(world_size)]
         self._left: dict[int, str] = {}
 
     def send(self, value: Any, rank: int) -> None:
@@ -86,7 +86,7 @@ class GroupChannel:
             if assembly.add(content):
                 return assembly.value()
 
-    def _next(self, rank: int) -> Whole | Piece:
+    def _next(self, rank: int) -> Whole | Chunk:
         while not self._inbox[rank]:
             failed = next((reason for reason in self._left.values() if reason), self._left.get(rank))
             if failed is not None:
@@ -103,10 +103,10 @@ class GroupChannel:
             raise BadValueError(f"there is no rank {rank!r}", remedy=f"ranks go from 0 to {self.world_size - 1}")
 
 
-class Group:
+class GroupTask:
     """One attempt of one group task. Nothing is passed on before every member was told to run."""
 
-    def __init__(self, task: int, members: Sequence[Member]) -> None:
+    def __init__(self, task: int, members: Sequence[GroupMember]) -> None:
         self.task = task
         self._members = list(members)
         self._left: set[int] = set()
@@ -138,7 +138,7 @@ class Whole(NamedTuple):
     value: Any
 
 
-class Piece(NamedTuple):
+class Chunk(NamedTuple):
     """A part of a value on its way.
 
     Attributes
@@ -157,7 +157,7 @@ class Piece(NamedTuple):
     data: Any
 
 
-def cut(value: Any, piece_bytes: int) -> Iterator[Piece]:
+def cut(value: Any, piece_bytes: int) -> Iterator[Chunk]:
     """Cut a value into pieces whose data are parts of its own memory.
 
     Raises
@@ -180,12 +180,12 @@ def cut(value: Any, piece_bytes: int) -> Iterator[Piece]:
         ) from error
     head = (body, tuple([buffer.nbytes for buffer in buffers]))
     if not buffers:
-        yield Piece(head, 0, 0, 0, b"")
+        yield Chunk(head, 0, 0, 0, b"")
         return
     spans = [(number, at) for number, size in enumerate(head[1]) for at in range(0, size, piece_bytes)]
     for position, (number, at) in enumerate(spans, start=1):
         first = head if position == 1 else None
-        yield Piece(first, number, at, len(spans) - position, buffers[number][at : at + piece_bytes])
+        yield Chunk(first, number, at, len(spans) - position, buffers[number][at : at + piece_bytes])
 
 
 class Assembly:
@@ -201,7 +201,7 @@ class Assembly:
         self._body: bytes | None = b""
         self._buffers: list[memoryview] = []
 
-    def add(self, piece: Piece) -> bool:
+    def add(self, piece: Chunk) -> bool:
         """Take the next piece; True when it was the last."""
         if piece.head is not None:
             self._body = piece.head[0]
@@ -244,7 +244,7 @@ class GroupMessages:
         self._send = send
         self._announce = announce
         self._attempts: dict[int, int] = {}
-        self._unread: dict[Place, tuple[int, Payload]] = {}
+        self._unread: dict[BufferPlace, tuple[int, Payload]] = {}
 
     def join(self, task: int, seq: int) -> None:
         """Record that an attempt of the worker is a member of a group task."""
@@ -264,7 +264,7 @@ class GroupMessages:
         for piece in cut(content.value, most) if isinstance(content, Whole) else (content,):
             self._send((msg.SEND, seq, sender, self._placed(seq, piece)))
 
-    def _placed(self, seq: int, piece: Piece) -> tuple[Any, ...]:
+    def _placed(self, seq: int, piece: Chunk) -> tuple[Any, ...]:
         """Return a piece as it travels to the worker: its data in the pool, kept until they were heard, or as bytes."""
         counters, data = self._counters, piece.data
         counters["pieces"] += 1
@@ -278,7 +278,7 @@ class GroupMessages:
             data = tuple(place)
         return tuple(piece._replace(data=data))
 
-    def received(self, place: Place) -> None:
+    def received(self, place: BufferPlace) -> None:
         """Record that the worker has copied what lay there."""
         self._unread.pop(place, None)
 

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from hetero.engines.base import Call, Function
 from hetero.engines.shared.exceptions import one_line
-from hetero.engines.shared.groups import Group
+from hetero.engines.shared.groups import GroupTask
 from hetero.engines.shared.memory_pool import Payload
 from hetero.engines.shared.wire import as_bytes
 from hetero.floor.errors import SerialisationError
@@ -50,7 +50,7 @@ class InFlight(NamedTuple):
     seq: int
     launch: Launch
     call: Call
-    group: Group | None
+    group: GroupTask | None
     rank: int
     holds: tuple[Payload, ...] = ()
     peers: tuple[Any, ...] = ()

@@ -11,11 +11,11 @@ from typing import Any, NamedTuple, Protocol
 
 from hetero.engines.base import ItemRef, NodeUsage, is_container, rebuild
 from hetero.engines.shared.memory_pool import Payload
-from hetero.engines.shared.wire import LARGE_BYTES, Wire
+from hetero.engines.shared.wire import LARGE_BYTES, WireValue
 from hetero.floor.errors import DeviceLostError, SerialisationError
 from hetero.model.device import Device
 
-__all__ = ["MISSING", "Holder", "Item", "Items", "Meter", "Packer", "Replica", "resolve", "sizeof"]
+__all__ = ["MISSING", "HeldItem", "Holder", "Items", "NodeMeter", "Packer", "Replica", "resolve", "sizeof"]
 
 
 class _Missing:
@@ -74,7 +74,7 @@ class Replica(NamedTuple):
     nbytes: int
 
 
-class Meter:
+class NodeMeter:
     """How much lies on each memory node of a device."""
 
     def __init__(self) -> None:
@@ -94,7 +94,7 @@ class Meter:
         return NodeUsage(capacity, self._used.get(device.memory_node, 0), self._peak.get(device.memory_node, 0), 0.0)
 
 
-class Item:
+class HeldItem:
     """One value: any of its three forms may be there."""
 
     __slots__ = ("payload", "replicas", "value")
@@ -117,14 +117,14 @@ class Item:
 class Items:
     """All data items and uncommitted results of one engine."""
 
-    def __init__(self, pool: Packer, meter: Meter) -> None:
+    def __init__(self, pool: Packer, meter: NodeMeter) -> None:
         self._pool = pool
         self._meter = meter
-        self._items: dict[int, Item] = {}
-        self._results: dict[int, list[tuple[int, Item]]] = {}
+        self._items: dict[int, HeldItem] = {}
+        self._results: dict[int, list[tuple[int, HeldItem]]] = {}
         self._lock = threading.Lock()
 
-    def finished(self, task: int, attempt: int, item: Item) -> None:
+    def finished(self, task: int, attempt: int, item: HeldItem) -> None:
         """Keep a result until it is committed or discarded."""
         with self._lock:
             results = self._results.get(task)
@@ -162,7 +162,7 @@ class Items:
             if number == attempt:
                 self._drop(item)
 
-    def put(self, number: int, item: Item) -> None:
+    def put(self, number: int, item: HeldItem) -> None:
         """Keep a value of the user's."""
         self._items[number] = item
 
@@ -174,7 +174,7 @@ class Items:
         for dropped in ([item] if item else []) + [row[1] for row in results]:
             self._drop(dropped)
 
-    def find(self, number: int) -> Item:
+    def find(self, number: int) -> HeldItem:
         """Return an item.
 
         Raises
@@ -238,7 +238,7 @@ class Items:
                 raise SerialisationError(f"data item {number} cannot travel to a worker process: {error}") from error
         return item.payload
 
-    def for_worker(self, number: int, holder: Holder) -> tuple[tuple[Wire | None, Any], Payload | None]:
+    def for_worker(self, number: int, holder: Holder) -> tuple[tuple[WireValue | None, Any], Payload | None]:
         """Return how an item goes to a worker, and what must be kept until the worker is done."""
         replica = self.find(number).on(holder)
         if replica is not None:
@@ -261,13 +261,13 @@ class Items:
         self._items.clear()
         self._results.clear()
 
-    def _all(self) -> Iterator[Item]:
+    def _all(self) -> Iterator[HeldItem]:
         yield from self._items.values()
         for rows in self._results.values():
             for _, item in rows:
                 yield item
 
-    def _drop(self, item: Item) -> None:
+    def _drop(self, item: HeldItem) -> None:
         self._release(item.replicas)
         item.payload, item.value, item.replicas = None, MISSING, ()
 

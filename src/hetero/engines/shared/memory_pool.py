@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hetero.engines.base import NodeUsage
-from hetero.engines.shared.wire import Copies, Place, Wire, dump, load
+from hetero.engines.shared.wire import BufferPlace, Copies, WireValue, dump, load
 from hetero.floor import own_memory
 from hetero.floor.errors import EngineError, HeteroError
 from hetero.floor.platform import (
@@ -84,7 +84,7 @@ class Block:
 
     __slots__ = ("__weakref__", "_returned", "place", "segment")
 
-    def __init__(self, segment: Segment, place: Place, returned: deque[Place]) -> None:
+    def __init__(self, segment: Segment, place: BufferPlace, returned: deque[BufferPlace]) -> None:
         self.segment = segment
         self.place = place
         self._returned = returned
@@ -112,9 +112,11 @@ class Payload:
         """Where its large buffers lie, each in an object of its own."""
         return self.blocks
 
-    def wire(self) -> Wire:
+    def wire(self) -> WireValue:
         """Return the form in which it is sent."""
-        return Wire(self.body, tuple([block.place for block in self.blocks])) if self.blocks else Wire(self.body)
+        return (
+            WireValue(self.body, tuple([block.place for block in self.blocks])) if self.blocks else WireValue(self.body)
+        )
 
     def value(self) -> Any:
         """Read the value; its arrays are writable, shared with nobody, and hold their blocks."""
@@ -151,7 +153,7 @@ class MemoryPool:
         self._allocator = Allocator(capacity_bytes, PAGE_BYTES)
         self._running_at = capacity_bytes
         self._slots: dict[str, int] = {}
-        self._returned: deque[Place] = deque()
+        self._returned: deque[BufferPlace] = deque()
         self._spills: dict[int, Segment] = {}
         self._next = POOL + 1
         self._lock = threading.Lock()
@@ -168,9 +170,9 @@ class MemoryPool:
         with self._lock:
             offset = self._take(nbytes)
             if offset is not None:
-                return Block(self.main, Place(POOL, offset, nbytes), self._returned)
+                return Block(self.main, BufferPlace(POOL, offset, nbytes), self._returned)
             segment = self._spill(nbytes)
-        return Block(segment, Place(segment.number, 0, nbytes), self._returned)
+        return Block(segment, BufferPlace(segment.number, 0, nbytes), self._returned)
 
     def spare(self, nbytes: int) -> Block | None:
         """Take a block from the pool if half of it stays free; nothing makes way for it."""
@@ -178,7 +180,7 @@ class MemoryPool:
             self._drain()
             usage = self._allocator.usage()
             offset = None if 2 * (usage.used_bytes + nbytes) > usage.capacity_bytes else self._allocator.take(nbytes)
-        return None if offset is None else Block(self.main, Place(POOL, offset, nbytes), self._returned)
+        return None if offset is None else Block(self.main, BufferPlace(POOL, offset, nbytes), self._returned)
 
     def keep(self, buffer: memoryview) -> Block:
         """Return a block with these bytes: a new copy, or the one made before where it still holds the same."""
@@ -265,7 +267,7 @@ def _address(block: Block) -> int:
     return block.segment.part(block.place.offset, block.place.nbytes).ctypes.data
 
 
-def claim(wire: Wire, leased: dict[Place, Block]) -> Payload:
+def claim(wire: WireValue, leased: dict[BufferPlace, Block]) -> Payload:
     """Create a payload of what a worker sent, with the blocks that it had been given."""
     return Payload(wire.body, tuple([leased.pop(place) for place in wire.places]))
 
@@ -387,10 +389,10 @@ class OutputLeases:
     def __init__(self, pool: MemoryPool, announce: Callable[[Payload], None]) -> None:
         self._pool = pool
         self._announce = announce
-        self._leased: dict[int, dict[Place, Block]] = {}
+        self._leased: dict[int, dict[BufferPlace, Block]] = {}
         self._took: dict[str, Sequence[int]] = {}
 
-    def grant(self, lease: int, sizes: Sequence[int], function: str = "") -> list[Place] | str:
+    def grant(self, lease: int, sizes: Sequence[int], function: str = "") -> list[BufferPlace] | str:
         """Lease room for buffers of these sizes; returns what stands in the way where there is none.
 
         Parameters
@@ -407,7 +409,7 @@ class OutputLeases:
             self._took[function] = sizes
         return self._note(lease, blocks)
 
-    def grant_ahead(self, lease: int, function: str) -> list[Place]:
+    def grant_ahead(self, lease: int, function: str) -> list[BufferPlace]:
         """Lease an attempt room for a result like the last one; returns no places where there was none, or no room."""
         sizes = self._took.get(function, ())
         if not sizes or len(self._leased) >= AHEAD:
@@ -416,16 +418,16 @@ class OutputLeases:
         granted = [block for block in blocks if block is not None]
         return self._note(lease, granted) if len(granted) == len(sizes) else []
 
-    def _note(self, lease: int, blocks: Sequence[Block]) -> list[Place]:
+    def _note(self, lease: int, blocks: Sequence[Block]) -> list[BufferPlace]:
         self._announce(Payload(b"", tuple(blocks)))
         self._leased.setdefault(lease, {}).update({block.place: block for block in blocks})
         return [block.place for block in blocks]
 
-    def filled(self, lease: int, wire: Wire) -> Payload:
+    def filled(self, lease: int, wire: WireValue) -> Payload:
         """Return what a worker sent while it goes on: the room that it filled is leased no more."""
         return claim(wire, self._leased[lease]) if wire.places else Payload(wire.body)
 
-    def close(self, lease: int, wire: Wire | None = None, function: str = "") -> Payload | None:
+    def close(self, lease: int, wire: WireValue | None = None, function: str = "") -> Payload | None:
         """Take back what was leased; returns what the worker sent at the end, if it did."""
         leased = self._leased.pop(lease, {})
         if wire is None:
@@ -514,7 +516,7 @@ class SharedMappings:
                 raise HeteroError(f"segment {number} of the memory pool did not reach this worker")
             return self._segments[number]
 
-    def value(self, wire: Wire, views: list[Any], items: Mapping[int, Any] | None = None) -> Any:
+    def value(self, wire: WireValue, views: list[Any], items: Mapping[int, Any] | None = None) -> Any:
         """Read a value; weak references to the buffers that it looks at are added to `views`."""
         body, places = wire
         buffers = [self._view(*place) for place in places]
@@ -532,12 +534,12 @@ class SharedMappings:
             if alive is not None:
                 make_private(alive)
 
-    def write(self, place: Place, buffer: memoryview) -> None:
+    def write(self, place: BufferPlace, buffer: memoryview) -> None:
         """Copy bytes to a place that was leased."""
         self.segment(place.segment).part(place.offset, place.nbytes)[:] = np.frombuffer(buffer, np.uint8)
 
 
-def store(value: Any, mappings: SharedMappings, room: Callable[[list[int]], list[Place]]) -> Wire:
+def store(value: Any, mappings: SharedMappings, room: Callable[[list[int]], list[BufferPlace]]) -> WireValue:
     """Turn a value into what travels, its large buffers into shared memory.
 
     Raises
@@ -549,8 +551,8 @@ def store(value: Any, mappings: SharedMappings, room: Callable[[list[int]], list
     """
     body, buffers = dump(value)
     if not buffers:
-        return Wire(body)
+        return WireValue(body)
     granted = room([buffer.nbytes for buffer in buffers])
     for place, buffer in zip(granted, buffers, strict=True):
         mappings.write(place, buffer)
-    return Wire(body, tuple(granted))
+    return WireValue(body, tuple(granted))

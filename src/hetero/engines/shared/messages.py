@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from hetero.engines.shared.wire import Place, Wire
+from hetero.engines.shared.wire import BufferPlace, WireValue
 from hetero.engines.shared.worker_setup import WorkerSetup
 
-__all__ = ["Cancelled", "Hello", "Job", "NoRoomError", "Transport", "UnserialisableError", "granted"]
+__all__ = ["AttemptCall", "Cancelled", "Hello", "NoRoomError", "Transport", "UnserialisableError", "granted"]
 
 # On the data socket, in both directions.
 HELLO, READY, BROKEN, RUN, DONE, LEASE, SEND, LEFT, RECEIVED, NOTES, LOG, LEVELS, OPENED, RESTART = range(14)
@@ -25,7 +25,7 @@ CUT_OFF = 113
 """Exit code of a worker that finds its connection gone without the program having closed it."""
 
 PREDICTED = 3
-"""Position of `predicted_s` in a `Job`."""
+"""Position of `predicted_s` in a `AttemptCall`."""
 
 
 class Hello(NamedTuple):
@@ -53,7 +53,7 @@ class Hello(NamedTuple):
     fleet: tuple[Any, ...] = ()
 
 
-class Job(NamedTuple):
+class AttemptCall(NamedTuple):
     """One attempt on its way to a worker.
 
     Attributes
@@ -69,7 +69,7 @@ class Job(NamedTuple):
     predicted_s: float
     key: str
     task_key: str
-    wire: Wire
+    wire: WireValue
     items: dict[int, Any]
     group: tuple[int, int] | None
     nest: tuple[Any, ...]
@@ -100,8 +100,8 @@ class NoRoomError(Exception):
     """Neither the pool nor the disk has room."""
 
 
-def granted(answer: Any) -> list[Place]:
+def granted(answer: Any) -> list[BufferPlace]:
     """Return the places that were granted, or raise what stands in the way."""
     if isinstance(answer, str):
         raise NoRoomError(answer)
-    return [Place(*place) for place in answer]
+    return [BufferPlace(*place) for place in answer]

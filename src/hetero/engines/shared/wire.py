@@ -30,10 +30,10 @@ __all__ = [
     "LARGE_BYTES",
     "NONE",
     "READ_BYTES",
+    "BufferPlace",
     "Copies",
     "Frames",
-    "Place",
-    "Wire",
+    "WireValue",
     "as_bytes",
     "cloud_pickler",
     "dump",
@@ -57,7 +57,7 @@ _TEXT_KINDS = frozenset("MmSU")
 Kept = TypeVar("Kept")
 
 
-class Place(NamedTuple):
+class BufferPlace(NamedTuple):
     """Where in shared memory a buffer lies."""
 
     segment: int
@@ -65,11 +65,11 @@ class Place(NamedTuple):
     nbytes: int
 
 
-class Wire(NamedTuple):
+class WireValue(NamedTuple):
     """A value as it travels: its pickle, and where its large buffers lie; a body of None is the first of them."""
 
     body: bytes | None
-    places: tuple[Place, ...] = ()
+    places: tuple[BufferPlace, ...] = ()
 
 
 class _NotPlainError(Exception):

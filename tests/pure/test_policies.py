@@ -362,6 +362,13 @@ def test_auto_asks_every_policy_whether_it_suits_the_fleet(monkeypatch: pytest.M
     assert "auto" in names()
 
 
+def test_the_former_name_of_the_best_device_still_works_and_warns() -> None:
+    view = fleet(2)
+    view.best_device = 1
+    with pytest.warns(DeprecationWarning, match="View.home is now View.best_device"):
+        assert view.home == 1
+
+
 class _Renamed(EarliestFinishTime):
     """The default under another name."""
 

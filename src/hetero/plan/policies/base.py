@@ -6,6 +6,7 @@ A policy is pure: what it wants to remember is handed in and out. It must not ch
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from typing import NamedTuple, Protocol
@@ -34,7 +35,7 @@ class ReadyTask(NamedTuple):
     seconds : shape (n_devices,), s; estimated run time on each device, inf where it must not run now
     arrive_s : shape (n_devices,), s, or None when no input has to travel; time until all inputs are there
     key : what tasks that belong together share (function and argument shapes); consistent hashing uses it
-    back_s : shape (n_devices,), s, or None when nothing has to travel; time of its result to `View.home`,
+    back_s : shape (n_devices,), s, or None when nothing has to travel; time of its result to `View.best_device`,
         inf where the size of the result is not known yet
     """
 
@@ -81,7 +82,7 @@ class View:
     busy_frac : shape (n_devices,), 0..1; use of the device by others, 0 where unknown
     backlog : number of ready tasks, those beyond the ones that the policy is shown included
     waiting : placed tasks that may still be moved, in the order of their placement
-    home : index of the device that would be the best one alone, -1 where it does not matter
+    best_device : index of the device that would be the best one alone, -1 where it does not matter
     offered : shape (n_devices,), the room that was not left unused when it was offered before; None for all.
         Once it is used up a policy may stop: for the other room it is asked again when something changed.
     ahead : the open task graph, for a policy whose `looks_ahead` is True; else None
@@ -96,9 +97,15 @@ class View:
     busy_frac: Floats
     backlog: int
     waiting: tuple[Waiting, ...] = ()
-    home: int = -1
+    best_device: int = -1
     offered: Ints | None = None
     ahead: Ahead | None = None
+
+    @property
+    def home(self) -> int:
+        """The former name of `best_device`."""
+        warnings.warn("View.home is now View.best_device", DeprecationWarning, stacklevel=2)
+        return self.best_device
 
 
 class Policy(Protocol):

@@ -85,7 +85,7 @@ class EarliestFinishTime:
         proposals: list[Proposal] = []
         now_s = view.now_s
         eft = np.empty(len(avail))
-        home = view.home
+        best = view.best_device
         for task_id, seconds, arrive_s, _, back_s in ready:
             if not free:
                 return proposals, memory
@@ -96,7 +96,7 @@ class EarliestFinishTime:
                 np.maximum(avail, eft, out=eft)
                 np.add(eft, seconds[able], out=eft)
             if back_s is not None:
-                eft[eft + back_s > eft[home]] = np.inf
+                eft[eft + back_s > eft[best]] = np.inf
             device = int(eft.argmin())
             end_s = eft[device]
             if end_s == np.inf:

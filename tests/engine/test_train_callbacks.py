@@ -153,6 +153,44 @@ def test_a_fit_that_a_callback_ends_by_an_error_goes_on_from_the_epoch_that_it_s
     assert distance(model.state_dict(), expected.state_dict()) < 1e-12
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda optimizer: optimizer.state.clear(),
+        lambda optimizer: next(iter(optimizer.state.values()))["exp_avg"].zero_(),
+        lambda optimizer: optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict())),
+        lambda optimizer: next(iter(optimizer.state.values())).update(step=torch.tensor(1.0)),
+    ],
+)
+def test_state_of_the_optimizer_that_a_callback_changes_is_refused_by_name(fleet: hetero.Context, change: Any) -> None:
+    model = net()
+    optimizer = adam(model)
+
+    def changes(report: Any) -> None:
+        if report.epoch == 2:
+            change(optimizer)
+
+    said = r"a callback changed \w+ of [02].weight, the optimizer's state, which the devices .*fit\(1\) in a loop"
+    with made(fleet, model, optimizer, changes) as trainer, pytest.raises(BadValueError, match=said):
+        trainer.fit(3)
+    changed = torch.optim.Adam(model.parameters(), lr=0.05)
+    with made(fleet, model, changed) as trainer:
+        trainer.fit(1)
+        changed.state.clear()
+        trainer.fit(1)
+
+
+@pytest.mark.parametrize("mode", ["eval", "train"])
+def test_a_mode_that_a_callback_leaves_is_set_back_and_a_note_tells(fleet: hetero.Context, mode: str) -> None:
+    model = net().train(mode == "eval")
+    with made(fleet, model, adam(model), lambda report: model.train(mode == "train") and None) as trainer:
+        trainer.fit(1)
+    assert model.training is (mode == "eval")
+    assert any(
+        f"a callback left the model in {mode} mode: training goes on in the mode" in text for text in trainer.notes
+    )
+
+
 def test_a_listener_sees_the_trained_model_too(fleet: hetero.Context) -> None:
     model = net()
     begun, seen = copy.deepcopy(model.state_dict()), []

@@ -371,9 +371,9 @@ def check_loss(loss: Any) -> None:
 # --- what a program changes while nobody looks ----------------------------------------------------------------
 
 
-def seen(model: Any, loss: Any) -> dict[str, Any]:
-    """Return what the devices were sent of a model and a loss, by name, to compare with `difference`."""
-    found: dict[str, Any] = {}
+def seen(model: Any, loss: Any, optimizer: Any = None) -> dict[str, Any]:
+    """Return what the devices were sent of a model, a loss and an optimizer, by name, to compare with `difference`."""
+    found: dict[str, Any] = dict(_state_of(model, optimizer))
     for what, whole in (("", model), ("of the loss", loss)):
         if not isinstance(whole, torch.nn.Module):
             found[f"something {what} that it uses".strip()] = fingerprint(whole)
@@ -392,6 +392,14 @@ def seen(model: Any, loss: Any) -> dict[str, Any]:
         modes = {name: module.training for name, module in whole.named_modules()}
         found[f"the training mode {what}".strip()] = modes if len({*modes.values()}) > 1 else None
     return found
+
+
+def _state_of(model: Any, optimizer: Any) -> Iterator[tuple[str, Any]]:
+    """Yield what an optimizer keeps of each parameter; a function that makes one keeps nothing here."""
+    kept: Mapping[Any, Any] = getattr(optimizer, "state", {})
+    for name, parameter in model.named_parameters():
+        for key, value in kept[parameter].items() if parameter in kept else ():
+            yield f"{key} of {name}, the optimizer's state,", _held(value) if torch.is_tensor(value) else repr(value)
 
 
 def difference(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:

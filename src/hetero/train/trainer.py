@@ -443,7 +443,7 @@ class Trainer:
         return TrainingCheckpoints(self._checkpoint, self._keep) if self._checkpoint else None
 
     def _parts(self) -> bytes:
-        self._seen = seen(self.model, self.loss)
+        self._seen = seen(self.model, self.loss, self.optimizer)
         parts: bytes = cloudpickle.dumps((self.model, self.loss, self.optimizer))
         return parts
 
@@ -484,14 +484,23 @@ class Trainer:
             self.optimizer._opt_called = True
 
     def _refuse_changed(self, _: EpochReport) -> None:
-        changed = difference(self._seen, seen(self.model, self.loss))
+        changed = difference(self._seen, seen(self.model, self.loss, self.optimizer))
         if changed:
             what = "the model's weights" if changed.endswith(", a weight,") else changed
             raise BadValueError(
                 f"a callback changed {what.rstrip(',')}, which the devices would not see",
                 remedy="change it between two calls: fit(1) in a loop",
             )
-        for module, training in self._modes:  # a callback that tests may leave the whole model in eval mode
+        self._restore_modes()
+
+    def _restore_modes(self) -> None:
+        """Set the modes back: a callback that tests may leave the whole model in eval mode."""
+        moved = any(module.training != training for module, training in self._modes)
+        mode = "train" if self.model.training else "eval"
+        text = f"a callback left the model in {mode} mode: training goes on in the mode that the model had at fit"
+        if moved and text not in self.notes:
+            self.notes.append(text)
+        for module, training in self._modes:
             module.training = training
 
     def _look_at_data(self) -> None:
@@ -512,7 +521,7 @@ class Trainer:
         """Restore the program's model and optimizer to the state of an epoch, from where training goes on."""
         self._adopt(state)
         self._totals = None
-        self._seen = seen(self.model, self.loss)
+        self._seen = seen(self.model, self.loss, self.optimizer)
 
     def _adopt(self, state: bytes) -> None:
         numbers = load_state(state, self.model, self.optimizer)

@@ -183,6 +183,54 @@ def test_variables_and_seeds_stay_with_the_task_that_has_them(ctx: hetero.Contex
     assert len({number for number, _ in found}) == len(found)
 
 
+def long_map(timeout: float, on: str | None) -> tuple[list[Any], str]:
+    sleeps, got = hetero.task(time.sleep, on=on) if on else time.sleep, []
+    try:
+        for each in inner().map(sleeps, [0.0, 0.0, LONG_S, LONG_S] if on else [0.0, 0.2, 0.2, 0.2], timeout=timeout):
+            got.append(each)
+    except TimeoutError as error:
+        return got, str(error)
+    return got, ""
+
+
+def test_a_map_in_a_task_ends_when_its_time_is_over_and_stops_what_is_left(ctx: hetero.Context) -> None:
+    got, said = ctx.submit(hetero.task(long_map, on="cpu:0"), 1.0, "cpu:1").result(LONG_S / 2)
+    assert got == [None, None]
+    assert "has not ended within" in said
+    with hetero.Context(devices="1xcpu", history=False) as one:
+        got, said = one.run(long_map, 0.1, None)
+    assert (got, said) == ([None, None], "map: the next result was not there in time")
+    with pytest.raises(BadValueError, match="chunk=0 is not allowed"):
+        ctx.run(lambda: inner().map(abs, [1], chunk=0))
+
+
+def called_back() -> list[str]:
+    import asyncio
+
+    future = inner().submit(hetero.task(time.sleep, on="cpu:1"), 0.2)
+    said = []
+    for use in (lambda: future.add_done_callback(print), lambda: future.__await__()):
+        with pytest.raises(BadValueError) as caught:
+            use()
+        said.append(str(caught.value))
+
+    async def wrapped() -> None:
+        await asyncio.wrap_future(future)
+
+    with pytest.raises(BadValueError):
+        asyncio.run(wrapped())
+    future.result()
+    future.add_done_callback(lambda ended: said.append(str(ended.done())))
+    return said
+
+
+def test_what_would_wait_for_ever_for_a_nested_task_is_refused_by_name(ctx: hetero.Context) -> None:
+    called, awaited, ended = ctx.submit(hetero.task(called_back, on="cpu:0")).result(LONG_S)
+    assert "has not ended, and a nested task calls nobody back; wait for it: result()" in called
+    assert "cannot be awaited" in awaited
+    assert ended == "True"
+
+
 def fail(word: str) -> None:
     raise ValueError(word)
 

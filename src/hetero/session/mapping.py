@@ -26,7 +26,7 @@ from hetero.session.tasks import TaskFunction
 if TYPE_CHECKING:
     from hetero.session.context import Context
 
-__all__ = ["ChunkRunner", "Results", "chunk_size", "start_map"]
+__all__ = ["ChunkRunner", "Results", "check_chunk", "chunk_size", "start_map"]
 
 WORTH_S = 2e-3
 """Seconds that a chunk should be worth."""
@@ -65,8 +65,7 @@ def start_map(
     timeout_s: float | None,
 ) -> Iterator[Any]:
     """Submit the chunks and give the iterator of their results."""
-    if chunk != "auto" and (isinstance(chunk, bool) or not isinstance(chunk, int) or chunk < 1):
-        raise BadValueError(f"chunk={chunk!r} is not allowed", remedy="give 'auto' or a whole number from 1")
+    check_chunk(chunk)
     if not iterables:
         raise BadValueError(f"map got no items for {task.name}", remedy=f"write ctx.map({task.name}, items)")
     columns = _columns(iterables)
@@ -77,6 +76,12 @@ def start_map(
     results = Results(ctx, task, columns, length, until_s)
     results.start(chunk if isinstance(chunk, int) else None)
     return results
+
+
+def check_chunk(chunk: int | str) -> None:
+    """Raise BadValueError where the items of a chunk are neither a whole number from 1 nor 'auto'."""
+    if chunk != "auto" and (isinstance(chunk, bool) or not isinstance(chunk, int) or chunk < 1):
+        raise BadValueError(f"chunk={chunk!r} is not allowed", remedy="give 'auto' or a whole number from 1")
 
 
 def chunk_size(item_s: float, left: int, devices: int) -> int:

@@ -23,6 +23,7 @@ from hetero.floor.errors import BadValueError, NothingFitsError, SerialisationEr
 from hetero.session.futures import exception_of
 from hetero.session.gathering import gather
 from hetero.session.identity import call_identity, read_as_future
+from hetero.session.mapping import check_chunk
 from hetero.session.signature import describe, register
 from hetero.session.tasks import TaskFunction, as_task
 
@@ -82,6 +83,12 @@ class NestedFuture(concurrent.futures.Future[Any]):
 
     number = 0
 
+    def __await__(self) -> NoReturn:
+        raise BadValueError(
+            "the future of a nested task cannot be awaited: its task waits in its own thread",
+            remedy="call result(), or gather",
+        )
+
     def __reduce__(self) -> NoReturn:
         raise SerialisationError("the future of a nested task cannot leave its task", remedy="return its result()")
 
@@ -138,6 +145,21 @@ class _SpreadFuture(NestedFuture):
         """Return the exception that the task raised, or None, waiting for its end with the device given up."""
         self._await(timeout)
         return super().exception(0)
+
+    def add_done_callback(self, fn: Callable[[Any], object]) -> None:
+        """Call a function with this future, which must have ended.
+
+        Raises
+        ------
+        BadValueError
+            It has not ended: while its task computes, nobody in the worker would learn of its end.
+        """
+        if not self.done():
+            raise BadValueError(
+                f"{self._name} has not ended, and a nested task calls nobody back",
+                remedy="wait for it: result(), gather, concurrent.futures.wait or as_completed",
+            )
+        super().add_done_callback(fn)
 
     def cancel(self) -> bool:
         """Stop the task; True unless it had ended before."""
@@ -221,15 +243,36 @@ class TaskContext:
         """Run one call of a function and return its result."""
         return self.submit(function, *args, **kwargs).result()
 
-    def map(self, function: Callable[..., Any], /, *iterables: Iterable[Any], **_: Any) -> Iterator[Any]:
+    def map(
+        self,
+        function: Callable[..., Any],
+        /,
+        *iterables: Iterable[Any],
+        chunk: int | str = "auto",
+        timeout: float | None = None,
+    ) -> Iterator[Any]:
         """Run a function over the items and yield the results in order.
 
+        Parameters
+        ----------
+        chunk : as in the program; here each item is a task of its own
+        timeout : s from now within which each result must be there; a task that has begun at once is not stopped
+
+        Raises
+        ------
+        TimeoutError
+            From the iterator: a result was not there in time. What is left is stopped then, as after an exception.
+
+        Notes
+        -----
         All are handed in at once where they may go to other devices, else each runs when its result is asked for.
         """
+        check_chunk(chunk)
+        until_s = None if timeout is None else clock.monotonic_s() + timeout
+        items = zip(*iterables, strict=False)
         if _frame().spread is None:
-            return map(functools.partial(self.run, function), *iterables)
-        futures = [self.submit(function, *items) for items in zip(*iterables, strict=False)]
-        return _results(futures[::-1])
+            return _in_turn(functools.partial(self.run, function), items, until_s)
+        return _results([self.submit(function, *each) for each in items][::-1], until_s)
 
     def put(self, value: Any) -> NestedFuture:
         """Return a future of a value, which nested tasks take as an argument."""
@@ -300,9 +343,22 @@ def _frame() -> Frame:
     return frame
 
 
-def _results(futures: list[NestedFuture]) -> Iterator[Any]:
-    while futures:
-        yield futures.pop().result()
+def _in_turn(run: Callable[..., Any], items: Iterable[tuple[Any, ...]], until_s: float | None) -> Iterator[Any]:
+    for each in items:
+        if until_s is not None and clock.monotonic_s() > until_s:
+            raise TimeoutError("map: the next result was not there in time")
+        yield run(*each)
+
+
+def _results(futures: list[NestedFuture], until_s: float | None) -> Iterator[Any]:
+    try:
+        while futures:
+            value = futures[-1].result(None if until_s is None else max(0.0, until_s - clock.monotonic_s()))
+            futures.pop()
+            yield value
+    finally:
+        for each in futures:
+            each.cancel()
 
 
 _expected_s: dict[_Kind, float] = {}

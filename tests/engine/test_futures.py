@@ -82,6 +82,21 @@ def test_a_callback_may_wait_for_the_result_and_for_other_tasks(ctx: hetero.Cont
     assert seen == [(3.0, 5)]
 
 
+def test_a_callback_of_a_future_that_is_cancelled_is_called_once(ctx: hetero.Context) -> None:
+    called: list[Any] = []
+    futures = [ctx.submit(time.sleep, 0.05) for _ in range(4)]
+    for future in futures:
+        future.add_done_callback(called.append)
+    for future in futures:
+        future.cancel()
+    ctx.run(identity, 1)
+    ctx.gather([ctx.submit(identity, number) for number in range(4)])
+    told = threading.Event()
+    ctx.submit(identity, 2).add_done_callback(lambda _: told.set())
+    assert told.wait(30)
+    assert sorted(map(id, called)) == sorted(map(id, futures))
+
+
 def test_a_callback_that_raises_does_not_stop_the_others(ctx: hetero.Context, capsys: Any) -> None:
     told = threading.Event()
     first = ctx.submit(time.sleep, 0.1)

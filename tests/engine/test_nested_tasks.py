@@ -183,6 +183,22 @@ def test_variables_and_seeds_stay_with_the_task_that_has_them(ctx: hetero.Contex
     assert len({number for number, _ in found}) == len(found)
 
 
+def end_worker() -> None:
+    os._exit(5)
+
+
+def parent_of_killers(count: int) -> list[str]:
+    killer = hetero.task(end_worker, crashes=0)
+    return [type(inner().submit(killer).exception()).__name__ for _ in range(count)]
+
+
+def test_a_class_that_ended_a_worker_does_not_run_on_top_of_its_parent_while_another_device_may(
+    ctx: hetero.Context,
+) -> None:
+    parent = hetero.task(parent_of_killers, on="cpu:0", crashes=1)
+    assert ctx.submit(parent, 3).result(LONG_S) == ["TaskLostError"] * 3
+
+
 def long_map(timeout: float, on: str | None) -> tuple[list[Any], str]:
     sleeps, got = hetero.task(time.sleep, on=on) if on else time.sleep, []
     try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import stat
 import sys
 import threading
@@ -12,6 +13,7 @@ import pytest
 
 from hetero.cli import main, profiler
 from hetero.drive.trace import TraceWriter
+from hetero.engines.ray.job_package import Program
 from hetero.floor import files
 from hetero.floor.documents import read_text
 from hetero.floor.errors import BadValueError, FileError, GraphError
@@ -109,3 +111,9 @@ def test_an_address_is_named_as_it_was_given(address: str) -> None:
     if not address.startswith("s3a"):
         with pytest.raises(BadValueError, match=f"out: {address} is no path of this host"):
             local_path(Path(address), "out")
+
+
+@pytest.mark.parametrize("script", ["-dash.py", "spa ce.py", "quo'te.py", "--help"])
+def test_a_script_of_any_name_is_what_a_job_runs(script: str) -> None:
+    words = shlex.split(Program(script, ("-x", "a b")).command("python"))
+    assert words[-4:] == ["--", script, "-x", "a b"]

@@ -169,7 +169,8 @@ def test_a_task_that_kills_is_retried_as_often_as_it_asks_for_and_then_its_like_
         world.go()
     assert world.runs == [1, 2, 2, 2, 2, 3, 4]
     assert world.failed[2] == f"f was given up: its worker died 4 times, last on h0/cpu:0: {SEGV}"
-    assert world.failed[3] == f"f was given up: its worker died once, on h0/cpu:0: {SEGV}"
+    others = "and so did those of others of its kind"
+    assert world.failed[3] == f"f was given up: its worker died once, on h0/cpu:0, {others}: {SEGV}"
 
 
 def test_where_a_retry_helped_the_next_task_is_retried_too() -> None:

@@ -40,7 +40,7 @@ class Row:
     plain : whether the request is
     count : tasks of this class that were handed in
     ended_well : True when a task of this class was finished in this run
-    waits : True when a task of this class was suspended in this run
+    waits, deadly : True when a task of this class was suspended, or ended its worker, in this run
     back : transfer time of a result to the best device, shape (n_devices,), s, and the round in which it was worked out
     """
 
@@ -51,6 +51,7 @@ class Row:
         "best",
         "best_s",
         "count",
+        "deadly",
         "dirty",
         "ended_well",
         "high_s",
@@ -82,7 +83,7 @@ class Row:
         self._guess_s = inf
         self.count = 0
         self.ended_well = False
-        self.waits = False
+        self.waits = self.deadly = False
         self.back: tuple[int, NDArray[np.float64] | None] = (-1, None)
         self.dirty = 0
         self.stale = True

@@ -206,9 +206,12 @@ class DeviceFaults:
         self._placer.unplace(state, event.at_s, commands)
         if blamed:
             state.crashes += 1
+            self._rows.of(state).deadly = True
             if state.crashes > self._forgiven(state, event.reason):
+                early = state.crashes <= state.task.request.crashes
+                kind = ", and so did those of others of its kind" if early else ""
                 last = "on" if state.crashes == 1 else "last on"
-                deaths = f"its worker died {times(state.crashes)}, {last} {device.name}: {event.reason}"
+                deaths = f"its worker died {times(state.crashes)}, {last} {device.name}{kind}: {event.reason}"
                 self._lifecycle.fail(state, Failure("crash", f"{state.task.name} was given up: {deaths}"), commands)
                 return
             self._avoid(state, device)

@@ -251,16 +251,18 @@ class Fleet:
         -----
         One that is nested in the topmost of them may: it sees what that one has set for the process and the thread,
         as a call of its own would, and does not have to wait for locks of others. One whose class killed workers may
-        not, so as to cost nobody else an attempt. Where nothing would go on otherwise, all may: of the started tasks,
-        the one started last has nothing on top of it and waits for a task that is ready.
+        not, so as to cost nobody else an attempt, nor be sent there before its parent waits. Where nothing would go
+        on otherwise, all may: of the started tasks, the one started last has nothing on top of it and waits for a
+        task that is ready.
         """
+        deadly = task.crashes or task.alone or (task.row is not None and task.row.deadly)
         if not state.suspended:
-            return True
+            return not deadly or not any(task.is_below(other) for other, _ in state.sent.values())
         if len(state.suspended) >= MOST_SUSPENDED:
             return False
         if stalled or task.stray:
             return True
-        return not (task.crashes or task.alone) and task.is_below(state.suspended[-1])
+        return not deadly and task.is_below(state.suspended[-1])
 
     def available_s(self, now_s: float) -> NDArray[np.float64]:
         """Return when each device's accepted work is estimated to end: shape (n_devices,), s.

@@ -119,7 +119,9 @@ class Nesting:
             for device in places:
                 if device.phase is DevicePhase.GONE:
                     continue
-                if not device.suspended or (awaited.phase is Phase.READY and awaited.is_below(device.suspended[-1])):
+                if not device.suspended or (
+                    awaited.phase is Phase.READY and self._fleet.admits(device, awaited, False)
+                ):
                     return True
                 if device.suspended[-1].task.id not in seen:
                     seen.add(device.suspended[-1].task.id)

@@ -94,10 +94,11 @@ class PolicyView:
         """Return the seconds that a task takes on each device by now, inf where it must not run; not to be changed."""
         request, lends = state.task.request, self._pool.lends
         special = request.near or request.apart or state.excluded or state.avoided or request.lease
-        if not (special or lends or self._fleet.suspended):
+        stacked = self._fleet.suspended or (row.deadly and state.above is not None)
+        if not (special or lends or stacked):
             return row.by_now(self.now_s)
         seconds = row.by_now(self.now_s).copy()
-        if self._fleet.suspended:
+        if stacked:
             self._keep_off_stacks(seconds, state)
         if request.lease or lends:
             self._keep_to_leases(seconds, state)
@@ -111,7 +112,7 @@ class PolicyView:
         """Set the seconds of devices to inf where others wait that a task may not run on top of."""
         for device in self._fleet.states:
             at = device.index
-            if device.suspended and not self._fleet.admits(device, state, self.stalled):
+            if not self._fleet.admits(device, state, self.stalled):
                 seconds[at] = inf
 
     def _keep_to_leases(self, seconds: Floats, state: TaskState) -> None:

@@ -188,10 +188,12 @@ class Future(concurrent.futures.Future[Any]):
     def committed(self, load: Callable[[], Any]) -> None:
         """Record that the value is there; called by the driver, once."""
         with self._mutex:
-            if self._state == _PENDING:
+            ends = self._state == _PENDING
+            if ends:
                 self._load = load
                 self._end()
-        self._invoke_callbacks()
+        if ends:
+            self._invoke_callbacks()
         if self.task_key:
             self.owner.call_soon(self._drop_checkpoints)
 
@@ -201,10 +203,12 @@ class Future(concurrent.futures.Future[Any]):
         if self.reworded is not None:
             error = self.reworded(error, False)
         with self._condition:
-            if self._state == _PENDING:
+            ends = self._state == _PENDING
+            if ends:
                 self._exception = error
                 self._end()
-        self._invoke_callbacks()
+        if ends:
+            self._invoke_callbacks()
 
     def reword(self, reworded: Callable[[BaseException, bool], BaseException]) -> None:
         """Take what words an exception anew, for the one too that is there already."""

@@ -47,7 +47,7 @@ class JobProgram:
 
     def command(self, python: str) -> str:
         """Return the command line that runs it on the cluster, for a shell."""
-        run = ("-m", "hetero", "run", "--submitted", "--engine", "ray", "--address", "auto", self.script)
+        run = ("-m", "hetero", "run", "--submitted", "--engine", "ray", "--address", "auto", "--", self.script)
         return shlex.join([python, *run, *self.arguments])
 
 

@@ -170,7 +170,7 @@ class TaskLifecycle:
         return self._placer.lone(task)
 
     def lone_tasks(self, event: LoneTasks) -> list[Command]:
-        """Take note of tasks that the driver sent by itself; see `lone`."""
+        """Record tasks that the driver sent by itself; see `lone`."""
         came = self._placer.affinities.came
         self._counts.submitted += len(event.ended)
         self._counts.committed += len(event.ended)

@@ -163,7 +163,7 @@ class PayloadEngine(Engine, Generic[Proxy]):
         """Let the workers end by themselves, while the hub still runs."""
 
     def _release(self) -> None:
-        """Give back what is left when all workers have ended."""
+        """Return what is left when all workers have ended."""
         self._context.items.clear()
 
     @abstractmethod

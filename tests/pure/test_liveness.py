@@ -14,7 +14,7 @@ from hetero.floor.platform import process_state
 def looks(count: int, state: str, *, heard: bool = False, answers: bool = True) -> list[bool]:
     """Look so many times at a process that takes no processor time."""
     pulse = Pulse()
-    return [pulse.frozen(state, 0.0, heard=heard, answers=answers) for _ in range(count)]
+    return [pulse.frozen(state, 0.0, received=heard, answers=answers) for _ in range(count)]
 
 
 @pytest.mark.parametrize(
@@ -35,15 +35,15 @@ def test_who_is_at_work_or_cannot_answer_is_alive_however_long(state: str, answe
 @pytest.mark.parametrize("state", ["S", "T", ""])
 def test_processor_time_and_answers_are_signs_of_life_in_every_state(state: str) -> None:
     pulse = Pulse()
-    assert not any(pulse.frozen(state, 0.001 * n, heard=False, answers=True) for n in range(1, 5 * LOOKS))
-    assert not any(looks(5 * LOOKS, state, heard=True))
+    assert not any(pulse.frozen(state, 0.001 * n, received=False, answers=True) for n in range(1, 5 * LOOKS))
+    assert not any(looks(5 * LOOKS, state, received=True))
 
 
 def test_one_sign_of_life_begins_the_count_anew() -> None:
     pulse = Pulse()
     for _ in range(LOOKS - 1):
-        pulse.frozen("T", 0.0, heard=False, answers=True)
-    signs = [pulse.frozen("T", 0.001, heard=False, answers=True) for _ in range(LOOKS + 1)]
+        pulse.frozen("T", 0.0, received=False, answers=True)
+    signs = [pulse.frozen("T", 0.001, received=False, answers=True) for _ in range(LOOKS + 1)]
     assert signs == [False] * LOOKS + [True]
 
 

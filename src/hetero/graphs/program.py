@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from hetero.engines.base import is_container, rebuild
+from hetero.floor.containers import is_container, rebuild
 from hetero.floor.errors import BadValueError
 from hetero.floor.units import shown
 from hetero.graphs.formats import read_graph

@@ -11,7 +11,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from hetero.engines.base import ItemRef, contents, is_container, rebuild
+from hetero.engines.base import ItemRef
+from hetero.floor.containers import contents, is_container, rebuild
 from hetero.floor.errors import BadValueError
 from hetero.session.futures import Future
 

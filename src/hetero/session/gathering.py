@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
-from hetero.engines.base import contents, is_container, rebuild
+from hetero.floor.containers import contents, is_container, rebuild
 from hetero.floor.errors import BadValueError
 from hetero.session.futures import Future
 from hetero.session.tasks import TaskFunction

@@ -223,7 +223,7 @@ class LeaseBackend:
 
     Parameters
     ----------
-    lend
+    post
         Takes the events by which leases are asked for, renewed, refused and released.
     now_s
         Clock of those events, s.
@@ -241,7 +241,7 @@ class LeaseBackend:
 
     def __init__(
         self,
-        lend: Callable[[LeaseEvent], None],
+        post: Callable[[LeaseEvent], None],
         now_s: Callable[[], float],
         devices: Callable[[], tuple[Device, ...]],
         advance: Callable[[], float | None],
@@ -249,7 +249,7 @@ class LeaseBackend:
         self.changed = Condition()
         self.devices = devices
         self.advance = advance
-        self._lend = lend
+        self._post = post
         self._now_s = now_s
         self._numbers = count(1)
         self._leases: dict[int, LeaseValue] = {}
@@ -288,7 +288,7 @@ class LeaseBackend:
         number, now_s = next(self._numbers), self._now_s()
         self._leases[number] = LeaseValue(number, request, asked_s=now_s)
         try:
-            self._lend(LeaseAsked(now_s, number, request))
+            self._post(LeaseAsked(now_s, number, request))
         except BaseException:
             self._leases.pop(number, None)
             raise
@@ -299,14 +299,14 @@ class LeaseBackend:
         lease = self.look(number)
         if lease.phase is not LeasePhase.ACTIVE:
             raise BadValueError(f"lease {number} is {lease.phase}", remedy="ask for a new one")
-        self._lend(LeaseRenewed(self._now_s(), number))
+        self._post(LeaseRenewed(self._now_s(), number))
 
     def refuse(self, number: int, device: str, reason: str) -> None:
         """Report that a device of a lease could not be had after all: the lease waits for others."""
         lease = self.look(number)
         if lease.phase is LeasePhase.ACTIVE:
             self._leases[number] = replace(lease, phase=LeasePhase.PENDING, devices=())
-            self._lend(LeaseRefused(self._now_s(), number, device, reason))
+            self._post(LeaseRefused(self._now_s(), number, device, reason))
 
     def release(self, number: int) -> None:
         """Release a lease; one of a Context ends once its tasks have."""
@@ -314,7 +314,7 @@ class LeaseBackend:
         if lease.phase is LeasePhase.ACTIVE:
             self._leases[number] = replace(lease, phase=LeasePhase.RELEASING)
         if not lease.over:
-            self._lend(LeaseReleased(self._now_s(), number))
+            self._post(LeaseReleased(self._now_s(), number))
 
     def told(self, news: LeaseChanged) -> None:
         """Take in what became of a lease, from any thread."""

@@ -17,8 +17,9 @@ import numpy as np
 
 from hetero.core.eligibility import obstacle, refusal
 from hetero.drive.frame import Frame, current, refuse_deeper
-from hetero.engines.base import Asked, Ended, Function, ItemRef, Spread, contents, is_container, rebuild
+from hetero.engines.base import Asked, Ended, Function, ItemRef, Spread
 from hetero.floor import clock
+from hetero.floor.containers import contents, is_container, rebuild
 from hetero.floor.errors import BadValueError, NothingFitsError, SerialisationError
 from hetero.session.futures import exception_of
 from hetero.session.gathering import gather

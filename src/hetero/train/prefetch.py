@@ -169,7 +169,7 @@ class _ReaderProcess:
     def end_if_frozen(self) -> None:
         """Look whether the process was stopped, and end it after as many looks as a worker's: then nobody waits."""
         state, cpu_s = platform.process_state(self._process.pid), clock.process_cpu_s(self._process.pid)
-        if self._pulse.frozen(state, cpu_s, heard=False, answers=False):
+        if self._pulse.frozen(state, cpu_s, received=False, answers=False):
             self._process.kill()
 
     def close(self) -> None:

@@ -174,7 +174,7 @@ class Pulse:
     quiet: int = 0
     cpu_s: float = 0.0
 
-    def frozen(self, state: str, cpu_s: float, *, heard: bool, answers: bool) -> bool:
+    def frozen(self, state: str, cpu_s: float, *, received: bool, answers: bool) -> bool:
         """Take in the signs since the last look; True once there were none for `LOOKS` looks.
 
         Parameters
@@ -183,14 +183,14 @@ class Pulse:
             Letter of the process's state, '' where it is unknown.
         cpu_s
             Processor time that the process has taken so far.
-        heard
+        received
             Whether a message came since the last look.
         answers
             Whether it would answer now: it has started, and the thread that does is not busy with a copy, which may
             wait for the device without taking processor time. Where it would not, only one that is stopped is frozen.
         """
         took_s, self.cpu_s = cpu_s - self.cpu_s, cpu_s
-        if heard or took_s > 0.0 or state in _AT_WORK:
+        if received or took_s > 0.0 or state in _AT_WORK:
             self.quiet = 0
         else:
             self.quiet += 1

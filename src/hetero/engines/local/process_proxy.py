@@ -16,7 +16,7 @@ from typing import Any
 from hetero.engines.base import Call
 from hetero.engines.local.child_process import LOOK_S, SILENCE_S, STOP_S, Child, Pulse
 from hetero.engines.local.context import LocalContext
-from hetero.engines.local.nested import Nested
+from hetero.engines.local.nested_tasks import Nested
 from hetero.engines.shared import messages as msg
 from hetero.engines.shared.exceptions import failure_of, one_line
 from hetero.engines.shared.groups import Chunk, GroupMessages, GroupTask
@@ -88,7 +88,7 @@ class ProcessProxy:
         self._stopping = False
         self._why = ""
         self._pulse = Pulse()
-        self._heard = False
+        self._received = False
         context.hub.call(self._start)
 
     # -- starting ---------------------------------------------------------------------------------------------
@@ -131,9 +131,9 @@ class ProcessProxy:
         if self._ended or self._child is None:
             return
         self._context.hub.at(LOOK_S, self._look)
-        pid, heard, self._heard = self._child.pid, self._heard, False
+        pid, received, self._received = self._child.pid, self._received, False
         state, cpu_s = platform.process_state(pid), clock.process_cpu_s(pid)
-        if self._pulse.frozen(state, cpu_s, heard=heard, answers=self._opened and not self._orders):
+        if self._pulse.frozen(state, cpu_s, received=received, answers=self._opened and not self._orders):
             self._passing = True
             self._kill(f"its worker was frozen: no answer and no processor time for {SILENCE_S:g} s")
         elif self._opened and self._pulse.quiet == 1:
@@ -285,7 +285,7 @@ class ProcessProxy:
             return 0
         except OSError:
             return -1
-        self._heard = True
+        self._received = True
         try:
             frames.feed(chunk)
             while (message := frames.next()) is not None:

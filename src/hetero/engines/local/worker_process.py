@@ -24,7 +24,7 @@ from typing import Any
 
 from hetero.engines.base import Nest, Outcome, Runner, TaskClock, WorkerEntry
 from hetero.engines.local.control_thread import Control
-from hetero.engines.local.spreading import Spreading
+from hetero.engines.local.worker_nested_tasks import Spreading
 from hetero.engines.shared import messages as msg
 from hetero.engines.shared.exceptions import UNREAD, add_note, one_line
 from hetero.engines.shared.groups import Chunk, GroupChannel, cut
@@ -108,7 +108,7 @@ class WorkerProcess:
     def _group_message(self, seq: int) -> tuple[int, int, Any]:
         """Return the next message for the running member of a group; later runs keep their turn.
 
-        A cancellation is heard only while nothing has been half read.
+        A cancellation takes effect only while nothing has been half read.
         """
         self._refuse_fork()
         self._unpack()

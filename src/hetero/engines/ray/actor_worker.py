@@ -324,7 +324,7 @@ class ActorWorker:
             self._unwant(seq, msg.WITHDRAWN)
 
     def cancel(self, seq: int) -> None:
-        """Stop an attempt; an import is let go on, for half a module would stay behind."""
+        """Stop an attempt; an import is not stopped: half a module would stay behind."""
         deadline_s = clock.monotonic_s() + _IMPORT_S
         while self._cancellation.current == seq and self._imports() and clock.monotonic_s() < deadline_s:
             clock.sleep(_POLL_S / 5)

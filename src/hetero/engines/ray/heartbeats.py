@@ -31,13 +31,13 @@ class HeartbeatActor:
 
 
 class _Watched:
-    """One host: its heartbeat actor, and when it was last heard of."""
+    """One host: its heartbeat actor, and when it last answered."""
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.node_id = ""
         self.actor: Any = None
-        self.heard_s = monotonic_s()
+        self.answered_s = monotonic_s()
         self.asked = False
 
 
@@ -85,7 +85,7 @@ class HostMonitor:
                 self._joined(host)
         for watched in self._watched.values():
             self._ask(watched, hosts.get(watched.name))
-            if monotonic_s() - watched.heard_s > SILENT_S and watched.name not in self._silent:
+            if monotonic_s() - watched.answered_s > SILENT_S and watched.name not in self._silent:
                 self._silent.add(watched.name)
                 self._on_silent(watched.name)
         self._hub.at(BEAT_S, self._look)
@@ -97,12 +97,12 @@ class HostMonitor:
         if watched.actor is not None and not watched.asked:
             watched.asked = True
             ref = watched.actor.beat.remote()
-            ref._on_completed(lambda answer: self._hub.call(partial(self._heard, watched, ref, answer)))
+            ref._on_completed(lambda answer: self._hub.call(partial(self._answered, watched, ref, answer)))
 
-    def _heard(self, watched: _Watched, ref: Any, answer: Any) -> None:
+    def _answered(self, watched: _Watched, ref: Any, answer: Any) -> None:
         watched.asked = False
         if answer == watched.node_id:
-            watched.heard_s = monotonic_s()
+            watched.answered_s = monotonic_s()
             self._silent.discard(watched.name)
         else:
             _end(watched)

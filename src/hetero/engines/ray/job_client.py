@@ -74,7 +74,7 @@ class JobClient:
             answer.
         """
         head = {"token": self.token, "do": do, "nbytes": len(body), **words}
-        job, heard, why = str(words.get("job", "")), False, "it closed the connection"
+        job, answered, why = str(words.get("job", "")), False, "it closed the connection"
         try:
             with closing(self._connected()) as line, line.makefile("rb") as answers:
                 self._send(line, json.dumps(head).encode() + b"\n" + body)
@@ -82,13 +82,13 @@ class JobClient:
                     read = self._read(answer)
                     if read == LAST:
                         return
-                    job, heard = read["job"] if do == "submit" and "job" in read else job, True
+                    job, answered = read["job"] if do == "submit" and "job" in read else job, True
                     yield read
         except OSError as error:
-            if not heard and isinstance(error, ssl.SSLError):
+            if not answered and isinstance(error, ssl.SSLError):
                 raise self._unencrypted(error) from error
             why = "no answer in time" if isinstance(error, TimeoutError) else error.strerror or str(error)
-        raise self._lost(do, job, why) if heard else self._no_server(f"{why}, and gave no answer")
+        raise self._lost(do, job, why) if answered else self._no_server(f"{why}, and gave no answer")
 
     def _connected(self) -> socket.socket:
         host, _, port = self.address.rpartition(":")

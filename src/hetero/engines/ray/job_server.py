@@ -1,7 +1,7 @@
 """The job server of a cluster: takes programs in from elsewhere, on the head's address, by certificate and token.
 
 In: requests of one line of JSON each, with an archive behind it. Out: answers, one line of JSON each, `LAST` the
-last of them. It starts Ray's keeper of jobs with the first request, and must not read on before a token was shown.
+last of them. It starts Ray's job manager with the first request, and must not read on before a token was shown.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Jobs: programs that a cluster runs by itself, by Ray's own keeper of jobs; each has a supervisor on the head.
+"""Jobs: programs that a cluster runs by itself, by Ray's own job manager; each has a supervisor on the head.
 
 In: an archive and what to run of it. Out: states, and what the programs print. Programs run on the head, where their
 words can be read. It must not be reached but by the job server.
@@ -32,7 +32,7 @@ _CHUNK_BYTES = 1 << 20
 _MOST_WHY = 400
 CANCELLED = 130
 _BEGUN = "Running entrypoint for job "
-"""What Ray's keeper writes above what a program prints."""
+"""What Ray's job manager writes above what a program prints."""
 _WORDS = {
     "PENDING": "waiting", "RUNNING": "running", "STOPPED": "cancelled", "SUCCEEDED": "finished", "FAILED": "failed"
 }  # fmt: skip
@@ -176,7 +176,7 @@ class Jobs:
 
 
 async def _keeper() -> tuple[Any, Path]:
-    """Return Ray's keeper of jobs, and the folder of its logs; it belongs to the loop in which it is made."""
+    """Return Ray's job manager, and the folder of its logs; it belongs to the loop in which it is made."""
     import ray
 
     try:
@@ -188,15 +188,15 @@ async def _keeper() -> tuple[Any, Path]:
     worker: Any = importlib.import_module("ray._private.worker")
     logs = worker._global_node.get_logs_dir_path()
     _name_head(worker.global_worker.gcs_client)
-    keeper = JobManager(worker.global_worker.gcs_client, logs)
-    keep_ends(keeper._job_info_client)
-    return keeper, Path(logs)
+    manager = JobManager(worker.global_worker.gcs_client, logs)
+    keep_ends(manager._job_info_client)
+    return manager, Path(logs)
 
 
 def keep_ends(client: Any) -> None:
     """Keep the exit code of a job that is over from being overwritten.
 
-    Ray's keeper of jobs, when it is started anew, would write this over the exit code of one that ends just then.
+    Ray's job manager, when it is started anew, would write this over the exit code of one that ends just then.
     """
     put = client.put_status
 
@@ -209,7 +209,7 @@ def keep_ends(client: Any) -> None:
 
 
 def _name_head(store: Any) -> None:
-    """Tell Ray's keeper which host is the head: else it starts programs anywhere, and their words stay there.
+    """Tell Ray's job manager which host is the head: else it starts programs anywhere, and their output stays there.
 
     Ray's dashboard would write it down, which does not run here.
     """

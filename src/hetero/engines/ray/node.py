@@ -377,8 +377,8 @@ def _with_job_server(node: Node, port: int) -> Node:
     variables = {**node.variables, "RAY_LOG_TO_DRIVER": "0", "RAY_JOB_ALLOW_DRIVER_ON_WORKER_NODES": "0"}
     process = _started(command, variables, folder, FILE, subprocess.PIPE)
     assert process.stdin is not None
-    with process.stdin as ear:
-        ear.write(json.dumps(asdict(node) | {"port": port}).encode() + b"\n")
+    with process.stdin as stdin:
+        stdin.write(json.dumps(asdict(node) | {"port": port}).encode() + b"\n")
     try:
         _wait(process, folder, (folder / FILE).is_file, FILE)
     except BaseException:
@@ -388,11 +388,11 @@ def _with_job_server(node: Node, port: int) -> Node:
 
 
 def _started(
-    command: list[str], variables: Mapping[str, str], folder: Path, name: str = "node", ear: int = subprocess.DEVNULL
+    command: list[str], variables: Mapping[str, str], folder: Path, name: str = "node", stdin: int = subprocess.DEVNULL
 ) -> subprocess.Popen[bytes]:
     log_file = os.open(folder / f"{name}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     with os.fdopen(log_file, "ab") as log, settings.replaced({**variables, "RAY_ADDRESS": None}):
-        return subprocess.Popen(command, stdin=ear, stdout=log, stderr=log, start_new_session=True, cwd=folder)
+        return subprocess.Popen(command, stdin=stdin, stdout=log, stderr=log, start_new_session=True, cwd=folder)
 
 
 def _head_address(process: subprocess.Popen[bytes], folder: Path) -> str:

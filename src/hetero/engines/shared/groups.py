@@ -251,7 +251,7 @@ class GroupMessages:
         self._attempts[task] = seq
 
     def leave(self, task: int, seq: int) -> None:
-        """Record that it has ended: what it has not heard yet, it never will."""
+        """Record that it has ended: what it has not received yet, it never will."""
         self._attempts.pop(task, None)
         self._unread = {place: unread for place, unread in self._unread.items() if unread[0] != seq}
 
@@ -265,7 +265,7 @@ class GroupMessages:
             self._send((msg.SEND, seq, sender, self._placed(seq, piece)))
 
     def _placed(self, seq: int, piece: Chunk) -> tuple[Any, ...]:
-        """Return a piece as it travels to the worker: its data in the pool, kept until they were heard, or as bytes."""
+        """Return a piece as it travels to the worker: its data in the pool, kept until received, or as bytes."""
         counters, data = self._counters, piece.data
         counters["pieces"] += 1
         if isinstance(data, memoryview):

@@ -9,9 +9,10 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple, Protocol
 
-from hetero.engines.base import ItemRef, NodeUsage, is_container, rebuild
+from hetero.engines.base import ItemRef, NodeUsage
 from hetero.engines.shared.memory_pool import Payload
 from hetero.engines.shared.wire import LARGE_BYTES, WireValue
+from hetero.floor.containers import is_container, rebuild
 from hetero.floor.errors import DeviceLostError, SerialisationError
 from hetero.model.device import Device
 

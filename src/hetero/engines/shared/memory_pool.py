@@ -378,7 +378,7 @@ class OutputLeases:
     Parameters
     ----------
     pool : where the room is taken from
-    announce : called with what was leased, before the worker hears of it
+    announce : called with what was leased, before the worker learns of it
 
     Notes
     -----

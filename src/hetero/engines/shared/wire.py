@@ -22,7 +22,8 @@ from typing import Any, Generic, NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from hetero.engines.base import ItemRef, is_container, rebuild
+from hetero.engines.base import ItemRef
+from hetero.floor.containers import is_container, rebuild
 from hetero.floor.errors import SerialisationError
 from hetero.floor.platform import same_bytes
 

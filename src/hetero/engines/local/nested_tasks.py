@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from hetero.engines.base import Asked, Call, Function, Nest
 from hetero.engines.local.context import LocalContext
-from hetero.engines.shared import messages as say
+from hetero.engines.shared import messages as msg
 from hetero.engines.shared.exceptions import dump_error, one_line
 from hetero.engines.shared.in_flight import FUNCTIONS_KEPT
 from hetero.engines.shared.memory_pool import Payload
@@ -81,12 +81,12 @@ class Nested:
 
     def __init__(
         self,
-        house: LocalContext,
+        context: LocalContext,
         worker: ProcessProxy,
         send: Callable[[tuple[Any, ...]], None],
         announce: Callable[[Payload], None],
     ) -> None:
-        self._house = house
+        self._context = context
         self._worker = worker
         self._send = send
         self._announce = announce
@@ -100,7 +100,7 @@ class Nested:
         refs: tuple[int, ...], task_key: str, nest: tuple[Any, ...],
     ) -> Event | None:  # fmt: skip
         """Take a task that an attempt submits; return what to tell."""
-        submitter, reply, wish = self._house.submitter, _Reply(self, seq, number), Asked(*asked)
+        submitter, reply, wish = self._context.submitter, _Reply(self, seq, number), Asked(*asked)
         assert submitter is not None
         with self._lock:
             self._replies[number] = reply
@@ -142,7 +142,7 @@ class Nested:
         if reply is None or not reply.item:
             return None
         self.release([number])
-        return CancelRequested(self._house.clock.now_s(), reply.item)
+        return CancelRequested(self._context.clock.now_s(), reply.item)
 
     def release(self, numbers: list[int]) -> None:
         """Record that nobody wants some results any more."""
@@ -169,8 +169,8 @@ class Nested:
 
     def _forget(self, reply: _Reply) -> None:
         reply.holds = reply.load = None
-        if reply.item and self._house.submitter is not None:
-            self._house.submitter.release(reply.item)
+        if reply.item and self._context.submitter is not None:
+            self._context.submitter.release(reply.item)
 
     def _is_wanted(self, reply: _Reply) -> bool:
         """Record that a task has ended; False where nobody waits for it."""
@@ -185,18 +185,18 @@ class Nested:
 
     def committed(self, reply: _Reply) -> None:
         """Hand a result to the worker, or only say that it is there where it lies on another device."""
-        seconds = self._house.below_s.pop(reply.item, 0.0)
+        seconds = self._context.below_s.pop(reply.item, 0.0)
         if self._is_wanted(reply):
-            head = (say.RESULT, reply.number, reply.item, seconds)
+            head = (msg.RESULT, reply.number, reply.item, seconds)
             try:
-                self._send((*head, say.VALUE, *self._travelling(reply)))
+                self._send((*head, msg.VALUE, *self._travelling(reply)))
             except DeviceLostError:
-                self._send((*head, say.RESIDENT))
+                self._send((*head, msg.RESIDENT))
             except Exception as error:  # noqa: BLE001  a value that a thread left may not be picklable
-                self._send((*head, say.FAILED, "unserialisable", one_line(error), *dump_error(error)))
+                self._send((*head, msg.FAILED, "unserialisable", one_line(error), *dump_error(error)))
 
     def _travelling(self, reply: _Reply) -> tuple[Any, ...]:
-        (wire, key), payload = self._house.items.for_worker(reply.item, self._worker)
+        (wire, key), payload = self._context.items.for_worker(reply.item, self._worker)
         if payload is not None:
             reply.holds = payload
             self._announce(payload)
@@ -204,12 +204,12 @@ class Nested:
 
     def failed(self, reply: _Reply, failure: Failure) -> None:
         """Report to the worker why a task failed."""
-        self._house.below_s.pop(reply.item, None)
+        self._context.below_s.pop(reply.item, None)
         if self._is_wanted(reply):
             error = failure.payload if isinstance(failure.payload, BaseException) else None
             told = (None, "") if error is None else dump_error(error)
             kind_and_text = (failure.kind, failure.message, *told)
-            self._send((say.RESULT, reply.number, reply.item, 0.0, say.FAILED, *kind_and_text))
+            self._send((msg.RESULT, reply.number, reply.item, 0.0, msg.FAILED, *kind_and_text))
 
     def fetch(self, number: int) -> None:
         """Copy a value from another device, in a thread of its own, since that may wait for a lost one."""
@@ -218,12 +218,12 @@ class Nested:
             threading.Thread(target=self._bring, args=(reply,), name="hetero-fetch", daemon=True).start()
 
     def _bring(self, reply: _Reply) -> None:
-        head = (say.RESULT, reply.number, reply.item, 0.0, say.VALUE)
+        head = (msg.RESULT, reply.number, reply.item, 0.0, msg.VALUE)
         try:
             assert reply.load is not None
-            payload = reply.holds = self._house.pool.payload(reply.load())
+            payload = reply.holds = self._context.pool.payload(reply.load())
             self._announce(payload)
             self._send((*head, tuple(WireValue(*payload.wire())), None))
-        except BaseException as error:  # noqa: BLE001  whatever it is, the task that waits must hear of it
+        except BaseException as error:  # noqa: BLE001  whatever it is, the task that waits must learn of it
             blob, text = dump_error(error)
             self._send((*head, "crash", one_line(error), blob, text))

@@ -12,7 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from hetero.engines.base import Asked, Ended, Function, Nest, TaskClock
-from hetero.engines.shared import messages as say
+from hetero.engines.shared import messages as msg
 from hetero.engines.shared.exceptions import load_error, one_line
 from hetero.engines.shared.in_flight import FUNCTIONS_KEPT, pack_function
 from hetero.engines.shared.memory_pool import store
@@ -39,9 +39,9 @@ class _Attempt:
 class Spreading:
     """Submits and waits for the tasks of one worker; see `hetero.engines.base.Spread`."""
 
-    def __init__(self, server: WorkerProcess) -> None:
-        self.devices = server.hello.fleet
-        self._server = server
+    def __init__(self, worker: WorkerProcess) -> None:
+        self.devices = worker.hello.fleet
+        self._worker = worker
         self._numbers = 0
         self._attempts: dict[int, _Attempt] = {}
         self._of: dict[int, int] = {}
@@ -64,17 +64,17 @@ class Spreading:
         ended: Callable[[Ended], None],
     ) -> int:
         """Submit a task; return its number."""
-        server = self._server
-        seq, blob = server.running, b""
-        with server.shield():
+        worker = self._worker
+        seq, blob = worker.running, b""
+        with worker.shield():
             if function.key not in self._known:
                 blob = pack_function(function)
             wire = self._stored(seq, function, call)
             self._numbers += 1
             number = self._numbers
             task_key, come = nest
-            server.send(
-                (say.SUBMIT, seq, number, function.key, blob, tuple(asked), tuple(wire), refs, task_key, tuple(come))
+            worker.send(
+                (msg.SUBMIT, seq, number, function.key, blob, tuple(asked), tuple(wire), refs, task_key, tuple(come))
             )
             if blob and "#" not in function.key:  # others are made anew so often that nobody keeps them
                 self._known[function.key] = None
@@ -82,7 +82,7 @@ class Spreading:
                     self._known.popitem(last=False)
             attempt = self._attempts.get(seq)
             if attempt is None:
-                attempt = self._attempts[seq] = _Attempt(server.timing)
+                attempt = self._attempts[seq] = _Attempt(worker.timing)
             attempt.open[number] = ended
             self._of[number] = seq
             if self._released:
@@ -91,8 +91,8 @@ class Spreading:
 
     def _stored(self, seq: int, function: Function, call: tuple[Any, Any]) -> WireValue:
         try:
-            return store(call, self._server.segments, lambda sizes: self._server.lease(seq, sizes, False))
-        except say.NoRoomError as error:
+            return store(call, self._worker.segments, lambda sizes: self._worker.lease(seq, sizes, False))
+        except msg.NoRoomError as error:
             remedy = "wait for results before more is submitted, or raise memory_pool_size"
             raise OutOfDeviceMemoryError(str(error), remedy=remedy) from None
         except MemoryError:
@@ -107,11 +107,11 @@ class Spreading:
         numbers = []
         while self._released:
             numbers.append(self._released.popleft())
-        self._server.send((say.RELEASE, numbers))
+        self._worker.send((msg.RELEASE, numbers))
 
     def wait(self, done: Callable[[], bool], timeout_s: float | None, number: int = 0) -> bool:
         """Release the device until something is so; False where that was not so in time."""
-        server = self._server
+        worker = self._worker
         try:
             self.look()
         except (EOFError, ConnectionError):
@@ -119,25 +119,25 @@ class Spreading:
         if done():
             return True
         until_s = None if timeout_s is None else clock.monotonic_s() + timeout_s
-        seq = server.running
-        before = server.suspend(number)
+        seq = worker.running
+        before = worker.suspend(number)
         try:
             while not done():
-                if seq in server.doomed:
+                if seq in worker.doomed:
                     break
                 left_s = None if until_s is None else until_s - clock.monotonic_s()
                 if left_s is not None and left_s <= 0.0:
                     return False
-                server.step(left_s)
+                worker.step(left_s)
         except (EOFError, ConnectionError):
             raise Cancelled from None  # the program has gone, and whatever waits here with it
         finally:
-            server.resume(before)
+            worker.resume(before)
         return True
 
     def look(self) -> None:
         """Take in what has come, without waiting."""
-        self._server.look()
+        self._worker.look()
 
     def answer(self, number: int, task: int, seconds: float, how: int, *rest: Any) -> None:
         """Take the end of a task, or the value that was asked for."""
@@ -150,29 +150,29 @@ class Spreading:
         attempt = self._attempts[seq]
         ended = attempt.open.pop(number)
         attempt.clock.below_s += seconds
-        if how == say.FAILED:
+        if how == msg.FAILED:
             kind, message, blob, text = rest
             error = None if blob is None else load_error(blob, message, text)
             ended(Ended(task, seconds, None, Failure(kind, message, error)))
         else:
-            load = partial(self._value, *rest) if how == say.VALUE else partial(self._fetch, number)
+            load = partial(self._value, *rest) if how == msg.VALUE else partial(self._fetch, number)
             ended(Ended(task, seconds, load, None))
 
     def _value(self, wire: tuple[Any, ...] | None, key: Any) -> Any:
         """Read a value; its buffers are copied, since their places are the program's."""
         if wire is None:
-            return self._server.control.kept(key)
+            return self._worker.control.kept(key)
         views: list[Any] = []
-        value = self._server.segments.value(WireValue(*wire), views)
-        self._server.segments.release(views)
+        value = self._worker.segments.value(WireValue(*wire), views)
+        self._worker.segments.release(views)
         return value
 
     def _fetch(self, number: int) -> Any:
         """Ask for a value that lies on a device, and wait for it."""
         self._fetched[number] = None
         try:
-            with self._server.shield():
-                self._server.send((say.FETCH, number))
+            with self._worker.shield():
+                self._worker.send((msg.FETCH, number))
             self.wait(lambda: self._fetched[number] is not None, None)
             found = self._fetched[number] or ()
         finally:
@@ -187,8 +187,8 @@ class Spreading:
         seq = self._of.pop(number, None)
         if seq is not None:
             self._attempts[seq].open.pop(number)
-            with self._server.shield():
-                self._server.send((say.UNWANT, number))
+            with self._worker.shield():
+                self._worker.send((msg.UNWANT, number))
 
     def release(self, number: int) -> None:
         """Record that nobody wants a result any more."""

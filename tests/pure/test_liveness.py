@@ -11,10 +11,10 @@ from hetero.floor.clock import process_cpu_s
 from hetero.floor.platform import process_state
 
 
-def looks(count: int, state: str, *, heard: bool = False, answers: bool = True) -> list[bool]:
+def looks(count: int, state: str, *, received: bool = False, answers: bool = True) -> list[bool]:
     """Look so many times at a process that takes no processor time."""
     pulse = Pulse()
-    return [pulse.frozen(state, 0.0, received=heard, answers=answers) for _ in range(count)]
+    return [pulse.frozen(state, 0.0, received=received, answers=answers) for _ in range(count)]
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ import pytest
 from rich.console import Console
 
 from hetero.backends.base import Found
-from hetero.cli.device_rows import Row, rows_of
+from hetero.cli.device_rows import DeviceRow, rows_of
 from hetero.cli.device_table import notes, table
 from hetero.model.device import Device, DeviceType
 
@@ -30,7 +30,7 @@ FOUND = (
 )
 
 
-def rows() -> tuple[Row, ...]:
+def rows() -> tuple[DeviceRow, ...]:
     return rows_of(FOUND, (CPU, GPU), [(POCL, "same silicon as h0/cpu:0")])
 
 

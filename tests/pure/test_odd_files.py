@@ -13,7 +13,7 @@ import pytest
 
 from hetero.cli import main, profiler
 from hetero.drive.trace import TraceWriter
-from hetero.engines.ray.job_package import Program
+from hetero.engines.ray.job_package import JobProgram
 from hetero.floor import files
 from hetero.floor.documents import read_text
 from hetero.floor.errors import BadValueError, FileError, GraphError
@@ -115,5 +115,5 @@ def test_an_address_is_named_as_it_was_given(address: str) -> None:
 
 @pytest.mark.parametrize("script", ["-dash.py", "spa ce.py", "quo'te.py", "--help"])
 def test_a_script_of_any_name_is_what_a_job_runs(script: str) -> None:
-    words = shlex.split(Program(script, ("-x", "a b")).command("python"))
+    words = shlex.split(JobProgram(script, ("-x", "a b")).command("python"))
     assert words[-4:] == ["--", script, "-x", "a b"]

@@ -16,7 +16,7 @@ from hetero.floor.errors import BadValueError, OutOfDeviceMemoryError
 if TYPE_CHECKING:
     from hetero.backends.base import Backend, Kernel
 
-__all__ = ["Arguments", "Budget", "DeviceArray", "outputs", "sort_arguments", "work_items"]
+__all__ = ["Arguments", "ByteBudget", "DeviceArray", "outputs", "sort_arguments", "work_items"]
 
 
 class DeviceArray:
@@ -71,7 +71,7 @@ class DeviceArray:
         return f"DeviceArray({self.backend.device.id}, shape={self.shape}, dtype={self.dtype})"
 
 
-class Budget:
+class ByteBudget:
     """Counts the bytes that a back end has given out, up to a limit.
 
     Attributes

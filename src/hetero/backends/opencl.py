@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hetero.backends import host
-from hetero.backends.array import Budget, DeviceArray, outputs, sort_arguments, work_items
+from hetero.backends.array import ByteBudget, DeviceArray, outputs, sort_arguments, work_items
 from hetero.backends.base import Backend, Found, Kernel
 from hetero.backends.gpus import gpu_status
 from hetero.backends.wording import one_line
@@ -87,7 +87,7 @@ class OpenclBackend(Backend):
         native = _natives(self._cl)[self.device.index]
         self._context = self._cl.Context([native])
         self._queue = self._cl.CommandQueue(self._context)
-        self._budget = Budget(self.device.id, self.device.memory_limit_bytes)
+        self._budget = ByteBudget(self.device.id, self.device.memory_limit_bytes)
         self._programs: dict[str, Any] = {}
         self._kernels: dict[tuple[str, str], Any] = {}
         self.is_open = True

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hetero.backends import host
-from hetero.backends.array import Budget, DeviceArray, outputs, sort_arguments, work_items
+from hetero.backends.array import ByteBudget, DeviceArray, outputs, sort_arguments, work_items
 from hetero.backends.base import Backend, Found, Kernel
 from hetero.backends.gpus import gpu_status
 from hetero.floor.errors import BadValueError, DeviceError
@@ -118,7 +118,7 @@ class VulkanBackend(Backend):
         self._gpu = adapter.request_device_sync(required_features=features, required_limits=limits)
         self._most_groups = int(limits.get("max-compute-workgroups-per-dimension", 65535))
         self._half = bool(features)
-        self._budget = Budget(self.device.id, self.device.memory_limit_bytes)
+        self._budget = ByteBudget(self.device.id, self.device.memory_limit_bytes)
         self._kernels: dict[tuple[str, str], _Built] = {}
         self._mark = self._gpu.create_buffer(size=4, usage=self._wgpu.BufferUsage.COPY_SRC)
         self.is_open = True

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 
-from hetero.catalog.values import DeviceSpec, Source
+from hetero.catalog.values import CatalogSource, DeviceSpec
 from hetero.model.architecture import ModelSpec
 from hetero.model.device import KINDS
 
@@ -51,7 +51,7 @@ def _range_of(key: str) -> tuple[float, float] | None:
     return _RATES if key.startswith("flop_per_s.") else _RANGES.get(key)
 
 
-def device_problems(rows: Iterable[DeviceSpec], sources: Mapping[str, Source]) -> Iterator[str]:
+def device_problems(rows: Iterable[DeviceSpec], sources: Mapping[str, CatalogSource]) -> Iterator[str]:
     """Yield a line for each number without a source that prints it, or out of range, and each doubtful row."""
     for spec in rows:
         figures = {key: value for key, value in spec.cells().items() if value is not None}
@@ -104,7 +104,7 @@ def _odd_rates(spec: DeviceSpec) -> Iterator[str]:
             yield f"{spec.name} multiplies {balance:.1f} operations in 16 bits a byte of its memory"
 
 
-def model_problems(rows: Iterable[ModelSpec], sources: Mapping[str, Source]) -> Iterator[str]:
+def model_problems(rows: Iterable[ModelSpec], sources: Mapping[str, CatalogSource]) -> Iterator[str]:
     """Yield a line for each model without a source, or whose parameters differ from the published number."""
     for spec in rows:
         source = sources.get(spec.source)
@@ -120,7 +120,7 @@ def model_problems(rows: Iterable[ModelSpec], sources: Mapping[str, Source]) -> 
             yield f"{spec.name}: {counted / 1e9:.2f} G parameters computed, {spec.published / 1e9:.2f} G published"
 
 
-def source_problems(sources: Mapping[str, Source]) -> Iterator[str]:
+def source_problems(sources: Mapping[str, CatalogSource]) -> Iterator[str]:
     """Yield a line for each source without an address, a date or a figure."""
     for source in sources.values():
         if not source.address.startswith(("https://", "http://", "package ")):

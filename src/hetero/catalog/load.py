@@ -13,7 +13,7 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
-from hetero.catalog.values import DeviceSpec, Pod, Price, Slice, Source
+from hetero.catalog.values import CatalogSource, DeviceSpec, Pod, Price, Slice
 from hetero.floor.errors import BadValueError, did_you_mean
 from hetero.model.architecture import ModelSpec
 
@@ -48,11 +48,11 @@ def _document(name: str) -> Mapping[str, Any]:
 
 
 @cache
-def sources() -> Mapping[str, Source]:
+def sources() -> Mapping[str, CatalogSource]:
     """Return every source by id."""
     found = {}
     for key, row in _document("sources.yaml").items():
-        found[key] = Source(key, row["title"], row["address"], str(row["opened"]), row["printed"])
+        found[key] = CatalogSource(key, row["title"], row["address"], str(row["opened"]), row["printed"])
     return found
 
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-__all__ = ["DeviceSpec", "Pod", "Price", "Slice", "Source"]
+__all__ = ["CatalogSource", "DeviceSpec", "Pod", "Price", "Slice"]
 
 _SHARED_KINDS = ("mps", "cpu")
 _WORKING_SET_FRAC = {"small": 2 / 3, "large": 3 / 4}
@@ -22,7 +22,7 @@ _USABLE_FRAC = 0.98
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class CatalogSource:
     """A page or file that was opened while a row was written.
 
     Attributes

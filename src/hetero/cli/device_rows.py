@@ -13,13 +13,13 @@ from hetero.backends.base import Found
 from hetero.model.device import Device, DeviceStatus
 from hetero.session.fleet_speed import status
 
-__all__ = ["Row", "rows_of"]
+__all__ = ["DeviceRow", "rows_of"]
 
 _FIELDS = ("id", "name", "kind", "type", "backend", "cores", "memory_bytes", "memory_limit_bytes", "driver")
 _MORE_FIELDS = ("flop_per_s", "bytes_per_s", "throttle_frac", "simulated", "silicon")
 
 
-class Row(NamedTuple):
+class DeviceRow(NamedTuple):
     """One line of the list.
 
     Attributes
@@ -48,7 +48,7 @@ class Row(NamedTuple):
 
 def rows_of(
     found: Iterable[Found], chosen: Sequence[Device], left_out: Sequence[tuple[Device, str]], watch_s: float = 0.0
-) -> tuple[Row, ...]:
+) -> tuple[DeviceRow, ...]:
     """Return the devices in use, those left out, the broken and the missing, in this order.
 
     Parameters
@@ -59,10 +59,14 @@ def rows_of(
     states = zip(chosen, status(chosen, watch_s), strict=True)
     unsound = [each for each in found if each.reason]
     return (
-        *(Row(device, device.backend, "ready", now=now) for device, now in states),
-        *(Row(device, device.backend, "left out", reason, _by_name(device)) for device, reason in left_out),
-        *(Row(each.device, each.backend, "broken", each.reason, each.remedy) for each in unsound if each.device),
-        *(Row(None, each.backend, "missing", each.reason, each.remedy) for each in unsound if each.device is None),
+        *(DeviceRow(device, device.backend, "ready", now=now) for device, now in states),
+        *(DeviceRow(device, device.backend, "left out", reason, _by_name(device)) for device, reason in left_out),
+        *(DeviceRow(each.device, each.backend, "broken", each.reason, each.remedy) for each in unsound if each.device),
+        *(
+            DeviceRow(None, each.backend, "missing", each.reason, each.remedy)
+            for each in unsound
+            if each.device is None
+        ),
     )
 
 

@@ -18,7 +18,7 @@ from hetero.floor.units import format_bytes
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from hetero.cli.device_rows import Row
+    from hetero.cli.device_rows import DeviceRow
     from hetero.model.device import Device
 
 __all__ = ["notes", "table"]
@@ -27,7 +27,7 @@ _STYLES = {"ready": "green", "left out": "yellow", "broken": "red"}
 _UNKNOWN = "–"
 
 
-def table(rows: Sequence[Row], width: int) -> Table:
+def table(rows: Sequence[DeviceRow], width: int) -> Table:
     """Make the table of all devices that enumerated; a wide terminal shows more columns, a narrow one cuts names."""
     listed = [row for row in rows if row.device is not None]
     columns = [
@@ -46,30 +46,30 @@ def table(rows: Sequence[Row], width: int) -> Table:
     return shown
 
 
-def _says(column: _Column, rows: Sequence[Row]) -> bool:
+def _says(column: _Column, rows: Sequence[DeviceRow]) -> bool:
     return any(str(column.cell(row)) != _UNKNOWN for row in rows)
 
 
-def _of(row: Row) -> Device:
+def _of(row: DeviceRow) -> Device:
     assert row.device is not None
     return row.device
 
 
-def _name(row: Row) -> Text:
+def _name(row: DeviceRow) -> Text:
     return Text(" ".join(_of(row).name.split()) or _UNKNOWN)
 
 
-def _memory(row: Row) -> str:
+def _memory(row: DeviceRow) -> str:
     size_bytes = _of(row).memory_limit_bytes or _of(row).memory_bytes
     return format_bytes(size_bytes) if size_bytes else _UNKNOWN
 
 
-def _busy(row: Row) -> str:
+def _busy(row: DeviceRow) -> str:
     busy_frac = row.now.utilisation_frac
     return _UNKNOWN if busy_frac is None else f"{busy_frac:.0%}"
 
 
-def _warmth(row: Row) -> str:
+def _warmth(row: DeviceRow) -> str:
     return _UNKNOWN if row.now.temperature_c is None else f"{row.now.temperature_c:.0f}"
 
 
@@ -79,7 +79,7 @@ def _billions(per_s: float | None) -> str:
     return f"{per_s / 1e9:.0f}" if per_s >= 1e11 else f"{per_s / 1e9:.3g}"
 
 
-def _status(row: Row) -> Text:
+def _status(row: DeviceRow) -> Text:
     device, text = _of(row), row.status
     if row.status == "ready" and device.simulated:
         text = "simulated"
@@ -92,7 +92,7 @@ class _Column(NamedTuple):
     """One column: what it shows, from which width of the terminal on, and whether also when nothing is known."""
 
     title: str
-    cell: Callable[[Row], Text | str]
+    cell: Callable[[DeviceRow], Text | str]
     justify: Literal["left", "right"] = "left"
     needs_width: int = 0
     always: bool = True
@@ -112,7 +112,7 @@ _COLUMNS = (
 )
 
 
-def notes(rows: Sequence[Row], remarks: Sequence[str] = ()) -> Iterator[RenderableType]:
+def notes(rows: Sequence[DeviceRow], remarks: Sequence[str] = ()) -> Iterator[RenderableType]:
     """Yield what stands below the table: remarks, who is not in use, why, and what would change it."""
     if remarks:
         yield Text("\n" + "\n".join(remarks))
@@ -129,7 +129,7 @@ def _unmeasured(device: Device) -> bool:
     return device.flop_per_s is None and not device.simulated
 
 
-def _reasons(rows: Sequence[Row]) -> Table:
+def _reasons(rows: Sequence[DeviceRow]) -> Table:
     """List who is not in use, with one line for all that share a reason."""
     grid = Table.grid(padding=(0, 2))
     grid.add_column(overflow="fold", max_width=24)

@@ -15,7 +15,7 @@ from hetero.cli.output import console, print_json
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from hetero.cli.device_rows import Row
+    from hetero.cli.device_rows import DeviceRow
     from hetero.model.device import Device
     from hetero.model.topology import Link
 
@@ -84,7 +84,7 @@ def _speeds(devices: Sequence[Device], probe: bool, refresh: bool) -> tuple[Devi
     return measure(devices, refresh=refresh) if probe else recall(devices)
 
 
-def _print(rows: Sequence[Row], remarks: Sequence[str]) -> None:
+def _print(rows: Sequence[DeviceRow], remarks: Sequence[str]) -> None:
     from hetero.cli.device_table import notes, table
 
     out = console()

@@ -12,13 +12,13 @@ from typing import Any, NamedTuple
 import typer
 from typer.core import TyperGroup
 
-__all__ = ["SETTINGS", "Entry", "lazy_group"]
+__all__ = ["SETTINGS", "CommandEntry", "lazy_group"]
 
 SETTINGS: Mapping[str, Any] = {"rich_markup_mode": None, "pretty_exceptions_enable": False}
 """How every command words its help."""
 
 
-class Entry(NamedTuple):
+class CommandEntry(NamedTuple):
     """Where a command is.
 
     Attributes
@@ -33,10 +33,10 @@ class Entry(NamedTuple):
     context: Mapping[str, Any] = {}
 
 
-def lazy_group(entries: Mapping[str, Entry]) -> type[TyperGroup]:
+def lazy_group(entries: Mapping[str, CommandEntry]) -> type[TyperGroup]:
     """Return the class of a group that has these commands, in this order."""
 
-    class Group(TyperGroup):
+    class LazyGroup(TyperGroup):
         def __init__(self, **settings: Any) -> None:
             super().__init__(**settings)
             self.commands = _Imported(entries)
@@ -48,13 +48,13 @@ def lazy_group(entries: Mapping[str, Entry]) -> type[TyperGroup]:
             with formatter.section("Commands"):
                 formatter.write_dl([(name, entry.help) for name, entry in entries.items()])
 
-    return Group
+    return LazyGroup
 
 
 class _Imported(MutableMapping[str, Any]):
     """Commands by name, each imported when it is first asked for."""
 
-    def __init__(self, entries: Mapping[str, Entry]) -> None:
+    def __init__(self, entries: Mapping[str, CommandEntry]) -> None:
         self._entries = entries
         self._made: dict[str, Any] = {}
 
@@ -76,7 +76,7 @@ class _Imported(MutableMapping[str, Any]):
         return len(self._entries)
 
 
-def _command(name: str, entry: Entry) -> Any:
+def _command(name: str, entry: CommandEntry) -> Any:
     module, _, attribute = entry.place.partition(":")
     part = getattr(import_module(module), attribute)
     if not isinstance(part, typer.Typer):

@@ -19,7 +19,7 @@ from hetero.cli.words import refuse_unused
 __all__ = ["app"]
 
 
-class _Group(TyperGroup):
+class _PlanGroup(TyperGroup):
     """The commands of `hetero plan`, where '--accuracy' takes every word after it up to the next option."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
@@ -34,7 +34,7 @@ class _Group(TyperGroup):
         return super().parse_args(ctx, spread)
 
 
-app = typer.Typer(cls=_Group, help="Know before you run: what fits where, how fast, at what price.")
+app = typer.Typer(cls=_PlanGroup, help="Know before you run: what fits where, how fast, at what price.")
 
 
 @app.callback(invoke_without_command=True)

@@ -56,7 +56,7 @@ def _make_teller() -> Any:
     """Make what tells people: a line a trial, and on a terminal a live table of what runs."""
     from hetero.tune.values import SearchListener
 
-    class Teller(SearchListener):
+    class SearchPrinter(SearchListener):
         def __init__(self) -> None:
             self.out = console()
             self.live: Any = None
@@ -106,7 +106,7 @@ def _make_teller() -> Any:
                 self.live.stop()
                 self.live = None
 
-    return Teller()
+    return SearchPrinter()
 
 
 def _table(teller: Any) -> Table:

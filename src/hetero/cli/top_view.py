@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from hetero.session.looking import OpenRun
     from hetero.session.snapshot import DeviceNow, NodeNow, Snapshot
 
-__all__ = ["Rates", "picture", "rates", "runs_table"]
+__all__ = ["SnapshotRates", "picture", "rates", "runs_table"]
 
 _UNKNOWN = "–"
 _BAR = 8
@@ -32,7 +32,7 @@ _OTHER_LINES = 12
 _PHASES = {"ready": "green", "starting": "yellow", "lost": "red", "gone": "red"}
 
 
-class Rates(NamedTuple):
+class SnapshotRates(NamedTuple):
     """What happened in the seconds between two snapshots.
 
     Attributes
@@ -51,7 +51,7 @@ class Rates(NamedTuple):
     link_bytes_per_s: dict[tuple[str, str], float]
 
 
-def rates(now: Snapshot, before: Snapshot | None = None) -> Rates:
+def rates(now: Snapshot, before: Snapshot | None = None) -> SnapshotRates:
     """Return the rates since an earlier snapshot, without one since the run began."""
     took_s = max(now.at_s - (before.at_s if before else 0.0), 1e-9)
     ended = now.tasks.finished + now.tasks.failed
@@ -59,7 +59,7 @@ def rates(now: Snapshot, before: Snapshot | None = None) -> Rates:
     open_tasks = now.tasks.submitted - ended
     known = {each.id: each for each in before.devices} if before else {}
     moved = {(each.src, each.dst): each.moved_bytes for each in before.links} if before else {}
-    return Rates(
+    return SnapshotRates(
         tasks_per_s,
         open_tasks / tasks_per_s if tasks_per_s and open_tasks else None,
         {each.id: _busy(each, known.get(each.id), took_s) for each in now.devices},
@@ -91,7 +91,7 @@ def runs_table(runs: Sequence[OpenRun]) -> RenderableType:
     )
 
 
-def picture(now: Snapshot, flow: Rates, name: str, width: int, height: int = 10_000) -> RenderableType:
+def picture(now: Snapshot, flow: SnapshotRates, name: str, width: int, height: int = 10_000) -> RenderableType:
     """Return the whole picture, with no more devices than fit the height of a terminal; a narrow one has no bars."""
     room = max(height - _OTHER_LINES - len(now.nodes) - len(now.links), 4)
     return Group(
@@ -120,7 +120,7 @@ def _table(
     return table
 
 
-def _head(now: Snapshot, flow: Rates, name: str) -> Iterator[Text]:
+def _head(now: Snapshot, flow: SnapshotRates, name: str) -> Iterator[Text]:
     tasks = now.tasks
     policy = f"{now.engine} engine, policy {now.policy}, process {now.pid}"
     yield Text.assemble((name, "bold"), f"  {policy}, for {format_seconds(now.at_s)}")
@@ -141,7 +141,7 @@ def _bar(share: float, width: int = _BAR) -> Text:
     return Text.assemble(("━" * full, "green" if share <= 1.0 else "red"), ("━" * (width - full), "bright_black"))
 
 
-def _devices(now: Snapshot, flow: Rates, room: int, width: int) -> RenderableType:
+def _devices(now: Snapshot, flow: SnapshotRates, room: int, width: int) -> RenderableType:
     figures = [(_figures(each, flow.cores[each.id]), each) for each in now.devices]
     titles = [title for title in _FIGURES if any(cells[title] != _UNKNOWN for cells, _ in figures)]
     shown = figures if len(figures) <= room else figures[: room - 1]
@@ -208,7 +208,7 @@ def _full(node: NodeNow) -> float:
     return node.used_bytes / node.capacity_bytes if node.capacity_bytes else 0.0
 
 
-def _links(now: Snapshot, flow: Rates) -> Iterator[RenderableType]:
+def _links(now: Snapshot, flow: SnapshotRates) -> Iterator[RenderableType]:
     if not now.links:
         return
     rows = [

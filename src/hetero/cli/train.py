@@ -89,7 +89,7 @@ def _make_teller() -> Any:
     from hetero.recipes.run import Watcher
     from hetero.train.values import EpochReport
 
-    class Teller(Watcher):
+    class TrainPrinter(Watcher):
         needs_model = False
 
         def __init__(self) -> None:
@@ -138,7 +138,7 @@ def _make_teller() -> Any:
                 self.bar.stop()
                 self.bar = None
 
-    return Teller()
+    return TrainPrinter()
 
 
 def _listed(shares: dict[str, int]) -> str:

@@ -40,7 +40,7 @@ _MOST = 10**9
 """No width, count or length of a model is as large."""
 
 
-class _Reader:
+class _ConfigReader:
     def __init__(self, document: Mapping[str, Any], where: str) -> None:
         self.document = document
         self.where = where
@@ -82,7 +82,7 @@ def _refuse_what_is_not_covered(facts: Mapping[str, Any], where: str) -> None:
         )
 
 
-def _kv_heads(reader: _Reader, heads: int, family: str) -> int:
+def _kv_heads(reader: _ConfigReader, heads: int, family: str) -> int:
     if family in ("falcon", "RefinedWeb", "RefinedWebModel") and not reader.document.get("new_decoder_architecture"):
         if reader.document.get("multi_query", family != "RefinedWeb"):
             return 1
@@ -95,7 +95,7 @@ def _kv_heads(reader: _Reader, heads: int, family: str) -> int:
     return heads
 
 
-def _windowed_layers(reader: _Reader, layers: int, family: str) -> int:
+def _windowed_layers(reader: _ConfigReader, layers: int, family: str) -> int:
     document = reader.document
     kinds = document.get("layer_types")
     if isinstance(kinds, list):
@@ -115,14 +115,14 @@ def _attention_bias(document: Mapping[str, Any], family: str) -> str:
     return "all" if bias is True or (everywhere and bias is not False) or family in _ENCODERS else ""
 
 
-def _dense_layers(reader: _Reader, layers: int) -> int:
+def _dense_layers(reader: _ConfigReader, layers: int) -> int:
     first = reader.number("first_k_dense_replace", 0) or reader.number("num_dense_layers", 0)
     step = reader.number("decoder_sparse_step", 0) or reader.number("interleave_moe_layer_step", 0) or 1
     only = reader.document.get("mlp_only_layers")
     return max(first, layers - layers // step, len(only) if isinstance(only, list) else 0)
 
 
-def _mixture(reader: _Reader, layers: int, family: str, intermediate: int) -> dict[str, Any]:
+def _mixture(reader: _ConfigReader, layers: int, family: str, intermediate: int) -> dict[str, Any]:
     experts = reader.number("experts", 0)
     if not experts:
         return {}
@@ -140,7 +140,7 @@ def _mixture(reader: _Reader, layers: int, family: str, intermediate: int) -> di
     }
 
 
-def _latent(reader: _Reader) -> dict[str, Any]:
+def _latent(reader: _ConfigReader) -> dict[str, Any]:
     if not reader.number("kv_lora_rank", 0):
         return {}
     return {
@@ -152,7 +152,7 @@ def _latent(reader: _Reader) -> dict[str, Any]:
     }
 
 
-def _encoder(reader: _Reader, family: str) -> dict[str, Any]:
+def _encoder(reader: _ConfigReader, family: str) -> dict[str, Any]:
     if family != "whisper":
         return {"kind": "encoder"} if family in _ENCODERS else {}
     return {
@@ -168,7 +168,7 @@ def read(document: Mapping[str, Any], name: str = "", where: str = "config.json"
     if not isinstance(document, Mapping):
         raise BadValueError(f"{where} is not an object but {shown(document)}", remedy=_REMEDY)
     inner = document.get("text_config")
-    reader = _Reader({**document, **inner} if isinstance(inner, Mapping) else document, where)
+    reader = _ConfigReader({**document, **inner} if isinstance(inner, Mapping) else document, where)
     facts = reader.document
     _refuse_what_is_not_covered(facts, where)
     family = str(facts.get("model_type", ""))

@@ -14,7 +14,7 @@ from hetero.floor.units import shown
 from hetero.model.architecture import ModelSpec
 from hetero.model.quantisation import number_format
 
-__all__ = ["ENGINES", "JOBS", "OPTIMISERS", "Engine", "Job", "Lora", "Optimiser", "Sharding", "Workload"]
+__all__ = ["ENGINES", "JOBS", "OPTIMISERS", "Job", "Lora", "Optimiser", "ServingEngine", "Sharding", "Workload"]
 
 Job = Literal["inference", "finetune", "lora", "pretrain", "embedding"]
 
@@ -54,7 +54,7 @@ OPTIMISERS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Engine:
+class ServingEngine:
     """What the software that runs a model takes for itself.
 
     Attributes
@@ -85,12 +85,12 @@ CONTEXT_BYTES = 600_000_000
 ENGINES = {
     row.name: row
     for row in (
-        Engine("torch", CONTEXT_BYTES, logits="last", logit_bytes=4),
-        Engine("litgpt", CONTEXT_BYTES, logit_bytes=4, packs_head=True),
-        Engine("llama.cpp", CONTEXT_BYTES, host_embedding=True, step_tokens=512, logits="step", logit_bytes=4),
-        Engine("vllm", 2 * CONTEXT_BYTES, step_tokens=8192, logit_bytes=4, most_sequences=256),
-        Engine("tensorrt-llm", 2 * CONTEXT_BYTES, step_tokens=8192, logit_bytes=4, most_sequences=2048),
-        Engine("deepspeed", 2 * CONTEXT_BYTES, step_tokens=8192, logit_bytes=4),
+        ServingEngine("torch", CONTEXT_BYTES, logits="last", logit_bytes=4),
+        ServingEngine("litgpt", CONTEXT_BYTES, logit_bytes=4, packs_head=True),
+        ServingEngine("llama.cpp", CONTEXT_BYTES, host_embedding=True, step_tokens=512, logits="step", logit_bytes=4),
+        ServingEngine("vllm", 2 * CONTEXT_BYTES, step_tokens=8192, logit_bytes=4, most_sequences=256),
+        ServingEngine("tensorrt-llm", 2 * CONTEXT_BYTES, step_tokens=8192, logit_bytes=4, most_sequences=2048),
+        ServingEngine("deepspeed", 2 * CONTEXT_BYTES, step_tokens=8192, logit_bytes=4),
     )
 }
 """Engines by name."""

@@ -44,3 +44,10 @@ def test_every_file_that_the_plan_of_the_house_names_exists() -> None:
 def test_every_module_named_by_its_room_exists() -> None:
     named = {path for path in re.findall(r"`(\w+/[\w/]+\.py)`", TEXT) if not path.startswith(("tests/", "benchmarks/"))}
     assert sorted(path for path in named if not (PROJECT / "src" / "hetero" / path).exists()) == []
+
+
+def test_every_file_of_the_engines_is_told_of() -> None:
+    section = TEXT.partition("## The engines")[2].partition("\n## ")[0]
+    engines = PROJECT / "src" / "hetero" / "engines"
+    files = {path.relative_to(engines).as_posix() for path in engines.rglob("*.py") if path.name != "__init__.py"}
+    assert sorted(files - {"base.py"} - set(re.findall(r"`engines/([\w/]+\.py)`", section))) == []

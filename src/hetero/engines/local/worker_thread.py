@@ -64,7 +64,7 @@ class ThreadWorker:
         self._kept: dict[Any, Any] = {}
         self._runner: Runner
         self._timing = TaskClock(context.clock.now_s)
-        self._outbox = Outbox(self._tell, clock.sleep, clock.monotonic_s)
+        self._outbox = Outbox(self._report, clock.sleep, clock.monotonic_s)
         self._thread = threading.Thread(target=self._serve, name=f"hetero-{device.short}", daemon=True)
         self._thread.start()
 
@@ -149,7 +149,7 @@ class ThreadWorker:
 
     # -- the thread -------------------------------------------------------------------------------------------
 
-    def _tell(self, events: list[Event]) -> None:
+    def _report(self, events: list[Event]) -> None:
         if not self._abandoned:
             self._context.report(events)
 
@@ -165,10 +165,10 @@ class ThreadWorker:
         except BaseException as error:  # noqa: BLE001  back ends and initializers raise anything
             why = str(error) if isinstance(error, HeteroError) else one_line(error)
             passes = opened and self.device.id in self._context.worked
-            self._tell([DeviceLost(now_s(), self.device.id, why, permanent=not passes, task=0)])
+            self._report([DeviceLost(now_s(), self.device.id, why, permanent=not passes, task=0)])
             return
         self._context.worked.add(self.device.id)
-        self._tell([DeviceReady(now_s(), self.device.id)])
+        self._report([DeviceReady(now_s(), self.device.id)])
         self._loop()
         self._outbox.close()
         self._runner.close()

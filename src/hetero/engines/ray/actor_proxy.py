@@ -211,7 +211,7 @@ class ActorProxy:
             return False
         self._waiting.remove(request)
         self._forget(request)
-        self._tell(event)
+        self._emit(event)
         return True
 
     def _is_first(self, seq: int) -> bool:
@@ -351,9 +351,9 @@ class ActorProxy:
     def _give_back(self, request: InFlight, reason: str) -> None:
         self._forget(request)
         task, attempt = request.launch.task, request.launch.attempt
-        self._tell(TaskWithdrawn(self._now_s(), task, attempt, self.device.id))
+        self._emit(TaskWithdrawn(self._now_s(), task, attempt, self.device.id))
 
-    def _tell(self, event: Event) -> None:
+    def _emit(self, event: Event) -> None:
         self._context.hub.call(lambda: self._context.hub.emit(event))
 
     def _forget(self, request: InFlight) -> None:
@@ -395,7 +395,7 @@ class ActorProxy:
         _kill(self.handle)
         self._context.items.lost(self)
         if not self._stopping:
-            self._tell(DeviceLost(self._now_s(), self.device.id, why, not again, ran))
+            self._emit(DeviceLost(self._now_s(), self.device.id, why, not again, ran))
         for request in requests.values():
             if request.group is not None:
                 request.group.leave(request.rank, f"rank {request.rank} was lost")

@@ -295,7 +295,7 @@ def test_a_script_that_is_not_there_is_wrong_usage(tmp_path: Path) -> None:
     done = hetero("run", "gone.py", cwd=tmp_path)
     assert (done.returncode, done.stderr) == (
         2,
-        "hetero: gone.py: the script cannot be read: No such file or directory; check the path\n",
+        "hetero: gone.py cannot be read: No such file or directory; check the path\n",
     )
 
 

@@ -10,15 +10,18 @@ import threading
 from pathlib import Path
 
 import pytest
+import yaml
 
 from hetero.cli import main, profiler
+from hetero.cli.words import as_setting
 from hetero.drive.trace import TraceWriter
+from hetero.engines.ray.certificates import make_certificates
 from hetero.engines.ray.job_package import JobProgram
 from hetero.floor import files
 from hetero.floor.documents import read_text
 from hetero.floor.errors import BadValueError, FileError, GraphError
-from hetero.floor.files import local_path, output_file, output_stream
-from hetero.graphs.files import write_text
+from hetero.floor.files import local_path, output_file, output_picture, output_stream
+from hetero.graphs.files import checked_output, write_text
 
 ODD = (".", "..", "/", "", "folder", "folder/", "pipe", "~nobody-of-this-name/x", "x" * 300)
 GRAPH = """{"format": "hetero-graph/1", "tasks": [{"id": "a", "seconds": {"d0": 1}}], "devices": [{"id": "d0"}]}"""
@@ -117,3 +120,48 @@ def test_an_address_is_named_as_it_was_given(address: str) -> None:
 def test_a_script_of_any_name_is_what_a_job_runs(script: str) -> None:
     words = shlex.split(JobProgram(script, ("-x", "a b")).command("python"))
     assert words[-4:] == ["--", script, "-x", "a b"]
+
+
+@pytest.mark.parametrize(
+    "name", ["new\nline", "esc\x1b[31m\x07", "non\udcffutf", "quo'te\"", " spa ce ", "\u202egnp", "#x: y"]
+)
+def test_a_path_of_any_name_is_the_value_of_its_option(name: str) -> None:
+    assert yaml.safe_load(as_setting("trace", name).partition("=")[2]) == name
+
+
+@pytest.mark.parametrize("name", [*ODD, "loop", "gone/x", "pipe/x"])
+def test_certificates_and_pictures_are_refused_in_one_line_where_they_cannot_be_written(name: str) -> None:
+    os.symlink("loop", "loop")
+    if name not in (".", "..", "", "folder", "folder/", "gone/x", "/"):
+        with pytest.raises(BadValueError, match=r"cannot be made|no such user"):
+            make_certificates(Path(name), ["10.0.0.1"])
+    if name not in ("gone/x",):
+        with pytest.raises(BadValueError) as caught:
+            output_picture(name, "png")
+        assert str(caught.value).count("png") == 1
+
+
+def test_a_picture_is_written_under_the_very_name_that_was_given(folder: Path) -> None:
+    assert output_picture("plain", "png") == (Path("plain"), "png")
+    assert output_picture("a.SVG", "png") == (Path("a.SVG"), "svg")
+    assert output_picture("/dev/null", "png") == (Path("/dev/null"), "png")
+
+
+def test_an_output_in_a_folder_where_nothing_can_be_written_is_refused_before_the_work(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(GraphError, match="there is no folder gone"):
+        checked_output(Path("gone/x"))
+    assert output_file("gone/x", "out") == Path("gone/x")  # folders are made where a model is saved
+    monkeypatch.setattr(os, "access", lambda *_: False)  # as on a disk that is mounted for reading
+    with pytest.raises(BadValueError, match=r"would lie in \S+here, and nothing can be written there"):
+        output_file("gone/x", "out")
+
+
+def test_models_and_scripts_that_are_pipes_or_endless_are_refused(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for words in (("run", "pipe"), ("run", "/dev/zero"), ("run", "folder"), ("plan", "llm", "x" * 300)):
+        code, wrong = told(capsys, monkeypatch, "hetero", *words)
+        assert code in (2, 3)
+        assert wrong.count("\n") == 1, wrong

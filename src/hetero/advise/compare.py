@@ -12,7 +12,7 @@ from typing import Any
 
 from hetero.catalog.values import DeviceSpec
 from hetero.floor.errors import BadValueError, MissingPackageError, did_you_mean
-from hetero.floor.files import output_stream
+from hetero.floor.files import output_picture
 
 __all__ = ["MEASURES", "ComparisonRow", "best_for", "chart", "compare"]
 
@@ -199,7 +199,9 @@ def chart(rows: Sequence[ComparisonRow], path: Path) -> None:
     precisions = ", ".join(sorted({row.precision for row in rows}))
     title = f"dense {precisions}; prices are hints of the months that the table names"
     figure.suptitle(title, fontsize=9, color="#555555")
+    target, kind = output_picture(path, "png")
     try:
-        figure.savefig(output_stream(path, "png"), dpi=110)
+        figure.savefig(target, format=kind, dpi=110)
     except (OSError, ValueError) as error:
-        raise BadValueError(f"{path} cannot be written: {error}", remedy="give a path that ends in .png") from error
+        why = getattr(error, "strerror", None) or error
+        raise BadValueError(f"{path} cannot be written: {why}", remedy="give a path that ends in .png") from error

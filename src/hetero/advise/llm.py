@@ -6,6 +6,7 @@ It must not start anything.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -112,7 +113,7 @@ def read_target(named: str, weights: str | None = None) -> Target:
         There is no such model, or its files tell no architecture.
     """
     path = Path(named)
-    if path.exists() and is_weights(path):
+    if os.path.exists(path) and is_weights(path):
         files = read_weights(path)
         if files.model is None:
             raise BadValueError(f"{named} has no config.json", remedy="put the model's config.json beside its weights")

@@ -9,7 +9,7 @@ from math import log10
 from pathlib import Path
 
 from hetero.floor.errors import BadValueError, MissingPackageError
-from hetero.floor.files import output_stream
+from hetero.floor.files import output_picture
 from hetero.floor.units import format_rate
 from hetero.model.fabric import Fabric, Part
 
@@ -110,7 +110,9 @@ def draw(fabric: Fabric, path: Path) -> None:
     axis.set_axis_off()
     if told and len(told) <= 12:
         axis.legend(loc="upper center", bbox_to_anchor=(0.5, 0.0), ncols=3, fontsize=8, frameon=False)
+    place, kind = output_picture(path, "png")
     try:
-        figure.savefig(output_stream(path, "png"), dpi=100, bbox_inches="tight")
+        figure.savefig(place, format=kind, dpi=100, bbox_inches="tight")
     except (OSError, ValueError) as error:
-        raise BadValueError(f"{path} cannot be written: {error}", remedy="give a path that ends in .png") from error
+        why = getattr(error, "strerror", None) or error
+        raise BadValueError(f"{path} cannot be written: {why}", remedy="give a path that ends in .png") from error

@@ -32,11 +32,12 @@ def compress(
 ) -> None:
     """Prune and quantise a saved model; tells size, speed on each device and accuracy before and after."""
     from hetero.cli.train import need_torch
+    from hetero.floor.files import output_file
 
     need_torch()
     from hetero.recipes.saved_models import compress_file
 
-    target = output or model.parent / f"{model.stem}-compressed.safetensors"
+    target = output_file(output or model.parent / f"{model.stem}-compressed.safetensors", "--output")
     wishes = {"prune": prune, "structured": structured, "quantise": quantise, "fine_tune": fine_tune}
     made = compress_file(model, target, data_path=data, devices=devices, **wishes)
     if json:

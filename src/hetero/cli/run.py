@@ -79,12 +79,9 @@ def _tell_unheard(script: str) -> None:
 
 
 def _compiled(script: str) -> types.CodeType:
-    try:
-        source = sys.stdin.buffer.read() if script == "-" else Path(script).read_bytes()
-    except OSError as error:
-        raise BadValueError(
-            f"{script}: the script cannot be read: {error.strerror}", remedy="check the path"
-        ) from error
+    from hetero.floor.documents import MOST_BYTES, read_bytes
+
+    source = sys.stdin.buffer.read(MOST_BYTES) if script == "-" else read_bytes(Path(script), BadValueError)
     try:
         return compile(source, "<stdin>" if script == "-" else script, "exec")
     except SyntaxError as error:

@@ -44,6 +44,7 @@ def schedule(
     Transfers wait for one another on links and buses, and no memory overflows; '--model free' plans without both.
     """
     from hetero.floor.units import parse_seconds
+    from hetero.graphs.files import checked_output
     from hetero.graphs.formats import read_plannable
 
     if check is not None:
@@ -56,6 +57,8 @@ def schedule(
     if check is not None:
         _check(read, check, json)
         return
+    if out is not None:
+        checked_output(out)
     planned = _planned(read, policy, limit_s, iterations, seed, model)
     if out is not None:
         _write(planned.schedule, out)

@@ -5,6 +5,7 @@ In: what was typed. Out: 'key=value' as `--set` takes it, or an error. It must n
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Collection
 from typing import TYPE_CHECKING
@@ -21,15 +22,19 @@ _YAML_WORDS = ("null", "true", "false", "yes", "no", "on", "off")
 
 
 def as_setting(key: str, text: str) -> str:
-    """Write an option as a setting whose value YAML reads as text.
+    r"""Write an option as a setting whose value YAML reads as text.
 
     Examples
     --------
     >>> as_setting("devices", "1xcpu,1xcpu*0.25"), as_setting("trace", "a b"), as_setting("devices", "null")
     ('devices=1xcpu,1xcpu*0.25', "trace='a b'", "devices='null'")
+    >>> print(as_setting("trace", chr(10)))
+    trace="\n"
     """
     if _PLAIN.fullmatch(text) and text.casefold() not in _YAML_WORDS:
         return f"{key}={text}"
+    if not text.isprintable():
+        return f"{key}={json.dumps(text)}"
     escaped = text.replace("'", "''")
     return f"{key}='{escaped}'"
 

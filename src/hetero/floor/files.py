@@ -18,7 +18,16 @@ from typing import IO
 from hetero.floor.errors import BadValueError
 from hetero.floor.platform import FEATURES
 
-__all__ = ["PIPE_S", "atomic_write", "local_path", "open_input", "output_file", "output_stream", "sync_folder"]
+__all__ = [
+    "PIPE_S",
+    "atomic_write",
+    "local_path",
+    "open_input",
+    "output_file",
+    "output_picture",
+    "output_stream",
+    "sync_folder",
+]
 
 PIPE_S = 10.0
 """Longest wait for the first byte of a pipe, s."""
@@ -80,12 +89,16 @@ def output_file(path: Path | str, what: str) -> Path:
     Raises
     ------
     BadValueError
-        It is a folder, a pipe or a device, as /dev/null, in whose place a file would be put; or no path of this host,
-        see `local_path`.
+        It is a folder, a pipe or a device, as /dev/null, in whose place a file would be put; in its folder nothing can
+        be written; or it is no path of this host, see `local_path`.
     """
     found, mode = _looked_at(path, what)
     if mode and not stat.S_ISREG(mode):
         raise BadValueError(f"{what}: {found} is no file that can be replaced by another", remedy="name a file")
+    place = next((each for each in found.absolute().parents if os.path.lexists(each)), found)
+    if not os.path.isdir(place) or not os.access(place, os.W_OK | os.X_OK):
+        why = "nothing can be written there" if os.path.isdir(place) else "that is no folder"
+        raise BadValueError(f"{what}: {found} would lie in {place}, and {why}", remedy="name another folder")
     return found
 
 
@@ -104,6 +117,18 @@ def output_stream(path: Path | str, what: str) -> Path:
         except OSError as error:
             raise BadValueError(f"{what}: {found} is a pipe that nobody reads", remedy="name a file") from error
     return found
+
+
+def output_picture(path: Path | str, what: str) -> tuple[Path, str]:
+    """Return the path of a picture that is written into, and its format: that of its suffix, PNG where it has none.
+
+    Raises
+    ------
+    BadValueError
+        As `output_stream` does.
+    """
+    found = output_stream(path, what)
+    return found, found.suffix.removeprefix(".").lower() or "png"
 
 
 def _looked_at(path: Path | str, what: str) -> tuple[Path, int]:

@@ -15,7 +15,7 @@ from hetero.floor import documents
 from hetero.floor.errors import BadValueError, GraphError
 from hetero.floor.files import local_path, output_file
 
-__all__ = ["AT_MOST_BYTES", "parse_json", "read_text", "write_text"]
+__all__ = ["AT_MOST_BYTES", "checked_output", "parse_json", "read_text", "write_text"]
 
 AT_MOST_BYTES = documents.MOST_BYTES
 """The largest file that is read, unpacked."""
@@ -43,6 +43,24 @@ def parse_json(text: str, place: str) -> Any:
     return documents.parse_json(text, place, GraphError)
 
 
+def checked_output(path: Path) -> Path:
+    """Return the path of a file that is to be written, in a folder that is there; asked before what takes long.
+
+    Raises
+    ------
+    GraphError
+        The file cannot be written.
+    """
+    found = local_path(path, "out")
+    try:
+        output_file(found, "out")
+    except BadValueError as error:
+        raise GraphError(error.problem, remedy=error.remedy) from error
+    if not found.parent.is_dir():
+        raise GraphError(f"{found} cannot be written: there is no folder {found.parent}", remedy="make it first")
+    return found
+
+
 def write_text(path: Path, text: str) -> None:
     """Write a file under a spare name, and give it its own when it is complete.
 
@@ -51,11 +69,7 @@ def write_text(path: Path, text: str) -> None:
     GraphError
         The file cannot be written.
     """
-    path = local_path(path, "out")
-    try:
-        output_file(path, "out")
-    except BadValueError as error:
-        raise GraphError(error.problem, remedy=error.remedy) from error
+    path = checked_output(path)
     spare = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
         with spare.open("x", encoding="utf-8") as file:

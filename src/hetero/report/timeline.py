@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from hetero.floor.errors import BadValueError, MissingPackageError
-from hetero.floor.files import output_stream
+from hetero.floor.files import output_picture
 from hetero.floor.units import format_seconds
 from hetero.report.intervals import Floats
 from hetero.report.record import RunRecord
@@ -147,9 +147,9 @@ def write_picture(run: RunRecord, path: Path) -> None:
     shown += [Patch(color=_OTHER_RGB, label="others")] if len(names) > len(_PALETTE_RGB) else []
     shown += [Patch(color=_WASTED_RGB, label="did not count")] if _WASTED_RGB in fills else []
     figure.legend(handles=shown, loc="outside lower center", ncols=min(8, len(shown) or 1), frameon=False, fontsize=8)
+    place, kind = output_picture(path, "png")
     try:
-        figure.savefig(output_stream(path, "png"), dpi=160)
-    except OSError as error:
-        raise BadValueError(
-            f"{path} cannot be written: {error.strerror}", remedy="name a folder that exists"
-        ) from error
+        figure.savefig(place, format=kind, dpi=160)
+    except (OSError, ValueError) as error:
+        why = getattr(error, "strerror", None) or error
+        raise BadValueError(f"{path} cannot be written: {why}", remedy="name a folder that exists") from error

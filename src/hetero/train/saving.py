@@ -7,6 +7,7 @@ In: a model, or a file. Out: a file that is whole or absent; its tensors. It mus
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -65,6 +66,8 @@ def read_model(path: str | Path) -> tuple[dict[str, Any], dict[str, str]]:
     """
     from safetensors import SafetensorError, safe_open
 
+    if os.path.exists(path) and not os.path.isfile(path):
+        raise BadValueError(f"{path} is no file that can be read", remedy="give a model that hetero train saved")
     try:
         with safe_open(str(path), "pt") as file:
             facts = dict(file.metadata() or {})

@@ -42,10 +42,16 @@ def make_certificates(folder: Path, hosts: Sequence[str]) -> tuple[Path, ...]:
     """
     if not hosts:
         raise BadValueError("certificates without a host", remedy="name each host, as in --host 10.0.0.1")
-    if any((folder / name).exists() for name in _FILES.values()):
+    folder = local_path(folder, "folder")
+    if any(os.path.lexists(folder / name) for name in _FILES.values()):
         raise BadValueError(f"{folder} already has certificates", remedy="name a new folder")
-    local_path(folder, "folder")
-    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    except (OSError, ValueError) as error:
+        why = getattr(error, "strerror", None) or error
+        raise BadValueError(f"{folder} cannot be made: {why}", remedy="name a new folder") from error
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise BadValueError(f"nothing can be written in {folder}", remedy="name a new folder")
     names = ",".join([_subject(host) for host in (*dict.fromkeys(hosts), "127.0.0.1", "localhost")])
     key, request, extension = folder / "ca.key", folder / "node.csr", folder / "names.cnf"
     extension.write_text(f"subjectAltName={names}\n", encoding="utf-8")

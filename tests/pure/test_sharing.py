@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -103,3 +104,32 @@ def test_speeds_that_swap_cost_two_slow_steps() -> None:
     swapped = known[::-1]
     times_s = [step(sharing, swapped, 0.0) for _ in range(3)]
     assert times_s[2] < 0.05 < 0.1 < times_s[0]
+
+
+@pytest.mark.parametrize("slowed", [1.2, 5.0, 60.0])
+def test_an_accelerator_that_cpus_slow_down_goes_on_alone(slowed: float) -> None:
+    """The probe measured it without them; together a step takes longer than it took alone."""
+    alone, cpu = StepModel(0.001, 0.0001), StepModel(0.0, 0.0012)
+    sharing = SharePlanner(TrainOptions(BATCH), ("cuda:0", "torch-cpu:0"), [alone, cpu], [0.0, 0.0, 0.0])
+    assert sharing.plan.members == (0, 1)
+    together = [StepModel(slowed * alone.fixed_s, slowed * alone.per_sample_s), cpu]
+    for _ in range(40):
+        step(sharing, together, 0.0)
+    assert sharing.plan.shares == (BATCH, 0)
+    assert "cuda:0 took 7.4 ms alone" in sharing.plan.reasons[1]
+
+
+def test_an_accelerator_that_cpus_do_not_slow_down_keeps_their_help() -> None:
+    models = [StepModel(0.001, 0.0001), StepModel(0.0, 0.0012)]
+    sharing = SharePlanner(TrainOptions(BATCH), ("cuda:0", "torch-cpu:0"), models, [0.0, 0.0, 0.0])
+    for _ in range(40):
+        step(sharing, models, 0.0)
+    assert sharing.plan.members == (0, 1)
+
+
+def test_cpus_that_slow_each_other_down_were_measured_together() -> None:
+    models = [StepModel(0.001, 0.0001), StepModel(0.0, 0.0012)]
+    sharing = SharePlanner(TrainOptions(BATCH), ("cpu:0", "torch-cpu:0"), models, [0.0, 0.0, 0.0])
+    for _ in range(40):
+        step(sharing, [StepModel(0.002, 0.0002), StepModel(0.0, 0.0012)], 0.0)
+    assert sharing.plan.members == (0, 1)

@@ -25,6 +25,7 @@ from hetero.train.compatibility import changed_values
 from hetero.train.job import Formation, LastCheckpoint
 from hetero.train.listener import Listener
 from hetero.train.schedules import ScheduleHistory
+from hetero.train.share_planner import is_cpu
 from hetero.train.values import EpochReport, NotANumberError, Totals, TrainingError, TrainOptions
 from hetero.train.worker_deaths import KilledPasses, WorkerDeaths
 
@@ -68,6 +69,7 @@ class MemberState:
     patience_s : how long it would wait for the others, s
     joined : generation of the group that it was last in, 0 for none
     seems : how fast it can be at most, told while it measures itself
+    measures : True once it was asked to measure itself
     """
 
     device: str
@@ -79,6 +81,7 @@ class MemberState:
     patience_s: float = 0.0
     joined: int = 0
     seems: StepModel | None = None
+    measures: bool = False
 
 
 class Admission(NamedTuple):
@@ -259,20 +262,34 @@ class Lead:
             self._note(f"{device} {'is back' if device in self._seen else 'is up'} and joins at the next step")
         self._seen.add(device)
         self._first_here_s = min(self._first_here_s, clock.monotonic_s())
-        if self._probing:
-            self._send(self._members[line], "probe", self.killed.most(device))
 
     def _probe_if_here(self) -> None:
-        """Let all measure themselves at the same time, as they will train; one that is not up in time joins later."""
+        """Let members measure themselves once all are up; one that is not up in time joins later.
+
+        Notes
+        -----
+        Accelerators come first, then all CPUs at the same time, as they will train. A CPU device that computes on
+        every core takes the time of the thread that feeds an accelerator, which would seem several times slower than
+        it is alone.
+        """
+        if not self._probing and not self._may_probe():
+            return
+        here = [member for member in self._members.values() if member.phase == "here"]
+        first = [member for member in here if not is_cpu(member.device)]
+        for member in first or here:
+            if not member.measures:
+                member.measures = True
+                self._send(member, "probe", self.killed.most(member.device))
+
+    def _may_probe(self) -> bool:
         wanted = {device for device, future in self.futures.items() if not future.done()}
         absent = wanted - {member.device for member in self._members.values()}
-        if self._probing or (absent and clock.monotonic_s() - self._first_here_s < _START_S):
-            return
+        if absent and clock.monotonic_s() - self._first_here_s < _START_S:
+            return False
         for device in sorted(absent):
             self._note(f"{device} is not up yet: training begins without it")
         self._probing, self._probe_s = True, clock.monotonic_s()
-        for member in self._members.values():
-            self._send(member, "probe", self.killed.most(member.device))
+        return True
 
     def _on_seems(self, line: Line, model: StepModel) -> None:
         self._members[line].seems = model

@@ -15,10 +15,21 @@ from hetero.plan.training import shares as planning
 from hetero.plan.training.shares import SharePlan, StepModel
 from hetero.train.values import TrainOptions
 
-__all__ = ["SharePlanner"]
+__all__ = ["SharePlanner", "is_cpu"]
 
 _WINDOW = 7
 _LOOKS_BEFORE_LEAVING = 3
+
+
+def is_cpu(name: str) -> bool:
+    """Return whether a device's short name is that of a CPU.
+
+    Examples
+    --------
+    >>> [is_cpu(name) for name in ("cpu:0", "torch-cpu:0", "h1/cpu:2", "cuda:0")]
+    [True, True, True, False]
+    """
+    return name.rpartition("/")[2].partition(":")[0].endswith("cpu")
 
 
 class SharePlanner:
@@ -35,6 +46,11 @@ class SharePlanner:
     Attributes
     ----------
     plan : the shares in units: samples, cost, or the fixed micro-batches of `exact: bitwise`
+
+    Notes
+    -----
+    Accelerators measured themselves while the CPUs were idle. Where steps with CPUs take longer than the fastest
+    accelerator was measured to take alone, the CPUs slow it down, and it goes on alone.
 
     Examples
     --------
@@ -60,6 +76,7 @@ class SharePlanner:
         self.costs = None if options.unit > 1 else costs
         self.units = -(-options.global_batch // options.unit)
         self.plan = self._first()
+        self._alone = self._fastest_alone()
         self._steps = 0
         self._looks = 0
 
@@ -107,12 +124,42 @@ class SharePlanner:
         if self.options.shares != "auto":
             return None
         better = planning.replanned(self.plan, self.models, self.units, self.comm_s, self._steps)
+        better = self._plan_alone(better or self.plan) or better
         if better is None and not self._steps % _WINDOW:
             self._looks = 0
         if better is None or not self._is_settled(better):
             return None
         self.plan, self._steps, self._looks = better, 0, 0
         return better
+
+    def _fastest_alone(self) -> tuple[float, int] | None:
+        """Return the seconds of a step on the fastest accelerator alone, and its rank; None where no CPU takes part."""
+        accelerators = [rank for rank, name in enumerate(self.team) if not is_cpu(name)]
+        if len(accelerators) == len(self.team):
+            return None
+        able = [rank for rank in accelerators if self.models[rank].most >= self.units]
+        return min(((self.models[rank].seconds(self.units), rank) for rank in able), default=None)
+
+    def _plan_alone(self, plan: SharePlan) -> SharePlan | None:
+        """Return the plan of the fastest accelerator alone where that is faster than `plan`.
+
+        A window of steps has to show it, or `plan` leaves that accelerator out.
+        """
+        if self._alone is None:
+            return None
+        alone_s, rank = self._alone
+        if plan.shares[rank] and (not self._steps or self._steps % _WINDOW):
+            return None
+        step_s = planning.fixed_plan(self.models, plan.shares, self.comm_s).step_s
+        if plan.members == (rank,) or step_s <= alone_s * (1 + planning.GAIN_FRAC):
+            return None
+        shares = tuple(self.units if each == rank else 0 for each in range(len(self.team)))
+        reason = (
+            f"with it the step of {self.options.global_batch} takes {step_s * 1e3:.3g} ms, "
+            f"and {self.team[rank]} took {alone_s * 1e3:.3g} ms alone"
+        )
+        reasons = tuple("" if each == rank else reason for each in range(len(self.team)))
+        return SharePlan(shares, alone_s, tuple(self.models), reasons)
 
     def _is_settled(self, better: SharePlan) -> bool:
         """Return whether a plan may be taken; one that leaves a device out for good is looked at three times."""

@@ -110,3 +110,19 @@ def test_running_out_of_memory_is_recognised_on_each_framework() -> None:
         backend.namespace().zeros(10**14, dtype="float32").block_until_ready()
     assert backend.is_out_of_memory(caught.value)
     backend.close()
+
+
+def test_a_generator_of_the_host_fills_tensors_of_the_host_where_new_ones_are_the_devices() -> None:
+    torch = pytest.importorskip("torch")
+    from hetero.backends.torch import _new_tensors
+
+    generator = torch.Generator()
+    with _new_tensors()(torch.device("meta")):
+        assert torch.get_default_device().type == "meta"
+        assert torch.zeros(3).device.type == "meta"
+        assert torch.rand(3).device.type == "meta"
+        assert torch.randperm(5, generator=generator).device.type == "cpu"
+        assert sorted(torch.randperm(5, generator=generator).tolist()) == [0, 1, 2, 3, 4]
+        assert torch.rand(3, generator=generator).device.type == "cpu"
+        assert torch.rand(3, device="cpu").device.type == "cpu"
+    assert torch.zeros(3).device.type == "cpu"

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import pickle
 import sys
+import types
 from collections.abc import AsyncIterator, Callable
 from functools import partial
 from typing import Any
 
+import cloudpickle
 import numpy as np
 import pytest
 
@@ -15,9 +18,12 @@ import hetero
 from hetero.backends.base import Kernel
 from hetero.batch.functions import prepared
 from hetero.batch.precision import Wish
+from hetero.drive.frame import enter
+from hetero.engines.base import Function
 from hetero.errors import BadValueError
 from hetero.model.tasks import Near
 from hetero.session.arguments import bind
+from hetero.session.sharing import LARGE_BYTES, Sharing
 from hetero.session.tasks import as_task
 
 
@@ -249,3 +255,48 @@ def test_what_must_be_found_in_containers_is_found_however_deep_and_wide(deep: i
         bind("f", ([*given, nested],), {}, lambda future: None)
     with pytest.raises(BadValueError, match="argument word= of f is a enumerate"):
         bind("f", (given,), {"word": nested}, lambda future: None)
+
+
+class _OwnArray:
+    def __init__(self, data: np.ndarray) -> None:
+        self.data = data
+
+
+class _OwnMemory:
+    """A back end whose arrays are its own."""
+
+    def owns(self, value: Any) -> bool:
+        return isinstance(value, _OwnArray)
+
+    def copy_out(self, value: Any) -> np.ndarray:
+        return value.data
+
+
+def test_a_plain_function_gets_arrays_as_they_were_given_and_nothing_else_changes() -> None:
+    def show(*args: Any, **kwargs: Any) -> Any:
+        return args, kwargs
+
+    large, small = np.ones(LARGE_BYTES), np.ones(3)
+    owner = _OwnMemory()
+    sharing = Sharing(owner)  # type: ignore[arg-type]
+    plain = Function("key", "show", show, {})
+    assert sharing.as_given(plain, (small, 1), {"x": small}) is plain
+    found = sharing.as_given(plain, (small, large), {"x": large, "y": 2})
+    assert sharing.as_given(plain, (1, large), {"x": large}) is found
+    there = _OwnArray(large)
+    before = enter(types.SimpleNamespace(backend=_OwnMemory()))  # type: ignore[arg-type]
+    try:
+        args, kwargs = pickle.loads(cloudpickle.dumps(found.default))(there, there, x=there, y=there)
+    finally:
+        enter(before)
+    assert args[0] is there
+    assert type(args[1]) is np.ndarray
+    assert type(kwargs["x"]) is np.ndarray
+    assert kwargs["y"] is there
+
+
+def test_a_function_that_is_marked_as_a_task_is_not_a_plain_one() -> None:
+    assert as_task(abs).is_plain
+    assert as_task(abs).options(crashes=0).is_plain
+    assert not as_task(hetero.task(abs)).is_plain
+    assert not hetero.task(abs).options(on="cpu").is_plain

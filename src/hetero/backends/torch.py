@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import cache
 from importlib import import_module
 from typing import Any, ClassVar
 
@@ -127,7 +128,7 @@ class TorchBackend(Backend):
         if several:
             self._module.set_device(self.device.index)
         try:
-            with self._place:
+            with _new_tensors()(self._place):
                 yield
         finally:
             if several:
@@ -189,6 +190,26 @@ def is_out_of_memory(error: BaseException) -> bool:
     text = str(error).lower()
     words = ("can't allocate memory", "out of memory", "std::bad_alloc")
     return type(error).__name__ == "OutOfMemoryError" or any(word in text for word in words)
+
+
+@cache
+def _new_tensors() -> Any:
+    """Return the class of modes in which new tensors are made on a device, unless a generator of the host fills them.
+
+    So the sampler of a DataLoader works in a task, as it does where torch has no default device.
+    """
+    torch = import_module("torch")
+    filled = frozenset((torch.rand, torch.randn, torch.randint, torch.randperm))
+
+    class NewTensors(import_module("torch.utils._device").DeviceContext):  # type: ignore[misc]
+        """torch's mode of a default device, which heeds generators."""
+
+        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            if kwargs and kwargs.get("generator") is not None and func in filled and kwargs.get("device") is None:
+                kwargs = {**kwargs, "device": kwargs["generator"].device}
+            return super().__torch_function__(func, types, args, kwargs)
+
+    return NewTensors
 
 
 def _place(torch: Any, device: Device) -> Any:

@@ -1,4 +1,4 @@
-"""What is laid around one task in its worker: environment variables, and a seed.
+"""What is laid around one task in its worker: environment variables, a seed, and arguments on the host.
 
 In: a function, variables and a seed. Out: a function that calls it with both, and leaves the worker as it was.
 It must not be used where the process belongs to others as well: a worker thread refuses.
@@ -19,7 +19,7 @@ from hetero.engines.base import Function
 from hetero.floor import platform, settings
 from hetero.floor.errors import BadValueError
 
-__all__ = ["CallEnvironment", "SeededCall", "derived_seed", "kept_random_state"]
+__all__ = ["CallEnvironment", "HostArguments", "SeededCall", "derived_seed", "kept_random_state"]
 
 _MOST = 1024
 
@@ -190,3 +190,47 @@ class CallEnvironment:
 
     def _around(self, code: Any, torch: bool) -> Any:
         return SeededCall(code, self.env, self.seed, torch) if callable(code) else code
+
+
+class _HostCall:
+    """A function some of whose arguments are copied from the device to NumPy arrays before it is called."""
+
+    def __init__(self, function: Callable[..., Any], positions: tuple[int, ...], words: tuple[str, ...]) -> None:
+        self.function = function
+        self.positions = positions
+        self.words = words
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the function."""
+        frame = current()
+        if frame is not None:
+            backend, given = frame.backend, list(args)
+            for position in self.positions:
+                if backend.owns(given[position]):
+                    given[position] = backend.copy_out(given[position])
+            args = tuple(given)
+            here = {word: backend.copy_out(kwargs[word]) for word in self.words if backend.owns(kwargs[word])}
+            kwargs = {**kwargs, **here}
+        return self.function(*args, **kwargs)
+
+
+class HostArguments:
+    """Gives the version of a plain function that gets NumPy arrays as NumPy arrays, also from a device's memory.
+
+    A plain function was written for whatever calls it with arrays; one that is marked as a task asks for the module
+    of the device's arrays.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[str, Function] = {}
+
+    def of(self, function: Function, positions: tuple[int, ...], words: tuple[str, ...]) -> Function:
+        """Return a function whose arguments at these positions and under these words arrive as NumPy arrays."""
+        key = f"{function.key}|host {positions} {words}"
+        found = self._known.get(key)
+        if found is None:
+            if len(self._known) >= _MOST:
+                self._known.clear()
+            default = None if function.default is None else _HostCall(function.default, positions, words)
+            found = self._known[key] = Function(key, function.name, default, function.implementations)
+        return found

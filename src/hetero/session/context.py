@@ -195,6 +195,8 @@ class Context(AsyncTwins):
         if args or kwargs:
             signature, size = describe(source.model_key, args, kwargs)
             if self._sharing is not None:
+                if task.is_plain:
+                    function = self._sharing.as_given(function, args, kwargs)
                 args, kwargs = self._sharing.shared(args, kwargs)
             bound = bind(task.name, args, kwargs, self._reference)
             if bound.failed is not None:

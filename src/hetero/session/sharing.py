@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from hetero.drive.call_environment import HostArguments
+from hetero.engines.base import Function
 from hetero.model.device import HOST_NODE
 from hetero.session.futures import Future
 
@@ -34,6 +36,7 @@ class Sharing:
     def __init__(self, context: Context) -> None:
         self._context = weakref.ref(context)
         self._known: dict[int, tuple[weakref.ref[Any], weakref.ref[Future]]] = {}
+        self._on_host = HostArguments()
 
     def shared(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
         """Put futures in place of the large arrays among the arguments."""
@@ -42,6 +45,12 @@ class Sharing:
         if any(map(is_large, kwargs.values())):
             kwargs = {word: self._future(value) if is_large(value) else value for word, value in kwargs.items()}
         return args, kwargs
+
+    def as_given(self, function: Function, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Function:
+        """Return a plain function with the large arrays among these arguments as NumPy arrays, wherever it runs."""
+        positions = tuple([place for place, value in enumerate(args) if is_large(value)])
+        words = tuple([word for word, value in kwargs.items() if is_large(value)])
+        return self._on_host.of(function, positions, words) if positions or words else function
 
     def _future(self, array: Any) -> Future:
         context = self._context()

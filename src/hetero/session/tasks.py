@@ -37,6 +37,7 @@ class TaskFunction(Generic[P, R]):
     request : what it asks of its device
     surroundings : lays variables and a seed around a call, None for neither
     name : for people
+    is_plain : True for a function that nobody marked as a task: it gets its arguments as they were given
 
     Examples
     --------
@@ -55,6 +56,7 @@ class TaskFunction(Generic[P, R]):
         self.request: Request = build_request(given, self.source.implementations, self.source.callable is not None)
         env, seed = checked_env(given), given.get("seed")
         self.surroundings: CallEnvironment | None = CallEnvironment(env, seed) if env or seed is not None else None
+        self.is_plain = False
         if source is None and plain is not None:
             functools.update_wrapper(self, plain)
             self.source.shipped = self if _is_module_level(plain) else None
@@ -88,7 +90,9 @@ class TaskFunction(Generic[P, R]):
         if "kinds" in options:
             options["on"] = options.pop("kinds")
         merged = {option: value for option, value in {**self._options, **options}.items() if value is not None}
-        return TaskFunction(self.source.callable, merged, self.source)
+        made: TaskFunction[P, R] = TaskFunction(self.source.callable, merged, self.source)
+        made.is_plain = self.is_plain
+        return made
 
     @overload
     def implementation(self, *words: str) -> Callable[[Any], Any]: ...
@@ -247,6 +251,7 @@ def as_task(function: Any) -> TaskFunction[..., Any]:
     made: TaskFunction[..., Any] | None = source.plain_task
     if made is None:
         made = TaskFunction(function, {"name": source.name}, source)
+        made.is_plain = True
         if isinstance(function, FunctionType):  # others have a new source each time, which a cycle would keep
             source.plain_task = made
     return made

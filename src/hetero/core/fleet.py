@@ -114,11 +114,11 @@ class Fleet:
 
     def is_nearly_done(self, state: DeviceState) -> bool:
         """Return whether a busy device will soon want another task, as far as that is known."""
-        pending_s = self.pending_s[state.index]
+        pending_s = self.pending_s.item(state.index)
         if pending_s < LOOKAHEAD_S:
             return True
         first = self.first(state)
-        return bool(pending_s < AHEAD_S and first is not None and first.sure)
+        return pending_s < AHEAD_S and first is not None and first.sure
 
     def measure(self, state: DeviceState) -> int:
         """Update the column of room for one device, and give it."""
@@ -128,7 +128,7 @@ class Fleet:
     def offer(self, state: DeviceState) -> None:
         """Offer a device's room, if it has any, to the policy."""
         room = self.rooms[state.index] = self.room(state)
-        if room != self.offered[state.index]:
+        if room != self.offered.item(state.index):
             self.offered[state.index] = room
             self.open += 1 if room else -1
 
@@ -154,7 +154,7 @@ class Fleet:
         if not state.sent and not state.placed:
             self.since_s[index] = now_s
             self.head_s[index] = task.predicted_s
-        self.pending_s[index] += task.predicted_s
+        self.pending_s[index] = self.pending_s.item(index) + task.predicted_s
         self.queued[index] = len(state.sent) + len(state.placed) + 1
 
     def send(self, state: DeviceState, task: TaskState, batch: Batch, now_s: float) -> None:
@@ -200,7 +200,7 @@ class Fleet:
         if queued == 0:
             self.pending_s[index] = self.head_s[index] = 0.0
             return
-        self.pending_s[index] -= task.predicted_s
+        self.pending_s[index] = self.pending_s.item(index) - task.predicted_s
         head = self.first(state)
         if was_first and head is not None and self.ready[index]:
             state.started_s = now_s

@@ -7,7 +7,7 @@ and how many small tasks travel together, is decided here.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from heapq import heappush
 from itertools import chain, islice
 from math import ceil, inf, isfinite
@@ -155,7 +155,7 @@ class Placer:
         while self._fleet.open and (ready.count or (self.parked and not self.is_lazy)):
             if not self._round(now_s, commands):
                 self._declined_at = max(1, ready.count)
-                self._weighed = {self._rows.of(state) for state in ready.window(WINDOW)}
+                self._weighed = {self._rows.of(state) for state in ready.window(WINDOW).values()}
                 self._fleet.close_all()
 
     def _is_new(self, state: TaskState) -> bool:
@@ -184,7 +184,7 @@ class Placer:
     def _idle(self, row: Row) -> DeviceState | None:
         """Return the fastest device for a class of tasks where that is idle."""
         device = self._fleet.states[row.best]
-        if row.best < 0 or device.sent or device.placed or device.suspended or not self._fleet.rooms[device.index]:
+        if row.best < 0 or device.sent or device.placed or device.suspended or not self._fleet.rooms.item(device.index):
             return None
         return device
 
@@ -216,7 +216,7 @@ class Placer:
 
     def _round(self, now_s: float, commands: list[Command]) -> bool:
         """Ask the policy once; True when a task was accepted from the ready queue or something was sent."""
-        window = {state.task.id: state for state in self._window()}
+        window = self._window()
         waiting = self._waiting()
         at = {entry.task.id: entry.device for entry in waiting}
         view = self._fleet.view(now_s, self.ready.count, waiting)
@@ -243,13 +243,14 @@ class Placer:
             self.flush(device, now_s, commands)
         return self.ready.count < before or any(type(command) is Run for command in commands[sent:])
 
-    def _window(self) -> Iterable[TaskState]:
+    def _window(self) -> dict[int, TaskState]:
         """Return the ready tasks that the policy is shown: the first, and for each device where one waits, its own."""
         shown = self.ready.window(WINDOW)
         if not self._fleet.suspended or self.ready.count <= WINDOW:
             return shown
         tops = [device.suspended[-1] for device in self._fleet.states if device.suspended and self._fleet.room(device)]
-        return sorted({*shown, *chain.from_iterable(map(_ready_below, tops))}, key=ReadyQueue.rank)
+        own = chain.from_iterable(map(_ready_below, tops))
+        return {state.task.id: state for state in sorted({*shown.values(), *own}, key=ReadyQueue.rank)}
 
     def _waiting(self) -> tuple[Waiting, ...]:
         if self.is_lazy or not self.parked:
@@ -319,7 +320,7 @@ class Placer:
                 return False
         self.ready.remove(state, Phase.PLACED)
         state.device = device.index
-        state.predicted_s = float(row.seconds[device.index])
+        state.predicted_s = row.seconds.item(device.index)
         state.sure = row.known
         self._fleet.accept(device, state, now_s)
         device.placed.append(state)
@@ -339,7 +340,7 @@ class Placer:
             self.offer(device)
             return
         busy = device.batches
-        pending = self._fleet.pending_s[device.index]
+        pending = self._fleet.pending_s.item(device.index)
         launches: list[Launch] = []
         if device.phase is DevicePhase.READY and not device.held_by and not device.stopping and busy < 2:
             batch, worth = Batch(), 0.0

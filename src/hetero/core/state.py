@@ -367,9 +367,10 @@ class ReadyQueue:
 
     def first(self, lease: int) -> TaskState | None:
         """Return the task of a lease that is next in order, None when none is ready."""
-        lanes = (self._lanes[key] for key in self._order if key[2] == lease and self._lanes[key])
-        lane = next(lanes, None)
-        return None if lane is None else next(iter(lane.values()))
+        for key in self._order:
+            if key[2] == lease and (lane := self._lanes[key]):
+                return next(iter(lane.values()))
+        return None
 
     def __iter__(self) -> Iterator[TaskState]:
         """Yield the ready tasks in order; the queue must not change meanwhile."""
@@ -382,10 +383,12 @@ class ReadyQueue:
         request = state.task.request
         return -request.priority, -state.task.depth, request.lease, state.task.id
 
-    def window(self, most: int) -> Iterator[TaskState]:
-        """Yield the first tasks in order: so many of each lease, and so many of those in none."""
+    def window(self, most: int) -> dict[int, TaskState]:
+        """Return the first tasks in order, by id: so many of each lease, and so many of those in none."""
+        found: dict[int, TaskState] = {}
         shown: dict[int, int] = {}
         for key in self._order:
             before, lane = shown.get(key[2], 0), self._lanes[key]
-            yield from islice(lane.values(), max(0, most - before))
+            found.update(islice(lane.items(), max(0, most - before)))
             shown[key[2]] = before + len(lane)
+        return found

@@ -24,6 +24,7 @@ from hetero.floor.files import local_path, output_file, output_picture, output_s
 from hetero.graphs.files import checked_output, write_text
 
 ODD = (".", "..", "/", "", "folder", "folder/", "pipe", "~nobody-of-this-name/x", "x" * 300)
+UNSEEN = ("two\nlines", "esc\x1b[31m", "non\udcffutf", "quo'te\"")
 GRAPH = """{"format": "hetero-graph/1", "tasks": [{"id": "a", "seconds": {"d0": 1}}], "devices": [{"id": "d0"}]}"""
 
 
@@ -44,7 +45,7 @@ def told(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *w
     return int(ended.value.code or 0), capsys.readouterr().err
 
 
-@pytest.mark.parametrize("name", ODD)
+@pytest.mark.parametrize("name", [*ODD, *UNSEEN])
 @pytest.mark.parametrize(
     "command",
     [
@@ -55,6 +56,12 @@ def told(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *w
         ("hetero", "config", "check"),
         ("hetero", "graph", "convert"),
         ("hetero", "train"),
+        ("hetero", "calibrate", "--from"),
+        ("hetero", "devices", "--config"),
+        ("hetero", "topo", "--from"),
+        ("hetero", "search"),
+        ("hetero", "run"),
+        ("hetero", "plan", "--prices"),
     ],
 )
 def test_what_is_no_file_to_read_is_refused_in_one_line(

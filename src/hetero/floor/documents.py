@@ -97,9 +97,10 @@ def read_bytes(path: Path | str, fault: Fault = FileError, most: int = MOST_BYTE
     except HeteroError:
         raise
     except OSError as error:
-        raise fault(f"{path} cannot be read: {error.strerror or error}", remedy="check the path") from error
+        problem = f"{single_line(path)} cannot be read: {error.strerror or error}"
+        raise fault(problem, remedy="check the path") from error
     except (EOFError, zlib.error) as error:
-        problem = f"{path}: the compressed file is cut short or damaged ({error})"
+        problem = f"{single_line(path)}: the compressed file is cut short or damaged ({error})"
         raise fault(problem, remedy="fetch or write it again") from error
     except MemoryError as error:
         raise _no_memory(path, fault) from error
@@ -320,7 +321,7 @@ def _line(data: bytes, at: int) -> int:
 
 
 def _too_large(path: Path | str, fault: Fault, most: int) -> HeteroError:
-    return fault(f"{path}: the file has more than {format_bytes(most)}", remedy="cut it up")
+    return fault(f"{single_line(path)}: the file has more than {format_bytes(most)}", remedy="cut it up")
 
 
 def _too_deep(place: str, fault: Fault) -> HeteroError:

@@ -17,6 +17,7 @@ from typing import IO
 
 from hetero.floor.errors import BadValueError
 from hetero.floor.platform import FEATURES
+from hetero.floor.text import single_line
 
 __all__ = [
     "PIPE_S",
@@ -94,11 +95,13 @@ def output_file(path: Path | str, what: str) -> Path:
     """
     found, mode = _looked_at(path, what)
     if mode and not stat.S_ISREG(mode):
-        raise BadValueError(f"{what}: {found} is no file that can be replaced by another", remedy="name a file")
+        problem = f"{what}: {single_line(found)} is no file that can be replaced by another"
+        raise BadValueError(problem, remedy="name a file")
     place = next((each for each in found.absolute().parents if os.path.lexists(each)), found)
     if not os.path.isdir(place) or not os.access(place, os.W_OK | os.X_OK):
         why = "nothing can be written there" if os.path.isdir(place) else "that is no folder"
-        raise BadValueError(f"{what}: {found} would lie in {place}, and {why}", remedy="name another folder")
+        problem = f"{what}: {single_line(found)} would lie in {single_line(place)}, and {why}"
+        raise BadValueError(problem, remedy="name another folder")
     return found
 
 
@@ -140,9 +143,11 @@ def _looked_at(path: Path | str, what: str) -> tuple[Path, int]:
         mode = 0
     except (OSError, ValueError) as error:
         why = getattr(error, "strerror", None) or error
-        raise BadValueError(f"{what}: {path} cannot be written: {why}", remedy="name another file") from error
+        problem = f"{what}: {single_line(path)} cannot be written: {why}"
+        raise BadValueError(problem, remedy="name another file") from error
     if stat.S_ISDIR(mode):
-        raise BadValueError(f"{what}: {found} is a folder, and cannot be written as a file", remedy="name a file")
+        problem = f"{what}: {single_line(found)} is a folder, and cannot be written as a file"
+        raise BadValueError(problem, remedy="name a file")
     return found, mode
 
 

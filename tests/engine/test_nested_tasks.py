@@ -19,9 +19,11 @@ import pytest
 import hetero
 from hetero.drive.frame import MOST_DEEP
 from hetero.drive.trace import read_trace
+from hetero.engines.local.child_process import SILENCE_S
 from hetero.errors import BadValueError, HeteroError, NothingFitsError, TaskLostError
-from hetero.model.events import TaskFinished, TaskResumed, TaskSuspended
+from hetero.model.events import DeviceLost, TaskFinished, TaskResumed, TaskSuspended
 from hetero.report.account import account
+from hetero.report.findings import find
 from hetero.report.trace_reader import read_run
 
 LONG_S = 120.0
@@ -456,6 +458,35 @@ def test_a_second_of_a_device_is_told_once(tmp_path: Path) -> None:
     assert kinds.count(TaskSuspended) == kinds.count(TaskResumed) >= 7
     parts = ("compute", "loading", "storing", "waiting for memory")
     assert sum(map(told.total_s, parts)) == pytest.approx(sum(each.seconds for each in ended), rel=0.02)
+    found = find(read_run(trace))
+    assert found.gains.nested
+    assert any("Tasks waited for tasks that they had submitted" in line for line in found.sentences)
+
+
+def waits_long(seconds: float) -> tuple[list[str], int]:
+    slept = inner().submit(hetero.task(time.sleep, on="cpu:1"), seconds)
+    found = [here(), *inner().gather([inner().submit(hetero.task(work, on="cpu:0"), 0.05) for _ in range(3)])]
+    slept.result()
+    return found, fib(14)
+
+
+@pytest.mark.slow
+def test_a_task_that_waits_for_longer_than_heartbeats_may_be_silent_goes_on_and_its_time_is_accounted_for(
+    tmp_path: Path,
+) -> None:
+    trace = tmp_path / "run.trace.jsonl"
+    with hetero.Context(devices="2xcpu", history=False, trace=trace) as ctx:
+        before = dict(ctx.driver.engine.pids())
+        parent = ctx.submit(hetero.task(waits_long, on="cpu:0", crashes=0), SILENCE_S + 2.0)
+        assert parent.result(LONG_S) == (["cpu:0"] * 4, 377)
+        assert dict(ctx.driver.engine.pids()) == before
+    records = [record for _, record in read_trace(trace)]
+    assert not any(isinstance(record, DeviceLost) for record in records)
+    told = account(read_run(trace))
+    assert told.problems == ()
+    seconds = sum(each.seconds for each in records if isinstance(each, TaskFinished))
+    parts = ("compute", "loading", "storing", "waiting for memory")
+    assert sum(map(told.total_s, parts)) == pytest.approx(seconds, rel=0.02)
 
 
 def polls() -> str:

@@ -66,11 +66,13 @@ class Gains(NamedTuple):
     found : the largest first; those below 1 % of the run are left out
     replayed_s : s that the replay of the run as it was took, which should be near what it took
     tasks : so many were replayed
+    nested : True where tasks waited for others that they had submitted, which no replay does: then there are none
     """
 
     found: tuple[Gain, ...]
     replayed_s: float
     tasks: int
+    nested: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,10 +134,18 @@ def gains(run: RunRecord) -> Gains:
     the median where it ran; where its function never ran, that by the ratio of both devices on other functions. Tasks
     that were handed in just after an outcome wait for it in the replay too. A gain is the difference of both replays.
     """
+    if _nests(run):
+        return Gains((), 0.0, 0, nested=True)
     try:
         return _gains(run)
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError):
         return Gains((), 0.0, 0)  # a trace that was changed by hand may hold what no simulator takes
+
+
+def _nests(run: RunRecord) -> bool:
+    """Return whether an attempt gave its device up and got it back: it stands there once for each time."""
+    came = [each[:3] for each in run.attempts if each.outcome == "done"]
+    return len({*came}) < len(came)
 
 
 def _gains(run: RunRecord) -> Gains:

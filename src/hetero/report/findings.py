@@ -369,6 +369,8 @@ def _largest_loss(found: Findings) -> str:
 
 def _what_helps(found: Findings) -> list[str]:
     """Return what would have made the run shorter, the largest gain first."""
+    if found.gains.nested:
+        return ["Tasks waited for tasks that they had submitted; what held such a run up is not looked for by replays."]
     if not found.gains.found:
         return []
     words = [f"{gain_words(each)}: {format_seconds(each.seconds)}" for each in found.gains.found[:_GAINS]]

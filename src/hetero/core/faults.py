@@ -372,7 +372,7 @@ class HangDetector:
         self._quarantine = core.quarantine
         self.sweep_at_s = inf
 
-    def look(self, now_s: float, commands: list[Command]) -> None:
+    def stop_late(self, now_s: float, commands: list[Command]) -> None:
         """Stop what is beyond its limit; look at the rest where that is due."""
         deadlines = self._placer.deadlines
         while deadlines and deadlines[0][0] <= now_s:

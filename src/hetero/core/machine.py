@@ -252,7 +252,7 @@ class Machine:
         self.pool.advance(event.at_s)
         self.placer.offer_all()
         self.placer.crowded = False
-        self._hangs.look(event.at_s, commands)
+        self._hangs.stop_late(event.at_s, commands)
         self._lifecycle.refuse_ruled_out(commands)
         return commands
 

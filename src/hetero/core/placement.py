@@ -221,7 +221,7 @@ class Placer:
         at = {entry.task.id: entry.device for entry in waiting}
         view = self._fleet.view(now_s, self.ready.count, waiting)
         if self._fleet.own_nodes:
-            view.best_device = self.best_device.look()
+            view.best_device = self.best_device.start_round()
         if self.lookahead is not None:
             view.ahead = self.lookahead.look()
         shown = ReadyTasks(self.view.show, list(window.values()))

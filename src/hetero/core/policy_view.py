@@ -218,7 +218,7 @@ class BestDevice:
         for index, nbytes, _ in self._owed.values():
             self._owed_bytes[index] += nbytes
 
-    def look(self) -> int:
+    def start_round(self) -> int:
         """Start a round: compute what the transfer back costs now, and return the best device."""
         self._round += 1
         best = self.index()

@@ -25,7 +25,7 @@ from hetero.floor import settings
 from hetero.floor.errors import BadValueError
 from hetero.model.architecture import ModelSpec
 from hetero.model.quantisation import number_format
-from hetero.model.workload import Job, Sharding, Workload
+from hetero.model.workload import Job, Sharding, WorkloadSpec
 from hetero.plan.sizing.footprint import Fit, Room, fit, weight_bytes
 
 FILES = ("gpubench_llamacpp.csv", "finetune_memory_fit.csv")
@@ -54,7 +54,7 @@ class Judged:
 
     row: Mapping[str, str]
     fit: Fit
-    work: Workload
+    work: WorkloadSpec
     spread: Sharding
     room: Room
     measured_bytes: float | None
@@ -121,12 +121,12 @@ def judge(row: Mapping[str, str]) -> Judged:
     asked = int(row["input_len"] or 0) + int(row["output_len"] or 0)
     spread = Sharding(pipeline=count)
     if row["framework"].startswith("llama.cpp"):
-        work = Workload(model, weights=row["precision"], context=asked or 2048, engine="llama.cpp")
+        work = WorkloadSpec(model, weights=row["precision"], context=asked or 2048, engine="llama.cpp")
     elif row["kind"] in ("inference", "decode"):
         tokens = asked or LITGPT_TOKENS
-        work = Workload(replace(model, tied=False), weights=row["precision"], context=tokens, engine="litgpt")
+        work = WorkloadSpec(replace(model, tied=False), weights=row["precision"], context=tokens, engine="litgpt")
     else:
-        work = Workload(
+        work = WorkloadSpec(
             replace(model, tied=False),
             job=JOBS[row["kind"]],
             weights=row["precision"],

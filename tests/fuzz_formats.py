@@ -331,10 +331,10 @@ def _page(path: Path) -> None:
 
 def _model(path: Path) -> None:
     from hetero.advise.fit import read_model
-    from hetero.model.workload import Workload
+    from hetero.model.workload import WorkloadSpec
     from hetero.plan.sizing.footprint import footprint
 
-    assert footprint(Workload(read_model(path), context=512)).total >= 0
+    assert footprint(WorkloadSpec(read_model(path), context=512)).total >= 0
 
 
 def _weights(path: Path) -> None:

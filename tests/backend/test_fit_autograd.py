@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from hetero.model.architecture import ModelSpec
-from hetero.model.workload import Job, Workload
+from hetero.model.workload import Job, WorkloadSpec
 from hetero.plan.sizing.footprint import kept_per_token
 
 torch = pytest.importorskip("torch")
@@ -97,5 +97,5 @@ def test_a_block_keeps_what_is_computed(name: str, job: Job) -> None:
     model = WIDTHS[name]
     run, weights = _block(model, job)
     kept = _kept_bytes(run, weights, model.hidden) / TOKENS
-    computed = kept_per_token(Workload(model, job=job))[0]
+    computed = kept_per_token(WorkloadSpec(model, job=job))[0]
     assert -0.06 <= computed / kept - 1 <= 0.12

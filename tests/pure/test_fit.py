@@ -13,7 +13,7 @@ from hetero.catalog.load import find_model
 from hetero.floor.errors import BadValueError
 from hetero.model.architecture import ModelSpec
 from hetero.model.quantisation import FORMATS, number_format
-from hetero.model.workload import ENGINES, JOBS, OPTIMISERS, Lora, Sharding, Workload
+from hetero.model.workload import ENGINES, JOBS, OPTIMISERS, Lora, Sharding, WorkloadSpec
 from hetero.plan.sizing.footprint import Room, fit, footprint, fullest_stage, weight_bytes
 
 LLAMA = find_model("Llama-3.1-8B")
@@ -56,7 +56,7 @@ def test_bitsandbytes_packs_linear_layers_alone_and_leaves_tables_and_head_in_16
     ids=["grouped", "every head", "one head", "latent"],
 )
 def test_the_kv_cache_holds_what_the_attention_keeps(model: str, bytes_per_token: int) -> None:
-    work = Workload(find_model(model), batch=3, context=500)
+    work = WorkloadSpec(find_model(model), batch=3, context=500)
     assert footprint(work).kv_cache == 3 * 500 * bytes_per_token
     assert footprint(replace(work, kv="fp8")).kv_cache == 3 * 500 * bytes_per_token // 2
 
@@ -64,50 +64,50 @@ def test_the_kv_cache_holds_what_the_attention_keeps(model: str, bytes_per_token
 def test_a_sliding_window_bounds_the_cache_of_its_layers_alone() -> None:
     gemma = find_model("Gemma-2-9B")
     a_layer = 2 * 2 * gemma.kv_heads * gemma.head_dim
-    assert footprint(Workload(gemma, context=8192)).kv_cache == a_layer * (21 * 4096 + 21 * 8192)
-    assert footprint(Workload(gemma, context=1000)).kv_cache == a_layer * 42 * 1000
+    assert footprint(WorkloadSpec(gemma, context=8192)).kv_cache == a_layer * (21 * 4096 + 21 * 8192)
+    assert footprint(WorkloadSpec(gemma, context=1000)).kv_cache == a_layer * 42 * 1000
 
 
 def test_training_and_embedding_keep_no_cache_and_inference_no_activations() -> None:
     for job in JOBS:
-        need = footprint(Workload(LLAMA, job=job))
+        need = footprint(WorkloadSpec(LLAMA, job=job))
         training = job in ("finetune", "lora", "pretrain")
         assert (need.kv_cache > 0) == (job == "inference")
         assert (need.activations > 0, need.gradients > 0, need.optimiser > 0) == (training,) * 3
 
 
 def test_sixteen_bytes_a_parameter_is_what_mixed_precision_with_adam_comes_to() -> None:
-    mixed = Workload(LLAMA, job="pretrain", optimiser="adamw-fp32", master_weights=True)
+    mixed = WorkloadSpec(LLAMA, job="pretrain", optimiser="adamw-fp32", master_weights=True)
     need = footprint(mixed)
     assert need.weights + need.gradients + need.optimiser == 16 * PARAMETERS
-    pure = footprint(Workload(LLAMA, job="finetune"))
+    pure = footprint(WorkloadSpec(LLAMA, job="finetune"))
     assert pure.weights + pure.gradients + pure.optimiser == 8 * PARAMETERS
 
 
 @pytest.mark.parametrize(("optimiser", "bytes_each"), [("sgd", 0), ("lion", 2), ("adamw", 4), ("adamw-fp32", 8)])
 def test_an_optimiser_keeps_its_moments(optimiser: str, bytes_each: int) -> None:
-    assert footprint(Workload(LLAMA, job="finetune", optimiser=optimiser)).optimiser == bytes_each * PARAMETERS
+    assert footprint(WorkloadSpec(LLAMA, job="finetune", optimiser=optimiser)).optimiser == bytes_each * PARAMETERS
 
 
 def test_adapters_learn_and_the_rest_does_not() -> None:
-    everywhere = Workload(LLAMA, job="lora", lora=Lora(16, ("q", "k", "v", "o", "mlp")))
+    everywhere = WorkloadSpec(LLAMA, job="lora", lora=Lora(16, ("q", "k", "v", "o", "mlp")))
     adapters = 41_943_040 * 2
-    need, plain = footprint(everywhere), footprint(Workload(LLAMA))
+    need, plain = footprint(everywhere), footprint(WorkloadSpec(LLAMA))
     assert need.weights - plain.weights == 2 * adapters // 2
     assert need.gradients == 2 * adapters // 2
     assert need.optimiser == 2 * adapters
 
 
 def test_checkpointing_keeps_the_inputs_of_the_layers() -> None:
-    kept = footprint(Workload(LLAMA, job="finetune", batch=2, context=1024))
-    again = footprint(Workload(LLAMA, job="finetune", batch=2, context=1024, checkpointing=True))
+    kept = footprint(WorkloadSpec(LLAMA, job="finetune", batch=2, context=1024))
+    again = footprint(WorkloadSpec(LLAMA, job="finetune", batch=2, context=1024, checkpointing=True))
     assert again.activations == 2 * 1024 * LLAMA.layers * 2 * LLAMA.hidden
     assert again.activations < kept.activations / 10
     assert again.buffers == kept.buffers + kept.activations // LLAMA.layers
 
 
 def test_attention_that_is_not_fused_keeps_its_scores() -> None:
-    fused = Workload(LLAMA, job="finetune", context=4096)
+    fused = WorkloadSpec(LLAMA, job="finetune", context=4096)
     more = footprint(replace(fused, flash=False)).activations - footprint(fused).activations
     assert more == 4096 * LLAMA.layers * 5 * LLAMA.heads * 4096
 
@@ -116,7 +116,7 @@ def test_attention_that_is_not_fused_keeps_its_scores() -> None:
     ("zero", "split"), [(0, ()), (1, ("optimiser",)), (2, ("optimiser", "gradients")), (3, ("optimiser", "gradients"))]
 )
 def test_zero_splits_optimiser_then_gradients_then_weights(zero: int, split: tuple[str, ...]) -> None:
-    work = Workload(LLAMA, job="finetune")
+    work = WorkloadSpec(LLAMA, job="finetune")
     alone, spread = footprint(work), footprint(work, Sharding(data=8, zero=zero))
     for name in ("optimiser", "gradients"):
         assert getattr(spread, name) == getattr(alone, name) // (8 if name in split else 1)
@@ -125,21 +125,21 @@ def test_zero_splits_optimiser_then_gradients_then_weights(zero: int, split: tup
 
 
 def test_gradients_that_are_not_synchronised_are_whole_on_every_replica() -> None:
-    work = Workload(LLAMA, job="lora")
+    work = WorkloadSpec(LLAMA, job="lora")
     apart = footprint(work, Sharding(data=4, zero=3, mixed_units=True, synced=False))
     assert apart.gradients == 2 * PARAMETERS
     assert footprint(work, Sharding(data=4, zero=3)).gradients < 2 * PARAMETERS / 100
 
 
 def test_tensor_parallel_devices_share_matrices_and_kv_heads() -> None:
-    work = Workload(LLAMA, context=4096)
+    work = WorkloadSpec(LLAMA, context=4096)
     alone, eight, sixteen = (footprint(work, Sharding(tensor=count)) for count in (1, 8, 16))
     assert (eight.weights, eight.kv_cache) == (alone.weights // 8, alone.kv_cache // 8)
     assert sixteen.kv_cache == eight.kv_cache, "eight KV heads cannot be split over sixteen"
 
 
 def test_a_pipeline_spreads_whole_layers() -> None:
-    work = Workload(LLAMA)
+    work = WorkloadSpec(LLAMA)
     count = LLAMA.parameters()
     spread = footprint(work, Sharding(pipeline=2))
     layer = (count.total - count.embedding - count.head) / 32
@@ -163,7 +163,7 @@ def test_the_fullest_stage_is_no_lighter_than_its_share_and_no_heavier_than_all(
 
 
 def test_the_host_keeps_an_input_table_only_where_memories_are_apart() -> None:
-    work = Workload(LLAMA, weights="F16", engine="llama.cpp")
+    work = WorkloadSpec(LLAMA, weights="F16", engine="llama.cpp")
     table = 128256 * 4096 * 16.0005 / 8
     apart, together = footprint(work), footprint(work, shared=True)
     assert together.weights - apart.weights == pytest.approx(table, abs=2)
@@ -171,15 +171,15 @@ def test_the_host_keeps_an_input_table_only_where_memories_are_apart() -> None:
 
 
 def test_tight_lies_between_what_is_computed_and_what_is_cautious() -> None:
-    need = footprint(Workload(LLAMA))
+    need = footprint(WorkloadSpec(LLAMA))
     assert need.total < need.cautious
-    said = [fit(Workload(LLAMA), Room(size)).answer for size in (need.total - 1, need.total, need.cautious)]
+    said = [fit(WorkloadSpec(LLAMA), Room(size)).answer for size in (need.total - 1, need.total, need.cautious)]
     assert said == ["does not fit", "tight", "fits"]
-    assert fit(Workload(LLAMA), Room(need.total - 5)).spare_bytes == -5
+    assert fit(WorkloadSpec(LLAMA), Room(need.total - 5)).spare_bytes == -5
 
 
 WORKLOADS = st.builds(
-    Workload,
+    WorkloadSpec,
     model=st.sampled_from([LLAMA, *map(find_model, ("Mixtral-8x7B", "Gemma-2-9B", "DeepSeek-V2", "Phi-3-mini"))]),
     job=st.sampled_from(JOBS),
     weights=st.sampled_from([name for name, form in FORMATS.items() if form.trainable]),
@@ -201,7 +201,7 @@ SPREADS = st.builds(
 
 
 @given(work=WORKLOADS, spread=SPREADS, more=st.integers(1, 100))
-def test_more_sequences_and_longer_ones_never_take_less(work: Workload, spread: Sharding, more: int) -> None:
+def test_more_sequences_and_longer_ones_never_take_less(work: WorkloadSpec, spread: Sharding, more: int) -> None:
     need = footprint(work, spread)
     for asked in (replace(work, batch=work.batch + more), replace(work, context=work.context + more)):
         larger = footprint(asked, spread)
@@ -209,14 +209,14 @@ def test_more_sequences_and_longer_ones_never_take_less(work: Workload, spread: 
 
 
 @given(work=WORKLOADS, spread=SPREADS)
-def test_every_category_is_a_whole_number_of_bytes_and_none_is_negative(work: Workload, spread: Sharding) -> None:
+def test_every_category_is_a_whole_number_of_bytes_and_none_is_negative(work: WorkloadSpec, spread: Sharding) -> None:
     need = footprint(work, spread)
     assert all(isinstance(size, int) and size >= 0 for size in need.as_dict().values())
     assert need.allocated + need.reserve == need.total == sum(need.as_dict().values())
 
 
 @given(work=WORKLOADS, spread=SPREADS)
-def test_a_device_of_many_never_carries_more_weights_than_a_device_alone(work: Workload, spread: Sharding) -> None:
+def test_a_device_of_many_never_carries_more_weights_than_a_device_alone(work: WorkloadSpec, spread: Sharding) -> None:
     assert footprint(work, spread).weights <= footprint(work).weights + 1
 
 
@@ -238,7 +238,7 @@ def test_a_device_of_many_never_carries_more_weights_than_a_device_alone(work: W
 )
 def test_a_workload_that_makes_no_sense_is_refused(how: dict[str, Any], message: str) -> None:
     with pytest.raises(BadValueError) as caught:
-        Workload(LLAMA, **how)
+        WorkloadSpec(LLAMA, **how)
     assert message in str(caught.value)
 
 
@@ -261,5 +261,5 @@ def test_a_spread_or_adapter_that_makes_no_sense_is_refused(make: Any, message: 
 @pytest.mark.parametrize("job", ["inference", "lora"])
 def test_a_prompt_that_is_longer_than_its_context_is_refused(job: Any) -> None:
     with pytest.raises(BadValueError, match=r"a prompt of 4,096 tokens is longer than a context of 100; .*--tokens"):
-        Workload(find_model("Llama-3.1-8B"), job=job, prompt=4096, context=100)
-    assert Workload(find_model("Llama-3.1-8B"), prompt=100, context=100).answer_tokens == 0
+        WorkloadSpec(find_model("Llama-3.1-8B"), job=job, prompt=4096, context=100)
+    assert WorkloadSpec(find_model("Llama-3.1-8B"), prompt=100, context=100).answer_tokens == 0

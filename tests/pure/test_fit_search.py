@@ -15,7 +15,7 @@ from hetero.catalog.load import find, find_model
 from hetero.catalog.values import DeviceSpec
 from hetero.cli.plan import app
 from hetero.errors import BadValueError
-from hetero.model.workload import Workload
+from hetero.model.workload import WorkloadSpec
 from hetero.plan.sizing.footprint import Room, fit
 from hetero.plan.sizing.footprint_search import changes, devices_needed, largest_batch, largest_context, shardings
 
@@ -25,7 +25,7 @@ CARD = room_of(find("H100-SXM"))
 
 @given(gib=st.integers(16, 200), context=st.integers(64, 8192), engine=st.sampled_from(["torch", "vllm", "llama.cpp"]))
 def test_the_largest_batch_fits_and_one_more_does_not(gib: int, context: int, engine: str) -> None:
-    work, room = Workload(SMALL, context=context, engine=engine), Room(gib * 2**30)
+    work, room = WorkloadSpec(SMALL, context=context, engine=engine), Room(gib * 2**30)
     batch = largest_batch(work, room)
     if batch:
         assert fit(replace(work, batch=batch), room).answer == "fits"
@@ -34,7 +34,7 @@ def test_the_largest_batch_fits_and_one_more_does_not(gib: int, context: int, en
 
 @given(gib=st.integers(16, 200), batch=st.integers(1, 32))
 def test_the_longest_context_fits_and_one_token_more_does_not(gib: int, batch: int) -> None:
-    work, room = Workload(SMALL, batch=batch), Room(gib * 2**30)
+    work, room = WorkloadSpec(SMALL, batch=batch), Room(gib * 2**30)
     context = largest_context(work, room)
     if context:
         assert fit(replace(work, context=context), room).answer == "fits"
@@ -45,7 +45,7 @@ def test_the_longest_context_fits_and_one_token_more_does_not(gib: int, batch: i
 
 @pytest.mark.parametrize("job", ["inference", "lora", "finetune"])
 def test_fewer_devices_than_needed_do_not_do(job: str) -> None:
-    work = Workload(LARGE, job=job)  # type: ignore[arg-type]
+    work = WorkloadSpec(LARGE, job=job)  # type: ignore[arg-type]
     found = devices_needed(work, CARD)
     assert found is not None
     count, spread = found
@@ -56,14 +56,14 @@ def test_fewer_devices_than_needed_do_not_do(job: str) -> None:
 
 
 def test_no_number_of_devices_helps_where_one_sequence_does_not_fit_a_device() -> None:
-    assert devices_needed(Workload(LARGE, job="finetune", context=100_000), Room(2**30)) is None
-    assert changes(Workload(LARGE, job="finetune"), Room(2**20)) == []
+    assert devices_needed(WorkloadSpec(LARGE, job="finetune", context=100_000), Room(2**30)) is None
+    assert changes(WorkloadSpec(LARGE, job="finetune"), Room(2**20)) == []
 
 
 @pytest.mark.parametrize("job", ["inference", "lora", "finetune", "pretrain"])
 @pytest.mark.parametrize("gib", [6, 12, 24, 80])
 def test_every_change_that_is_offered_makes_it_fit(job: str, gib: int) -> None:
-    work, room = Workload(SMALL, job=job, batch=8, context=4096, flash=False), Room(gib * 2**30)  # type: ignore[arg-type]
+    work, room = WorkloadSpec(SMALL, job=job, batch=8, context=4096, flash=False), Room(gib * 2**30)  # type: ignore[arg-type]
     offered = changes(work, room)
     assert bool(offered) == (fit(work, room).answer != "fits"), "more devices or a shorter context always help here"
     for change in offered:
@@ -74,13 +74,13 @@ def test_every_change_that_is_offered_makes_it_fit(job: str, gib: int) -> None:
 
 
 def test_nothing_is_offered_where_it_fits() -> None:
-    assert changes(Workload(SMALL), CARD) == []
+    assert changes(WorkloadSpec(SMALL), CARD) == []
 
 
 def test_what_costs_least_is_offered_first() -> None:
-    offered = changes(Workload(SMALL, job="finetune", context=4096), CARD)
+    offered = changes(WorkloadSpec(SMALL, job="finetune", context=4096), CARD)
     assert offered[0].what == "checkpoint activations"
-    assert changes(Workload(LARGE), CARD)[-1].what == "2 devices"
+    assert changes(WorkloadSpec(LARGE), CARD)[-1].what == "2 devices"
 
 
 def test_adapters_in_four_bits_fit_where_full_training_does_not() -> None:

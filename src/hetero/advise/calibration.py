@@ -17,7 +17,7 @@ from hetero.advise.priors import borrowed, prior_of
 from hetero.advise.rates import rates_of
 from hetero.catalog.values import DeviceSpec
 from hetero.model.architecture import ModelSpec
-from hetero.model.workload import Sharding, Workload
+from hetero.model.workload import Sharding, WorkloadSpec
 from hetero.plan.sizing import ideal_work
 from hetero.plan.sizing.efficiency import Efficiency, MeasuredRun, learn
 from hetero.session.kept import Kept
@@ -72,11 +72,11 @@ class Timed:
             return []
         found = []
         for tokens, seconds in self.prompt_s.items():
-            work = Workload(MINI, weights=self.weights, prompt=int(tokens), context=int(tokens) + 1)
+            work = WorkloadSpec(MINI, weights=self.weights, prompt=int(tokens), context=int(tokens) + 1)
             amounts = ideal_work.prompt_amounts(work, Sharding(), rates_of(spec, work), 1)
             found.append(MeasuredRun(amounts, seconds))
         for kept, seconds in self.step_s.items():
-            work = Workload(MINI, weights=self.weights)
+            work = WorkloadSpec(MINI, weights=self.weights)
             amounts = ideal_work.step_amounts(work, Sharding(), rates_of(spec, work), 1, float(kept))
             found.append(MeasuredRun(amounts, seconds))
         return found

@@ -57,10 +57,10 @@ _MEANING = {
 }
 
 
-class Workload(values.Workload):
+class Workload(values.WorkloadSpec):
     """A model, by its name in the catalog, its config.json or its architecture, and what it is to do.
 
-    The fields are those of `hetero.model.workload.Workload`.
+    The fields are those of `hetero.model.workload.WorkloadSpec`.
 
     Examples
     --------
@@ -95,7 +95,7 @@ class Estimate:
     said : where the efficiency comes from
     """
 
-    work: values.Workload
+    work: values.WorkloadSpec
     device: DeviceSpec
     spread: Sharding
     memory: Fit
@@ -155,7 +155,7 @@ def _shown(name: str, figure: Figure) -> str:
 
 
 def estimate(
-    workload: values.Workload | str,
+    workload: values.WorkloadSpec | str,
     device: DeviceSpec | str,
     count: int = 1,
     spread: Sharding | None = None,
@@ -228,7 +228,7 @@ def compare_speeds(found: Sequence[Estimate]) -> str:
     return "\n".join(lines)
 
 
-def _training(work: values.Workload, spec: DeviceSpec, how: Sharding, known: Efficiency) -> Estimate:
+def _training(work: values.WorkloadSpec, spec: DeviceSpec, how: Sharding, known: Efficiency) -> Estimate:
     rates = rates_of(spec, work)
     amounts = training_amounts(work, how, rates)
     step = known.figure(amounts)
@@ -247,7 +247,7 @@ def _training(work: values.Workload, spec: DeviceSpec, how: Sharding, known: Eff
     )
 
 
-def _usual(work: values.Workload, room: Room, count: int) -> Sharding:
+def _usual(work: values.WorkloadSpec, room: Room, count: int) -> Sharding:
     """Return the first of the usual ways that fits, else the first: the simplest come first."""
     if count == 1:
         return Sharding()
@@ -260,7 +260,7 @@ def _usual(work: values.Workload, room: Room, count: int) -> Sharding:
 
 
 def _most(
-    work: values.Workload, spec: DeviceSpec, how: Sharding, rates: DeviceRates, known: Efficiency
+    work: values.WorkloadSpec, spec: DeviceSpec, how: Sharding, rates: DeviceRates, known: Efficiency
 ) -> Figure | None:
     batch = sequences_at_once(work, room_of(spec), how, steady=True)
     if not batch:

@@ -16,7 +16,7 @@ from hetero.floor.documents import blamed_on, read_json
 from hetero.floor.errors import BadValueError
 from hetero.floor.units import format_bytes
 from hetero.model.architecture import ModelSpec
-from hetero.model.workload import Sharding, Workload
+from hetero.model.workload import Sharding, WorkloadSpec
 from hetero.plan.sizing.footprint import Fit, Room, fit
 from hetero.plan.sizing.footprint_search import (
     FittingChange,
@@ -92,7 +92,7 @@ class FitReport:
     changes : what makes it fit, the cheapest first
     """
 
-    work: Workload
+    work: WorkloadSpec
     device: DeviceSpec
     spread: Sharding
     fit: Fit
@@ -170,7 +170,7 @@ def does_it_fit(
     device : name in the catalog, or a device
     count : devices of that sort
     spread : how to spread over them; default: the usual way that fits best
-    how : fields of `hetero.model.workload.Workload`
+    how : fields of `hetero.model.workload.WorkloadSpec`
 
     Examples
     --------
@@ -179,7 +179,7 @@ def does_it_fit(
     >>> does_it_fit("Llama-3.1-70B", "H100-SXM", count=2).answer
     'fits'
     """
-    work = Workload(read_model(model), **how)
+    work = WorkloadSpec(read_model(model), **how)
     spec = device if isinstance(device, DeviceSpec) else find(device)
     room = room_of(spec)
     if count < 1:
@@ -197,7 +197,7 @@ def does_it_fit(
     )
 
 
-def _best(work: Workload, room: Room, count: int) -> Sharding:
+def _best(work: WorkloadSpec, room: Room, count: int) -> Sharding:
     if count == 1:
         return Sharding()
     ways = list(shardings(work, count))

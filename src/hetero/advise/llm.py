@@ -20,7 +20,7 @@ from hetero.catalog.values import DeviceSpec
 from hetero.floor.errors import BadValueError, NothingFitsError, did_you_mean
 from hetero.model.architecture import ModelSpec
 from hetero.model.quantisation import FORMATS, number_format
-from hetero.model.workload import Sharding, Workload
+from hetero.model.workload import Sharding, WorkloadSpec
 from hetero.plan.sizing.footprint import footprint
 from hetero.plan.sizing.layer_assignment import (
     Aim,
@@ -76,7 +76,7 @@ class Target:
     files: WeightFiles | None
     weights: str
 
-    def layers(self, work: Workload) -> Layers:
+    def layers(self, work: WorkloadSpec) -> Layers:
         """Return what is to be placed, the KV cache of all sequences with the layers."""
         need = footprint(work)
         cache = need.kv_cache / self.model.layers
@@ -95,7 +95,7 @@ class Target:
         return Layers(self.model.layers, mean + cache, table, _head(work, count.head * keeps, head), head / mean)
 
 
-def _head(work: Workload, own: float, shared: float) -> float:
+def _head(work: WorkloadSpec, own: float, shared: float) -> float:
     """Return the bytes of the output head: llama.cpp puts a shared table on the last device a second time."""
     return own if own or work.engine != "llama.cpp" else shared
 
@@ -172,7 +172,7 @@ class LayerPlacement:
 
     engine: Engine
     target: Target
-    work: Workload
+    work: WorkloadSpec
     aim: Aim
     devices: tuple[NumberedDevice, ...]
     hosts: tuple[LayerHost, ...]
@@ -258,7 +258,7 @@ def place(
         hint = did_you_mean(engine, ENGINES).removeprefix("; ")
         raise BadValueError(f"no settings are known for {engine!r}", remedy=hint or f"allowed: {', '.join(ENGINES)}")
     weights = target.weights or ("Q4_K_M" if engine == "llama.cpp" else "bf16")
-    work = Workload(target.model, weights=weights, engine=_WORKS_AS[engine], **how)
+    work = WorkloadSpec(target.model, weights=weights, engine=_WORKS_AS[engine], **how)
     devices = _devices(kinds)
     if engine == "vllm":
         devices = tuple(device for device in devices if device.index >= 0)
@@ -315,7 +315,7 @@ def _unknown_to_vllm(spec: DeviceSpec) -> str:
 
 
 def _together(
-    work: Workload, kinds: Sequence[Kind], devices: Sequence[NumberedDevice]
+    work: WorkloadSpec, kinds: Sequence[Kind], devices: Sequence[NumberedDevice]
 ) -> tuple[tuple[NumberedDevice, ...], float] | None:
     """Return the equal devices that answer soonest if they share every matrix, among numbers that divide the heads."""
     best: Together | None = None
@@ -331,7 +331,7 @@ def _together(
     return best
 
 
-def _host(work: Workload, device: NumberedDevice, layers: Layers) -> LayerHost:
+def _host(work: WorkloadSpec, device: NumberedDevice, layers: Layers) -> LayerHost:
     room = room_of(device.spec)
     need = footprint(work, shared=room.shared)
     whole_s = estimate(work, device.spec).latency_s.value

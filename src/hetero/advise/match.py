@@ -19,7 +19,7 @@ from hetero.catalog.load import devices
 from hetero.floor.errors import BadValueError, HeteroError, did_you_mean
 from hetero.floor.units import format_bytes, format_seconds
 from hetero.model.leases import LeaseRequest
-from hetero.model.workload import Workload
+from hetero.model.workload import WorkloadSpec
 from hetero.plan.sizing.footprint_search import devices_needed
 from hetero.plan.sizing.scores import CandidateFigures, pareto, ranks, scores
 
@@ -217,7 +217,7 @@ def _most(found: Estimate) -> Any:
 
 
 def match(
-    workload: Workload | str, fleet: str | Sequence[Kind] = "catalog", limits: MatchLimits | None = None, **how: Any
+    workload: WorkloadSpec | str, fleet: str | Sequence[Kind] = "catalog", limits: MatchLimits | None = None, **how: Any
 ) -> list[Match]:
     """Return which devices suit a workload, the best first, those that cannot do it last.
 
@@ -238,16 +238,16 @@ def match(
     >>> [(one.device, bool(one.refused)) for one in found]
     [('H100-SXM', False), ('RTX-4090', False), ('T4', True)]
     """
-    from hetero.advise.estimate import Workload as Named
+    from hetero.advise.estimate import Workload
 
-    work = Named(workload, **how) if isinstance(workload, str) else replace(workload, **how)
+    work = Workload(workload, **how) if isinstance(workload, str) else replace(workload, **how)
     kinds = read_fleet(fleet) if isinstance(fleet, str) else tuple(fleet)
     found = choose(work, kinds, limits)
     return [*found.matches, *found.refused]
 
 
 def choose(
-    work: Workload,
+    work: WorkloadSpec,
     kinds: Sequence[Kind] | None = None,
     limits: MatchLimits | None = None,
     prices: Prices | None = None,
@@ -279,7 +279,7 @@ def _figures(one: Match) -> CandidateFigures:
     return CandidateFigures(one.latency_s or 0.0, one.throughput_per_s or 0.0, one.usd_per_hour, one.power_w, spread)
 
 
-def _of_kind(work: Workload, kind: Kind, limits: MatchLimits, prices: Prices) -> list[Match]:
+def _of_kind(work: WorkloadSpec, kind: Kind, limits: MatchLimits, prices: Prices) -> list[Match]:
     """Return the matches of one kind of device, or one refusal that says why there is none."""
     name = kind.spec.name
     lacking = [word for word in limits.needs if word not in kind.spec.capabilities]
@@ -298,7 +298,7 @@ def _of_kind(work: Workload, kind: Kind, limits: MatchLimits, prices: Prices) ->
     return able or found[:1] or [Match(name, kind.count or 1, refused=_too_few(work, kind, limits))]
 
 
-def _too_few(work: Workload, kind: Kind, limits: MatchLimits) -> str:
+def _too_few(work: WorkloadSpec, kind: Kind, limits: MatchLimits) -> str:
     room = room_of(kind.spec)
     needed = devices_needed(work, room)
     if needed is None:
@@ -324,7 +324,9 @@ def _have(kind: Kind, limits: MatchLimits, needed: int) -> str:
     return f" and there {'is' if kind.count == 1 else 'are'} {kind.count}{told}"
 
 
-def estimates_of(work: Workload, kind: Kind, price: Paid | None, terms: LeaseRequest | None = None) -> Iterator[Match]:
+def estimates_of(
+    work: WorkloadSpec, kind: Kind, price: Paid | None, terms: LeaseRequest | None = None
+) -> Iterator[Match]:
     """Yield a match for each number of devices that holds the model: the fewest, and the usual ones above.
 
     Parameters

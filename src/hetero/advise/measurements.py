@@ -23,7 +23,7 @@ from hetero.catalog.values import DeviceSpec
 from hetero.floor import documents
 from hetero.floor.errors import BadValueError, FileError
 from hetero.floor.units import shown
-from hetero.model.workload import Sharding, Workload
+from hetero.model.workload import Sharding, WorkloadSpec
 from hetero.plan.sizing import ideal_work
 from hetero.plan.sizing.efficiency import MeasuredRun, Vector
 
@@ -83,7 +83,7 @@ class Measurement:
     device: DeviceSpec
     count: int
     framework: str
-    work: Workload
+    work: WorkloadSpec
     spread: Sharding
     kind: str
     sample: MeasuredRun
@@ -148,7 +148,7 @@ def _whole(text: str) -> int:
     return int(text)
 
 
-def _workload(row: Mapping[str, str], engine: str) -> Workload:
+def _workload(row: Mapping[str, str], engine: str) -> WorkloadSpec:
     prompt, answer = _whole(row["input_len"] or "0"), _whole(row["output_len"] or "0")
     batch = _whole(row["batch"]) if row["batch"].isdecimal() else 1
     weights = _PRECISIONS.get(row["precision"].casefold(), row["precision"])
@@ -157,7 +157,7 @@ def _workload(row: Mapping[str, str], engine: str) -> Workload:
     if engine == "llama.cpp" and row["kind"] == "e2e":
         how |= {"chunk": batch}
         batch = 1
-    return Workload(
+    return WorkloadSpec(
         find_model(row["model"]),
         weights=weights,
         batch=batch,
@@ -168,7 +168,7 @@ def _workload(row: Mapping[str, str], engine: str) -> Workload:
     )
 
 
-def _amounts(kind: str, row: Mapping[str, str], spec: DeviceSpec, work: Workload, spread: Sharding) -> Vector:
+def _amounts(kind: str, row: Mapping[str, str], spec: DeviceSpec, work: WorkloadSpec, spread: Sharding) -> Vector:
     """Return the amounts of what was timed: the run, the prompt, or one token."""
     rates = rates_of(spec, work)
     if kind == "prefill":

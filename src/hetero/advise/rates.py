@@ -8,7 +8,7 @@ from __future__ import annotations
 from hetero.catalog.values import DeviceSpec
 from hetero.floor.errors import BadValueError
 from hetero.model.quantisation import number_format
-from hetero.model.workload import Workload
+from hetero.model.workload import WorkloadSpec
 from hetero.plan.sizing.ideal_work import DeviceRates
 
 __all__ = ["rates_of"]
@@ -37,7 +37,7 @@ _PCIE_CROSSINGS = 2
 """Without direct access to its neighbour's memory a device sends through the host: each byte crosses twice."""
 
 
-def rates_of(device: DeviceSpec, work: Workload) -> DeviceRates:
+def rates_of(device: DeviceSpec, work: WorkloadSpec) -> DeviceRates:
     """Return what a device's data sheet promises for a workload.
 
     Raises
@@ -58,7 +58,7 @@ def rates_of(device: DeviceSpec, work: Workload) -> DeviceRates:
     return DeviceRates(flop, speed, link / (_PCIE_CROSSINGS if device.link == "pcie" else 1))
 
 
-def _flop_per_s(device: DeviceSpec, work: Workload) -> float | None:
+def _flop_per_s(device: DeviceSpec, work: WorkloadSpec) -> float | None:
     """Return the best rate at which an engine can multiply the workload's weights, None where none is known.
 
     Notes

@@ -16,7 +16,7 @@ from hetero.advise.fleet import Kind
 from hetero.advise.match import Match, MatchLimits, estimates_of
 from hetero.advise.prices import Prices
 from hetero.floor.errors import BadValueError, HeteroError, NothingFitsError
-from hetero.model.workload import Workload
+from hetero.model.workload import WorkloadSpec
 from hetero.plan.sizing.replica_mix import Mix, Offer, best_mix, cheapest_single
 
 __all__ = ["MixChoice", "Stream", "mix", "read_stream"]
@@ -111,7 +111,7 @@ class MixChoice:
 
 
 def mix(
-    work: Workload,
+    work: WorkloadSpec,
     streams: Sequence[Stream],
     kinds: Sequence[Kind],
     limits: MatchLimits | None = None,
@@ -165,7 +165,7 @@ def mix(
     return MixChoice(tuple(streams), found, single, {offer.name: offer for offer in offers}, tuple(notes))
 
 
-def _offers(work: Workload, streams: Sequence[Stream], kind: Kind, usd: float, limits: MatchLimits) -> list[Offer]:
+def _offers(work: WorkloadSpec, streams: Sequence[Stream], kind: Kind, usd: float, limits: MatchLimits) -> list[Offer]:
     longest = max(stream.prompt + stream.answer for stream in streams)
     try:
         sizes = list(estimates_of(replace(work, context=longest, prompt=0), kind, None, limits.terms))
@@ -180,7 +180,7 @@ def _offers(work: Workload, streams: Sequence[Stream], kind: Kind, usd: float, l
     return found
 
 
-def _rate(work: Workload, stream: Stream, size: Match, limits: MatchLimits) -> float:
+def _rate(work: WorkloadSpec, stream: Stream, size: Match, limits: MatchLimits) -> float:
     """Return the requests/s of a stream that one replica serves, 0 where it is too slow for the limit."""
     assert size.estimate is not None
     own = replace(work, prompt=stream.prompt, context=stream.prompt + stream.answer)

@@ -18,14 +18,14 @@ if TYPE_CHECKING:
     from hetero.advise.fleet import Kind
     from hetero.advise.match import DeviceChoice, MatchLimits
     from hetero.advise.prices import Prices
-    from hetero.model.workload import Workload
+    from hetero.model.workload import WorkloadSpec
 
 __all__ = ["choose", "read_workload"]
 
 _SHOWN = 8
 
 
-def read_workload(word: str, options: Mapping[str, Any]) -> tuple[Workload, tuple[str, ...], tuple[str, ...]]:
+def read_workload(word: str, options: Mapping[str, Any]) -> tuple[WorkloadSpec, tuple[str, ...], tuple[str, ...]]:
     """Read a workload: a model's name or config.json, or a YAML file with the fields of a workload.
 
     Returns
@@ -44,7 +44,7 @@ def read_workload(word: str, options: Mapping[str, Any]) -> tuple[Workload, tupl
         return _from_file(word, given)
 
 
-def _from_file(word: str, given: Mapping[str, Any]) -> tuple[Workload, tuple[str, ...], tuple[str, ...]]:
+def _from_file(word: str, given: Mapping[str, Any]) -> tuple[WorkloadSpec, tuple[str, ...], tuple[str, ...]]:
     from hetero.advise.estimate import Workload
     from hetero.floor.errors import BadValueError, did_you_mean
     from hetero.floor.units import shown
@@ -114,7 +114,7 @@ def _prices(kinds: Sequence[Kind], file: Path | None, live: bool) -> Prices:
 
 
 def _mix(
-    work: Workload, words: Sequence[str], kinds: Sequence[Kind], limit: MatchLimits, paid: Prices, json: bool
+    work: WorkloadSpec, words: Sequence[str], kinds: Sequence[Kind], limit: MatchLimits, paid: Prices, json: bool
 ) -> None:
     from hetero.advise.replica_mix import mix, read_stream
 
@@ -122,7 +122,7 @@ def _mix(
     print_json({"model": work.model.name, **found.as_dict()}) if json else say(found.explain())
 
 
-def _show(work: Workload, found: DeviceChoice) -> None:
+def _show(work: WorkloadSpec, found: DeviceChoice) -> None:
     from rich.box import SIMPLE
     from rich.table import Table
 

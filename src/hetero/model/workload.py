@@ -14,7 +14,7 @@ from hetero.floor.units import shown
 from hetero.model.architecture import ModelSpec
 from hetero.model.quantisation import number_format
 
-__all__ = ["ENGINES", "JOBS", "OPTIMISERS", "Job", "Lora", "Optimiser", "ServingEngine", "Sharding", "Workload"]
+__all__ = ["ENGINES", "JOBS", "OPTIMISERS", "Job", "Lora", "Optimiser", "ServingEngine", "Sharding", "WorkloadSpec"]
 
 Job = Literal["inference", "finetune", "lora", "pretrain", "embedding"]
 
@@ -150,7 +150,7 @@ class Sharding:
 
 
 @dataclass(frozen=True, slots=True)
-class Workload:
+class WorkloadSpec:
     """A model and what it is to do.
 
     Attributes
@@ -175,7 +175,7 @@ class Workload:
     Examples
     --------
     >>> llama = ModelSpec("l", 32, 4096, 32, 8, 128, 14336, 128256)
-    >>> Workload(llama, job="chat")
+    >>> WorkloadSpec(llama, job="chat")
     Traceback (most recent call last):
     hetero.floor.errors.BadValueError: 'chat' is no job; allowed: inference, finetune, lora, pretrain, embedding
     """

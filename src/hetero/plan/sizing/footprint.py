@@ -13,7 +13,7 @@ from typing import Literal
 
 from hetero.model.architecture import ModelSpec, Parameters
 from hetero.model.quantisation import NumberFormat, number_format
-from hetero.model.workload import ENGINES, OPTIMISERS, Sharding, Workload
+from hetero.model.workload import ENGINES, OPTIMISERS, Sharding, WorkloadSpec
 
 __all__ = [
     "Answer",
@@ -142,7 +142,7 @@ def weight_bytes(model: ModelSpec, form: NumberFormat, host_embedding: bool = Fa
     return ceil(size)
 
 
-def _adapters(work: Workload) -> int:
+def _adapters(work: WorkloadSpec) -> int:
     model, lora = work.model, work.lora
     kv = model.kv_heads * model.head_dim
     shapes = {
@@ -157,7 +157,7 @@ def _adapters(work: Workload) -> int:
     return model.layers * each + (lora.rank * sum(shapes["head"]) if "head" in lora.targets else 0)
 
 
-def _trainable(work: Workload, count: Parameters) -> int:
+def _trainable(work: WorkloadSpec, count: Parameters) -> int:
     if not work.training:
         return 0
     return _adapters(work) if work.job == "lora" else count.total
@@ -188,7 +188,7 @@ def fullest_stage(layers: int, layer_bytes: float, ends: tuple[float, float], st
     raise AssertionError("the largest size holds every layer")
 
 
-def _weights(work: Workload, spread: Sharding, shared: bool) -> tuple[float, float]:
+def _weights(work: WorkloadSpec, spread: Sharding, shared: bool) -> tuple[float, float]:
     """Return the bytes of the weights on one device, and of what is gathered for a moment beside them."""
     model, form = work.model, number_format(work.weights)
     count = model.parameters()
@@ -207,7 +207,7 @@ def _weights(work: Workload, spread: Sharding, shared: bool) -> tuple[float, flo
     return here / spread.data, unpacked + 2 * block + root
 
 
-def _learning(work: Workload, spread: Sharding) -> tuple[float, float, float]:
+def _learning(work: WorkloadSpec, spread: Sharding) -> tuple[float, float, float]:
     """Return the bytes of adapters, gradients and optimiser on one device."""
     if not work.training:
         return 0.0, 0.0, 0.0
@@ -229,7 +229,7 @@ def _learning(work: Workload, spread: Sharding) -> tuple[float, float, float]:
     )
 
 
-def _kv(work: Workload, spread: Sharding) -> float:
+def _kv(work: WorkloadSpec, spread: Sharding) -> float:
     if work.training or work.job == "embedding":
         return 0.0
     model = work.model
@@ -238,7 +238,7 @@ def _kv(work: Workload, spread: Sharding) -> float:
     return values / heads * ceil(model.layers / spread.pipeline) / model.layers
 
 
-def footprint(work: Workload, spread: Sharding | None = None, shared: bool = False) -> Footprint:
+def footprint(work: WorkloadSpec, spread: Sharding | None = None, shared: bool = False) -> Footprint:
     """Return the bytes that a workload takes of the device that carries most.
 
     Parameters
@@ -263,7 +263,7 @@ def footprint(work: Workload, spread: Sharding | None = None, shared: bool = Fal
     Examples
     --------
     >>> llama = ModelSpec("l", 32, 4096, 32, 8, 128, 14336, 128256)
-    >>> footprint(Workload(llama, context=1024)).kv_cache
+    >>> footprint(WorkloadSpec(llama, context=1024)).kv_cache
     134217728
     """
     spread = spread or Sharding()
@@ -290,13 +290,13 @@ def footprint(work: Workload, spread: Sharding | None = None, shared: bool = Fal
     )
 
 
-def fit(work: Workload, room: Room, spread: Sharding | None = None) -> Fit:
+def fit(work: WorkloadSpec, room: Room, spread: Sharding | None = None) -> Fit:
     """Return whether a workload fits on devices that have this room each.
 
     Examples
     --------
     >>> llama = ModelSpec("l", 32, 4096, 32, 8, 128, 14336, 128256)
-    >>> fit(Workload(llama), Room(24 * 2**30)).answer, fit(Workload(llama), Room(12 * 2**30)).answer
+    >>> fit(WorkloadSpec(llama), Room(24 * 2**30)).answer, fit(WorkloadSpec(llama), Room(12 * 2**30)).answer
     ('fits', 'does not fit')
     """
     spread = spread or Sharding()
@@ -336,7 +336,7 @@ def _inputs(model: ModelSpec) -> int:
     return 2 * (model.hidden + model.value_width + model.hidden + model.mlp_width_per_token)
 
 
-def _adapter_inputs(work: Workload) -> int:
+def _adapter_inputs(work: WorkloadSpec) -> int:
     """Return the bytes of the adapters' inputs: with dropout a 16-bit copy and a mask of one byte."""
     model = work.model
     each = 3 if work.lora.dropout else 2
@@ -347,7 +347,7 @@ def _adapter_inputs(work: Workload) -> int:
     return each * width
 
 
-def kept_per_token(work: Workload) -> tuple[int, int]:
+def kept_per_token(work: WorkloadSpec) -> tuple[int, int]:
     """Return the bytes a token and layer that stay until the backward pass, and those of one layer computed again.
 
     Notes
@@ -359,9 +359,9 @@ def kept_per_token(work: Workload) -> tuple[int, int]:
     Examples
     --------
     >>> llama = ModelSpec("l", 32, 4096, 32, 32, 128, 11008, 32000)
-    >>> kept_per_token(Workload(llama, job="lora"))
+    >>> kept_per_token(WorkloadSpec(llama, job="lora"))
     (160256, 0)
-    >>> kept_per_token(Workload(llama, job="lora", checkpointing=True))
+    >>> kept_per_token(WorkloadSpec(llama, job="lora", checkpointing=True))
     (8192, 160256)
     """
     model = work.model
@@ -387,7 +387,7 @@ def loss_bytes(model: ModelSpec, tensor: int = 1) -> float:
     return (_LOGITS + _LOG_SOFTMAX + _ITS_GRADIENT + _LOGIT_GRADIENT) * model.vocab / tensor
 
 
-def pass_bytes(work: Workload, tensor: int = 1) -> float:
+def pass_bytes(work: WorkloadSpec, tensor: int = 1) -> float:
     """Return the bytes of the buffers of one forward pass without a backward one.
 
     Notes

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 from hetero.model.quantisation import number_format
-from hetero.model.workload import Sharding, Workload
+from hetero.model.workload import Sharding, WorkloadSpec
 from hetero.plan.sizing.footprint import Fit, Room, fit
 
 __all__ = ["FittingChange", "changes", "devices_needed", "largest_batch", "largest_context", "shardings"]
@@ -33,7 +33,7 @@ class FittingChange:
 
     what: str
     price: str
-    work: Workload
+    work: WorkloadSpec
     spread: Sharding
     fit: Fit
 
@@ -52,26 +52,26 @@ def _largest(most: int, holds: Callable[[int], bool]) -> int:
     return low
 
 
-def largest_batch(work: Workload, room: Room, spread: Sharding | None = None) -> int:
+def largest_batch(work: WorkloadSpec, room: Room, spread: Sharding | None = None) -> int:
     """Return the largest batch a replica that surely fits, 0 if none does.
 
     Examples
     --------
     >>> from hetero.model.architecture import ModelSpec
     >>> llama = ModelSpec("l", 32, 4096, 32, 8, 128, 14336, 128256)
-    >>> largest_batch(Workload(llama, context=8192, engine="vllm"), Room(40 * 2**30))
+    >>> largest_batch(WorkloadSpec(llama, context=8192, engine="vllm"), Room(40 * 2**30))
     23
     """
     return _largest(_MOST_BATCH, lambda batch: fit(replace(work, batch=batch), room, spread).answer == "fits")
 
 
-def largest_context(work: Workload, room: Room, spread: Sharding | None = None) -> int:
+def largest_context(work: WorkloadSpec, room: Room, spread: Sharding | None = None) -> int:
     """Return the longest context that surely fits, 0 if none does, no longer than the model was made for."""
     most = min(_MOST_CONTEXT, work.model.context or _MOST_CONTEXT)
     return _largest(most, lambda context: fit(replace(work, context=context), room, spread).answer == "fits")
 
 
-def shardings(work: Workload, count: int) -> Iterator[Sharding]:
+def shardings(work: WorkloadSpec, count: int) -> Iterator[Sharding]:
     """Yield the usual ways to spread a workload over that many devices, the simplest first.
 
     llama.cpp splits by layers; other inference splits matrices over devices that divide the heads, and layers beyond;
@@ -91,14 +91,14 @@ def shardings(work: Workload, count: int) -> Iterator[Sharding]:
         yield Sharding(pipeline=count)
 
 
-def devices_needed(work: Workload, room: Room) -> tuple[int, Sharding] | None:
+def devices_needed(work: WorkloadSpec, room: Room) -> tuple[int, Sharding] | None:
     """Return the fewest devices on which a workload surely fits and how to spread it; None if none do.
 
     Examples
     --------
     >>> from hetero.model.architecture import ModelSpec
     >>> llama = ModelSpec("l", 80, 8192, 64, 8, 128, 28672, 128256)
-    >>> devices_needed(Workload(llama), Room(80 * 2**30))
+    >>> devices_needed(WorkloadSpec(llama), Room(80 * 2**30))
     (2, Sharding(tensor=2, pipeline=1, data=1, zero=0, mixed_units=False, synced=True))
     """
     if fit(work, room).answer == "fits":
@@ -112,7 +112,7 @@ def devices_needed(work: Workload, room: Room) -> tuple[int, Sharding] | None:
     return None
 
 
-def _other_workloads(work: Workload) -> Iterator[tuple[str, str, Workload]]:
+def _other_workloads(work: WorkloadSpec) -> Iterator[tuple[str, str, WorkloadSpec]]:
     """Yield changed workloads, those first that cost least."""
     if work.training and not work.checkpointing:
         yield "checkpoint activations", "about a third more arithmetic", replace(work, checkpointing=True)
@@ -132,7 +132,7 @@ def _other_workloads(work: Workload) -> Iterator[tuple[str, str, Workload]]:
     yield from _smaller_weights(work)
 
 
-def _smaller_weights(work: Workload) -> Iterator[tuple[str, str, Workload]]:
+def _smaller_weights(work: WorkloadSpec) -> Iterator[tuple[str, str, WorkloadSpec]]:
     bits = number_format(work.weights).bits
     if work.job in ("finetune", "lora"):
         adapters = replace(work, job="lora", batch=1, checkpointing=True)
@@ -150,7 +150,7 @@ def _smaller_weights(work: Workload) -> Iterator[tuple[str, str, Workload]]:
             yield f"weights in {name}", "accuracy", replace(work, weights=name)
 
 
-def changes(work: Workload, room: Room, spread: Sharding | None = None) -> list[FittingChange]:
+def changes(work: WorkloadSpec, room: Room, spread: Sharding | None = None) -> list[FittingChange]:
     """Return the changes that make a workload fit, the cheapest first; empty where it fits as it is.
 
     Notes
@@ -174,7 +174,7 @@ def changes(work: Workload, room: Room, spread: Sharding | None = None) -> list[
     return found
 
 
-def _with_more_devices(work: Workload, room: Room, have: int) -> Iterator[FittingChange]:
+def _with_more_devices(work: WorkloadSpec, room: Room, have: int) -> Iterator[FittingChange]:
     """Yield what more devices do: with everything saved that can be, and with the workload as it is."""
     lean = replace(work, batch=1, flash=True, checkpointing=work.training)
     if lean != work:
@@ -191,7 +191,7 @@ def _with_more_devices(work: Workload, room: Room, have: int) -> Iterator[Fittin
         yield FittingChange(f"{more[0]} devices", "the devices", work, more[1], fit(work, room, more[1]))
 
 
-def _shorter(work: Workload, room: Room) -> tuple[tuple[int, Sharding] | None, Workload]:
+def _shorter(work: WorkloadSpec, room: Room) -> tuple[tuple[int, Sharding] | None, WorkloadSpec]:
     """Halve the context until some number of devices does."""
     while work.context > 1:
         work = replace(work, context=work.context // 2)

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from hetero.model.architecture import ModelSpec
 from hetero.model.quantisation import number_format
-from hetero.model.workload import ENGINES, Sharding, Workload
+from hetero.model.workload import ENGINES, Sharding, WorkloadSpec
 from hetero.plan.sizing.footprint import Room, footprint, weight_bytes
 
 __all__ = [
@@ -99,7 +99,7 @@ def multiplied(model: ModelSpec) -> tuple[int, int]:
     return count.active - count.head, 0 if model.kind == "encoder" else model.vocab * model.hidden
 
 
-def _moved_bytes(work: Workload, tokens: float, kept: float) -> float:
+def _moved_bytes(work: WorkloadSpec, tokens: float, kept: float) -> float:
     """Return the bytes of activations that a pass writes and reads again, and of weights unpacked for a long one.
 
     A token and layer: the residual four times, queries, keys, values, attention's output, the MLP's inner values. A
@@ -116,7 +116,7 @@ def _moved_bytes(work: Workload, tokens: float, kept: float) -> float:
     return 2.0 * size * (width * tokens + scores) * model.layers + unpacked
 
 
-def _weights_read(work: Workload, tokens: float) -> float:
+def _weights_read(work: WorkloadSpec, tokens: float) -> float:
     """Return the bytes of the weights that a pass of so many tokens reads; of the input table only the tokens' rows."""
     model, form = work.model, number_format(work.weights)
     whole = weight_bytes(model, form, host_embedding=True, packs_head=ENGINES[work.engine].packs_head)
@@ -126,7 +126,7 @@ def _weights_read(work: Workload, tokens: float) -> float:
 
 
 def pass_amounts(
-    work: Workload, spread: Sharding, rates: DeviceRates, tokens: float, kept: float, read: float
+    work: WorkloadSpec, spread: Sharding, rates: DeviceRates, tokens: float, kept: float, read: float
 ) -> Vector:
     """Return the work of a pass of `tokens`, over `kept` pairs of a token and an earlier one, `read` bytes of cache."""
     model = work.model
@@ -149,7 +149,7 @@ def pass_amounts(
     return np.array([found[name] for name in TERMS])
 
 
-def step_amounts(work: Workload, spread: Sharding, rates: DeviceRates, batch: float, kept: float) -> Vector:
+def step_amounts(work: WorkloadSpec, spread: Sharding, rates: DeviceRates, batch: float, kept: float) -> Vector:
     """Return the amounts of one decode step: a token for each of `batch` sequences that have `kept` tokens each.
 
     Notes
@@ -161,7 +161,7 @@ def step_amounts(work: Workload, spread: Sharding, rates: DeviceRates, batch: fl
     return pass_amounts(work, spread, rates, batch, batch * kept, batch * values)
 
 
-def prompt_amounts(work: Workload, spread: Sharding, rates: DeviceRates, batch: float) -> Vector:
+def prompt_amounts(work: WorkloadSpec, spread: Sharding, rates: DeviceRates, batch: float) -> Vector:
     """Return the amounts of reading the prompts of `batch` sequences, in passes of as many tokens as the engine takes.
 
     Notes
@@ -182,13 +182,13 @@ def prompt_amounts(work: Workload, spread: Sharding, rates: DeviceRates, batch: 
     return found
 
 
-def answers_amounts(work: Workload, spread: Sharding, rates: DeviceRates, batch: float) -> Vector:
+def answers_amounts(work: WorkloadSpec, spread: Sharding, rates: DeviceRates, batch: float) -> Vector:
     """Return the amounts of all decode steps of `batch` sequences in one batch; the prompt gives the first token."""
     steps = max(0, work.answer_tokens - 1)
     return steps * step_amounts(work, spread, rates, batch, work.prompt_tokens + work.answer_tokens / 2)
 
 
-def sequences_at_once(work: Workload, room: Room, spread: Sharding, steady: bool = False) -> int:
+def sequences_at_once(work: WorkloadSpec, room: Room, spread: Sharding, steady: bool = False) -> int:
     """Return how many sequences' caches fit beside the weights, 0 where not even one does.
 
     Parameters
@@ -212,24 +212,24 @@ def sequences_at_once(work: Workload, room: Room, spread: Sharding, steady: bool
     return max(0, min(engine.most_sequences, int(_CACHE_FRAC * free / one.kv_cache)))
 
 
-def in_turns(work: Workload, most: int) -> tuple[int, float]:
+def in_turns(work: WorkloadSpec, most: int) -> tuple[int, float]:
     """Return in how many turns the sequences are answered where `most` fit at once, and how many a turn.
 
     Examples
     --------
-    >>> in_turns(Workload(ModelSpec("l", 32, 4096, 32, 32, 128, 11008, 32000), batch=64), 19)
+    >>> in_turns(WorkloadSpec(ModelSpec("l", 32, 4096, 32, 32, 128, 11008, 32000), batch=64), 19)
     (4, 16.0)
     """
     turns = -(-work.batch // most) if most else 1
     return turns, work.batch / turns
 
 
-def run_amounts(work: Workload, spread: Sharding, rates: DeviceRates, most: int) -> Vector:
+def run_amounts(work: WorkloadSpec, spread: Sharding, rates: DeviceRates, most: int) -> Vector:
     """Return the amounts of reading and answering all sequences, in turns where not all fit at once."""
     turns, batch = in_turns(work, most)
     return turns * (prompt_amounts(work, spread, rates, batch) + answers_amounts(work, spread, rates, batch))
 
 
-def place_of(work: Workload, spread: Sharding) -> Vector:
+def place_of(work: WorkloadSpec, spread: Sharding) -> Vector:
     """Return where a whole run lies among others: sequences (or tokens a pass), tokens, devices, in powers of two."""
     return np.log2([work.chunk or work.batch, work.context, spread.devices]) * (0.5, 0.5, 1.0)

@@ -14,7 +14,7 @@ import numpy as np
 
 from hetero.floor.errors import BadValueError
 from hetero.model.quantisation import number_format
-from hetero.model.workload import Sharding, Workload
+from hetero.model.workload import Sharding, WorkloadSpec
 from hetero.plan.sizing.footprint import footprint, weight_bytes
 from hetero.plan.sizing.ideal_work import FEW_TOKENS, TERMS, DeviceRates, Vector, multiplied, pass_amounts
 from hetero.plan.training.shares import SharePlan, StepModel, make_plan
@@ -22,13 +22,13 @@ from hetero.plan.training.shares import SharePlan, StepModel, make_plan
 __all__ = ["TrainingTime", "model_flop", "training_amounts", "training_time"]
 
 
-def _factors(work: Workload) -> tuple[float, float]:
+def _factors(work: WorkloadSpec) -> tuple[float, float]:
     """Return how often a forward pass' arithmetic is done in a step: what learning needs, and with recomputing."""
     needed = 2.0 if work.job == "lora" else 3.0
     return needed, needed + (1.0 if work.checkpointing else 0.0)
 
 
-def model_flop(work: Workload) -> float:
+def model_flop(work: WorkloadSpec) -> float:
     """Return the operations of one step of a replica that learning needs, those of recomputing left out.
 
     Notes
@@ -43,7 +43,7 @@ def model_flop(work: Workload) -> float:
     return 2.0 * _factors(work)[0] * sum(multiplied(work.model)) * work.batch * work.context
 
 
-def _exchanged_bytes(work: Workload, spread: Sharding) -> float:
+def _exchanged_bytes(work: WorkloadSpec, spread: Sharding) -> float:
     """Return the bytes that one device sends a step: gradients by a ring, or weights twice and gradients once."""
     if spread.data == 1:
         return 0.0
@@ -55,7 +55,7 @@ def _exchanged_bytes(work: Workload, spread: Sharding) -> float:
     return frac * (2 * weights + need.gradients)
 
 
-def training_amounts(work: Workload, spread: Sharding, rates: DeviceRates) -> Vector:
+def training_amounts(work: WorkloadSpec, spread: Sharding, rates: DeviceRates) -> Vector:
     """Return the amounts of one step: forward, backward, what is computed again, exchange and optimiser.
 
     Notes

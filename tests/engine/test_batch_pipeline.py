@@ -63,9 +63,9 @@ def test_devices_that_are_good_at_different_stages_do_those(ctx: hetero.Context)
 
 
 def test_stages_that_all_devices_do_alike_run_in_one_piece(ctx: hetero.Context) -> None:
-    stages = waits(0.0005, 0.0005), waits(0.0005, 0.0005)
-    outcome = ctx.map_batches(hetero.pipeline(*stages), range(2000), batch=20)
-    assert sum(stats.calls for stats in outcome.devices) < 1.6 * 2000 / 20
+    stages = waits(0.002, 0.002), waits(0.002, 0.002)
+    outcome = ctx.map_batches(hetero.pipeline(*stages), range(1000), batch=20)
+    assert sum(stats.calls for stats in outcome.devices) < 1.6 * 1000 / 20
 
 
 @pytest.mark.parametrize("place", [0, 1])

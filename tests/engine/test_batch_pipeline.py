@@ -63,9 +63,9 @@ def test_devices_that_are_good_at_different_stages_do_those(ctx: hetero.Context)
 
 
 def test_stages_that_all_devices_do_alike_run_in_one_piece(ctx: hetero.Context) -> None:
-    stages = waits(0.002, 0.002), waits(0.002, 0.002)
-    outcome = ctx.map_batches(hetero.pipeline(*stages), range(1000), batch=20)
-    assert sum(stats.calls for stats in outcome.devices) < 1.6 * 1000 / 20
+    stages = waits(0.001, 0.001), waits(0.001, 0.001)
+    outcome = ctx.map_batches(hetero.pipeline(*stages), range(3000), batch=20)
+    assert sum(stats.calls for stats in outcome.devices) < 1.6 * 3000 / 20
 
 
 @pytest.mark.parametrize("place", [0, 1])

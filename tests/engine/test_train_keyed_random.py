@@ -9,12 +9,11 @@ import pytest
 
 torch = pytest.importorskip("torch")
 nn = torch.nn
-drawing_module = pytest.importorskip("hetero.train.keyed_random")
 keyed = pytest.importorskip("hetero.train.keyed_random")
-Drawing, KeyedRandom, RandomRefusedError = drawing_module.Drawing, keyed.KeyedRandom, keyed.RandomRefusedError
-refuse_unkeyed, states, set_states = drawing_module.refuse_unkeyed, drawing_module.states, drawing_module.set_states
-honoured, replica = pytest.importorskip("hetero.train.compatibility"), pytest.importorskip("hetero.train.replica")
-in_process, process_settings, made_on = honoured.in_process, honoured.process_settings, replica.made_on
+KeyedPasses, KeyedRandom, RandomRefusedError = keyed.KeyedPasses, keyed.KeyedRandom, keyed.RandomRefusedError
+refuse_unkeyed, states, set_states = keyed.refuse_unkeyed, keyed.states, keyed.set_states
+compatibility, replica = pytest.importorskip("hetero.train.compatibility"), pytest.importorskip("hetero.train.replica")
+in_process, process_settings, made_on = compatibility.in_process, compatibility.process_settings, replica.made_on
 
 
 @pytest.fixture(autouse=True)
@@ -68,7 +67,7 @@ def alike(one: list[Any], other: list[Any]) -> bool:
 
 def test_the_mode_is_on_in_the_first_pass_and_then_only_where_something_was_drawn() -> None:
     net = Net()
-    drawing = Drawing(KeyedRandom(7), net)
+    drawing = KeyedPasses(KeyedRandom(7), net)
     found = passes(net, drawing, range(4))
     assert net.modes == [True, False, False, False]
     assert alike(found, everywhere(range(4)))
@@ -76,7 +75,7 @@ def test_the_mode_is_on_in_the_first_pass_and_then_only_where_something_was_draw
 
 def test_a_pass_that_draws_where_none_did_is_done_again_with_the_same_numbers() -> None:
     net = Net()
-    drawing = Drawing(KeyedRandom(7), net)
+    drawing = KeyedPasses(KeyedRandom(7), net)
     passes(net, drawing, range(2))
     net.draw = torch.rand_like
     before = torch.get_rng_state()
@@ -87,7 +86,7 @@ def test_a_pass_that_draws_where_none_did_is_done_again_with_the_same_numbers() 
 
 def test_what_cannot_be_keyed_is_refused_by_name_also_when_it_comes_late() -> None:
     net = Net()
-    drawing = Drawing(KeyedRandom(7), net)
+    drawing = KeyedPasses(KeyedRandom(7), net)
     passes(net, drawing, range(2))
     net.draw = lambda x: torch.randint(0, 3, (2, 4))
     with pytest.raises(RandomRefusedError, match="randint"):
@@ -96,7 +95,7 @@ def test_what_cannot_be_keyed_is_refused_by_name_also_when_it_comes_late() -> No
 
 def test_a_pass_that_fails_leaves_no_mode_behind() -> None:
     net = Net()
-    drawing = Drawing(KeyedRandom(7), net)
+    drawing = KeyedPasses(KeyedRandom(7), net)
     passes(net, drawing, range(2))
     with pytest.raises(RuntimeError, match="shapes"), drawing.over(2, [3, 5]) as forward:
         forward(lambda: net(torch.ones(2, 5)))
@@ -106,7 +105,7 @@ def test_a_pass_that_fails_leaves_no_mode_behind() -> None:
 
 def test_numbers_drawn_outside_all_modules_keep_the_mode_on() -> None:
     net = Net()
-    drawing = Drawing(KeyedRandom(7), net)
+    drawing = KeyedPasses(KeyedRandom(7), net)
     for step in range(3):
         with drawing.over(step, [3, 5]) as forward:
             forward(lambda: net(torch.ones(2, 4)) * torch.rand(2, 4))

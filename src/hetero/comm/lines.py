@@ -223,7 +223,7 @@ class LineServer:
 
     Examples
     --------
-    >>> with Hub() as hub:
+    >>> with LineServer() as hub:
     ...     line = Line.dial(hub.address)
     ...     line.send("hello", 1)
     ...     found = [message for _ in range(3) for _, message in hub.poll(1.0)]

@@ -7,7 +7,6 @@ It must not be used where the process belongs to others as well: a worker thread
 from __future__ import annotations
 
 import hashlib
-import os
 import random
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -85,7 +84,7 @@ class Found:
     """
 
     def __init__(self, names: Iterable[str], seeded: bool) -> None:
-        self._env = {name: os.environ.get(name) for name in names}
+        self._env = settings.present(names)
         self._random = _RandomState() if seeded else None
 
     @contextmanager

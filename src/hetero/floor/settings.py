@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,6 +30,7 @@ __all__ = [
     "misspelt",
     "offer",
     "overrides",
+    "present",
     "progress",
     "read",
     "replaced",
@@ -243,10 +244,15 @@ def lent(name: str, value: str) -> Iterator[None]:
             os.environ.pop(name, None)
 
 
+def present(names: Iterable[str]) -> dict[str, str | None]:
+    """Return variables of other programs' runtimes as they are set now, None for unset."""
+    return {name: os.environ.get(name) for name in names}
+
+
 @contextmanager
 def replaced(values: Mapping[str, str | None]) -> Iterator[None]:
     """Set variables of other programs' runtimes for the `with` block, None for unset, and set them back afterwards."""
-    before = {name: os.environ.get(name) for name in values}
+    before = present(values)
     _set_all(values)
     try:
         yield

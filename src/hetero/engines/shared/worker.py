@@ -176,8 +176,9 @@ def failed_row(runner: Runner, error: BaseException) -> tuple[Any, ...]:
     if issubclass(type(error), msg.UnserialisableError):
         return msg.FAILED, "unserialisable", str(error), None, ""
     blob, text = dump_error(error)
-    BaseException.__setattr__(error, "__traceback__", None)
-    return msg.FAILED, runner.classify(error), one_line(error), blob, text
+    row = msg.FAILED, runner.classify(error), one_line(error), blob, text
+    BaseException.__setattr__(error, "__traceback__", None)  # once it was classified, which needs it
+    return row
 
 
 def unserialisable(function: Function, task: int, error: BaseException) -> msg.UnserialisableError:

@@ -9,8 +9,9 @@ import random
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -19,9 +20,14 @@ import pytest
 import hetero
 from hetero.drive.frame import MOST_DEEP
 from hetero.drive.trace import read_trace
+from hetero.engines.base import Asked, Call, Nest
 from hetero.engines.local.child_process import SILENCE_S
+from hetero.engines.local.nested_tasks import Nested
+from hetero.engines.shared.memory_pool import Payload
 from hetero.errors import BadValueError, HeteroError, NothingFitsError, TaskLostError
+from hetero.model.commands import Launch
 from hetero.model.events import DeviceLost, TaskFinished, TaskResumed, TaskSuspended
+from hetero.model.tasks import Failure, Request
 from hetero.report.account import account
 from hetero.report.findings import find
 from hetero.report.trace_reader import read_run
@@ -299,6 +305,76 @@ def parent_of_arrays() -> tuple[int, int, bool]:
 
 def test_arrays_and_futures_are_arguments_of_children(ctx: hetero.Context) -> None:
     assert ctx.run(parent_of_arrays) == (600_000, 3, True)
+
+
+def parent_that_drops_a_future() -> list[str]:
+    there = {"on": "cpu:1"}
+    first = inner().submit(hetero.task(here, **there))
+    first.exception()
+    slow = inner().submit(hetero.task(work, **there), 1.0)
+    both = inner().submit(hetero.task(lambda *given: list(given), **there), first, slow)
+    del first
+    inner().submit(hetero.task(here, **there))  # the program hears of it with this one
+    return both.result()
+
+
+def test_a_result_whose_future_was_dropped_is_there_for_the_tasks_that_read_it(ctx: hetero.Context) -> None:
+    found = ctx.submit(hetero.task(parent_that_drops_a_future, on="cpu:0")).result(LONG_S)
+    assert len(found) == 2
+
+
+class Submissions:
+    """Takes what tasks submit, and the calls as long as a driver does."""
+
+    def __init__(self) -> None:
+        self.calls: dict[int, Any] = {}
+        self.sinks: dict[int, Any] = {}
+        self.released: list[int] = []
+
+    def submit(self, parent: Launch, asked: Asked, call: Call, sink: Any) -> tuple[int, None]:
+        item = 100 + len(self.sinks)
+        self.calls[item], self.sinks[item] = call, sink
+        return item, None
+
+    def release(self, item: int) -> None:
+        self.released.append(item)
+
+    def fail(self, item: int) -> None:
+        del self.calls[item]
+        self.sinks.pop(item).failed(Failure("exception", "it failed"))
+
+    def commit(self, item: int) -> None:
+        del self.calls[item]
+        self.sinks[item].committed(lambda: None)
+        self.sinks[item] = None
+
+
+@pytest.mark.parametrize("ends", [Submissions.commit, Submissions.fail])
+def test_a_result_is_released_once_no_task_reads_it_and_nobody_wants_it(
+    ends: Callable[[Submissions, int], None],
+) -> None:
+    program, payload = Submissions(), Payload(b"")
+    items = SimpleNamespace(for_worker=lambda item, worker: ((None, item), None))
+    context: Any = SimpleNamespace(submitter=program, below_s={}, items=items)
+    nested = Nested(context, worker=None, send=lambda message: None, announce=lambda payload: None)  # type: ignore[arg-type]
+    asked = Asked("f", "f|", 0.0, Request())
+
+    def submit(number: int, *refs: int) -> None:
+        nested.submit(Launch(1, 1, 0.0), 1, number, "f", b"f", asked, payload, refs, "", Nest())
+
+    submit(1)
+    program.commit(100)
+    submit(2, 1)
+    submit(3, 1)
+    nested.release([1])
+    assert not program.released
+    ends(program, 101)
+    nested.release([2])
+    assert program.released == [101]
+    ends(program, 102)
+    assert program.released == [101, 100]
+    nested.over(1)
+    assert program.released == [101, 100, 102]
 
 
 @pytest.mark.parametrize(

@@ -96,6 +96,17 @@ def test_parents_and_children_pinned_crosswise_end() -> None:
     assert not result.failures
 
 
+@pytest.mark.parametrize("devices", [2, 3, 4])
+@pytest.mark.parametrize("on", [(), ("cpu:0",), ("cpu:1",)])
+def test_an_exclusive_task_runs_on_top_of_whatever_waits_at_its_device(devices: int, on: tuple[str, ...]) -> None:
+    leaf = SimTask(task(1, Request(exclusive=True, on=on)))
+    inner = SimTask(task(1, PINS[1]), nested=(leaf,))
+    roots = [SimTask(task(at + 1, PINS[0]), nested=(inner,)) for at in range(3)]
+    result = simulate(Program(roots, together=True), cpus(devices), lambda *_: 0.01, check_every=1)
+    assert len(result.commits) == 9
+    assert not result.failures
+
+
 def test_a_device_whose_task_waits_runs_only_what_is_nested_in_that_task() -> None:
     waited = 0
     for seed in range(60):

@@ -457,7 +457,9 @@ class Placer:
         request = state.task.request
         self.limit(state, now_s)
         self.affinities.came(state.task.id, request.workload, state.device)
-        launch = Launch(state.task.id, state.attempt, state.predicted_s)
+        first = self._fleet.states[state.device]
+        over = first.suspended[-1].task.id if first.suspended and request.devices == 1 else 0
+        launch = Launch(state.task.id, state.attempt, state.predicted_s, over)
         names = tuple(self._fleet.states[index].name for index in state.devices)
         commands.append(RunGroup(names, launch) if request.devices > 1 else Run(names[0], (launch,)))
 

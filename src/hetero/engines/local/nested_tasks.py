@@ -33,8 +33,13 @@ class _Reply:
 
     Attributes
     ----------
-    inputs : the replies of the tasks whose results it was given
+    inputs : the replies of the tasks whose results it was given, until it has ended
     failure : why it failed, None where it did not, or has not yet
+
+    Notes
+    -----
+    The result is released with the reply: the calls of the tasks that read it hold it, as they hold the futures of
+    the program, until they need not be sent again.
     """
 
     __slots__ = ("ended", "failure", "holds", "inputs", "item", "load", "number", "owner", "seq", "wanted")
@@ -50,6 +55,10 @@ class _Reply:
         self.holds: Payload | None = None
         self.inputs: tuple[_Reply, ...] = ()
         self.failure: Failure | None = None
+
+    def __del__(self) -> None:
+        if self.item:
+            self.owner.drop_result(self.item)
 
     @property
     def input_failure(self) -> Failure | None:
@@ -109,7 +118,7 @@ class Nested:
         names = {each.item: ref for ref, each in known.items()}
         reply.inputs = tuple(known.values())
         call = Call(
-            self._function(key, blob, wish.name, number), (), {}, tuple(names), payload, task_key,
+            self._function(key, blob, wish.name, number), (), {}, tuple(names), payload, task_key, reply.inputs,
             nest=Nest._make(nest)._replace(spreads=not wish.request.exclusive, above=launch.task), names=names,
         )  # fmt: skip
         if len(names) < len(refs):
@@ -167,15 +176,19 @@ class Nested:
         for seq in list(self.by_attempt):
             self.over(seq)
 
-    def _forget(self, reply: _Reply) -> None:
+    @staticmethod
+    def _forget(reply: _Reply) -> None:
         reply.holds = reply.load = None
-        if reply.item and self._context.submitter is not None:
-            self._context.submitter.release(reply.item)
+
+    def drop_result(self, item: int) -> None:
+        """Release a result that nobody wants and no task reads any more; the garbage collector may call it."""
+        if self._context.submitter is not None:
+            self._context.submitter.release(item)
 
     def _is_wanted(self, reply: _Reply) -> bool:
         """Record that a task has ended; False where nobody waits for it."""
         with self._lock:
-            reply.ended = True
+            reply.ended, reply.inputs = True, ()
             wanted = reply.wanted
             if not wanted:
                 self._replies.pop(reply.number, None)

@@ -203,7 +203,7 @@ def parent_of_killers(count: int) -> list[str]:
 def test_a_class_that_ended_a_worker_does_not_run_on_top_of_its_parent_while_another_device_may(
     ctx: hetero.Context,
 ) -> None:
-    parent = hetero.task(parent_of_killers, on="cpu:0", crashes=1)
+    parent = hetero.task(parent_of_killers, on="cpu:0", crashes=10)  # on top of it, each would end it again
     assert ctx.submit(parent, 3).result(LONG_S) == ["TaskLostError"] * 3
 
 
@@ -552,6 +552,7 @@ def test_a_task_that_waits_for_longer_than_heartbeats_may_be_silent_goes_on_and_
 ) -> None:
     trace = tmp_path / "run.trace.jsonl"
     with hetero.Context(devices="2xcpu", history=False, trace=trace) as ctx:
+        ctx.gather([ctx.submit(hetero.task(abs, on=f"cpu:{index}"), -1) for index in (0, 1)])
         before = dict(ctx.driver.engine.pids())
         parent = ctx.submit(hetero.task(waits_long, on="cpu:0", crashes=0), SILENCE_S + 2.0)
         assert parent.result(LONG_S) == (["cpu:0"] * 4, 377)

@@ -122,7 +122,7 @@ def dask_page(tasks: int, path: Path) -> None:
 
 
 def ray_timeline(tasks: int, path: Path) -> int:
-    """Let Ray write its timeline of as many small tasks; returns how many of them stand in it."""
+    """Have Ray write its timeline of as many small tasks; return how many of them stand in it."""
     import ray
 
     ray.init(num_cpus=4, include_dashboard=False, logging_level="ERROR", log_to_driver=False)

@@ -43,7 +43,7 @@ class Meeting(Protocol):
     library: Library
 
     def exchange(self, word: str, mine: bytes, deadline_s: float) -> list[bytes]:
-        """Tell a value under a word; returns what each member told under it, by rank."""
+        """Publish a value under a key; return what each member published under it, by rank."""
         ...
 
     def store(self) -> Any:
@@ -155,7 +155,7 @@ class StoreMeeting:
         self._store = dist.PrefixStore(prefix, self._kept)
 
     def exchange(self, word: str, mine: bytes, deadline_s: float) -> list[bytes]:
-        """Tell a value under a word; returns what each member told under it, by rank."""
+        """Publish a value under a key; return what each member published under it, by rank."""
         keys = [f"{word}/{rank}" for rank in range(self._world_size)]
         self._store.set(keys[self._rank], mine)
         self._store.wait(keys, timedelta(seconds=deadline_s))

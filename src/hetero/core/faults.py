@@ -355,7 +355,7 @@ class DataFaults:
 
 
 class HangDetector:
-    """Gives up what takes too long: attempts beyond their time limit or absurdly late, tasks stuck behind a long one.
+    """Abandons what takes too long: attempts beyond their time limit or absurdly late, tasks stuck behind a long one.
 
     Attributes
     ----------

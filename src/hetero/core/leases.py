@@ -519,7 +519,7 @@ class LeaseLifecycle:
         return []
 
     def renewed(self, event: LeaseRenewed) -> list[Command]:
-        """Let an active lease run its time again."""
+        """Restart the time of an active lease."""
         self._pool.advance(event.at_s)
         if not self._pool.ended(event.lease) and self._pool.lease(event.lease).phase is LeasePhase.ACTIVE:
             self._pool.renew(event.lease, event.at_s)

@@ -105,7 +105,7 @@ class TaskLifecycle:
         return commands
 
     def _admit(self, state: TaskState, commands: list[Command]) -> None:
-        """Let a task wait for those before it, or send it, or make it ready."""
+        """Hold a task for those before it, or send it, or make it ready."""
         task = state.task
         if self._fleet.own_nodes:
             self._count_inputs(state)
@@ -197,7 +197,7 @@ class TaskLifecycle:
                 best_device.reads(items[item])
 
     def _wait_for_lost_inputs(self, state: TaskState) -> bool:
-        """Let a task wait for those of its inputs that are computed again; True when there are any."""
+        """Hold a task for those of its inputs that are computed again; True when there are any."""
         for item in dict.fromkeys(state.task.inputs):
             if item in self._tasks:
                 self._wait(state, self._tasks[item])

@@ -92,7 +92,7 @@ class Nesting:
             self._give_up_stuck(commands)
 
     def _free_circles(self) -> None:
-        """Let the tasks that others wait for in a circle run on top of any that wait."""
+        """Allow the tasks that others wait for in a circle to run on top of any that wait."""
         for device in self._fleet.states:
             if device.suspended and not device.sent and not self._goes_on(device.suspended[-1]):
                 self._tasks[device.suspended[-1].awaits].stray = True

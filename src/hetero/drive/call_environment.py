@@ -167,7 +167,7 @@ def _seed(number: int) -> None:
 
 
 class CallEnvironment:
-    """Gives the version of a function with variables and a seed around it, the same one for the same function."""
+    """Provides the version of a function with variables and a seed around it, the same one for the same function."""
 
     def __init__(self, env: Mapping[str, str | None], seed: int | None) -> None:
         self.env = dict(env)
@@ -214,7 +214,7 @@ class _HostCall:
 
 
 class HostArguments:
-    """Gives the version of a plain function that gets NumPy arrays as NumPy arrays, also from a device's memory.
+    """Provides the version of a plain function that gets NumPy arrays as NumPy arrays, also from a device's memory.
 
     A plain function was written for whatever calls it with arrays; one that is marked as a task asks for the module
     of the device's arrays.

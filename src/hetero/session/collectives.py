@@ -190,7 +190,7 @@ class _Talk:
         self.group = Group(channel.rank, channel.world_size, self, deadline_s=_DEADLINE_S, **self._where)
 
     def exchange(self, word: str, mine: bytes, deadline_s: float = _DEADLINE_S) -> list[bytes]:
-        """Tell a value under a word; returns what each member told under it, by rank."""
+        """Publish a value under a key; return what each member published under it, by rank."""
         channel = self._channel
         if channel.rank:
             channel.send(_Told(word, mine), 0)

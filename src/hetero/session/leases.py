@@ -295,7 +295,7 @@ class LeaseBackend:
         return number
 
     def renew(self, number: int) -> None:
-        """Let the time of a lease run again from now."""
+        """Restart the time of a lease from now."""
         lease = self.look(number)
         if lease.phase is not LeasePhase.ACTIVE:
             raise BadValueError(f"lease {number} is {lease.phase}", remedy="ask for a new one")
@@ -361,7 +361,7 @@ class _OwnLeases:
         return None if next_s is None else max(0.001, next_s - monotonic_s())
 
     def report(self) -> None:
-        """Tell the backend what has changed."""
+        """Report to the backend what has changed."""
         for lease in self.pool.take_news():
             facts = (str(lease.phase), lease.devices, lease.granted_s, lease.expires_s, lease.reason)
             self.backend.told(LeaseChanged(lease.id, *facts))

@@ -264,7 +264,7 @@ class Lead:
         self._first_here_s = min(self._first_here_s, clock.monotonic_s())
 
     def _probe_if_here(self) -> None:
-        """Let members measure themselves once all are up; one that is not up in time joins later.
+        """Ask members to measure themselves once all are up; one that is not up in time joins later.
 
         Notes
         -----

@@ -163,7 +163,7 @@ class _ReaderProcess:
         return self._greeting.done() and self._greeting.exception() is None
 
     def read(self, pieces: Sequence[_Piece], seed: int, step: int) -> Future[_Batches]:
-        """Let some batches be read; returns them by their ids."""
+        """Request some batches; return them by their ids."""
         return self._thread.submit(self._exchange, pieces, seed, step)
 
     def end_if_frozen(self) -> None:

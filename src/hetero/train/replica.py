@@ -189,7 +189,7 @@ class Judge:
 
 
 def made_on(place: Any) -> AbstractContextManager[Any]:
-    """Let tensors be made on a device in the `with` block; a host's loop around it goes on making its own there."""
+    """Return a context in which new tensors are made on a device; the host's loop around it is not affected."""
     return nullcontext() if place.type == "cpu" else place
 
 

@@ -196,7 +196,7 @@ class ActorTransfers:
         self._order(done, lambda group: (self.handle.touch.options(**group).remote(*bundle.refs), None))
 
     def end(self) -> None:
-        """Tell of every copy under way that it will not come."""
+        """Fail every copy under way."""
         self.handle = None
         orders, self._orders = self._orders, {}
         for _, done in orders.values():

@@ -235,7 +235,7 @@ class ActorProxy:
         """Do nothing: members talk without the program."""
 
     def peer_left(self, task: int, sender: int, reason: str) -> None:
-        """Tell the actor that another member of a group failed or was lost."""
+        """Notify the actor that another member of a group failed or was lost."""
         which = next((which for which in list(self._by_attempt) if which[0] == task), None)
         if which is not None:
             self._order("peer_left", which, sender, reason)

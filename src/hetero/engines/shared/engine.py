@@ -138,7 +138,7 @@ class PayloadEngine(Engine, Generic[Proxy]):
             self._start_worker(device.id)
 
     def _note_unlimited(self, devices: Sequence[Device], why: str) -> None:
-        """Tell the user of CPUs whose memory limit their worker cannot be held to."""
+        """Warn of CPUs whose memory limit their worker cannot be held to."""
         if devices:
             self._note(
                 f"the memory_limit of {', '.join([device.short for device in devices])} keeps out tasks that ask for "
@@ -160,7 +160,7 @@ class PayloadEngine(Engine, Generic[Proxy]):
         self._release()
 
     def _ask_to_stop(self) -> None:
-        """Let the workers end by themselves, while the hub still runs."""
+        """Ask the workers to end by themselves, while the hub still runs."""
 
     def _release(self) -> None:
         """Return what is left when all workers have ended."""

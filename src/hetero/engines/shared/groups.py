@@ -124,7 +124,7 @@ class GroupTask:
                 self._members[rank].recv(self.task, sender, content)
 
     def leave(self, rank: int, reason: str) -> None:
-        """Tell the others that a member has ended; the reason is '' when it finished."""
+        """Notify the others that a member has ended; the reason is '' when it finished."""
         with self.lock:
             self._left.add(rank)
             for other, member in enumerate(self._members):

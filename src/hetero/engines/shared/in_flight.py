@@ -75,7 +75,7 @@ class Shipped:
         return key
 
     def retire(self, travelling: list[tuple[str, bytes]], needed: set[str]) -> None:
-        """Let the worker forget the oldest functions beyond `FUNCTIONS_KEPT`, but none that this batch needs."""
+        """Drop the worker's oldest functions beyond `FUNCTIONS_KEPT`, but none that this batch needs."""
         for key in list(self._keys)[: max(0, len(self._keys) - FUNCTIONS_KEPT)]:
             if key not in needed:
                 del self._keys[key]

@@ -204,7 +204,7 @@ class MemoryPool:
         return int(self.main.part(slot, 8).view(np.uint64)[0])
 
     def clear_running(self, slot: int) -> None:
-        """Let a slot name no attempt."""
+        """Clear a slot."""
         self.main.part(slot, 8)[:] = 0
 
     def segment(self, number: int) -> Segment:

@@ -20,7 +20,7 @@ from hetero.engines.ray.job_package import JobProgram
 from hetero.floor import files
 from hetero.floor.documents import read_text
 from hetero.floor.errors import BadValueError, FileError, GraphError
-from hetero.floor.files import local_path, output_file, output_picture, output_stream
+from hetero.floor.files import local_path, output_file, output_folder, output_picture, output_stream
 from hetero.graphs.files import checked_output, write_text
 
 ODD = (".", "..", "/", "", "folder", "folder/", "pipe", "~nobody-of-this-name/x", "x" * 300)
@@ -163,6 +163,44 @@ def test_an_output_in_a_folder_where_nothing_can_be_written_is_refused_before_th
     monkeypatch.setattr(os, "access", lambda *_: False)  # as on a disk that is mounted for reading
     with pytest.raises(BadValueError, match=r"would lie in \S+here, and nothing can be written there"):
         output_file("gone/x", "out")
+
+
+@pytest.mark.parametrize(
+    "name", ["pipe", "pipe/x", "loop", "x" * 300, "~nobody-of-this-name/x", "s3://bucket/key", "a\0b"]
+)
+def test_a_folder_that_cannot_be_made_is_refused_in_one_line(name: str) -> None:
+    os.symlink("loop", "loop")
+    with pytest.raises(BadValueError, match=r"^output: .*(no folder|cannot be made|no such user|no path of this host)"):
+        output_folder(name, "output")
+    assert output_folder("new/folder", "output").is_dir()
+    with pytest.raises(BadValueError, match=r"^output: two\\nlines is no folder"):
+        Path("two\nlines").touch()
+        output_folder("two\nlines", "output")
+
+
+def test_a_folder_in_which_nothing_can_be_written_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "access", lambda *_: False)  # as on a disk that is mounted for reading
+    with pytest.raises(BadValueError, match="output: nothing can be written in folder"):
+        output_folder("folder", "output")
+
+
+@pytest.mark.parametrize("words", [("--set", "output=pipe"), ("--set", "output=taken"), ("--set", "output=s3://b/k")])
+def test_training_does_not_begin_where_its_output_cannot_be_written(
+    words: tuple[str, ...], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Path("taken").touch()
+    Path("r.yaml").write_text("model: mnist\n")
+    code, wrong = told(capsys, monkeypatch, "hetero", "train", "r.yaml", *words)
+    assert (code, wrong.count("\n")) == (2, 1), wrong
+    assert "output: " in wrong
+
+
+def test_the_address_of_a_model_is_not_taken_for_a_name(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code, wrong = told(capsys, monkeypatch, "hetero", "plan", "--workload", "s3://b/k")
+    assert (code, wrong.count("\n")) == (2, 1), wrong
+    assert "'s3://b/k' is no path of this host" in wrong
 
 
 def test_models_and_scripts_that_are_pipes_or_endless_are_refused(

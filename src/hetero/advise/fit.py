@@ -14,7 +14,7 @@ from hetero.catalog.load import find, find_model
 from hetero.catalog.values import DeviceSpec
 from hetero.floor.documents import blamed_on, read_json
 from hetero.floor.errors import BadValueError
-from hetero.floor.units import format_bytes
+from hetero.floor.units import format_bytes, shown
 from hetero.model.architecture import ModelSpec
 from hetero.model.workload import Sharding, WorkloadSpec
 from hetero.plan.sizing.footprint import Fit, Room, fit
@@ -50,6 +50,11 @@ def read_model(model: str | Path | ModelSpec) -> ModelSpec:
     """
     if isinstance(model, ModelSpec):
         return model
+    if "://" in str(model):
+        remedy = "give a model of the catalog, or copy its config.json to this host"
+        raise BadValueError(
+            f"{shown(str(model))} is no path of this host, and nothing can be read there", remedy=remedy
+        )
     path = Path(model)
     try:
         path = path / "config.json" if path.is_dir() else path

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from hetero.cli.output import console, print_json
+from hetero.floor.text import single_line
 
 if TYPE_CHECKING:
     from hetero.compression.compress import Compressed
@@ -64,7 +65,7 @@ def _tell(made: Compressed, target: Path) -> None:
     for device, speed in before.samples_per_s.items():
         table.add_row(f"{device}, samples/s", *_row(speed, after.samples_per_s[device]))
     out.print(table)
-    out.print(f"model: {target}", soft_wrap=True)
+    out.print(f"model: {single_line(target)}", soft_wrap=True)
 
 
 def _row(before: float, after: float) -> tuple[str, str, str]:

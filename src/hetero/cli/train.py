@@ -13,6 +13,7 @@ import typer
 
 from hetero.cli.output import console, print_json, say, styled
 from hetero.cli.words import as_setting
+from hetero.floor.text import single_line
 
 if TYPE_CHECKING:
     from hetero.recipes.run import TrainingOutcome
@@ -65,7 +66,7 @@ def infer(
         print_json({"model": str(model), "answers": [answer._asdict() for answer in answers]})
         return
     for answer in answers:
-        say(f"{answer.image}: {answer.label} ({answer.confidence:.1%})")
+        say(f"{single_line(answer.image)}: {answer.label} ({answer.confidence:.1%})")
 
 
 def _as_settings(engine: str | None, address: str | None) -> list[str]:
@@ -102,7 +103,7 @@ def _make_teller() -> Any:
             self.stop()
             self.out.print(f"{number}/5 {title}", style="bold")
             for fact in facts:
-                self.out.print(f"    {fact}", soft_wrap=True)
+                self.out.print(f"    {single_line(fact)}", soft_wrap=True)
             if number == 3 and sys.stdout.isatty():
                 self._start_bar()
 

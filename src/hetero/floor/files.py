@@ -25,6 +25,7 @@ __all__ = [
     "local_path",
     "open_input",
     "output_file",
+    "output_folder",
     "output_picture",
     "output_stream",
     "sync_folder",
@@ -101,6 +102,34 @@ def output_file(path: Path | str, what: str) -> Path:
     if not os.path.isdir(place) or not os.access(place, os.W_OK | os.X_OK):
         why = "nothing can be written there" if os.path.isdir(place) else "that is no folder"
         problem = f"{what}: {single_line(found)} would lie in {single_line(place)}, and {why}"
+        raise BadValueError(problem, remedy="name another folder")
+    return found
+
+
+def output_folder(path: Path | str, what: str) -> Path:
+    """Return the path of a folder that can be written into; it is made where it is absent.
+
+    Parameters
+    ----------
+    what
+        Names the option in the message.
+
+    Raises
+    ------
+    BadValueError
+        It is a file, nothing can be made there, or it is no path of this host, see `local_path`.
+    """
+    found = local_path(path, what)
+    try:
+        found.mkdir(parents=True, exist_ok=True)
+    except (FileExistsError, NotADirectoryError) as error:
+        raise BadValueError(f"{what}: {single_line(found)} is no folder", remedy="name another folder") from error
+    except (OSError, ValueError) as error:
+        why = getattr(error, "strerror", None) or error
+        problem = f"{what}: {single_line(found)} cannot be made: {why}"
+        raise BadValueError(problem, remedy="name another folder") from error
+    if not os.access(found, os.W_OK | os.X_OK):
+        problem = f"{what}: nothing can be written in {single_line(found)}"
         raise BadValueError(problem, remedy="name another folder")
     return found
 

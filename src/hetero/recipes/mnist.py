@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 
 from hetero.floor.documents import read_bytes
 from hetero.floor.errors import BadValueError, FileError, HeteroError, MissingPackageError
-from hetero.floor.files import atomic_write, local_path
+from hetero.floor.files import atomic_write, output_folder
+from hetero.floor.text import single_line
 
 __all__ = ["Digits", "download", "load_digits", "load_mnist", "network", "read_idx", "scaled"]
 
@@ -83,11 +84,13 @@ def load_mnist(folder: Path | str) -> Digits:
     """
     folder = Path(folder).expanduser()
     if not folder.is_dir():
-        raise BadValueError(f"data.path: {folder} is no folder", remedy="give the folder that holds the idx files")
+        raise BadValueError(
+            f"data.path: {single_line(folder)} is no folder", remedy="give the folder that holds the idx files"
+        )
     test = _pair(folder, "t10k")
     if test is None:
         raise BadValueError(
-            f"data.path: {folder} has no t10k-images-idx3-ubyte(.gz)",
+            f"data.path: {single_line(folder)} has no t10k-images-idx3-ubyte(.gz)",
             remedy="put MNIST's files there, or set data.download=true to fetch them",
         )
     train = _pair(folder, "train")
@@ -163,8 +166,7 @@ def download(folder: Path | str, source: str = SOURCE) -> Path:
     """
     from urllib.request import urlopen
 
-    folder = local_path(folder, "folder")
-    folder.mkdir(parents=True, exist_ok=True)
+    folder = output_folder(folder, "data.path")
     for name, checksum in _FILES.items():
         path = folder / f"{name}.gz"
         if path.exists():

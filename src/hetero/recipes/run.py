@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hetero.floor.errors import BadValueError
-from hetero.floor.files import atomic_write, local_path
+from hetero.floor.files import atomic_write, output_folder
 from hetero.recipes.mnist import Digits, download, load_digits, load_mnist, network
 from hetero.recipes.training import Recipe
 from hetero.train.listener import Listener
@@ -110,8 +110,8 @@ def carry_out(recipe: Recipe, watcher: Watcher, *, devices: str | None = None) -
 
     from hetero.train.trainer import Trainer
 
-    local_path(recipe.output, "output").mkdir(parents=True, exist_ok=True)
-    trace = Path(recipe.context.get("trace") or recipe.output / "trace.jsonl.gz").expanduser()
+    output = output_folder(recipe.output, "output")
+    trace = Path(recipe.context.get("trace") or output / "trace.jsonl.gz").expanduser()
     context = {key: value for key, value in recipe.context.items() if key != "trace"}
     digits = load(recipe)
     torch.manual_seed(recipe.options.get("seed", 0))
@@ -140,9 +140,9 @@ def carry_out(recipe: Recipe, watcher: Watcher, *, devices: str | None = None) -
         reports = trainer.fit(max(0, recipe.epochs - before), test=digits.test, listener=watcher)
         tested = _tested(reports, len(digits.test[0])) or trainer.evaluate(digits.test)
         watcher.on_stage(4, "collect results", [])
-        saved = trainer.save(recipe.output / "model.safetensors", {"hetero.model": recipe.model})
+        saved = trainer.save(output / "model.safetensors", {"hetero.model": recipe.model})
         notes = tuple(trainer.notes)
-    metrics = recipe.output / "metrics.json"
+    metrics = output / "metrics.json"
     outcome = TrainingOutcome(tuple(reports), before, tested, about, notes, saved, metrics, trace, digits.origin)
     atomic_write(metrics, json.dumps(outcome.as_dict(), indent=2).encode())
     return outcome

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from hetero.floor.documents import read_array
 from hetero.floor.errors import BadValueError, MissingPackageError
+from hetero.floor.text import single_line
 from hetero.recipes.mnist import load_digits, load_mnist, read_idx, scaled
 
 if TYPE_CHECKING:
@@ -87,7 +88,8 @@ def read_pictures(path: Path | str) -> NDArray[np.float32]:
     """
     path = Path(path)
     if not path.is_file():
-        raise BadValueError(f"{path}: there is no such file", remedy="give a picture")
+        why = "is no file" if path.exists() else "does not exist"
+        raise BadValueError(f"{single_line(path)} {why}", remedy="give a picture")
     if path.suffix == ".npy":
         return _scaled(read_array(path, BadValueError), path)
     if "idx" in path.name:

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from hetero.floor import clock
 from hetero.floor.documents import read_bytes
 from hetero.floor.errors import BadValueError, FileError
-from hetero.floor.files import local_path
+from hetero.floor.files import output_folder
 from hetero.train.values import TrainingError
 
 __all__ = ["LoggedStep", "SampleCheck", "SampleLog", "append_line", "check_sample_log", "next_run", "read_sample_log"]
@@ -156,12 +156,7 @@ def next_run(folder: str | Path) -> int:
     BadValueError
         The folder cannot be made.
     """
-    local_path(folder, "sample_log")
-    try:
-        Path(folder).mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise BadValueError(f"sample_log={str(folder)!r}: {error}", remedy="give a folder") from error
-    return max((_run_of(path) for path in Path(folder).glob(f"run-*{_SUFFIX}")), default=0) + 1
+    return max((_run_of(path) for path in output_folder(folder, "sample_log").glob(f"run-*{_SUFFIX}")), default=0) + 1
 
 
 def read_sample_log(folder: str | Path) -> list[LoggedStep]:

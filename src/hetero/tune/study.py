@@ -14,7 +14,7 @@ from typing import Any
 
 from hetero.floor.documents import parse_json, record_of
 from hetero.floor.errors import BadValueError
-from hetero.floor.files import local_path
+from hetero.floor.files import local_path, output_folder
 from hetero.tune.space import describe, distributions, grid
 from hetero.tune.trial import TrialResult
 from hetero.tune.values import SearchPlan, TrialReport
@@ -248,7 +248,7 @@ def _open_storage(path: Path | None) -> Any:
 
     if path is None:
         return InMemoryStorage()
-    local_path(path, "study").parent.mkdir(parents=True, exist_ok=True)
+    output_folder(local_path(path, "study").parent, "study")
     try:
         return RDBStorage(f"sqlite:///{path}")
     except (DatabaseError, RuntimeError) as error:

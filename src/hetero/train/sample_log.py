@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from hetero.floor import clock
 from hetero.floor.documents import read_bytes
-from hetero.floor.errors import BadValueError, FileError
+from hetero.floor.errors import FileError
 from hetero.floor.files import output_folder
 from hetero.train.values import TrainingError
 

@@ -76,7 +76,18 @@ def refusals_s(hosts: Cluster, folder: Path) -> tuple[int, float]:
     right, wrong = ("--token-file", str(hosts.token)), ("--token-file", str(other))
     took_s = []
     for options in ((*wrong, *own), right, (*right, *foreign)):
-        command = (sys.executable, "-m", "hetero", "node", "start", "--join", hosts.address, "--host", host, *options)
+        command = (
+            sys.executable,
+            "-m",
+            "hetero",
+            "cluster",
+            "start",
+            "--join",
+            hosts.address,
+            "--host",
+            host,
+            *options,
+        )
         begin_s = time.perf_counter()
         code, _, _ = hosts.run(1, "env", f"HETERO_HOME={folder}/nobody", *command)
         if code != 0:
@@ -98,7 +109,7 @@ def main() -> None:
         sent_bytes = crossed_bytes(hosts)
         refused, refused_s = refusals_s(hosts, Path(folder))
         killed_s = found_after_s(hosts, faulty, lambda: hosts.kill_node(1))
-        hosts.hetero(1, "node", "stop")
+        hosts.hetero(1, "cluster", "stop")
         hosts.start_node(1, devices[1])
         cut_s = found_after_s(hosts, faulty, lambda: cut(hosts))
     for name, tasks_per_s in rates.items():

@@ -1,7 +1,7 @@
 """10,000 devices of 20 classes on 1,000 hosts in virtual time: tasks simulated a second, memory, cost a decision.
 
 The devices are the catalog's, the core and the policy those of live runs. Times are this process's own CPU seconds, and
-all of a run: building the fleet, starting its devices, deciding, finishing. `hetero simulate --hosts` does the same.
+all of a run: building the fleet, starting its devices, deciding, finishing. `hetero plan tasks --hosts` does the same.
 """
 
 from __future__ import annotations

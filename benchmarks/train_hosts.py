@@ -1,8 +1,8 @@
 """All processes of one of two hosts are killed while they train: seconds to the next step, no sample lost, equal bits.
 
 The network of the MNIST tutorials, global batch 128, `exact: bitwise`, one device on each host. The hosts are network
-namespaces behind links of 1 Gbit/s, made into a cluster by `hetero node`, with certificates and a token. The next step
-is the first that the group of those who are left has applied, by the log of samples. Needs root and iproute2.
+namespaces behind links of 1 Gbit/s, made into a cluster by `hetero cluster start`, with certificates and a token. The
+next step is the first that the group of those who are left has applied, by the log of samples. Needs root and iproute2.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def killed_once(hosts: Cluster, program: subprocess.Popen[str]) -> tuple[float, 
     log = hosts.path(0, Path(line_with(program, "log ").split()[1]))
     struck_s = struck(hosts, log)
     found = dict(json.loads(line_with(program, "{")))
-    hosts.hetero(1, "node", "stop")
+    hosts.hetero(1, "cluster", "stop")
     hosts.start_node(1, "1xcpu")
     return found["applied_s"] - struck_s, found
 

@@ -18,12 +18,12 @@ hosts=()
 for name in "${names[@]}"; do
     hosts+=("$(getent ahostsv4 "$name" | awk 'NR == 1 { print $1 }')")
 done
-hetero node certs "$folder" $(printf -- '--host %s ' "${hosts[@]}")
+hetero cluster certificates "$folder" $(printf -- '--host %s ' "${hosts[@]}")
 (umask 077; python -c 'import secrets; print(secrets.token_hex(32))' > "$folder/token")
 
 start() {
     srun --overlap --nodes=1 --ntasks=1 --nodelist="$1" \
-        hetero node start --block --certificates "$folder" --token-file "$folder/token" "${@:2}"
+        hetero cluster start --block --certificates "$folder" --token-file "$folder/token" "${@:2}"
 }
 # Slurm ends what outlives its step: each node stays in the foreground of one.
 start "${names[0]}" --head --host "${hosts[0]}" > "$folder/head" &

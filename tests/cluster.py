@@ -1,4 +1,4 @@
-"""A cluster on one host: `hetero node` in namespaces that share no folder, with certificates and a token.
+"""A cluster on one host: `hetero cluster start` in namespaces that share no folder, with certificates and a token.
 
 In: the speed of each host's link, its devices. Out: hosts in which programs are started; nothing of it is left.
 It must not know Ray: it uses the commands that a user has.
@@ -108,7 +108,7 @@ class Cluster:
         """
         role = ["--head"] if index == 0 else ["--join", self.address, "--token-file", str(self.token)]
         common = ["--host", self.fleet.hosts[index].address, "--certificates", str(self.certificates)]
-        words = ("node", "start", *role, *common, "--devices", devices, "--memory", "150MB")
+        words = ("cluster", "start", *role, *common, "--devices", devices, "--memory", "150MB")
         code, _, wrong = self.run(index, *self._on_own_cpu(index), _HETERO, *words)
         if code != 0:
             raise HeteroError(f"host {index} is no part of the cluster: {wrong.strip()}")
@@ -165,4 +165,4 @@ def cluster_of_namespaces(
             yield cluster
         finally:
             for index in reversed(range(len(devices))):
-                cluster.hetero(index, "node", "stop")
+                cluster.hetero(index, "cluster", "stop")

@@ -33,9 +33,9 @@ def test_the_cluster_file_gives_every_container_the_token_and_no_dashboard() -> 
 
 def test_every_recipe_is_told_of_and_uses_options_that_exist() -> None:
     page = (PROJECT / "docs" / "hosts.md").read_text(encoding="utf-8")
-    command = (PROJECT / "src" / "hetero" / "cli" / "node.py").read_text(encoding="utf-8")
+    command = (PROJECT / "src" / "hetero" / "cli" / "cluster_nodes.py").read_text(encoding="utf-8")
     for path in sorted(DEPLOY.iterdir()):
         assert f"(../deploy/{path.name})" in page
-        used = re.findall(r"hetero node \w+[^|\n]*", path.read_text(encoding="utf-8"))
+        used = re.findall(r"hetero cluster \w+[^|\n]*", path.read_text(encoding="utf-8"))
         for option in re.findall(r"--([a-z-]+)", " ".join(used)):
             assert f'"--{option}"' in command or re.search(rf"\b{option.replace('-', '_')}: Annotated", command), option

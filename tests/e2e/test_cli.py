@@ -189,7 +189,7 @@ def test_doctor_tells_of_a_node_at_a_public_address(host: str, state: str, tmp_p
 
 
 def test_a_node_does_not_start_on_every_interface() -> None:
-    done = hetero("node", "start", "--head", "--host", "0.0.0.0")
+    done = hetero("cluster", "start", "--head", "--host", "0.0.0.0")
     assert done.returncode == 2
     assert "is every interface of this host" in done.stderr
 

@@ -47,16 +47,16 @@ def _run(folder: Path, command: str, absent: str = "", limit: int | None = None)
         ("scipy", "plan llm Llama-3.1-8B --fleet 1xRTX-4090,1xRTX-3060", "plan"),
         (
             "scipy",
-            "plan --workload Llama-3.1-8B --fleet 2xRTX-4090 --prices prices.yaml --stream 512/128@2",
+            "plan choose Llama-3.1-8B --fleet 2xRTX-4090 --prices prices.yaml --stream 512/128@2",
             "plan",
         ),
         ("torch", "train EXAMPLES/mnist.yaml", "train"),
         ("torch", "infer a.safetensors a.npy", "train"),
         ("torch", "compress a.safetensors", "train"),
         ("torch", "calibrate", "torch"),
-        ("optuna", "search EXAMPLES/search.yaml", "search"),
+        ("optuna", "tune EXAMPLES/search.yaml", "search"),
         ("matplotlib", "topo --png a.png", "plot"),
-        ("ray", "node start --head", "ray"),
+        ("ray", "cluster start --head", "ray"),
     ],
 )
 def test_a_command_without_its_package_names_the_extra_and_exits_2(

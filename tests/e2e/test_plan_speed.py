@@ -1,4 +1,4 @@
-"""`hetero plan speed`, `training`, `--accuracy` and `hetero calibrate`, run as a user runs them."""
+"""`hetero plan speed`, `training`, `accuracy` and `hetero calibrate`, run as a user runs them."""
 
 from __future__ import annotations
 
@@ -44,17 +44,17 @@ def test_own_figures_change_what_is_said(tmp_path: Path) -> None:
 def test_the_accuracy_report_takes_several_tables(tmp_path: Path) -> None:
     folder = data_folder() / "planner"
     names = ("gpubench_llamacpp.csv", "trtllm_perf_overview.csv")
-    told = json.loads(_run(tmp_path, "plan", "--accuracy", *(str(folder / name) for name in names), "--json"))
+    told = json.loads(_run(tmp_path, "plan", "accuracy", *(str(folder / name) for name in names), "--json"))
     groups = told["report"]["uncalibrated"]["groups"]
     assert {"llama.cpp, decode", "llama.cpp, prefill", "TensorRT-LLM 0.14, max_throughput", "all"} == set(groups)
     assert groups["all"]["rows"] > 340
-    assert "median error" in _run(tmp_path, "plan", "--accuracy", str(folder / names[0]))
+    assert "median error" in _run(tmp_path, "plan", "accuracy", str(folder / names[0]))
 
 
 def test_a_table_with_wrong_columns_is_told_in_one_line(tmp_path: Path) -> None:
     table = tmp_path / "wrong.csv"
     table.write_text("device,speed\nT4,3\n", encoding="utf-8")
-    for words in (("calibrate", "--from", str(table)), ("plan", "--accuracy", str(table))):
+    for words in (("calibrate", "--from", str(table)), ("plan", "accuracy", str(table))):
         told = _run(tmp_path, *words, code=3)
         assert told.count("\n") == 1
         assert "lacks the columns count, framework" in told

@@ -64,11 +64,11 @@ HOSTILE = (
     "hetero-profiler summary evil.trace.jsonl",
     "hetero-profiler gantt evil.trace.jsonl",
     "hetero-profiler compare evil.trace.jsonl evil.trace.jsonl",
-    "hetero schedule graph.json",
-    "hetero whatif graph.json --add x",
-    "hetero simulate graph.json",
-    "hetero plan --workload Llama-3.1-8B --fleet fleet.yaml",
-    "hetero plan --workload Llama-3.1-8B --fleet 1xRTX-4090 --prices prices.yaml",
+    "hetero graph plan graph.json",
+    "hetero graph whatif graph.json --add x",
+    "hetero graph simulate graph.json",
+    "hetero plan choose Llama-3.1-8B --fleet fleet.yaml",
+    "hetero plan choose Llama-3.1-8B --fleet 1xRTX-4090 --prices prices.yaml",
     "hetero topo --from topology.yaml",
     "hetero config check config.yaml",
     "hetero train config.yaml",
@@ -94,8 +94,8 @@ ENCODED = (
     "hetero-profiler summary plain.trace.jsonl",
     "hetero-profiler gantt plain.trace.jsonl",
     "hetero catalog show H100-SXM",
-    "hetero plan --workload Llama-3.1-8B --fleet 2xRTX-4090",
-    "hetero schedule absent-größe.json",
+    "hetero plan choose Llama-3.1-8B --fleet 2xRTX-4090",
+    "hetero graph plan absent-größe.json",
 )
 
 

@@ -48,7 +48,7 @@ def test_the_account_of_a_live_run_adds_up(folder: Path) -> None:
 
 def test_every_form_of_a_report_is_written_and_named(folder: Path) -> None:
     trace = "a.trace.jsonl.gz"
-    assert profiler("report", trace, cwd=folder).stdout == "a.report.html\n"
+    assert profiler("html", trace, cwd=folder).stdout == "a.report.html\n"
     assert "21 tasks ran on" in (folder / "a.report.html").read_text(encoding="utf-8")
     assert profiler("chrome", trace, cwd=folder).stdout == "a.chrome.json\n"
     slices = [each for each in json.loads((folder / "a.chrome.json").read_text())["traceEvents"] if each["ph"] == "X"]
@@ -109,13 +109,13 @@ def test_a_program_without_a_context_has_no_report_and_keeps_its_exit_code(folde
 @pytest.mark.parametrize(
     ("words", "code", "message"),
     [
-        (("report", "absent"), 3, "hetero: absent cannot be read: No such file or directory; check the path\n"),
+        (("html", "absent"), 3, "hetero: absent cannot be read: No such file or directory; check the path\n"),
         (("summary", "program.py"), 3, "hetero: program.py:1: not the head of a trace; give a file that hetero wrote"),
         (("png", "a.trace.jsonl.gz", "-o", "a.gif"), 2, "hetero: a.gif is no picture that can be written; end its"),
-        (("report", "a.trace.jsonl.gz", "-o", "no/a.html"), 2, "hetero: no/a.html cannot be written: No such file"),
+        (("html", "a.trace.jsonl.gz", "-o", "no/a.html"), 2, "hetero: no/a.html cannot be written: No such file"),
         (("summary", "a.trace.jsonl.gz", "--price", "x"), 2, "hetero: 'x' is not a price; write it like 'cuda=2.5'"),
         (("summary", "a.trace.jsonl.gz", "--price", "cpux=1"), 2, "hetero: no device of the run goes by 'cpux', for"),
-        (("report", "a.trace.jsonl.gz", "--only", "sun"), 2, "hetero: no task of the run is named 'sun'; did you mean"),
+        (("html", "a.trace.jsonl.gz", "--only", "sun"), 2, "hetero: no task of the run is named 'sun'; did you mean"),
     ],
 )
 def test_a_mistake_is_told_in_one_line(folder: Path, words: tuple[str, ...], code: int, message: str) -> None:

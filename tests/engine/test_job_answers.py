@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from hetero.cli.submit import tell
+from hetero.cli.cluster_jobs import tell
 from hetero.engines.ray import job_client, job_server
 from hetero.engines.ray.certificates import make_certificates, server_context
 from hetero.engines.ray.job_client import JobClient
@@ -65,7 +65,7 @@ def test_answers_without_the_last_one_were_cut_off(do: str, cut: int, encrypted:
         assert do != "submit" or next(given) == JOB
         with pytest.raises(EngineError, match=r"the connection to the job server at 127.0.0.1:\d+ was lost") as found:
             tell(given) if do != "list" else list(given)
-    look = "'hetero jobs ls'" if do == "list" else "'hetero jobs logs --follow slow-1'"
+    look = "'hetero cluster jobs'" if do == "list" else "'hetero cluster logs --follow slow-1'"
     assert look in found.value.remedy
 
 

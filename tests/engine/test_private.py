@@ -213,7 +213,7 @@ def test_another_user_reaches_nothing_of_a_node_and_no_port_is_open_to_other_hos
 
     def ran(*words: str) -> None:
         done = subprocess.run(
-            [HETERO, "node", *words], env=env, capture_output=True, text=True, timeout=PATIENCE_S, check=False
+            [HETERO, "cluster", *words], env=env, capture_output=True, text=True, timeout=PATIENCE_S, check=False
         )
         assert done.returncode == 0, done.stderr
 

@@ -142,7 +142,7 @@ def test_a_host_with_another_token_is_refused(hosts: Cluster, tmp_path: Path) ->
 
 
 def joined(hosts: Cluster, home: Path, *options: str) -> tuple[int, str, str]:
-    command = [HETERO, "node", "start", "--join", hosts.address, "--host", hosts.fleet.hosts[1].address, *options]
+    command = [HETERO, "cluster", "start", "--join", hosts.address, "--host", hosts.fleet.hosts[1].address, *options]
     return hosts.run(1, "env", f"HETERO_HOME={home}", *command)
 
 
@@ -159,7 +159,16 @@ def test_neither_token_nor_script_of_a_submitted_program_can_be_read_on_the_way(
     script, heard = tmp_path / "secret.py", tmp_path / "heard"
     script.write_text("import os; print('secret-answer', os.environ['WORD'])  # secret-script")
     hosts.copy(1, script)
-    submit = ("submit", "--address", hosts.node(0)["jobs"], "--env", "WORD=secret-word", str(script), "secret-argument")
+    submit = (
+        "cluster",
+        "submit",
+        "--address",
+        hosts.node(0)["jobs"],
+        "--env",
+        "WORD=secret-word",
+        str(script),
+        "secret-argument",
+    )
     head = hosts.fleet.hosts[0].address
     with hosts.start(1, sys.executable, "-c", LISTEN, str(heard)) as listening:
         assert listening.stdout is not None
@@ -182,7 +191,7 @@ def test_a_program_with_no_certificate_or_a_foreign_one_is_refused_by_the_job_se
     hosts.copy(1, tmp_path / "foreign")
     node = hosts.node(0)
     token = ("--address", node["jobs"], "--token-file", str(hosts.token))
-    nobody = ("env", f"HETERO_HOME={tmp_path}", HETERO, "jobs", "ls", *token)
+    nobody = ("env", f"HETERO_HOME={tmp_path}", HETERO, "cluster", "jobs", *token)
     code, _, wrong = hosts.run(1, *nobody)
     assert code == 2
     assert "is reached over a network, and nothing would be encrypted" in wrong
@@ -205,18 +214,18 @@ def test_every_program_runs_on_the_head_and_all_that_it_prints_reaches_who_sent_
     address = ("--address", hosts.node(0)["jobs"])
     sent = {}
     for how in ("well", "badly", "killed", "much", "once", "more"):
-        code, job, wrong = hosts.hetero(1, "submit", "--detach", *address, str(script), how)
+        code, job, wrong = hosts.hetero(1, "cluster", "submit", "--detach", *address, str(script), how)
         assert code == 0, wrong
         sent[how] = job.strip()
-    ends = {how: hosts.hetero(1, "jobs", "logs", "--follow", *address, job) for how, job in sent.items()}
+    ends = {how: hosts.hetero(1, "cluster", "logs", "--follow", *address, job) for how, job in sent.items()}
     codes = {how: code for how, (code, _, _) in ends.items()}
     assert codes == {**dict.fromkeys(ends, 0), "badly": 1, "killed": 137}, ends
     assert {said.splitlines()[0] for _, said, _ in ends.values()} == {"host 0"}
     assert "ZeroDivisionError: division by zero" in ends["badly"][1]
     assert ends["much"][1].splitlines()[1:] == ["x" * 99] * 30_000
     assert "failed after" in ends["killed"][2]
-    assert hosts.hetero(1, "jobs", "logs", *address, sent["much"])[1] == ends["much"][1]
-    listed = json.loads(hosts.hetero(1, "jobs", "ls", "--json", *address)[1])["jobs"]
+    assert hosts.hetero(1, "cluster", "logs", *address, sent["much"])[1] == ends["much"][1]
+    listed = json.loads(hosts.hetero(1, "cluster", "jobs", "--json", *address)[1])["jobs"]
     states = {each["job"]: each["state"] for each in listed}
     assert {how: states[job] for how, job in sent.items()} == {
         **dict.fromkeys(sent, "finished"), "badly": "failed", "killed": "failed"
@@ -231,7 +240,7 @@ def test_a_folder_travels_to_every_host_that_has_a_task_of_the_program(hosts: Cl
     (folder / "data.txt").write_text("travelled")
     hosts.copy(1, folder)
     words = ("--working-dir", str(folder), "--env", "WORD=here", str(folder / "main.py"))
-    code, said, wrong = hosts.hetero(1, "submit", "--address", hosts.node(0)["jobs"], *words)
+    code, said, wrong = hosts.hetero(1, "cluster", "submit", "--address", hosts.node(0)["jobs"], *words)
     assert code == 0, wrong + said
     assert "[('travelled', 'here', 'h0'), ('travelled', 'here', 'h1')]\n" in said
 
@@ -246,13 +255,13 @@ def test_tasks_of_a_host_whose_processes_are_killed_are_done_elsewhere(hosts: Cl
 
 
 def test_a_host_that_joins_is_used_by_a_program_that_runs_and_one_that_leaves_costs_no_task(hosts: Cluster) -> None:
-    hosts.hetero(1, "node", "stop")
+    hosts.hetero(1, "cluster", "stop")
     with hosts.start(0, sys.executable, "-c", JOINED) as program:
         assert program.stdout is not None
         assert program.stdout.readline() == "alone 1\n", program.stderr and program.stderr.read()
         hosts.start_node(1, "1xcpu*0.5")
         assert "together 2\n" in (program.stdout.readline(), program.stdout.readline())
-        hosts.hetero(1, "node", "stop")
+        hosts.hetero(1, "cluster", "stop")
         said, wrong = program.communicate(timeout=PATIENCE_S)
     assert said.splitlines()[-1] == "True", wrong
 

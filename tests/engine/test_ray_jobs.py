@@ -79,11 +79,11 @@ def head(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Head]:
     folder = tmp_path_factory.mktemp("jobs")
     bare = Head(folder, "")
     try:
-        code, _, wrong = bare.run("node", "start", "--head", "--devices", "1xcpu", "--memory", "100MB")
+        code, _, wrong = bare.run("cluster", "start", "--head", "--devices", "1xcpu", "--memory", "100MB")
         assert code == 0, wrong
         yield Head(folder, str(bare.written()["jobs"]))
     finally:
-        bare.run("node", "stop")
+        bare.run("cluster", "stop")
 
 
 @pytest.mark.slow
@@ -91,7 +91,9 @@ def test_a_program_ends_there_as_it_would_here_and_leaves_no_worker(head: Head) 
     script = head.write("program/main.py", PROGRAM)
     head.write("program/beside.py", BESIDE)
     folder = str(head.folder / "program")
-    code, said, wrong = head.run("submit", "--working-dir", folder, "--env", "SIZE=7", script, "--fast", "a b")
+    code, said, wrong = head.run(
+        "cluster", "submit", "--working-dir", folder, "--env", "SIZE=7", script, "--fast", "a b"
+    )
     assert code == 5, wrong
     assert said.splitlines() == ["('h0/cpu:0', '7')", "['--fast', 'a b']"]
     assert "its program began after a cold start of" in wrong
@@ -117,29 +119,29 @@ def workers(node: psutil.Process) -> list[str]:
 @pytest.mark.slow
 def test_a_job_is_listed_read_and_cancelled(head: Head) -> None:
     script = head.write("long.py", "import time; print('begun', flush=True); time.sleep(600)")
-    code, said, wrong = head.run("submit", "--detach", script)
+    code, said, wrong = head.run("cluster", "submit", "--detach", script)
     assert code == 0, wrong
     job = said.strip()
     deadline_s = time.monotonic() + PATIENCE_S
-    while head.run("jobs", "logs", job)[1] != "begun\n":
+    while head.run("cluster", "logs", job)[1] != "begun\n":
         assert time.monotonic() < deadline_s
     assert state(head, job) == ("running", None)
-    assert head.run("jobs", "cancel", job)[0] == 0
+    assert head.run("cluster", "cancel", job)[0] == 0
     assert state(head, job) == ("cancelled", 130)
-    assert head.run("jobs", "logs", "--follow", job)[:2] == (130, "begun\n")
-    code, _, wrong = head.run("jobs", "logs", "long-nothing")
-    assert (code, wrong) == (1, "hetero: there is no job 'long-nothing'; see 'hetero jobs ls'\n")
+    assert head.run("cluster", "logs", "--follow", job)[:2] == (130, "begun\n")
+    code, _, wrong = head.run("cluster", "logs", "long-nothing")
+    assert (code, wrong) == (1, "hetero: there is no job 'long-nothing'; see 'hetero cluster jobs'\n")
 
 
 def state(head: Head, job: str) -> tuple[str, int | None]:
-    found = {row["job"]: row for row in json.loads(head.run("jobs", "ls", "--json")[1])["jobs"]}
+    found = {row["job"]: row for row in json.loads(head.run("cluster", "jobs", "--json")[1])["jobs"]}
     return found[job]["state"], found[job]["exit_code"]
 
 
 @pytest.mark.slow
 def test_who_shows_another_token_or_no_request_is_sent_away_and_logged(head: Head) -> None:
     token = head.write("token", "another-token-than-the-head-has")
-    code, _, wrong = head.run("jobs", "ls", "--token-file", token)
+    code, _, wrong = head.run("cluster", "jobs", "--token-file", token)
     assert code == 1
     assert "the cluster refuses this token" in wrong
     host, _, port = head.address.rpartition(":")
@@ -155,14 +157,14 @@ def test_who_shows_another_token_or_no_request_is_sent_away_and_logged(head: Hea
 def test_what_cannot_be_reached_or_asked_is_told_in_one_line(head: Head, tmp_path: Path) -> None:
     script = head.write("short.py", "print(1)")
     cases = {
-        ("jobs", "ls", "--address", "127.0.0.1:1"): "no cluster takes jobs at 127.0.0.1:1: Connection refused",
-        ("jobs", "ls", "--address", str(head.written()["address"])): "is no job server of a cluster",
-        ("jobs", "ls", "--address", "10.9.9.9:1"): "is reached over a network, and nothing would be encrypted",
-        ("submit", str(tmp_path / "none.py")): "there is no such script",
-        ("node", "start", "--head"): "runs on this host",
+        ("cluster", "jobs", "--address", "127.0.0.1:1"): "no cluster takes jobs at 127.0.0.1:1: Connection refused",
+        ("cluster", "jobs", "--address", str(head.written()["address"])): "is no job server of a cluster",
+        ("cluster", "jobs", "--address", "10.9.9.9:1"): "is reached over a network, and nothing would be encrypted",
+        ("cluster", "submit", str(tmp_path / "none.py")): "there is no such script",
+        ("cluster", "start", "--head"): "runs on this host",
     }
     if importlib.util.find_spec("virtualenv") is None:
-        cases["submit", "--pip", "six", script] = "lacks virtualenv"
+        cases["cluster", "submit", "--pip", "six", script] = "lacks virtualenv"
     for words, problem in cases.items():
         code, _, wrong = head.run(*words)
         assert code in (1, 2), words
@@ -184,7 +186,7 @@ for number in range(1000):
 def test_a_job_outlives_the_job_server_and_is_found_again_with_its_exit_code(head: Head) -> None:
     end = head.folder / "end"
     script = head.write("slow.py", SLOW)
-    with head.start("submit", script, str(end)) as following:
+    with head.start("cluster", "submit", script, str(end)) as following:
         assert following.stdout is not None
         assert following.stdout.readline() == "0\n"
         os.kill(int(str(head.written()["door"])), signal.SIGKILL)
@@ -193,16 +195,16 @@ def test_a_job_outlives_the_job_server_and_is_found_again_with_its_exit_code(hea
     assert job.startswith("slow-")
     assert following.returncode == 1
     assert "the connection to the job server" in wrong
-    assert f"see 'hetero jobs logs --follow {job}'" in wrong
-    code, _, wrong = head.run("jobs", "ls")
+    assert f"see 'hetero cluster logs --follow {job}'" in wrong
+    code, _, wrong = head.run("cluster", "jobs")
     assert code == 1
-    assert "has ended; the jobs of this head go on; start it again with 'hetero jobs serve'" in wrong
-    code, said, wrong = head.run("jobs", "serve")
+    assert "has ended; the jobs of this head go on; start it again with 'hetero cluster serve'" in wrong
+    code, said, wrong = head.run("cluster", "serve")
     assert (code, said) == (0, f"jobs are taken at {head.address}\n"), wrong
-    assert head.run("jobs", "serve")[0] == 1
+    assert head.run("cluster", "serve")[0] == 1
     assert state(head, job) == ("running", None)
     end.touch()
-    code, said, wrong = head.run("jobs", "logs", "--follow", job)
+    code, said, wrong = head.run("cluster", "logs", "--follow", job)
     assert (code, said.startswith("0\n1\n")) == (9, True), wrong
     assert state(head, job) == ("failed", 9)
 
@@ -211,14 +213,14 @@ def test_a_port_in_use_and_a_token_that_is_not_there_are_refused(tmp_path: Path)
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
         for option in ("--port", "--jobs-port"):
-            code, _, wrong = Head(tmp_path, "").run("node", "start", "--head", option, port)
+            code, _, wrong = Head(tmp_path, "").run("cluster", "start", "--head", option, port)
             assert code == 1
             assert f"127.0.0.1:{port} cannot be used: Address already in use; give another {option}" in wrong
     autoscaling = ("--autoscaling", str(tmp_path / "none.yaml"))
-    code, _, wrong = Head(tmp_path, "").run("node", "start", "--head", *autoscaling)
+    code, _, wrong = Head(tmp_path, "").run("cluster", "start", "--head", *autoscaling)
     assert (code, "there is no such file" in wrong) == (2, True)
     code, _, wrong = Head(tmp_path, "").run(
-        "node", "start", "--join", "127.0.0.1:1", "--token-file", str(tmp_path / "no")
+        "cluster", "start", "--join", "127.0.0.1:1", "--token-file", str(tmp_path / "no")
     )
     assert (code, "the token cannot be read" in wrong) == (2, True)
 
@@ -238,14 +240,14 @@ def test_a_port_in_use_and_a_token_that_is_not_there_are_refused(tmp_path: Path)
 def test_an_option_of_a_node_that_cannot_be_honoured_is_refused_by_name(
     words: tuple[str, str], code: int, problem: str, tmp_path: Path
 ) -> None:
-    given, _, wrong = Head(tmp_path, "").run("node", "start", "--head", *words)
+    given, _, wrong = Head(tmp_path, "").run("cluster", "start", "--head", *words)
     assert (given, wrong.count("\n")) == (code, 1), wrong
     assert problem in wrong
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1:99999", "nonsense", "auto", ":7", "127.0.0.1:"])
 def test_an_address_that_is_none_cannot_be_joined(address: str, tmp_path: Path) -> None:
-    code, _, wrong = Head(tmp_path, "").run("node", "start", "--join", address)
+    code, _, wrong = Head(tmp_path, "").run("cluster", "start", "--join", address)
     assert (code, wrong.count("\n")) == (2, 1)
     assert address in wrong
 

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from hetero.catalog import load
 from hetero.catalog.check import device_problems, model_problems, source_problems
 from hetero.catalog.values import DeviceSpec, Price
-from hetero.cli import catalog as command
+from hetero.cli.main import app
 from hetero.floor.errors import BadValueError
 from tests.needs import data_folder
 
@@ -96,7 +96,7 @@ def test_every_device_that_was_promised_has_a_row() -> None:
 
 
 def test_the_share_of_empty_figures_is_reported() -> None:
-    listed = CliRunner().invoke(command.app, ["list", "--json"])
+    listed = CliRunner().invoke(app, ["catalog", "list", "--json"])
     told = json.loads(listed.stdout)["completeness"]
     print(f"{told['empty']} of {told['cells']} figures are empty ({told['empty_frac']:.1%})")
     assert told == load.completeness()

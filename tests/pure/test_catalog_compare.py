@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from hetero.advise.compare import MEASURES, best_for, chart, compare
 from hetero.catalog.load import find
-from hetero.cli import catalog
+from hetero.cli.main import app
 from hetero.floor.errors import BadValueError
 
 RUN = CliRunner()
@@ -47,20 +47,20 @@ def test_an_unknown_precision_is_told() -> None:
 
 
 def test_the_commands_print_one_json_document() -> None:
-    compared = json.loads(RUN.invoke(catalog.app, ["compare", "H100-SXM", "RTX-4090", "--json"]).stdout)
+    compared = json.loads(RUN.invoke(app, ["catalog", "compare", "H100-SXM", "RTX-4090", "--json"]).stdout)
     assert [row["name"] for row in compared["devices"]] == ["H100-SXM", "RTX-4090"]
-    shown = json.loads(RUN.invoke(catalog.app, ["show", "tpu v5e", "--json"]).stdout)
+    shown = json.loads(RUN.invoke(app, ["catalog", "show", "tpu v5e", "--json"]).stdout)
     assert shown["pod"]["chips"] == 256
-    model = json.loads(RUN.invoke(catalog.app, ["show", "Llama-3.1-8B", "--json"]).stdout)
+    model = json.loads(RUN.invoke(app, ["catalog", "show", "Llama-3.1-8B", "--json"]).stdout)
     assert model["parameters"] == 8030261248
-    listed = json.loads(RUN.invoke(catalog.app, ["list", "--kind", "tpu", "--json"]).stdout)
+    listed = json.loads(RUN.invoke(app, ["catalog", "list", "--kind", "tpu", "--json"]).stdout)
     assert {row["kind"] for row in listed["devices"]} == {"tpu"}
 
 
 def test_the_tables_say_where_a_figure_has_no_source() -> None:
-    assert "no source" in RUN.invoke(catalog.app, ["show", "TPU-v5e"]).stdout
-    assert "have no source" in RUN.invoke(catalog.app, ["list"]).stdout
-    assert "Mixtral-8x7B" in RUN.invoke(catalog.app, ["list", "--models"]).stdout
+    assert "no source" in RUN.invoke(app, ["catalog", "show", "TPU-v5e"]).stdout
+    assert "have no source" in RUN.invoke(app, ["catalog", "list"]).stdout
+    assert "Mixtral-8x7B" in RUN.invoke(app, ["catalog", "list", "--models"]).stdout
 
 
 def test_a_chart_is_written_where_matplotlib_is(tmp_path: Path) -> None:

@@ -1,25 +1,63 @@
-"""The list of commands says what each of them says of itself, and imports none."""
+"""The grammar of the command line: every command has its place, and names of the last version still lead there."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Iterator, Mapping
 
 import pytest
 import typer
 from typer.testing import CliRunner
 
-from hetero.cli.main import COMMANDS, app
+from hetero.cli.grammar import COMMANDS, REPORT
+from hetero.cli.lazy import CommandEntry, GroupEntry
+from hetero.cli.main import app
+from hetero.cli.profiler import app as profiler
 from hetero.errors import BadValueError
 
 GROUP = typer.main.get_command(app)
 
 
-@pytest.mark.parametrize("name", COMMANDS)
-def test_a_command_is_where_the_table_says_and_begins_its_help_alike(name: str) -> None:
-    command = GROUP.commands[name]  # type: ignore[attr-defined]
-    assert command.name == name
-    assert str(command.help).strip().splitlines()[0] == COMMANDS[name].help
+def walk(
+    entries: Mapping[str, CommandEntry | GroupEntry], words: tuple[str, ...] = ()
+) -> Iterator[tuple[tuple[str, ...], CommandEntry]]:
+    """Yield every command with the words that lead to it."""
+    for name, entry in entries.items():
+        if isinstance(entry, GroupEntry):
+            yield from walk(entry.commands, (*words, name))
+        else:
+            yield (*words, name), entry
+
+
+EVERY = dict(walk(COMMANDS))
+
+
+@pytest.mark.parametrize("words", EVERY, ids=" ".join)
+def test_a_command_is_where_the_table_says_and_begins_its_help_alike(words: tuple[str, ...]) -> None:
+    command = GROUP
+    for word in words:
+        command = command.commands[word]  # type: ignore[attr-defined]
+    assert command.name == words[-1]
+    assert " ".join(str(command.help).split("\n\n")[0].split()) == EVERY[words].help
+
+
+def test_the_grammar_has_the_groups_that_the_guide_names() -> None:
+    groups = {name: set(entry.commands) for name, entry in COMMANDS.items() if isinstance(entry, GroupEntry)}
+    assert groups["graph"] == {"plan", "simulate", "whatif", "show", "convert", "check", "schema"}
+    assert groups["plan"] == {"fit", "speed", "choose", "llm", "training", "tasks", "accuracy"}
+    assert groups["cluster"] == {"start", "stop", "certificates", "submit", "jobs", "logs", "cancel", "serve"}
+    assert groups["catalog"] == {"list", "show", "compare"}
+    single = {name for name, entry in COMMANDS.items() if isinstance(entry, CommandEntry)}
+    assert single == {
+        *("run", "devices", "doctor", "demo", "top"),
+        *("train", "tune", "compress", "infer", "batch", "topo", "calibrate"),
+    }
+
+
+def test_the_profiler_is_the_group_of_reports() -> None:
+    assert COMMANDS["report"] is REPORT
+    assert list(typer.main.get_command(profiler).commands) == list(REPORT.commands)  # type: ignore[attr-defined]
 
 
 def test_help_imports_no_command() -> None:
@@ -29,7 +67,8 @@ def test_help_imports_no_command() -> None:
         "print([name for name in sys.modules if name.startswith('hetero.cli.')])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=250, check=True)
-    assert done.stdout.splitlines()[-1] == "['hetero.cli.lazy', 'hetero.cli.output', 'hetero.cli.main']"
+    names = ("old_names", "lazy", "grammar", "output", "main")
+    assert done.stdout.splitlines()[-1] == str([f"hetero.cli.{name}" for name in names])
     assert all(f"\n  {name} " in done.stdout for name in COMMANDS)
 
 
@@ -40,23 +79,66 @@ def test_a_misspelt_command_gets_the_one_that_was_meant() -> None:
     assert "Did you mean 'devices'?" in done.stderr
 
 
+OLD_COMMANDS = [
+    ("search r.yaml", "search", "tune"),
+    ("schedule g.json --seed 1", "schedule", "graph plan"),
+    ("schedule g.json --check p.json", "schedule", "graph check"),
+    ("schedule --check=p.json g.json --json", "schedule", "graph check"),
+    ("simulate g.json --noise 0.1", "simulate", "graph simulate"),
+    ("simulate --hosts 1x1xH100-SXM --tasks 2", "simulate", "plan tasks"),
+    ("whatif g.json --add x", "whatif", "graph whatif"),
+    ("node start --head", "node start", "cluster start"),
+    ("node stop", "node stop", "cluster stop"),
+    ("node certs folder --host a", "node certs", "cluster certificates"),
+    ("submit s.py --fast", "submit", "cluster submit"),
+    ("jobs ls --json", "jobs ls", "cluster jobs"),
+    ("jobs logs j --follow", "jobs logs", "cluster logs"),
+    ("jobs cancel j", "jobs cancel", "cluster cancel"),
+    ("jobs serve", "jobs serve", "cluster serve"),
+    ("plan --workload W --batch 4", "plan --workload", "plan choose"),
+    ("plan --prompt 5 --workload=W", "plan --workload", "plan choose"),
+    ("plan --accuracy a.csv b.csv", "plan --accuracy", "plan accuracy"),
+]
+
+
+@pytest.mark.parametrize(("line", "old", "new"), OLD_COMMANDS, ids=[line for line, *_ in OLD_COMMANDS])
+def test_a_command_of_the_last_version_leads_to_its_place_and_is_warned_of(
+    line: str, old: str, new: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    reached: list[str] = []
+
+    def note(self: typer.core.TyperCommand, ctx: typer.Context) -> None:
+        reached.append(ctx.command_path)
+
+    monkeypatch.setattr(typer.core.TyperCommand, "invoke", note)
+    result = CliRunner().invoke(app, line.split(), prog_name="hetero")
+    assert result.exit_code == 0, result.output
+    assert reached == [f"hetero {new}"]
+    warned = f"hetero: 'hetero {old}' is now 'hetero {new}'; the old name is taken by this version, and not by the next"
+    assert result.stderr.splitlines() == [warned]
+
+
+def test_no_old_name_is_shown() -> None:
+    shown = CliRunner().invoke(app, ["--help"]).output
+    assert [line for line, old, _ in OLD_COMMANDS if f"\n  {old.split()[0]} " in shown and old[:4] != "plan"] == []
+
+
+def test_a_report_of_the_last_version_is_a_page_of_html() -> None:
+    result = CliRunner().invoke(profiler, ["report", "--help"], prog_name="hetero-profiler")
+    assert result.exit_code == 0
+    assert "Usage: hetero-profiler html" in result.stdout
+    assert "'hetero-profiler report' is now 'hetero-profiler html'" in result.stderr
+
+
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        ("simulate --hosts 1x1xH100-SXM --fail gpu0@1s", "--fail has no effect with --hosts"),
-        ("simulate --hosts 1x1xH100-SXM --model free", "--model has no effect with --hosts"),
-        ("simulate a.json --tasks 5", "--tasks has no effect on a graph"),
         ("topo --within rack", "--within has no effect without --group"),
         ("topo --between a b --group 2", "--group has no effect with --between"),
         ("topo --gpu H100-SXM", "--gpu has no effect without --from"),
         ("catalog list --models --vendor NVIDIA", "--vendor has no effect with --models"),
-        ("schedule a.json --check b.json --policy heft", "--policy has no effect with --check"),
-        ("schedule a.json --iterations 5 --budget 2s", "--budget has no effect with --iterations"),
+        ("graph plan a.json --iterations 5 --budget 2s", "--budget has no effect with --iterations"),
         ("top --once --interval 2", "--interval has no effect with --once"),
-        ("plan --accuracy a.csv --batch 4", "--batch has no effect with --accuracy"),
-        ("plan --catalog --workload m --fleet here", "--fleet has no effect with --catalog"),
-        ("plan --batch 4", "--batch has no effect without --workload"),
-        ("plan --batch 4 fit Llama-3.1-8B --device H100-SXM", "--batch has no effect before 'fit'"),
     ],
 )
 def test_an_option_that_this_form_of_a_command_does_not_read_is_refused(words: str, told: str) -> None:
@@ -64,3 +146,19 @@ def test_an_option_that_this_form_of_a_command_does_not_read_is_refused(words: s
     assert isinstance(result.exception, BadValueError), result.output
     assert str(result.exception).startswith(told)
     assert str(result.exception).endswith("leave it out")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "plan tasks --hosts 1x1xH100-SXM --fail gpu0@1s",
+        "graph simulate a.json --tasks 5",
+        "graph check a.json b.json --seed 1",
+        "plan accuracy a.csv --batch 4",
+        "plan --batch 4 fit Llama-3.1-8B",
+    ],
+)
+def test_an_option_of_another_command_is_unknown(words: str) -> None:
+    result = CliRunner().invoke(app, words.split())
+    assert result.exit_code == 2
+    assert "No such option" in result.output

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from hetero.advise.fit import does_it_fit, room_of
 from hetero.catalog.load import find, find_model
 from hetero.catalog.values import DeviceSpec
-from hetero.cli.plan import app
+from hetero.cli.main import app
 from hetero.errors import BadValueError
 from hetero.model.workload import WorkloadSpec
 from hetero.plan.sizing.footprint import Room, fit
@@ -104,7 +104,7 @@ def test_a_count_of_no_devices_or_of_too_many_is_refused() -> None:
 
 
 def test_the_command_prints_what_the_report_says() -> None:
-    done = CliRunner().invoke(app, ["fit", "Llama-3.1-70B", "--device", "H100-SXM", "--count", "2", "--json"])
+    done = CliRunner().invoke(app, ["plan", "fit", "Llama-3.1-70B", "--device", "H100-SXM", "--count", "2", "--json"])
     assert done.exit_code == 0
     document = json.loads(done.stdout)
     assert document["answer"] == "fits"
@@ -113,7 +113,7 @@ def test_the_command_prints_what_the_report_says() -> None:
 
 
 def test_the_command_ends_with_4_where_nothing_fits_and_tells_what_would() -> None:
-    done = CliRunner().invoke(app, ["fit", "Llama-3.1-70B", "--device", "H100-SXM"])
+    done = CliRunner().invoke(app, ["plan", "fit", "Llama-3.1-70B", "--device", "H100-SXM"])
     assert done.exit_code == 4
     assert "does not fit" in done.stdout
     assert "would fit: weights in fp8 (costs accuracy)" in done.stdout
@@ -128,6 +128,6 @@ def test_the_command_ends_with_4_where_nothing_fits_and_tells_what_would() -> No
     ],
 )
 def test_a_name_that_nobody_knows_is_an_error_of_the_user(arguments: list[str]) -> None:
-    done = CliRunner().invoke(app, ["fit", *arguments])
+    done = CliRunner().invoke(app, ["plan", "fit", *arguments])
     assert isinstance(done.exception, BadValueError)
     assert done.exception.exit_code == 2

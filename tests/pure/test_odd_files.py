@@ -49,19 +49,19 @@ def told(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *w
 @pytest.mark.parametrize(
     "command",
     [
-        *(("hetero-profiler", word) for word in ("report", "summary", "gantt", "chrome", "png")),
-        ("hetero", "schedule"),
-        ("hetero", "simulate"),
-        ("hetero", "whatif"),
+        *(("hetero-profiler", word) for word in ("html", "summary", "gantt", "chrome", "png")),
+        ("hetero", "graph", "plan"),
+        ("hetero", "graph", "simulate"),
+        ("hetero", "graph", "whatif"),
         ("hetero", "config", "check"),
         ("hetero", "graph", "convert"),
         ("hetero", "train"),
         ("hetero", "calibrate", "--from"),
         ("hetero", "devices", "--config"),
         ("hetero", "topo", "--from"),
-        ("hetero", "search"),
+        ("hetero", "tune"),
         ("hetero", "run"),
-        ("hetero", "plan", "--prices"),
+        ("hetero", "plan", "choose", "Llama-3.1-8B", "--prices"),
     ],
 )
 def test_what_is_no_file_to_read_is_refused_in_one_line(

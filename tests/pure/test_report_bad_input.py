@@ -14,7 +14,7 @@ from hetero.drive.trace import TraceWriter
 from tests.sim.report_runs import run
 
 EVIL = "<script>alert(1)</script><img src=x onerror=alert(1)>\x1b[31m"
-COMMANDS = ("report", "summary", "gantt", "chrome", "compare")
+COMMANDS = ("html", "summary", "gantt", "chrome", "compare")
 
 
 @pytest.fixture(scope="module")
@@ -74,7 +74,7 @@ def test_what_can_be_read_is_shown_and_nothing_of_it_is_markup_or_steers_the_ter
     told = capsys.readouterr().out
     assert told
     assert "\x1b[31m" not in told
-    if command == "report":
+    if command == "html":
         assert "<script>alert" not in (tmp_path / "bad.report.html").read_text(encoding="utf-8")
 
 

@@ -55,7 +55,7 @@ def test_what_names_no_hosts_is_refused() -> None:
 
 
 def test_the_command_tells_a_run_of_hosts_and_refuses_a_graph_beside_it() -> None:
-    command = [sys.executable, "-m", "hetero", "simulate", "--hosts", "2 x 2 x T4", "--tasks", "40"]
+    command = [sys.executable, "-m", "hetero", "plan", "tasks", "--hosts", "2 x 2 x T4", "--tasks", "40"]
     done = subprocess.run([*command, "--json"], capture_output=True, text=True, timeout=250, check=True)
     told = json.loads(done.stdout)
     assert (told["devices"], told["hosts"], told["tasks"]) == (4, 2, 40)

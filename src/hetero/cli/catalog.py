@@ -21,15 +21,12 @@ if TYPE_CHECKING:
     from hetero.catalog.values import DeviceSpec
     from hetero.model.architecture import ModelSpec
 
-__all__ = ["app"]
-
-app = typer.Typer(help="Facts about devices and models, each with its source.", no_args_is_help=True)
+__all__ = ["compare_", "list_", "show"]
 
 _JSON = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
 _NONE = "no source"
 
 
-@app.command("list")
 def list_(
     context: typer.Context,
     kind: Annotated[str | None, typer.Option(help="Only devices of this kind, as in 'cuda' or 'tpu'.")] = None,
@@ -58,7 +55,6 @@ def list_(
     out.print(f"{full['empty']} of {full['cells']} figures have no source ({full['empty_frac']:.0%}).", style="dim")
 
 
-@app.command("show")
 def show(name: Annotated[str, typer.Argument(help="A device or a model.")], json: _JSON = False) -> None:
     """Show one device or model: each figure, where it was read and how it is printed there."""
     from hetero.catalog import load
@@ -78,7 +74,6 @@ def show(name: Annotated[str, typer.Argument(help="A device or a model.")], json
         _show_device(spec)
 
 
-@app.command("compare")
 def compare_(
     names: Annotated[list[str], typer.Argument(help="Two or more devices.")],
     precision: Annotated[str, typer.Option(help="Of the rate: bf16, fp16, fp8, int8, fp32, …")] = "bf16",

@@ -208,7 +208,7 @@ def _network() -> Iterator[Finding]:
     except FileError:
         return
     poor = is_public(host)
-    remedy = "hetero node stop; hetero node start --host an address of a private network" if poor else ""
+    remedy = "hetero cluster stop; hetero cluster start --host an address of a private network" if poor else ""
     found = f"{host} {PUBLIC}" if poor else f"{host}, where members of groups listen"
     yield Finding("Network", "node", "poor" if poor else "ok", found, remedy)
 

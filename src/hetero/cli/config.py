@@ -12,17 +12,9 @@ import typer
 
 from hetero.cli.output import print_json, say
 
-__all__ = ["app"]
-
-app = typer.Typer(help="Check a configuration.", rich_markup_mode=None, no_args_is_help=True)
+__all__ = ["check"]
 
 
-@app.callback()
-def _config() -> None:
-    """Check a configuration."""
-
-
-@app.command("check")
 def check(
     file: Annotated[Path, typer.Argument(help="Configuration file.")],
     set_: Annotated[list[str] | None, typer.Option("--set", help="Setting, key.path=value; may be repeated.")] = None,

@@ -1,6 +1,6 @@
-"""`hetero graph`: task graphs in files, converted to hetero-graph/1, and the format's JSON Schema.
+"""`hetero graph convert`, `show` and `schema`: task graphs in files, what is in them, and their JSON Schema.
 
-In: a file of another format, and a fleet. Out: a file, or one JSON document.
+In: a graph of any format, and a fleet; or the trace of a run. Out: a file, lines for people, or one JSON document.
 """
 
 from __future__ import annotations
@@ -16,17 +16,9 @@ from hetero.cli.output import print_json, say
 if TYPE_CHECKING:
     from hetero.model.graph import TaskGraph
 
-__all__ = ["app", "tell_unused"]
-
-app = typer.Typer(help="Convert task graphs.", rich_markup_mode=None, no_args_is_help=True)
+__all__ = ["convert", "schema", "show", "tell_unused"]
 
 
-@app.callback()
-def _graph() -> None:
-    """Convert task graphs."""
-
-
-@app.command("convert")
 def convert(
     file: Annotated[Path, typer.Argument(help="WfFormat 1.5, Standard Task Graph, DOT, hswf or hetero-graph/1.")],
     fleet: Annotated[
@@ -60,6 +52,37 @@ def convert(
     say(f"{out}: {len(graph.tasks):,} tasks, {len(graph.edges):,} edges, {len(graph.devices)} devices")
 
 
+def show(
+    file: Annotated[Path, typer.Argument(help="A graph of any format, or the trace of a run.")],
+    fleet: Annotated[
+        str | None, typer.Option(help="Fleet file (hetero-fleet/1), or a number of equal devices.")
+    ] = None,
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="SVG file to draw the graph into.")] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+) -> None:
+    """Show the tasks and edges of a graph, or of a run by its trace."""
+    from hetero.graphs.files import checked_output, write_text
+    from hetero.graphs.formats import convert as convert_any
+    from hetero.graphs.show import graph, view_of
+
+    if output is not None:
+        checked_output(output)
+    if ".jsonl" in file.suffixes:
+        view = graph(file)
+    else:
+        read = convert_any(file, fleet or "1")
+        tell_unused(file, read, fleet)
+        view = view_of(read)
+    if output is not None:
+        write_text(output, view.svg)
+    if json:
+        print_json(view.as_dict())
+    else:
+        say(str(view))
+        if output is not None:
+            say(f"picture: {output}")
+
+
 def tell_unused(file: Path, graph: TaskGraph, fleet: str | None) -> None:
     """Say on standard error that a fleet was given for a graph that names its own devices."""
     from hetero.graphs.fleet_files import read_fleet
@@ -68,7 +91,6 @@ def tell_unused(file: Path, graph: TaskGraph, fleet: str | None) -> None:
         say(f"note: {file} names its own devices, so --fleet {fleet} is left out", to=sys.stderr)
 
 
-@app.command("schema")
 def schema() -> None:
     """Print the JSON Schema of hetero-graph/1."""
     from hetero.graphs.document import graph_schema

@@ -5,17 +5,21 @@ In: a table of names, places and lines of help. Out: a group of commands for typ
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from importlib import import_module
 from typing import Any, NamedTuple
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
-__all__ = ["SETTINGS", "CommandEntry", "lazy_group"]
+from hetero.cli.old_names import OldOption, Renamed, accept_old_options, warn
+
+__all__ = ["SETTINGS", "CommandEntry", "GroupEntry", "lazy_group"]
 
 SETTINGS: Mapping[str, Any] = {"rich_markup_mode": None, "pretty_exceptions_enable": False}
 """How every command words its help."""
+
+Rename = Callable[[list[str]], Renamed | None]
 
 
 class CommandEntry(NamedTuple):
@@ -23,17 +27,49 @@ class CommandEntry(NamedTuple):
 
     Attributes
     ----------
-    place : 'module:name' of a function, or of a `typer.Typer` with commands of its own
-    help : the first line of its help
-    context : settings of its context
+    place
+        'module:name' of a function.
+    help
+        First line of its help.
+    section
+        Heading under which its group lists it.
+    context
+        Settings of its context.
+    old_options
+        Options by the names that they had.
     """
 
     place: str
     help: str
+    section: str = "Commands"
     context: Mapping[str, Any] = {}
+    old_options: Mapping[str, OldOption] = {}
 
 
-def lazy_group(entries: Mapping[str, CommandEntry]) -> type[TyperGroup]:
+class GroupEntry(NamedTuple):
+    """Commands below a command.
+
+    Attributes
+    ----------
+    help
+        First line of its help.
+    commands
+        The commands, in the order of its help.
+    section
+        Heading under which its group lists it.
+    renamed
+        Returns the words of today for words with a name of the past.
+    """
+
+    help: str
+    commands: Mapping[str, CommandEntry]
+    section: str = "Commands"
+    renamed: Rename = lambda words: None
+
+
+def lazy_group(
+    entries: Mapping[str, CommandEntry | GroupEntry], renamed: Rename = lambda words: None
+) -> type[TyperGroup]:
     """Return the class of a group that has these commands, in this order."""
 
     class LazyGroup(TyperGroup):
@@ -44,23 +80,47 @@ def lazy_group(entries: Mapping[str, CommandEntry]) -> type[TyperGroup]:
         def list_commands(self, ctx: Any) -> list[str]:
             return list(entries)
 
+        def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+            today = renamed(args)
+            if today is None:
+                return super().parse_args(ctx, args)
+            if not ctx.resilient_parsing:
+                program = ctx.find_root().command_path
+                warn(f"{program} {today.old}", f"{program} {today.new}")
+            return super().parse_args(ctx, today.words)
+
         def format_commands(self, ctx: Any, formatter: Any) -> None:
-            with formatter.section("Commands"):
-                formatter.write_dl([(name, entry.help) for name, entry in entries.items()])
+            for section in dict.fromkeys(entry.section for entry in entries.values()):
+                with formatter.section(section):
+                    formatter.write_dl([(name, each.help) for name, each in entries.items() if each.section == section])
 
     return LazyGroup
+
+
+class HeteroCommand(TyperCommand):
+    """A command that takes the old names of its options too, with a warning."""
+
+    old_options: Mapping[str, OldOption] = {}
+
+    def make_parser(self, ctx: Any) -> Any:
+        """Return the parser of the command line."""
+        parser = super().make_parser(ctx)
+        if self.old_options:
+            accept_old_options(parser, ctx, self.get_params(ctx), self.old_options)
+        return parser
 
 
 class _Imported(MutableMapping[str, Any]):
     """Commands by name, each imported when it is first asked for."""
 
-    def __init__(self, entries: Mapping[str, CommandEntry]) -> None:
+    def __init__(self, entries: Mapping[str, CommandEntry | GroupEntry]) -> None:
         self._entries = entries
         self._made: dict[str, Any] = {}
 
     def __getitem__(self, name: str) -> Any:
         if name not in self._made:
-            self._made[name] = _command(name, self._entries[name])
+            entry = self._entries[name]
+            self._made[name] = _group(name, entry) if isinstance(entry, GroupEntry) else _command(name, entry)
         return self._made[name]
 
     def __setitem__(self, name: str, command: Any) -> None:
@@ -76,13 +136,17 @@ class _Imported(MutableMapping[str, Any]):
         return len(self._entries)
 
 
+def _group(name: str, entry: GroupEntry) -> Any:
+    made = lazy_group(entry.commands, entry.renamed)
+    return made(name=name, help=entry.help, no_args_is_help=True, rich_markup_mode=None)
+
+
 def _command(name: str, entry: CommandEntry) -> Any:
     module, _, attribute = entry.place.partition(":")
-    part = getattr(import_module(module), attribute)
-    if not isinstance(part, typer.Typer):
-        function, part = part, typer.Typer(add_completion=False, **SETTINGS)
-        part.command(name, context_settings=dict(entry.context))(function)
-        return typer.main.get_command(part)
-    group = typer.Typer(**SETTINGS)
-    group.add_typer(part, name=name)
-    return typer.main.get_group(group).commands[name]
+    part = typer.Typer(add_completion=False, **SETTINGS)
+    settings = dict(entry.context)
+    part.command(name, cls=HeteroCommand, context_settings=settings)(getattr(import_module(module), attribute))
+    command = typer.main.get_command(part)
+    assert isinstance(command, HeteroCommand)
+    command.old_options = entry.old_options
+    return command

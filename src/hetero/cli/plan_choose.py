@@ -1,4 +1,4 @@
-"""`hetero plan --workload W`: which devices, how many, in which mix, with reasons.
+"""`hetero plan choose`: which devices, how many, in which mix, with reasons.
 
 In: a workload and a fleet by words or files, limits, prices. Out: a table and reasons for people, or one JSON document.
 """
@@ -6,7 +6,7 @@ In: a workload and a fleet by words or files, limits, prices. Out: a table and r
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -75,25 +75,49 @@ def _document(file: Path) -> dict[str, Any]:
 
 
 def choose(
-    word: str,
-    options: Mapping[str, Any],
-    fleet: str,
-    limits: Mapping[str, Any],
-    streams: Sequence[str],
-    prices: Path | None,
-    live: bool,
-    json: bool,
+    workload: Annotated[str, typer.Argument(help="A model, its config.json, or a YAML file with a workload.")],
+    fleet: Annotated[str, typer.Option(help="'catalog', 'here', words as in 2xH100-SXM,4xRTX-4090, or a file.")] = (
+        "catalog"
+    ),
+    slo_latency_ms: Annotated[float, typer.Option(help="Most milliseconds for the batch, 0 for any.")] = 0.0,
+    slo_throughput: Annotated[float, typer.Option(help="Least tokens a second in all, 0 for any.")] = 0.0,
+    max_cost: Annotated[float, typer.Option(help="Most dollars an hour, 0 for any.")] = 0.0,
+    needs: Annotated[list[str] | None, typer.Option(help="A capability, as in fp8; may be repeated.")] = None,
+    together: Annotated[
+        str, typer.Option(help="What devices of a copy share: host, rack, numa, pcie, nvlink or link:KIND.")
+    ] = "",
+    apart: Annotated[list[str] | None, typer.Option(help="A workload of the fleet's leases to keep away from.")] = None,
+    apart_by: Annotated[str, typer.Option(help="How far: device, host or rack.")] = "host",
+    stream: Annotated[list[str] | None, typer.Option(help="Requests: PROMPT/ANSWER@PER_SECOND; repeatable.")] = None,
+    prices: Annotated[Path | None, typer.Option(help="Your own prices: lines like 'H100-SXM: 2.90'.")] = None,
+    live_prices: Annotated[bool, typer.Option("--live-prices", help="Ask gpuhunt, over the network.")] = False,
+    job: Annotated[str | None, typer.Option(help="inference, finetune, lora, pretrain or embedding.")] = None,
+    weights: Annotated[str | None, typer.Option(help="Number format: bf16, nf4-dq, Q4_K_M, …")] = None,
+    batch: Annotated[int | None, typer.Option(help="Sequences at once on a copy.")] = None,
+    prompt: Annotated[int | None, typer.Option(help="Tokens of the prompt.")] = None,
+    tokens: Annotated[int | None, typer.Option(help="Tokens of prompt and answer together.")] = None,
+    engine: Annotated[str | None, typer.Option(help="torch, litgpt, llama.cpp, vllm or tensorrt-llm.")] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
-    """Answer which devices suit a workload."""
+    """Choose devices for a workload: which, how many, in which mix, at what price, and why."""
     from hetero.advise.fleet import read_fleet
     from hetero.advise.match import MatchLimits
     from hetero.advise.match import choose as judged
 
-    work, needs, own_streams = read_workload(word, options)
+    options = {"job": job, "weights": weights, "batch": batch, "prompt": prompt, "context": tokens, "engine": engine}
+    work, needed, streams = read_workload(workload, options)
     kinds = read_fleet(fleet)
-    limit = MatchLimits(**{**limits, "needs": (*limits["needs"], *needs)})
-    paid = _prices(kinds, prices, live)
-    if wanted := streams or own_streams:
+    limit = MatchLimits(
+        latency_s=slo_latency_ms / 1000,
+        throughput_per_s=slo_throughput,
+        usd_per_hour=max_cost,
+        needs=(*(needs or ()), *needed),
+        together=together,
+        apart=tuple(apart or ()),
+        apart_by=apart_by,
+    )
+    paid = _prices(kinds, prices, live_prices)
+    if wanted := stream or streams:
         _mix(work, wanted, kinds, limit, paid, json)
         return
     found = judged(work, kinds, limit, paid)

@@ -1,4 +1,4 @@
-"""`hetero plan speed`, `hetero plan training` and `hetero plan --accuracy`: how fast, how long, and how sure that is.
+"""`hetero plan speed`, `hetero plan training` and `hetero plan accuracy`: how fast, how long, and how sure that is.
 
 In: words of a workload, speeds of nodes, or tables of measured speeds. Out: figures with their intervals.
 """
@@ -74,12 +74,15 @@ def training(
     say(told.explain())
 
 
-def accuracy(paths: Sequence[Path], json: bool) -> None:
-    """Print how far estimates lie from tables of measured speeds, as priors give them and after own measurements."""
+def accuracy(
+    tables: Annotated[list[Path], typer.Argument(help="CSV files of measured speeds.")],
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+) -> None:
+    """Report how far estimates lie from tables of measured speeds, as priors give them and after own measurements."""
     from hetero.advise.accuracy import leave_one_model_out, uncalibrated
     from hetero.advise.measurements import read_known_rows
 
-    read = [read_known_rows(path) for path in paths]
+    read = [read_known_rows(path) for path in tables]
     rows = [row for found, _ in read for row in found]
     unread = [line for _, lines in read for line in lines]
     parts = {"uncalibrated": uncalibrated(rows)}

@@ -1,4 +1,4 @@
-"""The command `hetero-profiler`: where the time of a run went, in a page, a terminal, a picture or as JSON.
+"""`hetero report` and `hetero-profiler`: where the time of a run went, in a page, a terminal, a picture or as JSON.
 
 In: traces. Out: reports. Its commands import what is heavy inside their functions. The work is in `hetero.report`.
 """
@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from hetero.cli.grammar import REPORT
+from hetero.cli.lazy import SETTINGS, lazy_group
 from hetero.cli.output import console, print_json, run_command, say
 from hetero.floor.errors import BadValueError
 from hetero.floor.files import output_stream
@@ -21,17 +23,7 @@ from hetero.floor.platform import die_with_parent
 if TYPE_CHECKING:
     from hetero.report.record import RunRecord
 
-__all__ = ["app", "entry"]
-
-app = typer.Typer(
-    name="hetero-profiler",
-    help="See where the time of a run went, and how far from the best it was.",
-    epilog="A trace is written by `hetero run --trace FILE`, hetero.Context(trace=FILE) or HETERO_TRACE.",
-    rich_markup_mode=None,
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
+__all__ = ["app", "chrome", "compare", "entry", "gantt", "html", "png", "run", "summary"]
 
 TraceFile = Annotated[Path, typer.Argument(help="The trace of a run.")]
 Output = Annotated[Path | None, typer.Option("--output", "-o", help="File to write; beside the trace without it.")]
@@ -65,8 +57,7 @@ def _write(path: Path, text: str) -> None:
     say(str(path))
 
 
-@app.command()
-def report(trace: TraceFile, output: Output = None, only: Only = None, price: Price = None) -> None:
+def html(trace: TraceFile, output: Output = None, only: Only = None, price: Price = None) -> None:
     """Write the report: one page of HTML that opens anywhere, without the network."""
     from hetero.report.html import page
     from hetero.report.prices import prices
@@ -74,7 +65,6 @@ def report(trace: TraceFile, output: Output = None, only: Only = None, price: Pr
     _write(output or _beside(trace, ".report.html"), page(_read(trace, only), prices(price or [])))
 
 
-@app.command()
 def summary(trace: TraceFile, only: Only = None, price: Price = None, json: AsJson = False) -> None:
     """Report in sentences where the time went."""
     from hetero.report.findings import find
@@ -104,7 +94,6 @@ def summary(trace: TraceFile, only: Only = None, price: Price = None, json: AsJs
         say(f"problem: {problem}", to=sys.stderr)
 
 
-@app.command()
 def gantt(
     trace: TraceFile, only: Only = None, width: Annotated[int, typer.Option(help="Columns; 0 for the terminal's.")] = 0
 ) -> None:
@@ -116,7 +105,6 @@ def gantt(
         out.print(line, no_wrap=True, overflow="crop")
 
 
-@app.command()
 def chrome(trace: TraceFile, output: Output = None) -> None:
     """Write Chrome-trace JSON, which Perfetto opens."""
     import json
@@ -126,7 +114,6 @@ def chrome(trace: TraceFile, output: Output = None) -> None:
     _write(output or _beside(trace, ".chrome.json"), json.dumps(chrome_trace(_read(trace)), separators=(",", ":")))
 
 
-@app.command()
 def png(trace: TraceFile, output: Output = None, only: Only = None) -> None:
     """Write the timeline as a picture: PNG, SVG or PDF, by the name's ending."""
     from hetero.report.timeline import write_picture
@@ -136,7 +123,6 @@ def png(trace: TraceFile, output: Output = None, only: Only = None) -> None:
     say(str(path))
 
 
-@app.command()
 def compare(
     before: Annotated[Path, typer.Argument(help="The trace of run A.")],
     after: Annotated[Path, typer.Argument(help="The trace of run B.")],
@@ -152,7 +138,6 @@ def compare(
         say(found.as_text())
 
 
-@app.command(context_settings={"allow_interspersed_args": False})
 def run(
     script: Annotated[str, typer.Argument(help="Python file to run.")],
     args: Annotated[list[str] | None, typer.Argument(help="Arguments of the script.")] = None,
@@ -192,6 +177,17 @@ def _opened_s(run: RunRecord) -> float:
 def _numbered(name: str, number: int) -> str:
     stem, dot, endings = name.partition(".")
     return f"{stem}-{number}{dot}{endings}"
+
+
+app = typer.Typer(
+    name="hetero-profiler",
+    cls=lazy_group(REPORT.commands, REPORT.renamed),
+    help=REPORT.help,
+    epilog="A trace is written by `hetero run --trace FILE`, hetero.Context(trace=FILE) or HETERO_TRACE.",
+    no_args_is_help=True,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    **SETTINGS,
+)
 
 
 @app.callback()

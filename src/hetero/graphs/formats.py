@@ -88,7 +88,8 @@ def convert(
         return _linked(graph_of(document, str(path)), path)
     if guess == "hswf" and not columns:
         raise BadValueError(
-            f"{path} has columns of milliseconds without names", remedy="name their kinds: --columns cpu,gpu"
+            f"{path} has columns of milliseconds without names",
+            remedy="name their kinds: 'hetero graph convert --columns cpu,gpu'",
         )
     if fleet is None:
         raise BadValueError(f"{path} names no devices", remedy="give --fleet: a file, or a number of equal devices")

@@ -1,6 +1,6 @@
-"""`hetero.graph`: the task graph of a run as it went, as text and as a picture.
+"""`hetero.graph`: the task graph of a run as it went, or of a file, as text and as a picture.
 
-In: a Context that writes a trace, or a trace. Out: a `GraphView`. It must not run anything.
+In: a Context that writes a trace, a trace, or a task graph. Out: a `GraphView`. It must not run anything.
 """
 
 from __future__ import annotations
@@ -8,17 +8,19 @@ from __future__ import annotations
 from collections.abc import Iterator
 from html import escape
 from itertools import chain
+from math import inf
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from hetero.drive.trace_read import read_trace
 from hetero.floor.units import format_seconds
 from hetero.model.commands import Fail
 from hetero.model.events import TaskFinished, TaskSubmitted
+from hetero.model.graph import TaskGraph, topological_order
 from hetero.session.context import Context
 from hetero.session.traced import trace_of
 
-__all__ = ["GraphView", "ShownTask", "graph"]
+__all__ = ["GraphView", "ShownTask", "graph", "view_of"]
 
 _MOST_LINES, _MOST_DRAWN = 40, 600
 _WIDE, _HIGH, _BOX_WIDE, _BOX_HIGH = 150, 34, 120, 24
@@ -26,14 +28,14 @@ _COLOURS = ("#4477aa", "#ee6677", "#228833", "#ccbb44", "#66ccee", "#aa3377", "#
 
 
 class ShownTask(NamedTuple):
-    """One task of a run.
+    """One task of a run or of a graph.
 
     Attributes
     ----------
     needs : ids of the tasks that it waited for
     device : id, '' where it has not finished
-    start_s, seconds : s since the first start, and how long it took
-    state : 'finished', 'failed' or 'open'
+    start_s, seconds : s since the first start, and how long it took; of a graph, the time on its fastest device
+    state : 'finished', 'failed' or 'open'; '' in a graph
     """
 
     id: int
@@ -46,7 +48,7 @@ class ShownTask(NamedTuple):
 
 
 class GraphView:
-    """The task graph of a run.
+    """The task graph of a run or of a file.
 
     Attributes
     ----------
@@ -64,10 +66,23 @@ class GraphView:
             found[task.id] = max((found[before] + 1 for before in task.needs if before in found), default=0)
         return found
 
+    @property
+    def edges(self) -> int:
+        """Return the number of edges."""
+        return sum(len(task.needs) for task in self.tasks)
+
+    @property
+    def levels(self) -> int:
+        """Return the number of tasks on the longest path."""
+        return max(self.depth.values(), default=-1) + 1
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return plain values."""
+        counts = {"count": len(self.tasks), "edges": self.edges, "levels": self.levels}
+        return {**counts, "tasks": [task._asdict() for task in self.tasks]}
+
     def __str__(self) -> str:
-        edges = sum(len(task.needs) for task in self.tasks)
-        levels = max(self.depth.values(), default=-1) + 1
-        head = f"{len(self.tasks):,} tasks, {edges:,} edges, {levels:,} levels"
+        head = f"{len(self.tasks):,} tasks, {self.edges:,} edges, {self.levels:,} levels"
         lines = [_line(task) for task in self.tasks[:_MOST_LINES]]
         more = [f"… and {len(self.tasks) - _MOST_LINES:,} more"] if len(self.tasks) > _MOST_LINES else []
         return "\n".join([head, *lines, *more])
@@ -119,7 +134,8 @@ def _legend(devices: list[str], top: int) -> Iterator[str]:
 def _line(task: ShownTask) -> str:
     needs = f" ← {', '.join(map(str, task.needs[:6]))}{'…' if len(task.needs) > 6 else ''}" if task.needs else ""
     ran = f" on {task.device.partition('/')[2]}, {format_seconds(task.seconds)}" if task.device else ""
-    return f"{task.id} {task.name}{needs}: {task.state}{ran}"
+    state = task.state or f"{format_seconds(task.seconds)} on its fastest device"
+    return f"{task.id} {task.name}{needs}: {state}{ran}"
 
 
 def graph(ctx: Context | str | Path) -> GraphView:
@@ -146,6 +162,35 @@ def graph(ctx: Context | str | Path) -> GraphView:
     2 tasks, 1 edges, 2 levels
     """
     return GraphView(_tasks(trace_of(ctx)))
+
+
+def view_of(graph: TaskGraph) -> GraphView:
+    """Return the view of a task graph that was read from a file.
+
+    Examples
+    --------
+    >>> from hetero.model.graph import GraphDevice, GraphEdge, GraphTask
+    >>> from hetero.model.topology import Topology
+    >>> tasks = GraphTask("load", (1.0, 2.0)), GraphTask("fit", (inf, 4.0))
+    >>> devices = GraphDevice("d0", "ram"), GraphDevice("d1", "ram")
+    >>> print(view_of(TaskGraph(devices, Topology(), tasks, (GraphEdge("load", "fit", 8),))))
+    2 tasks, 1 edges, 2 levels
+    0 load: 1 s on its fastest device
+    1 fit ← 0: 4 s on its fastest device
+    """
+    place = {task.id: at for at, task in enumerate(graph.tasks)}
+    edges = [(place[edge.src], place[edge.dst]) for edge in graph.edges]
+    ordered = [graph.tasks[at] for at in topological_order(list(place), edges)]
+    number = {task.id: at for at, task in enumerate(ordered)}
+    needs: dict[int, list[int]] = {}
+    for edge in graph.edges:
+        needs.setdefault(number[edge.dst], []).append(number[edge.src])
+    return GraphView(
+        tuple(
+            ShownTask(at, task.id, tuple(needs.get(at, ())), "", 0.0, min(task.seconds, default=inf), "")
+            for at, task in enumerate(ordered)
+        )
+    )
 
 
 def _tasks(path: str | Path) -> tuple[ShownTask, ...]:

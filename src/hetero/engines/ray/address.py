@@ -87,7 +87,7 @@ def knock(address: str, authority: Path | None = None) -> None:
         Nobody answers in `KNOCK_S`, or something else does.
     """
     host, _, port = address.rpartition(":")
-    remedy = "start it with 'hetero node start --head', and give the address that this prints"
+    remedy = "start it with 'hetero cluster start --head', and give the address that this prints"
     try:
         with closing(socket.create_connection((host, int(port)), KNOCK_S)) as line:
             line.settimeout(KNOCK_S)
@@ -106,7 +106,7 @@ def knock(address: str, authority: Path | None = None) -> None:
     if len(answer) < 4 or answer[3] != _SETTINGS:
         raise EngineError(
             f"what answers at {address} is no Ray cluster, or one that speaks only to hosts with its certificates",
-            remedy="make this host part of it: 'hetero node start --join ADDRESS'",
+            remedy="make this host part of it: 'hetero cluster start --join ADDRESS'",
         )
 
 
@@ -153,9 +153,9 @@ def _refused(address: str, why: str) -> EngineError:
     if "uthenticat" in why or "token" in why.lower():
         return EngineError(
             f"the Ray cluster at {address} refuses this program: its token is missing or another one",
-            remedy="run 'hetero node start --join ADDRESS --token-file FILE' on this host, with the head's token",
+            remedy="run 'hetero cluster start --join ADDRESS --token-file FILE' on this host, with the head's token",
         )
     return EngineError(
         f"what answers at {address} is no Ray cluster that can be used: {why}",
-        remedy="give the address that 'hetero node start --head' printed",
+        remedy="give the address that 'hetero cluster start --head' printed",
     )

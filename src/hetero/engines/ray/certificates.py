@@ -104,7 +104,7 @@ def check_folder(folder: Path) -> None:
     if absent:
         raise BadValueError(
             f"{folder} lacks {', '.join(absent)}",
-            remedy="make them with 'hetero node certs', and copy them to each host",
+            remedy="make them with 'hetero cluster certificates', and copy them to each host",
         )
     check_secret(folder / _FILES["RAY_TLS_SERVER_KEY"])
 
@@ -119,7 +119,7 @@ def why_refused(error: ssl.SSLError) -> tuple[str, str]:
     if isinstance(error, ssl.SSLCertVerificationError) and error.verify_code in _UNTIMELY:
         return (
             f"{error.verify_message}, by the clock of this host",
-            "set the clocks of all hosts right, as by NTP; if they are, make new certificates with 'hetero node certs'",
+            "set the clocks of all hosts right, as by NTP, or make new ones with 'hetero cluster certificates'",
         )
     return str(error.reason), "use the folder of certificates that the head uses"
 

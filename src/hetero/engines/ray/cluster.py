@@ -273,7 +273,7 @@ def _joined(ray: Any, address: str, cleanup: ExitStack) -> Cluster:
             ray.shutdown()
         raise EngineError(
             f"the Ray cluster at {address} cannot be joined: {_first_line(error)}",
-            remedy="make this host part of it first: 'hetero node start --join ADDRESS'",
+            remedy="make this host part of it first: 'hetero cluster start --join ADDRESS'",
         ) from error
     joined = Cluster(address, None, cleanup)
     joined.certificates = ours.certificates if ours else ""
@@ -288,7 +288,7 @@ def _found_here() -> str:
     if len(found) == 1:
         return str(found[0])
     problem = f"several Ray clusters run on this host ({', '.join(found)})" if found else "no Ray cluster runs here"
-    raise EngineError(f"address auto: {problem}", remedy="give the address that 'hetero node start --head' printed")
+    raise EngineError(f"address auto: {problem}", remedy="give the address that 'hetero cluster start --head' printed")
 
 
 def _measured(cluster: Cluster) -> Cluster:

@@ -28,7 +28,7 @@ _SILENCE_S = 150.0
 """Longest silence of a job server, s: it waits for Ray up to twice 60 s, and following a job it answers every 2 s."""
 _CHUNK_BYTES = 1 << 20
 _LONGEST_ANSWER = 1 << 24
-_ADDRESS = "give the address for jobs that 'hetero node start --head' printed, not that of the cluster"
+_ADDRESS = "give the address for jobs that 'hetero cluster start --head' printed, not that of the cluster"
 _STATE = {
     "job": str,
     "program": str,
@@ -135,8 +135,8 @@ class JobClient:
         return EngineError(f"what answers at {self.address} is no job server of a cluster: {why}", remedy=_ADDRESS)
 
     def _lost(self, do: str, job: str, why: str) -> EngineError:
-        again = "'hetero jobs serve' on the head's host starts the job server again if it has ended"
-        see = f"'hetero jobs logs --follow {job}'" if job else "'hetero jobs ls'"
+        again = "'hetero cluster serve' on the head's host starts the job server again if it has ended"
+        see = f"'hetero cluster logs --follow {job}'" if job else "'hetero cluster jobs'"
         goes_on = f"job {job} may go on: see {see}" if job else f"try {see} again"
         told = f"the connection to the job server at {self.address} was lost ({why})"
         return EngineError(f"{told} before it had answered all of '{do}'", remedy=f"{goes_on}; {again}")
@@ -162,12 +162,12 @@ def client_for(address: str, token_file: Path | None, certificates: Path | None)
         if node is None or not node.jobs:
             raise BadValueError(
                 "no head of a cluster runs on this host",
-                remedy="give --address with the address for jobs that 'hetero node start --head' printed",
+                remedy="give --address with the address for jobs that 'hetero cluster start --head' printed",
             )
         if not node.job_server_alive:
             raise EngineError(
                 f"the job server at {node.jobs} has ended; the jobs of this head go on",
-                remedy="start it again with 'hetero jobs serve'",
+                remedy="start it again with 'hetero cluster serve'",
             )
         address = node.jobs
     folder = certificates or (Path(node.certificates) if node is not None and node.certificates else None)

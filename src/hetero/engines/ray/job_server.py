@@ -119,7 +119,7 @@ class JobServer:
         except (UnicodeError, FileError) as error:
             self._listening.tell(peer, "no request")
             raise BadValueError(
-                "this is no request of hetero", remedy="use 'hetero submit' or 'hetero jobs'"
+                "this is no request of hetero", remedy="use 'hetero cluster submit' or 'hetero cluster jobs'"
             ) from error
         if not hmac.compare_digest(request["token"].encode(errors="replace"), self._token.encode()):
             self._listening.tell(peer, "another token")

@@ -120,7 +120,9 @@ class Jobs:
         info = self._call(self._keeper.get_job_info(job))
         if info is None:
             known = [state.job for state in self.all()]
-            raise BadValueError(f"there is no job {job!r}", remedy=did_you_mean(job, known) or "see 'hetero jobs ls'")
+            raise BadValueError(
+                f"there is no job {job!r}", remedy=did_you_mean(job, known) or "see 'hetero cluster jobs'"
+            )
         return _state(job, info)
 
     def cancel(self, job: str) -> State:
@@ -138,7 +140,9 @@ class Jobs:
             sleep(_LOOK_S)
         if not state.over:
             problem = f"job {job} did not end within {_ANSWER_S:g} s of being told to"
-            raise EngineError(problem, remedy=f"see 'hetero jobs ls', and cancel it again: 'hetero jobs cancel {job}'")
+            raise EngineError(
+                problem, remedy=f"see 'hetero cluster jobs', and cancel it again: 'hetero cluster cancel {job}'"
+            )
         return state
 
     def printed(self, job: str, follow: bool) -> Iterator[str | None]:

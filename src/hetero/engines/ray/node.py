@@ -159,7 +159,7 @@ def read_node(path: Path) -> Node:
     Raises
     ------
     FileError
-        It is damaged, or names something that `hetero node start` does not make.
+        It is damaged, or names something that `hetero cluster start` does not make.
     """
     kinds = {field.name: _KINDS[str(field.type)] for field in fields(Node)}
     told = read_record(path, kinds, most=_MOST_BYTES)
@@ -211,7 +211,7 @@ def start_node(
     own_home()
     running = this_node()
     if running is not None:
-        raise EngineError(f"a node of {running.address} runs on this host", remedy="end it with 'hetero node stop'")
+        raise EngineError(f"a node of {running.address} runs on this host", remedy="end it with 'hetero cluster stop'")
     if (ended := _written()) is not None:
         shutil.rmtree(ended.folder, ignore_errors=True)
     if autoscaling is not None and (join or not autoscaling.is_file()):
@@ -298,7 +298,7 @@ def _refuse_open(host: str, join: str, certificates: Path | None) -> None:
     if beyond and certificates is None:
         raise BadValueError(
             f"{host} is reached from elsewhere, and nothing would be encrypted",
-            remedy="make certificates with 'hetero node certs', copy them to each host, and give --certificates FOLDER",
+            remedy="make some with 'hetero cluster certificates', copy them to each host, give --certificates FOLDER",
         )
     if certificates is not None:
         check_folder(certificates)
@@ -354,9 +354,11 @@ def serve_jobs() -> Node:
     """
     node = this_node()
     if node is None or not node.jobs:
-        raise EngineError("no head of a cluster runs on this host", remedy="start one with 'hetero node start --head'")
+        raise EngineError(
+            "no head of a cluster runs on this host", remedy="start one with 'hetero cluster start --head'"
+        )
     if node.job_server_alive:
-        raise EngineError(f"the job server at {node.jobs} runs already", remedy="see 'hetero jobs ls'")
+        raise EngineError(f"the job server at {node.jobs} runs already", remedy="see 'hetero cluster jobs'")
     port = int(node.jobs.rpartition(":")[2])
     try:
         _refuse_taken(node.host, port, "port")

@@ -1,4 +1,4 @@
-"""`hetero simulate` and `hetero whatif` as a user types them."""
+"""`hetero graph simulate` and `hetero graph whatif` as a user types them."""
 
 from __future__ import annotations
 
@@ -32,7 +32,20 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_graph_is_run_many_times_with_a_device_lost_and_every_figure_is_told(folder: Path) -> None:
-    words = ("simulate", "g.json", "--noise", "0.3", "--fail", "gpu0@2s", "--draws", "20", "--seed", "1", "--json")
+    words = (
+        "graph",
+        "simulate",
+        "g.json",
+        "--noise",
+        "0.3",
+        "--fail",
+        "gpu0@2s",
+        "--draws",
+        "20",
+        "--seed",
+        "1",
+        "--json",
+    )
     done = hetero(*words, cwd=folder)
     assert done.returncode == 0, done.stderr
     told = document(done)
@@ -49,26 +62,26 @@ def test_a_run_keeps_to_the_memory_of_a_device_and_the_free_model_does_not(folde
     graph["tasks"].append({"id": "end", "seconds": {"cpu0": 1.0}})
     graph["edges"] = [{"src": f"t{index}", "dst": "end", "bytes": 1000} for index in range(12)]
     (folder / "small.json").write_text(json.dumps(graph))
-    kept = document(hetero("simulate", "small.json", "--json", cwd=folder))
-    free = document(hetero("simulate", "small.json", "--model", "free", "--json", cwd=folder))
+    kept = document(hetero("graph", "simulate", "small.json", "--json", cwd=folder))
+    free = document(hetero("graph", "simulate", "small.json", "--model", "free", "--json", cwd=folder))
     assert kept["copied_bytes"] == free["copied_bytes"] == 12_000
     assert kept["peak_bytes"]["vram"] <= 5_000 < free["peak_bytes"]["vram"]
-    assert "vram at most 5 KB" in hetero("simulate", "small.json", cwd=folder).stdout
+    assert "vram at most 5 KB" in hetero("graph", "simulate", "small.json", cwd=folder).stdout
 
 
 def test_what_other_devices_would_make_of_a_graph_says_what_is_extrapolated(folder: Path) -> None:
     words = ("--add", "2 x H100-SXM", "--is", "gpu0=A100-SXM-80GB", "--remove", "gpu0")
-    told = document(hetero("whatif", "g.json", *words, "--json", cwd=folder))
+    told = document(hetero("graph", "whatif", "g.json", *words, "--json", cwd=folder))
     assert told["extrapolated"]
     assert told["times_as_fast"] > 1.0
     assert told["then"]["makespan_low_s"] <= told["then"]["makespan_s"] <= told["then"]["makespan_high_s"]
-    people = hetero("whatif", "g.json", *words, cwd=folder)
+    people = hetero("graph", "whatif", "g.json", *words, cwd=folder)
     assert "extrapolated" in people.stdout
     assert "times as fast" in people.stdout
 
 
 def test_tasks_that_fail_for_one_reason_are_told_in_one_line_beside_the_plan(folder: Path) -> None:
-    done = hetero("simulate", "g.json", "--fail", "gpu0@0s", "--fail", "cpu0@0.1s", cwd=folder)
+    done = hetero("graph", "simulate", "g.json", "--fail", "gpu0@0s", "--fail", "cpu0@0.1s", cwd=folder)
     assert done.returncode == 1
     plan, run, *_, failed = done.stdout.splitlines()
     assert plan.startswith("plan: makespan ")
@@ -78,7 +91,7 @@ def test_tasks_that_fail_for_one_reason_are_told_in_one_line_beside_the_plan(fol
 
 
 def test_a_fleet_that_is_not_used_is_told(folder: Path) -> None:
-    done = hetero("simulate", "g.json", "--fleet", "4", cwd=folder)
+    done = hetero("graph", "simulate", "g.json", "--fleet", "4", cwd=folder)
     assert done.returncode == 0
     assert done.stderr == "note: g.json names its own devices, so --fleet 4 is left out\n"
 
@@ -86,11 +99,11 @@ def test_a_fleet_that_is_not_used_is_told(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("simulate", "g.json", "--fail", "gpu1@1s"), "the graph has no device 'gpu1'; did you mean"),
-        (("simulate", "g.json", "--fail", "gpu0"), "does not say when"),
-        (("simulate", "g.json", "--policy", "planed"), "did you mean 'planned'"),
-        (("simulate", "g.json", "--model", "fre"), "'fre' is not a model of transfers; did you mean 'free'"),
-        (("whatif", "g.json", "--add", "H100-SXM"), "--is gpu0=NAME"),
+        (("graph", "simulate", "g.json", "--fail", "gpu1@1s"), "the graph has no device 'gpu1'; did you mean"),
+        (("graph", "simulate", "g.json", "--fail", "gpu0"), "does not say when"),
+        (("graph", "simulate", "g.json", "--policy", "planed"), "did you mean 'planned'"),
+        (("graph", "simulate", "g.json", "--model", "fre"), "'fre' is not a model of transfers; did you mean 'free'"),
+        (("graph", "whatif", "g.json", "--add", "H100-SXM"), "--is gpu0=NAME"),
     ],
 )
 def test_a_mistake_is_one_line_and_exits_2(folder: Path, words: tuple[str, ...], said: str) -> None:

@@ -1,4 +1,4 @@
-"""`hetero graph` and `hetero schedule` as a user types them."""
+"""`hetero graph` and `hetero graph plan` as a user types them."""
 
 from __future__ import annotations
 
@@ -77,22 +77,22 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_plan_is_printed_with_its_gap_and_its_check_confirms_it(folder: Path) -> None:
-    done = hetero("schedule", "g.json", "--budget", "0.3s", "--out", "plan.json", cwd=folder)
+    done = hetero("graph", "plan", "g.json", "--budget", "0.3s", "--out", "plan.json", cwd=folder)
     assert (done.returncode, done.stderr) == (0, "")
     assert "makespan" in done.stdout
     assert "the best possible" in done.stdout
     assert "gpu0 │" in done.stdout
-    checked = hetero("schedule", "--check", "plan.json", "g.json", cwd=folder)
+    checked = hetero("graph", "check", "g.json", "plan.json", cwd=folder)
     assert checked.returncode == 0
     assert checked.stdout.startswith("plan.json: sound: 26 tasks on 2 devices")
 
 
 def test_a_plan_that_was_tampered_with_is_found_out(folder: Path) -> None:
-    assert hetero("schedule", "g.json", "--policy", "heft", "--out", "heft.json", cwd=folder).returncode == 0
+    assert hetero("graph", "plan", "g.json", "--policy", "heft", "--out", "heft.json", cwd=folder).returncode == 0
     plan = json.loads((folder / "heft.json").read_text())
     plan["placements"][-1]["start_s"] -= 1.0
     (folder / "bad.json").write_text(json.dumps(plan))
-    done = hetero("schedule", "--check", "bad.json", "g.json", "--json", cwd=folder)
+    done = hetero("graph", "check", "g.json", "bad.json", "--json", cwd=folder)
     assert done.returncode == 1
     assert document(done)["sound"] is False
     assert document(done)["faults"]
@@ -101,7 +101,7 @@ def test_a_plan_that_was_tampered_with_is_found_out(folder: Path) -> None:
 def test_the_same_seed_and_iterations_give_the_same_plan(folder: Path) -> None:
     plans = []
     for hash_seed in ("1", "2"):
-        words = ("schedule", "g.json", "--iterations", "40", "--seed", "7", "--json")
+        words = ("graph", "plan", "g.json", "--iterations", "40", "--seed", "7", "--json")
         plans.append(document(hetero(*words, cwd=folder, PYTHONHASHSEED=hash_seed)))
     assert plans[0]["placements"] == plans[1]["placements"]
     assert plans[0]["format"] == "hetero-plan/1"
@@ -118,11 +118,15 @@ def test_a_converted_graph_without_out_is_one_json_document(folder: Path) -> Non
 @pytest.mark.parametrize(
     ("words", "code", "said"),
     [
-        (("schedule", "nowhere.json"), 3, "nowhere.json cannot be read"),
-        (("schedule", "g.json", "--policy", "hefft"), 2, "'hefft' is not a policy for graphs; did you mean 'heft'?"),
-        (("schedule", "g.json", "--budget", "soon"), 2, "'soon' is not a duration"),
-        (("schedule", "g.json", "--check", "g.json"), 3, "g.json: format: 'hetero-graph/1' is not 'hetero-plan/1'"),
-        (("schedule", "fleet.json"), 3, "fleet.json: "),
+        (("graph", "plan", "nowhere.json"), 3, "nowhere.json cannot be read"),
+        (
+            ("graph", "plan", "g.json", "--policy", "hefft"),
+            2,
+            "'hefft' is not a policy for graphs; did you mean 'heft'?",
+        ),
+        (("graph", "plan", "g.json", "--budget", "soon"), 2, "'soon' is not a duration"),
+        (("graph", "check", "g.json", "g.json"), 3, "g.json: format: 'hetero-graph/1' is not 'hetero-plan/1'"),
+        (("graph", "plan", "fleet.json"), 3, "fleet.json: "),
         (("graph", "convert", "g.json", "--format", "xml"), 2, "'xml' is not a format of graphs"),
     ],
 )
@@ -145,31 +149,31 @@ def test_a_plan_that_cannot_be_made_writes_nothing(folder: Path) -> None:
 def test_a_file_of_a_hundred_megabytes_is_refused_before_it_is_read(folder: Path) -> None:
     with (folder / "large.json").open("wb") as file:
         file.truncate(100_000_000)
-    done = hetero("schedule", "large.json", cwd=folder)
+    done = hetero("graph", "plan", "large.json", cwd=folder)
     assert done.returncode == 3
     assert "the file has more than 48 MB" in done.stderr
 
 
-@pytest.mark.parametrize("command", ["schedule", "simulate", "whatif"])
+@pytest.mark.parametrize("command", ["plan", "simulate", "whatif"])
 def test_a_wrong_file_is_told_before_the_planner_is_loaded(folder: Path, command: str) -> None:
     (folder / "cut.json").write_text((folder / "g.json").read_text()[:-40])
     program = (
         "import sys\nfrom hetero.cli.main import entry\ntry:\n    entry()\nexcept SystemExit as end:\n"
         "    print(end.code, 'numba' in sys.modules)"
     )
-    words = [sys.executable, "-c", program, command, "cut.json"]
+    words = [sys.executable, "-c", program, "graph", command, "cut.json"]
     done = subprocess.run(words, cwd=folder, capture_output=True, text=True, timeout=250, check=False)
     assert done.stdout.split() == ["3", "False"], done.stderr
 
 
 def test_an_install_without_numba_schedules_and_says_that_it_is_slow(folder: Path) -> None:
     program = "import sys\nsys.modules['numba'] = None\nfrom hetero.cli.main import entry\nentry()"
-    words = [sys.executable, "-c", program, "schedule", "g.json", "--iterations", "30", "--out", "plain.json"]
+    words = [sys.executable, "-c", program, "graph", "plan", "g.json", "--iterations", "30", "--out", "plain.json"]
     done = subprocess.run(words, cwd=folder, capture_output=True, text=True, timeout=240, check=False)
     assert done.returncode == 0, done.stderr
     assert "numba cannot be used" in done.stdout + done.stderr
     assert "slower" in done.stdout + done.stderr
-    hetero("schedule", "g.json", "--iterations", "30", "--out", "fast.json", cwd=folder)
+    hetero("graph", "plan", "g.json", "--iterations", "30", "--out", "fast.json", cwd=folder)
     plain, fast = (json.loads((folder / f"{name}.json").read_text()) for name in ("plain", "fast"))
     assert plain["placements"] == fast["placements"]
 
@@ -178,9 +182,9 @@ def test_a_graph_beyond_the_memory_is_refused_and_planned_under_the_model_withou
     graph = json.loads((folder / "g.json").read_text())
     graph["memory_nodes"] = [{"id": "ram", "capacity_bytes": 1000}, {"id": "vram", "capacity_bytes": 1000}]
     (folder / "small.json").write_text(json.dumps(graph))
-    refused = hetero("schedule", "small.json", "--out", "none.json", cwd=folder)
+    refused = hetero("graph", "plan", "small.json", "--out", "none.json", cwd=folder)
     assert (refused.returncode, refused.stdout) == (4, "")
     assert "at once for what it reads and makes; 'ram' has 1 KB" in refused.stderr
     assert not (folder / "none.json").exists()
-    free = document(hetero("schedule", "small.json", "--model", "free", "--policy", "heft", "--json", cwd=folder))
+    free = document(hetero("graph", "plan", "small.json", "--model", "free", "--policy", "heft", "--json", cwd=folder))
     assert (free["model"], free["transfers"], free["evictions"]) == ("free", [], [])

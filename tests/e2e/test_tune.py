@@ -1,4 +1,4 @@
-"""`hetero search` as a user types it."""
+"""`hetero tune` as a user types it."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def tried(folder: Path) -> list[float]:
 def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[str], Path]:
     """Search without a disturbance; the lines that were printed, and where."""
     folder = with_program(tmp_path_factory.mktemp("whole"))
-    return hetero("search", "tuned.yaml", "--devices", "1xcpu", cwd=folder).stdout.splitlines(), folder
+    return hetero("tune", "tuned.yaml", "--devices", "1xcpu", cwd=folder).stdout.splitlines(), folder
 
 
 def test_a_recipe_is_searched_and_the_best_trains_as_it_did_in_its_trial(tmp_path: Path) -> None:
@@ -94,7 +94,7 @@ def test_a_function_is_searched_with_a_line_a_trial(whole: tuple[list[str], Path
 def test_the_same_command_goes_on_with_a_search_that_was_stopped(
     folder: Path, stop: signal.Signals, whole: tuple[list[str], Path]
 ) -> None:
-    command = [sys.executable, "-m", "hetero", "search", "tuned.yaml", "--devices", "1xcpu"]
+    command = [sys.executable, "-m", "hetero", "tune", "tuned.yaml", "--devices", "1xcpu"]
     with subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as running:
         assert running.stdout is not None
         assert running.stderr is not None
@@ -104,7 +104,7 @@ def test_the_same_command_goes_on_with_a_search_that_was_stopped(
         said = running.stderr.read()
         assert running.wait(20) == (130 if stop == signal.SIGINT else -signal.SIGKILL)
     assert ("the same command goes on" in said) is (stop == signal.SIGINT)
-    after = hetero("search", "tuned.yaml", "--devices", "1xcpu", cwd=folder)
+    after = hetero("tune", "tuned.yaml", "--devices", "1xcpu", cwd=folder)
     assert "of them from before" in after.stdout
     assert tried(folder) == tried(whole[1])
 
@@ -152,11 +152,11 @@ def test_a_mistake_in_a_search_is_one_line(setting: str, code: int, words: str, 
 
 def test_a_recipe_without_ranges_is_told(tmp_path: Path) -> None:
     (tmp_path / "plain.yaml").write_text(yaml.safe_dump({"model": "mnist", "train": {"epochs": 1}}))
-    found = hetero("search", "plain.yaml", cwd=tmp_path, code=3)
+    found = hetero("tune", "plain.yaml", cwd=tmp_path, code=3)
     assert "nothing is left open to search; write a range" in found.stderr
     assert found.stderr.count("\n") == 1
 
 
 def test_a_study_of_another_space_is_refused_by_the_command(whole: tuple[list[str], Path]) -> None:
-    found = hetero("search", "tuned.yaml", "--set", "space.x={linear: [0, 1]}", cwd=whole[1], code=2)
+    found = hetero("tune", "tuned.yaml", "--set", "space.x={linear: [0, 1]}", cwd=whole[1], code=2)
     assert "is of another search: its x is linear -5 … 5, and here linear 0 … 1" in found.stderr

@@ -1,4 +1,4 @@
-"""`hetero node`: this host as a part of a cluster of hosts.
+"""`hetero cluster start`, `stop` and `certificates`: this host as a part of a cluster of hosts.
 
 In: options. Out: a running node, or its end, and what to do on the next host. The work is in `hetero.engines.ray.node`.
 """
@@ -20,14 +20,11 @@ from hetero.floor.listening import is_public
 if TYPE_CHECKING:
     from hetero.engines.ray.node import Node
 
-__all__ = ["app"]
+__all__ = ["certificates", "start", "stop"]
 
 _AGAIN_S = 10.0
 
-app = typer.Typer(help="Make this host a part of a cluster, on Ray.", no_args_is_help=True, rich_markup_mode=None)
 
-
-@app.command()
 def start(
     head: Annotated[bool, typer.Option("--head", help="Be the first host of a cluster.")] = False,
     join: Annotated[str, typer.Option(metavar="ADDRESS", help="Join the cluster whose head printed this.")] = "",
@@ -35,7 +32,7 @@ def start(
     port: Annotated[int, typer.Option(help="Port of the head; 0 takes any that is free.")] = 0,
     jobs_port: Annotated[int, typer.Option(help="Port of the head for jobs; 0 takes any that is free.")] = 0,
     token_file: Annotated[Path | None, typer.Option(help="File with the cluster's token.")] = None,
-    certificates: Annotated[Path | None, typer.Option(help="Folder of 'hetero node certs'.")] = None,
+    certificates: Annotated[Path | None, typer.Option(help="Folder of 'hetero cluster certificates'.")] = None,
     devices: Annotated[str, typer.Option(help="Fleet of this host, as in '1xcpu,1xcpu*0.25'.")] = "",
     memory: Annotated[str, typer.Option(help="Size of the object store.")] = "1GB",
     autoscaling: Annotated[Path | None, typer.Option(help="Configuration of Ray's autoscaler, for a head.")] = None,
@@ -72,8 +69,8 @@ def start(
     if head:
         file = _token_file(node.token, token_file)
         say(f"token: {file}")
-        say(f"on other hosts: hetero node start --join {node.address} --token-file FILE --certificates FOLDER")
-        say(f"for programs from elsewhere: hetero submit --address {node.jobs} SCRIPT")
+        say(f"on other hosts: hetero cluster start --join {node.address} --token-file FILE --certificates FOLDER")
+        say(f"for programs from elsewhere: hetero cluster submit --address {node.jobs} SCRIPT")
     say("in programs here: hetero.Context(engine='ray', address='auto')", flush=True)
     if block:
         _stay(node)
@@ -132,17 +129,15 @@ def _token_file(token: str, given: Path | None) -> Path:
     return path
 
 
-@app.command()
 def stop() -> None:
-    """End this host's part of the cluster: only what 'hetero node start' started."""
+    """End this host's part of the cluster: only what 'hetero cluster start' started."""
     from hetero.engines.ray.node import stop_node
 
     node = stop_node()
     say("no node runs on this host" if node is None else f"left the cluster {node.address}")
 
 
-@app.command()
-def certs(
+def certificates(
     folder: Annotated[Path, typer.Argument(help="New folder for ca.crt, node.crt and node.key.")],
     host: Annotated[list[str] | None, typer.Option(help="Address of a host; give it once for each.")] = None,
 ) -> None:

@@ -1,4 +1,4 @@
-"""`hetero whatif`: what a task graph would take on another fleet, by measured and by catalogued speeds.
+"""`hetero graph whatif`: what a task graph would take on another fleet, by measured and by catalogued speeds.
 
 In: a hetero-graph/1 file, devices to add and to take away, the times of earlier runs. Out: lines for people,
 or one JSON document.
@@ -101,7 +101,7 @@ def _print_json(now: Schedule, then: list[Schedule], other: Changed) -> None:
 
 
 def _print(now: Schedule, then: list[Schedule], other: Changed) -> None:
-    from hetero.cli.schedule import verdict
+    from hetero.cli.graph_plan import verdict
     from hetero.floor.units import format_seconds
 
     out = console()

@@ -1,29 +1,33 @@
-"""`hetero submit`: sends a program to a cluster, shows what it prints, and ends as it ends.
+"""`hetero cluster submit`, `jobs`, `logs`, `cancel` and `serve`: programs that a cluster runs or ran.
 
-In: a script, its arguments, where the cluster is. Out: the program's words, and its exit code. The work is in
-`hetero.engines.ray.job_client`; nothing of the program runs here.
+In: a script, its arguments, where the cluster is; or the name of a job. Out: the program's words and its exit code, a
+table or JSON. The work is in `hetero.engines.ray.job_client`; nothing of the program runs here.
 """
 
 from __future__ import annotations
 
+import datetime
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from hetero.cli.output import console, print_json, say
+
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from hetero.engines.ray.job_client import JobClient
 
-__all__ = ["Address", "Certificates", "TokenFile", "job_client", "submit", "tell"]
+__all__ = ["cancel", "jobs", "logs", "serve", "submit", "tell"]
 
 Address = Annotated[str, typer.Option(help="Where the head takes jobs, host:port; auto: the head on this host.")]
 TokenFile = Annotated[Path | None, typer.Option(help="File with the cluster's token; default: that of this host.")]
 Certificates = Annotated[
-    Path | None, typer.Option(help="Folder of 'hetero node certs'; default: that of this host's node.")
+    Path | None, typer.Option(help="Folder of 'hetero cluster certificates'; default: that of this host's node.")
 ]
+Job = Annotated[str, typer.Argument(help="Name of the job.")]
 
 
 def submit(
@@ -59,7 +63,7 @@ def submit(
         raise typer.Exit(tell(answers))
     except KeyboardInterrupt:
         print(
-            f"hetero: job {job} goes on; see 'hetero jobs logs --follow {job}' and 'hetero jobs cancel {job}'",
+            f"hetero: job {job} goes on; see 'hetero cluster logs --follow {job}' and 'hetero cluster cancel {job}'",
             file=sys.stderr,
         )
         raise typer.Exit(130) from None
@@ -87,3 +91,57 @@ def tell(answers: Iterable[dict[str, Any]]) -> int:
             why = f": {answer['why']}" if answer["why"] else ""
             print(f"hetero: job {answer['job']} {answer['state']}{took}{how}{why}", file=sys.stderr)
     return code
+
+
+def jobs(
+    address: Address = "auto",
+    token_file: TokenFile = None,
+    certificates: Certificates = None,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+) -> None:
+    """List the jobs, the latest first."""
+    found = list(job_client(address, token_file, certificates).ask("list"))
+    print_json({"jobs": found}) if json else _print(found)
+
+
+def logs(
+    job: Job,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until it ends, and end as it ends.")] = False,
+    address: Address = "auto",
+    token_file: TokenFile = None,
+    certificates: Certificates = None,
+) -> None:
+    """Show what the program of a job printed."""
+    code = tell(job_client(address, token_file, certificates).ask("logs", job=job, follow=follow))
+    raise typer.Exit(code if follow else 0)
+
+
+def cancel(
+    job: Job, address: Address = "auto", token_file: TokenFile = None, certificates: Certificates = None
+) -> None:
+    """Stop a job; one that is over stays as it ended."""
+    tell(job_client(address, token_file, certificates).ask("cancel", job=job))
+
+
+def serve() -> None:
+    """Start the job server of this host's head again, after it has ended; jobs go on without it and are found again."""
+    from hetero.engines.ray.node import serve_jobs
+
+    say(f"jobs are taken at {serve_jobs().jobs}")
+
+
+def _print(jobs: list[dict[str, Any]]) -> None:
+    if not jobs:
+        say("no jobs")
+        return
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False)
+    for heading in ("job", "state", "exit", "submitted", "took", "program"):
+        table.add_column(heading, justify="right" if heading in ("exit", "took") else "left", overflow="fold")
+    for job in jobs:
+        submitted = datetime.datetime.fromtimestamp(job["submitted_s"]).strftime("%Y-%m-%d %H:%M:%S")
+        code = "" if job["exit_code"] is None else str(job["exit_code"])
+        took = "" if job["took_s"] is None else f"{job['took_s']:.1f} s"
+        table.add_row(job["job"], job["state"], code, submitted, took, job["program"])
+    console().print(table)

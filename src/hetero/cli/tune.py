@@ -1,4 +1,4 @@
-"""`hetero search`: trials over this host's devices, and the best of them.
+"""`hetero tune`: trials over this host's devices, and the best of them.
 
 In: options. Out: a line a trial, a live table on a terminal, or one JSON document. The work is in `hetero.train`.
 """
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
     from hetero.recipes.search import SearchOutcome
     from hetero.tune.values import TrialReport
 
-__all__ = ["search"]
+__all__ = ["tune"]
 
 _SHOWN = 12
 
 
-def search(
+def tune(
     config: Annotated[Path, typer.Argument(help="Recipe with ranges, like examples/search.yaml.")],
     devices: Annotated[str | None, typer.Option(help="Fleet, as in '1xcpu,1xcpu*0.25'.")] = None,
     set_: Annotated[list[str] | None, typer.Option("--set", help="Setting, key.path=value; may be repeated.")] = None,

@@ -1,4 +1,4 @@
-"""`hetero schedule`: plans a task graph, says how far from the best possible the plan is, and checks any plan.
+"""`hetero graph plan` and `check`: plan a task graph, say how far from the best possible a plan is, check any plan.
 
 In: a hetero-graph/1 file. Out: makespan, lower bound, gap and a Gantt chart for people, or one JSON document.
 """
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
     from hetero.model.graph import TaskGraph
     from hetero.model.schedule import Schedule
 
-__all__ = ["schedule"]
+__all__ = ["check", "plan", "verdict"]
 
 _SHOWN_FAULTS = 20
 
 
-def schedule(
+def plan(
     context: typer.Context,
     graph: Annotated[Path, typer.Argument(help="Task graph, hetero-graph/1; 'hetero graph convert' makes one.")],
     policy: Annotated[str, typer.Option(help="search, heft, peft, cpop, minmin, maxmin or sufferage.")] = "search",
@@ -36,7 +36,6 @@ def schedule(
         str, typer.Option(help="contention: transfers share links, memory has capacities; free: neither.")
     ] = "contention",
     out: Annotated[Path | None, typer.Option(help="File to write the plan to, hetero-plan/1.")] = None,
-    check: Annotated[Path | None, typer.Option(help="Check this plan instead; exits 1 when it is not sound.")] = None,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
     """Plan a task graph, and say how far from the best possible the plan is.
@@ -47,16 +46,11 @@ def schedule(
     from hetero.graphs.files import checked_output
     from hetero.graphs.formats import read_plannable
 
-    if check is not None:
-        refuse_unused(context, ("graph", "check", "json"), "with --check")
     if iterations is not None:
         given = [each.name or "" for each in context.command.params]
         refuse_unused(context, [name for name in given if name != "budget"], "with --iterations")
     limit_s = parse_seconds(budget)
     read = read_plannable(graph)
-    if check is not None:
-        _check(read, check, json)
-        return
     if out is not None:
         checked_output(out)
     planned = _planned(read, policy, limit_s, iterations, seed, model)
@@ -84,26 +78,32 @@ def _write(schedule: Schedule, out: Path) -> None:
     write_text(out, json.dumps(plan_document(schedule), indent=1) + "\n")
 
 
-def _check(graph: TaskGraph, file: Path, as_json: bool) -> None:
+def check(
+    graph: Annotated[Path, typer.Argument(help="Task graph, hetero-graph/1.")],
+    plan: Annotated[Path, typer.Argument(help="Plan of it, hetero-plan/1.")],
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+) -> None:
+    """Check a plan of a task graph by code that knows no planner; exits 1 when it is not sound."""
     from hetero.floor.units import format_seconds
     from hetero.graphs.check import faults
+    from hetero.graphs.formats import read_plannable
     from hetero.graphs.plan_files import read_plan
 
-    plan = read_plan(file)
-    found = faults(graph, plan)
-    if as_json:
-        print_json({"sound": not found, "faults": found, "makespan_s": plan.makespan_s})
+    read, checked = read_plannable(graph), read_plan(plan)
+    found = faults(read, checked)
+    if json:
+        print_json({"sound": not found, "faults": found, "makespan_s": checked.makespan_s})
     elif not found:
-        again = f" and {len(plan.repeats):,} repeats" if plan.repeats else ""
+        again = f" and {len(checked.repeats):,} repeats" if checked.repeats else ""
         say(
-            f"{file}: sound: {len(plan.placements):,} tasks{again} on {len(graph.devices)} devices,"
-            f" makespan {format_seconds(plan.makespan_s)} (model {plan.model})"
+            f"{plan}: sound: {len(checked.placements):,} tasks{again} on {len(read.devices)} devices,"
+            f" makespan {format_seconds(checked.makespan_s)} (model {checked.model})"
         )
     else:
         for line in found[:_SHOWN_FAULTS]:
-            say(f"{file}: {line}")
+            say(f"{plan}: {line}")
         if len(found) > _SHOWN_FAULTS:
-            say(f"{file}: and {len(found) - _SHOWN_FAULTS:,} more")
+            say(f"{plan}: and {len(found) - _SHOWN_FAULTS:,} more")
     if found:
         raise typer.Exit(1)
 

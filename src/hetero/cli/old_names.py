@@ -1,0 +1,179 @@
+"""Names that commands and options had in the last version: still taken, hidden, with one line of warning.
+
+In: the words of a command line. Out: the words of today. The next version drops this file and what refers to it.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from hetero.floor.errors import BadValueError
+from hetero.floor.terminal import say
+
+__all__ = ["OldOption", "Renamed", "accept_old_options", "of_hetero", "of_plan", "of_report", "warn"]
+
+
+class Renamed(NamedTuple):
+    """A command under the name of today.
+
+    Attributes
+    ----------
+    old, new
+        Words of the two names.
+    words
+        The command line, after the name of the program, that says the same today.
+    """
+
+    old: str
+    new: str
+    words: list[str]
+
+
+class OldOption(NamedTuple):
+    """An option under a name of the past.
+
+    Attributes
+    ----------
+    new
+        Name of today.
+    convert
+        Returns today's value for the old one and for the value that today's option has by then; None where the old
+        value is taken as it is.
+    flag
+        Whether it took no value.
+    """
+
+    new: str
+    convert: Callable[[Any, Any], Any] | None = None
+    flag: bool = False
+
+
+def warn(old: str, new: str) -> None:
+    """Say on standard error that a name has changed."""
+    say(f"hetero: '{old}' is now '{new}'; the old name is taken by this version, and not by the next", to=sys.stderr)
+
+
+# --- commands ------------------------------------------------------------------------------------------------
+
+_COMMANDS: Mapping[str, str] = {
+    "search": "tune",
+    "schedule": "graph plan",
+    "simulate": "graph simulate",
+    "whatif": "graph whatif",
+    "node start": "cluster start",
+    "node stop": "cluster stop",
+    "node certs": "cluster certificates",
+    "node": "cluster",
+    "submit": "cluster submit",
+    "jobs ls": "cluster jobs",
+    "jobs logs": "cluster logs",
+    "jobs cancel": "cluster cancel",
+    "jobs serve": "cluster serve",
+    "jobs": "cluster",
+}
+
+
+def of_hetero(words: Sequence[str]) -> Renamed | None:
+    """Return a command line of `hetero` in the words of today, None where it has no old word.
+
+    Examples
+    --------
+    >>> of_hetero(["node", "certs", "folder"]).words, of_hetero(["schedule", "g.json", "--check", "p.json"]).words
+    (['cluster', 'certificates', 'folder'], ['graph', 'check', 'g.json', 'p.json'])
+    """
+    for old, new in _COMMANDS.items():
+        given = old.split()
+        if list(words[: len(given)]) == given:
+            rest = list(words[len(given) :])
+            if old == "schedule" and (checked := _taken(rest, "--check")):
+                return Renamed(old, "graph check", ["graph", "check", *_graph_and_plan(checked)])
+            if old == "simulate" and _taken(rest, "--hosts"):
+                return Renamed(old, "plan tasks", ["plan", "tasks", *rest])
+            return Renamed(old, new, [*new.split(), *rest])
+    return None
+
+
+def of_plan(words: Sequence[str]) -> Renamed | None:
+    """Return a command line of `hetero plan` in the words of today, None where it has no old word.
+
+    Examples
+    --------
+    >>> of_plan(["--workload", "Llama-3.1-8B", "--batch", "4"]).words
+    ['choose', 'Llama-3.1-8B', '--batch', '4']
+    >>> of_plan(["--accuracy", "a.csv", "b.csv", "--json"]).words
+    ['accuracy', 'a.csv', 'b.csv', '--json']
+    """
+    if found := _taken(words, "--workload"):
+        value, rest = found
+        return Renamed("plan --workload", "plan choose", ["choose", value, *rest])
+    if words and words[0].partition("=")[0] == "--accuracy":
+        rest = [word.removeprefix("--accuracy=") for word in words if word != "--accuracy"]
+        return Renamed("plan --accuracy", "plan accuracy", ["accuracy", *rest])
+    return None
+
+
+def of_report(words: Sequence[str]) -> Renamed | None:
+    """Return a command line of `hetero-profiler` in the words of today, None where it has no old word."""
+    return Renamed("report", "html", ["html", *words[1:]]) if words[:1] == ["report"] else None
+
+
+def _taken(words: Sequence[str], option: str) -> tuple[str, list[str]] | None:
+    """Return the value of an option and the words without it, None where it is not among them."""
+    for at, word in enumerate(words):
+        name, given, value = word.partition("=")
+        if name == option and given:
+            return value, [*words[:at], *words[at + 1 :]]
+        if word == option and at + 1 < len(words):
+            return words[at + 1], [*words[:at], *words[at + 2 :]]
+    return None
+
+
+def _graph_and_plan(checked: tuple[str, list[str]]) -> list[str]:
+    plan, rest = checked
+    names = [word for word in rest if not word.startswith("-")]
+    return [*names, plan, *(word for word in rest if word.startswith("-"))]
+
+
+# --- options -------------------------------------------------------------------------------------------------
+
+
+def accept_old_options(parser: Any, context: Any, params: Sequence[Any], old: Mapping[str, OldOption]) -> None:
+    """Have the parser of a command take old names of its options.
+
+    Raises
+    ------
+    BadValueError
+        When it parses a line with an option under both names.
+    """
+    named = {name: param for param in params for name in param.opts}
+    for name, option in old.items():
+        param = named[option.new]
+        action = "store_const" if option.flag else "append" if param.multiple else "store"
+        parser.add_option(obj=param, opts=[name], dest=name, action=action, nargs=param.nargs, const=True)
+    parse = parser.parse_args
+
+    def parse_args(args: list[str]) -> Any:
+        values, rest, order = parse(args)
+        for name, option in old.items():
+            if name in values:
+                _take_over(values, name, option, named[option.new])
+                if not context.resilient_parsing:
+                    warn(name, option.new)
+        return values, rest, order
+
+    parser.parse_args = parse_args
+
+
+def _take_over(values: dict[str, Any], name: str, option: OldOption, param: Any) -> None:
+    given, today = values.pop(name), values.get(param.name)
+    today = today if param.name in values else None
+    if option.convert is not None:
+        values[param.name] = option.convert(given, today)
+    elif param.multiple:
+        values[param.name] = [*(today or ()), *given]
+    elif today is not None:
+        raise BadValueError(f"{name} is the old name of {option.new}, and both are given", remedy=f"leave {name} out")
+    else:
+        values[param.name] = given

@@ -47,10 +47,11 @@ def simulate(
     """
     from hetero.floor import settings
     from hetero.graphs.formats import convert, read_plannable
-    from hetero.graphs.simulation import losses_of, try_out
 
     read = convert(graph, fleet) if fleet is not None else read_plannable(graph)
     tell_unused(graph, read, fleet)
+    from hetero.graphs.simulation import losses_of, try_out  # heavy, so after the graph was found sound
+
     losses = losses_of(read, fail or ())
     first = settings.seed() if seed is None else seed
     trials = try_out(

@@ -188,6 +188,7 @@ def test_a_large_result_of_a_lone_task_is_known_to_the_core(ctx: hetero.Context)
 
 
 def test_a_limit_of_time_holds_for_a_function_that_was_quick(ctx: hetero.Context) -> None:
+    ctx.submit(nap, "00").result(120)  # from here on the worker has this module
     limited = hetero.task(nap, timeout="2s")
     for _ in range(20):
         ctx.submit(limited, "00").result(60)

@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 import hetero
-from hetero.drive.frame import MOST_DEEP
+from hetero.drive.frame import MOST_DEEP, Frame, enter
 from hetero.drive.trace import read_trace
 from hetero.engines.base import Asked, Call, Nest
 from hetero.engines.local.child_process import SILENCE_S
@@ -26,6 +26,7 @@ from hetero.engines.local.nested_tasks import Nested
 from hetero.engines.shared.memory_pool import Payload
 from hetero.errors import BadValueError, HeteroError, NothingFitsError, TaskLostError
 from hetero.model.commands import Launch
+from hetero.model.device import Device, DeviceType
 from hetero.model.events import DeviceLost, TaskFinished, TaskResumed, TaskSuspended
 from hetero.model.tasks import Failure, Request
 from hetero.report.account import account
@@ -203,8 +204,38 @@ def parent_of_killers(count: int) -> list[str]:
 def test_a_class_that_ended_a_worker_does_not_run_on_top_of_its_parent_while_another_device_may(
     ctx: hetero.Context,
 ) -> None:
-    parent = hetero.task(parent_of_killers, on="cpu:0", crashes=10)  # on top of it, each would end it again
+    parent = hetero.task(parent_of_killers, on="cpu:0", crashes=1)  # on top of it, each would end it again
     assert ctx.submit(parent, 3).result(LONG_S) == ["TaskLostError"] * 3
+
+
+class Spreads:
+    """Takes what a task submits, as a worker does that has another device beside it."""
+
+    out = 0
+
+    def __init__(self) -> None:
+        cpu = DeviceType("CPU")
+        self.devices = tuple(Device(f"h0/cpu:{at}", "cpu", cpu, "cpu", at) for at in range(2))
+        self.asked: list[Asked] = []
+
+    def submit(self, function: Any, asked: Asked, *_: Any) -> int:
+        self.asked.append(asked)
+        return 0
+
+
+def test_the_first_task_of_a_class_has_the_signature_of_those_after_it() -> None:
+    spreads: Any = Spreads()
+    before = enter(Frame(spreads.devices[0], None, spread=spreads, inside=lambda *_: None))
+    try:
+        for made in (end_worker, end_worker, hetero.task(end_worker), hetero.task(end_worker, crashes=0)):
+            inner().submit(made)
+        inner().submit(hetero.task(here))
+    finally:
+        enter(before)
+    *killers, other = [each.signature for each in spreads.asked]
+    assert len(set(killers)) == 1
+    assert killers[0].startswith("tests.engine.test_nested_tasks.end_worker@")
+    assert other.startswith("tests.engine.test_nested_tasks.here@")
 
 
 def long_map(timeout: float, on: str | None) -> tuple[list[Any], str]:

@@ -77,12 +77,13 @@ def test_one_array_for_many_tasks_crosses_a_link_once_and_a_changed_one_again() 
 
 
 def test_a_device_behind_a_slow_link_gets_no_task_that_would_end_later_for_its_way() -> None:
-    slow = {"type": "cpu", "cores": 1, "link": {"bandwidth": "1MB/s", "latency": "20ms"}}
+    slow = {"type": "cpu", "cores": 1, "link": {"bandwidth": "2KB/s", "latency": "20ms"}}  # minutes for an array
     with hetero.Context({"devices": [{"type": "cpu", "cores": 1}, slow]}, history=False) as ctx:
         near, far = ctx.devices
         ctx.run(hetero.task(total, on=near.id), np.ones(SIZE))
         arrays = [np.full(SIZE, float(index)) for index in range(10)]
-        assert ctx.gather([ctx.submit(total, array) for array in arrays]) == [SIZE * float(i) for i in range(10)]
+        futures = [ctx.submit(total, array) for array in arrays]
+        assert [each.result(120) for each in futures] == [SIZE * float(i) for i in range(10)]
         assert ctx.driver.machine.fleet.by_id[far.id].finished == 0
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from hetero.core.invariants import check
 from hetero.core.machine import Rules
-from hetero.core.state import DevicePhase
+from hetero.core.state import DevicePhase, Phase
 from hetero.drive.faults import Faults
 from hetero.drive.sim import Costs, Program, SimResult, SimTask, simulate
 from hetero.model.commands import Command, Commit, Fail, Run, StartWorker, Warn
@@ -20,13 +20,15 @@ from hetero.model.events import (
     DeviceReady,
     Event,
     TaskFinished,
+    TaskResumed,
     TaskSubmitted,
+    TaskSuspended,
     TaskWithdrawn,
     TimerFired,
 )
 from hetero.model.tasks import JUDGED_BY_CALLER, Request, Task
 from hetero.train.worker_deaths import WorkerDeaths
-from tests.pure.test_core import World, cpu, only
+from tests.pure.test_core import PLAIN, World, cpu, only
 from tests.sim.worlds import cpus, independent, known, program, speeds, task
 
 QUICK = Rules(restarts=1000)
@@ -475,6 +477,33 @@ def test_a_device_is_not_given_up_however_often_its_worker_is_killed() -> None:
     )  # fmt: skip
     assert len(short.commits) == 20
     assert short.happened["kill"] > 10
+
+
+def nested(world: World, number: int, request: Request = PLAIN) -> list[Command]:
+    return world.tell(TaskSubmitted(world.now_s, Task(number, "k", "k|", 0.0, (), (), request, (1, 1), 1)))
+
+
+def test_no_task_of_a_class_that_killed_is_sent_on_top_of_its_parent_whatever_it_asks_for_and_when_it_was_placed() -> (
+    None
+):
+    world = World(cpu(), cpu(1))
+    world.submit(1, Request(on=("cpu:0",)))
+    nested(world, 2, Request(on=("cpu:1",), crashes=0))
+    assert not nested(world, 3)  # it waits at the device of its parent
+    assert [each.task.id for each in world.machine.fleet.states[0].placed] == [3]
+    world.tell(DeviceLost(0.1, "h0/cpu:1", SEGV, False, 2))
+    assert not only(world.tell(TaskSuspended(0.2, 1, 1, "h0/cpu:0", 0.2, 0)), Run)
+    assert [each.device for each in only(world.tell(DeviceReady(0.3, "h0/cpu:1")), Run)] == ["h0/cpu:1"]  # type: ignore[attr-defined]
+    world.finish(3, device="h0/cpu:1")
+    for number in range(4, 20):  # after these the class is not held back any more
+        assert [each.device for each in only(nested(world, number), Run)] == ["h0/cpu:1"]  # type: ignore[attr-defined]
+        world.finish(number, device="h0/cpu:1")
+    nested(world, 20)
+    assert not only(nested(world, 21, Request(retries=1)), Run)
+    assert world.machine.tasks[21].phase is Phase.READY
+    world.tell(TaskResumed(world.now_s, 1, 1, "h0/cpu:0", world.now_s))
+    world.tell(TimerFired(world.now_s))
+    assert world.machine.tasks[21].phase is Phase.READY
 
 
 def test_a_task_whose_caller_judges_fails_with_its_first_death_and_leaves_no_suspect() -> None:

@@ -96,6 +96,16 @@ def test_every_plain_value_has_a_text_and_a_finite_size(args: list[object], kwar
     assert describe("f", tuple(args), kwargs) == (text, size)
 
 
+def test_a_task_that_another_one_calls_is_read_alike_before_and_after_its_first_run() -> None:
+    from hetero.session.identity import value_identity
+    from hetero.session.tasks import task
+
+    called = task(lambda x: x + 1)
+    before = value_identity(called)
+    called.source.current()
+    assert value_identity(called) == before
+
+
 def test_batches_of_joblib_are_told_apart_by_what_they_call() -> None:
     parallel = pytest.importorskip("joblib.parallel")
     from hetero.session.identity import call_identity

@@ -40,7 +40,8 @@ class Row:
     plain : whether the request is
     count : tasks of this class that were handed in
     ended_well : True when a task of this class was finished in this run
-    waits, deadly : True when a task of this class was suspended, or ended its worker, in this run
+    waits : True when a task of this class was suspended in this run
+    deadly : True when a task of about this class, whatever it asked for, ended its worker in this run
     back : transfer time of a result to the best device, shape (n_devices,), s, and the round in which it was worked out
     """
 
@@ -195,6 +196,7 @@ class Rows:
         row = self._rows.get(key)
         if row is None:
             row = self._rows[key] = Row(task.signature, task.size, task.request)
+            row.deadly = any(like.deadly for like in self._like(task))
             row.out_bytes = self._cost.result_bytes.get(task.signature, -1)
             self._by_signature.setdefault(task.signature, []).append(row)
             if len(self._rows) > 4096:
@@ -203,11 +205,19 @@ class Rows:
             self._last[task.signature] = row
         return row
 
+    def _like(self, task: Task) -> list[Row]:
+        """Return the rows of tasks of the same signature and of about the same size, whatever they ask for."""
+        own = size_class(task.size)
+        return [row for row in self._by_signature.get(task.signature, ()) if size_class(row.size) == own]
+
     def ended_well(self, task: Task) -> bool:
         """Return whether a task of the same signature and of about the same size was finished in this run."""
-        own = size_class(task.size)
-        rows = self._by_signature.get(task.signature, ())
-        return any(row.ended_well for row in rows if size_class(row.size) == own)
+        return any(row.ended_well for row in self._like(task))
+
+    def died(self, state: TaskState) -> None:
+        """Record that a worker died of a task: others like it may be deadly too."""
+        for row in (self.of(state), *self._like(state.task)):
+            row.deadly = True
 
     def _forget_oldest(self) -> None:
         for key in list(self._rows)[:1024]:

@@ -206,7 +206,7 @@ class DeviceFaults:
         self._placer.unplace(state, event.at_s, commands)
         if blamed:
             state.crashes += 1
-            self._rows.of(state).deadly = True
+            self._rows.died(state)
             if state.crashes > self._forgiven(state, event.reason):
                 early = state.crashes <= state.task.request.crashes
                 kind = ", and so did those of others of its kind" if early else ""

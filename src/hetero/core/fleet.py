@@ -255,14 +255,13 @@ class Fleet:
         on otherwise, all may: of the started tasks, the one started last has nothing on top of it and waits for a
         task that is ready.
         """
-        deadly = task.crashes or task.alone or (task.row is not None and task.row.deadly)
         if not state.suspended:
-            return not deadly or not any(task.is_below(other) for other, _ in state.sent.values())
+            return not task.is_deadly or not any(task.is_below(other) for other, _ in state.sent.values())
         if len(state.suspended) >= MOST_SUSPENDED:
             return False
         if stalled or task.stray:
             return True
-        return not deadly and task.is_below(state.suspended[-1])
+        return not task.is_deadly and task.is_below(state.suspended[-1])
 
     def available_s(self, now_s: float) -> NDArray[np.float64]:
         """Return when each device's accepted work is estimated to end: shape (n_devices,), s.

@@ -55,7 +55,7 @@ class Nesting:
             self._quarantine.ended(state, well=False)
         state.resumes = event.awaits > 0 and event.awaits not in (state.children or ())
         self._rows.of(state).waits = True
-        for other in [other for other in device.placed if not other.is_below(state)][::-1]:
+        for other in [other for other in device.placed if other.is_deadly or not other.is_below(state)][::-1]:
             self._placer.unplace(other, event.at_s, commands)
             self._placer.ready.push(other, first=True)
         self._placer.flush(device, event.at_s, commands)

@@ -94,7 +94,7 @@ class PolicyView:
         """Return the seconds that a task takes on each device by now, inf where it must not run; not to be changed."""
         request, lends = state.task.request, self._pool.lends
         special = request.near or request.apart or state.excluded or state.avoided or request.lease
-        stacked = self._fleet.suspended or (row.deadly and state.above is not None)
+        stacked = self._fleet.suspended or (state.above is not None and state.is_deadly)
         if not (special or lends or stacked):
             return row.by_now(self.now_s)
         seconds = row.by_now(self.now_s).copy()

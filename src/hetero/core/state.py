@@ -257,6 +257,11 @@ class TaskState:
         return above is other
 
     @property
+    def is_deadly(self) -> bool:
+        """True when it, or another task of its class, may have ended its worker."""
+        return bool(self.crashes or self.alone or (self.row is not None and self.row.deadly))
+
+    @property
     def is_group(self) -> bool:
         """True when the task holds devices before it runs: a group, or one that wants a host for itself."""
         return self.task.request.devices > 1 or self.task.request.exclusive

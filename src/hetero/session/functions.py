@@ -37,7 +37,8 @@ class Source:
     Attributes
     ----------
     name : for people
-    model_key : names the code, the same in every run; the key of measured times begins with it
+    model_key : names the code, the same in every run, '' before the first `current`; the key of measured times
+        begins with it
     shipped : what travels in place of the function, None for the function itself
     plain_task : the task without wishes that was made of a plain function, None before
     pooled : the task that an executor made of another: the request of that one, the executor's devices, the task

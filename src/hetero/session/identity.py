@@ -162,6 +162,7 @@ class _Reader:
     def _source(self, value: Source) -> None:
         for part in value.parts():
             self.value(part)
+        value.current()  # before the first time it has no key
         self._word("parts", value.model_key[-2:].encode())
 
     def _function(self, value: types.FunctionType) -> None:

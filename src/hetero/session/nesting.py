@@ -230,6 +230,7 @@ class TaskContext:
         if frame.spread is None:
             _refuse(frame, task)
             return _ran(frame, task, args, kwargs)
+        task.source.current()  # before the first time it has no key
         signature, size = describe(task.source.model_key, args, kwargs)
         mantissa, exponent = frexp(size)
         kind = (signature, round(mantissa, 1), exponent)

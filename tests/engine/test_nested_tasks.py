@@ -240,8 +240,9 @@ def test_the_first_task_of_a_class_has_the_signature_of_those_after_it() -> None
 
 def long_map(timeout: float, on: str | None) -> tuple[list[Any], str]:
     sleeps, got = hetero.task(time.sleep, on=on) if on else time.sleep, []
+    inner().run(sleeps, 0.0)  # from here on its device is there
     try:
-        for each in inner().map(sleeps, [0.0, 0.0, LONG_S, LONG_S] if on else [0.0, 0.2, 0.2, 0.2], timeout=timeout):
+        for each in inner().map(sleeps, [0.0, 0.0, LONG_S, LONG_S] if on else [0.0, 1.2, 1.2, 1.2], timeout=timeout):
             got.append(each)
     except TimeoutError as error:
         return got, str(error)
@@ -249,11 +250,11 @@ def long_map(timeout: float, on: str | None) -> tuple[list[Any], str]:
 
 
 def test_a_map_in_a_task_ends_when_its_time_is_over_and_stops_what_is_left(ctx: hetero.Context) -> None:
-    got, said = ctx.submit(hetero.task(long_map, on="cpu:0"), 1.0, "cpu:1").result(LONG_S / 2)
+    got, said = ctx.submit(hetero.task(long_map, on="cpu:0"), 2.0, "cpu:1").result(LONG_S / 2)
     assert got == [None, None]
     assert "has not ended within" in said
     with hetero.Context(devices="1xcpu", history=False) as one:
-        got, said = one.run(long_map, 0.1, None)
+        got, said = one.run(long_map, 1.0, None)
     assert (got, said) == ([None, None], "map: the next result was not there in time")
     with pytest.raises(BadValueError, match="chunk=0 is not allowed"):
         ctx.run(lambda: inner().map(abs, [1], chunk=0))

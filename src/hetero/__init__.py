@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from hetero.backends.topology_files import topology
     from hetero.batch.api import map_batches
     from hetero.batch.files import File, Files, Images
-    from hetero.batch.pipeline import pipeline
+    from hetero.batch.stages import pipeline
     from hetero.batch.tables import Tables
     from hetero.comm.group import Group, open_rendezvous
     from hetero.comm.mpi import MpiGroup
@@ -143,7 +143,7 @@ _HOMES = {
     "hetero.backends.topology_files": ("topology",),
     "hetero.batch.api": ("map_batches",),
     "hetero.batch.files": ("File", "Files", "Images"),
-    "hetero.batch.pipeline": ("pipeline",),
+    "hetero.batch.stages": ("pipeline",),
     "hetero.batch.tables": ("Tables",),
     "hetero.comm.group": ("Group", "open_rendezvous"),
     "hetero.comm.mpi": ("MpiGroup",),

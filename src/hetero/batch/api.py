@@ -20,7 +20,7 @@ from hetero.batch.functions import function_identity, function_key, prepared
 from hetero.batch.merges import Fold, check_associative
 from hetero.batch.options import BatchOptions, options_of
 from hetero.batch.outcome import BatchOutcome
-from hetero.batch.pipeline import Pipeline, chained
+from hetero.batch.stages import Pipeline, chained
 from hetero.batch.precision import Wish, wish_of
 from hetero.batch.progress import BatchProgress
 from hetero.batch.records import count, cut, size_bytes

@@ -46,7 +46,7 @@ def on_hetero(batch: list[int]) -> list[int]:
 def run_hetero(ctx: hetero.Context, count: int, cold: bool) -> float:
     """Return the seconds of hetero."""
     begin_s = time.perf_counter()
-    outcome = hetero.map_batches(on_hetero, range(count), ctx=ctx, learn=not cold)
+    outcome = hetero.batch.map_batches(on_hetero, range(count), ctx=ctx, learn=not cold)
     took_s = time.perf_counter() - begin_s
     assert outcome.value == list(range(count)), "every record has its result"
     return took_s

@@ -44,7 +44,7 @@ def rate(ends_s: list[float]) -> float:
 def run(ctx: hetero.Context, count: int) -> tuple[float, float]:
     """Return the rates before and after the bottleneck moved."""
     decode, model, write = stages(count // 2)
-    steps = hetero.pipeline((decode, "cpu:0"), (model, "cpu:1"), write)
+    steps = hetero.batch.pipeline((decode, "cpu:0"), (model, "cpu:1"), write)
     ends_s = ctx.map_batches(steps, range(count), learn=False).value
     return rate(ends_s[: count // 2]), rate(ends_s[count // 2 :])
 

@@ -61,9 +61,9 @@ def cases(samples: int) -> dict[str, Case]:
 
 
 def foretold(case: Case) -> int:
-    """Return the bytes by `hetero.footprint`."""
+    """Return the bytes by `hetero.plan.footprint`."""
     batch = (case.inputs, case.targets)
-    return hetero.footprint(case.make(), nn.CrossEntropyLoss(), torch.optim.Adam, batch).total_bytes
+    return hetero.plan.footprint(case.make(), nn.CrossEntropyLoss(), torch.optim.Adam, batch).total_bytes
 
 
 def two_steps(case: Case) -> tuple[Any, Any]:

@@ -116,7 +116,7 @@ def batches(ctx: hetero.Context, model: Any, records: np.ndarray) -> float:
 
 def powers(seed: int) -> float:
     """Multiply a matrix with itself 40 times, on whatever device this is."""
-    xp = hetero.namespace()
+    xp = hetero.tasks.namespace()
     matrix = xp.asarray(np.random.default_rng(seed).random((1536, 1536), dtype=np.float32))
     for _ in range(40):
         matrix = matrix @ matrix

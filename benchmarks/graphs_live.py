@@ -63,9 +63,9 @@ def matrix(tiles: int, tile: int) -> dict[Tile, Any]:
     }
 
 
-def cholesky(tiles: dict[Tile, Any], count: int) -> tuple[hetero.Graph, dict[Tile, Any], Made]:
+def cholesky(tiles: dict[Tile, Any], count: int) -> tuple[hetero.graphs.Graph, dict[Tile, Any], Made]:
     """Return the graph, the node of each tile of the factor, and each task's kernel with the tasks that it needs."""
-    graph, at = hetero.Graph(), dict(tiles)
+    graph, at = hetero.graphs.Graph(), dict(tiles)
     made: Made = []
     number: dict[Tile, int] = {}
 

@@ -77,10 +77,10 @@ def compare_processor_time(bench: Bench, trips: int, rounds: int) -> None:
         own = tuple(processes.driver.engine.pids().values())
         submits: dict[str, tuple[Callable[..., Any], Sequence[int]]] = {
             "hetero, thread": (threads.submit, ()),
-            "hetero.Executor, thread": (thread_executor.submit, ()),
+            "hetero.tasks.Executor, thread": (thread_executor.submit, ()),
             "ThreadPoolExecutor": (thread_pool.submit, ()),
             "hetero, process": (processes.submit, own),
-            "hetero.Executor, process": (process_executor.submit, own),
+            "hetero.tasks.Executor, process": (process_executor.submit, own),
             "ProcessPoolExecutor, spawn": (process_pool.submit, tuple(process_pool._processes)),
         }
         contestants: dict[str, Callable[[], float]] = {}
@@ -95,7 +95,7 @@ def compare_processor_time(bench: Bench, trips: int, rounds: int) -> None:
             ("thread", "ThreadPoolExecutor", 2.5),
             ("process", "ProcessPoolExecutor, spawn", 1.1),
         ):
-            for ours in (f"hetero, {kind}{given}", f"hetero.Executor, {kind}{given}"):
+            for ours in (f"hetero, {kind}{given}", f"hetero.tasks.Executor, {kind}{given}"):
                 found = ratio(times_s[ours], times_s[f"{theirs}{given}"])
                 bench.claim(f"{ours}, processor time", found, rival=theirs, at_most=at_most)
 

@@ -67,7 +67,7 @@ def main() -> None:
             data = client.scatter(array, broadcast=True, hash=False)
             client.gather([client.submit(look, data, steps, pure=False) for _ in range(TASKS)])
 
-        hetero.register_joblib(ctx)
+        hetero.tasks.register_joblib(ctx)
 
         def run_joblib(array: np.ndarray, backend: str) -> None:
             calls = [joblib.delayed(look)(array, steps) for _ in range(2 * TASKS)]

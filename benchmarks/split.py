@@ -1,8 +1,8 @@
 """ResNet-50 over two devices, each faster at its own kind of layer: the split against the best device alone.
 
 Each device is one core of this host, and one kind of layer is slowed down on each by sleeping, as `slow=` of
-`hetero.split` documents; the rivals get the same emulation. The rival of the same kind is torch's own pipelining over
-Gloo, cut into two parts of equally many layers in the better order, on the same cores. Pictures of 64 × 64.
+`hetero.train.split` documents; the rivals get the same emulation. The rival of the same kind is torch's own pipelining
+over Gloo, cut into two parts of equally many layers in the better order, on the same cores. Pictures of 64 × 64.
 """
 
 from __future__ import annotations
@@ -136,12 +136,12 @@ def predict(bench: Bench, ctx: hetero.Context, rounds: int) -> None:
     batch, model = pictures(), resnet50()
     with ExitStack() as stack:
         enter = stack.enter_context
-        ours = enter(hetero.split(model, ctx, batch[:MICRO_BATCH], slow=SLOW))
+        ours = enter(hetero.train.split(model, ctx, batch[:MICRO_BATCH], slow=SLOW))
         layers = len(ours.layers)
         alone = str(ours.report().alone)
-        one = enter(hetero.split(model, ctx, batch[:MICRO_BATCH], slow=SLOW, place=[(alone, layers)]))
+        one = enter(hetero.train.split(model, ctx, batch[:MICRO_BATCH], slow=SLOW, place=[(alone, layers)]))
         half = [("cpu:0", layers // 2), ("cpu:1", layers - layers // 2)]
-        even = enter(hetero.split(model, ctx, batch[:MICRO_BATCH], slow=SLOW, place=half))
+        even = enter(hetero.train.split(model, ctx, batch[:MICRO_BATCH], slow=SLOW, place=half))
         torchs = enter(rival())
         expected = float(one(batch).double().sum())
         assert abs(torchs()[1] - expected) < 1e-3 * max(1.0, abs(expected)), "the rival computes something else"
@@ -164,9 +164,9 @@ def train(bench: Bench, ctx: hetero.Context, rounds: int) -> None:
     batch, model = pictures(), resnet50(group_norm)
     targets = torch.randint(0, 1000, (PICTURES,), generator=torch.Generator().manual_seed(2))
     options: dict[str, Any] = {"loss": torch.nn.CrossEntropyLoss(), "optimizer": sgd, "slow": SLOW}
-    with hetero.split(model, ctx, batch[:MICRO_BATCH], **options) as ours:
+    with hetero.train.split(model, ctx, batch[:MICRO_BATCH], **options) as ours:
         place = [(str(ours.report().alone), len(ours.layers))]
-        with hetero.split(resnet50(group_norm), ctx, batch[:MICRO_BATCH], place=place, **options) as one:
+        with hetero.train.split(resnet50(group_norm), ctx, batch[:MICRO_BATCH], place=place, **options) as one:
             found = alternate(
                 {
                     "split": lambda: samples_per_s(lambda: ours.step(batch, targets)),

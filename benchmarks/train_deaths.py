@@ -91,8 +91,8 @@ class Ours:
     def judge(self, log: Path, bits: list[Any], heard: Timed, struck_s: float) -> tuple[float, float]:
         """Check the bits and the samples of a disturbed run, and give its times."""
         self.wrong_bits += not all(torch.equal(one, other) for one, other in zip(bits, self.bits, strict=True))
-        self.wrong_logs += hetero.check_sample_log(log).epochs != 1
-        steps = hetero.read_sample_log(log)
+        self.wrong_logs += hetero.train.check_sample_log(log).epochs != 1
+        steps = hetero.train.read_sample_log(log)
         before = [step for step in steps if step.generation == 1]
         after = next(step for step in steps if step.generation > 1)
         gaps = [b.applied_s - a.applied_s for a, b in itertools.pairwise(before)]

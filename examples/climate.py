@@ -29,7 +29,7 @@ def statistics(tracer):
 
 def graph_of(winds, hours, parts):
     """Return the graph, and the nodes of the results by field."""
-    graph, results = hetero.Graph(), {}
+    graph, results = hetero.graphs.Graph(), {}
     for name, (u, v) in winds.items():
         tracer = np.tile(np.sin(np.linspace(0.0, 6.0 * np.pi, u.shape[1])), (u.shape[0], 1))
         for _ in range(parts):

@@ -84,5 +84,5 @@ if __name__ == "__main__":
             far.stdout.readline()
             fleet.popen(0, [sys.executable, __file__, "edge", address]).wait()
             far.wait(60)
-    except hetero.HeteroError as error:
+    except hetero.errors.HeteroError as error:
         print(f"edge and cloud cannot be shown here: {error}")

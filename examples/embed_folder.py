@@ -19,14 +19,14 @@ SIDE = 8
 WIDTH = SIDE * SIDE
 
 
-def embed(batch: list[hetero.File]) -> NDArray[np.float32]:
+def embed(batch: list[hetero.batch.File]) -> NDArray[np.float32]:
     """Return a vector of length 1 for each file."""
     vectors = np.stack([pixels(file) if file.path.endswith(".png") else words(file) for file in batch])
     lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
     return (vectors / np.maximum(lengths, 1e-9)).astype(np.float32)
 
 
-def words(file: hetero.File) -> NDArray[np.float32]:
+def words(file: hetero.batch.File) -> NDArray[np.float32]:
     """Count the words of a text under hashed places."""
     vector = np.zeros(WIDTH, dtype=np.float32)
     for word in re.findall(r"\w+", file.text.lower()):
@@ -34,7 +34,7 @@ def words(file: hetero.File) -> NDArray[np.float32]:
     return vector
 
 
-def pixels(file: hetero.File) -> NDArray[np.float32]:
+def pixels(file: hetero.batch.File) -> NDArray[np.float32]:
     """Return the grey values of a picture that was made small."""
     from PIL import Image
 
@@ -43,7 +43,7 @@ def pixels(file: hetero.File) -> NDArray[np.float32]:
 
 
 if __name__ == "__main__":
-    texts = hetero.Files(Path(__file__).parent, pattern=["*.py", "*.md", "*.yaml"])
-    outcome = hetero.map_batches(embed, texts, cost=len, devices="1xcpu,1xcpu*0.5")
+    texts = hetero.batch.Files(Path(__file__).parent, pattern=["*.py", "*.md", "*.yaml"])
+    outcome = hetero.batch.map_batches(embed, texts, cost=len, devices="1xcpu,1xcpu*0.5")
     print(outcome)
     print(f"{outcome.value.shape[0]} files as vectors of {outcome.value.shape[1]}")

@@ -21,7 +21,7 @@ def join(*parts):
 
 def graph_of(sizes):
     """Return the graph: a phase begins when all of the one before is over."""
-    graph, joined = hetero.Graph(), []
+    graph, joined = hetero.graphs.Graph(), []
     for phase in sizes:
         parts = [graph.add(work, int(size), *joined) for size in phase]
         joined = [graph.add(join, *parts)]

@@ -8,11 +8,11 @@ import hetero
 @hetero.task(devices=2)
 def halves(values: np.ndarray) -> float:
     """Sum one half each; the second member sends its sum to the first."""
-    mine = float(np.array_split(values, hetero.world_size())[hetero.rank()].sum())
-    if hetero.rank() == 1:
-        hetero.send(mine, to=0)
+    mine = float(np.array_split(values, hetero.collectives.world_size())[hetero.collectives.rank()].sum())
+    if hetero.collectives.rank() == 1:
+        hetero.collectives.send(mine, to=0)
         return mine
-    return mine + float(hetero.recv(from_=1))
+    return mine + float(hetero.collectives.recv(from_=1))
 
 
 with hetero.Context(devices="2xcpu") as ctx:

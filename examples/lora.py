@@ -49,7 +49,7 @@ print(f"trained: {trained:,} of {sum(p.nbytes for p in model.parameters()):,} by
 print(f"saved: {file.stat().st_size:,} bytes")
 
 again = make_model()
-hetero.load_parameters(again, file)
+hetero.train.load_parameters(again, file)
 with torch.no_grad():
     same = torch.equal(again.eval()(tokens[:1, :-1]).logits, model.eval()(tokens[:1, :-1]).logits)
 print("loaded into another copy of the base model, it answers the same:", same)

@@ -34,7 +34,7 @@ def second(pair):
 
 def graph_of(positions, speeds, masses):
     """Return the graph of some steps."""
-    graph = hetero.Graph()
+    graph = hetero.graphs.Graph()
     cuts = np.linspace(0, BODIES, BLOCKS + 1).astype(int).tolist()
     for _ in range(STEPS):
         parts = [graph.add(forces, positions, masses, a, b) for a, b in pairwise(cuts)]

@@ -25,19 +25,19 @@ fn swish(@builtin(global_invocation_id) id: vec3<u32>) {
 @hetero.task
 def swish(x: np.ndarray) -> np.ndarray:
     """Compute x / (1 + exp(-x)) with the arrays of whatever device runs this."""
-    xp = hetero.namespace()
+    xp = hetero.tasks.namespace()
     x = xp.asarray(x)
     return x / (1 + xp.exp(-x))
 
 
 for word, source in (("opencl", OPENCL), ("vulkan", WGSL)):
     swish.implementation(
-        word, hetero.Kernel(source, "swish", out=lambda x: (x.shape, x.dtype), global_size=lambda x: (x.size,))
+        word, hetero.tasks.Kernel(source, "swish", out=lambda x: (x.shape, x.dtype), global_size=lambda x: (x.size,))
     )
 
 x = np.linspace(-4, 4, 1 << 16, dtype=np.float32)
 expected = x / (1 + np.exp(-x))
-for device in hetero.get_device_list():
+for device in hetero.inspect.get_device_list():
     with hetero.Context(devices=[{"type": device.short.partition(":")[0], "id": device.id}]) as ctx:
         error = np.abs(np.asarray(ctx.run(swish, x)) - expected).max()
         print(f"{device.short}: largest difference to NumPy {error:.0e}")

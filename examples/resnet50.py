@@ -77,7 +77,7 @@ def main() -> None:
     torch.manual_seed(0)
     pictures = torch.randn(64, 3, 64, 64)
     slow = {"cpu:0": {"Linear": 0.02}, "cpu:1": {"Conv2d": 0.4}}
-    with hetero.split(ResNet50(), "2xcpu", pictures[:8], slow=slow) as network:
+    with hetero.train.split(ResNet50(), "2xcpu", pictures[:8], slow=slow) as network:
         for _ in range(3):
             scores = network(pictures)
         print(network)

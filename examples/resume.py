@@ -9,7 +9,7 @@ import hetero
 @hetero.task
 def count_to(end: int) -> tuple[int, int]:
     """Add up the numbers below `end`; give the sum and where the last attempt began."""
-    loop = hetero.resumable(range(end), every=10, state=0)
+    loop = hetero.tasks.resumable(range(end), every=10, state=0)
     begin = None
     for number in loop:
         begin = number if begin is None else begin

@@ -97,8 +97,8 @@ def work(given: SlowToLoad, run_s: float, ends: str) -> Any:
 def together(given: SlowToLoad, run_s: float) -> Any:
     """Run as a member of a group, the second one for less long; only the first has a result."""
     with clocked(given.log, "running"):
-        time.sleep(run_s / (1 + hetero.rank()))
-    return SlowToStore(given.log, run_s) if hetero.rank() == 0 else None
+        time.sleep(run_s / (1 + hetero.collectives.rank()))
+    return SlowToStore(given.log, run_s) if hetero.collectives.rank() == 0 else None
 
 
 def tasks(ends: str) -> Callable[[str, str, float], None]:
@@ -137,7 +137,7 @@ class Stage:
 def stream(log: str, trace: str, unit_s: float, **options: Any) -> None:
     """Stream records from a generator through a pipeline of two stages."""
     with hetero.Context(devices="2xcpu", trace=trace, history=False, **options) as ctx:
-        steps = hetero.pipeline(Stage(log, unit_s), Stage(log, 0.5 * unit_s))
+        steps = hetero.batch.pipeline(Stage(log, unit_s), Stage(log, 0.5 * unit_s))
         assert ctx.map_batches(steps, (x for x in range(12)), batch=2).value == list(range(2, 14))
 
 

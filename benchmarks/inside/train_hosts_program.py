@@ -38,12 +38,12 @@ def wait_for_hosts(ctx: hetero.Context) -> None:
 
 def judged(log: Path, bits: list[Any], undisturbed: list[Any]) -> dict[str, Any]:
     """Return when the first step of the second group was applied, and what is wrong."""
-    after = [step.applied_s for step in hetero.read_sample_log(log) if step.generation > 1]
+    after = [step.applied_s for step in hetero.train.read_sample_log(log) if step.generation > 1]
     same = all(torch.equal(one, other) for one, other in zip(bits, undisturbed, strict=True))
     return {
         "applied_s": min(after, default=0.0),
         "other_bits": not same,
-        "samples_wrong": hetero.check_sample_log(log).epochs != 1,
+        "samples_wrong": hetero.train.check_sample_log(log).epochs != 1,
     }
 
 

@@ -59,7 +59,7 @@ def measured(model: Any, optimizer: Any, inputs: Any, targets: Any) -> int:
 @pytest.mark.parametrize("optimizer", [torch.optim.Adam, lambda parameters: torch.optim.SGD(parameters, lr=0.1)])
 def test_the_foretold_bytes_are_those_that_a_real_step_takes(make: Callable[[], Any], optimizer: Any) -> None:
     model, inputs, targets = make()
-    foretold = hetero.footprint(model, nn.CrossEntropyLoss(), optimizer, (inputs, targets))
+    foretold = hetero.plan.footprint(model, nn.CrossEntropyLoss(), optimizer, (inputs, targets))
     real = measured(model, optimizer(model.parameters()), inputs, targets)
     assert foretold.total_bytes == pytest.approx(real, rel=0.02)
 
@@ -69,7 +69,7 @@ def test_nothing_of_the_model_is_read_or_changed_so_that_it_may_lie_nowhere() ->
         model = nn.Sequential(nn.Linear(30_000, 30_000), nn.Dropout(0.5), nn.Linear(30_000, 1))
     pair = torch.zeros(4, 30_000), torch.zeros(4, 1)
     generator = torch.get_rng_state()
-    took = hetero.footprint(model, nn.MSELoss(), torch.optim.Adam(model.parameters()), pair)
+    took = hetero.plan.footprint(model, nn.MSELoss(), torch.optim.Adam(model.parameters()), pair)
     assert took.parameters == 4 * sum(parameter.numel() for parameter in model.parameters())
     assert took.optimizer > 2 * took.parameters
     assert torch.equal(generator, torch.get_rng_state())
@@ -80,15 +80,15 @@ def test_nothing_of_the_model_is_read_or_changed_so_that_it_may_lie_nowhere() ->
 def test_the_number_of_samples_can_be_another_than_that_of_the_batch() -> None:
     model, inputs, targets = dense()
     asked = (model, nn.CrossEntropyLoss(), torch.optim.Adam)
-    whole = hetero.footprint(*asked, (inputs, targets))
-    assert hetero.footprint(*asked, (inputs[:2].numpy(), targets[:2]), samples=512) == whole
-    assert hetero.footprint(*asked, (inputs, targets), samples=64).activations < whole.activations
+    whole = hetero.plan.footprint(*asked, (inputs, targets))
+    assert hetero.plan.footprint(*asked, (inputs[:2].numpy(), targets[:2]), samples=512) == whole
+    assert hetero.plan.footprint(*asked, (inputs, targets), samples=64).activations < whole.activations
 
 
 def test_what_is_not_trained_has_neither_gradients_nor_state() -> None:
     model, inputs, targets = dense()
     model[0].requires_grad_(False)
-    took = hetero.footprint(
+    took = hetero.plan.footprint(
         model, nn.CrossEntropyLoss(), lambda parameters: torch.optim.SGD(parameters), (inputs, targets)
     )
     assert took.parameters == nbytes(*model.parameters())
@@ -98,8 +98,8 @@ def test_what_is_not_trained_has_neither_gradients_nor_state() -> None:
 def test_half_precision_and_recomputed_blocks_take_less() -> None:
     model, inputs, targets = attention()
     asked = (model, nn.CrossEntropyLoss(), torch.optim.Adam, (inputs, targets))
-    whole, half = hetero.footprint(*asked), hetero.footprint(*asked, precision="bf16")
-    again = hetero.footprint(*asked, recompute="blocks")
+    whole, half = hetero.plan.footprint(*asked), hetero.plan.footprint(*asked, precision="bf16")
+    again = hetero.plan.footprint(*asked, recompute="blocks")
     assert half.pass_bytes < 0.8 * whole.pass_bytes
     assert again.pass_bytes < 0.8 * whole.pass_bytes
 
@@ -115,4 +115,4 @@ def test_a_step_that_looks_at_its_numbers_is_refused() -> None:
 
     pair = torch.zeros(2, 4), torch.zeros(2, 4)
     with pytest.raises(BadValueError, match="Looks cannot be followed without computing"):
-        hetero.footprint(Looks(), nn.MSELoss(), torch.optim.SGD, pair)
+        hetero.plan.footprint(Looks(), nn.MSELoss(), torch.optim.SGD, pair)

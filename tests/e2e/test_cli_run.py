@@ -80,7 +80,7 @@ def test_no_option_of_the_command_line_is_ignored_without_a_word(
 ) -> None:
     (tmp_path / "a.yaml").write_text("engine: inline\n")
     (tmp_path / "program.py").write_text(
-        f"import hetero\ntry:\n    {text or 'pass'}\nexcept hetero.HeteroError: pass\n"
+        f"import hetero\ntry:\n    {text or 'pass'}\nexcept hetero.errors.HeteroError: pass\n"
     )
     done = hetero("run", *options, "program.py", cwd=tmp_path)
     assert (done.returncode, done.stdout) == (0, "")

@@ -82,7 +82,7 @@ def test_the_program_runs_under_the_run_command_with_another_fleet(folder: Path)
 
 def test_the_configuration_as_printed_names_all_that_is_absent_at_once(folder: Path) -> None:
     (folder / "hetero_config.yaml").write_text(AS_PRINTED)
-    kinds = {device.kind for device in hetero.get_device_list()}
+    kinds = {device.kind for device in hetero.inspect.get_device_list()}
     done = run(["program.py"], folder)
     message = done.stderr[done.stderr.index("ConfigError: ") :]
     assert done.returncode != 0

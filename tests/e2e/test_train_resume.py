@@ -62,7 +62,7 @@ def test_a_run_that_was_killed_goes_on_after_its_newest_whole_checkpoint(killed:
     found = train(killed, *KEPT, "--set", f"train.epochs={epochs}", "--resume")
     assert f"note: the checkpoint of step {step} is passed over" in found.stdout
     assert f"goes on after step {step - 5}" in found.stdout
-    assert hetero.check_sample_log(killed / "log")[:2] == (12 * epochs, epochs)
+    assert hetero.train.check_sample_log(killed / "log")[:2] == (12 * epochs, epochs)
 
     again = json.loads(train(killed, *KEPT, "--set", f"train.epochs={epochs}", "--resume", "--json").stdout)
     assert (again["epochs"], again["resumed_after"], again["history"]) == (epochs, epochs, [])

@@ -33,7 +33,7 @@ _SUBSTITUTE = """
 import sys
 sys.path[:0] = {path!r}
 import concurrent.futures, hetero
-class ProcessPoolExecutor(hetero.Executor):
+class ProcessPoolExecutor(hetero.tasks.Executor):
     pass
 concurrent.futures.ProcessPoolExecutor = ProcessPoolExecutor
 """

@@ -48,7 +48,7 @@ def stand_in(ctx: hetero.Context | None = None) -> None:
 
     if ctx is None:  # in a worker: what the tests ask their default back end when they are imported, they ask loky
         importlib.import_module("joblib.test.test_parallel")
-    hetero.register_joblib(ctx, "loky")
+    hetero.tasks.register_joblib(ctx, "loky")
     backend = parallel.BACKENDS["loky"]
     backend.__name__ = "LokyBackend"
     if ctx is None:

@@ -244,5 +244,5 @@ def test_training_gives_the_bits_of_the_local_engine_though_a_worker_is_killed_a
     with training.make("1xcpu") as alone:
         alone.fit(epochs)
     assert all(map(torch.equal, trainer.model.parameters(), alone.model.parameters()))
-    assert hetero.check_sample_log(tmp_path).epochs == epochs
+    assert hetero.train.check_sample_log(tmp_path).epochs == epochs
     assert any("cpu:1 is lost" in note for note in trainer.notes)

@@ -50,7 +50,7 @@ def test_an_executor_is_one_of_concurrent_futures(ctx: hetero.Context) -> None:
 
 
 def test_a_shut_executor_takes_no_more_calls_and_leaves_the_context_open(ctx: hetero.Context) -> None:
-    pool = hetero.Executor(ctx)
+    pool = hetero.tasks.Executor(ctx)
     futures = [pool.submit(time.sleep, 0.1) for _ in range(3)]
     pool.shutdown()
     assert all(future.done() for future in futures)
@@ -61,7 +61,7 @@ def test_a_shut_executor_takes_no_more_calls_and_leaves_the_context_open(ctx: he
 
 def test_an_executor_can_cancel_what_is_left() -> None:
     with hetero.Context(devices="2xcpu", history=False) as own:  # the workers it stops are started again
-        pool = hetero.Executor(own)
+        pool = hetero.tasks.Executor(own)
         futures = [pool.submit(time.sleep, 0.5) for _ in range(12)]
         pool.shutdown(cancel_futures=True)
         assert all(future.done() for future in futures)
@@ -71,7 +71,7 @@ def test_an_executor_can_cancel_what_is_left() -> None:
 @pytest.mark.usefixtures("no_leaks")
 def test_an_executor_without_a_context_opens_and_closes_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HETERO_DEVICES", "1xcpu")
-    with hetero.Executor() as pool:
+    with hetero.tasks.Executor() as pool:
         assert pool.submit(abs, -3).result(60) == 3
     assert pool.ctx.closed
     gc.collect()
@@ -86,7 +86,7 @@ def test_an_executor_of_its_own_keeps_the_contract_of_a_process_pool(monkeypatch
     """A manager's objects work in workers, children are replaced, workers can be limited, wrong words are refused."""
     monkeypatch.delenv("HETERO_DEVICES", raising=False)
     spawn = multiprocessing.get_context("spawn")
-    with spawn.Manager() as manager, hetero.Executor(2, mp_context=spawn, max_tasks_per_child=1) as pool:
+    with spawn.Manager() as manager, hetero.tasks.Executor(2, mp_context=spawn, max_tasks_per_child=1) as pool:
         assert len(pool.ctx.devices) == 2
         shared = manager.Value("i", 1)
         assert pool.submit(add_to, shared, 2).result(60) == 3
@@ -102,11 +102,11 @@ def test_an_executor_of_its_own_keeps_the_contract_of_a_process_pool(monkeypatch
         ({"max_tasks_per_child": 0}, "max_tasks_per_child must be >= 1"),
     ):
         with pytest.raises(ValueError, match=said):
-            hetero.Executor(**words)
+            hetero.tasks.Executor(**words)
 
 
 def test_a_call_that_runs_is_spared_by_an_executor_and_says_that_it_runs(ctx: hetero.Context) -> None:
-    with hetero.Executor(ctx, max_workers=1) as pool:
+    with hetero.tasks.Executor(ctx, max_workers=1) as pool:
         first, *others = [pool.submit(time.sleep, 0.5) for _ in range(6)]
         while not first.running():
             time.sleep(0.01)
@@ -124,10 +124,10 @@ def late(path):
     time.sleep(0.3)
     pathlib.Path(path).touch()
 if __name__ == "__main__":
-    early = hetero.Executor(1)
+    early = hetero.tasks.Executor(1)
     early.submit(late, sys.argv[1])
     early.shutdown(wait=False)
-    hetero.Executor(1).submit(late, sys.argv[2])
+    hetero.tasks.Executor(1).submit(late, sys.argv[2])
 """
 
 
@@ -167,7 +167,7 @@ class Unwritable:
 def test_a_call_of_an_executor_fails_as_in_a_process_pool(
     ctx: hetero.Context, call: Any, given: tuple[Any, ...], expected: type[Exception]
 ) -> None:
-    with hetero.Executor(ctx) as pool:
+    with hetero.tasks.Executor(ctx) as pool:
         future = pool.submit(call, *given)
         with pytest.raises(expected) as caught:
             future.result(60)
@@ -181,7 +181,7 @@ def test_a_call_of_an_executor_that_ended_its_worker_is_not_run_again(ctx: heter
             runs.write("x")
         kill_oneself()
 
-    with hetero.Executor(ctx) as pool, pytest.raises(BrokenProcessPool):
+    with hetero.tasks.Executor(ctx) as pool, pytest.raises(BrokenProcessPool):
         pool.submit(count_and_die).result(60)
     assert (tmp_path / "runs").read_text() == "x"
 
@@ -195,7 +195,7 @@ def test_an_executor_whose_initializer_raises_is_broken_as_a_pool_is(isolation: 
     """The call that was handed in, those after it, and those of `map` fail with what users of a pool catch."""
     with (
         hetero.Context(devices="1xcpu", isolation=isolation, initializer=refuse_to_start, history=False) as own,
-        hetero.Executor(own) as pool,
+        hetero.tasks.Executor(own) as pool,
     ):
         for kind in (BrokenProcessPool, BrokenThreadPool, NothingFitsError):
             with pytest.raises(kind, match="refuse_to_start raised LookupError: no model here"):
@@ -205,7 +205,7 @@ def test_an_executor_whose_initializer_raises_is_broken_as_a_pool_is(isolation: 
 
 
 def test_an_executor_is_not_broken_by_a_call_that_fits_no_device(ctx: hetero.Context) -> None:
-    with hetero.Executor(ctx) as pool, pytest.raises(NothingFitsError) as caught:
+    with hetero.tasks.Executor(ctx) as pool, pytest.raises(NothingFitsError) as caught:
         pool.submit(hetero.task(abs, on="tpu"), -1)
     assert not isinstance(caught.value, RuntimeError)
 
@@ -222,7 +222,7 @@ def test_an_executor_prepares_a_function_once_however_often_it_is_called(
     ctx: hetero.Context, workers: int | None
 ) -> None:
     """A request that were made anew for each call would be checked anew, and no call would be sent alone."""
-    with hetero.Executor(ctx, max_workers=workers) as pool:
+    with hetero.tasks.Executor(ctx, max_workers=workers) as pool:
         first, second, again = pool._task(square), pool._task(square), ctx.executor()._task(square)
         assert first is second
         assert again.request.on == ()
@@ -241,7 +241,7 @@ class Counted:
 def test_an_executor_keeps_no_object_whose_method_it_has_called(ctx: hetero.Context) -> None:
     counted = Counted()
     gone = weakref.ref(counted)
-    with hetero.Executor(ctx) as pool:
+    with hetero.tasks.Executor(ctx) as pool:
         gc.disable()
         try:
             pool.submit(counted.nothing).result(60)
@@ -281,7 +281,7 @@ def test_joblibs_own_tests_of_loops_pass_but_those_of_loky_itself(tmp_path: Path
 
 
 def test_joblib_runs_its_calls_on_the_devices(ctx: hetero.Context) -> None:
-    hetero.register_joblib(ctx)
+    hetero.tasks.register_joblib(ctx)
     with joblib.parallel_backend("hetero"):
         places = joblib.Parallel()(joblib.delayed(where)() for _ in range(20))
     assert set(places) <= {device.id for device in ctx.devices}
@@ -295,7 +295,7 @@ class Fails:
 
 def test_a_joblib_call_that_cannot_travel_fails_its_loop_also_late(ctx: hetero.Context) -> None:
     """The last of many batches is handed in by a thread of the Context, where nobody would catch what it raises."""
-    hetero.register_joblib(ctx)
+    hetero.tasks.register_joblib(ctx)
     loop = joblib.Parallel(n_jobs=2, backend="hetero", batch_size=1, pre_dispatch=2)
     for number in (0, 30):
         with pytest.raises((pickle.PicklingError, RuntimeError), match="cannot be pickled"):
@@ -303,7 +303,7 @@ def test_a_joblib_call_that_cannot_travel_fails_its_loop_also_late(ctx: hetero.C
 
 
 def test_joblib_counts_jobs_as_it_does_elsewhere(ctx: hetero.Context) -> None:
-    hetero.register_joblib(ctx)
+    hetero.tasks.register_joblib(ctx)
     with joblib.parallel_config("hetero"):
         assert [joblib.effective_n_jobs(n) for n in (None, 1, 2, 9, -1, -2, -9)] == [2, 1, 2, 2, 2, 1, 1]
     with pytest.warns(UserWarning, match="does not support timeout"):
@@ -323,7 +323,7 @@ def running_beside(folder: str) -> int:
 
 def test_no_more_joblib_calls_run_at_a_time_than_jobs(tmp_path: Path) -> None:
     with hetero.Context(devices="4xcpu", history=False) as own:
-        hetero.register_joblib(own, "four")
+        hetero.tasks.register_joblib(own, "four")
         loop = joblib.Parallel(n_jobs=2, backend="four", batch_size=1, pre_dispatch="all")
         assert max(loop(joblib.delayed(running_beside)(str(tmp_path)) for _ in range(12))) <= 2
 
@@ -335,13 +335,13 @@ def test_no_more_joblib_calls_run_at_a_time_than_jobs(tmp_path: Path) -> None:
 def test_an_option_of_joblib_that_would_have_no_effect_is_refused(
     ctx: hetero.Context, options: dict[str, Any], said: str
 ) -> None:
-    hetero.register_joblib(ctx)
+    hetero.tasks.register_joblib(ctx)
     with pytest.raises(BadValueError, match=said):
         joblib.Parallel(n_jobs=2, backend="hetero", **options)([joblib.delayed(abs)(1)])
 
 
 def test_two_joblib_loops_in_one_configuration_do_not_stop_each_other(ctx: hetero.Context) -> None:
-    hetero.register_joblib(ctx)
+    hetero.tasks.register_joblib(ctx)
     with joblib.parallel_config("hetero", n_jobs=2):
         first = joblib.Parallel(return_as="generator")(joblib.delayed(square)(i) for i in range(50))
         with pytest.raises(ZeroDivisionError):
@@ -371,7 +371,7 @@ def described(value: Any) -> tuple[str, bytes, bytes]:
 def test_a_large_array_arrives_in_joblib_calls_as_it_is_and_is_copied_once_a_loop(
     ctx: hetero.Context, kind: str
 ) -> None:
-    hetero.register_joblib(ctx)
+    hetero.tasks.register_joblib(ctx)
     value, counters = ARRAYS[kind](), ctx.driver.engine.counters
     before = counters["copies"]
     loop = joblib.Parallel(n_jobs=2, backend="hetero", batch_size=1)
@@ -390,7 +390,7 @@ def total(array: Any, number: int) -> float:
 
 def test_arrays_of_a_joblib_loop_are_looked_at_anew_by_the_next_and_freed_at_its_end() -> None:
     with hetero.Context(devices="2xcpu", history=False) as own:
-        hetero.register_joblib(own, "own")
+        hetero.tasks.register_joblib(own, "own")
         array, counters = np.ones(1_000_000), own.driver.engine.counters
         with joblib.Parallel(n_jobs=2, backend="own", batch_size=1) as loop:
             for expected, copies in ((1_000_000.0, 1), (1_000_000.0, 1), (1_000_001.0, 2)):
@@ -420,7 +420,7 @@ def write(array: Any, number: int) -> int:
 def test_joblib_calls_write_into_no_array_of_others_but_into_files_that_are_mapped(
     ctx: hetero.Context, tmp_path: Path
 ) -> None:
-    hetero.register_joblib(ctx)
+    hetero.tasks.register_joblib(ctx)
     array = np.zeros(1_000_000, np.int64)
     with pytest.raises(ValueError, match="read-only"):
         joblib.Parallel(n_jobs=2, backend="hetero")(joblib.delayed(write)(array, i) for i in range(4))
@@ -434,7 +434,7 @@ def test_joblib_calls_write_into_no_array_of_others_but_into_files_that_are_mapp
 
 ONE_OPEN = """
 import hetero, joblib
-hetero.register_joblib()
+hetero.tasks.register_joblib()
 ctx = hetero.Context(devices="1xcpu", isolation="thread", history=False)
 with joblib.parallel_config("hetero"):
     print(joblib.Parallel(n_jobs=-1)(joblib.delayed(abs)(i) for i in (-1, 2)))
@@ -442,7 +442,7 @@ ctx.close()
 try:
     with joblib.parallel_config("hetero"):
         joblib.Parallel(n_jobs=-1)(joblib.delayed(abs)(i) for i in (-1, 2))
-except hetero.HeteroError as error:
+except hetero.errors.HeteroError as error:
     print(error)
 """
 
@@ -461,7 +461,7 @@ def inner_loop(x: int, backend: str | None) -> tuple[list[int], int]:
 def test_a_joblib_loop_inside_one_runs_in_the_worker_and_starts_no_process(
     ctx: hetero.Context, backend: str | None
 ) -> None:
-    hetero.register_joblib(ctx, "nested-name")
+    hetero.tasks.register_joblib(ctx, "nested-name")
     with joblib.parallel_backend("nested-name"):
         found = joblib.Parallel()(joblib.delayed(inner_loop)(x, backend) for x in range(6))
     assert found == [([(x + i) ** 2 for i in range(4)], 0) for x in range(6)]
@@ -472,7 +472,7 @@ def remember(key: str, value: str) -> None:
 
 
 def test_the_initializer_of_a_joblib_loop_is_called_in_each_worker_before_its_calls(ctx: hetero.Context) -> None:
-    hetero.register_joblib(ctx)
+    hetero.tasks.register_joblib(ctx)
     for value in ("first", "second"):
         loop = joblib.Parallel(backend="hetero", initializer=remember, initargs=("HETERO_TEST_LOOP", value))
         assert set(loop(joblib.delayed(os.getenv)("HETERO_TEST_LOOP") for _ in range(20))) == {value}
@@ -482,11 +482,11 @@ def test_joblib_uses_the_one_open_context_and_tells_when_there_is_none() -> None
     done = subprocess.run([sys.executable, "-c", ONE_OPEN], capture_output=True, text=True, timeout=250, check=False)
     first, second = done.stdout.splitlines()
     assert first == "[1, 2]"
-    assert second == "joblib's back end 'hetero' finds 0 open Contexts; call hetero.register_joblib(ctx)"
+    assert second == "joblib's back end 'hetero' finds 0 open Contexts; call hetero.tasks.register_joblib(ctx)"
 
 
 def test_an_exception_of_a_joblib_call_reaches_the_caller(ctx: hetero.Context) -> None:
-    hetero.register_joblib(ctx)
+    hetero.tasks.register_joblib(ctx)
     with joblib.parallel_backend("hetero"), pytest.raises(ZeroDivisionError):
         joblib.Parallel()(joblib.delayed(divmod)(1, i) for i in (1, 0, 1))
     assert ctx.run(abs, -1) == 1
@@ -498,7 +498,7 @@ def test_a_random_forest_of_scikit_learn_is_the_same_as_without_hetero(ctx: hete
 
     x, y = make_classification(300, 10, random_state=0)
     alone = RandomForestClassifier(20, random_state=0).fit(x, y)
-    hetero.register_joblib(ctx)
+    hetero.tasks.register_joblib(ctx)
     with joblib.parallel_backend("hetero"):
         together = RandomForestClassifier(20, random_state=0, n_jobs=-1).fit(x, y)
     np.testing.assert_array_equal(alone.predict(x), together.predict(x))
@@ -511,7 +511,7 @@ def test_a_grid_search_of_scikit_learn_runs_on_the_devices(ctx: hetero.Context) 
 
     x, y = make_classification(200, 8, random_state=1)
     first = ctx.driver.new_id()
-    hetero.register_joblib(ctx)
+    hetero.tasks.register_joblib(ctx)
     search: Any = GridSearchCV(LogisticRegression(), {"C": [0.1, 1.0, 10.0]}, n_jobs=-1, cv=3)
     with joblib.parallel_backend("hetero"):
         search.fit(x, y)

@@ -81,7 +81,7 @@ def test_a_generator_is_read_as_its_records_are_needed(threads: hetero.Context) 
 
 def test_a_class_is_set_up_once_on_each_worker(ctx: hetero.Context, tmp_path: Path) -> None:
     class Model:
-        def setup(self, device: hetero.Device) -> None:
+        def setup(self, device: hetero.inspect.Device) -> None:
             self.where = device.short
             with (tmp_path / "setups").open("a") as file:
                 file.write(f"{device.short}\n")
@@ -334,7 +334,7 @@ def test_a_wrong_option_is_refused_with_what_is_allowed(
 
 def test_devices_that_run_no_python_are_refused() -> None:
     with pytest.raises(NothingFitsError, match="runs Python functions"):
-        hetero.map_batches(doubled, [1], devices="2xnull")
+        hetero.batch.map_batches(doubled, [1], devices="2xnull")
 
 
 def test_files_are_written_with_a_manifest_and_a_quarantine(threads: hetero.Context, tmp_path: Path) -> None:
@@ -434,7 +434,7 @@ def test_a_run_that_costs_more_than_allowed_ends_and_goes_on_when_more_is_allowe
 )
 def test_wrong_limits_are_told_before_anything_runs(options: dict[str, Any], words: str) -> None:
     with pytest.raises(BadValueError, match=words):
-        hetero.map_batches(doubled, range(3), **options)
+        hetero.batch.map_batches(doubled, range(3), **options)
 
 
 def test_a_run_that_takes_what_others_leave_gives_the_same(ctx: hetero.Context) -> None:
@@ -469,7 +469,7 @@ OTHERS: dict[str, Callable[[int], tuple[Any, Any, dict[str, Any]]]] = {
     "a closure": lambda n: (scaled(n), range(200), {}),
     "an object": lambda n: (Times(n), range(200), {}),
     "a partial": lambda n: (functools.partial(times, n), range(200), {}),
-    "a stage": lambda n: (hetero.pipeline(scaled(1), scaled(n)), range(200), {}),
+    "a stage": lambda n: (hetero.batch.pipeline(scaled(1), scaled(n)), range(200), {}),
     "a record in a list": lambda n: (scaled(1), changed(4, n), {}),
     "a record in an array": lambda n: (scaled(1), np.array(changed(4, n)), {}),
     "a record in a column": lambda n: (lambda b: b["a"], {"a": np.array(changed(4, n))}, {}),

@@ -31,7 +31,7 @@ def waits(first_s: float, second_s: float) -> Any:
 
 
 def test_every_record_goes_through_every_stage_once(ctx: hetero.Context) -> None:
-    steps = hetero.pipeline(
+    steps = hetero.batch.pipeline(
         lambda batch: [x + 1 for x in batch],
         lambda batch: [x * 2 for x in batch],
         lambda batch: [str(x) for x in batch],
@@ -43,7 +43,7 @@ def test_a_stage_runs_only_where_it_may(ctx: hetero.Context) -> None:
     def where(batch: list[Any]) -> list[Any]:
         return [(x, hetero.get_current_device().short) for x in batch]
 
-    found = ctx.map_batches(hetero.pipeline((where, "cpu:0"), (where, "cpu:1")), range(100)).value
+    found = ctx.map_batches(hetero.batch.pipeline((where, "cpu:0"), (where, "cpu:1")), range(100)).value
     assert {(first, second) for (_, first), second in found} == {("cpu:0", "cpu:1")}
 
 
@@ -56,7 +56,7 @@ def test_devices_that_are_good_at_different_stages_do_those(ctx: hetero.Context)
 
         return stage
 
-    went = ctx.map_batches(hetero.pipeline(slow_on(1), slow_on(0)), [()] * 1500, batch=20).value
+    went = ctx.map_batches(hetero.batch.pipeline(slow_on(1), slow_on(0)), [()] * 1500, batch=20).value
     assert len(went) == 1500
     assert sum(first == 0 for first, _ in went) > 0.7 * len(went)
     assert sum(second == 1 for _, second in went) > 0.7 * len(went)
@@ -64,7 +64,7 @@ def test_devices_that_are_good_at_different_stages_do_those(ctx: hetero.Context)
 
 def test_stages_that_all_devices_do_alike_run_in_one_piece(ctx: hetero.Context) -> None:
     stages = waits(0.001, 0.001), waits(0.001, 0.001)
-    outcome = ctx.map_batches(hetero.pipeline(*stages), range(3000), batch=20)
+    outcome = ctx.map_batches(hetero.batch.pipeline(*stages), range(3000), batch=20)
     assert sum(stats.calls for stats in outcome.devices) < 1.6 * 3000 / 20
 
 
@@ -77,25 +77,25 @@ def test_a_bad_record_is_found_at_whichever_stage_it_fails(ctx: hetero.Context, 
 
     stages = [lambda batch: batch, lambda batch: batch]
     stages[place] = fails
-    outcome = ctx.map_batches(hetero.pipeline(*stages), range(200), errors=1, batch=16)
+    outcome = ctx.map_batches(hetero.batch.pipeline(*stages), range(200), errors=1, batch=16)
     assert [record.item for record in outcome.bad] == [37]
     assert outcome.value == [x for x in range(200) if x != 37]
 
 
 def test_a_pipeline_merges_what_its_last_stage_gives(ctx: hetero.Context) -> None:
-    steps = hetero.pipeline(lambda batch: [x + 1 for x in batch], lambda batch: [2.0 * x for x in batch])
+    steps = hetero.batch.pipeline(lambda batch: [x + 1 for x in batch], lambda batch: [2.0 * x for x in batch])
     assert ctx.map_batches(steps, range(100), merge="sum").value == sum(2.0 * (x + 1) for x in range(100))
 
 
 def test_a_stage_that_no_device_may_run_is_refused(ctx: hetero.Context) -> None:
     with pytest.raises(NothingFitsError, match="no device may run stage 1 of the pipeline: it asks for cuda"):
-        ctx.map_batches(hetero.pipeline(waits(0, 0), (waits(0, 0), "cuda")), range(3))
+        ctx.map_batches(hetero.batch.pipeline(waits(0, 0), (waits(0, 0), "cuda")), range(3))
 
 
 @pytest.mark.parametrize(("stages", "words"), [((), "needs a stage"), (((len, "a", "b"),), "a stage of 3 parts")])
 def test_a_pipeline_without_sense_is_refused(stages: tuple[Any, ...], words: str) -> None:
     with pytest.raises(BadValueError, match=words):
-        hetero.pipeline(*stages)
+        hetero.batch.pipeline(*stages)
 
 
 def test_a_device_goes_to_the_stage_whose_queue_grew() -> None:

@@ -83,7 +83,7 @@ def halves(table: Any) -> Any:
 @pytest.mark.parametrize("begin", [0, 1, 7, 19, 20, 33, 50])
 def test_tables_are_read_from_any_row_on_and_each_row_knows_its_place(tmp_path: Path, suffix: str, begin: int) -> None:
     folder = folder_of(tmp_path, suffix, 20, 13, 17)
-    pieces = list(hetero.Tables(folder).read(begin))
+    pieces = list(hetero.batch.Tables(folder).read(begin))
     assert [row for piece in pieces for row in piece.records["id"].to_pylist()] == list(range(begin, 50))
     first = {f"{folder}/0{suffix}": 0, f"{folder}/1{suffix}": 20, f"{folder}/2{suffix}": 33}
     for piece in pieces:
@@ -108,29 +108,29 @@ def test_a_row_that_fails_is_set_aside_with_its_file_and_row(
 
 def test_columns_are_chosen_and_a_wrong_name_is_told_with_the_right_one(tmp_path: Path) -> None:
     folder = folder_of(tmp_path, ".parquet", 5)
-    assert next(hetero.Tables(folder, columns=["x"]).read()).records.column_names == ["x"]
+    assert next(hetero.batch.Tables(folder, columns=["x"]).read()).records.column_names == ["x"]
     with pytest.raises(BadValueError, match=r"0\.parquet has no column 'idd'; did you mean 'id'"):
-        hetero.Tables(folder, columns=["idd"])
+        hetero.batch.Tables(folder, columns=["idd"])
 
 
 def test_files_of_several_schemas_or_formats_are_refused_by_name(tmp_path: Path) -> None:
     folder = folder_of(tmp_path, ".parquet", 5, 5)
     write(pa.table({"id": ["a"], "x": [1.0]}), folder / "2.parquet")
     with pytest.raises(BadValueError, match=r"2\.parquet has id: string; .*0\.parquet has id: int64"):
-        hetero.Tables(folder)
+        hetero.batch.Tables(folder)
     write(pa.table({"id": [1]}), folder / "2.parquet")
     with pytest.raises(BadValueError, match=r"2\.parquet has the columns id: int64; .* id: int64, x: double"):
-        hetero.Tables(folder)
+        hetero.batch.Tables(folder)
     (folder / "2.parquet").unlink()
     write(rows(0, 3), folder / "2.csv")
     with pytest.raises(BadValueError, match=r"several formats: .*0\.parquet and .*2\.csv"):
-        hetero.Tables(folder)
+        hetero.batch.Tables(folder)
 
 
 def test_text_files_may_differ_in_what_their_numbers_look_like(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("x\n1\n2\n")
     (tmp_path / "b.csv").write_text("x\n2.5\n")
-    pieces = list(hetero.Tables(tmp_path).read())
+    pieces = list(hetero.batch.Tables(tmp_path).read())
     assert [x for piece in pieces for x in piece.records["x"].to_pylist()] == [1.0, 2.0, 2.5]
 
 
@@ -145,7 +145,7 @@ def test_text_files_may_differ_in_what_their_numbers_look_like(tmp_path: Path) -
 def test_a_file_that_is_no_table_is_told_in_one_line(tmp_path: Path, name: str, content: bytes, words: str) -> None:
     (tmp_path / name).write_bytes(content)
     with pytest.raises(BadValueError, match=words) as caught:
-        hetero.map_batches(len, tmp_path / name, devices="1xcpu")
+        hetero.batch.map_batches(len, tmp_path / name, devices="1xcpu")
     assert "\n" not in str(caught.value)
 
 
@@ -154,7 +154,7 @@ def test_what_is_absent_or_empty_is_told_by_name(threads: hetero.Context, tmp_pa
         with pytest.raises(BadValueError, match=words):
             threads.map_batches(len, path)
     with pytest.raises(BadValueError, match="holds no file"):
-        hetero.Images(f"{tmp_path}/*.png")
+        hetero.batch.Images(f"{tmp_path}/*.png")
     write(rows(0, 0), tmp_path / "a.parquet")
     with pytest.raises(BadValueError, match="the source is empty"):
         threads.map_batches(len, tmp_path)
@@ -162,7 +162,7 @@ def test_what_is_absent_or_empty_is_told_by_name(threads: hetero.Context, tmp_pa
 
 def test_a_file_that_changes_while_it_is_read_is_told(tmp_path: Path) -> None:
     folder = folder_of(tmp_path, ".csv", 5, 5)
-    source = hetero.Tables(folder)
+    source = hetero.batch.Tables(folder)
     with (folder / "0.csv").open("a") as file:
         file.write("9,9.5\n")
     with pytest.raises(HeteroError, match=r"0\.csv changed while it was read"):
@@ -173,7 +173,7 @@ def test_a_line_that_cannot_be_read_is_told_with_the_rows_before_it(tmp_path: Pa
     path = tmp_path / "a.csv"
     path.write_text("x\n" + "1\n" * 1_000_000 + "oops\n")
     with pytest.raises(HeteroError, match=r"a\.csv after row \d+ cannot be read: .*oops"):
-        list(hetero.Tables(path).read())
+        list(hetero.batch.Tables(path).read())
 
 
 @pytest.mark.parametrize("group", [0, 3])
@@ -184,7 +184,7 @@ def test_a_page_that_is_damaged_is_blamed_on_its_own_file(tmp_path: Path, group:
     path = tmp_path / "2.parquet"
     damage(path, pq.ParquetFile(path).metadata.row_group(group).column(0).data_page_offset, 100)
     with pytest.raises(HeteroError, match=rf"2\.parquet after row {1000 * group} cannot be read"):
-        list(hetero.Tables(tmp_path).read())
+        list(hetero.batch.Tables(tmp_path).read())
 
 
 def test_a_flipped_bit_in_a_page_that_hetero_wrote_is_told_and_gives_no_value(
@@ -195,7 +195,7 @@ def test_a_flipped_bit_in_a_page_that_hetero_wrote_is_told_and_gives_no_value(
     column = pq.ParquetFile(path).metadata.row_group(0).column(0)
     damage(path, (column.dictionary_page_offset or column.data_page_offset) + column.total_compressed_size - 8, 1)
     with pytest.raises(HeteroError, match=r"part-00000\.parquet after row 0 cannot be read: .*CRC"):
-        list(hetero.Tables(path).read())
+        list(hetero.batch.Tables(path).read())
 
 
 def damage(path: Path, begin: int, count: int) -> None:
@@ -224,7 +224,7 @@ def test_parquet_comes_out_the_same_whatever_the_batches_and_the_order(
     folder = folder_of(tmp_path, ".parquet", 400, 333, 467)
     outs = [tmp_path / name for name in ("auto", "small", "unordered")]
     processes.map_batches(halves, folder, out=outs[0], form="parquet", part=500)
-    processes.map_batches(halves, hetero.Tables(folder), out=outs[1], form="parquet", part=500, batch=9)
+    processes.map_batches(halves, hetero.batch.Tables(folder), out=outs[1], form="parquet", part=500, batch=9)
     processes.map_batches(halves, folder, out=outs[2], form="parquet", part=500, batch=64, ordered=False)
     assert content(outs[0]) == content(outs[1]) == content(outs[2])
     assert pq.read_table(outs[0])["x"].to_pylist() == [x / 4 for x in range(1200)]
@@ -290,7 +290,7 @@ def test_images_come_as_one_array_and_what_is_no_image_is_set_aside_with_its_pat
 ) -> None:
     for value in range(12):
         (tmp_path / f"{value:02}.PNG").write_bytes(picture(value) if value != 7 else b"no picture")
-    images = hetero.Images(tmp_path, size=(4, 6), mode="L")
+    images = hetero.batch.Images(tmp_path, size=(4, 6), mode="L")
     found = processes.map_batches(lambda batch: batch[:, 0, 0], images, errors=1)
     assert found.value.tolist() == [x for x in range(12) if x != 7]
     assert found.bad[0].place.file == f"{tmp_path}/07.PNG"
@@ -315,7 +315,7 @@ def test_batches_of_files_are_of_equal_length_where_that_is_asked(threads: heter
     for number in range(40):
         (tmp_path / f"{number:02}.txt").write_text("x" * (1 + number))
     sums = threads.map_batches(
-        lambda batch: [sum(map(len, batch))] * len(batch), hetero.Files(tmp_path), cost=len, batch=60, learn=False
+        lambda batch: [sum(map(len, batch))] * len(batch), hetero.batch.Files(tmp_path), cost=len, batch=60, learn=False
     ).value
     assert max(sums) <= 60
 
@@ -341,13 +341,13 @@ def bucket() -> Iterator[dict[str, str]]:
 def test_tables_files_and_images_are_read_from_s3_on_the_workers(
     processes: hetero.Context, bucket: dict[str, str]
 ) -> None:
-    tables = hetero.Tables("s3://pile/tables/", storage=bucket)
+    tables = hetero.batch.Tables("s3://pile/tables/", storage=bucket)
     assert tables.length == 30
     assert processes.map_batches(lambda t: t["id"].to_pylist(), tables).value == list(range(30))
-    assert next(hetero.Tables("s3://pile/tables/part 1.parquet", storage=bucket).read(4)).row == 4
-    images = hetero.Images("s3://pile/photos/*.png", size=(2, 2), mode="L", storage=bucket)
+    assert next(hetero.batch.Tables("s3://pile/tables/part 1.parquet", storage=bucket).read(4)).row == 4
+    images = hetero.batch.Images("s3://pile/photos/*.png", size=(2, 2), mode="L", storage=bucket)
     assert processes.map_batches(lambda batch: batch[:, 0, 0], images).value.tolist() == [0, 1, 2]
-    notes = hetero.Files("s3://pile/notes", storage=bucket)
+    notes = hetero.batch.Files("s3://pile/notes", storage=bucket)
     assert processes.map_batches(lambda batch: list(map(len, batch)), notes).value == [0, 1, 2]
 
 
@@ -358,7 +358,7 @@ def test_what_a_store_lacks_or_refuses_is_told_in_one_line(bucket: dict[str, str
         ("ftp://pile/x.parquet", "ftp://pile cannot be opened"),
     ):
         with pytest.raises(HeteroError, match=words) as caught:
-            hetero.Tables(url, storage=bucket)
+            hetero.batch.Tables(url, storage=bucket)
         assert "\n" not in str(caught.value)
 
 
@@ -367,7 +367,7 @@ def test_an_object_that_is_replaced_is_told_when_it_is_read(bucket: dict[str, st
 
     store = S3Store("pile", config=bucket, client_options={"allow_http": True})
     store.put("changes/a.csv", b"x\n1\n")
-    source = hetero.Tables("s3://pile/changes/a.csv", storage=bucket)
+    source = hetero.batch.Tables("s3://pile/changes/a.csv", storage=bucket)
     store.put("changes/a.csv", b"x\n2\n")
     with pytest.raises(HeteroError, match=r"changes/a\.csv changed while it was read"):
         list(source.read())
@@ -382,10 +382,10 @@ def test_files_are_read_from_the_web(threads: hetero.Context, tmp_path: Path) ->
         serving.start()
         try:
             url = f"http://127.0.0.1:{server.server_port}"
-            found = threads.map_batches(lambda batch: [one.text for one in batch], hetero.Files(f"{url}/a.txt"))
+            found = threads.map_batches(lambda batch: [one.text for one in batch], hetero.batch.Files(f"{url}/a.txt"))
             assert found.value == ["hello"]
             with pytest.raises(BadValueError, match=r"there is no file http://.*/b\.txt"):
-                hetero.Files(f"{url}/b.txt")
+                hetero.batch.Files(f"{url}/b.txt")
         finally:
             server.shutdown()
             serving.join()

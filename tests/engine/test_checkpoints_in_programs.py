@@ -25,7 +25,7 @@ seen = pathlib.Path(sys.argv[2])
 
 @hetero.task
 def total(count):
-    loop = hetero.resumable(range(count), every=5, state=0)
+    loop = hetero.tasks.resumable(range(count), every=5, state=0)
     for item in loop:
         with seen.open("a") as file:
             file.write(f"{item}\\n")
@@ -194,7 +194,7 @@ def test_calls_handed_in_in_another_order_resume_each_its_own(tmp_path: Path) ->
 def test_the_items_of_one_chunk_of_a_map_have_checkpoints_of_their_own() -> None:
     with hetero.Context(devices="1xcpu", engine="inline") as ctx:
         assert list(ctx.map(total, [[1, 1], [7, 7, 7]], [9, 9], chunk=2)) == [(2, 0), (21, 0)]
-        looped = ctx.map(lambda n: list(hetero.resumable(range(n))), [2, 3], chunk=2)
+        looped = ctx.map(lambda n: list(hetero.tasks.resumable(range(n))), [2, 3], chunk=2)
         assert list(looped) == [[0, 1], [0, 1, 2]]
 
 
@@ -203,7 +203,7 @@ def test_a_nested_task_does_not_resume_from_an_earlier_one_of_its_name(tmp_path:
     stop.touch()
 
     def outer(rows: list[list[int]], stop: Path) -> list[Any]:
-        loop = hetero.resumable(rows, state=[])
+        loop = hetero.tasks.resumable(rows, state=[])
         for row in loop:
             if len(loop.state) == 1 and stop.exists():
                 raise RuntimeError("stopped on purpose")

@@ -23,13 +23,13 @@ from hetero.report.trace_reader import only, read_run
 
 @hetero.task(devices=2)
 def _sums() -> float:
-    total = hetero.all_reduce(np.ones(1000))
-    return float(hetero.broadcast(total, 1, algorithm="tree")[0])
+    total = hetero.collectives.all_reduce(np.ones(1000))
+    return float(hetero.collectives.broadcast(total, 1, algorithm="tree")[0])
 
 
 @hetero.task(devices=2, retries=0)
 def _fails() -> None:
-    hetero.all_reduce(1.0)
+    hetero.collectives.all_reduce(1.0)
     raise ValueError("after the sum")
 
 
@@ -117,7 +117,7 @@ def test_a_trace_tells_of_collectives_on_ray(tmp_path: Path) -> None:
 @hetero.task
 def _keeps() -> int:
     hetero.checkpoint("half", np.zeros(100))
-    return sum(hetero.resumable([1, 2, 3], every=2))
+    return sum(hetero.tasks.resumable([1, 2, 3], every=2))
 
 
 def test_checkpoints_of_tasks_are_told_with_their_bytes_and_lie_within_the_task(tmp_path: Path) -> None:

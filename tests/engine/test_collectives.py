@@ -22,19 +22,19 @@ def ctx(request: pytest.FixtureRequest) -> Iterator[hetero.Context]:
 
 def _everything(make: Any, algorithm: str) -> tuple[Any, ...]:
     """Do all four collectives; rank 0 gives what every member got."""
-    rank = hetero.rank()
+    rank = hetero.collectives.rank()
     own = make(rank)
     mine = (
-        hetero.all_reduce(own, algorithm=algorithm),
-        hetero.all_reduce(own, "max", algorithm),
-        hetero.broadcast(own, 2, algorithm),
-        hetero.all_gather(own, algorithm),
-        hetero.reduce_scatter(own, algorithm=algorithm),
+        hetero.collectives.all_reduce(own, algorithm=algorithm),
+        hetero.collectives.all_reduce(own, "max", algorithm),
+        hetero.collectives.broadcast(own, 2, algorithm),
+        hetero.collectives.all_gather(own, algorithm),
+        hetero.collectives.reduce_scatter(own, algorithm=algorithm),
     )
     if rank:
-        hetero.send(mine, to=0)
+        hetero.collectives.send(mine, to=0)
         return ()
-    return mine, hetero.recv(1), hetero.recv(2)
+    return mine, hetero.collectives.recv(1), hetero.collectives.recv(2)
 
 
 def _numpy(rank: int) -> Any:
@@ -77,7 +77,11 @@ def test_the_library_works_between_processes_and_is_refused_between_threads(ctx:
 def test_numbers_are_summed_too(ctx: hetero.Context) -> None:
     @hetero.task(devices=3)
     def ranks() -> Any:
-        return hetero.all_reduce(hetero.rank()), hetero.all_reduce(0.5), hetero.all_gather(hetero.rank()).tolist()
+        return (
+            hetero.collectives.all_reduce(hetero.collectives.rank()),
+            hetero.collectives.all_reduce(0.5),
+            hetero.collectives.all_gather(hetero.collectives.rank()).tolist(),
+        )
 
     assert ctx.run(ranks) == (3, 1.5, [0, 1, 2])
 
@@ -85,13 +89,18 @@ def test_numbers_are_summed_too(ctx: hetero.Context) -> None:
 def test_messages_on_their_way_are_not_taken_for_those_of_a_collective(ctx: hetero.Context) -> None:
     @hetero.task(devices=3)
     def both() -> Any:
-        if hetero.rank():
-            hetero.send("before", to=0)
-        total = hetero.all_reduce(1)
-        if hetero.rank():
-            hetero.send("after", to=0)
+        if hetero.collectives.rank():
+            hetero.collectives.send("before", to=0)
+        total = hetero.collectives.all_reduce(1)
+        if hetero.collectives.rank():
+            hetero.collectives.send("after", to=0)
             return None
-        return total, [hetero.recv(1), hetero.recv(2), hetero.recv(1), hetero.recv(2)]
+        return total, [
+            hetero.collectives.recv(1),
+            hetero.collectives.recv(2),
+            hetero.collectives.recv(1),
+            hetero.collectives.recv(2),
+        ]
 
     assert ctx.run(both) == (3, ["before", "before", "after", "after"])
 
@@ -99,8 +108,8 @@ def test_messages_on_their_way_are_not_taken_for_those_of_a_collective(ctx: hete
 def test_the_array_that_was_given_stays_as_it_was(ctx: hetero.Context) -> None:
     @hetero.task(devices=3)
     def kept(x: Any) -> Any:
-        hetero.all_reduce(x)
-        return hetero.all_reduce(x.T).tolist()
+        hetero.collectives.all_reduce(x)
+        return hetero.collectives.all_reduce(x.T).tolist()
 
     assert ctx.run(kept, np.arange(4.0).reshape(2, 2)) == [[0.0, 6.0], [3.0, 9.0]]
 
@@ -108,10 +117,10 @@ def test_the_array_that_was_given_stays_as_it_was(ctx: hetero.Context) -> None:
 def test_a_member_that_fails_frees_those_who_wait_for_it_with_its_own_error(ctx: hetero.Context) -> None:
     @hetero.task(devices=3)
     def half_broken() -> Any:
-        hetero.all_reduce(np.ones(10))
-        if hetero.rank() == 1:
+        hetero.collectives.all_reduce(np.ones(10))
+        if hetero.collectives.rank() == 1:
             raise ValueError("rank 1 is broken")
-        return hetero.all_reduce(np.ones(10))
+        return hetero.collectives.all_reduce(np.ones(10))
 
     for _ in range(5):
         with pytest.raises(ValueError, match="rank 1 is broken"):
@@ -121,8 +130,8 @@ def test_a_member_that_fails_frees_those_who_wait_for_it_with_its_own_error(ctx:
 def test_a_member_that_ends_early_is_told(ctx: hetero.Context) -> None:
     @hetero.task(devices=3)
     def one_is_missing() -> Any:
-        hetero.all_reduce(1)
-        return None if hetero.rank() == 2 else hetero.all_reduce(1)
+        hetero.collectives.all_reduce(1)
+        return None if hetero.collectives.rank() == 2 else hetero.collectives.all_reduce(1)
 
     with pytest.raises(HeteroError, match="rank 2 ended"):
         ctx.submit(one_is_missing).result(60)
@@ -131,7 +140,7 @@ def test_a_member_that_ends_early_is_told(ctx: hetero.Context) -> None:
 def test_arrays_that_do_not_match_are_told(ctx: hetero.Context) -> None:
     @hetero.task(devices=3)
     def unequal() -> Any:
-        return hetero.all_reduce(np.ones(3 + (hetero.rank() == 2)), algorithm="ring")
+        return hetero.collectives.all_reduce(np.ones(3 + (hetero.collectives.rank() == 2)), algorithm="ring")
 
     with pytest.raises(HeteroError, match=r"takes part in|is broken|failed"):
         ctx.submit(unequal).result(60)
@@ -139,20 +148,20 @@ def test_arrays_that_do_not_match_are_told(ctx: hetero.Context) -> None:
 
 def test_outside_of_a_group_a_collective_is_that_of_one() -> None:
     row = np.arange(3.0)
-    assert hetero.all_reduce(row).tolist() == hetero.broadcast(row).tolist() == [0.0, 1.0, 2.0]
-    assert hetero.all_gather(row).shape == (1, 3)
-    assert hetero.reduce_scatter(row).tolist() == [0.0, 1.0, 2.0]
-    assert hetero.all_reduce(2) == 2
+    assert hetero.collectives.all_reduce(row).tolist() == hetero.collectives.broadcast(row).tolist() == [0.0, 1.0, 2.0]
+    assert hetero.collectives.all_gather(row).shape == (1, 3)
+    assert hetero.collectives.reduce_scatter(row).tolist() == [0.0, 1.0, 2.0]
+    assert hetero.collectives.all_reduce(2) == 2
 
 
 @pytest.mark.parametrize(
     ("call", "told"),
     [
-        (lambda: hetero.all_reduce("x"), "a str has no sum over members"),
-        (lambda: hetero.all_reduce(np.ones(3), "mean"), "'mean' is no reduction"),
-        (lambda: hetero.all_reduce(np.ones(3), algorithm="piplined_tree"), "did you mean 'pipelined_tree'"),
-        (lambda: hetero.broadcast(np.ones(3), 1), "there is no rank 1"),
-        (lambda: hetero.reduce_scatter(3.0), "has no 1 equal parts"),
+        (lambda: hetero.collectives.all_reduce("x"), "a str has no sum over members"),
+        (lambda: hetero.collectives.all_reduce(np.ones(3), "mean"), "'mean' is no reduction"),
+        (lambda: hetero.collectives.all_reduce(np.ones(3), algorithm="piplined_tree"), "did you mean 'pipelined_tree'"),
+        (lambda: hetero.collectives.broadcast(np.ones(3), 1), "there is no rank 1"),
+        (lambda: hetero.collectives.reduce_scatter(3.0), "has no 1 equal parts"),
     ],
 )
 def test_bad_arguments_are_told(call: Any, told: str) -> None:

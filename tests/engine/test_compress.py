@@ -186,7 +186,7 @@ def test_fine_tuning_keeps_zeros_and_lowers_the_loss(ctx: hetero.Context) -> Non
     before = copy.deepcopy(model.state_dict())
     plain = copy.deepcopy(model)
     zero_weights(plain, 0.9)
-    tuned = hetero.compress(model, prune=0.9, data=pair, fine_tune=2, global_batch=64, devices=ctx)
+    tuned = hetero.train.compress(model, prune=0.9, data=pair, fine_tune=2, global_batch=64, devices=ctx)
     assert tuned.after.zeros_frac == pytest.approx(0.9, abs=0.01)
     assert loss_of(tuned.model, pair) < loss_of(plain, pair)
     assert all(torch.equal(model.state_dict()[name], tensor) for name, tensor in before.items())
@@ -194,7 +194,7 @@ def test_fine_tuning_keeps_zeros_and_lowers_the_loss(ctx: hetero.Context) -> Non
 
 def test_both_models_are_measured_on_every_device(ctx: hetero.Context, tmp_path: Path) -> None:
     pytest.importorskip("torchao")
-    made = hetero.compress(rows(), prune=0.5, structured=True, quantise="int8", test=separable(), devices=ctx)
+    made = hetero.train.compress(rows(), prune=0.5, structured=True, quantise="int8", test=separable(), devices=ctx)
     for figures in (made.before, made.after):
         assert set(figures.samples_per_s) == {"cpu:0", "cpu:1"}
         assert min(figures.samples_per_s.values()) > 0
@@ -206,7 +206,7 @@ def test_both_models_are_measured_on_every_device(ctx: hetero.Context, tmp_path:
 
 def test_a_convolution_alone_is_not_quantised() -> None:
     with pytest.raises(BadValueError, match="no linear layer, and others are not quantised"):
-        hetero.compress(nn.Sequential(nn.Conv2d(1, 2, 3)), quantise="int8", devices="1xcpu")
+        hetero.train.compress(nn.Sequential(nn.Conv2d(1, 2, 3)), quantise="int8", devices="1xcpu")
 
 
 @pytest.mark.parametrize(
@@ -223,10 +223,10 @@ def test_a_convolution_alone_is_not_quantised() -> None:
 )
 def test_a_wish_that_cannot_be_met_is_told(words: dict[str, Any], said: str) -> None:
     with pytest.raises(BadValueError) as told:
-        hetero.compress(rows(), **words)
+        hetero.train.compress(rows(), **words)
     assert said in str(told.value)
 
 
 def test_something_that_is_no_model_is_told() -> None:
     with pytest.raises(BadValueError, match="dict is no model"):
-        hetero.compress({}, prune=0.5)
+        hetero.train.compress({}, prune=0.5)

@@ -215,7 +215,7 @@ def test_a_task_pinned_to_a_device_runs_there(processes: hetero.Context) -> None
 
 def test_namespace_gives_arrays_of_the_device(ctx: hetero.Context) -> None:
     def normed(x: Any) -> Any:
-        xp = hetero.namespace()
+        xp = hetero.tasks.namespace()
         return xp.sum(xp.asarray(x) ** 2)
 
     assert float(ctx.run(normed, np.ones(4))) == 4.0
@@ -235,7 +235,7 @@ def test_explain_says_why_a_device_cannot_run_a_task(ctx: hetero.Context) -> Non
 
 def test_memory_usage_names_the_hosts_memory(processes: hetero.Context) -> None:
     held = processes.put(np.ones(1_000_000))
-    usage = hetero.get_memory_usage()["h0/ram"]
+    usage = hetero.inspect.get_memory_usage()["h0/ram"]
     assert 8_000_000 <= usage.used_bytes <= usage.peak_bytes <= usage.capacity_bytes
     assert held.result()[0] == 1.0
 

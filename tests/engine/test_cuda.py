@@ -31,7 +31,7 @@ def ctx(gpu: None) -> Iterator[hetero.Context]:
 
 @hetero.task
 def product(a: Any, b: Any) -> Any:
-    xp = hetero.namespace()
+    xp = hetero.tasks.namespace()
     return xp.asarray(a) @ xp.asarray(b)
 
 
@@ -104,12 +104,12 @@ def test_a_split_over_both_gives_what_the_whole_gives(ctx: hetero.Context) -> No
     model, inputs = network().eval(), torch.randn(32, 20)
     with hetero.Context(devices=f"{GPU},1xtorch-cpu", history=False) as fleet:
         place = [("cuda:0", 3), ("torch-cpu:0", 1)]
-        with hetero.split(model, fleet, inputs[:8], place=place) as parts:
+        with hetero.train.split(model, fleet, inputs[:8], place=place) as parts:
             torch.testing.assert_close(parts(inputs), model(inputs), rtol=1e-4, atol=1e-5)
 
 
 def test_bulk_work_on_both_gives_what_the_cpu_gives(gpu: None) -> None:
     model, records = network().eval(), np.random.default_rng(0).random((3000, 20), dtype=np.float32)
-    found = hetero.map_batches(model, records, devices=f"{GPU},torch-cpu").value
+    found = hetero.batch.map_batches(model, records, devices=f"{GPU},torch-cpu").value
     with torch.no_grad():
         np.testing.assert_allclose(np.asarray(found), model(torch.from_numpy(records)).numpy(), rtol=1e-3, atol=1e-5)

@@ -25,7 +25,7 @@ ADDRESSES = ("s3://bucket/out", "gs://b/o", "az://b/o", "hdfs://n/o", "memory://
 
 
 def batch(where: Any, **options: Any) -> Any:
-    return hetero.map_batches(np.sum, np.ones((4, 2)), out=where, devices="cpu:1", **options)
+    return hetero.batch.map_batches(np.sum, np.ones((4, 2)), out=where, devices="cpu:1", **options)
 
 
 def trained(where: Any, option: str) -> Any:

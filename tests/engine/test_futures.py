@@ -52,7 +52,7 @@ def test_wait_and_as_completed_of_the_standard_library_work(ctx: hetero.Context)
 
 def test_wait_returns_at_the_first_exception(ctx: hetero.Context) -> None:
     slow, broken = ctx.submit(time.sleep, 0.5), ctx.submit(fail)
-    done, _ = hetero.wait([slow, broken], 30, return_when=hetero.FIRST_EXCEPTION)
+    done, _ = hetero.wait([slow, broken], 30, return_when=concurrent.futures.FIRST_EXCEPTION)
     assert broken in done
 
 

@@ -58,7 +58,7 @@ def test_a_graph_from_a_file_runs_within_memories_that_hold_a_few_of_its_results
     ctx: hetero.Context, tmp_path: Path
 ) -> None:
     (tmp_path / "g.json").write_text(json.dumps(grid(5)))
-    graph = hetero.Graph.from_file(tmp_path / "g.json", added)
+    graph = hetero.graphs.Graph.from_file(tmp_path / "g.json", added)
     (last,) = graph.run(ctx)
     assert last[0] == last[-1] == 70.0
     replicas = ctx.driver.machine.replicas
@@ -78,7 +78,7 @@ def waits_for(path: str) -> np.ndarray[Any, Any]:
 
 def test_what_the_next_task_reads_travels_while_its_device_is_busy(ctx: hetero.Context, tmp_path: Path) -> None:
     mark = tmp_path / "arrived"
-    graph = hetero.Graph()
+    graph = hetero.graphs.Graph()
     near = graph.add(hetero.task(waits_for, on="cpu:0"), str(mark))
     far = graph.add(hetero.task(added, on="cpu:1"), "far")
     graph.add(hetero.task(added, on="cpu:0"), "both", near, far)

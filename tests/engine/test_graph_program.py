@@ -1,4 +1,4 @@
-"""`hetero.Graph` on real workers, and the graph of a run as `hetero.graph` shows it."""
+"""`hetero.graphs.Graph` on real workers, and the graph of a run as `hetero.graphs.graph` shows it."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def failing(*parts: str) -> str:
 
 
 def test_a_graph_gives_the_results_of_the_tasks_that_nobody_reads(ctx: hetero.Context) -> None:
-    graph = hetero.Graph()
+    graph = hetero.graphs.Graph()
     a = graph.add(joined, "a")
     b, c = graph.add(joined, "b", a), graph.add(joined, a, "c")
     graph.add("".join, [b, c])
@@ -40,7 +40,7 @@ def test_a_graph_gives_the_results_of_the_tasks_that_nobody_reads(ctx: hetero.Co
 
 
 def test_a_failure_reaches_whoever_needs_the_task_and_nobody_else(ctx: hetero.Context) -> None:
-    graph = hetero.Graph()
+    graph = hetero.graphs.Graph()
     good, bad = graph.add(joined, "x"), graph.add(failing)
     after = graph.add(joined, bad)
     futures = graph.submit(ctx)
@@ -51,7 +51,7 @@ def test_a_failure_reaches_whoever_needs_the_task_and_nobody_else(ctx: hetero.Co
 
 def test_a_graph_of_which_one_task_cannot_travel_does_not_run_at_all(ctx: hetero.Context, tmp_path: Path) -> None:
     mark = tmp_path / "ran"
-    graph = hetero.Graph()
+    graph = hetero.graphs.Graph()
     graph.add(mark.touch)
     graph.add(joined, (item for item in "ab"))
     with pytest.raises((SerialisationError, BadValueError)):
@@ -61,9 +61,9 @@ def test_a_graph_of_which_one_task_cannot_travel_does_not_run_at_all(ctx: hetero
 
 
 def test_a_task_of_another_graph_is_refused() -> None:
-    node = hetero.Graph().add(joined)
+    node = hetero.graphs.Graph().add(joined)
     with pytest.raises(BadValueError, match="another graph"):
-        hetero.Graph().add(joined, [node])
+        hetero.graphs.Graph().add(joined, [node])
 
 
 def test_a_graph_from_a_file_calls_the_function_with_each_id_and_what_it_needs(
@@ -75,25 +75,25 @@ def test_a_graph_from_a_file_calls_the_function_with_each_id_and_what_it_needs(
     edges = [{"src": src, "dst": dst} for src, dst in pairs]
     fleet = {"devices": [{"id": "d", "memory_node": "m"}], "memory_nodes": [{"id": "m"}], "links": []}
     path.write_text(json.dumps({"format": "hetero-graph/1", **fleet, "tasks": tasks, "edges": edges}))
-    graph = hetero.Graph.from_file(path, joined)
+    graph = hetero.graphs.Graph.from_file(path, joined)
     assert graph.run(ctx) == ["(end(left(begin))(right(begin)))"]
 
 
 def test_the_graph_that_is_shown_has_every_task_with_what_it_needed_and_where_it_ran(ctx: hetero.Context) -> None:
-    before = len(hetero.graph(ctx).tasks)
+    before = len(hetero.graphs.graph(ctx).tasks)
     first = ctx.submit(joined, "1")
     second = ctx.submit(joined, first)
     assert second.result(60) == "((1))"
-    shown = hetero.graph(ctx).tasks[before:]
+    shown = hetero.graphs.graph(ctx).tasks[before:]
     assert [(task.name, task.needs, task.state) for task in shown] == [
         ("joined", (), "finished"),
         ("joined", (first.task_id,), "finished"),
     ]
     assert all(task.device in {device.id for device in ctx.devices} for task in shown)
-    assert hetero.graph(ctx).svg.count("<rect") == len(hetero.graph(ctx).tasks)
+    assert hetero.graphs.graph(ctx).svg.count("<rect") == len(hetero.graphs.graph(ctx).tasks)
 
 
 def test_a_context_without_a_trace_is_told_how_to_get_one() -> None:
     plain = hetero.Context(devices="1xcpu", engine="inline", history=False)
     with plain, pytest.raises(BadValueError, match="trace=FILE"):
-        hetero.graph(plain)
+        hetero.graphs.graph(plain)

@@ -24,9 +24,9 @@ def ctx(request: pytest.FixtureRequest) -> Iterator[hetero.Context]:
 @hetero.task(devices=2)
 def exchange(x: Any) -> Any:
     """Every member sends its rank and x to the other and gives back what it got."""
-    other = 1 - hetero.rank()
-    hetero.send((hetero.rank(), x), to=other)
-    return hetero.recv(from_=other)
+    other = 1 - hetero.collectives.rank()
+    hetero.collectives.send((hetero.collectives.rank(), x), to=other)
+    return hetero.collectives.recv(from_=other)
 
 
 def test_the_result_of_a_group_is_that_of_rank_0(ctx: hetero.Context) -> None:
@@ -43,10 +43,10 @@ def test_every_member_runs_on_a_device_of_its_own(ctx: hetero.Context) -> None:
     @hetero.task(devices=2)
     def places() -> list[str]:
         own = hetero.get_current_device().id
-        if hetero.rank() == 1:
-            hetero.send(own, to=0)
+        if hetero.collectives.rank() == 1:
+            hetero.collectives.send(own, to=0)
             return []
-        return [own, hetero.recv(from_=1)]
+        return [own, hetero.collectives.recv(from_=1)]
 
     assert sorted(ctx.run(places)) == sorted(device.id for device in ctx.devices)
 
@@ -54,11 +54,11 @@ def test_every_member_runs_on_a_device_of_its_own(ctx: hetero.Context) -> None:
 def test_messages_of_one_member_keep_their_order(ctx: hetero.Context) -> None:
     @hetero.task(devices=2)
     def stream() -> list[int]:
-        if hetero.rank() == 1:
+        if hetero.collectives.rank() == 1:
             for i in range(50):
-                hetero.send(i, to=0)
+                hetero.collectives.send(i, to=0)
             return []
-        return [hetero.recv(from_=1) for _ in range(50)]
+        return [hetero.collectives.recv(from_=1) for _ in range(50)]
 
     assert ctx.run(stream) == list(range(50))
 
@@ -66,9 +66,9 @@ def test_messages_of_one_member_keep_their_order(ctx: hetero.Context) -> None:
 def test_a_group_fails_as_one_and_its_other_members_do_not_wait_for_ever(ctx: hetero.Context) -> None:
     @hetero.task(devices=2)
     def half_broken() -> Any:
-        if hetero.rank() == 1:
+        if hetero.collectives.rank() == 1:
             raise ValueError("rank 1 is broken")
-        return hetero.recv(from_=1)
+        return hetero.collectives.recv(from_=1)
 
     with pytest.raises(ValueError, match="rank 1 is broken"):
         ctx.submit(half_broken).result(60)
@@ -78,9 +78,9 @@ def test_a_group_fails_as_one_and_its_other_members_do_not_wait_for_ever(ctx: he
 def test_what_cannot_be_pickled_is_refused_where_it_is_sent(ctx: hetero.Context) -> None:
     @hetero.task(devices=2)
     def sends_a_lock() -> Any:
-        if hetero.rank() == 1:
-            return hetero.send(threading.Lock(), to=0)
-        return hetero.recv(from_=1)
+        if hetero.collectives.rank() == 1:
+            return hetero.collectives.send(threading.Lock(), to=0)
+        return hetero.collectives.recv(from_=1)
 
     if ctx.devices[0].isolation == "thread":
         assert isinstance(ctx.run(sends_a_lock), type(threading.Lock()))
@@ -93,9 +93,9 @@ def test_what_cannot_be_pickled_is_refused_where_it_is_sent(ctx: hetero.Context)
 def test_a_member_that_dies_takes_the_group_with_it() -> None:
     @hetero.task(devices=2, crashes=0)
     def killed() -> Any:
-        if hetero.rank() == 1:
+        if hetero.collectives.rank() == 1:
             os.kill(os.getpid(), 9)
-        return hetero.recv(from_=1)
+        return hetero.collectives.recv(from_=1)
 
     with hetero.Context(devices="2xcpu", history=False) as ctx:
         with pytest.raises(HeteroError):
@@ -119,8 +119,8 @@ def test_groups_and_single_tasks_share_the_fleet(ctx: hetero.Context) -> None:
 def test_a_send_to_nobody_is_refused(ctx: hetero.Context, to: Any) -> None:
     @hetero.task(devices=2)
     def wrong(to: Any) -> None:
-        if hetero.rank() == 0:
-            hetero.send(1, to)
+        if hetero.collectives.rank() == 0:
+            hetero.collectives.send(1, to)
 
     with pytest.raises(BadValueError, match=r"is no other member; the others are 1"):
         ctx.submit(wrong, to).result(60)
@@ -128,7 +128,7 @@ def test_a_send_to_nobody_is_refused(ctx: hetero.Context, to: Any) -> None:
 
 def test_send_and_recv_outside_of_a_group_are_told(ctx: hetero.Context) -> None:
     with pytest.raises(BadValueError, match="works only inside a group task"):
-        hetero.send(1, to=0)
+        hetero.collectives.send(1, to=0)
     with pytest.raises(BadValueError, match="works only inside a group task"):
-        ctx.run(lambda: hetero.recv(0))
-    assert (hetero.rank(), hetero.world_size()) == (0, 1)
+        ctx.run(lambda: hetero.collectives.recv(0))
+    assert (hetero.collectives.rank(), hetero.collectives.world_size()) == (0, 1)

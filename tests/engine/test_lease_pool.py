@@ -26,11 +26,11 @@ from hetero.model.leases import LeasePhase
 )
 def test_a_wrong_option_of_a_lease_is_refused(wrong: dict[str, object]) -> None:
     with pytest.raises(BadValueError):
-        hetero.Pool("1xnull").lease(**wrong)
+        hetero.cluster.Pool("1xnull").lease(**wrong)
 
 
 def test_a_thread_waits_until_another_gives_its_lease_back() -> None:
-    pool = hetero.Pool("2xnull")
+    pool = hetero.cluster.Pool("2xnull")
     order: list[str] = []
     first = pool.lease(count=2)
 
@@ -50,7 +50,7 @@ def test_a_thread_waits_until_another_gives_its_lease_back() -> None:
 
 
 def test_a_wait_ends_with_its_timeout_and_leaves_nothing_held() -> None:
-    pool = hetero.Pool("1xnull")
+    pool = hetero.cluster.Pool("1xnull")
     with pool.lease():
         with pytest.raises(NothingFitsError, match="not met within"):
             pool.lease(timeout="20ms")
@@ -62,7 +62,7 @@ def test_a_wait_ends_with_its_timeout_and_leaves_nothing_held() -> None:
 
 
 def test_a_lease_that_expired_frees_its_device_by_itself() -> None:
-    pool = hetero.Pool("1xnull")
+    pool = hetero.cluster.Pool("1xnull")
     old = pool.ask(expires="10ms")
     with pool.lease() as new:
         assert new.devices[0].id == "h0/null:0"
@@ -70,7 +70,7 @@ def test_a_lease_that_expired_frees_its_device_by_itself() -> None:
 
 
 def test_preparing_a_device_that_fails_takes_another() -> None:
-    pool = hetero.Pool("3xnull")
+    pool = hetero.cluster.Pool("3xnull")
     seen = []
 
     def prepare(device: object) -> None:
@@ -86,7 +86,7 @@ def test_preparing_a_device_that_fails_takes_another() -> None:
 
 
 def test_a_device_is_allocated_and_released_through_itself() -> None:
-    device = hetero.Pool("1xnull").device("h0/null:0")
+    device = hetero.cluster.Pool("1xnull").device("h0/null:0")
     assert (device.type, device.free, device.spec) == ("null", True, None)
     device.allocate(compute=0.5)
     device.allocate(compute=0.5)
@@ -178,7 +178,7 @@ def test_a_lease_that_waits_ends_with_its_context() -> None:
         def second() -> None:
             try:
                 ctx.lease()
-            except hetero.HeteroError as error:
+            except hetero.errors.HeteroError as error:
                 told.append(str(error))
 
         thread = threading.Thread(target=second)

@@ -248,7 +248,7 @@ def test_metrics_and_top_are_answered_beside_a_crowd(tmp_path: Path, monkeypatch
     monkeypatch.setenv("HETERO_HOME", str(tmp_path))
     with (
         hetero.Context(devices="1xcpu", isolation="thread", history=False, name="crowded") as ctx,
-        hetero.metrics_server(ctx) as server,
+        hetero.inspect.metrics_server(ctx) as server,
     ):
         (run,) = open_runs()
 
@@ -274,7 +274,7 @@ def test_metrics_answer_what_asks_for_them_only(request_: bytes, status: bytes) 
     pytest.importorskip("prometheus_client")
     with (
         hetero.Context(devices="1xcpu", isolation="thread", history=False) as ctx,
-        hetero.metrics_server(ctx) as server,
+        hetero.inspect.metrics_server(ctx) as server,
         tcp(server.port)() as visitor,
     ):
         answer = b""

@@ -144,7 +144,7 @@ def test_results_of_a_frameworks_device_that_shares_the_hosts_memory_are_numpy_a
     def work(a: Any) -> Any:
         import hetero
 
-        xp = hetero.namespace()
+        xp = hetero.tasks.namespace()
         return xp.asarray(a) * 2, {"sum": xp.sum(xp.asarray(a))}
 
     value = run(runner, work, np.ones(5)).value

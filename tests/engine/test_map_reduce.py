@@ -149,7 +149,7 @@ def test_an_item_that_ends_its_worker_fails_alone_and_is_named(chunk: int) -> No
 
 def test_map_of_a_group_task_is_never_chunked() -> None:
     with hetero.Context(devices="2xcpu", history=False) as ctx:
-        pair = hetero.task(lambda x: (hetero.rank(), hetero.world_size(), x), devices=2)
+        pair = hetero.task(lambda x: (hetero.collectives.rank(), hetero.collectives.world_size(), x), devices=2)
         assert list(ctx.map(pair, [5, 6])) == [(0, 2, 5), (0, 2, 6)]
 
 

@@ -45,11 +45,14 @@ def test_tasks_and_devices_are_counted_as_they_ran(ctx: hetero.Context) -> None:
     def broken(_: int) -> None:
         raise ValueError
 
-    with hetero.metrics_server(ctx) as server:
+    with hetero.inspect.metrics_server(ctx) as server:
         ctx.gather([ctx.submit(abs, -number) for number in range(20)])
         assert isinstance(ctx.submit(broken, 1).exception(), ValueError)
         deadline_s = time.monotonic() + WAIT_S
-        while any(each.phase != "ready" for each in hetero.snapshot(ctx).devices) and time.monotonic() < deadline_s:
+        while (
+            any(each.phase != "ready" for each in hetero.inspect.snapshot(ctx).devices)
+            and time.monotonic() < deadline_s
+        ):
             time.sleep(0.02)
         found = scraped(server)
     assert found["hetero_tasks_submitted_total", ()] == 21
@@ -66,7 +69,7 @@ def test_tasks_and_devices_are_counted_as_they_ran(ctx: hetero.Context) -> None:
 def test_every_name_of_a_quantity_has_a_unit(ctx: hetero.Context) -> None:
     units = ("seconds", "bytes", "ratio", "celsius", "watts", "samples", "tasks", "transfers", "second")
     counts = ("run_open", "tasks_open", "device_up", "training_step", "training_loss")
-    with hetero.metrics_server(ctx) as server:
+    with hetero.inspect.metrics_server(ctx) as server:
         names = {name.removeprefix("hetero_") for name, _ in scraped(server)}
     for name in names:
         plain = name.removesuffix("_total").removesuffix("_created").removesuffix("_count").removesuffix("_sum")
@@ -74,7 +77,7 @@ def test_every_name_of_a_quantity_has_a_unit(ctx: hetero.Context) -> None:
 
 
 def test_training_is_told_by_device(ctx: hetero.Context) -> None:
-    with hetero.metrics_server(ctx) as server:
+    with hetero.inspect.metrics_server(ctx) as server:
         for step in (1, 5):
             ctx.driver.note(TrainingStep(0.1, step, 0.5, 0.02, 0.001, ("cpu:0", "cpu:1"), (96, 32), (0.01, 0.02)))
         speeds = (("cpu:0", "cpu:1"), (96, 32), (1e3, 5e2))
@@ -98,7 +101,7 @@ def test_a_trainer_feeds_its_metrics() -> None:
         hetero.Trainer(
             model, torch.nn.CrossEntropyLoss(), optimizer, data, global_batch=16, devices="1xcpu"
         ) as trainer,
-        hetero.metrics_server(trainer.context) as server,
+        hetero.inspect.metrics_server(trainer.context) as server,
     ):
         trainer.fit(2)
         found = scraped(server)
@@ -107,24 +110,24 @@ def test_a_trainer_feeds_its_metrics() -> None:
 
 
 def test_metrics_are_served_on_the_loopback_only(ctx: hetero.Context) -> None:
-    with hetero.metrics_server(ctx) as server:
+    with hetero.inspect.metrics_server(ctx) as server:
         assert server.url == f"http://127.0.0.1:{server.port}/metrics"
 
 
 def test_a_closed_run_is_told_as_closed() -> None:
     pytest.importorskip("prometheus_client")
     with hetero.Context(devices="1xcpu", isolation="thread") as ctx:
-        server = hetero.metrics_server(ctx)
+        server = hetero.inspect.metrics_server(ctx)
     with server:
         assert scraped(server)["hetero_run_open", ()] == 0
     with pytest.raises(BadValueError, match="this Context is closed"):
-        hetero.metrics_server(ctx)
+        hetero.inspect.metrics_server(ctx)
 
 
 @pytest.mark.parametrize("port", [-1, 65_536, True, "80"])
 def test_what_is_no_port_is_refused(ctx: hetero.Context, port: object) -> None:
     with pytest.raises(BadValueError, match="is no port; give a whole number from 0 to 65535"):
-        hetero.metrics_server(ctx, port=port)  # type: ignore[arg-type]
+        hetero.inspect.metrics_server(ctx, port=port)  # type: ignore[arg-type]
 
 
 def test_a_port_that_is_taken_is_told(ctx: hetero.Context) -> None:
@@ -132,7 +135,7 @@ def test_a_port_that_is_taken_is_told(ctx: hetero.Context) -> None:
         other.bind(("127.0.0.1", 0))
         other.listen()
         with pytest.raises(BadValueError, match="metrics cannot be served at 127"):
-            hetero.metrics_server(ctx, port=other.getsockname()[1])
+            hetero.inspect.metrics_server(ctx, port=other.getsockname()[1])
 
 
 def test_a_configuration_says_where_prometheus_may_ask() -> None:

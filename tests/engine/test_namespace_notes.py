@@ -9,12 +9,12 @@ import hetero
 
 
 def product(a: np.ndarray, b: np.ndarray) -> object:
-    xp = hetero.namespace()
+    xp = hetero.tasks.namespace()
     return xp.matmul(a, b)
 
 
 def converted(a: np.ndarray, b: np.ndarray) -> object:
-    xp = hetero.namespace()
+    xp = hetero.tasks.namespace()
     return xp.matmul(xp.asarray(a), xp.asarray(b))
 
 

@@ -424,7 +424,7 @@ def test_what_no_device_can_run_is_refused_by_name(
 
 
 def member(word: str) -> tuple[int, str]:
-    return hetero.rank(), here()
+    return hetero.collectives.rank(), here()
 
 
 def test_group_tasks_run_on_top_of_those_that_wait_for_them(ctx: hetero.Context) -> None:

@@ -26,10 +26,10 @@ def ctx() -> Iterator[hetero.Context]:
 
 
 def test_twice_as_many_devices_need_half_as_long_and_an_idle_fleet_nothing(ctx: hetero.Context) -> None:
-    idle = hetero.pressure(ctx)
+    idle = hetero.cluster.pressure(ctx)
     assert (idle.tasks, idle.seconds) == (0, 0.0)
     futures = [ctx.submit(nap, 0.01) for _ in range(400)]
-    found = hetero.pressure(ctx)
+    found = hetero.cluster.pressure(ctx)
     assert found.tasks > 100
     assert found.seconds == found.what_if({})
     more = found.what_if({found.devices[0]: 1, found.devices[1]: 1})
@@ -43,16 +43,16 @@ def test_twice_as_many_devices_need_half_as_long_and_an_idle_fleet_nothing(ctx: 
 
 
 def test_the_hook_is_called_as_long_as_there_is_pressure_and_not_after_close(ctx: hetero.Context) -> None:
-    told: list[hetero.Pressure] = []
+    told: list[hetero.cluster.Pressure] = []
     twice = threading.Event()
 
-    def hook(pressure: hetero.Pressure) -> None:
+    def hook(pressure: hetero.cluster.Pressure) -> None:
         told.append(pressure)
         if len(told) == 2:
             twice.set()
 
     futures = [ctx.submit(nap, 0.05) for _ in range(400)]
-    watch = hetero.on_pressure(ctx, hook, above=0.05, every=0.01)
+    watch = hetero.cluster.on_pressure(ctx, hook, above=0.05, every=0.01)
     assert twice.wait(PATIENCE_S)
     watch.close()
     assert all(pressure.seconds > 0.05 for pressure in told)
@@ -61,8 +61,8 @@ def test_the_hook_is_called_as_long_as_there_is_pressure_and_not_after_close(ctx
 
 
 def test_a_fleet_that_is_quick_enough_asks_for_nothing(ctx: hetero.Context) -> None:
-    told: list[hetero.Pressure] = []
-    watch = hetero.on_pressure(ctx, told.append, above="1h", every="1ms")
+    told: list[hetero.cluster.Pressure] = []
+    watch = hetero.cluster.on_pressure(ctx, told.append, above="1h", every="1ms")
     ctx.gather([ctx.submit(nap, 0.01) for _ in range(40)])
     watch.close()
     assert told == []

@@ -18,10 +18,10 @@ ARRAY_BYTES = 8_000_000
 @hetero.task(devices=2)
 def passes_on(n: int, dtype: str = "float64") -> Any:
     """Rank 1 sends n numbers and a word; rank 0 changes them, to show that they are its own, and gives them back."""
-    if hetero.rank() == 1:
-        hetero.send({"x": np.arange(n, dtype=dtype), "word": "w" * 70_000}, to=0)
+    if hetero.collectives.rank() == 1:
+        hetero.collectives.send({"x": np.arange(n, dtype=dtype), "word": "w" * 70_000}, to=0)
         return None
-    got = hetero.recv(from_=1)
+    got = hetero.collectives.recv(from_=1)
     got["x"][0] = 7
     return got["x"][0], got["x"].sum(), len(got["word"])
 
@@ -56,9 +56,9 @@ def test_shared_memory_and_auto_use_the_pool_for_every_large_piece_and_tcp_for_n
 def test_a_small_value_is_one_message_whatever_the_protocol() -> None:
     @hetero.task(devices=2)
     def small() -> Any:
-        other = 1 - hetero.rank()
-        hetero.send(("x", other), to=other)
-        return hetero.recv(from_=other)
+        other = 1 - hetero.collectives.rank()
+        hetero.collectives.send(("x", other), to=other)
+        return hetero.collectives.recv(from_=other)
 
     for protocol in ("shared_memory", "tcp"):
         result, counters = counted(small, protocol=protocol)
@@ -69,15 +69,15 @@ def test_a_small_value_is_one_message_whatever_the_protocol() -> None:
 def test_the_pool_is_given_back_once_a_piece_was_heard(protocol: str) -> None:
     @hetero.task(devices=2)
     def stream() -> float:
-        if hetero.rank() == 1:
+        if hetero.collectives.rank() == 1:
             for i in range(20):
-                hetero.send(np.full(250_000, float(i)), to=0)
-                hetero.recv(from_=0)
+                hetero.collectives.send(np.full(250_000, float(i)), to=0)
+                hetero.collectives.recv(from_=0)
             return 0.0
         total = 0.0
         for _ in range(20):
-            total += hetero.recv(from_=1)[0]
-            hetero.send("next", to=1)
+            total += hetero.collectives.recv(from_=1)[0]
+            hetero.collectives.send("next", to=1)
         return total
 
     config = {"devices": "2xcpu", "memory_pool_size": "8MB", "communication": {"protocol": protocol}}
@@ -90,10 +90,10 @@ def test_the_pool_is_given_back_once_a_piece_was_heard(protocol: str) -> None:
 def test_numbers_of_any_kind_arrive_as_they_were_sent(dtype: str) -> None:
     @hetero.task(devices=2)
     def echo(x: Any) -> Any:
-        if hetero.rank() == 1:
-            hetero.send(x[::-1], to=0)
+        if hetero.collectives.rank() == 1:
+            hetero.collectives.send(x[::-1], to=0)
             return None
-        return hetero.recv(from_=1)
+        return hetero.collectives.recv(from_=1)
 
     x = np.arange(300_000).astype(dtype)
     result, _ = counted(echo, x, protocol="tcp", buffer_size="1KB" if dtype == "int8" else "100KB")
@@ -105,9 +105,9 @@ def test_a_thread_and_a_process_talk_too() -> None:
 
     @hetero.task(devices=2)
     def swap() -> Any:
-        other = 1 - hetero.rank()
-        hetero.send(np.full(500_000, float(hetero.rank())), to=other)
-        got = hetero.recv(from_=other)
+        other = 1 - hetero.collectives.rank()
+        hetero.collectives.send(np.full(500_000, float(hetero.collectives.rank())), to=other)
+        got = hetero.collectives.recv(from_=other)
         got += 1.0
         return got.sum()
 

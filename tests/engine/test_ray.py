@@ -46,7 +46,7 @@ import pathlib, sys, time, hetero
 seen = pathlib.Path(sys.argv[1])
 @hetero.task
 def total(count):
-    loop = hetero.resumable(range(count), every=5, state=0)
+    loop = hetero.tasks.resumable(range(count), every=5, state=0)
     for item in loop:
         with seen.open("a") as file:
             file.write(f"{item}\\n")

@@ -41,7 +41,7 @@ with make("1xcpu") as alone:
     alone.fit(epochs)
 found = {
     "same bits": same_bits(trainer, list(alone.model.parameters())),
-    "samples each once": hetero.check_sample_log(folder / "log").epochs == epochs,
+    "samples each once": hetero.train.check_sample_log(folder / "log").epochs == epochs,
     "shares": trainer.reports[-1].shares,
     "notes": [word for word in ("is lost", "is back") if any(f"h1/cpu:0 {word}" in note for note in trainer.notes)],
     "checkpoints": len(list((folder / "checkpoints").glob("step-*"))),
@@ -53,9 +53,9 @@ import json
 import numpy as np, hetero
 @hetero.task(devices=2)
 def total():
-    number = np.full(300_000, float(hetero.rank() + 1))
-    sums = [hetero.all_reduce(number, algorithm=word) for word in ("auto", "ring", "library")]
-    hosts = hetero.all_gather(np.frombuffer(hetero.get_current_device().host.encode(), np.uint8))
+    number = np.full(300_000, float(hetero.collectives.rank() + 1))
+    sums = [hetero.collectives.all_reduce(number, algorithm=word) for word in ("auto", "ring", "library")]
+    hosts = hetero.collectives.all_gather(np.frombuffer(hetero.get_current_device().host.encode(), np.uint8))
     return [float(sum[0]) for sum in sums], sorted(bytes(host).decode() for host in hosts)
 with hetero.Context(engine="ray", address="auto", history=False) as ctx:
     print(json.dumps(ctx.run(total)))

@@ -82,7 +82,7 @@ def trained(devices: Any, steps: int, place: Any, loss: Any = None, dropout: flo
     """Train by stages; returns the model."""
     inputs, targets = data()
     options = {"loss": loss or nn.CrossEntropyLoss(), "optimizer": rule, "place": place}
-    with hetero.split(net(dropout), devices, inputs[:8], **options) as network:
+    with hetero.train.split(net(dropout), devices, inputs[:8], **options) as network:
         for _ in range(steps):
             network.step(inputs, targets)
     return network.model
@@ -109,13 +109,13 @@ def distance(one: Any, other: Any) -> float:
 @pytest.mark.parametrize("samples", [1, 8, 30])
 def test_the_outputs_are_those_of_the_whole_for_any_number_of_samples(ctx: Any, samples: int) -> None:
     model, (inputs, _) = net(), data(samples)
-    with hetero.split(model, ctx, data()[0][:8], place=PLACE) as network:
+    with hetero.train.split(model, ctx, data()[0][:8], place=PLACE) as network:
         assert torch.equal(network(inputs), model(inputs))
 
 
 def test_an_array_of_numpy_is_taken_as_a_tensor(ctx: Any) -> None:
     model, (inputs, _) = net(), data()
-    with hetero.split(model, ctx, inputs[:8].numpy(), place=PLACE) as network:
+    with hetero.train.split(model, ctx, inputs[:8].numpy(), place=PLACE) as network:
         assert torch.equal(network(inputs.numpy()), model(inputs))
 
 
@@ -144,7 +144,7 @@ def test_dropout_does_not_depend_on_where_the_model_is_cut(ctx: Any) -> None:
 def test_a_model_that_is_given_in_eval_mode_trains_as_in_training_mode(ctx: Any) -> None:
     inputs, targets = data()
     options = {"loss": nn.CrossEntropyLoss(), "optimizer": adam, "place": PLACE}
-    with hetero.split(net(0.5).eval(), ctx, inputs[:8], **options) as network:
+    with hetero.train.split(net(0.5).eval(), ctx, inputs[:8], **options) as network:
         for _ in range(3):
             network.step(inputs, targets)
     assert distance(network.model, trained(ctx, 3, PLACE, dropout=0.5)) < 1e-12
@@ -152,14 +152,14 @@ def test_a_model_that_is_given_in_eval_mode_trains_as_in_training_mode(ctx: Any)
 
 def test_a_model_in_half_precision_passes_its_tensors_on(ctx: Any) -> None:
     model, inputs = net().bfloat16(), data()[0].bfloat16()
-    with hetero.split(model, ctx, inputs[:8], place=PLACE) as network:
+    with hetero.train.split(model, ctx, inputs[:8], place=PLACE) as network:
         assert network(inputs).dtype == torch.bfloat16
 
 
 def test_layers_that_are_frozen_stay_as_they_are(ctx: Any) -> None:
     model, (inputs, targets) = net(), data()
     model[:3].requires_grad_(False)
-    with hetero.split(
+    with hetero.train.split(
         model, ctx, inputs[:8], loss=nn.CrossEntropyLoss(), optimizer=adam, place=[("cpu:0", 2), ("cpu:1", 4)]
     ) as network:
         network.step(inputs, targets)
@@ -186,7 +186,7 @@ class Waiting(nn.Module):  # type: ignore[misc]
 def test_every_layer_goes_where_it_is_fast_and_the_prediction_says_by_how_much(ctx: Any) -> None:
     model = nn.Sequential(*(Waiting(bad) for bad in ("cpu:0", "cpu:0", "cpu:1", "cpu:1")))
     inputs, _ = data()
-    with hetero.split(model, ctx, inputs[:8]) as network:
+    with hetero.train.split(model, ctx, inputs[:8]) as network:
         network(inputs)
         report = network.report()
     assert [(stage.device, stage.count) for stage in report.stages] == [("cpu:1", 2), ("cpu:0", 2)]
@@ -197,7 +197,7 @@ def test_every_layer_goes_where_it_is_fast_and_the_prediction_says_by_how_much(c
 
 def test_a_split_that_is_predicted_to_be_slower_is_not_made_and_the_report_says_so(ctx: Any) -> None:
     inputs, _ = data()
-    with hetero.split(net(), ctx, inputs[:8]) as network:
+    with hetero.train.split(net(), ctx, inputs[:8]) as network:
         assert torch.equal(network(inputs), network.model(inputs))
         report = network.report()
     assert [stage.device for stage in report.stages] == ["cpu:0"]
@@ -206,14 +206,14 @@ def test_a_split_that_is_predicted_to_be_slower_is_not_made_and_the_report_says_
 
 def test_a_device_that_is_slow_on_purpose_is_shown_as_that(ctx: Any) -> None:
     inputs, _ = data()
-    with hetero.split(net(), ctx, inputs[:8], slow={"cpu:1": {"Linear": 0.1}}, place=PLACE) as network:
+    with hetero.train.split(net(), ctx, inputs[:8], slow={"cpu:1": {"Linear": 0.1}}, place=PLACE) as network:
         assert "cpu:1 (throttled to 0.5; emulated: Linear at 0.1 of its speed)" in str(network)
 
 
 def test_layers_that_are_slow_on_purpose_train_to_the_same_parameters(ctx: Any) -> None:
     inputs, targets = data()
     options = {"loss": nn.CrossEntropyLoss(), "optimizer": adam, "slow": {"cpu:0": {"Linear": 0.5}}}
-    with hetero.split(net(), ctx, inputs[:8], place=PLACE, **options) as network:
+    with hetero.train.split(net(), ctx, inputs[:8], place=PLACE, **options) as network:
         network.step(inputs, targets)
     assert distance(network.model, plain(1)) < 1e-12
 
@@ -222,14 +222,14 @@ def test_a_model_that_fits_on_no_device_alone_is_split_by_memory() -> None:
     devices = [{"type": "CPU", "cores": 1, "memory_limit": "2GB"}, {"type": "CPU", "cores": 1, "memory_limit": "2GB"}]
     sample = torch.zeros(1, 4)
     model = nn.Sequential(*(Heavy(1_200_000_000) for _ in range(2)))
-    with hetero.split(model, devices, sample) as network:
+    with hetero.train.split(model, devices, sample) as network:
         assert torch.equal(network(sample), sample)
         assert len(network.report().stages) == 2
         assert "fits on none of the devices alone" in str(network)
         with pytest.raises(
             NothingFitsError, match=r"the model needs 4\.8 GB .* cpu:0 holds 2 GB, cpu:1 holds 2 GB; name more"
         ):
-            hetero.split(nn.Sequential(*(Heavy(1_200_000_000) for _ in range(4))), network.context, sample)
+            hetero.train.split(nn.Sequential(*(Heavy(1_200_000_000) for _ in range(4))), network.context, sample)
 
 
 class Heavy(nn.Module):  # type: ignore[misc]
@@ -263,23 +263,23 @@ class Heavy(nn.Module):  # type: ignore[misc]
 )
 def test_a_mistake_is_told_in_one_line(ctx: Any, options: dict[str, Any], message: str) -> None:
     with pytest.raises(BadValueError, match=message):
-        hetero.split(net(), ctx, data()[0][:8], **options)
+        hetero.train.split(net(), ctx, data()[0][:8], **options)
 
 
 def test_one_device_is_refused() -> None:
     with pytest.raises(BadValueError, match="a split takes two devices or more that torch can use, and here is cpu:0"):
-        hetero.split(net(), "1xcpu", data()[0][:8])
+        hetero.train.split(net(), "1xcpu", data()[0][:8])
 
 
 def test_batch_normalisation_in_training_is_refused(ctx: Any) -> None:
     model = nn.Sequential(nn.Linear(12, 4), nn.BatchNorm1d(4), nn.Linear(4, 4)).double()
     with pytest.raises(BadValueError, match="takes its statistics from the samples of a micro-batch"):
-        hetero.split(model, ctx, data()[0][:8], loss=nn.CrossEntropyLoss(), optimizer=adam)
+        hetero.train.split(model, ctx, data()[0][:8], loss=nn.CrossEntropyLoss(), optimizer=adam)
 
 
 def test_inputs_of_another_form_are_refused(ctx: Any) -> None:
     inputs, targets = data()
-    with hetero.split(net(), ctx, inputs[:8], place=PLACE) as network:
+    with hetero.train.split(net(), ctx, inputs[:8], place=PLACE) as network:
         with pytest.raises(BadValueError, match=r"float32 of shape \(…, 12\), and the split was made for float64"):
             network(inputs.float())
         with pytest.raises(BadValueError, match="this split has no loss"):
@@ -289,7 +289,7 @@ def test_inputs_of_another_form_are_refused(ctx: Any) -> None:
 def test_a_loss_that_is_not_a_number_moves_nothing(ctx: Any) -> None:
     inputs, targets = data()
     options = {"loss": nn.CrossEntropyLoss(), "optimizer": adam, "place": PLACE}
-    with hetero.split(net(), ctx, inputs[:8], **options) as network:
+    with hetero.train.split(net(), ctx, inputs[:8], **options) as network:
         with pytest.raises(HeteroError, match="the loss is not a number at step 0"):
             network.step(inputs * float("nan"), targets)
         network.step(inputs, targets)
@@ -349,13 +349,13 @@ def test_a_killed_worker_costs_an_attempt_and_a_frozen_one_the_deadline(mortal: 
     fleet, others = mortal
     model, (inputs, _) = slow_net(), data(64)
     place = [("cpu:0", 2), ("cpu:1", 1)]
-    with hetero.split(model, fleet, inputs[:8], place=place, patience="100s") as network:
+    with hetero.train.split(model, fleet, inputs[:8], place=place, patience="100s") as network:
         assert torch.equal(disturbed(kill, others, lambda: network(inputs)), model(inputs))
-    with hetero.split(model, fleet, inputs[:8], place=place, patience="1s") as network:
+    with hetero.train.split(model, fleet, inputs[:8], place=place, patience="1s") as network:
         freeze(next(worker.pid for worker in reversed(workers()) if worker.pid not in others))
         with pytest.raises(HeteroError, match="ran longer than its limit"):
             network(inputs)
-    with hetero.split(model, fleet, inputs[:8], place=place, patience="100s") as network:
+    with hetero.train.split(model, fleet, inputs[:8], place=place, patience="100s") as network:
         assert torch.equal(network(inputs), model(inputs))
 
 
@@ -364,7 +364,7 @@ def test_a_worker_that_dies_in_training_is_told_and_the_split_goes_back_to_the_l
     fleet, others = mortal
     model, (inputs, targets) = slow_net(), data(64)
     options = {"loss": nn.CrossEntropyLoss(), "optimizer": adam, "place": [("cpu:0", 2), ("cpu:1", 1)]}
-    with hetero.split(model, fleet, inputs[:8], **options) as network:
+    with hetero.train.split(model, fleet, inputs[:8], **options) as network:
         network.step(inputs, targets)
         network.gather()
         again = network.step(inputs, targets)

@@ -72,7 +72,7 @@ def test_transfers_are_counted_by_link(home: Path) -> None:
     with hetero.Context({"devices": fleet}, name="links") as ctx:
         array = ctx.put(np.ones(1_000_000))
         ctx.gather([ctx.submit(np.sum, array, axis=None) for _ in range(4)])
-        now = hetero.snapshot(ctx)
+        now = hetero.inspect.snapshot(ctx)
     assert all(link.moved_bytes >= 8_000_000 * link.transfers for link in now.links)
     assert next(node for node in now.nodes if node.id == "h0/ram").peak_bytes >= 8_000_000
 

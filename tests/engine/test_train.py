@@ -263,7 +263,7 @@ class PaddedRecurrent(Recurrent):
 
 def test_sequences_of_different_length_can_be_padded_pass_by_pass() -> None:
     samples, alone, shared = Sequences(), PaddedRecurrent().double(), PaddedRecurrent().double()
-    loader = torch.utils.data.DataLoader(samples, batch_size=64, collate_fn=hetero.pad_samples)
+    loader = torch.utils.data.DataLoader(samples, batch_size=64, collate_fn=hetero.train.pad_samples)
     options = {"cost": samples.lengths, "global_batch": 64, "pair": loader}
     trained(alone, ONE, **options)
     trained(shared, TWO, shares="equal", **options)

@@ -83,10 +83,10 @@ def test_adapters_of_a_transformer_train_exactly_and_they_alone_travel_and_are_k
     file = first.save(tmp_path / "adapters.safetensors")
     assert file.stat().st_size < 2 * small
     again = transformer()
-    hetero.load_parameters(again, file)
+    hetero.train.load_parameters(again, file)
     assert distance(again, one) == 0.0
     with pytest.raises(HeteroError, match="parameters that are not trained are not those"):
-        hetero.load_parameters(transformer(seed=1), file)
+        hetero.train.load_parameters(transformer(seed=1), file)
 
     resumed = trainer(transformer(), fleet, {"cpu:0": 20, "cpu:1": 12}, checkpoint=tmp_path / "kept")
     assert resumed.resume() == 1
@@ -141,7 +141,7 @@ def test_a_model_without_adapters_is_saved_whole_unless_one_says_otherwise(fleet
     for file in (whole, part):
         other = frozen()
         other[2].weight.data.zero_()
-        hetero.load_parameters(other, file)
+        hetero.train.load_parameters(other, file)
         assert distance(model, other) == 0.0
     with pytest.raises(BadValueError, match="belongs to another model"):
-        hetero.load_parameters(nn.Linear(2, 2), whole)
+        hetero.train.load_parameters(nn.Linear(2, 2), whole)

@@ -115,7 +115,7 @@ def team(log: Path, generation: int) -> set[str]:
     """Return the devices that handed in samples in a group."""
     return {
         device
-        for step in hetero.read_sample_log(log)
+        for step in hetero.train.read_sample_log(log)
         if step.generation == generation
         for device, ids in step.samples.items()
         if ids
@@ -134,7 +134,7 @@ def test_a_worker_that_is_killed_changes_no_bit_and_no_sample_is_lost_or_used_tw
     assert same_bits(trainer, bits(EPOCHS))
     assert [report.epoch for report in trainer.reports] == list(range(1, EPOCHS + 1))
     assert any("is lost" in note for note in trainer.notes)
-    assert hetero.check_sample_log(tmp_path)[:2] == (EPOCHS * SAMPLES // BATCH, EPOCHS)
+    assert hetero.train.check_sample_log(tmp_path)[:2] == (EPOCHS * SAMPLES // BATCH, EPOCHS)
     assert team(tmp_path, 2) == {"cpu:1", "cpu:2"}
 
 
@@ -148,7 +148,7 @@ def test_a_worker_that_is_killed_within_a_step_costs_that_step_alone(
     trainer.fit(EPOCHS)
     shot.join()
     assert same_bits(trainer, bits(EPOCHS))
-    assert hetero.check_sample_log(tmp_path).epochs == EPOCHS
+    assert hetero.train.check_sample_log(tmp_path).epochs == EPOCHS
 
 
 @pytest.mark.slow
@@ -172,7 +172,7 @@ def test_a_worker_that_is_frozen_is_given_up_and_joins_again_when_it_wakes(
     assert any("cpu:1 does not answer" in note for note in trainer.notes)
     assert any("cpu:1 is back and joins" in note for note in trainer.notes)
     assert same_bits(trainer, bits(trainer.reports[-1].epoch))
-    assert hetero.check_sample_log(tmp_path).epochs == trainer.reports[-1].epoch
+    assert hetero.train.check_sample_log(tmp_path).epochs == trainer.reports[-1].epoch
 
 
 def test_a_worker_that_is_cut_off_dials_again_and_changes_no_bit(
@@ -185,7 +185,7 @@ def test_a_worker_that_is_cut_off_dials_again_and_changes_no_bit(
     assert any("cpu:1 is lost" in note for note in trainer.notes)
     assert any("cpu:1 is back and joins" in note for note in trainer.notes)
     assert same_bits(trainer, bits(EPOCHS))
-    assert hetero.check_sample_log(tmp_path / "log").epochs == EPOCHS
+    assert hetero.train.check_sample_log(tmp_path / "log").epochs == EPOCHS
 
 
 @pytest.mark.slow
@@ -201,7 +201,7 @@ def test_a_worker_that_is_killed_comes_back_and_takes_part_again(ctx: hetero.Con
     trainer = make(ctx, sample_log=tmp_path, callbacks=(kill, wait_until_back))
     trainer.fit(3000)
     assert any("cpu:2 is back and joins at the next step" in note for note in trainer.notes)
-    assert hetero.check_sample_log(tmp_path).epochs == trainer.reports[-1].epoch
+    assert hetero.train.check_sample_log(tmp_path).epochs == trainer.reports[-1].epoch
     assert team(tmp_path, 2) == {"cpu:0", "cpu:1"}
 
 
@@ -281,7 +281,7 @@ def test_when_all_workers_die_training_goes_on_from_the_newest_checkpoint_or_fro
     assert heard == ([2, 3, 3, 4, 5] if every else [2, 3, 2, 3, 4, 5])
     assert [report.epoch for report in reports] == [2, 3, 4, 5]
     assert same_bits(trainer, bits(EPOCHS))
-    assert hetero.check_sample_log(tmp_path / "log").epochs == EPOCHS
+    assert hetero.train.check_sample_log(tmp_path / "log").epochs == EPOCHS
 
 
 def rates_of(devices: Any, *further: Callable[[Any], Any], **options: Any) -> tuple[list[tuple[int, float]], Any]:

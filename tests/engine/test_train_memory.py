@@ -123,7 +123,13 @@ def test_a_model_of_which_one_sample_does_not_fit_is_refused_with_the_numbers(li
     large = nn.Sequential(nn.Linear(4, 5_000), nn.Linear(5_000, 5_000), nn.Linear(5_000, 1))
     with pytest.raises(OutOfDeviceMemoryError) as refused:
         trainer(large, limited, optimizer=lambda parameters: torch.optim.Adam(parameters)).fit(1)
-    words = ("parameters 100 MB", "gradients 100 MB", "optimizer", "cpu:0: its memory_limit is 400 MB", "hetero.split")
+    words = (
+        "parameters 100 MB",
+        "gradients 100 MB",
+        "optimizer",
+        "cpu:0: its memory_limit is 400 MB",
+        "hetero.train.split",
+    )
     assert [word for word in words if word not in str(refused.value)] == []
 
 

@@ -128,7 +128,7 @@ def test_a_device_that_was_left_out_is_told_with_the_reason(
     with hetero.Context(devices=useless, progress=True) as ctx:
         ctx.run(hetero.task(abs, on="cpu:0"), -1)
         ctx.gather([ctx.submit(abs, -1) for _ in range(12)])
-        assert _until(lambda: all(each.phase == "ready" for each in hetero.snapshot(ctx).devices))
+        assert _until(lambda: all(each.phase == "ready" for each in hetero.inspect.snapshot(ctx).devices))
         (left_out,) = ctx.left_out()
     assert left_out[0] == "h0/cpu:1"
     reason = r"a task of abs would take 50.* s there against 10.* ms on h0/cpu:0"

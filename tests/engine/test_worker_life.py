@@ -632,14 +632,14 @@ def test_instances_of_the_programs_slotted_classes_come_back_as_its_own(tmp_path
 
 
 def load_model(weight: int) -> None:
-    state = hetero.worker_state()
+    state = hetero.tasks.worker_state()
     assert not state
     state["model"] = weight
     state["pid"] = os.getpid()
 
 
 def use_model(x: int) -> tuple[int, int, bool]:
-    state = hetero.worker_state()
+    state = hetero.tasks.worker_state()
     state["uses"] = state.get("uses", 0) + 1
     return state["model"] * x, state["uses"], state["pid"] == os.getpid()
 
@@ -733,7 +733,7 @@ def test_an_initializer_that_cannot_travel_is_refused_at_once() -> None:
 
 def test_worker_state_outside_of_workers_is_refused() -> None:
     with pytest.raises(hetero.errors.BadValueError, match="only inside a task or an initializer"):
-        hetero.worker_state()
+        hetero.tasks.worker_state()
 
 
 # --- surroundings ------------------------------------------------------------------------------------------
@@ -983,7 +983,7 @@ def test_a_task_that_waits_for_a_task_of_the_program_is_refused() -> None:
 
 
 def nested_state(path: str, word: str) -> int:
-    loop = hetero.resumable(range(6), every=1, state=0)
+    loop = hetero.tasks.resumable(range(6), every=1, state=0)
     for item in loop:
         with open(path, "a") as file:
             file.write(f"{word}{item} ")

@@ -92,7 +92,7 @@ def test_a_word_that_names_no_device_is_refused_where_a_task_is_handed_in(
     ],
 )
 def test_an_option_of_a_lease_that_could_not_be_honoured_is_refused(options: dict[str, Any], words: list[str]) -> None:
-    pool = hetero.Pool("2xnull")
+    pool = hetero.cluster.Pool("2xnull")
     refused(lambda: pool.lease(**options), *words)
     pool.lease(not_on="cuda", count=1).release()
 

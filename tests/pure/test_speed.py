@@ -251,7 +251,7 @@ def test_the_farther_the_measured_device_is_the_wider_is_the_interval() -> None:
 
 
 def test_an_estimate_carries_an_interval_and_an_origin_for_every_figure() -> None:
-    told = hetero.estimate(hetero.Workload("Llama-3.1-8B", engine="llama.cpp", weights="Q4_K_M"), "RTX-4090")
+    told = hetero.plan.estimate(hetero.plan.Workload("Llama-3.1-8B", engine="llama.cpp", weights="Q4_K_M"), "RTX-4090")
     assert {"latency_s", "prefill_s", "step_s", "decode_tokens_per_s", "most_tokens_per_s"} <= set(told.figures)
     assert all(figure.low < figure.value < figure.high for figure in told.figures.values())
     assert {figure.origin for figure in told.figures.values()} == {"prior"}

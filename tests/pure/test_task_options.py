@@ -61,7 +61,7 @@ def test_options_for_one_call_leave_the_task_as_it_was() -> None:
 
 
 def test_a_device_itself_is_a_word_for_it() -> None:
-    device = hetero.Device("h0/cpu:1", "cpu", hetero.get_current_device().type, "cpu", 1)
+    device = hetero.inspect.Device("h0/cpu:1", "cpu", hetero.get_current_device().type, "cpu", 1)
     assert hetero.task(f, on=device).request.on == hetero.task(f, on=[device]).request.on == ("h0/cpu:1",)
 
 

@@ -245,10 +245,10 @@ def test_devices_are_found_by_their_address_whatever_number_their_runtime_gives_
 def test_what_topology_gives_answers_for_any_two_parts(tmp_path: Path) -> None:
     file = tmp_path / "a.txt"
     file.write_text(DGX1_V100)
-    fabric = hetero.topology(file)
+    fabric = hetero.cluster.topology(file)
     assert fabric.nvlinked("h0/cuda:0", "h0/cuda:3")
-    assert hetero.best_group(fabric, 2).bytes_per_s == 50e9
-    assert hetero.topology().devices
+    assert hetero.collectives.best_group(fabric, 2).bytes_per_s == 50e9
+    assert hetero.cluster.topology().devices
 
 
 def test_an_empty_system_has_one_numa_node_and_its_processor(tmp_path: Path) -> None:

@@ -1,1 +1,27 @@
-"""Bulk work: one function or model over a mountain of records, every device at its own batch size."""
+"""Bulk work: one function or model over a mountain of records, every device at its own batch size.
+
+In: a function, a source of records. Out: the results, and what the run was like. The names here are for users.
+"""
+
+from __future__ import annotations
+
+from hetero.floor.lazy import lazy_names
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from hetero.batch.api import map_batches as map_batches
+    from hetero.batch.files import File as File
+    from hetero.batch.files import Files as Files
+    from hetero.batch.files import Images as Images
+    from hetero.batch.stages import pipeline as pipeline
+    from hetero.batch.tables import Tables as Tables
+else:
+    __getattr__, __dir__, __all__ = lazy_names(
+        __name__,
+        {
+            "hetero.batch.api": ("map_batches",),
+            "hetero.batch.files": ("File", "Files", "Images"),
+            "hetero.batch.stages": ("pipeline",),
+            "hetero.batch.tables": ("Tables",),
+        },
+    )

@@ -20,12 +20,12 @@ from hetero.batch.functions import function_identity, function_key, prepared
 from hetero.batch.merges import Fold, check_associative
 from hetero.batch.options import BatchOptions, options_of
 from hetero.batch.outcome import BatchOutcome
-from hetero.batch.stages import Pipeline, chained
 from hetero.batch.precision import Wish, wish_of
 from hetero.batch.progress import BatchProgress
 from hetero.batch.records import count, cut, size_bytes
 from hetero.batch.registry import sink_of, source_of
 from hetero.batch.run import BatchRun, StagedRun
+from hetero.batch.stages import Pipeline, chained
 from hetero.batch.worker import BatchProgram, packed_work, run_batch
 from hetero.floor import settings
 from hetero.floor.errors import BadValueError, NothingFitsError
@@ -135,7 +135,7 @@ def map_batches(
     Examples
     --------
     >>> import hetero
-    >>> hetero.map_batches(lambda batch: [2 * x for x in batch], range(5), devices="1xcpu").value
+    >>> hetero.batch.map_batches(lambda batch: [2 * x for x in batch], range(5), devices="1xcpu").value
     [0, 2, 4, 6, 8]
     """
     others = {"ordered": ordered, "name": name or "", "cost": cost, "same_count": same_count, "learn": learn}

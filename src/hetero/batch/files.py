@@ -115,8 +115,8 @@ class Files(Source):
     >>> import hetero, pathlib, tempfile
     >>> folder = pathlib.Path(tempfile.mkdtemp())
     >>> _ = (folder / "a.txt").write_text("one"), (folder / "b.txt").write_text("three")
-    >>> source = hetero.Files(folder, pattern="*.txt")
-    >>> hetero.map_batches(lambda batch: [len(file) for file in batch], source, devices="1xcpu").value
+    >>> source = hetero.batch.Files(folder, pattern="*.txt")
+    >>> hetero.batch.map_batches(lambda batch: [len(file) for file in batch], source, devices="1xcpu").value
     [3, 5]
     """
 

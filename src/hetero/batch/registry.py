@@ -96,7 +96,7 @@ def _of_path(path: str | Path) -> Source:
     if suffix not in SOURCES:
         raise BadValueError(
             f"{path} is of no kind that can be read{did_you_mean(suffix, SOURCES)}",
-            remedy=f"known: {', '.join(sorted(SOURCES))}; hetero.Files takes any",
+            remedy=f"known: {', '.join(sorted(SOURCES))}; hetero.batch.Files takes any",
         )
     found: Source = _home(SOURCES[suffix])(path)
     return found

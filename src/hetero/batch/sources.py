@@ -229,7 +229,7 @@ class DatasetSource(Source):
 
     Notes
     -----
-    A run that is resumed scans what comes before its place once more; `hetero.Tables` passes over whole files.
+    A run that is resumed scans what comes before its place once more; `hetero.batch.Tables` passes over whole files.
     """
 
     def __init__(self, dataset: Any) -> None:

@@ -109,12 +109,14 @@ def pipeline(*stages: Any) -> Pipeline:
     Examples
     --------
     >>> import hetero
-    >>> steps = hetero.pipeline(lambda batch: [x + 1 for x in batch], (lambda batch: [2 * x for x in batch], "cpu"))
-    >>> hetero.map_batches(steps, [1, 2, 3], devices="1xcpu").value
+    >>> def double(batch):
+    ...     return [2 * x for x in batch]
+    >>> steps = hetero.batch.pipeline(lambda batch: [x + 1 for x in batch], (double, "cpu"))
+    >>> hetero.batch.map_batches(steps, [1, 2, 3], devices="1xcpu").value
     [4, 6, 8]
     """
     if not stages:
-        raise BadValueError("a pipeline needs a stage", remedy="write hetero.pipeline(decode, model)")
+        raise BadValueError("a pipeline needs a stage", remedy="write hetero.batch.pipeline(decode, model)")
     return Pipeline(tuple(_stage(given) for given in stages))
 
 

@@ -45,14 +45,14 @@ def potrf(a: Any) -> Any:
     array([[2., 0.],
            [1., 2.]])
     """
-    xp = hetero.namespace()
+    xp = hetero.tasks.namespace()
     return xp.linalg.cholesky(xp.asarray(a))
 
 
 @hetero.task(priority=2)
 def trsm(diagonal: Any, a: Any) -> Any:
     """Solve x lᵀ = a for a tile below the factorised tile l of the diagonal."""
-    xp = hetero.namespace()
+    xp = hetero.tasks.namespace()
     return _solve(xp, xp.asarray(diagonal), xp.asarray(a))
 
 
@@ -69,7 +69,7 @@ def _solve(xp: Any, lower: Any, a: Any) -> Any:
 @hetero.task(priority=1)
 def syrk(c: Any, a: Any) -> Any:
     """Take a column's part out of a tile of the diagonal: c - a aᵀ."""
-    xp = hetero.namespace()
+    xp = hetero.tasks.namespace()
     a = xp.asarray(a)
     return xp.asarray(c) - a @ a.T
 
@@ -77,7 +77,7 @@ def syrk(c: Any, a: Any) -> Any:
 @hetero.task
 def gemm(c: Any, a: Any, b: Any) -> Any:
     """Take a column's part out of a tile below the diagonal: c - a bᵀ."""
-    xp = hetero.namespace()
+    xp = hetero.tasks.namespace()
     return xp.asarray(c) - xp.asarray(a) @ xp.asarray(b).T
 
 
@@ -96,7 +96,7 @@ def advance(above: Any, strip: Any, below: Any, steps: int, rate: float) -> Any:
     One step is u ← u + rate (north + south + west + east − 4 u), periodic from east to west. With as many rows
     of the neighbours as there are steps, a strip advances by itself; each step uses up one row on each side.
     """
-    xp = hetero.namespace()
+    xp = hetero.tasks.namespace()
     u = xp.concat([xp.asarray(above)[-steps:, :], xp.asarray(strip), xp.asarray(below)[:steps, :]], axis=0)
     for _ in range(steps):
         middle = u[1:-1, :]

@@ -118,7 +118,7 @@ def resumable(items: Iterable[T], *, every: int = 1, state: Any = None) -> Resum
     Examples
     --------
     >>> def total(files):
-    ...     loop = hetero.resumable(files, every=10, state=0)
+    ...     loop = hetero.tasks.resumable(files, every=10, state=0)
     ...     for file in loop:
     ...         loop.state += count(file)
     ...     return loop.state

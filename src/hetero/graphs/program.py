@@ -1,4 +1,4 @@
-"""`hetero.Graph`: a task graph written down before anything of it runs, so that all of it is planned from the start.
+"""`hetero.graphs.Graph`: a task graph written down before any of it runs, so that all of it is planned from the start.
 
 In: functions, their arguments, tasks of the graph among these. Out: futures of a Context. It must not place anything.
 """
@@ -55,7 +55,7 @@ class Graph:
     Examples
     --------
     >>> import hetero
-    >>> graph = hetero.Graph()
+    >>> graph = hetero.graphs.Graph()
     >>> low, high = graph.add(min, [3, 1, 2]), graph.add(max, [3, 1, 2])
     >>> both = graph.add(sum, [low, high])
     >>> with hetero.Context(devices="1xcpu", engine="inline", policy="planned") as ctx:
@@ -148,7 +148,7 @@ class Graph:
         return ctx.gather([futures[node] for node in self.last])
 
     def __repr__(self) -> str:
-        return f"<hetero.Graph of {len(self._nodes)} tasks>"
+        return f"<hetero.graphs.Graph of {len(self._nodes)} tasks>"
 
 
 def _replaced(value: Any, of: Callable[[GraphNode], Any]) -> Any:

@@ -1,4 +1,4 @@
-"""`hetero.graph`: the task graph of a run as it went, or of a file, as text and as a picture.
+"""`hetero.graphs.graph`: the task graph of a run as it went, or of a file, as text and as a picture.
 
 In: a Context that writes a trace, a trace, or a task graph. Out: a `GraphView`. It must not run anything.
 """
@@ -158,7 +158,7 @@ def graph(ctx: Context | str | Path) -> GraphView:
     >>> path = tempfile.mkdtemp() + "/run.trace.jsonl.gz"
     >>> with hetero.Context(devices="1xcpu", engine="inline", trace=path) as ctx:
     ...     total = ctx.run(sum, ctx.submit(sorted, [3, 1, 2]))
-    >>> print(str(hetero.graph(ctx)).splitlines()[0])
+    >>> print(str(hetero.graphs.graph(ctx)).splitlines()[0])
     2 tasks, 1 edges, 2 levels
     """
     return GraphView(_tasks(trace_of(ctx)))

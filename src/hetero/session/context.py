@@ -71,7 +71,7 @@ class Context(AsyncTwins):
     progress : True shows the tasks done on each device, as they are done; None as HETERO_PROGRESS says, and
         where that is not set only under `hetero run`
     initializer, initargs : called as `initializer(*initargs)` by each worker before its first task, also after a
-        restart; what it puts into `hetero.worker_state()` is there for the worker's tasks. A device whose
+        restart; what it puts into `hetero.tasks.worker_state()` is there for the worker's tasks. A device whose
         initializer raises at its first start is not used, and tasks that find no other fail with what it raised;
         where it raises at a restart, the worker is started again until it succeeds
 
@@ -337,10 +337,10 @@ class Context(AsyncTwins):
         return reduce(self, as_task(function), futures, ordered)
 
     def map_batches(self, fn: Any, source: Any, /, **options: Any) -> Any:
-        """Run a function or a model over many records, every device at its own batch size; see `hetero.map_batches`."""
-        from hetero import map_batches
+        """Run a function or a model over many records, every device at its own batch size; see `batch.map_batches`."""
+        import hetero
 
-        return map_batches(fn, source, ctx=self, **options)
+        return hetero.batch.map_batches(fn, source, ctx=self, **options)
 
     def explain(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Explained:
         """Return for each device how long this call would take, how that is known, and which would be chosen."""
@@ -356,7 +356,7 @@ class Context(AsyncTwins):
 
         Parameters
         ----------
-        options : those of `hetero.Pool.lease`
+        options : those of `hetero.cluster.Pool.lease`
 
         Returns
         -------

@@ -63,7 +63,7 @@ class Executor(concurrent.futures.Executor):
     Examples
     --------
     >>> import hetero
-    >>> with hetero.Context(devices="1xcpu", engine="inline") as ctx, hetero.Executor(ctx) as pool:
+    >>> with hetero.Context(devices="1xcpu", engine="inline") as ctx, hetero.tasks.Executor(ctx) as pool:
     ...     list(pool.map(abs, [-1, -2]))
     [1, 2]
     """
@@ -212,7 +212,7 @@ class _Calls:
             if self._shut:
                 raise ShutDownRuntimeError(
                     "cannot schedule new futures after shutdown: this Executor is shut down",
-                    remedy="make another one: hetero.Executor()",
+                    remedy="make another one: hetero.tasks.Executor()",
                 )
             if _ended.is_set():
                 raise ShutDownRuntimeError("cannot schedule new futures after interpreter shutdown")

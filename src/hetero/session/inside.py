@@ -84,7 +84,8 @@ def namespace() -> Any:
     module = frame.backend.namespace()
     if module is None:
         raise BadValueError(
-            f"{frame.device.id} takes kernels and has no array namespace", remedy="give the task a hetero.Kernel for it"
+            f"{frame.device.id} takes kernels and has no array namespace",
+            remedy="give the task a hetero.tasks.Kernel for it",
         )
     frame.used_namespace = True
     return module

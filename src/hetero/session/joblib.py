@@ -53,7 +53,7 @@ def register_joblib(ctx: Context | None = None, name: str = "hetero") -> None:
     --------
     >>> import hetero, joblib
     >>> with hetero.Context(devices="1xcpu", engine="inline") as ctx:
-    ...     hetero.register_joblib(ctx)
+    ...     hetero.tasks.register_joblib(ctx)
     ...     with joblib.parallel_backend("hetero"):
     ...         joblib.Parallel()(joblib.delayed(abs)(i) for i in (-1, -2))
     [1, 2]
@@ -77,7 +77,7 @@ def _context(reference: Callable[[], Context | None]) -> Context:
         if len(contexts) != 1:
             raise BadValueError(
                 f"joblib's back end 'hetero' finds {len(contexts)} open Contexts",
-                remedy="call hetero.register_joblib(ctx)",
+                remedy="call hetero.tasks.register_joblib(ctx)",
             )
         return contexts[0]
     return ctx

@@ -472,7 +472,7 @@ class Pool(LeasingPool):
     ----------
     devices : a fleet in one line, as in '1xcpu,4xnull', or devices; default: those of the topology, where it names
         devices, else those of this host
-    topology : a topology file or what `hetero.topology` gives, for leases together on a link or at a place
+    topology : a topology file or what `hetero.cluster.topology` gives, for leases together on a link or at a place
 
     Examples
     --------

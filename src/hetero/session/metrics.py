@@ -104,7 +104,7 @@ def metrics_server(ctx: Context, port: int = 0, address: str = "127.0.0.1") -> M
     Examples
     --------
     >>> import hetero, urllib.request
-    >>> with hetero.Context(devices="1xcpu", isolation="thread") as ctx, hetero.metrics_server(ctx) as server:
+    >>> with hetero.Context(devices="1xcpu", isolation="thread") as ctx, hetero.inspect.metrics_server(ctx) as server:
     ...     _ = ctx.run(sum, [1, 2])
     ...     text = urllib.request.urlopen(server.url).read().decode()
     >>> "hetero_tasks_finished_total 1.0" in text

@@ -297,7 +297,7 @@ class TaskContext:
 
     def __repr__(self) -> str:
         frame = current()
-        return "<hetero.TaskContext>" if frame is None else f"<hetero.TaskContext of task {frame.task}>"
+        return "<hetero.tasks.TaskContext>" if frame is None else f"<hetero.tasks.TaskContext of task {frame.task}>"
 
 
 _inside = TaskContext()

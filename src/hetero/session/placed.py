@@ -29,8 +29,8 @@ def placed(
     Parameters
     ----------
     devices : a fleet in one line, devices, or None for those that the topology names, else those that a Context takes
-    topology : links between memories, a fabric, a file of either kind that `hetero.topology` reads, or None for what
-        this host tells
+    topology : links between memories, a fabric, a file of either kind that `hetero.cluster.topology` reads, or None for
+        what this host tells
 
     Raises
     ------

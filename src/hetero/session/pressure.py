@@ -162,7 +162,7 @@ def on_pressure(
     >>> with hetero.Context(devices="1xcpu", isolation="thread", history=False) as ctx:
     ...     _ = ctx.run(time.sleep, 0.01)
     ...     futures = [ctx.submit(time.sleep, 0.01) for _ in range(100)]
-    ...     watch = hetero.on_pressure(ctx, lambda pressure: told.set(), above=0.0, every=0.01)
+    ...     watch = hetero.cluster.on_pressure(ctx, lambda pressure: told.set(), above=0.0, every=0.01)
     ...     told.wait(60)
     True
     """

@@ -103,7 +103,7 @@ class TaskFunction(Generic[P, R]):
 
         Parameters
         ----------
-        *words : device words (kinds, types, labels); a function or a `hetero.Kernel` may follow them
+        *words : device words (kinds, types, labels); a function or a `hetero.tasks.Kernel` may follow them
 
         Examples
         --------
@@ -124,7 +124,7 @@ class TaskFunction(Generic[P, R]):
                 f"an implementation of {self.name} names no device", remedy=f'write {self.name}.implementation("cuda")'
             )
         if not callable(code) and not _is_kernel(code):
-            raise BadValueError(f"{code!r} is no implementation", remedy="give a function or a hetero.Kernel")
+            raise BadValueError(f"{code!r} is no implementation", remedy="give a function or a hetero.tasks.Kernel")
         refuse_coroutine(code)
         for word in words:
             self.source.implementations[check_word("implementation", word)] = code
@@ -171,10 +171,10 @@ def task(function: Any = None, /, **options: Any) -> Any:
 
     Parameters
     ----------
-    function : a function, or a `hetero.Kernel` with `on=` the kind that it is written for
+    function : a function, or a `hetero.tasks.Kernel` with `on=` the kind that it is written for
     on, kinds : word or words of devices that may run it: a kind ('cuda'), a type ('GPU'), an id ('cpu:0')
     not_on : words of devices that must not run it
-    devices : how many devices it takes together; `hetero.rank()` and `hetero.world_size()` tell inside
+    devices : how many devices it takes together; inside, `rank()` and `world_size()` of `hetero.collectives` tell
     memory : bytes it needs beyond its arguments, as in '2GB'
     min_cores : cores that its device must have
     near, apart : a future or a workload, or (scope, that) with 'device', 'host', 'rack' or 'link:KIND'

@@ -1,4 +1,4 @@
-"""`hetero.split`: one model over several devices, consecutive layers on each, so that the pipelined step is fastest.
+"""`hetero.train.split`: one model over several devices, consecutive layers on each, for the fastest pipelined step.
 
 In: a model, devices, a sample. Out: outputs of the whole model, or its trained parameters, and what was predicted.
 It must not compute a layer: the stages do, each on its device.
@@ -140,7 +140,7 @@ class _Passed(NamedTuple):
 
 
 class Split:
-    """A model over several devices; made by `hetero.split`.
+    """A model over several devices; made by `hetero.train.split`.
 
     Attributes
     ----------
@@ -232,7 +232,7 @@ class Split:
             A stage was lost; the split is back where `gather` was last called.
         """
         if self._asked.loss is None:
-            raise BadValueError("this split has no loss", remedy="give hetero.split(…, loss=…, optimizer=…)")
+            raise BadValueError("this split has no loss", remedy="give hetero.train.split(…, loss=…, optimizer=…)")
         value, wanted = self._inputs(inputs), as_tensor("targets", targets)
         if len(value) != len(wanted):
             raise BadValueError(f"{len(value)} inputs and {len(wanted)} targets", remedy="give as many of both")

@@ -149,7 +149,7 @@ def _collated(samples: list[Any]) -> Any:
             raise
         raise BadValueError(
             f"the samples differ in shape: {' '.join(str(error).split())}",
-            remedy="give a DataLoader with collate_fn=hetero.pad_samples, or a function of your own",
+            remedy="give a DataLoader with collate_fn=hetero.train.pad_samples, or a function of your own",
         ) from error
 
 

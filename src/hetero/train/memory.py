@@ -172,7 +172,7 @@ class Fitting:
         takes = "" if self.need is None else f", which takes {self.need.explain()}"
         return OutOfDeviceMemoryError(
             f"no device can train this model{takes}: {said}",
-            remedy="give recompute='blocks' or precision='bf16', or part the model by layers with hetero.split",
+            remedy="give recompute='blocks' or precision='bf16', or part the model by layers with hetero.train.split",
         )
 
 

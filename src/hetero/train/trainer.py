@@ -219,7 +219,7 @@ class Trainer:
     def save(
         self, path: str | Path, facts: Mapping[str, str] | None = None, *, trained_only: bool | None = None
     ) -> Path:
-        """Write the model's parameters as safetensors, whole or not at all; `hetero.load_parameters` reads them.
+        """Write the model's parameters as safetensors, whole or not at all; `hetero.train.load_parameters` reads them.
 
         Parameters
         ----------

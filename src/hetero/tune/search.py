@@ -186,7 +186,7 @@ def search(
     --------
     >>> import hetero
     >>> with hetero.Context(devices="1xcpu", engine="inline") as ctx:
-    ...     found = hetero.search(
+    ...     found = hetero.train.search(
     ...         lambda trial: (trial["x"] - 2) ** 2, {"x": {"whole": [0, 5]}}, sampler="grid", devices=ctx
     ...     )
     >>> found.best.params, found.best.value, len(found.trials)

@@ -1,0 +1,114 @@
+"""The names that users write: where each stands, what `dir` and type checkers see, and old names that go on."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import importlib.util
+import pickle
+import re
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+import hetero
+from tests.needs import PROJECT
+
+NAMESPACES = ("batch", "cluster", "collectives", "graphs", "inspect", "plan", "tasks", "train")
+MODULES = ("hetero", *(f"hetero.{name}" for name in NAMESPACES))
+OLD = {name: place for place, names in hetero._MOVED.items() for name in names}
+
+
+def shown(module: ModuleType) -> list[str]:
+    return [name for name in dir(module) if not name.startswith("_")]
+
+
+def typed(module: ModuleType) -> set[str]:
+    """The names that type checkers see: imported as themselves, which marks them as exported."""
+    for node in ast.parse(Path(str(module.__file__)).read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING":
+            imports = [each for each in node.body if isinstance(each, ast.ImportFrom)]
+            return {alias.name for each in imports for alias in each.names if alias.asname == alias.name}
+    raise AssertionError(f"{module.__name__} has no names for type checkers")
+
+
+def test_the_top_shows_what_a_first_program_needs_and_the_namespaces_and_nothing_else() -> None:
+    assert shown(hetero) == sorted(
+        {
+            "Context", "Future", "Trainer", "as_completed", "checkpoint", "current_context", "errors",
+            "get_current_device", "report", "restore", "task", "wait", *NAMESPACES,
+        }
+    )  # fmt: skip
+    assert len(shown(hetero)) <= 20
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_a_namespace_shows_the_same_names_to_dir_and_to_type_checkers(name: str) -> None:
+    module = importlib.import_module(name)
+    before = shown(module)
+    for each in before:
+        getattr(module, each)
+    assert shown(module) == before  # what was imported since is not shown beside them
+    assert set(before) == typed(module)
+    assert set(module.__all__) == set(before) - (set(NAMESPACES) if module is hetero else set())
+
+
+def test_a_module_inside_a_namespace_never_has_the_name_of_what_users_import_from_it() -> None:
+    packages = [
+        module for name in NAMESPACES if hasattr(module := importlib.import_module(f"hetero.{name}"), "__path__")
+    ]
+    places = [f"{module.__name__}.{each}" for module in packages for each in shown(module)]
+    assert len(packages) == 4
+    assert [place for place in places if importlib.util.find_spec(place) is not None] == []
+
+
+def test_a_star_import_hides_no_module_of_python() -> None:
+    assert not set(hetero.__all__) & set(sys.stdlib_module_names)
+
+
+@pytest.mark.parametrize("name", OLD)
+def test_an_old_name_goes_on_for_a_version_and_tells_its_new_place(name: str) -> None:
+    place = importlib.import_module(OLD[name])
+    with pytest.warns(DeprecationWarning, match=rf"hetero\.{name} is now {OLD[name]}\.{name};") as told:
+        assert getattr(hetero, name) is getattr(place, name)
+    assert told[0].filename == __file__
+    assert name not in dir(hetero)
+
+
+def test_an_old_name_that_is_imported_by_itself_warns_where_it_is_imported() -> None:
+    code = "from hetero import rank, HeteroError\nimport hetero\nprint(hetero.collectives.rank is rank)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=250, check=False)
+    assert done.stdout == "True\n"
+    assert "<string>:1: DeprecationWarning: hetero.collectives.rank is now hetero.collectives.rank" in done.stderr
+    assert "hetero.errors.HeteroError is now hetero.errors.HeteroError" in done.stderr
+
+
+def test_a_pickle_that_knows_an_old_name_is_read() -> None:
+    with pytest.warns(DeprecationWarning, match=r"hetero\.batch\.Files"):
+        assert pickle.loads(b"chetero\nFiles\n.") is hetero.batch.Files
+    assert pickle.loads(pickle.dumps(hetero.batch.Files)) is hetero.batch.Files
+
+
+def test_a_new_name_does_not_warn() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for name in MODULES:
+            module = importlib.import_module(name)
+            assert all(getattr(module, each) is not None for each in shown(module))
+
+
+def test_nothing_in_the_project_uses_an_old_name() -> None:
+    words = "|".join(sorted(OLD, key=len, reverse=True))
+    used = re.compile(rf"(?<![\w./-])hetero\.(?:{words})\b(?![/-])")
+    files = [
+        path
+        for pattern in ("src/**/*.py", "tests/**/*.py", "docs/*.md", "examples/*", "benchmarks/**/*.py", "*.md")
+        for path in sorted(PROJECT.glob(pattern))
+        if path.is_file() and path.name not in ("CHANGELOG.md", "test_public_names.py") and "pycache" not in str(path)
+    ]
+    found = [f"{path}: {match[0]}" for path in files for match in used.finditer(path.read_text(encoding="utf-8"))]
+    assert found == []

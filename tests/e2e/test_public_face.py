@@ -117,7 +117,9 @@ def test_a_misspelt_name_is_told(folder: Path) -> None:
 
 
 def test_star_import_and_submodule_import_work(folder: Path) -> None:
-    text = "from hetero import *\nfrom hetero.errors import HeteroError as H\nprint(H is HeteroError, task is not None)"
+    text = (
+        "from hetero import *\nfrom hetero.errors import HeteroError as H\nprint(H is errors.HeteroError, bool(task))"
+    )
     assert run(["-c", text], folder).stdout == "True True\n"
 
 

@@ -208,11 +208,11 @@ def test_a_callback_that_never_returns_or_wants_to_exit_holds_up_no_close(
     monkeypatch.setattr(callbacks, "PATIENCE_S", 0.3)
     ctx = hetero.Context(devices="1xcpu", isolation="thread", history=False)
     never, called = threading.Event(), threading.Event()
-    ctx.call_soon(lambda: sys.exit(3))
+    ctx._call_soon(lambda: sys.exit(3))
     ctx.submit(abs, -1).add_done_callback(lambda _: called.set())
     assert called.wait(60), "an exit in a callback ended the thread of all callbacks"
     assert "SystemExit: 3" in capsys.readouterr().err
-    ctx.call_soon(never.wait)
+    ctx._call_soon(never.wait)
     ends_soon(ctx.close)
     never.set()
     assert ["has not returned for 0.3 s" in record.message for record in caplog.records] == [True]

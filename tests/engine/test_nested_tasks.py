@@ -373,11 +373,11 @@ class Submissions:
 
     def fail(self, item: int) -> None:
         del self.calls[item]
-        self.sinks.pop(item).failed(Failure("exception", "it failed"))
+        self.sinks.pop(item)._failed(Failure("exception", "it failed"))
 
     def commit(self, item: int) -> None:
         del self.calls[item]
-        self.sinks[item].committed(lambda: None)
+        self.sinks[item]._committed(lambda: None)
         self.sinks[item] = None
 
 

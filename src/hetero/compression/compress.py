@@ -174,7 +174,7 @@ def _fleet(devices: Any, config: Any) -> Iterator[Context]:
     """Yield the Context that was lent, or one of our own."""
     from hetero.session.context import Context
 
-    if hasattr(devices, "submit_call"):
+    if hasattr(devices, "submit"):
         yield devices
     else:
         with Context(config, devices=devices, history=False) as ctx:

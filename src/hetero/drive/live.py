@@ -176,7 +176,7 @@ class Driver(Loop):
                     self._calls.pop(event.task.id, None)
                     sink = self._sinks.pop(event.task.id, None)
                     if sink is not None:
-                        sink.failed(Failure("cancelled", f"{event.task.name} was not handed in: another one failed"))
+                        sink._failed(Failure("cancelled", f"{event.task.name} was not handed in: another one failed"))
                 self._held.clear()
                 raise
             finally:
@@ -304,7 +304,7 @@ class Driver(Loop):
         for task in list(self._sinks):
             sink = self._sinks.pop(task, None)
             if sink is not None:
-                sink.failed(Failure("cancelled", "the Context was closed before the task ended"))
+                sink._failed(Failure("cancelled", "the Context was closed before the task ended"))
         self.logs.close(LOGS_S)
 
 

@@ -57,11 +57,11 @@ __all__ = ["EventBatch", "Explanation", "Loop", "Sink"]
 class Sink(Protocol):
     """Where the outcome of one task goes."""
 
-    def committed(self, load: Callable[[], Any]) -> None:
+    def _committed(self, load: Callable[[], Any]) -> None:
         """Take the result; `load()` gives the value. Called once, from any thread."""
         ...
 
-    def failed(self, failure: Failure) -> None:
+    def _failed(self, failure: Failure) -> None:
         """Take the failure; its payload may be the user's exception. Called once, from any thread."""
         ...
 
@@ -283,7 +283,7 @@ class Loop:
             sink = self._sinks.pop(task)
             self._lone_ended.append((self._lone[1], event))
             self._lone = None
-            deliveries.append(partial(sink.committed, partial(self.load, task)))
+            deliveries.append(partial(sink._committed, partial(self.load, task)))
         except Exception as error:  # noqa: BLE001  as in _drain
             self._break(error, deliveries)
         finally:
@@ -340,7 +340,7 @@ class Loop:
         self._inbox.clear()
         self._lone, self._lone_ended = None, []
         for sink in self._sinks.values():
-            deliveries.append(partial(sink.failed, failure))
+            deliveries.append(partial(sink._failed, failure))
         self._sinks.clear()
         for lease in self._core.pool.leases:
             self._lease_changed(LeaseChanged(lease.id, LeasePhase.FAILED, (), 0.0, 0.0, failure.message), deliveries)
@@ -383,7 +383,7 @@ class Loop:
         if entry is None or HOST_NODE in entry.valid:
             del self._calls[task]
         sink = self._sinks.pop(task)
-        deliveries.append(partial(sink.committed, partial(self.load, task)))
+        deliveries.append(partial(sink._committed, partial(self.load, task)))
 
     def _recommit(self, command: Recommit, deliveries: list[Delivery]) -> None:
         self.engine.commit(command.task, command.attempt)
@@ -392,7 +392,7 @@ class Loop:
         self._calls.pop(command.task, None)
         sink = self._sinks.pop(command.task, None)
         if sink is not None:
-            deliveries.append(partial(sink.failed, command.failure))
+            deliveries.append(partial(sink._failed, command.failure))
 
     def _free(self, command: Free, deliveries: list[Delivery]) -> None:
         self.engine.submit(command)

@@ -49,7 +49,7 @@ class NestedTasks:
         try:
             driver.adopt(task, call, sink)
         except HeteroError as error:
-            sink.failed(Failure("nothing_fits", str(error), error))
+            sink._failed(Failure("nothing_fits", str(error), error))
             return item, None
         return item, TaskSubmitted(driver.now_s(), task)
 

@@ -101,7 +101,7 @@ def bind(name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], resolve: C
         tuple(binder.found),
         tuple([item for item, found in binder.found.items() if found.task_id is not None]),
         futures,
-        next((found for found in futures if found.has_failed()), None),
+        next((found for found in futures if found._has_failed()), None),
     )
 
 

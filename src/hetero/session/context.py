@@ -178,12 +178,12 @@ class Context(AsyncTwins):
         BadValueError
             An argument is a generator or contains itself, or the Context is closed.
         """
-        return self.submit_call(as_task(function), args, kwargs)
+        return self._submit_call(as_task(function), args, kwargs)
 
-    def submit_call(self, task: TaskFunction[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Future:
+    def _submit_call(self, task: TaskFunction[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Future:
         """Submit one call of a task, its arguments as a tuple and a mapping."""
         if self.closed:
-            self.refuse()
+            self._refuse()
         driver, source = self.driver, task.source
         function = source.current() if self._profiling is None else self._profiling.of(source.current())
         if task.surroundings is not None:
@@ -191,7 +191,7 @@ class Context(AsyncTwins):
         future = Future(self, driver.new_id(), task.name)
         identity = call_identity(task, args, kwargs) if self.name else ""
         if task.request.splittable:
-            future.cut = (task, args, kwargs)
+            future._cut = (task, args, kwargs)
         if args or kwargs:
             signature, size = describe(source.model_key, args, kwargs)
             if self._sharing is not None:
@@ -200,7 +200,7 @@ class Context(AsyncTwins):
                 args, kwargs = self._sharing.shared(args, kwargs)
             bound = bind(task.name, args, kwargs, self._reference)
             if bound.failed is not None:
-                future.fail_like(bound.failed)
+                future._fail_like(bound.failed)
                 return future
             args, kwargs, refs, after, keep, _ = bound
         else:
@@ -211,7 +211,7 @@ class Context(AsyncTwins):
         item = future.item
         task_key = self._checkpoint_key(task.name, identity)
         if self.name:
-            future.task_key = task_key
+            future._task_key = task_key
         call = Call(function, args, kwargs, refs, None, task_key, keep, _ALONE if request.exclusive else _SPREADS)
         self._live[item] = weakref.ref(future)
         try:
@@ -232,7 +232,7 @@ class Context(AsyncTwins):
         Exception
             Whatever the function raised, with the remote traceback as its cause; and whatever `submit` raises.
         """
-        future = self.submit_call(as_task(function), args, kwargs)
+        future = self._submit_call(as_task(function), args, kwargs)
         try:
             return future.result()
         except (KeyboardInterrupt, BadValueError):  # it may not be waited for here, and nobody else has it
@@ -285,14 +285,14 @@ class Context(AsyncTwins):
             The value cannot travel.
         """
         if self.closed:
-            self.refuse()
+            self._refuse()
         driver = self.driver
         item = driver.put(value)
         future = Future(self, item, type(value).__name__, is_task=False)
-        future.described = describe_value(value)
+        future._described = describe_value(value)
         if self.name:
-            future.identity = value_identity(value)
-        future.committed(lambda: driver.load(item))
+            future._identity = value_identity(value)
+        future._committed(lambda: driver.load(item))
         return future
 
     def gather(self, futures: Any, *, return_exceptions: bool = False) -> list[Any]:
@@ -371,7 +371,7 @@ class Context(AsyncTwins):
         from hetero.session.leases import ContextLeases
 
         if self.closed:
-            self.refuse()
+            self._refuse()
         with self._lock:
             if self._leases is None:
                 self._leases = ContextLeases(self)
@@ -424,13 +424,13 @@ class Context(AsyncTwins):
 
     # --- opening and closing -------------------------------------------------------------------------------
 
-    def let_go(self, item: int) -> None:
+    def _let_go(self, item: int) -> None:
         """Record that nobody holds an item any more; may be called by the garbage collector."""
         self._live.pop(item, None)
         if not self.closed:
             self.driver.release(item)
 
-    def call_soon(self, function: Callable[[], object]) -> None:
+    def _call_soon(self, function: Callable[[], object]) -> None:
         """Call a function from the Context's own thread for users' callbacks."""
         self._callbacks.call_soon(function)
 
@@ -481,7 +481,7 @@ class Context(AsyncTwins):
 
     # --- below ---------------------------------------------------------------------------------------------
 
-    def future_of(self, item: int) -> Future | None:
+    def _future_of(self, item: int) -> Future | None:
         """Return the future of a task as long as somebody holds it."""
         reference = self._live.get(item)
         return None if reference is None else reference()
@@ -491,7 +491,7 @@ class Context(AsyncTwins):
 
     def _abandon(self) -> None:
         for future in self._futures():
-            future.abandoned()
+            future._abandoned()
 
     def _bring_home(self) -> None:
         seen: set[int] = set()
@@ -527,20 +527,20 @@ class Context(AsyncTwins):
         raise blamed(error, task, args, kwargs) from error
 
     @property
-    def is_forked(self) -> bool:
+    def _is_forked(self) -> bool:
         """Return whether this process was forked from the one that opened the Context, which is of no use here."""
         return self._forked is not None
 
-    def forked(self, error: HeteroError) -> None:
+    def _leave_fork(self, error: HeteroError) -> None:
         """Take leave of the fleet in a process that was forked from the one that opened it; touches no lock."""
         self.closed = True
         self._forked = error
         self._lock, self._callbacks = threading.Lock(), Callbacks()
         for future in self._futures():
-            future.forked(error)
+            future._forked(error)
         self.driver.leave(error)
 
-    def refuse(self) -> NoReturn:
+    def _refuse(self) -> NoReturn:
         """Raise what is said of a Context that takes no more work."""
         if self._forked is not None:
             raise self._forked.with_traceback(None)

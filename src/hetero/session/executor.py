@@ -217,21 +217,21 @@ class _Calls:
             if _ended.is_set():
                 raise ShutDownRuntimeError("cannot schedule new futures after interpreter shutdown")
             try:
-                future = self.ctx.submit_call(task, args, kwargs)
+                future = self.ctx._submit_call(task, args, kwargs)
             except HeteroError as error:
                 refusal = self._refusal(error)
                 raise refusal from (None if refusal is error else error)
-            future.spare_running = True
+            future._spare_running = True
             self._left[future.item] = future
-        future.reword(self._reworded)
-        future.ended = functools.partial(self._ended, future.item)
+        future._reword(self._reworded)
+        future._ended = functools.partial(self._ended, future.item)
         if future.done():
             self._ended(future.item)
         return future
 
     def _refusal(self, error: HeteroError) -> BaseException:
         """Return what an executor of the standard library raises where a call is not taken."""
-        if not self.ctx.closed or self.ctx.is_forked:
+        if not self.ctx.closed or self.ctx._is_forked:
             return self._reworded(error, False)
         return ShutDownRuntimeError(
             "cannot schedule new futures after shutdown: the Context of this Executor is closed",

@@ -62,11 +62,11 @@ class Owner(Protocol):
     driver: Driver
     held: tuple[int, str] | None
 
-    def let_go(self, item: int) -> None:
+    def _let_go(self, item: int) -> None:
         """Record that nobody holds an item any more."""
         ...
 
-    def call_soon(self, function: Callable[[], object]) -> None:
+    def _call_soon(self, function: Callable[[], object]) -> None:
         """Call a function from the Context's own thread for users' callbacks."""
         ...
 
@@ -97,13 +97,6 @@ class Future(concurrent.futures.Future[Any]):
     ----------
     task_id : id of the task, None for a value that was put
     name : the function's name
-    described : the value's part of a signature
-    task_key : names the checkpoints that are dropped once the value is there, '' for none
-    identity : of a value that was put in a run with a name, the digest of its bytes, else ''
-    spare_running : True where `cancel` leaves a task alone that runs, as `concurrent.futures` has it
-    reworded : returns the exception to raise for one that the task failed with; told whether the value was there
-    ended : called once, by whoever ends the future, before those that wait for it; must not wait
-    cut : the task and its arguments where it can be cut into parts, else None
 
     Notes
     -----
@@ -118,13 +111,16 @@ class Future(concurrent.futures.Future[Any]):
         self.item = item
         self.name = name
         self.task_id = item if is_task else None
-        self.described = _UNKNOWN
-        self.task_key = ""
-        self.identity = ""
-        self.spare_running = False
-        self.reworded: Callable[[BaseException, bool], BaseException] | None = None
-        self.ended: Callable[[], object] | None = None
-        self.cut: tuple[Any, tuple[Any, ...], Mapping[str, Any]] | None = None
+        self._described = _UNKNOWN  # the value's part of a signature
+        self._task_key = ""  # names the checkpoints that are dropped once the value is there, '' for none
+        self._identity = ""  # digest of the bytes of a value that was put in a run with a name, else ''
+        self._spare_running = False  # True where `cancel` leaves a running task alone, as concurrent.futures does
+        # the exception to raise for one that the task failed with, which is told whether the value was there
+        self._reworded: Callable[[BaseException, bool], BaseException] | None = None
+        # called once, by whoever ends the future, before those that wait for it; must not wait
+        self._ended: Callable[[], object] | None = None
+        # the task and its arguments where it can be cut into parts
+        self._cut: tuple[Any, tuple[Any, ...], Mapping[str, Any]] | None = None
         self._load: Callable[[], Any] | None = None
 
     def result(self, timeout: float | None = None) -> Any:
@@ -166,8 +162,11 @@ class Future(concurrent.futures.Future[Any]):
         return self._state == _PENDING and self.task_id is not None and self.owner.driver.has_started(self.item)
 
     def cancel(self) -> bool:
-        """Stop the task, also while it runs unless `spare_running`; True unless it had ended before."""
-        if self.spare_running and self.running():
+        """Stop the task, also while it runs; return True unless it had ended before.
+
+        A call of a `hetero.tasks.Executor` that runs is left alone, as `concurrent.futures` does, and False returned.
+        """
+        if self._spare_running and self.running():
             return False
         with self._condition:
             if self._state != _PENDING:
@@ -178,14 +177,14 @@ class Future(concurrent.futures.Future[Any]):
                 waiter.add_cancelled(self)
             self._condition.notify_all()
         self._invoke_callbacks()
-        self.owner.driver.cancel(self.item, self.spare_running)
+        self.owner.driver.cancel(self.item, self._spare_running)
         return True
 
-    def has_failed(self) -> bool:
+    def _has_failed(self) -> bool:
         """Return whether the task has failed or was cancelled."""
         return self._state == _CANCELLED or self._exception is not None
 
-    def committed(self, load: Callable[[], Any]) -> None:
+    def _committed(self, load: Callable[[], Any]) -> None:
         """Record that the value is there; called by the driver, once."""
         with self._mutex:
             ends = self._state == _PENDING
@@ -194,14 +193,14 @@ class Future(concurrent.futures.Future[Any]):
                 self._end()
         if ends:
             self._invoke_callbacks()
-        if self.task_key:
-            self.owner.call_soon(self._drop_checkpoints)
+        if self._task_key:
+            self.owner._call_soon(self._drop_checkpoints)
 
-    def failed(self, failure: Failure) -> None:
+    def _failed(self, failure: Failure) -> None:
         """Record that the task failed for good; called by the driver, once."""
         error = exception_of(failure, self.item, self.name)
-        if self.reworded is not None:
-            error = self.reworded(error, False)
+        if self._reworded is not None:
+            error = self._reworded(error, False)
         with self._condition:
             ends = self._state == _PENDING
             if ends:
@@ -210,33 +209,33 @@ class Future(concurrent.futures.Future[Any]):
         if ends:
             self._invoke_callbacks()
 
-    def reword(self, reworded: Callable[[BaseException, bool], BaseException]) -> None:
+    def _reword(self, reworded: Callable[[BaseException, bool], BaseException]) -> None:
         """Take what words an exception anew, for the one too that is there already."""
-        self.reworded = reworded
+        self._reworded = reworded
         if self._exception is not None:
             self._exception = reworded(self._exception, False)
 
-    def fail_like(self, other: Future) -> None:
+    def _fail_like(self, other: Future) -> None:
         """Fail as another future has, since this task needs its value."""
         error = None if other.cancelled() else other.exception()
         if error is None:
             words = f"{self.name} needs task {other.item} ({other.name}), which was cancelled"
-            self.failed(Failure("cancelled", words))
+            self._failed(Failure("cancelled", words))
         else:
-            self.failed(Failure("exception", str(error), error))
+            self._failed(Failure("exception", str(error), error))
 
     def _drop_checkpoints(self) -> None:
         from hetero.drive.checkpoints import clear
 
-        clear(self.task_key)
+        clear(self._task_key)
 
-    def abandoned(self) -> None:
+    def _abandoned(self) -> None:
         """Record that the Context was closed, so that a value which was not read cannot be any more."""
         with self._condition:
             if self._load is not None:
                 self._load = self._gone
 
-    def forked(self, error: HeteroError) -> None:
+    def _forked(self, error: HeteroError) -> None:
         """Fail in a process that was forked: whoever would end this future lives in the other one."""
         self._condition = threading.Condition()
         self._mutex = self._condition._lock  # type: ignore[attr-defined]
@@ -262,13 +261,13 @@ class Future(concurrent.futures.Future[Any]):
         self._condition.notify_all()
 
     def _tell_ended(self) -> None:
-        told, self.ended = self.ended, None
+        told, self._ended = self._ended, None
         if told is not None:
             told()
 
     def _invoke_callbacks(self) -> None:
         if self._done_callbacks:  # type: ignore[attr-defined]
-            self.owner.call_soon(super()._invoke_callbacks)  # type: ignore[misc]
+            self.owner._call_soon(super()._invoke_callbacks)  # type: ignore[misc]
 
     def _wait(self, timeout: float | None) -> None:
         frame = current()
@@ -277,7 +276,7 @@ class Future(concurrent.futures.Future[Any]):
                 f"task {frame.task} would wait for task {self.item} ({self.name}) and keep its device from running it",
                 remedy="give the future to a task as an argument, or submit with hetero.current_context()",
             )
-        self.refuse_endless(timeout)
+        self._refuse_endless(timeout)
         with self._mutex:
             if self._state == _PENDING:
                 self._condition.wait(timeout)
@@ -286,7 +285,7 @@ class Future(concurrent.futures.Future[Any]):
         if self._load is None:
             self.owner.driver.logs.settle(LOGS_S)
 
-    def refuse_endless(self, timeout: float | None = None) -> None:
+    def _refuse_endless(self, timeout: float | None = None) -> None:
         """Refuse to wait without a bound for what cannot begin before this thread goes on; see `refuse_held`."""
         held = getattr(self.owner, "held", None)
         if held is not None and timeout is None and not self.done():
@@ -300,7 +299,7 @@ class Future(concurrent.futures.Future[Any]):
             try:
                 self._result = load()
             except (Exception, SystemExit) as error:  # noqa: BLE001  handed on by result() and exception()
-                self._exception = error if self.reworded is None else self.reworded(error, True)
+                self._exception = error if self._reworded is None else self._reworded(error, True)
             self._load = None
 
     def __await__(self) -> Generator[Any, None, Any]:
@@ -329,7 +328,7 @@ class Future(concurrent.futures.Future[Any]):
     def __del__(self) -> None:
         owner = self.__dict__.get("owner")
         if owner is not None:
-            owner.let_go(self.item)
+            owner._let_go(self.item)
 
     def __repr__(self) -> str:
         return f"<Future {self.item} {self.name}: {self._word()}>"
@@ -377,4 +376,4 @@ def _was_raised_from(error: Any) -> bool:
     return cause is not None and not isinstance(cause, RemoteTracebackError)
 
 
-register(Future, lambda future: future.described)
+register(Future, lambda future: future._described)

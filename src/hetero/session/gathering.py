@@ -95,7 +95,7 @@ def reduce(ctx: Context, task: TaskFunction[..., Any], futures: Iterable[Any], o
     if not leaves:
         raise BadValueError("there is nothing to combine", remedy="give at least one future")
     for leaf in leaves:
-        leaf.refuse_endless()
+        leaf._refuse_endless()
     concurrent.futures.wait(leaves)
     located = [(ctx.driver.where(leaf.item), leaf) for leaf in leaves]
     if not ordered:

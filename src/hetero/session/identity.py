@@ -147,10 +147,10 @@ class _Reader:
         self.digest.update(flat.data)
 
     def _future(self, value: Future) -> None:
-        if value.identity:
-            self._word("future", value.identity.encode())
-        elif value.task_key:
-            self._word("future", value.task_key.rpartition(KEPT_MARK)[2].encode())
+        if value._identity:
+            self._word("future", value._identity.encode())
+        elif value._task_key:
+            self._word("future", value._task_key.rpartition(KEPT_MARK)[2].encode())
         else:
             self._word("unknown", uuid.uuid4().bytes)
 

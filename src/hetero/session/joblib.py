@@ -236,7 +236,7 @@ class _Loop:
                 self._handing_in += 1
             future: Future | None = None
             try:
-                future = self.ctx.submit_call(*call)
+                future = self.ctx._submit_call(*call)
             except Exception as error:  # noqa: BLE001  told by the future, for this may be a thread of the Context's
                 ended.set_exception(error)
             finally:
@@ -442,7 +442,7 @@ def _is_nested(reference: Callable[[], Context | None], n_jobs: int) -> bool:
     if current() is not None:
         return True
     ctx = reference()
-    if ctx is None or not ctx.is_forked:
+    if ctx is None or not ctx._is_forked:
         return False
     if n_jobs != 1:
         warnings.warn("hetero-backed parallel loops cannot run in a forked process, setting n_jobs=1", stacklevel=5)

@@ -582,7 +582,7 @@ class ContextLease(Lease):
         if task not in self._tasks:
             mine = self._tasks[task] = task.options(on=value.devices)
             mine.request = _leased(mine.request, self.number)
-        return context.submit_call(self._tasks[task], args, kwargs)
+        return context._submit_call(self._tasks[task], args, kwargs)
 
     def run(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         """Run one call on a device of the lease, and give its result."""

@@ -215,14 +215,14 @@ class Results(Iterator[Any]):
 
     def _submit_chunk(self, begin: int, end: int) -> Future:
         assert self._chunked is not None
-        future = self._ctx.submit_call(self._chunked, tuple([column[begin:end] for column in self._columns]), {})
+        future = self._ctx._submit_call(self._chunked, tuple([column[begin:end] for column in self._columns]), {})
         self._parts.append(_Part(future, begin, end, chunked=True))
         return future
 
     def _submit_items(self, begin: int, end: int) -> list[_Part]:
         """Submit items one by one."""
         items = enumerate(itertools.islice(zip(*self._columns, strict=False), begin, end), begin)
-        return [_Part(self._ctx.submit_call(self._task, each, {}), i, i + 1, chunked=False) for i, each in items]
+        return [_Part(self._ctx._submit_call(self._task, each, {}), i, i + 1, chunked=False) for i, each in items]
 
     def __next__(self) -> Any:
         self._reading = True
@@ -260,7 +260,7 @@ class Results(Iterator[Any]):
             while self._waiting_for_probe and not self._ctx.closed and self._left_s() != 0.0:
                 self._more.wait_for(lambda: not self._waiting_for_probe, min(1.0, self._left_s() or 1.0))
             if self._waiting_for_probe and self._ctx.closed:
-                self._ctx.refuse()
+                self._ctx._refuse()
 
     def _left_s(self) -> float | None:
         return None if self._until_s is None else max(0.0, self._until_s - monotonic_s())

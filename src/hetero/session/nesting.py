@@ -99,7 +99,7 @@ class _SpreadFuture(NestedFuture):
 
     Attributes
     ----------
-    task_key, identity : name what it computes, as those of `hetero.session.futures.Future`
+    _task_key, _identity : name what it computes, as those of `hetero.session.futures.Future`
 
     Notes
     -----
@@ -107,17 +107,17 @@ class _SpreadFuture(NestedFuture):
     thread of the task that submitted it may.
     """
 
-    identity = ""
+    _identity = ""
 
     def __init__(self, spread: Spread, name: str, task_key: str) -> None:
         super().__init__()
-        self.task_key = task_key
+        self._task_key = task_key
         self._spread = spread
         self._name = name
         self._load: Callable[[], Any] | None = None
         self._waiters = _Waiters(spread)
 
-    def ended(self, ended: Ended) -> None:
+    def _end(self, ended: Ended) -> None:
         """Take the end of the task."""
         if ended.failure is not None:
             self.set_exception(exception_of(ended.failure, ended.task, self._name))
@@ -473,7 +473,7 @@ def _spread(
     def ended(end: Ended) -> None:
         if end.failure is None:
             _note_time(spread, kind, end.seconds)
-        whole.pop().ended(end)
+        whole.pop()._end(end)
 
     asked = Asked(task.name, signature, size, task.request)
     future.number = spread.submit(

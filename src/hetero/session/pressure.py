@@ -130,7 +130,7 @@ class PressureWatch:
                 return
             found = pressure(ctx)
             if found.seconds > self._above_s:
-                ctx.call_soon(partial(self._hook, found))
+                ctx._call_soon(partial(self._hook, found))
             del ctx
 
 

@@ -86,7 +86,7 @@ def _forked() -> None:
             f"this Context was opened by process {os.getppid()}; process {os.getpid()} was forked from that one and "
             "has neither its workers nor its threads"
         )
-        ctx.forked(HeteroError(problem, remedy="open another Context here, or start processes by 'spawn'"))
+        ctx._leave_fork(HeteroError(problem, remedy="open another Context here, or start processes by 'spawn'"))
 
 
 if hasattr(os, "register_at_fork"):

@@ -26,21 +26,21 @@ _MERGE = Request()
 
 def cut_later(ctx: Context | None, item: int) -> bool:
     """Cut a task soon, in the Context's own thread; False when it cannot be cut."""
-    future = None if ctx is None else ctx.future_of(item)
-    if ctx is None or future is None or future.cut is None:
+    future = None if ctx is None else ctx._future_of(item)
+    if ctx is None or future is None or future._cut is None:
         return False
-    ctx.call_soon(partial(cut, ctx, future))
+    ctx._call_soon(partial(cut, ctx, future))
     return True
 
 
 def cut(ctx: Context, future: Future) -> None:
     """Submit the parts of a task, and in its place the task that merges them."""
-    assert future.cut is not None
-    task, args, kwargs = future.cut
+    assert future._cut is not None
+    task, args, kwargs = future._cut
     try:
         _hand_in(ctx, future, task, _parts(task, gather(args), dict(zip(kwargs, gather(kwargs.values()), strict=True))))
     except Exception as error:  # noqa: BLE001  the user's split function may raise anything
-        future.failed(Failure("exception", str(error), error))
+        future._failed(Failure("exception", str(error), error))
         ctx.driver.cancel(future.item)
 
 
@@ -56,7 +56,7 @@ def _parts(task: TaskFunction[..., Any], args: list[Any], kwargs: dict[str, Any]
 
 
 def _hand_in(ctx: Context, whole: Future, task: TaskFunction[..., Any], parts: list[tuple[Any, ...]]) -> None:
-    futures = [ctx.submit_call(task, part, {}) for part in parts]
+    futures = [ctx._submit_call(task, part, {}) for part in parts]
     source = as_task(task.merge).source
     function = source.current()
     items = tuple(future.item for future in futures)

@@ -80,7 +80,7 @@ class SplitFleet:
     def __init__(
         self, devices: Any, opening: Mapping[str, Any], slow: Mapping[str, Mapping[str, float]], layers: Sequence[Layer]
     ) -> None:
-        self.lent = hasattr(devices, "submit_call")
+        self.lent = hasattr(devices, "submit")
         self.ctx: Context = devices if self.lent else _opened(devices, opening)
         self.notes: list[str] = []
         try:

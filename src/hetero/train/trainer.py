@@ -172,7 +172,7 @@ class Trainer:
         self.notes: list[str] = []
         self._costs = None if cost is None else argument_checks.costs(cost, len(self.data))
         self._opening = {"config": config, "devices": devices, "set": set, "trace": trace}
-        self._lent = hasattr(devices, "submit_call")
+        self._lent = hasattr(devices, "submit")
         self._ctx: Context | None = devices if self._lent else None  # type: ignore[assignment]
         self._fitting = Fitting(model, loss, optimizer, self.data, self.options)
         self._kept: Any = None

@@ -244,7 +244,7 @@ def _fleet(opening: Mapping[str, Any]) -> Iterator[Context]:
     """Yield the Context that was lent, or one of our own."""
     from hetero.session.context import Context
 
-    if hasattr(opening.get("devices"), "submit_call"):
+    if hasattr(opening.get("devices"), "submit"):
         yield opening["devices"]
     else:
         with Context(**opening, history=False) as ctx:

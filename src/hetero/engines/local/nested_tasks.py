@@ -65,12 +65,12 @@ class _Reply:
         """Why one of the tasks whose results it was given failed."""
         return next((each.failure for each in self.inputs if each.failure is not None), None)
 
-    def committed(self, load: Callable[[], Any]) -> None:
+    def _committed(self, load: Callable[[], Any]) -> None:
         """Take the result."""
         self.load = load
         self.owner.committed(self)
 
-    def failed(self, failure: Failure) -> None:
+    def _failed(self, failure: Failure) -> None:
         """Take the failure: that of an input where it failed just as this task was handed in."""
         self.failure = self.input_failure or failure
         self.owner.failed(self, self.failure)
@@ -122,10 +122,10 @@ class Nested:
             nest=Nest._make(nest)._replace(spreads=not wish.request.exclusive, above=launch.task), names=names,
         )  # fmt: skip
         if len(names) < len(refs):
-            reply.failed(Failure("cancelled", f"{wish.name} was given the result of a task that was cancelled"))
+            reply._failed(Failure("cancelled", f"{wish.name} was given the result of a task that was cancelled"))
             return None
         if reply.input_failure is not None:
-            reply.failed(reply.input_failure)
+            reply._failed(reply.input_failure)
             return None
         reply.item, event = submitter.submit(launch, wish, call, reply)
         return event

@@ -27,7 +27,6 @@ _FEW_S = 3.0
 """Rounds of a pass, and after how many seconds no further one begins."""
 
 _LIBRARIES = ("torch", "numpy", "hetero-core")
-_TORCH_WORDS = {"cuda": "cuda", "rocm": "cuda", "xpu": "xpu", "mps": "mps", "cpu": "cpu"}
 
 
 def targets() -> list[Device]:
@@ -43,15 +42,16 @@ def targets() -> list[Device]:
 
 def measure_device(device: Device) -> Timed:
     """Measure one device; about ten seconds on a processor, less on an accelerator."""
+    from hetero.backends.registry import kind_of
     from hetero.session.fleet_speed import measure, topology
 
     fast = measure([device], refresh=True)[0]
     links = {
         link.src == HOST_NODE: link.bandwidth_bytes_per_s for link in topology([device]).links if link.kind != "assumed"
     }
-    place = _TORCH_WORDS.get(device.kind)
-    runs = place is not None and _installed("torch")
-    weights, prompt_s, step_s = _tokens(place or "", device.index) if runs else ("", {}, {})
+    place = kind_of(device).torch_place(device.index)
+    runs = place != "" and _installed("torch")
+    weights, prompt_s, step_s = _tokens(place) if runs else ("", {}, {})
     return Timed(
         device=device.name,
         flop_per_s=fast.flop_per_s or 0.0,
@@ -74,13 +74,13 @@ def _installed(name: str) -> bool:
     return True
 
 
-def _tokens(place: str, index: int) -> tuple[str, dict[str, float], dict[str, float]]:
+def _tokens(place: str) -> tuple[str, dict[str, float], dict[str, float]]:
     """Time prompts and decode steps of the small model; return the format, seconds by tokens and by kept tokens."""
     import torch
 
     half = place != "cpu"
-    model = Decoder(MINI, f"{place}:{index}" if half else place, torch.float16 if half else torch.float32)
-    wait = getattr(torch, place).synchronize if half else (lambda: None)
+    model = Decoder(MINI, place, torch.float16 if half else torch.float32)
+    wait = getattr(torch, torch.device(place).type).synchronize if half else (lambda: None)
     with torch.no_grad():
         prompts = {str(tokens): _best_s(model.prompt(tokens), wait) for tokens in PROMPTS}
         steps = {str(kept): _best_s(model.step(kept), wait) for kept in KEPT}

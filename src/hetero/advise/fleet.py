@@ -16,13 +16,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hetero.advise.prices import Paid, own_price
+from hetero.backends.registry import kinds
 from hetero.catalog.load import devices, find
 from hetero.catalog.values import DeviceSpec
 from hetero.core.leases import LeasePool
 from hetero.floor.documents import blamed_on
 from hetero.floor.errors import BadValueError, HeteroError, did_you_mean
 from hetero.floor.units import parse_bandwidth, shown
-from hetero.model.device import Device, DeviceType
+from hetero.model.device import Device, DeviceKind, DeviceType
 from hetero.model.leases import LeasePhase, LeaseRequest
 from hetero.model.topology import Topology
 
@@ -49,8 +50,6 @@ _log = logging.getLogger("hetero")
 _NUMBER = re.compile(r"[+-]?\d+")
 _KEYS = ("name", "count", "usd_per_hour", "day", "link", "host", "rack")
 _HOLDING = ("workload", "devices", "name", "count")
-
-_LABELS = {"cpu": "CPU", "tpu": "TPU", "npu": "NPU", "fpga": "FPGA"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,7 +169,7 @@ def stocked(
     numbers: Counter[tuple[str, str]] = Counter()
     sorts: dict[str, list[Device]] = {}
     for sort in wanted:
-        kind = DeviceType(_LABELS.get(sort.kind, "GPU"))
+        kind = DeviceType(kinds().get(sort.kind, DeviceKind("")).type)
         for at in range(sort.count):
             place = sort.host, sort.kind or "device"
             usual = f"{place[0]}/{place[1]}:{numbers[place]}"

@@ -5,10 +5,11 @@ In: arrays and calls. Out: arrays, status, speeds. A back end knows nothing of t
 
 from __future__ import annotations
 
+import operator
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from typing import Any, ClassVar, NamedTuple
 
@@ -18,7 +19,7 @@ from numpy.typing import NDArray
 from hetero.backends.measuring import best_s, grow
 from hetero.backends.wording import one_line
 from hetero.floor.errors import BadValueError, DeviceError, HeteroError, OutOfDeviceMemoryError
-from hetero.model.device import HOST_NODE, Device, DeviceStatus
+from hetero.model.device import HOST_NODE, KINDS, Device, DeviceKind, DeviceStatus
 from hetero.model.topology import Link
 
 __all__ = ["Backend", "Found", "Kernel", "Speed", "is_memory_error"]
@@ -122,25 +123,52 @@ class Backend(ABC):
     Attributes
     ----------
     name : the word under which it is registered
-    kinds : device kinds that it can find
-    labels : words before the ':' in the ids of its devices
+    kinds : device kinds that it can find: the names of those in `KINDS`, a `DeviceKind` for each other one
+    labels : words before the ':' in the ids of its devices, the names of its kinds unless it says otherwise
     requires : Python packages that it needs; absent ones are a reason, found without importing anything
     remedy : how to get what it needs
     heavy : True when its packages are slow or dangerous to import, so that it is probed in a child process
-    runs_python : True when tasks without an implementation of their own run on its devices
+    runs_torch : True when torch computes on its devices without harm to it, at the place that their kind names
     """
 
     name: ClassVar[str]
-    kinds: ClassVar[tuple[str, ...]]
-    labels: ClassVar[tuple[str, ...]]
+    kinds: ClassVar[tuple[str | DeviceKind, ...]]
+    labels: ClassVar[tuple[str, ...]] = ()
     requires: ClassVar[tuple[str, ...]] = ()
     remedy: ClassVar[str] = ""
     heavy: ClassVar[bool] = True
-    runs_python: ClassVar[bool] = True
+    runs_torch: ClassVar[bool] = False
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if "kinds" in vars(cls) and "labels" not in vars(cls):
+            cls.labels = tuple(cls.declared_kinds())
 
     def __init__(self, device: Device) -> None:
         self.device = device
         self.is_open = False
+
+    @classmethod
+    def declared_kinds(cls) -> dict[str, DeviceKind]:
+        """Return its kinds by name."""
+        listed = (KINDS.get(kind, DeviceKind(kind)) if isinstance(kind, str) else kind for kind in cls.kinds)
+        return {kind.name: kind for kind in listed}
+
+    @classmethod
+    def has_namespace(cls) -> bool:
+        """Return whether its devices have an array namespace, without importing one."""
+        return cls.namespace is not Backend.namespace
+
+    @property
+    def kind(self) -> DeviceKind:
+        """The kind of its device."""
+        name = self.device.kind
+        return self.declared_kinds().get(name) or KINDS.get(name) or DeviceKind(name, str(self.device.type))
+
+    @property
+    def runs_python(self) -> bool:
+        """Whether tasks without an implementation of their own run on its device; else it takes kernels."""
+        return self.device.runs_python
 
     @classmethod
     def missing(cls) -> tuple[str, ...]:
@@ -154,9 +182,18 @@ class Backend(ABC):
             missing = cls.missing()
             if missing:
                 return [Found(None, cls.name, f"the Python package {missing[0]!r} is not installed", cls.remedy)]
-            return list(cls._probe())
+            return [cls._completed(found) for found in cls._probe()]
         except Exception as error:  # noqa: BLE001  vendor packages raise anything
             return [Found(None, cls.name, one_line(error), cls.remedy)]
+
+    @classmethod
+    def _completed(cls, found: Found) -> Found:
+        """Return a finding whose device says what it takes where that differs from the usual of its kind."""
+        device = found.device
+        kind = None if device is None else cls.declared_kinds().get(device.kind)
+        if device is None or kind is None or device.runs_python == kind.runs_python:
+            return found
+        return found._replace(device=replace(device, takes="python" if kind.runs_python else "kernels"))
 
     def open(self) -> None:
         """Open the device and run a tiny kernel on it; nothing happens when it is open.
@@ -186,7 +223,7 @@ class Backend(ABC):
             return DeviceStatus()
 
     def namespace(self) -> Any:
-        """Return the array-API module of this device, or None for devices that take kernels."""
+        """Return the array-API module of this device; None where there is none, and for devices that take kernels."""
         return None
 
     def activate(self) -> AbstractContextManager[Any]:
@@ -413,9 +450,11 @@ class Backend(ABC):
         return False
 
     def _product(self, n: int) -> Callable[[], Any]:
-        """Return a call that multiplies two n x n float32 matrices."""
-        raise NotImplementedError(f"{self.name} measures no matrix product")
+        """Return a call that multiplies two n x n float32 matrices; here by `@` of the device's arrays."""
+        matrix = self._copy_in(np.ones((n, n), np.float32))
+        return lambda: self._run(operator.matmul, (matrix, matrix), {})
 
     def _stream(self, nbytes: int) -> Callable[[], Any]:
-        """Return a call that copies this many bytes on the device."""
-        raise NotImplementedError(f"{self.name} measures no copy")
+        """Return a call that reads and writes this many bytes on the device; here by `+` of the device's arrays."""
+        vector = self._copy_in(np.ones(nbytes // 4, np.float32))
+        return lambda: self._run(operator.add, (vector, 1.0), {})

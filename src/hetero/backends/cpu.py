@@ -135,8 +135,8 @@ class CpuBackend(Backend):
 
     name: ClassVar[str] = "cpu"
     kinds: ClassVar[tuple[str, ...]] = ("cpu",)
-    labels: ClassVar[tuple[str, ...]] = ("cpu",)
     heavy: ClassVar[bool] = False
+    runs_torch: ClassVar[bool] = True
 
     @classmethod
     def _probe(cls) -> list[Found]:

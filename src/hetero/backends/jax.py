@@ -20,11 +20,9 @@ from hetero.backends.cpu import CpuLoad, cpu_device, hold_threads, release_threa
 from hetero.backends.gpus import gpu_status, pci_addresses
 from hetero.backends.wording import one_line
 from hetero.floor.settings import offer
-from hetero.model.device import Device, DeviceStatus, DeviceType
+from hetero.model.device import KINDS, Device, DeviceStatus, DeviceType
 
 __all__ = ["JaxBackend"]
-
-_TYPES = {"tpu": "TPU", "npu": "NPU"}
 
 
 class JaxBackend(Backend):
@@ -177,7 +175,7 @@ def _describe(native: Any, kind: str, driver: str) -> Device:
     return Device(
         id=f"h0/{label}:{native.id}",
         kind=kind,
-        type=DeviceType(_TYPES.get(kind, "GPU")),
+        type=DeviceType(KINDS[kind].type),
         backend=JaxBackend.name,
         index=native.id,
         name=str(native.device_kind),

@@ -38,7 +38,6 @@ class NullBackend(Backend):
 
     name: ClassVar[str] = "null"
     kinds: ClassVar[tuple[str, ...]] = ("null",)
-    labels: ClassVar[tuple[str, ...]] = ("null",)
     heavy: ClassVar[bool] = False
 
     @classmethod

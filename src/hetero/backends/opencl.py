@@ -58,10 +58,8 @@ class OpenclBackend(Backend):
 
     name: ClassVar[str] = "opencl"
     kinds: ClassVar[tuple[str, ...]] = ("opencl",)
-    labels: ClassVar[tuple[str, ...]] = ("opencl",)
     requires: ClassVar[tuple[str, ...]] = ("pyopencl",)
     remedy: ClassVar[str] = "pip install 'hetero-core[opencl]'"
-    runs_python: ClassVar[bool] = False
 
     @classmethod
     def _probe(cls) -> list[Found]:

@@ -13,10 +13,24 @@ from typing import NamedTuple
 
 from hetero.backends.base import Backend, Found
 from hetero.backends.wording import one_line
-from hetero.floor.errors import BadValueError, did_you_mean
-from hetero.model.device import KINDS, TYPE_WORDS, Device
+from hetero.floor.errors import BadValueError, DeviceError, did_you_mean
+from hetero.model.device import KINDS, TYPE_WORDS, Device, DeviceKind
 
-__all__ = ["GROUP", "backend_of", "broken", "device_words", "load", "loaded", "names", "refuse_unknown"]
+__all__ = [
+    "GROUP",
+    "backend_of",
+    "broken",
+    "device_words",
+    "kind_of",
+    "kinds",
+    "known_words",
+    "load",
+    "loaded",
+    "names",
+    "refuse_unknown",
+    "runs_torch",
+    "torch_place",
+]
 
 GROUP = "hetero.backends"
 """The group of entry points by which other packages offer back ends: name = 'module:Class'."""
@@ -110,6 +124,66 @@ def backend_of(device: Device) -> Backend:
     return load(device.backend)(device)
 
 
+@cache
+def kinds() -> dict[str, DeviceKind]:
+    """Return every kind of device by name: those of `KINDS`, then those that back ends of other packages declare.
+
+    Examples
+    --------
+    >>> kinds()["cuda"].type, kinds()["opencl"].runs_python
+    ('GPU', False)
+    """
+    found = dict(KINDS)
+    for backend in loaded().classes.values():
+        for name, kind in backend.declared_kinds().items():
+            found.setdefault(name, kind)
+    return found
+
+
+def kind_of(device: Device) -> DeviceKind:
+    """Return the kind of a device, with its name and type only where no package here declares it."""
+    return kinds().get(device.kind) or DeviceKind(device.kind, str(device.type), device.runs_python)
+
+
+@cache
+def known_words() -> tuple[str, ...]:
+    """Return the words that name kinds and types of devices, each once.
+
+    Examples
+    --------
+    >>> known_words()[:2], "gpu" in known_words(), "any" in known_words()
+    (('cpu', 'cuda'), True, True)
+    """
+    types = (kind.type.casefold() for kind in kinds().values())
+    return tuple(dict.fromkeys((*kinds(), *TYPE_WORDS, *types)))
+
+
+def torch_place(device: Device) -> str:
+    """Return torch's name of a device.
+
+    Raises
+    ------
+    DeviceError
+        torch cannot use it.
+
+    Examples
+    --------
+    >>> torch_place(load("null").probe()[0].device)
+    Traceback (most recent call last):
+    hetero.floor.errors.DeviceError: torch cannot use h0/null:0; name CPUs and GPUs that torch knows
+    """
+    place = kind_of(device).torch_place(device.index)
+    if not place:
+        raise DeviceError(f"torch cannot use {device.id}", remedy="name CPUs and GPUs that torch knows")
+    return place
+
+
+def runs_torch(device: Device) -> bool:
+    """Return whether torch may compute on a device as its back end has it."""
+    backend = loaded().classes.get(device.backend)
+    return backend is not None and backend.runs_torch and kind_of(device).torch != "" and not device.simulated
+
+
 def device_words() -> dict[str, tuple[str, ...]]:
     """Return each word that names devices, labels before kinds before types, with the back ends that may find some.
 
@@ -123,11 +197,14 @@ def device_words() -> dict[str, tuple[str, ...]]:
         for label in backend.labels:
             words.setdefault(label, []).append(name)
     for name, backend in loaded().classes.items():
-        for kind in backend.kinds:
+        for kind in backend.declared_kinds():
             if kind != "cpu" and name not in words.setdefault(kind, []):
                 words[kind].append(name)
+            broad = kinds()[kind].type.casefold()
+            if broad not in ("cpu", "null") and name not in words.setdefault(broad, []):
+                words[broad].append(name)
     others = [name for name, backend in loaded().classes.items() if backend.heavy]
-    for word in ("gpu", "tpu", "npu", "fpga"):
+    for word in TYPE_WORDS[1 : TYPE_WORDS.index("null")]:
         words[word] = list(dict.fromkeys([*words.get(word, ()), *others]))
     return {word: tuple(found) for word, found in words.items()}
 
@@ -160,7 +237,7 @@ def refuse_unknown(option: str, words: Iterable[str], devices: Iterable[Device])
         label = word.rpartition("/")[2].partition(":")[0]
         if label in KINDS or label in TYPE_WORDS:
             continue
-        known = dict.fromkeys((*KINDS, *TYPE_WORDS, *device_words(), *names()))
+        known = dict.fromkeys((*known_words(), *device_words(), *names()))
         known |= dict.fromkeys(one for device in devices for one in device.words if ":" not in one)
         if label not in known:
             raise BadValueError(

@@ -25,8 +25,6 @@ from hetero.model.topology import Link
 
 __all__ = ["TorchBackend", "is_out_of_memory"]
 
-_TYPES = {"npu": "NPU", "tpu": "TPU"}
-
 
 class TorchBackend(Backend):
     """One device of torch."""
@@ -36,6 +34,7 @@ class TorchBackend(Backend):
     labels: ClassVar[tuple[str, ...]] = ("cuda", "rocm", "xpu", "mps", "npu", "hpu", "torch-cpu")
     requires: ClassVar[tuple[str, ...]] = ("torch",)
     remedy: ClassVar[str] = "pip install 'hetero-core[torch]'"
+    runs_torch: ClassVar[bool] = True
 
     @classmethod
     def _probe(cls) -> list[Found]:
@@ -213,9 +212,7 @@ def _new_tensors() -> Any:
 
 
 def _place(torch: Any, device: Device) -> Any:
-    if device.kind == "cpu":
-        return torch.device("cpu")
-    return torch.device("cuda" if device.kind == "rocm" else device.kind, device.index)
+    return torch.device(KINDS[device.kind].torch_place(device.index))
 
 
 def _accelerator_kind(torch: Any) -> str | None:
@@ -223,11 +220,11 @@ def _accelerator_kind(torch: Any) -> str | None:
         return None
     kind = torch.accelerator.current_accelerator().type
     kind = "rocm" if kind == "cuda" and torch.version.hip else kind
-    return kind if kind in KINDS else None
+    return kind if kind in TorchBackend.kinds else None
 
 
 def _describe(torch: Any, kind: str, index: int, address: str) -> Device:
-    module: Any = getattr(torch, "cuda" if kind == "rocm" else kind, None)
+    module: Any = getattr(torch, torch.device(KINDS[kind].torch_place(index)).type, None)
     facts = module.get_device_properties(index) if hasattr(module, "get_device_properties") else None
     memory = getattr(facts, "total_memory", None)
     if memory is None and hasattr(module, "recommended_max_memory"):
@@ -236,7 +233,7 @@ def _describe(torch: Any, kind: str, index: int, address: str) -> Device:
     return Device(
         id=f"h0/{kind}:{index}",
         kind=kind,
-        type=DeviceType(_TYPES.get(kind, "GPU")),
+        type=DeviceType(KINDS[kind].type),
         backend=TorchBackend.name,
         index=index,
         name=str(getattr(facts, "name", f"{kind} device {index}")),

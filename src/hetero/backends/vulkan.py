@@ -87,10 +87,8 @@ class VulkanBackend(Backend):
 
     name: ClassVar[str] = "vulkan"
     kinds: ClassVar[tuple[str, ...]] = ("vulkan",)
-    labels: ClassVar[tuple[str, ...]] = ("vulkan",)
     requires: ClassVar[tuple[str, ...]] = ("wgpu",)
     remedy: ClassVar[str] = "pip install 'hetero-core[vulkan]'"
-    runs_python: ClassVar[bool] = False
 
     @classmethod
     def _probe(cls) -> list[Found]:

@@ -35,7 +35,6 @@ from hetero.plan.batch.size_tuning import Sizes
 from hetero.plan.batch.stages import StagePlanner
 from hetero.session.identity import value_identity
 from hetero.session.kept import digest
-from hetero.session.requests import KERNEL_KINDS
 from hetero.session.tasks import task
 
 if TYPE_CHECKING:
@@ -272,7 +271,7 @@ def _sizes(key: str, device: Device, options: BatchOptions) -> Sizes:
 
 def _devices(ctx: Context) -> list[Device]:
     """Return the devices that can run Python."""
-    found = [device for device in ctx.devices if device.kind not in KERNEL_KINDS and not device.simulated]
+    found = [device for device in ctx.devices if device.runs_python and not device.simulated]
     if not found:
         names = ", ".join(device.short for device in ctx.devices)
         raise NothingFitsError(f"none of {names} runs Python functions", remedy="add a CPU or a GPU")

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from hetero.backends.registry import torch_place
 from hetero.batch.precision import Chooser, Wish
 from hetero.batch.records import count
 from hetero.floor.errors import BadValueError, HeteroError, MissingPackageError
@@ -131,7 +132,7 @@ class TorchModel:
 
     def setup(self, device: Device) -> None:
         """Put the module on a device."""
-        self._place = _torch_place(device)
+        self._place = torch_place(device)
         self._chooser = Chooser(
             self.wish,
             {
@@ -226,11 +227,3 @@ def _halved(data: bytes) -> bytes:
         raise HeteroError("an ONNX model of 2 GiB cannot be converted to float16", remedy="leave precision away")
     halved: bytes = convert_float_to_float16(onnx.load_model_from_string(data), keep_io_types=True).SerializeToString()
     return halved
-
-
-def _torch_place(device: Device) -> str:
-    if device.kind in ("cpu", "mps"):
-        return device.kind
-    if device.kind in ("cuda", "rocm", "xpu", "npu", "hpu"):
-        return f"{'cuda' if device.kind == 'rocm' else device.kind}:{device.index}"
-    raise HeteroError(f"torch cannot use {device.id}", remedy="name CPUs and GPUs that torch knows")

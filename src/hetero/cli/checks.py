@@ -51,7 +51,7 @@ class Finding(NamedTuple):
 
 def findings() -> tuple[Finding, ...]:
     """Inspect everything."""
-    return (*_python(), *_packages(), *_drivers(), *_limits(), *_places(), *_network(), *_missed())
+    return (*_python(), *_packages(), *_extensions(), *_drivers(), *_limits(), *_places(), *_network(), *_missed())
 
 
 def _python() -> Iterator[Finding]:
@@ -82,6 +82,27 @@ def _needed_by(extra: str) -> Iterable[str]:
         wanted, _, condition = line.partition(";")
         if re.search(rf"extra == ['\"]{extra}['\"]", condition):
             yield re.split(r"[\s<>=!~\[(]", wanted.strip())[0]
+
+
+def _extensions() -> Iterator[Finding]:
+    """Return the back ends and policies that other packages bring, and what keeps each from being used."""
+    from hetero.backends import registry as backends
+    from hetero.plan.policies import registry as policies
+
+    group, remedy = "Other packages", "repair or uninstall the package that brings it"
+    troubles = {found.reason.partition(": ")[0]: found.reason for found in backends.broken()}
+    for entry in metadata.entry_points(group=backends.GROUP):
+        why = troubles.get(f"entry point {entry.name!r} = {entry.value!r}", "").partition(": ")[2]
+        absent = () if why else backends.load(entry.name).missing()
+        found = why or (f"needs {', '.join(absent)}" if absent else f"back end of {entry.value}")
+        help_ = backends.load(entry.name).remedy if absent else remedy
+        state = "missing" if why or absent else "ok"
+        yield Finding(group, entry.name, state, found, help_ if state == "missing" else "")
+    for entry in metadata.entry_points(group=policies.GROUP):
+        why = policies.why_unusable(entry)
+        yield Finding(
+            group, entry.name, "missing" if why else "ok", why or f"policy of {entry.value}", remedy if why else ""
+        )
 
 
 def _version(package: str) -> str:

@@ -312,7 +312,7 @@ def measure_here(parts: Sequence[bytes], inputs: Any) -> list[float]:
     """
     import torch
 
-    from hetero.train.probe import torch_place
+    from hetero.backends.registry import torch_place
 
     frame = current()
     assert frame is not None, "it runs as a task"

@@ -18,7 +18,7 @@ from hetero.core.fleet import Fleet
 from hetero.core.state import DevicePhase, TaskState
 from hetero.floor.units import format_bytes
 from hetero.model.device import Device
-from hetero.model.tasks import Near, Request, Task
+from hetero.model.tasks import PLAIN_PYTHON, Near, Request, Task
 from hetero.model.topology import Topology
 
 if TYPE_CHECKING:
@@ -51,9 +51,10 @@ def obstacle(device: Device, request: Request, capacity_bytes: int | None) -> st
     if request.not_on and not words.isdisjoint(request.not_on):
         return f"the request excludes: {', '.join(request.not_on)}"
     if request.implemented:
-        if words.isdisjoint(request.implemented):
+        plain = device.runs_python and PLAIN_PYTHON in request.implemented
+        if not plain and words.isdisjoint(request.implemented):
             return f"the task has an implementation for {', '.join(request.implemented)} only"
-    elif device.kind in ("opencl", "vulkan", "fpga"):
+    elif not device.runs_python:
         return "the task has no kernel for it"
     if device.cores < request.min_cores:
         return f"it has {device.cores} core{'s' if device.cores > 1 else ''} of the {request.min_cores} asked for"

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import hetero
+from hetero.backends import registry
 from hetero.backends.wording import one_line
 from hetero.demo.jobs import Cholesky, DemoJob, Diffusion
 from hetero.demo.results import DemoResult, DeviceResult, JobResult
@@ -26,7 +27,6 @@ from hetero.floor.documents import read_array
 from hetero.floor.errors import BadValueError, NothingFitsError
 from hetero.model.device import Device
 from hetero.session.config import Config, load
-from hetero.session.requests import KERNEL_KINDS
 
 __all__ = ["THROTTLE_FRAC", "made_unequal", "precision", "read_field", "run", "spread", "synthetic_field", "usable"]
 
@@ -37,7 +37,6 @@ _ROUNDS = 4
 _UNIT = 192
 
 THROTTLE_FRAC = 0.25
-_DOUBLE_KINDS = ("cpu", "cuda", "rocm")
 
 _FORMS = "give a .npy file, or a NetCDF-3 file (.nc), which needs SciPy"
 
@@ -258,12 +257,14 @@ def usable(devices: Sequence[Device]) -> tuple[tuple[Device, ...], tuple[str, ..
 def _obstacle(device: Device) -> str:
     if device.simulated:
         return "it computes nothing"
-    return "it takes kernels only" if device.kind in KERNEL_KINDS else ""
+    if not device.runs_python:
+        return "it takes kernels only"
+    return "" if registry.load(device.backend).has_namespace() else "it has no array namespace"
 
 
 def precision(devices: Sequence[Device]) -> str:
     """Return the type of numbers that every device computes with: 'float64', or 'float32' where one has no other."""
-    double = all(device.kind in _DOUBLE_KINDS and device.backend != "jax" for device in devices)
+    double = all(registry.kind_of(device).float64 and device.backend != "jax" for device in devices)
     return "float64" if double else "float32"
 
 

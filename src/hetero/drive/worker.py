@@ -48,6 +48,7 @@ class DeviceRunner:
         self._initializer = initializer
         self.backend = backend
         self.spread: Spread | None = None
+        self.shares_memory = backend.kind.shares_memory
         self._own_memory = device.memory_node != HOST_NODE
         self._throttle = Throttle(device.throttle_frac)
         words = (device.id, device.short, device.label, device.kind, device.backend, device.type.casefold(), "any")

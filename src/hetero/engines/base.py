@@ -334,10 +334,12 @@ class Runner(Protocol):
     ----------
     timing : the engine's clock of the attempts, for functions that read something of their own before they run
     spread : how its tasks have others run anywhere, None where those they submit run at once; set by the engine
+    shares_memory : True where the device's arrays may share the bytes of the host's arrays that they were made from
     """
 
     timing: TaskClock | None
     spread: Spread | None
+    shares_memory: bool
 
     def initialize(self) -> None:
         """Call the initializer, where there is one; raises DeviceError when that fails."""

@@ -12,13 +12,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import inf
 
+from hetero.backends.registry import kinds
 from hetero.catalog.load import find
 from hetero.catalog.values import DeviceSpec
 from hetero.core.machine import Rules
 from hetero.drive.sim import Costs, simulate
 from hetero.drive.sim_values import Program, SimResult, SimTask
 from hetero.floor.errors import BadValueError
-from hetero.model.device import HOST_NODE, Device, DeviceType
+from hetero.model.device import HOST_NODE, Device, DeviceKind, DeviceType
 from hetero.model.tasks import Request, Task
 from hetero.model.topology import Link, MemoryNode, Topology
 from hetero.plan.performance.cost_model import CostModel
@@ -176,13 +177,13 @@ def _speed(spec: DeviceSpec, precision: str) -> float:
 def _devices(racks: Sequence[Racks]) -> Iterator[Device]:
     host = 0
     for rack in racks:
-        kind = DeviceType("CPU" if rack.spec.kind == "cpu" else "GPU")
+        kind = DeviceType(kinds().get(rack.spec.kind, DeviceKind("")).type)
         for _ in range(rack.hosts):
             for index in range(rack.devices):
                 name = f"h{host}/{rack.spec.kind}:{index}"
                 yield Device(
                     name, rack.spec.kind, kind, "simulated", index, name=rack.spec.name,
-                    memory_node=f"h{host}/ram", simulated=True,
+                    memory_node=f"h{host}/ram", simulated=True, takes="python",
                 )  # fmt: skip
             host += 1
 

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from hetero.backends.registry import kinds
 from hetero.core.machine import Rules
 from hetero.drive.faults import Faults, Loss
 from hetero.drive.sim import simulate
@@ -22,7 +23,7 @@ from hetero.drive.sim_values import Program, SimResult, SimTask
 from hetero.floor.errors import BadValueError, did_you_mean
 from hetero.floor.units import parse_seconds
 from hetero.graphs.planning import Budget, plan_graph
-from hetero.model.device import HOST_NODE, KINDS, Device, DeviceType
+from hetero.model.device import HOST_NODE, Device, DeviceKind, DeviceType
 from hetero.model.graph import UNLIMITED_BYTES, TaskGraph
 from hetero.model.schedule import Schedule
 from hetero.model.tasks import Request, Task
@@ -171,13 +172,14 @@ def prepared(graph: TaskGraph) -> GraphRun:
     devices = tuple(
         Device(
             name,
-            device.kind if device.kind in KINDS else "cpu",
-            DeviceType("GPU" if device.kind not in ("", "cpu") else "CPU"),
+            device.kind or "cpu",
+            DeviceType(kinds().get(device.kind or "cpu", DeviceKind("")).type),
             "simulated",
             index,
             name=device.id,
             memory_node=HOST_NODE if device.memory_node == host else device.memory_node,
             simulated=True,
+            takes="python",
         )
         for index, (name, device) in enumerate(zip(device_ids(graph), graph.devices, strict=True))
     )

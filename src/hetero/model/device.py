@@ -6,6 +6,7 @@ In: facts from a probe or a configuration. Out: a frozen value. It must not talk
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +15,7 @@ __all__ = [
     "KINDS",
     "TYPE_WORDS",
     "Device",
+    "DeviceKind",
     "DeviceStatus",
     "DeviceType",
     "index_of",
@@ -24,8 +26,66 @@ __all__ = [
 HOST_NODE = "h0/ram"
 """The memory node of this host's main memory."""
 
-KINDS = ("cpu", "cuda", "rocm", "xpu", "mps", "tpu", "npu", "hpu", "neuron", "fpga", "opencl", "vulkan", "null")
-"""The device kinds that hetero knows."""
+
+@dataclass(frozen=True, slots=True)
+class DeviceKind:
+    """What the devices of one kind have in common; whoever needs to know asks here and never for a name.
+
+    Attributes
+    ----------
+    name
+        As in 'cuda': the word in ids, requests and configurations; letters, digits, '_' and '-', in lower case.
+    type
+        Broad type of its devices where nothing more is known: 'CPU', 'GPU', 'TPU', 'NPU', 'FPGA', or another word.
+    runs_python
+        False where its devices take kernels and no Python functions.
+    shares_memory
+        True where an array that is copied in may share the bytes of the host's array that it was made from.
+    float64
+        True where its devices compute with float64 in every runtime that hetero knows but JAX.
+    torch
+        torch's name of such a device, as in 'cuda:{index}'; '' where torch cannot use it.
+    collectives
+        torch's library that adds up tensors between such devices, as in 'nccl'; '' where they go by way of the host.
+
+    Examples
+    --------
+    >>> KINDS["rocm"].torch_place(1), KINDS["mps"].torch_place(0), KINDS["tpu"].torch_place(0)
+    ('cuda:1', 'mps', '')
+    """
+
+    name: str
+    type: str = "GPU"
+    runs_python: bool = True
+    shares_memory: bool = False
+    float64: bool = False
+    torch: str = ""
+    collectives: str = ""
+
+    def torch_place(self, index: int) -> str:
+        """Return torch's name of the device with this index, '' where torch cannot use it."""
+        return self.torch.format(index=index)
+
+
+KINDS: Mapping[str, DeviceKind] = {
+    kind.name: kind
+    for kind in (
+        DeviceKind("cpu", "CPU", shares_memory=True, float64=True, torch="cpu"),
+        DeviceKind("cuda", float64=True, torch="cuda:{index}", collectives="nccl"),
+        DeviceKind("rocm", float64=True, torch="cuda:{index}", collectives="nccl"),
+        DeviceKind("xpu", torch="xpu:{index}", collectives="xccl"),
+        DeviceKind("mps", torch="mps"),
+        DeviceKind("tpu", "TPU"),
+        DeviceKind("npu", "NPU", torch="npu:{index}"),
+        DeviceKind("hpu", torch="hpu:{index}"),
+        DeviceKind("neuron"),
+        DeviceKind("fpga", "FPGA", runs_python=False),
+        DeviceKind("opencl", runs_python=False),
+        DeviceKind("vulkan", runs_python=False),
+        DeviceKind("null", "NULL", shares_memory=True),
+    )
+}
+"""The device kinds that hetero brings; packages declare others, see `hetero.backends.registry.kinds`."""
 
 TYPE_WORDS = ("cpu", "gpu", "tpu", "npu", "fpga", "null", "any")
 """The broad types of devices as requests name them, and the word for all of them."""
@@ -86,8 +146,8 @@ class Device:
     id : 'host/label:index', as in 'h0/cuda:1'
         The label is the kind, or the back end's own label where one silicon has several runtimes
         ('h0/torch-cpu:0').
-    kind : one of `KINDS`
-    type : 'CPU', 'GPU', 'TPU', 'NPU', 'FPGA' or 'NULL'; compares without regard to case
+    kind : name of its `DeviceKind`, as in 'cuda'
+    type : 'CPU', 'GPU', 'TPU', 'NPU', 'FPGA', 'NULL' or what its kind declares; compares without regard to case
     backend : name under which the back end is registered
     index : the back end's own number of this device
     name : what the maker calls it
@@ -105,6 +165,7 @@ class Device:
     python : the Python that its worker runs in, '' for this one
     link_bytes_per_s, link_latency_s : an emulated slow link to the host, 0 where there is none
     rack : where the host stands, for affinity
+    takes : 'python' or 'kernels' where that differs from what `KINDS` says of its kind, else ''
     """
 
     id: str
@@ -129,6 +190,14 @@ class Device:
     link_bytes_per_s: float = 0.0
     link_latency_s: float = 0.0
     rack: str = ""
+    takes: str = ""
+
+    @property
+    def runs_python(self) -> bool:
+        """Whether it runs Python functions; one that does not takes kernels."""
+        if self.takes:
+            return self.takes == "python"
+        return self.kind not in KINDS or KINDS[self.kind].runs_python
 
     @property
     def host(self) -> str:

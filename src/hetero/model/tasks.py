@@ -33,6 +33,9 @@ class Near(NamedTuple):
     workload: str = ""
 
 
+PLAIN_PYTHON = "plain Python"
+"""In `Request.implemented`: any device that runs Python. It is no word that users can write, for its capital."""
+
 JUDGED_BY_CALLER = -1
 """`Request.crashes` of a task whose caller hands it in again as it sees fit: no quarantine counts its deaths."""
 
@@ -44,8 +47,8 @@ class Request:
     Attributes
     ----------
     on : words that a device must answer to, any one of them: a kind, a type, a label, an id; empty for any
-    implemented : words of the kinds that the function has code for; empty means plain Python, which runs
-        on every device that runs Python
+    implemented : words of the kinds that the function has code for, and `PLAIN_PYTHON`; empty means plain Python
+        alone, which runs on every device that runs Python
     not_on : words of devices that must not run it
     devices : number of devices that the task takes together; rank and world_size are known inside
     memory_bytes : bytes that it needs on the device's memory node beyond its inputs

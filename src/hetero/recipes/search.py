@@ -120,9 +120,9 @@ def _replica(recipe: Recipe, options: TrainOptions) -> Any:
     import cloudpickle
     import torch
 
+    from hetero.backends.registry import torch_place
     from hetero.drive.frame import current
     from hetero.recipes.run import make_model, make_optimizer
-    from hetero.train.probe import torch_place
     from hetero.train.replica import ModelReplica
 
     frame = current()

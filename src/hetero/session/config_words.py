@@ -9,6 +9,7 @@ from __future__ import annotations
 from functools import cache
 
 from hetero.backends import registry as backends
+from hetero.model.device import TYPE_WORDS
 from hetero.plan.policies import registry as policies
 
 __all__ = [
@@ -24,7 +25,6 @@ __all__ = [
 
 ENGINES = ("local", "inline", "ray")
 ISOLATIONS = ("process", "thread")
-_BROAD = ("cpu", "gpu", "tpu", "npu", "fpga")
 PROFILERS = ("torch",)
 MOST_PORT = 65_535
 PROTOCOLS = ("auto", "shared_memory", "tcp", "rdma", "nccl")
@@ -44,5 +44,6 @@ def backend_words() -> tuple[str, ...]:
 @cache
 def device_words() -> tuple[str, ...]:
     """Return the words that name devices: broad types, kinds, then the labels of back ends."""
-    others = sorted(set(backends.device_words()) - set(_BROAD), key=lambda word: ("-" in word, word))
-    return (*_BROAD, *others)
+    broad = TYPE_WORDS[: TYPE_WORDS.index("null")]
+    others = sorted(set(backends.device_words()) - set(broad), key=lambda word: ("-" in word, word))
+    return (*broad, *others)

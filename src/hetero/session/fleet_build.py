@@ -14,9 +14,10 @@ from typing import NoReturn
 from hetero.backends import host
 from hetero.backends.base import Found
 from hetero.backends.null import null_device
+from hetero.backends.registry import known_words
 from hetero.floor.errors import BadValueError, ConfigError, did_you_mean
 from hetero.floor.units import shown
-from hetero.model.device import KINDS, TYPE_WORDS, Device, index_of
+from hetero.model.device import Device, index_of
 
 __all__ = [
     "Builder",
@@ -175,7 +176,7 @@ def refuse_cores(word: str, cores: int | None) -> None:
     BadValueError
         The word names devices that are no CPU.
     """
-    if cores is not None and word != "cpu" and word in (*KINDS, *TYPE_WORDS):
+    if cores is not None and word != "cpu" and word in known_words():
         raise BadValueError(
             f"cores={cores} is for devices on the CPU, and {word!r} is none",
             remedy=f"leave the cores out for {word}, or name 'cpu'",

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 
-from hetero.backends import host, nvidia, probe
+from hetero.backends import host, nvidia, probe, registry
 from hetero.backends.base import Speed
 from hetero.backends.cpu import CpuLoad
 from hetero.backends.gpus import gpu_status
@@ -18,7 +18,7 @@ from hetero.model.device import HOST_NODE, Device, DeviceStatus
 from hetero.model.topology import Link, MemoryNode, Topology
 from hetero.session.kept import Kept, digest
 
-__all__ = ["measure", "recall", "status", "topology"]
+__all__ = ["measure", "recall", "status", "status_of", "topology"]
 
 UNKNOWN_LINK_BYTES_PER_S = 12e9
 """Assumed for a link that is neither measured nor told: what PCIe 3 x16 gives in practice. Its kind is 'assumed'."""
@@ -124,8 +124,13 @@ def _node(name: str, device: Device) -> MemoryNode:
 
 
 def _told(own: dict[str, Device]) -> tuple[Link, ...]:
+    """Return the links that NVIDIA's driver tells, and those that the back ends of other devices do."""
     nodes = {chip: name for name, device in own.items() for chip in device.silicon if chip.startswith("h0/pci:")}
-    return nvidia.links_of(nvidia.read(), nodes) if nodes else ()
+    others = [device for device in own.values() if nodes.keys().isdisjoint(device.silicon)]
+    links = [link for one in others if one.backend in registry.names() for link in registry.backend_of(one).links()]
+    known = {HOST_NODE, *own}
+    told = (link for link in links if link.src in known and link.dst in known)
+    return (*(nvidia.links_of(nvidia.read(), nodes) if nodes else ()), *told)
 
 
 def _host_links(name: str, device: Device, told: Sequence[Link], values: object) -> tuple[Link, ...]:
@@ -154,18 +159,20 @@ def status(devices: Sequence[Device], sample_s: float = 0.1) -> tuple[DeviceStat
     ----------
     sample_s : s to watch the CPUs for; below 0.05 their utilisation stays unknown
     """
-    loads = [CpuLoad(device.cpus) if device.kind == "cpu" else None for device in devices]
+    loads = [CpuLoad(device.cpus) if device.kind == "cpu" and not device.simulated else None for device in devices]
     for load in loads:
         if load is not None:
             load.busy_frac()
     if sample_s > 0.0 and any(loads):
         sleep(sample_s)
-    return tuple(_status(device, load) for device, load in zip(devices, loads, strict=True))
+    return tuple(
+        status_of(device) if load is None else host.cpu_status(load.busy_frac())
+        for device, load in zip(devices, loads, strict=True)
+    )
 
 
-def _status(device: Device, load: CpuLoad | None) -> DeviceStatus:
+def status_of(device: Device) -> DeviceStatus:
+    """Return a device's status as its back end tells it, without opening the device."""
     if device.simulated:
         return DeviceStatus()
-    if load is not None:
-        return host.cpu_status(load.busy_frac())
-    return host.cpu_status(None) if device.type == "CPU" else gpu_status(device)
+    return registry.backend_of(device).status() if device.backend in registry.names() else gpu_status(device)

@@ -83,9 +83,10 @@ def namespace() -> Any:
         return array_api_compat.numpy
     module = frame.backend.namespace()
     if module is None:
+        kernels = not frame.backend.runs_python
         raise BadValueError(
-            f"{frame.device.id} takes kernels and has no array namespace",
-            remedy="give the task a hetero.tasks.Kernel for it",
+            f"{frame.device.id} {'takes kernels and ' if kernels else ''}has no array namespace",
+            remedy="give the task a hetero.tasks.Kernel for it" if kernels else "use NumPy, or the device's own package",
         )
     frame.used_namespace = True
     return module

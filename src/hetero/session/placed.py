@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from hetero.backends.registry import kinds
 from hetero.floor.errors import BadValueError
 from hetero.model.device import KINDS, Device, DeviceType
 from hetero.model.topology import Topology
@@ -17,8 +18,6 @@ if TYPE_CHECKING:
     from hetero.model.fabric import Fabric, Part
 
 __all__ = ["devices_of", "placed"]
-
-_TYPES = {"cpu": "CPU", "tpu": "TPU", "npu": "NPU", "fpga": "FPGA", "null": "NULL"}
 
 
 def placed(
@@ -84,6 +83,14 @@ def devices_of(fabric: Fabric) -> tuple[Device, ...]:
 
 def _device(part: Part) -> Device:
     label = part.id.rpartition("/")[2].partition(":")[0]
-    kind = label if label in KINDS else "null"
-    kind_of = DeviceType(_TYPES.get(kind, "GPU"))
-    return Device(part.id, kind, kind_of, kind, name=part.name, memory_node=part.id, rack=part.rack, simulated=True)
+    kind = kinds().get(label, KINDS["null"])
+    return Device(
+        part.id,
+        kind.name,
+        DeviceType(kind.type),
+        kind.name,
+        name=part.name,
+        memory_node=part.id,
+        rack=part.rack,
+        simulated=True,
+    )

@@ -13,14 +13,14 @@ from inspect import isasyncgenfunction, iscoroutinefunction, isroutine
 from numbers import Integral
 from typing import Any
 
+from hetero.backends.registry import kinds, known_words
 from hetero.floor.errors import BadValueError, did_you_mean
 from hetero.floor.units import parse_bytes, parse_seconds
 from hetero.model.device import KINDS, TYPE_WORDS, is_id
-from hetero.model.tasks import SCOPES, Near, Request
+from hetero.model.tasks import PLAIN_PYTHON, SCOPES, Near, Request
 from hetero.model.topology import LINK_KINDS
 
 __all__ = [
-    "KERNEL_KINDS",
     "OPTIONS",
     "build_request",
     "check_word",
@@ -33,9 +33,6 @@ __all__ = [
     "whole",
     "words",
 ]
-
-KERNEL_KINDS = ("opencl", "vulkan", "fpga")
-"""Kinds that take kernels and no Python."""
 
 OPTIONS = (
     "on",
@@ -59,8 +56,6 @@ OPTIONS = (
     "name",
 )
 """Every option of `hetero.task` and of `.options`."""
-
-_PYTHON_KINDS = tuple(kind for kind in KINDS if kind not in KERNEL_KINDS)
 
 
 def build_request(options: Mapping[str, Any], implementations: Iterable[str], has_plain: bool) -> Request:
@@ -142,13 +137,18 @@ def implemented_words(implementations: Iterable[str], has_plain: bool) -> tuple[
     --------
     >>> implemented_words(["opencl"], False), implemented_words(["cuda"], True)
     (('opencl',), ())
-    >>> "opencl" in implemented_words(["opencl"], True), "cpu" in implemented_words(["opencl"], True)
-    (True, True)
+    >>> implemented_words(["opencl"], True)
+    ('plain Python', 'opencl')
     """
     words = tuple(implementations)
     if not has_plain:
         return words
-    return () if set(words) <= set(_PYTHON_KINDS) else (*_PYTHON_KINDS, *(w for w in words if w not in _PYTHON_KINDS))
+    return () if all(map(_runs_python, words)) else (PLAIN_PYTHON, *words)
+
+
+def _runs_python(word: str) -> bool:
+    kind = KINDS.get(word) or kinds().get(word)
+    return kind is not None and kind.runs_python
 
 
 @lru_cache(maxsize=4096)
@@ -178,12 +178,14 @@ def check_word(option: str, word: object) -> str:
             f"{option}={word!r} fits no device",
             remedy="write an id as kind:index, the index without sign or leading zeros: 'cpu:1'",
         )
-    known = (*KINDS, *TYPE_WORDS)
-    hint = did_you_mean(given, known)
-    if given not in known and hint and not set(given) & set(":/-"):
+    if given in KINDS or given in TYPE_WORDS or set(given) & set(":/-"):
+        return given
+    known = known_words()
+    hint = "" if given in known else did_you_mean(given, known)
+    if hint:
         raise BadValueError(
             f"{option}={word!r} is no kind or type of device{hint}",
-            remedy=f"allowed: {', '.join(dict.fromkeys(known))}, or an id",
+            remedy=f"allowed: {', '.join(known)}, or an id",
         )
     return given
 

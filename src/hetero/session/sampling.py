@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 
 from hetero.backends import host
 from hetero.backends.cpu import CpuLoad
-from hetero.backends.gpus import gpu_status
 from hetero.floor.clock import JOIN_S
 from hetero.model.notes import DeviceSampled
+from hetero.session.fleet_speed import status_of
 
 if TYPE_CHECKING:
     from hetero.drive.live import Driver
@@ -55,7 +55,7 @@ class Sampler:
         while not self._closing.wait(_PERIOD_S):
             self._note(HOST, host.cpu_status(load.busy_frac()))
             for device in self._devices:
-                self._note(device.id, gpu_status(device))
+                self._note(device.id, status_of(device))
 
     def _note(self, name: str, status: DeviceStatus) -> None:
         values = (status.utilisation_frac, status.used_bytes, status.temperature_c, status.power_w)

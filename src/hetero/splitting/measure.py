@@ -16,6 +16,7 @@ import cloudpickle
 import numpy as np
 import torch
 
+from hetero.backends.registry import torch_place
 from hetero.drive.frame import Frame, current
 from hetero.floor import clock
 from hetero.model.device import Device
@@ -27,7 +28,6 @@ from hetero.splitting.layers import Layer
 from hetero.splitting.slowdown import Pace, slow_layers
 from hetero.splitting.transport import PackedTensor, StageChannel, loaded, packed, unpacked
 from hetero.train.keyed_random import KeyedRandom
-from hetero.train.probe import torch_place
 
 __all__ = [
     "LayerCost",

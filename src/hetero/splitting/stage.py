@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from hetero.backends.registry import torch_place
 from hetero.drive.frame import Frame, current
 from hetero.floor.errors import HeteroError
 from hetero.plan.training.stages import one_forward_one_backward
@@ -21,7 +22,6 @@ from hetero.splitting.slowdown import Pace, slow_layers
 from hetero.splitting.transport import PackedTensor, StageChannel, loaded, packed, unpacked
 from hetero.train.keyed_random import KeyedRandom
 from hetero.train.losses import SummedLoss
-from hetero.train.probe import torch_place
 from hetero.train.values import NotANumberError
 
 __all__ = ["StageJob", "StageLostError", "StageOutput", "StageParts", "drop_stage", "fetch_stage", "run_stages"]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +23,25 @@ _HOMES = {
     "check_store": "store",
 }
 __all__ = ["check_backend", "check_engine", "check_group", "check_policy", "check_power_cuts", "check_store"]
+
+
+@contextmanager
+def guide_step(step: str) -> Iterator[None]:
+    """Name the step of CONTRIBUTING.md in whatever is wrong inside; an exception that no promise allows is wrong, too.
+
+    Examples
+    --------
+    >>> with guide_step("2 (_probe)"):
+    ...     raise KeyError("ROCM_HOME")
+    Traceback (most recent call last):
+    AssertionError: step 2 (_probe): KeyError: 'ROCM_HOME'
+    """
+    try:
+        yield
+    except AssertionError as error:
+        raise AssertionError(f"step {step}: {error}") from error.__cause__
+    except Exception as error:
+        raise AssertionError(f"step {step}: {type(error).__name__}: {error}") from error
 
 
 def __getattr__(name: str) -> Any:

@@ -7,6 +7,7 @@ It must not know any back end by name.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -16,11 +17,13 @@ from numpy.typing import NDArray
 from hetero.backends import registry
 from hetero.backends.base import Backend, Found, Kernel
 from hetero.floor.errors import BadValueError, DeviceError, HeteroError
-from hetero.model.device import KINDS, Device, DeviceStatus
+from hetero.model.device import Device, DeviceKind, DeviceStatus
+from hetero.testing import guide_step
 
 __all__ = ["check_backend", "sample_arrays", "saxpy"]
 
-_TYPES = ("CPU", "GPU", "TPU", "NPU", "FPGA", "NULL")
+_WORD = re.compile(r"[a-z][a-z0-9_-]*")
+_TYPE = re.compile(r"[A-Z][A-Z0-9_]*")
 _DTYPES = ("float32", "float64", "float16", "int32", "int64", "uint8", "bool", "complex64")
 
 _OPENCL_SAXPY = """
@@ -52,29 +55,62 @@ def saxpy(kind: str) -> Kernel:
     return Kernel(source, "saxpy", out=lambda a, x, y: (x.shape, x.dtype), global_size=lambda a, x, y: (x.size,))
 
 
-def check_backend(backend: type[Backend] | str, device: Device | None = None) -> None:
+def check_backend(backend: type[Backend] | str, device: Device | None = None, kernel: Kernel | None = None) -> None:
     """Check that a back end keeps the promises of its interface, on its sound devices.
 
     Parameters
     ----------
-    backend : the class, or the name under which it is registered
-    device : the device to try, None for every sound one that the probe finds
+    backend
+        The class, or the name under which it is registered.
+    device
+        The device to try, None for every sound one that the probe finds.
+    kernel
+        For devices that take kernels in a language of their own: `saxpy(a, x, y) = a x + y`, float32.
 
     Raises
     ------
     AssertionError
-        A promise is broken; the message says which.
+        A promise is broken. The message says which, and the step of "Add a device" in CONTRIBUTING.md where it is made.
 
     Examples
     --------
     >>> check_backend("null")
     """
-    kind = registry.load(backend) if isinstance(backend, str) else backend
-    found = kind.probe()
-    _check_found(kind, found)
+    with guide_step("4 (register it)"):
+        kind = _registered(backend) if isinstance(backend, str) else backend
+    with guide_step("3 (name, kinds, labels)"):
+        _check_words(kind)
+    with guide_step("2 (_probe)"):
+        found = kind.probe()
+        _check_found(kind, found)
     devices = [one.device for one in found if one.device is not None and not one.reason]
-    for one in devices if device is None else [device]:
-        _check_device(kind, one)
+    with guide_step("3 (the underscore methods)"):
+        for one in devices if device is None else [device]:
+            _check_device(kind, one, kernel)
+
+
+def _registered(name: str) -> type[Backend]:
+    """Return the back end of a name; where its entry point cannot be loaded the reason is wrong."""
+    reasons = [found.reason for found in registry.broken() if found.backend == name]
+    _true(name in registry.names() or not reasons, f"{name}: {'; '.join(reasons)}")
+    return registry.load(name)
+
+
+def _check_words(kind: type[Backend]) -> None:
+    name = getattr(kind, "name", None)
+    _true(isinstance(name, str) and _WORD.fullmatch(str(name)), f"{kind.__name__}: name is {name!r}, and no word")
+    _true(isinstance(getattr(kind, "kinds", None), tuple) and kind.kinds, f"{name}: kinds is a tuple of at least one")
+    for one in kind.kinds:
+        _true(isinstance(one, str | DeviceKind), f"{name}: {one!r} in kinds is neither a name nor a DeviceKind")
+    for one in kind.declared_kinds().values():
+        _true(_WORD.fullmatch(one.name), f"{name}: kind {one.name!r} is no word in lower case")
+        _true(_TYPE.fullmatch(one.type), f"{name}: the type {one.type!r} of {one.name} is no word in capitals")
+        try:
+            one.torch_place(0)
+        except (LookupError, ValueError) as error:
+            raise AssertionError(f"{name}: torch={one.torch!r} of {one.name} is not like 'cuda:{{index}}'") from error
+    for label in kind.labels:
+        _true(_WORD.fullmatch(label), f"{name}: label {label!r} is no word in lower case")
 
 
 def _check_found(kind: type[Backend], found: object) -> None:
@@ -93,18 +129,19 @@ def _check_found(kind: type[Backend], found: object) -> None:
 
 def _check_description(kind: type[Backend], device: Device) -> None:
     _true(device.backend == kind.name, f"{device.id}: its back end is {kind.name!r}, not {device.backend!r}")
+    declared = kind.declared_kinds()
     _true(
-        device.kind in KINDS and device.kind in kind.kinds, f"{device.id}: {device.kind!r} is not a kind of {kind.name}"
+        device.kind in declared, f"{device.id}: {device.kind!r} is not in kinds of {kind.name}: {', '.join(declared)}"
     )
     _true(device.label in kind.labels, f"{device.id}: {device.label!r} is not a label of {kind.name}")
-    _true(device.type in _TYPES, f"{device.id}: {device.type!r} is no type of device")
+    _true(_TYPE.fullmatch(device.type), f"{device.id}: its type {device.type!r} is no word in capitals, as 'GPU'")
     _true(device.id == f"{device.host}/{device.label}:{device.index}", f"{device.id}: its id is host/label:index")
     _true(bool(device.name), f"{device.id}: a device has a name")
     _true(bool(device.silicon), f"{device.id}: a device names the silicon that it uses")
     _true(device.memory_bytes is None or device.memory_bytes > 0, f"{device.id}: unknown memory is None, not 0")
 
 
-def _check_device(kind: type[Backend], device: Device) -> None:
+def _check_device(kind: type[Backend], device: Device, kernel: Kernel | None) -> None:
     one = kind(device)
     _raises(DeviceError, lambda: one.copy_in(np.zeros(1)), f"{device.id}: a closed device refuses copy_in")
     _check_status(one, "closed")
@@ -115,7 +152,7 @@ def _check_device(kind: type[Backend], device: Device) -> None:
             _true(one.is_open, f"{device.id}: it is open after open()")
             _check_copies(one)
             _check_mistakes(one)
-            _check_computing(one)
+            _check_computing(one, kernel)
             _check_status(one, "open")
             _true(isinstance(one.links(), tuple), f"{device.id}: links() gives a tuple")
         finally:
@@ -154,7 +191,11 @@ def _check_copies(one: Backend) -> None:
         _true(back.tobytes() == array.tobytes(), f"{what} comes back with other bytes")
         shared = one.as_buffer(there)
         _true(shared is None or shared.tobytes() == array.tobytes(), f"{what} is not what as_buffer shows")
-    one.copy_in(np.zeros(4, np.float32))  # float32 is never refused
+    mine = np.zeros(4, np.float32)
+    there = one.copy_in(mine)  # float32 is never refused
+    mine += 1.0
+    kept = one.kind.shares_memory or not one.copy_out(there).any()
+    _true(kept, f"{one.device.id}: a copy changes with the host's array: copy it, or declare shares_memory")
     fresh = one.alloc((2, 3), np.float32)
     _true(one.copy_out(fresh).shape == (2, 3), f"{one.device.id}: alloc gives another shape")
     one.free(fresh)
@@ -182,24 +223,38 @@ def _check_mistakes(one: Backend) -> None:
     _true(not one.is_out_of_memory(ValueError("no")), f"{name}: ValueError does not mean out of memory")
 
 
-def _check_computing(one: Backend) -> None:
+def _check_computing(one: Backend, kernel: Kernel | None) -> None:
     if one.device.simulated:
         _raises(DeviceError, one.measure, f"{one.device.id}: what computes nothing has no speed")
         return
     x, y = np.linspace(-1, 1, 1000, dtype=np.float32), np.linspace(5, 7, 1000, dtype=np.float32)
     expected = np.float32(2.5) * x + y
-    got = _namespace_saxpy(one, x, y) if one.runs_python else _kernel_saxpy(one, x, y)
+    if one.runs_python:
+        _check_functions(one)
+    got = _namespace_saxpy(one, x, y) if one.runs_python else _kernel_saxpy(one, x, y, kernel)
     one.synchronize()
     _true(got.dtype == np.float32, f"{one.device.id}: float32 arithmetic gives {got.dtype}")
     _true(bool(np.allclose(got, expected, rtol=1e-6, atol=1e-6)), f"{one.device.id}: 2.5 x + y differs from NumPy's")
-    speed = one.measure()
+    try:
+        speed = one.measure()
+    except DeviceError as error:
+        why = f"{error.problem}: write _product and _stream, or arrays with @ and +"
+        raise AssertionError(why) from error
     for rate in speed:
         _true(rate is None or (math.isfinite(rate) and rate > 0.0), f"{one.device.id}: measured {speed}")
 
 
+def _check_functions(one: Backend) -> None:
+    _true(one.run(divmod, (7, 2)) == (3, 1), f"{one.device.id}: a function's result is another one here")
+    _raises(ZeroDivisionError, lambda: one.run(lambda: 1 // 0), f"{one.device.id}: an exception of a task is itself")
+
+
 def _namespace_saxpy(one: Backend, x: NDArray[Any], y: NDArray[Any]) -> NDArray[Any]:
+    """Compute by the array namespace; a device without one need not compute with arrays of its own."""
     xp = one.namespace()
-    _true(xp is not None, f"{one.device.id}: a device that runs Python has an array namespace")
+    if xp is None:
+        with one.activate():
+            return np.asarray(one.run(lambda left, right: np.float32(2.5) * left + right, (x, y)))
 
     def task(left: Any, right: Any) -> Any:
         return xp.asarray(np.float32(2.5)) * left + right + xp.zeros(left.shape, dtype=xp.float32)
@@ -208,12 +263,11 @@ def _namespace_saxpy(one: Backend, x: NDArray[Any], y: NDArray[Any]) -> NDArray[
         result = one.run(task, (one.copy_in(x), one.copy_in(y)))
         _true(one.owns(xp.ones(3)), f"{one.device.id}: inside activate() new arrays belong to the device")
     _true(one.owns(result), f"{one.device.id}: a result of its namespace belongs to the device")
-    _raises(ZeroDivisionError, lambda: one.run(lambda: 1 // 0), f"{one.device.id}: an exception of a task is itself")
     return one.copy_out(result)
 
 
-def _kernel_saxpy(one: Backend, x: NDArray[Any], y: NDArray[Any]) -> NDArray[Any]:
-    kernel = saxpy(one.device.kind)
+def _kernel_saxpy(one: Backend, x: NDArray[Any], y: NDArray[Any], given: Kernel | None) -> NDArray[Any]:
+    kernel = given or saxpy(one.device.kind)
     result = one.run(kernel, (2.5, one.copy_in(x), one.copy_in(y)))
     _true(one.owns(result), f"{one.device.id}: a kernel's result belongs to the device")
     broken = Kernel("this is no program", "saxpy", out=kernel.out, global_size=kernel.global_size)

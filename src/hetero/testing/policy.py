@@ -14,7 +14,8 @@ import numpy as np
 
 from hetero.model.device import Device, DeviceType
 from hetero.plan.policies.base import Floats, Memory, Policy, Proposal, ReadyTask, Traits, View, Waiting, traits
-from hetero.plan.policies.registry import get
+from hetero.plan.policies.registry import AUTO, get
+from hetero.testing import guide_step
 
 __all__ = ["check_policy"]
 
@@ -38,25 +39,36 @@ def check_policy(policy: Policy | str, seed: int = 0) -> None:
     Raises
     ------
     AssertionError
-        One sentence: the policy, and what it did that it must not.
+        One sentence: the step of "Add a policy" in CONTRIBUTING.md, the policy, and what it did that it must not.
 
     Examples
     --------
     >>> check_policy("eft")
     """
-    made = get(policy) if isinstance(policy, str) else policy
-    name = getattr(made, "name", None)
+    with guide_step("4 (register it)"):
+        made = get(policy) if isinstance(policy, str) else policy
+    with guide_step("1 (name, propose)"):
+        name = _check_name(made, policy)
+    with guide_step("2 (pure, and as declared)"):
+        for devices in (1, 2, 5):
+            first = _story(made, seed, devices)
+            again = _same(_story(made, seed, devices), first)
+            assert again, f"{name} answered the same calls differently the second time: it keeps a state of its own"
+        _check_traits(made, seed)
+    with guide_step("3 (work on the columns)"):
+        _check_nothing_to_do(made)
+        _check_progress(made)
+        large = _Fleet(np.random.default_rng(seed), _LARGE)
+        _asked(made, large.view(64), large.tasks(64), None)
+
+
+def _check_name(policy: Policy, given: Policy | str) -> str:
+    name = getattr(policy, "name", None)
     named = isinstance(name, str) and name != ""
-    assert named, f"{type(made).__name__} has no name: give it a class attribute 'name'"
-    for devices in (1, 2, 5):
-        first = _story(made, seed, devices)
-        again = _same(_story(made, seed, devices), first)
-        assert again, f"{name} answered the same calls differently the second time: it keeps a state of its own"
-    _check_traits(made, seed)
-    _check_nothing_to_do(made)
-    _check_progress(made)
-    large = _Fleet(np.random.default_rng(seed), _LARGE)
-    _asked(made, large.view(64), large.tasks(64), None)
+    assert named, f"{type(policy).__name__} has no name: give it a class attribute 'name'"
+    assert given in (policy, name, AUTO), f"{name!r} is registered as {given!r}: both names are the same"
+    assert callable(getattr(policy, "propose", None)), f"{name} has no method propose(view, ready, memory)"
+    return str(name)
 
 
 class _Fleet:

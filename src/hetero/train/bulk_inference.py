@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING, Any
 import cloudpickle
 import numpy as np
 
+from hetero.backends.registry import torch_place
 from hetero.backends.torch import is_out_of_memory
 from hetero.floor import clock
 from hetero.model.device import Device
 from hetero.session.tasks import task
 from hetero.train.compatibility import in_process
 from hetero.train.data import Samples
-from hetero.train.probe import torch_place
 from hetero.train.replica import Judge
 from hetero.train.values import TrainOptions
 

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
+from hetero.backends.registry import torch_place
 from hetero.backends.torch import is_out_of_memory
 from hetero.comm.errors import GroupBrokenError, LineClosedError
 from hetero.comm.lines import Line
@@ -28,7 +29,7 @@ from hetero.plan.training.shares import SharePlan, apportion
 from hetero.train.job import TrainingJob
 from hetero.train.membership import Membership, StopError
 from hetero.train.memory import KeptPasses, PassLimit
-from hetero.train.probe import probe, torch_place
+from hetero.train.probe import probe
 from hetero.train.share_planner import SharePlanner
 from hetero.train.values import EpochReport, Totals, TrainingError
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from math import inf
 from typing import TYPE_CHECKING, Any
 
+from hetero.backends.registry import torch_place
 from hetero.floor import own_memory, settings
 from hetero.floor.errors import HeteroError, OutOfDeviceMemoryError
 from hetero.floor.units import format_bytes
@@ -182,7 +183,7 @@ def room_bytes(device: Device) -> float:
         return own_memory.data_room_bytes()
     import torch
 
-    module: Any = getattr(torch, "cuda" if device.kind == "rocm" else device.kind, None)
+    module: Any = getattr(torch, torch.device(torch_place(device)).type, None)
     if not hasattr(module, "mem_get_info"):
         return float(device.memory_limit_bytes or inf)
     free, _ = module.mem_get_info(device.index)

@@ -10,8 +10,8 @@ import gc
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from hetero.backends.registry import torch_place
 from hetero.comm.group import Group
-from hetero.floor.errors import HeteroError
 from hetero.model.device import Device
 from hetero.plan.training.shares import StepModel, fit_step
 from hetero.train.job import TrainingJob
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from hetero.train.data import Samples
     from hetero.train.replica import ModelReplica
 
-__all__ = ["ProbeResult", "probe", "torch_place"]
+__all__ = ["ProbeResult", "probe"]
 
 _BUDGET_S = 0.25
 _WORTH_FRAC = 0.03
@@ -115,22 +115,3 @@ def _with_channels_last(copy: ModelReplica, timed: Callable[[], float]) -> float
     copy.layout.channels_last = True
     found_s = min(timed() for _ in range(2))
     return found_s if copy.layout.channels_last else float("inf")
-
-
-def torch_place(device: Device) -> str:
-    """Return torch's name of a device.
-
-    Raises
-    ------
-    HeteroError
-        torch cannot use it.
-    """
-    if device.kind == "cpu":
-        return "cpu"
-    if device.kind in ("cuda", "rocm"):
-        return f"cuda:{device.index}"
-    if device.kind in ("xpu", "npu", "hpu"):
-        return f"{device.kind}:{device.index}"
-    if device.kind == "mps":
-        return "mps"
-    raise HeteroError(f"torch cannot train on {device.id}", remedy="name CPUs and GPUs that torch knows")

@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 
 from hetero.backends.base import Kernel
-from hetero.backends.registry import backend_of, load
+from hetero.backends.registry import backend_of, kinds
 from hetero.comm.errors import GroupBrokenError
 from hetero.comm.group import Group, Rendezvous, Work
 from hetero.comm.rendezvous import LOOPBACK
@@ -28,8 +28,6 @@ from hetero.model.device import Device
 
 __all__ = ["ByKind", "DeviceSum", "SummedOn", "join", "kinds_of", "summer"]
 
-_LIBRARIES = {"cuda": "nccl", "rocm": "nccl", "xpu": "xccl"}
-_PLACES = {"cuda": "cuda", "rocm": "cuda", "xpu": "xpu"}
 _FORM_S = 30.0
 _NEVER_S = 3600.0
 _LOOK_S = 1e-4
@@ -99,12 +97,17 @@ def kinds_of(team: Sequence[str]) -> tuple[tuple[int, ...], ...]:
     parts: dict[str, list[int]] = {}
     for rank, device in enumerate(team):
         kind = _kind(device)
-        parts.setdefault(kind if kind in _LIBRARIES else device, []).append(rank)
+        parts.setdefault(kind if _library(kind) else device, []).append(rank)
     return tuple(tuple(part) for part in parts.values())
 
 
 def _kind(device: str) -> str:
     return device.rpartition("/")[2].partition(":")[0]
+
+
+def _library(kind: str) -> str:
+    """Return the library in which devices of a kind sum among themselves, '' where they have none."""
+    return kinds()[kind].collectives if kind in kinds() else ""
 
 
 class _Relayed(Group, ABC):
@@ -221,8 +224,8 @@ def _open_inside(
     kind: str, rank: int, members: int, rendezvous: Rendezvous, store: Any, deadline_s: float, address: str
 ) -> _Native | Group:
     """Form the group inside a kind: by its own library where torch has it, else by Gloo."""
-    there = {"nccl": dist.is_nccl_available, "xccl": dist.is_xccl_available}[_LIBRARIES[kind]]()
-    if not there:
+    there = {"nccl": dist.is_nccl_available, "xccl": dist.is_xccl_available}.get(_library(kind))
+    if there is None or not there():
         return Group(rank, members, rendezvous, store, deadline_s, address=address, beyond_loopback=True)
     return _Native(kind, rank, members, rendezvous, store, deadline_s)
 
@@ -238,12 +241,12 @@ class _Native:
     def __init__(
         self, kind: str, rank: int, members: int, rendezvous: Rendezvous, store: Any, deadline_s: float
     ) -> None:
-        self.place = torch.device(_PLACES[kind], torch.accelerator.current_device_index())
+        self.place = torch.device(kinds()[kind].torch_place(torch.accelerator.current_device_index()))
         self.deadline_s = deadline_s
         host, port, prefix = rendezvous
         wait = timedelta(seconds=_FORM_S)
         self._store = store or dist.TCPStore(host, port, members, False, wait, wait_for_workers=False)
-        library = dist.ProcessGroupNCCL if _LIBRARIES[kind] == "nccl" else dist.ProcessGroupXCCL
+        library = dist.ProcessGroupNCCL if _library(kind) == "nccl" else dist.ProcessGroupXCCL
         options = library.Options()
         options._timeout = timedelta(seconds=_NEVER_S)
         self._group = library(dist.PrefixStore(prefix, self._store), rank, members, options)
@@ -345,7 +348,7 @@ def summer(word: str, devices: Sequence[Device]) -> Device | None:
 
 
 def _can_sum(device: Device) -> bool:
-    return not device.simulated and (device.backend in _KERNELS or load(device.backend).runs_python)
+    return not device.simulated and (device.runs_python or device.backend in _KERNELS)
 
 
 class DeviceSum:

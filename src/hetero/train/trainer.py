@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import cloudpickle
 import torch
 
+from hetero.backends import registry
 from hetero.comm.lines import LineServer
 from hetero.floor import settings
 from hetero.floor.errors import BadValueError, NothingFitsError
@@ -54,7 +55,7 @@ register(TrainingJob, lambda job: (f"training {job.number}", 0.0))
 
 def can_train(device: Device) -> bool:
     """Return whether torch can train on a device."""
-    return device.backend in ("cpu", "torch") and not device.simulated
+    return registry.runs_torch(device)
 
 
 class Trainer:

@@ -19,7 +19,6 @@ from hetero.comm.lines import Line, LineServer
 from hetero.floor import clock, settings
 from hetero.floor.errors import BadValueError, HeteroError, MissingPackageError, NothingFitsError
 from hetero.model.device import Device
-from hetero.session.requests import KERNEL_KINDS
 from hetero.session.tasks import task
 from hetero.tune.space import read_space
 from hetero.tune.study import Study
@@ -205,7 +204,7 @@ def search(
 
 def takes_python(device: Device) -> bool:
     """Return whether a device runs Python functions and really computes."""
-    return device.kind not in KERNEL_KINDS and not device.simulated
+    return device.runs_python and not device.simulated
 
 
 def run_search(

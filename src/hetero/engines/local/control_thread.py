@@ -29,9 +29,6 @@ __all__ = ["Control"]
 GRACE_S = 1.0
 """How long a running task may go on after the program has gone."""
 
-SHARING = ("cpu", "null")
-"""Kinds whose arrays may share the bytes of the host's arrays that they were made from."""
-
 
 class Control:
     """Listens beside the main thread.
@@ -80,7 +77,7 @@ class Control:
     def _own(self, value: Any) -> Any:
         """Return a value that shares no bytes with the pool, whose blocks are leased for one task or one copy only."""
         runner = self._worker.runner
-        if self._worker.device.kind in SHARING:
+        if runner.shares_memory:
             return runner.to_device(fresh(runner.to_host(value)))
         return value
 

@@ -13,7 +13,7 @@ from hetero.floor.errors import BadValueError, did_you_mean
 from hetero.model.device import Device
 from hetero.plan.policies.base import Policy
 
-__all__ = ["AUTO", "DEFAULT", "GROUP", "OURS", "choose", "get", "names"]
+__all__ = ["AUTO", "DEFAULT", "GROUP", "OURS", "choose", "get", "names", "why_unusable"]
 
 GROUP = "hetero.policies"
 """The entry point group in which other packages name a class (or function without arguments) that makes a policy."""
@@ -106,6 +106,17 @@ def get(name: str, devices: Sequence[Device] = ()) -> Policy:
             return _made_by_others(point)
     known = names()
     raise BadValueError(f"no policy is named {name!r} (there are {', '.join(known)}){did_you_mean(name, known)}")
+
+
+def why_unusable(point: EntryPoint) -> str:
+    """Return why a policy of another package cannot be used, '' where it can."""
+    if point.name in (*OURS, AUTO):
+        return f"the name {point.name!r} is taken"
+    try:
+        _made_by_others(point)
+    except BadValueError as error:
+        return error.problem
+    return ""
 
 
 def _others() -> tuple[EntryPoint, ...]:

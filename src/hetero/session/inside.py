@@ -86,7 +86,9 @@ def namespace() -> Any:
         kernels = not frame.backend.runs_python
         raise BadValueError(
             f"{frame.device.id} {'takes kernels and ' if kernels else ''}has no array namespace",
-            remedy="give the task a hetero.tasks.Kernel for it" if kernels else "use NumPy, or the device's own package",
+            remedy="give the task a hetero.tasks.Kernel for it"
+            if kernels
+            else "use NumPy, or the device's own package",
         )
     frame.used_namespace = True
     return module

@@ -113,6 +113,29 @@ def test_a_program_that_fails_exits_with_the_code_of_its_mistake(text: str, code
     assert done.stderr.startswith("hetero: ") == said.startswith("hetero: ")
 
 
+PRINTS = """import os, sys
+os.chdir("/")
+print(__file__, sys.argv, type(__loader__).__name__, __spec__, sys.path[0], sys.stdout.errors, sys.stderr.errors)
+os.write(1, b"|"); print(os.fsdecode(b"\\xe9.txt"), "\u2014"); sys.stdout.flush()
+sys.exit(open(__file__).readline() == "")
+"""
+
+
+@pytest.mark.parametrize("encoding", ["", "utf-8:strict", "ascii", "latin-1:surrogateescape"])
+def test_a_script_has_the_path_and_the_streams_that_python_gives_it(encoding: str, tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text(PRINTS)
+    environment = {**os.environ, "PYTHONIOENCODING": encoding, "LC_ALL": "C.UTF-8"}
+    plain, ours = (
+        subprocess.run(
+            [sys.executable, *words, "./program.py", "x"],
+            cwd=tmp_path, env=environment, capture_output=True, timeout=ENOUGH_S, check=False,
+        )
+        for words in ((), ("-m", "hetero", "run"))
+    )  # fmt: skip
+    assert (ours.returncode, ours.stdout, ours.stderr) == (plain.returncode, plain.stdout, plain.stderr)
+    assert b"program.py" in plain.stdout
+
+
 def test_an_interrupted_program_exits_130_and_leaves_no_worker(script: Any) -> None:
     path = script("ctx.run(sum, [1])\nprint('up', flush=True)\nctx.run(__import__('time').sleep, 50)")
     command = [sys.executable, "-m", "hetero", "run", "--devices", "1xcpu", path]

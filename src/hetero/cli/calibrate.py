@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hetero.cli.output import print_json, say, show_any_character
+from hetero.cli.output import print_json, say
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -43,7 +43,6 @@ def _tables(paths: Sequence[Path], quiet: bool) -> dict[str, Any]:
         sorts = sorted({f"{row.engine} on {row.device.name}" for row in found})
         said[str(path)] = {"rows": len(found), "of": sorts, "unread": unread}
         if not quiet:
-            show_any_character()
             say(f"{path}: {len(found)} rows kept, of {', '.join(sorts)}")
             say("\n".join(f"  not read, {line}" for line in unread), end="\n" if unread else "")
     return said
@@ -61,7 +60,6 @@ def _here(exchange: bool, quiet: bool) -> dict[str, Any]:
         keep_timed(timed)
         said["devices"].append(asdict(timed))
         if not quiet:
-            show_any_character()
             say(_told(timed))
     if exchange:
         summed = measure_exchange(2)

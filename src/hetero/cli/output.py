@@ -19,7 +19,7 @@ from hetero.floor.own_memory import memory_limit_bytes
 from hetero.floor.terminal import console, say, show_any_character, styled
 from hetero.floor.units import format_bytes
 
-__all__ = ["console", "print_json", "run_command", "say", "show_any_character", "styled", "tell_error"]
+__all__ = ["console", "print_json", "run_command", "say", "styled", "tell_error"]
 
 _MOST_MISTAKES = 40
 

@@ -6,8 +6,10 @@ It must not import the script as a module: the script is `__main__`, as under `p
 
 from __future__ import annotations
 
+import os
 import sys
 import types
+from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from typing import Annotated, NoReturn
 
@@ -17,6 +19,7 @@ from hetero.cli.output import say, tell_error
 from hetero.cli.words import as_setting
 from hetero.floor import settings
 from hetero.floor.errors import BadValueError, HeteroError
+from hetero.floor.terminal import leave_characters
 
 __all__ = ["run"]
 
@@ -83,11 +86,16 @@ def _compiled(script: str) -> types.CodeType:
 
     source = sys.stdin.buffer.read(MOST_BYTES) if script == "-" else read_bytes(Path(script), BadValueError)
     try:
-        return compile(source, "<stdin>" if script == "-" else script, "exec")
+        return compile(source, "<stdin>" if script == "-" else _in_full(script), "exec")
     except SyntaxError as error:
         _end_with_traceback(error, own_frames=1)
     except ValueError as error:
         raise BadValueError(f"{script}: this is not Python: {error}") from error
+
+
+def _in_full(script: str) -> str:
+    """Return a script's path as Python itself gives it to the script: absolute, links and dots left as they are."""
+    return os.path.join(os.getcwd(), script)
 
 
 def _hand_down(config: Path | None, chosen: list[str]) -> None:
@@ -106,10 +114,15 @@ def _hand_down(config: Path | None, chosen: list[str]) -> None:
 
 def _execute(code: types.CodeType, script: str, args: list[str]) -> None:
     main = types.ModuleType("__main__")
-    main.__dict__.update(__file__="<stdin>" if script == "-" else script, __builtins__=__builtins__, __cached__=None)
+    if script == "-":
+        named: dict[str, object] = {"__file__": "<stdin>"}
+    else:
+        named = {"__file__": _in_full(script), "__loader__": SourceFileLoader("__main__", _in_full(script))}
+    main.__dict__.update(named, __builtins__=__builtins__, __cached__=None)
     sys.argv = [script, *args]
     sys.path[0] = "" if script == "-" else str(Path(script).resolve().parent)
     sys.modules["__main__"] = main
+    leave_characters()
     try:
         exec(code, main.__dict__)
     except HeteroError as error:

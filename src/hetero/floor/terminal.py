@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.text import Text
 
-__all__ = ["console", "say", "show_any_character", "styled"]
+__all__ = ["console", "leave_characters", "say", "show_any_character", "styled"]
 
 
 def say(text: str = "", *, to: TextIO | None = None, end: str = "\n", flush: bool = False) -> None:
@@ -29,14 +29,13 @@ def say(text: str = "", *, to: TextIO | None = None, end: str = "\n", flush: boo
     >>> say("a task named \x1b[31mred")
     a task named \x1b[31mred
     """
-    show_any_character()
-    print(printable(text), file=to if to is not None else sys.stdout, end=end, flush=flush)
+    print(printable(text), file=_Alike(to if to is not None else sys.stdout), end=end, flush=flush)
 
 
 def console(*, stderr: bool = False, width: int | None = None) -> Console:
     """Return a console of rich, on which no text is markup and none steers the terminal."""
-    show_any_character()
-    made: Console = _kind()(highlight=False, markup=False, emoji=False, stderr=stderr, width=width, safe_box=True)
+    file = _Alike(sys.stderr if stderr else sys.stdout)
+    made: Console = _kind()(highlight=False, markup=False, emoji=False, file=file, width=width, safe_box=True)
     return made
 
 
@@ -48,11 +47,42 @@ def styled(*parts: str | tuple[str, str]) -> Text:
     return Text.assemble(*plain)
 
 
+class _Alike:
+    """A stream that writes something alike for a character that its encoding lacks, and stays as it is itself.
+
+    It may be that of a program in which hetero is a library, which prints its own words as it likes.
+    """
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        encoding = getattr(self._stream, "encoding", None)
+        if encoding and not text.isascii():
+            text = text.encode(encoding, ENCODING_ERRORS).decode(encoding)
+        return self._stream.write(text)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
 def show_any_character() -> None:
-    """Let the standard streams show something alike for a character that their encoding lacks, and not fail."""
+    """Make the standard streams show something alike for a character that their encoding lacks: a command's own."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper) and stream.errors != ENCODING_ERRORS:
+            _found.setdefault(stream, stream.errors)
             stream.reconfigure(errors=ENCODING_ERRORS)
+
+
+def leave_characters() -> None:
+    """Make the standard streams treat characters as they did before `show_any_character`: a script's own."""
+    while _found:
+        stream, errors = _found.popitem()
+        stream.reconfigure(errors=errors)
+
+
+_found: dict[io.TextIOWrapper, str | None] = {}
+"""How streams treated characters that their encoding lacks."""
 
 
 @cache

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hetero.cli.output import print_json, say, show_any_character
+from hetero.cli.output import print_json, say
 
 if TYPE_CHECKING:
     from hetero.demo.results import DemoResult
@@ -33,7 +33,6 @@ def demo(
     """Run real computations on this host's devices and check them."""
     from hetero.demo import run
 
-    show_any_character()
     found = run(
         None if config is None else str(config),
         devices=devices,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hetero.cli.output import console, print_json, say, show_any_character
+from hetero.cli.output import console, print_json, say
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -42,7 +42,6 @@ def speed(
     if json:
         print_json([one.as_dict() for one in found])
     else:
-        show_any_character()
         say("\n\n".join(one.explain() for one in found))
         if len(found) > 1:
             say("\n" + compare_speeds(found))
@@ -70,7 +69,6 @@ def training(
         document = {"total_s": told.total_s, "alone_s": told.alone_s, "steps": told.steps, "speedup": told.speedup}
         print_json({**document, "shares": told.plan.shares, "left_out": told.plan.reasons})
         return
-    show_any_character()
     say(told.explain())
 
 
@@ -94,7 +92,6 @@ def accuracy(
         return
     for name, part in report.items():
         _print(name, part)
-    show_any_character()
     say("\n".join(f"not read, {line}" for line in unread), end="\n" if unread else "")
 
 

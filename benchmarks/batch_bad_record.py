@@ -15,6 +15,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import hetero
 from benchmarks.common import Bench, arguments
+from hetero.batch.options import BatchOptions
 
 BATCHES = (64, 256, 1024)
 FLEET = "1xcpu,1xcpu*0.5"
@@ -37,7 +38,7 @@ def find(ctx: hetero.Context, count: int, batch: int, bad: int) -> tuple[int, in
                 file.write(f"{records[0]} {len(records)}\n")
             return [1.0 / (record - bad) for record in records]
 
-        outcome = ctx.map_batches(work, range(count), batch=batch, errors=1, learn=False)
+        outcome = ctx.map_batches(work, range(count), batch=batch, errors=1, options=BatchOptions(learn=False))
         assert [record.item for record in outcome.bad] == [bad], "the bad record is found, and no other"
         return extra_calls(log, bad), len(outcome.value)
 

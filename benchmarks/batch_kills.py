@@ -17,6 +17,8 @@ from pathlib import Path
 
 import psutil
 
+from hetero.batch.options import BatchOptions
+
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 BATCH, DEVICES, QUEUED = 8, 2, 2
@@ -36,7 +38,9 @@ def work_through(out: str, log: str, count: int) -> None:
         return [f"record {x}" for x in batch]
 
     with hetero.Context(devices="2xcpu", history=False) as ctx:
-        ctx.map_batches(note, range(count), out=out, part=200, batch=BATCH, resume=True, learn=False)
+        ctx.map_batches(
+            note, range(count), out=out, options=BatchOptions(part=200, learn=False), batch=BATCH, resume=True
+        )
 
 
 def start(out: Path, log: Path, count: int) -> subprocess.Popen[bytes]:

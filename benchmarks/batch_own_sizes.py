@@ -16,6 +16,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import hetero
 from benchmarks.common import Bench, alternate, arguments
 from benchmarks.rivals import dask_client, ray_module
+from hetero.batch.options import BatchOptions
 
 BESTS = (256, 16)
 RATES = (1800.0, 200.0)
@@ -46,7 +47,7 @@ def on_hetero(batch: list[int]) -> list[int]:
 def run_hetero(ctx: hetero.Context, count: int, cold: bool) -> float:
     """Return the seconds of hetero."""
     begin_s = time.perf_counter()
-    outcome = hetero.batch.map_batches(on_hetero, range(count), ctx=ctx, learn=not cold)
+    outcome = hetero.batch.map_batches(on_hetero, range(count), ctx=ctx, options=BatchOptions(learn=not cold))
     took_s = time.perf_counter() - begin_s
     assert outcome.value == list(range(count)), "every record has its result"
     return took_s

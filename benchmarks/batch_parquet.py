@@ -21,6 +21,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import hetero
 from benchmarks.common import Bench, alternate, arguments, ratio
 from benchmarks.rivals import dask_client, ray_module
+from hetero.batch.options import BatchLimits, BatchOptions
 
 FILES = 4
 LOOK_S = 0.1
@@ -96,7 +97,7 @@ def contestants(data: Path, out: Path, count: int, ctx: hetero.Context, ray: Any
     import pyarrow.dataset as ds
 
     def by_hetero() -> None:
-        ctx.map_batches(double, data, out=out, form="parquet", memory=MEMORY)
+        ctx.map_batches(double, data, out=out, form="parquet", limits=BatchLimits(memory=MEMORY))
 
     def by_pyarrow() -> None:
         found = ds.dataset(data)
@@ -149,7 +150,14 @@ def main() -> None:
         watch = Watch()
         watch.start()
         for _ in range(rounds):
-            ctx.map_batches(double, data, out=out, form="parquet", overwrite=out.exists(), memory=MEMORY)
+            ctx.map_batches(
+                double,
+                data,
+                out=out,
+                form="parquet",
+                options=BatchOptions(overwrite=out.exists()),
+                limits=BatchLimits(memory=MEMORY),
+            )
         spread_mb = watch.spread_mb()
     for contestant, taken in samples.items():
         bench.measure(contestant, taken)

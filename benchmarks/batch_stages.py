@@ -12,6 +12,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import hetero
 from benchmarks.common import Bench, arguments
+from hetero.batch.options import BatchOptions
 
 SLOW_S, QUICK_S, WRITE_S = 4e-3, 1e-3, 5e-4
 """What a record costs at the bottleneck, at the other one of decode and model, and when it is written."""
@@ -45,14 +46,18 @@ def run(ctx: hetero.Context, count: int) -> tuple[float, float]:
     """Return the rates before and after the bottleneck moved."""
     decode, model, write = stages(count // 2)
     steps = hetero.batch.pipeline((decode, "cpu:0"), (model, "cpu:1"), write)
-    ends_s = ctx.map_batches(steps, range(count), learn=False).value
+    ends_s = ctx.map_batches(steps, range(count), options=BatchOptions(learn=False)).value
     return rate(ends_s[: count // 2]), rate(ends_s[count // 2 :])
 
 
 def run_in_one_piece(ctx: hetero.Context, count: int) -> float:
     """Return the rate of all stages in one call, on both devices."""
     decode, model, write = stages(count // 2)
-    return rate(ctx.map_batches(lambda batch: write(model(decode(batch))), range(count), learn=False).value)
+    return rate(
+        ctx.map_batches(
+            lambda batch: write(model(decode(batch))), range(count), options=BatchOptions(learn=False)
+        ).value
+    )
 
 
 def main() -> None:

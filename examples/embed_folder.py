@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import hetero
+from hetero.batch.options import BatchOptions
 
 SIDE = 8
 WIDTH = SIDE * SIDE
@@ -44,6 +45,6 @@ def pixels(file: hetero.batch.File) -> NDArray[np.float32]:
 
 if __name__ == "__main__":
     texts = hetero.batch.Files(Path(__file__).parent, pattern=["*.py", "*.md", "*.yaml"])
-    outcome = hetero.batch.map_batches(embed, texts, cost=len, devices="1xcpu,1xcpu*0.5")
+    outcome = hetero.batch.map_batches(embed, texts, options=BatchOptions(cost=len), devices="1xcpu,1xcpu*0.5")
     print(outcome)
     print(f"{outcome.value.shape[0]} files as vectors of {outcome.value.shape[1]}")

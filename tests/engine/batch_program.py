@@ -7,6 +7,7 @@ import sys
 import time
 
 import hetero
+from hetero.batch.options import BatchOptions
 
 
 def main(out: str, merge: str) -> None:
@@ -24,9 +25,9 @@ def main(out: str, merge: str) -> None:
 
     with hetero.Context(devices="1xcpu,1xcpu*0.5", history=False) as ctx:
         if merge:
-            outcome = ctx.map_batches(value, range(160), merge="sum", name=out, part=40, batch=8)
+            outcome = ctx.map_batches(value, range(160), merge="sum", options=BatchOptions(name=out, part=40), batch=8)
         else:
-            outcome = ctx.map_batches(work, range(160), out=out, part=40, batch=8, resume=True)
+            outcome = ctx.map_batches(work, range(160), out=out, options=BatchOptions(part=40), batch=8, resume=True)
     print(repr(outcome.value), outcome.resumed)
 
 

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 import hetero
+from hetero.session.options import ContextOptions
 
 LEFT_OUT = {
     "test_error_capture": "looks at the private attributes _pool and _workers",
@@ -100,7 +101,7 @@ def main() -> int:
     """Run them in an empty folder, so that this project's own settings of pytest do not count."""
     with (
         tempfile.TemporaryDirectory() as folder,
-        hetero.Context(devices="4xcpu", history=False, initializer=stand_in) as ctx,
+        hetero.Context(devices="4xcpu", history=False, options=ContextOptions(initializer=stand_in)) as ctx,
     ):
         stand_in(ctx)
         settings = Path(folder) / "pytest.ini"

@@ -23,6 +23,7 @@ import hetero
 from hetero.engines.ray.cluster import Cluster
 from hetero.engines.ray.engine import RayEngine
 from hetero.errors import BadValueError, ConfigError, EngineError, TaskLostError, TaskTimeoutError
+from hetero.session.options import ContextOptions
 from hetero.testing import check_engine
 from tests.engine import (
     test_collectives,
@@ -99,12 +100,15 @@ def threads(ctx: hetero.Context) -> hetero.Context:
 
 def test_an_initializer_runs_in_each_actor_and_its_error_is_told(cluster: Cluster) -> None:
     with hetero.Context(
-        devices="1xcpu", engine="ray", initializer=life.load_model, initargs=(3,), history=False
+        devices="1xcpu", engine="ray", options=ContextOptions(initializer=life.load_model, initargs=(3,)), history=False
     ) as ctx:
         assert [ctx.run(life.use_model, x) for x in range(3)] == [(0, 1, True), (3, 2, True), (6, 3, True)]
     with (
         hetero.Context(
-            devices="1xcpu", engine="ray", initializer=life.break_down, initargs=("weights",), history=False
+            devices="1xcpu",
+            engine="ray",
+            options=ContextOptions(initializer=life.break_down, initargs=("weights",)),
+            history=False,
         ) as ctx,
         pytest.raises(hetero.errors.HeteroError, match="initializer break_down raised OSError: no weights"),
     ):

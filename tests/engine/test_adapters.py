@@ -29,6 +29,7 @@ import pytest
 import hetero
 from hetero.errors import BadValueError, NothingFitsError
 from hetero.model.device import HOST_NODE
+from hetero.session.options import ContextOptions
 from tests.needs import PROJECT, foreign_tests, need
 
 
@@ -194,7 +195,9 @@ def refuse_to_start() -> None:
 def test_an_executor_whose_initializer_raises_is_broken_as_a_pool_is(isolation: str) -> None:
     """The call that was handed in, those after it, and those of `map` fail with what users of a pool catch."""
     with (
-        hetero.Context(devices="1xcpu", isolation=isolation, initializer=refuse_to_start, history=False) as own,
+        hetero.Context(
+            devices="1xcpu", isolation=isolation, options=ContextOptions(initializer=refuse_to_start), history=False
+        ) as own,
         hetero.tasks.Executor(own) as pool,
     ):
         for kind in (BrokenProcessPool, BrokenThreadPool, NothingFitsError):

@@ -19,6 +19,7 @@ import hetero
 from hetero.batch.base import Piece, Source
 from hetero.batch.errors import BadRecordsError, PriceLimitError, TimeLimitError
 from hetero.batch.merges import Histogram, TopK
+from hetero.batch.options import BatchLimits, BatchOptions
 from hetero.errors import BadValueError, HeteroError, NothingFitsError
 
 
@@ -44,7 +45,9 @@ def test_results_come_in_the_order_of_the_records(ctx: hetero.Context, batch: An
 
 
 def test_a_function_gets_no_more_records_than_the_size_that_was_asked_for(threads: hetero.Context) -> None:
-    found = threads.map_batches(lambda batch: [len(batch)] * len(batch), range(100), batch=8, learn=False)
+    found = threads.map_batches(
+        lambda batch: [len(batch)] * len(batch), range(100), batch=8, options=BatchOptions(learn=False)
+    )
     assert max(found.value) == 8
 
 
@@ -74,7 +77,14 @@ def test_a_generator_is_read_as_its_records_are_needed(threads: hetero.Context) 
         ahead.append(len(made) - taken[0])
         time.sleep(0.01)
 
-    threads.map_batches(lambda batch: [len(x) for x in batch], numbers(), out=take, part=10, memory="10MB", batch=5)
+    threads.map_batches(
+        lambda batch: [len(x) for x in batch],
+        numbers(),
+        out=take,
+        options=BatchOptions(part=10),
+        limits=BatchLimits(memory="10MB"),
+        batch=5,
+    )
     assert taken == [400]
     assert max(ahead) < 200
 
@@ -124,7 +134,7 @@ def test_bad_records_are_set_aside_and_all_others_have_results(ctx: hetero.Conte
 
 
 def test_one_bad_record_costs_two_calls_for_each_halving(threads: hetero.Context) -> None:
-    outcome = threads.map_batches(refuses({777}), range(4096), batch=256, errors=1, learn=False)
+    outcome = threads.map_batches(refuses({777}), range(4096), batch=256, errors=1, options=BatchOptions(learn=False))
     assert sum(stats.again for stats in outcome.devices) <= 2 * 8
 
 
@@ -157,7 +167,7 @@ def test_results_that_are_not_finite_are_set_aside_when_asked(threads: hetero.Co
         with np.errstate(all="ignore"):
             return np.log(x)
 
-    outcome = threads.map_batches(logarithm, rows, errors="5%", check_finite=True)
+    outcome = threads.map_batches(logarithm, rows, errors="5%", options=BatchOptions(check_finite=True))
     assert [(record.item, record.reason) for record in outcome.bad] == [
         (17, "the result holds an infinity"),
         (60, "the result holds NaN"),
@@ -199,7 +209,9 @@ def test_a_batch_that_kills_its_worker_is_found_like_any_other(ctx: hetero.Conte
 def test_fewer_results_than_records_are_refused_with_the_place(threads: hetero.Context) -> None:
     with pytest.raises(BadRecordsError, match="the function gave 0 results for 1 records"):
         threads.map_batches(lambda batch: [x for x in batch if x != 9], range(50))
-    kept = threads.map_batches(lambda batch: [x for x in batch if x % 2], range(50), same_count=False)
+    kept = threads.map_batches(
+        lambda batch: [x for x in batch if x % 2], range(50), options=BatchOptions(same_count=False)
+    )
     assert kept.value == list(range(1, 50, 2))
 
 
@@ -227,8 +239,12 @@ def test_merges_are_what_the_whole_would_have_given(threads: hetero.Context, rng
 
 def test_a_merge_that_is_not_associative_is_refused_when_asked(threads: hetero.Context) -> None:
     with pytest.raises(BadValueError, match="not associative"):
-        threads.map_batches(lambda x: x, np.arange(10.0), merge=lambda a, b: a - b, check_merge=True)
-    found = threads.map_batches(doubled, (x for x in range(10)), merge=lambda a, b: a + b, check_merge=True)
+        threads.map_batches(
+            lambda x: x, np.arange(10.0), merge=lambda a, b: a - b, options=BatchOptions(check_merge=True)
+        )
+    found = threads.map_batches(
+        doubled, (x for x in range(10)), merge=lambda a, b: a + b, options=BatchOptions(check_merge=True)
+    )
     assert found.value == 90
 
 
@@ -253,7 +269,7 @@ def test_a_device_far_too_slow_does_not_hold_the_others_up() -> None:
 
 def test_a_function_takes_results_in_order_while_the_run_goes_on(threads: hetero.Context) -> None:
     taken: list[int] = []
-    threads.map_batches(doubled, range(1000), out=taken.extend, part=100)
+    threads.map_batches(doubled, range(1000), out=taken.extend, options=BatchOptions(part=100))
     assert taken == [2 * x for x in range(1000)]
 
 
@@ -263,7 +279,7 @@ def test_a_time_limit_ends_the_run_and_says_how_far_it_came(threads: hetero.Cont
         return batch
 
     with pytest.raises(TimeLimitError, match=r"not done within 0.3 s: [0-9]+ records have results"):
-        threads.map_batches(slow, range(10_000), batch=1, time_limit=0.3)
+        threads.map_batches(slow, range(10_000), batch=1, limits=BatchLimits(time_limit=0.3))
 
 
 def test_a_share_leaves_the_device_to_others_for_the_rest_of_the_time(threads: hetero.Context) -> None:
@@ -271,7 +287,9 @@ def test_a_share_leaves_the_device_to_others_for_the_rest_of_the_time(threads: h
         time.sleep(0.01)
         return batch
 
-    outcome = threads.map_batches(slow, range(40), batch=1, share="25%", learn=False)
+    outcome = threads.map_batches(
+        slow, range(40), batch=1, limits=BatchLimits(share="25%"), options=BatchOptions(learn=False)
+    )
     assert outcome.seconds > 0.9 * 40 * 0.04 / 2
 
 
@@ -279,7 +297,7 @@ def test_outside_of_its_hours_a_run_begins_no_batch(threads: hetero.Context) -> 
     later = datetime.now() + timedelta(hours=2)
     hours = f"{later:%H:%M}-{later + timedelta(hours=1):%H:%M}"
     with pytest.raises(TimeLimitError, match=r"0 records have results"):
-        threads.map_batches(doubled, range(10), hours=hours, time_limit=0.2)
+        threads.map_batches(doubled, range(10), limits=BatchLimits(hours=hours, time_limit=0.2))
 
 
 class Ends(Source):
@@ -339,7 +357,7 @@ def test_devices_that_run_no_python_are_refused() -> None:
 
 def test_files_are_written_with_a_manifest_and_a_quarantine(threads: hetero.Context, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    outcome = threads.map_batches(refuses({3}), range(10), out=out, part=4, errors=1)
+    outcome = threads.map_batches(refuses({3}), range(10), out=out, options=BatchOptions(part=4), errors=1)
     assert outcome.value == out
     assert sorted(path.name for path in out.iterdir()) == [
         "manifest.json", "part-00000.jsonl", "part-00001.jsonl", "part-00002.jsonl", "quarantine.jsonl",
@@ -360,7 +378,7 @@ def test_a_folder_that_holds_something_is_refused_resumed_or_overwritten(
     assert threads.map_batches(doubled, range(10), out=out, resume=True).resumed == 10
     with pytest.raises(BadValueError, match=r"holds results of sequence of 10, .*; the source is now sequence of 11"):
         threads.map_batches(doubled, range(11), out=out, resume=True)
-    threads.map_batches(doubled, range(11), out=out, overwrite=True)
+    threads.map_batches(doubled, range(11), out=out, options=BatchOptions(overwrite=True))
     assert len((out / "part-00000.jsonl").read_text().splitlines()) == 11
 
 
@@ -374,7 +392,7 @@ def test_files_of_others_are_never_removed(threads: hetero.Context, tmp_path: Pa
 
 def test_arrays_are_written_as_arrays(threads: hetero.Context, tmp_path: Path) -> None:
     rows = np.arange(20.0).reshape(10, 2)
-    threads.map_batches(lambda x: 2 * x, rows, out=tmp_path / "out", form="npy", part=6)
+    threads.map_batches(lambda x: 2 * x, rows, out=tmp_path / "out", form="npy", options=BatchOptions(part=6))
     parts = [np.load(path) for path in sorted((tmp_path / "out").glob("*.npy"))]
     np.testing.assert_array_equal(np.concatenate(parts), 2 * rows)
 
@@ -390,7 +408,7 @@ def test_a_result_that_does_not_go_into_json_is_named_and_nothing_half_written(
 def test_records_of_equal_cost_are_packed_not_of_equal_number(threads: hetero.Context) -> None:
     texts = ["x" * (1 + number % 97) for number in range(500)]
     costs = threads.map_batches(
-        lambda batch: [sum(map(len, batch))] * len(batch), texts, cost=len, batch=200, learn=False
+        lambda batch: [sum(map(len, batch))] * len(batch), texts, options=BatchOptions(cost=len, learn=False), batch=200
     ).value
     assert len(costs) == len(texts)
     assert max(costs) <= 200
@@ -401,7 +419,7 @@ def test_ended_by_an_exception_of_the_sink_it_leaves_no_thread(threads: hetero.C
         raise OSError("no room")
 
     with pytest.raises(OSError, match="no room"):
-        threads.map_batches(doubled, range(100_000), out=full, part=10)
+        threads.map_batches(doubled, range(100_000), out=full, options=BatchOptions(part=10))
     names = [thread.name for thread in threading.enumerate()]
     assert not [name for name in names if name.startswith(("hetero-reader", "hetero-writer"))]
 
@@ -416,8 +434,23 @@ def test_a_run_that_costs_more_than_allowed_ends_and_goes_on_when_more_is_allowe
         return batch
 
     with pytest.raises(PriceLimitError, match=r"not done for \$0.3: \d+ records have results"):
-        threads.map_batches(slowly, range(200), batch=4, part=10, out=out, price=0.3, usd_per_hour=prices)
-    found = threads.map_batches(slowly, range(200), batch=4, part=10, out=out, resume=True, usd_per_hour=prices)
+        threads.map_batches(
+            slowly,
+            range(200),
+            batch=4,
+            options=BatchOptions(part=10),
+            out=out,
+            limits=BatchLimits(price=0.3, usd_per_hour=prices),
+        )
+    found = threads.map_batches(
+        slowly,
+        range(200),
+        batch=4,
+        options=BatchOptions(part=10),
+        out=out,
+        resume=True,
+        limits=BatchLimits(usd_per_hour=prices),
+    )
     lines = [line for path in sorted(out.glob("part-*")) for line in path.read_text().splitlines()]
     assert lines == [str(x) for x in range(200)]
     assert 0.0 < found.usd <= found.seconds
@@ -438,7 +471,7 @@ def test_wrong_limits_are_told_before_anything_runs(options: dict[str, Any], wor
 
 
 def test_a_run_that_takes_what_others_leave_gives_the_same(ctx: hetero.Context) -> None:
-    assert ctx.map_batches(doubled, range(300), share="free").value == [2 * x for x in range(300)]
+    assert ctx.map_batches(doubled, range(300), limits=BatchLimits(share="free")).value == [2 * x for x in range(300)]
 
 
 def scaled(factor: float) -> Callable[[list[Any]], list[Any]]:
@@ -484,7 +517,9 @@ def test_a_run_that_is_resumed_takes_no_results_of_another_job(
 ) -> None:
     def run(number: int, resume: bool) -> Any:
         fn, source, options = OTHERS[what](number)
-        return threads.map_batches(fn, source, out=tmp_path / "out", part=50, resume=resume, **options)
+        return threads.map_batches(
+            fn, source, out=tmp_path / "out", options=BatchOptions(part=50, **options), resume=resume
+        )
 
     assert run(1, resume=False).resumed == 0
     assert run(1, resume=True).resumed == 200
@@ -508,7 +543,9 @@ def test_a_merge_that_is_resumed_takes_no_states_of_another_merge(
 
     def top(k: int) -> Any:
         source = range(199, -1, -1)
-        return threads.map_batches(fails_at_the_end, source, merge=TopK(k), out=out, part=50, batch=10, resume=True)
+        return threads.map_batches(
+            fails_at_the_end, source, merge=TopK(k), out=out, options=BatchOptions(part=50), batch=10, resume=True
+        )
 
     with pytest.raises(BadRecordsError):
         top(2)
@@ -521,7 +558,7 @@ def test_a_merge_that_is_resumed_takes_no_states_of_another_merge(
 def test_a_plain_iterator_is_not_taken_for_another_one(threads: hetero.Context, tmp_path: Path) -> None:
     def run(last: int) -> Any:
         source = (x for x in [*range(199), last])
-        return threads.map_batches(scaled(1), source, out=tmp_path / "out", part=50, resume=True)
+        return threads.map_batches(scaled(1), source, out=tmp_path / "out", options=BatchOptions(part=50), resume=True)
 
     run(1)
     with pytest.raises(BadValueError, match="without name="):

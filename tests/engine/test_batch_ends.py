@@ -6,6 +6,7 @@ import threading
 import time
 
 import hetero
+from hetero.batch.options import BatchOptions
 from hetero.batch.reader import Reader
 from hetero.batch.sources import SequenceSource
 from hetero.plan.batch.planner import Span
@@ -30,7 +31,7 @@ def test_the_first_batch_of_a_device_that_is_dead_slow_is_done_with_the_last_one
         return [(device, len(batch))] * len(batch)
 
     with hetero.Context(devices="2xcpu", history=False) as ctx:
-        outcome = ctx.map_batches(work, range(60), learn=False)
+        outcome = ctx.map_batches(work, range(60), options=BatchOptions(learn=False))
     assert {device for device, _ in outcome.value} == {0}
     assert outcome.value[-1] == outcome.value[-2]
     assert outcome.value[-1][1] > 1

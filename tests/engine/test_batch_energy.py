@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,6 +13,7 @@ import hetero
 from hetero.backends.host import PackageEnergy
 from hetero.batch.budget import EnergyMeter
 from hetero.batch.errors import EnergyLimitError
+from hetero.batch.options import BatchLimits, BatchOptions
 from hetero.batch.recipe import read_batch_recipe
 from hetero.floor.errors import BadValueError
 from hetero.model.device import Device, DeviceType
@@ -67,8 +69,23 @@ def test_a_run_that_takes_more_energy_than_allowed_ends_and_goes_on_when_more_is
         return batch
 
     with pytest.raises(EnergyLimitError, match=r"not done with 5 Wh: \d+ records have results"):
-        threads.map_batches(slowly, range(200), batch=4, part=10, out=out, energy="5Wh", watts=watts)
-    found = threads.map_batches(slowly, range(200), batch=4, part=10, out=out, resume=True, watts=watts)
+        threads.map_batches(
+            slowly,
+            range(200),
+            batch=4,
+            options=BatchOptions(part=10),
+            out=out,
+            limits=BatchLimits(energy="5Wh", watts=watts),
+        )
+    found = threads.map_batches(
+        slowly,
+        range(200),
+        batch=4,
+        options=BatchOptions(part=10),
+        out=out,
+        resume=True,
+        limits=BatchLimits(watts=watts),
+    )
     lines = [line for path in sorted(out.glob("part-*")) for line in path.read_text().splitlines()]
     assert lines == [str(x) for x in range(200)]
     assert 0.0 < found.energy_j <= 72_000.0 * found.seconds
@@ -90,10 +107,10 @@ def test_nothing_is_counted_where_nobody_asked(threads: hetero.Context) -> None:
     ],
 )
 def test_wrong_limits_of_energy_are_told_before_anything_runs(
-    threads: hetero.Context, options: dict[str, object], words: str
+    threads: hetero.Context, options: dict[str, Any], words: str
 ) -> None:
     with pytest.raises(BadValueError, match=words):
-        threads.map_batches(lambda batch: batch, range(10), **options)
+        threads.map_batches(lambda batch: batch, range(10), limits=BatchLimits(**options))
 
 
 def test_a_limit_of_energy_on_a_device_whose_power_nobody_knows_is_refused_in_one_line(
@@ -103,7 +120,9 @@ def test_a_limit_of_energy_on_a_device_whose_power_nobody_knows_is_refused_in_on
         pytest.skip("this host counts what its processors draw")
     out = tmp_path / "out"
     with pytest.raises(BadValueError, match=r"a limit of energy needs to know what cpu:1 draws.*watts=\{'cpu:1': 65\}"):
-        threads.map_batches(lambda batch: batch, range(10), out=out, energy="5Wh", watts={"cpu:0": 65})
+        threads.map_batches(
+            lambda batch: batch, range(10), out=out, limits=BatchLimits(energy="5Wh", watts={"cpu:0": 65})
+        )
     assert not out.exists()
 
 
@@ -112,6 +131,6 @@ def test_a_job_in_a_file_limits_energy_with_the_same_words(tmp_path: Path) -> No
     job = tmp_path / "job.yaml"
     job.write_text("function: job.py:work\nsource: [1, 2, 3]\nenergy: 2kWh\nwatts: {cpu: 65}\n")
     read = read_batch_recipe(job)
-    found = hetero.batch.map_batches(read.function, read.source, devices="1xcpu", **read.options)
+    found = hetero.batch.map_batches(read.function, read.source, devices="1xcpu", options=read.options, limits=read.limits)
     assert found.value == [1, 2, 3]
     assert found.energy_j > 0.0

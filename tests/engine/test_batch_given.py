@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import hetero
+from hetero.batch.options import BatchLimits
 from hetero.errors import BadValueError, HeteroError
 
 pa = pytest.importorskip("pyarrow")
@@ -124,7 +125,7 @@ def test_a_word_that_names_no_device_is_refused(ctx: hetero.Context) -> None:
     with pytest.raises(BadValueError, match="batch='cuda_' is no kind or type of device; did you mean 'cuda'"):
         ctx.map_batches(list, [1, 2], batch={"cuda_": 3})
     with pytest.raises(BadValueError, match="usd_per_hour='cpuu'"):
-        ctx.map_batches(list, [1, 2], usd_per_hour={"cpuu": 3})
+        ctx.map_batches(list, [1, 2], limits=BatchLimits(usd_per_hour={"cpuu": 3}))
 
 
 def test_arrays_of_several_shapes_do_not_go_into_one_file(ctx: hetero.Context, tmp_path: Path) -> None:

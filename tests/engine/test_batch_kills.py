@@ -13,6 +13,7 @@ import psutil
 import pytest
 
 import hetero
+from hetero.batch.options import BatchOptions
 
 PROGRAM = Path(__file__).parent / "batch_program.py"
 IN_FLIGHT = 2 * 2 * 8
@@ -90,7 +91,9 @@ def test_killed_workers_cost_their_batches_in_flight_and_no_more(tmp_path: Path)
             killed += 1
 
     with hetero.Context(devices="2xcpu", history=False) as ctx:
-        outcome = ctx.map_batches(work, range(600), batch=8, out=kill_a_worker, part=150, learn=False)
+        outcome = ctx.map_batches(
+            work, range(600), batch=8, out=kill_a_worker, options=BatchOptions(part=150, learn=False)
+        )
     assert killed == 3
     assert not outcome.bad
     assert items_done(calls) - 600 <= 3 * 2 * 8 + IN_FLIGHT
@@ -104,6 +107,6 @@ def test_results_that_wait_are_kept_on_disk_when_asked(tmp_path: Path) -> None:
         return batch
 
     with hetero.Context(devices="1xcpu", isolation="thread", history=False) as ctx:
-        ctx.map_batches(look, range(100), out=out, spill=True, part=50, batch=5)
+        ctx.map_batches(look, range(100), out=out, options=BatchOptions(spill=True, part=50), batch=5)
     seen += [int(line) for path in sorted(out.glob("part-*")) for line in path.read_text().splitlines()]
     assert seen == list(range(100))

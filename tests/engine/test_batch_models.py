@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import hetero
+from hetero.batch.options import BatchOptions
 from hetero.errors import HeteroError
 
 
@@ -25,7 +26,7 @@ def test_a_torch_module_is_evaluated_on_every_device(ctx: hetero.Context, precis
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.Dropout(0.5), torch.nn.ReLU(), torch.nn.Linear(16, 3))
     rows = np.random.default_rng(1).random((200, 8), dtype=np.float32)
-    found = ctx.map_batches(model, rows, precision=precision).value
+    found = ctx.map_batches(model, rows, options=BatchOptions(precision=precision)).value
     with torch.inference_mode():
         expected = model.eval()(torch.from_numpy(rows)).numpy()
     assert found.dtype == np.float32

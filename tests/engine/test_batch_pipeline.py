@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 import hetero
+from hetero.batch.options import BatchOptions
 from hetero.errors import BadValueError, NothingFitsError
 from hetero.plan.batch.size_tuning import Sizes
 from hetero.plan.batch.stages import StagePlanner
@@ -36,7 +37,9 @@ def test_every_record_goes_through_every_stage_once(ctx: hetero.Context) -> None
         lambda batch: [x * 2 for x in batch],
         lambda batch: [str(x) for x in batch],
     )
-    assert ctx.map_batches(steps, range(2000), part=300).value == [str(2 * (x + 1)) for x in range(2000)]
+    assert ctx.map_batches(steps, range(2000), options=BatchOptions(part=300)).value == [
+        str(2 * (x + 1)) for x in range(2000)
+    ]
 
 
 def test_a_stage_runs_only_where_it_may(ctx: hetero.Context) -> None:

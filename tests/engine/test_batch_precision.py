@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import hetero
+from hetero.batch.options import BatchOptions
 from hetero.batch.precision import Chooser, Wish
 from hetero.floor.errors import BadValueError, HeteroError
 
@@ -79,10 +80,10 @@ def test_a_torch_module_computes_within_the_tolerance_and_says_in_what(threads: 
     rows = np.random.default_rng(0).standard_normal((200, 8)).astype(np.float32)
     with torch.inference_mode():
         expected = model(torch.from_numpy(rows)).numpy()
-    strict = threads.map_batches(model, rows, precision="any", tolerance=0.0, learn=False)
+    strict = threads.map_batches(model, rows, options=BatchOptions(precision="any", tolerance=0.0, learn=False))
     np.testing.assert_allclose(strict.value, expected, atol=1e-5)
     assert {stats.precision for stats in strict.devices if stats.items} == {"float32"}
-    half = threads.map_batches(model, rows, precision="bfloat16", learn=False)
+    half = threads.map_batches(model, rows, options=BatchOptions(precision="bfloat16", learn=False))
     assert {stats.as_dict()["precision"] for stats in half.devices if stats.items} == {"bfloat16"}
     assert threads.map_batches(lambda batch: batch, rows).devices[0].precision == ""
 
@@ -101,20 +102,20 @@ def test_an_onnx_model_computes_in_float16_where_the_user_allows(threads: hetero
     path = tmp_path / "small.onnx"
     onnx.save(onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)], ir_version=8), path)
     rows = np.random.default_rng(1).standard_normal((50, 4)).astype(np.float32)
-    half = threads.map_batches(path, rows, precision="float16", learn=False)
+    half = threads.map_batches(path, rows, options=BatchOptions(precision="float16", learn=False))
     assert half.value.dtype == np.float32
     assert 0.0 < np.abs(half.value - rows @ weights).max() < 0.05
     assert {stats.precision for stats in half.devices if stats.items} == {"float16"}
-    free = threads.map_batches(path, rows, precision="any", tolerance=1e-7, learn=False)
+    free = threads.map_batches(path, rows, options=BatchOptions(precision="any", tolerance=1e-7, learn=False))
     np.testing.assert_allclose(free.value, rows @ weights, atol=1e-5)
     with pytest.raises(BadValueError, match="'bfloat16' is not allowed for an ONNX model; allowed: float32, float16"):
-        threads.map_batches(path, rows, precision="bfloat16")
+        threads.map_batches(path, rows, options=BatchOptions(precision="bfloat16"))
 
 
 @pytest.mark.parametrize("tolerance", [-0.1, 1, "tight", float("nan"), True])
 def test_a_tolerance_that_is_no_share_is_refused(threads: hetero.Context, tolerance: Any) -> None:
     with pytest.raises(BadValueError, match=r"tolerance=.* is not allowed"):
-        threads.map_batches(lambda batch: batch, [1], tolerance=tolerance)
+        threads.map_batches(lambda batch: batch, [1], options=BatchOptions(tolerance=tolerance))
 
 
 @pytest.mark.parametrize(
@@ -125,7 +126,7 @@ def test_a_result_that_is_not_finite_is_found_however_deep(threads: hetero.Conte
     def work(batch: list[int]) -> list[Any]:
         return [wrong if x == 3 else None if x == 4 else {"v": [1.0] * x} for x in batch]
 
-    outcome = threads.map_batches(work, range(20), check_finite=True, errors=1, batch=10)
+    outcome = threads.map_batches(work, range(20), options=BatchOptions(check_finite=True), errors=1, batch=10)
     assert [bad.item for bad in outcome.bad] == [3]
     assert len(outcome.value) == 19
     assert sum(stats.again for stats in outcome.devices) == 0
@@ -133,4 +134,4 @@ def test_a_result_that_is_not_finite_is_found_however_deep(threads: hetero.Conte
 
 def test_spilling_without_a_folder_is_refused(threads: hetero.Context) -> None:
     with pytest.raises(HeteroError, match="spill=True needs a folder to spill to; give out='FOLDER'"):
-        threads.map_batches(lambda batch: batch, [1], spill=True)
+        threads.map_batches(lambda batch: batch, [1], options=BatchOptions(spill=True))

@@ -19,6 +19,7 @@ from PIL import Image
 
 import hetero
 from hetero.batch.errors import BadRecordsError
+from hetero.batch.options import BatchOptions
 from hetero.errors import BadValueError, HeteroError
 from tests.s3_server import s3_server
 
@@ -223,9 +224,13 @@ def test_parquet_comes_out_the_same_whatever_the_batches_and_the_order(
 ) -> None:
     folder = folder_of(tmp_path, ".parquet", 400, 333, 467)
     outs = [tmp_path / name for name in ("auto", "small", "unordered")]
-    processes.map_batches(halves, folder, out=outs[0], form="parquet", part=500)
-    processes.map_batches(halves, hetero.batch.Tables(folder), out=outs[1], form="parquet", part=500, batch=9)
-    processes.map_batches(halves, folder, out=outs[2], form="parquet", part=500, batch=64, ordered=False)
+    processes.map_batches(halves, folder, out=outs[0], form="parquet", options=BatchOptions(part=500))
+    processes.map_batches(
+        halves, hetero.batch.Tables(folder), out=outs[1], form="parquet", options=BatchOptions(part=500), batch=9
+    )
+    processes.map_batches(
+        halves, folder, out=outs[2], form="parquet", options=BatchOptions(part=500, ordered=False), batch=64
+    )
     assert content(outs[0]) == content(outs[1]) == content(outs[2])
     assert pq.read_table(outs[0])["x"].to_pylist() == [x / 4 for x in range(1200)]
     assert [path.name for path in sorted(outs[0].glob("part-*"))] == [f"part-0000{n}.parquet" for n in range(3)]
@@ -258,7 +263,9 @@ def test_results_of_another_schema_than_before_are_told_and_not_written(
         return [float(x) if x >= 10 else x for x in batch]
 
     with pytest.raises(HeteroError, match=r"items \d+ to \d+ have the columns value: \w+; those before had value"):
-        threads.map_batches(turns, range(20), batch=5, part=10, out=tmp_path / "out", form="parquet")
+        threads.map_batches(
+            turns, range(20), batch=5, options=BatchOptions(part=10), out=tmp_path / "out", form="parquet"
+        )
     assert len(list((tmp_path / "out").glob("part-*"))) == 1
 
 
@@ -266,7 +273,7 @@ def test_a_function_may_give_fewer_rows_of_a_table(processes: hetero.Context, tm
     def odd(table: Any) -> Any:
         return table.filter(pa.array([x % 2 == 1 for x in table["id"].to_pylist()], pa.bool_()))
 
-    found = processes.map_batches(odd, folder_of(tmp_path, ".parquet", 100), same_count=False)
+    found = processes.map_batches(odd, folder_of(tmp_path, ".parquet", 100), options=BatchOptions(same_count=False))
     assert found.value["id"].to_pylist() == list(range(1, 100, 2))
 
 
@@ -278,7 +285,9 @@ def test_rows_of_tables_that_hold_nan_are_set_aside_and_those_with_nulls_are_not
         return pa.table({"id": table["id"], "y": pa.array(values, pa.float64())})
 
     source = folder_of(tmp_path, ".parquet", 8)
-    found = threads.map_batches(wrong, source, check_finite=True, errors=2, out=tmp_path / "out", form="parquet")
+    found = threads.map_batches(
+        wrong, source, options=BatchOptions(check_finite=True), errors=2, out=tmp_path / "out", form="parquet"
+    )
     assert [(record.item, record.reason) for record in found.bad] == [
         (3, "the result holds NaN"), (6, "the result holds an infinity"),
     ]  # fmt: skip
@@ -315,7 +324,10 @@ def test_batches_of_files_are_of_equal_length_where_that_is_asked(threads: heter
     for number in range(40):
         (tmp_path / f"{number:02}.txt").write_text("x" * (1 + number))
     sums = threads.map_batches(
-        lambda batch: [sum(map(len, batch))] * len(batch), hetero.batch.Files(tmp_path), cost=len, batch=60, learn=False
+        lambda batch: [sum(map(len, batch))] * len(batch),
+        hetero.batch.Files(tmp_path),
+        options=BatchOptions(cost=len, learn=False),
+        batch=60,
     ).value
     assert max(sums) <= 60
 

@@ -16,6 +16,7 @@ from hetero.report.html import page
 from hetero.report.record import RunRecord
 from hetero.report.tables import operator_table
 from hetero.report.trace_reader import read_run
+from hetero.session.options import ContextOptions
 
 torch = pytest.importorskip("torch")
 
@@ -34,7 +35,7 @@ def _fails(size: int) -> None:
 def run(tmp_path_factory: pytest.TempPathFactory) -> RunRecord:
     trace = tmp_path_factory.mktemp("profile") / "run.trace.jsonl.gz"
     given: dict[str, Any] = {"devices": "1xcpu", "isolation": "thread", "trace": trace}
-    with hetero.Context(**given, profile="torch") as ctx:
+    with hetero.Context(**given, options=ContextOptions(profile="torch")) as ctx:
         assert ctx.run(_multiplied, 64) == 64.0**3
         with pytest.raises(ValueError, match="after an operator"):
             ctx.run(hetero.task(retries=0)(_fails), 8)
@@ -104,4 +105,4 @@ def test_training_tells_of_the_operators_of_a_few_steps(tmp_path: Path) -> None:
 
 def test_an_unknown_profiler_is_refused_with_what_is_allowed() -> None:
     with pytest.raises(HeteroError, match=r"profile.*allowed: torch"):
-        hetero.Context(devices="1xcpu", profile="cprofile")
+        hetero.Context(devices="1xcpu", options=ContextOptions(profile="cprofile"))

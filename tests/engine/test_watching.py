@@ -24,6 +24,7 @@ from hetero.model.device import Device, DeviceType
 from hetero.model.events import UtilisationReported
 from hetero.plan.performance.cost_model import CostModel
 from hetero.session import opening
+from hetero.session.options import ContextOptions
 
 PROGRAM = """
 import hetero, numpy
@@ -125,7 +126,7 @@ def test_a_device_that_was_left_out_is_told_with_the_reason(
     useless: str, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
 ) -> None:
     caplog.set_level(logging.INFO, "hetero")
-    with hetero.Context(devices=useless, progress=True) as ctx:
+    with hetero.Context(devices=useless, options=ContextOptions(progress=True)) as ctx:
         ctx.run(hetero.task(abs, on="cpu:0"), -1)
         ctx.gather([ctx.submit(abs, -1) for _ in range(12)])
         assert _until(lambda: all(each.phase == "ready" for each in hetero.inspect.snapshot(ctx).devices))

@@ -30,6 +30,7 @@ from hetero.drive.trace_read import read_trace
 from hetero.model.events import TaskFinished
 from hetero.model.notes import NestedRun
 from hetero.session import runs
+from hetero.session.options import ContextOptions
 
 
 @pytest.fixture(params=["inline", "thread", "process"], scope="module")
@@ -209,7 +210,9 @@ def warn(word: str) -> None:
 
 @pytest.mark.parametrize("how", ["inline", "thread", "process"])
 def test_records_of_an_initializer_have_a_device_and_no_task(how: str, kept: Kept) -> None:
-    with hetero.Context(devices="1xcpu", initializer=tell_at_the_start, history=False, **keys_of(how)) as own:  # type: ignore[arg-type]
+    with hetero.Context(
+        devices="1xcpu", options=ContextOptions(initializer=tell_at_the_start), history=False, **keys_of(how)
+    ) as own:  # type: ignore[arg-type]
         own.run(identity, 1)
         [record] = kept.records
         assert (record.hetero_task, record.hetero_device) == (None, own.devices[0].id)  # type: ignore[attr-defined]
@@ -361,7 +364,9 @@ def test_processes_that_a_nested_task_forks_end_with_its_function(ctx: hetero.Co
 
 
 def test_a_process_that_an_initializer_forks_ends_with_it() -> None:
-    with hetero.Context(devices="1xcpu", initializer=fork_and_leave, initargs=("return",), history=False) as own:
+    with hetero.Context(
+        devices="1xcpu", options=ContextOptions(initializer=fork_and_leave, initargs=("return",)), history=False
+    ) as own:
         assert [own.run(abs, -number) for number in range(20)] == list(range(20))
 
 
@@ -654,7 +659,9 @@ def keys_of(how: str) -> dict[str, str]:
 
 @pytest.mark.parametrize("how", ["inline", "thread", "process"])
 def test_an_initializer_runs_once_in_each_worker_before_its_first_task(how: str) -> None:
-    with hetero.Context(devices="1xcpu", initializer=load_model, initargs=(3,), history=False, **keys_of(how)) as ctx:  # type: ignore[arg-type]
+    with hetero.Context(
+        devices="1xcpu", options=ContextOptions(initializer=load_model, initargs=(3,)), history=False, **keys_of(how)
+    ) as ctx:  # type: ignore[arg-type]
         assert [ctx.run(use_model, x) for x in range(3)] == [(0, 1, True), (3, 2, True), (6, 3, True)]
         if how == "process":
             ctx.submit(hetero.task(kill_worker, crashes=0)).exception()
@@ -668,7 +675,10 @@ def break_down(word: str) -> None:
 @pytest.mark.parametrize("how", ["inline", "thread", "process"])
 def test_an_initializer_that_raises_is_named_and_its_device_is_not_used(how: str) -> None:
     with hetero.Context(  # type: ignore[arg-type]
-        devices="1xcpu", initializer=break_down, initargs=("weights",), history=False, **keys_of(how)
+        devices="1xcpu",
+        options=ContextOptions(initializer=break_down, initargs=("weights",)),
+        history=False,
+        **keys_of(how),
     ) as ctx:
         with pytest.raises(hetero.errors.HeteroError, match="the initializer break_down raised OSError: no weights"):
             ctx.submit(identity, 1).result(60)
@@ -697,7 +707,10 @@ def test_an_initializer_that_raises_at_a_restart_is_tried_again(
     how: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with hetero.Context(  # type: ignore[arg-type]
-        devices="1xcpu", initializer=fail_later, initargs=(str(tmp_path), 2), history=False, **keys_of(how)
+        devices="1xcpu",
+        options=ContextOptions(initializer=fail_later, initargs=(str(tmp_path), 2)),
+        history=False,
+        **keys_of(how),
     ) as ctx:
         assert ctx.run(identity, 1) == 1
         with pytest.raises(hetero.errors.HeteroError):
@@ -714,9 +727,11 @@ def interrupt() -> None:
 
 def test_an_interrupt_in_an_initializer_is_the_programs_where_it_runs_in_it() -> None:
     with pytest.raises(KeyboardInterrupt):
-        hetero.Context(devices="1xcpu", engine="inline", initializer=interrupt, history=False)
+        hetero.Context(devices="1xcpu", engine="inline", options=ContextOptions(initializer=interrupt), history=False)
     with (
-        hetero.Context(devices="1xcpu", isolation="thread", initializer=interrupt, history=False) as ctx,
+        hetero.Context(
+            devices="1xcpu", isolation="thread", options=ContextOptions(initializer=interrupt), history=False
+        ) as ctx,
         pytest.raises(hetero.errors.HeteroError, match="the initializer interrupt raised KeyboardInterrupt"),
     ):
         ctx.submit(identity, 1).result(60)
@@ -726,9 +741,11 @@ def test_an_initializer_that_cannot_travel_is_refused_at_once() -> None:
     import threading
 
     with pytest.raises(hetero.errors.SerialisationError, match="initializer identity cannot travel"):
-        hetero.Context(devices="1xcpu", initializer=identity, initargs=(threading.Lock(),), history=False)
+        hetero.Context(
+            devices="1xcpu", options=ContextOptions(initializer=identity, initargs=(threading.Lock(),)), history=False
+        )
     with pytest.raises(hetero.errors.BadValueError, match="no event loop"):
-        hetero.Context(devices="1xcpu", initializer=awaited, history=False)
+        hetero.Context(devices="1xcpu", options=ContextOptions(initializer=awaited), history=False)
 
 
 def test_worker_state_outside_of_workers_is_refused() -> None:

@@ -13,7 +13,7 @@ import psutil
 from hetero.backends.host import PackageEnergy
 from hetero.batch.availability import told_of
 from hetero.batch.errors import EnergyLimitError, PriceLimitError, TimeLimitError
-from hetero.batch.options import BatchOptions
+from hetero.batch.options import CheckedLimits
 from hetero.batch.outcome import DeviceStatistics
 from hetero.catalog import load as catalog
 from hetero.floor.clock import monotonic_s
@@ -92,7 +92,7 @@ class RunSpending:
 
     Parameters
     ----------
-    options : the limits, the prices, the watts that were told
+    limits : what may be spent, the prices, the watts that were told
     devices : that take part
 
     Raises
@@ -105,13 +105,13 @@ class RunSpending:
     A device costs and draws for as long as the run takes, whether it works or waits; one that was left out does not.
     """
 
-    def __init__(self, options: BatchOptions, devices: Sequence[Device]) -> None:
-        self._options = options
+    def __init__(self, limits: CheckedLimits, devices: Sequence[Device]) -> None:
+        self._limits = limits
         self._begin_s = monotonic_s()
-        asked = options.energy_j is not None or options.watts
-        self._meters = {each.id: EnergyMeter(each, told_of(each, options.watts)) for each in devices if asked}
+        asked = limits.energy_j is not None or limits.watts
+        self._meters = {each.id: EnergyMeter(each, told_of(each, limits.watts)) for each in devices if asked}
         unknown = [device.short for device in devices if asked and not self._meters[device.id].origin]
-        if unknown and options.energy_j is not None:
+        if unknown and limits.energy_j is not None:
             raise BadValueError(
                 f"a limit of energy needs to know what {', '.join(unknown)} draws: it tells nothing of itself, "
                 "and the catalog does not know it",
@@ -135,7 +135,7 @@ class RunSpending:
         TimeLimitError, PriceLimitError, EnergyLimitError
             It was.
         """
-        limits = self._options
+        limits = self._limits
         if limits.time_limit_s is not None and self.seconds > limits.time_limit_s:
             raise TimeLimitError(
                 f"not done within {limits.time_limit_s:g} s: {items} records have results",
@@ -154,7 +154,7 @@ class RunSpending:
 
     def usd(self, statistics: Iterable[DeviceStatistics]) -> float:
         """Return the dollars so far."""
-        prices = (told_of(stats.device, self._options.usd_per_hour) for stats in statistics if not stats.left_out)
+        prices = (told_of(stats.device, self._limits.usd_per_hour) for stats in statistics if not stats.left_out)
         return self.seconds / 3600.0 * sum(price or 0.0 for price in prices)
 
     def energy_j(self, statistics: Iterable[DeviceStatistics]) -> float:

@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import inspect
 import runpy
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from hetero.batch.api import map_batches
+from hetero.batch.api import OF_LIMITS, OF_OPTIONS, map_batches
 from hetero.batch.base import Source
+from hetero.batch.options import BatchLimits, BatchOptions
 from hetero.batch.registry import KINDS, kind_of_source
 from hetero.batch.sources import GeneratorSource
 from hetero.floor.errors import BadValueError, ConfigError, HeteroError, did_you_mean
@@ -26,11 +27,13 @@ from hetero.session.config_yaml import lay_over
 
 __all__ = ["BatchRecipe", "read_batch_recipe"]
 
-_OPTIONS = tuple(
-    name for name, given in inspect.signature(map_batches).parameters.items() if given.kind is given.KEYWORD_ONLY
-)
 _OWN = ("function", "source")
-_NOT_HERE = ("ctx", "devices")
+_NOT_HERE = ("ctx", "devices", "options", "limits")
+_KEYWORDS = tuple(
+    name
+    for name, given in inspect.signature(map_batches).parameters.items()
+    if given.kind is given.KEYWORD_ONLY and name not in _NOT_HERE
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,23 +44,27 @@ class BatchRecipe:
     ----------
     name : of the run, after the file
     function, source : as `map_batches` takes them
-    options : its keywords
+    keywords : of it that are neither options nor limits
+    options, limits : how it is done, and what it may take
     context : what is left, for the Context
     """
 
     name: str
     function: Any
     source: Any
-    options: Mapping[str, Any] = field(default_factory=dict)
+    keywords: Mapping[str, Any] = field(default_factory=dict)
+    options: BatchOptions = field(default_factory=BatchOptions)
+    limits: BatchLimits = field(default_factory=BatchLimits)
     context: Mapping[str, Any] = field(default_factory=dict)
 
 
-def read_batch_recipe(path: Path | str, set: Sequence[str] = ()) -> BatchRecipe:
+def read_batch_recipe(path: Path | str, set: Sequence[str] = (), **usual: Any) -> BatchRecipe:
     """Read a job; paths in it are taken from its own folder.
 
     Parameters
     ----------
     set : settings laid over it, 'out=FOLDER'
+    **usual : options of `BatchOptions` where the job does not say
 
     Raises
     ------
@@ -76,15 +83,19 @@ def read_batch_recipe(path: Path | str, set: Sequence[str] = ()) -> BatchRecipe:
     folder = Path(path).parent
     try:
         function, source = _function(folder, given.pop("function")), _source(folder, given.pop("source"))
-        if isinstance(given.get("cost"), str) and given["cost"] != "len":
-            given["cost"] = _named(folder, given["cost"])
+        if isinstance(given.get("cost"), str):
+            given["cost"] = len if given["cost"] == "len" else _named(folder, given["cost"])
+        name = given["name"] = str(given.get("name", Path(path).stem))
+        options = BatchOptions(**{**usual, **_taken(given, OF_OPTIONS)})
+        limits = BatchLimits(**_taken(given, OF_LIMITS))
     except HeteroError as error:
         raise ConfigError(f"{path}: {single_line(error.problem)}", remedy=single_line(error.remedy)) from error
-    allowed = [name for name in _OPTIONS if name not in _NOT_HERE]
-    options = {key: given.pop(key) for key in allowed if key in given}
-    if options.get("cost") == "len":
-        options["cost"] = len
-    return BatchRecipe(str(options.pop("name", Path(path).stem)), function, source, options, given)
+    return BatchRecipe(name, function, source, _taken(given, _KEYWORDS), options, limits, given)
+
+
+def _taken(given: dict[str, Any], names: Iterable[str]) -> dict[str, Any]:
+    """Take the keys of these names out of what the job says."""
+    return {name: given.pop(name) for name in names if name in given}
 
 
 def _function(folder: Path, word: Any) -> Any:

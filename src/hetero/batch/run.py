@@ -19,7 +19,7 @@ from hetero.batch.base import BadRecord, Piece, Source
 from hetero.batch.budget import RunSpending
 from hetero.batch.committing import Committer, Entry
 from hetero.batch.errors import BadRecordsError
-from hetero.batch.options import BatchOptions
+from hetero.batch.options import BatchRequest
 from hetero.batch.outcome import BatchOutcome, DeviceStatistics
 from hetero.batch.reader import ItemBatch, Reader
 from hetero.batch.records import count, cut, packed, unpacked
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from hetero.session.context import Context
     from hetero.session.futures import Future
 
-__all__ = ["BatchRun", "InFlightBatch", "StagedRun"]
+__all__ = ["BatchRun", "InFlightBatch", "RunSetup", "StagedRun"]
 
 _LOOK_S = 0.05
 _PATIENCE_S = 1.0
@@ -75,43 +75,60 @@ class InFlightBatch:
     runs: dict[str, tuple[Future, float]] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, slots=True)
+class RunSetup:
+    """What a run is made of.
+
+    Attributes
+    ----------
+    ctx, devices
+        The Context, and the devices of it that take part.
+    sizes
+        Of batches, by device id.
+    source, committer, request
+        What is read, who takes the results, what was asked for.
+    done
+        (begin, end) of items that have results already.
+    part_items
+        Items of a part.
+    name
+        Of the run.
+    spending
+        Counts its time, dollars and joules.
+    """
+
+    ctx: Context
+    devices: Sequence[Device]
+    sizes: dict[str, Sizes]
+    source: Source
+    committer: Committer
+    request: BatchRequest
+    done: Sequence[tuple[int, int]]
+    part_items: int
+    name: str
+    spending: RunSpending
+
+
 class BatchRun:
     """One run over a source.
 
     Parameters
     ----------
-    ctx : gives the devices
-    devices : that take part
-    sizes : of batches, by device id
+    setup : what is run, on what
     work : the program as it travels
-    source, committer, options : what is read, who takes the results, what was asked for
-    done : (begin, end) of items that have results already
-    part_items : items of a part
-    name : of the run
-    spending : counts its time, dollars and joules
     """
 
-    def __init__(
-        self,
-        ctx: Context,
-        devices: Sequence[Device],
-        sizes: dict[str, Sizes],
-        work: PackedProgram,
-        source: Source,
-        committer: Committer,
-        options: BatchOptions,
-        done: Sequence[tuple[int, int]],
-        part_items: int,
-        name: str,
-        spending: RunSpending,
-    ) -> None:
-        self.ctx, self.options, self.committer, self.source = ctx, options, committer, source
-        self.planner = BatchPlanner(sizes)
+    def __init__(self, setup: RunSetup, work: PackedProgram) -> None:
+        ctx, devices, request = setup.ctx, setup.devices, setup.request
+        self.ctx, self.request, self.committer, self.source = ctx, request, setup.committer, setup.source
+        self.planner = BatchPlanner(setup.sizes)
         self.statistics = {device.id: DeviceStatistics(device) for device in devices}
         self._works: dict[tuple[int, int], Any] = {(0, 0): ctx.put(work)}
-        self.part_items = part_items
+        self.part_items = setup.part_items
         self._tasks = {
-            device.id: judged_by_caller(task(run_batch, on=(device.id,), name=name, timeout=options.timeout_s))
+            device.id: judged_by_caller(
+                task(run_batch, on=(device.id,), name=setup.name, timeout=request.limits.timeout_s)
+            )
             for device in devices
         }
         self._pending: dict[int, InFlightBatch] = {}
@@ -119,10 +136,15 @@ class BatchRun:
         self._inbox: queue.SimpleQueue[tuple[int, str, float] | None] = queue.SimpleQueue()
         self._last_s: dict[str, float] = {}
         self._tickets = 0
-        self.spending = spending
-        self._resumed = sum(end - begin for begin, end in done)
+        self.spending = setup.spending
+        self._resumed = sum(end - begin for begin, end in setup.done)
         self.reader = Reader(
-            source, part_items, done, options.memory_bytes // 2, options.cost, lambda: self._inbox.put(None)
+            setup.source,
+            setup.part_items,
+            setup.done,
+            request.limits.memory_bytes // 2,
+            request.options.cost,
+            lambda: self._inbox.put(None),
         )
 
     def go(self) -> BatchOutcome:
@@ -234,10 +256,10 @@ class BatchRun:
 
     def _has_room(self) -> bool:
         """Return whether more may be in flight: results that wait for a slow batch, or for the sink, hold it back."""
-        hours = self.options.hours
+        hours = self.request.limits.hours
         if self.committer.writing > _WRITES or (hours is not None and not hours.allow(local_now())):
             return False
-        return not self._pending or self.committer.held_bytes < self.options.memory_bytes // 2
+        return not self._pending or self.committer.held_bytes < self.request.limits.memory_bytes // 2
 
     def _submit(self, name: str, ticket: int) -> None:
         pending = self._pending[ticket]
@@ -339,14 +361,14 @@ class BatchRun:
     def _set_aside(self, batch: ItemBatch, error: BaseException) -> None:
         reason = " ".join(f"{type(error).__name__}: {error}".split())
         bad = (BadRecord(batch.begin, batch.place(batch.begin), reason),)
-        merge = self.options.merge
+        merge = self.request.merge
         state = None if merge is None else merge.start(None, batch.begin, batch.end)
         self._refuse_beyond_budget(bad, error)
         self.committer.take(Entry(batch.begin, batch.end, state, bad), 0.0)
 
     def _refuse_beyond_budget(self, bad: Sequence[BadRecord], cause: BaseException | None) -> None:
         total = len({record.item for record in (*self.committer.bad, *bad)})
-        if not bad or self.options.allows(total, self.source.length or self.items()):
+        if not bad or self.request.allows(total, self.source.length or self.items()):
             return
         record = bad[0]
         words = "record" if total == 1 else f"{total} records have no result; the last one, record"
@@ -387,7 +409,7 @@ class BatchRun:
 
     def _batch_items(self, name: str, stats: DeviceStatistics) -> int:
         """Return the best batch of a device in records: as they came where a batch is measured by another cost."""
-        if self.options.cost is not None:
+        if self.request.options.cost is not None:
             return round(stats.items / max(1, stats.calls - stats.failed))
         law = self.planner.sizes(name).law
         return 0 if law is None else int(law.best)
@@ -418,15 +440,15 @@ class StagedRun(BatchRun):
 
     Parameters
     ----------
+    setup : as of a `BatchRun`
     planner : gives devices to stages
-    works : the programs as they travel, by step
-    given : what a `BatchRun` gets
+    works : the programs as they travel, by step; the first is of the first stage
     """
 
     planner: StagePlanner  # type: ignore[assignment]
 
-    def __init__(self, planner: StagePlanner, works: Mapping[Step, PackedProgram], *given: Any) -> None:
-        super().__init__(*given)
+    def __init__(self, setup: RunSetup, planner: StagePlanner, works: Mapping[Step, PackedProgram]) -> None:
+        super().__init__(setup, works[0, 0])
         self.planner = planner
         self._works = {step: self.ctx.put(work) for step, work in works.items()}
         self._last = max(last for _, last in works)

@@ -5,6 +5,7 @@ In: options. Out: what each device did, in words or as one JSON document. The wo
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -34,13 +35,11 @@ def batch(
     from hetero.batch.recipe import read_batch_recipe
     from hetero.session.context import Context
 
-    job = read_batch_recipe(config, set_ or [])
-    options: dict[str, Any] = {"progress": not json, **job.options, "name": job.name}
-    options |= {key: True for key, wanted in (("resume", resume), ("overwrite", overwrite)) if wanted}
-    if out is not None:
-        options["out"] = out
+    job = read_batch_recipe(config, set_ or [], progress=not json)
+    keywords = dict(job.keywords) | ({} if out is None else {"out": out}) | ({"resume": True} if resume else {})
+    options = replace(job.options, overwrite=True) if overwrite else job.options
     with Context(job.context, devices=devices) as ctx:
-        outcome = map_batches(job.function, job.source, ctx=ctx, **options)
+        outcome = map_batches(job.function, job.source, ctx=ctx, options=options, limits=job.limits, **keywords)
     if json:
         print_json({"value": _plain(outcome.value), **outcome.as_dict()})
     else:

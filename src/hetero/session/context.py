@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from hetero.drive.frame import KEPT_MARK
 from hetero.engines.base import Call, ItemRef, Nest, NodeUsage
+from hetero.floor.deprecation import Moved, moved_keywords
 from hetero.floor.errors import BadValueError, HeteroError, SerialisationError
 from hetero.model.device import HOST_NODE
 from hetero.model.tasks import Task
@@ -27,9 +28,10 @@ from hetero.session.asyncio_twins import AsyncTwins
 from hetero.session.callbacks import Callbacks
 from hetero.session.futures import Future, refuse_held
 from hetero.session.identity import call_identity, value_identity
+from hetero.session.options import ContextOptions, Fleet
 from hetero.session.profiling import Profiling
 from hetero.session.published import publish
-from hetero.session.requests import flag, limited, refuse_coroutine
+from hetero.session.requests import limited
 from hetero.session.sharing import Sharing
 from hetero.session.signature import describe, describe_value
 from hetero.session.tasks import TaskFunction, as_task
@@ -46,6 +48,7 @@ if TYPE_CHECKING:
 __all__ = ["Context"]
 
 _SPREADS, _ALONE = Nest(), Nest(spreads=False)
+_MOVED = {name: name for name in ("initializer", "initargs", "profile", "progress")}
 _UNFIT = re.compile(r"[^A-Za-z0-9_-]+")
 
 
@@ -64,16 +67,9 @@ class Context(AsyncTwins):
     memory_pool_size : of the memory that arrays travel through, as in '2GB'
     name : of the run; calls of the same code and arguments find their checkpoints of earlier runs of this name again
     trace : file that the trace is written to; in its name {pid} is the process id, {n} the number of the Context
-    profile : 'torch' puts the operators that torch ran in each task into the trace; the times of such a run are not
-        kept for others
     set : settings laid over the file, 'key.path=value'
     history : False neither reads nor writes the times measured in other runs
-    progress : True shows the tasks done on each device, as they are done; None as HETERO_PROGRESS says, and
-        where that is not set only under `hetero run`
-    initializer, initargs : called as `initializer(*initargs)` by each worker before its first task, also after a
-        restart; what it puts into `hetero.tasks.worker_state()` is there for the worker's tasks. A device whose
-        initializer raises at its first start is not used, and tasks that find no other fail with what it raised;
-        where it raises at a restart, the worker is started again until it succeeds
+    options : whatever is needed more seldom, such as a profiler or an initializer of workers
 
     Raises
     ------
@@ -84,9 +80,9 @@ class Context(AsyncTwins):
 
     Notes
     -----
-    A keyword wins over `set`, that over the file, and the file over the environment. As a `with` block it
-    waits for its tasks at the end and brings their results into the program; left by an exception, or at the
-    end of the program, it stops them. It cannot be opened inside a task.
+    A keyword wins over `options` and `set`, these over the file, and the file over the environment. As a `with`
+    block it waits for its tasks at the end and brings their results into the program; left by an exception, or
+    at the end of the program, it stops them. It cannot be opened inside a task.
 
     Examples
     --------
@@ -96,11 +92,12 @@ class Context(AsyncTwins):
     6
     """
 
+    @moved_keywords(Moved("options", ContextOptions, _MOVED))
     def __init__(
         self,
-        config: str | Path | Mapping[str, Any] | Config | None = None,
+        config: str | Path | Mapping[str, object] | Config | None = None,
         *,
-        devices: str | Sequence[Any] | None = None,
+        devices: Fleet = None,
         engine: str | None = None,
         address: str | None = None,
         policy: str | None = None,
@@ -108,12 +105,9 @@ class Context(AsyncTwins):
         memory_pool_size: str | int | None = None,
         name: str | None = None,
         trace: str | Path | None = None,
-        profile: str | None = None,
-        set: Sequence[str] | Mapping[str, Any] = (),
-        history: bool = True,
-        progress: bool | None = None,
-        initializer: Callable[..., object] | None = None,
-        initargs: tuple[Any, ...] = (),
+        set: Sequence[str] | Mapping[str, object] = (),
+        history: bool | None = None,
+        options: ContextOptions | None = None,
     ) -> None:
         from hetero.engines.shared.worker_setup import Initializer, WorkerSetup
         from hetero.session.config import load
@@ -122,10 +116,11 @@ class Context(AsyncTwins):
 
         self.closed = True
         runs.refuse_inside_a_task()
-        keys: dict[str, Any] = {"devices": devices, "engine": engine, "policy": policy, "isolation": isolation}
-        keys |= {"address": address, "memory_pool_size": memory_pool_size, "name": name, "trace": trace}
-        keys["profile"] = profile
-        self.config = runs.with_own_trace(load(config, set=set, **keys))
+        given = (options or ContextOptions()).overlaid(
+            config=config, engine=engine, address=address, policy=policy, isolation=isolation,
+            memory_pool_size=memory_pool_size, name=name, trace=trace, set=set, history=history,
+        )  # fmt: skip
+        self.config = runs.with_own_trace(load(given.config, set=given.set, devices=devices, **given.keys))
         self.name = self.config.name or ""
         self._run_key = self.name or runs.unnamed_run()
         self._numbers: dict[str, tuple[str, itertools.count[int]]] = {}
@@ -135,14 +130,13 @@ class Context(AsyncTwins):
         self._lock = threading.Lock()
         self._callbacks = Callbacks()
         this = weakref.ref(self)
-        _check_start(initializer, initargs, history, progress)
-        start = None if initializer is None else Initializer(initializer, tuple(initargs))
+        start = None if given.initializer is None else Initializer(given.initializer, tuple(given.initargs))
         setup = WorkerSetup(tag_output=self.config.tag_output, initializer=start)
         self._profiling = Profiling(self.config.profile) if self.config.profile else None
         self._metrics: MetricsServer | None = None
-        history = history and self._profiling is None
+        remembers = given.history is not False and self._profiling is None
         self._opened = Opened(
-            self.config, setup, lambda item: cut_later(this(), item), history=history, progress=progress
+            self.config, setup, lambda item: cut_later(this(), item), history=remembers, progress=given.progress
         )
         self.driver: Driver = self._opened.driver
         self.driver.nested.timeout_s = self.config.timeout_s or 0.0
@@ -545,19 +539,3 @@ class Context(AsyncTwins):
         if self._forked is not None:
             raise self._forked.with_traceback(None)
         raise BadValueError("this Context is closed", remedy="open another one: ctx = hetero.Context()")
-
-
-def _check_start(initializer: Any, initargs: Any, history: Any, progress: Any) -> None:
-    """Refuse arguments of a Context that would be taken for something else, or have no effect."""
-    flag("history", history)
-    if progress is not None:
-        flag("progress", progress)
-    if initializer is None and initargs != ():
-        raise BadValueError(
-            f"initargs={initargs!r} has no effect without initializer=", remedy="give the function too, or leave it out"
-        )
-    if initializer is not None and not callable(initializer):
-        raise BadValueError(f"initializer={initializer!r} cannot be called", remedy="give a function")
-    if not isinstance(initargs, tuple | list):
-        raise BadValueError(f"initargs={initargs!r} is no tuple", remedy="write initargs=(value,)")
-    refuse_coroutine(initializer)

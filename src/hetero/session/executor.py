@@ -301,7 +301,7 @@ def _check(
     if initializer is not None and ctx is not None:
         raise BadValueError(
             "initializer= is of an executor's own workers, and this one uses those of a Context",
-            remedy="give it to the Context: hetero.Context(initializer=...)",
+            remedy="give it to the Context: hetero.Context(options=ContextOptions(initializer=...))",
         )
     if mp_context is not None and mp_context.get_start_method(allow_none=False) == "fork":
         raise BadValueError(
@@ -320,11 +320,12 @@ def _own_context(
     from hetero.session.config import load
     from hetero.session.context import Context
     from hetero.session.fleet_build import most_cpu_devices
+    from hetero.session.options import ContextOptions
 
     config = load()
     named = config.devices is not None or config.spec
     devices = None if max_workers is None or named else f"{min(max_workers, most_cpu_devices())}xcpu"
-    return Context(devices=devices, initializer=initializer, initargs=initargs)
+    return Context(devices=devices, options=ContextOptions(initializer=initializer, initargs=initargs))
 
 
 def _chunks(items: Iterable[Any], size: int) -> Iterator[tuple[Any, ...]]:

@@ -24,7 +24,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import hetero
 from benchmarks.common import Bench, arguments
 from hetero.drive.frame import current
-from hetero.drive.sim import Costs, Program, SimTask, simulate
+from hetero.drive.sim import Costs, Program, SimHooks, SimTask, simulate
 from hetero.model.device import HOST_NODE, Device, DeviceType
 from hetero.model.events import EVENTS, TaskFailed, TaskFinished, UtilisationReported
 from hetero.model.notes import TaskParts
@@ -106,7 +106,7 @@ def simulated(world: World) -> tuple[float, Any]:
     costs = Costs(start_s=world.start_s, launch_s=0.0)
     result = simulate(
         Program(world.tasks), world.devices, truth, policy=world.policy, topology=topology, costs=costs,
-        seed=world.seed, trace=take, check_every=10**9,
+        seed=world.seed, hooks=SimHooks(take), check_every=10**9,
     )  # fmt: skip
     assert not result.failures
     run = collect(told(world, records), world.devices)

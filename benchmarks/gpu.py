@@ -20,6 +20,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import hetero
 from benchmarks.common import Bench, alternate, arguments, ratio
+from hetero.train.values import TrainOptions
 
 GPU, BOTH = "cuda:0", "cuda:0,torch-cpu"
 BATCH, SAMPLES, EPOCHS = 512, 16_384, 3
@@ -75,9 +76,8 @@ def training(data: tuple[Any, Any], half: bool, devices: str, shares: dict[str, 
         torch.nn.CrossEntropyLoss(),
         optimizer,
         data,
-        global_batch=BATCH,
+        options=TrainOptions(BATCH, precision=precision),
         devices=devices,
-        precision=precision,
     ) as trainer:
         reports = trainer.fit(EPOCHS + 1)
     shares[f"{devices}, {precision}"] = reports[-1].shares

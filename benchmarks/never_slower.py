@@ -127,15 +127,15 @@ def learned(one: Case) -> CostModel:
         for device in one.fleet:
             for _ in range(3):
                 cost.observe(signature, 0.0, device, by_device[device.id])
+    cost.result_bytes.update({entry.task.signature: entry.nbytes for entry in one.tasks})
     return cost
 
 
 def makespans(one: Case) -> tuple[float, dict[str, float]]:
     """Return the makespan on the whole fleet, and on each device alone."""
-    sizes = {entry.task.signature: entry.nbytes for entry in one.tasks}
 
     def takes_s(fleet: tuple[Device, ...]) -> float:
-        done = simulate(Program(one.tasks), fleet, one.truth, cost=learned(one), sizes=sizes, topology=one.topology)
+        done = simulate(Program(one.tasks), fleet, one.truth, cost=learned(one), topology=one.topology)
         return done.makespan_s - ROOT_S
 
     return takes_s(one.fleet), {device.id: takes_s((device,)) for device in one.fleet}

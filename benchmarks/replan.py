@@ -19,7 +19,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from benchmarks.common import Bench, arguments
 from benchmarks.graphs import Instance, cholesky, instances
 from hetero.core.machine import Machine
-from hetero.drive.sim import simulate
+from hetero.drive.sim import SimHooks, simulate
 from hetero.floor.clock import cpu_seconds
 from hetero.graphs.planning import Budget, plan_graph
 from hetero.graphs.simulation import guide_of, prepared, run_graph
@@ -188,9 +188,8 @@ def _speed(bench: Bench) -> None:
         lambda task, device: made.cost.estimate(task.signature, 0.0, device).seconds,
         policy=policy,
         cost=made.cost,
-        sizes=made.sizes,
         topology=made.topology,
-        watch=watch,
+        hooks=SimHooks(watch=watch),
     )
     bench.measure("hand-over of about 500 open tasks", policy.look_s)
     bench.measure("re-plan of about 500 tasks", policy.plan_s)

@@ -31,6 +31,7 @@ from benchmarks.common import Bench, arguments
 from benchmarks.train_shares import BATCH, SAMPLES, adam, pictures
 from hetero.recipes.mnist import network
 from hetero.train.listener import Listener
+from hetero.train.values import DataOptions, TrainOptions
 
 MEMBERS, STEPS = 3, SAMPLES // BATCH
 DEADLINE_STEPS, LEAST_DEADLINE_S = 30, 2.0
@@ -60,8 +61,10 @@ class Ours:
     def fit(self, log: Path, listener: Listener) -> list[Any]:
         """Train and give the parameters."""
         torch.manual_seed(0)
-        options = {"global_batch": BATCH, "devices": self.ctx, "exact": "bitwise", "shares": "equal"}
-        trainer = hetero.Trainer(network(), nn.CrossEntropyLoss(), adam, self.data, sample_log=log, **options)
+        options, read = TrainOptions(BATCH, exact="bitwise", shares="equal"), DataOptions(sample_log=log)
+        trainer = hetero.Trainer(
+            network(), nn.CrossEntropyLoss(), adam, self.data, options=options, data_options=read, devices=self.ctx
+        )
         trainer.fit(1, listener=listener)
         return [parameter.detach() for parameter in trainer.model.parameters()]
 

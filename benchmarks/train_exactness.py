@@ -24,6 +24,7 @@ import hetero
 from benchmarks.common import Bench, arguments
 from benchmarks.train_shares import BATCH, pictures
 from hetero.recipes.mnist import network
+from hetero.train.values import TrainOptions
 
 SHARES = {"cpu:0": 96, "cpu:1": 32}
 SPLITS: tuple[tuple[str, dict[str, int]], ...] = (
@@ -84,12 +85,8 @@ def trained(
     """Train with hetero."""
     with hetero.Trainer(
         *(model, nn.CrossEntropyLoss(), optimizer, data),
-        global_batch=BATCH,
+        options=TrainOptions(BATCH, shares=shares, shuffle=False, exact=exact, layout=layout),
         devices=devices,
-        shares=shares,
-        shuffle=False,
-        exact=exact,
-        layout=layout,
     ) as trainer:
         trainer.fit(epochs)
     return model

@@ -21,6 +21,7 @@ import hetero
 from benchmarks.common import Bench, alternate, arguments
 from benchmarks.train_shares import adam, pictures
 from hetero.recipes.mnist import network
+from hetero.train.values import DataOptions
 
 BATCH, SAMPLES = 128, 2048
 WAIT_S = 0.00007
@@ -45,7 +46,13 @@ class Slow:
 def ours(ctx: hetero.Context, data: Any, readers: int, epochs: int) -> float:
     """Return the seconds of a step, once the reader is there."""
     trainer = hetero.Trainer(
-        network(), nn.CrossEntropyLoss(), adam, data, global_batch=BATCH, devices=ctx, readers=readers
+        network(),
+        nn.CrossEntropyLoss(),
+        adam,
+        data,
+        global_batch=BATCH,
+        devices=ctx,
+        data_options=DataOptions(readers=readers),
     )
     reports = trainer.fit(epochs)
     return statistics.median(report.seconds for report in reports[epochs // 2 :]) / (SAMPLES // BATCH)

@@ -27,6 +27,7 @@ import hetero
 from benchmarks.common import Bench, alternate, arguments
 from hetero.plan.training.shares import StepModel, make_plan
 from hetero.recipes.mnist import load_digits, load_mnist, network
+from hetero.train.values import TrainOptions
 from tests.needs import _data
 
 BATCH, SAMPLES, SLOW = 128, 4096, 0.333
@@ -61,7 +62,9 @@ class Contestant:
         """Make a Trainer that knows nothing of the devices yet."""
         model = network()
         loss = nn.CrossEntropyLoss()
-        return hetero.Trainer(model, loss, adam, self.data, global_batch=BATCH, devices=self.ctx, shares=self.shares)
+        return hetero.Trainer(
+            model, loss, adam, self.data, options=TrainOptions(BATCH, shares=self.shares), devices=self.ctx
+        )
 
     def warm(self) -> float:
         """Return samples/s once the first epoch has been learned from."""

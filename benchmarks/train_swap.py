@@ -21,6 +21,7 @@ from torch import nn
 
 import hetero
 from benchmarks.common import Bench, arguments
+from hetero.train.values import TrainOptions
 
 BATCH = 128
 FAST_S, SLOW_S = 0.0005, 0.0015
@@ -55,9 +56,8 @@ def run(ctx: hetero.Context, shares: Any, steps: int, swap_after: int) -> list[f
 
         trainer = hetero.Trainer(
             *(Paced(swapped), nn.CrossEntropyLoss(), lambda p: torch.optim.SGD(p, 0.01), (inputs, targets)),
-            global_batch=BATCH,
+            options=TrainOptions(BATCH, shares=shares),
             devices=ctx,
-            shares=shares,
             callbacks=[swap],
         )
         return [report.seconds for report in trainer.fit(steps)]

@@ -23,6 +23,7 @@ from hetero.drive.frame import current
 from hetero.report.intervals import Spans, common, length_s, pairs, union
 from hetero.report.record import RunRecord
 from hetero.report.trace_reader import read_run
+from hetero.train.values import DataOptions, TrainOptions
 
 LINKED = {"devices": [{"type": "cpu", "cores": 1, "link": {"bandwidth": "100MB/s"}}] * 2}
 SIZE = 200_000
@@ -165,7 +166,7 @@ def training(log: str, trace: str, unit_s: float, **options: Any) -> None:
     fleet = hetero.Context(devices="2xcpu", trace=trace, history=False, **options)
     with fleet, hetero.Trainer(
         model, torch.nn.CrossEntropyLoss(), torch.optim.SGD(model.parameters(), lr=0.01), Images(log, 6.0 * unit_s),
-        devices=fleet, global_batch=16, shares="equal", readers=0,
+        devices=fleet, options=TrainOptions(16, shares="equal"), data_options=DataOptions(readers=0),
     ) as trainer:  # fmt: skip
         trainer.fit(4)
 

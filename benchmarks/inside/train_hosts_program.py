@@ -19,13 +19,22 @@ import hetero
 from benchmarks.train_deaths import has_torch
 from benchmarks.train_shares import BATCH, adam, pictures
 from hetero.recipes.mnist import network
+from hetero.train.values import DataOptions, TrainOptions
 
 
 def trained(ctx: hetero.Context, log: Path) -> list[Any]:
     """Train for an epoch and give the parameters."""
     torch.manual_seed(0)
-    options = {"global_batch": BATCH, "devices": ctx, "exact": "bitwise", "shares": "equal"}
-    trainer = hetero.Trainer(network(), nn.CrossEntropyLoss(), adam, pictures(), sample_log=log, **options)
+    options = TrainOptions(BATCH, exact="bitwise", shares="equal")
+    trainer = hetero.Trainer(
+        network(),
+        nn.CrossEntropyLoss(),
+        adam,
+        pictures(),
+        options=options,
+        data_options=DataOptions(sample_log=log),
+        devices=ctx,
+    )
     trainer.fit(1)
     return [parameter.detach() for parameter in trainer.model.parameters()]
 

@@ -50,6 +50,7 @@ from hetero.train.schedules import ScheduleHistory, load_schedulers, unstepped_s
 from hetero.train.state import load_state, pack, renewed  # noqa: E402
 from hetero.train.trainer import Trainer  # noqa: E402
 from hetero.train.values import TrainOptions  # noqa: E402
+from tests.flat_options import trainer_options  # noqa: E402
 
 BATCH = 16
 SPLITS = ((16,), (5, 11), (1, 2, 13))
@@ -574,7 +575,14 @@ def test_an_argument_of_the_trainer_that_would_have_no_effect_is_refused(name: s
     options: dict[str, Any] = {"optimizer": adam_of, **given}
     optimizer = options.pop("optimizer")
     with pytest.raises(BadValueError, match=words):
-        Trainer(net(), nn.CrossEntropyLoss(), optimizer, classes(), global_batch=16, devices="1xcpu", **options)
+        Trainer(
+            net(),
+            nn.CrossEntropyLoss(),
+            optimizer,
+            classes(),
+            devices="1xcpu",
+            **trainer_options(global_batch=16, **options),
+        )
 
 
 def test_predictions_that_are_not_one_row_a_sample_are_refused_by_name() -> None:

@@ -21,6 +21,7 @@ from hetero.batch.errors import BadRecordsError, PriceLimitError, TimeLimitError
 from hetero.batch.merges import Histogram, TopK
 from hetero.batch.options import BatchLimits, BatchOptions
 from hetero.errors import BadValueError, HeteroError, NothingFitsError
+from tests.flat_options import batch_options
 
 
 @pytest.fixture(scope="module")
@@ -347,7 +348,7 @@ def test_a_wrong_option_is_refused_with_what_is_allowed(
     threads: hetero.Context, options: dict[str, Any], words: str
 ) -> None:
     with pytest.raises(BadValueError, match=words):
-        threads.map_batches(doubled, [1], **options)
+        threads.map_batches(doubled, [1], **batch_options(**options))
 
 
 def test_devices_that_run_no_python_are_refused() -> None:
@@ -386,7 +387,7 @@ def test_files_of_others_are_never_removed(threads: hetero.Context, tmp_path: Pa
     (tmp_path / "letter.txt").write_text("dear")
     for way in ({}, {"resume": True}, {"overwrite": True}):
         with pytest.raises(BadValueError, match=r"files of others, such as letter.txt"):
-            threads.map_batches(doubled, range(10), out=tmp_path, **way)
+            threads.map_batches(doubled, range(10), out=tmp_path, **batch_options(**way))
     assert (tmp_path / "letter.txt").read_text() == "dear"
 
 
@@ -467,7 +468,7 @@ def test_a_run_that_costs_more_than_allowed_ends_and_goes_on_when_more_is_allowe
 )
 def test_wrong_limits_are_told_before_anything_runs(options: dict[str, Any], words: str) -> None:
     with pytest.raises(BadValueError, match=words):
-        hetero.batch.map_batches(doubled, range(3), **options)
+        hetero.batch.map_batches(doubled, range(3), **batch_options(**options))
 
 
 def test_a_run_that_takes_what_others_leave_gives_the_same(ctx: hetero.Context) -> None:

@@ -131,6 +131,8 @@ def test_a_job_in_a_file_limits_energy_with_the_same_words(tmp_path: Path) -> No
     job = tmp_path / "job.yaml"
     job.write_text("function: job.py:work\nsource: [1, 2, 3]\nenergy: 2kWh\nwatts: {cpu: 65}\n")
     read = read_batch_recipe(job)
-    found = hetero.batch.map_batches(read.function, read.source, devices="1xcpu", options=read.options, limits=read.limits)
+    found = hetero.batch.map_batches(
+        read.function, read.source, devices="1xcpu", options=read.options, limits=read.limits
+    )
     assert found.value == [1, 2, 3]
     assert found.energy_j > 0.0

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import hetero
+from hetero.train.values import TrainOptions
 from tests.needs import need
 
 torch = pytest.importorskip("torch")
@@ -92,7 +93,12 @@ def test_training_gives_the_weights_of_a_cpu(devices: str, there: str) -> None:
         optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
         shares = "equal" if "," in fleet else "auto"
         with hetero.Trainer(
-            model, torch.nn.CrossEntropyLoss(), optimizer, data, global_batch=64, devices=fleet, shares=shares, seed=3
+            model,
+            torch.nn.CrossEntropyLoss(),
+            optimizer,
+            data,
+            options=TrainOptions(64, shares=shares, seed=3),
+            devices=fleet,
         ) as trainer:
             trainer.fit(2)
         weights[fleet] = torch.cat([parameter.detach().cpu().flatten() for parameter in model.parameters()])

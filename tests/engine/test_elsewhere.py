@@ -19,13 +19,14 @@ from hetero.floor import settings
 from hetero.floor.files import local_path
 from hetero.stores.files import FileStore
 from hetero.stores.history import HistoryStore
+from tests.flat_options import batch_options, trainer_options
 
 PATIENCE_S = 120.0
 ADDRESSES = ("s3://bucket/out", "gs://b/o", "az://b/o", "hdfs://n/o", "memory://o", "abfss:o", "file:///o", "new+x://o")
 
 
 def batch(where: Any, **options: Any) -> Any:
-    return hetero.batch.map_batches(np.sum, np.ones((4, 2)), out=where, devices="cpu:1", **options)
+    return hetero.batch.map_batches(np.sum, np.ones((4, 2)), out=where, devices="cpu:1", **batch_options(**options))
 
 
 def trained(where: Any, option: str) -> Any:
@@ -34,7 +35,7 @@ def trained(where: Any, option: str) -> Any:
     data = torch.ones(8, 2), torch.zeros(8, dtype=torch.long)
     sgd = torch.optim.SGD(model.parameters(), lr=0.1)
     given: dict[str, Any] = {option: where, "devices": "cpu:1", "global_batch": 4}
-    with hetero.Trainer(model, torch.nn.CrossEntropyLoss(), sgd, data, **given) as trainer:
+    with hetero.Trainer(model, torch.nn.CrossEntropyLoss(), sgd, data, **trainer_options(**given)) as trainer:
         trainer.fit(1)
 
 

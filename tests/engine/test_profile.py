@@ -96,7 +96,9 @@ def test_training_tells_of_the_operators_of_a_few_steps(tmp_path: Path) -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     config = {"devices": "1xcpu", "isolation": "thread", "profile": "torch"}
     trace = tmp_path / "run.trace.jsonl"
-    with hetero.Trainer(model, loss, optimizer, data, global_batch=8, config=config, trace=trace) as trainer:
+    with hetero.Trainer(
+        model, loss, optimizer, data, global_batch=8, context=ContextOptions(config=config, trace=trace)
+    ) as trainer:
         trainer.fit(1)
     (told,) = _told(read_run(trace))
     calls = dict(zip(told.operators, told.calls, strict=True))

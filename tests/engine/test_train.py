@@ -12,6 +12,8 @@ import pytest
 
 import hetero
 from hetero.errors import BadValueError, HeteroError, NothingFitsError
+from hetero.train.values import TrainOptions
+from tests.flat_options import trainer_options
 
 torch = pytest.importorskip("torch")
 nn = torch.nn
@@ -55,7 +57,9 @@ def adam(parameters: Any) -> Any:
 
 def trained(model: Any, devices: str, *, epochs: int = 3, pair: Any = None, **options: Any) -> Any:
     options = {"global_batch": 32, "devices": OPEN.get(devices, devices), **options}
-    with hetero.Trainer(model, options.pop("loss", nn.CrossEntropyLoss()), adam, pair or data(), **options) as trainer:
+    with hetero.Trainer(
+        model, options.pop("loss", nn.CrossEntropyLoss()), adam, pair or data(), **trainer_options(**options)
+    ) as trainer:
         trainer.fit(epochs)
     return trainer
 
@@ -198,7 +202,9 @@ def test_the_optimizer_that_a_program_made_goes_on_where_training_ended() -> Non
     plain(expected, data(), nn.CrossEntropyLoss(), epochs=2)
     optimizer = adam(model.parameters())
     loss = nn.CrossEntropyLoss()
-    with hetero.Trainer(model, loss, optimizer, data(), global_batch=32, devices=OPEN[ONE], shuffle=False) as trainer:
+    with hetero.Trainer(
+        model, loss, optimizer, data(), options=TrainOptions(32, shuffle=False), devices=OPEN[ONE]
+    ) as trainer:
         trainer.fit(1)
         trainer.fit(1)
     assert distance(model, expected) < 1e-12
@@ -296,7 +302,7 @@ def test_padding_that_counts_is_found_when_the_first_sample_of_another_length_co
     def run(masked: bool) -> Any:
         model = Averages(masked)
         options = {"global_batch": 20, "devices": "2xcpu", "shares": "equal"}
-        with hetero.Trainer(model, nn.CrossEntropyLoss(), adam, loader, **options) as trainer:
+        with hetero.Trainer(model, nn.CrossEntropyLoss(), adam, loader, **trainer_options(**options)) as trainer:
             trainer.fit(1)
         return model
 
@@ -344,7 +350,7 @@ def test_a_graph_network_trains() -> None:
 def fit_with(model: Any, optimizer: Any, devices: str, *epochs: Any, **options: Any) -> Any:
     """Train epoch by epoch, with something done in between; returns the Trainer."""
     options = {"global_batch": 32, "devices": OPEN[devices], "shuffle": False, "shares": "equal", **options}
-    with hetero.Trainer(model, nn.CrossEntropyLoss(), optimizer, data(), **options) as trainer:
+    with hetero.Trainer(model, nn.CrossEntropyLoss(), optimizer, data(), **trainer_options(**options)) as trainer:
         for between in epochs:
             trainer.fit(1)
             between()
@@ -402,7 +408,9 @@ def test_a_scheduler_that_a_callback_steps_counts_from_the_next_step_on() -> Non
             options = {"devices": OPEN[TWO], "shuffle": False, "shares": {"cpu:0": 9, "cpu:1": 23}}
             callbacks = [lambda _, scheduler=scheduler: scheduler.step()]
             with hetero.Trainer(
-                *(model, nn.CrossEntropyLoss(), optimizer, data()), global_batch=32, callbacks=callbacks, **options
+                *(model, nn.CrossEntropyLoss(), optimizer, data()),
+                callbacks=callbacks,
+                **trainer_options(global_batch=32, **options),
             ) as trainer:
                 trainer.fit(3)
                 trainer.fit(1)
@@ -436,7 +444,7 @@ def test_a_loss_that_a_callback_changes_is_refused_and_data_changed_between_fits
     options: dict[str, Any] = {"global_batch": 32, "devices": OPEN[ONE], "shuffle": False}
     expected = copy.deepcopy(model)
     with hetero.Trainer(
-        model, nn.CrossEntropyLoss(), adam(model.parameters()), (inputs, targets), **options
+        model, nn.CrossEntropyLoss(), adam(model.parameters()), (inputs, targets), **trainer_options(**options)
     ) as trainer:
         trainer.fit(1)
         inputs *= 0.5

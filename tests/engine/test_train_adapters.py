@@ -16,6 +16,7 @@ nn = torch.nn
 
 from hetero.train.replica import ModelReplica  # noqa: E402
 from hetero.train.state import load_state, pack  # noqa: E402
+from tests.flat_options import trainer_options  # noqa: E402
 
 WORDS, LENGTH, BATCH = 64, 12, 32
 
@@ -53,7 +54,12 @@ def trainer(model: Any, fleet: Any, shares: dict[str, int], **options: Any) -> h
         return torch.optim.AdamW(parameters, lr=1e-2)
 
     return hetero.Trainer(
-        model, next_word, adamw, sentences(), global_batch=BATCH, devices=fleet, shares=shares, **options
+        model,
+        next_word,
+        adamw,
+        sentences(),
+        devices=fleet,
+        **trainer_options(global_batch=BATCH, shares=shares, **options),
     )
 
 

@@ -15,6 +15,7 @@ import hetero
 from hetero.errors import BadValueError
 from hetero.train.listener import Listener
 from hetero.train.saving import read_model
+from tests.flat_options import trainer_options
 
 torch = pytest.importorskip("torch")
 nn = torch.nn
@@ -53,7 +54,9 @@ def adam(model: Any) -> Any:
 
 def made(ctx: hetero.Context, model: Any, optimizer: Any, *callbacks: Callable[[Any], Any], **options: Any) -> Any:
     options = {"global_batch": 8, "devices": ctx, "shares": {"cpu:0": 5, "cpu:1": 3}, "shuffle": False, **options}
-    return hetero.Trainer(model, nn.CrossEntropyLoss(), optimizer, data(), callbacks=callbacks, **options)
+    return hetero.Trainer(
+        model, nn.CrossEntropyLoss(), optimizer, data(), callbacks=callbacks, **trainer_options(**options)
+    )
 
 
 def plain_epochs(model: Any, optimizer: Any, epochs: int) -> Iterator[None]:

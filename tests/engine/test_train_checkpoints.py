@@ -19,6 +19,7 @@ from hetero.testing.power import RecordingDisk, cuts
 from hetero.train.checkpoints import Checkpoint, TrainingCheckpoints
 from hetero.train.saving import read_model, save_model
 from hetero.train.state import pack, unpack
+from tests.flat_options import trainer_options
 
 torch = pytest.importorskip("torch")
 
@@ -73,7 +74,7 @@ def trainer(folder: Path, width: int = 16, **options: Any) -> hetero.Trainer:
     data = np.zeros((96, 12), np.float32), np.zeros(96, np.int64)
     optimizer = torch.optim.Adam(model.parameters())
     options = {"global_batch": 32, "devices": "1xcpu", "checkpoint": folder, **options}
-    return hetero.Trainer(model, torch.nn.CrossEntropyLoss(), optimizer, data, **options)
+    return hetero.Trainer(model, torch.nn.CrossEntropyLoss(), optimizer, data, **trainer_options(**options))
 
 
 @pytest.fixture(scope="module")

@@ -17,6 +17,7 @@ import pytest
 import hetero
 from hetero.train import lead
 from hetero.train.values import TrainingError
+from tests.flat_options import trainer_options
 
 torch = pytest.importorskip("torch")
 nn = torch.nn
@@ -65,7 +66,7 @@ class Cutting:
 
 def make(devices: Any, loss: Any = None, **options: Any) -> hetero.Trainer:
     usual = {"global_batch": BATCH, "exact": "bitwise", "shares": "equal", "devices": devices, **options}
-    return hetero.Trainer(net(), loss or nn.CrossEntropyLoss(), adam, data(), **usual)
+    return hetero.Trainer(net(), loss or nn.CrossEntropyLoss(), adam, data(), **trainer_options(**usual))
 
 
 def at(epoch: int, act: Callable[[], Any]) -> Callable[[Any], None]:
@@ -297,7 +298,9 @@ def rates_of(devices: Any, *further: Callable[[Any], Any], **options: Any) -> tu
         rates.append((report.epoch, optimizer.param_groups[0]["lr"]))
 
     usual = {"global_batch": BATCH, "exact": "bitwise", "shares": "equal", "devices": devices, **options}
-    trainer = hetero.Trainer(model, nn.CrossEntropyLoss(), optimizer, data(), callbacks=[step, *further], **usual)
+    trainer = hetero.Trainer(
+        model, nn.CrossEntropyLoss(), optimizer, data(), callbacks=[step, *further], **trainer_options(**usual)
+    )
     trainer.fit(4)
     return rates, list(model.parameters())
 

@@ -13,6 +13,7 @@ import hetero
 from hetero.errors import OutOfDeviceMemoryError
 from hetero.floor import settings
 from tests.cgroups import memory_group
+from tests.flat_options import trainer_options
 from tests.needs import need
 
 torch = pytest.importorskip("torch")
@@ -64,7 +65,9 @@ def sgd(parameters: Any) -> Any:
 
 def trainer(model: Any, devices: Any, **options: Any) -> hetero.Trainer:
     options = {"global_batch": SAMPLES, "shuffle": False, **options}
-    return hetero.Trainer(model, LOSS, options.pop("optimizer", sgd), data(), devices=devices, **options)
+    return hetero.Trainer(
+        model, LOSS, options.pop("optimizer", sgd), data(), devices=devices, **trainer_options(**options)
+    )
 
 
 def one_step_of(model: Any, optimizer: Any = sgd) -> Any:

@@ -15,6 +15,8 @@ import pytest
 import hetero
 from hetero.errors import BadValueError
 from hetero.recipes.training import read_recipe
+from hetero.train.values import TrainOptions
+from tests.flat_options import trainer_options
 from tests.needs import need
 
 torch = pytest.importorskip("torch")
@@ -55,7 +57,9 @@ def momentum(parameters: Any) -> Any:
 
 def trained(model: Any, devices: Any, epochs: int = 2, **options: Any) -> Any:
     options = {"global_batch": 32, "shuffle": False, "shares": "equal", **options}
-    with hetero.Trainer(model, nn.CrossEntropyLoss(), momentum, data(), devices=devices, **options) as trainer:
+    with hetero.Trainer(
+        model, nn.CrossEntropyLoss(), momentum, data(), devices=devices, **trainer_options(**options)
+    ) as trainer:
         trainer.fit(epochs)
     return trainer
 
@@ -116,12 +120,8 @@ def test_a_compressed_training_learns_the_digits(fleet: Any, kind: str) -> None:
         nn.CrossEntropyLoss(),
         momentum,
         (inputs[:1500], targets[:1500]),
-        global_batch=50,
-        shares="equal",
+        options=TrainOptions(50, shares="equal", compression=kind, compression_rank=2, overlap="always"),
         devices=fleet,
-        compression=kind,
-        compression_rank=2,
-        overlap="always",
     ) as trainer:
         reports = trainer.fit(4, test=(inputs[1500:], targets[1500:]))
     assert reports[-1].test_accuracy > 0.93
@@ -135,10 +135,8 @@ def test_compression_goes_with_loss_scaling(fleet: Any) -> None:
         nn.CrossEntropyLoss(),
         momentum,
         (inputs.astype(np.float32), targets),
-        global_batch=32,
+        options=TrainOptions(32, precision="fp16", compression="powersgd"),
         devices=fleet,
-        precision="fp16",
-        compression="powersgd",
     ) as trainer:
         reports = trainer.fit(6)
     assert reports[-1].loss < reports[0].loss
@@ -155,11 +153,8 @@ def test_gradients_are_summed_on_an_opencl_device_of_the_fleet(expected: Any) ->
             nn.CrossEntropyLoss(),
             momentum,
             (inputs.astype(np.float32), targets),
-            global_batch=32,
-            shuffle=False,
-            shares="equal",
+            options=TrainOptions(32, shuffle=False, shares="equal", sum_on="opencl:0"),
             devices=ctx,
-            sum_on="opencl:0",
         ) as trainer:
             trainer.fit(2)
             assert not [note for note in trainer.notes if "opencl" in note]

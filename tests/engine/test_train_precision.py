@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import hetero
+from tests.flat_options import trainer_options
 
 torch = pytest.importorskip("torch")
 nn = torch.nn
@@ -51,7 +52,9 @@ def sgd(parameters: Any) -> Any:
 
 def trained(model: Any, fleet: Any, pair: Any = None, **options: Any) -> hetero.Trainer:
     options = {"global_batch": 32, "shares": SHARES, "shuffle": False, **options}
-    trainer = hetero.Trainer(model, nn.CrossEntropyLoss(), sgd, pair or data(), devices=fleet, **options)
+    trainer = hetero.Trainer(
+        model, nn.CrossEntropyLoss(), sgd, pair or data(), devices=fleet, **trainer_options(**options)
+    )
     trainer.fit(1)
     return trainer
 

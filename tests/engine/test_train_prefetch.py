@@ -22,6 +22,7 @@ nn = torch.nn
 
 from hetero.train import prefetch  # noqa: E402  it needs torch
 from hetero.train.data import Samples  # noqa: E402
+from tests.flat_options import trainer_options  # noqa: E402
 
 TWO = "1xcpu,1xcpu*0.5"
 SHARES = {"cpu:0": 9, "cpu:1": 7}
@@ -63,7 +64,9 @@ def trained(fleet: Any, data: Any, epochs: int = 3, **options: Any) -> tuple[Any
     torch.manual_seed(0)
     model = nn.Linear(6, 3).double()
     options = {"global_batch": 16, "devices": fleet, **options}
-    with hetero.Trainer(model, nn.CrossEntropyLoss(), lambda p: torch.optim.SGD(p, 0.1), data, **options) as trainer:
+    with hetero.Trainer(
+        model, nn.CrossEntropyLoss(), lambda p: torch.optim.SGD(p, 0.1), data, **trainer_options(**options)
+    ) as trainer:
         return model, len(trainer.fit(epochs))
 
 

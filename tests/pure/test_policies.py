@@ -18,7 +18,7 @@ from hypothesis.extra.numpy import arrays
 
 import hetero
 import hetero.plan.policies as folder
-from hetero.drive.sim import Program, SimTask, simulate
+from hetero.drive.sim import Program, SimHooks, SimTask, simulate
 from hetero.floor.errors import BadValueError
 from hetero.model.device import Device, DeviceType
 from hetero.model.tasks import Request, Task
@@ -379,7 +379,13 @@ def test_the_core_reads_what_a_policy_declares_and_never_its_name() -> None:
     def commands(policy: Policy) -> list[object]:
         found: list[object] = []
         program = Program([SimTask(Task(n, "f", "f|", 0.0, (), (), Request()), 0.01 * n) for n in range(1, 60)])
-        simulate(program, devices(3), lambda task, device: 1e-4 * (1 + device.index), policy=policy, trace=found.append)
+        simulate(
+            program,
+            devices(3),
+            lambda task, device: 1e-4 * (1 + device.index),
+            policy=policy,
+            hooks=SimHooks(found.append),
+        )
         return found
 
     assert traits(_Renamed()) == traits(EarliestFinishTime())

@@ -17,7 +17,7 @@ import numpy as np
 from hetero.core.eligibility import obstacle
 from hetero.core.machine import Rules
 from hetero.drive.faults import Faults
-from hetero.drive.sim import Costs, Program, SimTask, simulate
+from hetero.drive.sim import Costs, Program, SimHooks, SimTask, simulate
 from hetero.model.commands import RunGroup
 from hetero.model.device import HOST_NODE, Device, DeviceType
 from hetero.model.events import EVENTS, TaskFinished
@@ -89,7 +89,7 @@ def run(seed: int, *, rough: bool, count: int = 40, noise: float = 0.2) -> tuple
         records.append((now_s, record))
 
     simulate(
-        Program(tasks(rng, count)), devices, truth, topology=topology(devices), seed=seed, trace=take,
+        Program(tasks(rng, count)), devices, truth, topology=topology(devices), seed=seed, hooks=SimHooks(take),
         costs=Costs(noise=noise, start_s=0.01), faults=ROUGH if rough else CALM,
         rules=Rules(stall_s=0.5, sweep_s=0.2), check_every=10**9,
     )  # fmt: skip

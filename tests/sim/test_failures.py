@@ -6,7 +6,7 @@ import pytest
 
 from hetero.core.machine import Rules
 from hetero.drive.faults import Faults, Slowdown
-from hetero.drive.sim import Costs, Program, SimTask, simulate
+from hetero.drive.sim import Costs, Program, SimHooks, SimTask, simulate
 from hetero.model.device import Device
 from hetero.model.events import TransferFinished
 from hetero.model.tasks import Near, Request, Task
@@ -114,7 +114,7 @@ def test_results_that_exceed_a_devices_memory_are_written_back_and_dropped() -> 
             back.append(record)
 
     links = joined(gpu(), bytes_per_s=1e6, capacity_bytes=1_100)
-    done = simulate(Program(tasks, items), fleet, lambda *_: 0.01, topology=links, trace=trace, check_every=1)
+    done = simulate(Program(tasks, items), fleet, lambda *_: 0.01, topology=links, hooks=SimHooks(trace), check_every=1)
     assert len(done.commits) == 20
     assert back
     assert done.machine.replicas.peak[gpu().id] <= 1_100

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from hetero.drive.sim import SimResult, simulate
+from hetero.drive.sim import SimHooks, SimResult, simulate
 from tests.needs import PROJECT
 from tests.sim import soak
 
@@ -66,7 +66,7 @@ def judge(result: SimResult, coverage: soak.Coverage, transitions: set[tuple[str
 
 def test_fifty_thousand_events_with_every_fault_keep_every_invariant() -> None:
     coverage = soak.Coverage()
-    result = soaked(22_000, 2, watch=coverage)
+    result = soaked(22_000, 2, hooks=SimHooks(watch=coverage))
     assert sum(result.events.values()) > 50_000
     judge(result, coverage, TRANSITIONS)
 
@@ -80,14 +80,15 @@ def test_every_event_of_a_short_run_leaves_every_invariant() -> None:
 @pytest.mark.timeout(600)
 def test_a_million_events_with_every_fault_keep_every_invariant() -> None:
     coverage = soak.Coverage()
-    result = soaked(400_000, 1, watch=coverage)
+    result = soaked(400_000, 1, hooks=SimHooks(watch=coverage))
     assert sum(result.events.values()) > 1_000_000
     judge(result, coverage, TRANSITIONS | RARE)
 
 
 def digest(seed: int) -> str:
     told = hashlib.sha256()
-    soaked(3_000, seed, trace=lambda record: told.update(f"{type(record).__name__}{record!r}\n".encode()))
+    hooks = SimHooks(lambda record: told.update(f"{type(record).__name__}{record!r}\n".encode()))
+    soaked(3_000, seed, hooks=hooks)
     return told.hexdigest()
 
 

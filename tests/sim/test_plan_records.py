@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hetero.drive.sim import Costs, Program, simulate
+from hetero.drive.sim import Costs, Program, SimHooks, simulate
 from hetero.drive.trace import TraceWriter
 from hetero.model.device import Device
 from hetero.model.notes import PlanMade
@@ -32,7 +32,7 @@ def traced(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Device]
     writer = TraceWriter(path, devices=devices, policy="planned")
     simulate(
         Program(graph), devices, truth, policy=Planned(), topology=topology(devices), seed=5,
-        trace=writer.write, costs=Costs(noise=0.3), check_every=10**9,
+        hooks=SimHooks(writer.write), costs=Costs(noise=0.3), check_every=10**9,
     )  # fmt: skip
     writer.close()
     return path, devices

@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from hetero.drive.faults import Faults, Loss
-from hetero.drive.sim import Costs, Program, SimLease, SimResult, SimTask, simulate
+from hetero.drive.sim import Costs, Program, SimHooks, SimLease, SimResult, SimTask, simulate
 from hetero.floor.errors import BadValueError
 from hetero.model.commands import LeaseChanged
 from hetero.model.device import Device, DeviceType
@@ -163,7 +163,7 @@ def test_whatever_dies_no_device_is_held_twice_alone_and_every_lease_and_task_en
 
     faults = Faults(crash=0.05, kill_every_s=0.8, permanent=permanent, back_s=1.0, duplicate=0.1, late=0.5)
     tasks = work(1, alone, crashes=50)
-    result = run(leases, tasks, faults=faults, seed=seed, trace=trace)
+    result = run(leases, tasks, faults=faults, seed=seed, hooks=SimHooks(trace))
     assert all(phases(result, lease.number)[-1] in (RELEASED, FAILED) for lease in leases)
     assert result.machine is not None
     assert not result.machine.pool.leases
@@ -174,7 +174,7 @@ def test_a_seed_tells_the_same_of_leases_each_time() -> None:
     def told() -> list[object]:
         records: list[object] = []
         leases = [SimLease(n, LeaseRequest(count=n % 3 + 1, lease_s=2.0), tasks=work(100 * n, 3)) for n in range(1, 6)]
-        run(leases, work(1, 10), faults=Faults(crash=0.1), seed=7, trace=records.append)
+        run(leases, work(1, 10), faults=Faults(crash=0.1), seed=7, hooks=SimHooks(records.append))
         return records
 
     assert told() == told()

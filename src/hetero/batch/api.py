@@ -19,11 +19,11 @@ from hetero.batch.functions import function_identity, function_key, prepared
 from hetero.batch.merges import Fold, check_associative
 from hetero.batch.options import BatchLimits, BatchOptions, BatchRequest, request_of
 from hetero.batch.outcome import BatchOutcome
-from hetero.batch.stages import Pipeline, chained
 from hetero.batch.progress import BatchProgress
 from hetero.batch.records import count, cut, size_bytes
 from hetero.batch.registry import sink_of, source_of
 from hetero.batch.run import BatchRun, RunSetup, StagedRun
+from hetero.batch.stages import Pipeline, chained
 from hetero.batch.worker import BatchProgram, packed_work, run_batch
 from hetero.floor import settings
 from hetero.floor.deprecation import Moved, moved_keywords

@@ -6,8 +6,7 @@ In: a model, what to do, data. Out: the compressed model and figures of both. It
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
@@ -20,8 +19,10 @@ from hetero.compression.quantisation import WORDS, check_word, quantise
 from hetero.drive.frame import Frame, current
 from hetero.drive.throttle import Stopwatch
 from hetero.floor import clock
+from hetero.floor.deprecation import moved_keywords
 from hetero.floor.errors import BadValueError
 from hetero.floor.files import atomic_write, output_file
+from hetero.session.options import OPENING, ContextOptions, Fleet, lent_or_opened
 from hetero.session.tasks import task
 from hetero.train.bulk_inference import quietly
 
@@ -101,6 +102,7 @@ class Compressed:
         }
 
 
+@moved_keywords(OPENING)
 def compress(
     model: Any,
     *,
@@ -113,8 +115,8 @@ def compress(
     loss: Any = None,
     optimizer: Callable[[Any], Any] | None = None,
     global_batch: int = 128,
-    devices: str | Sequence[Any] | Context | None = None,
-    config: Any = None,
+    devices: Fleet | Context = None,
+    context: ContextOptions | None = None,
 ) -> Compressed:
     """Prune and quantise a model, and measure it before and after.
 
@@ -129,7 +131,7 @@ def compress(
     data, fine_tune, loss, optimizer, global_batch : train the pruned model further, for so many epochs of this data,
         as `hetero.Trainer` does; zeros stay zero. Cross-entropy and Adam where none is given
     devices : the fleet, as `hetero.Context` takes it, or a Context that is open
-    config : as for `hetero.Context`
+    context : how a Context is opened where `devices` is none
 
     Raises
     ------
@@ -144,7 +146,7 @@ def compress(
         raise BadValueError(f"{type(model).__name__} is no model", remedy="give a torch.nn.Module")
     _check(prune, quantise, fine_tune, data)
     job = _Job(prune, structured, quantise, fine_tune, loss or torch.nn.CrossEntropyLoss(), optimizer, global_batch)
-    with _fleet(devices, config) as ctx:
+    with lent_or_opened(devices, context, history=False) as ctx:
         made, notes = job.carry_out(model, data, ctx)
         speeds = measure_speeds(ctx, (model, made), test)
         before, after = (
@@ -167,18 +169,6 @@ def _check(prune: float, quantise: str | None, fine_tune: int, data: Any) -> Non
         raise BadValueError(
             f"fine_tune={fine_tune} trains a pruned model further", remedy="give prune= and data= to train on"
         )
-
-
-@contextmanager
-def _fleet(devices: Any, config: Any) -> Iterator[Context]:
-    """Yield the Context that was lent, or one of our own."""
-    from hetero.session.context import Context
-
-    if hasattr(devices, "submit"):
-        yield devices
-    else:
-        with Context(config, devices=devices, history=False) as ctx:
-            yield ctx
 
 
 @dataclass(frozen=True, slots=True)

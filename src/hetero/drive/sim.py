@@ -7,10 +7,11 @@ It must not decide anything, and it reads no clock: the same seed gives the same
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from heapq import heappop, heappush
 from math import inf
+from typing import NamedTuple
 
 from hetero.core.invariants import balanced, check, story
 from hetero.core.machine import Machine, Rules
@@ -49,7 +50,18 @@ from hetero.plan.performance.cost_model import CostModel
 from hetero.plan.policies.base import Policy
 from hetero.plan.policies.registry import DEFAULT, get
 
-__all__ = ["Costs", "Decision", "LeaseNews", "Program", "SimLease", "SimResult", "SimTask", "Truth", "simulate"]
+__all__ = [
+    "Costs",
+    "Decision",
+    "LeaseNews",
+    "Program",
+    "SimHooks",
+    "SimLease",
+    "SimResult",
+    "SimTask",
+    "Truth",
+    "simulate",
+]
 
 STALLED = 2000
 """Timers that may fire in a row while nothing else is under way."""
@@ -61,6 +73,21 @@ FIRST_PART = 1 << 40
 """… whose ids begin after this one."""
 
 
+class SimHooks(NamedTuple):
+    """What is told of a simulation while it runs.
+
+    Attributes
+    ----------
+    trace
+        Takes every event and command.
+    watch
+        Is shown the core before each event.
+    """
+
+    trace: Callable[[tuple[object, ...]], object] | None = None
+    watch: Callable[[Machine, Event], object] | None = None
+
+
 def simulate(
     program: Program,
     fleet: Sequence[Device],
@@ -68,13 +95,11 @@ def simulate(
     *,
     policy: str | Policy = DEFAULT,
     cost: CostModel | None = None,
-    sizes: Mapping[str, int] | None = None,
     topology: Topology | None = None,
     seed: int = 0,
     costs: Costs | None = None,
     faults: Faults | None = None,
-    trace: Callable[[tuple[object, ...]], object] | None = None,
-    watch: Callable[[Machine, Event], object] | None = None,
+    hooks: SimHooks | None = None,
     rules: Rules | None = None,
     check_every: int = 1000,
 ) -> SimResult:
@@ -85,13 +110,11 @@ def simulate(
     program, fleet : what is run, and on what
     truth : how long a task really takes on a device, s
     policy : its name, or the policy itself
-    cost : what is known of run times beforehand; None for nothing
-    sizes : what is known of the bytes of results beforehand, by signature; None for nothing
+    cost : what is known of run times and of the bytes of results beforehand; None for nothing
     topology : memory nodes and links, None for one memory
     seed : decides every chance
     costs, faults : what things cost, and what goes wrong; None for as little as possible
-    trace : takes every event and command
-    watch : is shown the core before each event
+    hooks : are told what happens
     rules : the core's bounds on waiting
     check_every : events between two full checks of the invariants; what can be counted is checked at each
 
@@ -112,9 +135,8 @@ def simulate(
     chosen = get(policy, fleet) if isinstance(policy, str) else policy
     links = topology or Topology()
     machine = Machine(chosen, cost or CostModel(fleet), links, rules)
-    machine.cost.result_bytes.update(sizes or {})
     run = _Simulation(machine, program, fleet, truth, links, costs or Costs(), faults or Faults(), seed)
-    run.trace, run.watch, run.check_every = trace, watch, check_every
+    run.hooks, run.check_every = hooks or SimHooks(), check_every
     return run.run()
 
 
@@ -135,8 +157,7 @@ class _Simulation:
         self.machine = machine
         self._plans = PlanRecorder(machine)
         self.result = SimResult(machine=machine)
-        self.trace: Callable[[tuple[object, ...]], object] | None = None
-        self.watch: Callable[[Machine, Event], object] | None = None
+        self.hooks = SimHooks()
         self.check_every = 1000
         self._now_s = 0.0
         self._queue: list[tuple[float, int, Callable[[], None]]] = []
@@ -269,14 +290,15 @@ class _Simulation:
         self._carry_out(self.machine.handle_all(events))
 
     def _note(self, event: Event) -> None:
-        if self.watch is not None:
-            self.watch(self.machine, event)
-        if self.trace is not None:
-            self.trace(event)
+        trace, watch = self.hooks.trace, self.hooks.watch
+        if watch is not None:
+            watch(self.machine, event)
+        if trace is not None:
+            trace(event)
         self.result.events[type(event).__name__] += 1
 
     def _carry_out(self, commands: Sequence[Command]) -> None:
-        trace = self.trace
+        trace = self.hooks.trace
         for command in commands:
             if trace is not None:
                 trace(command)

@@ -80,7 +80,6 @@ class GraphRun(NamedTuple):
     devices, topology : its fleet
     program : its tasks; the id of a task is its place in the graph, from 1
     cost : what is believed of run times
-    sizes : bytes of results by signature
     widened : tasks that hand different bytes to different tasks; their result counts as large as the largest
     """
 
@@ -88,7 +87,6 @@ class GraphRun(NamedTuple):
     topology: Topology
     program: Program
     cost: TableCost
-    sizes: dict[str, int]
     widened: int
 
 
@@ -133,7 +131,6 @@ def run_graph(
         lambda task, device: float(real_s[task.id - 1, column[device.id]]),
         policy=chosen,
         cost=made.cost,
-        sizes=made.sizes,
         topology=made.topology,
         seed=seed,
         costs=Costs(notice_s=0.0, shared=contention),
@@ -192,7 +189,9 @@ def prepared(graph: TaskGraph) -> GraphRun:
     }
     sizes = {entry.task.signature: entry.nbytes for entry in tasks}
     program = Program(tasks, together=True)
-    return GraphRun(devices, _topology(graph, host), program, TableCost(table), sizes, widened)
+    cost = TableCost(table)
+    cost.result_bytes.update(sizes)
+    return GraphRun(devices, _topology(graph, host), program, cost, widened)
 
 
 def host_node(graph: TaskGraph) -> str:

@@ -16,6 +16,7 @@ from hetero.floor.errors import BadValueError
 from hetero.floor.files import atomic_write, output_folder
 from hetero.recipes.mnist import Digits, download, load_digits, load_mnist, network
 from hetero.recipes.training import Recipe
+from hetero.session.options import ContextOptions
 from hetero.train.listener import Listener
 from hetero.train.values import EpochReport, Evaluation
 
@@ -114,7 +115,7 @@ def carry_out(recipe: Recipe, watcher: Watcher, *, devices: str | None = None) -
     trace = Path(recipe.context.get("trace") or output / "trace.jsonl.gz").expanduser()
     context = {key: value for key, value in recipe.context.items() if key != "trace"}
     digits = load(recipe)
-    torch.manual_seed(recipe.options.get("seed", 0))
+    torch.manual_seed(recipe.options.seed)
     model = make_model(recipe.model)
     with Trainer(
         model,
@@ -122,19 +123,19 @@ def carry_out(recipe: Recipe, watcher: Watcher, *, devices: str | None = None) -
         make_optimizer(recipe),
         digits.train,
         devices=devices,
-        config=context,
-        trace=trace,
-        **recipe.options,
-        **recipe.kept,
+        options=recipe.options,
+        data_options=recipe.data_options,
+        checkpoint=recipe.checkpoint,
+        context=ContextOptions(config=context, trace=trace),
     ) as trainer:
         fleet = {device.short: device for device in trainer.context.devices}
         about = {name: f"{each.name}{_throttled(each.throttle_frac)}" for name, each in fleet.items()}
         watcher.on_stage(1, "initialise the compute resources", [f"{name}: {text}" for name, text in about.items()])
         sizes = f"{len(digits.train[0])} pictures to train on, {len(digits.test[0])} held back: {digits.origin}"
         watcher.on_stage(
-            2, "assign tasks", [sizes, f"{recipe.options['global_batch']} samples a step, {_sharing(recipe)}"]
+            2, "assign tasks", [sizes, f"{recipe.options.global_batch} samples a step, {_sharing(recipe)}"]
         )
-        watcher.on_size(recipe.epochs * -(-len(digits.train[0]) // recipe.options["global_batch"]))
+        watcher.on_size(recipe.epochs * -(-len(digits.train[0]) // recipe.options.global_batch))
         before = _resume(trainer, watcher) if recipe.resume else 0
         watcher.on_stage(3, "execute", [f"goes on after step {trainer.step}"] if trainer.step else [])
         reports = trainer.fit(max(0, recipe.epochs - before), test=digits.test, listener=watcher)
@@ -217,5 +218,5 @@ def _throttled(frac: float) -> str:
 
 
 def _sharing(recipe: Recipe) -> str:
-    shares = recipe.options.get("shares", "auto")
+    shares = recipe.options.shares
     return "shared by what each device can carry" if shares == "auto" else f"shares: {shares}"

@@ -51,6 +51,7 @@ def infer(
 
     from hetero.compression.files import load_parameters
     from hetero.recipes.run import make_model
+    from hetero.session.options import ContextOptions
     from hetero.train.saving import read_model
     from hetero.train.trainer import Trainer
 
@@ -65,7 +66,9 @@ def infer(
     no_targets = np.zeros(len(pictures), dtype=np.int64)
     optimizer = torch.optim.SGD(network.parameters())
     data, loss = (pictures, no_targets), torch.nn.CrossEntropyLoss()
-    with Trainer(network, loss, optimizer, data, global_batch=1, devices=devices, set=set) as trainer:
+    with Trainer(
+        network, loss, optimizer, data, global_batch=1, devices=devices, context=ContextOptions(set=set)
+    ) as trainer:
         odds = torch.softmax(trainer.predict(pictures), 1)
     best = odds.max(1)
     return [

@@ -22,7 +22,8 @@ from hetero.model.device import Device
 from hetero.recipes.mnist import Digits
 from hetero.recipes.training import Recipe, read_tree, recipe_of
 from hetero.session.config_yaml import Key, Tree, copied
-from hetero.train.values import Evaluation, TrainOptions
+from hetero.session.options import ContextOptions
+from hetero.train.values import Evaluation
 from hetero.tune.search import run_search, takes_python
 from hetero.tune.space import Range, Space, corners, is_range, read_range
 from hetero.tune.trial import Trial
@@ -100,8 +101,8 @@ def train_here(recipe: Recipe, digits: Digits) -> Iterator[Evaluation]:
     from hetero.comm.group import Group
     from hetero.train.data import as_samples
 
-    options = TrainOptions(**recipe.options)
-    replica = _replica(recipe, options)
+    options = recipe.options
+    replica = _replica(recipe)
     group, batch = Group(0, 1), options.global_batch
     train, test = as_samples(digits.train), as_samples(digits.test)
     for epoch in range(recipe.epochs):
@@ -116,7 +117,7 @@ def train_here(recipe: Recipe, digits: Digits) -> Iterator[Evaluation]:
         yield Evaluation(len(test), sums.loss / sums.weight, accuracy)
 
 
-def _replica(recipe: Recipe, options: TrainOptions) -> Any:
+def _replica(recipe: Recipe) -> Any:
     import cloudpickle
     import torch
 
@@ -126,9 +127,9 @@ def _replica(recipe: Recipe, options: TrainOptions) -> Any:
     from hetero.train.replica import ModelReplica
 
     frame = current()
-    torch.manual_seed(options.seed)
+    torch.manual_seed(recipe.options.seed)
     parts = cloudpickle.dumps((make_model(recipe.model), torch.nn.CrossEntropyLoss(), make_optimizer(recipe)))
-    return ModelReplica(parts, options, "cpu" if frame is None else torch_place(frame.device), 0)
+    return ModelReplica(parts, recipe.options, "cpu" if frame is None else torch_place(frame.device), 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -267,11 +268,7 @@ def _of_recipe(tree: Tree, name: str, section: Mapping[str, Any]) -> tuple[Recip
     objective = RecipeObjective(tree, name, metric)
     space = _space(tree, _in_recipe(tree))
     for corner in corners(space):
-        recipe = objective.recipe(corner)
-        try:
-            TrainOptions(**recipe.options)
-        except BadValueError as error:
-            raise ConfigError(f"{tree.place(('train',))}: train.{error.problem}", remedy=error.remedy) from error
+        objective.recipe(corner)
     return objective, space
 
 
@@ -346,8 +343,15 @@ def carry_out_search(wanted: SearchRecipe, listener: SearchListener, *, devices:
     fits: Callable[[Device], bool] = takes_python
     if isinstance(objective, RecipeObjective):
         objective, fits = _with_data(objective, wanted.plan.space), _can_train()
-    opening = {"devices": devices, "config": wanted.context}
-    found = run_search(objective, wanted.plan, wanted.output / "study.sqlite3", opening, listener, fits)
+    found = run_search(
+        objective,
+        wanted.plan,
+        wanted.output / "study.sqlite3",
+        devices=devices,
+        context=ContextOptions(config=wanted.context),
+        listener=listener,
+        fits=fits,
+    )
     results, recipe = wanted.output / "search.json", None
     atomic_write(results, json.dumps(found.as_dict(), indent=2).encode())
     if isinstance(objective, RecipeObjective):
@@ -363,7 +367,7 @@ def _with_data(objective: RecipeObjective, space: Space) -> RecipeObjective:
 
     recipes = [objective.recipe(corner) for corner in corners(space)]
     digits = load(recipes[0])
-    largest = max(recipe.options["global_batch"] for recipe in recipes)
+    largest = max(recipe.options.global_batch for recipe in recipes)
     if largest > len(digits.train[0]):
         raise BadValueError(
             f"train.global_batch: {largest} is more than the {len(digits.train[0])} samples of the data",

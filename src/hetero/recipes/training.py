@@ -7,25 +7,24 @@ It must not open data or devices.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from hetero.floor.errors import ConfigError, did_you_mean
+from hetero.floor.errors import BadValueError, ConfigError, did_you_mean
 from hetero.floor.units import shown
 from hetero.session.config import read_file
 from hetero.session.config_yaml import Tree, lay_over
+from hetero.train.values import CHECKPOINT_KEYS, CheckpointOptions, DataOptions, TrainOptions
 
 __all__ = ["OPTIMIZERS", "Recipe", "read_recipe", "read_tree", "recipe_of"]
 
 OPTIMIZERS = ("adam", "adamw", "sgd")
 _DATA = ("path", "download")
-_TRAIN = (
-    *("epochs", "global_batch", "optimizer", "learning_rate", "shares", "precision", "exact"),
-    *("accumulate", "micro_batch", "recompute", "layout", "on_nan", "seed"),
-    *("overlap", "compression", "compression_rank", "sum_on"),
-)
-_KEPT = ("checkpoint", "checkpoint_every", "keep", "sample_log")
+_STEPS = tuple(each.name for each in fields(TrainOptions))
+_READING = ("readers", "sample_log")
+_TRAIN = ("epochs", "optimizer", "learning_rate", *_STEPS, *_READING, *CHECKPOINT_KEYS, "resume")
+_BATCH = 128
 _OWN = ("model", "data", "train", "output")
 
 
@@ -41,8 +40,7 @@ class Recipe:
     download : True where absent files may be fetched
     epochs : ≥ 1
     optimizer, learning_rate : one of `OPTIMIZERS`
-    options : keywords of the Trainer
-    kept : keywords of the Trainer that say what is written while it trains, and how often
+    options, data_options, checkpoint : as for the Trainer
     resume : True goes on from the newest complete checkpoint, where there is one
     output : folder of the results
     context : what is left, for the Context
@@ -55,8 +53,9 @@ class Recipe:
     epochs: int = 8
     optimizer: str = "adam"
     learning_rate: float = 0.001
-    options: Mapping[str, Any] = field(default_factory=dict)
-    kept: Mapping[str, Any] = field(default_factory=dict)
+    options: TrainOptions = field(default_factory=lambda: TrainOptions(_BATCH))
+    data_options: DataOptions = field(default_factory=DataOptions)
+    checkpoint: CheckpointOptions | None = None
     resume: bool = False
     output: Path = Path("mnist-run")
     context: Mapping[str, Any] = field(default_factory=dict)
@@ -108,7 +107,7 @@ def recipe_of(tree: Tree, name: str) -> Recipe:
     value = {key: part for key, part in tree.value.items() if part is not None}
     given = {key: value.pop(key) for key in _OWN if key in value}
     data = _section(tree, given, "data", _DATA)
-    train = _section(tree, given, "train", (*_TRAIN, *_KEPT, "resume"))
+    train = _section(tree, given, "train", _TRAIN)
     optimizer = train.pop("optimizer", "adam")
     if optimizer not in OPTIMIZERS:
         raise _wrong(tree, "train", "optimizer", optimizer, f"allowed: {', '.join(OPTIMIZERS)}", OPTIMIZERS)
@@ -121,14 +120,15 @@ def recipe_of(tree: Tree, name: str) -> Recipe:
         optimizer=optimizer,
         learning_rate=_positive(tree, train, "learning_rate", 0.001),
         resume=_truth(tree, train, "resume", "train"),
-        kept=_kept(tree, train),
-        options={"global_batch": 128, **{key: part for key, part in train.items() if key in _TRAIN}},
+        options=_options(tree, train),
+        data_options=_data_options(tree, train),
+        checkpoint=_checkpoint(tree, train),
         output=Path(_text(tree, given, "output", f"{name}-run")).expanduser(),
         context=value,
     )
     if recipe.download and recipe.data_path is None:
         raise _wrong(tree, "data", "download", True, "give data.path, the folder that the files go to")
-    if recipe.resume and "checkpoint" not in recipe.kept:
+    if recipe.resume and recipe.checkpoint is None:
         raise _wrong(tree, "train", "resume", True, "give train.checkpoint, the folder of the checkpoints")
     return recipe
 
@@ -163,15 +163,30 @@ def _text(tree: Tree, given: Mapping[str, Any], key: str, usual: str, section: s
     return value
 
 
-def _kept(tree: Tree, train: dict[str, Any]) -> dict[str, Any]:
-    kept: dict[str, Any] = {}
-    for key in ("checkpoint", "sample_log"):
+def _options(tree: Tree, train: Mapping[str, Any]) -> TrainOptions:
+    given = {key: train[key] for key in _STEPS if key in train}
+    try:
+        return TrainOptions(**{"global_batch": _BATCH, **given})
+    except BadValueError as error:
+        key = error.problem.partition("=")[0]
+        place = tree.place(("train", key) if key in given else ("train",))
+        raise ConfigError(f"{place}: train.{error.problem}", remedy=error.remedy) from error
+
+
+def _data_options(tree: Tree, train: dict[str, Any]) -> DataOptions:
+    log = _text(tree, train, "sample_log", "", "train") if "sample_log" in train else None
+    return DataOptions(readers=train.get("readers"), sample_log=log)
+
+
+def _checkpoint(tree: Tree, train: dict[str, Any]) -> CheckpointOptions | None:
+    given: dict[str, Any] = {}
+    for key, name in CHECKPOINT_KEYS.items():
         if key in train:
-            kept[key] = _text(tree, train, key, "", "train")
-    for key in ("checkpoint_every", "keep"):
-        if key in train:
-            kept[key] = _whole(tree, train, key, 1)
-    return kept
+            given[name] = _text(tree, train, key, "", "train") if name == "folder" else _whole(tree, train, key, 1)
+    if "folder" in given or not given:
+        return CheckpointOptions(**given) if given else None
+    key = next(key for key, name in CHECKPOINT_KEYS.items() if name in given)
+    raise _wrong(tree, "train", key, given[CHECKPOINT_KEYS[key]], "give train.checkpoint, the folder, too")
 
 
 def _truth(tree: Tree, given: Mapping[str, Any], key: str, section: str) -> bool:

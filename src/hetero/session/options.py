@@ -11,6 +11,7 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
+from hetero.floor.deprecation import Moved
 from hetero.floor.errors import BadValueError
 from hetero.session.requests import flag, refuse_coroutine
 
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from hetero.session.config import Config
     from hetero.session.context import Context
 
-__all__ = ["ContextOptions", "Fleet", "lent_or_opened"]
+__all__ = ["OPENING", "ContextOptions", "Fleet", "devices_or_context", "lent_or_opened"]
 
 Fleet: TypeAlias = str | Sequence[object] | None
 """A fleet as users write it: '2xcpu,cuda:0', a list of devices, or None for every sound device of the host."""
@@ -130,17 +131,28 @@ def lent_or_opened(
     BadValueError
         Options are given for a Context that is open.
     """
+    fleet, lent = devices_or_context(devices, options)
+    return nullcontext(lent) if lent is not None else (options or ContextOptions()).open(fleet, history=history)
+
+
+def devices_or_context(devices: Fleet | Context, options: ContextOptions | None = None) -> tuple[Fleet, Context | None]:
+    """Return the fleet of a Context that is to be opened, or the Context that is open.
+
+    Raises
+    ------
+    BadValueError
+        Options are given for a Context that is open.
+    """
     from hetero.session.context import Context
 
     if not isinstance(devices, Context):
-        return (options or ContextOptions()).open(devices, history=history)
-    refuse_for_open(options)
-    return nullcontext(devices)
-
-
-def refuse_for_open(options: ContextOptions | None) -> None:
-    """Refuse options for a Context that is open already."""
-    if options is not None and options != ContextOptions():
+        return devices, None
+    if options is not None:
         raise BadValueError(
             "context= has no effect where devices= is an open Context", remedy="give it where that Context is opened"
         )
+    return None, devices
+
+
+OPENING = Moved("context", ContextOptions, {name: name for name in ("config", "set", "trace")})
+"""Former keywords of functions that open a Context for themselves."""

@@ -13,6 +13,7 @@ import torch
 
 from hetero.floor.errors import BadValueError, did_you_mean
 from hetero.model.device import Device
+from hetero.session.options import ContextOptions, Fleet, devices_or_context
 from hetero.splitting.layers import Layer
 from hetero.train.replica import mixing_layers
 from hetero.train.trainer import can_train
@@ -61,7 +62,7 @@ class SplitFleet:
 
     Parameters
     ----------
-    devices, opening : as for `hetero.Context`, or a Context that is open
+    devices, context : the fleet and how it is opened, or a Context that is open
     slow : by short device id, the share of speed at layers of a class
     layers : of the model
 
@@ -78,10 +79,15 @@ class SplitFleet:
     """
 
     def __init__(
-        self, devices: Any, opening: Mapping[str, Any], slow: Mapping[str, Mapping[str, float]], layers: Sequence[Layer]
+        self,
+        devices: Fleet | Context,
+        context: ContextOptions | None,
+        slow: Mapping[str, Mapping[str, float]],
+        layers: Sequence[Layer],
     ) -> None:
-        self.lent = hasattr(devices, "submit")
-        self.ctx: Context = devices if self.lent else _opened(devices, opening)
+        fleet, lent = devices_or_context(devices, context)
+        self.lent = lent is not None
+        self.ctx: Context = lent or (context or ContextOptions()).open(fleet, history=False)
         self.notes: list[str] = []
         try:
             self.devices = self._usable()
@@ -128,9 +134,3 @@ def _check_shares(name: str, fracs: object, kinds: set[str]) -> None:
             )
         if not isinstance(frac, int | float) or not 0.0 < frac <= 1.0:
             raise BadValueError(f"slow: {kind} at {frac!r}", remedy="give a share of speed above 0, at most 1")
-
-
-def _opened(devices: Any, opening: Mapping[str, Any]) -> Context:
-    from hetero.session.context import Context
-
-    return Context(devices=devices, history=False, **opening)

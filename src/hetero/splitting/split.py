@@ -10,16 +10,17 @@ import itertools
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
 from hetero.floor import clock, settings
+from hetero.floor.deprecation import moved_keywords
 from hetero.floor.errors import BadValueError, HeteroError
 from hetero.floor.units import parse_seconds
 from hetero.model.device import Device
+from hetero.session.options import OPENING, ContextOptions, Fleet
 from hetero.session.signature import register
 from hetero.session.tasks import task
 from hetero.splitting.choice import StageChoice, choose, given_stages
@@ -43,9 +44,10 @@ _numbers = itertools.count(1)
 register(StageJob, lambda job: (f"{job.action} of split {job.number}, {job.generation}", 0.0))
 
 
+@moved_keywords(OPENING)
 def split(
     model: Any,
-    devices: str | Sequence[Any] | Context | None,
+    devices: Fleet | Context,
     sample: Any,
     *,
     loss: Any = None,
@@ -55,9 +57,7 @@ def split(
     slow: Mapping[str, Mapping[str, float]] | None = None,
     seed: int | None = None,
     patience: str | float = "30s",
-    config: Any = None,
-    set: Sequence[str] | Mapping[str, Any] = (),
-    trace: str | Path | None = None,
+    context: ContextOptions | None = None,
 ) -> Split:
     """Split a model by layers over devices.
 
@@ -73,7 +73,7 @@ def split(
         {'cpu:1': {'Conv2d': 0.3}}; the device sleeps for the rest of the time
     seed : of dropout; HETERO_SEED where none is given
     patience : how long a batch may take beyond 10 times what was predicted, before a stage counts as lost
-    config, set, trace : as for `hetero.Context`
+    context : how a Context is opened where `devices` is none
 
     Returns
     -------
@@ -104,7 +104,7 @@ def split(
     layers, values = run_through(chain_of(model, loss is not None), value)
     chosen = settings.seed() if seed is None else seed
     asked = _SplitRequest(next(_numbers), model, tuple(layers), value, loss, optimizer, chosen, parse_seconds(patience))
-    fleet = SplitFleet(devices, {"config": config, "set": set, "trace": trace}, slow or {}, layers)
+    fleet = SplitFleet(devices, context, slow or {}, layers)
     try:
         costs = survey(fleet, layers, values, optimizer, asked.number)
         if isinstance(place, str):

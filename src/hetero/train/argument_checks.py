@@ -21,17 +21,15 @@ from hetero.train.schedules import unstepped_scheduler
 from hetero.train.values import TrainOptions
 
 __all__ = [
-    "at_least_one",
     "batch_size",
     "callbacks",
-    "checkpoint_options",
     "costs",
     "exact_over",
     "folder",
     "model_and_optimizer",
-    "optional_bool",
     "sampling",
     "supported",
+    "train_options",
     "trained_names",
 ]
 
@@ -65,7 +63,7 @@ def sampling(data: Samples, options: TrainOptions, *, logged: bool) -> None:
     """Check that an epoch has as many samples as a step needs, and that what draws them suits the other options."""
     draw = data.draw
     batch_size(options.global_batch, draw.samples or len(data))
-    if not options.shuffle and (draw.samples or draw.replacement):
+    if options.shuffle is False and (draw.samples or draw.replacement):
         raise BadValueError(
             "shuffle=False, and the loader's sampler draws at random", remedy="leave shuffle out, or give the dataset"
         )
@@ -106,20 +104,18 @@ def folder(given: str | Path | None) -> str:
     return "" if given is None else str(Path(given).expanduser().absolute())
 
 
-def checkpoint_options(checkpoint: str, **options: Any) -> None:
-    """Refuse what is said of checkpoints where there are none."""
-    for name, given in options.items() if not checkpoint else ():
-        if given is not None:
-            raise BadValueError(
-                f"{name}={given!r} has no effect without checkpoint=",
-                remedy="give checkpoint=FOLDER too, or leave it out",
-            )
-
-
-def optional_bool(name: str, given: object) -> None:
-    """Check what is True, False or not given."""
-    if given is not None and not isinstance(given, bool):
-        raise BadValueError(f"{name}={given!r} is not allowed", remedy="give True or False, or leave it out")
+def train_options(global_batch: int | None, options: TrainOptions | None) -> TrainOptions:
+    """Return the options of a Trainer, which was given them or the global batch alone."""
+    if options is None:
+        if global_batch is None:
+            raise BadValueError("a Trainer needs the samples of a step", remedy="give global_batch=128")
+        return TrainOptions(global_batch)
+    if global_batch is not None:
+        raise BadValueError(
+            f"global_batch={global_batch} has no effect beside options=",
+            remedy=f"write options=TrainOptions({global_batch}, …)",
+        )
+    return options
 
 
 def callbacks(given: Any) -> tuple[Any, ...]:
@@ -134,19 +130,6 @@ def callbacks(given: Any) -> tuple[Any, ...]:
     if not all(callable(one) for one in found):
         raise BadValueError(f"callbacks={given!r} is not allowed", remedy="give a list of functions of an EpochReport")
     return found
-
-
-def at_least_one(name: str, given: object) -> int:
-    """Check a whole number.
-
-    Examples
-    --------
-    >>> at_least_one("keep", 3)
-    3
-    """
-    if isinstance(given, bool) or not isinstance(given, int) or given < 1:
-        raise BadValueError(f"{name}={given!r} is not allowed", remedy="give a whole number, 1 or more")
-    return given
 
 
 def costs(cost: Iterable[float], samples: int) -> list[float]:

@@ -99,8 +99,9 @@ class Samples:
 
     def order(self, options: TrainOptions, epoch: int) -> list[int]:
         """Return the ids of an epoch in the order in which they are trained on."""
+        shuffle = self.draw.shuffle if options.shuffle is None else options.shuffle
         return order(
-            *(len(self), options.seed, epoch, options.shuffle),
+            *(len(self), options.seed, epoch, shuffle),
             *(self.an_epoch(options.global_batch), self.draw.replacement),
         )
 

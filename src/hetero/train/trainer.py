@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,10 +19,11 @@ import torch
 
 from hetero.backends import registry
 from hetero.comm.lines import LineServer
-from hetero.floor import settings
+from hetero.floor.deprecation import Moved, moved_keywords
 from hetero.floor.errors import BadValueError, NothingFitsError
 from hetero.model.device import Device
 from hetero.session.futures import Future
+from hetero.session.options import OPENING, ContextOptions, Fleet, devices_or_context
 from hetero.session.signature import register
 from hetero.session.tasks import judged_by_caller, task
 from hetero.train import argument_checks
@@ -42,7 +44,16 @@ from hetero.train.sample_log import append_line, next_run
 from hetero.train.saving import save_model
 from hetero.train.schedules import ScheduleHistory, load_schedulers
 from hetero.train.state import has_adapters, load_state, renewed
-from hetero.train.values import EpochReport, Evaluation, Totals, TrainingError, TrainOptions
+from hetero.train.values import (
+    CHECKPOINT_KEYS,
+    CheckpointOptions,
+    DataOptions,
+    EpochReport,
+    Evaluation,
+    Totals,
+    TrainingError,
+    TrainOptions,
+)
 
 if TYPE_CHECKING:
     from hetero.session.context import Context
@@ -67,35 +78,14 @@ class Trainer:
     loss : a loss of torch's, or a function of (outputs, targets) that gives one loss a sample
     optimizer : an optimizer of the model's parameters, or a function that makes one of them
     data : (inputs, targets), a dataset with len() and [i], or a DataLoader of one
-    global_batch : samples of a step over all devices
+    global_batch : samples of a step over all devices, where `options` is not given
     devices : the fleet, as `hetero.Context` takes it, or a Context that is open; every sound device that torch
         knows where none is named
-    shares : 'auto', 'equal', 'proportional', or samples by device, as in {'cpu:0': 96, 'cpu:1': 32}
-    precision : 'fp32' computes in the model's own precision, 'bf16' and 'fp16' in half of it where that is safe
-    exact : 'sum', or 'bitwise' for the same bits however the batch is shared
-    accumulate : passes that a device makes at least for its share
-    micro_batch : most samples of a pass, 0 for as many as a device's memory holds
-    recompute : 'none'; 'blocks', or names of modules, to compute what is inside them again in the backward pass
-        instead of keeping it
-    layout : of what convolutions work on in memory: 'channels_last', 'channels_first' as the model has it, or 'auto'
-        for what each device is found to be sooner with
-    on_nan : 'stop' or 'skip' where a loss is not a number
-    seed : of the order of samples, of dropout and of augmentation; HETERO_SEED where none is given
-    shuffle : True for a new order every epoch, as where nothing is said; a DataLoader's own way where one is given
-    overlap : 'auto', 'always' or 'never': whether gradients travel while others are still being computed
-    compression : 'none', 'fp16', 'bf16' or 'powersgd', of gradients as they travel
-    compression_rank : columns of the factors of 'powersgd'
-    sum_on : the device of the fleet that adds up gradients, None where the members do
-    cost : what each sample costs, one number a sample, where samples differ; shares are by cost then
-    augment : changes the inputs of one sample whenever it is trained on; what it draws is keyed by the sample
-    readers : processes beside each device that read and augment ahead; where none is given, those of a DataLoader,
-        or one when reading is found to hold the device up
-    checkpoint : folder of the run's checkpoints, None for none
-    checkpoint_every : steps between them, an epoch where none is given
-    keep : the newest so many checkpoints stay, 3 where none is given
-    sample_log : folder of a log of which device computed which samples, for `check_sample_log`; None for none
+    options : how steps are computed: the global batch, shares, precision, the order of samples, how gradients travel
+    data_options : how samples are read: their cost, augmentation, reading ahead, the log of them
+    checkpoint : folder of the run's checkpoints, or that with how often and how many; None for none
     callbacks : functions of an `EpochReport`; one that gives True ends the training
-    config, set, trace : as for `hetero.Context`
+    context : how a Context is opened where `devices` is none
 
     Raises
     ------
@@ -108,6 +98,12 @@ class Trainer:
     number of samples rides in the same sum and must be the global batch. Dropout and noise are keyed by sample.
     """
 
+    @moved_keywords(
+        Moved("options", TrainOptions, {each.name: each.name for each in fields(TrainOptions)}),
+        Moved("data_options", DataOptions, {each.name: each.name for each in fields(DataOptions)}),
+        Moved("checkpoint", CheckpointOptions, CHECKPOINT_KEYS),
+        OPENING,
+    )
     def __init__(
         self,
         model: Any,
@@ -115,66 +111,40 @@ class Trainer:
         optimizer: Any,
         data: Any,
         *,
-        global_batch: int,
-        devices: str | Sequence[Any] | Context | None = None,
-        shares: str | Mapping[str, int] = "auto",
-        precision: str = "fp32",
-        exact: str = "sum",
-        accumulate: int = 1,
-        micro_batch: int = 0,
-        recompute: str | Sequence[str] = "none",
-        layout: str = "auto",
-        on_nan: str = "stop",
-        seed: int | None = None,
-        shuffle: bool | None = None,
-        overlap: str = "auto",
-        compression: str = "none",
-        compression_rank: int = 4,
-        sum_on: str | None = None,
-        cost: Iterable[float] | None = None,
-        augment: Callable[[Any], Any] | None = None,
-        readers: int | None = None,
-        checkpoint: str | Path | None = None,
-        checkpoint_every: int | None = None,
-        keep: int | None = None,
-        sample_log: str | Path | None = None,
-        callbacks: Sequence[Callable[[EpochReport], Any]] = (),
-        config: Any = None,
-        set: Sequence[str] | Mapping[str, Any] = (),
-        trace: str | Path | None = None,
+        global_batch: int | None = None,
+        devices: Fleet | Context = None,
+        options: TrainOptions | None = None,
+        data_options: DataOptions | None = None,
+        checkpoint: str | Path | CheckpointOptions | None = None,
+        callbacks: Sequence[Callable[[EpochReport], object]] = (),
+        context: ContextOptions | None = None,
     ) -> None:
         argument_checks.model_and_optimizer(model, optimizer)
-        argument_checks.optional_bool("shuffle", shuffle)
-        chosen = settings.seed() if seed is None else seed
-        self._given = (data, augment, readers)
-        self.data = prepared(as_samples(data), augment, readers)
+        given = argument_checks.train_options(global_batch, options)
+        read = data_options or DataOptions()
+        self._given = (data, read.augment, read.readers)
+        self.data = prepared(as_samples(data), read.augment, read.readers)
         self._data_seen = fingerprint(data)
-        in_turn = self.data.draw.shuffle if shuffle is None else shuffle
-        words = (shares, precision, exact, accumulate, micro_batch, on_nan, chosen, in_turn)
+        layout = given.layout
         if layout == "auto" and torch.are_deterministic_algorithms_enabled():
             layout = "channels_first"
-        again = recompute if isinstance(recompute, str) else tuple(recompute)
-        sent = (overlap, compression, compression_rank, sum_on or "")
-        self.options = TrainOptions(global_batch, *words, *sent, recompute=again, layout=layout)
-        chosen_modules(model, again)
+        in_turn = self.data.draw.shuffle if given.shuffle is None else given.shuffle
+        self.options = replace(given, shuffle=in_turn, layout=layout)
+        chosen_modules(model, given.recompute)
         self.model = model
         self.loss = loss
         self.optimizer = optimizer
-        argument_checks.sampling(self.data, self.options, logged=sample_log is not None)
-        self._steps_an_epoch = -(-self.data.an_epoch(global_batch) // global_batch)
-        self._checkpoint = argument_checks.folder(checkpoint)
-        self._sample_log = argument_checks.folder(sample_log)
-        argument_checks.checkpoint_options(self._checkpoint, checkpoint_every=checkpoint_every, keep=keep)
-        every = self._steps_an_epoch if checkpoint_every is None else checkpoint_every
-        self._every = argument_checks.at_least_one("checkpoint_every", every)
-        self._keep = argument_checks.at_least_one("keep", 3 if keep is None else keep)
+        argument_checks.sampling(self.data, self.options, logged=read.sample_log is not None)
+        self._steps_an_epoch = -(-self.data.an_epoch(given.global_batch) // given.global_batch)
+        self._checkpoint = CheckpointOptions(checkpoint) if isinstance(checkpoint, str | Path) else checkpoint
+        self._sample_log = argument_checks.folder(read.sample_log)
         self.callbacks = argument_checks.callbacks(callbacks)
         self.reports: list[EpochReport] = []
         self.notes: list[str] = []
-        self._costs = None if cost is None else argument_checks.costs(cost, len(self.data))
-        self._opening = {"config": config, "devices": devices, "set": set, "trace": trace}
-        self._lent = hasattr(devices, "submit")
-        self._ctx: Context | None = devices if self._lent else None  # type: ignore[assignment]
+        self._costs = None if read.cost is None else argument_checks.costs(read.cost, len(self.data))
+        self._fleet, self._ctx = devices_or_context(devices, context)
+        self._lent = self._ctx is not None
+        self._opening = context or ContextOptions()
         self._fitting = Fitting(model, loss, optimizer, self.data, self.options)
         self._kept: Any = None
         self._seen: dict[str, Any] = {}
@@ -191,9 +161,7 @@ class Trainer:
     def context(self) -> Context:
         """The Context that the members run in; opened when first needed."""
         if self._ctx is None or (self._ctx.closed and not self._lent):
-            from hetero.session.context import Context
-
-            self._ctx = Context(**self._opening, history=False)
+            self._ctx = self._opening.open(self._fleet, history=False)
             self._kept = None
         return self._ctx
 
@@ -399,9 +367,9 @@ class Trainer:
                 address=hub.address,
                 state=self._begin(),
                 costs=self._costs,
-                checkpoint=self._checkpoint,
-                checkpoint_every=self._every,
-                keep=self._keep,
+                checkpoint=self._checkpoint.path if self._checkpoint else "",
+                checkpoint_every=(self._checkpoint and self._checkpoint.every) or self._steps_an_epoch,
+                keep=self._checkpoint.keep if self._checkpoint else 0,
                 number=next(_numbers),
                 totals=self._totals,
                 sample_log=self._sample_log,
@@ -441,7 +409,7 @@ class Trainer:
             return state
 
     def _checkpoints(self) -> TrainingCheckpoints | None:
-        return TrainingCheckpoints(self._checkpoint, self._keep) if self._checkpoint else None
+        return TrainingCheckpoints(self._checkpoint.path, self._checkpoint.keep) if self._checkpoint else None
 
     def _parts(self) -> bytes:
         self._seen = seen(self.model, self.loss, self.optimizer)

@@ -5,13 +5,16 @@ In: checked arguments, figures. Out: frozen values that travel between processes
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
 
+from hetero.floor import settings
 from hetero.floor.errors import BadValueError, HeteroError, did_you_mean
 
 __all__ = [
+    "CHECKPOINT_KEYS",
     "COMPRESSIONS",
     "EXACT",
     "LAYOUTS",
@@ -19,6 +22,8 @@ __all__ = [
     "OVERLAPS",
     "PRECISIONS",
     "SHARES",
+    "CheckpointOptions",
+    "DataOptions",
     "EpochReport",
     "Evaluation",
     "NotANumberError",
@@ -50,25 +55,48 @@ class NotANumberError(TrainingError):
 
 @dataclass(frozen=True, slots=True)
 class TrainOptions:
-    """What was asked of a run.
+    """How steps are computed; each field is a key of `train` in a recipe, too.
 
     Attributes
     ----------
-    global_batch : samples of a step over all devices
-    shares : 'auto', 'equal', 'proportional', or samples by device
-    precision : 'fp32', 'bf16' or 'fp16'; weights and their sums stay as the model has them
-    exact : 'sum' for exact weighting, 'bitwise' for the same bits however the batch is shared
-    accumulate : passes that a device makes at least for its share of a step
-    micro_batch : most samples of a pass, 0 for no limit
-    on_nan : 'stop' or 'skip' where a loss is not a number
-    seed : of the order of samples and of every keyed random number
-    shuffle : True for a new order every epoch
-    overlap : whether gradients travel while others are still being computed: 'auto', 'always' or 'never'
-    compression : 'none', 'fp16', 'bf16' or 'powersgd', of gradients as they travel
-    compression_rank : columns of the factors of 'powersgd'
-    sum_on : id of the device that adds up the gradients, '' for the group's own way
-    recompute : 'none', 'blocks' or names of modules whose insides are computed again in the backward pass
-    layout : of what convolutions work on: 'auto' for what is sooner, 'channels_first' or 'channels_last'
+    global_batch
+        Samples of a step over all devices.
+    shares
+        'auto', 'equal', 'proportional', or samples by device, as in {'cpu:0': 96, 'cpu:1': 32}.
+    precision
+        'fp32' computes in the model's own precision, 'bf16' and 'fp16' in half of it where that is safe; weights and
+        their sums stay as the model has them.
+    exact
+        'sum' for exact weighting, or 'bitwise' for the same bits however the batch is shared.
+    accumulate
+        Passes that a device makes at least for its share of a step.
+    micro_batch
+        Most samples of a pass, 0 for as many as a device's memory holds.
+    on_nan
+        'stop' or 'skip' where a loss is not a number.
+    seed
+        Of the order of samples, of dropout and of augmentation; HETERO_SEED where None is given.
+    shuffle
+        True for a new order every epoch, as where nothing is said; None for a DataLoader's own way where one is given.
+    overlap
+        'auto', 'always' or 'never': whether gradients travel while others are still being computed.
+    compression
+        'none', 'fp16', 'bf16' or 'powersgd', of gradients as they travel.
+    compression_rank
+        Columns of the factors of 'powersgd'.
+    sum_on
+        The device of the fleet that adds up gradients, '' where the members do.
+    recompute
+        'none'; 'blocks', or names of modules, to compute what is inside them again in the backward pass instead of
+        keeping it.
+    layout
+        Of what convolutions work on in memory: 'channels_last', 'channels_first' as the model has it, or 'auto' for
+        what each device is found to be sooner with.
+
+    Raises
+    ------
+    BadValueError
+        A value is not allowed, or two of them exclude one another.
     """
 
     global_batch: int
@@ -78,13 +106,13 @@ class TrainOptions:
     accumulate: int = 1
     micro_batch: int = 0
     on_nan: str = "stop"
-    seed: int = 0
-    shuffle: bool = True
+    seed: int = field(default_factory=settings.seed)
+    shuffle: bool | None = None
     overlap: str = "auto"
     compression: str = "none"
     compression_rank: int = 4
     sum_on: str = ""
-    recompute: str | tuple[str, ...] = "none"
+    recompute: str | Sequence[str] = "none"
     layout: str = "auto"
 
     def __post_init__(self) -> None:
@@ -92,6 +120,10 @@ class TrainOptions:
         _whole("accumulate", self.accumulate, 1, _MOST_BATCH)
         _whole("micro_batch", self.micro_batch, 0, _MOST_BATCH)
         _whole("seed", self.seed, 0, 2**63 - 1)
+        if self.shuffle is not None and not isinstance(self.shuffle, bool):
+            raise BadValueError(
+                f"shuffle={self.shuffle!r} is not allowed", remedy="give True or False, or leave it out"
+            )
         if not isinstance(self.shares, Mapping):
             _word("shares", self.shares, SHARES, ", or a table of samples by device")
         _word("precision", self.precision, PRECISIONS)
@@ -101,6 +133,8 @@ class TrainOptions:
         _word("layout", self.layout, LAYOUTS)
         _word("compression", self.compression, COMPRESSIONS)
         _whole("compression_rank", self.compression_rank, 1, _MOST_RANK)
+        if not isinstance(self.recompute, str):
+            object.__setattr__(self, "recompute", tuple(self.recompute))
         self._check_bitwise()
 
     def _check_bitwise(self) -> None:
@@ -132,6 +166,74 @@ class TrainOptions:
             return 1
         fixed = -(-self.global_batch // _PARTS)
         return min(fixed, self.micro_batch) if self.micro_batch else fixed
+
+
+@dataclass(frozen=True, slots=True)
+class DataOptions:
+    """How samples are read and drawn.
+
+    Attributes
+    ----------
+    cost
+        What each sample costs, one number a sample, where samples differ; shares are by cost then.
+    augment
+        Changes the inputs of one sample whenever it is trained on; what it draws is keyed by the sample.
+    readers
+        Processes beside each device that read and augment ahead; None for those of a DataLoader, or one when reading
+        is found to hold the device up.
+    sample_log
+        Folder of a log of which device computed which samples, for `check_sample_log`; None for none.
+    """
+
+    cost: Iterable[float] | None = None
+    augment: Callable[[Any], Any] | None = None
+    readers: int | None = None
+    sample_log: str | Path | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointOptions:
+    """Where a run's checkpoints go, and how often.
+
+    Attributes
+    ----------
+    folder
+        Of the checkpoints.
+    every
+        Steps between them, an epoch where None is given.
+    keep
+        The newest so many stay.
+
+    Raises
+    ------
+    BadValueError
+        There is no folder, or a number is not allowed.
+    """
+
+    folder: str | Path = ""
+    every: int | None = None
+    keep: int = 3
+
+    def __post_init__(self) -> None:
+        if not str(self.folder):
+            given = {"every": self.every, "keep": None if self.keep == 3 else self.keep}
+            words = ", ".join(f"{name}={value!r}" for name, value in given.items() if value is not None)
+            raise BadValueError(
+                f"{words or 'keep=3'} has no effect without a folder of checkpoints",
+                remedy="give checkpoint=CheckpointOptions(FOLDER, …), or leave it out",
+            )
+        for name, number in (("every", self.every), ("keep", self.keep)):
+            if number is not None and (isinstance(number, bool) or not isinstance(number, int) or number < 1):
+                raise BadValueError(f"{name}={number!r} is not allowed", remedy="give a whole number, 1 or more")
+
+    @property
+    def path(self) -> str:
+        """The folder's absolute path."""
+        return str(Path(self.folder).expanduser().absolute())
+
+
+CHECKPOINT_KEYS = {"checkpoint": "folder", "checkpoint_every": "every", "keep": "keep"}
+"""The fields of `CheckpointOptions` by key of a recipe."""
 
 
 def _whole(name: str, given: object, least: int, most: int) -> None:

@@ -6,8 +6,8 @@ It must not sample or prune: the study does.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from math import inf
 from pathlib import Path
@@ -17,8 +17,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from hetero.comm.errors import LineClosedError
 from hetero.comm.lines import Line, LineServer
 from hetero.floor import clock, settings
+from hetero.floor.deprecation import moved_keywords
 from hetero.floor.errors import BadValueError, HeteroError, MissingPackageError, NothingFitsError
 from hetero.model.device import Device
+from hetero.session.options import OPENING, ContextOptions, Fleet, lent_or_opened
 from hetero.session.tasks import task
 from hetero.tune.space import read_space
 from hetero.tune.study import Study
@@ -136,6 +138,7 @@ class TrialPaces:
         return latest if soonest[latest] >= known.get(device, 0.0) else None
 
 
+@moved_keywords(OPENING)
 def search(
     objective: Callable[[Trial], Any],
     space: Mapping[str, Any],
@@ -146,10 +149,8 @@ def search(
     goal: str = "minimise",
     storage: str | Path | None = None,
     seed: int | None = None,
-    devices: str | Sequence[Any] | Context | None = None,
-    config: Any = None,
-    set: Sequence[str] | Mapping[str, Any] = (),
-    trace: str | Path | None = None,
+    devices: Fleet | Context = None,
+    context: ContextOptions | None = None,
     listener: SearchListener | None = None,
 ) -> SearchResult:
     """Find the values of a space for which a function gives the least, or the most.
@@ -167,7 +168,7 @@ def search(
     storage : SQLite file of the trials, from which the same call goes on after a kill; None keeps none
     seed : of the sampler; HETERO_SEED where none is given
     devices : the fleet, as `hetero.Context` takes it, or a Context that is open
-    config, set, trace : as for `hetero.Context`
+    context : how a Context is opened where `devices` is none
     listener : hears of trials
 
     Raises
@@ -197,9 +198,8 @@ def search(
     count = trials if trials is not None else 10**5 if sampler == "grid" else _TRIALS
     chosen = settings.seed() if seed is None else seed
     plan = SearchPlan(_name_of(objective), ranges, count, sampler, pruner, goal, chosen)
-    opening = {"devices": devices, "config": config, "set": set, "trace": trace}
     path = None if storage is None else Path(storage).expanduser().absolute()
-    return run_search(objective, plan, path, opening, listener or SearchListener())
+    return run_search(objective, plan, path, devices=devices, context=context, listener=listener or SearchListener())
 
 
 def takes_python(device: Device) -> bool:
@@ -211,7 +211,9 @@ def run_search(
     objective: Callable[[Trial], Any],
     plan: SearchPlan,
     path: Path | None,
-    opening: Mapping[str, Any],
+    *,
+    devices: Fleet | Context = None,
+    context: ContextOptions | None = None,
     listener: SearchListener,
     fits: Callable[[Device], bool] = takes_python,
 ) -> SearchResult:
@@ -220,7 +222,7 @@ def run_search(
     Parameters
     ----------
     path : file of the study, None to keep none
-    opening : keywords of the Context; `devices` may be a Context that is open
+    devices, context : the fleet and how it is opened, or a Context that is open
     fits : tells whether a device can run the objective
     """
     _need_optuna()
@@ -228,7 +230,7 @@ def run_search(
     study = Study(plan, path)
     try:
         if study.left > 0:
-            with _fleet(opening) as ctx:
+            with lent_or_opened(devices, context, history=False) as ctx:
                 _DeviceSearch(ctx, study, objective, listener, fits).run()
         best = study.best
         if best is None:
@@ -236,18 +238,6 @@ def run_search(
         return SearchResult(best, study.reports, plan.goal, clock.monotonic_s() - begun_s, study.resumed, path)
     finally:
         study.close()
-
-
-@contextmanager
-def _fleet(opening: Mapping[str, Any]) -> Iterator[Context]:
-    """Yield the Context that was lent, or one of our own."""
-    from hetero.session.context import Context
-
-    if hasattr(opening.get("devices"), "submit"):
-        yield opening["devices"]
-    else:
-        with Context(**opening, history=False) as ctx:
-            yield ctx
 
 
 @dataclass(slots=True)

@@ -1,21 +1,19 @@
-"""What travels from the program to the members: a training job, and the word by which a group forms.
+"""What travels from the program to the members with their tasks: a training job.
 
-In: what a Trainer was asked, who is ready. Out: frozen values that pickle. It must not import torch.
+In: what a Trainer was asked. Out: a frozen value that pickles. It must not import torch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
 
 from hetero.comm.lines import Address
 from hetero.model.device import Device
-from hetero.plan.training.shares import StepModel
 from hetero.train.memory import Need
 from hetero.train.values import Totals, TrainOptions
 
-__all__ = ["Formation", "LastCheckpoint", "TrainingJob"]
+__all__ = ["TrainingJob"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +50,7 @@ class TrainingJob:
     names: tuple[str, ...]
     address: Address
     state: bytes | None = None
-    costs: Any = None
+    costs: Sequence[float] | None = None
     checkpoint: str = ""
     checkpoint_every: int = 0
     keep: int = 3
@@ -64,53 +62,5 @@ class TrainingJob:
     key: str = ""
     sum_on: Device | None = None
     hosts: Mapping[str, str] = field(default_factory=dict)
-    process: Mapping[str, Any] = field(default_factory=dict)
+    process: Mapping[str, object] = field(default_factory=dict)
     shows: bool = False
-
-
-class LastCheckpoint(NamedTuple):
-    """Where training goes on when nobody who took part is left.
-
-    Attributes
-    ----------
-    state : of the newest complete checkpoint
-    totals : of its epoch so far
-    """
-
-    state: bytes
-    totals: Totals
-
-
-class Formation(NamedTuple):
-    """What a member is told when its group forms.
-
-    Attributes
-    ----------
-    rank : of this member
-    team : the devices, in the order of ranks
-    models : what is known of each
-    source : rank of the member that is furthest
-    behind : True where others have to take over its state
-    generation : of the group, counted from 1
-    outsiders : samples/s of the devices that were left out
-    steps : done in all when the job is over
-    heard : steps done at the end of the last epoch whose report the program has
-    link_s : s that an exchange of gradients takes for each further member, below 0 where nobody knows
-    saved : for the first member, where all who took part were lost
-    values : settings of parameter groups that callbacks changed so far, by group
-    schedulers : their states after the last epoch that was heard of; see `schedules.ScheduleHistory`
-    """
-
-    rank: int
-    team: tuple[str, ...]
-    models: list[StepModel]
-    source: int
-    behind: bool
-    generation: int
-    outsiders: dict[str, float]
-    steps: int
-    heard: int
-    link_s: float
-    saved: LastCheckpoint | None = None
-    values: Mapping[int, Mapping[str, Any]] = {}
-    schedulers: Mapping[str, Any] = {}

@@ -17,16 +17,15 @@ from hetero.comm.errors import LineClosedError
 from hetero.comm.lines import Line, LineServer
 from hetero.floor import clock
 from hetero.floor.errors import HeteroError, NothingFitsError, OutOfDeviceMemoryError, TaskCancelledError, TaskLostError
-from hetero.model.notes import TrainingStep
 from hetero.plan.training.shares import StepModel, make_plan
 from hetero.session.futures import Future
+from hetero.train import messages as msg
 from hetero.train.checkpoints import TrainingCheckpoints
 from hetero.train.compatibility import changed_values
-from hetero.train.job import Formation, LastCheckpoint
 from hetero.train.listener import Listener
 from hetero.train.schedules import ScheduleHistory
 from hetero.train.share_planner import is_cpu
-from hetero.train.values import EpochReport, NotANumberError, Totals, TrainingError, TrainOptions
+from hetero.train.values import NotANumberError, Totals, TrainingError, TrainOptions
 from hetero.train.worker_deaths import KilledPasses, WorkerDeaths
 
 __all__ = ["Admission", "Extent", "Lead", "MemberState"]
@@ -225,7 +224,7 @@ class Lead:
     def _end_latecomers(self) -> None:
         """Let the team's other members end, and stop devices that came back too late."""
         for member in self._team:
-            self._send(member, "done")
+            self._send(member, msg.RunDone())
         team = {member.device for member in self._team}
         for device, future in self.futures.items():
             if device not in team:
@@ -246,13 +245,17 @@ class Lead:
     # --- hearing -------------------------------------------------------------------------------------------
 
     def _hear(self, timeout_s: float) -> None:
-        for line, message in self.hub.poll(timeout_s):
-            if message is None:
+        for line, came in self.hub.poll(timeout_s):
+            if came is None:
                 self._gone(line)
-            elif message[0] == "here" or line in self._members:
-                self._answers[message[0]](self, line, *message[1:])
+                continue
+            message = msg.read_message(came)
+            if isinstance(message, msg.MemberArrived):
+                self._on_arrived(line, message.device)
+            elif line in self._members:
+                self._answers[type(message)](self, self._members[line], message)
 
-    def _on_here(self, line: Line, device: str) -> None:
+    def _on_arrived(self, line: Line, device: str) -> None:
         for old in [known for known in self._members.values() if known.device == device]:
             self._forget(old)
         for old in [member for member in self._team if member.device == device]:
@@ -279,7 +282,7 @@ class Lead:
         for member in first or here:
             if not member.measures:
                 member.measures = True
-                self._send(member, "probe", self.killed.most(member.device))
+                self._send(member, msg.MeasureSpeed(self.killed.most(member.device)))
 
     def _may_probe(self) -> bool:
         wanted = {device for device, future in self.futures.items() if not future.done()}
@@ -291,14 +294,13 @@ class Lead:
         self._probing, self._probe_s = True, clock.monotonic_s()
         return True
 
-    def _on_seems(self, line: Line, model: StepModel) -> None:
-        self._members[line].seems = model
+    def _on_seen(self, member: MemberState, seen: msg.SpeedSeen) -> None:
+        member.seems = seen.model
 
-    def _on_ready(self, line: Line, step: int, model: StepModel, link_s: float, patience_s: float) -> None:
-        member = self._members[line]
-        member.phase, member.step, member.model = "ready", step, model
-        self.deaths.reached(step)
-        member.link_s, member.patience_s = link_s, patience_s
+    def _on_ready(self, member: MemberState, ready: msg.MemberReady) -> None:
+        member.phase, member.step, member.model = "ready", ready.step, ready.model
+        self.deaths.reached(ready.step)
+        member.link_s, member.patience_s = ready.link_s, ready.patience_s
         if not any(other.phase == "ready" for other in self._members.values() if other is not member):
             self._first_ready_s = clock.monotonic_s()
         if member not in self._team and self._team and self._team[0].phase == "in":
@@ -310,50 +312,59 @@ class Lead:
         assert member.model is not None
         reason = self.admission.refusal(models, member.model, max(each.link_s for each in self._team))
         if not reason:
-            self._send(self._team[0], "regroup")
+            self._send(self._team[0], msg.Regroup())
             return
         member.phase = "left"
         if not any(note.startswith(f"{member.device} is left out") for note in self.notes):
             self._note(f"{member.device} is left out: {reason}")
-        self._send(member, "stop")
+        self._send(member, msg.StopTraining())
 
-    def _on_rendezvous(self, line: Line, generation: int, rendezvous: Any) -> None:
-        if generation == self._generation:
+    def _on_rendezvous(self, _: MemberState, opened: msg.RendezvousOpened) -> None:
+        if opened.generation == self._generation:
             for member in self._team[1:]:
-                self._send(member, "rendezvous", rendezvous)
+                self._send(member, msg.MeetAt(opened.rendezvous))
 
-    def _on_left(self, line: Line, reason: str, speed: float) -> None:
-        member = self._members[line]
+    def _on_left(self, member: MemberState, left: msg.LeftOut) -> None:
         member.phase = "left"
-        self._outsiders[member.device] = speed
-        self._note(f"{member.device} is left out: {reason}")
+        self._outsiders[member.device] = left.speed
+        self._note(f"{member.device} is left out: {left.reason}")
 
-    def _on_pass(self, line: Line, samples: int, kills_file: str) -> None:
-        device = self._members[line].device
-        if not self.killed.begins(device, samples, kills_file):
-            self.futures[device].cancel()
+    def _on_pass(self, member: MemberState, grown: msg.PassGrown) -> None:
+        if not self.killed.begins(member.device, grown.samples, grown.kills_file):
+            self.futures[member.device].cancel()
 
-    def _on_halved(self, line: Line, samples: int) -> None:
-        self._note(f"{self._members[line].device} ran out of memory: its passes have at most {samples} samples now")
+    def _on_halved(self, member: MemberState, halved: msg.PassesHalved) -> None:
+        self._note(f"{member.device} ran out of memory: its passes have at most {halved.samples} samples now")
 
-    def _on_ends(self, line: Line) -> None:
-        self._members[line].phase = "left"
+    def _on_ended(self, member: MemberState, _: msg.MemberEnded) -> None:
+        member.phase = "left"
 
-    def _on_step(self, line: Line, report: TrainingStep) -> None:
+    def _on_step(self, _: MemberState, done: msg.StepDone) -> None:
+        report = done.report
         self.deaths.reached(report.step)
         self.listener.on_step(report.step, report.loss)
         self.listener.on_step_report(report)
 
-    def _on_keep(self, line: Line, step: int, state: bytes, facts: dict[str, Any]) -> None:
+    def _on_sent(self, _: MemberState, sent: msg.CheckpointSent) -> None:
         assert self.extent.checkpoints is not None
         begun_s = clock.monotonic_s()
-        self.extent.checkpoints.write(step, state, facts)
-        self.listener.on_checkpoint(step, len(state), clock.monotonic_s() - begun_s)
+        self.extent.checkpoints.write(sent.step, sent.state, sent.facts)
+        self.listener.on_checkpoint(sent.step, len(sent.state), clock.monotonic_s() - begun_s)
 
-    def _on_epoch(self, line: Line, report: EpochReport, state: bytes | None) -> None:
+    def _on_stored(self, _: MemberState, stored: msg.CheckpointStored) -> None:
+        self.listener.on_checkpoint(*stored)
+
+    def _on_logged(self, member: MemberState, logged: msg.SamplesLogged) -> None:
+        self.extent.log(member.device, logged.line)
+
+    def _on_plan(self, _: MemberState, adopted: msg.PlanAdopted) -> None:
+        self.listener.on_plan(adopted.shares)
+
+    def _on_epoch(self, _: MemberState, done: msg.EpochDone) -> None:
+        report = done.report
         self.deaths.reached(report.step)
-        if state is not None:
-            self.show(state)
+        if done.state is not None:
+            self.show(done.state)
         self.schedules.again(report.step)
         before = self.values()
         if self.listener.on_epoch(report):
@@ -363,7 +374,7 @@ class Lead:
         self._heard = report.step
         self._report_due_s = inf
         for member in self._team:
-            self._send(member, "go", self._end, self._latest, self._scheduled)
+            self._send(member, msg.AnswerToEpoch(self._end, self._latest, self._scheduled))
 
     def _add_changes(self, step: int, changes: dict[int, dict[str, Any]]) -> None:
         """Keep all settings that were changed up to a step, for members that join or form a group anew."""
@@ -374,30 +385,29 @@ class Lead:
     def _latest(self) -> dict[int, dict[str, Any]]:
         return self._changed[max(self._changed)] if self._changed else {}
 
-    def _on_waits(self, line: Line, step: int, patience_s: float) -> None:
-        if step > self._heard:
-            self._report_due_s = min(self._report_due_s, clock.monotonic_s() + patience_s)
+    def _on_awaited(self, _: MemberState, awaited: msg.EpochAwaited) -> None:
+        if awaited.step > self._heard:
+            self._report_due_s = min(self._report_due_s, clock.monotonic_s() + awaited.patience_s)
 
-    def _on_not_a_number(self, line: Line, step: int, samples: list[int]) -> None:
-        self._bad.setdefault(step, []).extend(samples)
+    def _on_bad_samples(self, _: MemberState, bad: msg.BadSamples) -> None:
+        self._bad.setdefault(bad.step, []).extend(bad.samples)
 
-    _answers: ClassVar[dict[str, Callable[..., None]]] = {
-        "here": _on_here,
-        "seems": _on_seems,
-        "ready": _on_ready,
-        "rendezvous": _on_rendezvous,
-        "left": _on_left,
-        "ends": _on_ends,
-        "pass": _on_pass,
-        "halved": _on_halved,
-        "step": _on_step,
-        "keep": _on_keep,
-        "kept": lambda self, line, *kept: self.listener.on_checkpoint(*kept),
-        "logged": lambda self, line, text: self.extent.log(self._members[line].device, text),
-        "plan": lambda self, line, shares: self.listener.on_plan(shares),
-        "epoch": _on_epoch,
-        "waits": _on_waits,
-        "not a number": _on_not_a_number,
+    _answers: ClassVar[dict[type[msg.Message], Callable[..., None]]] = {
+        msg.SpeedSeen: _on_seen,
+        msg.MemberReady: _on_ready,
+        msg.RendezvousOpened: _on_rendezvous,
+        msg.LeftOut: _on_left,
+        msg.MemberEnded: _on_ended,
+        msg.PassGrown: _on_pass,
+        msg.PassesHalved: _on_halved,
+        msg.StepDone: _on_step,
+        msg.CheckpointSent: _on_sent,
+        msg.CheckpointStored: _on_stored,
+        msg.SamplesLogged: _on_logged,
+        msg.PlanAdopted: _on_plan,
+        msg.EpochDone: _on_epoch,
+        msg.EpochAwaited: _on_awaited,
+        msg.BadSamples: _on_bad_samples,
     }
 
     # --- who is there --------------------------------------------------------------------------------------
@@ -416,7 +426,7 @@ class Lead:
         self._report_due_s = inf
         for other in self._team if lost in self._team else ():
             if other is not lost and other.phase == "in":
-                self._send(other, "broken", self._generation)
+                self._send(other, msg.GroupBroken(self._generation))
 
     def _forget(self, member: MemberState) -> None:
         self._members.pop(member.line, None)
@@ -514,7 +524,7 @@ class Lead:
         behind = any(member.step != furthest or (self._generation and not member.joined) for member in team)
         self._team = team
         self._generation += 1
-        word = Formation(
+        word = msg.Formation(
             rank=0,
             team=tuple(member.device for member in team),
             models=[member.model for member in team if member.model is not None],
@@ -532,9 +542,9 @@ class Lead:
         for rank, member in enumerate(team):
             member.phase, member.joined = "in", self._generation
             self.deaths.joined(member.device)
-            self._send(member, "form", word._replace(rank=rank, saved=None if rank else saved))
+            self._send(member, word._replace(rank=rank, saved=None if rank else saved))
 
-    def _saved(self, team: list[MemberState]) -> LastCheckpoint | None:
+    def _saved(self, team: list[MemberState]) -> msg.LastCheckpoint | None:
         """Return the newest checkpoint where it is further than all who are there; say what was lost."""
         begin = max(member.step for member in team)
         found = None
@@ -554,15 +564,15 @@ class Lead:
             return None
         self._note(f"nobody is left who took part: training goes on from the checkpoint of step {found.step}")
         self._heard = min(self._heard, found.step)
-        return LastCheckpoint(found.state, Totals(**found.facts["totals"]))
+        return msg.LastCheckpoint(found.state, Totals(**found.facts["totals"]))
 
-    def _send(self, member: MemberState, *message: Any) -> None:
+    def _send(self, member: MemberState, message: msg.Message) -> None:
         with suppress(LineClosedError):  # the line itself will tell of it
-            member.line.send(*message)
+            msg.send_message(member.line, message)
 
     def _stop_all(self) -> None:
         for member in list(self._members.values()):
-            self._send(member, "stop")
+            self._send(member, msg.StopTraining())
         for future in self.futures.values():
             future.cancel()
 

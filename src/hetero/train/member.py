@@ -25,7 +25,8 @@ from hetero.floor.errors import HeteroError, OutOfDeviceMemoryError
 from hetero.floor.own_memory import freed_memory_kept
 from hetero.model.device import Device
 from hetero.model.notes import TrainingStep
-from hetero.plan.training.shares import SharePlan, apportion
+from hetero.plan.training.shares import SharePlan, StepModel, apportion
+from hetero.train import messages as msg
 from hetero.train.job import TrainingJob
 from hetero.train.membership import Membership, StopError
 from hetero.train.memory import KeptPasses, PassLimit
@@ -111,7 +112,7 @@ def train_member(job: TrainingJob, data: Any, test: Any) -> bytes | None:
             thread.join()
         finally:
             with suppress(LineClosedError):
-                line.send("ends")
+                msg.send_message(line, msg.MemberEnded())
             line.close()
             thread.join(_END_S)
     if isinstance(outcome[0], BaseException):
@@ -164,8 +165,7 @@ class _Member(Membership):
         try:
             self.passes.most = min(self.passes.most, self.introduce())
             self.passes.whole = self._verified()
-            tell = functools.partial(self.line.send, "seems")
-            found = probe(self.job, self.device, self.data, self.throttle, self.passes, tell)
+            found = probe(self.job, self.device, self.data, self.throttle, self.passes, self._tell_speed)
             self.model = found.model
             self.replica = self._made()
             self.replica.layout.channels_last = found.channels_last
@@ -207,7 +207,10 @@ class _Member(Membership):
     def _keep_passes(self, samples: int) -> None:
         """Record that passes are halved, here and for further runs."""
         self.kept_passes.keep(samples)
-        self.line.send("halved", samples)
+        self.send(msg.PassesHalved(samples))
+
+    def _tell_speed(self, model: StepModel) -> None:
+        self.send(msg.SpeedSeen(model))
 
     def _made(self) -> ModelReplica:
         """Make the replica that trains, once the memory of the probe's copy is free."""
@@ -228,7 +231,7 @@ class _Member(Membership):
             if self.replica.step < self.steps:
                 return False
             if self.rank:
-                self.wait_for("done")
+                self.wait_for(msg.RunDone)
             return True
         except GroupBrokenError:
             self.group.abort()
@@ -257,10 +260,10 @@ class _Member(Membership):
         self.expect(plan.step_s)
         if len(plan.members) == len(self.team):
             if self.rank == 0:
-                self.line.send("plan", self.sharing.shares(self.job.names))
+                self.send(msg.PlanAdopted(self.sharing.shares(self.job.names)))
             return
         if not plan.shares[self.rank]:
-            self.line.send("left", plan.reasons[self.rank], self.sharing.speeds()[self.device.short])
+            self.send(msg.LeftOut(plan.reasons[self.rank], self.sharing.speeds()[self.device.short]))
             raise _LeftError
         raise GroupBrokenError("some devices are left out from here on")
 
@@ -292,7 +295,7 @@ class _Member(Membership):
                 remedy="this is a mistake of hetero's: please report it",
             )
         if total.bad and self.options.on_nan == "stop":
-            self.line.send("not a number", replica.step, replica.bad_samples(self.data, mine))
+            self.send(msg.BadSamples(replica.step, replica.bad_samples(self.data, mine)))
         replica.apply(total, len(ids))
         self.after_s = clock.monotonic_s() - applies_s
         replica.step += 1
@@ -351,7 +354,8 @@ class _Member(Membership):
         if self.rank == 0 and clock.monotonic_s() - self.told_s > _TELL_S:
             self.told_s = clock.monotonic_s()
             mine = (tuple(self.team), tuple(counts), tuple(busy_s))
-            self.line.send("step", TrainingStep(0.0, self.replica.step, self._mean(total), step_s, min(waits_s), *mine))
+            report = TrainingStep(0.0, self.replica.step, self._mean(total), step_s, min(waits_s), *mine)
+            self.send(msg.StepDone(report))
 
     def _mean(self, total: Any) -> float:
         divisor = total.weight if self.replica.loss.divides else total.samples
@@ -361,12 +365,13 @@ class _Member(Membership):
         """Test, tell the program, and do what it says; all members wait for its answer, and keep what it changed."""
         tested = self._test() if self.test is not None else None
         if self.rank == 0:
-            self.line.send("epoch", self._report(tested), self.replica.state() if self.job.shows else None)
+            self.send(msg.EpochDone(self._report(tested), self.replica.state() if self.job.shows else None))
         else:
             shown_s = self.keeping_s() if self.job.shows else 0.0
-            self.line.send("waits", self.replica.step, self.group.deadline_s + shown_s)
-        self.steps, values, self.schedulers = self.wait_for("go")
-        self.replica.take_values(values)
+            self.send(msg.EpochAwaited(self.replica.step, self.group.deadline_s + shown_s))
+        answer = self.wait_for(msg.AnswerToEpoch)
+        self.steps, self.schedulers = answer.steps, answer.schedulers
+        self.replica.take_values(answer.values)
         self.totals = Totals()
         self.keep()
 

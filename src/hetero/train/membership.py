@@ -10,8 +10,7 @@ import hmac
 import pickle
 from collections.abc import Mapping
 from dataclasses import asdict, replace
-from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from hetero.comm.errors import GroupBrokenError
 from hetero.comm.group import Group, open_rendezvous
@@ -19,8 +18,9 @@ from hetero.comm.lines import Line
 from hetero.comm.rendezvous import LOOPBACK
 from hetero.floor import clock, own_memory
 from hetero.plan.training.shares import StepModel
+from hetero.train import messages as msg
 from hetero.train.checkpoints import TrainingCheckpoints, run_facts
-from hetero.train.job import Formation, TrainingJob
+from hetero.train.job import TrainingJob
 from hetero.train.sample_log import SampleLog
 from hetero.train.values import Totals, TrainingError
 
@@ -77,14 +77,14 @@ class Membership:
         self.line = line
         self._address = job.hosts.get(device, LOOPBACK)
         self._far = self._address not in (LOOPBACK, job.address.host)
-        send = partial(line.send, "logged") if self._far else None
+        send = self._send_logged if self._far else None
         self.log = SampleLog(job.sample_log, job.run, device, send)
         self.group = Group(0, 1)
         self.team: tuple[str, ...] = ()
         self.rank = 0
         self.generation = 0
         self.steps = job.steps
-        self.schedulers: Mapping[str, Any] = {}
+        self.schedulers: Mapping[str, object] = {}
         self.totals = Totals() if job.totals is None else replace(job.totals, speeds=dict(job.totals.speeds))
         self.outsiders: dict[str, float] = {}
         self.regroup_asked = False
@@ -98,13 +98,19 @@ class Membership:
 
     def introduce(self) -> float:
         """Say that this member is here, and wait to be let in; returns the most samples that a pass of it may have."""
-        self.line.send("here", self.name)
-        most: float = self.wait_for("probe")[0]
-        return most
+        self.send(msg.MemberArrived(self.name))
+        return self.wait_for(msg.MeasureSpeed).most
+
+    def send(self, message: msg.Message) -> None:
+        """Send the lead a message; raises LineClosedError when the program is gone."""
+        msg.send_message(self.line, message)
+
+    def _send_logged(self, line: bytes) -> None:
+        self.send(msg.SamplesLogged(line))
 
     def tell_pass(self, samples: int) -> None:
         """Record that a pass is larger than all before, and where the system counts those that it kills for memory."""
-        self.line.send("pass", samples, own_memory.memory_kills_file())
+        self.send(msg.PassGrown(samples, own_memory.memory_kills_file()))
 
     def dial_again(self) -> None:
         """Return to the program after the line was cut.
@@ -118,8 +124,8 @@ class Membership:
         self.line.dial_again()
         self.introduce()
 
-    def wait_for(self, word: str) -> tuple[Any, ...]:
-        """Wait for a word of the program's; returns what comes with it.
+    def wait_for(self, kind: type[msg.Kind]) -> msg.Kind:
+        """Wait for a message of the program's.
 
         Raises
         ------
@@ -131,24 +137,25 @@ class Membership:
             The program is gone.
         """
         while True:
-            message = self.line.receive()
-            assert message is not None
-            if message[0] == word:
-                return message[1:]
-            self._take_in(message, may_break=word != "form")
+            came = self.line.receive()
+            assert came is not None
+            message = msg.read_message(came)
+            if isinstance(message, kind):
+                return message
+            self._take_in(message, may_break=kind is not msg.Formation)
 
     def told_to_regroup(self) -> bool:
         """Return whether somebody waits to join; raises as `wait_for` does."""
-        for message in self.line.waiting():
-            self._take_in(message, may_break=True)
+        for came in self.line.waiting():
+            self._take_in(msg.read_message(came), may_break=True)
         return self.regroup_asked
 
-    def _take_in(self, message: tuple[Any, ...], *, may_break: bool) -> None:
-        if message[0] == "stop":
+    def _take_in(self, message: msg.Message, *, may_break: bool) -> None:
+        if isinstance(message, msg.StopTraining):
             raise StopError
-        if message == ("broken", self.generation) and may_break:
+        if isinstance(message, msg.GroupBroken) and message.generation == self.generation and may_break:
             raise GroupBrokenError("a member of the group is gone")
-        self.regroup_asked |= message[0] == "regroup"
+        self.regroup_asked |= isinstance(message, msg.Regroup)
 
     def leave(self) -> None:
         """Leave the group; whoever waits in it is freed."""
@@ -171,8 +178,8 @@ class Membership:
             It did not come about.
         """
         self.group.close()
-        self.line.send("ready", self.replica.step, model, self._link_s, self._patience_s())
-        formation: Formation = self.wait_for("form")[0]
+        self.send(msg.MemberReady(self.replica.step, model, self._link_s, self._patience_s()))
+        formation = self.wait_for(msg.Formation)
         self.rank, self.team, self.generation = formation.rank, formation.team, formation.generation
         self.outsiders, self.steps = dict(formation.outsiders), formation.steps
         self.schedulers = formation.schedulers
@@ -190,14 +197,14 @@ class Membership:
         if size > 1 and self.rank == 0:
             prefix = f"generation-{self.generation}"
             store, rendezvous = open_rendezvous(prefix, size, self._address, beyond_loopback=True)
-            self.line.send("rendezvous", self.generation, rendezvous)
+            self.send(msg.RendezvousOpened(self.generation, rendezvous))
         elif size > 1:
-            (rendezvous,) = self.wait_for("rendezvous")
+            rendezvous = self.wait_for(msg.MeetAt).rendezvous
         from hetero.train.reduction_groups import join
 
         return join(self.rank, self.team, rendezvous, store, _FORM_DEADLINE_S, self.job.sum_on, self._address)
 
-    def _get_level(self, formation: Formation) -> None:
+    def _get_level(self, formation: msg.Formation) -> None:
         """Take over the state of the member that is furthest, or of the checkpoint where nobody is left."""
         if formation.saved is not None:
             self.replica.adopt(formation.saved.state)
@@ -307,7 +314,7 @@ class Membership:
             }
             state, begun_s = self.replica.state(), clock.monotonic_s()
             if self._far:
-                self.line.send("keep", step, state, facts)
+                self.send(msg.CheckpointSent(step, state, facts))
                 return
             TrainingCheckpoints(job.checkpoint, job.keep).write(step, state, facts)
-            self.line.send("kept", step, len(state), clock.monotonic_s() - begun_s)
+            self.send(msg.CheckpointStored(step, len(state), clock.monotonic_s() - begun_s))

@@ -15,7 +15,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import hetero
 from benchmarks.common import Bench, arguments
-from hetero.batch.options import BatchOptions
+from hetero.batch import BatchOptions
 
 BATCHES = (64, 256, 1024)
 FLEET = "1xcpu,1xcpu*0.5"

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import psutil
 
-from hetero.batch.options import BatchOptions
+from hetero.batch import BatchOptions
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 

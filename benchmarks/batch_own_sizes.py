@@ -16,7 +16,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import hetero
 from benchmarks.common import Bench, alternate, arguments
 from benchmarks.rivals import dask_client, ray_module
-from hetero.batch.options import BatchOptions
+from hetero.batch import BatchOptions
 
 BESTS = (256, 16)
 RATES = (1800.0, 200.0)

@@ -21,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import hetero
 from benchmarks.common import Bench, alternate, arguments, ratio
 from benchmarks.rivals import dask_client, ray_module
-from hetero.batch.options import BatchLimits, BatchOptions
+from hetero.batch import BatchLimits, BatchOptions
 
 FILES = 4
 LOOK_S = 0.1

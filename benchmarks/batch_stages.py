@@ -12,7 +12,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import hetero
 from benchmarks.common import Bench, arguments
-from hetero.batch.options import BatchOptions
+from hetero.batch import BatchOptions
 
 SLOW_S, QUICK_S, WRITE_S = 4e-3, 1e-3, 5e-4
 """What a record costs at the bottleneck, at the other one of decode and model, and when it is written."""

@@ -20,7 +20,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import hetero
 from benchmarks.common import Bench, alternate, arguments, ratio
-from hetero.train.values import TrainOptions
+from hetero.train import TrainOptions
 
 GPU, BOTH = "cuda:0", "cuda:0,torch-cpu"
 BATCH, SAMPLES, EPOCHS = 512, 16_384, 3

@@ -187,8 +187,8 @@ def step_of(name: str, model: Any, group: Any, inputs: Any) -> Callable[[], None
 
 
 def _ours(model: Any, optimizer: Any, group: Any, inputs: Any, options: dict[str, Any]) -> Callable[[], None]:
+    from hetero.train import TrainOptions
     from hetero.train.gradients import Gradients
-    from hetero.train.values import TrainOptions
 
     gradients = Gradients(list(model.parameters()), 1, TrainOptions(len(inputs), **options))
 

@@ -30,8 +30,8 @@ import hetero
 from benchmarks.common import Bench, arguments
 from benchmarks.train_shares import BATCH, SAMPLES, adam, pictures
 from hetero.recipes.mnist import network
+from hetero.train import DataOptions, TrainOptions
 from hetero.train.listener import Listener
-from hetero.train.values import DataOptions, TrainOptions
 
 MEMBERS, STEPS = 3, SAMPLES // BATCH
 DEADLINE_STEPS, LEAST_DEADLINE_S = 30, 2.0

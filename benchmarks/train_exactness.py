@@ -24,7 +24,7 @@ import hetero
 from benchmarks.common import Bench, arguments
 from benchmarks.train_shares import BATCH, pictures
 from hetero.recipes.mnist import network
-from hetero.train.values import TrainOptions
+from hetero.train import TrainOptions
 
 SHARES = {"cpu:0": 96, "cpu:1": 32}
 SPLITS: tuple[tuple[str, dict[str, int]], ...] = (

@@ -21,7 +21,7 @@ import hetero
 from benchmarks.common import Bench, alternate, arguments
 from benchmarks.train_shares import adam, pictures
 from hetero.recipes.mnist import network
-from hetero.train.values import DataOptions
+from hetero.train import DataOptions
 
 BATCH, SAMPLES = 128, 2048
 WAIT_S = 0.00007

@@ -27,7 +27,7 @@ import hetero
 from benchmarks.common import Bench, alternate, arguments
 from hetero.plan.training.shares import StepModel, make_plan
 from hetero.recipes.mnist import load_digits, load_mnist, network
-from hetero.train.values import TrainOptions
+from hetero.train import TrainOptions
 from tests.needs import _data
 
 BATCH, SAMPLES, SLOW = 128, 4096, 0.333

@@ -21,7 +21,7 @@ from torch import nn
 
 import hetero
 from benchmarks.common import Bench, arguments
-from hetero.train.values import TrainOptions
+from hetero.train import TrainOptions
 
 BATCH = 128
 FAST_S, SLOW_S = 0.0005, 0.0015

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import hetero
-from hetero.batch.options import BatchOptions
+from hetero.batch import BatchOptions
 
 SIDE = 8
 WIDTH = SIDE * SIDE

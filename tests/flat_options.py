@@ -13,6 +13,7 @@ def trainer_options(**flat: Any) -> dict[str, Any]:
     """Return keywords of the Trainer, with those that belong together in their options."""
     steps, reading = taken(flat, TrainOptions), taken(flat, DataOptions)
     kept = {name: flat.pop(key) for key, name in CHECKPOINT_KEYS.items() if key in flat}
+    kept = {name: value for name, value in kept.items() if value is not None}
     if steps.keys() - {"global_batch"}:
         flat["options"] = TrainOptions(**steps)
     else:

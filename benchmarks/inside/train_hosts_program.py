@@ -19,7 +19,7 @@ import hetero
 from benchmarks.train_deaths import has_torch
 from benchmarks.train_shares import BATCH, adam, pictures
 from hetero.recipes.mnist import network
-from hetero.train.values import DataOptions, TrainOptions
+from hetero.train import DataOptions, TrainOptions
 
 
 def trained(ctx: hetero.Context, log: Path) -> list[Any]:

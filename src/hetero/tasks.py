@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from hetero.session.inside import worker_state as worker_state
     from hetero.session.joblib import register_joblib as register_joblib
     from hetero.session.nesting import TaskContext as TaskContext
+    from hetero.session.options import ContextOptions as ContextOptions
     from hetero.session.tasks import TaskFunction as TaskFunction
 else:
     __getattr__, __dir__, __all__ = lazy_names(
@@ -27,6 +28,7 @@ else:
             "hetero.session.inside": ("namespace", "worker_state"),
             "hetero.session.joblib": ("register_joblib",),
             "hetero.session.nesting": ("TaskContext",),
+            "hetero.session.options": ("ContextOptions",),
             "hetero.session.tasks": ("TaskFunction",),
         },
     )

@@ -559,9 +559,9 @@ def adam_of(parameters: Any) -> Any:
 
 
 WRONG: dict[str, tuple[dict[str, Any], str]] = {
-    "checkpoint_every alone": ({"checkpoint_every": 5}, r"checkpoint_every=5 has no effect without checkpoint="),
-    "keep alone": ({"keep": 9}, r"keep=9 has no effect without checkpoint="),
-    "no steps": ({"checkpoint_every": 0, "checkpoint": "never"}, r"checkpoint_every=0 is not allowed"),
+    "checkpoint_every alone": ({"checkpoint_every": 5}, r"every=5 has no effect without a folder of checkpoints"),
+    "keep alone": ({"keep": 9}, r"keep=9 has no effect without a folder of checkpoints"),
+    "no steps": ({"checkpoint_every": 0, "checkpoint": "never"}, r"every=0 is not allowed"),
     "a word": ({"shuffle": "no"}, r"shuffle='no' is not allowed; give True or False"),
     "a number": ({"callbacks": 3}, r"callbacks=3 is not allowed; give a list"),
     "a number within": ({"callbacks": [3]}, r"callbacks=\[3\] is not allowed; give a list"),

@@ -106,7 +106,7 @@ def test_former_keywords_of_the_public_functions_still_work() -> None:
     with pytest.warns(DeprecationWarning, match=r"write options=ContextOptions\(progress=…\)"):
         hetero.Context(devices="1xcpu", engine="inline", progress=False).close()
     with pytest.warns(DeprecationWarning, match="is deprecated: write") as told:
-        found = hetero.map_batches(lambda batch: batch, range(4), devices="1xcpu", part=2, memory="10MB")
+        found = hetero.batch.map_batches(lambda batch: batch, range(4), devices="1xcpu", part=2, memory="10MB")
     assert found.value == [0, 1, 2, 3]
     assert [str(each.message).rpartition("write ")[2] for each in told] == [
         "options=BatchOptions(part=…)", "limits=BatchLimits(memory=…)"

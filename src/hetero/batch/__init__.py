@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from hetero.batch.files import File as File
     from hetero.batch.files import Files as Files
     from hetero.batch.files import Images as Images
+    from hetero.batch.options import BatchLimits as BatchLimits
+    from hetero.batch.options import BatchOptions as BatchOptions
     from hetero.batch.stages import pipeline as pipeline
     from hetero.batch.tables import Tables as Tables
 else:
@@ -21,6 +23,7 @@ else:
         {
             "hetero.batch.api": ("map_batches",),
             "hetero.batch.files": ("File", "Files", "Images"),
+            "hetero.batch.options": ("BatchLimits", "BatchOptions"),
             "hetero.batch.stages": ("pipeline",),
             "hetero.batch.tables": ("Tables",),
         },

@@ -61,6 +61,11 @@ class BatchOptions:
     ------
     BadValueError
         A value is not allowed; the message says what is.
+
+    Examples
+    --------
+    >>> BatchOptions(part=1000, cost=len, precision="any").wish
+    Wish(word='any', tolerance_frac=0.01)
     """
 
     overwrite: bool = False

@@ -301,7 +301,7 @@ def _check(
     if initializer is not None and ctx is not None:
         raise BadValueError(
             "initializer= is of an executor's own workers, and this one uses those of a Context",
-            remedy="give it to the Context: hetero.Context(options=ContextOptions(initializer=...))",
+            remedy="give it to the Context: hetero.Context(options=hetero.tasks.ContextOptions(initializer=...))",
         )
     if mp_context is not None and mp_context.get_start_method(allow_none=False) == "fork":
         raise BadValueError(

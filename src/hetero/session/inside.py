@@ -169,7 +169,7 @@ def worker_state() -> dict[str, Any]:
     if frame is None:
         raise BadValueError(
             "worker_state() works only inside a task or an initializer",
-            remedy="fill it there: hetero.Context(options=ContextOptions(initializer=load_model))",
+            remedy="fill it there: hetero.Context(options=hetero.tasks.ContextOptions(initializer=load_model))",
         )
     return frame.state
 

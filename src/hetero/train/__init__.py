@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from hetero.train.sample_log import check_sample_log as check_sample_log
     from hetero.train.sample_log import read_sample_log as read_sample_log
     from hetero.train.trainer import Trainer as Trainer
+    from hetero.train.values import CheckpointOptions as CheckpointOptions
+    from hetero.train.values import DataOptions as DataOptions
+    from hetero.train.values import TrainOptions as TrainOptions
     from hetero.tune.search import search as search
 else:
     __getattr__, __dir__, __all__ = lazy_names(
@@ -30,6 +33,7 @@ else:
             "hetero.train.data": ("pad_samples",),
             "hetero.train.sample_log": ("check_sample_log", "read_sample_log"),
             "hetero.train.trainer": ("Trainer",),
+            "hetero.train.values": ("CheckpointOptions", "DataOptions", "TrainOptions"),
             "hetero.tune.search": ("search",),
         },
     )

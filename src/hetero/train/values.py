@@ -97,6 +97,11 @@ class TrainOptions:
     ------
     BadValueError
         A value is not allowed, or two of them exclude one another.
+
+    Examples
+    --------
+    >>> TrainOptions(128, precision="bf16", shares={"cpu:0": 96, "cpu:1": 32}).precision
+    'bf16'
     """
 
     global_batch: int
@@ -183,6 +188,11 @@ class DataOptions:
         is found to hold the device up.
     sample_log
         Folder of a log of which device computed which samples, for `check_sample_log`; None for none.
+
+    Examples
+    --------
+    >>> DataOptions(readers=2, sample_log="log").readers
+    2
     """
 
     cost: Iterable[float] | None = None
@@ -208,6 +218,11 @@ class CheckpointOptions:
     ------
     BadValueError
         There is no folder, or a number is not allowed.
+
+    Examples
+    --------
+    >>> CheckpointOptions("runs", every=100).keep
+    3
     """
 
     folder: str | Path = ""

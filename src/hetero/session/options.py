@@ -47,9 +47,9 @@ class ContextOptions:
         not set only under `hetero run`.
     initializer, initargs
         Called as `initializer(*initargs)` by each worker before its first task, also after a restart; what it puts
-        into `hetero.tasks.worker_state()` is there for the worker's tasks. A device whose initializer raises at its first
-        start is not used, and tasks that find no other fail with what it raised; where it raises at a restart, the
-        worker is started again until it succeeds.
+        into `hetero.tasks.worker_state()` is there for the worker's tasks. A device whose initializer raises at its
+        first start is not used, and tasks that find no other fail with what it raised; where it raises at a restart,
+        the worker is started again until it succeeds.
 
     Raises
     ------

@@ -16,6 +16,7 @@ import pytest
 
 ENOUGH_S = 100
 FLEET = "1xcpu,1xcpu*0.5"
+SILENT = {"HETERO_PROGRESS": "0"}  # else a slow machine has time to tell how far it is
 
 
 @pytest.fixture
@@ -36,7 +37,7 @@ def hetero(*words: str, cwd: Path | None = None) -> subprocess.CompletedProcess[
         timeout=ENOUGH_S,
         check=False,
         cwd=cwd,
-        env={**os.environ, "COLUMNS": "80"},
+        env={**os.environ, "COLUMNS": "80", **SILENT},
     )
 
 
@@ -139,7 +140,8 @@ def test_a_script_has_the_path_and_the_streams_that_python_gives_it(encoding: st
 def test_an_interrupted_program_exits_130_and_leaves_no_worker(script: Any) -> None:
     path = script("ctx.run(sum, [1])\nprint('up', flush=True)\nctx.run(__import__('time').sleep, 50)")
     command = [sys.executable, "-m", "hetero", "run", "--devices", "1xcpu", path]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    env = {**os.environ, **SILENT}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "up\n"
         workers = psutil.Process(process.pid).children(recursive=True)

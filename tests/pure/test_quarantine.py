@@ -506,6 +506,18 @@ def test_no_task_of_a_class_that_killed_is_sent_on_top_of_its_parent_whatever_it
     assert world.machine.tasks[21].phase is Phase.READY
 
 
+def test_a_nested_task_waits_for_its_device_that_does_not_start_for_long_as_any_other_does() -> None:
+    world = World(cpu(), cpu(1))
+    world.submit(1, Request(on=("cpu:0",)))
+    nested(world, 2, Request(on=("cpu:1",)))
+    world.tell(TaskSuspended(0.1, 1, 1, "h0/cpu:0", 0.1, 2))
+    world.tell(DeviceLost(0.2, "h0/cpu:1", SEGV, False, 2))
+    for second in range(1, 60):
+        assert not only(world.tell(TimerFired(float(second))), Fail)
+        assert not only(world.tell(DeviceLost(float(second), "h0/cpu:1", "its initializer raised", False)), Fail)
+    assert [each.device for each in only(world.tell(DeviceReady(60.0, "h0/cpu:1")), Run)] == ["h0/cpu:1"]  # type: ignore[attr-defined]
+
+
 def test_a_task_whose_caller_judges_fails_with_its_first_death_and_leaves_no_suspect() -> None:
     world = Workers(1, range(1, 9))
     for number in range(1, 9):

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from hetero.core.fleet import MOST_SUSPENDED
 from hetero.drive.faults import Faults
 from hetero.drive.sim import Costs, Program, SimResult, SimTask, simulate
 from hetero.model.tasks import Request
@@ -159,14 +160,23 @@ def test_a_killer_nested_in_others_is_given_up_and_those_beside_it_are_not() -> 
 
 
 def test_what_finds_no_room_beside_those_that_wait_for_it_is_given_up() -> None:
-    from hetero.core.fleet import MOST_SUSPENDED
-
     entry = SimTask(task(1, PINS[0]))
     for _ in range(MOST_SUSPENDED + 5):
         entry = SimTask(task(1, PINS[0]), nested=(entry,))
     result = simulate(Program([entry]), cpus(2), lambda *_: 1e-3)
     assert {failure.kind for failure in result.failures.values()} == {"nothing_fits"}
     assert 1 in result.commits
+
+
+def test_what_waits_for_the_end_of_a_stack_that_has_no_room_is_not_given_up_with_it() -> None:
+    deep = SimTask(task(1, PINS[0]))
+    for _ in range(MOST_SUSPENDED + 5):
+        deep = SimTask(task(1, PINS[0]), nested=(deep,))
+    other = SimTask(task(2, PINS[1]), nested=(SimTask(task(1, PINS[0], name="behind")),))
+    result = simulate(Program([deep, other], together=True), cpus(2), lambda *_: 1e-3)
+    assert [failure.kind for failure in result.failures.values()] == ["nothing_fits"]
+    assert not any("behind" in failure.message for failure in result.failures.values())
+    assert {1, 2} <= set(result.commits)
 
 
 def test_the_same_seed_gives_the_same_run() -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from math import inf, isfinite
 
 from hetero.core.lifecycle import CoreState, TaskLifecycle
-from hetero.core.state import DevicePhase, DeviceState, Phase, TaskState
+from hetero.core.state import COMING, DevicePhase, DeviceState, Phase, TaskState
 from hetero.model.commands import Command
 from hetero.model.events import TaskResumed, TaskSuspended
 from hetero.model.tasks import Failure
@@ -28,7 +28,8 @@ class Nesting:
     started later. So they are ready, or wait for others like them that are, and every device that could run one is
     free for it: what is on top there waits too. Where other devices are at work all the time, the tasks that wait
     for each other in a circle are looked for. What still finds no room, for want of memory or because a worker's
-    stack is full, is given up after `Rules.stuck_s`, so that those that wait for it hear of it.
+    stack is full, is given up after `Rules.stuck_s`, so that those that wait for it hear of it; what could run on a
+    device that is being started, again perhaps, waits for that one, as tasks of the program do.
     """
 
     def __init__(self, core: CoreState, tasks: TaskLifecycle) -> None:
@@ -129,9 +130,30 @@ class Nesting:
         return False
 
     def _give_up_stuck(self, commands: list[Command]) -> None:
-        waiting = (Phase.READY, Phase.PLACED)
-        for state in [state for state in self._tasks.values() if state.task.parent and state.phase in waiting]:
+        for state in self._stuck():
             if self._tasks.get(state.task.id) is state:
                 text = "finds no room beside the tasks that wait for it on all devices that could run it"
                 self._lifecycle.take_off(state, self._timer.now_s, commands)
                 self._lifecycle.fail(state, Failure("nothing_fits", f"{state.task.name} {text}"), commands)
+
+    def _stuck(self) -> list[TaskState]:
+        """Return the nested tasks that find no room and that no device which starts could take.
+
+        Notes
+        -----
+        Where some are nested in the topmost task of a device that could run them, it is they who keep it from going
+        on, and the others have a chance once it does.
+        """
+        waiting = [state for state in self._tasks.values() if state.phase in (Phase.READY, Phase.PLACED)]
+        stuck = [state for state in waiting if state.task.parent and not self._may_start(state)]
+        return [state for state in stuck if self._is_in_its_own_way(state)] or stuck
+
+    def _may_start(self, state: TaskState) -> bool:
+        """Return whether a device that is being started, again perhaps, could run a task."""
+        seconds = self._placer.view.seconds(state, self._rows.of(state))
+        return any(device.phase in COMING and isfinite(seconds[device.index]) for device in self._fleet.states)
+
+    def _is_in_its_own_way(self, state: TaskState) -> bool:
+        seconds = self._rows.of(state).seconds
+        able = [device for device in self._fleet.states if isfinite(seconds[device.index])]
+        return any(device.suspended and state.is_below(device.suspended[-1]) for device in able)

@@ -21,7 +21,7 @@ from hetero.core.leases import LeasePool
 from hetero.core.lookahead import Lookahead, Prefetch
 from hetero.core.policy_view import BestDevice, PolicyView, ReadyTasks
 from hetero.core.replicas import Replicas
-from hetero.core.state import Batch, DevicePhase, DeviceState, Phase, ReadyQueue, TaskState
+from hetero.core.state import COMING, Batch, DevicePhase, DeviceState, Phase, ReadyQueue, TaskState
 from hetero.model.commands import Command, Launch, Run, RunGroup, Withdraw
 from hetero.model.device import HOST_NODE
 from hetero.model.tasks import Task
@@ -44,9 +44,6 @@ CHUNK_TASKS = 256
 
 NOTICE_S = 0.05
 """A task that waits for any of several is expected to go on within this after one of them has ended, if it does."""
-
-
-_COMING = (DevicePhase.STARTING, DevicePhase.LOST)
 
 
 class Placer:
@@ -131,7 +128,7 @@ class Placer:
     def is_moving(self) -> bool:
         """Return whether a device starts, a task that waited is about to go on, or bytes travel."""
         for device in self._fleet.states:
-            if device.phase in _COMING and not device.told:
+            if device.phase in COMING and not device.told:
                 return True
             top = device.suspended[-1] if device.suspended else None
             if top is not None and (top.resumes or not top.children or self.view.now_s - top.woken_s < NOTICE_S):

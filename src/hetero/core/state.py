@@ -141,6 +141,10 @@ class DevicePhase(IntEnum):
     GONE = 3
 
 
+COMING = (DevicePhase.STARTING, DevicePhase.LOST)
+"""The phases of a device whose worker is being started, or will be."""
+
+
 class Batch:
     """How many launches of one `Run` are still out."""
 

@@ -11,7 +11,7 @@ FAST := $(wildcard tests/pure tests/sim tests/golden tests/docs tests/backend)
 BENCHMARKS := $(filter-out benchmarks/common.py benchmarks/rivals.py benchmarks/summary.py benchmarks/work.py, $(wildcard benchmarks/*.py))
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-fast test-servers lint format bench clean
+.PHONY: help setup demo test test-fast test-servers mutation lint format bench clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1	\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 18
@@ -42,6 +42,9 @@ test-servers: $(READY) $(OTHER) ## run what needs Ray clusters, namespaces, brow
 
 test-fast: $(READY) ## run the quick tests (at most 2 minutes)
 	$(BIN)/python -m pytest -q -n 2 --dist loadfile -m "not slow" $(FAST)
+
+mutation: $(READY) ## change the code that decides in small ways: do pure tests notice? (at most 5 minutes; weekly in CI)
+	$(BIN)/python -m tests.mutation
 
 lint: $(READY) ## style, types on three operating systems, and the import contract
 	$(BIN)/ruff check .

@@ -236,7 +236,7 @@ class Committer:
         self.bad += entry.bad
         if journaled:
             part.journaled.append(entry.begin)
-        if self._spill and journaled:
+        if self._spill and journaled and entry.results is not None:
             entry = entry._replace(results=_SPILLED)
         elif entry.results is not None:
             self._hold(size_bytes(entry.results))

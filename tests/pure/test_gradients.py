@@ -142,10 +142,10 @@ def test_members_with_unequal_shares_get_the_gradients_of_one_process(
     kind: type[Gradients], cuts: Sequence[int]
 ) -> None:
     rows = batch(8, 5)
-    expected = alone(model(5, 4, 3), rows)
+    expected = alone(model(5, 4, 3, 2), rows)
 
     def run(member: Any) -> Any:
-        net, part = model(5, 4, 3), torch.split(rows, list(cuts))[member.rank]
+        net, part = model(5, 4, 3, 2), torch.split(rows, list(cuts))[member.rank]
         kept = kind(list(net.parameters()), 2, options())
         for _ in range(3):
             header = step(kept, net, torch.split(part, 2), member, (1.0, float(member.rank)))
@@ -428,13 +428,62 @@ def test_overlap_is_kept_only_where_ten_steps_showed_that_it_is_faster(
             begin = len(member.sizes)
             net(rows).sum().backward()
             early.append(len(member.sizes) > begin)
-            now.s += (with_s if early[-1] else without_s) * (1 if member.rank == 0 else 5 - with_s)
+            now.s += with_s if early[-1] == (member.rank == 0) else without_s  # the first member's times count
             kept.reduce(member, (1.0,))
         return early, len(kept._rows)
 
     for early, rows_kept in together(2, run):
         assert early == [False, *[True, False] * 5, gains, gains]
         assert rows_kept == (3 if gains else 1)
+
+
+def test_ten_steps_count_and_the_odd_ones_go_without_overlap() -> None:
+    _, kept = big(None, "auto")
+    assert not kept._leaves_early(), "nothing leaves early while the order is not known"
+    kept._ordered = True
+    told = []
+    for step_number in range(10):
+        told.append(kept._leaves_early())
+        kept._tried.append(float(step_number))
+    assert told == [True, False] * 5
+    for gains in (True, False):
+        kept._gains = gains
+        assert kept._leaves_early() == gains
+
+
+def test_the_time_of_a_step_counts_from_where_it_was_begun_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = iter([10.0, 20.0])
+    monkeypatch.setattr(gradients.clock, "monotonic_s", lambda: next(now))
+    _, kept = big(None)
+    kept.begin(None)
+    assert kept._begun_s == 10.0
+    kept._under_way = [(iter(()), None)]  # type: ignore[list-item]
+    kept.begin(None)
+    assert kept._begun_s == 10.0
+    kept._under_way = []
+    kept.begin(None)
+    assert kept._begun_s == 20.0
+
+
+@pytest.mark.parametrize(
+    ("nbytes", "buckets"),
+    [
+        ([100, 28], [(0, 1)]),  # a bucket of the limit is not cut
+        ([100, 29], [(0,), (1,)]),
+        ([500, 15], [(0, 1)]),  # the last one is less than an eighth full
+        ([500, 16], [(0,), (1,)]),
+        ([100] * 20, [(0,), *((one, one + 1) for one in range(1, 18, 2)), (19,)]),
+    ],
+)
+def test_buckets_are_filled_from_the_end(nbytes: Sequence[int], buckets: Sequence[Sequence[int]]) -> None:
+    found = gradients.cut_buckets(nbytes, ["f4"] * len(nbytes), range(len(nbytes)))
+    assert [bucket.indices for bucket in found] == buckets
+
+
+def test_each_kind_has_a_small_last_bucket_of_its_own() -> None:
+    nbytes, kinds = [100] * 20 + [100, 29], ["f4"] * 20 + ["f8"] * 2
+    found = gradients.cut_buckets(nbytes, kinds, range(22))
+    assert [bucket.indices for bucket in found if bucket.kind == "f8"] == [(20,), (21,)]
 
 
 def test_another_group_starts_anew() -> None:
@@ -462,7 +511,7 @@ def test_sums_are_the_same_bits_however_the_batch_is_shared() -> None:
 
     def bits(cuts: Sequence[int]) -> Any:
         def run(member: Any) -> Any:
-            net = model(5, 4, 3)
+            net = model(5, 4, 3, 2)
             kept = BitwiseGradients(list(net.parameters()), 1, options(exact="bitwise"))
             found = []
             for _ in range(3):
@@ -475,7 +524,7 @@ def test_sums_are_the_same_bits_however_the_batch_is_shared() -> None:
 
     (expected, exponents, overflowed), *_ = bits((8,))
     assert not overflowed
-    largest = [float(each.abs().max()) for each in expected[-2:]]
+    largest = [float(each.abs().max()) for each in expected[-3:]]
     assert all(2.0 ** (exponent - 1) <= top < 2.0**exponent for exponent, top in zip(exponents, largest, strict=True))
     for cuts in ((4, 4), (1, 7), (3, 3, 2)):
         for found, others, _ in bits(cuts):
@@ -516,7 +565,9 @@ def test_growth_beyond_what_the_integers_hold_is_told_until_the_next_step() -> N
 
     assert not given(2.0**14 * (1 - 1e-9))
     assert given(2.0**14)
-    assert given(float("nan"))
+    for odd in (float("nan"), float("inf"), -float("inf")):
+        assert given(odd)
+        assert int(kept._total[0]) == 0
     assert not given(1.0)
     assert float(kept._rows[0].exchange.row[0]) == 0.0, "a micro-batch is counted once"
 

@@ -129,6 +129,7 @@ class Backend(ABC):
     remedy : how to get what it needs
     heavy : True when its packages are slow or dangerous to import, so that it is probed in a child process
     runs_torch : True when torch computes on its devices without harm to it, at the place that their kind names
+    runs_python : of an open device: whether tasks without an implementation of their own run on it, else it takes kernels
     """
 
     name: ClassVar[str]
@@ -147,6 +148,7 @@ class Backend(ABC):
     def __init__(self, device: Device) -> None:
         self.device = device
         self.is_open = False
+        self.runs_python = device.runs_python
 
     @classmethod
     def declared_kinds(cls) -> dict[str, DeviceKind]:
@@ -164,11 +166,6 @@ class Backend(ABC):
         """The kind of its device."""
         name = self.device.kind
         return self.declared_kinds().get(name) or KINDS.get(name) or DeviceKind(name, str(self.device.type))
-
-    @property
-    def runs_python(self) -> bool:
-        """Whether tasks without an implementation of their own run on its device; else it takes kernels."""
-        return self.device.runs_python
 
     @classmethod
     def missing(cls) -> tuple[str, ...]:

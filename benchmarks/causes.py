@@ -25,9 +25,9 @@ import hetero
 from benchmarks.common import Bench, arguments
 from hetero.drive.frame import current
 from hetero.drive.sim import Costs, Program, SimHooks, SimTask, simulate
+from hetero.model.annotations import TaskParts
 from hetero.model.device import HOST_NODE, Device, DeviceType
 from hetero.model.events import EVENTS, TaskFailed, TaskFinished, UtilisationReported
-from hetero.model.notes import TaskParts
 from hetero.model.tasks import Failure, Request, Task
 from hetero.model.topology import Link, MemoryNode, Topology
 from hetero.report.causes import Gain, gains

@@ -20,9 +20,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.common import Bench, arguments
 from hetero.drive.trace import TraceWriter, read_trace
+from hetero.model.annotations import TaskParts
 from hetero.model.commands import Commit, Launch, Run
 from hetero.model.events import TaskFinished, TaskSubmitted
-from hetero.model.notes import TaskParts
 from hetero.model.tasks import Request, Task
 from tests.clocked import RUNS, missing_s
 

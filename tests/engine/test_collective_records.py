@@ -10,8 +10,8 @@ import pytest
 import hetero
 from hetero.drive.annotations import KEPT, record_collective
 from hetero.drive.frame import Frame
+from hetero.model.annotations import CheckpointKept
 from hetero.model.device import Device, DeviceType
-from hetero.model.notes import CheckpointKept
 from hetero.report.account import account
 from hetero.report.chrome import chrome_trace
 from hetero.report.findings import find

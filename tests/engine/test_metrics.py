@@ -11,7 +11,7 @@ import pytest
 import hetero
 from hetero.drive.trace import read_trace
 from hetero.floor.errors import BadValueError, ConfigError
-from hetero.model.notes import TrainingEpoch, TrainingStep
+from hetero.model.annotations import TrainingEpoch, TrainingStep
 
 WAIT_S = 90.0
 Figures = dict[tuple[str, tuple[tuple[str, str], ...]], float]

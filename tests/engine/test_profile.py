@@ -9,7 +9,7 @@ import pytest
 
 import hetero
 from hetero.errors import HeteroError
-from hetero.model.notes import OperatorsRun
+from hetero.model.annotations import OperatorsRun
 from hetero.report.chrome import chrome_trace
 from hetero.report.findings import find
 from hetero.report.html import page

@@ -7,7 +7,7 @@ import pytest
 
 import hetero
 from hetero.drive.trace import read_trace
-from hetero.model.notes import DeviceSampled
+from hetero.model.annotations import DeviceSampled
 from hetero.report.html import curves
 from hetero.report.trace_reader import read_run
 from hetero.session import sampling

@@ -9,8 +9,8 @@ import pytest
 
 import hetero
 from hetero.drive.trace_read import read_trace
+from hetero.model.annotations import TaskParts
 from hetero.model.events import TaskFailed, TaskFinished
-from hetero.model.notes import TaskParts
 from hetero.report.account import account
 from hetero.report.trace_reader import read_run
 from tests.clocked import LINKED, RUNS, SlowToLoad, missing_s, work

@@ -27,8 +27,8 @@ import pytest
 import hetero
 from hetero.drive.frame import MOST_DEEP, current
 from hetero.drive.trace_read import read_trace
+from hetero.model.annotations import NestedRun
 from hetero.model.events import TaskFinished
-from hetero.model.notes import NestedRun
 from hetero.session import runs
 from hetero.session.options import ContextOptions
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from hetero.drive.trace import TraceWriter
-from hetero.model.notes import CheckpointWritten, DeviceSampled, TrainingEpoch, TrainingNews, TrainingStep
+from hetero.model.annotations import CheckpointWritten, DeviceSampled, TrainingEpoch, TrainingNews, TrainingStep
 from hetero.report.findings import find
 from hetero.report.html import curves, page
 from hetero.report.record import RunRecord

@@ -21,6 +21,7 @@ from hetero.drive import trace_read
 from hetero.drive.trace import TraceWriter, read_trace, summary
 from hetero.drive.trace_format import CODES, KINDS, LAYOUTS, layout
 from hetero.floor.errors import BadValueError, TraceError
+from hetero.model.annotations import NOTES
 from hetero.model.commands import COMMANDS, Commit, Fail, Launch, Run, SetTimer, Warn
 from hetero.model.device import Device, DeviceType
 from hetero.model.events import (
@@ -33,7 +34,6 @@ from hetero.model.events import (
     TransferFinished,
 )
 from hetero.model.leases import LeaseRequest
-from hetero.model.notes import NOTES
 from hetero.model.tasks import Failure, Near, Request, Task
 from hetero.model.topology import Link, MemoryNode, Topology
 from tests.needs import PROJECT

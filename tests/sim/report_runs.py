@@ -18,10 +18,10 @@ from hetero.core.eligibility import obstacle
 from hetero.core.machine import Rules
 from hetero.drive.faults import Faults
 from hetero.drive.sim import Costs, Program, SimHooks, SimTask, simulate
+from hetero.model.annotations import CollectiveDone, TaskParts
 from hetero.model.commands import RunGroup
 from hetero.model.device import HOST_NODE, Device, DeviceType
 from hetero.model.events import EVENTS, TaskFinished
-from hetero.model.notes import CollectiveDone, TaskParts
 from hetero.model.tasks import Request, Task
 from hetero.model.topology import Link, MemoryNode, Topology
 

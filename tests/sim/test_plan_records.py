@@ -10,8 +10,8 @@ import pytest
 
 from hetero.drive.sim import Costs, Program, SimHooks, simulate
 from hetero.drive.trace import TraceWriter
+from hetero.model.annotations import PlanMade
 from hetero.model.device import Device
-from hetero.model.notes import PlanMade
 from hetero.plan.policies.planned import Planned
 from hetero.report.findings import find
 from hetero.report.html import curves, packed

@@ -2,9 +2,9 @@ from __future__ import annotations
 
 import pytest
 
+from hetero.model.annotations import CollectiveDone
 from hetero.model.commands import Commit, Run, RunGroup, Transfer
 from hetero.model.events import DeviceReady, TaskFailed, TaskFinished, TaskSubmitted, TransferFinished
-from hetero.model.notes import CollectiveDone
 from hetero.report.account import CATEGORIES, account
 from hetero.report.best_possible import best_possible
 from hetero.report.trace_reader import collect

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from hetero.drive.frame import Frame, current
 from hetero.floor import clock
-from hetero.model.notes import CheckpointKept, CollectiveDone, NestedRun
+from hetero.model.annotations import CheckpointKept, CollectiveDone, NestedRun
 
 __all__ = ["KEPT", "record_checkpoint", "record_collective", "record_loaded", "record_nested"]
 

@@ -16,8 +16,8 @@ from typing import Any
 
 from hetero.engines.base import Channel, Nest, Spread, TaskClock
 from hetero.floor.errors import BadValueError
+from hetero.model.annotations import CheckpointKept, CollectiveDone, NestedRun, TaskNote
 from hetero.model.device import Device
-from hetero.model.notes import CheckpointKept, CollectiveDone, NestedRun, TaskNote
 
 __all__ = [
     "KEPT_MARK",

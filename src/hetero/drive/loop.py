@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, Protocol
 
 from hetero.core.machine import Machine
 from hetero.core.state import STARTED
-from hetero.drive.recorder import Recorder
+from hetero.drive.plan_recorder import Recorder
 from hetero.drive.timer import Timer
 from hetero.drive.utilisation import UtilisationWatch
 from hetero.engines.base import Call, Engine

@@ -12,7 +12,7 @@ from typing import Any
 
 from hetero.drive.frame import Frame, current
 from hetero.floor import clock, platform
-from hetero.model.notes import OperatorsRun
+from hetero.model.annotations import OperatorsRun
 
 __all__ = ["KEPT", "Profiled", "TorchProfile"]
 

@@ -16,7 +16,7 @@ from typing import NamedTuple
 from hetero.core.invariants import balanced, check, story
 from hetero.core.machine import Machine, Rules
 from hetero.drive.faults import Dice, Faults
-from hetero.drive.recorder import PlanRecorder
+from hetero.drive.plan_recorder import PlanRecorder
 from hetero.drive.sim_engine import Costs, SimEngine, Truth
 from hetero.drive.sim_faults import FaultInjector
 from hetero.drive.sim_leases import LeaseActions, SimLeases

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from typing import NamedTuple, get_type_hints
 
+from hetero.model.annotations import NOTES
 from hetero.model.commands import COMMANDS, Launch
 from hetero.model.device import Device
 from hetero.model.events import EVENTS
 from hetero.model.leases import LeaseRequest
-from hetero.model.notes import NOTES
 from hetero.model.tasks import Failure, Request, Task
 
 __all__ = ["CODES", "END", "FORMAT", "KINDS", "LAYOUTS", "REQUEST", "STRING", "VERSION", "Column", "Layout", "layout"]

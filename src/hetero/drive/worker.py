@@ -24,8 +24,8 @@ from hetero.engines.shared.exceptions import add_note, one_line
 from hetero.engines.shared.worker_setup import Initializer, WorkerSetup
 from hetero.floor import clock, platform
 from hetero.floor.errors import DeviceError, HeteroError
+from hetero.model.annotations import TaskNote, set_in_time
 from hetero.model.device import HOST_NODE, Device
-from hetero.model.notes import TaskNote, set_in_time
 
 if TYPE_CHECKING:
     from hetero.backends.base import Backend

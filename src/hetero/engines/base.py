@@ -13,10 +13,10 @@ from math import inf
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from hetero.floor.clock import Clock
+from hetero.model.annotations import TaskNote, Times
 from hetero.model.commands import Cancel, Discard, Free, Launch, StartWorker, Transfer, Withdraw
 from hetero.model.device import Device
 from hetero.model.events import Event
-from hetero.model.notes import TaskNote, Times
 from hetero.model.tasks import Failure, Request
 
 if TYPE_CHECKING:
@@ -265,7 +265,7 @@ class TaskClock:
     started_s, called_s, ran_s, ended_s : s, when the device was taken, the function was called, it returned or raised,
         and the device was free
     loaded_s : s after the call in which the function read what it needs beside its arguments, as a program
-    wait_s, link_in_s, link_out_s, away_s, below_s : s, added up by the worker; see `hetero.model.notes.Times`
+    wait_s, link_in_s, link_out_s, away_s, below_s : s, added up by the worker; see `hetero.model.annotations.Times`
 
     Examples
     --------

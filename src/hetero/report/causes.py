@@ -18,8 +18,8 @@ from typing import NamedTuple
 from hetero.core.eligibility import obstacle
 from hetero.drive.sim import Costs, Program, SimTask, simulate
 from hetero.floor.errors import HeteroError
+from hetero.model.annotations import DeviceSampled
 from hetero.model.device import Device
-from hetero.model.notes import DeviceSampled
 from hetero.model.tasks import Request, Task
 from hetero.model.topology import Link, MemoryNode, Topology
 from hetero.plan.performance.cost_model import CostModel, Sample

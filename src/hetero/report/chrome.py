@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from math import isfinite
 from typing import Any, NamedTuple
 
-from hetero.model.notes import CheckpointKept, CollectiveDone, NestedRun, OperatorsRun
+from hetero.model.annotations import CheckpointKept, CollectiveDone, NestedRun, OperatorsRun
 from hetero.report.record import RunRecord
 
 __all__ = ["InnerSlice", "Inside", "chrome_trace", "nested"]

@@ -12,7 +12,7 @@ from itertools import pairwise
 from math import inf
 from typing import NamedTuple
 
-from hetero.model.notes import CollectiveDone
+from hetero.model.annotations import CollectiveDone
 from hetero.report.record import Attempt, RunRecord
 
 __all__ = ["CollectiveTime", "collective_problems", "collective_spans", "collective_times", "collective_waits"]

@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from hetero.floor.units import format_seconds
+from hetero.model.annotations import OperatorsRun
 from hetero.model.device import Device
-from hetero.model.notes import OperatorsRun
 from hetero.report.account import CATEGORIES, Account, account
 from hetero.report.best_possible import Best, best_possible
 from hetero.report.causes import Gain, Gains, gains

@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hetero.floor.units import format_bytes, format_seconds
-from hetero.model.notes import DeviceSampled
+from hetero.model.annotations import DeviceSampled
 from hetero.report.account import CATEGORIES
 from hetero.report.findings import Findings, find
 from hetero.report.intervals import Floats, Ints, column

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from hetero.floor.units import format_seconds
-from hetero.model.notes import PlanMade
+from hetero.model.annotations import PlanMade
 from hetero.report.intervals import Floats
 from hetero.report.record import RunRecord
 

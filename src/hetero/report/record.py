@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import Any, Literal, NamedTuple
 
+from hetero.model.annotations import CollectiveDone
 from hetero.model.device import Device
-from hetero.model.notes import CollectiveDone
 from hetero.model.tasks import Request
 
 __all__ = ["Attempt", "Outcome", "RunRecord", "TaskRecord", "TransferRecord"]
@@ -107,7 +107,7 @@ class RunRecord:
     freed : (item, node, at)
     warnings : what the user was told
     used : (at, share) of each device by index, of its time that others used as it was told, 0..1
-    notes : what training, devices and attempts told, as in `hetero.model.notes`
+    notes : what training, devices and attempts told, as in `hetero.model.annotations`
     problems : one line for each event that is missing or contradicts another; empty for a sound trace
     torn : True when the program ended without closing its trace
     begin_s, end_s : s, first submission and last outcome

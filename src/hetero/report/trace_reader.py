@@ -15,6 +15,7 @@ from typing import Any
 
 from hetero.drive.trace import read_trace
 from hetero.floor.errors import BadValueError, TraceError, did_you_mean
+from hetero.model.annotations import NOTES, TASK_NOTES, TaskParts
 from hetero.model.commands import Commit, Fail, Free, Launch, Recommit, Run, RunGroup, Transfer, Warn
 from hetero.model.device import Device, DeviceType
 from hetero.model.events import (
@@ -32,7 +33,6 @@ from hetero.model.events import (
     TransferFinished,
     UtilisationReported,
 )
-from hetero.model.notes import NOTES, TASK_NOTES, TaskParts
 from hetero.report.quick import nothing_collected
 from hetero.report.record import Attempt, Outcome, RunRecord, TaskRecord, TransferRecord
 

@@ -12,7 +12,7 @@ from statistics import median
 from typing import Any
 
 from hetero.floor.units import format_bytes, format_seconds
-from hetero.model.notes import CheckpointWritten, TrainingEpoch, TrainingNews, TrainingStep
+from hetero.model.annotations import CheckpointWritten, TrainingEpoch, TrainingNews, TrainingStep
 from hetero.report.record import RunRecord
 
 __all__ = ["Training", "TrainingMember", "drawn", "sentences", "training"]

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from hetero.floor.errors import BadValueError, MissingPackageError
 from hetero.floor.listening import Listening, Verdict
+from hetero.model.annotations import TrainingEpoch, TrainingStep
 from hetero.model.events import TaskFailed, TaskFinished
-from hetero.model.notes import TrainingEpoch, TrainingStep
 from hetero.session.config_words import MOST_PORT
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from hetero.backends import host
 from hetero.backends.cpu import CpuLoad
 from hetero.floor.clock import JOIN_S
-from hetero.model.notes import DeviceSampled
+from hetero.model.annotations import DeviceSampled
 from hetero.session.fleet_speed import status_of
 
 if TYPE_CHECKING:

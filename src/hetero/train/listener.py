@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from math import nan
 from typing import TYPE_CHECKING, Any
 
-from hetero.model.notes import CheckpointWritten, TrainingEpoch, TrainingNews, TrainingStep
+from hetero.model.annotations import CheckpointWritten, TrainingEpoch, TrainingNews, TrainingStep
 from hetero.train.values import EpochReport
 
 if TYPE_CHECKING:

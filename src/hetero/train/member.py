@@ -23,8 +23,8 @@ from hetero.drive.profiling import TorchProfile
 from hetero.floor import clock
 from hetero.floor.errors import HeteroError, OutOfDeviceMemoryError
 from hetero.floor.own_memory import freed_memory_kept
+from hetero.model.annotations import TrainingStep
 from hetero.model.device import Device
-from hetero.model.notes import TrainingStep
 from hetero.plan.training.shares import SharePlan, StepModel, apportion
 from hetero.train import messages as msg
 from hetero.train.job import TrainingJob

@@ -11,7 +11,7 @@ from typing import NamedTuple, TypeAlias, TypeVar
 from hetero.comm.lines import Line
 from hetero.comm.rendezvous import Rendezvous
 from hetero.floor.errors import HeteroError
-from hetero.model.notes import TrainingStep
+from hetero.model.annotations import TrainingStep
 from hetero.plan.training.shares import StepModel
 from hetero.train.values import EpochReport, Totals
 

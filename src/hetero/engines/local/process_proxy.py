@@ -27,6 +27,7 @@ from hetero.engines.shared.memory_pool import OutputLeases, Payload
 from hetero.engines.shared.wire import READ_BYTES, BufferPlace, Frames, WireValue
 from hetero.floor import clock, logs, platform
 from hetero.floor.errors import HeteroError
+from hetero.model.annotations import Times
 from hetero.model.commands import Launch
 from hetero.model.device import HOST_NODE, Device
 from hetero.model.events import (
@@ -38,7 +39,6 @@ from hetero.model.events import (
     TaskSuspended,
     TaskWithdrawn,
 )
-from hetero.model.notes import Times
 from hetero.model.tasks import Failure
 
 __all__ = ["ProcessProxy"]

@@ -32,10 +32,10 @@ from hetero.engines.shared.memory_pool import Payload
 from hetero.floor import logs, platform
 from hetero.floor.clock import WallClock
 from hetero.floor.errors import HeteroError
+from hetero.model.annotations import Times, set_in_time
 from hetero.model.commands import Launch
 from hetero.model.device import Device
 from hetero.model.events import DeviceLost, DeviceReady, Event, TaskFailed, TaskFinished, TaskWithdrawn
-from hetero.model.notes import Times, set_in_time
 from hetero.model.tasks import Failure
 
 __all__ = [

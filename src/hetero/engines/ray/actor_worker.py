@@ -38,8 +38,8 @@ from hetero.engines.shared.worker import (
 from hetero.engines.shared.worker_setup import WorkerSetup
 from hetero.floor import clock, logs, platform
 from hetero.floor.errors import HeteroError, SerialisationError
+from hetero.model.annotations import TaskNote
 from hetero.model.device import Device
-from hetero.model.notes import TaskNote
 
 __all__ = ["MESSAGES", "TRANSFERS", "ActorCall", "ActorWorker", "Greeting"]
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from hetero.core.machine import Machine
 from hetero.floor.clock import Clock, TraceSink
-from hetero.model.notes import PlanMade, TaskNote, TaskParts, Times
+from hetero.model.annotations import PlanMade, TaskNote, TaskParts, Times
 from hetero.plan.problem import Ints
 from hetero.plan.replanning.lookahead import WAITING
 from hetero.plan.replanning.replan import RULES, RemainingPlan

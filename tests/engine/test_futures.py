@@ -20,7 +20,7 @@ import pytest
 
 import hetero
 from hetero.errors import HeteroError, SerialisationError, TaskCancelledError
-from hetero.session.arguments import bind
+from hetero.session.futures import bind
 
 
 @pytest.fixture(params=["thread", "process"], scope="module")

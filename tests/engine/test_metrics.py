@@ -79,9 +79,9 @@ def test_every_name_of_a_quantity_has_a_unit(ctx: hetero.Context) -> None:
 def test_training_is_told_by_device(ctx: hetero.Context) -> None:
     with hetero.inspect.metrics_server(ctx) as server:
         for step in (1, 5):
-            ctx.driver.note(TrainingStep(0.1, step, 0.5, 0.02, 0.001, ("cpu:0", "cpu:1"), (96, 32), (0.01, 0.02)))
+            ctx.driver.record(TrainingStep(0.1, step, 0.5, 0.02, 0.001, ("cpu:0", "cpu:1"), (96, 32), (0.01, 0.02)))
         speeds = (("cpu:0", "cpu:1"), (96, 32), (1e3, 5e2))
-        ctx.driver.note(TrainingEpoch(1.0, 1, 5, 0.5, 0.5, 0.1, 6400.0, *speeds, 0.5, 0.5))
+        ctx.driver.record(TrainingEpoch(1.0, 1, 5, 0.5, 0.5, 0.1, 6400.0, *speeds, 0.5, 0.5))
         found = scraped(server)
     first = (("device", "cpu:0"),)
     assert found["hetero_training_samples_total", first] == 5 * 96

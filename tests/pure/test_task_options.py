@@ -22,7 +22,7 @@ from hetero.drive.frame import enter
 from hetero.engines.base import Function
 from hetero.errors import BadValueError
 from hetero.model.tasks import Near
-from hetero.session.arguments import bind
+from hetero.session.futures import bind
 from hetero.session.sharing import LARGE_BYTES, Sharing
 from hetero.session.tasks import as_task
 

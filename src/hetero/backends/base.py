@@ -129,7 +129,7 @@ class Backend(ABC):
     remedy : how to get what it needs
     heavy : True when its packages are slow or dangerous to import, so that it is probed in a child process
     runs_torch : True when torch computes on its devices without harm to it, at the place that their kind names
-    runs_python : of an open device: whether tasks without an implementation of their own run on it, else it takes kernels
+    runs_python : of a device: True when tasks without an implementation of their own run on it, else it takes kernels
     """
 
     name: ClassVar[str]

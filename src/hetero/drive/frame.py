@@ -14,7 +14,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from hetero.engines.base import Channel, Nest, Spread, TaskClock
+from hetero.engines.base import Channel, Nest, Spread
+from hetero.floor.clock import TaskClock
 from hetero.floor.errors import BadValueError
 from hetero.model.annotations import CheckpointKept, CollectiveDone, NestedRun, TaskNote
 from hetero.model.device import Device

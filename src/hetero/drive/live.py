@@ -94,9 +94,9 @@ class Driver(Loop):
         """Start a worker for each device, without waiting for them."""
         now_s = self._clock.now_s()
         self._post([DeviceAdded(now_s, device) for device in self.devices])
-        self.engine.tell = self._recorder.tell
+        self.engine.annotate = self._recorder.annotate
         self.engine.log = self.logs.add
-        self.engine.tell_parts = self._recorder.parts
+        self.engine.report_parts = self._recorder.parts
         self.engine.submitter = self.nested
         self.engine.start(self.devices, self._worker, self._clock, self._report)
         self._timer.start()
@@ -241,9 +241,9 @@ class Driver(Loop):
         """Return the seconds since the run began."""
         return self._clock.now_s()
 
-    def note(self, record: tuple[object, ...]) -> None:
+    def record(self, record: tuple[object, ...]) -> None:
         """Put a fact that the core need not know into the trace."""
-        self._recorder.note(record)
+        self._recorder.record(record)
 
     def listen(self, sink: TraceSink) -> None:
         """Hand every event, command and note from now on to one more sink."""

@@ -14,14 +14,15 @@ from typing import Any, NamedTuple, Protocol
 
 from hetero.core.machine import Machine
 from hetero.core.state import STARTED
-from hetero.drive.plan_recorder import Recorder
+from hetero.drive.plan_recorder import PlanRecorder
 from hetero.drive.timer import Timer
 from hetero.drive.utilisation import UtilisationWatch
 from hetero.engines.base import Call, Engine
 from hetero.floor import settings
-from hetero.floor.clock import Clock, TraceSink, sleep
+from hetero.floor.clock import Clock, Times, TraceSink, sleep
 from hetero.floor.errors import DeviceLostError
 from hetero.floor.logs import Replayer
+from hetero.model.annotations import TaskNote, TaskParts
 from hetero.model.commands import (
     Command,
     Commit,
@@ -52,6 +53,58 @@ from hetero.model.tasks import Failure, Request, Task
 from hetero.plan.performance.cost_model import TimeEstimate
 
 __all__ = ["EventBatch", "Explanation", "Loop", "Sink"]
+
+
+Record = tuple[object, ...]
+
+
+class Recorder:
+    """Hands records on.
+
+    Parameters
+    ----------
+    machine, clock : of the run
+    sink : takes every record, None for nobody yet
+
+    Attributes
+    ----------
+    write : takes a record; None while nobody listens
+    """
+
+    def __init__(self, machine: Machine, clock: Clock, sink: TraceSink | None) -> None:
+        self.write: Callable[[Record], None] | None = None if sink is None else sink.write
+        self._clock = clock
+        self._plans = PlanRecorder(machine)
+
+    def listen(self, sink: TraceSink) -> None:
+        """Hand every record from now on to one more sink."""
+        before = self.write
+        self.write = sink.write if before is None else partial(_both, before, sink.write)
+
+    def record(self, record: Record) -> None:
+        """Write down a fact that the core need not know."""
+        if self.write is not None:
+            self.write(record)
+
+    def annotate(self, annotations: Sequence[TaskNote]) -> None:
+        """Write down what attempts told of their inside."""
+        for each in annotations:
+            self.record(each._replace(at_s=self._clock.now_s()))
+
+    def parts(self, task: int, attempt: int, device: str, started_s: float, times: Times) -> None:
+        """Write down of what the time of an attempt consists."""
+        if self.write is not None:
+            self.write(TaskParts(self._clock.now_s(), task, attempt, device, started_s, *times))
+
+    def decided(self) -> None:
+        """Write down what is new in the plan, after the core took an event."""
+        if self._plans.is_new and (planned := self._plans.look(self._clock.now_s())) is not None:
+            self.record(planned)
+
+
+def _both(one: Callable[[Record], None], other: Callable[[Record], None], record: Record) -> None:
+    one(record)
+    other(record)
 
 
 class Sink(Protocol):

@@ -1,24 +1,19 @@
-"""What a live run writes down: events and commands as they come, notes, and the plan that a policy follows.
+"""What a trace is told of the plan that a policy follows.
 
-In: records from the driver, from workers and from applications; a core whose policy plans ahead, between two events.
-Out: the records, to every sink. It must not wait or plan, and costs nothing while nobody listens.
+In: a core whose policy plans ahead, between two events. Out: what is new in its plan. It must not plan.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import partial
-
 import numpy as np
 
 from hetero.core.machine import Machine
-from hetero.floor.clock import Clock, TraceSink
-from hetero.model.annotations import PlanMade, TaskNote, TaskParts, Times
+from hetero.model.annotations import PlanMade
 from hetero.plan.problem import Ints
 from hetero.plan.replanning.lookahead import WAITING
 from hetero.plan.replanning.replan import RULES, RemainingPlan
 
-__all__ = ["PlanRecorder", "Recorder"]
+__all__ = ["PlanRecorder"]
 
 _WORTH_FRAC = 0.01
 """A re-plan that moves no task is told when what is left is expected to end by this much earlier or later."""
@@ -93,55 +88,3 @@ class PlanRecorder:
             tuple(plan.start_s[slots].tolist()),
             tuple(plan.finish_s[slots].tolist()),
         )
-
-
-Record = tuple[object, ...]
-
-
-class Recorder:
-    """Hands records on.
-
-    Parameters
-    ----------
-    machine, clock : of the run
-    sink : takes every record, None for nobody yet
-
-    Attributes
-    ----------
-    write : takes a record; None while nobody listens
-    """
-
-    def __init__(self, machine: Machine, clock: Clock, sink: TraceSink | None) -> None:
-        self.write: Callable[[Record], None] | None = None if sink is None else sink.write
-        self._clock = clock
-        self._plans = PlanRecorder(machine)
-
-    def listen(self, sink: TraceSink) -> None:
-        """Hand every record from now on to one more sink."""
-        before = self.write
-        self.write = sink.write if before is None else partial(_both, before, sink.write)
-
-    def note(self, record: Record) -> None:
-        """Write down a fact that the core need not know."""
-        if self.write is not None:
-            self.write(record)
-
-    def tell(self, notes: Sequence[TaskNote]) -> None:
-        """Write down what attempts told of their inside."""
-        for note in notes:
-            self.note(note._replace(at_s=self._clock.now_s()))
-
-    def parts(self, task: int, attempt: int, device: str, started_s: float, times: Times) -> None:
-        """Write down of what the time of an attempt consists."""
-        if self.write is not None:
-            self.write(TaskParts(self._clock.now_s(), task, attempt, device, started_s, *times))
-
-    def decided(self) -> None:
-        """Write down what is new in the plan, after the core took an event."""
-        if self._plans.is_new and (planned := self._plans.look(self._clock.now_s())) is not None:
-            self.note(planned)
-
-
-def _both(one: Callable[[Record], None], other: Callable[[Record], None], record: Record) -> None:
-    one(record)
-    other(record)

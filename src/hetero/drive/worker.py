@@ -19,10 +19,11 @@ from typing import TYPE_CHECKING, Any
 from hetero.drive.annotations import record_nested
 from hetero.drive.frame import Frame, current, deeper, enter
 from hetero.drive.throttle import Throttle
-from hetero.engines.base import Channel, Function, Nest, Outcome, Spread, TaskClock
+from hetero.engines.base import Channel, Function, Nest, Outcome, Spread
 from hetero.engines.shared.exceptions import add_note, one_line
 from hetero.engines.shared.worker_setup import Initializer, WorkerSetup
 from hetero.floor import clock, platform
+from hetero.floor.clock import TaskClock
 from hetero.floor.errors import DeviceError, HeteroError
 from hetero.model.annotations import TaskNote, set_in_time
 from hetero.model.device import HOST_NODE, Device

@@ -9,11 +9,10 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from math import inf
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from hetero.floor.clock import Clock
-from hetero.model.annotations import TaskNote, Times
+from hetero.floor.clock import Clock, TaskClock, Times
+from hetero.model.annotations import TaskNote
 from hetero.model.commands import Cancel, Discard, Free, Launch, StartWorker, Transfer, Withdraw
 from hetero.model.device import Device
 from hetero.model.events import Event
@@ -23,6 +22,7 @@ if TYPE_CHECKING:
     from hetero.engines.shared.worker_setup import WorkerSetup
 
 __all__ = [
+    "Annotate",
     "Asked",
     "Call",
     "Channel",
@@ -37,24 +37,23 @@ __all__ = [
     "Outcome",
     "Reach",
     "Report",
+    "ReportParts",
     "Runner",
     "Spread",
     "Submitter",
     "TaskClock",
-    "Tell",
-    "TellParts",
     "WorkerEntry",
 ]
 
 Report = Callable[[Sequence[Event]], None]
 """How an engine tells events, from whichever of its threads learned them."""
 
-Tell = Callable[[Sequence[TaskNote]], None]
+Annotate = Callable[[Sequence[TaskNote]], None]
 """How an engine tells what attempts noted of their inside, from whichever of its threads learned it."""
 
 Log = Callable[[Sequence[dict[str, Any]]], None]
 """How an engine hands on the log records of tasks, from whichever of its threads learned them."""
-TellParts = Callable[[int, int, str, float, Times], None]
+ReportParts = Callable[[int, int, str, float, Times], None]
 """How an engine tells of what the time of an attempt consists: task, attempt, device, when it began, its times."""
 
 EngineOrder = Withdraw | Cancel | Transfer | Free | StartWorker | Discard
@@ -253,78 +252,6 @@ class Outcome(NamedTuple):
     nbytes: int = 0
 
 
-class TaskClock:
-    """Measures the attempts of one worker, one after the other: for every engine the same.
-
-    Parameters
-    ----------
-    now_s : the clock
-
-    Attributes
-    ----------
-    started_s, called_s, ran_s, ended_s : s, when the device was taken, the function was called, it returned or raised,
-        and the device was free
-    loaded_s : s after the call in which the function read what it needs beside its arguments, as a program
-    wait_s, link_in_s, link_out_s, away_s, below_s : s, added up by the worker; see `hetero.model.annotations.Times`
-
-    Examples
-    --------
-    >>> seconds = iter([0.0, 2.0, 5.0, 6.0])
-    >>> clock = TaskClock(lambda: next(seconds))
-    >>> clock.start(); clock.call(); clock.ran()
-    >>> clock.times()
-    Times(load_s=2.0, run_s=3.0, store_s=1.0, wait_s=0.0, link_in_s=0.0, link_out_s=0.0, away_s=0.0, below_s=0.0)
-    """
-
-    __slots__ = (
-        "_now_s",
-        "away_s",
-        "below_s",
-        "called_s",
-        "ended_s",
-        "link_in_s",
-        "link_out_s",
-        "loaded_s",
-        "ran_s",
-        "started_s",
-        "wait_s",
-    )
-
-    def __init__(self, now_s: Callable[[], float]) -> None:
-        self._now_s = now_s
-        self.started_s = self.called_s = self.ran_s = self.ended_s = inf
-        self.wait_s = self.link_in_s = self.link_out_s = self.loaded_s = self.away_s = self.below_s = 0.0
-
-    def start(self) -> None:
-        """Begin an attempt: the device is taken."""
-        self.started_s = self._now_s()
-        self.called_s = self.ran_s = inf
-        self.wait_s = self.link_in_s = self.link_out_s = self.loaded_s = self.away_s = self.below_s = 0.0
-
-    def call(self) -> None:
-        """Mark that the arguments are there and the function is called."""
-        self.called_s = self._now_s()
-
-    def loaded(self) -> None:
-        """Mark that the function, which was called, has read what it needs: what it does from now on is its run."""
-        self.loaded_s = self._now_s() - self.called_s
-
-    def ran(self) -> None:
-        """Mark that the function returned or raised."""
-        self.ran_s = self._now_s()
-
-    def times(self) -> Times:
-        """Return the parts of the attempt, which ends now: the device is free."""
-        now_s = self.ended_s = self._now_s()
-        called_s = min(self.called_s, now_s)
-        ran_s = min(self.ran_s, now_s)
-        load_s = called_s + self.loaded_s - self.started_s - self.link_in_s
-        store_s = now_s - ran_s - self.wait_s - self.link_out_s
-        run_s = ran_s - called_s - self.loaded_s - self.away_s
-        times = (load_s, run_s, store_s, self.wait_s, self.link_in_s, self.link_out_s, self.away_s, self.below_s)
-        return Times(*times)
-
-
 class Runner(Protocol):
     """Runs calls on one device, one at a time; made by a `WorkerEntry`.
 
@@ -446,16 +373,16 @@ class Engine(ABC):
     Attributes
     ----------
     name : the word by which users choose it
-    tell : takes the notes of attempts, which nobody needs; set before `start`
+    annotate : takes the annotations of attempts, which nobody needs; set before `start`
     log : takes the log records of tasks in other processes; set before `start`
-    tell_parts : takes of what the time of each attempt consists, likewise; before the event that ends the attempt
+    report_parts : takes of what the time of each attempt consists, likewise; before the event that ends the attempt
     submitter : takes the tasks that running ones submit, likewise
     """
 
     name: str
-    tell: Tell = staticmethod(lambda notes: None)
+    annotate: Annotate = staticmethod(lambda notes: None)
     log: Log = staticmethod(lambda records: None)
-    tell_parts: TellParts = staticmethod(lambda *_: None)
+    report_parts: ReportParts = staticmethod(lambda *_: None)
     submitter: Submitter | None = None
 
     @abstractmethod

@@ -15,11 +15,11 @@ from collections.abc import Mapping, Sequence
 from types import FrameType
 from typing import Any
 
-from hetero.engines.base import Call, Engine, EngineOrder, NodeUsage, Report, Runner, TaskClock, WorkerEntry
+from hetero.engines.base import Call, Engine, EngineOrder, NodeUsage, Report, Runner, WorkerEntry
 from hetero.engines.shared.exceptions import kind_here, one_line
 from hetero.engines.shared.items import resolve, sizeof
 from hetero.engines.shared.wire import fresh
-from hetero.floor.clock import Clock
+from hetero.floor.clock import Clock, TaskClock
 from hetero.floor.errors import BadValueError, DeviceLostError, HeteroError, SerialisationError
 from hetero.model.commands import Cancel, Discard, Launch, StartWorker, Transfer, Withdraw
 from hetero.model.device import HOST_NODE, Device
@@ -186,9 +186,9 @@ class InlineEngine(Engine):
             self._interrupt.ended_task = issubclass(type(error), KeyboardInterrupt)
             failure = Failure(kind_here(runner.classify(error), error), one_line(error), error)
         finally:
-            self.tell(runner.notes(timing.called_s))
+            self.annotate(runner.notes(timing.called_s))
         times, nbytes = timing.times(), sizeof(value)
-        self.tell_parts(*launch[:2], device, timing.started_s, times)
+        self.report_parts(*launch[:2], device, timing.started_s, times)
         ended = (self._clock.now_s(), *launch[:2], device, timing.started_s, times.seconds)
         if failure is not None:
             if self._debug and isinstance(failure.payload, BaseException):

@@ -20,7 +20,6 @@ __all__ = [
     "PlanMade",
     "TaskNote",
     "TaskParts",
-    "Times",
     "TrainingEpoch",
     "TrainingNews",
     "TrainingStep",
@@ -226,35 +225,6 @@ class OperatorsRun(NamedTuple):
     operators: tuple[str, ...]
     calls: tuple[int, ...]
     own_s: tuple[float, ...]
-
-
-class Times(NamedTuple):
-    """How long an attempt had its device, from being taken up until the next one could be, in parts.
-
-    Attributes
-    ----------
-    load_s : s, reading the function and the arguments
-    run_s : s, running the function, waiting in it and throttling included
-    store_s : s, storing the result, or the exception, and cleaning up
-    wait_s : s, waiting for room in memory for the result
-    link_in_s, link_out_s : s, on an emulated link; these are transfers and no part of `seconds`
-    away_s : s for which it was suspended, while others had the device; no part of `seconds` or of `run_s`
-    below_s : s that the tasks which it submitted, and theirs, took of their devices; no part of `seconds`
-    """
-
-    load_s: float = 0.0
-    run_s: float = 0.0
-    store_s: float = 0.0
-    wait_s: float = 0.0
-    link_in_s: float = 0.0
-    link_out_s: float = 0.0
-    away_s: float = 0.0
-    below_s: float = 0.0
-
-    @property
-    def seconds(self) -> float:
-        """Seconds that the attempt took of its device, without links."""
-        return self.load_s + self.run_s + self.store_s + self.wait_s
 
 
 class TaskParts(NamedTuple):

@@ -23,10 +23,9 @@ from hetero.floor.errors import BadValueError, HeteroError, SerialisationError
 from hetero.model.device import HOST_NODE
 from hetero.model.tasks import Task
 from hetero.session import runs
-from hetero.session.arguments import bind
 from hetero.session.asyncio_twins import AsyncTwins
 from hetero.session.callbacks import Callbacks
-from hetero.session.futures import Future, refuse_held
+from hetero.session.futures import Future, bind, refuse_held
 from hetero.session.identity import call_identity, value_identity
 from hetero.session.options import ContextOptions, Fleet
 from hetero.session.profiling import Profiling

@@ -61,4 +61,4 @@ class Sampler:
         values = (status.utilisation_frac, status.used_bytes, status.temperature_c, status.power_w)
         if any(value is not None for value in values):
             known = (nan if value is None else float(value) for value in values)
-            self._driver.note(DeviceSampled(self._driver.now_s(), name, *known))
+            self._driver.record(DeviceSampled(self._driver.now_s(), name, *known))

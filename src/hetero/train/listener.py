@@ -116,12 +116,12 @@ class TraceRecorder(Listener):
 
     def on_step_report(self, report: TrainingStep) -> None:
         """Write a step down."""
-        self.driver.note(report._replace(at_s=self.driver.now_s()))
+        self.driver.record(report._replace(at_s=self.driver.now_s()))
         self.further.on_step_report(report)
 
     def on_checkpoint(self, step: int, nbytes: int, seconds: float) -> None:
         """Write down that a checkpoint was written."""
-        self.driver.note(CheckpointWritten(self.driver.now_s(), step, nbytes, seconds))
+        self.driver.record(CheckpointWritten(self.driver.now_s(), step, nbytes, seconds))
         self.further.on_checkpoint(step, nbytes, seconds)
 
     def on_plan(self, shares: dict[str, int]) -> None:
@@ -145,12 +145,12 @@ class TraceRecorder(Listener):
             test_loss=_known(report.test_loss),
             test_accuracy=_known(report.test_accuracy),
         )
-        self.driver.note(note)
+        self.driver.record(note)
         return self.further.on_epoch(report)
 
     def on_note(self, text: str) -> None:
         """Write down what became of a device."""
-        self.driver.note(TrainingNews(self.driver.now_s(), text))
+        self.driver.record(TrainingNews(self.driver.now_s(), text))
         self.further.on_note(text)
 
 

@@ -26,8 +26,8 @@ from hetero.engines.shared.items import HeldItem, Replica
 from hetero.engines.shared.memory_pool import OutputLeases, Payload
 from hetero.engines.shared.wire import READ_BYTES, BufferPlace, Frames, WireValue
 from hetero.floor import clock, logs, platform
+from hetero.floor.clock import Times
 from hetero.floor.errors import HeteroError
-from hetero.model.annotations import Times
 from hetero.model.commands import Launch
 from hetero.model.device import HOST_NODE, Device
 from hetero.model.events import (
@@ -312,7 +312,7 @@ class ProcessProxy:
         elif tag == msg.RECEIVED:
             self._group_messages.received(BufferPlace(*message[1]))
         elif tag == msg.NOTES:
-            self._context.tell(message[1])
+            self._context.annotate(message[1])
         elif tag == msg.LOG:
             self._context.log([message[1]])
         elif tag == msg.SUBMIT:
@@ -405,7 +405,7 @@ class ProcessProxy:
         if not parts:
             started_s = now_s
         else:
-            context.tell_parts(task, attempt, device, started_s, times)
+            context.report_parts(task, attempt, device, started_s, times)
             if request.call.nest.depth:
                 context.below_s[task] = seconds + times.below_s
         if payload is not None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from hetero.engines.base import Asked, Ended, Function, Nest, TaskClock
+from hetero.engines.base import Asked, Ended, Function, Nest
 from hetero.engines.shared import messages as msg
 from hetero.engines.shared.exceptions import load_error, one_line
 from hetero.engines.shared.in_flight import FUNCTIONS_KEPT, pack_function
@@ -19,6 +19,7 @@ from hetero.engines.shared.memory_pool import store
 from hetero.engines.shared.messages import Cancelled
 from hetero.engines.shared.wire import WireValue
 from hetero.floor import clock
+from hetero.floor.clock import TaskClock
 from hetero.floor.errors import OutOfDeviceMemoryError, SerialisationError
 from hetero.model.tasks import Failure
 

@@ -22,7 +22,7 @@ from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Any
 
-from hetero.engines.base import Nest, Outcome, Runner, TaskClock, WorkerEntry
+from hetero.engines.base import Nest, Outcome, Runner, WorkerEntry
 from hetero.engines.local.control_thread import Control
 from hetero.engines.local.worker_nested_tasks import Spreading
 from hetero.engines.shared import messages as msg
@@ -34,6 +34,7 @@ from hetero.engines.shared.messages import AttemptCall, Cancelled
 from hetero.engines.shared.wire import NONE, READ_BYTES, Frames, frame, load
 from hetero.engines.shared.worker import WorkerFunctions, failed_row, is_importing, unserialisable, wait_for_link
 from hetero.floor import clock, logs, platform
+from hetero.floor.clock import TaskClock
 from hetero.floor.errors import HeteroError
 from hetero.model.device import Device
 

@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from hetero.engines.base import Call, Outcome, Runner, TaskClock
+from hetero.engines.base import Call, Outcome, Runner
 from hetero.engines.local.context import LocalContext
 from hetero.engines.shared import messages as msg
 from hetero.engines.shared.exceptions import kind_here, one_line
@@ -23,6 +23,7 @@ from hetero.engines.shared.messages import Cancelled
 from hetero.engines.shared.wire import fresh
 from hetero.engines.shared.worker import Cancellation, wait_for_link
 from hetero.floor import clock
+from hetero.floor.clock import TaskClock
 from hetero.floor.errors import HeteroError
 from hetero.model.commands import Launch
 from hetero.model.device import HOST_NODE, Device
@@ -204,7 +205,7 @@ class ThreadWorker:
         except BaseException as error:  # noqa: BLE001  whatever a task raises is its own
             failure = self._failure(error)
         if notes := self._runner.notes(timing.called_s):
-            self._context.tell(notes)
+            self._context.annotate(notes)
         event = self._ended(launch, outcome, failure, rank)
         if group is not None:
             self._inboxes.pop(launch.task, None)
@@ -243,7 +244,7 @@ class ThreadWorker:
         nbytes, node = (0, "") if outcome is None or rank else self._kept_result(task, attempt, outcome)
         context, device, timing = self._context, self.device.id, self._timing
         times = timing.times()
-        context.tell_parts(task, attempt, device, timing.started_s, times)
+        context.report_parts(task, attempt, device, timing.started_s, times)
         ended = (timing.ended_s, task, attempt, device, timing.started_s, times.seconds)
         return TaskFinished(*ended, nbytes, node) if failure is None else TaskFailed(*ended, failure)
 

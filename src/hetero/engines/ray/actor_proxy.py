@@ -30,9 +30,9 @@ from hetero.engines.shared.in_flight import InFlight, Shipped, next_batch
 from hetero.engines.shared.items import HeldItem, Holder, Replica
 from hetero.engines.shared.memory_pool import Payload
 from hetero.floor import logs, platform
-from hetero.floor.clock import WallClock
+from hetero.floor.clock import Times, WallClock
 from hetero.floor.errors import HeteroError
-from hetero.model.annotations import Times, set_in_time
+from hetero.model.annotations import set_in_time
 from hetero.model.commands import Launch
 from hetero.model.device import Device
 from hetero.model.events import DeviceLost, DeviceReady, Event, TaskFailed, TaskFinished, TaskWithdrawn
@@ -317,7 +317,7 @@ class ActorProxy:
             except ray.exceptions.RayError as error:
                 self._not_brought(sent, str(error))
             else:
-                self._context.tell([set_in_time(note, -self._replies.shift_s) for note in notes])
+                self._context.annotate([set_in_time(note, -self._replies.shift_s) for note in notes])
                 self._context.log(records)
                 self._answered(sent, rows)
 
@@ -445,7 +445,7 @@ class Replies:
         started_s, times = started_s - self.shift_s if parts else now_s, Times(*parts)
         seconds = times.seconds
         if parts:
-            self._context.tell_parts(task, attempt, device.id, started_s, times)
+            self._context.report_parts(task, attempt, device.id, started_s, times)
         if how == msg.VALUE:
             nbytes = self._keep(request, data, *rest)
             node = f"{device.host}/ram" if nbytes else ""

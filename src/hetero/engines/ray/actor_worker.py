@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from hetero.engines.base import Outcome, Runner, TaskClock, WorkerEntry
+from hetero.engines.base import Outcome, Runner, WorkerEntry
 from hetero.engines.shared import messages as msg
 from hetero.engines.shared.exceptions import one_line
 from hetero.engines.shared.groups import GroupChannel, Whole
@@ -37,6 +37,7 @@ from hetero.engines.shared.worker import (
 )
 from hetero.engines.shared.worker_setup import WorkerSetup
 from hetero.floor import clock, logs, platform
+from hetero.floor.clock import TaskClock
 from hetero.floor.errors import HeteroError, SerialisationError
 from hetero.model.annotations import TaskNote
 from hetero.model.device import Device

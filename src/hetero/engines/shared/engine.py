@@ -16,7 +16,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
-from hetero.engines.base import Call, Engine, EngineOrder, Log, Report, Tell, TellParts, WorkerEntry
+from hetero.engines.base import Annotate, Call, Engine, EngineOrder, Log, Report, ReportParts, WorkerEntry
 from hetero.engines.shared.exceptions import one_line
 from hetero.engines.shared.hub import Hub
 from hetero.engines.shared.in_flight import pack_function
@@ -64,7 +64,7 @@ class EngineContext:
     ----------
     start_s
         Time that a worker may take to start, s.
-    tell, tell_parts
+    annotate, report_parts
         Take the notes of attempts, and of what their time consists.
     log
         Takes the log records of tasks.
@@ -82,9 +82,9 @@ class EngineContext:
     entry: WorkerEntry
     report: Report
     start_s: float
-    tell: Tell
+    annotate: Annotate
     log: Log
-    tell_parts: TellParts
+    report_parts: ReportParts
     failed_starts: Counter[str] = field(default_factory=Counter)
     worked: set[str] = field(default_factory=set)
 

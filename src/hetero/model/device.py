@@ -194,7 +194,7 @@ class Device:
 
     @property
     def runs_python(self) -> bool:
-        """Whether it runs Python functions; one that does not takes kernels."""
+        """True where it runs Python functions; a device that does not takes kernels."""
         if self.takes:
             return self.takes == "python"
         return self.kind not in KINDS or KINDS[self.kind].runs_python

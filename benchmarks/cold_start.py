@@ -31,7 +31,7 @@ def main() -> None:
         "import typer": [python, "-c", "import typer"],
         "hetero devices": [hetero, "devices"],
         "import the core dependencies": [python, "-c", f"import {CORE}"],
-        "hetero plan, two devices": [hetero, "plan", "choose", "Llama-3.1-8B", "--fleet", "1xH100-SXM,1xL4"],
+        "hetero plan, two devices": [hetero, "plan", "choose", "Llama-3.1-8B", "--devices", "1xH100-SXM,1xL4"],
         "hetero plan, whole catalog": [hetero, "plan", "choose", "Llama-3.1-8B"],
         "python -c pass": [python, "-c", "pass"],
     }

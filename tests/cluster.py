@@ -108,7 +108,7 @@ class Cluster:
         """
         role = ["--head"] if index == 0 else ["--join", self.address, "--token-file", str(self.token)]
         common = ["--host", self.fleet.hosts[index].address, "--certificates", str(self.certificates)]
-        words = ("cluster", "start", *role, *common, "--devices", devices, "--memory", "150MB")
+        words = ("cluster", "start", *role, *common, "--devices", devices, "--object-store-memory", "150MB")
         code, _, wrong = self.run(index, *self._on_own_cpu(index), _HETERO, *words)
         if code != 0:
             raise HeteroError(f"host {index} is no part of the cluster: {wrong.strip()}")

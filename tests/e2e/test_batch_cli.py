@@ -61,10 +61,10 @@ def test_the_example_embeds_pictures_of_digits_and_goes_on_after_a_kill(tmp_path
         "--set",
         "part=10",
     )
-    assert hetero(*job, "--out", "calm", cwd=tmp_path).returncode == 0
+    assert hetero(*job, "--output", "calm", cwd=tmp_path).returncode == 0
     slowly = ("--set", "batch=2", "--set", "share=0.004")
     killed = subprocess.Popen(
-        [str(HETERO), "batch", *job, *slowly, "--out", "killed"],
+        [str(HETERO), "batch", *job, *slowly, "--output", "killed"],
         cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
     )  # fmt: skip
     until_s = time.monotonic() + 90.0
@@ -72,7 +72,7 @@ def test_the_example_embeds_pictures_of_digits_and_goes_on_after_a_kill(tmp_path
         time.sleep(0.01)
     os.killpg(killed.pid, signal.SIGKILL)
     killed.wait(60)
-    again = hetero(*job, "--out", "killed", "--resume", "--json", cwd=tmp_path)
+    again = hetero(*job, "--output", "killed", "--resume", "--json", cwd=tmp_path)
     assert json.loads(again.stdout)["resumed"] >= 10, again.stderr
     contents = [{path.name: path.read_bytes() for path in (tmp_path / name).iterdir()} for name in ("calm", "killed")]
     assert contents[0] == contents[1]

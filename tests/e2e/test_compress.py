@@ -50,7 +50,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def small(trained: Path) -> dict[str, Any]:
-    words = ("--prune", "0.25", "--structured", "--quantise", "int8", "--devices", "1xcpu", "--json")
+    words = ("--prune", "0.25", "--structured", "--quantize", "int8", "--devices", "1xcpu", "--json")
     done = compress(trained.name, *words, cwd=trained.parent)
     assert done.stderr == ""
     document: dict[str, Any] = json.loads(done.stdout)

@@ -70,14 +70,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     made = tmp_path_factory.mktemp("graphs")
     (made / "fleet.json").write_text(json.dumps(FLEET))
     source = data_folder() / "graphs" / "wfinstances" / "sarek-dirt02-001.json.gz"
-    done = hetero("graph", "convert", str(source), "--fleet", "fleet.json", "--out", "g.json", cwd=made)
+    done = hetero("graph", "convert", str(source), "--devices", "fleet.json", "--output", "g.json", cwd=made)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout == "g.json: 26 tasks, 50 edges, 2 devices\n"
     return made
 
 
 def test_a_plan_is_printed_with_its_gap_and_its_check_confirms_it(folder: Path) -> None:
-    done = hetero("graph", "plan", "g.json", "--budget", "0.3s", "--out", "plan.json", cwd=folder)
+    done = hetero("graph", "plan", "g.json", "--budget", "0.3s", "--output", "plan.json", cwd=folder)
     assert (done.returncode, done.stderr) == (0, "")
     assert "makespan" in done.stdout
     assert "the best possible" in done.stdout
@@ -88,7 +88,7 @@ def test_a_plan_is_printed_with_its_gap_and_its_check_confirms_it(folder: Path) 
 
 
 def test_a_plan_that_was_tampered_with_is_found_out(folder: Path) -> None:
-    assert hetero("graph", "plan", "g.json", "--policy", "heft", "--out", "heft.json", cwd=folder).returncode == 0
+    assert hetero("graph", "plan", "g.json", "--planner", "heft", "--output", "heft.json", cwd=folder).returncode == 0
     plan = json.loads((folder / "heft.json").read_text())
     plan["placements"][-1]["start_s"] -= 1.0
     (folder / "bad.json").write_text(json.dumps(plan))
@@ -110,7 +110,7 @@ def test_the_same_seed_and_iterations_give_the_same_plan(folder: Path) -> None:
 
 def test_a_converted_graph_without_out_is_one_json_document(folder: Path) -> None:
     (folder / "a.dot").write_text("digraph { node [seconds=1] a -> b [bytes=5] }")
-    converted = document(hetero("graph", "convert", "a.dot", "--fleet", "2", cwd=folder))
+    converted = document(hetero("graph", "convert", "a.dot", "--devices", "2", cwd=folder))
     assert converted["edges"] == [{"src": "a", "dst": "b", "bytes": 5}]
     assert document(hetero("graph", "schema"))["title"] == converted["format"]
 
@@ -120,7 +120,7 @@ def test_a_converted_graph_without_out_is_one_json_document(folder: Path) -> Non
     [
         (("graph", "plan", "nowhere.json"), 3, "nowhere.json cannot be read"),
         (
-            ("graph", "plan", "g.json", "--policy", "hefft"),
+            ("graph", "plan", "g.json", "--planner", "hefft"),
             2,
             "'hefft' is not a policy for graphs; did you mean 'heft'?",
         ),
@@ -140,7 +140,7 @@ def test_a_mistake_is_one_line_and_no_traceback(folder: Path, words: tuple[str, 
 
 def test_a_plan_that_cannot_be_made_writes_nothing(folder: Path) -> None:
     (folder / "cycle.dot").write_text("digraph { node [seconds=1] a -> b -> a }")
-    done = hetero("graph", "convert", "cycle.dot", "--fleet", "2", "--out", "cycle.json", cwd=folder)
+    done = hetero("graph", "convert", "cycle.dot", "--devices", "2", "--output", "cycle.json", cwd=folder)
     assert done.returncode == 3
     assert "the tasks make a cycle: a → b → a" in done.stderr
     assert not (folder / "cycle.json").exists()
@@ -168,12 +168,12 @@ def test_a_wrong_file_is_told_before_the_planner_is_loaded(folder: Path, command
 
 def test_an_install_without_numba_schedules_and_says_that_it_is_slow(folder: Path) -> None:
     program = "import sys\nsys.modules['numba'] = None\nfrom hetero.cli.main import entry\nentry()"
-    words = [sys.executable, "-c", program, "graph", "plan", "g.json", "--iterations", "30", "--out", "plain.json"]
+    words = [sys.executable, "-c", program, "graph", "plan", "g.json", "--iterations", "30", "--output", "plain.json"]
     done = subprocess.run(words, cwd=folder, capture_output=True, text=True, timeout=240, check=False)
     assert done.returncode == 0, done.stderr
     assert "numba cannot be used" in done.stdout + done.stderr
     assert "slower" in done.stdout + done.stderr
-    hetero("graph", "plan", "g.json", "--iterations", "30", "--out", "fast.json", cwd=folder)
+    hetero("graph", "plan", "g.json", "--iterations", "30", "--output", "fast.json", cwd=folder)
     plain, fast = (json.loads((folder / f"{name}.json").read_text()) for name in ("plain", "fast"))
     assert plain["placements"] == fast["placements"]
 
@@ -182,9 +182,11 @@ def test_a_graph_beyond_the_memory_is_refused_and_planned_under_the_model_withou
     graph = json.loads((folder / "g.json").read_text())
     graph["memory_nodes"] = [{"id": "ram", "capacity_bytes": 1000}, {"id": "vram", "capacity_bytes": 1000}]
     (folder / "small.json").write_text(json.dumps(graph))
-    refused = hetero("graph", "plan", "small.json", "--out", "none.json", cwd=folder)
+    refused = hetero("graph", "plan", "small.json", "--output", "none.json", cwd=folder)
     assert (refused.returncode, refused.stdout) == (4, "")
     assert "at once for what it reads and makes; 'ram' has 1 KB" in refused.stderr
     assert not (folder / "none.json").exists()
-    free = document(hetero("graph", "plan", "small.json", "--model", "free", "--policy", "heft", "--json", cwd=folder))
+    free = document(
+        hetero("graph", "plan", "small.json", "--transfer-model", "free", "--planner", "heft", "--json", cwd=folder)
+    )
     assert (free["model"], free["transfers"], free["evictions"]) == ("free", [], [])

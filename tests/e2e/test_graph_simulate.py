@@ -63,7 +63,7 @@ def test_a_run_keeps_to_the_memory_of_a_device_and_the_free_model_does_not(folde
     graph["edges"] = [{"src": f"t{index}", "dst": "end", "bytes": 1000} for index in range(12)]
     (folder / "small.json").write_text(json.dumps(graph))
     kept = document(hetero("graph", "simulate", "small.json", "--json", cwd=folder))
-    free = document(hetero("graph", "simulate", "small.json", "--model", "free", "--json", cwd=folder))
+    free = document(hetero("graph", "simulate", "small.json", "--transfer-model", "free", "--json", cwd=folder))
     assert kept["copied_bytes"] == free["copied_bytes"] == 12_000
     assert kept["peak_bytes"]["vram"] <= 5_000 < free["peak_bytes"]["vram"]
     assert "vram at most 5 KB" in hetero("graph", "simulate", "small.json", cwd=folder).stdout
@@ -91,9 +91,9 @@ def test_tasks_that_fail_for_one_reason_are_told_in_one_line_beside_the_plan(fol
 
 
 def test_a_fleet_that_is_not_used_is_told(folder: Path) -> None:
-    done = hetero("graph", "simulate", "g.json", "--fleet", "4", cwd=folder)
+    done = hetero("graph", "simulate", "g.json", "--devices", "4", cwd=folder)
     assert done.returncode == 0
-    assert done.stderr == "note: g.json names its own devices, so --fleet 4 is left out\n"
+    assert done.stderr == "note: g.json names its own devices, so --devices 4 is left out\n"
 
 
 @pytest.mark.parametrize(
@@ -102,7 +102,10 @@ def test_a_fleet_that_is_not_used_is_told(folder: Path) -> None:
         (("graph", "simulate", "g.json", "--fail", "gpu1@1s"), "the graph has no device 'gpu1'; did you mean"),
         (("graph", "simulate", "g.json", "--fail", "gpu0"), "does not say when"),
         (("graph", "simulate", "g.json", "--policy", "planed"), "did you mean 'planned'"),
-        (("graph", "simulate", "g.json", "--model", "fre"), "'fre' is not a model of transfers; did you mean 'free'"),
+        (
+            ("graph", "simulate", "g.json", "--transfer-model", "fre"),
+            "'fre' is not a model of transfers; did you mean 'free'",
+        ),
         (("graph", "whatif", "g.json", "--add", "H100-SXM"), "--is gpu0=NAME"),
     ],
 )

@@ -44,10 +44,10 @@ def _run(folder: Path, command: str, absent: str = "", limit: int | None = None)
 @pytest.mark.parametrize(
     ("absent", "command", "extra"),
     [
-        ("scipy", "plan llm Llama-3.1-8B --fleet 1xRTX-4090,1xRTX-3060", "plan"),
+        ("scipy", "plan llm Llama-3.1-8B --devices 1xRTX-4090,1xRTX-3060", "plan"),
         (
             "scipy",
-            "plan choose Llama-3.1-8B --fleet 2xRTX-4090 --prices prices.yaml --stream 512/128@2",
+            "plan choose Llama-3.1-8B --devices 2xRTX-4090 --prices prices.yaml --stream 512/128@2",
             "plan",
         ),
         ("torch", "train EXAMPLES/mnist.yaml", "train"),
@@ -55,7 +55,7 @@ def _run(folder: Path, command: str, absent: str = "", limit: int | None = None)
         ("torch", "compress a.safetensors", "train"),
         ("torch", "calibrate", "torch"),
         ("optuna", "tune EXAMPLES/search.yaml", "search"),
-        ("matplotlib", "topo --png a.png", "plot"),
+        ("matplotlib", "topo --output a.png", "plot"),
         ("ray", "cluster start --head", "ray"),
     ],
 )

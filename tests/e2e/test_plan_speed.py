@@ -28,12 +28,12 @@ def _run(home: Path, *words: str, code: int = 0) -> str:
 
 
 def test_own_figures_change_what_is_said(tmp_path: Path) -> None:
-    asked = ("plan", "speed", "Llama-3-8B", "--device", "RTX-4090", "--engine", "llama.cpp", "--weights", "Q4_K_M")
+    asked = ("plan", "speed", "Llama-3-8B", "--devices", "RTX-4090", "--framework", "llama.cpp", "--weights", "Q4_K_M")
     before = json.loads(_run(tmp_path, *asked, "--json"))[0]
     table = tmp_path / "mine.csv"
     row = "RTX 4090,1,llama.cpp,Llama-3-8B,Q4_K_M,decode,1,0,1024,60"
     table.write_text(f"{','.join(COLUMNS)}\n{row}\n{row.replace('4090', '4090X')}\n", encoding="utf-8")
-    told = _run(tmp_path, "calibrate", "--from", str(table))
+    told = _run(tmp_path, "calibrate", "--measurements", str(table))
     assert "1 rows kept, of llama.cpp on RTX-4090" in told
     assert "line 3: RTX 4090X" in told
     after = json.loads(_run(tmp_path, *asked, "--json"))[0]
@@ -54,15 +54,15 @@ def test_the_accuracy_report_takes_several_tables(tmp_path: Path) -> None:
 def test_a_table_with_wrong_columns_is_told_in_one_line(tmp_path: Path) -> None:
     table = tmp_path / "wrong.csv"
     table.write_text("device,speed\nT4,3\n", encoding="utf-8")
-    for words in (("calibrate", "--from", str(table)), ("plan", "accuracy", str(table))):
+    for words in (("calibrate", "--measurements", str(table)), ("plan", "accuracy", str(table))):
         told = _run(tmp_path, *words, code=3)
         assert told.count("\n") == 1
         assert "lacks the columns count, framework" in told
 
 
 def test_a_training_over_unequal_nodes_is_planned_from_words(tmp_path: Path) -> None:
-    nodes = ("--node", "0.0556", "--node", "0.0556", "--node", "0.0556")
-    told = _run(tmp_path, "plan", "training", "--samples", "100", "--batch", "30", *nodes)
+    nodes = ("--samples-per-s", "0.0556", "--samples-per-s", "0.0556", "--samples-per-s", "0.0556")
+    told = _run(tmp_path, "plan", "training", "--samples", "100", "--global-batch", "30", *nodes)
     assert "9.99 min" in told
     assert "samples a step: 10, 10, 10" in told
 

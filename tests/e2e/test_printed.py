@@ -67,9 +67,9 @@ HOSTILE = (
     "hetero graph plan graph.json",
     "hetero graph whatif graph.json --add x",
     "hetero graph simulate graph.json",
-    "hetero plan choose Llama-3.1-8B --fleet fleet.yaml",
-    "hetero plan choose Llama-3.1-8B --fleet 1xRTX-4090 --prices prices.yaml",
-    "hetero topo --from topology.yaml",
+    "hetero plan choose Llama-3.1-8B --devices fleet.yaml",
+    "hetero plan choose Llama-3.1-8B --devices 1xRTX-4090 --prices prices.yaml",
+    "hetero topo --topology topology.yaml",
     "hetero config check config.yaml",
     "hetero train config.yaml",
     "hetero batch config.yaml",
@@ -94,7 +94,7 @@ ENCODED = (
     "hetero-profiler summary plain.trace.jsonl",
     "hetero-profiler gantt plain.trace.jsonl",
     "hetero catalog show H100-SXM",
-    "hetero plan choose Llama-3.1-8B --fleet 2xRTX-4090",
+    "hetero plan choose Llama-3.1-8B --devices 2xRTX-4090",
     "hetero graph plan absent-größe.json",
 )
 

@@ -58,7 +58,7 @@ def test_every_form_of_a_report_is_written_and_named(folder: Path) -> None:
     lines = profiler("gantt", trace, "--width", "70", cwd=folder).stdout.splitlines()
     assert lines[0].startswith("cpu:0")
     assert max(map(len, lines)) <= 70
-    assert "21 tasks ran on" in profiler("summary", trace, "--price", "cpu=1", cwd=folder).stdout
+    assert "21 tasks ran on" in profiler("summary", trace, "--prices", "cpu=1", cwd=folder).stdout
 
 
 def test_two_runs_are_compared(folder: Path) -> None:
@@ -113,8 +113,8 @@ def test_a_program_without_a_context_has_no_report_and_keeps_its_exit_code(folde
         (("summary", "program.py"), 3, "hetero: program.py:1: not the head of a trace; give a file that hetero wrote"),
         (("png", "a.trace.jsonl.gz", "-o", "a.gif"), 2, "hetero: a.gif is no picture that can be written; end its"),
         (("html", "a.trace.jsonl.gz", "-o", "no/a.html"), 2, "hetero: no/a.html cannot be written: No such file"),
-        (("summary", "a.trace.jsonl.gz", "--price", "x"), 2, "hetero: 'x' is not a price; write it like 'cuda=2.5'"),
-        (("summary", "a.trace.jsonl.gz", "--price", "cpux=1"), 2, "hetero: no device of the run goes by 'cpux', for"),
+        (("summary", "a.trace.jsonl.gz", "--prices", "x"), 2, "hetero: 'x' is not a price; write it like 'cuda=2.5'"),
+        (("summary", "a.trace.jsonl.gz", "--prices", "cpux=1"), 2, "hetero: no device of the run goes by 'cpux', for"),
         (("html", "a.trace.jsonl.gz", "--only", "sun"), 2, "hetero: no task of the run is named 'sun'; did you mean"),
     ],
 )

@@ -217,7 +217,7 @@ def test_another_user_reaches_nothing_of_a_node_and_no_port_is_open_to_other_hos
         )
         assert done.returncode == 0, done.stderr
 
-    ran("start", "--head", "--devices", "cpu:1", "--memory", "100MB")
+    ran("start", "--head", "--devices", "cpu:1", "--object-store-memory", "100MB")
     try:
         node = json.loads((tmp / "home" / "node.json").read_text())
         folder = Path(node["folder"])

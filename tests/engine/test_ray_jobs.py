@@ -79,7 +79,7 @@ def head(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Head]:
     folder = tmp_path_factory.mktemp("jobs")
     bare = Head(folder, "")
     try:
-        code, _, wrong = bare.run("cluster", "start", "--head", "--devices", "1xcpu", "--memory", "100MB")
+        code, _, wrong = bare.run("cluster", "start", "--head", "--devices", "1xcpu", "--object-store-memory", "100MB")
         assert code == 0, wrong
         yield Head(folder, str(bare.written()["jobs"]))
     finally:
@@ -231,8 +231,16 @@ def test_a_port_in_use_and_a_token_that_is_not_there_are_refused(tmp_path: Path)
         (("--port", "70000"), 2, "--port 70000 is no port; give 1 to 65535, or 0 for any"),
         (("--port", "-3"), 2, "--port -3 is no port"),
         (("--jobs-port", "99999"), 2, "--jobs-port 99999 is no port"),
-        (("--memory", "0"), 2, "--memory 0 B is no size of an object store on this host; give 80 MB to"),
-        (("--memory", "999PB"), 2, "--memory 999 PB is no size of an object store on this host"),
+        (
+            ("--object-store-memory", "0"),
+            2,
+            "--object-store-memory 0 B is no size of an object store on this host; give 80 MB to",
+        ),
+        (
+            ("--object-store-memory", "999PB"),
+            2,
+            "--object-store-memory 999 PB is no size of an object store on this host",
+        ),
         (("--devices", "5xnope"), 3, "'nope' is no kind of device"),
         (("--devices", "9xfpga"), 2, "'9xfpga' is absent"),
     ],

@@ -133,9 +133,9 @@ def test_a_report_of_the_last_version_is_a_page_of_html() -> None:
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        ("topo --within rack", "--within has no effect without --group"),
+        ("topo --together rack", "--together has no effect without --group"),
         ("topo --between a b --group 2", "--group has no effect with --between"),
-        ("topo --gpu H100-SXM", "--gpu has no effect without --from"),
+        ("topo --gpu H100-SXM", "--gpu has no effect without --topology"),
         ("catalog list --models --vendor NVIDIA", "--vendor has no effect with --models"),
         ("graph plan a.json --iterations 5 --budget 2s", "--budget has no effect with --iterations"),
         ("top --once --interval 2", "--interval has no effect with --once"),
@@ -162,3 +162,78 @@ def test_an_option_of_another_command_is_unknown(words: str) -> None:
     result = CliRunner().invoke(app, words.split())
     assert result.exit_code == 2
     assert "No such option" in result.output
+
+
+OLD_OPTIONS = [
+    ("graph plan", "g --out p --model free --policy heft", "g --output p --transfer-model free --planner heft"),
+    ("graph simulate", "g --fleet 4 --model free", "g --devices 4 --transfer-model free"),
+    ("graph convert", "g --fleet 4 --out=p", "g --devices 4 --output p"),
+    (
+        "plan fit",
+        "m --device A --count 2 --optimiser sgd --engine vllm",
+        "m --devices 2xA --optimizer sgd --framework vllm",
+    ),
+    ("plan fit", "m --device A", "m --devices A"),
+    ("plan speed", "m --device A --device B --count 4 --engine vllm", "m --devices 4xA,4xB --framework vllm"),
+    ("plan choose", "w --fleet here --tokens 5 --engine vllm", "w --devices here --context 5 --framework vllm"),
+    (
+        "plan choose",
+        "w --catalog --apart a --apart b --apart-by rack",
+        "w --devices catalog --apart a@rack --apart b@rack",
+    ),
+    ("plan llm", "m --fleet here --tokens 5 --engine vllm", "m --devices here --context 5 --framework vllm"),
+    (
+        "plan training",
+        "--samples 9 --node 1 --node 2 --batch 3 --link 1Gb/s",
+        "--samples 9 --samples-per-s 1 --samples-per-s 2 --global-batch 3 --network 1Gb/s",
+    ),
+    ("plan tasks", "--hosts h --data 1MB --link 1Gb/s", "--hosts h --input-bytes 1MB --network 1Gb/s"),
+    ("catalog compare", "a b --png c.png", "a b --output c.png"),
+    ("topo", "--from a --from b --within rack --png c", "--topology a --topology b --together rack --output c"),
+    ("calibrate", "--from a.csv", "--measurements a.csv"),
+    ("cluster start", "--head --memory 1GB", "--head --object-store-memory 1GB"),
+    ("compress", "m --quantise int8", "m --quantize int8"),
+    ("batch", "r --out f", "r --output f"),
+    ("report html", "t --price cuda=2", "t --prices cuda=2"),
+    ("report summary", "t --price cuda=2 --price cpu=1", "t --prices cuda=2 --prices cpu=1"),
+    ("report run", "--price cuda=2 s.py --fast", "--prices cuda=2 s.py --fast"),
+]
+
+
+def parsed(monkeypatch: pytest.MonkeyPatch, line: str) -> tuple[dict[str, object], list[str]]:
+    found: list[dict[str, object]] = []
+    monkeypatch.setattr(typer.core.TyperCommand, "invoke", lambda self, ctx: found.append(ctx.params))
+    result = CliRunner().invoke(app, line.split())
+    assert result.exit_code == 0, result.output + repr(result.exception)
+    return found[0], result.stderr.splitlines()
+
+
+@pytest.mark.parametrize(("command", "before", "after"), OLD_OPTIONS, ids=[" ".join(row[:2]) for row in OLD_OPTIONS])
+def test_an_option_of_the_last_version_means_what_its_new_name_means(
+    command: str, before: str, after: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old, warned = parsed(monkeypatch, f"{command} {before}")
+    new, silent = parsed(monkeypatch, f"{command} {after}")
+    assert old == new
+    assert silent == []
+    typed = {word.partition("=")[0] for word in before.split() if word.startswith("--")}
+    renamed = typed - {word for word in after.split() if word.startswith("--")}
+    assert {line.split("'")[1] for line in warned} == renamed
+    assert all("the old name is taken by this version, and not by the next" in line for line in warned)
+
+
+def test_every_old_option_is_tried() -> None:
+    tried = {(command, word.partition("=")[0]) for command, before, _ in OLD_OPTIONS for word in before.split()}
+    assert {(" ".join(words), old) for words, entry in EVERY.items() for old in entry.old_options} <= tried
+
+
+def test_no_old_option_is_shown_or_proposed() -> None:
+    for words, entry in EVERY.items():
+        shown = CliRunner().invoke(app, [*words, "--help"]).output
+        assert [old for old in entry.old_options if f" {old} " in shown or f"{old}," in shown] == []
+
+
+def test_an_option_under_both_names_is_refused() -> None:
+    result = CliRunner().invoke(app, ["graph", "plan", "g.json", "--out", "a", "--output", "b"])
+    assert isinstance(result.exception, BadValueError)
+    assert str(result.exception) == "--out is the old name of --output, and both are given; leave --out out"

@@ -104,7 +104,7 @@ def test_a_count_of_no_devices_or_of_too_many_is_refused() -> None:
 
 
 def test_the_command_prints_what_the_report_says() -> None:
-    done = CliRunner().invoke(app, ["plan", "fit", "Llama-3.1-70B", "--device", "H100-SXM", "--count", "2", "--json"])
+    done = CliRunner().invoke(app, ["plan", "fit", "Llama-3.1-70B", "--devices", "2xH100-SXM", "--json"])
     assert done.exit_code == 0
     document = json.loads(done.stdout)
     assert document["answer"] == "fits"
@@ -113,7 +113,7 @@ def test_the_command_prints_what_the_report_says() -> None:
 
 
 def test_the_command_ends_with_4_where_nothing_fits_and_tells_what_would() -> None:
-    done = CliRunner().invoke(app, ["plan", "fit", "Llama-3.1-70B", "--device", "H100-SXM"])
+    done = CliRunner().invoke(app, ["plan", "fit", "Llama-3.1-70B", "--devices", "H100-SXM"])
     assert done.exit_code == 4
     assert "does not fit" in done.stdout
     assert "would fit: weights in fp8 (costs accuracy)" in done.stdout
@@ -122,9 +122,9 @@ def test_the_command_ends_with_4_where_nothing_fits_and_tells_what_would() -> No
 @pytest.mark.parametrize(
     "arguments",
     [
-        ["Llama-9", "--device", "T4"],
-        ["Llama-3.1-8B", "--device", "H100"],
-        ["Llama-3.1-8B", "--device", "T4", "--kv", "x"],
+        ["Llama-9", "--devices", "T4"],
+        ["Llama-3.1-8B", "--devices", "H100"],
+        ["Llama-3.1-8B", "--devices", "T4", "--kv", "x"],
     ],
 )
 def test_a_name_that_nobody_knows_is_an_error_of_the_user(arguments: list[str]) -> None:

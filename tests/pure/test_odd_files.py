@@ -56,9 +56,9 @@ def told(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *w
         ("hetero", "config", "check"),
         ("hetero", "graph", "convert"),
         ("hetero", "train"),
-        ("hetero", "calibrate", "--from"),
+        ("hetero", "calibrate", "--measurements"),
         ("hetero", "devices", "--config"),
-        ("hetero", "topo", "--from"),
+        ("hetero", "topo", "--topology"),
         ("hetero", "tune"),
         ("hetero", "run"),
         ("hetero", "plan", "choose", "Llama-3.1-8B", "--prices"),
@@ -198,7 +198,7 @@ def test_training_does_not_begin_where_its_output_cannot_be_written(
 def test_the_address_of_a_model_is_not_taken_for_a_name(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    code, wrong = told(capsys, monkeypatch, "hetero", "plan", "--workload", "s3://b/k")
+    code, wrong = told(capsys, monkeypatch, "hetero", "plan", "choose", "s3://b/k")
     assert (code, wrong.count("\n")) == (2, 1), wrong
     assert "'s3://b/k' is no path of this host" in wrong
 

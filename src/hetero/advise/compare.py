@@ -173,7 +173,7 @@ def chart(rows: Sequence[ComparisonRow], path: Path) -> None:
     except ImportError as error:
         raise MissingPackageError(
             "a chart needs matplotlib, which is not installed",
-            remedy="pip install 'hetero-core[plot]', or leave --png out",
+            remedy="pip install 'hetero-core[plot]', or leave --output out",
         ) from error
     figure = Figure(figsize=(12, 1.6 + 0.9 * len(rows)), layout="constrained")
     FigureCanvasAgg(figure)

@@ -222,7 +222,9 @@ def _devices(kinds: Sequence[Kind]) -> tuple[NumberedDevice, ...]:
     found: list[NumberedDevice] = []
     for kind in kinds:
         if kind.count is None:
-            raise BadValueError("the whole catalog is no fleet to start a model on", remedy="name the devices: --fleet")
+            raise BadValueError(
+                "the whole catalog is no fleet to start a model on", remedy="name the devices: --devices"
+            )
     many = sum(1 if kind.spec.kind == "cpu" else kind.count or 0 for kind in kinds)
     if many > _MOST_DEVICES:
         raise BadValueError(f"{many:,} devices are many", remedy=f"give at most {_MOST_DEVICES}")

@@ -24,7 +24,7 @@ from hetero.floor.documents import blamed_on
 from hetero.floor.errors import BadValueError, FileError
 from hetero.floor.units import shown
 
-__all__ = ["Paid", "Prices", "age_of", "live_prices", "own_price", "read_prices", "today"]
+__all__ = ["Paid", "Prices", "age_of", "live_prices", "named_prices", "own_price", "read_prices", "today"]
 
 _ANSWER_S = 8.0
 """A server that is silent for so long is given up …"""
@@ -147,6 +147,33 @@ def read_prices(file: Path) -> dict[str, Paid]:
         raise FileError(f"{file} holds {shown(document)}", remedy="write lines like 'H100-SXM: 2.90'")
     with blamed_on(file):
         return dict(_price(name, given, str(file)) for name, given in document.items())
+
+
+def named_prices(words: Sequence[str]) -> dict[str, Paid]:
+    """Read the user's own prices: each word is a file of `read_prices`, or a device and dollars an hour, 'T4=0.35'.
+
+    Raises
+    ------
+    BadValueError
+        A file cannot be read, or a device or a price is wrong.
+
+    Examples
+    --------
+    >>> named_prices(["T4=0.35"])["T4"].usd_per_hour
+    0.35
+    """
+    found: dict[str, Paid] = {}
+    for word in words:
+        name, given, amount = word.rpartition("=")
+        if not given or Path(word).exists():
+            found |= read_prices(Path(word))
+            continue
+        try:
+            usd: Any = float(amount)
+        except ValueError:
+            usd = amount
+        found[find(name).name] = own_price(usd, word)
+    return found
 
 
 def _price(name: str, given: Any, file: str) -> tuple[str, Paid]:

@@ -87,7 +87,7 @@ def draw(fabric: Fabric, path: Path) -> None:
     except ImportError as error:
         raise MissingPackageError(
             "a picture needs matplotlib, which is not installed",
-            remedy="pip install 'hetero-core[plot]', or leave --png out",
+            remedy="pip install 'hetero-core[plot]', or leave --output out",
         ) from error
     figure = Figure(figsize=(min(60.0, 4 + 1.3 * len(fabric.devices)), 8))
     FigureCanvasAgg(figure)

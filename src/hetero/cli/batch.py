@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hetero.cli.output import console, print_json, styled
+from hetero.cli.options import AsJson, Devices, Output, Settings
+from hetero.cli.output import console, is_quiet, print_json, styled
 
 if TYPE_CHECKING:
     from hetero.batch.outcome import BatchOutcome
@@ -22,21 +23,24 @@ _SHOWN = 5
 
 
 def batch(
-    config: Annotated[Path, typer.Argument(help="Job, a YAML file like examples/embed_folder.yaml.")],
-    devices: Annotated[str | None, typer.Option(help="Fleet, as in '1xcpu,1xcpu*0.25'.")] = None,
-    out: Annotated[Path | None, typer.Option(help="Folder of the results, in place of the job's.")] = None,
+    recipe: Annotated[Path, typer.Argument(help="Recipe, a YAML file like examples/embed_folder.yaml.")],
+    devices: Devices = None,
+    output: Output = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the run that the folder holds.")] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Begin anew in the folder.")] = False,
-    set_: Annotated[list[str] | None, typer.Option("--set", help="Setting, key=value; may be repeated.")] = None,
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+    set_: Settings = None,
+    json: AsJson = False,
 ) -> None:
-    """Run a function or a model over many records, every device at its own batch size."""
+    """Run a function or a model over many records, every device at its own batch size.
+
+    --output names the folder of the results, in place of the recipe's.
+    """
     from hetero.batch.api import map_batches
     from hetero.batch.recipe import read_batch_recipe
     from hetero.session.context import Context
 
-    job = read_batch_recipe(config, set_ or [], progress=not json)
-    keywords = dict(job.keywords) | ({} if out is None else {"out": out}) | ({"resume": True} if resume else {})
+    job = read_batch_recipe(recipe, set_ or [], progress=not json and not is_quiet())
+    keywords = dict(job.keywords) | ({} if output is None else {"out": output}) | ({"resume": True} if resume else {})
     options = replace(job.options, overwrite=True) if overwrite else job.options
     with Context(job.context, devices=devices) as ctx:
         outcome = map_batches(job.function, job.source, ctx=ctx, options=options, limits=job.limits, **keywords)

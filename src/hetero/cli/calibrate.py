@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hetero.cli.output import print_json, say
+from hetero.cli.options import AsJson
+from hetero.cli.output import is_quiet, print_json, say
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -22,14 +23,16 @@ __all__ = ["calibrate"]
 
 
 def calibrate(
-    from_: Annotated[
-        list[Path] | None, typer.Option("--from", help="A CSV file with your own figures; may be repeated.")
+    measurements: Annotated[
+        list[Path] | None, typer.Option(help="CSV file of measured speeds to keep; may be repeated.")
     ] = None,
     exchange: Annotated[bool, typer.Option(help="Also time an all-reduce between two workers.")] = True,
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+    json: AsJson = False,
 ) -> None:
     """Measure the devices of this host, about a minute each, and keep the figures; or keep your own."""
-    said = _tables(from_, quiet=json) if from_ else _here(exchange, quiet=json)
+    said = (
+        _tables(measurements, quiet=json or is_quiet()) if measurements else _here(exchange, quiet=json or is_quiet())
+    )
     if json:
         print_json(said)
 

@@ -6,11 +6,11 @@ In: names. Out: tables for people, or one JSON document. A figure that nothing c
 from __future__ import annotations
 
 from collections.abc import Iterable
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from hetero.cli.options import AsJson, Output
 from hetero.cli.output import console, print_json, styled
 from hetero.cli.words import refuse_unused
 
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
 __all__ = ["compare_", "list_", "show"]
 
-_JSON = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
 _NONE = "no source"
 
 
@@ -32,7 +31,7 @@ def list_(
     kind: Annotated[str | None, typer.Option(help="Only devices of this kind, as in 'cuda' or 'tpu'.")] = None,
     vendor: Annotated[str | None, typer.Option(help="Only devices of this vendor.")] = None,
     models: Annotated[bool, typer.Option("--models", help="List models instead of devices.")] = False,
-    json: _JSON = False,
+    json: AsJson = False,
 ) -> None:
     """List the devices or models that the catalog knows."""
     from hetero.catalog import load
@@ -55,7 +54,7 @@ def list_(
     out.print(f"{full['empty']} of {full['cells']} figures have no source ({full['empty_frac']:.0%}).", style="dim")
 
 
-def show(name: Annotated[str, typer.Argument(help="A device or a model.")], json: _JSON = False) -> None:
+def show(name: Annotated[str, typer.Argument(help="A device or a model.")], json: AsJson = False) -> None:
     """Show one device or model: each figure, where it was read and how it is printed there."""
     from hetero.catalog import load
     from hetero.floor.errors import BadValueError
@@ -77,26 +76,29 @@ def show(name: Annotated[str, typer.Argument(help="A device or a model.")], json
 def compare_(
     names: Annotated[list[str], typer.Argument(help="Two or more devices.")],
     precision: Annotated[str, typer.Option(help="Of the rate: bf16, fp16, fp8, int8, fp32, …")] = "bf16",
-    png: Annotated[Path | None, typer.Option(help="Write a chart to this file.")] = None,
-    json: _JSON = False,
+    output: Output = None,
+    json: AsJson = False,
 ) -> None:
-    """Compare devices: speed, memory, per dollar, per watt, and what each is best for."""
+    """Compare devices: speed, memory, per dollar, per watt, and what each is best for.
+
+    --output also draws a chart into a file.
+    """
     from hetero.advise.compare import best_for, compare
     from hetero.catalog.load import find
 
     rows = compare([find(name) for name in dict.fromkeys(names)], precision)
     best = best_for(rows)
-    if png is not None:
+    if output is not None:
         from hetero.advise.compare import chart
 
-        chart(rows, png)
+        chart(rows, output)
     if json:
         print_json({"devices": [row.as_dict() | {"best_for": best[row.name]} for row in rows]})
         return
     out = console()
     out.print(_comparison(rows, best))
-    if png is not None:
-        out.print(f"chart: {png}", style="dim")
+    if output is not None:
+        out.print(f"chart: {output}", style="dim")
 
 
 def _number(value: float | None) -> str:

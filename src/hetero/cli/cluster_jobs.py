@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hetero.cli.output import console, print_json, say
+from hetero.cli.options import AsJson, ClusterAddress
+from hetero.cli.output import console, note, print_json, say
+from hetero.floor.errors import ExitCode
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -22,7 +24,6 @@ if TYPE_CHECKING:
 
 __all__ = ["cancel", "jobs", "logs", "serve", "submit", "tell"]
 
-Address = Annotated[str, typer.Option(help="Where the head takes jobs, host:port; auto: the head on this host.")]
 TokenFile = Annotated[Path | None, typer.Option(help="File with the cluster's token; default: that of this host.")]
 Certificates = Annotated[
     Path | None, typer.Option(help="Folder of 'hetero cluster certificates'; default: that of this host's node.")
@@ -33,7 +34,7 @@ Job = Annotated[str, typer.Argument(help="Name of the job.")]
 def submit(
     script: Annotated[Path, typer.Argument(help="Python file to run on the cluster.")],
     args: Annotated[list[str] | None, typer.Argument(help="Arguments of the script.")] = None,
-    address: Address = "auto",
+    address: ClusterAddress = "auto",
     token_file: TokenFile = None,
     certificates: Certificates = None,
     working_dir: Annotated[
@@ -58,7 +59,7 @@ def submit(
     if detach:
         print(job)
         return
-    print(f"hetero: job {job} is submitted", file=sys.stderr)
+    note(f"hetero: job {job} is submitted")
     try:
         raise typer.Exit(tell(answers))
     except KeyboardInterrupt:
@@ -66,7 +67,7 @@ def submit(
             f"hetero: job {job} goes on; see 'hetero cluster logs --follow {job}' and 'hetero cluster cancel {job}'",
             file=sys.stderr,
         )
-        raise typer.Exit(130) from None
+        raise typer.Exit(ExitCode.INTERRUPTED) from None
 
 
 def job_client(address: str, token_file: Path | None, certificates: Path | None) -> JobClient:
@@ -83,21 +84,21 @@ def tell(answers: Iterable[dict[str, Any]]) -> int:
         if "text" in answer:
             print(answer["text"], end="", flush=True)
         elif "cold_start_s" in answer:
-            print(f"hetero: its program began after a cold start of {answer['cold_start_s']:.1f} s", file=sys.stderr)
+            note(f"hetero: its program began after a cold start of {answer['cold_start_s']:.1f} s")
         else:
             code = answer["exit_code"] or 0
             took = "" if answer["took_s"] is None else f" after {answer['took_s']:.1f} s"
             how = f", exit code {code}" if answer["state"] == "failed" else ""
             why = f": {answer['why']}" if answer["why"] else ""
-            print(f"hetero: job {answer['job']} {answer['state']}{took}{how}{why}", file=sys.stderr)
+            note(f"hetero: job {answer['job']} {answer['state']}{took}{how}{why}")
     return code
 
 
 def jobs(
-    address: Address = "auto",
+    address: ClusterAddress = "auto",
     token_file: TokenFile = None,
     certificates: Certificates = None,
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+    json: AsJson = False,
 ) -> None:
     """List the jobs, the latest first."""
     found = list(job_client(address, token_file, certificates).ask("list"))
@@ -107,7 +108,7 @@ def jobs(
 def logs(
     job: Job,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until it ends, and end as it ends.")] = False,
-    address: Address = "auto",
+    address: ClusterAddress = "auto",
     token_file: TokenFile = None,
     certificates: Certificates = None,
 ) -> None:
@@ -117,17 +118,26 @@ def logs(
 
 
 def cancel(
-    job: Job, address: Address = "auto", token_file: TokenFile = None, certificates: Certificates = None
+    job: Job,
+    address: ClusterAddress = "auto",
+    token_file: TokenFile = None,
+    certificates: Certificates = None,
+    json: AsJson = False,
 ) -> None:
     """Stop a job; one that is over stays as it ended."""
-    tell(job_client(address, token_file, certificates).ask("cancel", job=job))
+    answers = job_client(address, token_file, certificates).ask("cancel", job=job)
+    if json:
+        print_json(list(answers)[-1])
+    else:
+        tell(answers)
 
 
-def serve() -> None:
+def serve(json: AsJson = False) -> None:
     """Start the job server of this host's head again, after it has ended; jobs go on without it and are found again."""
     from hetero.engines.ray.node import serve_jobs
 
-    say(f"jobs are taken at {serve_jobs().jobs}")
+    jobs = serve_jobs().jobs
+    print_json({"jobs": jobs}) if json else say(f"jobs are taken at {jobs}")
 
 
 def _print(jobs: list[dict[str, Any]]) -> None:

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from hetero.cli.checks import PUBLIC
-from hetero.cli.output import say
+from hetero.cli.options import AsJson, Devices
+from hetero.cli.output import print_json, say
 from hetero.floor.errors import BadValueError, EngineError
 from hetero.floor.listening import is_public
 
@@ -33,10 +34,11 @@ def start(
     jobs_port: Annotated[int, typer.Option(help="Port of the head for jobs; 0 takes any that is free.")] = 0,
     token_file: Annotated[Path | None, typer.Option(help="File with the cluster's token.")] = None,
     certificates: Annotated[Path | None, typer.Option(help="Folder of 'hetero cluster certificates'.")] = None,
-    devices: Annotated[str, typer.Option(help="Fleet of this host, as in '1xcpu,1xcpu*0.25'.")] = "",
-    memory: Annotated[str, typer.Option(help="Size of the object store.")] = "1GB",
+    devices: Devices = None,
+    object_store_memory: Annotated[str, typer.Option(help="Size of Ray's object store.")] = "1GB",
     autoscaling: Annotated[Path | None, typer.Option(help="Configuration of Ray's autoscaler, for a head.")] = None,
     block: Annotated[bool, typer.Option("--block", help="Go on until the node ends; end it when interrupted.")] = False,
+    json: AsJson = False,
 ) -> None:
     """Start this host's part of a cluster, and say how the next host joins."""
     from hetero.engines.ray.node import start_node
@@ -51,7 +53,7 @@ def start(
         raise BadValueError("only a head has ports of its own", remedy="leave --port and --jobs-port out")
     if block:
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
-    _refuse_devices(devices)
+    _refuse_devices(devices or "")
     node = start_node(
         join=join,
         host=host,
@@ -59,21 +61,30 @@ def start(
         jobs_port=jobs_port,
         token_file=token_file,
         certificates=certificates,
-        devices=devices,
-        store_bytes=parse_bytes(memory),
+        devices=devices or "",
+        store_bytes=parse_bytes(object_store_memory),
         autoscaling=autoscaling,
     )
-    say(f"{'head' if head else 'member'} of the cluster {node.address}, as {node.host}")
     if is_public(node.host):
         say(f"hetero: {node.host} {PUBLIC}", to=sys.stderr)
+    file = _token_file(node.token, token_file) if head else token_file
+    if json:
+        facts = {"address": node.address, "host": node.host, "jobs": node.jobs, "token_file": file and str(file)}
+        print_json({"head": head, **facts})
+        sys.stdout.flush()
+    else:
+        _tell(node, head, file)
+    if block:
+        _stay(node)
+
+
+def _tell(node: Node, head: bool, file: Path | None) -> None:
+    say(f"{'head' if head else 'member'} of the cluster {node.address}, as {node.host}")
     if head:
-        file = _token_file(node.token, token_file)
         say(f"token: {file}")
         say(f"on other hosts: hetero cluster start --join {node.address} --token-file FILE --certificates FOLDER")
         say(f"for programs from elsewhere: hetero cluster submit --address {node.jobs} SCRIPT")
     say("in programs here: hetero.Context(engine='ray', address='auto')", flush=True)
-    if block:
-        _stay(node)
 
 
 def _refuse_devices(line: str) -> None:
@@ -129,20 +140,27 @@ def _token_file(token: str, given: Path | None) -> Path:
     return path
 
 
-def stop() -> None:
+def stop(json: AsJson = False) -> None:
     """End this host's part of the cluster: only what 'hetero cluster start' started."""
     from hetero.engines.ray.node import stop_node
 
     node = stop_node()
+    if json:
+        print_json({"left": None if node is None else node.address})
+        return
     say("no node runs on this host" if node is None else f"left the cluster {node.address}")
 
 
 def certificates(
     folder: Annotated[Path, typer.Argument(help="New folder for ca.crt, node.crt and node.key.")],
     host: Annotated[list[str] | None, typer.Option(help="Address of a host; give it once for each.")] = None,
+    json: AsJson = False,
 ) -> None:
     """Make the certificates that the hosts of a cluster share."""
     from hetero.engines.ray.certificates import make_certificates
 
     make_certificates(folder, host or [])
+    if json:
+        print_json({"folder": str(folder), "hosts": host or []})
+        return
     say(f"{folder}: copy this folder to every host, readable for you only")

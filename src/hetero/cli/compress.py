@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from hetero.cli.options import AsJson, Devices, Output
 from hetero.cli.output import console, print_json
 from hetero.floor.text import single_line
 
@@ -24,14 +25,17 @@ def compress(
     model: Annotated[Path, typer.Argument(help="Model that `hetero train` saved.")],
     prune: Annotated[float, typer.Option(help="Share of the weights to prune, as 0.5.")] = 0.0,
     structured: Annotated[bool, typer.Option("--structured", help="Prune whole channels: a faster model.")] = False,
-    quantise: Annotated[str | None, typer.Option("--quantise", "--quantize", help="int8 or int8-weights.")] = None,
+    quantize: Annotated[str | None, typer.Option(help="int8 or int8-weights.")] = None,
     fine_tune: Annotated[int, typer.Option(help="Epochs of training after pruning.")] = 0,
     data: Annotated[Path | None, typer.Option(help="Folder of MNIST's files; scikit-learn's digits without.")] = None,
-    output: Annotated[Path | None, typer.Option(help="File to write; MODEL-compressed beside it without.")] = None,
-    devices: Annotated[str | None, typer.Option(help="Fleet, as in '1xcpu,1xcpu*0.25'.")] = None,
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+    output: Output = None,
+    devices: Devices = None,
+    json: AsJson = False,
 ) -> None:
-    """Prune and quantise a saved model; tells size, speed on each device and accuracy before and after."""
+    """Prune and quantise a saved model; tells size, speed on each device and accuracy before and after.
+
+    Without --output the file is MODEL-compressed, beside the model.
+    """
     from hetero.cli.train import need_torch
     from hetero.floor.files import output_file
 
@@ -39,7 +43,7 @@ def compress(
     from hetero.recipes.saved_models import compress_file
 
     target = output_file(output or model.parent / f"{model.stem}-compressed.safetensors", "--output")
-    wishes = {"prune": prune, "structured": structured, "quantise": quantise, "fine_tune": fine_tune}
+    wishes = {"prune": prune, "structured": structured, "quantise": quantize, "fine_tune": fine_tune}
     made = compress_file(model, target, data_path=data, devices=devices, **wishes)
     if json:
         print_json({"model": str(model), "output": str(target), **made.as_dict()})

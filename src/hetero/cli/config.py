@@ -10,6 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
+from hetero.cli.options import AsJson, Settings
 from hetero.cli.output import print_json, say
 
 __all__ = ["check"]
@@ -17,9 +18,9 @@ __all__ = ["check"]
 
 def check(
     file: Annotated[Path, typer.Argument(help="Configuration file.")],
-    set_: Annotated[list[str] | None, typer.Option("--set", help="Setting, key.path=value; may be repeated.")] = None,
+    set_: Settings = None,
     here: Annotated[bool, typer.Option("--here", help="Also check that this host has what it names.")] = False,
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+    json: AsJson = False,
 ) -> None:
     """Print what a configuration means, or all its mistakes; exits 3 when there are any."""
     from hetero.floor.errors import ConfigError

@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hetero.cli.output import print_json, say
+from hetero.cli.options import Address, AsJson, Config, Devices, Engine, Policy, Settings, Trace
+from hetero.cli.output import is_quiet, print_json, say
+from hetero.floor.errors import ExitCode
 
 if TYPE_CHECKING:
     from hetero.demo.results import DemoResult
@@ -19,16 +21,16 @@ __all__ = ["demo"]
 
 
 def demo(
-    config: Annotated[Path | None, typer.Option(help="Configuration file.")] = None,
-    devices: Annotated[str | None, typer.Option(help="Fleet, as in '1xcpu,1xcpu*0.25'.")] = None,
-    engine: Annotated[str | None, typer.Option(help="local or ray.")] = None,
-    address: Annotated[str | None, typer.Option(help="Of the Ray cluster: local, auto or host:port.")] = None,
-    policy: Annotated[str | None, typer.Option(help="Policy by name; 'auto' chooses.")] = None,
+    config: Config = None,
+    devices: Devices = None,
+    engine: Engine = None,
+    address: Address = None,
+    policy: Policy = None,
     size: Annotated[int | None, typer.Option(help="Rows of the matrix, a multiple of 192.")] = None,
     field: Annotated[Path | None, typer.Option(help="File with a field that diffuses; synthetic without one.")] = None,
-    trace: Annotated[Path | None, typer.Option(help="File to write the trace to.")] = None,
-    set_: Annotated[list[str] | None, typer.Option("--set", help="Setting, key.path=value; may be repeated.")] = None,
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+    trace: Trace = None,
+    set_: Settings = None,
+    json: AsJson = False,
 ) -> None:
     """Run real computations on this host's devices and check them."""
     from hetero.demo import run
@@ -38,7 +40,7 @@ def demo(
         devices=devices,
         field=field,
         trace=trace,
-        quiet=json,
+        quiet=json or is_quiet(),
         engine=engine,
         address=address,
         policy=policy,
@@ -52,7 +54,7 @@ def demo(
         for path in reports:
             say(f"report: {path}")
     if not found.ok:
-        raise typer.Exit(1)
+        raise typer.Exit(ExitCode.FAILED)
 
 
 def _write_reports(found: DemoResult) -> list[Path]:

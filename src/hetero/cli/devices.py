@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from hetero.cli.options import Address, AsJson, Config, Devices, Engine, Settings
 from hetero.cli.output import console, print_json
 
 if TYPE_CHECKING:
@@ -25,12 +26,12 @@ __all__ = ["devices"]
 def devices(
     probe: Annotated[bool, typer.Option("--probe", help="Run a kernel on each device and measure its speed.")] = False,
     refresh: Annotated[bool, typer.Option("--refresh", help="Look again; with --probe, also measure again.")] = False,
-    fleet: Annotated[str | None, typer.Option("--devices", help="Show this fleet, as in '1xcpu,1xcpu*0.25'.")] = None,
-    engine: Annotated[str | None, typer.Option(help="'ray' lists the devices of every host of a cluster.")] = None,
-    address: Annotated[str | None, typer.Option(help="Of the Ray cluster: local, auto or host:port.")] = None,
-    config: Annotated[Path | None, typer.Option(help="Show the fleet of this configuration file.")] = None,
-    set_: Annotated[list[str] | None, typer.Option("--set", help="Setting, key.path=value; may be repeated.")] = None,
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+    fleet: Devices = None,
+    engine: Engine = None,
+    address: Address = None,
+    config: Config = None,
+    set_: Settings = None,
+    json: AsJson = False,
 ) -> None:
     """List this host's devices, and why one is not used."""
     from hetero.cli.device_rows import rows_of

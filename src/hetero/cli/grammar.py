@@ -8,10 +8,22 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from hetero.cli.lazy import CommandEntry, GroupEntry
-from hetero.cli.old_names import of_plan, of_report
+from hetero.cli.old_names import (
+    OF_CHOICE,
+    OF_GRAPH,
+    OF_ONE_DEVICE,
+    OF_TASKS,
+    OF_TOPOLOGY,
+    OF_TRAINING,
+    OldOption,
+    of_plan,
+    of_report,
+    only,
+)
 
 __all__ = ["COMMANDS", "REPORT"]
 
+_PRICES = {"--price": OldOption("--prices")}
 _SCRIPT = {"allow_interspersed_args": False}
 _RUN, _MODELS, _PLAN, _MORE = "Run programs", "Models and data", "Plan ahead", "Clusters and reports"
 
@@ -19,16 +31,24 @@ _GRAPH = GroupEntry(
     "Plan, simulate, compare and convert task graphs in files.",
     {
         "plan": CommandEntry(
-            "hetero.cli.graph_plan:plan", "Plan a task graph, and say how far from the best possible the plan is."
+            "hetero.cli.graph_plan:plan",
+            "Plan a task graph, and say how far from the best possible the plan is.",
+            old_options=only(OF_GRAPH, "--out", "--model", "--policy"),
         ),
         "simulate": CommandEntry(
-            "hetero.cli.graph_simulate:simulate", "Run a task graph in virtual time, by the code that runs programs."
+            "hetero.cli.graph_simulate:simulate",
+            "Run a task graph in virtual time, by the code that runs programs.",
+            old_options=only(OF_GRAPH, "--fleet", "--model"),
         ),
         "whatif": CommandEntry(
             "hetero.cli.graph_whatif:whatif", "Compare what a task graph takes on its fleet and on another one."
         ),
         "show": CommandEntry("hetero.cli.graph:show", "Show the tasks and edges of a graph, or of a run by its trace."),
-        "convert": CommandEntry("hetero.cli.graph:convert", "Write a graph as hetero-graph/1."),
+        "convert": CommandEntry(
+            "hetero.cli.graph:convert",
+            "Write a graph as hetero-graph/1.",
+            old_options=only(OF_GRAPH, "--fleet", "--out"),
+        ),
         "check": CommandEntry(
             "hetero.cli.graph_plan:check",
             "Check a plan of a task graph by code that knows no planner; exits 1 when it is not sound.",
@@ -42,28 +62,35 @@ _PLANS = GroupEntry(
     "Know before you run: what fits where, how fast, at what price.",
     {
         "fit": CommandEntry(
-            "hetero.cli.plan_fit:fit", "Report whether a model fits, what takes the memory, and what would make it fit."
+            "hetero.cli.plan_fit:fit",
+            "Report whether a model fits, what takes the memory, and what would make it fit.",
+            old_options=OF_ONE_DEVICE,
         ),
         "speed": CommandEntry(
             "hetero.cli.plan_speed:speed",
             "Report how fast devices do a workload: latency, tokens a second, memory, each with its 80 % interval.",
+            old_options=only(OF_ONE_DEVICE, "--device", "--count", "--engine"),
         ),
         "choose": CommandEntry(
             "hetero.cli.plan_choose:choose",
             "Choose devices for a workload: which, how many, in which mix, at what price, and why.",
+            old_options=OF_CHOICE,
         ),
         "llm": CommandEntry(
             "hetero.cli.plan_llm:llm",
             "Print how to start a model on these devices, from their speed and their memory.",
+            old_options=only(OF_CHOICE, "--fleet", "--tokens", "--engine"),
         ),
         "training": CommandEntry(
             "hetero.cli.plan_speed:training",
-            "Report how long a training takes on nodes of unequal speed, who computes how much, and who is left out.",
+            "Report how long a training takes on hosts of unequal speed, who computes how much, and who is left out.",
+            old_options=OF_TRAINING,
         ),
         "tasks": CommandEntry(
             "hetero.cli.plan_tasks:tasks",
             "Report how long many independent tasks take on many hosts, by the code that runs programs, in virtual"
             " time.",
+            old_options=OF_TASKS,
         ),
         "accuracy": CommandEntry(
             "hetero.cli.plan_speed:accuracy",
@@ -86,6 +113,7 @@ _CATALOG = GroupEntry(
         "compare": CommandEntry(
             "hetero.cli.catalog:compare_",
             "Compare devices: speed, memory, per dollar, per watt, and what each is best for.",
+            old_options=only(OF_TOPOLOGY, "--png"),
         ),
     },
     _PLAN,
@@ -95,7 +123,9 @@ _CLUSTER = GroupEntry(
     "Make this host part of a cluster on Ray, and run programs there.",
     {
         "start": CommandEntry(
-            "hetero.cli.cluster_nodes:start", "Start this host's part of a cluster, and say how the next host joins."
+            "hetero.cli.cluster_nodes:start",
+            "Start this host's part of a cluster, and say how the next host joins.",
+            old_options={"--memory": OldOption("--object-store-memory")},
         ),
         "stop": CommandEntry(
             "hetero.cli.cluster_nodes:stop",
@@ -127,8 +157,11 @@ REPORT = GroupEntry(
         "html": CommandEntry(
             "hetero.cli.profiler:html",
             "Write the report: one page of HTML that opens anywhere, without the network.",
+            old_options=_PRICES,
         ),
-        "summary": CommandEntry("hetero.cli.profiler:summary", "Report in sentences where the time went."),
+        "summary": CommandEntry(
+            "hetero.cli.profiler:summary", "Report in sentences where the time went.", old_options=_PRICES
+        ),
         "gantt": CommandEntry("hetero.cli.profiler:gantt", "Draw the timeline in the terminal."),
         "chrome": CommandEntry("hetero.cli.profiler:chrome", "Write Chrome-trace JSON, which Perfetto opens."),
         "png": CommandEntry(
@@ -142,6 +175,7 @@ REPORT = GroupEntry(
             "hetero.cli.profiler:run",
             "Run a script that need not know of it, and write a report of each Context that it opened.",
             context=_SCRIPT,
+            old_options=_PRICES,
         ),
     },
     _MORE,
@@ -169,6 +203,7 @@ COMMANDS: Mapping[str, CommandEntry | GroupEntry] = {
         "hetero.cli.compress:compress",
         "Prune and quantise a saved model; tells size, speed on each device and accuracy before and after.",
         _MODELS,
+        old_options={"--quantise": OldOption("--quantize")},
     ),
     "infer": CommandEntry(
         "hetero.cli.train:infer",
@@ -179,17 +214,22 @@ COMMANDS: Mapping[str, CommandEntry | GroupEntry] = {
         "hetero.cli.batch:batch",
         "Run a function or a model over many records, every device at its own batch size.",
         _MODELS,
+        old_options=only(OF_GRAPH, "--out"),
     ),
     "graph": _GRAPH,
     "plan": _PLANS,
     "catalog": _CATALOG,
     "topo": CommandEntry(
-        "hetero.cli.topo:topo", "Show how devices are connected, and which of them work together best.", _PLAN
+        "hetero.cli.topo:topo",
+        "Show how devices are connected, and which of them work together best.",
+        _PLAN,
+        old_options=OF_TOPOLOGY,
     ),
     "calibrate": CommandEntry(
         "hetero.cli.calibrate:calibrate",
         "Measure the devices of this host, about a minute each, and keep the figures; or keep your own.",
         _PLAN,
+        old_options={"--from": OldOption("--measurements")},
     ),
     "cluster": _CLUSTER,
     "report": REPORT,

@@ -5,13 +5,13 @@ In: a graph of any format, and a fleet; or the trace of a run. Out: a file, line
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hetero.cli.output import print_json, say
+from hetero.cli.options import AsJson, GraphDevices, Output
+from hetero.cli.output import note, print_json, say
 
 if TYPE_CHECKING:
     from hetero.model.graph import TaskGraph
@@ -21,9 +21,7 @@ __all__ = ["convert", "schema", "show", "tell_unused"]
 
 def convert(
     file: Annotated[Path, typer.Argument(help="WfFormat 1.5, Standard Task Graph, DOT, hswf or hetero-graph/1.")],
-    fleet: Annotated[
-        str | None, typer.Option(help="Fleet file (hetero-fleet/1), or a number of equal devices.")
-    ] = None,
+    devices: GraphDevices = None,
     format_: Annotated[
         str | None, typer.Option("--format", help="wfformat, stg, dot, hswf or hetero; default: by name and content.")
     ] = None,
@@ -31,10 +29,14 @@ def convert(
         str, typer.Option(help="Of hswf: the kinds of devices of its columns of milliseconds, as in cpu,gpu.")
     ] = "",
     edge_bytes: Annotated[str, typer.Option(help="Of hswf: the bytes of every edge, as in 3686400 or 3.5MB.")] = "0B",
-    out: Annotated[Path | None, typer.Option(help="File to write; default: standard output.")] = None,
+    output: Output = None,
+    json: AsJson = False,
 ) -> None:
-    """Write a graph as hetero-graph/1."""
-    import json
+    """Write a graph as hetero-graph/1.
+
+    Without --output the document goes to standard output.
+    """
+    from json import dumps
 
     from hetero.floor.units import parse_bytes
     from hetero.graphs.document import document_of
@@ -42,23 +44,25 @@ def convert(
     from hetero.graphs.formats import convert as read_any
 
     names = [name.strip() for name in columns.split(",") if name.strip()]
-    graph = read_any(file, fleet, format_, names, parse_bytes(edge_bytes))
-    tell_unused(file, graph, fleet)
+    graph = read_any(file, devices, format_, names, parse_bytes(edge_bytes))
+    tell_unused(file, graph, devices)
     document = document_of(graph)
-    if out is None:
+    if output is None:
         print_json(document)
         return
-    write_text(out, json.dumps(document, indent=1) + "\n")
-    say(f"{out}: {len(graph.tasks):,} tasks, {len(graph.edges):,} edges, {len(graph.devices)} devices")
+    write_text(output, dumps(document, indent=1) + "\n")
+    if json:
+        counts = {"tasks": len(graph.tasks), "edges": len(graph.edges), "devices": len(graph.devices)}
+        print_json({"output": str(output), **counts})
+    else:
+        say(f"{output}: {len(graph.tasks):,} tasks, {len(graph.edges):,} edges, {len(graph.devices)} devices")
 
 
 def show(
     file: Annotated[Path, typer.Argument(help="A graph of any format, or the trace of a run.")],
-    fleet: Annotated[
-        str | None, typer.Option(help="Fleet file (hetero-fleet/1), or a number of equal devices.")
-    ] = None,
-    output: Annotated[Path | None, typer.Option("--output", "-o", help="SVG file to draw the graph into.")] = None,
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+    devices: GraphDevices = None,
+    output: Output = None,
+    json: AsJson = False,
 ) -> None:
     """Show the tasks and edges of a graph, or of a run by its trace."""
     from hetero.graphs.files import checked_output, write_text
@@ -70,8 +74,8 @@ def show(
     if ".jsonl" in file.suffixes:
         view = graph(file)
     else:
-        read = convert_any(file, fleet or "1")
-        tell_unused(file, read, fleet)
+        read = convert_any(file, devices or "1")
+        tell_unused(file, read, devices)
         view = view_of(read)
     if output is not None:
         write_text(output, view.svg)
@@ -83,15 +87,17 @@ def show(
             say(f"picture: {output}")
 
 
-def tell_unused(file: Path, graph: TaskGraph, fleet: str | None) -> None:
+def tell_unused(file: Path, graph: TaskGraph, devices: str | None) -> None:
     """Say on standard error that a fleet was given for a graph that names its own devices."""
     from hetero.graphs.fleet_files import read_fleet
 
-    if fleet is not None and read_fleet(fleet).devices != graph.devices:
-        say(f"note: {file} names its own devices, so --fleet {fleet} is left out", to=sys.stderr)
+    if devices is not None and read_fleet(devices).devices != graph.devices:
+        note(f"note: {file} names its own devices, so --devices {devices} is left out")
 
 
-def schema() -> None:
+def schema(
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON document, as it does anyway.")] = True,
+) -> None:
     """Print the JSON Schema of hetero-graph/1."""
     from hetero.graphs.document import graph_schema
 

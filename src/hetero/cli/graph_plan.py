@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from hetero.cli.options import AsJson, Output, Seed, TransferModel
 from hetero.cli.output import console, print_json, say
 from hetero.cli.words import refuse_unused
+from hetero.floor.errors import ExitCode
 
 if TYPE_CHECKING:
     from hetero.graphs.planning import PlannedGraph
@@ -26,21 +28,20 @@ _SHOWN_FAULTS = 20
 def plan(
     context: typer.Context,
     graph: Annotated[Path, typer.Argument(help="Task graph, hetero-graph/1; 'hetero graph convert' makes one.")],
-    policy: Annotated[str, typer.Option(help="search, heft, peft, cpop, minmin, maxmin or sufferage.")] = "search",
+    planner: Annotated[str, typer.Option(help="search, heft, peft, cpop, minmin, maxmin or sufferage.")] = "search",
     budget: Annotated[str, typer.Option(help="Wall time of the search, as in '1s'.")] = "1s",
     iterations: Annotated[
         int | None, typer.Option(min=1, help="Iterations of the search instead of a time: the same plan everywhere.")
     ] = None,
-    seed: Annotated[int | None, typer.Option(min=0, help="Seed; default: HETERO_SEED.")] = None,
-    model: Annotated[
-        str, typer.Option(help="contention: transfers share links, memory has capacities; free: neither.")
-    ] = "contention",
-    out: Annotated[Path | None, typer.Option(help="File to write the plan to, hetero-plan/1.")] = None,
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+    seed: Seed = None,
+    transfer_model: TransferModel = "contention",
+    output: Output = None,
+    json: AsJson = False,
 ) -> None:
     """Plan a task graph, and say how far from the best possible the plan is.
 
-    Transfers wait for one another on links and buses, and no memory overflows; '--model free' plans without both.
+    Transfers wait for one another on links and buses, and no memory overflows; '--transfer-model free' plans without
+    both. --output writes the plan, hetero-plan/1.
     """
     from hetero.floor.units import parse_seconds
     from hetero.graphs.files import checked_output
@@ -51,22 +52,22 @@ def plan(
         refuse_unused(context, [name for name in given if name != "budget"], "with --iterations")
     limit_s = parse_seconds(budget)
     read = read_plannable(graph)
-    if out is not None:
-        checked_output(out)
-    planned = _planned(read, policy, limit_s, iterations, seed, model)
-    if out is not None:
-        _write(planned.schedule, out)
+    if output is not None:
+        checked_output(output)
+    planned = _planned(read, planner, limit_s, iterations, seed, transfer_model)
+    if output is not None:
+        _write(planned.schedule, output)
     _print_json(planned) if json else _print(read, planned)
 
 
 def _planned(
-    graph: TaskGraph, policy: str, limit_s: float, iterations: int | None, seed: int | None, model: str
+    graph: TaskGraph, planner: str, limit_s: float, iterations: int | None, seed: int | None, model: str
 ) -> PlannedGraph:
     from hetero.floor import settings
     from hetero.graphs.planning import Budget, plan_graph
 
     chosen = settings.seed() if seed is None else seed
-    return plan_graph(graph, policy, Budget(limit_s, iterations), chosen, model=model)
+    return plan_graph(graph, planner, Budget(limit_s, iterations), chosen, model=model)
 
 
 def _write(schedule: Schedule, out: Path) -> None:
@@ -81,7 +82,7 @@ def _write(schedule: Schedule, out: Path) -> None:
 def check(
     graph: Annotated[Path, typer.Argument(help="Task graph, hetero-graph/1.")],
     plan: Annotated[Path, typer.Argument(help="Plan of it, hetero-plan/1.")],
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+    json: AsJson = False,
 ) -> None:
     """Check a plan of a task graph by code that knows no planner; exits 1 when it is not sound."""
     from hetero.floor.units import format_seconds
@@ -105,7 +106,7 @@ def check(
         if len(found) > _SHOWN_FAULTS:
             say(f"{plan}: and {len(found) - _SHOWN_FAULTS:,} more")
     if found:
-        raise typer.Exit(1)
+        raise typer.Exit(ExitCode.FAILED)
 
 
 def _print_json(planned: PlannedGraph) -> None:

@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from hetero.cli.graph import tell_unused
+from hetero.cli.options import AsJson, GraphDevices, Iterations, Noise, Seed, TransferModel
 from hetero.cli.output import console, print_json
+from hetero.floor.errors import ExitCode
 
 if TYPE_CHECKING:
     from hetero.graphs.simulation import Trials
@@ -24,22 +26,18 @@ _SHOWN_FAILED = 5
 
 
 def simulate(
-    graph: Annotated[Path, typer.Argument(help="hetero-graph/1, or with --fleet WfFormat 1.5, STG or DOT; .gz too.")],
-    fleet: Annotated[
-        str | None, typer.Option(help="Fleet file (hetero-fleet/1), or a number of equal devices.")
-    ] = None,
-    noise: Annotated[float, typer.Option(min=0.0, max=3.0, help="Spread of the logarithm of real times.")] = 0.0,
+    graph: Annotated[Path, typer.Argument(help="hetero-graph/1, or with --devices WfFormat 1.5, STG or DOT; .gz too.")],
+    devices: GraphDevices = None,
+    noise: Noise = 0.0,
     fail: Annotated[list[str] | None, typer.Option(help="A device lost for good, as in gpu0@0.5s.")] = None,
     policy: Annotated[str, typer.Option(help="'planned' plans anew as it runs; eft, least_loaded, … do not plan.")] = (
         "planned"
     ),
     draws: Annotated[int, typer.Option(min=1, max=100_000, help="Runs, each with times of its own.")] = 1,
-    seed: Annotated[int | None, typer.Option(min=0, help="Seed of the first run; default: HETERO_SEED.")] = None,
-    iterations: Annotated[int, typer.Option(min=1, help="Iterations of the search for the plan at the start.")] = 20,
-    model: Annotated[
-        str, typer.Option(help="contention: transfers share links, memory has capacities; free: neither.")
-    ] = "contention",
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+    seed: Seed = None,
+    iterations: Iterations = 20,
+    transfer_model: TransferModel = "contention",
+    json: AsJson = False,
 ) -> None:
     """Run a task graph in virtual time, by the code that runs programs.
 
@@ -48,18 +46,18 @@ def simulate(
     from hetero.floor import settings
     from hetero.graphs.formats import convert, read_plannable
 
-    read = convert(graph, fleet) if fleet is not None else read_plannable(graph)
-    tell_unused(graph, read, fleet)
+    read = convert(graph, devices) if devices is not None else read_plannable(graph)
+    tell_unused(graph, read, devices)
     from hetero.graphs.simulation import losses_of, try_out  # heavy, so after the graph was found sound
 
     losses = losses_of(read, fail or ())
     first = settings.seed() if seed is None else seed
     trials = try_out(
-        read, policy, noise=noise, losses=losses, draws=draws, seed=first, iterations=iterations, model=model
+        read, policy, noise=noise, losses=losses, draws=draws, seed=first, iterations=iterations, model=transfer_model
     )
     print_json(trials.as_dict()) if json else _print(trials)
     if trials.failed:
-        raise typer.Exit(1)
+        raise typer.Exit(ExitCode.FAILED)
 
 
 def _print(trials: Trials) -> None:

@@ -6,13 +6,13 @@ or one JSON document.
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hetero.cli.output import console, print_json, say
+from hetero.cli.options import AsJson, Iterations, Seed
+from hetero.cli.output import console, note, print_json
 
 if TYPE_CHECKING:
     from hetero.graphs.whatif import Changed, Measured
@@ -33,9 +33,9 @@ def whatif(
             "--is", help="What a device of the graph is, in the catalog or in earlier runs: gpu0=A100-SXM-80GB."
         ),
     ] = None,
-    iterations: Annotated[int, typer.Option(min=1, help="Iterations of the search for each fleet.")] = 20,
-    seed: Annotated[int | None, typer.Option(min=0, help="Seed; default: HETERO_SEED.")] = None,
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+    iterations: Iterations = 20,
+    seed: Seed = None,
+    json: AsJson = False,
 ) -> None:
     """Compare what a task graph takes on its fleet and on another one.
 
@@ -78,7 +78,7 @@ def _measured() -> Measured:
         store = HistoryStore(file)
         return Measured(store.load(store.device_keys()))
     except HistoryError as error:
-        say(f"note: earlier runs are left out: {error.problem}", to=sys.stderr)
+        note(f"note: earlier runs are left out: {error.problem}")
         return Measured()
 
 

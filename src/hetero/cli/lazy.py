@@ -6,8 +6,9 @@ In: a table of names, places and lines of help. Out: a group of commands for typ
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from functools import cache
 from importlib import import_module
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import typer
 from typer.core import TyperCommand, TyperGroup
@@ -109,6 +110,50 @@ class HeteroCommand(TyperCommand):
             accept_old_options(parser, ctx, self.get_params(ctx), self.old_options)
         return parser
 
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command; where nobody reads its output any more it ends quietly."""
+        try:
+            return super().invoke(ctx)
+        except BrokenPipeError:
+            from hetero.cli.output import closed_pipe
+
+            raise typer.Exit(closed_pipe()) from None
+
+
+def _be_quiet(wanted: bool) -> None:
+    if wanted:
+        from hetero.cli.output import be_quiet
+
+        be_quiet()
+
+
+def _be_verbose(count: int) -> None:
+    if count:
+        from hetero.floor import settings
+
+        settings.switch_on("HETERO_DEBUG", str(min(4, max(count, settings.debug_level()))))
+
+
+def _every_command(
+    quiet: Annotated[
+        bool,
+        typer.Option("--quiet", "-q", callback=_be_quiet, expose_value=False, help="Print results and mistakes only."),
+    ] = False,
+    verbose: Annotated[
+        int,
+        typer.Option(
+            "--verbose",
+            "-v",
+            count=True,
+            show_default=False,
+            callback=_be_verbose,
+            expose_value=False,
+            help="Print decisions and tracebacks too; up to -vvvv, as HETERO_DEBUG.",
+        ),
+    ] = 0,
+) -> None:
+    """Take the options that every command has."""
+
 
 class _Imported(MutableMapping[str, Any]):
     """Commands by name, each imported when it is first asked for."""
@@ -149,4 +194,12 @@ def _command(name: str, entry: CommandEntry) -> Any:
     command = typer.main.get_command(part)
     assert isinstance(command, HeteroCommand)
     command.old_options = entry.old_options
+    command.params += _shared_params()
     return command
+
+
+@cache
+def _shared_params() -> list[Any]:
+    part = typer.Typer(add_completion=False, **SETTINGS)
+    part.command()(_every_command)
+    return typer.main.get_command(part).params

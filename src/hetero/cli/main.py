@@ -1,7 +1,7 @@
 """The command `hetero`: its subcommands, its exit codes, and how a mistake is told.
 
-In: the words of a command line. Out: an exit code: 0, 1 a task failed, 2 usage, 3 configuration, 4 nothing fits,
-130 interrupted. Commands are imported when they are called, so that `--help` costs nothing.
+In: the words of a command line. Out: an exit code, one of `ExitCode`. Commands are imported when they are called, so
+that `--help` costs nothing.
 """
 
 from __future__ import annotations
@@ -14,14 +14,17 @@ from hetero.cli.grammar import COMMANDS
 from hetero.cli.lazy import SETTINGS, lazy_group
 from hetero.cli.old_names import of_hetero
 from hetero.cli.output import run_command, say
+from hetero.floor.errors import EXIT_MEANINGS
 
 __all__ = ["app", "entry"]
+
+_EXITS = ", ".join(f"{code} {meaning}" for code, meaning in EXIT_MEANINGS.items())
 
 app = typer.Typer(
     name="hetero",
     cls=lazy_group(COMMANDS, of_hetero),
     help="Run one Python program of tasks over every unequal device of a host.",
-    epilog="Exit codes: 0 done, 1 a task failed, 2 usage, 3 configuration, 4 nothing fits, 130 interrupted.",
+    epilog=f"Exit codes: {_EXITS}.",
     no_args_is_help=True,
     context_settings={"help_option_names": ["-h", "--help"]},
     **SETTINGS,

@@ -12,7 +12,22 @@ from typing import Any, NamedTuple
 from hetero.floor.errors import BadValueError
 from hetero.floor.terminal import say
 
-__all__ = ["OldOption", "Renamed", "accept_old_options", "of_hetero", "of_plan", "of_report", "warn"]
+__all__ = [
+    "OF_CHOICE",
+    "OF_GRAPH",
+    "OF_ONE_DEVICE",
+    "OF_TASKS",
+    "OF_TOPOLOGY",
+    "OF_TRAINING",
+    "OldOption",
+    "Renamed",
+    "accept_old_options",
+    "of_hetero",
+    "of_plan",
+    "of_report",
+    "only",
+    "warn",
+]
 
 
 class Renamed(NamedTuple):
@@ -43,11 +58,14 @@ class OldOption(NamedTuple):
         value is taken as it is.
     flag
         Whether it took no value.
+    many
+        Whether it could be repeated.
     """
 
     new: str
     convert: Callable[[Any, Any], Any] | None = None
     flag: bool = False
+    many: bool = False
 
 
 def warn(old: str, new: str) -> None:
@@ -150,7 +168,8 @@ def accept_old_options(parser: Any, context: Any, params: Sequence[Any], old: Ma
     named = {name: param for param in params for name in param.opts}
     for name, option in old.items():
         param = named[option.new]
-        action = "store_const" if option.flag else "append" if param.multiple else "store"
+        repeated = option.many or (param.multiple and option.convert is None)
+        action = "store_const" if option.flag else "append" if repeated else "store"
         parser.add_option(obj=param, opts=[name], dest=name, action=action, nargs=param.nargs, const=True)
     parse = parser.parse_args
 
@@ -177,3 +196,50 @@ def _take_over(values: dict[str, Any], name: str, option: OldOption, param: Any)
         raise BadValueError(f"{name} is the old name of {option.new}, and both are given", remedy=f"leave {name} out")
     else:
         values[param.name] = given
+
+
+def only(options: Mapping[str, OldOption], *names: str) -> dict[str, OldOption]:
+    """Return the options of these names.
+
+    Examples
+    --------
+    >>> only(OF_GRAPH, "--out")["--out"].new
+    '--output'
+    """
+    return {name: options[name] for name in names}
+
+
+def _counted(count: Any, devices: Any) -> Any:
+    return ",".join(f"{count}x{name}" for name in str(devices).split(",")) if devices else devices
+
+
+OF_ONE_DEVICE = {
+    "--device": OldOption("--devices", lambda given, _: ",".join(given), many=True),
+    "--count": OldOption("--devices", _counted),
+    "--engine": OldOption("--framework"),
+    "--optimiser": OldOption("--optimizer"),
+}
+OF_CHOICE = {
+    "--fleet": OldOption("--devices"),
+    "--catalog": OldOption("--devices", lambda given, today: "catalog", flag=True),
+    "--tokens": OldOption("--context"),
+    "--engine": OldOption("--framework"),
+    "--apart-by": OldOption("--apart", lambda scope, words: [f"{word}@{scope}" for word in words or ()]),
+}
+OF_TRAINING = {
+    "--node": OldOption("--samples-per-s"),
+    "--batch": OldOption("--global-batch"),
+    "--link": OldOption("--network"),
+}
+OF_TASKS = {"--data": OldOption("--input-bytes"), "--link": OldOption("--network")}
+OF_GRAPH = {
+    "--fleet": OldOption("--devices"),
+    "--out": OldOption("--output"),
+    "--model": OldOption("--transfer-model"),
+    "--policy": OldOption("--planner"),
+}
+OF_TOPOLOGY = {
+    "--from": OldOption("--topology"),
+    "--within": OldOption("--together"),
+    "--png": OldOption("--output"),
+}

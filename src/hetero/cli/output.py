@@ -7,21 +7,66 @@ from __future__ import annotations
 
 import errno
 import json
+import os
 import sys
 from typing import Any
 
 import typer
 
 from hetero.floor import settings
-from hetero.floor.errors import EngineError, HeteroError
+from hetero.floor.errors import EngineError, ExitCode, HeteroError
 from hetero.floor.extras import EXTRAS, missing
 from hetero.floor.own_memory import memory_limit_bytes
 from hetero.floor.terminal import console, say, show_any_character, styled
 from hetero.floor.units import format_bytes
 
-__all__ = ["console", "print_json", "run_command", "say", "styled", "tell_error"]
+__all__ = [
+    "be_quiet",
+    "closed_pipe",
+    "console",
+    "is_quiet",
+    "note",
+    "print_json",
+    "run_command",
+    "say",
+    "styled",
+    "tell_error",
+]
 
 _MOST_MISTAKES = 40
+
+
+_quiet = False
+
+
+def be_quiet(wanted: bool = True) -> None:
+    """From now on, print results and mistakes only: no progress, and no notes."""
+    global _quiet
+    _quiet = wanted
+    if wanted:
+        import logging
+
+        settings.switch_on("HETERO_PROGRESS", "0")
+        logging.getLogger("hetero").setLevel(logging.ERROR)
+
+
+def is_quiet() -> bool:
+    """Return whether --quiet was given."""
+    return _quiet
+
+
+def note(text: str) -> None:
+    """Print a note on standard error, unless --quiet was given."""
+    if not _quiet:
+        say(text, to=sys.stderr)
+
+
+def closed_pipe() -> ExitCode:
+    """Give up standard output, which nobody reads any more; return what the command exits with."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, sys.stdout.fileno())
+    os.close(nowhere)
+    return ExitCode.CLOSED_PIPE
 
 
 def print_json(value: Any) -> None:
@@ -35,7 +80,12 @@ def run_command(app: typer.Typer, name: str) -> None:
         settings.debug_level()
         _check_memory()
         show_any_character()
-        typer.main.get_command(app)(prog_name=name)
+        try:
+            typer.main.get_command(app)(prog_name=name)
+        finally:
+            sys.stdout.flush()
+    except BrokenPipeError:
+        sys.exit(closed_pipe())
     except HeteroError as error:
         sys.exit(tell_error(error))
     except (ImportError, MemoryError, OSError) as error:

@@ -10,14 +10,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from hetero.cli.options import AsJson, CatalogDevices, Prices
 from hetero.cli.output import console, print_json, say
+from hetero.floor.errors import ExitCode
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from hetero.advise.fleet import Kind
     from hetero.advise.match import DeviceChoice, MatchLimits
-    from hetero.advise.prices import Prices
+    from hetero.advise.prices import Prices as KnownPrices
     from hetero.model.workload import WorkloadSpec
 
 __all__ = ["choose", "read_workload"]
@@ -76,9 +78,7 @@ def _document(file: Path) -> dict[str, Any]:
 
 def choose(
     workload: Annotated[str, typer.Argument(help="A model, its config.json, or a YAML file with a workload.")],
-    fleet: Annotated[str, typer.Option(help="'catalog', 'here', words as in 2xH100-SXM,4xRTX-4090, or a file.")] = (
-        "catalog"
-    ),
+    devices: CatalogDevices = "catalog",
     slo_latency_ms: Annotated[float, typer.Option(help="Most milliseconds for the batch, 0 for any.")] = 0.0,
     slo_throughput: Annotated[float, typer.Option(help="Least tokens a second in all, 0 for any.")] = 0.0,
     max_cost: Annotated[float, typer.Option(help="Most dollars an hour, 0 for any.")] = 0.0,
@@ -86,37 +86,40 @@ def choose(
     together: Annotated[
         str, typer.Option(help="What devices of a copy share: host, rack, numa, pcie, nvlink or link:KIND.")
     ] = "",
-    apart: Annotated[list[str] | None, typer.Option(help="A workload of the fleet's leases to keep away from.")] = None,
-    apart_by: Annotated[str, typer.Option(help="How far: device, host or rack.")] = "host",
+    apart: Annotated[
+        list[str] | None, typer.Option(help="WORKLOAD@SCOPE of the fleet's leases to keep away from; may be repeated.")
+    ] = None,
     stream: Annotated[list[str] | None, typer.Option(help="Requests: PROMPT/ANSWER@PER_SECOND; repeatable.")] = None,
-    prices: Annotated[Path | None, typer.Option(help="Your own prices: lines like 'H100-SXM: 2.90'.")] = None,
+    prices: Prices = None,
     live_prices: Annotated[bool, typer.Option("--live-prices", help="Ask gpuhunt, over the network.")] = False,
     job: Annotated[str | None, typer.Option(help="inference, finetune, lora, pretrain or embedding.")] = None,
     weights: Annotated[str | None, typer.Option(help="Number format: bf16, nf4-dq, Q4_K_M, …")] = None,
     batch: Annotated[int | None, typer.Option(help="Sequences at once on a copy.")] = None,
     prompt: Annotated[int | None, typer.Option(help="Tokens of the prompt.")] = None,
-    tokens: Annotated[int | None, typer.Option(help="Tokens of prompt and answer together.")] = None,
-    engine: Annotated[str | None, typer.Option(help="torch, litgpt, llama.cpp, vllm or tensorrt-llm.")] = None,
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+    context: Annotated[int | None, typer.Option(help="Tokens of a sequence, prompt and answer together.")] = None,
+    framework: Annotated[str | None, typer.Option(help="torch, litgpt, llama.cpp, vllm or tensorrt-llm.")] = None,
+    json: AsJson = False,
 ) -> None:
     """Choose devices for a workload: which, how many, in which mix, at what price, and why."""
     from hetero.advise.fleet import read_fleet
     from hetero.advise.match import MatchLimits
     from hetero.advise.match import choose as judged
 
-    options = {"job": job, "weights": weights, "batch": batch, "prompt": prompt, "context": tokens, "engine": engine}
+    options = {
+        **{"job": job, "weights": weights, "batch": batch, "prompt": prompt},
+        **{"context": context, "engine": framework},
+    }
     work, needed, streams = read_workload(workload, options)
-    kinds = read_fleet(fleet)
+    kinds = read_fleet(devices)
     limit = MatchLimits(
         latency_s=slo_latency_ms / 1000,
         throughput_per_s=slo_throughput,
         usd_per_hour=max_cost,
         needs=(*(needs or ()), *needed),
         together=together,
-        apart=tuple(apart or ()),
-        apart_by=apart_by,
+        **_apart(apart or ()),
     )
-    paid = _prices(kinds, prices, live_prices)
+    paid = _prices(kinds, prices or (), live_prices)
     if wanted := stream or streams:
         _mix(work, wanted, kinds, limit, paid, json)
         return
@@ -126,19 +129,35 @@ def choose(
     else:
         _show(work, found)
     if not found.matches:
-        raise typer.Exit(4)
+        raise typer.Exit(ExitCode.NOTHING_FITS)
 
 
-def _prices(kinds: Sequence[Kind], file: Path | None, live: bool) -> Prices:
-    from hetero.advise.prices import Prices, live_prices, read_prices
+def _apart(words: Sequence[str]) -> dict[str, Any]:
+    """Return what to keep away from and how far, by 'WORKLOAD@SCOPE'; a word without a scope means the host."""
+    from hetero.floor.errors import BadValueError
 
-    own = read_prices(file) if file is not None else {}
+    pairs = [word.rpartition("@") if "@" in word else (word, "@", "host") for word in words]
+    scopes = sorted({scope for _, _, scope in pairs})
+    if len(scopes) > 1:
+        raise BadValueError(f"--apart names the scopes {' and '.join(scopes)}", remedy="give one scope for all")
+    return {"apart": tuple(name for name, _, _ in pairs), **({"apart_by": scopes[0]} if scopes else {})}
+
+
+def _prices(kinds: Sequence[Kind], words: Sequence[str], live: bool) -> KnownPrices:
+    from hetero.advise.prices import Prices, live_prices, named_prices
+
+    own = named_prices(words)
     found, note = live_prices([kind.spec for kind in kinds]) if live else ({}, "")
     return Prices(own, found, (note,) if note else ())
 
 
 def _mix(
-    work: WorkloadSpec, words: Sequence[str], kinds: Sequence[Kind], limit: MatchLimits, paid: Prices, json: bool
+    work: WorkloadSpec,
+    words: Sequence[str],
+    kinds: Sequence[Kind],
+    limit: MatchLimits,
+    paid: KnownPrices,
+    json: bool,
 ) -> None:
     from hetero.advise.replica_mix import mix, read_stream
 

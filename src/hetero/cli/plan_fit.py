@@ -9,39 +9,55 @@ from typing import Annotated
 
 import typer
 
+from hetero.cli.options import (
+    AsJson,
+    BatchSize,
+    CatalogDevices,
+    Checkpointing,
+    ContextTokens,
+    Framework,
+    KvFormat,
+    Weights,
+    WorkloadJob,
+)
 from hetero.cli.output import print_json, say
+from hetero.floor.errors import ExitCode
 
 __all__ = ["fit"]
 
 
 def fit(
     model: Annotated[str, typer.Argument(help="A model of the catalog, or the path of a config.json.")],
-    device: Annotated[str, typer.Option(help="A device of the catalog.")],
-    count: Annotated[int, typer.Option(help="Devices of that sort.")] = 1,
-    job: Annotated[str, typer.Option(help="inference, finetune, lora, pretrain or embedding.")] = "inference",
-    weights: Annotated[str, typer.Option(help="Number format: bf16, nf4-dq, Q4_K_M, …")] = "bf16",
-    kv: Annotated[str, typer.Option(help="Number format of the KV cache.")] = "fp16",
-    batch: Annotated[int, typer.Option(help="Sequences at once on a replica.")] = 1,
-    context: Annotated[int, typer.Option(help="Tokens a sequence.")] = 2048,
-    engine: Annotated[str, typer.Option(help="torch, litgpt, llama.cpp, vllm or tensorrt-llm.")] = "torch",
-    optimiser: Annotated[str, typer.Option(help="adamw, adamw-8bit, sgd, …")] = "adamw",
-    checkpointing: Annotated[bool, typer.Option("--checkpointing", help="Compute activations again.")] = False,
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+    devices: CatalogDevices,
+    job: WorkloadJob = "inference",
+    weights: Weights = "bf16",
+    kv: KvFormat = "fp16",
+    batch: BatchSize = 1,
+    context: ContextTokens = 2048,
+    framework: Framework = "torch",
+    optimizer: Annotated[str, typer.Option(help="adamw, adamw-8bit, sgd, …")] = "adamw",
+    checkpointing: Checkpointing = False,
+    json: AsJson = False,
 ) -> None:
     """Report whether a model fits, what takes the memory, and what would make it fit."""
     from hetero.advise.fit import does_it_fit
+    from hetero.advise.fleet import read_fleet
+    from hetero.floor.errors import BadValueError
 
+    kinds = read_fleet(devices)
+    if len(kinds) != 1:
+        raise BadValueError(f"--devices {devices} names {len(kinds)} sorts", remedy="name one, as in 2xH100-SXM")
     report = does_it_fit(
         model,
-        device,
-        count,
+        kinds[0].spec,
+        kinds[0].count or 1,
         job=job,
         weights=weights,
         kv=kv,
         batch=batch,
         context=context,
-        engine=engine,
-        optimiser=optimiser,
+        engine=framework,
+        optimiser=optimizer,
         checkpointing=checkpointing,
     )
     if json:
@@ -49,4 +65,4 @@ def fit(
     else:
         say(report.explain())
     if report.answer == "does not fit":
-        raise typer.Exit(4)
+        raise typer.Exit(ExitCode.NOTHING_FITS)

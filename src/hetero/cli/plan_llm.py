@@ -9,22 +9,24 @@ from typing import Annotated
 
 import typer
 
+from hetero.cli.options import AsJson, BatchSize, CatalogDevices, ContextTokens, KvFormat
 from hetero.cli.output import print_json, say
+from hetero.floor.errors import ExitCode
 
 __all__ = ["llm"]
 
 
 def llm(
     model: Annotated[str, typer.Argument(help="A model of the catalog, a weight file, or a folder with some.")],
-    fleet: Annotated[str, typer.Option(help="'here', words as in 1xRTX-4090,2xRTX-3060, or a file.")] = "here",
-    engine: Annotated[list[str] | None, typer.Option(help="llama.cpp, vllm or accelerate; default: each.")] = None,
+    devices: CatalogDevices = "here",
+    framework: Annotated[list[str] | None, typer.Option(help="llama.cpp, vllm or accelerate; default: each.")] = None,
     aim: Annotated[str, typer.Option(help="latency of one request, or throughput of many.")] = "latency",
     weights: Annotated[str | None, typer.Option(help="Number format; default: of the files, Q4_K_M or bf16.")] = None,
-    kv: Annotated[str, typer.Option(help="Number format of the KV cache.")] = "fp16",
-    batch: Annotated[int, typer.Option(help="Sequences at once.")] = 1,
+    kv: KvFormat = "fp16",
+    batch: BatchSize = 1,
     prompt: Annotated[int | None, typer.Option(help="Tokens of the prompt; default: 512, or half of few.")] = None,
-    tokens: Annotated[int, typer.Option(help="Tokens of prompt and answer together.")] = 2048,
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+    context: ContextTokens = 2048,
+    json: AsJson = False,
 ) -> None:
     """Print how to start a model on these devices, from their speed and their memory."""
     from hetero.advise.fleet import read_fleet
@@ -35,11 +37,11 @@ def llm(
     if aim not in ("latency", "throughput"):
         hint = did_you_mean(aim, ("latency", "throughput")).removeprefix("; ")
         raise BadValueError(f"{aim!r} is no aim", remedy=hint or "allowed: latency, throughput")
-    target, kinds = read_target(model, weights), read_fleet(fleet)
+    target, kinds = read_target(model, weights), read_fleet(devices)
     found, refused = [], {}
-    for name in engine or ENGINES:
-        read = min(512, (tokens + 1) // 2) if prompt is None else prompt
-        how = {"aim": aim, "kv": kv, "batch": batch, "prompt": read, "context": tokens}
+    for name in framework or ENGINES:
+        read = min(512, (context + 1) // 2) if prompt is None else prompt
+        how = {"aim": aim, "kv": kv, "batch": batch, "prompt": read, "context": context}
         try:
             found.append(place(target, kinds, name, **how))  # type: ignore[arg-type]
         except NothingFitsError as error:
@@ -49,4 +51,4 @@ def llm(
     else:
         say("\n\n".join([*map(explain, found), *(f"{name}: {reason}" for name, reason in refused.items())]))
     if not found:
-        raise typer.Exit(4)
+        raise typer.Exit(ExitCode.NOTHING_FITS)

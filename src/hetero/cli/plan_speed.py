@@ -10,7 +10,19 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from hetero.cli.options import (
+    AsJson,
+    BatchSize,
+    CatalogDevices,
+    Checkpointing,
+    ContextTokens,
+    Framework,
+    Network,
+    Weights,
+    WorkloadJob,
+)
 from hetero.cli.output import console, print_json, say
+from hetero.floor.errors import ExitCode
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -22,23 +34,23 @@ __all__ = ["accuracy", "speed", "training"]
 
 def speed(
     model: Annotated[str, typer.Argument(help="A model of the catalog, or the path of a config.json.")],
-    device: Annotated[list[str], typer.Option(help="A device of the catalog; may be repeated to compare.")],
-    count: Annotated[int, typer.Option(help="Devices of that sort.")] = 1,
-    job: Annotated[str, typer.Option(help="inference, finetune, lora, pretrain or embedding.")] = "inference",
-    weights: Annotated[str, typer.Option(help="Number format: bf16, fp8, Q4_K_M, …")] = "bf16",
-    batch: Annotated[int, typer.Option(help="Sequences at once on a replica.")] = 1,
+    devices: CatalogDevices,
+    job: WorkloadJob = "inference",
+    weights: Weights = "bf16",
+    batch: BatchSize = 1,
     prompt: Annotated[int, typer.Option(help="Tokens of each prompt, 0 for half of the context.")] = 0,
-    context: Annotated[int, typer.Option(help="Tokens a sequence, prompt and answer.")] = 2048,
-    engine: Annotated[str, typer.Option(help="torch, litgpt, llama.cpp, vllm, tensorrt-llm or deepspeed.")] = "torch",
-    checkpointing: Annotated[bool, typer.Option("--checkpointing", help="Compute activations again.")] = False,
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+    context: ContextTokens = 2048,
+    framework: Framework = "torch",
+    checkpointing: Checkpointing = False,
+    json: AsJson = False,
 ) -> None:
     """Report how fast devices do a workload: latency, tokens a second, memory, each with its 80 % interval."""
     from hetero.advise.estimate import Workload, compare_speeds, estimate
+    from hetero.advise.fleet import read_fleet
 
     how: dict[str, Any] = {"job": job, "weights": weights, "batch": batch, "prompt": prompt, "context": context}
-    work = Workload(model, **how, engine=engine, checkpointing=checkpointing)
-    found = [estimate(work, name, count) for name in device]
+    work = Workload(model, **how, engine=framework, checkpointing=checkpointing)
+    found = [estimate(work, kind.spec, kind.count or 1) for kind in read_fleet(devices)]
     if json:
         print_json([one.as_dict() for one in found])
     else:
@@ -46,25 +58,26 @@ def speed(
         if len(found) > 1:
             say("\n" + compare_speeds(found))
     if all(one.memory.answer == "does not fit" for one in found):
-        raise typer.Exit(4)
+        raise typer.Exit(ExitCode.NOTHING_FITS)
 
 
 def training(
     samples: Annotated[int, typer.Option(help="Samples of one epoch.")],
-    node: Annotated[list[float], typer.Option(help="Samples a second of one node alone; repeat it for each node.")],
-    batch: Annotated[int, typer.Option(help="Samples of a step over all nodes.")],
+    samples_per_s: Annotated[list[float], typer.Option(help="Speed of one host alone; repeat it for each host.")],
+    global_batch: Annotated[int, typer.Option(help="Samples of a step over all hosts.")],
     epochs: Annotated[int, typer.Option(help="Epochs.")] = 1,
     gradients: Annotated[str, typer.Option(help="Size of the gradients that are exchanged, as in 500MB.")] = "0B",
-    link: Annotated[str, typer.Option(help="Bandwidth between nodes, as in 10Gb/s.")] = "",
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+    network: Network = "",
+    json: AsJson = False,
 ) -> None:
-    """Report how long a training takes on nodes of unequal speed, who computes how much, and who is left out."""
+    """Report how long a training takes on hosts of unequal speed, who computes how much, and who is left out."""
     from math import inf
 
     from hetero.floor.units import parse_bandwidth, parse_bytes
     from hetero.plan.training.speed import training_time
 
-    told = training_time(samples, node, batch, epochs, parse_bytes(gradients), parse_bandwidth(link) if link else inf)
+    bandwidth = parse_bandwidth(network) if network else inf
+    told = training_time(samples, samples_per_s, global_batch, epochs, parse_bytes(gradients), bandwidth)
     if json:
         document = {"total_s": told.total_s, "alone_s": told.alone_s, "steps": told.steps, "speedup": told.speedup}
         print_json({**document, "shares": told.plan.shares, "left_out": told.plan.reasons})
@@ -74,7 +87,7 @@ def training(
 
 def accuracy(
     tables: Annotated[list[Path], typer.Argument(help="CSV files of measured speeds.")],
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+    json: AsJson = False,
 ) -> None:
     """Report how far estimates lie from tables of measured speeds, as priors give them and after own measurements."""
     from hetero.advise.accuracy import leave_one_model_out, uncalibrated

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from hetero.cli.options import AsJson, Network, Noise, Seed
 from hetero.cli.output import print_json, say
 
 if TYPE_CHECKING:
@@ -23,14 +24,14 @@ def tasks(
     ],
     tasks: Annotated[int, typer.Option(min=1, help="Number of independent tasks.")] = 100_000,
     flop: Annotated[list[float] | None, typer.Option(help="Operations of a task; repeated.")] = None,
-    data: Annotated[str, typer.Option(help="What tasks of one size read, as in 100MB.")] = "0B",
+    input_bytes: Annotated[str, typer.Option(help="What tasks of one size read, as in 100MB.")] = "0B",
     precision: Annotated[str, typer.Option(help="Number format of the operations.")] = "fp32",
-    link: Annotated[str, typer.Option(help="Link of each host, as in 10Gb/s.")] = "10Gb/s",
+    network: Network = "10Gb/s",
     tick: Annotated[str, typer.Option(help="Time between two decisions, as in 50ms.")] = "50ms",
-    noise: Annotated[float, typer.Option(min=0.0, max=3.0, help="Spread of the logarithm of real times.")] = 0.0,
+    noise: Noise = 0.0,
     policy: Annotated[str, typer.Option(help="Policy by name.")] = "eft",
-    seed: Annotated[int | None, typer.Option(min=0, help="Seed; default: HETERO_SEED.")] = None,
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+    seed: Seed = None,
+    json: AsJson = False,
 ) -> None:
     """Report how long many independent tasks take on many hosts, by the code that runs programs, in virtual time."""
     from dataclasses import asdict
@@ -41,8 +42,8 @@ def tasks(
 
     found, _ = run_at_scale(
         read_hosts(hosts),
-        SimulatedLoad(tasks, tuple(flop or (1e12,)), precision, parse_bytes(data)),
-        link_bytes_per_s=parse_bandwidth(link),
+        SimulatedLoad(tasks, tuple(flop or (1e12,)), precision, parse_bytes(input_bytes)),
+        link_bytes_per_s=parse_bandwidth(network),
         noise=noise,
         policy=policy,
         seed=settings.seed() if seed is None else seed,

@@ -15,6 +15,7 @@ import typer
 
 from hetero.cli.grammar import REPORT
 from hetero.cli.lazy import SETTINGS, lazy_group
+from hetero.cli.options import AsJson, Output, Prices
 from hetero.cli.output import console, print_json, run_command, say
 from hetero.floor.errors import BadValueError
 from hetero.floor.files import output_stream
@@ -26,12 +27,7 @@ if TYPE_CHECKING:
 __all__ = ["app", "chrome", "compare", "entry", "gantt", "html", "png", "run", "summary"]
 
 TraceFile = Annotated[Path, typer.Argument(help="The trace of a run.")]
-Output = Annotated[Path | None, typer.Option("--output", "-o", help="File to write; beside the trace without it.")]
 Only = Annotated[list[str] | None, typer.Option(help="Only the tasks of this function; may be repeated.")]
-Price = Annotated[
-    list[str] | None, typer.Option(help="USD per hour of a device or kind, as in 'cuda=2.5'; may be repeated.")
-]
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
 
 
 def _read(trace: Path, functions: list[str] | None = None) -> RunRecord:
@@ -46,7 +42,7 @@ def _beside(trace: Path, ending: str) -> Path:
     return trace.parent / f"{name}{ending}"
 
 
-def _write(path: Path, text: str) -> None:
+def _write(path: Path, text: str, json: bool = False) -> None:
     path = output_stream(path, "--output")
     try:
         path.write_text(text, encoding="utf-8")
@@ -54,21 +50,26 @@ def _write(path: Path, text: str) -> None:
         raise BadValueError(
             f"{path} cannot be written: {error.strerror}", remedy="name a folder that exists"
         ) from error
-    say(str(path))
+    print_json({"output": str(path)}) if json else say(str(path))
 
 
-def html(trace: TraceFile, output: Output = None, only: Only = None, price: Price = None) -> None:
-    """Write the report: one page of HTML that opens anywhere, without the network."""
+def html(
+    trace: TraceFile, output: Output = None, only: Only = None, prices: Prices = None, json: AsJson = False
+) -> None:
+    """Write the report: one page of HTML that opens anywhere, without the network.
+
+    Without --output it goes beside the trace.
+    """
     from hetero.report.html import page
-    from hetero.report.prices import prices
+    from hetero.report.prices import prices as read_prices
 
-    _write(output or _beside(trace, ".report.html"), page(_read(trace, only), prices(price or [])))
+    _write(output or _beside(trace, ".report.html"), page(_read(trace, only), read_prices(prices or [])), json)
 
 
-def summary(trace: TraceFile, only: Only = None, price: Price = None, json: AsJson = False) -> None:
+def summary(trace: TraceFile, only: Only = None, prices: Prices = None, json: AsJson = False) -> None:
     """Report in sentences where the time went."""
     from hetero.report.findings import find
-    from hetero.report.prices import prices
+    from hetero.report.prices import prices as read_prices
     from hetero.report.tables import (
         collective_table,
         device_table,
@@ -79,7 +80,7 @@ def summary(trace: TraceFile, only: Only = None, price: Price = None, json: AsJs
         operator_table,
     )
 
-    found = find(_read(trace, only), prices(price or []))
+    found = find(_read(trace, only), read_prices(prices or []))
     if json:
         print_json(found.as_dict())
         return
@@ -105,22 +106,29 @@ def gantt(
         out.print(line, no_wrap=True, overflow="crop")
 
 
-def chrome(trace: TraceFile, output: Output = None) -> None:
-    """Write Chrome-trace JSON, which Perfetto opens."""
-    import json
+def chrome(trace: TraceFile, output: Output = None, json: AsJson = False) -> None:
+    """Write Chrome-trace JSON, which Perfetto opens.
+
+    Without --output it goes beside the trace.
+    """
+    from json import dumps
 
     from hetero.report.chrome import chrome_trace
 
-    _write(output or _beside(trace, ".chrome.json"), json.dumps(chrome_trace(_read(trace)), separators=(",", ":")))
+    text = dumps(chrome_trace(_read(trace)), separators=(",", ":"))
+    _write(output or _beside(trace, ".chrome.json"), text, json)
 
 
-def png(trace: TraceFile, output: Output = None, only: Only = None) -> None:
-    """Write the timeline as a picture: PNG, SVG or PDF, by the name's ending."""
+def png(trace: TraceFile, output: Output = None, only: Only = None, json: AsJson = False) -> None:
+    """Write the timeline as a picture: PNG, SVG or PDF, by the name's ending.
+
+    Without --output it goes beside the trace.
+    """
     from hetero.report.timeline import write_picture
 
     path = output or _beside(trace, ".png")
     write_picture(_read(trace, only), path)
-    say(str(path))
+    print_json({"output": str(path)}) if json else say(str(path))
 
 
 def compare(
@@ -142,7 +150,7 @@ def run(
     script: Annotated[str, typer.Argument(help="Python file to run.")],
     args: Annotated[list[str] | None, typer.Argument(help="Arguments of the script.")] = None,
     output: Output = None,
-    price: Price = None,
+    prices: Prices = None,
 ) -> None:
     """Run a script that need not know of it, and write a report of each Context that it opened."""
     import subprocess
@@ -150,9 +158,10 @@ def run(
 
     from hetero.floor import settings
     from hetero.report.html import page
-    from hetero.report.prices import applying, prices
+    from hetero.report.prices import applying
+    from hetero.report.prices import prices as read_prices
 
-    usd = prices(price or [])
+    usd = read_prices(prices or [])
     with tempfile.TemporaryDirectory(prefix="hetero-") as folder:
         settings.switch_on("HETERO_TRACE", str(Path(folder) / "{pid}-{n}.trace.jsonl.gz"))
         ending = partial(die_with_parent, os.getpid()) if sys.platform == "linux" else None

@@ -15,10 +15,11 @@ from typing import Annotated, NoReturn
 
 import typer
 
+from hetero.cli.options import Address, Config, Devices, Engine, Policy, Settings, Trace
 from hetero.cli.output import say, tell_error
 from hetero.cli.words import as_setting
 from hetero.floor import settings
-from hetero.floor.errors import BadValueError, HeteroError
+from hetero.floor.errors import BadValueError, ExitCode, HeteroError
 from hetero.floor.terminal import leave_characters
 
 __all__ = ["run"]
@@ -27,13 +28,13 @@ __all__ = ["run"]
 def run(
     script: Annotated[str, typer.Argument(help="Python file to run; '-' reads it from standard input.")],
     args: Annotated[list[str] | None, typer.Argument(help="Arguments of the script.")] = None,
-    config: Annotated[Path | None, typer.Option(help="Configuration file.")] = None,
-    devices: Annotated[str | None, typer.Option(help="Fleet, as in '1xcpu,1xcpu*0.25,8xnull'.")] = None,
-    engine: Annotated[str | None, typer.Option(help="local, inline or ray.")] = None,
-    address: Annotated[str | None, typer.Option(help="Of the Ray cluster: local, auto or host:port.")] = None,
-    policy: Annotated[str | None, typer.Option(help="Policy by name; 'auto' chooses.")] = None,
-    trace: Annotated[Path | None, typer.Option(help="File to write the trace to.")] = None,
-    set_: Annotated[list[str] | None, typer.Option("--set", help="Setting, key.path=value; may be repeated.")] = None,
+    config: Config = None,
+    devices: Devices = None,
+    engine: Engine = None,
+    address: Address = None,
+    policy: Policy = None,
+    trace: Trace = None,
+    set_: Settings = None,
     submitted: Annotated[bool, typer.Option("--submitted", hidden=True)] = False,
 ) -> None:
     """Run a script on the devices of this host.
@@ -129,7 +130,7 @@ def _execute(code: types.CodeType, script: str, args: list[str]) -> None:
         raise typer.Exit(tell_error(error)) from None
     except KeyboardInterrupt:
         say("hetero: interrupted", to=sys.stderr)
-        raise typer.Exit(130) from None
+        raise typer.Exit(ExitCode.INTERRUPTED) from None
     except Exception as error:  # noqa: BLE001  the script's own, told as python tells it
         _end_with_traceback(error, own_frames=1)
 
@@ -140,4 +141,4 @@ def _end_with_traceback(error: Exception, own_frames: int) -> NoReturn:
     for _ in range(own_frames):
         trace = trace.tb_next if trace is not None else None
     sys.excepthook(type(error), error.with_traceback(trace), trace)
-    raise typer.Exit(1)
+    raise typer.Exit(ExitCode.FAILED)

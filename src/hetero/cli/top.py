@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from hetero.cli.options import AsJson
 from hetero.cli.output import console, print_json, say
 from hetero.cli.words import refuse_unused
 from hetero.floor.clock import sleep
@@ -30,7 +31,7 @@ def top(
     context: typer.Context,
     name: Annotated[str | None, typer.Argument(help="A run's name or process id; needed where several go on.")] = None,
     once: Annotated[bool, typer.Option("--once", help="Show one picture, with means since the run began.")] = False,
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+    json: AsJson = False,
     interval: Annotated[float, typer.Option(help="Seconds between two looks.")] = 1.0,
 ) -> None:
     """Show devices, tasks, memory and links of a run that is going on.

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from hetero.cli.options import Network, Output
 from hetero.cli.output import console, print_json, say
 from hetero.cli.words import refuse_unused
 
@@ -23,31 +24,34 @@ if TYPE_CHECKING:
 __all__ = ["topo"]
 
 _MOST_COLUMNS = 8
-_ALWAYS = ("from_", "gpu", "network", "png", "json")
-_ALL = (*_ALWAYS, "between", "group", "collective", "include", "exclude", "within", "spread", "near", "apart")
+_ALWAYS = ("topology", "gpu", "network", "output", "json")
+_ALL = (*_ALWAYS, "between", "group", "collective", "include", "exclude", "together", "spread", "near", "apart")
 
 
 def topo(
     context: typer.Context,
-    from_: Annotated[
+    topology: Annotated[
         list[Path] | None,
-        typer.Option("--from", help="Topology file, or what 'nvidia-smi topo -m' printed; one a host. '-': input."),
+        typer.Option(help="Topology file, or what 'nvidia-smi topo -m' printed; one a host. '-': input."),
     ] = None,
     gpu: Annotated[str, typer.Option(help="The GPUs' name in the catalog, for rates that a matrix lacks.")] = "",
-    network: Annotated[str, typer.Option(help="Join the hosts by their network cards, as in 400Gb/s.")] = "",
+    network: Network = "",
     between: Annotated[tuple[str, str] | None, typer.Option(help="Two parts: hops and bandwidth between them.")] = None,
     group: Annotated[int, typer.Option(help="Find the best group of that many devices.")] = 0,
     collective: Annotated[str, typer.Option(help="all_reduce, broadcast, all_to_all, …")] = "all_reduce",
     include: Annotated[list[str] | None, typer.Option(help="A device that the group must have.")] = None,
     exclude: Annotated[list[str] | None, typer.Option(help="A device that it must not have.")] = None,
-    within: Annotated[str, typer.Option(help="One rack, host, numa, pcie or nvlink for all of it.")] = "",
+    together: Annotated[str, typer.Option(help="One rack, host, numa, pcie or nvlink for all of it.")] = "",
     spread: Annotated[str, typer.Option(help="Another rack, host, numa, pcie or nvlink for each.")] = "",
     near: Annotated[list[str] | None, typer.Option(help="DEVICE@SCOPE that it must share, as in cuda:0@numa.")] = None,
     apart: Annotated[list[str] | None, typer.Option(help="DEVICE@SCOPE that it must not share.")] = None,
-    png: Annotated[Path | None, typer.Option(help="Draw it into this file.")] = None,
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON document, which --from reads.")] = False,
+    output: Output = None,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON document, which --topology reads.")] = False,
 ) -> None:
-    """Show how devices are connected, and which of them work together best."""
+    """Show how devices are connected, and which of them work together best.
+
+    --network joins hosts by their network cards; --output also draws a picture into a file.
+    """
     from hetero.floor.units import parse_bandwidth
     from hetero.plan.collectives.groups import Terms, best_group
 
@@ -55,20 +59,20 @@ def topo(
         refuse_unused(context, (*_ALWAYS, "between"), "with --between")
     elif not group:
         refuse_unused(context, _ALWAYS, "without --group")
-    if not from_:
+    if not topology:
         refuse_unused(
-            context, [name for name in _ALL if name != "gpu"], "without --from: this host's devices are known"
+            context, [name for name in _ALL if name != "gpu"], "without --topology: this host's devices are known"
         )
-    fabric = _read(from_ or [], gpu, parse_bandwidth(network) if network else None)
-    if png is not None:
+    fabric = _read(topology or [], gpu, parse_bandwidth(network) if network else None)
+    if output is not None:
         from hetero.advise.topo_drawing import draw
 
-        draw(fabric, png)
+        draw(fabric, output)
     if between is not None:
         _tell_path(fabric, between, json)
     elif group:
         places = _pairs("near", near), _pairs("apart", apart)
-        terms = Terms(tuple(include or ()), tuple(exclude or ()), within, spread, *places)
+        terms = Terms(tuple(include or ()), tuple(exclude or ()), together, spread, *places)
         _tell_group(best_group(fabric, group, collective, terms), json)
     elif json:
         from hetero.backends.topology_files import as_document

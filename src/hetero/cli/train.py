@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hetero.cli.output import console, print_json, say, styled
+from hetero.cli.options import Address, AsJson, Devices, Engine, Settings
+from hetero.cli.output import console, is_quiet, print_json, say, styled
 from hetero.cli.words import as_setting
 from hetero.floor.text import single_line
 
@@ -23,12 +24,12 @@ __all__ = ["infer", "train"]
 
 def train(
     recipe: Annotated[Path, typer.Argument(help="Recipe, a YAML file like examples/mnist.yaml.")],
-    devices: Annotated[str | None, typer.Option(help="Fleet, as in '1xcpu,1xcpu*0.25'.")] = None,
-    engine: Annotated[str | None, typer.Option(help="local or ray.")] = None,
-    address: Annotated[str | None, typer.Option(help="Of the Ray cluster: local, auto or host:port.")] = None,
-    set_: Annotated[list[str] | None, typer.Option("--set", help="Setting, key.path=value; may be repeated.")] = None,
+    devices: Devices = None,
+    engine: Engine = None,
+    address: Address = None,
+    set_: Settings = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on from the newest checkpoint.")] = False,
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+    json: AsJson = False,
 ) -> None:
     """Train one model over this host's devices, or with Ray over those of many, as a recipe says."""
     from hetero.recipes.training import read_recipe
@@ -41,6 +42,9 @@ def train(
     if json:
         print_json(carry_out(wanted, Watcher(), devices=devices).as_dict())
         return
+    if is_quiet():
+        _tell_results(carry_out(wanted, Watcher(), devices=devices))
+        return
     teller = _make_teller()
     try:
         outcome = carry_out(wanted, teller, devices=devices)
@@ -52,10 +56,10 @@ def train(
 def infer(
     model: Annotated[Path, typer.Argument(help="Model that `hetero train` saved.")],
     images: Annotated[list[Path], typer.Argument(help="Pictures: PNG and the like, .npy, or MNIST's idx files.")],
-    devices: Annotated[str | None, typer.Option(help="Fleet, as in '1xcpu,1xcpu*0.25'.")] = None,
-    engine: Annotated[str | None, typer.Option(help="local or ray.")] = None,
-    address: Annotated[str | None, typer.Option(help="Of the Ray cluster: local, auto or host:port.")] = None,
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+    devices: Devices = None,
+    engine: Engine = None,
+    address: Address = None,
+    json: AsJson = False,
 ) -> None:
     """Run a saved model on pictures, over this host's devices, or with Ray over those of many."""
     need_torch()

@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hetero.cli.output import console, print_json, say, styled
+from hetero.cli.options import AsJson, Devices, Settings
+from hetero.cli.output import console, is_quiet, print_json, say, styled
+from hetero.floor.errors import ExitCode
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -27,23 +29,23 @@ _SHOWN = 12
 
 
 def tune(
-    config: Annotated[Path, typer.Argument(help="Recipe with ranges, like examples/search.yaml.")],
-    devices: Annotated[str | None, typer.Option(help="Fleet, as in '1xcpu,1xcpu*0.25'.")] = None,
-    set_: Annotated[list[str] | None, typer.Option("--set", help="Setting, key.path=value; may be repeated.")] = None,
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+    recipe: Annotated[Path, typer.Argument(help="Recipe with ranges, like examples/search.yaml.")],
+    devices: Devices = None,
+    set_: Settings = None,
+    json: AsJson = False,
 ) -> None:
     """Search for the best values of a recipe or a function; run anew, it goes on with what was stopped."""
     from hetero.recipes.search import carry_out_search, read_search
     from hetero.tune.values import SearchListener
 
-    wanted = read_search(config, set_ or [])
-    teller = SearchListener() if json else _make_teller()
+    wanted = read_search(recipe, set_ or [])
+    teller = SearchListener() if json or is_quiet() else _make_teller()
     try:
         outcome = carry_out_search(wanted, teller, devices=devices)
     except KeyboardInterrupt:
         study = wanted.output / "study.sqlite3"
         say(f"hetero: interrupted; the trials that ended are in {study}, the same command goes on", to=sys.stderr)
-        raise typer.Exit(130) from None
+        raise typer.Exit(ExitCode.INTERRUPTED) from None
     finally:
         getattr(teller, "stop", lambda: None)()
     if json:

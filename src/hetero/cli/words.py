@@ -47,7 +47,7 @@ def refuse_unused(context: typer.Context, used: Collection[str], why: str) -> No
     used
         Names of the parameters that it reads.
     why
-        Which form that is, as in 'with --check'.
+        Which form that is, as in 'with --once'.
 
     Raises
     ------

@@ -7,17 +7,20 @@ It must not print or exit, and imports nothing of hetero but the words of `text`
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from enum import IntEnum
 from pickle import PicklingError
 
 from hetero.floor.text import printable, single_line
 
 __all__ = [
+    "EXIT_MEANINGS",
     "BadValueError",
     "ConfigError",
     "DeviceError",
     "DeviceLostError",
     "EngineError",
+    "ExitCode",
     "FileError",
     "GraphError",
     "GroupError",
@@ -37,13 +40,36 @@ __all__ = [
 ]
 
 
+class ExitCode(IntEnum):
+    """What a command exits with; the table of docs/commands.md."""
+
+    DONE = 0
+    FAILED = 1
+    USAGE = 2
+    CONFIGURATION = 3
+    NOTHING_FITS = 4
+    INTERRUPTED = 130
+    CLOSED_PIPE = 141
+
+
+EXIT_MEANINGS: Mapping[ExitCode, str] = {
+    ExitCode.DONE: "done",
+    ExitCode.FAILED: "a task or a check failed",
+    ExitCode.USAGE: "usage",
+    ExitCode.CONFIGURATION: "a configuration or a file is wrong",
+    ExitCode.NOTHING_FITS: "nothing fits",
+    ExitCode.INTERRUPTED: "interrupted",
+    ExitCode.CLOSED_PIPE: "the reader of the output has gone",
+}
+
+
 class HeteroError(Exception):
     """A mistake or a failure that hetero can name.
 
     Attributes
     ----------
     exit_code
-        What the command line exits with: 1 a task failed, 2 usage, 3 configuration or file, 4 nothing fits.
+        What the command line exits with, one of `ExitCode`.
 
     Notes
     -----
@@ -55,7 +81,7 @@ class HeteroError(Exception):
     no device is named 'cpu:9'; run 'hetero devices'
     """
 
-    exit_code = 1
+    exit_code: int = ExitCode.FAILED
     _written = staticmethod(printable)
 
     def __init__(self, problem: str, *, remedy: str = "") -> None:
@@ -86,13 +112,13 @@ def _rebuild(kind: type[HeteroError], problem: str, remedy: str) -> HeteroError:
 class BadValueError(HeteroError, ValueError):
     """An argument or option has a value that is not allowed."""
 
-    exit_code = 2
+    exit_code = ExitCode.USAGE
 
 
 class FileError(BadValueError):
     """A file that was given cannot be read, or a value in it is wrong; the message begins with the file."""
 
-    exit_code = 3
+    exit_code = ExitCode.CONFIGURATION
     _written = staticmethod(single_line)
 
 
@@ -103,7 +129,7 @@ class ShutDownRuntimeError(BadValueError, RuntimeError):
 class ConfigError(HeteroError, ValueError):
     """A configuration is wrong; the message begins with file:line."""
 
-    exit_code = 3
+    exit_code = ExitCode.CONFIGURATION
 
 
 class MissingPackageError(BadValueError):
@@ -113,40 +139,40 @@ class MissingPackageError(BadValueError):
 class HistoryError(HeteroError):
     """The file of measured times cannot be read."""
 
-    exit_code = 3
+    exit_code = ExitCode.CONFIGURATION
     _written = staticmethod(single_line)
 
 
 class TraceError(HeteroError):
     """A trace cannot be read."""
 
-    exit_code = 3
+    exit_code = ExitCode.CONFIGURATION
     _written = staticmethod(single_line)
 
 
 class GraphError(HeteroError, ValueError):
     """A task graph, a fleet file or a plan is wrong; the message begins with the file and the place in it."""
 
-    exit_code = 3
+    exit_code = ExitCode.CONFIGURATION
     _written = staticmethod(single_line)
 
 
 class NothingFitsError(HeteroError):
     """No device can meet the request; the message gives the reason per device."""
 
-    exit_code = 4
+    exit_code = ExitCode.NOTHING_FITS
 
 
 class DeviceError(HeteroError):
     """A device cannot be opened or used."""
 
-    exit_code = 4
+    exit_code = ExitCode.NOTHING_FITS
 
 
 class DeviceLostError(DeviceError):
     """A device or its worker went away."""
 
-    exit_code = 1
+    exit_code = ExitCode.FAILED
 
 
 class OutOfDeviceMemoryError(HeteroError, MemoryError):

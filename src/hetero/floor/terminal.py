@@ -94,6 +94,9 @@ def _kind() -> Any:
     class SafeConsole(Console):
         """A console whose texts are printable, in cells as in lines."""
 
+        def on_broken_pipe(self) -> None:
+            raise
+
         def render(self, renderable: Any, options: Any = None) -> Iterable[Segment]:
             for part in super().render(renderable, options):
                 yield part if part.control else Segment(printable(part.text), part.style)

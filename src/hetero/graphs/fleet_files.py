@@ -67,7 +67,7 @@ def read_fleet(word: str) -> GraphFleet:
     """
     if word.isdigit():
         if not 1 <= int(word) <= _MOST_EQUAL:
-            raise GraphError(f"--fleet {word} is not a number of devices", remedy=f"allowed: 1 to {_MOST_EQUAL:,}")
+            raise GraphError(f"--devices {word} is not a number of devices", remedy=f"allowed: 1 to {_MOST_EQUAL:,}")
         return equal_devices(int(word))
     return fleet_from(parse_json(read_text(Path(word)), word), word)
 

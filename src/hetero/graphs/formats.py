@@ -38,12 +38,12 @@ def read_graph(path: Path) -> TaskGraph:
     text = read_text(path)
     if _guess(path, text) != "json":
         raise GraphError(
-            f"{path}: this is not a hetero-graph/1 file", remedy=f"run 'hetero graph convert {path} --fleet FLEET'"
+            f"{path}: this is not a hetero-graph/1 file", remedy=f"run 'hetero graph convert {path} --devices FLEET'"
         )
     document = parse_json(text, str(path))
     if is_wfformat(document):
         raise GraphError(
-            f"{path}: WfFormat names no devices", remedy=f"run 'hetero graph convert {path} --fleet FLEET'"
+            f"{path}: WfFormat names no devices", remedy=f"run 'hetero graph convert {path} --devices FLEET'"
         )
     return graph_of(document, str(path))
 
@@ -92,7 +92,7 @@ def convert(
             remedy="name their kinds: 'hetero graph convert --columns cpu,gpu'",
         )
     if fleet is None:
-        raise BadValueError(f"{path} names no devices", remedy="give --fleet: a file, or a number of equal devices")
+        raise BadValueError(f"{path} names no devices", remedy="give --devices: a file, or a number of equal devices")
     found = read_fleet(fleet)
     if guess == "json":
         graph = read_wfformat(document, str(path), found)

@@ -208,8 +208,7 @@ class WorkloadSpec:
         if self.prompt > self.context:
             raise BadValueError(
                 f"a prompt of {self.prompt:,} tokens is longer than a context of {self.context:,}",
-                remedy="the context counts prompt and answer together: raise it (--tokens, --context), or shorten the"
-                " prompt",
+                remedy="the context counts prompt and answer together: raise it (--context), or shorten the prompt",
             )
         form = number_format(self.weights)
         if self.job in ("finetune", "pretrain") and not form.trainable:

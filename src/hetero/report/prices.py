@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from math import inf
+from pathlib import Path
 
 from hetero.catalog.load import find as in_catalog
-from hetero.floor.errors import BadValueError, did_you_mean
+from hetero.floor.errors import BadValueError, FileError, did_you_mean
+from hetero.floor.units import shown
 from hetero.model.device import Device
 from hetero.report.account import Account
 
@@ -21,27 +23,47 @@ _LEAST_USD = 0.0001
 
 
 def prices(given: list[str]) -> dict[str, float]:
-    """Read prices like 'cuda=2.5', USD per hour by device id, label, name or kind.
+    """Read prices like 'cuda=2.5', USD per hour by device id, label, name or kind, and files of lines 'cuda: 2.5'.
 
     Raises
     ------
     BadValueError
         One is not of that form.
+    FileError
+        A file cannot be read, or holds something else.
 
     Examples
     --------
     >>> prices(["cuda=2.5"])
     {'cuda': 2.5}
     """
-    found = {}
+    found: dict[str, float] = {}
     for text in given:
-        name, _, amount = text.partition("=")
+        name, sign, amount = text.partition("=")
+        if not sign and Path(text).suffix in (".yaml", ".yml", ".json"):
+            found |= _in_file(Path(text))
+            continue
         try:
             found[name] = float(amount)
         except ValueError:
             found[name] = -1.0
         if not name or not 0.0 <= found[name] < inf:
             raise BadValueError(f"{text!r} is not a price", remedy="write it like 'cuda=2.5' (USD per hour)")
+    return found
+
+
+def _in_file(file: Path) -> dict[str, float]:
+    from hetero.floor.yaml_tree import read_document
+
+    document = read_document(file)
+    if not isinstance(document, dict):
+        raise FileError(f"{file} holds {shown(document)}", remedy="write lines like 'cuda: 2.5'")
+    found = {}
+    for name, row in document.items():
+        usd = row.get("usd_per_hour") if isinstance(row, dict) else row
+        if isinstance(usd, bool) or not isinstance(usd, int | float) or not 0.0 <= usd < inf:
+            raise FileError(f"{file}: the price of {shown(name)} is {shown(usd)}", remedy="give USD per hour")
+        found[str(name)] = float(usd)
     return found
 
 

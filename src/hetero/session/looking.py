@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from hetero.floor.documents import parse_json, record_of
-from hetero.floor.errors import BadValueError, FileError, HeteroError, did_you_mean
+from hetero.floor.errors import BadValueError, ExitCode, FileError, HeteroError, did_you_mean
 from hetero.floor.private import file_socket, user_id, user_name
 from hetero.floor.units import shown
 from hetero.session.published import PATIENCE_S, answers, read_descriptor, run_folder, sweep
@@ -29,7 +29,7 @@ _MOST_BYTES = 50_000_000
 class RunGoneError(HeteroError):
     """A run has ended, or does not answer."""
 
-    exit_code = 1
+    exit_code = ExitCode.FAILED
 
 
 @dataclass(frozen=True, slots=True)

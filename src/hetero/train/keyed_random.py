@@ -18,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch.overrides import TorchFunctionMode
 
-from hetero.floor.errors import HeteroError
+from hetero.floor.errors import ExitCode, HeteroError
 
 __all__ = [
     "KeyedPasses",
@@ -43,7 +43,7 @@ _Found = TypeVar("_Found")
 class RandomRefusedError(HeteroError):
     """A random operation whose numbers cannot be keyed by sample."""
 
-    exit_code = 2
+    exit_code = ExitCode.USAGE
 
 
 def _mix(z: Any) -> Any:

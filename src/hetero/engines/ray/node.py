@@ -283,8 +283,8 @@ def _refuse_options(join: str, port: int, jobs_port: int, store_bytes: int) -> N
     most = psutil.virtual_memory().total
     if not LEAST_STORE_BYTES <= store_bytes <= most:
         raise BadValueError(
-            f"--memory {format_bytes(store_bytes)} is no size of an object store on this host",
-            remedy=f"give {format_bytes(LEAST_STORE_BYTES)} to {format_bytes(most)}, as in --memory 1GB",
+            f"--object-store-memory {format_bytes(store_bytes)} is no size of an object store on this host",
+            remedy=f"give {format_bytes(LEAST_STORE_BYTES)} to {format_bytes(most)}, as in --object-store-memory 1GB",
         )
 
 
@@ -415,7 +415,10 @@ def _wait(process: subprocess.Popen[bytes], folder: Path, done: Callable[[], boo
             why = lines[-1] if lines else f"Ray was not ready after {START_S:g} s"
             remedy = "check the address, token and certificates"
             if "object store" in why:
-                why, remedy = "this host has too little memory free for its object store", "give a smaller --memory"
+                why, remedy = (
+                    "this host has too little memory free for its object store",
+                    "give a smaller --object-store-memory",
+                )
             raise EngineError(f"the node cannot be started: {why}", remedy=remedy)
         sleep(_POLL_S)
 

@@ -149,7 +149,7 @@ def within_capacity(
     while run.left:
         run.go_on()
         if not run.events or run.goes_in_circles:
-            raise NothingFitsError(run.lack(names), remedy="raise the capacity, or plan with '--model free'")
+            raise NothingFitsError(run.lack(names), remedy="raise the capacity, or plan with '--transfer-model free'")
         run.next_event()
     return run.resident()
 

@@ -362,7 +362,7 @@ def test_a_file_of_columns_is_converted_once_its_columns_and_devices_have_kinds(
     graph = convert(table, used, columns=("cpu", "gpu"), edge_bytes=64)
     assert [task.seconds for task in graph.tasks] == [(0.01, math.inf), (0.015, 0.0015)]
     assert graph.edges == (GraphEdge("1", "2", 64),)
-    with pytest.raises(BadValueError, match="columns of milliseconds without names; name their kinds: .*--columns"):
+    with pytest.raises(BadValueError, match=r"columns of milliseconds without names; name their kinds: .*--columns"):
         convert(table, used)
     with pytest.raises(GraphError, match=r"device 'gpu' is of the kind 'gpu', and no column is; .* cpu, tpu in the"):
         convert(table, used, columns=("cpu", "tpu"))

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from hetero.cli.options import AsJson, Output
-from hetero.cli.output import console, print_json, styled
+from hetero.cli.output import console, fitted, print_json, styled
 from hetero.cli.words import refuse_unused
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ def list_(
         print_json({"devices": [_device(spec) for spec in rows], "completeness": full})
         return
     out = console()
-    out.print(_device_table(rows))
+    out.print(fitted(_device_table(rows), out, "year", "kind", "power"))
     out.print(f"{full['empty']} of {full['cells']} figures have no source ({full['empty_frac']:.0%}).", style="dim")
 
 
@@ -145,7 +145,8 @@ def _list_models(rows: Iterable[ModelSpec], json: bool) -> None:
         kv = _quantity(2 * spec.kv_values(1), "B") if spec.kind == "decoder" else ""
         sizes = (f"{count.total / 1e9:.2f} G", f"{count.active / 1e9:.2f} G")
         table.add_row(spec.name, *sizes, str(spec.layers), kv, str(spec.context or ""))
-    console().print(table)
+    out = console()
+    out.print(fitted(table, out, "KV a token", "layers", "active"))
 
 
 def _model(spec: ModelSpec) -> dict[str, Any]:

@@ -103,7 +103,7 @@ _COLUMNS = (
     _Column("Name", _name),
     _Column("Kind", lambda row: _of(row).kind, needs_width=100),
     _Column("Memory", _memory, "right"),
-    _Column("Cores", lambda row: str(_of(row).cores), "right"),
+    _Column("Cores", lambda row: str(_of(row).cores), "right", 70),
     _Column("GFLOP/s", lambda row: _billions(_of(row).flop_per_s), "right"),
     _Column("GB/s", lambda row: _billions(_of(row).bytes_per_s), "right"),
     _Column("Busy", _busy, "right", 100, False),

@@ -9,7 +9,7 @@ import errno
 import json
 import os
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -20,10 +20,15 @@ from hetero.floor.own_memory import memory_limit_bytes
 from hetero.floor.terminal import console, say, show_any_character, styled
 from hetero.floor.units import format_bytes
 
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
 __all__ = [
     "be_quiet",
     "closed_pipe",
     "console",
+    "fitted",
     "is_quiet",
     "note",
     "print_json",
@@ -59,6 +64,19 @@ def note(text: str) -> None:
     """Print a note on standard error, unless --quiet was given."""
     if not _quiet:
         say(text, to=sys.stderr)
+
+
+def fitted(table: Table, out: Console, *spare: str) -> Table:
+    """Return a table without the columns that a narrow terminal has no room for, the first named going first."""
+    from rich.measure import Measurement
+
+    for heading in spare:
+        if Measurement.get(out, out.options.update(width=10_000), table).maximum <= out.width:
+            break
+        table.columns = [column for column in table.columns if column.header != heading]
+        for place, column in enumerate(table.columns):
+            column._index = place  # by which rich pads it
+    return table
 
 
 def closed_pipe() -> ExitCode:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from hetero.cli.options import AsJson, CatalogDevices, Prices
-from hetero.cli.output import console, print_json, say
+from hetero.cli.output import console, fitted, print_json, say
 from hetero.floor.errors import ExitCode
 
 if TYPE_CHECKING:
@@ -189,7 +189,7 @@ def _show(work: WorkloadSpec, found: DeviceChoice) -> None:
                 "" if one.power_w is None else f"{one.power_w:,.0f}",
                 "*" if one.best else "",
             )
-        out.print(table)
+        out.print(fitted(table, out, "W", "$/Mtok", "score", "latency"))
         out.print("* no other is better in latency, throughput, cost and power; equal ranks: no certain difference")
         out.print()
         out.print(found.matches[0].explain(), markup=False, soft_wrap=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Iterator
+from importlib import import_module
 from typing import Any, get_args
 
 import pytest
@@ -66,8 +67,13 @@ def _keys() -> set[str]:
 
 def _parameters() -> Iterator[tuple[str, str]]:
     """Yield the parameters of all public functions and methods."""
-    for name in (*hetero.__all__, "WorkloadSpec", "does_it_fit"):
-        made = {"WorkloadSpec": WorkloadSpec, "does_it_fit": fit.does_it_fit}.get(name) or getattr(hetero, name)
+    named = {name: getattr(hetero, name) for name in hetero.__all__}
+    for space in hetero._NAMESPACES:
+        module = import_module(f"hetero.{space}")
+        named |= {name: getattr(module, name) for name in module.__all__}
+    named |= {"WorkloadSpec": WorkloadSpec, "does_it_fit": fit.does_it_fit}
+    assert len(named) > 60
+    for name, made in named.items():
         parts = [(name, made)]
         if inspect.isclass(made):
             parts += [(f"{name}.{word}", part) for word, part in vars(made).items() if word[0] != "_"]

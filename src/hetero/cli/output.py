@@ -100,8 +100,12 @@ def run_command(app: typer.Typer, name: str) -> None:
         show_any_character()
         try:
             typer.main.get_command(app)(prog_name=name)
+        except SystemExit as end:
+            if isinstance(end.__context__, BrokenPipeError):  # click's own words, as of --help
+                raise end.__context__ from None
+            raise
         finally:
-            sys.stdout.flush()
+            _flush()
     except BrokenPipeError:
         sys.exit(closed_pipe())
     except HeteroError as error:
@@ -111,6 +115,19 @@ def run_command(app: typer.Typer, name: str) -> None:
         if known is None or _wants_traceback():
             raise
         sys.exit(tell_error(known))
+
+
+def _flush() -> None:
+    """Write what is left of standard output, where a script has not closed it."""
+    if sys.stdout is None or sys.stdout.closed:
+        return
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        closed_pipe()
+        raise EngineError(f"standard output cannot be written: {error.strerror}", remedy="write elsewhere") from error
 
 
 _LEAST_BYTES = 250_000_000

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Iterator
+from dataclasses import fields
 from importlib import import_module
 from typing import Any, get_args
 
@@ -14,6 +15,7 @@ import typer
 import hetero
 from hetero.advise import fit
 from hetero.batch import recipe as batch_recipe
+from hetero.batch.options import BatchLimits, BatchOptions
 from hetero.cli.grammar import COMMANDS
 from hetero.cli.main import app
 from hetero.floor.errors import EXIT_MEANINGS
@@ -60,8 +62,9 @@ def _keys() -> set[str]:
     """Return every key that a recipe or a configuration may have."""
     models = [each for each in vars(config_schema).values() if isinstance(each, type) and hasattr(each, "model_fields")]
     config = {key for model in models for key in model.model_fields}
-    recipes = {*training._OWN, *training._DATA, *training._TRAIN, *training._KEPT, "resume", *tune_recipe._KEYS}
-    jobs = {*batch_recipe._OWN, *batch_recipe._OPTIONS} - {*batch_recipe._NOT_HERE}
+    recipes = {*training._OWN, *training._DATA, *training._TRAIN, *tune_recipe._KEYS}
+    jobs = {*batch_recipe._OWN, *batch_recipe._KEYWORDS}
+    jobs |= {each.name for options in (BatchOptions, BatchLimits) for each in fields(options)}
     return (config | recipes | jobs) - {"train", "out"}
 
 

@@ -48,7 +48,7 @@ def test_help_fits_the_terminal(width: int) -> None:
     for words in [(), *{words[:-1] for words in EVERY}, *EVERY]:
         told = CliRunner().invoke(app, [*words, "--help"], terminal_width=width).output
         assert [line for line in told.splitlines() if len(line) > width] == [], words
-        cut = [line for line in told.splitlines() if line.endswith("...") and "arg" not in line.casefold()]
+        cut = [line for line in told.splitlines() if line.endswith("...") and "{" not in line and "[" not in line]
         assert cut == [], words
 
 

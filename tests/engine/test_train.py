@@ -318,7 +318,7 @@ def test_padding_that_counts_is_found_when_the_first_sample_of_another_length_co
 
 
 def test_samples_of_different_shape_are_told_how_to_become_a_batch() -> None:
-    with pytest.raises(BadValueError, match=r"the samples differ in shape: .*collate_fn=hetero\.pad_samples"):
+    with pytest.raises(BadValueError, match=r"the samples differ in shape: .*collate_fn=hetero\.train\.pad_samples"):
         trained(Recurrent().double(), ONE, pair=Sequences(), global_batch=64)
 
 

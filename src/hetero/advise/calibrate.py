@@ -87,7 +87,7 @@ def _tokens(place: str) -> tuple[str, dict[str, float], dict[str, float]]:
     return ("fp16" if half else "fp32"), prompts, steps
 
 
-def _best_s(call: Callable[[], Any], wait: Callable[[], Any]) -> float:
+def _best_s(call: Callable[[], object], wait: Callable[[], object]) -> float:
     """Return the shortest of a few calls after one that warms up: what else runs on the host only makes them longer."""
     call()
     wait()
@@ -129,7 +129,7 @@ def measure_exchange(devices: int) -> MeasuredExchange:
     from hetero.session.tasks import task
 
     def timed(sizes: tuple[int, ...]) -> dict[str, float]:
-        def one(values: Any) -> Callable[[], Any]:
+        def one(values: object) -> Callable[[], Any]:
             return lambda: all_reduce(values)
 
         arrays = {size: np.ones(size // 4, np.float32) for size in sizes}
@@ -150,7 +150,7 @@ class Decoder:
     dtype : of the weights
     """
 
-    def __init__(self, spec: ModelSpec, place: str, dtype: Any) -> None:
+    def __init__(self, spec: ModelSpec, place: str, dtype: object) -> None:
         import torch
 
         def matrix(rows: int, columns: int) -> Any:
@@ -176,7 +176,7 @@ class Decoder:
     def _heads(self, x: Any, count: int) -> Any:
         return x.view(x.shape[0], count, self.spec.head_dim).transpose(0, 1)
 
-    def _pass(self, tokens: Any, cache: list[tuple[Any, Any]] | None) -> Any:
+    def _pass(self, tokens: object, cache: list[tuple[object, object]] | None) -> Any:
         """Compute the logits of the last token; with a cache, of one token after those that it holds."""
         import torch
         from torch.nn import functional

@@ -336,7 +336,7 @@ def _from_file(file: Path) -> tuple[Kind, ...]:
     return _kept(kinds, _holdings(document.get("leases", []), str(file)))
 
 
-def _known(row: Mapping[str, Any], keys: Sequence[str], where: str) -> None:
+def _known(row: Mapping[str, object], keys: Sequence[str], where: str) -> None:
     for key in row:
         if key not in keys:
             hint = did_you_mean(key, keys).removeprefix("; ")
@@ -345,7 +345,7 @@ def _known(row: Mapping[str, Any], keys: Sequence[str], where: str) -> None:
             )
 
 
-def _fabric(given: Any, file: Path) -> Fabric | None:
+def _fabric(given: object, file: Path) -> Fabric | None:
     if given is None:
         return None
     from hetero.backends.topology_files import FORMAT, from_document, read_topology
@@ -355,7 +355,7 @@ def _fabric(given: Any, file: Path) -> Fabric | None:
     return from_document({"format": FORMAT, **given} if isinstance(given, dict) else given, f"{file}: topology")
 
 
-def _row(row: Any, where: str, fabric: Fabric | None) -> Kind:
+def _row(row: object, where: str, fabric: Fabric | None) -> Kind:
     row = {"name": row} if isinstance(row, str) else row
     if not isinstance(row, dict):
         raise BadValueError(f"{where} is {shown(row)}", remedy=f"write a mapping with {', '.join(_KEYS)}")
@@ -384,7 +384,7 @@ def _of_fabric(fabric: Fabric, where: str) -> tuple[Kind, ...]:
     return _kept([(Kind(find(name), count, None, fabric), {}) for name, count in counts.items() if name != "CPU"])
 
 
-def _holdings(rows: Any, file: str) -> Iterator[HeldDevices]:
+def _holdings(rows: object, file: str) -> Iterator[HeldDevices]:
     """Read who has what already: rows of {workload, devices} or {workload, name, count}."""
     if not isinstance(rows, list):
         raise BadValueError(f"{file}: leases is {shown(rows)}", remedy="write a list of {workload: …, devices: […]}")
@@ -408,7 +408,7 @@ _MOST = 10_000
 """Devices of one row of a fleet."""
 
 
-def _kept(rows: Sequence[tuple[Kind, Any]], holdings: Iterable[HeldDevices] = ()) -> tuple[Kind, ...]:
+def _kept(rows: Sequence[tuple[Kind, object]], holdings: Iterable[HeldDevices] = ()) -> tuple[Kind, ...]:
     """Return kinds whose devices one pool keeps; rows that are alike in all but their place become one."""
     from hetero.model.topology import Topology
 
@@ -423,7 +423,7 @@ def _kept(rows: Sequence[tuple[Kind, Any]], holdings: Iterable[HeldDevices] = ()
     )
 
 
-def _wanted(sort: str, members: Sequence[tuple[Kind, Any]]) -> Iterator[DeviceRequest]:
+def _wanted(sort: str, members: Sequence[tuple[Kind, object]]) -> Iterator[DeviceRequest]:
     """Yield the devices of rows that are alike, under the ids that the topology gives them."""
     ids = iter([part.id for part in _parts_of(members[0][0])])
     for kind, row in members:

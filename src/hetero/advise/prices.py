@@ -121,7 +121,7 @@ def own_price(given: Any, where: str, day: Any = "") -> Paid:
     return Paid(float(given), "yours", _day(day, where))
 
 
-def _day(given: Any, where: str) -> str:
+def _day(given: object, where: str) -> str:
     if given in ("", None):
         return ""
     text = str(given)

@@ -206,7 +206,7 @@ def _safetensors(file: Path) -> dict[str, int]:
     return {name: _extent(name, row, file) for name, row in header.items() if name != "__metadata__"}
 
 
-def _extent(name: str, row: Any, file: Path) -> int:
+def _extent(name: str, row: object, file: Path) -> int:
     """Return the bytes of a tensor in a safetensors file."""
     given = row.get("data_offsets") if isinstance(row, dict) else None
     if (
@@ -269,7 +269,7 @@ def _tensors(head: _Header, count: int) -> Iterator[tuple[str, int]]:
         yield name, weights // block * size
 
 
-def _architecture(facts: Mapping[str, Any], tensors: Mapping[str, int], file: Path) -> ModelSpec:
+def _architecture(facts: Mapping[str, object], tensors: Mapping[str, int], file: Path) -> ModelSpec:
     """Return the architecture that a GGUF file's facts tell."""
     kind = facts.get("general.architecture")
 

@@ -31,7 +31,7 @@ class DeviceArray:
 
     __slots__ = ("__weakref__", "backend", "dtype", "handle", "shape")
 
-    def __init__(self, backend: Backend, handle: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
+    def __init__(self, backend: Backend, handle: object, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
         self.backend = backend
         self.handle = handle
         self.shape = shape
@@ -145,7 +145,7 @@ def sort_arguments(backend: Backend, kernel: Kernel, args: Iterable[Any]) -> Arg
     return Arguments(tuple(arrays), tuple(scalars), tuple(ordered))
 
 
-def outputs(kernel: Kernel, args: Sequence[Any]) -> tuple[tuple[tuple[tuple[int, ...], np.dtype[Any]], ...], bool]:
+def outputs(kernel: Kernel, args: Sequence[object]) -> tuple[tuple[tuple[tuple[int, ...], np.dtype[Any]], ...], bool]:
     """Ask a kernel for the shapes and dtypes of its results.
 
     Returns
@@ -177,7 +177,7 @@ def outputs(kernel: Kernel, args: Sequence[Any]) -> tuple[tuple[tuple[tuple[int,
     return described, single
 
 
-def work_items(kernel: Kernel, args: Sequence[Any]) -> tuple[int, ...]:
+def work_items(kernel: Kernel, args: Sequence[object]) -> tuple[int, ...]:
     """Ask a kernel for its number of work items in one to three dimensions.
 
     Raises

@@ -140,7 +140,7 @@ class Backend(ABC):
     heavy: ClassVar[bool] = True
     runs_torch: ClassVar[bool] = False
 
-    def __init_subclass__(cls, **options: Any) -> None:
+    def __init_subclass__(cls, **options: object) -> None:
         super().__init_subclass__(**options)
         if "kinds" in vars(cls) and "labels" not in vars(cls):
             cls.labels = tuple(cls.declared_kinds())
@@ -227,7 +227,7 @@ class Backend(ABC):
         """Make this device the current one of its framework for the `with` block."""
         return _NOTHING
 
-    def owns(self, value: Any) -> bool:
+    def owns(self, value: object) -> bool:
         """Return whether a value is an array of this device."""
         return False
 
@@ -256,7 +256,7 @@ class Backend(ABC):
         with self._worded(f"cannot take an array of {array.nbytes} bytes"):
             return self._copy_in(array)
 
-    def copy_out(self, array: Any) -> NDArray[Any]:
+    def copy_out(self, array: object) -> NDArray[Any]:
         """Return an array of this device as a NumPy array; raises as `copy_in` does."""
         self._check_open()
         if not self.owns(array):
@@ -277,12 +277,12 @@ class Backend(ABC):
         with self._worded(f"cannot allocate {shape} of {wanted}"):
             return self._alloc(tuple(shape), wanted)
 
-    def free(self, array: Any) -> None:
+    def free(self, array: object) -> None:
         """Release an array's memory at once, where the device can; the array must not be used again."""
         if self.owns(array):
             self._free(array)
 
-    def run(self, implementation: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None) -> Any:
+    def run(self, implementation: Any, args: Sequence[object] = (), kwargs: Mapping[str, object] | None = None) -> Any:
         """Call a function, or launch a `Kernel`, on this device.
 
         Raises
@@ -324,7 +324,7 @@ class Backend(ABC):
             direct = self._transfer(array, peer)
         return direct if direct is not None else peer.copy_in(self.copy_out(array))
 
-    def as_buffer(self, array: Any) -> NDArray[Any] | None:
+    def as_buffer(self, array: object) -> NDArray[Any] | None:
         """Return a NumPy array that shares the memory of an array of this device, None where a copy is needed."""
         return self._as_buffer(array) if self.owns(array) else None
 
@@ -412,7 +412,7 @@ class Backend(ABC):
     def _alloc(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any:
         return self._copy_in(np.empty(shape, dtype))
 
-    def _free(self, array: Any) -> None:  # noqa: B027  garbage collection frees what a device does not
+    def _free(self, array: object) -> None:  # noqa: B027  garbage collection frees what a device does not
         pass
 
     @abstractmethod
@@ -420,7 +420,7 @@ class Backend(ABC):
         """Copy a NumPy array to the device; return the device's array."""
 
     @abstractmethod
-    def _copy_out(self, array: Any) -> NDArray[Any]:
+    def _copy_out(self, array: object) -> NDArray[Any]:
         """Copy an array of the device to a NumPy array."""
 
     @abstractmethod
@@ -430,11 +430,11 @@ class Backend(ABC):
     def _run(self, implementation: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         return implementation(*args, **kwargs)
 
-    def _transfer(self, array: Any, peer: Backend) -> Any:
+    def _transfer(self, array: object, peer: Backend) -> Any:
         """Copy directly to a peer, or give None."""
         return None
 
-    def _as_buffer(self, array: Any) -> NDArray[Any] | None:
+    def _as_buffer(self, array: object) -> NDArray[Any] | None:
         return None
 
     def _links(self) -> Sequence[Link]:

@@ -165,7 +165,7 @@ class CpuBackend(Backend):
 
         return xp
 
-    def owns(self, value: Any) -> bool:
+    def owns(self, value: object) -> bool:
         """Return whether a value is a NumPy array."""
         return isinstance(value, np.ndarray)
 
@@ -178,10 +178,10 @@ class CpuBackend(Backend):
     def _copy_in(self, array: NDArray[Any]) -> NDArray[Any]:
         return array
 
-    def _copy_out(self, array: Any) -> NDArray[Any]:
+    def _copy_out(self, array: object) -> NDArray[Any]:
         return np.asarray(array)
 
-    def _as_buffer(self, array: Any) -> NDArray[Any]:
+    def _as_buffer(self, array: object) -> NDArray[Any]:
         return np.asarray(array)
 
     def _synchronize(self) -> None:

@@ -115,7 +115,7 @@ class JaxBackend(Backend):
         older: AbstractContextManager[Any] = import_module("jax.experimental").enable_x64()
         return older
 
-    def owns(self, value: Any) -> bool:
+    def owns(self, value: object) -> bool:
         """Return whether a value is a JAX array that lies on this device and no other."""
         return self.is_open and isinstance(value, self._jax.Array) and value.devices() == {self._native}
 
@@ -126,13 +126,13 @@ class JaxBackend(Backend):
         with self._wide():
             return self._jax.device_put(array, self._native)
 
-    def _copy_out(self, array: Any) -> NDArray[Any]:
+    def _copy_out(self, array: object) -> NDArray[Any]:
         return np.asarray(array)
 
-    def _as_buffer(self, array: Any) -> NDArray[Any] | None:
+    def _as_buffer(self, array: object) -> NDArray[Any] | None:
         return np.asarray(array) if self._on_cpu else None
 
-    def _transfer(self, array: Any, peer: Backend) -> Any:
+    def _transfer(self, array: object, peer: Backend) -> Any:
         return self._jax.device_put(array, peer._native) if isinstance(peer, JaxBackend) else None
 
     def _synchronize(self) -> None:

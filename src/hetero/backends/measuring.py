@@ -6,7 +6,6 @@ In: calls that start work, and a call that waits for it. Out: seconds. It knows 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 from hetero.floor.clock import monotonic_s
 
@@ -16,7 +15,7 @@ LONG_ENOUGH_S = 0.004
 BUDGET_S = 0.020
 
 
-def best_s(call: Callable[[], Any], wait: Callable[[], Any]) -> float:
+def best_s(call: Callable[[], object], wait: Callable[[], object]) -> float:
     """Return the shortest of up to ten timed calls, or of as many as fit into 20 ms, after one that warms up.
 
     Returns
@@ -39,7 +38,7 @@ def best_s(call: Callable[[], Any], wait: Callable[[], Any]) -> float:
 
 
 def grow(
-    prepare: Callable[[int], Callable[[], Any]], wait: Callable[[], Any], size: int, most: int
+    prepare: Callable[[int], Callable[[], object]], wait: Callable[[], object], size: int, most: int
 ) -> tuple[int, float]:
     """Double a size until one call takes 4 ms or the size is the largest allowed.
 

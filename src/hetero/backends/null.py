@@ -50,20 +50,20 @@ class NullBackend(Backend):
     def _close(self) -> None:
         pass
 
-    def owns(self, value: Any) -> bool:
+    def owns(self, value: object) -> bool:
         """Return whether a value is a NumPy array: that is all that it holds."""
         return isinstance(value, np.ndarray)
 
     def _copy_in(self, array: NDArray[Any]) -> NDArray[Any]:
         return array
 
-    def _copy_out(self, array: Any) -> NDArray[Any]:
+    def _copy_out(self, array: object) -> NDArray[Any]:
         return np.asarray(array)
 
-    def _as_buffer(self, array: Any) -> NDArray[Any]:
+    def _as_buffer(self, array: object) -> NDArray[Any]:
         return np.asarray(array)
 
-    def _run(self, implementation: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+    def _run(self, implementation: object, args: tuple[object, ...], kwargs: Mapping[str, object]) -> None:
         return None
 
     def _synchronize(self) -> None:

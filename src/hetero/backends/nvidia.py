@@ -82,7 +82,7 @@ def read() -> tuple[GpuReading, ...]:
         pynvml.nvmlShutdown()
 
 
-def _ask(call: Callable[..., Any], *args: Any) -> Any:
+def _ask(call: Callable[..., object], *args: object) -> Any:
     try:
         answer = call(*args)
     except Exception:  # noqa: BLE001  NVML raises for each thing that a GPU does not tell
@@ -122,7 +122,7 @@ def _read_nvlinks(nvml: Any, handle: Any) -> tuple[NvLink, ...]:
     return tuple(found)
 
 
-def _text(value: Any) -> str:
+def _text(value: object) -> str:
     return value.decode() if isinstance(value, bytes) else str(value)
 
 

@@ -110,7 +110,7 @@ class OpenclBackend(Backend):
             status = DeviceStatus(self._budget.used_bytes, status.free_bytes, *list(status.as_dict().values())[2:])
         return status
 
-    def owns(self, value: Any) -> bool:
+    def owns(self, value: object) -> bool:
         """Return whether a value is an array of this device."""
         return isinstance(value, DeviceArray) and value.backend is self
 
@@ -139,7 +139,7 @@ class OpenclBackend(Backend):
     def _synchronize(self) -> None:
         self._queue.finish()
 
-    def _run(self, implementation: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    def _run(self, implementation: Any, args: tuple[object, ...], kwargs: Mapping[str, object]) -> Any:
         kernel: Kernel = implementation
         if kwargs:
             raise BadValueError(
@@ -161,7 +161,7 @@ class OpenclBackend(Backend):
             self._cl.enqueue_nd_range_kernel(self._queue, built, items, kernel.local_size)
         return results[0] if single else results
 
-    def _bind(self, built: Any, position: int, value: Any) -> Any:
+    def _bind(self, built: Any, position: int, value: object) -> Any:
         if isinstance(value, DeviceArray):
             return value.handle
         if isinstance(value, np.generic):

@@ -127,7 +127,7 @@ def joined(hosts: Sequence[Fabric], network_bytes_per_s: float | None = None) ->
     return Fabric(tuple(parts), tuple(wires))
 
 
-def from_document(document: Any, where: str) -> Fabric:
+def from_document(document: object, where: str) -> Fabric:
     """Read a hetero-topology/1 document.
 
     Raises
@@ -160,14 +160,14 @@ def from_document(document: Any, where: str) -> Fabric:
         raise GraphError(f"{where}: {error.problem}", remedy=error.remedy) from error
 
 
-def _rows(document: Mapping[str, Any], key: str, where: str) -> list[Any]:
+def _rows(document: Mapping[str, object], key: str, where: str) -> list[Any]:
     rows = document.get(key, [])
     if not isinstance(rows, list):
         raise GraphError(f"{where}: {key} is {shown(rows)}", remedy="write a list")
     return rows
 
 
-def _known(row: Any, keys: Sequence[str], where: str, place: str) -> None:
+def _known(row: object, keys: Sequence[str], where: str, place: str) -> None:
     at = f"{where}: {place}: " if place else f"{where}: "
     if not isinstance(row, dict):
         raise GraphError(f"{at}{shown(row)} is no mapping", remedy=f"keys: {', '.join(keys)}")
@@ -177,7 +177,7 @@ def _known(row: Any, keys: Sequence[str], where: str, place: str) -> None:
             raise GraphError(f"{at}the key {shown(key)} is not known", remedy=hint or f"allowed: {', '.join(keys)}")
 
 
-def _word(row: Mapping[str, Any], key: str, allowed: Sequence[str], at: str, usual: str) -> str:
+def _word(row: Mapping[str, object], key: str, allowed: Sequence[str], at: str, usual: str) -> str:
     word = row.get(key, usual)
     if not isinstance(word, str) or word not in allowed:
         hint = did_you_mean(word, allowed).removeprefix("; ")
@@ -185,7 +185,7 @@ def _word(row: Mapping[str, Any], key: str, allowed: Sequence[str], at: str, usu
     return word
 
 
-def _text(row: Mapping[str, Any], key: str, at: str, usual: str = "") -> str:
+def _text(row: Mapping[str, object], key: str, at: str, usual: str = "") -> str:
     given = row.get(key, usual)
     given = str(given) if isinstance(given, int) and not isinstance(given, bool) else given
     if not isinstance(given, str) or has_control(given):

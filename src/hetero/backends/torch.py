@@ -133,7 +133,7 @@ class TorchBackend(Backend):
             if several:
                 self._module.set_device(before)
 
-    def owns(self, value: Any) -> bool:
+    def owns(self, value: object) -> bool:
         """Return whether a value is a tensor on this device."""
         if not self.is_open or not isinstance(value, self._torch.Tensor):
             return False

@@ -136,7 +136,7 @@ class VulkanBackend(Backend):
     def _status(self) -> DeviceStatus:
         return host.cpu_status(None) if self.device.type == "CPU" else gpu_status(self.device)
 
-    def owns(self, value: Any) -> bool:
+    def owns(self, value: object) -> bool:
         """Return whether a value is an array of this device."""
         return isinstance(value, DeviceArray) and value.backend is self
 
@@ -171,7 +171,7 @@ class VulkanBackend(Backend):
     def _synchronize(self) -> None:
         self._gpu.queue.read_buffer(self._mark)  # the queue works in order; wgpu's own wait fails in version 0.32
 
-    def _run(self, implementation: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    def _run(self, implementation: Any, args: tuple[object, ...], kwargs: Mapping[str, object]) -> Any:
         kernel: Kernel = implementation
         if kwargs:
             raise BadValueError(
@@ -223,7 +223,7 @@ class VulkanBackend(Backend):
                 remedy="convert to a 32-bit type first",
             )
 
-    def _uniform(self, kernel: Kernel, types: Sequence[str], scalars: Sequence[Any]) -> Any:
+    def _uniform(self, kernel: Kernel, types: Sequence[str], scalars: Sequence[object]) -> Any:
         if len(types) != len(scalars):
             raise BadValueError(
                 f"kernel {kernel.entry!r} declares {len(types)} numbers in its uniform block and got {len(scalars)}",
@@ -319,7 +319,7 @@ def _uniform_types(source: str) -> tuple[str, ...]:
     return tuple(re.findall(r":\s*(\w+)", fields[1])) if fields else ()
 
 
-def _word(kind: str, value: Any) -> bytes:
+def _word(kind: str, value: object) -> bytes:
     if kind not in _WORDS:
         raise BadValueError(f"a uniform block of {kind!r} cannot be filled", remedy="declare f32, i32 or u32")
     try:

@@ -51,12 +51,12 @@ _TRIED = 3
 
 @moved_keywords(Moved("options", BatchOptions, OF_OPTIONS), Moved("limits", BatchLimits, OF_LIMITS))
 def map_batches(
-    fn: Any,
-    source: Any,
+    fn: object,
+    source: object,
     *,
     batch: str | int | Mapping[str, int] = "auto",
-    merge: Any = None,
-    out: Any = None,
+    merge: object = None,
+    out: object = None,
     form: str | None = None,
     errors: float | str = 0,
     resume: bool = False,
@@ -134,7 +134,7 @@ class _Program:
     name: str
 
     @classmethod
-    def of(cls, fn: Any, request: BatchRequest) -> _Program:
+    def of(cls, fn: object, request: BatchRequest) -> _Program:
         options, limits, wish = request.options, request.limits, request.options.wish
         function = chained(fn.stages, wish) if isinstance(fn, Pipeline) else prepared(fn, wish)
         key = digest(fn.key if isinstance(fn, Pipeline) else function_key(fn), options.precision)
@@ -265,7 +265,7 @@ def _devices(ctx: Context) -> list[Device]:
     return found
 
 
-def _sink(request: BatchRequest, out: Any, form: str | None) -> Sink:
+def _sink(request: BatchRequest, out: object, form: str | None) -> Sink:
     if request.merge is None:
         return sink_of(out, form)
     if out is not None and not isinstance(out, str | Path):
@@ -276,7 +276,7 @@ def _sink(request: BatchRequest, out: Any, form: str | None) -> Sink:
     return MergeSink(request.merge, settings.home() / "batches" / name if name else None)
 
 
-def _name(fn: Any) -> str:
+def _name(fn: object) -> str:
     return getattr(fn, "__name__", type(fn).__name__)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from datetime import datetime
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from hetero.floor.clock import monotonic_s, wall_time_s
 from hetero.floor.errors import BadValueError
@@ -170,7 +170,7 @@ class OtherUsers:
         return self._left_frac
 
 
-def parse_by_device(name: str, given: Mapping[str, Any] | None, unit: str) -> dict[str, float]:
+def parse_by_device(name: str, given: Mapping[str, object] | None, unit: str) -> dict[str, float]:
     """Read numbers by device word: dollars an hour, watts.
 
     Parameters

@@ -283,7 +283,7 @@ class Committer:
         assert self._journal is not None, "only a journal holds what was spilled"
         return self._journal.get(entry.begin)
 
-    def _later(self, function: Callable[..., None], *args: Any) -> None:
+    def _later(self, function: Callable[..., None], *args: object) -> None:
         self.check()
         self._writes.append(self._writer.submit(function, *args))
 

@@ -124,7 +124,7 @@ class Files(Source):
         self,
         path: str | Path | Sequence[str | Path],
         pattern: str | Sequence[str] = "*",
-        storage: Mapping[str, Any] | None = None,
+        storage: Mapping[str, object] | None = None,
     ) -> None:
         self._storage = storage_of(storage)
         self._files = find(path, self._storage, [pattern] if isinstance(pattern, str) else pattern)
@@ -166,7 +166,7 @@ class Images(Files):
         path: str | Path | Sequence[str | Path],
         size: Sequence[int] | None = None,
         mode: str = "RGB",
-        storage: Mapping[str, Any] | None = None,
+        storage: Mapping[str, object] | None = None,
     ) -> None:
         super().__init__(
             path, [*(f"*{suffix}" for suffix in IMAGES), *(f"*{suffix.upper()}" for suffix in IMAGES)], storage

@@ -47,7 +47,7 @@ class Prepared:
         return ready
 
 
-def prepared(given: Any, wish: Wish) -> Prepared:
+def prepared(given: object, wish: Wish) -> Prepared:
     """Return what workers make of a function or a model.
 
     Raises
@@ -71,17 +71,17 @@ def prepared(given: Any, wish: Wish) -> Prepared:
     return Prepared(given)
 
 
-def _is_made_first(given: Any) -> bool:
+def _is_made_first(given: object) -> bool:
     """Tell a class whose objects take batches from a type that makes one value of a batch, as `list` does."""
     return isinstance(given, type) and any("__call__" in vars(base) for base in given.__mro__)
 
 
-def function_identity(given: Any) -> str:
+def function_identity(given: object) -> str:
     """Return the digest of what a function or a model computes: its code, what it takes along, and its weights."""
     return function_key(given) if isinstance(given, str | Path) else value_identity(given)
 
 
-def function_key(given: Any) -> str:
+def function_key(given: object) -> str:
     """Name a function or a model, the same in every run for the same code: the key of measured batch sizes."""
     if isinstance(given, str | Path):
         import hashlib
@@ -92,7 +92,7 @@ def function_key(given: Any) -> str:
     return f"{source.name} {source.model_key}"
 
 
-def _named(given: Any) -> str:
+def _named(given: object) -> str:
     return f"the class {given.__name__} without __call__" if isinstance(given, type) else f"a {type(given).__name__}"
 
 
@@ -142,7 +142,7 @@ class TorchModel:
             },
         )
 
-    def __call__(self, batch: Any) -> Any:
+    def __call__(self, batch: object) -> Any:
         """Evaluate a batch."""
         import torch
 
@@ -192,7 +192,7 @@ class OnnxModel:
         }
         self._chooser = Chooser(self.wish, makers)
 
-    def __call__(self, batch: Any) -> Any:
+    def __call__(self, batch: object) -> Any:
         """Evaluate a batch: an array for a model of one input, a dict by name for more."""
         assert self._chooser is not None, "a worker sets it up"
         return self._chooser(batch, count(batch))
@@ -207,7 +207,7 @@ class OnnxModel:
         session = onnxruntime.InferenceSession(data, options, providers=there)
         first, names = session.get_inputs()[0].name, [output.name for output in session.get_outputs()]
 
-        def run(batch: Any) -> Any:
+        def run(batch: object) -> Any:
             outputs = session.run(None, batch if isinstance(batch, dict) else {first: np.asarray(batch)})
             return outputs[0] if len(outputs) == 1 else dict(zip(names, outputs, strict=True))
 

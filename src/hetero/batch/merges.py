@@ -32,7 +32,7 @@ class Merge(ABC):
     """
 
     @abstractmethod
-    def start(self, results: Any, begin: int, end: int, missing: Sequence[int] = ()) -> Any:
+    def start(self, results: object, begin: int, end: int, missing: Sequence[int] = ()) -> Any:
         """Return the state of some results.
 
         Parameters
@@ -71,7 +71,7 @@ class Fold(Merge):
     'abcde'
     """
 
-    def __init__(self, function: Callable[[Any, Any], Any]) -> None:
+    def __init__(self, function: Callable[[Any, Any], object]) -> None:
         self.function = function
 
     def start(self, results: Any, begin: int, end: int, missing: Sequence[int] = ()) -> Nodes:
@@ -99,7 +99,7 @@ class Fold(Merge):
             total = self._pair(total, state[node])
         return None if total is None else total[0]
 
-    def _pair(self, left: tuple[Any] | None, right: tuple[Any] | None) -> tuple[Any] | None:
+    def _pair(self, left: tuple[object] | None, right: tuple[object] | None) -> tuple[Any] | None:
         if left is None or right is None:
             return right if left is None else left
         return (self.function(left[0], right[0]),)
@@ -121,7 +121,7 @@ class Sum(Fold):
     def __init__(self) -> None:
         super().__init__(np.add)
 
-    def start(self, results: Any, begin: int, end: int, missing: Sequence[int] = ()) -> Nodes:
+    def start(self, results: object, begin: int, end: int, missing: Sequence[int] = ()) -> Nodes:
         """Return the sums above some items."""
         if results is None:
             return super().start(results, begin, end, missing)
@@ -142,7 +142,7 @@ class Sum(Fold):
 class Mean(Sum):
     """The mean of the items' results, those without a result left out."""
 
-    def start(self, results: Any, begin: int, end: int, missing: Sequence[int] = ()) -> Any:
+    def start(self, results: object, begin: int, end: int, missing: Sequence[int] = ()) -> Any:
         """Return the sums above some items, and how many there are."""
         return super().start(results, begin, end, missing), 0 if results is None else count(results)
 
@@ -183,7 +183,7 @@ class TopK(Merge):
     key : score of a result, the result itself by default
     """
 
-    def __init__(self, k: int, key: Callable[[Any], Any] | None = None) -> None:
+    def __init__(self, k: int, key: Callable[[Any], object] | None = None) -> None:
         if k < 1:
             raise BadValueError(f"the {k} best are none", remedy="give a whole number from 1")
         self.k = k
@@ -206,7 +206,7 @@ class TopK(Merge):
         """Return (item, result), the best first."""
         return [(-item, row) for _, item, row in state]
 
-    def _best(self, found: Iterable[Any]) -> list[Any]:
+    def _best(self, found: Iterable[object]) -> list[Any]:
         return heapq.nlargest(self.k, found, key=lambda each: each[:2])
 
 
@@ -223,7 +223,7 @@ class Histogram(Merge):
         if self.edges.ndim != 1 or len(self.edges) < 2 or np.any(np.diff(self.edges) <= 0):
             raise BadValueError("a histogram needs ascending edges", remedy="give two edges or more")
 
-    def start(self, results: Any, begin: int, end: int, missing: Sequence[int] = ()) -> Any:
+    def start(self, results: object, begin: int, end: int, missing: Sequence[int] = ()) -> Any:
         """Count some results."""
         values = np.zeros(0) if results is None else np.asarray(results)
         return np.histogram(values, self.edges)[0].astype(np.int64)
@@ -240,7 +240,7 @@ class Histogram(Merge):
 _MERGES: Mapping[str, Callable[[], Merge]] = {"sum": Sum, "mean": Mean, "count": Count}
 
 
-def merge_of(given: Any) -> Merge | None:
+def merge_of(given: object) -> Merge | None:
     """Return the merge that a value stands for: a word, a function of two values, a `Merge`; None for none.
 
     Raises

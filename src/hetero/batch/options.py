@@ -226,7 +226,7 @@ def request_of(
     limits: BatchLimits | None,
     *,
     batch: str | int | Mapping[str, int] = "auto",
-    merge: Any = None,
+    merge: object = None,
     errors: float | str = 0,
     resume: bool = False,
 ) -> BatchRequest:

@@ -85,7 +85,7 @@ class Chooser:
         self._measured = 0
         self.computed_in = ""
 
-    def __call__(self, inputs: Any, size: int) -> Any:
+    def __call__(self, inputs: object, size: int) -> Any:
         """Return the results of a batch of so many records."""
         if self._wish.word == "any" and size >= _GROWN * self._measured:
             self._measured = size
@@ -94,7 +94,7 @@ class Chooser:
             self._run, self.computed_in = self._makers[self._wish.word](), self._wish.word
         return self._run(inputs)
 
-    def _quickest(self, inputs: Any) -> tuple[Run, str]:
+    def _quickest(self, inputs: object) -> tuple[Run, str]:
         (first, make), *others = self._makers.items()
         run = make()
         exact = run(inputs)
@@ -111,7 +111,7 @@ class Chooser:
         return run, computed_in
 
 
-def _seconds(run: Run, inputs: Any) -> float:
+def _seconds(run: Run, inputs: object) -> float:
     """Return the shortest of some runs."""
     found = []
     for _ in range(_RUNS):

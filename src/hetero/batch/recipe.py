@@ -58,7 +58,7 @@ class BatchRecipe:
     context: Mapping[str, Any] = field(default_factory=dict)
 
 
-def read_batch_recipe(path: Path | str, set: Sequence[str] = (), **usual: Any) -> BatchRecipe:
+def read_batch_recipe(path: Path | str, set: Sequence[str] = (), **usual: object) -> BatchRecipe:
     """Read a job; paths in it are taken from its own folder.
 
     Parameters
@@ -93,18 +93,18 @@ def read_batch_recipe(path: Path | str, set: Sequence[str] = (), **usual: Any) -
     return BatchRecipe(name, function, source, _taken(given, _KEYWORDS), options, limits, given)
 
 
-def _taken(given: dict[str, Any], names: Iterable[str]) -> dict[str, Any]:
+def _taken(given: dict[str, object], names: Iterable[str]) -> dict[str, Any]:
     """Take the keys of these names out of what the job says."""
     return {name: given.pop(name) for name in names if name in given}
 
 
-def _function(folder: Path, word: Any) -> Any:
+def _function(folder: Path, word: object) -> Any:
     if str(word).endswith(".onnx"):
         return _beside(folder, str(word))
     return _named(folder, str(word))
 
 
-def _source(folder: Path, word: Any) -> Any:
+def _source(folder: Path, word: object) -> Any:
     if isinstance(word, dict) and not word.keys().isdisjoint(KINDS):
         return _described(folder, word)
     if not isinstance(word, str):
@@ -114,7 +114,7 @@ def _source(folder: Path, word: Any) -> Any:
     return _located(folder, word)
 
 
-def _described(folder: Path, words: Mapping[str, Any]) -> Source:
+def _described(folder: Path, words: Mapping[str, object]) -> Source:
     """Return the source that {'images': 'photos', 'size': [28, 28]} describes."""
     kinds = [kind for kind in KINDS if kind in words]
     if len(kinds) > 1:
@@ -138,7 +138,7 @@ def _described(folder: Path, words: Mapping[str, Any]) -> Source:
         raise BadValueError(problem, remedy="give each key a value of its kind; see docs/batch.md") from error
 
 
-def _located(folder: Path, word: Any) -> str:
+def _located(folder: Path, word: object) -> str:
     return str(word) if "://" in str(word) else str(_beside(folder, str(word)))
 
 

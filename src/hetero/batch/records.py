@@ -87,7 +87,7 @@ def cut(records: Any, begin: int, end: int) -> Any:
     return records.iloc[begin:end] if is_frame(records) else records[begin:end]
 
 
-def without(records: Any, places: Sequence[int]) -> Any:
+def without(records: object, places: Sequence[int]) -> Any:
     """Return the records but those at some places.
 
     Examples
@@ -149,7 +149,7 @@ def _joined_alike(first: Any, runs: Sequence[Any]) -> Any:
     raise TypeError(f"a {type(first).__name__} cannot be joined")
 
 
-def size_bytes(records: Any) -> int:
+def size_bytes(records: object) -> int:
     """Return about how many bytes the records take; those of a list are told from some of them.
 
     Examples
@@ -168,7 +168,7 @@ def size_bytes(records: Any) -> int:
     return sys.getsizeof(records)
 
 
-def _value_bytes(value: Any) -> int:
+def _value_bytes(value: object) -> int:
     if isinstance(value, dict):
         return sys.getsizeof(value) + sum(map(_value_bytes, value.values()))
     if isinstance(value, list | tuple) and not isinstance(value, str):
@@ -192,7 +192,7 @@ class PackedTable(NamedTuple):
     stream: NDArray[np.uint8]
 
 
-def packed(records: Any) -> Any:
+def packed(records: object) -> Any:
     """Return records as they travel."""
     if not is_table(records) or "pyarrow" not in sys.modules:
         return records
@@ -205,7 +205,7 @@ def packed(records: Any) -> Any:
     return PackedTable(stream)
 
 
-def unpacked(records: Any) -> Any:
+def unpacked(records: object) -> Any:
     """Return records as they were, without a copy."""
     if not isinstance(records, PackedTable):
         return records

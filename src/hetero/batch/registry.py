@@ -115,7 +115,7 @@ def kind_of_source(word: str) -> Callable[..., Source]:
     return found
 
 
-def sink_of(given: Any, form: str | None = None) -> Sink:
+def sink_of(given: object, form: str | None = None) -> Sink:
     """Return the sink that a value stands for.
 
     Parameters

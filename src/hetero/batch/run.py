@@ -414,7 +414,7 @@ class BatchRun:
         law = self.planner.sizes(name).law
         return 0 if law is None else int(law.best)
 
-    def _outcome(self, value: Any) -> BatchOutcome:
+    def _outcome(self, value: object) -> BatchOutcome:
         usd, energy_j = self.spending.usd(self.statistics.values()), self.spending.energy_j(self.statistics.values())
         idle = "the others were done before it could help" if self.reader.items > self._resumed else "all was done"
         for name, stats in self.statistics.items():

@@ -229,14 +229,14 @@ class NpySink(FolderSink):
         return len(array)
 
 
-def _array(results: Any) -> NDArray[Any] | None:
+def _array(results: object) -> NDArray[Any] | None:
     try:
         return np.asarray(results)
     except ValueError:
         return None
 
 
-def _checked_note(note: Any, place: str) -> dict[str, Any]:
+def _checked_note(note: object, place: str) -> dict[str, Any]:
     """Return the note of a part once it is seen to name a file of this folder only."""
     checked = record_of(note, _NOTE, place)
     name = checked["file"]
@@ -265,7 +265,7 @@ def _rows(part: Part) -> Iterator[Any]:
             yield from results
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: object) -> Any:
     """Return what JSON knows for NumPy's numbers and arrays."""
     if isinstance(value, np.ndarray | np.generic):
         return value.tolist()

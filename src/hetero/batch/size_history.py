@@ -42,7 +42,7 @@ def _key(function: str, device: Device) -> str:
     return digest(function, device.model_key)
 
 
-def _entry(found: Any) -> dict[str, Any]:
+def _entry(found: object) -> dict[str, Any]:
     """Return an entry whose form is right; one that was damaged counts as none."""
     points = found.get("points") if isinstance(found, dict) else None
     sound = isinstance(points, list) and all(

@@ -49,7 +49,7 @@ class SequenceSource(Source):
     records : not to be changed while it is read
     """
 
-    def __init__(self, records: Sequence[Any]) -> None:
+    def __init__(self, records: Sequence[object]) -> None:
         self._records = records
 
     @property
@@ -85,7 +85,7 @@ class ArraySource(Source):
     name : for the places of its records
     """
 
-    def __init__(self, records: Any, name: str = "items") -> None:
+    def __init__(self, records: object, name: str = "items") -> None:
         self._records = records
         self._name = name
         self._length = count(records)
@@ -144,7 +144,7 @@ class GeneratorSource(Source):
     """
 
     def __init__(
-        self, make: Iterable[Any] | Callable[[], Iterable[Any]], length: int | None = None, name: str = ""
+        self, make: Iterable[object] | Callable[[], Iterable[object]], length: int | None = None, name: str = ""
     ) -> None:
         self._make = make
         self._length = length
@@ -203,7 +203,7 @@ class GeneratorSource(Source):
 _TELL = "give the right length, or none"
 
 
-def _mapped(records: Any) -> Any:
+def _mapped(records: object) -> Any:
     """Return records whose arrays that are mapped from files are plain ones, which are read without a copy."""
     if isinstance(records, dict):
         return {name: _mapped(column) for name, column in records.items()}
@@ -321,7 +321,7 @@ class ReaderSource(Source):
         return (batch for batch in self._reader if batch.num_rows)
 
 
-def _table(batch: Any) -> Any:
+def _table(batch: object) -> Any:
     import pyarrow as pa
 
     return pa.Table.from_batches([batch])

@@ -81,7 +81,7 @@ class StageChain:
         """Make every stage ready for a device."""
         self._ready = [part.for_device(device) for part in self._parts]
 
-    def __call__(self, batch: Any) -> Any:
+    def __call__(self, batch: object) -> Any:
         """Run the stages over a batch."""
         for stage in self._ready:
             batch = stage(batch)
@@ -93,7 +93,7 @@ def chained(stages: Sequence[Stage], wish: Wish) -> Prepared:
     return Prepared(StageChain([prepared(stage.function, wish) for stage in stages]))
 
 
-def pipeline(*stages: Any) -> Pipeline:
+def pipeline(*stages: object) -> Pipeline:
     """Create a pipeline of functions, which `map_batches` divides among the devices.
 
     Parameters
@@ -120,7 +120,7 @@ def pipeline(*stages: Any) -> Pipeline:
     return Pipeline(tuple(_stage(given) for given in stages))
 
 
-def _stage(given: Any) -> Stage:
+def _stage(given: object) -> Stage:
     if isinstance(given, Stage):
         return given
     if isinstance(given, tuple):

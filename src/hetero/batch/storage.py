@@ -43,7 +43,7 @@ class Blob(NamedTuple):
     mark: str
 
 
-def storage_of(given: Mapping[str, Any] | None) -> Storage:
+def storage_of(given: Mapping[str, object] | None) -> Storage:
     """Return options of an object store in a form that travels."""
     return tuple(sorted((str(key), str(value)) for key, value in (given or {}).items()))
 

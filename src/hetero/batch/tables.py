@@ -77,7 +77,7 @@ class Tables(Source):
         self,
         path: str | Path | Sequence[str | Path],
         columns: Sequence[str] | None = None,
-        storage: Mapping[str, Any] | None = None,
+        storage: Mapping[str, object] | None = None,
     ) -> None:
         self._storage = storage_of(storage)
         blobs = find(path, self._storage, [f"*{suffix}" for suffix in FORMATS], OURS)
@@ -300,7 +300,7 @@ def _from_row(fragment: Any, row: int) -> tuple[Any, int]:
     return fragment, 0
 
 
-def _piece_rows(fragment: Any) -> int:
+def _piece_rows(fragment: object) -> int:
     """Return the rows of a piece of bounded size, as far as the file's footer tells how large a row is."""
     groups = getattr(fragment, "row_groups", None)
     if not groups or not groups[0].num_rows:

@@ -90,7 +90,7 @@ def packed_work(run: str, key: str, program: BatchProgram) -> PackedProgram:
     return PackedProgram(run, key, np.frombuffer(cloudpickle.dumps(program), dtype=np.uint8))
 
 
-def run_batch(work: PackedProgram, records: Any, begin: int) -> Done:
+def run_batch(work: PackedProgram, records: object, begin: int) -> Done:
     """Run the function over a batch; runs as a task.
 
     Parameters
@@ -137,7 +137,7 @@ def _merged(program: BatchProgram, done: Done, begin: int, expected: int) -> Don
     return done._replace(results=state, home_bytes=size_bytes(state))
 
 
-def _as_records(results: Any, expected: int, program: BatchProgram) -> Any:
+def _as_records(results: object, expected: int, program: BatchProgram) -> Any:
     """Return the results in a form that can be counted, cut and sent."""
     found = results.detach().cpu().numpy() if hasattr(results, "detach") else results
     if not is_records(found):
@@ -162,7 +162,7 @@ def _columns(results: Any) -> Iterable[Any]:
     return [np.asarray(column.fill_null(0)) for column in results.columns if str(column.type) in _FLOATS]
 
 
-def _not_finite(results: Any) -> tuple[tuple[int, str], ...]:
+def _not_finite(results: object) -> tuple[tuple[int, str], ...]:
     """Return the places of results that hold NaN or an infinity."""
     reasons: dict[int, str] = {}
     for column in _columns(results):
@@ -171,7 +171,7 @@ def _not_finite(results: Any) -> tuple[tuple[int, str], ...]:
     return tuple(sorted(reasons.items()))
 
 
-def _words(column: Any) -> Iterable[tuple[int, str]]:
+def _words(column: object) -> Iterable[tuple[int, str]]:
     """Return place and word of the entries of a column that are not finite."""
     if isinstance(column, list):
         return [(place, word) for place, entry in enumerate(column) if (word := _word(entry))]
@@ -185,7 +185,7 @@ def _words(column: Any) -> Iterable[tuple[int, str]]:
     return [(place, _word(column[place])) for place in wrong.tolist()]
 
 
-def _word(entry: Any) -> str:
+def _word(entry: object) -> str:
     """Return what is wrong with a value, however deep: 'NaN', 'an infinity', or '' where it is finite."""
     if isinstance(entry, float):
         return "" if math.isfinite(entry) else "NaN" if math.isnan(entry) else "an infinity"
@@ -199,5 +199,5 @@ def _word(entry: Any) -> str:
     return "NaN" if np.isnan(values).any() else "an infinity"
 
 
-def _first_word(entries: Iterable[Any]) -> str:
+def _first_word(entries: Iterable[object]) -> str:
     return next((word for entry in entries if (word := _word(entry))), "")

@@ -50,7 +50,7 @@ def batch(
         _tell(outcome)
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: object) -> Any:
     return value.tolist() if hasattr(value, "tolist") else value
 
 

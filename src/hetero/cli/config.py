@@ -56,7 +56,7 @@ def _mistakes(error: Any) -> list[dict[str, str]]:
     return [{"place": "", "key": "", "problem": error.problem, "remedy": error.remedy}]
 
 
-def _as_yaml(normal: dict[str, Any]) -> str:
+def _as_yaml(normal: dict[str, object]) -> str:
     """Write the normal form as YAML that reads back as the same."""
     import yaml
 

@@ -78,7 +78,7 @@ def lazy_group(
             super().__init__(**settings)
             self.commands = _Imported(entries)
 
-        def list_commands(self, ctx: Any) -> list[str]:
+        def list_commands(self, ctx: object) -> list[str]:
             return list(entries)
 
         def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
@@ -168,7 +168,7 @@ class _Imported(MutableMapping[str, Any]):
             self._made[name] = _group(name, entry) if isinstance(entry, GroupEntry) else _command(name, entry)
         return self._made[name]
 
-    def __setitem__(self, name: str, command: Any) -> None:
+    def __setitem__(self, name: str, command: object) -> None:
         self._made[name] = command
 
     def __delitem__(self, name: str) -> None:

@@ -46,7 +46,7 @@ def read_workload(word: str, options: Mapping[str, Any]) -> tuple[WorkloadSpec, 
         return _from_file(word, given)
 
 
-def _from_file(word: str, given: Mapping[str, Any]) -> tuple[WorkloadSpec, tuple[str, ...], tuple[str, ...]]:
+def _from_file(word: str, given: Mapping[str, object]) -> tuple[WorkloadSpec, tuple[str, ...], tuple[str, ...]]:
     from hetero.advise.estimate import Workload
     from hetero.floor.errors import BadValueError, did_you_mean
     from hetero.floor.units import shown

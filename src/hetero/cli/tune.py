@@ -79,7 +79,7 @@ def _make_teller() -> Any:
                 self.live = Live(console=self.out, refresh_per_second=4, transient=True)
                 self.live.start()
 
-        def on_running(self, running: Mapping[str, tuple[int, Mapping[str, Any]]]) -> None:
+        def on_running(self, running: Mapping[str, tuple[int, Mapping[str, object]]]) -> None:
             self.running = running
             self.draw()
 
@@ -140,7 +140,7 @@ def _outcome(trial: TrialReport) -> str:
     return f"{_value(trial)}, {trial.device}, {trial.seconds:.1f} s"
 
 
-def _listed(params: Mapping[str, Any]) -> str:
+def _listed(params: Mapping[str, object]) -> str:
     words = {name: f"{value:.4g}" if isinstance(value, float) else str(value) for name, value in params.items()}
     return ", ".join(f"{name.rpartition('.')[2]} {word}" for name, word in words.items())
 

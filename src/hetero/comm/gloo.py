@@ -50,14 +50,14 @@ class Gloo:
         finally:
             self._sockets = tuple(sorted(_sockets() - before))
 
-    def all_reduce(self, tensor: Any, op: Op, deadline_s: float) -> Any:
+    def all_reduce(self, tensor: object, op: Op, deadline_s: float) -> Any:
         """Start to replace a tensor by the reduction over the members."""
         options = self._dist.AllreduceOptions()
         options.reduceOp = self._op(op)
         options.timeout = timedelta(seconds=deadline_s)
         return self._group.allreduce([tensor], options)
 
-    def broadcast(self, tensor: Any, src: int, deadline_s: float) -> Any:
+    def broadcast(self, tensor: object, src: int, deadline_s: float) -> Any:
         """Start to replace a tensor by that of the member `src`."""
         options = self._dist.BroadcastOptions()
         options.rootRank = src
@@ -101,7 +101,7 @@ class Gloo:
 class _Then:
     """Work with something to do when it is done."""
 
-    def __init__(self, work: Any, then: Callable[[], Any]) -> None:
+    def __init__(self, work: Any, then: Callable[[], object]) -> None:
         self._work = work
         self._then = then
 

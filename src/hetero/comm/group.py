@@ -77,7 +77,7 @@ class Group:
         rank: int,
         world_size: int,
         rendezvous: Rendezvous | Meeting | None = None,
-        store: Any = None,
+        store: object = None,
         deadline_s: float = FORM_S,
         *,
         address: str = LOOPBACK,
@@ -107,7 +107,7 @@ class Group:
 
     # --- collectives ---------------------------------------------------------------------------------------
 
-    def all_reduce(self, tensor: Any, op: str = "sum", algorithm: str = "auto") -> None:
+    def all_reduce(self, tensor: object, op: str = "sum", algorithm: str = "auto") -> None:
         """Replace a row by the sum ('sum'), maximum ('max') or minimum ('min') of all, the same bits on each member.
 
         Raises
@@ -117,7 +117,7 @@ class Group:
         """
         self._all_reduce(tensor, op, algorithm, now=True).wait()
 
-    def start_all_reduce(self, tensor: Any, op: str = "sum", algorithm: str = "auto") -> Work:
+    def start_all_reduce(self, tensor: object, op: str = "sum", algorithm: str = "auto") -> Work:
         """Start `all_reduce` and go on; the row belongs to the group until `wait` returns.
 
         Several may be under way at once. All members start them in the same order; the deadline of each begins here.
@@ -129,7 +129,7 @@ class Group:
         """
         return self._all_reduce(tensor, op, algorithm, now=False)
 
-    def _all_reduce(self, tensor: Any, op: str, algorithm: str, *, now: bool) -> Work:
+    def _all_reduce(self, tensor: object, op: str, algorithm: str, *, now: bool) -> Work:
         checked = check_op(op)
         row = row_of(tensor)
         if self.world_size > 1 and check_algorithm(algorithm) == "auto" and self._shares(row):
@@ -160,7 +160,7 @@ class Group:
             words = f"all_reduce of {row.count} {row.kind}, {op}"
             return Work(self, self._shared.start(row, words, op, self.deadline_s))
 
-    def broadcast(self, tensor: Any, src: int, algorithm: str = "auto") -> None:
+    def broadcast(self, tensor: object, src: int, algorithm: str = "auto") -> None:
         """Replace a row by that of the member `src`; raises GroupBrokenError as `all_reduce` does."""
         if not 0 <= src < self.world_size:
             raise BadValueError(f"src: there is no rank {src!r}", remedy=f"ranks go from 0 to {self.world_size - 1}")
@@ -172,7 +172,7 @@ class Group:
             src=src,
         ).wait()
 
-    def all_gather(self, parts: Any, algorithm: str = "auto") -> None:
+    def all_gather(self, parts: object, algorithm: str = "auto") -> None:
         """Fill `parts`, of which this member's row `parts[rank]` is given, with the rows of all members.
 
         Parameters
@@ -187,7 +187,7 @@ class Group:
             lambda library: library.all_gather(as_tensor(parts), self.rank, self.deadline_s),
         ).wait()
 
-    def reduce_scatter(self, parts: Any, op: str = "sum", algorithm: str = "auto") -> None:
+    def reduce_scatter(self, parts: object, op: str = "sum", algorithm: str = "auto") -> None:
         """Replace this member's row `parts[rank]` by the reduction over all; what the others become is not said.
 
         Parameters

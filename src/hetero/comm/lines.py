@@ -99,7 +99,7 @@ class Line:
         """Return the descriptor to wait on."""
         return self._connection.fileno()
 
-    def send(self, *message: Any) -> None:
+    def send(self, *message: object) -> None:
         """Send one message.
 
         Raises

@@ -51,7 +51,7 @@ class MpiGroup:
         self.world_size: int = self._world.Get_size()
         self.waited_s = 0.0
 
-    def all_reduce(self, tensor: Any, op: str = "sum", algorithm: str = "auto") -> None:
+    def all_reduce(self, tensor: object, op: str = "sum", algorithm: str = "auto") -> None:
         """Replace a row by the sum ('sum'), maximum ('max') or minimum ('min') of all."""
         self.start_all_reduce(tensor, op, algorithm).wait()
 
@@ -113,11 +113,11 @@ def _check(algorithm: str) -> None:
         )
 
 
-def _bytes(tensor: Any) -> Any:
+def _bytes(tensor: object) -> Any:
     return np.frombuffer(row_of(tensor).data, np.uint8)
 
 
-def _numbers(tensor: Any) -> Any:
+def _numbers(tensor: object) -> Any:
     """Return a NumPy array over the memory of a row."""
     row = row_of(tensor)
     try:

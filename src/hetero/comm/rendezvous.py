@@ -145,7 +145,7 @@ class StoreMeeting:
 
     library: Library = "auto"
 
-    def __init__(self, rank: int, world_size: int, rendezvous: Rendezvous, store: Any = None) -> None:
+    def __init__(self, rank: int, world_size: int, rendezvous: Rendezvous, store: object = None) -> None:
         dist = import_module("torch.distributed")
         host, port, prefix = rendezvous
         wait = timedelta(seconds=FORM_S)

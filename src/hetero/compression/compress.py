@@ -104,16 +104,16 @@ class Compressed:
 
 @moved_keywords(OPENING)
 def compress(
-    model: Any,
+    model: object,
     *,
     prune: float = 0.0,
     structured: bool = False,
     quantise: str | None = None,
-    test: Any = None,
-    data: Any = None,
+    test: object = None,
+    data: object = None,
     fine_tune: int = 0,
-    loss: Any = None,
-    optimizer: Callable[[Any], Any] | None = None,
+    loss: object = None,
+    optimizer: Callable[[Any], object] | None = None,
     global_batch: int = 128,
     devices: Fleet | Context = None,
     context: ContextOptions | None = None,
@@ -156,7 +156,7 @@ def compress(
     return Compressed(made, before, after, quantise, tuple(notes))
 
 
-def _check(prune: float, quantise: str | None, fine_tune: int, data: Any) -> None:
+def _check(prune: float, quantise: str | None, fine_tune: int, data: object) -> None:
     if isinstance(prune, bool) or not isinstance(prune, int | float) or not 0 <= prune < 1:
         raise BadValueError(f"prune={prune!r} is not allowed", remedy="give a share of at least 0 and below 1, as 0.5")
     if quantise is not None:
@@ -203,7 +203,7 @@ class _Job:
             notes.append(f"{self.quantise}: {', '.join(names)}; {WORDS[self.quantise]}; other layers as before")
         return made, notes
 
-    def _prune(self, model: Any) -> str:
+    def _prune(self, model: object) -> str:
         from hetero.compression.pruning import drop_channels, zero_weights
 
         if self.structured:
@@ -212,7 +212,7 @@ class _Job:
         zero_weights(model, self.prune)
         return f"{self.prune:.0%} of the weights made zero: the file is smaller, the model no faster"
 
-    def trainer(self, model: Any, data: Any, ctx: Context) -> Any:
+    def trainer(self, model: object, data: object, ctx: Context) -> Any:
         """Return a Trainer of a model on a fleet."""
         from hetero.train.trainer import Trainer
 
@@ -226,13 +226,13 @@ class _Job:
         )
 
 
-def _adam(parameters: Any) -> Any:
+def _adam(parameters: object) -> Any:
     import torch
 
     return torch.optim.Adam(parameters, lr=_RATE)
 
 
-def _length(data: Any) -> int:
+def _length(data: object) -> int:
     from hetero.train.data import as_samples
 
     return len(as_samples(data))
@@ -242,7 +242,7 @@ def _length(data: Any) -> int:
 
 
 def _figures(
-    model: Any, quantised: str | None, speeds: Mapping[str, float], job: _Job, test: Any, ctx: Context
+    model: Any, quantised: str | None, speeds: Mapping[str, float], job: _Job, test: object, ctx: Context
 ) -> ModelFigures:
     from hetero.compression.pruning import zeros_frac
 
@@ -260,7 +260,7 @@ def _figures(
     )
 
 
-def measure_speeds(ctx: Context, models: Sequence[Any], test: Any) -> list[dict[str, float]]:
+def measure_speeds(ctx: Context, models: Sequence[object], test: object) -> list[dict[str, float]]:
     """Measure models on every device that torch knows, one device after the other.
 
     Returns
@@ -292,7 +292,7 @@ def measure_speeds(ctx: Context, models: Sequence[Any], test: Any) -> list[dict[
     return found
 
 
-def measure_here(parts: Sequence[bytes], inputs: Any) -> list[float]:
+def measure_here(parts: Sequence[bytes], inputs: object) -> list[float]:
     """Return the samples/s of each model on this device; runs as a task.
 
     Parameters

@@ -56,7 +56,7 @@ def pack(model: Any, facts: Mapping[str, str], quantised: str | None = None) -> 
     return in_one_order(safetensors.torch.save(tensors, {"format": "pt", **facts, COMPRESSED: json.dumps(about)}))
 
 
-def _plain(state: Mapping[str, Any]) -> dict[str, Any]:
+def _plain(state: Mapping[str, object]) -> dict[str, Any]:
     """Return a model's tensors, the parts of quantised ones one by one."""
     plain: dict[str, Any] = {}
     for name, tensor in state.items():
@@ -89,7 +89,7 @@ def _unpacked(values: Any, bitmap: Any, shape: list[int]) -> Any:
     return tensor
 
 
-def restore(model: Any, tensors: Mapping[str, Any], facts: Mapping[str, str]) -> None:
+def restore(model: object, tensors: Mapping[str, object], facts: Mapping[str, str]) -> None:
     """Make a fresh model into the compressed one whose file was read.
 
     Raises

@@ -45,7 +45,7 @@ def zeros_frac(model: Any) -> float:
 # --- zeros -------------------------------------------------------------------------------------------------
 
 
-def zero_weights(model: Any, frac: float) -> None:
+def zero_weights(model: object, frac: float) -> None:
     """Let the smallest weights of all layers together be zero, also while the model trains further."""
     pairs = [(module, "weight") for _, module in _weighted(model)]
     prune.global_unstructured(pairs, pruning_method=prune.L1Unstructured, amount=frac)
@@ -61,7 +61,7 @@ def make_permanent(model: Any) -> None:
 # --- channels ----------------------------------------------------------------------------------------------
 
 
-def drop_channels(model: Any, frac: float) -> None:
+def drop_channels(model: object, frac: float) -> None:
     """Take whole channels out of every layer but the last, those with the smallest weights.
 
     Raises
@@ -87,7 +87,7 @@ def drop_channels(model: Any, frac: float) -> None:
         _keep_inputs(layers[following][1], kept, channels)
 
 
-def _chain(model: Any) -> list[tuple[str, Any]]:
+def _chain(model: object) -> list[tuple[str, Any]]:
     layers = list(_leaves(model, ""))
     for name, layer in layers:
         grouped = isinstance(layer, _CONVOLUTIONS) and layer.groups > 1
@@ -100,7 +100,7 @@ def _chain(model: Any) -> list[tuple[str, Any]]:
     return layers
 
 
-def _leaves(module: Any, name: str) -> Iterator[tuple[str, Any]]:
+def _leaves(module: object, name: str) -> Iterator[tuple[str, Any]]:
     if not isinstance(module, nn.Sequential):
         yield name, module
         return

@@ -35,7 +35,7 @@ FLOP: dict[str, Callable[[int], float]] = {
 
 
 @hetero.task(priority=3)
-def potrf(a: Any) -> Any:
+def potrf(a: object) -> Any:
     """Factorise a tile of the diagonal: a = l lᵀ.
 
     Examples
@@ -50,7 +50,7 @@ def potrf(a: Any) -> Any:
 
 
 @hetero.task(priority=2)
-def trsm(diagonal: Any, a: Any) -> Any:
+def trsm(diagonal: object, a: object) -> Any:
     """Solve x lᵀ = a for a tile below the factorised tile l of the diagonal."""
     xp = hetero.tasks.namespace()
     return _solve(xp, xp.asarray(diagonal), xp.asarray(a))
@@ -75,14 +75,14 @@ def syrk(c: Any, a: Any) -> Any:
 
 
 @hetero.task
-def gemm(c: Any, a: Any, b: Any) -> Any:
+def gemm(c: object, a: object, b: object) -> Any:
     """Take a column's part out of a tile below the diagonal: c - a bᵀ."""
     xp = hetero.tasks.namespace()
     return xp.asarray(c) - xp.asarray(a) @ xp.asarray(b).T
 
 
 @hetero.task
-def advance(above: Any, strip: Any, below: Any, steps: int, rate: float) -> Any:
+def advance(above: object, strip: object, below: object, steps: int, rate: float) -> Any:
     """Let a strip of a field diffuse for some steps.
 
     Parameters
@@ -150,7 +150,7 @@ class DemoJob(Protocol):
         """Amount of work, in units."""
         ...
 
-    def place(self, put: Callable[[Array], Any]) -> list[Any]:
+    def place(self, put: Callable[[Array], object]) -> list[Any]:
         """Put the inputs where the tasks will read them."""
         ...
 
@@ -219,7 +219,7 @@ class Cholesky:
         )
         return sum(number * FLOP[kind](self.tile) for kind, number in kinds.items())
 
-    def place(self, put: Callable[[Array], Any]) -> list[Any]:
+    def place(self, put: Callable[[Array], object]) -> list[Any]:
         """Put the tiles on and below the diagonal, row by row."""
         return [put(np.ascontiguousarray(self._tile(row, column))) for row, column in self._places()]
 
@@ -296,7 +296,7 @@ class Diffusion:
         """Cells, each counted once a step."""
         return float(self.field.size * self.steps * self.rounds)
 
-    def place(self, put: Callable[[Array], Any]) -> list[Any]:
+    def place(self, put: Callable[[Array], object]) -> list[Any]:
         """Put the strips, from north to south."""
         return [put(strip) for strip in np.split(self.field, self.strips)]
 

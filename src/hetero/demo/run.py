@@ -165,7 +165,7 @@ def _warm_up(ctx: hetero.Context, devices: tuple[Device, ...], tile: int, strip:
 
 
 def _timed(
-    ctx: hetero.Context, job: DemoJob, inputs: list[Any], devices: Iterable[Device], suffix: str
+    ctx: hetero.Context, job: DemoJob, inputs: list[object], devices: Iterable[Device], suffix: str
 ) -> tuple[float, list[Any]]:
     submit = _submitter(ctx, tuple(device.id for device in devices), suffix)
     begin_s = monotonic_s()

@@ -122,13 +122,13 @@ class SeededCall:
         True where torch is seeded even if the worker has not imported it yet.
     """
 
-    def __init__(self, function: Callable[..., Any], env: Mapping[str, str | None], seed: int | None, torch: bool):
+    def __init__(self, function: Callable[..., object], env: Mapping[str, str | None], seed: int | None, torch: bool):
         self.function = function
         self.env = dict(env)
         self.seed = seed
         self.torch = torch
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: object, **kwargs: object) -> Any:
         """Call the function."""
         frame = current()
         if frame is None:
@@ -187,19 +187,19 @@ class CallEnvironment:
             found = self._known[key] = Function(key, function.name, default, parts)
         return found
 
-    def _around(self, code: Any, torch: bool) -> Any:
+    def _around(self, code: object, torch: bool) -> Any:
         return SeededCall(code, self.env, self.seed, torch) if callable(code) else code
 
 
 class _HostCall:
     """A function some of whose arguments are copied from the device to NumPy arrays before it is called."""
 
-    def __init__(self, function: Callable[..., Any], positions: tuple[int, ...], words: tuple[str, ...]) -> None:
+    def __init__(self, function: Callable[..., object], positions: tuple[int, ...], words: tuple[str, ...]) -> None:
         self.function = function
         self.positions = positions
         self.words = words
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: object, **kwargs: object) -> Any:
         """Call the function."""
         frame = current()
         if frame is not None:

@@ -25,7 +25,7 @@ _ITSELF = object()
 """Stands for a checkpoint without a state."""
 
 
-def checkpoint(name: str, state: Any = _ITSELF) -> None:
+def checkpoint(name: str, state: object = _ITSELF) -> None:
     """Keep a state, durably, from which a later attempt of this task can go on.
 
     Parameters
@@ -88,7 +88,7 @@ def restore(name: str | None = None) -> Any:
     return None if saved is None else saved.state
 
 
-def resumable(items: Iterable[T], *, every: int = 1, state: Any = None) -> Resumable[T]:
+def resumable(items: Iterable[T], *, every: int = 1, state: object = None) -> Resumable[T]:
     """Loop over items so that a later attempt goes on after the last item that is known to be done.
 
     Parameters
@@ -147,7 +147,7 @@ class Resumable(Generic[T]):
     name : its place among the loops of the task
     """
 
-    def __init__(self, loops: _Loops, items: Iterable[T], every: int, state: Any) -> None:
+    def __init__(self, loops: _Loops, items: Iterable[T], every: int, state: object) -> None:
         self._loops = loops
         self._items = items
         self._every = every

@@ -110,7 +110,7 @@ def _both(one: Callable[[Record], None], other: Callable[[Record], None], record
 class Sink(Protocol):
     """Where the outcome of one task goes."""
 
-    def _committed(self, load: Callable[[], Any]) -> None:
+    def _committed(self, load: Callable[[], object]) -> None:
         """Take the result; `load()` gives the value. Called once, from any thread."""
         ...
 

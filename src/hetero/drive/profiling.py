@@ -35,10 +35,10 @@ class Profiled:
     function : what is called; with an attribute `profiles_itself` that is True it is only told
     """
 
-    def __init__(self, function: Callable[..., Any]) -> None:
+    def __init__(self, function: Callable[..., object]) -> None:
         self.function = function
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: object, **kwargs: object) -> Any:
         """Run the function."""
         frame = current()
         if frame is None:

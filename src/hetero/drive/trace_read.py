@@ -288,19 +288,19 @@ def _launch(given: list[Any]) -> Launch:
     return Launch(int(task), int(attempt), float(predicted_s))
 
 
-def _request(given: Mapping[str, Any]) -> Request:
+def _request(given: Mapping[str, object]) -> Request:
     return Request(**_fields(Request, given))
 
 
-def _device(given: Mapping[str, Any]) -> Device:
+def _device(given: Mapping[str, object]) -> Device:
     return Device(**_fields(Device, given))
 
 
-def _wish(given: Mapping[str, Any]) -> LeaseRequest:
+def _wish(given: Mapping[str, object]) -> LeaseRequest:
     return LeaseRequest(**_fields(LeaseRequest, given))
 
 
-def _fields(kind: type, given: Mapping[str, Any]) -> dict[str, Any]:
+def _fields(kind: type, given: Mapping[str, object]) -> dict[str, Any]:
     """Return the fields of a value that a trace tells of, each of its type."""
     readers = _readers(kind)
     return {name: readers[name](each) for name, each in given.items() if name in readers}
@@ -312,7 +312,7 @@ def _readers(kind: type) -> dict[str, Callable[[Any], Any]]:
 
 
 def _is(*kinds: type) -> Callable[[Any], Any]:
-    def read(given: Any) -> Any:
+    def read(given: object) -> Any:
         if type(given) not in kinds:
             raise TypeError(f"{shown(given)} is not of the type {kinds[0].__name__}")
         return given
@@ -320,11 +320,11 @@ def _is(*kinds: type) -> Callable[[Any], Any]:
     return read
 
 
-def _plain_text(given: Any) -> str:
+def _plain_text(given: object) -> str:
     return str(_is(str)(given))
 
 
-def _texts(given: Any) -> tuple[str, ...]:
+def _texts(given: object) -> tuple[str, ...]:
     return tuple(_plain_text(each) for each in _is(list)(given))
 
 
@@ -343,11 +343,11 @@ _READERS: dict[Any, Callable[[Any], Any]] = {
 """How a field of each type is read."""
 
 
-def _near(given: Any) -> Any:
+def _near(given: object) -> Any:
     return _plain_text(given) if isinstance(given, str) else _is(int, float, type(None))(given)
 
 
-def _clean(value: Any) -> Any:
+def _clean(value: object) -> Any:
     """Return a JSON value whose texts steer no terminal."""
     if isinstance(value, str):
         return single_line(value)

@@ -84,8 +84,8 @@ class DeviceRunner:
     def run(
         self,
         function: Function,
-        args: tuple[Any, ...],
-        kwargs: Mapping[str, Any],
+        args: tuple[object, ...],
+        kwargs: Mapping[str, object],
         *,
         task: int,
         attempt: int,
@@ -181,7 +181,7 @@ class DeviceRunner:
         late = [note for make in frame.late if (note := make()) is not None]
         return [set_in_time(note, began_s) for note in (*frame.notes, *late)]
 
-    def _outcome(self, value: Any, started_s: float) -> Outcome:
+    def _outcome(self, value: object, started_s: float) -> Outcome:
         owned_bytes = _sum_bytes(value, self.backend.owns) if self._own_memory else 0
         resident = owned_bytes > 0
         value = value if resident else self.to_host(value)
@@ -198,18 +198,18 @@ class DeviceRunner:
             )
         return function.default
 
-    def to_host(self, value: Any) -> Any:
+    def to_host(self, value: object) -> Any:
         """Return a value with the device's arrays as NumPy arrays."""
         with self.backend.activate():
             return _mapped(value, self.backend.owns, self.backend.copy_out)
 
-    def to_device(self, value: Any) -> Any:
+    def to_device(self, value: object) -> Any:
         """Return a value with its NumPy arrays on the device, those whose dtype can live there."""
         import numpy as np
 
         backend = self.backend
 
-        def fits(one: Any) -> bool:
+        def fits(one: object) -> bool:
             return type(one) is np.ndarray and backend._dtype_ok(one.dtype)
 
         with backend.activate():

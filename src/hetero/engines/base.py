@@ -150,7 +150,7 @@ class Spread(Protocol):
         self,
         function: Function,
         asked: Asked,
-        call: tuple[Any, Any],
+        call: tuple[object, object],
         refs: tuple[int, ...],
         nest: tuple[str, Nest],
         ended: Callable[[Ended], None],
@@ -226,7 +226,7 @@ class Channel(Protocol):
     world_size: int
     address: str
 
-    def send(self, value: Any, rank: int) -> None:
+    def send(self, value: object, rank: int) -> None:
         """Send a value to the member of this rank."""
         ...
 
@@ -275,8 +275,8 @@ class Runner(Protocol):
     def run(
         self,
         function: Function,
-        args: tuple[Any, ...],
-        kwargs: Mapping[str, Any],
+        args: tuple[object, ...],
+        kwargs: Mapping[str, object],
         *,
         task: int,
         attempt: int,
@@ -296,11 +296,11 @@ class Runner(Protocol):
         """
         ...
 
-    def to_host(self, value: Any) -> Any:
+    def to_host(self, value: object) -> Any:
         """Return a resident value with its arrays copied to NumPy arrays."""
         ...
 
-    def to_device(self, value: Any) -> Any:
+    def to_device(self, value: object) -> Any:
         """Return a value with its NumPy arrays copied to the device's memory node."""
         ...
 
@@ -423,7 +423,7 @@ class Engine(ABC):
         """Carry out a command that has no call."""
 
     @abstractmethod
-    def put(self, item: int, value: Any) -> int:
+    def put(self, item: int, value: object) -> int:
         """Keep a value as a data item on the host's memory node, copied at once; return its bytes.
 
         Raises
@@ -432,7 +432,7 @@ class Engine(ABC):
             The value cannot travel.
         """
 
-    def holds(self, item: int, value: Any) -> bool:
+    def holds(self, item: int, value: object) -> bool:
         """Return whether a data item is this very array, unchanged since it was put; False where that is not known."""
         return False
 

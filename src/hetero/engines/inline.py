@@ -129,7 +129,7 @@ class InlineEngine(Engine):
                     event = TaskFailed(now_s, *launch[:2], order.device, now_s, 0.0, failure)
                 self._events.append(event)
 
-    def put(self, item: int, value: Any) -> int:
+    def put(self, item: int, value: object) -> int:
         """Keep a copy of a value as a data item."""
         try:
             self._values[item] = copy.deepcopy(value)

@@ -72,13 +72,13 @@ def rebuild(value: Any, replace: Callable[[Any], Any]) -> Any:
     return kind._make(new) if kind not in _EXACT else new if kind is list else kind(new)
 
 
-def _copied(value: Any, change: Callable[[Any], None]) -> Any:
+def _copied(value: object, change: Callable[[Any], None]) -> Any:
     other = copy.copy(value)
     change(other)
     return other
 
 
-def _set_fields(value: Any, changed: Mapping[str, Any]) -> None:
+def _set_fields(value: object, changed: Mapping[str, object]) -> None:
     """Set fields of a dataclass, a frozen one too: it is a copy of ours that nobody has seen yet."""
     for name, each in changed.items():
         object.__setattr__(value, name, each)

@@ -204,7 +204,7 @@ def read_record(path: Path | str, kinds: Mapping[str, type], fault: Fault = File
     return record_of(read_json(path, fault, most), kinds, str(path), fault)
 
 
-def record_of(found: Any, kinds: Mapping[str, type], place: str, fault: Fault = FileError) -> dict[str, Any]:
+def record_of(found: object, kinds: Mapping[str, type], place: str, fault: Fault = FileError) -> dict[str, Any]:
     """Return a JSON object as it is, once it is seen to have these fields of these types; others may be there, too.
 
     Raises
@@ -342,7 +342,7 @@ def _check_columns(path: Path | str, there: Sequence[str], columns: Sequence[str
         raise fault(f"{path}:1: the column {twice[0]} is there twice", remedy="take one out")
 
 
-def _once(pairs: list[tuple[str, Any]], place: str, fault: Fault) -> dict[str, Any]:
+def _once(pairs: list[tuple[str, object]], place: str, fault: Fault) -> dict[str, Any]:
     made = dict(pairs)
     if len(made) < len(pairs):
         seen: set[str] = set()
@@ -375,7 +375,7 @@ def _refuse(text: str, place: str, fault: Fault) -> Callable[[str], NoReturn]:
     return refuse
 
 
-def _check_depth(found: Any, place: str, fault: Fault) -> None:
+def _check_depth(found: object, place: str, fault: Fault) -> None:
     level = [found]
     for _ in range(MOST_DEPTH + 1):
         level = [
@@ -389,7 +389,7 @@ def _check_depth(found: Any, place: str, fault: Fault) -> None:
     raise _too_deep(place, fault)
 
 
-def _check_surrogates(found: Any, place: str, fault: Fault) -> None:
+def _check_surrogates(found: object, place: str, fault: Fault) -> None:
     try:
         json.dumps(found, ensure_ascii=False).encode("utf-8")
     except UnicodeEncodeError as error:

@@ -129,7 +129,7 @@ class _Marked:
         self._make = make
         self._where = where
 
-    def __call__(self, *args: Any, **kwargs: Any) -> logging.LogRecord:
+    def __call__(self, *args: object, **kwargs: object) -> logging.LogRecord:
         record = self._make(*args, **kwargs)
         record.hetero_task, record.hetero_device = self._where()
         return record
@@ -251,7 +251,7 @@ class Replayer:
                 self._changed.notify_all()
 
 
-def _handle(fields: dict[str, Any]) -> None:
+def _handle(fields: dict[str, object]) -> None:
     record = logging.makeLogRecord(fields)
     logger = logging.getLogger(record.name)
     try:

@@ -96,7 +96,7 @@ class Features:
     data_limit: bool = sys.platform == "linux"
     shm_dir: str = "/dev/shm" if sys.platform == "linux" else ""
 
-    def adopt(self, flags: Mapping[str, Any]) -> None:
+    def adopt(self, flags: Mapping[str, object]) -> None:
         """Take over another process's flags."""
         for name, value in flags.items():
             setattr(self, name, value)

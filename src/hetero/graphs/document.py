@@ -88,7 +88,7 @@ class DocumentPlace:
         return whole
 
 
-def graph_of(document: Any, file: str) -> TaskGraph:
+def graph_of(document: object, file: str) -> TaskGraph:
     """Check a hetero-graph/1 document.
 
     Parameters
@@ -126,7 +126,7 @@ def fleet_of(document: dict[str, Any], place: DocumentPlace) -> tuple[tuple[Grap
     return devices, Topology(nodes, tuple(_links(document["links"], names, place / "links")))
 
 
-def _object(given: Any, place: DocumentPlace, needed: Sequence[str], more: Sequence[str] = ()) -> dict[str, Any]:
+def _object(given: object, place: DocumentPlace, needed: Sequence[str], more: Sequence[str] = ()) -> dict[str, Any]:
     if not isinstance(given, dict):
         raise place.wrong(given, "an object", f"write {{{', '.join(needed)}}}")
     allowed = (*needed, *more)
@@ -143,7 +143,7 @@ def _object(given: Any, place: DocumentPlace, needed: Sequence[str], more: Seque
 
 
 def _rows(
-    given: Any, place: DocumentPlace, needed: Sequence[str], more: Sequence[str] = ()
+    given: object, place: DocumentPlace, needed: Sequence[str], more: Sequence[str] = ()
 ) -> Iterator[tuple[DocumentPlace, Any]]:
     if not isinstance(given, list):
         raise place.wrong(given, "a list")
@@ -166,7 +166,7 @@ def _known(given: object, names: Sequence[str] | dict[str, int], what: str, plac
     return name
 
 
-def _nodes(given: Any, place: DocumentPlace) -> Iterator[MemoryNode]:
+def _nodes(given: object, place: DocumentPlace) -> Iterator[MemoryNode]:
     seen: dict[str, None] = {}
     for here, row in _rows(given, place, ("id",), ("capacity_bytes",)):
         name = _new((here / "id").text(row["id"]), seen, here / "id")
@@ -175,7 +175,7 @@ def _nodes(given: Any, place: DocumentPlace) -> Iterator[MemoryNode]:
         yield MemoryNode(name, UNLIMITED_BYTES if capacity is None else where.whole(capacity, "a number of bytes"))
 
 
-def _devices(given: Any, nodes: Sequence[str], place: DocumentPlace) -> Iterator[GraphDevice]:
+def _devices(given: object, nodes: Sequence[str], place: DocumentPlace) -> Iterator[GraphDevice]:
     seen: dict[str, None] = {}
     for here, row in _rows(given, place, ("id", "memory_node"), ("kind",)):
         name = _new((here / "id").text(row["id"]), seen, here / "id")
@@ -183,7 +183,7 @@ def _devices(given: Any, nodes: Sequence[str], place: DocumentPlace) -> Iterator
         yield GraphDevice(name, node, (here / "kind").text(row["kind"]) if row.get("kind") else "")
 
 
-def _links(given: Any, nodes: Sequence[str], place: DocumentPlace) -> Iterator[Link]:
+def _links(given: object, nodes: Sequence[str], place: DocumentPlace) -> Iterator[Link]:
     seen: dict[str, None] = {}
     for here, row in _rows(given, place, ("src", "dst", "bandwidth_bytes_per_s", "latency_s"), ("bus",)):
         src = _known(row["src"], nodes, "memory node", here / "src")
@@ -200,7 +200,7 @@ def _links(given: Any, nodes: Sequence[str], place: DocumentPlace) -> Iterator[L
         )
 
 
-def _tasks(given: Any, devices: Sequence[str], place: DocumentPlace) -> Iterator[GraphTask]:
+def _tasks(given: object, devices: Sequence[str], place: DocumentPlace) -> Iterator[GraphTask]:
     seen: dict[str, None] = {}
     column = {name: index for index, name in enumerate(devices)}
     for here, row in _rows(given, place, ("id", "seconds")):
@@ -218,7 +218,7 @@ def _tasks(given: Any, devices: Sequence[str], place: DocumentPlace) -> Iterator
         yield GraphTask(name, tuple(seconds))
 
 
-def _edges(given: Any, tasks: Sequence[str], place: DocumentPlace) -> Iterator[GraphEdge]:
+def _edges(given: object, tasks: Sequence[str], place: DocumentPlace) -> Iterator[GraphEdge]:
     seen: dict[str, None] = {}
     known = {name: index for index, name in enumerate(tasks)}
     for here, row in _rows(given, place, ("src", "dst"), ("bytes",)):
@@ -263,7 +263,7 @@ def _link(link: Link) -> dict[str, Any]:
     return {**written, "bus": link.bus} if link.bus else written
 
 
-def _rows_schema(needed: dict[str, Any], more: dict[str, Any] | None = None, least: int = 0) -> dict[str, Any]:
+def _rows_schema(needed: dict[str, object], more: dict[str, object] | None = None, least: int = 0) -> dict[str, Any]:
     row = {
         "type": "object",
         "properties": {**needed, **(more or {})},

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from hetero.floor.errors import GraphError
 from hetero.graphs.document import DocumentPlace, fleet_of
@@ -72,7 +71,7 @@ def read_fleet(word: str) -> GraphFleet:
     return fleet_from(parse_json(read_text(Path(word)), word), word)
 
 
-def fleet_from(document: Any, file: str) -> GraphFleet:
+def fleet_from(document: object, file: str) -> GraphFleet:
     """Check a hetero-fleet/1 document: hetero-graph/1's devices, memory nodes and links, with speeds."""
     place = DocumentPlace(file)
     if not isinstance(document, dict) or document.get("format") != FORMAT:
@@ -97,7 +96,7 @@ def fleet_from(document: Any, file: str) -> GraphFleet:
     return GraphFleet(devices, topology, tuple(speed), tuple(speeds))
 
 
-def _speeds(given: Any, place: DocumentPlace) -> dict[str, float | None]:
+def _speeds(given: object, place: DocumentPlace) -> dict[str, float | None]:
     if not isinstance(given, dict):
         raise place.wrong(given, "an object", "write {kind of task: speed, or null where it cannot run}")
     return {

@@ -39,7 +39,7 @@ def plan_document(schedule: Schedule) -> dict[str, Any]:
     }
 
 
-def _with_bytes(row: dict[str, Any]) -> dict[str, Any]:
+def _with_bytes(row: dict[str, object]) -> dict[str, Any]:
     return {"bytes" if key == "nbytes" else key: value for key, value in row.items()}
 
 
@@ -48,7 +48,7 @@ def read_plan(path: Path) -> Schedule:
     return plan_of(parse_json(read_text(path), str(path)), str(path))
 
 
-def plan_of(document: Any, file: str) -> Schedule:
+def plan_of(document: object, file: str) -> Schedule:
     """Read a hetero-plan/1 document; a bound that is not given counts as 0."""
     place = DocumentPlace(file)
     if not isinstance(document, dict) or document.get("format") != FORMAT:
@@ -69,7 +69,7 @@ def plan_of(document: Any, file: str) -> Schedule:
     )
 
 
-def _rows(document: dict[str, Any], key: str, kind: type[Row], place: DocumentPlace) -> Iterator[Row]:
+def _rows(document: dict[str, object], key: str, kind: type[Row], place: DocumentPlace) -> Iterator[Row]:
     """Read a list of rows; only the placements must be there."""
     rows = document.get(key, None if key == "placements" else [])
     if not isinstance(rows, list):
@@ -78,7 +78,7 @@ def _rows(document: dict[str, Any], key: str, kind: type[Row], place: DocumentPl
         yield _row(row, kind, place / key / number)
 
 
-def _row(row: Any, kind: type[Row], place: DocumentPlace) -> Row:
+def _row(row: object, kind: type[Row], place: DocumentPlace) -> Row:
     names = ["bytes" if name == "nbytes" else name for name in kind._fields]
     if not isinstance(row, dict):
         raise place.wrong(row, "an object", f"write {{{', '.join(names)}}}")
@@ -89,7 +89,7 @@ def _row(row: Any, kind: type[Row], place: DocumentPlace) -> Row:
     return kind(*values)
 
 
-def _value(given: Any, name: str, place: DocumentPlace) -> str | int | float:
+def _value(given: object, name: str, place: DocumentPlace) -> str | int | float:
     if name == "bytes":
         return place.whole(given, "a number of bytes")
     return place.number(given, "a number of seconds") if name.endswith("_s") else place.text(given)

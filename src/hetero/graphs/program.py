@@ -31,7 +31,13 @@ class GraphNode:
     __slots__ = ("_args", "_function", "_graph", "_index", "_kwargs", "name")
 
     def __init__(
-        self, graph: Graph, index: int, name: str, function: Callable[..., Any], args: tuple[Any, ...], kwargs: Any
+        self,
+        graph: Graph,
+        index: int,
+        name: str,
+        function: Callable[..., object],
+        args: tuple[object, ...],
+        kwargs: object,
     ) -> None:
         self._graph = graph
         self._index = index
@@ -67,7 +73,7 @@ class Graph:
         self._nodes: list[GraphNode] = []
         self._read: set[int] = set()
 
-    def add(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> GraphNode:
+    def add(self, function: Callable[..., object], /, *args: object, **kwargs: object) -> GraphNode:
         """Add one call of a function.
 
         Parameters
@@ -96,7 +102,7 @@ class Graph:
         return node
 
     @classmethod
-    def from_file(cls, path: str | Path, function: Callable[..., Any]) -> Graph:
+    def from_file(cls, path: str | Path, function: Callable[..., object]) -> Graph:
         """Read a hetero-graph/1 file; each task calls `function(task id, *results of the tasks before it)`.
 
         Raises
@@ -151,7 +157,7 @@ class Graph:
         return f"<hetero.graphs.Graph of {len(self._nodes)} tasks>"
 
 
-def _replaced(value: Any, of: Callable[[GraphNode], Any]) -> Any:
+def _replaced(value: object, of: Callable[[GraphNode], object]) -> Any:
     """Return a value with something else in place of each node, also inside containers."""
     if isinstance(value, GraphNode):
         return of(value)

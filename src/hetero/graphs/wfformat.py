@@ -16,7 +16,7 @@ from hetero.model.graph import GraphEdge, GraphTask, TaskGraph
 __all__ = ["is_wfformat", "read_wfformat"]
 
 
-def is_wfformat(document: Any) -> bool:
+def is_wfformat(document: object) -> bool:
     """Return whether a document is of WfFormat."""
     return isinstance(document, dict) and "workflow" in document and "schemaVersion" in document
 
@@ -61,7 +61,7 @@ def read_wfformat(document: Any, file: str, fleet: GraphFleet) -> TaskGraph:
     return TaskGraph(fleet.devices, fleet.topology, tasks, edges)
 
 
-def _get(document: Any, place: DocumentPlace, *keys: str) -> list[Any]:
+def _get(document: object, place: DocumentPlace, *keys: str) -> list[Any]:
     value = document
     for key in keys:
         place = place / key
@@ -73,7 +73,7 @@ def _get(document: Any, place: DocumentPlace, *keys: str) -> list[Any]:
     return value
 
 
-def _text(row: Any, key: str, place: DocumentPlace) -> str:
+def _text(row: object, key: str, place: DocumentPlace) -> str:
     if not isinstance(row, dict):
         raise place.wrong(row, "an object")
     return (place / key).text(row.get(key))
@@ -103,7 +103,7 @@ def _run(name: str, ran: dict[str, tuple[int, Any]], place: DocumentPlace) -> tu
     return seconds, program if isinstance(program, str) else ""
 
 
-def _pairs(by_name: dict[str, Any], place: DocumentPlace) -> list[tuple[str, str]]:
+def _pairs(by_name: dict[str, object], place: DocumentPlace) -> list[tuple[str, str]]:
     """Yield every (parent, child) pair that either of them names, once."""
     found: dict[tuple[str, str], None] = {}
     for number, (name, row) in enumerate(by_name.items()):
@@ -124,7 +124,7 @@ def _names(row: Any, key: str, place: DocumentPlace) -> list[str]:
     return given
 
 
-def _bytes(parent: Any, child: Any, sizes: dict[str, int], place: DocumentPlace) -> int:
+def _bytes(parent: object, child: object, sizes: dict[str, int], place: DocumentPlace) -> int:
     read = set(_names(child, "inputFiles", place))
     total = 0
     for name in dict.fromkeys(_names(parent, "outputFiles", place)):

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Literal
+from typing import Literal
 
 from hetero.floor.errors import BadValueError
 
@@ -115,7 +115,7 @@ class ModelSpec:
                 raise BadValueError(f"{self.name}: {field} is {getattr(self, field)}", remedy="it must be above 0")
 
     @classmethod
-    def from_config(cls, document: Mapping[str, Any], name: str = "", where: str = "config.json") -> ModelSpec:
+    def from_config(cls, document: Mapping[str, object], name: str = "", where: str = "config.json") -> ModelSpec:
         """Read the `config.json` of a Hugging Face model.
 
         Parameters

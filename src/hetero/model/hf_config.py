@@ -41,7 +41,7 @@ _MOST = 10**9
 
 
 class _ConfigReader:
-    def __init__(self, document: Mapping[str, Any], where: str) -> None:
+    def __init__(self, document: Mapping[str, object], where: str) -> None:
         self.document = document
         self.where = where
 
@@ -69,7 +69,7 @@ class _ConfigReader:
         return value
 
 
-def _refuse_what_is_not_covered(facts: Mapping[str, Any], where: str) -> None:
+def _refuse_what_is_not_covered(facts: Mapping[str, object], where: str) -> None:
     family = str(facts.get("model_type", ""))
     odd = next((key for key in (*_NOT_ATTENTION, "block_configs") if facts.get(key)), "")
     kinds = facts.get("layer_types")
@@ -107,7 +107,7 @@ def _windowed_layers(reader: _ConfigReader, layers: int, family: str) -> int:
     return layers - layers // pattern if pattern else layers
 
 
-def _attention_bias(document: Mapping[str, Any], family: str) -> str:
+def _attention_bias(document: Mapping[str, object], family: str) -> str:
     if family in ("qwen2", "qwen2_moe"):
         return "qkv"
     everywhere = family in ("gpt_oss", "phi", "gpt2", "gpt_neox", "whisper", "opt", "bloom", *_ENCODERS)
@@ -163,7 +163,7 @@ def _encoder(reader: _ConfigReader, family: str) -> dict[str, Any]:
     }
 
 
-def read(document: Mapping[str, Any], name: str = "", where: str = "config.json") -> ModelSpec:
+def read(document: Mapping[str, object], name: str = "", where: str = "config.json") -> ModelSpec:
     """Return the architecture that a `config.json` describes; see `ModelSpec.from_config`."""
     if not isinstance(document, Mapping):
         raise BadValueError(f"{where} is not an object but {shown(document)}", remedy=_REMEDY)

@@ -207,7 +207,7 @@ def make_optimizer(recipe: Recipe) -> Callable[[Any], Any]:
     kind = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW, "sgd": torch.optim.SGD}[recipe.optimizer]
     rate = recipe.learning_rate
 
-    def make(parameters: Any) -> Any:
+    def make(parameters: object) -> Any:
         return kind(parameters, lr=rate, fused=True)
 
     return make

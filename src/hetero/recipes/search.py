@@ -55,7 +55,7 @@ class RecipeObjective:
     metric: str
     digits: Digits | None = None
 
-    def settled(self, params: Mapping[str, Any]) -> Tree:
+    def settled(self, params: Mapping[str, object]) -> Tree:
         """Return the recipe with these values in place of its ranges."""
         value = copied(self.tree.value, self.tree.name)
         for path, chosen in params.items():
@@ -70,7 +70,7 @@ class RecipeObjective:
             here[key] = chosen
         return Tree(value, self.tree.places, self.tree.name)
 
-    def recipe(self, params: Mapping[str, Any]) -> Recipe:
+    def recipe(self, params: Mapping[str, object]) -> Recipe:
         """Return the recipe of a trial."""
         return recipe_of(self.settled(params), self.name)
 
@@ -227,7 +227,7 @@ def _in_recipe(tree: Tree) -> Iterator[tuple[Key, Any]]:
             yield key, value
 
 
-def _space(tree: Tree, given: Iterator[tuple[Key, Any]]) -> dict[str, Range]:
+def _space(tree: Tree, given: Iterator[tuple[Key, object]]) -> dict[str, Range]:
     space: dict[str, Range] = {}
     for key, value in given:
         name = ".".join(map(str, key)).removeprefix("space.")
@@ -257,7 +257,7 @@ def _plan(tree: Tree, section: Mapping[str, Any], what: str, space: Space, goal:
 # --- recipes -----------------------------------------------------------------------------------------------
 
 
-def _of_recipe(tree: Tree, name: str, section: Mapping[str, Any]) -> tuple[RecipeObjective, dict[str, Range]]:
+def _of_recipe(tree: Tree, name: str, section: Mapping[str, object]) -> tuple[RecipeObjective, dict[str, Range]]:
     metric = section.get("metric", METRICS[0])
     if metric not in METRICS:
         raise ConfigError(

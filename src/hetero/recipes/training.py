@@ -133,7 +133,7 @@ def recipe_of(tree: Tree, name: str) -> Recipe:
     return recipe
 
 
-def _section(tree: Tree, given: Mapping[str, Any], name: str, allowed: Sequence[str]) -> dict[str, Any]:
+def _section(tree: Tree, given: Mapping[str, object], name: str, allowed: Sequence[str]) -> dict[str, Any]:
     section = given.get(name, {})
     if not isinstance(section, dict):
         raise ConfigError(
@@ -156,7 +156,7 @@ def _wrong(tree: Tree, section: str, key: str, given: object, remedy: str, words
     )
 
 
-def _text(tree: Tree, given: Mapping[str, Any], key: str, usual: str, section: str = "") -> str:
+def _text(tree: Tree, given: Mapping[str, object], key: str, usual: str, section: str = "") -> str:
     value = given.get(key, usual)
     if not isinstance(value, str) or (key in given and not value.strip()):
         raise _wrong(tree, section, key, value, "give a word or a path")
@@ -178,7 +178,7 @@ def _data_options(tree: Tree, train: dict[str, Any]) -> DataOptions:
     return DataOptions(readers=train.get("readers"), sample_log=log)
 
 
-def _checkpoint(tree: Tree, train: dict[str, Any]) -> CheckpointOptions | None:
+def _checkpoint(tree: Tree, train: dict[str, object]) -> CheckpointOptions | None:
     given: dict[str, Any] = {}
     for key, name in CHECKPOINT_KEYS.items():
         if key in train:
@@ -189,21 +189,21 @@ def _checkpoint(tree: Tree, train: dict[str, Any]) -> CheckpointOptions | None:
     raise _wrong(tree, "train", key, given[CHECKPOINT_KEYS[key]], "give train.checkpoint, the folder, too")
 
 
-def _truth(tree: Tree, given: Mapping[str, Any], key: str, section: str) -> bool:
+def _truth(tree: Tree, given: Mapping[str, object], key: str, section: str) -> bool:
     value = given.get(key, False)
     if not isinstance(value, bool):
         raise _wrong(tree, section, key, value, "write true or false")
     return value
 
 
-def _whole(tree: Tree, train: dict[str, Any], key: str, usual: int) -> int:
+def _whole(tree: Tree, train: dict[str, object], key: str, usual: int) -> int:
     value = train.pop(key, usual)
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise _wrong(tree, "train", key, value, "give a whole number, 1 or more")
     return value
 
 
-def _positive(tree: Tree, train: dict[str, Any], key: str, usual: float) -> float:
+def _positive(tree: Tree, train: dict[str, object], key: str, usual: float) -> float:
     value = train.pop(key, usual)
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < float("inf"):
         raise _wrong(tree, "train", key, value, "give a number above 0")

@@ -282,7 +282,7 @@ def _plan(run: RunRecord, found: Findings, tick_s: float) -> tuple[list[int], di
     return counts, {"planGap": np.diff(start, prepend=0).astype(np.int32), "planTook": end - start}
 
 
-def _ticks(seconds: Any, tick_s: float) -> NDArray[np.int32]:
+def _ticks(seconds: object, tick_s: float) -> NDArray[np.int32]:
     return np.nan_to_num(np.rint(np.asarray(seconds) / tick_s)).clip(-(2**31), 2**31 - 1).astype(np.int32)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from operator import attrgetter
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -64,7 +64,7 @@ def cut(starts: Floats, ends: Floats, begin_s: float = -np.inf, end_s: float = n
     return starts[order], ends[order]
 
 
-def column(rows: Sequence[Any], name: str) -> Floats:
+def column(rows: Sequence[object], name: str) -> Floats:
     """Return one attribute of many values as numbers.
 
     Examples

@@ -70,7 +70,7 @@ def read_run(path: Path | str) -> RunRecord:
     return run
 
 
-def collect(records: Iterable[tuple[float, Any]], devices: Iterable[Device] = ()) -> RunRecord:
+def collect(records: Iterable[tuple[float, object]], devices: Iterable[Device] = ()) -> RunRecord:
     """Create a run of events and commands with their times, all of them there."""
     collector = _Collector(tuple(devices))
     for at_s, record in records:
@@ -159,7 +159,7 @@ class _Collector:
     def is_full(self) -> bool:
         return len(self._run.tasks) >= _TASKS_MAX
 
-    def take(self, at_s: float, record: Any) -> None:
+    def take(self, at_s: float, record: object) -> None:
         self._at_s = at_s
         take = self._take.get(type(record))
         if take is not None:

@@ -25,15 +25,15 @@ class AsyncTwins:
         submit: Callable[..., Future]
         map: Callable[..., Iterator[Any]]
 
-    async def asubmit(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future:
+    async def asubmit(self, function: Callable[..., object], /, *args: object, **kwargs: object) -> Future:
         """Submit one call; the arguments are copied in another thread."""
         return await asyncio.to_thread(self.submit, function, *args, **kwargs)
 
-    async def arun(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+    async def arun(self, function: Callable[..., object], /, *args: object, **kwargs: object) -> Any:
         """Run one call and give its result; cancelled, it stops the task."""
         return await (await self.asubmit(function, *args, **kwargs))
 
-    async def agather(self, futures: Any, *, return_exceptions: bool = False) -> list[Any]:
+    async def agather(self, futures: object, *, return_exceptions: bool = False) -> list[Any]:
         """Return the values of futures as `gather` does; cancelled, it stops their tasks."""
         from hetero.session.gathering import agather
 
@@ -41,9 +41,9 @@ class AsyncTwins:
 
     async def amap(
         self,
-        function: Callable[..., Any],
+        function: Callable[..., object],
         /,
-        *iterables: Iterable[Any],
+        *iterables: Iterable[object],
         chunk: int | str = "auto",
         timeout: float | None = None,
     ) -> AsyncIterator[Any]:

@@ -17,7 +17,7 @@ __all__ = ["blamed"]
 
 
 def blamed(
-    error: SerialisationError, task: TaskFunction[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    error: SerialisationError, task: TaskFunction[..., Any], args: tuple[object, ...], kwargs: Mapping[str, object]
 ) -> SerialisationError:
     """Return the error with the name of the part that cannot be pickled; as it was when none is found."""
     for name, value in _parts(task, args, kwargs):
@@ -27,7 +27,9 @@ def blamed(
     return error
 
 
-def _parts(task: TaskFunction[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+def _parts(
+    task: TaskFunction[..., Any], args: tuple[object, ...], kwargs: Mapping[str, object]
+) -> Iterator[tuple[str, Any]]:
     plain = task.source.callable
     yield f"the function {task.name}", task.source.shipped or plain
     for word, code in task.source.implementations.items():
@@ -38,7 +40,7 @@ def _parts(task: TaskFunction[..., Any], args: tuple[Any, ...], kwargs: Mapping[
         yield f"argument {word}= of {task.name} (a {type(value).__name__})", value
 
 
-def _reason(value: Any) -> str:
+def _reason(value: object) -> str:
     import cloudpickle
 
     if isinstance(value, Future):

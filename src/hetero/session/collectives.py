@@ -32,7 +32,7 @@ _DEADLINE_S = 86_400.0
 """A task's own time limit ends it sooner; a member that ends or dies is told at once."""
 
 
-def all_reduce(array: Any, op: str = "sum", algorithm: str = "auto") -> Any:
+def all_reduce(array: object, op: str = "sum", algorithm: str = "auto") -> Any:
     """Return the sum of the arrays of all members of this group task, the same bits on each of them.
 
     Outside of a group task, and in one of a single member, it is that of the one array.
@@ -56,7 +56,7 @@ def all_reduce(array: Any, op: str = "sum", algorithm: str = "auto") -> Any:
     return back(row)
 
 
-def broadcast(array: Any, src: int = 0, algorithm: str = "auto") -> Any:
+def broadcast(array: object, src: int = 0, algorithm: str = "auto") -> Any:
     """Return the array of one member to all members of this group task.
 
     Parameters
@@ -78,7 +78,7 @@ def broadcast(array: Any, src: int = 0, algorithm: str = "auto") -> Any:
     return back(row)
 
 
-def all_gather(array: Any, algorithm: str = "auto") -> Any:
+def all_gather(array: object, algorithm: str = "auto") -> Any:
     """Return the arrays of all members of this group task, one after the other along a new first axis.
 
     Parameters
@@ -100,7 +100,7 @@ def all_gather(array: Any, algorithm: str = "auto") -> Any:
     return back(parts)
 
 
-def reduce_scatter(array: Any, op: str = "sum", algorithm: str = "auto") -> Any:
+def reduce_scatter(array: object, op: str = "sum", algorithm: str = "auto") -> Any:
     """Return this member's part of the sum of all members' arrays: of n equal parts of the first axis, one each.
 
     Parameters
@@ -132,7 +132,7 @@ def reduce_scatter(array: Any, op: str = "sum", algorithm: str = "auto") -> Any:
 # --- arrays --------------------------------------------------------------------------------------------------
 
 
-def _copied(array: Any, *, is_whole: bool = False) -> tuple[Any, Callable[[Any], Any]]:
+def _copied(array: object, *, is_whole: bool = False) -> tuple[Any, Callable[[Any], Any]]:
     """Return a copy in host memory, and how to make of such a one what the array was."""
     if isinstance(array, np.ndarray):
         return np.array(array, order="C"), lambda row: row

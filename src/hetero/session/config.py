@@ -105,7 +105,7 @@ class Config:
 
 
 def load(
-    source: Source | Config | None = None, *, set: Sequence[str] | Mapping[str, Any] = (), **arguments: Any
+    source: Source | Config | None = None, *, set: Sequence[str] | Mapping[str, object] = (), **arguments: object
 ) -> Config:
     """Collect everything that says how a run should be.
 
@@ -157,7 +157,7 @@ def _warn_once(line: str) -> None:
 
 
 def _tell_beaten(
-    source: Source | Config | None, set: Sequence[str] | Mapping[str, Any], arguments: Mapping[str, Any]
+    source: Source | Config | None, set: Sequence[str] | Mapping[str, object], arguments: Mapping[str, object]
 ) -> None:
     """Warn of options of `hetero run`, and of settings of HETERO_SET, that this program's own words replace."""
     if source is not None and "config" in command_line.options:
@@ -234,7 +234,7 @@ def _tree(source: Source | None) -> Tree:
     )
 
 
-def _lay_all(tree: Tree, given: Sequence[str] | Mapping[str, Any]) -> None:
+def _lay_all(tree: Tree, given: Sequence[str] | Mapping[str, object]) -> None:
     if isinstance(given, Mapping):
         for path, value in given.items():
             lay_value(tree, str(path), value, f"Context(set={{{path!r}: ...}})")
@@ -243,7 +243,7 @@ def _lay_all(tree: Tree, given: Sequence[str] | Mapping[str, Any]) -> None:
         lay_over(tree, str(setting))
 
 
-def _put(tree: Tree, arguments: Mapping[str, Any]) -> None:
+def _put(tree: Tree, arguments: Mapping[str, object]) -> None:
     for key, value in arguments.items():
         if value is not None:
             tree.value[key] = str(value) if isinstance(value, Path) else copied(value, f"Context({key}=...)")

@@ -277,7 +277,7 @@ def check(tree: Tree) -> Root:
     return root.with_spec(line or "")
 
 
-def _one_line(devices: Any) -> Any:
+def _one_line(devices: object) -> Any:
     """Return a fleet that is one line of text, a list of such texts, or empty; None where it is written in full."""
     if isinstance(devices, list) and devices and all(isinstance(device, str) for device in devices):
         return ",".join(devices)
@@ -301,7 +301,7 @@ def normal_form(root: Root) -> dict[str, Any]:
     return ({"devices": root.spec} if root.spec else {}) | root.model_dump(exclude_none=True)
 
 
-def without_blanks(value: Any) -> Any:
+def without_blanks(value: object) -> Any:
     """Drop keys that have no value: a key left blank is a key not given."""
     if isinstance(value, dict):
         return {key: without_blanks(child) for key, child in value.items() if child is not None}

@@ -28,12 +28,12 @@ def read_yaml(text: str, name: str) -> Tree:
     return yaml_tree.read_yaml(text, name, ConfigError)
 
 
-def tree_of(value: Mapping[str, Any], name: str) -> Tree:
+def tree_of(value: Mapping[str, object], name: str) -> Tree:
     """Take a configuration that is already a dict, copied as far as settings may change it."""
     return Tree(copied(value, name), {(): name}, name)
 
 
-def copied(value: Any, name: str, depth: int = 0) -> Any:
+def copied(value: object, name: str, depth: int = 0) -> Any:
     """Return a copy of nested mappings and lists as dicts and lists; refuses what contains itself."""
     if depth > DEEPEST:
         raise ConfigError(f"{name}: this is nested deeper than {DEEPEST} levels")
@@ -66,7 +66,7 @@ def lay_over(tree: Tree, setting: str) -> None:
     lay_value(tree, path, yaml_value(text, name, tuple(path.strip().split(".")), ConfigError), name)
 
 
-def lay_value(tree: Tree, path: str, value: Any, name: str) -> None:
+def lay_value(tree: Tree, path: str, value: object, name: str) -> None:
     """Lay a value over a tree at 'key.path'; messages call it `name`."""
     words = path.strip().split(".")
     if not all(words) or len(words) > DEEPEST:
@@ -80,7 +80,7 @@ def _formless(setting: str) -> ConfigError:
     )
 
 
-def _assign(tree: Tree, words: list[str], value: Any, name: str) -> None:
+def _assign(tree: Tree, words: list[str], value: object, name: str) -> None:
     here: Any = tree.value
     key: Key = ()
     for position, word in enumerate(words[:-1]):
@@ -96,7 +96,7 @@ def _assign(tree: Tree, words: list[str], value: Any, name: str) -> None:
     tree.places[key] = name
 
 
-def _step(here: Any, word: str, path: str, name: str) -> Any:
+def _step(here: object, word: str, path: str, name: str) -> Any:
     """Return the dict key or list index that a word means; a list grows by one at its end."""
     if isinstance(here, dict):
         return word

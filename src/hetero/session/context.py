@@ -152,7 +152,7 @@ class Context(AsyncTwins):
 
     # --- giving work ---------------------------------------------------------------------------------------
 
-    def submit(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future:
+    def submit(self, function: Callable[..., object], /, *args: object, **kwargs: object) -> Future:
         """Submit one call of a function and give its future at once.
 
         Parameters
@@ -173,7 +173,9 @@ class Context(AsyncTwins):
         """
         return self._submit_call(as_task(function), args, kwargs)
 
-    def _submit_call(self, task: TaskFunction[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Future:
+    def _submit_call(
+        self, task: TaskFunction[..., Any], args: tuple[object, ...], kwargs: Mapping[str, object]
+    ) -> Future:
         """Submit one call of a task, its arguments as a tuple and a mapping."""
         if self.closed:
             self._refuse()
@@ -217,7 +219,7 @@ class Context(AsyncTwins):
             raise
         return future
 
-    def run(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+    def run(self, function: Callable[..., object], /, *args: object, **kwargs: object) -> Any:
         """Run one call of a function and give its result; interrupted, it stops the task.
 
         Raises
@@ -234,9 +236,9 @@ class Context(AsyncTwins):
 
     def map(
         self,
-        function: Callable[..., Any],
+        function: Callable[..., object],
         /,
-        *iterables: Iterable[Any],
+        *iterables: Iterable[object],
         chunk: int | str = "auto",
         timeout: float | None = None,
     ) -> Iterator[Any]:
@@ -269,7 +271,7 @@ class Context(AsyncTwins):
 
         return start_map(self, as_task(function), iterables, chunk, timeout)
 
-    def put(self, value: Any) -> Future:
+    def put(self, value: object) -> Future:
         """Keep a value for many tasks, so that it travels once; give it to them as an argument.
 
         Raises
@@ -288,7 +290,7 @@ class Context(AsyncTwins):
         future._committed(lambda: driver.load(item))
         return future
 
-    def gather(self, futures: Any, *, return_exceptions: bool = False) -> list[Any]:
+    def gather(self, futures: object, *, return_exceptions: bool = False) -> list[Any]:
         """Wait for futures and return their values as a list; containers inside keep their form.
 
         Parameters
@@ -305,7 +307,9 @@ class Context(AsyncTwins):
 
         return gather(futures, return_exceptions)
 
-    def reduce(self, function: Callable[[Any, Any], Any], futures: Iterable[Any], *, ordered: bool = True) -> Future:
+    def reduce(
+        self, function: Callable[[Any, Any], object], futures: Iterable[object], *, ordered: bool = True
+    ) -> Future:
         """Combine the values of futures two by two and give the future of the total.
 
         Parameters
@@ -335,7 +339,7 @@ class Context(AsyncTwins):
 
         return hetero.batch.map_batches(fn, source, ctx=self, **options)
 
-    def explain(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Explained:
+    def explain(self, function: Callable[..., object], /, *args: object, **kwargs: object) -> Explained:
         """Return for each device how long this call would take, how that is known, and which would be chosen."""
         from hetero.session.explain import Explained
 
@@ -344,7 +348,7 @@ class Context(AsyncTwins):
         signature, size = describe(task.source.model_key, args, kwargs)
         return Explained(task.name, tuple(self.driver.explain(signature, size, task.request)))
 
-    def lease(self, **options: Any) -> ContextLease:
+    def lease(self, **options: object) -> ContextLease:
         """Hold devices of the fleet for oneself; other tasks that are submitted meanwhile keep away from them.
 
         Parameters

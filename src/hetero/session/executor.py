@@ -75,7 +75,7 @@ class Executor(concurrent.futures.Executor):
         max_workers: int | None = None,
         mp_context: BaseContext | None = None,
         initializer: Callable[..., object] | None = None,
-        initargs: tuple[Any, ...] = (),
+        initargs: tuple[object, ...] = (),
         max_tasks_per_child: int | None = None,
     ) -> None:
         if isinstance(ctx, int):
@@ -89,7 +89,7 @@ class Executor(concurrent.futures.Executor):
         self._calls = _Calls(self.ctx, self._owns, self._on)
         weakref.finalize(self, self._calls.shut).atexit = False
 
-    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> concurrent.futures.Future[Any]:
+    def submit(self, fn: Callable[..., object], /, *args: object, **kwargs: object) -> concurrent.futures.Future[Any]:
         """Submit one call and return its future; one that cannot travel to a worker fails in its future.
 
         Raises
@@ -106,7 +106,7 @@ class Executor(concurrent.futures.Executor):
             failed.set_exception(error)
             return failed
 
-    def _task(self, fn: Callable[..., Any]) -> TaskFunction[..., Any]:
+    def _task(self, fn: Callable[..., object]) -> TaskFunction[..., Any]:
         """Return the call's task; for the same function the same one each time, so that nothing is checked again.
 
         Of what is no function, such as a method, nothing is kept, which a cycle would hold.
@@ -128,11 +128,11 @@ class Executor(concurrent.futures.Executor):
 
     def map(
         self,
-        fn: Callable[..., Any],
-        *iterables: Iterable[Any],
+        fn: Callable[..., object],
+        *iterables: Iterable[object],
         timeout: float | None = None,
         chunksize: int = 1,
-        **_: Any,
+        **_: object,
     ) -> Iterator[Any]:
         """Return the results in order; `chunksize` items make a task.
 
@@ -207,7 +207,7 @@ class _Calls:
         atexit.unregister(_finish_all)  # what is registered last is called first, before the engine is stopped
         atexit.register(_finish_all)
 
-    def submit(self, task: TaskFunction[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Future:
+    def submit(self, task: TaskFunction[..., Any], args: tuple[object, ...], kwargs: dict[str, object]) -> Future:
         with self._lock:
             if self._shut:
                 raise ShutDownRuntimeError(
@@ -315,7 +315,7 @@ def _check(
 
 
 def _own_context(
-    max_workers: int | None, initializer: Callable[..., object] | None, initargs: tuple[Any, ...]
+    max_workers: int | None, initializer: Callable[..., object] | None, initargs: tuple[object, ...]
 ) -> Context:
     from hetero.session.config import load
     from hetero.session.context import Context
@@ -328,7 +328,7 @@ def _own_context(
     return Context(devices=devices, options=ContextOptions(initializer=initializer, initargs=initargs))
 
 
-def _chunks(items: Iterable[Any], size: int) -> Iterator[tuple[Any, ...]]:
+def _chunks(items: Iterable[object], size: int) -> Iterator[tuple[Any, ...]]:
     source = iter(items)
     while chunk := tuple(itertools.islice(source, size)):
         yield chunk
@@ -337,7 +337,7 @@ def _chunks(items: Iterable[Any], size: int) -> Iterator[tuple[Any, ...]]:
 class _Chunk:
     """Calls a function for each item of a chunk."""
 
-    def __init__(self, function: Callable[..., Any]) -> None:
+    def __init__(self, function: Callable[..., object]) -> None:
         self.function = function
 
     def __call__(self, chunk: tuple[Any, ...]) -> list[Any]:
@@ -347,11 +347,11 @@ class _Chunk:
 class _InChild:
     """Calls a function in a process below the worker, which ends after so many calls."""
 
-    def __init__(self, function: Callable[..., Any], calls: int) -> None:
+    def __init__(self, function: Callable[..., object], calls: int) -> None:
         self.function, self.calls = function, calls
         self.__name__ = getattr(function, "__name__", type(function).__name__)
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: object, **kwargs: object) -> Any:
         child = _children.setdefault(self.calls, _Child(self.calls))
         well, *parts = child.answer(as_bytes((self.function, args, kwargs)))
         if not well:

@@ -206,7 +206,7 @@ def source_of(function: Any) -> Source:
     return source
 
 
-def travels_by_name(value: Any) -> bool:
+def travels_by_name(value: object) -> bool:
     """Return whether a worker finds this function or class by importing its module.
 
     Examples
@@ -233,7 +233,7 @@ def _content(cell: types.CellType) -> object:
         return _MISSING
 
 
-def _name(function: Any) -> str:
+def _name(function: object) -> str:
     if isinstance(function, functools.partial):
         return _name(function.func)
     return single_line(getattr(function, "__name__", None) or type(function).__name__)
@@ -257,13 +257,13 @@ def _identify(part: Any, captured: _Captured) -> str:
     return f"{part.entry}@{_digest([str(part.source), part.entry])}"
 
 
-def _by_module_attribute(part: Any) -> bool:
+def _by_module_attribute(part: object) -> bool:
     name = getattr(part, "__name__", "")
     modules = (sys.modules.get(module) for module in ("numpy", "builtins", "math", "operator"))
     return any(module is not None and vars(module).get(name) is part for module in modules)
 
 
-def _path(part: Any) -> str:
+def _path(part: object) -> str:
     module = getattr(part, "__module__", None) or type(part).__module__
     return (
         f"{module}.{getattr(part, '__qualname__', None) or getattr(part, '__name__', None) or type(part).__qualname__}"

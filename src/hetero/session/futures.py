@@ -189,7 +189,7 @@ class Future(concurrent.futures.Future[Any]):
         """Return whether the task has failed or was cancelled."""
         return self._state == _CANCELLED or self._exception is not None
 
-    def _committed(self, load: Callable[[], Any]) -> None:
+    def _committed(self, load: Callable[[], object]) -> None:
         """Record that the value is there; called by the driver, once."""
         with self._mutex:
             ends = self._state == _PENDING
@@ -375,7 +375,7 @@ def exception_of(failure: Failure, task: int, name: str) -> BaseException:
     return _ERRORS.get(failure.kind, HeteroError)(failure.message)
 
 
-def _was_raised_from(error: Any) -> bool:
+def _was_raised_from(error: object) -> bool:
     """Return True for an exception that a task raised from another one: the words are its own."""
     cause = getattr(error, "__cause__", None)
     return cause is not None and not isinstance(cause, RemoteTracebackError)

@@ -38,7 +38,7 @@ async def agather(futures: Any, return_exceptions: bool = False) -> list[Any]:
     return gather(listed, return_exceptions)
 
 
-def _check(futures: Any) -> None:
+def _check(futures: object) -> None:
     if isinstance(futures, concurrent.futures.Future):
         raise BadValueError(f"{futures!r} is one future", remedy="give a list of futures, or call its result()")
     if isinstance(futures, dict) or not isinstance(futures, Iterable):
@@ -47,7 +47,7 @@ def _check(futures: Any) -> None:
         )
 
 
-def _value(item: Any, return_exceptions: bool = False) -> Any:
+def _value(item: object, return_exceptions: bool = False) -> Any:
     if isinstance(item, concurrent.futures.Future):
         return _outcome(item) if return_exceptions else item.result()
     if not is_container(type(item)):
@@ -58,7 +58,7 @@ def _value(item: Any, return_exceptions: bool = False) -> Any:
     return rebuild(item, lambda each: _value(each, return_exceptions))
 
 
-def _refuse_hidden(item: Any) -> None:
+def _refuse_hidden(item: object) -> None:
     """Refuse futures where `gather` does not look: keys, attributes, containers of another kind."""
     inside: list[Any] = list(getattr(item, "__dict__", {}).values())
     if isinstance(item, Mapping):
@@ -72,7 +72,7 @@ def _refuse_hidden(item: Any) -> None:
         )
 
 
-def _outcome(future: concurrent.futures.Future[Any]) -> Any:
+def _outcome(future: concurrent.futures.Future[object]) -> Any:
     """Return a task's value or its exception; an interrupt of the waiting thread itself passes through."""
     try:
         error = future.exception()
@@ -81,7 +81,7 @@ def _outcome(future: concurrent.futures.Future[Any]) -> Any:
     return future.result() if error is None else error
 
 
-def _futures_in(item: Any) -> Iterator[concurrent.futures.Future[Any]]:
+def _futures_in(item: object) -> Iterator[concurrent.futures.Future[Any]]:
     if isinstance(item, concurrent.futures.Future):
         yield item
     elif is_container(type(item)):
@@ -89,7 +89,7 @@ def _futures_in(item: Any) -> Iterator[concurrent.futures.Future[Any]]:
             yield from _futures_in(each)
 
 
-def reduce(ctx: Context, task: TaskFunction[..., Any], futures: Iterable[Any], ordered: bool) -> Future:
+def reduce(ctx: Context, task: TaskFunction[..., Any], futures: Iterable[object], ordered: bool) -> Future:
     """Combine futures two by two, those on one memory node first; returns the future of the total."""
     leaves = [leaf if isinstance(leaf, Future) and leaf.owner is ctx else ctx.put(_value(leaf)) for leaf in futures]
     if not leaves:

@@ -34,7 +34,7 @@ _MOST_KNOWN = 1024
 _known: dict[str, tuple[Any, str]] = {}
 
 
-def call_identity(task: TaskFunction[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
+def call_identity(task: TaskFunction[..., Any], args: tuple[object, ...], kwargs: Mapping[str, object]) -> str:
     """Return the digest of a call: of the code, what it takes along, what it asks for, and the arguments.
 
     Notes
@@ -47,7 +47,7 @@ def call_identity(task: TaskFunction[..., Any], args: tuple[Any, ...], kwargs: M
     return value_identity([_code_identity(task.source), wishes, list(args), named])
 
 
-def value_identity(value: Any) -> str:
+def value_identity(value: object) -> str:
     """Return the digest of a value; one that never comes again where it cannot be read.
 
     Examples
@@ -84,7 +84,7 @@ class _Reader:
         self._seen: dict[int, int] = {}
         self._held: list[Any] = []
 
-    def value(self, value: Any) -> None:
+    def value(self, value: object) -> None:
         """Read one value."""
         kind = type(value)
         if kind in _SIMPLE:
@@ -115,7 +115,7 @@ class _Reader:
             for item in value:
                 self.value(item)
 
-    def _mapping(self, value: Mapping[Any, Any]) -> None:
+    def _mapping(self, value: Mapping[object, object]) -> None:
         self._word(type(value).__name__, str(len(value)).encode())
         for key, item in value.items():
             self.value(key)
@@ -215,7 +215,7 @@ class _Reader:
         self._word(type(value).__name__, b"")
         self.value([value.fget, value.fset, value.fdel] if isinstance(value, property) else value.__func__)
 
-    def _object(self, value: Any) -> None:
+    def _object(self, value: object) -> None:
         """Read an object by what pickle would keep of it."""
         if isinstance(value, type):
             self._class(value)

@@ -106,7 +106,7 @@ def world_size() -> int:
     return 1 if frame is None or frame.channel is None else frame.channel.world_size
 
 
-def send(value: Any, to: int) -> None:
+def send(value: object, to: int) -> None:
     """Send a value to another member of this group task.
 
     Parameters

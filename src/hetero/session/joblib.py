@@ -172,7 +172,7 @@ def _batch_pickler() -> Any:
 
         share: Callable[[Any], Any]
 
-        def reducer_override(self, value: Any) -> Any:
+        def reducer_override(self, value: object) -> Any:
             if type(value) in _ARRAYS and (reduced := self.share(value)) is not None:
                 return reduced
             return super().reducer_override(value)
@@ -217,7 +217,7 @@ class _Loop:
         """Start a call of `Parallel`: what is shared from now on is looked at anew."""
         self._once = SharedOnce(self.ctx)
 
-    def submit(self, batch: Any, name: str, ended: concurrent.futures.Future[Any]) -> None:
+    def submit(self, batch: object, name: str, ended: concurrent.futures.Future[object]) -> None:
         """Take a batch, and hand it in as soon as fewer than `n_jobs` run; its outcome goes into the future."""
         try:
             call: _Call = (_batch_task(batch, self._on), (self._pack(batch), name, self._setup), {})
@@ -247,7 +247,7 @@ class _Loop:
             if future is not None:
                 future.add_done_callback(functools.partial(self._ended, ended))
 
-    def _ended(self, ended: concurrent.futures.Future[Any], future: Future) -> None:
+    def _ended(self, ended: concurrent.futures.Future[object], future: Future) -> None:
         with self._lock:
             self._running.discard(future)
         self._hand_in()
@@ -264,7 +264,7 @@ class _Loop:
         for future in running:
             future.cancel()
 
-    def _pack(self, batch: Any) -> Any:
+    def _pack(self, batch: object) -> Any:
         """Return a batch as it travels; itself where nothing does."""
         if not self._packs:
             return batch
@@ -272,7 +272,7 @@ class _Loop:
         numbers: dict[int, int] = {}
         buffers: list[pickle.PickleBuffer] = []
 
-        def share(array: Any) -> Any:
+        def share(array: object) -> Any:
             if self._here and (reduced := _reduce_mapped(array)) is not None:
                 return reduced
             if type(array) is not np.ndarray or array.nbytes < self._least_bytes or array.dtype.hasobject:
@@ -293,7 +293,7 @@ class _Loop:
         return _Packed(file.getvalue(), shared, buffers, self._writable, calls)
 
 
-def _reduce_mapped(array: Any) -> Any:
+def _reduce_mapped(array: object) -> Any:
     """Return how an array in a file that is mapped travels, None for one that is in no file or differs from it."""
     from joblib import _memmapping_reducer as mapped
 
@@ -303,7 +303,7 @@ def _reduce_mapped(array: Any) -> Any:
     return mapped._reduce_memmap_backed(array, backing)
 
 
-def _batch_task(batch: Any, on: list[str]) -> TaskFunction[..., Any]:
+def _batch_task(batch: object, on: list[str]) -> TaskFunction[..., Any]:
     """Return the task of a batch, named after the function in it, so that its times are kept apart."""
     items = getattr(batch, "items", None)
     inner = items[0][0] if items else batch
@@ -341,7 +341,7 @@ def _backend_class() -> Any:
         reference: Callable[[], Context | None] = staticmethod(lambda: None)
         name = "hetero"
 
-        def __init__(self, **options: Any) -> None:
+        def __init__(self, **options: object) -> None:
             super().__init__(**options)
             _refuse_unknown(self.backend_kwargs)
             self._loop: _Loop | None = None
@@ -350,7 +350,7 @@ def _backend_class() -> Any:
         def __reduce__(self) -> tuple[Any, ...]:
             return _sequential, ()
 
-        def configure(self, n_jobs: int = 1, parallel: Any = None, **options: Any) -> int:
+        def configure(self, n_jobs: int = 1, parallel: object = None, **options: object) -> int:
             """Return the number of calls at a time; 1, and no task at all, inside a task and in a forked process.
 
             A loop inside a task would wait for the device that the task itself keeps.
@@ -390,7 +390,7 @@ def _backend_class() -> Any:
             jobs = self.default_n_jobs if n_jobs is None else n_jobs
             return max(1, devices + 1 + jobs) if jobs < 0 else min(jobs, devices)
 
-        def submit(self, func: Any, callback: Callable[[Any], None] | None = None) -> Any:
+        def submit(self, func: object, callback: Callable[[Any], None] | None = None) -> Any:
             """Submit one batch; one that cannot be handed in fails in its future, wherever it was asked for."""
             ended: concurrent.futures.Future[Any] = concurrent.futures.Future()
             if callback is not None:
@@ -418,7 +418,7 @@ _OF_JOBLIB = frozenset({"max_nbytes", "mmap_mode", "temp_folder", "prefer", "req
 """Options that joblib itself gives to each back end."""
 
 
-def _refuse_unknown(options: Mapping[str, Any]) -> None:
+def _refuse_unknown(options: Mapping[str, object]) -> None:
     """Refuse options that would have no effect.
 
     Raises

@@ -44,7 +44,7 @@ class Kept:
         except FileError:
             return {}
 
-    def update(self, values: Mapping[str, Any]) -> None:
+    def update(self, values: Mapping[str, object]) -> None:
         """Add or replace some entries; readers see the old file or the new one, never a part."""
         text = json.dumps(self.read() | dict(values), indent=1, sort_keys=True)
         with suppress(OSError):

@@ -392,7 +392,7 @@ class LeasingPool:
             raise BadValueError(f"the pool has no device {name!r}", remedy=f"it has: {', '.join(self._devices)}")
         return self._devices[name]
 
-    def ask(self, **options: Any) -> Lease:
+    def ask(self, **options: object) -> Lease:
         """Ask for a lease without waiting for it; options as for `lease`."""
         request = _request(options)
         for option in ("on", "not_on"):
@@ -400,7 +400,7 @@ class LeasingPool:
         with self._changed:
             return Lease(self, self._backend.ask(request))
 
-    def lease(self, prepare: Callable[[PooledDevice], object] | None = None, **options: Any) -> Lease:
+    def lease(self, prepare: Callable[[PooledDevice], object] | None = None, **options: object) -> Lease:
         """Lease devices, and wait until all of them are there.
 
         Parameters
@@ -566,7 +566,7 @@ class ContextLease(Lease):
         self._context = context
         self._tasks: dict[TaskFunction[..., Any], TaskFunction[..., Any]] = {}
 
-    def submit(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future:
+    def submit(self, function: Callable[..., object], /, *args: object, **kwargs: object) -> Future:
         """Submit one call that runs on a device of the lease.
 
         Raises
@@ -584,6 +584,6 @@ class ContextLease(Lease):
             mine.request = _leased(mine.request, self.number)
         return context._submit_call(self._tasks[task], args, kwargs)
 
-    def run(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+    def run(self, function: Callable[..., object], /, *args: object, **kwargs: object) -> Any:
         """Run one call on a device of the lease, and give its result."""
         return self.submit(function, *args, **kwargs).result()

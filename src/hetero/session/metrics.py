@@ -230,7 +230,7 @@ def _family(kind: str, name: str, words: str, labels: list[str]) -> Any:
 class _Seen:
     """What is counted as it happens: how long attempts take, and how training goes."""
 
-    def __init__(self, registry: Any) -> None:
+    def __init__(self, registry: object) -> None:
         from prometheus_client import Counter, Gauge, Histogram
 
         def made(kind: Any, name: str, words: str, *labels: str, **more: Any) -> Any:
@@ -255,7 +255,7 @@ class _Seen:
         self._speed = made(Gauge, "training_epoch_samples_per_second", "In the last epoch")
         self._last_step = 0
 
-    def write(self, record: tuple[Any, ...]) -> None:
+    def write(self, record: tuple[object, ...]) -> None:
         """Count one record."""
         fact = record[1] if type(record) is tuple else record
         if type(fact) is TaskFinished:

@@ -214,7 +214,7 @@ class TaskContext:
         frame = _frame()
         return (frame.device,) if frame.spread is None else frame.spread.devices
 
-    def submit(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> NestedFuture:
+    def submit(self, function: Callable[..., object], /, *args: object, **kwargs: object) -> NestedFuture:
         """Submit one call of a function and return its future.
 
         Raises
@@ -241,15 +241,15 @@ class TaskContext:
         _note_time(frame.spread, kind, clock.monotonic_s() - begun_s)
         return future
 
-    def run(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+    def run(self, function: Callable[..., object], /, *args: object, **kwargs: object) -> Any:
         """Run one call of a function and return its result."""
         return self.submit(function, *args, **kwargs).result()
 
     def map(
         self,
-        function: Callable[..., Any],
+        function: Callable[..., object],
         /,
-        *iterables: Iterable[Any],
+        *iterables: Iterable[object],
         chunk: int | str = "auto",
         timeout: float | None = None,
     ) -> Iterator[Any]:
@@ -276,13 +276,13 @@ class TaskContext:
             return _in_turn(functools.partial(self.run, function), items, until_s)
         return _results([self.submit(function, *each) for each in items][::-1], until_s)
 
-    def put(self, value: Any) -> NestedFuture:
+    def put(self, value: object) -> NestedFuture:
         """Return a future of a value, which nested tasks take as an argument."""
         future = NestedFuture()
         future.set_result(value)
         return future
 
-    def gather(self, futures: Any, *, return_exceptions: bool = False) -> list[Any]:
+    def gather(self, futures: object, *, return_exceptions: bool = False) -> list[Any]:
         """Return the values of futures as `Context.gather` does."""
         return gather(futures, return_exceptions)
 
@@ -345,7 +345,7 @@ def _frame() -> Frame:
     return frame
 
 
-def _in_turn(run: Callable[..., Any], items: Iterable[tuple[Any, ...]], until_s: float | None) -> Iterator[Any]:
+def _in_turn(run: Callable[..., object], items: Iterable[tuple[object, ...]], until_s: float | None) -> Iterator[Any]:
     for each in items:
         if until_s is not None and clock.monotonic_s() > until_s:
             raise TimeoutError("map: the next result was not there in time")
@@ -421,7 +421,7 @@ def _able(spread: Spread, task: TaskFunction[..., Any]) -> tuple[str, ...]:
     return able
 
 
-def _is_open(value: Any) -> bool:
+def _is_open(value: object) -> bool:
     """Return whether a value is, or holds, a nested future that has not ended."""
     if isinstance(value, NestedFuture):
         return not value.done()
@@ -430,7 +430,7 @@ def _is_open(value: Any) -> bool:
     return any(map(_is_open, contents(value)))
 
 
-def _ran(frame: Frame, task: TaskFunction[..., Any], args: Any, kwargs: Any) -> NestedFuture:
+def _ran(frame: Frame, task: TaskFunction[..., Any], args: object, kwargs: object) -> NestedFuture:
     """Run a nested task at once; return its future, which has ended."""
     source, future = task.source, NestedFuture()
     code = Function(f"{task.name} {len(source.implementations)}", task.name, source.callable, source.implementations)
@@ -449,7 +449,7 @@ def _spread(
     spread: Spread,
     frame: Frame,
     task: TaskFunction[..., Any],
-    call: tuple[Any, Any],
+    call: tuple[object, object],
     described: tuple[str, float, _Kind],
 ) -> NestedFuture:
     """Hand a nested task in with the program; return its future."""
@@ -482,7 +482,7 @@ def _spread(
     return future
 
 
-def _with_values(value: Any) -> Any:
+def _with_values(value: object) -> Any:
     """Return an argument with values for the futures whose values are here."""
     if isinstance(value, NestedFuture):
         return value if value.number else value.result()
@@ -491,7 +491,7 @@ def _with_values(value: Any) -> Any:
     return rebuild(value, _with_values) if is_container(type(value)) else value
 
 
-def _with_references(value: Any, numbers: list[int]) -> Any:
+def _with_references(value: object, numbers: list[int]) -> Any:
     """Return an argument with references for the futures of tasks that were handed in."""
     if isinstance(value, NestedFuture):
         if value.done() and (value.cancelled() or value.exception() is not None):
@@ -519,7 +519,7 @@ def _refuse(frame: Frame, task: TaskFunction[..., Any]) -> None:
         )
 
 
-def _tried(frame: Frame, code: Function, identity: str, args: Any, kwargs: Any, retries: int) -> Any:
+def _tried(frame: Frame, code: Function, identity: str, args: object, kwargs: object, retries: int) -> Any:
     assert frame.inside is not None
     child = frame.child(code.name, identity)
     for _ in range(retries):
@@ -530,7 +530,7 @@ def _tried(frame: Frame, code: Function, identity: str, args: Any, kwargs: Any, 
     return frame.inside(child.again(), code, args, kwargs)
 
 
-def _taken(value: Any) -> Any:
+def _taken(value: object) -> Any:
     """Return an argument as a nested task gets it: values for futures, copies of arrays and of what holds them."""
     if isinstance(value, concurrent.futures.Future):
         return value.result()

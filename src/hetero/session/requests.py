@@ -58,7 +58,7 @@ OPTIONS = (
 """Every option of `hetero.task` and of `.options`."""
 
 
-def build_request(options: Mapping[str, Any], implementations: Iterable[str], has_plain: bool) -> Request:
+def build_request(options: Mapping[str, object], implementations: Iterable[str], has_plain: bool) -> Request:
     """Check the options of a task and give its request.
 
     Parameters
@@ -111,7 +111,7 @@ def build_request(options: Mapping[str, Any], implementations: Iterable[str], ha
     )
 
 
-def checked_env(options: Mapping[str, Any]) -> Mapping[str, str | None]:
+def checked_env(options: Mapping[str, object]) -> Mapping[str, str | None]:
     """Return the environment variables that a task asks for.
 
     Raises
@@ -190,7 +190,7 @@ def check_word(option: str, word: object) -> str:
     return given
 
 
-def refuse_coroutine(code: Any) -> None:
+def refuse_coroutine(code: object) -> None:
     """Refuse a coroutine function or an async generator where a worker would have to call it.
 
     Raises
@@ -214,7 +214,7 @@ def refuse_coroutine(code: Any) -> None:
         )
 
 
-def words(option: str, given: Any) -> tuple[str, ...]:
+def words(option: str, given: object) -> tuple[str, ...]:
     """Return one word for devices, or several, in lower case; see `check_word`."""
     listed = (given,) if isinstance(given, str) or hasattr(given, "id") else given
     if not isinstance(listed, Iterable) or isinstance(listed, bytes | Mapping):
@@ -225,7 +225,7 @@ def words(option: str, given: Any) -> tuple[str, ...]:
     return found
 
 
-def whole(option: str, given: Any, least: int | None) -> int:
+def whole(option: str, given: object, least: int | None) -> int:
     """Return a whole number, NumPy's too, as an int; refuse what is none, or less than `least`."""
     if isinstance(given, bool) or not isinstance(given, Integral) or (least is not None and given < least):
         limit = "" if least is None else f" of {least} or more"
@@ -233,7 +233,7 @@ def whole(option: str, given: Any, least: int | None) -> int:
     return int(given)
 
 
-def _timeout_s(options: Mapping[str, Any]) -> float:
+def _timeout_s(options: Mapping[str, object]) -> float:
     given = options.get("timeout")
     seconds = 0.0 if given is None else parse_seconds(given)
     if given is not None and not seconds:
@@ -243,7 +243,7 @@ def _timeout_s(options: Mapping[str, Any]) -> float:
     return seconds
 
 
-def text(option: str, given: Any) -> str:
+def text(option: str, given: object) -> str:
     """Return a text as it is; refuse what is none, or has blanks around it."""
     if not isinstance(given, str) or given != given.strip() or not given.isprintable():
         raise BadValueError(
@@ -253,7 +253,7 @@ def text(option: str, given: Any) -> str:
     return given
 
 
-def flag(option: str, given: Any) -> bool:
+def flag(option: str, given: object) -> bool:
     """Return True or False as it is; refuse what only resembles it."""
     if not isinstance(given, bool):
         raise BadValueError(f"{option}={given!r} is not allowed", remedy="give True or False")
@@ -273,12 +273,12 @@ def _split(options: Mapping[str, Any]) -> bool:
     return options.get("split") is not None
 
 
-def _nears(option: str, given: Any) -> tuple[Near, ...]:
+def _nears(option: str, given: object) -> tuple[Near, ...]:
     targets = given if isinstance(given, list) else [given] if given != () else []
     return tuple(_near(option, target) for target in targets)
 
 
-def _near(option: str, target: Any) -> Near:
+def _near(option: str, target: object) -> Near:
     scope, other = target if isinstance(target, tuple) and len(target) == 2 else ("device", target)
     if not isinstance(scope, str) or (scope not in SCOPES[:3] and not scope.startswith("link:")):
         raise BadValueError(

@@ -38,7 +38,9 @@ class Sharing:
         self._known: dict[int, tuple[weakref.ref[Any], weakref.ref[Future]]] = {}
         self._on_host = HostArguments()
 
-    def shared(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
+    def shared(
+        self, args: tuple[object, ...], kwargs: Mapping[str, object]
+    ) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
         """Put futures in place of the large arrays among the arguments."""
         if any(map(is_large, args)):
             args = tuple([self._future(value) if is_large(value) else value for value in args])
@@ -46,13 +48,13 @@ class Sharing:
             kwargs = {word: self._future(value) if is_large(value) else value for word, value in kwargs.items()}
         return args, kwargs
 
-    def as_given(self, function: Function, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Function:
+    def as_given(self, function: Function, args: tuple[object, ...], kwargs: Mapping[str, object]) -> Function:
         """Return a plain function with the large arrays among these arguments as NumPy arrays, wherever it runs."""
         positions = tuple([place for place, value in enumerate(args) if is_large(value)])
         words = tuple([word for word, value in kwargs.items() if is_large(value)])
         return self._on_host.of(function, positions, words) if positions or words else function
 
-    def _future(self, array: Any) -> Future:
+    def _future(self, array: object) -> Future:
         context = self._context()
         assert context is not None
         found = self._known.get(id(array))
@@ -95,6 +97,6 @@ class SharedOnce:
         return future
 
 
-def is_large(value: Any) -> bool:
+def is_large(value: object) -> bool:
     """Return whether a value is a plain array that may travel as an item."""
     return type(value) is np.ndarray and value.nbytes >= LARGE_BYTES and not value.dtype.hasobject

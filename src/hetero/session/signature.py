@@ -26,7 +26,7 @@ _CACHED_SHAPES = 4096
 _array_texts: dict[tuple[object, ...], str] = {}
 
 
-def describe(function_key: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Described:
+def describe(function_key: str, args: tuple[object, ...], kwargs: Mapping[str, object]) -> Described:
     """Return the signature and the size of one call.
 
     Parameters
@@ -62,7 +62,7 @@ def describe(function_key: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     return f"{function_key}|{','.join(parts)}", min(total, _LARGEST)
 
 
-def describe_value(value: Any) -> Described:
+def describe_value(value: object) -> Described:
     """Return one value's part of a signature, and its size.
 
     Examples
@@ -90,7 +90,7 @@ def _number(value: Any) -> Described:
     return type(value).__name__, size if math.isfinite(size) else 0.0
 
 
-def _bare(value: Any) -> Described:
+def _bare(value: object) -> Described:
     return type(value).__name__, 0.0
 
 
@@ -141,7 +141,7 @@ def _buffer(value: Any) -> Described:
     return f"{type(value).__name__}<={_bucket(nbytes)}", float(nbytes)
 
 
-def _element(value: Any) -> Described:
+def _element(value: object) -> Described:
     kind = type(value)
     if kind in _NUMBERS:
         return kind.__name__, 8.0
@@ -158,7 +158,7 @@ def _sequence(value: Any) -> Described:
     return _with_elements(name, length, [value[i * (length - 1) // (_SAMPLED - 1)] for i in range(_SAMPLED)])
 
 
-def _mapping(value: Mapping[Any, Any]) -> Described:
+def _mapping(value: Mapping[object, object]) -> Described:
     length = len(value)
     name = f"{type(value).__name__}<={_bucket(length)}"
     if length == 0:
@@ -166,7 +166,7 @@ def _mapping(value: Mapping[Any, Any]) -> Described:
     return _with_elements(name, length, islice(value.values(), _SAMPLED))
 
 
-def _with_elements(name: str, length: int, sample: Iterable[Any]) -> Described:
+def _with_elements(name: str, length: int, sample: Iterable[object]) -> Described:
     seen = list(map(_element, sample))
     return f"{name}:{seen[0][0]}", math.fsum([size for _, size in seen]) * length / len(seen)
 
@@ -176,11 +176,11 @@ def _sized(value: Any) -> Described:
     return f"{type(value).__name__}<={_bucket(length)}", 8.0 * length
 
 
-def _function(value: Any) -> Described:
+def _function(value: object) -> Described:
     return getattr(value, "__qualname__", type(value).__name__), 0.0
 
 
-def _object(value: Any) -> Described:
+def _object(value: object) -> Described:
     kind = type(value)
     nbytes = getattr(value, "nbytes", 0)
     return f"{kind.__module__}.{kind.__qualname__}", float(nbytes) if isinstance(nbytes, int) else 0.0

@@ -37,7 +37,7 @@ class Layer:
     module: Any
 
 
-def chain_of(model: Any, training: bool) -> list[Layer]:
+def chain_of(model: object, training: bool) -> list[Layer]:
     """Cut a model wherever nothing but one value goes on.
 
     Parameters
@@ -102,7 +102,7 @@ def _traced(model: Any, training: bool) -> Any:
     return traced
 
 
-def _segments(model: Any, training: bool) -> list[Layer]:
+def _segments(model: object, training: bool) -> list[Layer]:
     traced = _traced(model, training)
     source, *nodes = (node for node in traced.graph.nodes if node.op != "output")
     place = {node: number for number, node in enumerate(traced.graph.nodes)}
@@ -128,7 +128,7 @@ def _refuse_fixed_dropout(node: Any) -> None:
         )
 
 
-def _segment(model: Any, traced: Any, entry: Any, nodes: Sequence[Any]) -> Layer:
+def _segment(model: object, traced: object, entry: object, nodes: Sequence[object]) -> Layer:
     graph = fx.Graph()
     known = {entry: graph.placeholder("x")}
     for node in nodes:
@@ -172,7 +172,7 @@ def _joined(layers: Sequence[Layer]) -> Layer:
 # --- the sample --------------------------------------------------------------------------------------------
 
 
-def run_through(layers: Sequence[Layer], sample: Any) -> tuple[list[Layer], list[Any]]:
+def run_through(layers: Sequence[Layer], sample: object) -> tuple[list[Layer], list[Any]]:
     """Run a sample through copies of the layers here, one after the other.
 
     Returns

@@ -154,7 +154,7 @@ def _frame() -> Frame:
     return frame
 
 
-def measure_layers(work: Measuring, blobs: Sequence[Any], inputs: Sequence[PackedTensor]) -> list[LayerCost]:
+def measure_layers(work: Measuring, blobs: Sequence[object], inputs: Sequence[PackedTensor]) -> list[LayerCost]:
     """Measure layers one after the other, with one at a time in the device's memory; runs as a task.
 
     Parameters
@@ -180,13 +180,13 @@ def limit_bytes(device: Device) -> float:
     return float(device.memory_limit_bytes or (device.kind != "cpu" and device.memory_bytes) or inf)
 
 
-def _trial(work: Measuring, blob: Any, value: PackedTensor) -> _LayerTrial:
+def _trial(work: Measuring, blob: object, value: PackedTensor) -> _LayerTrial:
     frame = _frame()
     place = torch_place(frame.device)
     return _LayerTrial(loaded(blob, frame).to(place), unpacked(value, place), work, frame)
 
 
-def _measured(work: Measuring, blob: Any, value: PackedTensor) -> LayerCost:
+def _measured(work: Measuring, blob: object, value: PackedTensor) -> LayerCost:
     try:
         return _trial(work, blob, value).cost()
     except Exception as error:  # noqa: BLE001  a layer that a device cannot run may raise anything
@@ -315,7 +315,7 @@ def _one_way_s(channel: StageChannel, one: int, other: int, nbytes: int, place: 
     return median(_round_trips(channel, one, other, value, place)) / 2
 
 
-def _round_trips(channel: StageChannel, one: int, other: int, value: Any, place: str) -> Iterator[float]:
+def _round_trips(channel: StageChannel, one: int, other: int, value: object, place: str) -> Iterator[float]:
     for number in range(_ROUND_TRIPS + 1):
         begun_s = clock.monotonic_s()
         if channel.stage == one:
@@ -332,7 +332,7 @@ def only_meet(devices: Sequence[str]) -> bool:
     return StageChannel(_frame(), devices).gather(None) is not None
 
 
-def as_bytes(value: Any) -> Any:
+def as_bytes(value: object) -> Any:
     """Pickle a value into an array, which travels without a copy."""
     return np.frombuffer(cloudpickle.dumps(value), dtype=np.uint8)
 

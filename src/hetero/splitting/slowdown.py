@@ -64,7 +64,7 @@ def slow_layers(module: Any, fracs: Mapping[str, float]) -> None:
 def _slow(part: Any, frac: float) -> None:
     forward, backward = Throttle(frac), Throttle(frac)
 
-    def done(_: Any, __: Any, output: Any) -> None:
+    def done(_: object, __: object, output: object) -> None:
         forward.pause()
         node = getattr(output, "grad_fn", None)
         if node is not None:

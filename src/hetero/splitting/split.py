@@ -46,12 +46,12 @@ register(StageJob, lambda job: (f"{job.action} of split {job.number}, {job.gener
 
 @moved_keywords(OPENING)
 def split(
-    model: Any,
+    model: object,
     devices: Fleet | Context,
-    sample: Any,
+    sample: object,
     *,
-    loss: Any = None,
-    optimizer: Callable[[Any], Any] | None = None,
+    loss: object = None,
+    optimizer: Callable[[Any], object] | None = None,
     micro_batches: int = 8,
     place: str | Sequence[tuple[str, int]] = "auto",
     slow: Mapping[str, Mapping[str, float]] | None = None,
@@ -195,7 +195,7 @@ class Split:
 
     # --- running -------------------------------------------------------------------------------------------
 
-    def __call__(self, inputs: Any) -> Any:
+    def __call__(self, inputs: object) -> Any:
         """Return the model's outputs, in eval mode.
 
         Parameters
@@ -211,7 +211,7 @@ class Split:
         said = self._pass("predict", value)
         return torch.cat([unpacked(output) for output in said[-1].outputs])
 
-    def step(self, inputs: Any, targets: Any) -> float:
+    def step(self, inputs: object, targets: object) -> float:
         """Train with one batch: forward, backward, and one step of every stage's optimizer.
 
         Parameters
@@ -240,7 +240,7 @@ class Split:
         self._step += 1
         return said[-1].loss
 
-    def _inputs(self, inputs: Any) -> Any:
+    def _inputs(self, inputs: object) -> Any:
         value, sample = as_tensor("inputs", inputs), self._asked.sample
         if value.shape[1:] != sample.shape[1:] or value.dtype != sample.dtype:
             raise BadValueError(
@@ -249,7 +249,7 @@ class Split:
             )
         return value
 
-    def _pass(self, action: str, inputs: Any = None, targets: Any = None) -> list[StageOutput]:
+    def _pass(self, action: str, inputs: Any = None, targets: object = None) -> list[StageOutput]:
         """Run a batch through the stages; they are made first where they are to begin anew."""
         if action != "load" and self._made != self._generation:
             self._make()
@@ -290,7 +290,7 @@ class Split:
             seed=self._asked.seed,
         )
 
-    def _put(self, value: Any) -> Any:
+    def _put(self, value: object) -> Any:
         return None if value is None else self.context.put(packed(value))
 
     def _lost(self, error: HeteroError) -> TrainingError:
@@ -386,7 +386,7 @@ class Split:
             self.close()
 
 
-def _load(modules: Sequence[Any], state: Sequence[PackedTensor]) -> None:
+def _load(modules: Sequence[object], state: Sequence[PackedTensor]) -> None:
     own = torch.nn.ModuleList(modules).state_dict().values()
     for here, value in zip(own, state, strict=True):
         here.copy_(unpacked(value))

@@ -122,7 +122,7 @@ class _Stage:
         for part, mode in self.modes:
             part.training = mode and training
 
-    def forward(self, value: Any, ids: Sequence[int] | None = None) -> Any:
+    def forward(self, value: object, ids: Sequence[int] | None = None) -> Any:
         """Run the layers; with the ids of the samples, random numbers are theirs whoever computes them."""
         for number, layer in enumerate(self.module, self.first):
             keyed: AbstractContextManager[Any] = nullcontext()
@@ -194,7 +194,7 @@ def fetch_stage(number: int, step: int) -> tuple[list[PackedTensor], bytes | Non
 
 
 def run_stages(
-    job: StageJob, blobs: Sequence[Any], inputs: PackedTensor | None, targets: PackedTensor | None
+    job: StageJob, blobs: Sequence[object], inputs: PackedTensor | None, targets: PackedTensor | None
 ) -> list[StageOutput] | None:
     """Be one stage while a batch passes; runs as one member of a group task.
 
@@ -302,7 +302,7 @@ class _StagePass:
         if not self.is_last:
             self.channel.send(packed(output), self.after)
 
-    def _lost(self, output: Any, target: Any) -> Any:
+    def _lost(self, output: object, target: object) -> Any:
         assert self.stage.loss is not None
         total, weight, _ = self.stage.loss.sums(output, target)
         self.loss += float(total.detach())

@@ -86,7 +86,7 @@ class StageChannel:
             channel.send(ranks, rank)
         return ranks
 
-    def send(self, value: Any, stage: int) -> None:
+    def send(self, value: object, stage: int) -> None:
         """Send a value to another stage."""
         assert self._channel is not None
         self._channel.send(value, self._ranks[stage])
@@ -96,7 +96,7 @@ class StageChannel:
         assert self._channel is not None
         return self._channel.recv(self._ranks[stage])
 
-    def gather(self, value: Any) -> list[Any] | None:
+    def gather(self, value: object) -> list[Any] | None:
         """Return what every stage has to say, in order, where the result of the task is taken from; None elsewhere."""
         if self._channel is None:
             return [value]

@@ -63,7 +63,7 @@ class Checkpoints:
     def __init__(self, store: Store) -> None:
         self._store = store
 
-    def save(self, task_key: str, name: str, state: Any) -> int:
+    def save(self, task_key: str, name: str, state: object) -> int:
         """Keep a state as the last checkpoint of the task; return its bytes.
 
         Raises
@@ -99,7 +99,7 @@ class Checkpoints:
             if saved is not None:
                 return Saved(_unescape(word), saved[0])
 
-    def save_loops(self, task_key: str, positions: Any) -> int:
+    def save_loops(self, task_key: str, positions: object) -> int:
         """Keep the positions and states of the task's loops; return their bytes."""
         data = encode_state(positions)
         self._store.put(f"{_escape_path(task_key)}/{_LOOPS}", data)
@@ -162,7 +162,7 @@ class _NotPlainValueError(Exception):
     """The state holds something that only pickle can keep."""
 
 
-def encode_state(state: Any) -> bytes:
+def encode_state(state: object) -> bytes:
     """Write a state as bytes.
 
     Notes
@@ -223,7 +223,7 @@ _DAMAGED = (
 """What reading a state raises whose bytes were changed; NumPy reads the head of an array as Python."""
 
 
-def _pickled(state: Any) -> bytes:
+def _pickled(state: object) -> bytes:
     try:
         return bytes(cloudpickle.dumps(state))
     except Exception as error:
@@ -297,7 +297,7 @@ _READERS: dict[str, Callable[[Any, list[memoryview]], Any]] = {
 }
 
 
-def _read_tree(tree: Any, blocks: list[memoryview]) -> Any:
+def _read_tree(tree: object, blocks: list[memoryview]) -> Any:
     if isinstance(tree, list):
         return [_read_tree(each, blocks) for each in tree]
     if isinstance(tree, dict):

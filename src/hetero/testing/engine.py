@@ -92,7 +92,9 @@ class Bench:
         for device in self.devices:
             self.expect(DeviceReady, lambda event, name=device.id: event.device == name)  # type: ignore[misc]
 
-    def call(self, function: Callable[..., Any], *args: Any, refs: tuple[int, ...] = (), **kwargs: Any) -> Call:
+    def call(
+        self, function: Callable[..., object], *args: object, refs: tuple[int, ...] = (), **kwargs: object
+    ) -> Call:
         """Make a call, its arguments captured."""
         known = self._functions.setdefault(
             function, Function(f"{function.__qualname__}/{len(self._functions)}", function.__name__, function)
@@ -121,17 +123,17 @@ class Bench:
         self.engine.commit(task, event.attempt)
         return event
 
-    def run(self, function: Callable[..., Any], *args: Any, on: int = 0, refs: tuple[int, ...] = ()) -> int:
+    def run(self, function: Callable[..., object], *args: object, on: int = 0, refs: tuple[int, ...] = ()) -> int:
         """Run one task and commit its result; return its id."""
         (task,) = self.launch(self.call(function, *args, refs=refs), on=on)
         self.finish(task)
         return task
 
-    def value(self, function: Callable[..., Any], *args: Any, on: int = 0, refs: tuple[int, ...] = ()) -> Any:
+    def value(self, function: Callable[..., object], *args: object, on: int = 0, refs: tuple[int, ...] = ()) -> Any:
         """Run one task and give its value."""
         return self.engine.load(self.run(function, *args, on=on, refs=refs))
 
-    def failure(self, function: Callable[..., Any], *args: Any) -> TaskFailed:
+    def failure(self, function: Callable[..., object], *args: object) -> TaskFailed:
         """Run one task that fails."""
         (task,) = self.launch(self.call(function, *args))
         return self.expect(TaskFailed, lambda event: event.task == task)
@@ -410,7 +412,7 @@ def _check_nothing_left(before: tuple[set[int], int]) -> None:
     raise AssertionError(f"left behind: processes {children - before[0]}, file descriptors {files - before[1]}")
 
 
-def _same(value: Any) -> Any:
+def _same(value: object) -> Any:
     return value
 
 
@@ -478,7 +480,7 @@ def _channel() -> Any:
     return frame.channel
 
 
-def _exchange(array: Any) -> list[int]:
+def _exchange(array: object) -> list[int]:
     channel = _channel()
     other = 1 - channel.rank
     channel.send(channel.rank, other)

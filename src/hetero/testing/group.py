@@ -16,7 +16,7 @@ _SHAPES: tuple[tuple[int, ...], ...] = ((1,), (7,), (5, 40), (70_001,))
 _DTYPES = ("float32", "float64", "int64", "uint8")
 
 
-def check_group(group: Any, algorithms: Sequence[str] = ("auto",)) -> None:
+def check_group(group: object, algorithms: Sequence[str] = ("auto",)) -> None:
     """Check that a group does what `hetero.comm.group.Group` promises; every member calls it.
 
     Parameters

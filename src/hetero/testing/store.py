@@ -16,7 +16,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 import cloudpickle
 
@@ -306,7 +306,7 @@ def _damages(sound: bytes) -> Iterator[bytes]:
 
 
 @contextmanager
-def _child(call: Callable[..., None], *args: Any) -> Iterator[subprocess.Popen[bytes]]:
+def _child(call: Callable[..., None], *args: object) -> Iterator[subprocess.Popen[bytes]]:
     """Run a function in a Python process of its own, which is killed at the end of the block."""
     command = [sys.executable, "-c", _CHILD]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:

@@ -60,7 +60,7 @@ def chosen(model: Any, wanted: str | Sequence[str]) -> list[str]:
     return names
 
 
-def blocks(model: Any) -> list[str]:
+def blocks(model: object) -> list[str]:
     """Name the blocks of a model: what its ModuleLists hold, or its Sequentials where it has no such lists.
 
     Raises
@@ -98,7 +98,7 @@ def _held(module: Any, kind: Any, path: str = "") -> list[str]:
     return found
 
 
-def _twice(forward: Callable[..., Any], random: KeyedRandom | None, *args: Any, **kwargs: Any) -> Any:
+def _twice(forward: Callable[..., object], random: KeyedRandom | None, *args: object, **kwargs: object) -> Any:
     if not torch.is_grad_enabled():
         return forward(*args, **kwargs)
     again = nullcontext if random is None else random.again()

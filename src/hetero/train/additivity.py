@@ -32,7 +32,7 @@ _LOOKED_AT = 64
 _ONE_DEVICE = "train on one device without accumulate and micro_batch, where each batch stays whole"
 
 
-def trailing_shapes(batch: Any) -> tuple[Any, ...]:
+def trailing_shapes(batch: object) -> tuple[Any, ...]:
     """Return the shapes of a batch's tensors without the number of samples; where a `collate_fn` pads they vary."""
     return tuple([tuple(tensor.shape[1:]) for tensor in _tensors(batch)])
 
@@ -221,12 +221,12 @@ class _TrialModel(Judge):
             )
         return total
 
-    def _both(self, inputs: Any, targets: Any) -> Any:
+    def _both(self, inputs: object, targets: object) -> Any:
         with made_on(self.place):
             output = call_model(self.model, inputs)
             return self.loss.as_given(output, targets), self.loss.sums(output, targets)
 
-    def _sums(self, inputs: Any, targets: Any) -> Any:
+    def _sums(self, inputs: object, targets: object) -> Any:
         with made_on(self.place):
             return self.loss.sums(call_model(self.model, inputs), targets)
 
@@ -331,7 +331,7 @@ class _TrialModel(Judge):
         return found
 
 
-def _norm(tensors: Sequence[Any]) -> float:
+def _norm(tensors: Sequence[object]) -> float:
     return math.hypot(*(float(torch.linalg.vector_norm(_dense(tensor), dtype=torch.float64)) for tensor in tensors))
 
 
@@ -344,7 +344,7 @@ def _generators() -> tuple[Any, Any]:
     return random.getstate(), (numpys[1].tobytes(), *numpys[2:])
 
 
-def _tensors(value: Any) -> list[Any]:
+def _tensors(value: object) -> list[Any]:
     if torch.is_tensor(value):
         return [value]
     parts = value.values() if isinstance(value, dict) else value if isinstance(value, tuple | list) else ()

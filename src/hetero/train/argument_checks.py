@@ -34,7 +34,7 @@ __all__ = [
 ]
 
 
-def model_and_optimizer(model: Any, optimizer: Any) -> None:
+def model_and_optimizer(model: object, optimizer: object) -> None:
     """Check that a model and an optimizer are such."""
     if not isinstance(model, torch.nn.Module):
         raise BadValueError(f"{type(model).__name__} is no model", remedy="give a torch.nn.Module")
@@ -74,7 +74,7 @@ def sampling(data: Samples, options: TrainOptions, *, logged: bool) -> None:
         )
 
 
-def supported(model: Any, loss: Any, optimizer: Any, epochs: int, hearers: Sequence[Any]) -> None:
+def supported(model: object, loss: object, optimizer: object, epochs: int, hearers: Sequence[object]) -> None:
     """Refuse by name what the program hung onto its parts and training would lose.
 
     Parameters
@@ -118,7 +118,7 @@ def train_options(global_batch: int | None, options: TrainOptions | None) -> Tra
     return options
 
 
-def callbacks(given: Any) -> tuple[Any, ...]:
+def callbacks(given: object) -> tuple[Any, ...]:
     """Check functions of a report.
 
     Examples
@@ -150,7 +150,7 @@ def costs(cost: Iterable[float], samples: int) -> list[float]:
     return [one / mean for one in found]
 
 
-def exact_over(model: Any, options: TrainOptions, names: Sequence[str]) -> None:
+def exact_over(model: object, options: TrainOptions, names: Sequence[str]) -> None:
     """Check that a model can be trained exactly over some devices, with the shares that were asked for."""
     if isinstance(options.shares, Mapping):
         given_shares(options.shares, names, options.global_batch)

@@ -97,7 +97,7 @@ def evaluate_part(work: PackedModel, samples: Samples, begin: int, end: int) -> 
     return [sum(column) for column in zip(*headers, strict=True)]
 
 
-def _in_parts(run: Callable[[range], Any], ids: range) -> list[Any]:
+def _in_parts(run: Callable[[range], object], ids: range) -> list[Any]:
     """Run a function over samples at once, or over halves of them, in order, as far as memory demands."""
     try:
         return [run(ids)]
@@ -135,7 +135,7 @@ class _Pace:
 
 
 def run_over(
-    ctx: Context, devices: Sequence[Device], function: Callable[..., Any], work: Any, samples: Any, count: int
+    ctx: Context, devices: Sequence[Device], function: Callable[..., object], work: object, samples: object, count: int
 ) -> list[Any]:
     """Run a function of (work, samples, begin, end) over all samples.
 

@@ -85,7 +85,7 @@ class TrainingCheckpoints:
             raise HeteroError("; ".join(damaged), remedy="begin anew, or restore the folder")
         return None
 
-    def newest_of(self, run: Mapping[str, Any]) -> Checkpoint | None:
+    def newest_of(self, run: Mapping[str, object]) -> Checkpoint | None:
         """Return the newest checkpoint, which must have these facts.
 
         Parameters

@@ -76,7 +76,7 @@ _REDUCTIONS = ("none", "mean", "sum", "batchmean")
 # --- the optimizer -------------------------------------------------------------------------------------------
 
 
-def check_optimizer(optimizer: Any) -> None:
+def check_optimizer(optimizer: object) -> None:
     """Refuse an optimizer of which something would not travel.
 
     Raises
@@ -151,14 +151,14 @@ def _check_global_hooks() -> None:
             )
 
 
-def group_values(optimizer: Any) -> list[dict[str, Any]]:
+def group_values(optimizer: object) -> list[dict[str, Any]]:
     """Return the settings of each parameter group, without its parameters; none for a function."""
     groups = getattr(optimizer, "param_groups", ())
     return [{name: value for name, value in group.items() if name != "params"} for group in groups]
 
 
 def changed_values(
-    before: Sequence[Mapping[str, Any]], after: Sequence[Mapping[str, Any]]
+    before: Sequence[Mapping[str, object]], after: Sequence[Mapping[str, object]]
 ) -> dict[int, dict[str, Any]]:
     """Return the settings that changed, by group.
 
@@ -182,7 +182,7 @@ def changed_values(
     return {index: values for index, values in changes.items() if values}
 
 
-def set_values(optimizer: Any, changes: Mapping[int, Mapping[str, Any]]) -> None:
+def set_values(optimizer: Any, changes: Mapping[int, Mapping[str, object]]) -> None:
     """Apply the settings that `changed_values` found to the parameter groups."""
     for index, values in changes.items():
         optimizer.param_groups[index].update(values)
@@ -215,7 +215,7 @@ def process_settings() -> dict[str, Any]:
 
 
 @contextmanager
-def in_process(given: Mapping[str, Any]) -> Iterator[None]:
+def in_process(given: Mapping[str, object]) -> Iterator[None]:
     """Apply the settings that `process_settings` returned, and make new tensors on the host, as the program does.
 
     A worker makes new tensors on its device. That is right for the model's code, see `replica.made_on`; the code of
@@ -256,7 +256,7 @@ def _set_process(given: Mapping[str, Any]) -> None:
 # --- parameters ----------------------------------------------------------------------------------------------
 
 
-def check_parameters(model: Any, optimizer: Any) -> None:
+def check_parameters(model: Any, optimizer: object) -> None:
     """Refuse parameters whose gradients would be changed before they are summed, or not be summed at all.
 
     Raises
@@ -287,7 +287,7 @@ def check_parameters(model: Any, optimizer: Any) -> None:
     _check_are_of(model, optimizer)
 
 
-def _check_are_of(model: Any, optimizer: Any) -> None:
+def _check_are_of(model: Any, optimizer: object) -> None:
     mine = {id(parameter) for parameter in model.parameters()}
     groups: Iterable[Any] = getattr(optimizer, "param_groups", ())
     strange = [tuple(p.shape) for group in groups for p in group["params"] if id(p) not in mine]
@@ -341,12 +341,12 @@ def model_hooks(model: Any) -> list[str]:
     ]
 
 
-def _is_own(hook: Any) -> bool:
+def _is_own(hook: object) -> bool:
     home = getattr(hook, "__module__", None) or type(hook).__module__
     return not f"{home}.".startswith(_LIBRARIES)
 
 
-def check_loss(loss: Any) -> None:
+def check_loss(loss: object) -> None:
     """Refuse a loss that has parameters to train, or whose reduction nobody knows.
 
     Raises
@@ -371,7 +371,7 @@ def check_loss(loss: Any) -> None:
 # --- what a program changes while nobody looks ----------------------------------------------------------------
 
 
-def seen(model: Any, loss: Any, optimizer: Any = None) -> dict[str, Any]:
+def seen(model: object, loss: object, optimizer: object = None) -> dict[str, Any]:
     """Return what the devices were sent of a model, a loss and an optimizer, by name, to compare with `difference`."""
     found: dict[str, Any] = dict(_state_of(model, optimizer))
     for what, whole in (("", model), ("of the loss", loss)):
@@ -394,7 +394,7 @@ def seen(model: Any, loss: Any, optimizer: Any = None) -> dict[str, Any]:
     return found
 
 
-def _state_of(model: Any, optimizer: Any) -> Iterator[tuple[str, Any]]:
+def _state_of(model: Any, optimizer: object) -> Iterator[tuple[str, Any]]:
     """Yield what an optimizer keeps of each parameter; a function that makes one keeps nothing here."""
     kept: Mapping[Any, Any] = getattr(optimizer, "state", {})
     for name, parameter in model.named_parameters():
@@ -402,7 +402,7 @@ def _state_of(model: Any, optimizer: Any) -> Iterator[tuple[str, Any]]:
             yield f"{key} of {name}, the optimizer's state,", _held(value) if torch.is_tensor(value) else repr(value)
 
 
-def difference(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
+def difference(before: Mapping[str, object], after: Mapping[str, object]) -> str:
     """Name the first thing that `seen` found otherwise before, '' where all is the same."""
     names = dict.fromkeys([*before, *after])
     modes = {name for name in names if name.startswith("the training mode") and after.get(name) is None}
@@ -421,7 +421,7 @@ def _version(tensor: Any) -> Any:
     return tensor.data_ptr(), tensor._version, tuple(tensor.shape)
 
 
-def fingerprint(value: Any) -> Any:
+def fingerprint(value: object) -> Any:
     """Return something small that differs when a value was changed in place: of tables, objects and arrays in them.
 
     Notes

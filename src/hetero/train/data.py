@@ -141,7 +141,7 @@ def generators_kept() -> Iterator[None]:
         random.setstate(states[2])
 
 
-def _collated(samples: list[Any]) -> Any:
+def _collated(samples: list[object]) -> Any:
     """Make a batch as torch does; say what helps where samples differ in shape."""
     try:
         return torch.utils.data.default_collate(samples)
@@ -154,7 +154,7 @@ def _collated(samples: list[Any]) -> Any:
         ) from error
 
 
-def pad_samples(samples: Sequence[tuple[Any, Any]]) -> tuple[tuple[Any, Any], Any]:
+def pad_samples(samples: Sequence[tuple[object, object]]) -> tuple[tuple[Any, Any], Any]:
     """Create a batch of (sequence, target) pairs whose sequences differ in length: a `collate_fn` for a DataLoader.
 
     Parameters
@@ -179,7 +179,7 @@ def pad_samples(samples: Sequence[tuple[Any, Any]]) -> tuple[tuple[Any, Any], An
     return (torch.nn.utils.rnn.pad_sequence(rows, batch_first=True), lengths), targets
 
 
-def _tensor(array: Any) -> Any:
+def _tensor(array: object) -> Any:
     return array if torch.is_tensor(array) else torch.from_numpy(array)
 
 
@@ -211,7 +211,7 @@ def order(
     return ids
 
 
-def as_samples(data: Any, what: str = "data") -> Samples:
+def as_samples(data: object, what: str = "data") -> Samples:
     """Take what users have: (inputs, targets), a dataset, or a DataLoader.
 
     Raises
@@ -227,7 +227,7 @@ def as_samples(data: Any, what: str = "data") -> Samples:
     return samples
 
 
-def _taken(data: Any, what: str) -> Samples:
+def _taken(data: object, what: str) -> Samples:
     if isinstance(data, Samples):
         return data
     if isinstance(data, torch.utils.data.DataLoader):
@@ -246,7 +246,7 @@ def _taken(data: Any, what: str) -> Samples:
     )
 
 
-def _of_arrays(pair: Sequence[Any], what: str) -> Samples:
+def _of_arrays(pair: Sequence[object], what: str) -> Samples:
     if any(getattr(part, "requires_grad", False) for part in pair):
         raise BadValueError(
             f"{what} requires a gradient, which nobody would see",
@@ -325,7 +325,7 @@ def _drawn(loader: Any, found: Samples, what: str) -> Draw:
     return draw
 
 
-def prepared(samples: Samples, augment: Any, readers: int | None) -> Samples:
+def prepared(samples: Samples, augment: object, readers: int | None) -> Samples:
     """Add to samples how they are changed for training, and who reads them.
 
     Raises

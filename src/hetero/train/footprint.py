@@ -66,10 +66,10 @@ class StepFootprint:
 
 
 def footprint(
-    model: Any,
-    loss: Any,
-    optimizer: Any,
-    batch: Sequence[Any],
+    model: object,
+    loss: object,
+    optimizer: object,
+    batch: Sequence[object],
     *,
     samples: int | None = None,
     precision: str = "fp32",
@@ -223,7 +223,7 @@ def _like(part: Any, samples: int | None) -> Any:
     return torch.zeros((len(part) if samples is None else samples, *rest), dtype=dtype)
 
 
-def _tensors(part: Any) -> list[Any]:
+def _tensors(part: object) -> list[Any]:
     import torch
 
     if torch.is_tensor(part):

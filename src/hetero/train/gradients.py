@@ -280,7 +280,7 @@ class Gradients:
         """Take in what a backward pass has added; here it is already where it belongs."""
 
     def _take_note(self, index: int) -> Any:
-        def come(_: Any) -> None:
+        def come(_: object) -> None:
             self._used[index] = True
             if self._last_pass:
                 self._came.append(index)

@@ -151,7 +151,7 @@ class KeyedRandom(TorchFunctionMode):  # type: ignore[misc]
 
     # --- drawing -------------------------------------------------------------------------------------------
 
-    def _bits(self, shape: Sequence[int], what: str, device: Any) -> Any:
+    def _bits(self, shape: Sequence[int], what: str, device: object) -> Any:
         """Draw whole numbers below 2²⁴ for an array whose first dimension is the samples."""
         samples = len(self._keys)
         first = shape[0] if len(shape) else 0
@@ -173,12 +173,12 @@ class KeyedRandom(TorchFunctionMode):  # type: ignore[misc]
             bits = _mix(torch.from_numpy(keys).to(device)[:, None] + count[None, :])
         return ((bits >> 40) & 0xFFFFFF).reshape(tuple(shape))
 
-    def uniform(self, shape: Sequence[int], what: str, device: Any, dtype: Any) -> Any:
+    def uniform(self, shape: Sequence[int], what: str, device: object, dtype: object) -> Any:
         """Draw numbers in [0, 1), multiples of 2⁻²⁴, so that every precision has the same."""
         bits = self._bits(shape, what, device)
         return bits.to(dtype if dtype in (torch.float32, torch.float64) else torch.float32) * 2.0**-24
 
-    def normal(self, shape: Sequence[int], what: str, device: Any, dtype: Any) -> Any:
+    def normal(self, shape: Sequence[int], what: str, device: object, dtype: object) -> Any:
         """Draw standard normal numbers (Box and Muller 1958)."""
         radius = torch.sqrt(-2.0 * torch.log(1.0 - self.uniform(shape, what, device, dtype)))
         return (radius * torch.cos(2.0 * math.pi * self.uniform(shape, what, device, dtype))).to(dtype)
@@ -257,7 +257,7 @@ class KeyedRandom(TorchFunctionMode):  # type: ignore[misc]
         weights = torch.softmax(weights, -1)
         return _scaled(weights, self.keep(weights.shape, dropout_p, "attention", weights), dropout_p, False) @ value
 
-    def _many_heads(self, func: Any, *args: Any, **kwargs: Any) -> Any:
+    def _many_heads(self, func: object, *args: object, **kwargs: object) -> Any:
         self._by_rows = True
         try:
             with self:
@@ -347,7 +347,7 @@ class KeyedPasses:
     generator, which has moved then; after that the mode is on throughout for good.
     """
 
-    def __init__(self, random: KeyedRandom, model: Any, place: Any = None) -> None:
+    def __init__(self, random: KeyedRandom, model: Any, place: object = None) -> None:
         self.random = random
         self._place = place
         self._places: list[Any] = []
@@ -407,15 +407,15 @@ class KeyedPasses:
         if not any(innermost is place for place in self._places):
             self._places.append(innermost)
 
-    def _leave(self, _: Any) -> None:
+    def _leave(self, _: object) -> None:
         self._inside.pop()
 
-    def _enter(self, module: Any) -> None:
+    def _enter(self, module: object) -> None:
         if not self._inside:
             self.random.__enter__()
         self._inside.append(module)
 
-    def _exit(self, _: Any) -> None:
+    def _exit(self, _: object) -> None:
         self._inside.pop()
         if not self._inside:
             self.random.__exit__(None, None, None)
@@ -429,21 +429,21 @@ def _around(module: Any, before: Any, after: Any) -> tuple[Any, Any]:
     )
 
 
-def states(place: Any = None) -> tuple[Any, ...]:
+def states(place: object = None) -> tuple[Any, ...]:
     """Return the states of torch's generators: the host's and, where `place` has one of its own, the device's."""
     module = _generators(place)
     here = torch.get_rng_state()
     return (here,) if module is None else (here, module.get_rng_state(*_which(place)))
 
 
-def set_states(before: tuple[Any, ...], place: Any = None) -> None:
+def set_states(before: tuple[object, ...], place: object = None) -> None:
     """Set torch's generators to what `states` returned for the same place."""
     torch.set_rng_state(before[0])
     if len(before) > 1:
         _generators(place).set_rng_state(before[1], *_which(place))
 
 
-def refuse_unkeyed(before: tuple[Any, ...], what: str, place: Any = None) -> None:
+def refuse_unkeyed(before: tuple[object, ...], what: str, place: object = None) -> None:
     """Refuse what drew from torch's own generators since `before`: its numbers are the same for nobody else."""
     if _moved(before, place):
         raise RandomRefusedError(
@@ -462,5 +462,5 @@ def _which(place: Any) -> tuple[Any, ...]:
     return () if place.type == "mps" else (place,)
 
 
-def _moved(before: tuple[Any, ...], place: Any) -> bool:
+def _moved(before: tuple[object, ...], place: object) -> bool:
     return not all(map(torch.equal, before, states(place)))

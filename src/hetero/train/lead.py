@@ -376,7 +376,7 @@ class Lead:
         for member in self._team:
             self._send(member, msg.AnswerToEpoch(self._end, self._latest, self._scheduled))
 
-    def _add_changes(self, step: int, changes: dict[int, dict[str, Any]]) -> None:
+    def _add_changes(self, step: int, changes: dict[int, dict[str, object]]) -> None:
         """Keep all settings that were changed up to a step, for members that join or form a group anew."""
         latest = self._latest
         self._changed[step] = {i: {**latest.get(i, {}), **changes.get(i, {})} for i in {*latest, *changes}}

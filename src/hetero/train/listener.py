@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from math import nan
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from hetero.model.annotations import CheckpointWritten, TrainingEpoch, TrainingNews, TrainingStep
 from hetero.train.values import EpochReport
@@ -63,7 +63,9 @@ class ReportCollector(Listener):
     reports : the last one of each epoch
     """
 
-    def __init__(self, notes: list[str], callbacks: Sequence[Callable[[EpochReport], Any]], further: Listener) -> None:
+    def __init__(
+        self, notes: list[str], callbacks: Sequence[Callable[[EpochReport], object]], further: Listener
+    ) -> None:
         self.notes = notes
         self.callbacks = callbacks
         self.further = further

@@ -49,7 +49,7 @@ class SummedLoss:
     divides : whether the sum is divided by the weight
     """
 
-    def __init__(self, loss: Any) -> None:
+    def __init__(self, loss: object) -> None:
         if not callable(loss):
             raise BadValueError(f"{loss!r} is no loss", remedy="give torch.nn.CrossEntropyLoss() or a function")
         check_loss(loss)
@@ -62,11 +62,11 @@ class SummedLoss:
         self._by_sample = reduction == "batchmean"
         self.divides = reduction != "sum"
 
-    def as_given(self, output: Any, target: Any) -> Any:
+    def as_given(self, output: object, target: object) -> Any:
         """Return what the loss itself gives, reduced as it reduces."""
         return self.source(output, target)
 
-    def sums(self, output: Any, target: Any) -> tuple[Any, Any, Any]:
+    def sums(self, output: object, target: object) -> tuple[Any, Any, Any]:
         """Return the sum of the losses, its weight, and the losses one by one.
 
         Raises
@@ -127,14 +127,14 @@ def _samples(target: Any) -> int:
     return next((count for count in counts if count), 0) or (len(target) if hasattr(target, "__len__") else 0)
 
 
-def _is_by_class(loss: Any) -> bool:
+def _is_by_class(loss: object) -> bool:
     if isinstance(loss, torch.nn.CrossEntropyLoss | torch.nn.NLLLoss):
         return True
     plain = loss.func if isinstance(loss, functools.partial) else loss
     return plain in (torch.nn.functional.cross_entropy, torch.nn.functional.nll_loss)
 
 
-def _class_options(loss: Any) -> dict[str, Any]:
+def _class_options(loss: object) -> dict[str, Any]:
     if isinstance(loss, torch.nn.Module):
         return {"ignore_index": loss.ignore_index, "weight": loss.weight}
     given = loss.keywords if isinstance(loss, functools.partial) else {}

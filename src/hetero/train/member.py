@@ -82,7 +82,7 @@ class StepProfile:
         self._profile.__exit__()
 
 
-def train_member(job: TrainingJob, data: Any, test: Any) -> bytes | None:
+def train_member(job: TrainingJob, data: object, test: object) -> bytes | None:
     """Take part in a training run until it is over; runs as one task of the worker.
 
     Returns
@@ -193,7 +193,7 @@ class _Member(Membership):
             self._tried_shapes = trailing_shapes(self.data.batch(ids, self.options.seed, 0))
         return verify(self.job.parts, self.options, self.place, self.data, ids, cut=cut, more=more)
 
-    def _look_at(self, batch: Any, ids: Sequence[int]) -> None:
+    def _look_at(self, batch: object, ids: Sequence[int]) -> None:
         """Make the trial again when a pass first has a shape that was not tried: its samples may be padded."""
         from hetero.train.additivity import trailing_shapes
         from hetero.train.data import generators_kept
@@ -349,7 +349,7 @@ class _Member(Membership):
             sums.speeds[name] = sums.speeds.get(name, 0.0) + speed
 
     def _tell(
-        self, total: Any, step_s: float, counts: Sequence[int], busy_s: Sequence[float], waits_s: Sequence[float]
+        self, total: object, step_s: float, counts: Sequence[int], busy_s: Sequence[float], waits_s: Sequence[float]
     ) -> None:
         if self.rank == 0 and clock.monotonic_s() - self.told_s > _TELL_S:
             self.told_s = clock.monotonic_s()

@@ -93,7 +93,7 @@ class Need:
         return f"{format_bytes(self.least_bytes)} with one sample a pass ({parts})"
 
 
-def estimate(model: Any, loss: Any, optimizer: Any, samples: Samples, options: TrainOptions) -> Need | None:
+def estimate(model: object, loss: object, optimizer: object, samples: Samples, options: TrainOptions) -> Need | None:
     """Estimate what a step takes; None where a step cannot be followed without computing it."""
     from hetero.train.footprint import footprint
 
@@ -272,7 +272,7 @@ class PassLimit:
         self._keep(self._largest)
 
 
-def job_key(model: Any, loss: Any, optimizer: Any, samples: Samples, options: TrainOptions) -> str:
+def job_key(model: Any, loss: object, optimizer: object, samples: Samples, options: TrainOptions) -> str:
     """Return a word for a model and how it is trained, the same in every run."""
     one = samples.batch([0], options.seed, 0)
     shapes = [(name, list(tensor.shape), str(tensor.dtype)) for name, tensor in model.state_dict().items()]

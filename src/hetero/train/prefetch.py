@@ -199,7 +199,7 @@ class _ReaderProcess:
         batches = [_as_tensors(batch) for batch in self._hear()]
         return dict(zip(pieces, batches, strict=True))
 
-    def _send(self, message: Any) -> None:
+    def _send(self, message: object) -> None:
         assert self._process.stdin is not None
         pickle.dump(message, self._process.stdin, pickle.HIGHEST_PROTOCOL)
         self._process.stdin.flush()

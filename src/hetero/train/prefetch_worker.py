@@ -44,7 +44,7 @@ def _read(samples: Any, pieces: Any, seed: int, step: int) -> tuple[Any, Excepti
         return None, error
 
 
-def _tell(out: BinaryIO, answer: Any, error: Exception | None = None) -> None:
+def _tell(out: BinaryIO, answer: object, error: Exception | None = None) -> None:
     import cloudpickle
 
     out.write(cloudpickle.dumps((answer, error)))

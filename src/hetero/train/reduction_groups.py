@@ -58,7 +58,7 @@ def join(
     rank: int,
     team: Sequence[str],
     rendezvous: Rendezvous | None,
-    store: Any,
+    store: object,
     deadline_s: float,
     sum_on: Device | None = None,
     address: str = LOOPBACK,
@@ -114,21 +114,21 @@ class _Relayed(Group, ABC):
     """A group whose sums are made on a thread of their own, in the order in which they were started."""
 
     def __init__(
-        self, rank: int, world_size: int, rendezvous: Rendezvous | None, store: Any, deadline_s: float, address: str
+        self, rank: int, world_size: int, rendezvous: Rendezvous | None, store: object, deadline_s: float, address: str
     ) -> None:
         super().__init__(rank, world_size, rendezvous, store, deadline_s, address=address, beyond_loopback=True)
         self._executor = ThreadPoolExecutor(1, "hetero-sum")
 
-    def all_reduce(self, tensor: Any, op: str = "sum", algorithm: str = "auto") -> None:
+    def all_reduce(self, tensor: object, op: str = "sum", algorithm: str = "auto") -> None:
         """Replace a row by the reduction over the members; raises GroupBrokenError as a `Group` does."""
         self.start_all_reduce(tensor, op, algorithm).wait()
 
-    def start_all_reduce(self, tensor: Any, op: str = "sum", algorithm: str = "auto") -> Work:
+    def start_all_reduce(self, tensor: object, op: str = "sum", algorithm: str = "auto") -> Work:
         """Start `all_reduce` and go on, as a `Group` does."""
         return Work(self, _Later(self._executor.submit(self._add_up, tensor, op, algorithm)))
 
     @abstractmethod
-    def _add_up(self, tensor: Any, op: str, algorithm: str) -> None:
+    def _add_up(self, tensor: object, op: str, algorithm: str) -> None:
         """Replace a row by the reduction over the members."""
 
     def close(self) -> None:
@@ -165,9 +165,9 @@ class ByKind(_Relayed):
         rank: int,
         team: Sequence[str],
         rendezvous: Rendezvous | None,
-        store: Any = None,
+        store: object = None,
         deadline_s: float = 30.0,
-        open_inside: Callable[..., Any] | None = None,
+        open_inside: Callable[..., object] | None = None,
         address: str = LOOPBACK,
     ) -> None:
         super().__init__(rank, len(team), rendezvous, store, deadline_s, address)
@@ -221,7 +221,7 @@ class ByKind(_Relayed):
 
 
 def _open_inside(
-    kind: str, rank: int, members: int, rendezvous: Rendezvous, store: Any, deadline_s: float, address: str
+    kind: str, rank: int, members: int, rendezvous: Rendezvous, store: object, deadline_s: float, address: str
 ) -> _Native | Group:
     """Form the group inside a kind: by its own library where torch has it, else by Gloo."""
     there = {"nccl": dist.is_nccl_available, "xccl": dist.is_xccl_available}.get(_library(kind))
@@ -239,7 +239,7 @@ class _Native:
     """
 
     def __init__(
-        self, kind: str, rank: int, members: int, rendezvous: Rendezvous, store: Any, deadline_s: float
+        self, kind: str, rank: int, members: int, rendezvous: Rendezvous, store: object, deadline_s: float
     ) -> None:
         self.place = torch.device(kinds()[kind].torch_place(torch.accelerator.current_device_index()))
         self.deadline_s = deadline_s
@@ -251,13 +251,13 @@ class _Native:
         options._timeout = timedelta(seconds=_NEVER_S)
         self._group = library(dist.PrefixStore(prefix, self._store), rank, members, options)
 
-    def all_reduce(self, row: Any, op: str = "sum") -> None:
+    def all_reduce(self, row: object, op: str = "sum") -> None:
         """Replace a row on the device by the reduction over the members."""
         options = dist.AllreduceOptions()
         options.reduceOp = getattr(dist.ReduceOp, op.upper())
         self._finish(self._group.allreduce([row], options))
 
-    def broadcast(self, row: Any, src: int) -> None:
+    def broadcast(self, row: object, src: int) -> None:
         """Replace a row on the device by that of the member `src`."""
         options = dist.BroadcastOptions()
         options.rootRank, options.rootTensor = src, 0
@@ -298,7 +298,7 @@ class SummedOn(_Relayed):
         rank: int,
         world_size: int,
         rendezvous: Rendezvous | None,
-        store: Any,
+        store: object,
         deadline_s: float,
         device: Device,
         address: str = LOOPBACK,

@@ -135,7 +135,7 @@ class Judge:
     place : torch's name of the device
     """
 
-    def __init__(self, model: Any, loss: Any, options: TrainOptions, place: str) -> None:
+    def __init__(self, model: Any, loss: object, options: TrainOptions, place: str) -> None:
         self.options = options
         self.place = torch.device(place)
         self.model = model.to(self.place)
@@ -173,7 +173,7 @@ class Judge:
             )
         return found.float().cpu()
 
-    def _load(self, batch: Any) -> tuple[Any, Any]:
+    def _load(self, batch: object) -> tuple[Any, Any]:
         if not isinstance(batch, tuple | list) or len(batch) != 2:
             raise BadValueError("a batch must be (inputs, targets)", remedy="let collate_fn give a pair")
         inputs, targets = batch
@@ -193,7 +193,7 @@ def made_on(place: Any) -> AbstractContextManager[Any]:
     return nullcontext() if place.type == "cpu" else place
 
 
-def _no_loss(*_: Any) -> Any:
+def _no_loss(*_: object) -> Any:
     raise BadValueError("there is no loss to evaluate with", remedy="give the Trainer one")
 
 
@@ -331,7 +331,7 @@ class ModelReplica(Judge):
             return value
         return Fraction(round(Fraction(value) * FINEST), FINEST)
 
-    def _forward(self, inputs: Any, targets: Any) -> tuple[Any, tuple[Any, Any, Any]]:
+    def _forward(self, inputs: object, targets: object) -> tuple[Any, tuple[Any, Any, Any]]:
         with self.on_device():
             output = call_model(self.model, inputs)
             return output, self.loss.sums(output, targets)
@@ -400,7 +400,7 @@ class ModelReplica(Judge):
 
     # --- state ---------------------------------------------------------------------------------------------
 
-    def take_values(self, values: Mapping[int, Mapping[str, Any]]) -> None:
+    def take_values(self, values: Mapping[int, Mapping[str, object]]) -> None:
         """Apply settings that the program changed to the optimizer's parameter groups."""
         set_values(self.optimizer, values)
 
@@ -422,7 +422,7 @@ def call_model(model: Any, inputs: Any) -> Any:
     return model(*inputs) if isinstance(inputs, tuple) and not hasattr(inputs, "to") else model(inputs)
 
 
-def _moved(value: Any, place: Any) -> Any:
+def _moved(value: object, place: object) -> Any:
     if hasattr(value, "to"):
         return value.to(place)
     if isinstance(value, tuple | list):

@@ -57,7 +57,7 @@ class SampleLog:
         """Record that the optimizer took the step, with what all members handed in."""
         self._write("applied", step, at_s=clock.wall_time_s())
 
-    def _write(self, what: str, step: int, **more: Any) -> None:
+    def _write(self, what: str, step: int, **more: object) -> None:
         if self._file < 0 and self._send is None:
             return
         row = {"what": what, "generation": self._generation, "step": step, **more}

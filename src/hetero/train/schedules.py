@@ -25,7 +25,7 @@ __all__ = ["ScheduleHistory", "load_schedulers", "unstepped_scheduler"]
 _MOST_MET = 200_000
 
 
-def _holding(optimizer: Any) -> list[Any]:
+def _holding(optimizer: object) -> list[Any]:
     """Return the schedulers of torch's that hold an optimizer."""
     kind = torch.optim.lr_scheduler.LRScheduler
     return [one for one in _objects() if issubclass(type(one), kind) and getattr(one, "optimizer", None) is optimizer]
@@ -45,7 +45,7 @@ def _objects() -> list[Any]:
 # --- their state ---------------------------------------------------------------------------------------------
 
 
-def load_schedulers(optimizer: Any, states: Mapping[str, Any]) -> None:
+def load_schedulers(optimizer: object, states: Mapping[str, object]) -> None:
     """Load the states of a checkpoint into the schedulers that an optimizer has now.
 
     Raises
@@ -64,7 +64,7 @@ def load_schedulers(optimizer: Any, states: Mapping[str, Any]) -> None:
         here[name].load_state_dict(_value(state))
 
 
-def _plain_states(outer: Sequence[Any]) -> dict[str, Any]:
+def _plain_states(outer: Sequence[object]) -> dict[str, Any]:
     """Return the state of each scheduler by the name of its class, as values that JSON can hold.
 
     Raises
@@ -75,14 +75,14 @@ def _plain_states(outer: Sequence[Any]) -> dict[str, Any]:
     return {name: _plain(one.state_dict(), name) for name, one in _by_name(outer).items()}
 
 
-def _outer(optimizer: Any) -> list[Any]:
+def _outer(optimizer: object) -> list[Any]:
     """Return the schedulers of an optimizer that no other scheduler steps."""
     found = _holding(optimizer)
     within = {id(one) for scheduler in found for one in getattr(scheduler, "_schedulers", ())}
     return [one for one in found if id(one) not in within]
 
 
-def _by_name(outer: Sequence[Any]) -> dict[str, Any]:
+def _by_name(outer: Sequence[object]) -> dict[str, Any]:
     """Return schedulers by the names of their classes."""
     names = Counter(type(one).__name__ for one in outer)
     twice = [name for name, count in names.items() if count > 1]
@@ -112,7 +112,7 @@ def _plain(value: Any, of: str) -> Any:
     )
 
 
-def _value(plain: Any) -> Any:
+def _value(plain: object) -> Any:
     """Return what `_plain` was given."""
     if isinstance(plain, list):
         return [_value(one) for one in plain]
@@ -160,7 +160,7 @@ class ScheduleHistory:
     schedulers then go on from where they stood before these, as those of a run that nothing disturbed.
     """
 
-    def __init__(self, optimizer: Any, begin: int, *, kept: bool) -> None:
+    def __init__(self, optimizer: object, begin: int, *, kept: bool) -> None:
         self._optimizer = optimizer
         self._kept = kept
         self._furthest = begin
@@ -215,7 +215,7 @@ class ScheduleHistory:
         return _Moment(_plain_states(outer) if self._kept else {}, states, copy.deepcopy(group_values(self._optimizer)))
 
 
-def _copied(state: Any) -> Any:
+def _copied(state: object) -> Any:
     try:
         return copy.deepcopy(state)
     except Exception as error:  # noqa: BLE001  of whatever it keeps; it matters only where a run goes back
@@ -225,7 +225,7 @@ def _copied(state: Any) -> Any:
 # --- who steps them ------------------------------------------------------------------------------------------
 
 
-def unstepped_scheduler(optimizer: Any, hearers: Sequence[Any]) -> str:
+def unstepped_scheduler(optimizer: object, hearers: Sequence[object]) -> str:
     """Name a learning-rate scheduler of torch's that holds an optimizer and that nobody can step; '' for none.
 
     Parameters
@@ -241,7 +241,7 @@ def unstepped_scheduler(optimizer: Any, hearers: Sequence[Any]) -> str:
     return next((type(one).__name__ for one in found if id(one) in absent), "")
 
 
-def _not_reached(roots: Iterable[Any], wanted: set[int]) -> set[int]:
+def _not_reached(roots: Iterable[object], wanted: set[int]) -> set[int]:
     """Return those of some ids that callables cannot come by; what is near is looked at first."""
     waiting, met = deque(roots), set[int]()
     held = []
@@ -255,7 +255,7 @@ def _not_reached(roots: Iterable[Any], wanted: set[int]) -> set[int]:
     return wanted - met
 
 
-def _beside(one: Any) -> Iterator[Any]:
+def _beside(one: object) -> Iterator[Any]:
     """Yield what an object refers to; of a function, not all of its module, but the globals that its code names."""
     if isinstance(one, types.FunctionType):
         yield from (one.__closure__ or (), one.__defaults__ or (), one.__kwdefaults__ or {}, vars(one))
@@ -266,5 +266,5 @@ def _beside(one: Any) -> Iterator[Any]:
         yield from gc.get_referents(one)
 
 
-def _is_wrapped(optimizer: Any) -> bool:
+def _is_wrapped(optimizer: object) -> bool:
     return hasattr(getattr(optimizer, "step", None), "_wrapped_by_lr_sched")

@@ -38,7 +38,7 @@ _LENGTH_BYTES = 8
 _words: WeakKeyDictionary[Any, tuple[object, str]] = WeakKeyDictionary()
 
 
-def pack(model: Any, optimizer: Any, numbers: Sequence[float]) -> bytes:
+def pack(model: object, optimizer: Any, numbers: Sequence[float]) -> bytes:
     """Write the state of a model and its optimizer; of parameters that are not trained, a checksum.
 
     Parameters
@@ -93,7 +93,7 @@ def in_one_order(data: bytes) -> bytes:
 class _Settled:
     """An optimizer of which only the state is there."""
 
-    def __init__(self, kept: dict[str, Any], kind: str) -> None:
+    def __init__(self, kept: dict[str, object], kind: str) -> None:
         self._kept = kept
         self.kind = kind
 
@@ -102,7 +102,7 @@ class _Settled:
         return self._kept
 
 
-def renewed(data: bytes, model: Any, optimizer: Any) -> bytes:
+def renewed(data: bytes, model: object, optimizer: object) -> bytes:
     """Write a state anew with the model as it is now, and the optimizer where it is one; its numbers stay."""
     _, kept, numbers = unpack(data)
     return pack(
@@ -133,7 +133,7 @@ def step_of(data: bytes) -> int:
     return int(first)
 
 
-def unpack(data: bytes, place: Any = "cpu") -> tuple[dict[str, Any], dict[str, Any], list[float]]:
+def unpack(data: bytes, place: object = "cpu") -> tuple[dict[str, Any], dict[str, Any], list[float]]:
     """Read what `pack` wrote: the model's state, the optimizer's, and the numbers.
 
     Raises
@@ -162,7 +162,7 @@ def unpack(data: bytes, place: Any = "cpu") -> tuple[dict[str, Any], dict[str, A
     return model, {"state": state, "param_groups": groups}, numbers
 
 
-def load_state(data: bytes, model: Any, optimizer: Any, place: Any = "cpu") -> list[float]:
+def load_state(data: bytes, model: object, optimizer: object, place: object = "cpu") -> list[float]:
     """Load a state into a model and, where it is one, an optimizer; returns the numbers.
 
     Raises
@@ -195,11 +195,11 @@ def _load_optimizer(optimizer: Any, kept: dict[str, Any]) -> None:
     optimizer.param_groups = groups
 
 
-def _as_before(value: Any, before: Any) -> Any:
+def _as_before(value: object, before: object) -> Any:
     return tuple(value) if isinstance(value, list) and isinstance(before, tuple) else value
 
 
-def _check_optimizer(kind: str, kept: dict[str, Any], optimizer: Any) -> None:
+def _check_optimizer(kind: str, kept: dict[str, Any], optimizer: object) -> None:
     """Refuse the state of an optimizer that lacks settings which this one needs."""
     mine = type(optimizer).__name__
     needed = set(getattr(optimizer, "defaults", ()))
@@ -211,7 +211,7 @@ def _check_optimizer(kind: str, kept: dict[str, Any], optimizer: Any) -> None:
         )
 
 
-def has_adapters(model: Any) -> bool:
+def has_adapters(model: object) -> bool:
     """Return whether a model has adapters of `peft`."""
     return hasattr(model, "peft_config")
 
@@ -235,7 +235,7 @@ def kept_state(model: Any) -> dict[str, Any]:
     return {name: tensor for name, tensor in model.state_dict().items() if name not in frozen}
 
 
-def frozen_word(model: Any) -> str:
+def frozen_word(model: object) -> str:
     """Return a checksum of the frozen parameters, '' where there are none; computed once while they are unchanged."""
     frozen = _frozen(model)
     if not frozen:

@@ -107,9 +107,9 @@ class Trainer:
     def __init__(
         self,
         model: Any,
-        loss: Any,
+        loss: object,
         optimizer: Any,
-        data: Any,
+        data: object,
         *,
         global_batch: int | None = None,
         devices: Fleet | Context = None,
@@ -254,7 +254,7 @@ class Trainer:
 
     # --- training ------------------------------------------------------------------------------------------
 
-    def fit(self, epochs: int = 1, *, test: Any = None, listener: Listener | None = None) -> list[EpochReport]:
+    def fit(self, epochs: int = 1, *, test: object = None, listener: Listener | None = None) -> list[EpochReport]:
         """Train for some epochs more.
 
         Parameters
@@ -302,7 +302,7 @@ class Trainer:
             self.reports += [report for report in heard.reports if report.step <= self._step]
         return heard.reports
 
-    def evaluate(self, data: Any) -> Evaluation:
+    def evaluate(self, data: object) -> Evaluation:
         """Test the model on data, over all devices.
 
         Parameters
@@ -318,7 +318,7 @@ class Trainer:
         accuracy = sums.right / sums.classes if sums.classes else None
         return Evaluation(int(sums.samples), sums.loss / divisor if divisor else 0.0, accuracy)
 
-    def predict(self, data: Any) -> Any:
+    def predict(self, data: object) -> Any:
         """Return the model's outputs for data, over all devices, in order.
 
         Parameters

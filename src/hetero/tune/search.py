@@ -140,8 +140,8 @@ class TrialPaces:
 
 @moved_keywords(OPENING)
 def search(
-    objective: Callable[[Trial], Any],
-    space: Mapping[str, Any],
+    objective: Callable[[Trial], object],
+    space: Mapping[str, object],
     *,
     trials: int | None = None,
     sampler: str = "tpe",
@@ -208,7 +208,7 @@ def takes_python(device: Device) -> bool:
 
 
 def run_search(
-    objective: Callable[[Trial], Any],
+    objective: Callable[[Trial], object],
     plan: SearchPlan,
     path: Path | None,
     *,
@@ -257,7 +257,7 @@ class _DeviceSearch:
         self,
         ctx: Context,
         study: Study,
-        objective: Callable[[Trial], Any],
+        objective: Callable[[Trial], object],
         listener: SearchListener,
         fits: Callable[[Device], bool],
     ) -> None:
@@ -369,7 +369,7 @@ def _worded(error: BaseException) -> str:
     return str(error) if isinstance(error, HeteroError) else f"{type(error).__name__}: {error}"
 
 
-def _name_of(objective: Any) -> str:
+def _name_of(objective: object) -> str:
     name = getattr(objective, "__qualname__", type(objective).__qualname__)
     module = getattr(objective, "__module__", "")
     return name if module in ("", "__main__") else f"{module}.{name}"

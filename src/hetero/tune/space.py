@@ -152,7 +152,7 @@ def read_range(name: str, given: object) -> Range:
     return Range(kind, _ends(name, kind, values), points)
 
 
-def _choices(name: str, values: Sequence[Any]) -> tuple[Any, ...]:
+def _choices(name: str, values: Sequence[object]) -> tuple[Any, ...]:
     for value in values:
         if not isinstance(value, _SCALARS):
             raise BadValueError(f"{name}: {shown(value)} cannot be a choice", remedy="give words and numbers")

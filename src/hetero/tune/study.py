@@ -229,7 +229,7 @@ class Study:
         self._running[number].set_user_attr("problem", problem)
         return self._tell(number, state=self._states.FAIL)
 
-    def _tell(self, number: int, **outcome: Any) -> TrialReport:
+    def _tell(self, number: int, **outcome: object) -> TrialReport:
         done = self._study.tell(self._running[number], **outcome)
         del self._running[number]
         self._reports[number] = self._report_of(done)

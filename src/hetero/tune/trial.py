@@ -123,7 +123,7 @@ def as_number(value: Any, said: str) -> float:
     return number
 
 
-def run_trial(call: TrialCall, objective: Callable[[Trial], Any]) -> TrialResult:
+def run_trial(call: TrialCall, objective: Callable[[Trial], object]) -> TrialResult:
     """Run one trial; runs as a task. The sleep of a throttled device belongs to the trial's seconds."""
     frame = current()
     assert frame is not None, "a trial runs as a task"

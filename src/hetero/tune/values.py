@@ -138,7 +138,7 @@ class SearchListener:
     def on_start(self, devices: Mapping[str, str], ended: int, trials: int) -> None:
         """Handle the devices, how many trials had ended before, and how many there will be in all."""
 
-    def on_running(self, running: Mapping[str, tuple[int, Mapping[str, Any]]]) -> None:
+    def on_running(self, running: Mapping[str, tuple[int, Mapping[str, object]]]) -> None:
         """Handle which trial each device works on, and its values."""
 
     def on_value(self, number: int, step: int, value: float) -> None:

@@ -66,7 +66,7 @@ class Control:
         again.daemon = True
         again.start()
 
-    def keep(self, key: Any, value: Any) -> None:
+    def keep(self, key: object, value: object) -> None:
         """Keep a value on this device's memory node."""
         self.values[key] = self._own(value)
 
@@ -74,7 +74,7 @@ class Control:
         """Return a kept value, its NumPy arrays copied."""
         return fresh(self.values[tuple(key)])
 
-    def _own(self, value: Any) -> Any:
+    def _own(self, value: object) -> Any:
         """Return a value that shares no bytes with the pool, whose blocks are leased for one task or one copy only."""
         runner = self._worker.runner
         if runner.shares_memory:
@@ -148,7 +148,7 @@ class Control:
         self._worker.segments.release(views)
         return ()
 
-    def _export(self, order: int, key: Any) -> tuple[Any, ...]:
+    def _export(self, order: int, key: object) -> tuple[Any, ...]:
         value = self._worker.runner.to_host(self.values[key])
         wire = store(value, self._worker.segments, lambda sizes: self._lease(order, sizes))
         wait_for_link(self._worker.device, sum([place.nbytes for place in wire.places]))
@@ -165,5 +165,5 @@ class Control:
                 self._aside.append(message)
         raise EOFError
 
-    def _send(self, message: tuple[Any, ...]) -> None:
+    def _send(self, message: tuple[object, ...]) -> None:
         self._socket.sendall(frame(message))

@@ -106,7 +106,7 @@ class LocalEngine(PayloadEngine[Worker]):
     def _limits(self, device: Device) -> bool:
         return self._in_process(device) and FEATURES.data_limit
 
-    def _stored(self, value: Any) -> Payload:
+    def _stored(self, value: object) -> Payload:
         return self._context.pool.payload(value)
 
     @property

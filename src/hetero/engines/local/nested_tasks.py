@@ -65,7 +65,7 @@ class _Reply:
         """Why one of the tasks whose results it was given failed."""
         return next((each.failure for each in self.inputs if each.failure is not None), None)
 
-    def _committed(self, load: Callable[[], Any]) -> None:
+    def _committed(self, load: Callable[[], object]) -> None:
         """Take the result."""
         self.load = load
         self.owner.committed(self)

@@ -226,16 +226,16 @@ class ProcessProxy:
         else:
             self._context.hub.at(CANCEL_S, lambda: self._insist(seq, self._is_first(seq)))
 
-    def import_value(self, key: Any, payload: Payload, done: Callable[..., None]) -> None:
+    def import_value(self, key: object, payload: Payload, done: Callable[..., None]) -> None:
         """Copy a value to the device's memory node; `done(error, started_s, seconds, answer)` in the hub's thread."""
         self._announce(payload)
         self._order(msg.IMPORT, done, key, tuple(payload.wire()))
 
-    def export_value(self, key: Any, done: Callable[..., None]) -> None:
+    def export_value(self, key: object, done: Callable[..., None]) -> None:
         """Copy a kept value to the host; the answer of `done` is an `HeldItem`."""
         self._order(msg.EXPORT, done, key)
 
-    def _order(self, tag: int, done: Callable[..., None], key: Any, *rest: Any) -> None:
+    def _order(self, tag: int, done: Callable[..., None], key: object, *rest: object) -> None:
         with self._lock:
             self._next += 1
             number = self._next
@@ -246,7 +246,7 @@ class ProcessProxy:
         else:
             self._control.send((tag, number, key, *rest))
 
-    def drop(self, key: Any) -> None:
+    def drop(self, key: object) -> None:
         """Forget a kept value."""
         if self._ready and not self._ended:
             self._drops += 1
@@ -259,7 +259,7 @@ class ProcessProxy:
             if not self._ended:
                 self._control.send((msg.CLOSE, number))
 
-    def recv(self, task: int, sender: int, content: Any) -> None:
+    def recv(self, task: int, sender: int, content: object) -> None:
         """Take a value from another member of a group."""
         self._group_messages.recv(task, sender, content)
 

@@ -59,7 +59,7 @@ class Spreading:
         self,
         function: Function,
         asked: Asked,
-        call: tuple[Any, Any],
+        call: tuple[object, object],
         refs: tuple[int, ...],
         nest: tuple[str, Nest],
         ended: Callable[[Ended], None],
@@ -90,7 +90,7 @@ class Spreading:
                 self._tell_released()
         return number
 
-    def _stored(self, seq: int, function: Function, call: tuple[Any, Any]) -> WireValue:
+    def _stored(self, seq: int, function: Function, call: tuple[object, object]) -> WireValue:
         try:
             return store(call, self._worker.segments, lambda sizes: self._worker.lease(seq, sizes, False))
         except msg.NoRoomError as error:

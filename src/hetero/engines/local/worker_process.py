@@ -84,7 +84,7 @@ class WorkerProcess:
                 remedy="send and receive in the task's own process",
             )
 
-    def send(self, message: tuple[Any, ...]) -> None:
+    def send(self, message: tuple[object, ...]) -> None:
         """Send one message to the program."""
         self._refuse_fork()
         data = frame(message)
@@ -103,7 +103,7 @@ class WorkerProcess:
         else:
             self.send((msg.LOG, record))
 
-    def _send_rows(self, rows: list[Any]) -> None:
+    def _send_rows(self, rows: list[object]) -> None:
         self.send((msg.DONE, rows))
 
     def _group_message(self, seq: int) -> tuple[int, int, Any]:
@@ -291,7 +291,7 @@ class WorkerProcess:
         self.slot[0] = 0
         return (job.seq, timing.started_s, tuple(timing.times()), *answer)
 
-    def _call(self, job: AttemptCall, views: list[Any]) -> Outcome:
+    def _call(self, job: AttemptCall, views: list[object]) -> Outcome:
         function = self._functions.read.get(job.key) or self._functions.get(job.key)
         self.running = job.seq
         self.task = job.task
@@ -324,7 +324,7 @@ class WorkerProcess:
     def _channel(self, job: AttemptCall) -> GroupChannel:
         assert job.group is not None
 
-        def send(rank: int, value: Any) -> None:
+        def send(rank: int, value: object) -> None:
             for piece in cut(value, self.hello.transport.piece_bytes):
                 with self.shield():
                     self.send((msg.SEND, job.seq, rank, self._placed(job.seq, piece)))
@@ -350,7 +350,7 @@ class WorkerProcess:
             buffer[:nbytes] = self.segments.segment(number).part(offset, nbytes).data
             self.send((msg.RECEIVED, data))
 
-    def _arguments(self, job: AttemptCall, views: list[Any]) -> Any:
+    def _arguments(self, job: AttemptCall, views: list[object]) -> Any:
         items = {}
         travelled = sum([place[2] for place in job.wire[1]])
         for item, (wire, key) in job.items.items():

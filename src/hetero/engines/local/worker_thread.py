@@ -108,22 +108,22 @@ class ThreadWorker:
         reason = f"its thread was given up to stop task {which[0]}; what it runs goes on unseen"
         self._context.hub.emit(DeviceLost(self._context.clock.now_s(), self.device.id, reason, permanent=False))
 
-    def import_value(self, key: Any, value: Any, done: Callable[..., None]) -> None:
+    def import_value(self, key: object, value: object, done: Callable[..., None]) -> None:
         """Copy a value to the device's memory node; `done(error, started_s, seconds, answer)` in the hub's thread."""
         self._copy(done, lambda: self._import(key, value))
 
-    def export_value(self, key: Any, done: Callable[..., None]) -> None:
+    def export_value(self, key: object, done: Callable[..., None]) -> None:
         """Copy a kept value to the host; the answer of `done` is an `HeldItem`."""
         self._copy(done, lambda: self._export(key))
 
-    def drop(self, key: Any) -> None:
+    def drop(self, key: object) -> None:
         """Forget a kept value."""
         self._kept.pop(key, None)
 
     def drop_segment(self, number: int) -> None:
         """Do nothing: the files are this process's own."""
 
-    def recv(self, task: int, sender: int, content: Any) -> None:
+    def recv(self, task: int, sender: int, content: object) -> None:
         """Take a value from another member of a group."""
         self._post(task, (msg.SEND, sender, content))
 
@@ -131,7 +131,7 @@ class ThreadWorker:
         """Learn that another member of a group has ended."""
         self._post(task, (msg.LEFT, sender, reason))
 
-    def _post(self, task: int, message: tuple[int, int, Any]) -> None:
+    def _post(self, task: int, message: tuple[int, int, object]) -> None:
         inbox = self._inboxes.get(task)
         if inbox is not None:
             inbox.put(message)
@@ -233,7 +233,7 @@ class ThreadWorker:
         return resolve(call.args, values), resolve(dict(call.kwargs), values)
 
     def _channel(self, task: int, group: GroupTask, rank: int) -> GroupChannel:
-        def send(to: int, value: Any) -> None:
+        def send(to: int, value: object) -> None:
             group.send(rank, to, Whole(fresh(value)))
 
         return GroupChannel(rank, group.size, send, self._inboxes[task].get, copy_piece)
@@ -276,7 +276,7 @@ class ThreadWorker:
 
     # -- copies -----------------------------------------------------------------------------------------------
 
-    def _copy(self, done: Callable[..., None], work: Callable[[], Any]) -> None:
+    def _copy(self, done: Callable[..., None], work: Callable[[], object]) -> None:
         if self._copier is None:
             self._copier = threading.Thread(target=self._copy_loop, name="hetero-copies", daemon=True)
             self._copier.start()
@@ -286,7 +286,7 @@ class ThreadWorker:
         while (work := self._copies.get()) is not None:
             work()
 
-    def _timed(self, done: Callable[..., None], work: Callable[[], Any]) -> None:
+    def _timed(self, done: Callable[..., None], work: Callable[[], object]) -> None:
         started_s = self._context.clock.now_s()
         problem, answer = "", None
         try:
@@ -297,12 +297,12 @@ class ThreadWorker:
         seconds = self._context.clock.now_s() - started_s
         self._context.hub.call(lambda: done(problem, started_s, seconds, answer))
 
-    def _import(self, key: Any, value: Any) -> None:
+    def _import(self, key: object, value: object) -> None:
         plain = value.value() if isinstance(value, Payload) else fresh(value)
         wait_for_link(self.device, sizeof(plain))
         self._kept[key] = self._runner.to_device(plain)
 
-    def _export(self, key: Any) -> HeldItem:
+    def _export(self, key: object) -> HeldItem:
         value = fresh(self._runner.to_host(self._kept[key]))
         wait_for_link(self.device, sizeof(value))
         return HeldItem(value=value)

@@ -59,15 +59,15 @@ class DeviceActor:
         """Return the time on this host's clock."""
         return self._worker.now_s()
 
-    def run(self, batch: bytes, *parts: Any) -> Answer:
+    def run(self, batch: bytes, *parts: object) -> Answer:
         """Run attempts one after the other."""
         return self._worker.run(batch, (), parts)
 
-    def run_group(self, batch: bytes, peers: Sequence[Any], *parts: Any) -> Answer:
+    def run_group(self, batch: bytes, peers: Sequence[object], *parts: object) -> Answer:
         """Run an attempt together with others."""
         return self._worker.run(batch, peers, parts)
 
-    def recv(self, which: tuple[int, int], sender: int, body: bytes | None, *buffers: Any) -> None:
+    def recv(self, which: tuple[int, int], sender: int, body: bytes | None, *buffers: object) -> None:
         """Take a value from another member of a group."""
         self._worker.recv(which, sender, body, *buffers)
 
@@ -83,19 +83,19 @@ class DeviceActor:
         """Stop an attempt."""
         self._worker.cancel(seq)
 
-    def import_value(self, key: Any, wire: Any, *parts: Any) -> tuple[float, float]:
+    def import_value(self, key: object, wire: object, *parts: object) -> tuple[float, float]:
         """Copy a value to the device's memory node."""
         return self._worker.import_value(key, wire, parts)
 
-    def export_value(self, key: Any) -> Answer:
+    def export_value(self, key: object) -> Answer:
         """Copy a kept value to the host."""
         return self._worker.export_value(key)
 
-    def drop(self, key: Any) -> None:
+    def drop(self, key: object) -> None:
         """Forget a kept value."""
         self._worker.drop(key)
 
-    def touch(self, *parts: Any) -> None:
+    def touch(self, *parts: object) -> None:
         """Do nothing: the parts are on this host now."""
 
 
@@ -178,14 +178,14 @@ class ActorTransfers:
         self._numbers = itertools.count(1)
         self._orders: dict[int, tuple[Any, Done]] = {}
 
-    def import_value(self, key: Any, payload: Payload, done: Done) -> None:
+    def import_value(self, key: object, payload: Payload, done: Done) -> None:
         """Copy a value to the device's memory node."""
         bundle = CallBundle()
         wire = bundle.wire(payload)
         refs = bundle.refs
         self._order(done, lambda group: (self.handle.import_value.options(**group).remote(key, wire, *refs), None))
 
-    def export_value(self, key: Any, done: Done) -> None:
+    def export_value(self, key: object, done: Done) -> None:
         """Copy a kept value to its host's main memory; `done` gets it as an item."""
         self._order(done, lambda group: self.handle.export_value.options(num_returns=2, **group).remote(key))
 
@@ -216,7 +216,7 @@ class ActorTransfers:
         self._orders[number] = ((ref, data), done)
         ref._on_completed(lambda answer: self._context.hub.call(partial(self._copied, number, data, asked_s, answer)))
 
-    def _copied(self, number: int, data: Any, asked_s: float, answer: Any) -> None:
+    def _copied(self, number: int, data: object, asked_s: float, answer: Any) -> None:
         order = self._orders.pop(number, None)
         if order is None:
             return

@@ -116,7 +116,7 @@ class ActorProxy:
     def _in_hub(self, handler: Callable[[Any], None]) -> Callable[[Any], None]:
         return lambda answer: self._context.hub.call(partial(handler, answer))
 
-    def _too_late(self, handle: Any) -> None:
+    def _too_late(self, handle: object) -> None:
         if handle is self.handle and not self._ready and not self._ended:
             self._kill(f"it was not ready after {self._context.start_s:g} s")
 
@@ -139,7 +139,7 @@ class ActorProxy:
         else:
             compare_clocks(handle, self._now_s, self._in_hub, partial(self._settle, handle, greeting))
 
-    def _settle(self, handle: Any, greeting: Greeting, shift_s: float | Exception) -> None:
+    def _settle(self, handle: object, greeting: Greeting, shift_s: float | Exception) -> None:
         if self._ended or handle is not self.handle:
             return
         if isinstance(shift_s, Exception):
@@ -166,7 +166,7 @@ class ActorProxy:
         launches: Sequence[tuple[Launch, Call]],
         group: GroupTask | None = None,
         rank: int = 0,
-        peers: tuple[Any, ...] = (),
+        peers: tuple[object, ...] = (),
     ) -> None:
         """Send attempts, as soon as the actor has little left to do."""
         with self._lock:
@@ -225,13 +225,13 @@ class ActorProxy:
         else:
             self._context.hub.at(CANCEL_S, lambda: self._insist(seq, self._is_first(seq)))
 
-    def drop(self, key: Any) -> None:
+    def drop(self, key: object) -> None:
         """Forget a kept value."""
         if self._ready and not self._ended:
             self._drops += 1
             self._order("drop", key)
 
-    def recv(self, task: int, sender: int, content: Any) -> None:
+    def recv(self, task: int, sender: int, content: object) -> None:
         """Do nothing: members talk without the program."""
 
     def peer_left(self, task: int, sender: int, reason: str) -> None:
@@ -240,7 +240,7 @@ class ActorProxy:
         if which is not None:
             self._order("peer_left", which, sender, reason)
 
-    def _order(self, method: str, *arguments: Any) -> None:
+    def _order(self, method: str, *arguments: object) -> None:
         if not self._ended:
             getattr(self.handle, method).options(concurrency_group=MESSAGES).remote(*arguments)
 
@@ -277,7 +277,7 @@ class ActorProxy:
         functions: list[tuple[str, bytes]],
         bundle: CallBundle,
         holds: list[Payload],
-        jobs: list[tuple[Any, ...]],
+        jobs: list[tuple[object, ...]],
     ) -> bool:
         """Pack an attempt; one whose input is not there any more is given back."""
         call, launch, items = request.call, request.launch, dict[int, Any]()
@@ -412,7 +412,7 @@ class ActorProxy:
             self._reader.join(STOP_S)
 
 
-def _kill(handle: Any) -> None:
+def _kill(handle: object) -> None:
     if handle is not None:
         import ray
 
@@ -458,7 +458,7 @@ class Replies:
         failure = failure_of(*rest) if how == msg.FAILED else Failure("cancelled", "cancelled before it started")
         return TaskFailed(now_s, task, attempt, device.id, started_s, seconds, failure)
 
-    def _keep(self, request: InFlight, data: Any, body: bytes | None, first: int, sizes: tuple[int, ...]) -> int:
+    def _keep(self, request: InFlight, data: object, body: bytes | None, first: int, sizes: tuple[int, ...]) -> int:
         if request.rank:
             return 0
         store, launch = self._context.store, request.launch
@@ -480,7 +480,7 @@ QUESTIONS = 8
 InHub = Callable[[Callable[[Any], None]], Callable[[Any], None]]
 
 
-def compare_clocks(handle: Any, now_s: Callable[[], float], in_hub: InHub, done: Callable[[Any], None]) -> None:
+def compare_clocks(handle: object, now_s: Callable[[], float], in_hub: InHub, done: Callable[[Any], None]) -> None:
     """Ask an actor for its time some times over, and tell `done` the difference, or the exception that came.
 
     Parameters

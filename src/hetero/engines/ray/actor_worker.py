@@ -155,7 +155,9 @@ class ActorWorker:
 
     # -- attempts, in the thread that runs tasks --------------------------------------------------------------
 
-    def run(self, batch: bytes, peers: Sequence[Any], parts: Sequence[Any]) -> tuple[bytes, tuple[Any, ...] | None]:
+    def run(
+        self, batch: bytes, peers: Sequence[object], parts: Sequence[object]
+    ) -> tuple[bytes, tuple[Any, ...] | None]:
         """Run attempts one after the other; return their rows, and all large buffers of their results.
 
         Parameters
@@ -188,9 +190,9 @@ class ActorWorker:
     def _attempt(
         self,
         job: ActorCall,
-        peers: Sequence[Any],
-        parts: Sequence[Any],
-        large: list[Any],
+        peers: Sequence[object],
+        parts: Sequence[object],
+        large: list[object],
         notes: list[TaskNote],
         copied: bool,
     ) -> Row:
@@ -206,9 +208,9 @@ class ActorWorker:
     def _timed(
         self,
         job: ActorCall,
-        peers: Sequence[Any],
-        parts: Sequence[Any],
-        large: list[Any],
+        peers: Sequence[object],
+        parts: Sequence[object],
+        large: list[object],
         copied: bool,
         notes: list[TaskNote],
     ) -> Row:
@@ -219,7 +221,7 @@ class ActorWorker:
         return (job.seq, timing.started_s, tuple(timing.times()), *answer)
 
     def _answer(
-        self, job: ActorCall, peers: Sequence[Any], parts: Sequence[Any], large: list[Any], copied: bool
+        self, job: ActorCall, peers: Sequence[object], parts: Sequence[object], large: list[object], copied: bool
     ) -> Row:
         self._task = job.task
         try:
@@ -231,7 +233,7 @@ class ActorWorker:
         finally:
             self._task = None
 
-    def _call(self, job: ActorCall, peers: Sequence[Any], parts: Sequence[Any]) -> Outcome:
+    def _call(self, job: ActorCall, peers: Sequence[object], parts: Sequence[object]) -> Outcome:
         try:
             items = {number: self._item(wire, key, parts) for number, (wire, key) in job.items.items()}
             args, kwargs = _value(job.wire, parts, items)
@@ -248,10 +250,10 @@ class ActorWorker:
         finally:
             self._cancellation.leave_call()
 
-    def _item(self, wire: Any, key: Any, parts: Sequence[Any]) -> Any:
+    def _item(self, wire: object, key: object, parts: Sequence[object]) -> Any:
         return fresh(self._kept[key]) if wire is None else _value(wire, parts)
 
-    def _result(self, job: ActorCall, outcome: Outcome, large: list[Any], copied: bool) -> Row:
+    def _result(self, job: ActorCall, outcome: Outcome, large: list[object], copied: bool) -> Row:
         if outcome.value is None:
             return msg.VALUE, NONE, 0, ()
         if outcome.resident:
@@ -305,7 +307,7 @@ class ActorWorker:
             if other != rank:
                 peer.peer_left.options(concurrency_group=MESSAGES).remote(which, rank, "")
 
-    def recv(self, which: Which, sender: int, body: bytes | None, *buffers: Any) -> None:
+    def recv(self, which: Which, sender: int, body: bytes | None, *buffers: object) -> None:
         """Take a value from another member of a group."""
         self._post(which, (msg.SEND, sender, (body, buffers)))
 
@@ -313,7 +315,7 @@ class ActorWorker:
         """Learn that another member of a group has ended."""
         self._post(which, (msg.LEFT, sender, reason))
 
-    def _post(self, which: Which, message: tuple[int, int, Any]) -> None:
+    def _post(self, which: Which, message: tuple[int, int, object]) -> None:
         if which not in self._over:
             self._inbox(which).put(message)
 
@@ -341,7 +343,7 @@ class ActorWorker:
     def _imports(self) -> bool:
         return is_importing(sys._current_frames().get(self._cancellation.thread))
 
-    def import_value(self, key: Any, wire: Any, parts: Sequence[Any]) -> tuple[float, float]:
+    def import_value(self, key: object, wire: object, parts: Sequence[object]) -> tuple[float, float]:
         """Copy a value to the device's memory node; return when that began, and how long it took, in s."""
         started_s = self._clock.now_s()
         value = _value(wire, parts)
@@ -349,7 +351,7 @@ class ActorWorker:
         self._kept[key] = self._runner.to_device(value)
         return started_s, self._clock.now_s() - started_s
 
-    def export_value(self, key: Any) -> tuple[bytes, tuple[Any, ...] | None]:
+    def export_value(self, key: object) -> tuple[bytes, tuple[Any, ...] | None]:
         """Copy a kept value to the host."""
         started_s = self._clock.now_s()
         body, buffers = _packed(self._runner.to_host(self._kept[key]))
@@ -358,12 +360,12 @@ class ActorWorker:
         row = (started_s, self._clock.now_s() - started_s, body, sizes)
         return pickle.dumps(row, 5), tuple(buffers) or None
 
-    def drop(self, key: Any) -> None:
+    def drop(self, key: object) -> None:
         """Forget a kept value."""
         self._kept.drop(key)
 
 
-def _packed(value: Any) -> tuple[bytes | None, list[Any]]:
+def _packed(value: object) -> tuple[bytes | None, list[Any]]:
     """Pickle a value: return the pickle, None where it is the first buffer, and large buffers as arrays of bytes."""
     body, buffers = dump(value)
     return body, [np.frombuffer(buffer, np.uint8) for buffer in buffers]
@@ -378,6 +380,6 @@ def _value(wire: Any, parts: Sequence[Any], items: Mapping[int, Any] | None = No
     return load(wire[0], _buffers(wire, parts), items)
 
 
-def _travelled(job: ActorCall, parts: Sequence[Any]) -> int:
+def _travelled(job: ActorCall, parts: Sequence[object]) -> int:
     wires = [job.wire, *(wire for wire, _ in job.items.values() if wire is not None)]
     return sum([len(buffer) for wire in wires for buffer in _buffers(wire, parts)])

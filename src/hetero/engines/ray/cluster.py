@@ -134,7 +134,7 @@ class Cluster:
         return {name: address for address, name in self._names.items()}
 
     def ask(
-        self, hosts: Sequence[Host], function: Callable[..., Any], arguments: tuple[Any, ...], timeout_s: float
+        self, hosts: Sequence[Host], function: Callable[..., object], arguments: tuple[object, ...], timeout_s: float
     ) -> list[tuple[Host, Any]]:
         """Call a function on each host, all at once; return each its answer, or the HeteroError that it raised.
 
@@ -160,7 +160,7 @@ class Cluster:
         return self._names.setdefault(node["NodeManagerAddress"], f"h{len(self._names)}")
 
 
-def _answer(host: Host, ref: Any, timeout_s: float) -> Any:
+def _answer(host: Host, ref: object, timeout_s: float) -> Any:
     import ray
 
     try:

@@ -97,7 +97,7 @@ class RayEngine(PayloadEngine[ActorProxy]):
             if worker.device.host == host:
                 worker.lose(f"its host did not answer for {SILENT_S:g} s")
 
-    def _stored(self, value: Any) -> StoredPayload:
+    def _stored(self, value: object) -> StoredPayload:
         return self._context.store.payload(value)
 
     def run(self, device: str, launches: Sequence[tuple[Launch, Call]]) -> None:

@@ -99,7 +99,7 @@ class HostMonitor:
             ref = watched.actor.beat.remote()
             ref._on_completed(lambda answer: self._hub.call(partial(self._answered, watched, ref, answer)))
 
-    def _answered(self, watched: _Watched, ref: Any, answer: Any) -> None:
+    def _answered(self, watched: _Watched, ref: object, answer: object) -> None:
         watched.asked = False
         if answer == watched.node_id:
             watched.answered_s = monotonic_s()

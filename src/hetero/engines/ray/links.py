@@ -22,7 +22,7 @@ _PATIENCE_S = 60.0
 class _Mirror:
     """The actor at the other end."""
 
-    def touch(self, *parts: Any) -> None:
+    def touch(self, *parts: object) -> None:
         """Do nothing: the parts are on this host now."""
 
     def array(self) -> Any:
@@ -67,7 +67,7 @@ def measure_links(host: Host) -> tuple[Link, Link]:
     )
 
 
-def _seconds(ref: Any) -> float:
+def _seconds(ref: object) -> float:
     import ray
 
     begin_s = monotonic_s()

@@ -30,7 +30,7 @@ class StoredBuffer:
 
     __slots__ = ("_returned", "index", "nbytes", "ref")
 
-    def __init__(self, ref: Any, index: int, nbytes: int, returned: deque[int]) -> None:
+    def __init__(self, ref: object, index: int, nbytes: int, returned: deque[int]) -> None:
         self.ref = ref
         self.index = index
         self.nbytes = nbytes
@@ -100,7 +100,7 @@ class CallBundle:
         assert isinstance(payload, StoredPayload)
         return payload.body, tuple([(self._place(part.ref), part.index) for part in payload.parts])
 
-    def _place(self, ref: Any) -> int:
+    def _place(self, ref: object) -> int:
         place = self._places.get(ref)
         if place is None:
             place = self._places[ref] = len(self.refs)
@@ -125,7 +125,7 @@ class ObjectStore:
         self._lock = threading.Lock()
         self._copies = Copies(self._put, _address, counters)
 
-    def payload(self, value: Any) -> StoredPayload:
+    def payload(self, value: object) -> StoredPayload:
         """Return a value as bytes; raises whatever its pickling raises.
 
         Raises
@@ -135,7 +135,7 @@ class ObjectStore:
         """
         return StoredPayload(*self._copies.pack(value))
 
-    def part(self, ref: Any, index: int, nbytes: int) -> StoredBuffer:
+    def part(self, ref: object, index: int, nbytes: int) -> StoredBuffer:
         """Take a buffer into account that an actor left in the store."""
         with self._lock:
             self._drain()

@@ -167,7 +167,7 @@ class PayloadEngine(Engine, Generic[Proxy]):
         self._context.items.clear()
 
     @abstractmethod
-    def _stored(self, value: Any) -> Payload:
+    def _stored(self, value: object) -> Payload:
         """Return a value as bytes; raises whatever its pickling raises."""
 
     def encode(self, call: Call) -> None:
@@ -176,7 +176,7 @@ class PayloadEngine(Engine, Generic[Proxy]):
         pack_function(function, self.other_remedy)
         call.encoded = self._payload((call.args, dict(call.kwargs)), f"an argument of {function.name!r}")
 
-    def _payload(self, value: Any, what: str) -> Payload:
+    def _payload(self, value: object, what: str) -> Payload:
         try:
             return self._stored(value)
         except EngineError:
@@ -208,13 +208,13 @@ class PayloadEngine(Engine, Generic[Proxy]):
 
     # -- data -------------------------------------------------------------------------------------------------
 
-    def put(self, item: int, value: Any) -> int:
+    def put(self, item: int, value: object) -> int:
         """Keep a value as a data item on the host; return its bytes there, 0 where it travels in messages."""
         payload = self._payload(value, "the value")
         self._context.items.put(item, HeldItem(payload))
         return payload.nbytes
 
-    def holds(self, item: int, value: Any) -> bool:
+    def holds(self, item: int, value: object) -> bool:
         """Return whether a data item is this very array, unchanged since it was put."""
         try:
             known = self._context.items.find(item).payload

@@ -109,7 +109,7 @@ def load_error(blob: bytes | None, message: str, text: str) -> BaseException:
     return error
 
 
-def kind_here(kind: Any, error: BaseException) -> Any:
+def kind_here(kind: object, error: BaseException) -> Any:
     """Return the kind of a failure as the program sees it.
 
     A package that the program lacks too is missing nowhere in particular: the task's exception is its own.
@@ -130,7 +130,7 @@ def _is_here(name: str) -> bool:
         return False
 
 
-def failure_of(kind: Any, message: str, blob: bytes | None, text: str) -> Failure:
+def failure_of(kind: object, message: str, blob: bytes | None, text: str) -> Failure:
     """Return the failure that a worker process told."""
     if kind == "cancelled":
         return Failure("cancelled", message)
@@ -147,7 +147,7 @@ def failure_of(kind: Any, message: str, blob: bytes | None, text: str) -> Failur
 @functools.cache
 def _pickler() -> Any:
     class Pickler(cloud_pickler()):  # type: ignore[misc]
-        def reducer_override(self, value: Any) -> Any:
+        def reducer_override(self, value: object) -> Any:
             if isinstance(value, BaseException):
                 return _restored, (_dumped(value, _LONGEST_CHAIN - 1),)
             return super().reducer_override(value)
@@ -233,7 +233,7 @@ def _whole(error: BaseException) -> bytes | None:
         return None
 
 
-def _piece(value: Any) -> _Piece:
+def _piece(value: object) -> _Piece:
     try:
         shown = repr(value)
     except BaseException:  # noqa: BLE001  a user's value may raise anything when it is shown
@@ -241,7 +241,7 @@ def _piece(value: Any) -> _Piece:
     return _Piece(_body(value), shown if len(shown) <= _SHOWN else f"{shown[:_SHOWN]}…")
 
 
-def _body(value: Any) -> bytes | None:
+def _body(value: object) -> bytes | None:
     if type(value) in _SIMPLE:
         return pickle.dumps(value, 5)
     try:
@@ -330,7 +330,7 @@ def _read(piece: Any, what: str, lost: list[str]) -> Any:
     return shown
 
 
-def _set(error: BaseException, name: str, piece: Any, lost: list[str]) -> None:
+def _set(error: BaseException, name: str, piece: object, lost: list[str]) -> None:
     before = len(lost)
     value = _read(piece, f"the attribute {name!r}", lost)
     if len(lost) == before:
@@ -366,7 +366,7 @@ def _imported(module: str, path: str) -> type[BaseException] | None:
     return found if isinstance(found, type) and issubclass(found, BaseException) else None
 
 
-def _empty(kind: type[BaseException], made: list[Any]) -> BaseException:
+def _empty(kind: type[BaseException], made: list[object]) -> BaseException:
     """Make an exception with its built-in part set, and without the `__init__` of its class."""
     base = _builtin(kind)
     try:

@@ -32,7 +32,7 @@ __all__ = [
 class GroupMember(Protocol):
     """A worker that takes part."""
 
-    def recv(self, task: int, sender: int, content: Any) -> None:
+    def recv(self, task: int, sender: int, content: object) -> None:
         """Take a value from another member."""
         ...
 
@@ -70,7 +70,7 @@ class GroupChannel:
         self._inbox: list[deque[Whole | Chunk]] = [deque() for _ in range(world_size)]
         self._left: dict[int, str] = {}
 
-    def send(self, value: Any, rank: int) -> None:
+    def send(self, value: object, rank: int) -> None:
         """Send a value to the member of this rank."""
         self._check(rank)
         self._send(rank, value)
@@ -117,7 +117,7 @@ class GroupTask:
         """Return the number of members."""
         return len(self._members)
 
-    def send(self, sender: int, rank: int, content: Any) -> None:
+    def send(self, sender: int, rank: int, content: object) -> None:
         """Pass a value on."""
         with self.lock:
             if rank not in self._left:
@@ -157,7 +157,7 @@ class Chunk(NamedTuple):
     data: Any
 
 
-def cut(value: Any, piece_bytes: int) -> Iterator[Chunk]:
+def cut(value: object, piece_bytes: int) -> Iterator[Chunk]:
     """Cut a value into pieces whose data are parts of its own memory.
 
     Raises

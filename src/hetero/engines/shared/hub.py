@@ -158,7 +158,7 @@ class Pipe:
         self._handler = handler
         self._lock = threading.Lock()
 
-    def send(self, message: tuple[Any, ...], fds: Sequence[int] = ()) -> None:
+    def send(self, message: tuple[object, ...], fds: Sequence[int] = ()) -> None:
         """Send a message now, or as soon as the worker reads."""
         data = memoryview(frame(message))
         with self._lock:

@@ -153,7 +153,7 @@ class Outbox:
         self._flushed_s = 0.0
         self._open = True
 
-    def add(self, row: Any, next_s: float | None) -> None:
+    def add(self, row: object, next_s: float | None) -> None:
         """Take an answer; `next_s` is the expected time of the task that follows, None when none does."""
         if next_s is None and not self._rows:
             self._send([row])

@@ -34,7 +34,7 @@ def resolve(value: Any, values: Mapping[int, Any]) -> Any:
     return rebuild(value, lambda each: resolve(each, values)) if is_container(kind) else value
 
 
-def sizeof(value: Any) -> int:
+def sizeof(value: object) -> int:
     """Return the bytes of the arrays in a value, 0 where they are few enough for a message."""
     if isinstance(value, list | tuple):
         total = sum([sizeof(item) for item in value]) if len(value) <= 4096 else 0
@@ -54,7 +54,7 @@ class Holder(Protocol):
 
     device: Device
 
-    def drop(self, key: Any) -> None:
+    def drop(self, key: object) -> None:
         """Forget a kept value."""
         ...
 
@@ -62,7 +62,7 @@ class Holder(Protocol):
 class Packer(Protocol):
     """Turns values into bytes that travel."""
 
-    def payload(self, value: Any) -> Payload:
+    def payload(self, value: object) -> Payload:
         """Return a value as bytes; raises whatever its pickling raises."""
         ...
 
@@ -100,7 +100,7 @@ class HeldItem:
 
     __slots__ = ("payload", "replicas", "value")
 
-    def __init__(self, payload: Payload | None = None, value: Any = MISSING, replica: Replica | None = None) -> None:
+    def __init__(self, payload: Payload | None = None, value: object = MISSING, replica: Replica | None = None) -> None:
         self.payload = payload
         self.value = value
         self.replicas: tuple[Replica, ...] = (replica,) if replica else ()
@@ -247,7 +247,7 @@ class Items:
         payload = self.payload(number)
         return (payload.wire(), None), payload
 
-    def for_thread(self, number: int, kept: Callable[[Any], Any], holder: Holder) -> Any:
+    def for_thread(self, number: int, kept: Callable[[Any], object], holder: Holder) -> Any:
         """Return the value of an item to a worker thread."""
         item = self.find(number)
         replica = item.on(holder)

@@ -186,7 +186,7 @@ class MemoryPool:
         """Return a block with these bytes: a new copy, or the one made before where it still holds the same."""
         return self._copies.keep(buffer)
 
-    def payload(self, value: Any) -> Payload:
+    def payload(self, value: object) -> Payload:
         """Return a value as bytes; raises whatever its pickling raises."""
         return Payload(*self._copies.pack(value))
 
@@ -516,7 +516,7 @@ class SharedMappings:
                 raise HeteroError(f"segment {number} of the memory pool did not reach this worker")
             return self._segments[number]
 
-    def value(self, wire: WireValue, views: list[Any], items: Mapping[int, Any] | None = None) -> Any:
+    def value(self, wire: WireValue, views: list[Any], items: Mapping[int, object] | None = None) -> Any:
         """Read a value; weak references to the buffers that it looks at are added to `views`."""
         body, places = wire
         buffers = [self._view(*place) for place in places]
@@ -539,7 +539,7 @@ class SharedMappings:
         self.segment(place.segment).part(place.offset, place.nbytes)[:] = np.frombuffer(buffer, np.uint8)
 
 
-def store(value: Any, mappings: SharedMappings, room: Callable[[list[int]], list[BufferPlace]]) -> WireValue:
+def store(value: object, mappings: SharedMappings, room: Callable[[list[int]], list[BufferPlace]]) -> WireValue:
     """Turn a value into what travels, its large buffers into shared memory.
 
     Raises

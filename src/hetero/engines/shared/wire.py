@@ -129,7 +129,7 @@ def _reduce_own(value: Any) -> Any:
 
 
 class _PlainPickler(pickle.Pickler):
-    def reducer_override(self, value: Any) -> Any:
+    def reducer_override(self, value: object) -> Any:
         reduced = _reduce_own(value)
         if reduced is NotImplemented and not (type(value) is FunctionType and value.__module__ == __name__):
             raise _NotPlainError
@@ -142,7 +142,7 @@ def cloud_pickler() -> Any:
     import cloudpickle
 
     class CloudPickler(cloudpickle.Pickler):  # type: ignore[misc]
-        def reducer_override(self, value: Any) -> Any:
+        def reducer_override(self, value: object) -> Any:
             reduced = _reduce_own(value)
             if reduced is NotImplemented and type(value).__module__ == "torch":
                 reduced = _reduce_tensor(value)
@@ -189,7 +189,7 @@ def _reduce_tensor(value: Any) -> Any:
 NONE = pickle.dumps(None, 5)
 
 
-def dump(value: Any) -> tuple[bytes | None, list[memoryview]]:
+def dump(value: object) -> tuple[bytes | None, list[memoryview]]:
     """Pickle a value; return the pickle and the large buffers that belong to it, in order: what `load` reads.
 
     A pickle that is large itself is the first of the buffers, and None stands in its place.
@@ -247,7 +247,7 @@ class Copies(Generic[Kept]):
         self._counters = counters
         self._known: OrderedDict[tuple[int, int], tuple[Kept, Any]] = OrderedDict()
 
-    def pack(self, value: Any) -> tuple[bytes | None, tuple[Kept, ...]]:
+    def pack(self, value: object) -> tuple[bytes | None, tuple[Kept, ...]]:
         """Pickle a value as `dump` does; return the pickle and copies of the large buffers.
 
         Raises
@@ -272,7 +272,7 @@ class Copies(Generic[Kept]):
         self._remember(key, made, buffer.obj)
         return made
 
-    def _remember(self, key: tuple[int, int], made: Kept, owner: Any) -> None:
+    def _remember(self, key: tuple[int, int], made: Kept, owner: object) -> None:
         def forget(_: object, known: OrderedDict[Any, Any] = self._known) -> None:
             known.pop(key, None)
 
@@ -291,7 +291,7 @@ class Copies(Generic[Kept]):
         self._known.clear()
 
 
-def as_bytes(value: Any) -> bytes:
+def as_bytes(value: object) -> bytes:
     """Pickle a value with everything inside."""
     file = io.BytesIO()
     cloud_pickler()(file, 5).dump(value)
@@ -323,7 +323,7 @@ def fresh(value: Any) -> Any:
     return rebuild(value, fresh) if is_container(kind) else value
 
 
-def frame(message: tuple[Any, ...]) -> bytes:
+def frame(message: tuple[object, ...]) -> bytes:
     """Return a message as bytes with its length in front.
 
     Raises

@@ -85,7 +85,7 @@ class KeptValues(dict[Any, Any]):
         self.drops = 0
         self._dropped = threading.Condition()
 
-    def drop(self, key: Any) -> None:
+    def drop(self, key: object) -> None:
         """Forget a value."""
         self.pop(key, None)
         with self._dropped:

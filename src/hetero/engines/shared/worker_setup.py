@@ -29,7 +29,7 @@ class Initializer:
         The call.
     """
 
-    def __init__(self, function: Callable[..., object], args: tuple[Any, ...]) -> None:
+    def __init__(self, function: Callable[..., object], args: tuple[object, ...]) -> None:
         self.name: str = getattr(function, "__name__", type(function).__name__)
         self._call: tuple[Callable[..., object], tuple[Any, ...]] | None = (function, args)
         self._blob = b""

@@ -8,14 +8,18 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from enum import Enum
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:
-    from hetero.session.futures import Future
+from hetero.session.futures import Future, R
 
 __all__ = ["AsyncTwins"]
 
-_END = object()
+
+class _End(Enum):
+    """Stands for the end of an iterator."""
+
+    END = 0
 
 
 class AsyncTwins:
@@ -25,11 +29,11 @@ class AsyncTwins:
         submit: Callable[..., Future]
         map: Callable[..., Iterator[Any]]
 
-    async def asubmit(self, function: Callable[..., object], /, *args: object, **kwargs: object) -> Future:
+    async def asubmit(self, function: Callable[..., R], /, *args: object, **kwargs: object) -> Future[R]:
         """Submit one call; the arguments are copied in another thread."""
         return await asyncio.to_thread(self.submit, function, *args, **kwargs)
 
-    async def arun(self, function: Callable[..., object], /, *args: object, **kwargs: object) -> Any:
+    async def arun(self, function: Callable[..., R], /, *args: object, **kwargs: object) -> R:
         """Run one call and give its result; cancelled, it stops the task."""
         return await (await self.asubmit(function, *args, **kwargs))
 
@@ -41,13 +45,13 @@ class AsyncTwins:
 
     async def amap(
         self,
-        function: Callable[..., object],
+        function: Callable[..., R],
         /,
         *iterables: Iterable[object],
         chunk: int | str = "auto",
         timeout: float | None = None,
-    ) -> AsyncIterator[Any]:
+    ) -> AsyncIterator[R]:
         """Run a function over the items and give the results in order, as they are there."""
         results = await asyncio.to_thread(self.map, function, *iterables, chunk=chunk, timeout=timeout)
-        while (result := await asyncio.to_thread(next, results, _END)) is not _END:
+        while not isinstance(result := await asyncio.to_thread(next, results, _End.END), _End):
             yield result

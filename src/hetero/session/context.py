@@ -25,7 +25,7 @@ from hetero.model.tasks import Task
 from hetero.session import runs
 from hetero.session.asyncio_twins import AsyncTwins
 from hetero.session.callbacks import Callbacks
-from hetero.session.futures import Future, bind, refuse_held
+from hetero.session.futures import Future, R, bind, refuse_held
 from hetero.session.identity import call_identity, value_identity
 from hetero.session.options import ContextOptions, Fleet
 from hetero.session.profiling import Profiling
@@ -152,7 +152,7 @@ class Context(AsyncTwins):
 
     # --- giving work ---------------------------------------------------------------------------------------
 
-    def submit(self, function: Callable[..., object], /, *args: object, **kwargs: object) -> Future:
+    def submit(self, function: Callable[..., R], /, *args: object, **kwargs: object) -> Future[R]:
         """Submit one call of a function and give its future at once.
 
         Parameters
@@ -219,7 +219,7 @@ class Context(AsyncTwins):
             raise
         return future
 
-    def run(self, function: Callable[..., object], /, *args: object, **kwargs: object) -> Any:
+    def run(self, function: Callable[..., R], /, *args: object, **kwargs: object) -> R:
         """Run one call of a function and give its result; interrupted, it stops the task.
 
         Raises
@@ -227,7 +227,7 @@ class Context(AsyncTwins):
         Exception
             Whatever the function raised, with the remote traceback as its cause; and whatever `submit` raises.
         """
-        future = self._submit_call(as_task(function), args, kwargs)
+        future: Future[R] = self._submit_call(as_task(function), args, kwargs)
         try:
             return future.result()
         except (KeyboardInterrupt, BadValueError):  # it may not be waited for here, and nobody else has it
@@ -236,12 +236,12 @@ class Context(AsyncTwins):
 
     def map(
         self,
-        function: Callable[..., object],
+        function: Callable[..., R],
         /,
         *iterables: Iterable[object],
         chunk: int | str = "auto",
         timeout: float | None = None,
-    ) -> Iterator[Any]:
+    ) -> Iterator[R]:
         """Run a function over the items and give the results in order, as `concurrent.futures` does.
 
         Parameters
@@ -271,7 +271,7 @@ class Context(AsyncTwins):
 
         return start_map(self, as_task(function), iterables, chunk, timeout)
 
-    def put(self, value: object) -> Future:
+    def put(self, value: R) -> Future[R]:
         """Keep a value for many tasks, so that it travels once; give it to them as an argument.
 
         Raises

@@ -35,9 +35,18 @@ from hetero.model.tasks import Failure
 from hetero.session.signature import Described, register
 
 if TYPE_CHECKING:
+    from typing_extensions import TypeVar
+
     from hetero.drive.live import Driver
 
-__all__ = ["Bound", "Future", "Owner", "bind", "exception_of", "refuse_held"]
+    R = TypeVar("R", default=Any)
+else:
+    from typing import TypeVar
+
+    R = TypeVar("R")
+"""What a future gives; anything where nobody says."""
+
+__all__ = ["Bound", "Future", "Owner", "R", "bind", "exception_of", "refuse_held"]
 
 _PENDING = "PENDING"
 _FINISHED = "FINISHED"
@@ -91,7 +100,7 @@ def refuse_held(held: tuple[int, str] | None, what: str) -> None:
         )
 
 
-class Future(concurrent.futures.Future[Any]):
+class Future(concurrent.futures.Future[R]):
     """The result of a task, or a value that was put, on whichever device it lies.
 
     It works wherever a `concurrent.futures.Future` does, and can be awaited. Given as an argument to another
@@ -128,7 +137,7 @@ class Future(concurrent.futures.Future[Any]):
         self._cut: tuple[Any, tuple[Any, ...], Mapping[str, Any]] | None = None
         self._load: Callable[[], Any] | None = None
 
-    def result(self, timeout: float | None = None) -> Any:
+    def result(self, timeout: float | None = None) -> R:
         """Return the value, waiting for it if need be.
 
         Parameters
@@ -147,7 +156,7 @@ class Future(concurrent.futures.Future[Any]):
         if self._load is not None:
             self._fetch()
         if self._state == _FINISHED and self._exception is None:
-            return self._result
+            return self._result  # type: ignore[return-value]  # it is there: None is a value like others
         return super().result(0)
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
@@ -307,10 +316,10 @@ class Future(concurrent.futures.Future[Any]):
                 self._exception = error if self._reworded is None else self._reworded(error, True)
             self._load = None
 
-    def __await__(self) -> Generator[Any, None, Any]:
+    def __await__(self) -> Generator[Any, None, R]:
         return self._awaited().__await__()
 
-    async def _awaited(self) -> Any:
+    async def _awaited(self) -> R:
         if self._state == _PENDING:
             loop = asyncio.get_running_loop()
             ended = loop.create_future()

@@ -14,7 +14,7 @@ from functools import lru_cache
 from itertools import count
 from pathlib import Path
 from threading import Condition
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from hetero.backends.registry import refuse_unknown
 from hetero.catalog.load import find
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from hetero.model.fabric import Fabric
     from hetero.model.topology import Topology
     from hetero.session.context import Context
-    from hetero.session.futures import Future
+    from hetero.session.futures import Future, R
 
 __all__ = [
     "ContextLease",
@@ -206,7 +206,7 @@ class Lease:
         """Release the devices; safe to call twice."""
         self._pool.release(self.number)
 
-    def __enter__(self) -> Lease:
+    def __enter__(self) -> Self:
         return self.wait()
 
     def __exit__(self, *_: object) -> None:
@@ -566,7 +566,7 @@ class ContextLease(Lease):
         self._context = context
         self._tasks: dict[TaskFunction[..., Any], TaskFunction[..., Any]] = {}
 
-    def submit(self, function: Callable[..., object], /, *args: object, **kwargs: object) -> Future:
+    def submit(self, function: Callable[..., R], /, *args: object, **kwargs: object) -> Future[R]:
         """Submit one call that runs on a device of the lease.
 
         Raises
@@ -584,6 +584,6 @@ class ContextLease(Lease):
             mine.request = _leased(mine.request, self.number)
         return context._submit_call(self._tasks[task], args, kwargs)
 
-    def run(self, function: Callable[..., object], /, *args: object, **kwargs: object) -> Any:
+    def run(self, function: Callable[..., R], /, *args: object, **kwargs: object) -> R:
         """Run one call on a device of the lease, and give its result."""
         return self.submit(function, *args, **kwargs).result()

@@ -21,7 +21,7 @@ from hetero.engines.base import Asked, Ended, Function, ItemRef, Spread
 from hetero.floor import clock
 from hetero.floor.containers import contents, is_container, rebuild
 from hetero.floor.errors import BadValueError, NothingFitsError, SerialisationError
-from hetero.session.futures import exception_of
+from hetero.session.futures import R, exception_of
 from hetero.session.gathering import gather
 from hetero.session.identity import call_identity, read_as_future
 from hetero.session.mapping import check_chunk
@@ -74,7 +74,7 @@ class _Waiters(list[Any]):
         super().append(waiter)
 
 
-class NestedFuture(concurrent.futures.Future[Any]):
+class NestedFuture(concurrent.futures.Future[R]):
     """The result of a nested task.
 
     Attributes
@@ -214,7 +214,7 @@ class TaskContext:
         frame = _frame()
         return (frame.device,) if frame.spread is None else frame.spread.devices
 
-    def submit(self, function: Callable[..., object], /, *args: object, **kwargs: object) -> NestedFuture:
+    def submit(self, function: Callable[..., R], /, *args: object, **kwargs: object) -> NestedFuture[R]:
         """Submit one call of a function and return its future.
 
         Raises
@@ -241,18 +241,18 @@ class TaskContext:
         _note_time(frame.spread, kind, clock.monotonic_s() - begun_s)
         return future
 
-    def run(self, function: Callable[..., object], /, *args: object, **kwargs: object) -> Any:
+    def run(self, function: Callable[..., R], /, *args: object, **kwargs: object) -> R:
         """Run one call of a function and return its result."""
         return self.submit(function, *args, **kwargs).result()
 
     def map(
         self,
-        function: Callable[..., object],
+        function: Callable[..., R],
         /,
         *iterables: Iterable[object],
         chunk: int | str = "auto",
         timeout: float | None = None,
-    ) -> Iterator[Any]:
+    ) -> Iterator[R]:
         """Run a function over the items and yield the results in order.
 
         Parameters
@@ -276,9 +276,9 @@ class TaskContext:
             return _in_turn(functools.partial(self.run, function), items, until_s)
         return _results([self.submit(function, *each) for each in items][::-1], until_s)
 
-    def put(self, value: object) -> NestedFuture:
+    def put(self, value: R) -> NestedFuture[R]:
         """Return a future of a value, which nested tasks take as an argument."""
-        future = NestedFuture()
+        future: NestedFuture[R] = NestedFuture()
         future.set_result(value)
         return future
 

@@ -207,7 +207,8 @@ class Lease:
         self._pool.release(self.number)
 
     def __enter__(self) -> Self:
-        return self.wait()
+        self.wait()
+        return self
 
     def __exit__(self, *_: object) -> None:
         self.release()

@@ -65,14 +65,14 @@ _CORE_TESTS = (
     "eligible",
     "cost",
 )
-_SIM_TESTS = ("ahead", "failures", "foresight", "invariants", "nested", "planned", "sim_leases")
+_SIM_TESTS = ("decisions", "ahead", "failures", "foresight", "invariants", "nested", "planned", "sim_leases")
 
 SUBJECTS: dict[str, Subject] = {
     "core": Subject(
         ("core/*.py",),
         (*(f"pure/test_{name}.py" for name in _CORE_TESTS), *(f"sim/test_{name}.py" for name in _SIM_TESTS)),
     ),
-    "policies": Subject(("plan/policies/*.py",), ("pure/test_policies.py",)),
+    "policies": Subject(("plan/policies/*.py",), ("pure/test_policies.py", "sim/test_decisions.py")),
     "shares": Subject(("plan/training/shares.py", "train/share_planner.py"), ("pure/test_shares.py",)),
     "committing": Subject(("batch/committing.py", "batch/sinks.py"), ("pure/test_batch_committing.py",)),
     "checkpoints": Subject(("stores/checkpoints.py", "train/checkpoints.py"), ("pure/test_checkpoints.py",)),

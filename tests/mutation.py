@@ -65,7 +65,7 @@ _CORE_TESTS = (
     "eligible",
     "cost",
 )
-_SIM_TESTS = ("decisions", "ahead", "failures", "foresight", "invariants", "nested", "planned", "sim_leases")
+_SIM_TESTS = ("decisions", "ahead", "failures", "foresight", "sim_leases")
 
 SUBJECTS: dict[str, Subject] = {
     "core": Subject(
@@ -73,7 +73,9 @@ SUBJECTS: dict[str, Subject] = {
         (*(f"pure/test_{name}.py" for name in _CORE_TESTS), *(f"sim/test_{name}.py" for name in _SIM_TESTS)),
     ),
     "policies": Subject(("plan/policies/*.py",), ("pure/test_policies.py", "sim/test_decisions.py")),
-    "shares": Subject(("plan/training/shares.py", "train/share_planner.py"), ("pure/test_shares.py",)),
+    "shares": Subject(
+        ("plan/training/shares.py", "train/share_planner.py"), ("pure/test_shares.py", "pure/test_share_planner.py")
+    ),
     "committing": Subject(("batch/committing.py", "batch/sinks.py"), ("pure/test_batch_committing.py",)),
     "checkpoints": Subject(("stores/checkpoints.py", "train/checkpoints.py"), ("pure/test_checkpoints.py",)),
     "gradients": Subject(("train/gradients.py",), ("pure/test_buckets.py", "pure/test_gradients.py")),

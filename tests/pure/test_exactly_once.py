@@ -149,11 +149,11 @@ def test_a_forgotten_item_goes_with_all_that_was_not_committed(world: World) -> 
 def test_what_a_lost_worker_kept_is_forgotten_and_not_dropped_there(world: World) -> None:
     world.items.finished(7, 1, world.kept(world.one, "a"))
     world.items.commit(7, 1)
-    world.items.add_replica(7, Replica(world.other, "b", 20))
+    world.items.add_replica(7, Replica(world.other, "b", 25))
     world.items.finished(8, 1, world.kept(world.one, "c"))
     world.items.lost(world.one)
-    assert world.items.find(7).replicas == (Replica(world.other, "b", 20),)
-    assert (world.used(world.one), world.used(world.other), world.one.dropped) == (0, 20, [])
+    assert world.items.find(7).replicas == (Replica(world.other, "b", 25),)
+    assert (world.used(world.one), world.used(world.other), world.one.dropped) == (0, 25, [])
     world.items.commit(8, 1)
     with pytest.raises(DeviceLostError):
         world.items.find(8)
@@ -413,7 +413,9 @@ def test_a_block_returns_when_nobody_holds_it(pool: MemoryPool) -> None:
 def test_what_does_not_fit_goes_to_a_file_that_is_told_once(pool: MemoryPool) -> None:
     closed: list[int] = []
     pool.closed_segments = closed.append
-    blocks = [pool.take(10 * PAGE) for _ in range(3)]
+    blocks = [pool.take(10 * PAGE) for _ in range(2)]
+    assert len(pool.notes) == 1  # type: ignore[attr-defined]
+    blocks.append(pool.take(10 * PAGE))
     assert [block.place.segment for block in blocks] == [0, 1, 2]
     assert pool.segment(2) is blocks[2].segment
     assert (pool.counters["spills"], pool.counters["spilled_bytes"]) == (2, 20 * PAGE)
@@ -423,6 +425,53 @@ def test_what_does_not_fit_goes_to_a_file_that_is_told_once(pool: MemoryPool) ->
     del blocks[1]
     assert pool.usage().used_bytes == 20 * PAGE
     assert closed == [1]
+
+
+def test_copies_of_arguments_make_way_for_results(large: tuple[MemoryPool, SharedMappings]) -> None:
+    pool, _ = large
+    arrays = [np.full(NUMBERS, float(n)) for n in range(3)]
+    for array in arrays:
+        pool.payload(array)
+    kept = [pool.payload(array).places[0] for array in arrays]
+    assert pool.usage().used_bytes == 3 * LARGE_BYTES
+    assert pool.counters["shared"] == 3, "the same bytes are copied once"
+    del kept
+    first = pool.take(80 * PAGE)
+    assert pool.usage().used_bytes == 128 * PAGE
+    second = pool.take(16 * PAGE)
+    assert (first.place.segment, second.place.segment) == (0, 0)
+    assert pool.usage().used_bytes == 128 * PAGE, "the oldest copy went, the others stay"
+    pool.drop_copies()
+    assert pool.usage().used_bytes == 96 * PAGE
+
+
+def test_a_closed_pool_holds_no_file_and_no_memory() -> None:
+    before = set(os.listdir("/proc/self/fd"))
+    pool = MemoryPool(PAGE, lambda text: None, Counter())
+    blocks = [pool.take(PAGE) for _ in range(3)]
+    assert set(os.listdir("/proc/self/fd")) > before
+    pool.close()
+    assert set(os.listdir("/proc/self/fd")) == before
+    assert len(blocks) == 3
+    with pytest.raises(KeyError):
+        pool.segment(1)
+
+
+def test_an_empty_payload_has_no_bytes() -> None:
+    assert Payload(b"body").nbytes == 0
+    assert Payload(b"body").wire() == WireValue(b"body")
+
+
+def test_a_worker_maps_and_unmaps_further_segments(pool: MemoryPool) -> None:
+    mappings = SharedMappings(os.dup(pool.main.memory.fd), 16 * PAGE + RUNNING_BYTES)
+    pool.take(16 * PAGE)
+    spilled = pool.take(17 * PAGE)
+    before = len(os.listdir("/proc/self/fd"))
+    mappings.add(1, os.dup(spilled.segment.memory.fd), 17 * PAGE)
+    mappings.write(spilled.place, memoryview(b"x" * 17 * PAGE))
+    assert spilled.segment.part(17 * PAGE - 1, 1).tobytes() == b"x"
+    mappings.close(1)
+    assert len(os.listdir("/proc/self/fd")) == before
 
 
 def test_a_spare_block_leaves_half_of_the_pool_free(pool: MemoryPool) -> None:
@@ -435,8 +484,9 @@ def test_a_spare_block_leaves_half_of_the_pool_free(pool: MemoryPool) -> None:
 
 
 def test_workers_tell_which_attempt_they_run(pool: MemoryPool) -> None:
-    slots = [pool.running_slot(name) for name in ("a", "b", "a")]
-    assert slots == [16 * PAGE, 16 * PAGE + 8, 16 * PAGE]
+    slots = [pool.running_slot(name) for name in ("a", "b", "c")]
+    assert slots == [16 * PAGE, 16 * PAGE + 8, 16 * PAGE + 16]
+    assert pool.running_slot("b") == slots[1]
     mappings = SharedMappings(os.dup(pool.main.memory.fd), 16 * PAGE + RUNNING_BYTES)
     mappings.running_slot(slots[1])[0] = 77
     assert [pool.running(slot) for slot in slots] == [0, 77, 0]
